@@ -1,0 +1,57 @@
+// The store: a small key-value service for the start of a job (who is where, unique ids). Every
+// client proves the run's token first (HMAC-SHA256 challenge, both ways); keys of another
+// generation are never seen.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace mtl {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Waits until the key exists. Throws Error "rendezvous.timeout" (Exit::timeout) naming the key.
+  virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  // Adds to an integer key (missing = 0), returns the new value.
+  virtual int64_t add(const std::string& key, int64_t amount) = 0;
+  // Sets `key` to `desired` if it holds `expected` ("" = absent); returns the value afterwards.
+  virtual std::string compare_set(const std::string& key, const std::string& expected,
+                                  const std::string& desired) = 0;
+};
+
+// In this process (tests, thread ranks).
+std::unique_ptr<Store> make_local_store();
+
+struct StoreServerOptions {
+  std::string address = "127.0.0.1";
+  uint16_t port = 0;  // 0 = a free one
+  std::string token;  // the run's secret; required
+  int64_t generation = 0;
+};
+class StoreServer {
+ public:
+  virtual ~StoreServer() = default;
+  virtual uint16_t port() const = 0;
+};
+// Serves in a background thread until destroyed. Throws Error "rendezvous.port" (Exit::environment)
+// if the port is taken.
+std::unique_ptr<StoreServer> serve_store(const StoreServerOptions& options);
+
+struct StoreClientOptions {
+  std::string address;
+  uint16_t port = 0;
+  std::string token;
+  int64_t generation = 0;
+  std::chrono::milliseconds connect_timeout{30'000};
+};
+// Throws Error "rendezvous.connect" / "rendezvous.auth" (Exit::environment).
+std::unique_ptr<Store> connect_store(const StoreClientOptions& options);
+
+// 256 random bits, hex.
+std::string make_token();
+
+}  // namespace mtl

@@ -1,0 +1,92 @@
+// Checkpoints (design: global tensors under public names; any layout loads any checkpoint):
+//   step-00000100/  manifest.json   tensor -> {dtype, shape, chunks [{offset, extent, file,
+//   byte_offset, xxh3}]}, trainer state, model, tokenizer
+//                   model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing
+//                   rank COMMITTED       written last; without it the checkpoint does not exist
+// Files, directory and marker are fsynced in that order, so a crash at any instant leaves the
+// previous checkpoint intact.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "common/dtype.h"
+#include "common/error.h"
+#include "runtime/plan/shard_table.h"
+
+namespace mtl {
+
+// A rank's part of one global tensor, in host memory.
+struct CheckpointTensor {
+  std::string
+      name;  // "transformer.wte.weight", or + ".exp_avg" / ".exp_avg_sq" in the optimizer files
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;        // global
+  std::vector<int64_t> local_shape;  // of `data`
+  std::vector<ParamRect> rects;      // which parts of the global tensor `data` holds, and where
+  void* data = nullptr;
+  bool optimizer = false;  // goes to the optim-* file
+};
+
+// One rectangle as it lies on disk; the unit of verification.
+struct ChunkRecord {
+  std::string tensor;
+  std::string dtype;  // safetensors spelling
+  std::vector<int64_t> shape, offset, extent;
+  std::string file;
+  int64_t byte_offset = 0;  // from the start of the file
+  int64_t bytes = 0;
+  uint64_t xxh3 = 0;
+};
+nlohmann::json to_json(const std::vector<ChunkRecord>& chunks);
+std::vector<ChunkRecord> chunks_from_json(const nlohmann::json& json);
+
+std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints_dir, int64_t step);
+
+// Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into `dir` (created if missing) and
+// fsyncs them. Chunks inside a file are named
+// "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote.
+std::vector<ChunkRecord> write_shards(const std::filesystem::path& dir, int rank,
+                                      const std::vector<CheckpointTensor>& tensors);
+
+// One rank, after all shards are written: checks that the chunks tile every tensor exactly, writes
+// manifest.json and COMMITTED, points
+// `<parent>/../latest` at it, and deletes all but the newest `keep_last` committed checkpoints (0 =
+// keep all). `state` is stored under "state" in the manifest (step, consumed samples, model,
+// tokenizer, data fingerprint ...).
+void commit_checkpoint(const std::filesystem::path& dir, const std::vector<ChunkRecord>& chunks,
+                       const nlohmann::json& state, int64_t keep_last);
+
+class CheckpointReader {
+ public:
+  // Throws Error (Exit::data) ckpt.missing, ckpt.incomplete, ckpt.manifest, ckpt.version.
+  explicit CheckpointReader(const std::filesystem::path& dir);
+  const nlohmann::json& state() const { return state_; }
+  const std::vector<ChunkRecord>& chunks() const { return chunks_; }
+  // Fills `tensor.data` from whatever chunks intersect its rectangles; verifies the XXH3 of every
+  // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is
+  // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
+  // covered.
+  void read(CheckpointTensor& tensor);
+  ~CheckpointReader();
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
+
+ private:
+  struct Files;
+  std::filesystem::path dir_;
+  nlohmann::json state_;
+  std::vector<ChunkRecord> chunks_;
+  std::unique_ptr<Files> files_;
+};
+
+// The newest committed checkpoint under `checkpoints_dir` ("" if there is none). Uncommitted ones
+// that were passed over are named in `diagnostics` as warnings (ckpt.incomplete).
+std::filesystem::path newest_checkpoint(const std::filesystem::path& checkpoints_dir,
+                                        Diagnostics& diagnostics);
+
+}  // namespace mtl

@@ -1,0 +1,85 @@
+// Text in, batches out: tokenizers, the token source, and the sampler. The order of samples depends
+// only on (seed, sample index): never on the layout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "common/error.h"
+
+namespace mtl {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  virtual int64_t vocab_size() const = 0;
+  // Throws Error "data.token" (Exit::data) for text that the vocabulary cannot spell.
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  virtual nlohmann::json to_json()
+      const = 0;  // complete: stored with the run and with each checkpoint
+};
+// The 256 bytes.
+std::unique_ptr<Tokenizer> make_byte_tokenizer();
+// The distinct Unicode characters of `text`, sorted by code point (nanoGPT's char-level
+// vocabulary). Throws "data.utf8" with the byte offset.
+std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
+std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json);
+
+// A corpus as one long row of token ids. Text files now, .bin/.idx later.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  virtual int64_t size() const = 0;  // tokens
+  // Copies tokens [first, first + out.size()); the range lies inside the corpus.
+  virtual void read(int64_t first, std::span<int32_t> out) const = 0;
+  virtual uint64_t fingerprint() const = 0;  // XXH3 of the tokens
+};
+
+struct Corpus {
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<TokenSource> train;
+  std::unique_ptr<TokenSource> valid;  // may be empty (size 0) if the split says so
+};
+
+struct TextCorpusOptions {
+  std::string path;
+  std::string tokenizer = "bytes";       // bytes | chars
+  std::vector<double> split = {90, 10};  // train first, then valid, as weights
+  int64_t seq_len = 0;                   // each non-empty split needs at least seq_len + 1 tokens
+};
+// Reads, tokenizes and splits a text. Adds data.missing, data.unreadable, data.empty,
+// data.too_short, data.utf8 to `diagnostics` (with `place`, the line of data.train), and returns an
+// empty Corpus then.
+Corpus load_text_corpus(const TextCorpusOptions& options, const Place& place,
+                        Diagnostics& diagnostics);
+
+enum class SampleOrder {
+  random,      // windows at uniformly random offsets, with replacement (nanoGPT)
+  sequential,  // consecutive windows of seq_len, starting over at the end
+};
+
+// Sample `index` (0, 1, 2, ... over the whole run: global batch s is indices [s*G, (s+1)*G)) is the
+// window of seq_len + 1 tokens at offset(index).
+class Sampler {
+ public:
+  Sampler(int64_t corpus_tokens, int64_t seq_len, SampleOrder order, uint64_t seed);
+  int64_t offset(int64_t index) const;
+  // inputs and targets [count, seq_len], row-major, of samples first .. first+count-1.
+  void fill(const TokenSource& source, int64_t first, int64_t count, std::span<int32_t> inputs,
+            std::span<int32_t> targets) const;
+
+ private:
+  int64_t corpus_tokens_;
+  int64_t seq_len_;
+  SampleOrder order_;
+  uint64_t seed_;
+};
+
+}  // namespace mtl

@@ -1,0 +1,18 @@
+# Each kernel source is compiled once per instruction set with MTL_ISA naming its namespace, and
+# runtime/device/cpu picks a table at start. The sources use no standard-library templates, so that
+# no inline function compiled for AVX-512 can be picked by the linker for an older machine.
+file(GLOB kernel_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+set(isa_flags_base "")
+set(isa_flags_avx2 -mavx2 -mfma -mf16c)
+set(isa_flags_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512)
+if(kernel_sources)
+  foreach(isa base avx2 avx512)
+    add_library(mtl_kernels_${isa} OBJECT ${kernel_sources})
+    target_include_directories(mtl_kernels_${isa} PRIVATE ${CMAKE_SOURCE_DIR})
+    target_compile_definitions(mtl_kernels_${isa} PRIVATE MTL_ISA=${isa})
+    target_compile_options(mtl_kernels_${isa} PRIVATE -O3 ${isa_flags_${isa}}
+      -fno-math-errno -fno-trapping-math)
+    target_link_libraries(mtl_kernels_${isa} PRIVATE mtl_flags)
+    target_sources(mtl_runtime PRIVATE $<TARGET_OBJECTS:mtl_kernels_${isa}>)
+  endforeach()
+endif()

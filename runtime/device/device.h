@@ -1,0 +1,185 @@
+// Device: memory and the list of ops that model code is written in. One implementation per kind of
+// hardware (cpu/, later cuda/ in a plug-in); every op is checked against a double-precision
+// reference over a table of shapes (tests/runtime/device).
+//
+// Rules that hold for every op:
+//  - Ops are enqueued in program order; results are visible to later ops, and to the host after
+//  synchronize().
+//  - "activation" tensors have the compute type (f32 or bf16, all the same within one call);
+//  statistics and losses are f32; parameter
+//    gradients are f32. Norms, softmax, losses and reductions compute in f32 whatever the storage
+//    type.
+//  - Results do not depend on the number of threads or on scheduling: every reduction has a fixed
+//  order.
+//  - `accumulate` = false writes the gradient, true adds to it (so that nobody has to zero
+//  gradients).
+//  - Tensors are contiguous row-major; [n, c] below means rows() x cols().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/device/tensor.h"
+
+namespace mtl {
+
+// A deterministic dropout mask: element i (counted over the *global* tensor of the global batch, as
+// the caller maps it) is kept iff philox4x32-10(counter = i / 4, key)[i % 4] >= probability * 2^32,
+// and scaled by 1 / (1 - probability). Depends on nothing but (key, i), so layout, micro-batching
+// and recomputation do not change the mask.
+struct Dropout {
+  float probability = 0;
+  uint64_t key = 0;
+  explicit operator bool() const { return probability > 0; }
+};
+// The key of one use of dropout: mixes (seed, step, layer, site). Host arithmetic, the same for
+// every device.
+uint64_t dropout_key(uint64_t seed, int64_t step, int64_t layer, int64_t site);
+
+// C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation. A, B have
+// one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is stored
+// [n,k].
+enum class Epilogue {
+  none,
+  gelu,       // aux = the value before GELU (same type as C), C = gelu_tanh(aux)
+  gelu_grad,  // C = (A*B) * gelu_tanh'(aux)
+};
+struct Matmul {
+  Tensor a, b, c;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  bool accumulate = false;
+  Tensor bias = {};  // f32 or compute type, [n]; optional
+  Epilogue epilogue = Epilogue::none;
+  Tensor aux = {};
+};
+
+// y = (x - mean) * rstd * gamma + beta over the last dimension. gamma, beta: compute type. mean,
+// rstd: f32 [n].
+struct LayerNorm {
+  Tensor x, gamma, beta, y, mean, rstd;  // beta may be absent (no bias)
+  float eps = 1e-5f;
+};
+struct LayerNormBackward {
+  Tensor dy, x, gamma, mean, rstd;
+  Tensor dx;             // receives the gradient; with add_to_dx it is added (the residual path)
+  Tensor dgamma, dbeta;  // f32 [c]; dbeta may be absent
+  bool add_to_dx = false;
+  bool accumulate = false;  // of dgamma, dbeta
+};
+
+// Causal self-attention with grouped queries. Q, K and V are columns of one projection: row t of
+// sequence b starts at qkv + (b*seq + t) * row_stride elements; q heads first, then k heads, then v
+// heads, head_dim each.
+struct AttentionShape {
+  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;  // local heads of this TP rank
+  float scale = 1;                                                    // 1/sqrt(head_dim)
+  Dropout dropout = {};
+  // Global index of element (b, h, q, k) for dropout: (((first_sequence + b) * total_heads +
+  // first_head + h) * seq + q) * seq + k.
+  int64_t first_sequence = 0, first_head = 0, total_heads = 0;
+};
+struct Attention {
+  AttentionShape shape;
+  Tensor qkv;  // [batch*seq, (heads + 2 kv_heads) * head_dim]
+  Tensor out;  // [batch*seq, heads * head_dim]
+  Tensor lse;  // f32 [batch, heads, seq]: log-sum-exp of the scaled scores, saved for backward
+};
+struct AttentionBackward {
+  AttentionShape shape;
+  Tensor qkv, out, lse, dout;
+  Tensor dqkv;  // written
+};
+
+// Vocabulary-parallel cross-entropy on a shard of the logits: [n, local columns], of which `valid`
+// are real and stand for ids first .. first+valid-1 (padding columns follow). Three small results
+// are reduced over TP between the calls.
+struct CrossEntropy {
+  Tensor logits;   // compute type; the backward pass overwrites it with the gradient
+  Tensor targets;  // i32 [n], global ids; -1 = ignore this position
+  int64_t first = 0, valid = 0;
+  Tensor row_max;       // f32 [n]
+  Tensor sum_exp;       // f32 [n]: sum of exp(logit - row_max)
+  Tensor target_logit;  // f32 [n]: 0 on ranks that do not own the target
+  Tensor loss;          // f32 [n]: row_max + log(sum_exp) - target_logit; 0 where ignored
+};
+
+struct AdamW {
+  Tensor master, exp_avg, exp_avg_sq;  // f32
+  Tensor grad;                         // f32
+  Tensor
+      weights;  // bf16 copy for the matmuls; absent when the compute type is f32 (master is used)
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+  float weight_decay = 0;  // decoupled: master -= lr * weight_decay * master
+  float grad_scale = 1;    // clip coefficient (and 1/loss scale); multiplied into grad before use
+  int64_t step = 1;        // counts from 1, for the bias corrections
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string description()
+      const = 0;  // "cpu: 2 threads, avx512, bf16 by AMX (oneDNN 2.6.3)"
+
+  // Memory for the arena, 4096-byte aligned, zeroed. With a communicator whose transport wants its
+  // own memory (shared memory between ranks) the arena comes from Communicator::allocate instead.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void free(void* pointer) = 0;
+  virtual void copy_from_host(Tensor destination, const void* source) = 0;
+  virtual void copy_to_host(void* destination, Tensor source) = 0;
+  virtual void synchronize() = 0;
+
+  virtual void fill(Tensor x, float value) = 0;
+  virtual void cast(Tensor from,
+                    Tensor to) = 0;  // f32 <-> bf16 (round to nearest even), same numel
+  virtual void scale(Tensor x, float factor) = 0;  // f32 or bf16
+  virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
+  virtual void matmul(const Matmul& args) = 0;
+  // db[c] (+)= sum of the rows of dy [n, c]; db f32.
+  virtual void bias_grad(Tensor dy, Tensor db, bool accumulate) = 0;
+  virtual void layernorm_forward(const LayerNorm& args) = 0;
+  virtual void layernorm_backward(const LayerNormBackward& args) = 0;
+  virtual void attention_forward(const Attention& args) = 0;
+  virtual void attention_backward(const AttentionBackward& args) = 0;
+  // out[n, c] = table[tokens[i] - first] for ids in [first, first + rows of table), else 0. tokens
+  // i32 [n].
+  virtual void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) = 0;
+  // dtable[id - first] += dout rows, in token order (deterministic); always adds.
+  virtual void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) = 0;
+  // out[b*seq + t] = x[b*seq + t] + positions[t] (out may be x), then dropout with global element
+  // index (first_row + row) * c + column.
+  virtual void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out,
+                                Dropout dropout, int64_t first_row) = 0;
+  // dx = dropout'(dout) (dx may be dout); dpositions[t] (+)= sum over the batch. dpositions f32.
+  virtual void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions,
+                                 bool accumulate, Dropout dropout, int64_t first_row) = 0;
+  // out = residual + dropout(x + bias); bias [c] optional; out may be residual. Index of element:
+  // (first_row + row) * c + column.
+  virtual void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
+                                int64_t first_row) = 0;
+  // dx = dropout'(dout), the gradient of x (and of x + bias); the residual's gradient is dout
+  // itself. Without dropout: a copy.
+  virtual void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) = 0;
+
+  virtual void cross_entropy_max(const CrossEntropy& args) = 0;  // logits -> row_max (local)
+  virtual void cross_entropy_sum(
+      const CrossEntropy& args) = 0;  // + row_max (global) -> sum_exp, target_logit (local)
+  virtual void cross_entropy_loss(
+      const CrossEntropy& args) = 0;  // + sum_exp, target_logit (global) -> loss
+  // logits <- (softmax - onehot) * scale; 0 in padding columns and ignored rows.
+  virtual void cross_entropy_backward(const CrossEntropy& args, float scale) = 0;
+
+  // partials[i] = sum of squares of x[i*4096 .. (i+1)*4096), f64; x f32. Fixed chunks, so that sums
+  // do not depend on the layout of threads.
+  static constexpr int64_t kNormChunk = 4096;
+  virtual void sum_squares(Tensor x, Tensor partials) = 0;
+  virtual void adamw(const AdamW& args) = 0;
+};
+
+// The CPU engine: `threads` worker threads (0 = OMP_NUM_THREADS, else all cores this process may
+// use).
+std::unique_ptr<Device> make_cpu_device(int threads = 0);
+
+}  // namespace mtl

@@ -1,0 +1,57 @@
+// The grid: rank <-> (tp, cp, ep, dp, pp), TP fastest, and every process group from one pure
+// function. rank = tp + TP*(cp + CP*(ep + EP*(dp + DP*pp))), the order `tp-cp-ep-dp-pp` of
+// Megatron-LM.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+enum class Axis : int { tp = 0, cp, ep, dp, pp };
+inline constexpr int kAxes = 5;
+const char* axis_name(Axis axis);
+
+// A set of axes, e.g. {Axis::tp, Axis::dp}.
+class AxisSet {
+ public:
+  constexpr AxisSet() = default;
+  constexpr AxisSet(std::initializer_list<Axis> axes) {
+    for (Axis axis : axes) bits_ |= 1u << static_cast<int>(axis);
+  }
+  constexpr bool has(Axis axis) const { return (bits_ >> static_cast<int>(axis)) & 1u; }
+  constexpr bool operator==(const AxisSet&) const = default;
+  std::string name() const;  // "tp-dp"; "none" when empty
+
+ private:
+  unsigned bits_ = 0;
+};
+
+// Degree of each axis / position on each axis, indexed by Axis.
+struct GridSizes {
+  std::array<int, kAxes> degree = {1, 1, 1, 1, 1};
+  int& operator[](Axis axis) { return degree[static_cast<size_t>(axis)]; }
+  int operator[](Axis axis) const { return degree[static_cast<size_t>(axis)]; }
+  int world() const;
+};
+using Coord = GridSizes;
+
+class Grid {
+ public:
+  explicit Grid(GridSizes sizes);  // every degree >= 1
+  const GridSizes& sizes() const { return sizes_; }
+  int world() const { return sizes_.world(); }
+  Coord coord(int rank) const;
+  int rank(const Coord& coord) const;
+  // The ranks that differ from `rank` only on `axes`, ascending; `rank` is one of them.
+  std::vector<int> group(int rank, AxisSet axes) const;
+  // All groups over `axes`: a partition of 0..world-1, ordered by first member.
+  std::vector<std::vector<int>> groups(AxisSet axes) const;
+
+ private:
+  GridSizes sizes_;
+};
+
+}  // namespace mtl

@@ -1,0 +1,64 @@
+// Bytes per rank, buffer by buffer. The engine allocates one arena laid out by this plan, so the
+// number before the run is the number in the run. Activations are declared here as data, per block;
+// blocks look their buffers up by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "common/dtype.h"
+#include "runtime/plan/model_shape.h"
+#include "runtime/plan/shard_table.h"
+
+namespace mtl {
+
+enum class MemoryCategory { weights, gradients, optimizer, activations, scratch, io };
+inline constexpr int kMemoryCategories = 6;
+const char* category_name(MemoryCategory category);
+
+// When a scratch buffer lives. Buffers of different phases share memory; those of one phase, and
+// `always`, do not.
+enum class Phase {
+  always,
+  forward_attn,
+  forward_mlp,
+  head,
+  backward_attn,
+  backward_mlp,
+  backward_embedding,
+  update
+};
+
+struct BufferPlan {
+  std::string name;  // "master", "layer3.attn.qkv", "scratch.dlogits"
+  MemoryCategory category = MemoryCategory::activations;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  int64_t offset = 0;  // bytes from the start of the arena, a multiple of 256
+  int64_t bytes = 0;
+};
+
+struct MemoryPlan {
+  std::vector<BufferPlan> buffers;
+  int64_t total_bytes = 0;
+  int64_t bytes_of_category(MemoryCategory category) const;
+  // nullptr if there is none (a bias of a model without biases, say).
+  const BufferPlan* find(const std::string& name) const;
+  std::unordered_map<std::string, size_t> index;
+};
+
+// What the buffers of one rank depend on.
+struct LocalSizes {
+  int64_t micro_batch = 1;  // sequences
+  int64_t seq = 1;
+  int tp = 1;
+  int tp_rank = 0;
+  int64_t tokens() const { return micro_batch * seq; }
+};
+
+MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
+                       const ParamLayout& layout, const LocalSizes& local, DType compute);
+
+}  // namespace mtl
