@@ -1,0 +1,24 @@
+// Text from a trained model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace mtl {
+
+struct GenerateOptions {
+  std::filesystem::path run;  // run directory or checkpoint directory
+  std::string prompt;
+  int64_t tokens = 200;      // to sample
+  double temperature = 0.8;  // 0 = always the most likely token
+  int64_t top_k = 0;         // 0 = all
+  uint64_t seed = 1234;
+};
+// Calls `emit` with each piece of text as it is sampled (the prompt is not repeated). Throws Error
+// (Exit::data).
+void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
+
+}  // namespace mtl

@@ -1,0 +1,82 @@
+// What a run reports. In the worker, rank 0 owns a Reporter: it appends metrics.jsonl and
+// events.jsonl, keeps status.json, and sends every record as one JSON line to whoever started it
+// (the descriptor in MTL_PROGRESS_FD), or, when nobody listens, prints plain lines to stderr. In
+// `mtl launch`, a ProgressView turns the same records into a redrawn status line on a terminal, or
+// plain `key=value` lines when piped.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace mtl {
+
+struct StepReport {
+  int64_t step = 0;   // 1-based: the step that was just done
+  int64_t steps = 0;  // of the whole run
+  double loss = 0;    // mean over the global batch's tokens
+  double lr = 0;
+  double grad_norm = 0;  // before clipping
+  double tokens_per_s = 0;
+  double step_time_s = 0;
+  double mfu = 0;  // model FLOP/s over the ranks' measured matmul rate in the compute type, 0..1
+  int64_t memory_bytes = 0;  // of all ranks
+  double eta_s = 0;
+};
+
+struct ReporterOptions {
+  std::filesystem::path run_dir;
+  int progress_fd = -1;  // -1 = print plain lines to stderr
+  int64_t resume_step =
+      0;  // lines of later steps in metrics.jsonl are dropped: they will be written again
+  int64_t log_every = 10;
+};
+
+class Reporter {
+ public:
+  explicit Reporter(ReporterOptions options);
+  ~Reporter();
+  // The start block: at most a dozen lines, printed before the first step.
+  void start(const std::vector<std::string>& lines);
+  // Every step; metrics.jsonl and plain output get those of `log_every`, the first and the last.
+  void step(const StepReport& report);
+  void eval(int64_t step, double valid_loss);
+  void checkpoint(int64_t step, const std::filesystem::path& path);
+  // state: "done" | "stopped" | "failed".
+  void finish(const std::string& state, const std::vector<std::string>& lines);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+struct ViewOptions {
+  std::FILE* out = stderr;
+  bool terminal = false;  // redraw one line; else plain lines
+  bool color = false;
+  int columns = 80;
+};
+
+class ProgressView {
+ public:
+  explicit ProgressView(ViewOptions options);
+  ~ProgressView();
+  // One JSON record as a Reporter sent it. Unknown kinds are ignored, a broken line is shown as it
+  // is.
+  void record(const std::string& json_line);
+  // Text from elsewhere (a worker's output): the status line is cleared, the text printed, the line
+  // drawn again.
+  void text(const std::string& line);
+  void close();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace mtl

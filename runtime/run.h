@@ -1,0 +1,47 @@
+// The run: from train.yaml to a checked plan and a run directory. Used by `mtl launch` and `mtl
+// plan` before anything starts, and by every worker, which reads the same run directory.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "runtime/data/data.h"
+#include "runtime/plan/plan.h"
+#include "runtime/spec/train_spec.h"
+
+namespace mtl {
+
+struct RunRequest {
+  SpecSources sources;
+  int world = 1;
+};
+
+// Everything that can be known before a run, checked together: configuration, plan, data. Throws
+// one Error (Exit::config, or Exit::data when only the data is at fault) with all problems.
+struct CheckedRun {
+  ResolvedSpec resolved;
+  Plan plan;
+  Corpus corpus;
+};
+CheckedRun check_run(const RunRequest& request);
+
+struct RunDirectory {
+  std::filesystem::path dir;         // run.dir/run.name/<id>
+  std::filesystem::path checkpoint;  // to resume from; empty = from the start
+  int64_t resume_step = 0;
+  bool complete = false;  // the newest checkpoint is already at train.steps: nothing to do
+  std::vector<Diagnostic> warnings;
+};
+// Finds the run to resume (checkpoint.resume: auto = the newest run of that name with a committed
+// checkpoint; must = there has to be one; never = a new one) and checks that its checkpoint is of
+// the same model and data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json,
+// env.json, tokenizer.json.
+RunDirectory open_run(const CheckedRun& run);
+
+// The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or
+// a checkpoint directory.
+std::filesystem::path find_run(const std::string& text);
+
+}  // namespace mtl
