@@ -171,6 +171,8 @@ class Device {
   // logits <- (softmax - onehot) * scale; 0 in padding columns and ignored rows.
   virtual void cross_entropy_backward(const CrossEntropy& args, float scale) = 0;
 
+  // out[0] (+)= the sum of x in a fixed order, f64; x f32.
+  virtual void sum(Tensor x, Tensor out, bool accumulate) = 0;
   // partials[i] = sum of squares of x[i*4096 .. (i+1)*4096), f64; x f32. Fixed chunks, so that sums
   // do not depend on the layout of threads.
   static constexpr int64_t kNormChunk = 4096;

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "runtime/plan/grid.h"
 #include "runtime/plan/model_shape.h"
+#include "runtime/plan/shard_table.h"
 
 namespace mtl {
 
@@ -17,5 +19,9 @@ struct Cost {
   int64_t tp_bytes_per_step = 0;  // sent per rank, ring convention 2n(k-1)/k
   int64_t dp_bytes_per_step = 0;
 };
+
+Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, const GridSizes& sizes,
+          const ParamLayout& layout, int64_t global_batch, int64_t micro_batch, int64_t seq,
+          DType compute);
 
 }  // namespace mtl

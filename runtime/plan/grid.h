@@ -29,14 +29,20 @@ class AxisSet {
   unsigned bits_ = 0;
 };
 
-// Degree of each axis / position on each axis, indexed by Axis.
+// The degree of each axis.
 struct GridSizes {
   std::array<int, kAxes> degree = {1, 1, 1, 1, 1};
   int& operator[](Axis axis) { return degree[static_cast<size_t>(axis)]; }
   int operator[](Axis axis) const { return degree[static_cast<size_t>(axis)]; }
   int world() const;
 };
-using Coord = GridSizes;
+// A rank's position on each axis.
+struct Coord {
+  std::array<int, kAxes> position = {};
+  int& operator[](Axis axis) { return position[static_cast<size_t>(axis)]; }
+  int operator[](Axis axis) const { return position[static_cast<size_t>(axis)]; }
+  bool operator==(const Coord&) const = default;
+};
 
 class Grid {
  public:

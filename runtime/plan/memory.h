@@ -18,19 +18,6 @@ enum class MemoryCategory { weights, gradients, optimizer, activations, scratch,
 inline constexpr int kMemoryCategories = 6;
 const char* category_name(MemoryCategory category);
 
-// When a scratch buffer lives. Buffers of different phases share memory; those of one phase, and
-// `always`, do not.
-enum class Phase {
-  always,
-  forward_attn,
-  forward_mlp,
-  head,
-  backward_attn,
-  backward_mlp,
-  backward_embedding,
-  update
-};
-
 struct BufferPlan {
   std::string name;  // "master", "layer3.attn.qkv", "scratch.dlogits"
   MemoryCategory category = MemoryCategory::activations;
@@ -49,15 +36,17 @@ struct MemoryPlan {
   std::unordered_map<std::string, size_t> index;
 };
 
-// What the buffers of one rank depend on.
+// What the buffers of a rank depend on; all ranks have the same.
 struct LocalSizes {
   int64_t micro_batch = 1;  // sequences
   int64_t seq = 1;
   int tp = 1;
-  int tp_rank = 0;
+  bool training = true;  // false = generation: no gradients, optimizer or backward
   int64_t tokens() const { return micro_batch * seq; }
 };
 
+// Scratch that lives only during one phase (head, a block's backward, the update) shares its memory
+// with that of the other phases.
 MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
                        const ParamLayout& layout, const LocalSizes& local, DType compute);
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -19,8 +21,8 @@ struct ModelShape {
   int64_t head_dim = 0;
   int64_t ffn = 0;
   int64_t vocab = 0;  // token ids are 0..vocab-1
-  int64_t padded_vocab =
-      0;  // rows of the embedding in memory: vocab rounded up to vocab_pad_to, whatever TP is
+  int64_t vocab_pad_to = 1;
+  int64_t padded_vocab = 0;  // rows in memory: vocab rounded up to vocab_pad_to, whatever TP is
   int64_t max_seq = 0;
   NormType norm = NormType::layernorm;
   double norm_eps = 1e-5;
@@ -34,5 +36,9 @@ struct ModelShape {
 };
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab);
+
+// What a checkpoint says of its model: everything that its weights depend on.
+nlohmann::json to_json(const ModelShape& shape);
+ModelShape model_shape_from_json(const nlohmann::json& json);
 
 }  // namespace mtl

@@ -29,8 +29,8 @@ struct Plan {
   std::vector<Program> schedule;  // per stage
   Cost cost;
 
-  ParamLayout layout(int rank) const;
-  MemoryPlan memory(int rank) const;
+  ParamLayout layout;  // of every rank
+  MemoryPlan memory;   // of every rank
 };
 
 // Checks every rule that ties values together (codes mesh.*, batch.*, model.*) and adds what is

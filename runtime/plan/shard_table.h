@@ -32,7 +32,7 @@ struct ParamRow {
   InitKind init = InitKind::normal;
   double init_std = 0;
 
-  int64_t numel() const;
+  int64_t numel() const;  // global, unpadded
 };
 
 // A rectangle of a parameter: where it lies in the global tensor and in the rank's local tensor.
@@ -44,14 +44,20 @@ struct ParamRect {
 
 // Rows in forward order: token embedding, positions, layers, final norm, head (absent when tied).
 std::vector<ParamRow> shard_table(const ModelShape& shape);
+// The row of a block's slot; nullptr if the model has none (a bias of a model without biases).
+const ParamRow* find_row(const std::vector<ParamRow>& table, int layer, const std::string& slot);
 
-// The first row of rank `index` when `rows` rows are divided among `parts` ranks (rank `parts`
-// gives `rows`). Even where it divides; else the first ranks have one more. Used for the
-// vocabulary.
-int64_t split_begin(int64_t rows, int parts, int index);
+// The vocabulary is split into equal runs of rows, padding at the end, so that every rank's buffers
+// have the same shape (and offset) whatever its position: rank r owns ids [first, first + valid).
+struct VocabShard {
+  int64_t rows = 0;   // in memory
+  int64_t first = 0;  // first id
+  int64_t valid = 0;  // ids owned; the remaining rows are padding
+};
+VocabShard vocab_shard(const ModelShape& shape, int tp, int tp_rank);
 
-// The tensor that a rank at `coord` holds (padding included).
-std::vector<int64_t> local_shape(const ParamRow& row, const GridSizes& sizes, const Coord& coord);
+// The tensor that each rank holds (padding included); the same on every rank of the group.
+std::vector<int64_t> local_shape(const ParamRow& row, const GridSizes& sizes);
 // Its rectangles in the global tensor (padding excluded): together, over the ranks of a replica,
 // they tile it exactly.
 std::vector<ParamRect> local_rects(const ParamRow& row, const GridSizes& sizes, const Coord& coord);
@@ -68,7 +74,6 @@ struct ParamLayout {
   std::vector<ParamPlacement> params;  // in table order
   int64_t total = 0;                   // elements of a flat buffer, a multiple of 64
 };
-ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
-                         const Coord& coord);
+ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes);
 
 }  // namespace mtl

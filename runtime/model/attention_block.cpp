@@ -1,0 +1,100 @@
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "runtime/model/blocks.h"
+
+namespace mtl {
+
+namespace {
+
+std::string buffer(int64_t layer, const char* name) {
+  return fmt::format("layer{}.{}", layer, name);
+}
+
+}  // namespace
+
+AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
+    : context_(context),
+      layer_(layer),
+      norm_(context, layer, "attn.norm", buffer(layer, "attn")),
+      qkv_linear_(context, layer, "attn.qkv"),
+      proj_linear_(context, layer, "attn.proj"),
+      qkv_(context.arena.get(buffer(layer, "attn.qkv"))),
+      lse_(context.arena.get(buffer(layer, "attn.lse"))),
+      attended_(context.arena.get(buffer(layer, "attn.context"))),
+      output_(context.arena.get(buffer(layer, "mlp.input"))),
+      branch_(context.arena.get("branch")),
+      dresidual_(context.arena.find("dresidual")),
+      dattended_(context.arena.find("attn.dcontext")),
+      dqkv_(context.arena.find("attn.dqkv")),
+      dnormed_(context.arena.find("attn.dnormed")) {}
+
+AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
+  const ModelShape& shape = context_.shape;
+  const int64_t tp = context_.tp.size();
+  AttentionShape attention;
+  attention.batch = pass.sequences;
+  attention.seq = pass.seq;
+  attention.heads = shape.heads / tp;
+  attention.kv_heads = shape.kv_heads / tp;
+  attention.head_dim = shape.head_dim;
+  attention.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  attention.dropout = dropout_for(context_, pass, layer_, DropoutSite::attention);
+  attention.first_sequence = pass.first_sequence;
+  attention.first_head = attention.heads * context_.tp.rank();
+  attention.total_heads = shape.heads;
+  return attention;
+}
+
+void AttentionBlock::forward(const Pass& pass) const {
+  const int64_t n = pass.tokens();
+  const AttentionShape shape = attention_shape(pass);
+  const Tensor normed = norm_.forward(n);
+  const Tensor qkv = first_rows(qkv_, n);
+  const Tensor attended = first_rows(attended_, n);
+  const Tensor branch = first_rows(branch_, n);
+  qkv_linear_.forward(normed, qkv, qkv_linear_.bias());
+  context_.device.attention_forward(
+      {.shape = shape,
+       .qkv = qkv,
+       .out = attended,
+       .lse = Tensor(lse_.data, DType::f32, {shape.batch, shape.heads, shape.seq})});
+  proj_linear_.forward(attended, branch, {});
+  context_.reduce(branch);
+  context_.device.bias_dropout_add(
+      branch, proj_linear_.bias(), norm_.input(n), first_rows(output_, n),
+      dropout_for(context_, pass, layer_, DropoutSite::attention_output), pass.first_row());
+}
+
+void AttentionBlock::backward(const Pass& pass) const {
+  const int64_t n = pass.tokens();
+  const AttentionShape shape = attention_shape(pass);
+  const Tensor qkv = first_rows(qkv_, n);
+  const Tensor attended = first_rows(attended_, n);
+  const Tensor dresidual = first_rows(dresidual_, n);
+  const Tensor dattended = first_rows(dattended_, n);
+  const Tensor dqkv = first_rows(dqkv_, n);
+  const Tensor dnormed = first_rows(dnormed_, n);
+
+  Tensor dbranch = dresidual;
+  if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)) {
+    dbranch = first_rows(branch_, n);
+    context_.device.dropout_backward(dresidual, dbranch, dropout, pass.first_row());
+  }
+  proj_linear_.backward_input(dbranch, dattended);
+  proj_linear_.backward_weight(attended, dbranch, pass.accumulate);
+  context_.device.attention_backward(
+      {.shape = shape,
+       .qkv = qkv,
+       .out = attended,
+       .lse = Tensor(lse_.data, DType::f32, {shape.batch, shape.heads, shape.seq}),
+       .dout = dattended,
+       .dqkv = dqkv});
+  qkv_linear_.backward_input(dqkv, dnormed);
+  context_.reduce(dnormed);
+  qkv_linear_.backward_weight(norm_.normed(n), dqkv, pass.accumulate);
+  norm_.backward(dnormed, dresidual, true, pass.accumulate);
+}
+
+}  // namespace mtl

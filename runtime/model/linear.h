@@ -1,0 +1,30 @@
+// Column- and row-parallel linears over weights stored [in, out] (Hugging Face's Conv1D, GPT-2).
+// Column-parallel: the weight holds out/tp columns, the output is local. Row-parallel: the weight
+// holds in/tp rows, and the caller sums the outputs over TP and adds the bias afterwards
+// (Megatron-LM, arXiv 1909.08053).
+#pragma once
+
+#include "runtime/model/context.h"
+
+namespace mtl {
+
+class Linear {
+ public:
+  Linear(const BlockContext& context, int64_t layer, const std::string& slot);
+  // y = x W (+ bias); the bias only of a column-parallel linear.
+  void forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue = Epilogue::none,
+               Tensor aux = {}) const;
+  // dx = dy W^T, partial sums when the linear is column-parallel.
+  void backward_input(Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none,
+                      Tensor aux = {}) const;
+  // dW (+)= x^T dy and db (+)= the sum of dy's rows.
+  void backward_weight(Tensor x, Tensor dy, bool accumulate) const;
+  Tensor bias() const { return bias_.weight; }
+
+ private:
+  Device& device_;
+  Parameter weight_;
+  Parameter bias_;
+};
+
+}  // namespace mtl

@@ -1,0 +1,78 @@
+#include "runtime/plan/grid.h"
+
+#include <cassert>
+
+namespace mtl {
+
+const char* axis_name(Axis axis) {
+  static constexpr const char* kNames[kAxes] = {"tp", "cp", "ep", "dp", "pp"};
+  return kNames[static_cast<int>(axis)];
+}
+
+std::string AxisSet::name() const {
+  std::string text;
+  for (int i = 0; i < kAxes; ++i) {
+    if (!has(static_cast<Axis>(i))) continue;
+    if (!text.empty()) text += '-';
+    text += axis_name(static_cast<Axis>(i));
+  }
+  return text.empty() ? "none" : text;
+}
+
+int GridSizes::world() const {
+  int product = 1;
+  for (int d : degree) product *= d;
+  return product;
+}
+
+Grid::Grid(GridSizes sizes) : sizes_(sizes) {
+  for ([[maybe_unused]] int d : sizes_.degree) assert(d >= 1);
+}
+
+Coord Grid::coord(int rank) const {
+  Coord coord;
+  for (size_t i = 0; i < kAxes; ++i) {
+    coord.position[i] = rank % sizes_.degree[i];
+    rank /= sizes_.degree[i];
+  }
+  return coord;
+}
+
+int Grid::rank(const Coord& coord) const {
+  int rank = 0;
+  for (size_t i = kAxes; i-- > 0;) rank = rank * sizes_.degree[i] + coord.position[i];
+  return rank;
+}
+
+std::vector<int> Grid::group(int member, AxisSet axes) const {
+  // Walk the ranks that share every coordinate outside `axes`. Axes vary from the fastest to the
+  // slowest, so the ranks come out ascending.
+  std::vector<int> ranks = {0};
+  Coord base = coord(member);
+  int stride = 1;
+  int fixed = 0;
+  for (size_t i = 0; i < kAxes; ++i) {
+    if (axes.has(static_cast<Axis>(i))) {
+      const size_t count = ranks.size();
+      for (int position = 1; position < sizes_.degree[i]; ++position) {
+        for (size_t k = 0; k < count; ++k) ranks.push_back(ranks[k] + position * stride);
+      }
+    } else {
+      fixed += base.position[i] * stride;
+    }
+    stride *= sizes_.degree[i];
+  }
+  for (int& r : ranks) r += fixed;
+  return ranks;
+}
+
+std::vector<std::vector<int>> Grid::groups(AxisSet axes) const {
+  std::vector<std::vector<int>> all;
+  for (int r = 0; r < world(); ++r) {
+    std::vector<int> members = group(r, axes);
+    if (members.front() == r) all.push_back(std::move(members));
+  }
+  return all;
+}
+
+}  // namespace mtl

@@ -1,0 +1,196 @@
+#include "runtime/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <unistd.h>
+
+#include <sys/utsname.h>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "common/version.h"
+#include "runtime/checkpoint/checkpoint.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kCheckpoints = "checkpoints";
+
+std::string new_run_id() {
+  const std::time_t now = std::time(nullptr);
+  static constexpr std::string_view kLetters = "abcdefghjkmnpqrstvwxyz23456789";
+  std::random_device random;
+  std::uniform_int_distribution<size_t> letter(0, kLetters.size() - 1);
+  std::string suffix;
+  for (int i = 0; i < 4; ++i) suffix += kLetters[letter(random)];
+  return fmt::format("{:%Y%m%d-%H%M%S}-{}", fmt::gmtime(now), suffix);
+}
+
+// The sub-directories that are runs, newest first (their names begin with the time).
+std::vector<fs::path> runs_of(const fs::path& name_dir) {
+  std::vector<fs::path> runs;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(name_dir, ignored)) {
+    if (fs::exists(entry.path() / "resolved.yaml", ignored)) runs.push_back(entry.path());
+  }
+  std::sort(runs.rbegin(), runs.rend());
+  return runs;
+}
+
+// The value of a "key : value" line of a /proc file.
+std::string proc_value(const char* path, std::string_view key) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t first = line.find_first_not_of(" \t", colon + 1);
+    return first == std::string::npos ? "" : line.substr(first);
+  }
+  return "";
+}
+
+nlohmann::json environment_json() {
+  utsname system{};
+  uname(&system);
+  return {{"mtl", version()},
+          {"host", system.nodename},
+          {"kernel", system.release},
+          {"cpu", proc_value("/proc/cpuinfo", "model name")},
+          {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
+          {"memory", proc_value("/proc/meminfo", "MemTotal")}};
+}
+
+// One error for each setting that makes the checkpoint another model's or another text's.
+void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::path& checkpoint,
+                Diagnostics& diagnostics) {
+  const std::string help =
+      "--fresh starts a new run; to continue this one, put the old value back "
+      "(parallel.*, batch sizes and lr.* may change)";
+  const nlohmann::json here = to_json(run.plan.model);
+  const nlohmann::json& there = state.at("model");
+  static const std::map<std::string, std::string> kKeys = {
+      {"ffn", "model.ffn"},
+      {"heads", "model.heads"},
+      {"hidden", "model.hidden"},
+      {"layers", "model.layers"},
+      {"max_seq", "model.max_seq"},
+      {"norm_eps", "model.norm.eps"},
+      {"bias", "model.bias"},
+      {"tie_embeddings", "model.tie_embeddings"},
+      {"vocab", "data.tokenizer.type"}};
+  for (const auto& [field, key] : kKeys) {
+    if (here.at(field) == there.value(field, nlohmann::json())) continue;
+    diagnostics.add(
+        {.code = "resume.mismatch",
+         .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
+                             here.at(field).dump(), there.value(field, nlohmann::json()).dump()),
+         .place = run.resolved.place_of(key),
+         .notes = {"the checkpoint is " + checkpoint.string()},
+         .help = help});
+  }
+  if (run.corpus.tokenizer->to_json() != state.at("tokenizer") ||
+      fmt::format("{:016x}", run.corpus.train->fingerprint()) !=
+          state.at("data").at("fingerprint").get<std::string>()) {
+    diagnostics.add({.code = "resume.data",
+                     .what =
+                         "cannot resume: the training text, its split or its tokenizer has changed "
+                         "since the checkpoint",
+                     .place = run.resolved.place_of("data.train"),
+                     .notes = {"the checkpoint is " + checkpoint.string()},
+                     .help = help});
+  }
+}
+
+}  // namespace
+
+CheckedRun check_run(const RunRequest& request) {
+  Diagnostics diagnostics;
+  CheckedRun run;
+  run.resolved = load_spec(request.sources, diagnostics);
+  const bool spec_is_sound = !diagnostics.has_errors();
+  const TrainSpec& spec = run.resolved.spec;
+
+  Diagnostics data;
+  if (!spec.data.train.empty()) {
+    run.corpus = load_text_corpus({.path = spec.data.train,
+                                   .tokenizer = spec.data.tokenizer.type,
+                                   .split = spec.data.split,
+                                   .seq_len = spec.train.seq_len},
+                                  run.resolved.place_of("data.train"), data);
+  }
+  // The rules of the plan mean something only for values that are in range by themselves. Without a
+  // text they are checked with the vocabulary of bytes, so that everything wrong is said at once.
+  if (spec_is_sound) {
+    const int64_t vocab = run.corpus.tokenizer ? run.corpus.tokenizer->vocab_size() : 256;
+    run.plan = make_plan(run.resolved, vocab, request.world, diagnostics);
+  }
+  const bool only_data = !diagnostics.has_errors();
+  for (const Diagnostic& diagnostic : data.all()) diagnostics.add(diagnostic);
+  diagnostics.throw_if_errors(only_data ? Exit::data : Exit::config);
+  return run;
+}
+
+RunDirectory open_run(const CheckedRun& run) {
+  const TrainSpec& spec = run.resolved.spec;
+  const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
+  RunDirectory opened;
+  if (spec.checkpoint.resume != "never") {
+    for (const fs::path& candidate : runs_of(name_dir)) {
+      Diagnostics passed_over;
+      const fs::path checkpoint = newest_checkpoint(candidate / kCheckpoints, passed_over);
+      if (checkpoint.empty()) continue;
+      for (const Diagnostic& warning : passed_over.all()) opened.warnings.push_back(warning);
+      const nlohmann::json state = CheckpointReader(checkpoint).state();
+      Diagnostics mismatches;
+      check_same(run, state, checkpoint, mismatches);
+      mismatches.throw_if_errors(Exit::config);
+      opened.dir = candidate;
+      opened.checkpoint = checkpoint;
+      opened.resume_step = state.at("step").get<int64_t>();
+      opened.complete = opened.resume_step >= spec.train.steps;
+      break;
+    }
+    if (spec.checkpoint.resume == "must" && opened.checkpoint.empty()) {
+      throw Error(Exit::data,
+                  {.code = "resume.missing",
+                   .what = "there is no checkpoint to resume from under " + name_dir.string(),
+                   .place = run.resolved.place_of("checkpoint.resume"),
+                   .help = "start the run with checkpoint.resume=auto"});
+    }
+  }
+  if (opened.complete) return opened;
+  if (opened.dir.empty()) opened.dir = name_dir / new_run_id();
+  make_directories(opened.dir / "logs");
+  make_directories(opened.dir / kCheckpoints);
+  write_file_atomic(opened.dir / "train.yaml", run.resolved.source);
+  write_file_atomic(opened.dir / "resolved.yaml", resolved_yaml(run.resolved));
+  write_file_atomic(opened.dir / "plan.json", to_json(run.plan).dump(1) + "\n");
+  write_file_atomic(opened.dir / "env.json", environment_json().dump(1) + "\n");
+  write_file_atomic(opened.dir / "tokenizer.json", run.corpus.tokenizer->to_json().dump() + "\n");
+  return opened;
+}
+
+fs::path find_run(const std::string& text) {
+  const fs::path path(text);
+  if (fs::exists(path / "manifest.json") || fs::exists(path / "resolved.yaml")) return path;
+  for (const fs::path& candidate : {path, fs::path("runs") / path}) {
+    const std::vector<fs::path> runs = runs_of(candidate);
+    if (!runs.empty()) return runs.front();
+  }
+  throw Error(
+      Exit::data,
+      {.code = "run.missing",
+       .what = fmt::format("'{}' is neither a run, nor the name of one, nor a checkpoint", text),
+       .help = "give a directory such as runs/NAME or runs/NAME/ID"});
+}
+
+}  // namespace mtl

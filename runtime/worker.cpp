@@ -1,0 +1,314 @@
+#include "runtime/worker.h"
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/version.h"
+#include "rendezvous/store.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/comm/shm/shm_world.h"
+#include "runtime/engine/calibrate.h"
+#include "runtime/engine/checkpointing.h"
+#include "runtime/engine/trainer.h"
+#include "runtime/metrics/reporter.h"
+#include "runtime/run.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Set by signal handlers, read once per step.
+std::atomic<bool> stop_requested{false};
+std::atomic<bool> checkpoint_requested{false};
+
+void install_signal_handlers() {
+  struct sigaction action {};
+  // The second request to stop is not negotiable.
+  action.sa_handler = [](int signal) {
+    if (stop_requested.exchange(true)) {
+      ::signal(signal, SIG_DFL);
+      raise(signal);
+    }
+  };
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = [](int) { checkpoint_requested = true; };
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
+// An integer variable of the environment; `fallback` if it is not set.
+int environment_int(const char* name, int fallback) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return fallback;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (*end != '\0' || value < 0 || value > 1'000'000'000) {
+    throw Error(Exit::environment,
+                {.code = "worker.environment",
+                 .what = fmt::format("{}={} is not a number that fits", name, text),
+                 .help = "start workers with `mtl launch`"});
+  }
+  return static_cast<int>(value);
+}
+
+struct WorkerEnvironment {
+  int rank = environment_int("RANK", 0);
+  int world = environment_int("WORLD_SIZE", 1);
+  int generation = environment_int("TORCHELASTIC_RESTART_COUNT", 0);
+  int token_fd = environment_int("MTL_TOKEN_FD", -1);
+  int progress_fd = environment_int("MTL_PROGRESS_FD", -1);
+  int port = environment_int("MASTER_PORT", 0);
+  std::string address = std::getenv("MASTER_ADDR") ? std::getenv("MASTER_ADDR") : "127.0.0.1";
+};
+
+std::string read_token(int fd) {
+  std::string token(256, '\0');
+  const ssize_t n = fd >= 0 ? pread(fd, token.data(), token.size(), 0) : -1;
+  if (n <= 0) {
+    throw Error(Exit::environment,
+                {.code = "worker.token",
+                 .what = "this worker was given no token to join its job with (MTL_TOKEN_FD)",
+                 .help = "start workers with `mtl launch`"});
+  }
+  token.resize(static_cast<size_t>(n));
+  return token;
+}
+
+std::string human_count(double n) {
+  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.2f}M", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
+  return fmt::format("{:.0f}", n);
+}
+
+std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& run,
+                                     const Device& device, double matmul_rate,
+                                     const fs::path& checkpoint, int64_t resume_step) {
+  const Plan& plan = run.plan;
+  const GridSizes& sizes = plan.grid.sizes();
+  const TrainSpec& spec = run.resolved.spec;
+  const double epochs = static_cast<double>(spec.train.steps * plan.cost.tokens_per_step) /
+                        static_cast<double>(run.corpus.train->size());
+  return {
+      fmt::format("run      {}", run_dir.string()),
+      fmt::format("model    {} parameters: {} layers, hidden {}, {} heads, vocabulary {}",
+                  human_count(static_cast<double>(plan.cost.parameters)), plan.model.layers,
+                  plan.model.hidden, plan.model.heads, plan.model.vocab),
+      fmt::format("layout   {} process{} = {} data x {} tensor parallel", plan.grid.world(),
+                  plan.grid.world() == 1 ? "" : "es", sizes[Axis::dp], sizes[Axis::tp]),
+      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all processes",
+                  device.description(), spec.precision.dtype, matmul_rate / 1e9),
+      fmt::format(
+          "memory   {:.1f} MiB per process: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, "
+          "activations {:.1f}, scratch {:.1f}",
+          static_cast<double>(plan.memory.total_bytes) / 1048576.0,
+          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::weights)) / 1048576.0,
+          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::gradients)) / 1048576.0,
+          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::optimizer)) / 1048576.0,
+          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::activations)) /
+              1048576.0,
+          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::scratch)) / 1048576.0),
+      fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
+                  spec.data.train, human_count(static_cast<double>(run.corpus.train->size())),
+                  human_count(static_cast<double>(run.corpus.valid->size())), epochs),
+      fmt::format(
+          "batch    {} sequences of {} = {} tokens per step, {} micro-batch{} of {} per process",
+          plan.global_batch, plan.seq, plan.cost.tokens_per_step, plan.micro_batches,
+          plan.micro_batches == 1 ? "" : "es", plan.micro_batch),
+      checkpoint.empty()
+          ? fmt::format("start    from scratch, seed {}", spec.train.seed)
+          : fmt::format("resume   after step {} ({})", resume_step, checkpoint.filename().string()),
+  };
+}
+
+// The training loop of one rank.
+class Worker {
+ public:
+  Worker(fs::path run_dir, const WorkerEnvironment& environment)
+      : run_dir_(std::move(run_dir)),
+        environment_(environment),
+        run_(check_run({{.train_yaml = (run_dir_ / "resolved.yaml").string()}, environment.world})),
+        spec_(run_.resolved.spec),
+        plan_(run_.plan),
+        device_(make_cpu_device()) {
+    connect();
+    trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, *world_);
+    start();
+  }
+
+  Exit run() {
+    const Sampler sampler(
+        run_.corpus.train->size(), plan_.seq,
+        spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random,
+        spec_.train.seed);
+    const int64_t steps = spec_.train.steps;
+    int64_t saved_at = next_step_;
+    while (next_step_ < steps) {
+      const auto begin = Clock::now();
+      const bool checkpoint_now = checkpoint_requested.exchange(false);
+      const StepResult result =
+          trainer_->step(next_step_, *run_.corpus.train, sampler,
+                         {.stop = stop_requested, .checkpoint = checkpoint_now});
+      ++next_step_;
+      report(result, std::chrono::duration<double>(Clock::now() - begin).count());
+      const bool last = next_step_ == steps;
+      const bool stop = result.requests.stop && !last;
+      if (is_due(spec_.train.eval.every) || last) evaluate();
+      if (is_due(spec_.checkpoint.every) || last || stop || result.requests.checkpoint) {
+        save();
+        saved_at = next_step_;
+      }
+      if (stop) return stopped(saved_at);
+    }
+    finish();
+    return Exit::done;
+  }
+
+  void failed(const Error& error) {
+    if (reporter_) reporter_->finish("failed", {error.diagnostics().front().what});
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_due(int64_t every) const { return every > 0 && next_step_ % every == 0; }
+
+  void connect() {
+    if (environment_.world == 1) {
+      world_ = make_self_world();
+    } else {
+      store_ = connect_store({.address = environment_.address,
+                              .port = static_cast<uint16_t>(environment_.port),
+                              .token = read_token(environment_.token_fd),
+                              .generation = environment_.generation});
+      world_ = make_shm_world(*store_, {.rank = environment_.rank,
+                                        .size = environment_.world,
+                                        .prefix = fmt::format("shm/{}/", environment_.generation)});
+    }
+    std::vector<int> everybody(static_cast<size_t>(environment_.world));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    all_ranks_ = world_->group(everybody);
+  }
+
+  void start() {
+    Diagnostics warnings;
+    const fs::path checkpoint = newest_checkpoint(run_dir_ / "checkpoints", warnings);
+    if (checkpoint.empty()) {
+      trainer_->initialise();
+    } else {
+      load_checkpoint(checkpoint, *trainer_);
+      next_step_ = CheckpointReader(checkpoint).state().at("step").get<int64_t>();
+    }
+    // All ranks at once: they share the machine, so the sum is what the machine gives to this job.
+    all_ranks_->barrier();
+    double rate = measured_matmul_rate(*device_, plan_.compute, 0.02);
+    all_ranks_->all_reduce(Tensor(&rate, DType::f64, {1}));
+    matmul_rate_ = rate;
+    if (environment_.rank != 0) return;
+    reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
+                                      .progress_fd = environment_.progress_fd,
+                                      .resume_step = next_step_,
+                                      .log_every = spec_.log.every});
+    reporter_->start(start_block(run_dir_, run_, *device_, rate, checkpoint, next_step_));
+  }
+
+  void report(const StepResult& result, double seconds) {
+    // The first step builds caches; it would spoil the estimate for a long time.
+    mean_step_s_ = steps_seen_ < 2 ? seconds : 0.95 * mean_step_s_ + 0.05 * seconds;
+    ++steps_seen_;
+    if (!reporter_) return;
+    StepReport report;
+    report.step = next_step_;
+    report.steps = spec_.train.steps;
+    report.loss = result.loss;
+    report.lr = result.lr;
+    report.grad_norm = result.grad_norm;
+    report.step_time_s = seconds;
+    report.tokens_per_s = static_cast<double>(plan_.cost.tokens_per_step) / seconds;
+    report.mfu = plan_.cost.flops_per_step / seconds / matmul_rate_;
+    report.memory_bytes = plan_.memory.total_bytes * plan_.grid.world();
+    report.eta_s = mean_step_s_ * static_cast<double>(spec_.train.steps - next_step_);
+    reporter_->step(report);
+  }
+
+  void evaluate() {
+    if (run_.corpus.valid->size() <= plan_.seq) return;
+    valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters);
+    if (reporter_) reporter_->eval(next_step_, *valid_loss_);
+  }
+
+  void save() {
+    const nlohmann::json state = {
+        {"step", next_step_},
+        {"samples", next_step_ * plan_.global_batch},
+        {"tokens", next_step_ * plan_.cost.tokens_per_step},
+        {"seed", spec_.train.seed},
+        {"mtl", version()},
+        {"model", to_json(plan_.model)},
+        {"tokenizer", run_.corpus.tokenizer->to_json()},
+        {"data", {{"fingerprint", fmt::format("{:016x}", run_.corpus.train->fingerprint())}}}};
+    const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
+    save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_);
+    if (reporter_) reporter_->checkpoint(next_step_, dir);
+  }
+
+  Exit stopped(int64_t saved_at) {
+    if (reporter_) {
+      reporter_->finish("stopped",
+                        {fmt::format("stopped on request after step {}; checkpoint {} is complete",
+                                     next_step_, saved_at)});
+    }
+    return Exit::requeue;
+  }
+
+  void finish() {
+    if (!reporter_) return;
+    std::vector<std::string> lines = {fmt::format("done     {} steps", next_step_)};
+    if (valid_loss_) lines.push_back(fmt::format("valid    loss {:.4f}", *valid_loss_));
+    lines.push_back("latest   " + (run_dir_ / "latest").string());
+    reporter_->finish("done", lines);
+  }
+
+  fs::path run_dir_;
+  WorkerEnvironment environment_;
+  CheckedRun run_;
+  const TrainSpec& spec_;
+  const Plan& plan_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<CommWorld> world_;
+  std::unique_ptr<Communicator> all_ranks_;
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<Reporter> reporter_;
+  std::optional<double> valid_loss_;
+  double matmul_rate_ = 1;
+  double mean_step_s_ = 0;
+  int64_t next_step_ = 0;
+  int64_t steps_seen_ = 0;
+};
+
+}  // namespace
+
+Exit run_worker(const fs::path& run_dir) {
+  install_signal_handlers();
+  Worker worker(run_dir, WorkerEnvironment{});
+  try {
+    return worker.run();
+  } catch (const Error& error) {
+    worker.failed(error);
+    throw;
+  }
+}
+
+}  // namespace mtl

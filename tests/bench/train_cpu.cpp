@@ -1,0 +1,97 @@
+// Training steps of the GPT-2 124M shape on this machine's CPU, in one process. Beside each row
+// stand the matmul and memory rates measured just before and after it (the better of the two),
+// because shared machines change speed from minute to minute.
+//   build/bench/train_cpu [threads=2] [steps=8]
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "runtime/device/cpu/calibrate.h"
+#include "runtime/engine/trainer.h"
+
+using namespace mtl;
+
+namespace {
+
+constexpr int64_t kVocab = 50257;
+
+// Uniformly spread token ids: the cost of a step does not depend on what they say.
+class SpreadTokens : public TokenSource {
+ public:
+  int64_t size() const override { return 1 << 22; }
+  void read(int64_t first, std::span<int32_t> out) const override {
+    for (size_t i = 0; i < out.size(); ++i) {
+      const uint64_t x = (static_cast<uint64_t>(first) + i) * 0x9e3779b97f4a7c15ULL;
+      out[i] = static_cast<int32_t>((x >> 33) % kVocab);
+    }
+  }
+  uint64_t fingerprint() const override { return 0; }
+};
+
+struct Rates {
+  double matmul = 0, memory = 0;
+};
+
+Rates measure(DType dtype) {
+  return {measure_matmul_rate(dtype, 0.4), measure_memory_rate(0.2)};
+}
+
+void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) {
+  ResolvedSpec resolved;
+  TrainSpec& spec = resolved.spec;
+  spec.model.layers = 12;
+  spec.model.hidden = 768;
+  spec.model.heads = 12;
+  spec.model.max_seq = 1024;
+  spec.train.global_batch = batch;
+  spec.train.seq_len = seq;
+  spec.train.steps = 1000;
+  spec.precision.dtype = dtype;
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, kVocab, 1, diagnostics);
+  diagnostics.throw_if_errors();
+  const auto device = make_cpu_device(threads);
+  const auto world = make_self_world();
+  Trainer trainer(plan, spec, *device, *world);
+  trainer.initialise();
+  const SpreadTokens source;
+  const Sampler sampler(source.size(), seq, SampleOrder::random, 1);
+
+  const Rates before = measure(plan.compute);
+  std::vector<double> seconds;
+  for (int step = 0; step < steps + 2; ++step) {
+    const auto start = std::chrono::steady_clock::now();
+    trainer.step(step, source, sampler, {});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (step >= 2) seconds.push_back(took.count());  // the first two build caches and touch memory
+  }
+  const Rates after = measure(plan.compute);
+  std::sort(seconds.begin(), seconds.end());
+  const double best = seconds.front(), median = seconds[seconds.size() / 2];
+  const double matmul = std::max(before.matmul, after.matmul);
+  const double rate = plan.cost.flops_per_step / median;
+  fmt::print("{:5} {:3} {:5} {:9.3f} {:9.3f} {:9.0f} {:11.0f} {:7.1f} % {:13.0f} {:12.1f}\n", dtype,
+             batch, seq, best, median, static_cast<double>(plan.cost.tokens_per_step) / median,
+             rate / 1e9, 100 * rate / matmul, matmul / 1e9,
+             std::max(before.memory, after.memory) / 1e9);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
+  const int steps = argc > 2 ? std::atoi(argv[2]) : 8;
+  fmt::print("GPT-2 124M, forward + backward + AdamW, {} threads, {} steps after 2 to warm up\n",
+             threads, steps);
+  fmt::print(
+      "dtype   B     T    best s  median s   tokens/s model GF/s of matmul  matmul GF/s  memory "
+      "GB/s\n");
+  run("bf16", 4, 64, threads, steps);
+  run("fp32", 4, 64, threads, steps);
+  run("bf16", 4, 1024, threads, std::max(2, steps / 3));
+  return 0;
+}

@@ -1,0 +1,115 @@
+#include "runtime/support/layouts.h"
+
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "runtime/comm/shm/shm_world.h"
+
+namespace mtl::testing {
+
+namespace {
+
+uint64_t splitmix64(uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab) {
+  // Token i continues token i-1 by a fixed rule three times out of four, so that there is something
+  // to learn.
+  std::vector<int32_t> tokens(static_cast<size_t>(size));
+  int32_t previous = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const uint64_t random = splitmix64(i);
+    const bool follow = random % 4 != 0;
+    previous = follow ? (previous * 7 + 3) % vocab
+                      : static_cast<int32_t>((random >> 8) % static_cast<uint64_t>(vocab));
+    tokens[i] = previous;
+  }
+  return std::make_unique<SyntheticTokens>(
+      size, [tokens = std::move(tokens)](int64_t i) { return tokens[static_cast<size_t>(i)]; });
+}
+
+void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
+                const std::function<void(RankContext&)>& body) {
+  spec.parallel.tp = layout.tp;
+  spec.parallel.dp = layout.dp;
+  const int world_size = layout.tp * layout.dp;
+  ResolvedSpec resolved;
+  resolved.spec = spec;
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, vocab, world_size, diagnostics);
+  diagnostics.throw_if_errors();
+
+  const std::unique_ptr<Store> store = make_local_store();
+  std::mutex mutex;
+  std::exception_ptr first_failure;
+  auto run_rank = [&](int rank) {
+    try {
+      const std::unique_ptr<Device> device = make_cpu_device(1);
+      const std::unique_ptr<CommWorld> world =
+          world_size == 1
+              ? make_self_world()
+              : make_shm_world(
+                    *store,
+                    {.rank = rank, .size = world_size, .timeout = std::chrono::seconds(60)});
+      std::vector<int> everybody(static_cast<size_t>(world_size));
+      std::iota(everybody.begin(), everybody.end(), 0);
+      const std::unique_ptr<Communicator> all = world->group(everybody);
+      Trainer trainer(plan, spec, *device, *world);
+      RankContext context{trainer, plan, *all, rank};
+      body(context);
+      all->barrier();  // arenas of peers stay mapped until everybody is done
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first_failure) first_failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
+  for (std::thread& thread : threads) thread.join();
+  if (first_failure) std::rethrow_exception(first_failure);
+}
+
+void collect(Trainer& trainer, Which which, GlobalTensors& into) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  for (const ParameterState& parameter : trainer.state()) {
+    const ParamRow& row = *parameter.row;
+    std::vector<float>& global = into[row.name];
+    global.resize(static_cast<size_t>(row.numel()));
+    const Tensor local = which == Which::master ? parameter.master : parameter.grad;
+    const bool matrix = row.shape.size() == 2;
+    for (const ParamRect& rect : parameter.rects) {
+      const size_t column = matrix ? 1 : 0;
+      for (int64_t r = 0; r < (matrix ? rect.extent[0] : 1); ++r) {
+        const int64_t global_row = matrix ? rect.global_offset[0] + r : 0;
+        const int64_t local_row = matrix ? rect.local_offset[0] + r : 0;
+        const float* from =
+            local.as<float>() + local_row * local.cols() + rect.local_offset[column];
+        float* to = global.data() + global_row * row.shape[column] + rect.global_offset[column];
+        std::copy_n(from, rect.extent[column], to);
+      }
+    }
+  }
+}
+
+double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) throw std::logic_error("tensors of different sizes");
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+}
+
+}  // namespace mtl::testing

@@ -1,0 +1,63 @@
+// Runs a small model in any TP x DP layout, one thread per rank, over the shared-memory transport:
+// what the tests of "a layout never changes the model" compare.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/trainer.h"
+
+namespace mtl::testing {
+
+// Tokens given by a function of their position.
+class SyntheticTokens : public TokenSource {
+ public:
+  SyntheticTokens(int64_t size, std::function<int32_t(int64_t)> token)
+      : size_(size), token_(std::move(token)) {}
+  int64_t size() const override { return size_; }
+  void read(int64_t first, std::span<int32_t> out) const override {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = token_(first + static_cast<int64_t>(i));
+  }
+  uint64_t fingerprint() const override { return 0; }
+
+ private:
+  int64_t size_;
+  std::function<int32_t(int64_t)> token_;
+};
+
+// A text-like source: a Markov chain that a small model can learn, from a counter-based hash.
+std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab);
+
+struct Layout {
+  int tp = 1;
+  int dp = 1;
+};
+
+// Global f32 tensors by parameter name.
+using GlobalTensors = std::map<std::string, std::vector<float>>;
+
+// One rank of a running layout, as the body sees it.
+struct RankContext {
+  Trainer& trainer;
+  const Plan& plan;
+  Communicator& world;
+  int rank = 0;
+};
+
+// Makes the plan for `spec` with the layout's degrees, starts one thread per rank, runs `body` on
+// each, and rethrows the first exception.
+void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
+                const std::function<void(RankContext&)>& body);
+
+// Collects a rank's part of each global tensor; call on every rank with the same (locked inside)
+// target.
+enum class Which { master, grad };
+void collect(Trainer& trainer, Which which, GlobalTensors& into);
+
+// ||a - b|| / ||b|| over all elements.
+double relative_error(const std::vector<float>& a, const std::vector<float>& b);
+
+}  // namespace mtl::testing
