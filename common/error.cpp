@@ -1,6 +1,7 @@
 #include "common/error.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 
@@ -10,14 +11,81 @@ namespace mtl {
 
 namespace {
 
-// Line `number` (from 1) of a text file; nothing if it cannot be read.
+// Line `number` (from 1) of a text file; nothing if it cannot be read. Only regular files: reading
+// a pipe again would wait for ever.
 std::optional<std::string> source_line(const std::string& file, int number) {
+  std::error_code ignored;
+  if (number <= 0 || !std::filesystem::is_regular_file(file, ignored)) return std::nullopt;
   std::ifstream in(file);
   std::string line;
   for (int i = 0; i < number; ++i) {
     if (!std::getline(in, line)) return std::nullopt;
   }
-  return number > 0 ? std::optional(line) : std::nullopt;
+  if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+  if (line.ends_with('\r')) line.pop_back();
+  return line;
+}
+
+// The characters of a UTF-8 text; a byte that belongs to none stands alone.
+std::vector<std::string> characters(const std::string& text) {
+  std::vector<std::string> all;
+  for (const char c : text) {
+    const bool continues = (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+    if (continues && !all.empty() && all.back().size() < 4 &&
+        static_cast<unsigned char>(all.back()[0]) >= 0xC0) {
+      all.back() += c;
+    } else {
+      all.emplace_back(1, c);
+    }
+  }
+  return all;
+}
+
+// Terminals draw East Asian characters and emoji two cells wide: the three- and four-byte ranges
+// from U+1100 on that matter in text.
+bool is_wide(const std::string& character) {
+  const auto byte = [&](size_t i) -> unsigned { return static_cast<unsigned char>(character[i]); };
+  unsigned code = 0;
+  if (character.size() == 3) {
+    code = (byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
+  } else if (character.size() == 4) {
+    code =
+        (byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
+  }
+  return (code >= 0x1100 && code <= 0x115F) || (code >= 0x2E80 && code <= 0xA4CF) ||
+         (code >= 0xAC00 && code <= 0xD7A3) || (code >= 0xF900 && code <= 0xFAFF) ||
+         (code >= 0xFE30 && code <= 0xFE6F) || (code >= 0xFF00 && code <= 0xFF60) ||
+         (code >= 0x1F300 && code <= 0x1FAFF) || (code >= 0x20000 && code <= 0x3FFFD);
+}
+
+// The line as it is shown and the blanks that put a caret under its character `column`. A long line
+// is cut to a window around the column; control characters, which could steer the terminal, are
+// shown as `?`.
+struct Excerpt {
+  std::string line;
+  std::string indent;
+};
+Excerpt excerpt(const std::string& line, int column) {
+  constexpr size_t kBefore = 60;
+  constexpr size_t kWindow = 120;
+  const std::vector<std::string> all = characters(line);
+  const size_t caret = column > 0 ? static_cast<size_t>(column) - 1 : 0;
+  const size_t begin = all.size() > kWindow && caret > kBefore ? caret - kBefore : 0;
+  const size_t end = std::min(all.size(), begin + kWindow);
+  Excerpt result;
+  if (begin > 0) {
+    result.line = "...";
+    result.indent = "   ";
+  }
+  for (size_t i = begin; i < std::max(end, caret); ++i) {
+    const std::string character = i < end ? all[i] : " ";
+    const bool control = static_cast<unsigned char>(character[0]) < 0x20 || character[0] == '\x7F';
+    if (i < end) result.line += control && character != "\t" ? "?" : character;
+    // A tab above is a tab below, so that both are as wide as the terminal likes.
+    if (i < caret) result.indent += character == "\t" ? "\t" : is_wide(character) ? "  " : " ";
+  }
+  if (end < all.size()) result.line += "...";
+  return result;
 }
 
 std::string render_all(const std::vector<Diagnostic>& diagnostics) {
@@ -43,10 +111,10 @@ std::string render(const Diagnostic& diagnostic, bool color) {
     if (auto line = source_line(place.file, place.line)) {
       const std::string number = std::to_string(place.line);
       const std::string margin(number.size(), ' ');
-      text += fmt::format("  {} | {}\n", number, *line);
+      const Excerpt shown = excerpt(*line, place.column);
+      text += fmt::format("  {} | {}\n", number, shown.line);
       if (place.column > 0) {
-        text += fmt::format("  {} | {}{}^{}\n", margin, std::string(place.column - 1, ' '), paint,
-                            plain);
+        text += fmt::format("  {} | {}{}^{}\n", margin, shown.indent, paint, plain);
       }
     }
   }

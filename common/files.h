@@ -2,16 +2,24 @@
 // All throw Error (Exit::environment, codes file.*) that name the path and the system's reason.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
 
 namespace mtl {
 
-std::string read_file(const std::filesystem::path& path);
+// The whole file, or its first `max_bytes` (pipes and devices end there too).
+// Codes file.missing, file.unreadable.
+std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 // Writes a temporary file beside `path`, fsyncs it, renames it over `path`, fsyncs the directory.
+// Keeps the permissions of a file that it replaces, and writes through a symbolic link. Code
+// file.write; the old content is then intact.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// Appends `line` and a newline in one write, so that lines of several writers do not mix.
 void append_line(const std::filesystem::path& path, std::string_view line);
+// With all parents; nothing to do when it exists. Code file.directory.
 void make_directories(const std::filesystem::path& path);
 void sync_directory(const std::filesystem::path& path);
 

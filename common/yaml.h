@@ -1,6 +1,8 @@
 // Strict YAML reading. The tree keeps the place of every value, so that whoever interprets it can
 // point at the line. Refused (each with its place): duplicate keys, merge keys `<<`,
-// anchors/aliases, further documents, invalid UTF-8, tabs as indentation. JSON text parses too.
+// anchors/aliases, tags, keys that are not words, further documents, invalid UTF-8 and control
+// characters, tabs as indentation, nesting beyond 64 levels, texts beyond 1 MiB. JSON text parses
+// too. Columns count characters, not bytes.
 #pragma once
 
 #include <string>

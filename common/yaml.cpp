@@ -1,0 +1,499 @@
+// Strict YAML on the events of yaml-cpp 0.7, whose Node keeps the first of duplicate keys, ignores
+// merge keys and never looks at a second document. Its scanner has gaps of its own (an unclosed
+// single quote, a key without a colon), which are closed here.
+#include "common/yaml.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+
+#include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include "common/files.h"
+
+namespace mtl {
+
+namespace {
+
+constexpr size_t kMaxBytes = size_t{1} << 20;
+constexpr size_t kMaxDepth = 64;
+// One slip can make hundreds of errors; nobody reads more than these.
+constexpr size_t kMaxErrors = 20;
+
+// Ends the parsing after an error that makes the rest meaningless.
+struct Stop {};
+
+YamlValue make(YamlValue::Kind kind, const Place& place) {
+  YamlValue value;
+  value.kind = kind;
+  value.place = place;
+  return value;
+}
+
+// Where lines start, and columns in characters (yaml-cpp counts bytes).
+class Source {
+ public:
+  Source(std::string_view text, std::string file_name)
+      : text_(text), file_name_(std::move(file_name)), line_starts_{0} {
+    for (size_t i = 0; i < text_.size(); ++i) {
+      if (text_[i] == '\n') line_starts_.push_back(i + 1);
+    }
+  }
+
+  size_t offset(const YAML::Mark& mark) const {
+    if (mark.is_null()) return 0;
+    const size_t line = std::min(static_cast<size_t>(mark.line), line_starts_.size() - 1);
+    return std::min(line_starts_[line] + static_cast<size_t>(mark.column), text_.size());
+  }
+
+  Place place(size_t offset) {
+    const auto next = std::upper_bound(line_starts_.begin(), line_starts_.end(), offset);
+    const size_t line = static_cast<size_t>(next - line_starts_.begin()) - 1;
+    // Marks come almost in order, so counting goes on from the last one: a file of one long line
+    // would be counted from its start for every value otherwise.
+    if (line != last_line_ || offset < last_offset_) {
+      last_line_ = line;
+      last_offset_ = line_starts_[line];
+      last_column_ = 1;
+    }
+    for (; last_offset_ < offset; ++last_offset_) {
+      if ((static_cast<unsigned char>(text_[last_offset_]) & 0xC0) != 0x80) ++last_column_;
+    }
+    return Place{file_name_, static_cast<int>(line) + 1, last_column_};
+  }
+
+  Place place(const YAML::Mark& mark) { return place(offset(mark)); }
+  std::string_view text() const { return text_; }
+  size_t line_start(size_t offset) const {
+    return *(std::upper_bound(line_starts_.begin(), line_starts_.end(), offset) - 1);
+  }
+
+ private:
+  std::string_view text_;
+  std::string file_name_;
+  std::vector<size_t> line_starts_;
+  size_t last_line_ = 0;
+  size_t last_offset_ = 0;
+  int last_column_ = 1;
+};
+
+// Bytes of the well-formed UTF-8 character at `i`; 0 if there is none.
+size_t utf8_length(std::string_view text, size_t i) {
+  const auto byte = [&](size_t at) -> unsigned {
+    return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
+  };
+  const auto trail = [&](size_t at) { return (byte(at) & 0xC0u) == 0x80u; };
+  const unsigned first = byte(i);
+  if (first < 0x80) return 1;
+  if (first >= 0xC2 && first <= 0xDF) return trail(i + 1) ? 2 : 0;
+  if (first >= 0xE0 && first <= 0xEF) {
+    const unsigned second = byte(i + 1);
+    // Neither overlong forms nor halves of a surrogate pair.
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F)) return 0;
+    return trail(i + 1) && trail(i + 2) ? 3 : 0;
+  }
+  if (first >= 0xF0 && first <= 0xF4) {
+    const unsigned second = byte(i + 1);
+    if ((first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) return 0;
+    return trail(i + 1) && trail(i + 2) && trail(i + 3) ? 4 : 0;
+  }
+  return 0;
+}
+
+// False, with a diagnostic, at the first byte that is no text.
+bool check_characters(Source& source, Diagnostics& diagnostics) {
+  const std::string_view text = source.text();
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') {
+      diagnostics.add({.code = "yaml.encoding",
+                       .what = fmt::format("control character U+{:04X} in the text", byte),
+                       .place = source.place(i),
+                       .help = "remove it; if the whole file looks like this, it is not a text "
+                               "file or not UTF-8 (see: file <path>)"});
+      return false;
+    }
+    const size_t length = utf8_length(text, i);
+    if (length == 0) {
+      diagnostics.add({.code = "yaml.encoding",
+                       .what = fmt::format("the byte 0x{:02X} is not valid UTF-8", byte),
+                       .place = source.place(i),
+                       .help = "save the file as UTF-8"});
+      return false;
+    }
+    i += length;
+  }
+  return true;
+}
+
+// Builds the tree from events; throws Stop when it cannot go on.
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  TreeBuilder(Source& source, YamlValue& root, Diagnostics& diagnostics)
+      : source_(source), root_(root), diagnostics_(diagnostics) {}
+
+  // The innermost list or map that is still open.
+  const YamlValue* open_container() const {
+    return frames_.empty() ? nullptr : frames_.back().value;
+  }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ == 1) return;
+    const size_t offset = source_.offset(mark);
+    const std::string_view line = source_.text().substr(source_.line_start(offset));
+    if (line.starts_with("---") || line.starts_with("...")) {
+      add({.code = "yaml.documents",
+           .what = "the file has a second document",
+           .place = source_.place(offset),
+           .help = "keep one document per file: remove everything from this `---` on"});
+    } else {
+      add({.code = "yaml.syntax",
+           .what = "this does not belong to what stands above it",
+           .place = source_.place(offset),
+           .help = "indent it like the keys above, or remove it"});
+    }
+    throw Stop{};
+  }
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const Place place = source_.place(mark);
+    check_anchor(place, anchor);
+    if (expects_key()) {
+      add({.code = "yaml.key",
+           .what = "a key is missing before this `:`",
+           .place = place,
+           .help = "write `key: value`"});
+      drop_key();
+      return;
+    }
+    if (!frames_.empty() && frames_.back().is_map) {
+      const Frame& frame = frames_.back();
+      // yaml-cpp takes a line that is only a word for a key; it marks the value it made up with
+      // the key's place.
+      if (frame.key_place.line == place.line && frame.key_place.column == place.column) {
+        add({.code = "yaml.syntax",
+             .what = fmt::format("`{}` stands alone: a `:` and a value are missing", frame.key),
+             .place = place,
+             .help = fmt::format("write `{}: value`", frame.key)});
+      }
+    }
+    *slot() = make(YamlValue::Kind::null, place);
+    done();
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    refuse_anchor(source_.place(mark));
+    if (expects_key()) {
+      drop_key();
+      return;
+    }
+    *slot() = make(YamlValue::Kind::null, source_.place(mark));
+    done();
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& text) override {
+    const Place place = source_.place(mark);
+    check_anchor(place, anchor);
+    check_tag(place, tag);
+    const bool quoted = tag != "?";
+    if (quoted) check_closed(mark);
+    if (expects_key()) {
+      take_key(text, quoted, place);
+      return;
+    }
+    YamlValue* value = slot();
+    *value = make(YamlValue::Kind::scalar, place);
+    value->text = text;
+    value->quoted = quoted;
+    done();
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlValue::Kind::list);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlValue::Kind::map);
+  }
+  void OnMapEnd() override { close(); }
+
+  void add(Diagnostic diagnostic) {
+    diagnostics_.add(std::move(diagnostic));
+    if (++errors_ >= kMaxErrors) throw Stop{};
+  }
+
+ private:
+  struct Frame {
+    YamlValue* value = nullptr;
+    bool is_map = false;
+    bool has_key = false;  // of a map: the next event is the value of `key`
+    bool keep = false;     // that value goes into the tree
+    std::string key;
+    Place key_place;
+    std::unordered_map<std::string, Place> seen = {};
+    std::unique_ptr<YamlValue> dropped = {};  // takes values that do not go into the tree
+  };
+
+  bool expects_key() const {
+    return !frames_.empty() && frames_.back().is_map && !frames_.back().has_key;
+  }
+
+  // Where the next value goes. Pointers into a parent stay good: it grows only after the child.
+  YamlValue* slot() {
+    if (frames_.empty()) return &root_;
+    Frame& frame = frames_.back();
+    if (!frame.is_map) return &frame.value->items.emplace_back();
+    if (frame.has_key && frame.keep) {
+      frame.value->entries.push_back({frame.key, frame.key_place, {}});
+      return &frame.value->entries.back().value;
+    }
+    frame.dropped = std::make_unique<YamlValue>();
+    return frame.dropped.get();
+  }
+
+  // A value is complete; inside a map its end toggles between key and value.
+  void done() {
+    if (!frames_.empty() && frames_.back().is_map) frames_.back().has_key = false;
+  }
+
+  void drop_key() {
+    frames_.back().has_key = true;
+    frames_.back().keep = false;
+    frames_.back().key_place = {};
+  }
+
+  void take_key(const std::string& key, bool quoted, const Place& place) {
+    Frame& frame = frames_.back();
+    frame.has_key = true;
+    frame.keep = false;
+    frame.key = key;
+    frame.key_place = place;
+    if (key == "<<" && !quoted) {
+      add({.code = "yaml.merge",
+           .what = "merge keys (`<<`) are not read",
+           .place = place,
+           .help = "write the keys out, so that the file says what runs"});
+      return;
+    }
+    const auto [first, is_new] = frame.seen.emplace(key, place);
+    if (!is_new) {
+      add({.code = "yaml.duplicate",
+           .what = fmt::format("`{}` is given twice", key),
+           .place = place,
+           .notes = {fmt::format("first given at line {}, column {}", first->second.line,
+                                 first->second.column)},
+           .help = "keep one of them"});
+      return;
+    }
+    frame.keep = true;
+  }
+
+  void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+            YamlValue::Kind kind) {
+    const Place place = source_.place(mark);
+    check_anchor(place, anchor);
+    check_tag(place, tag);
+    if (frames_.size() >= kMaxDepth) {
+      add({.code = "yaml.depth",
+           .what = fmt::format("more than {} levels of nesting", kMaxDepth),
+           .place = place,
+           .help = "no setting is that deep: check the brackets above"});
+      throw Stop{};
+    }
+    const bool is_key = expects_key();
+    if (is_key) {
+      add({.code = "yaml.key",
+           .what =
+               fmt::format("a {} cannot be a key", kind == YamlValue::Kind::map ? "map" : "list"),
+           .place = place,
+           .help = "a key is a plain word; quote text that starts with `[` or `{`"});
+    }
+    YamlValue* value = slot();
+    *value = make(kind, place);
+    if (is_key) key_depths_.push_back(frames_.size());
+    frames_.push_back(
+        Frame{.value = value, .is_map = kind == YamlValue::Kind::map, .key = {}, .key_place = {}});
+  }
+
+  void close() {
+    frames_.pop_back();
+    if (!key_depths_.empty() && key_depths_.back() == frames_.size()) {
+      key_depths_.pop_back();
+      drop_key();
+    } else {
+      done();
+    }
+  }
+
+  void check_anchor(const Place& place, YAML::anchor_t anchor) {
+    if (anchor != 0) refuse_anchor(place);
+  }
+
+  void refuse_anchor(const Place& place) {
+    add({.code = "yaml.anchor",
+         .what = "anchors (`&name`) and aliases (`*name`) are not read",
+         .place = place,
+         .help = "write the value out; quote text that starts with `&` or `*`"});
+  }
+
+  void check_tag(const Place& place, const std::string& tag) {
+    if (tag.empty() || tag == "?" || tag == "!") return;
+    add({.code = "yaml.tag",
+         .what = fmt::format("tags are not read: `{}`", tag),
+         .place = place,
+         .help = "remove it; quote text that starts with `!`"});
+  }
+
+  // yaml-cpp ends a single-quoted text at the end of the file as if it were closed.
+  void check_closed(const YAML::Mark& mark) {
+    const std::string_view text = source_.text();
+    size_t at = source_.offset(mark);
+    const size_t open = at;
+    if (at >= text.size() || text[at] != '\'') return;
+    for (++at; at < text.size(); ++at) {
+      if (text[at] != '\'') continue;
+      if (at + 1 >= text.size() || text[at + 1] != '\'') return;
+      ++at;
+    }
+    add({.code = "yaml.syntax",
+         .what = "this quote is never closed",
+         .place = source_.place(open),
+         .help = "end the text with `'`"});
+    throw Stop{};
+  }
+
+  Source& source_;
+  YamlValue& root_;
+  Diagnostics& diagnostics_;
+  std::vector<Frame> frames_;
+  std::vector<size_t> key_depths_;  // numbers of frames around each list or map used as a key
+  int documents_ = 0;
+  size_t errors_ = 0;
+};
+
+// yaml-cpp's terse message -> what a person can act on.
+struct Explanation {
+  std::string_view message;  // how yaml-cpp's begins
+  std::string_view what;
+  std::string_view help;
+};
+constexpr Explanation kExplanations[] = {
+    {"illegal map value", "a `:` where none can stand",
+     "give each `key: value` its own line, indented like its neighbours; quote a value that "
+     "contains `: `"},
+    {"illegal map key", "a `?` key where none can stand", "write `key: value`"},
+    {"illegal block entry", "a `- ` item where none can stand",
+     "put each `- item` on its own line below the key"},
+    {"illegal flow end", "a closing bracket that closes nothing here",
+     "check that every `[` ends with `]` and every `{` with `}`; quote text with brackets"},
+    {"unknown token", "this character cannot start a value", "put the value in quotes"},
+    {"unknown escape character", "unknown escape in double quotes",
+     "write `\\\\` for a backslash, or use single quotes"},
+    {"invalid unicode", "this escape is not a character", "write the character itself, in UTF-8"},
+    {"bad character found while scanning hex", "an escape needs hexadecimal digits here",
+     "write `\\\\` for a backslash, or use single quotes"},
+    {"illegal EOF in scalar", "the file ends inside a quoted text", "close the quotes"},
+    {"illegal document indicator in scalar", "`---` inside a quoted text", "close the quotes"},
+    {"end of map not found", "this line does not fit the ones above",
+     "indent all keys of a section by the same number of spaces"},
+    {"end of sequence not found", "this line does not fit the list above",
+     "indent all `- ` items of a list by the same number of spaces"},
+    {"the referenced anchor", "anchors (`&name`) and aliases (`*name`) are not read",
+     "write the value out; quote text that starts with `&` or `*`"},
+};
+
+Diagnostic explain(const YAML::Exception& exception, Source& source, const YamlValue* open) {
+  const std::string& message = exception.msg;
+  const size_t offset = source.offset(exception.mark);
+  Diagnostic diagnostic{.code = "yaml.syntax", .what = message, .place = source.place(offset)};
+
+  const size_t start = source.line_start(offset);
+  const std::string_view line = source.text().substr(start);
+  const std::string_view indent = line.substr(0, line.find_first_not_of(" \t"));
+  if (const size_t tab = indent.find('\t'); tab != std::string_view::npos) {
+    diagnostic.code = "yaml.tab";
+    diagnostic.what = "a tab in the indentation";
+    diagnostic.place = source.place(start + tab);
+    diagnostic.help = "indent with spaces";
+    return diagnostic;
+  }
+  const bool list_open = message.starts_with("end of sequence flow");
+  if ((list_open || message.starts_with("end of map flow")) && open != nullptr) {
+    diagnostic.what = fmt::format("this `{}` is never closed", list_open ? '[' : '{');
+    diagnostic.place = open->place;
+    diagnostic.help =
+        fmt::format("add the `{}`; separate items with commas", list_open ? ']' : '}');
+    return diagnostic;
+  }
+  for (const Explanation& explanation : kExplanations) {
+    if (!message.starts_with(explanation.message)) continue;
+    diagnostic.what = explanation.what;
+    diagnostic.help = explanation.help;
+    if (message.starts_with("the referenced anchor")) diagnostic.code = "yaml.anchor";
+    return diagnostic;
+  }
+  diagnostic.help = "see yaml.org for what YAML allows here";
+  return diagnostic;
+}
+
+}  // namespace
+
+const YamlValue* YamlValue::find(const std::string& key) const {
+  for (const Entry& entry : entries) {
+    if (entry.key == key) return &entry.value;
+  }
+  return nullptr;
+}
+
+YamlValue parse_yaml(const std::string& text, const std::string& file_name,
+                     Diagnostics& diagnostics) {
+  YamlValue root = make(YamlValue::Kind::null, Place{file_name, 1, 1});
+  if (text.size() > kMaxBytes) {
+    diagnostics.add({.code = "yaml.size",
+                     .what = fmt::format("more than {} bytes of YAML", kMaxBytes),
+                     .place = Place{file_name},
+                     .help = "a file of settings has some kilobytes: is this the right file?"});
+    return root;
+  }
+  // Editors on Windows put a byte order mark in front.
+  const std::string content = text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
+  Source source(content, file_name);
+  if (!check_characters(source, diagnostics)) return root;
+
+  TreeBuilder builder(source, root, diagnostics);
+  std::istringstream in(content);
+  try {
+    YAML::Parser parser(in);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const Stop&) {
+    // Its error is in `diagnostics`.
+  } catch (const YAML::Exception& exception) {
+    diagnostics.add(explain(exception, source, builder.open_container()));
+  }
+  return root;
+}
+
+YamlValue read_yaml(const std::string& path, Diagnostics& diagnostics) {
+  std::string text;
+  try {
+    text = read_file(path, kMaxBytes + 1);
+  } catch (const Error& error) {
+    for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics.add(diagnostic);
+    return make(YamlValue::Kind::null, Place{path});
+  }
+  return parse_yaml(text, path, diagnostics);
+}
+
+}  // namespace mtl
