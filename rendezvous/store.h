@@ -1,6 +1,6 @@
 // The store: a small key-value service for the start of a job (who is where, unique ids). Every
 // client proves the run's token first (HMAC-SHA256 challenge, both ways); keys of another
-// generation are never seen.
+// generation are never seen. A Store may be used by several threads at once.
 #pragma once
 
 #include <chrono>
@@ -15,10 +15,13 @@ class Store {
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
   // Waits until the key exists. Throws Error "rendezvous.timeout" (Exit::timeout) naming the key.
+  // (Any call on a TCP store throws "rendezvous.lost", Exit::run_failed, if the server goes away.)
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
-  // Adds to an integer key (missing = 0), returns the new value.
+  // Adds to an integer key (missing = 0), returns the new value; get() reads it as decimal text.
+  // Throws "rendezvous.not_a_number" if the key holds something else.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
-  // Sets `key` to `desired` if it holds `expected` ("" = absent); returns the value afterwards.
+  // Sets `key` to `desired` if it holds `expected` ("" = absent); returns the value afterwards
+  // ("" = still absent).
   virtual std::string compare_set(const std::string& key, const std::string& expected,
                                   const std::string& desired) = 0;
 };
@@ -27,10 +30,11 @@ class Store {
 std::unique_ptr<Store> make_local_store();
 
 struct StoreServerOptions {
-  std::string address = "127.0.0.1";
-  uint16_t port = 0;  // 0 = a free one
-  std::string token;  // the run's secret; required
+  std::string address = "127.0.0.1";  // IPv4, IPv6 ("::" serves both) or a name of this host
+  uint16_t port = 0;                  // 0 = a free one
+  std::string token;                  // the run's secret; required
   int64_t generation = 0;
+  std::chrono::milliseconds auth_timeout{5'000};  // for a connection to prove the token
 };
 class StoreServer {
  public:
@@ -48,7 +52,8 @@ struct StoreClientOptions {
   int64_t generation = 0;
   std::chrono::milliseconds connect_timeout{30'000};
 };
-// Throws Error "rendezvous.connect" / "rendezvous.auth" (Exit::environment).
+// Throws Error "rendezvous.connect" (nobody answers in time), "rendezvous.auth" (the tokens differ)
+// or "rendezvous.generation" (the server belongs to another one), all Exit::environment.
 std::unique_ptr<Store> connect_store(const StoreClientOptions& options);
 
 // 256 random bits, hex.

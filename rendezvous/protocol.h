@@ -1,0 +1,86 @@
+// The store's wire format: frames (32-bit little-endian length, then the payload) and the messages
+// inside them. No sockets here, so that every malformed message can be tested byte by byte.
+//
+//   client -> Hello      nonce and generation
+//   server -> Challenge  its nonce
+//   client -> Proof      HMAC over both nonces
+//   server -> Welcome    accepted or not; its own HMAC if the client's was right
+//   then Request and Reply in turn; a client has one request under way per connection.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace mtl::wire {
+
+constexpr size_t kMaxFrame = size_t{16} << 20;
+// Before a peer has proved the token it may not make us allocate more than this.
+constexpr size_t kMaxHandshakeFrame = 256;
+constexpr size_t kLengthBytes = 4;
+constexpr uint32_t kVersion = 1;
+
+using Nonce = std::array<uint8_t, 32>;
+using Mac = std::array<uint8_t, 32>;
+
+struct Hello {
+  uint32_t version = kVersion;
+  int64_t generation = 0;
+  Nonce nonce = {};
+};
+struct Challenge {
+  Nonce nonce = {};
+};
+struct Proof {
+  Mac mac = {};
+};
+enum class Verdict : uint8_t { accepted, wrong_token, wrong_generation, wrong_version };
+struct Welcome {
+  Verdict verdict = Verdict::accepted;
+  int64_t generation = 0;  // the server's
+  Mac mac = {};            // zero for wrong_token and wrong_version
+};
+
+enum class Op : uint8_t { set = 1, get, add, compare_set };
+struct Request {
+  Op op = Op::set;
+  std::string key;
+  std::string value;       // set: the value; compare_set: desired
+  std::string expected;    // compare_set
+  int64_t amount = 0;      // add
+  int64_t timeout_ms = 0;  // get
+};
+enum class Status : uint8_t { ok, timeout, not_a_number };
+struct Reply {
+  Status status = Status::ok;
+  std::string value;
+  int64_t number = 0;
+};
+
+// The payload of one frame. Decoders return nothing for anything but a complete, exact message.
+std::string encode(const Hello& message);
+std::string encode(const Challenge& message);
+std::string encode(const Proof& message);
+std::string encode(const Welcome& message);
+std::string encode(const Request& message);
+std::string encode(const Reply& message);
+std::optional<Hello> decode_hello(std::string_view payload);
+std::optional<Challenge> decode_challenge(std::string_view payload);
+std::optional<Proof> decode_proof(std::string_view payload);
+std::optional<Welcome> decode_welcome(std::string_view payload);
+std::optional<Request> decode_request(std::string_view payload);
+std::optional<Reply> decode_reply(std::string_view payload);
+
+// Length and payload. The payload must not be longer than kMaxFrame.
+std::string frame(std::string_view payload);
+// The payload length announced by kLengthBytes bytes; nothing if it is 0 or above `limit`.
+std::optional<size_t> frame_length(std::string_view header, size_t limit);
+
+// Throws Error "rendezvous.too_large" (Exit::environment) if a message about `key` that carries
+// `bytes` of key and values would not fit in a frame.
+void check_size(const std::string& key, size_t bytes);
+
+}  // namespace mtl::wire
