@@ -30,6 +30,7 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // The distinct Unicode characters of `text`, sorted by code point (nanoGPT's char-level
 // vocabulary). Throws "data.utf8" with the byte offset.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
+// Throws "data.tokenizer" for what to_json() of this or an earlier version did not write.
 std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json);
 
 // A corpus as one long row of token ids. Text files now, .bin/.idx later.
@@ -39,7 +40,7 @@ class TokenSource {
   virtual int64_t size() const = 0;  // tokens
   // Copies tokens [first, first + out.size()); the range lies inside the corpus.
   virtual void read(int64_t first, std::span<int32_t> out) const = 0;
-  virtual uint64_t fingerprint() const = 0;  // XXH3 of the tokens
+  virtual uint64_t fingerprint() const = 0;  // XXH3 of the tokens as i32; reads all of them
 };
 
 struct Corpus {
@@ -50,13 +51,14 @@ struct Corpus {
 
 struct TextCorpusOptions {
   std::string path;
-  std::string tokenizer = "bytes";       // bytes | chars
-  std::vector<double> split = {90, 10};  // train first, then valid, as weights
-  int64_t seq_len = 0;                   // each non-empty split needs at least seq_len + 1 tokens
+  std::string tokenizer = "bytes";  // bytes | chars
+  // Weights of contiguous ranges: train first, then valid, then (if given) one left for tests.
+  std::vector<double> split = {90, 10};
+  int64_t seq_len = 0;  // each non-empty split needs at least seq_len + 1 tokens
 };
 // Reads, tokenizes and splits a text. Adds data.missing, data.unreadable, data.empty,
-// data.too_short, data.utf8 to `diagnostics` (with `place`, the line of data.train), and returns an
-// empty Corpus then.
+// data.too_short, data.split, data.tokenizer, data.utf8 to `diagnostics` (with `place`, the line of
+// data.train), and returns an empty Corpus then.
 Corpus load_text_corpus(const TextCorpusOptions& options, const Place& place,
                         Diagnostics& diagnostics);
 
@@ -66,7 +68,7 @@ enum class SampleOrder {
 };
 
 // Sample `index` (0, 1, 2, ... over the whole run: global batch s is indices [s*G, (s+1)*G)) is the
-// window of seq_len + 1 tokens at offset(index).
+// window of seq_len + 1 tokens at offset(index). Throws data.too_short if there is no such window.
 class Sampler {
  public:
   Sampler(int64_t corpus_tokens, int64_t seq_len, SampleOrder order, uint64_t seed);
