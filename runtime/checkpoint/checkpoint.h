@@ -1,14 +1,17 @@
 // Checkpoints (design: global tensors under public names; any layout loads any checkpoint):
-//   step-00000100/  manifest.json   tensor -> {dtype, shape, chunks [{offset, extent, file,
-//   byte_offset, xxh3}]}, trainer state, model, tokenizer
-//                   model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing
-//                   rank COMMITTED       written last; without it the checkpoint does not exist
+//   step-00000100/
+//     manifest.json              tensor -> {dtype, shape, chunks [{offset, extent, file,
+//                                byte_offset, bytes, xxh3}]}, files, trainer state
+//     model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing rank
+//     COMMITTED                  XXH3 of the manifest, written last; without it the checkpoint does
+//                                not exist
 // Files, directory and marker are fsynced in that order, so a crash at any instant leaves the
 // previous checkpoint intact.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,24 +45,36 @@ struct ChunkRecord {
   int64_t bytes = 0;
   uint64_t xxh3 = 0;
 };
+// The manifest's "tensors". Back from JSON the chunks are ordered by tensor; JSON that does not fit
+// together (sizes, bounds, names) is an Error (Exit::data) ckpt.manifest.
 nlohmann::json to_json(const std::vector<ChunkRecord>& chunks);
 std::vector<ChunkRecord> chunks_from_json(const nlohmann::json& json);
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints_dir, int64_t step);
 
+// One rank, before anybody writes: makes `dir` (step-*), empty and durable. What an attempt that
+// was never committed left there is deleted. Throws Error ckpt.exists (Exit::data) if a committed
+// checkpoint is there, unless `replace_committed`; ckpt.write (Exit::environment).
+void prepare_checkpoint_dir(const std::filesystem::path& dir, bool replace_committed = false);
+
 // Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into `dir` (created if missing) and
 // fsyncs them. Chunks inside a file are named
-// "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote.
+// "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote. Throws Error
+// (Exit::environment) ckpt.write with file and reason; the file that could not be completed is
+// removed.
 std::vector<ChunkRecord> write_shards(const std::filesystem::path& dir, int rank,
                                       const std::vector<CheckpointTensor>& tensors);
 
-// One rank, after all shards are written: checks that the chunks tile every tensor exactly, writes
-// manifest.json and COMMITTED, points
-// `<parent>/../latest` at it, and deletes all but the newest `keep_last` committed checkpoints (0 =
-// keep all). `state` is stored under "state" in the manifest (step, consumed samples, model,
-// tokenizer, data fingerprint ...).
-void commit_checkpoint(const std::filesystem::path& dir, const std::vector<ChunkRecord>& chunks,
-                       const nlohmann::json& state, int64_t keep_last);
+// One rank, after all shards are written: checks that the chunks tile every tensor exactly
+// (ckpt.tiling) and that the files are as their ranks reported (ckpt.file), writes manifest.json
+// and COMMITTED, points `<parent>/../latest` at it, and deletes all but the newest `keep_last`
+// committed checkpoints (0 = keep all; the new one always stays) and older uncommitted ones.
+// `state` is stored under "state" in the manifest (step, consumed samples, model, tokenizer, data
+// fingerprint ...). An Error means that there is no new checkpoint; what fails after COMMITTED
+// (`latest`, deleting) is returned as warnings ckpt.tidy.
+std::vector<Diagnostic> commit_checkpoint(const std::filesystem::path& dir,
+                                          const std::vector<ChunkRecord>& chunks,
+                                          const nlohmann::json& state, int64_t keep_last);
 
 class CheckpointReader {
  public:
@@ -70,7 +85,7 @@ class CheckpointReader {
   // Fills `tensor.data` from whatever chunks intersect its rectangles; verifies the XXH3 of every
   // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is
   // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
-  // covered.
+  // covered, ckpt.file when a file is missing or has another size.
   void read(CheckpointTensor& tensor);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
@@ -85,7 +100,9 @@ class CheckpointReader {
 };
 
 // The newest committed checkpoint under `checkpoints_dir` ("" if there is none). Uncommitted ones
-// that were passed over are named in `diagnostics` as warnings (ckpt.incomplete).
+// and damaged ones
+// that were passed over are named in `diagnostics` as warnings (ckpt.incomplete); a directory that
+// cannot be listed is an error (ckpt.unreadable).
 std::filesystem::path newest_checkpoint(const std::filesystem::path& checkpoints_dir,
                                         Diagnostics& diagnostics);
 

@@ -1,0 +1,55 @@
+// manifest.json: where every part of every tensor lies, with its hash; and COMMITTED, the hash of
+// the manifest, without which the checkpoint does not exist.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/checkpoint/checkpoint.h"
+
+namespace mtl {
+
+struct ShardFileRecord {
+  int64_t bytes = 0;
+  int64_t header_bytes = 0;  // length and header: all that chunks do not hash
+  uint64_t header_xxh3 = 0;
+};
+
+struct Manifest {
+  nlohmann::json state;
+  std::map<std::string, ShardFileRecord> files;
+  std::vector<ChunkRecord> chunks;
+};
+
+std::string manifest_text(const Manifest& manifest);
+// Refuses what does not fit together: wrong sizes, chunks outside their tensor or their file,
+// overlaps, file names with a path. Throws Error (Exit::data) ckpt.manifest, ckpt.version.
+Manifest parse_manifest(std::string_view text, const std::filesystem::path& path);
+
+// Throws Error (Exit::data) ckpt.tiling unless the chunks of every tensor agree on dtype and shape,
+// lie inside it and overlap nowhere; with `complete`, they also leave no hole.
+void check_tiling(const std::vector<ChunkRecord>& chunks, bool complete);
+
+enum class CommitState {
+  missing,      // no such directory
+  uncommitted,  // no COMMITTED
+  damaged,      // COMMITTED or the manifest cannot be read, or they do not belong together
+  committed,
+};
+struct CommitCheck {
+  CommitState state = CommitState::missing;
+  std::string reason;    // of `damaged`
+  std::string manifest;  // text, of `committed`
+};
+CommitCheck check_commit(const std::filesystem::path& dir);
+
+constexpr const char* kManifestName = "manifest.json";
+constexpr const char* kMarkerName = "COMMITTED";
+
+}  // namespace mtl

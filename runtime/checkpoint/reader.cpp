@@ -1,0 +1,214 @@
+// Loading any layout from any layout: a rank's rectangles are cut out of whatever chunks hold them.
+// A chunk is streamed through one buffer that is hashed and scattered from at once; the first time
+// it is touched all of it is read, so that its hash can be checked, later only what is needed.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/hash.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/rectangles.h"
+#include "runtime/checkpoint/shard_files.h"
+
+namespace mtl {
+
+namespace {
+
+constexpr int64_t kBufferBytes = int64_t{4} << 20;
+// A checkpoint of a large job has more files than a process may have open.
+constexpr size_t kMaxOpen = 64;
+
+[[noreturn]] void fail(std::string code, std::string what, std::string help) {
+  throw Error(
+      Exit::data,
+      Diagnostic{.code = std::move(code), .what = std::move(what), .help = std::move(help)});
+}
+
+// What one rectangle of memory takes from one chunk: runs that are ascending in the chunk.
+struct Scatter {
+  RunCursor run;
+  int64_t done = 0;  // elements of the current run
+};
+
+// Copies to `data` what bytes [begin, begin + bytes.size()) of the chunk hold of it.
+void scatter(Scatter& part, std::span<const char> bytes, int64_t begin, int64_t element,
+             char* data) {
+  const int64_t end = begin + static_cast<int64_t>(bytes.size());
+  for (; !part.run.done(); part.run.next(), part.done = 0) {
+    const int64_t from = (part.run.a() + part.done) * element;
+    const int64_t run_end = (part.run.a() + part.run.length()) * element;
+    if (from >= end) return;
+    const int64_t to = std::min(run_end, end);
+    std::memcpy(data + (part.run.b() + part.done) * element, bytes.data() + (from - begin),
+                static_cast<size_t>(to - from));
+    part.done += (to - from) / element;
+    if (to < run_end) return;
+  }
+}
+
+}  // namespace
+
+struct CheckpointReader::Files {
+  std::filesystem::path dir;
+  std::map<std::string, ShardFileRecord> records;
+  std::map<std::string, std::vector<size_t>, std::less<>> chunks_of;  // by tensor
+  std::map<std::string, OpenShard> open;
+  std::set<std::string> verified_headers;
+  std::set<size_t> verified_chunks;
+
+  const OpenShard& get(const std::string& name) {
+    if (const auto found = open.find(name); found != open.end()) return found->second;
+    if (open.size() >= kMaxOpen) open.clear();
+    const auto path = dir / name;
+    OpenShard shard = open_shard(path);
+    const ShardFileRecord& record = records.at(name);
+    if (shard.bytes != record.bytes) {
+      fail("ckpt.file",
+           fmt::format("{} has {} bytes instead of {}", path.string(), shard.bytes, record.bytes),
+           "the checkpoint is damaged; use another one");
+    }
+    if (!verified_headers.contains(name)) {
+      std::string header(static_cast<size_t>(record.header_bytes), '\0');
+      read_at(shard, path, 0, header);
+      if (Xxh3::of(header) != record.header_xxh3) {
+        fail("ckpt.checksum", fmt::format("{}: the header fails its checksum", path.string()),
+             "the file was damaged after it was written; use another checkpoint");
+      }
+      verified_headers.insert(name);
+    }
+    return open.emplace(name, std::move(shard)).first->second;
+  }
+
+  // Reads the bytes of `chunk` that `parts` need, all of them if it was not verified yet.
+  void stream(const ChunkRecord& chunk, size_t index, std::vector<Scatter>& parts, int64_t element,
+              char* data) {
+    const OpenShard& shard = get(chunk.file);
+    const auto path = dir / chunk.file;
+    const bool verify = !verified_chunks.contains(index);
+    int64_t begin = verify ? 0 : chunk.bytes;
+    int64_t end = verify ? chunk.bytes : 0;
+    if (!verify) {
+      for (const Scatter& part : parts) {
+        begin = std::min(begin, part.run.a() * element);
+        RunCursor last = part.run;
+        for (; !last.done(); last.next()) {
+          end = std::max(end, (last.a() + last.length()) * element);
+        }
+      }
+    }
+    // Whole elements, so that no element straddles two fillings.
+    std::vector<char> buffer(
+        static_cast<size_t>(std::max<int64_t>(0, std::min(kBufferBytes, end - begin))));
+    Xxh3 hash;
+    while (begin < end) {
+      const auto bytes = static_cast<size_t>(std::min<int64_t>(buffer.size(), end - begin));
+      const std::span<char> filled(buffer.data(), bytes);
+      read_at(shard, path, chunk.byte_offset + begin, filled);
+      if (verify) hash.update(filled.data(), filled.size());
+      for (Scatter& part : parts) scatter(part, filled, begin, element, data);
+      begin += static_cast<int64_t>(bytes);
+    }
+    if (!verify) return;
+    if (hash.digest() != chunk.xxh3) {
+      fail("ckpt.checksum",
+           fmt::format("{}: tensor '{}' at {} fails its checksum", path.string(), chunk.tensor,
+                       to_string(Rect{chunk.offset, chunk.extent})),
+           "the file was damaged after it was written; use another checkpoint");
+    }
+    verified_chunks.insert(index);
+  }
+};
+
+CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir) {
+  CommitCheck check = check_commit(dir);
+  switch (check.state) {
+    case CommitState::missing:
+      fail("ckpt.missing", dir.string() + " does not exist or is not a directory",
+           "give a directory checkpoints/step-*, or a run that has one");
+    case CommitState::uncommitted:
+      fail("ckpt.incomplete",
+           fmt::format("{} has no {}: it was never complete", dir.string(), kMarkerName),
+           "use the checkpoint before it");
+    case CommitState::damaged:
+      fail("ckpt.manifest", fmt::format("{}: {}", dir.string(), check.reason),
+           "use the checkpoint before it");
+    case CommitState::committed:
+      break;
+  }
+  Manifest manifest = parse_manifest(check.manifest, dir / kManifestName);
+  state_ = std::move(manifest.state);
+  chunks_ = std::move(manifest.chunks);
+  files_ = std::make_unique<Files>();
+  files_->dir = dir;
+  files_->records = std::move(manifest.files);
+  for (size_t i = 0; i < chunks_.size(); ++i) files_->chunks_of[chunks_[i].tensor].push_back(i);
+}
+
+CheckpointReader::~CheckpointReader() = default;
+
+void CheckpointReader::read(CheckpointTensor& tensor) {
+  const auto found = files_->chunks_of.find(tensor.name);
+  if (found == files_->chunks_of.end()) {
+    std::vector<std::string> names;
+    for (const auto& [name, ignored] : files_->chunks_of) names.push_back(name);
+    const auto near = did_you_mean(tensor.name, names);
+    fail("ckpt.tensor", fmt::format("{} has no tensor '{}'", dir_.string(), tensor.name),
+         near ? fmt::format("the nearest name in it is '{}'", *near)
+              : "the checkpoint is of another model");
+  }
+  const ChunkRecord& first = chunks_[found->second[0]];
+  if (first.shape != tensor.shape || first.dtype != safetensors_name(tensor.dtype)) {
+    fail("ckpt.shape",
+         fmt::format("{}: tensor '{}' is {} {}, and this model has {} {}", dir_.string(),
+                     tensor.name, first.dtype, to_string(first.shape),
+                     safetensors_name(tensor.dtype), to_string(tensor.shape)),
+         "the checkpoint is of another model");
+  }
+  std::map<size_t, std::vector<Scatter>> needed;  // by chunk
+  for (const ParamRect& rect : tensor.rects) {
+    const Rect wanted{rect.global_offset, rect.extent};
+    if (!inside(wanted, tensor.shape) ||
+        !inside({rect.local_offset, rect.extent}, tensor.local_shape)) {
+      fail("ckpt.shape", fmt::format("tensor '{}': a rectangle to read is outside it", tensor.name),
+           "this is a fault in the program, not in your settings");
+    }
+    if (*volume(wanted.extent) == 0) continue;
+    int64_t covered = 0;
+    std::vector<Rect> rects;
+    for (const size_t index : found->second) {
+      const ChunkRecord& chunk = chunks_[index];
+      rects.push_back({chunk.offset, chunk.extent});
+      const auto common = intersection(wanted, rects.back());
+      if (!common) continue;
+      covered += *volume(common->extent);
+      Dims in_chunk = common->offset;
+      Dims in_local = common->offset;
+      for (size_t d = 0; d < in_chunk.size(); ++d) {
+        in_chunk[d] -= chunk.offset[d];
+        in_local[d] += rect.local_offset[d] - rect.global_offset[d];
+      }
+      needed[index].push_back(
+          {RunCursor(chunk.extent, in_chunk, tensor.local_shape, in_local, common->extent)});
+    }
+    // Chunks overlap nowhere (checked when the manifest was read), so the sum is the cover.
+    if (covered != *volume(wanted.extent)) {
+      fail("ckpt.hole",
+           fmt::format("{}: {} of tensor '{}' is needed, and only {} of its {} elements are there",
+                       dir_.string(), to_string(wanted), tensor.name, covered,
+                       *volume(wanted.extent)),
+           "use another checkpoint");
+    }
+  }
+  for (auto& [index, parts] : needed) {
+    files_->stream(chunks_[index], index, parts, bytes_of(tensor.dtype),
+                   static_cast<char*>(tensor.data));
+  }
+}
+
+}  // namespace mtl

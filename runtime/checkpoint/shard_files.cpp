@@ -1,0 +1,65 @@
+// Positional reads of shard files (shard_files.h).
+#include "runtime/checkpoint/shard_files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/checkpoint/hash.h"
+
+namespace mtl {
+
+namespace {
+
+[[noreturn]] void fail_file(const std::filesystem::path& path, const std::string& what) {
+  throw Error(Exit::data, Diagnostic{.code = "ckpt.file",
+                                     .what = fmt::format("{}: {}", path.string(), what),
+                                     .help = "the checkpoint is damaged; use another one"});
+}
+
+}  // namespace
+
+OpenShard open_shard(const std::filesystem::path& path) {
+  OpenShard shard;
+  shard.fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info = {};
+  if (!shard.fd || ::fstat(shard.fd.get(), &info) != 0) {
+    fail_file(path, std::generic_category().message(errno));
+  }
+  if (!S_ISREG(info.st_mode)) fail_file(path, "not a regular file");
+  shard.bytes = info.st_size;
+  return shard;
+}
+
+void read_at(const OpenShard& shard, const std::filesystem::path& path, int64_t offset,
+             std::span<char> out) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(shard.fd.get(), out.data(), out.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_file(path, std::generic_category().message(errno));
+    if (got == 0) fail_file(path, fmt::format("ends at byte {}", offset));
+    out = out.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
+}
+
+ShardStart read_shard_start(const std::filesystem::path& path) {
+  const OpenShard shard = open_shard(path);
+  std::string text(static_cast<size_t>(std::min<int64_t>(shard.bytes, 8)), '\0');
+  read_at(shard, path, 0, text);
+  const int64_t bytes = safetensors_header_bytes(text, shard.bytes, path.string());
+  text.resize(static_cast<size_t>(bytes));
+  read_at(shard, path, 0, text);
+  return {.header = parse_safetensors_header(text, shard.bytes, path.string()),
+          .file_bytes = shard.bytes,
+          .header_xxh3 = Xxh3::of(text)};
+}
+
+}  // namespace mtl

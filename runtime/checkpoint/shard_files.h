@@ -1,0 +1,31 @@
+// Safetensors files on disk, read by position: several ranks read the same ones at once, and none
+// is ever read whole into memory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "common/files.h"
+#include "runtime/checkpoint/safetensors.h"
+
+namespace mtl {
+
+// Both throw Error (Exit::data) ckpt.file that names the file.
+struct OpenShard {
+  Fd fd;
+  int64_t bytes = 0;
+};
+OpenShard open_shard(const std::filesystem::path& path);
+void read_at(const OpenShard& shard, const std::filesystem::path& path, int64_t offset,
+             std::span<char> out);
+
+struct ShardStart {
+  SafetensorsHeader header;
+  int64_t file_bytes = 0;
+  uint64_t header_xxh3 = 0;
+};
+// Also ckpt.format.
+ShardStart read_shard_start(const std::filesystem::path& path);
+
+}  // namespace mtl

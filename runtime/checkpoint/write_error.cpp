@@ -1,0 +1,30 @@
+// The one write error (write_error.h).
+#include "runtime/checkpoint/write_error.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include <fmt/format.h>
+
+namespace mtl {
+
+void fail_write(const std::filesystem::path& path, const std::string& reason) {
+  throw Error(Exit::environment,
+              Diagnostic{.code = "ckpt.write",
+                         .what = fmt::format("cannot write {}: {}", path.string(), reason),
+                         .notes = {"the previous checkpoint is intact"},
+                         .help = "free space or repair the file system of the run directory, then "
+                                 "run the same command again: it resumes"});
+}
+
+void fail_write(const std::filesystem::path& path, int error_number) {
+  std::string reason = std::generic_category().message(error_number);
+  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
+    std::error_code unknown;
+    const auto space = std::filesystem::space(path.parent_path(), unknown);
+    if (!unknown) reason += fmt::format(" ({} MiB available)", space.available >> 20);
+  }
+  fail_write(path, reason);
+}
+
+}  // namespace mtl

@@ -1,0 +1,25 @@
+// Every failure to write a checkpoint is one error, ckpt.write, whatever call it came from.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "common/error.h"
+
+namespace mtl {
+
+// Throws Error (Exit::environment) ckpt.write with the file and the system's reason.
+[[noreturn]] void fail_write(const std::filesystem::path& path, const std::string& reason);
+[[noreturn]] void fail_write(const std::filesystem::path& path, int error_number);
+
+// Runs `call`, whose errors file.* of common/files.h become ckpt.write.
+template <class Call>
+void as_write_error(const std::filesystem::path& path, Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    fail_write(path, error.diagnostics()[0].what);
+  }
+}
+
+}  // namespace mtl

@@ -1,0 +1,202 @@
+// A rank's shards: the rectangles of its tensors, gathered into one safetensors file for the model
+// and one for the optimizer. Memory beside the tensors is one buffer; the hashes are computed on
+// the way.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/files.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/hash.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/rectangles.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/write_error.h"
+
+namespace mtl {
+
+namespace {
+
+constexpr size_t kBufferBytes = size_t{4} << 20;
+
+// One file that is either complete and on the disk, or removed.
+class ShardFile {
+ public:
+  explicit ShardFile(std::filesystem::path path) : path_(std::move(path)) {
+    // What an earlier attempt left is not written through: it may be linked or open elsewhere.
+    if (::unlink(path_.c_str()) != 0 && errno != ENOENT) fail_write(path_, errno);
+    fd_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    if (!fd_) fail_write(path_, errno);
+    buffer_.reserve(kBufferBytes);
+  }
+  ~ShardFile() {
+    if (!finished_) ::unlink(path_.c_str());
+  }
+  ShardFile(const ShardFile&) = delete;
+  ShardFile& operator=(const ShardFile&) = delete;
+
+  void append(std::string_view bytes) {
+    if (buffer_.size() + bytes.size() > kBufferBytes) flush();
+    // A long run goes from the tensor to the file without a copy.
+    if (bytes.size() >= kBufferBytes / 4) {
+      flush();
+      write(bytes);
+    } else {
+      buffer_.append(bytes);
+    }
+  }
+
+  void finish() {
+    flush();
+    if (::fsync(fd_.get()) != 0) fail_write(path_, errno);
+    // Network file systems tell some write errors only here.
+    if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(path_, errno);
+    finished_ = true;
+  }
+
+ private:
+  void flush() {
+    write(buffer_);
+    buffer_.clear();
+  }
+
+  void write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put = ::write(fd_.get(), bytes.data(), bytes.size());
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) fail_write(path_, errno);
+      bytes.remove_prefix(static_cast<size_t>(put));
+    }
+  }
+
+  std::filesystem::path path_;
+  Fd fd_;
+  std::string buffer_;
+  bool finished_ = false;
+};
+
+// One rectangle to write, as the manifest and as the file's header will show it.
+struct Piece {
+  const CheckpointTensor* tensor;
+  const ParamRect* rect;
+  ChunkRecord chunk;
+  std::string name;  // in the file
+};
+
+[[noreturn]] void fail_tensor(const CheckpointTensor& tensor, const std::string& what) {
+  throw Error(Exit::data,
+              Diagnostic{.code = "ckpt.tensor",
+                         .what = fmt::format("'{}' cannot be saved: {}", tensor.name, what),
+                         .help = "this is a fault in the program, not in your "
+                                 "settings"});
+}
+
+std::vector<Piece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool optimizer,
+                             const std::string& file) {
+  std::vector<Piece> pieces;
+  std::set<std::string> names = {"__metadata__"};
+  for (const CheckpointTensor& tensor : tensors) {
+    if (tensor.optimizer != optimizer) continue;
+    const auto elements = volume(tensor.shape);
+    if (!elements || *elements > (int64_t{1} << 62) / bytes_of(tensor.dtype)) {
+      fail_tensor(tensor, "impossible shape " + to_string(tensor.shape));
+    }
+    for (const ParamRect& rect : tensor.rects) {
+      if (!inside({rect.global_offset, rect.extent}, tensor.shape) ||
+          !inside({rect.local_offset, rect.extent}, tensor.local_shape)) {
+        fail_tensor(tensor, "a rectangle is not inside the tensor");
+      }
+      // Nothing is written of nothing, but a tensor without elements still has its entry.
+      const int64_t rect_elements = *volume(rect.extent);
+      if (rect_elements == 0 && *elements > 0) continue;
+      ChunkRecord chunk{.tensor = tensor.name,
+                        .dtype = std::string(safetensors_name(tensor.dtype)),
+                        .shape = tensor.shape,
+                        .offset = rect.global_offset,
+                        .extent = rect.extent,
+                        .file = file,
+                        .byte_offset = 0,
+                        .bytes = rect_elements * bytes_of(tensor.dtype),
+                        .xxh3 = 0};
+      std::string name = tensor.name;
+      if (tensor.rects.size() > 1) {
+        name += fmt::format("@{}", fmt::join(rect.global_offset, ","));
+      }
+      if (!names.insert(name).second) fail_tensor(tensor, "two parts are named " + name);
+      pieces.push_back({&tensor, &rect, std::move(chunk), std::move(name)});
+    }
+  }
+  return pieces;
+}
+
+uint64_t append_piece(ShardFile& file, const Piece& piece) {
+  const CheckpointTensor& tensor = *piece.tensor;
+  const auto* data = static_cast<const char*>(tensor.data);
+  const int64_t element = bytes_of(tensor.dtype);
+  Xxh3 hash;
+  const Dims origin(piece.rect->extent.size(), 0);
+  for (RunCursor run(tensor.local_shape, piece.rect->local_offset, piece.rect->extent, origin,
+                     piece.rect->extent);
+       !run.done(); run.next()) {
+    const std::string_view bytes(data + run.a() * element,
+                                 static_cast<size_t>(run.length() * element));
+    hash.update(bytes.data(), bytes.size());
+    file.append(bytes);
+  }
+  return hash.digest();
+}
+
+void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces) {
+  std::vector<SafetensorsEntry> entries;
+  int64_t end = 0;
+  for (const Piece& piece : pieces) {
+    entries.push_back({.name = piece.name,
+                       .dtype = piece.chunk.dtype,
+                       .shape = piece.chunk.extent,
+                       .begin = end,
+                       .end = end + piece.chunk.bytes});
+    end += piece.chunk.bytes;
+  }
+  const std::string header = safetensors_header(entries, {{"format", "mtl.checkpoint"}});
+  ShardFile file(path);
+  file.append(header);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    pieces[i].chunk.byte_offset = static_cast<int64_t>(header.size()) + entries[i].begin;
+    pieces[i].chunk.xxh3 = append_piece(file, pieces[i]);
+  }
+  file.finish();
+}
+
+}  // namespace
+
+std::vector<ChunkRecord> write_shards(const std::filesystem::path& dir, int rank,
+                                      const std::vector<CheckpointTensor>& tensors) {
+  as_write_error(dir, [&] { make_directories(dir); });
+  if (check_commit(dir).state == CommitState::committed) {
+    throw Error(Exit::data,
+                Diagnostic{.code = "ckpt.exists",
+                           .what = dir.string() + " is a complete checkpoint and stays as it is",
+                           .help = "save under another step, or remove it first"});
+  }
+  std::vector<ChunkRecord> chunks;
+  for (const bool optimizer : {false, true}) {
+    const std::string name =
+        fmt::format("{}-r{:05d}.safetensors", optimizer ? "optim" : "model", rank);
+    std::vector<Piece> pieces = pieces_of(tensors, optimizer, name);
+    if (pieces.empty()) continue;
+    write_shard(dir / name, pieces);
+    for (Piece& piece : pieces) chunks.push_back(std::move(piece.chunk));
+  }
+  as_write_error(dir, [&] { sync_directory(dir); });
+  return chunks;
+}
+
+}  // namespace mtl
