@@ -222,8 +222,15 @@ std::vector<Diagnostic> commit_checkpoint(const fs::path& given_dir,
     sync_directory(dir.parent_path());
   });
   as_write_error(dir / kManifestName, [&] { write_file_atomic(dir / kManifestName, text); });
-  as_write_error(dir / kMarkerName,
-                 [&] { write_file_atomic(dir / kMarkerName, hash_text(Xxh3::of(text)) + "\n"); });
+  as_write_error(dir / kMarkerName, [&] {
+    try {
+      write_file_atomic(dir / kMarkerName, hash_text(Xxh3::of(text)) + "\n");
+    } catch (const Error&) {
+      // It may be there without being durable: whoever gets an Error finds no checkpoint.
+      fs::remove(dir / kMarkerName, error);
+      throw;
+    }
+  });
   std::vector<Diagnostic> warnings;
   try_to("point `latest` at " + dir.string(), warnings, [&] { point_latest(dir); });
   try_to("delete old checkpoints of " + dir.parent_path().string(), warnings,

@@ -1,0 +1,24 @@
+// A disk that fails: this test program's own open, write, fsync, rename ... stand before those of
+// the C library (static symbols win), count every call that changes the disk, and at call number
+// `at` fail or end the process.
+#pragma once
+
+#include <cstdint>
+
+namespace mtl::test {
+
+enum class Fault {
+  count,       // nothing happens
+  error,       // call `at` fails once
+  full,        // from call `at` on, whatever needs space fails with ENOSPC
+  crash,       // the process ends at call `at`, a write half done
+  power_loss,  // as crash, and whatever was not fsynced is lost: file contents are cut in half, new
+               // directory entries are gone, renames undone
+};
+constexpr int kCrashExit = 77;
+
+void arm(Fault fault, int64_t at, int error_number = 0);
+// The number of calls since arm().
+int64_t disarm();
+
+}  // namespace mtl::test

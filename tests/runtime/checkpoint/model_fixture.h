@@ -1,0 +1,51 @@
+// A small model whose values follow from (tensor, element, salt), held by any number of ranks in
+// any layout.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint/checkpoint.h"
+
+namespace mtl::test {
+
+struct GlobalTensor {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;
+  bool optimizer;
+};
+std::vector<GlobalTensor> small_model();
+
+// The true bytes of a whole tensor.
+std::vector<char> true_bytes(const GlobalTensor& tensor, uint64_t salt);
+
+// What one rank holds.
+struct RankTensors {
+  std::vector<CheckpointTensor> tensors;
+  std::vector<std::vector<char>> storage;
+};
+
+// Cuts every tensor at random into rectangles that tile it and deals them to `ranks`; a rank lays
+// its own out one after the other with gaps between them. The gaps hold 0xEE.
+std::vector<RankTensors> random_layout(const std::vector<GlobalTensor>& model, int ranks,
+                                       std::mt19937_64& random);
+// One rank with everything.
+RankTensors whole_layout(const std::vector<GlobalTensor>& model);
+
+// Fills what the rectangles cover.
+void fill(RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t salt);
+// Everything that the rectangles cover is right, and the gaps are untouched.
+bool correct(const RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t salt);
+
+// Prepares, writes and commits a checkpoint of `step` with salt = step and state {"step": step}.
+void save(const std::filesystem::path& checkpoints_dir, int64_t step,
+          const std::vector<GlobalTensor>& model, std::vector<RankTensors>& ranks,
+          int64_t keep_last = 0);
+// The checkpoint in `dir` is complete, has the state of a step and that step's values.
+bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& model);
+
+}  // namespace mtl::test

@@ -1,0 +1,146 @@
+// Which checkpoint is the newest, what `latest` says, and which ones are deleted.
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "model_fixture.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/manifest.h"
+#include "temp_dir.h"
+
+namespace mtl {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+struct Run {
+  TempDir dir;
+  std::vector<GlobalTensor> model = {{"w", DType::f32, {3, 2}, false}};
+  fs::path checkpoints = dir.path() / "checkpoints";
+  std::vector<RankTensors> ranks;
+  Run() { ranks.push_back(whole_layout(model)); }
+  void save_step(int64_t step, int64_t keep_last) {
+    save(checkpoints, step, model, ranks, keep_last);
+  }
+  fs::path newest(size_t warnings = 0) {
+    Diagnostics diagnostics;
+    const fs::path path = newest_checkpoint(checkpoints, diagnostics);
+    CHECK(!diagnostics.has_errors());
+    CHECK(diagnostics.all().size() == warnings);
+    for (const auto& diagnostic : diagnostics.all()) CHECK(diagnostic.code == "ckpt.incomplete");
+    return path;
+  }
+  std::set<std::string> names() {
+    std::set<std::string> found;
+    for (const auto& entry : fs::directory_iterator(checkpoints)) {
+      found.insert(entry.path().filename().string());
+    }
+    return found;
+  }
+};
+
+TEST_CASE("newest: none, then the highest step, whatever order they were written in") {
+  Run run;
+  CHECK(run.newest().empty());
+  fs::create_directories(run.checkpoints);
+  CHECK(run.newest().empty());
+  run.save_step(200, 0);
+  run.save_step(99, 0);
+  CHECK(run.newest() == run.checkpoints / "step-00000200");
+  run.save_step(1234567890, 0);
+  CHECK(run.newest() == run.checkpoints / "step-1234567890");
+  CHECK(run.names().size() == 3);
+}
+
+TEST_CASE("newest: what is not a complete checkpoint is passed over and named") {
+  Run run;
+  run.save_step(1, 0);
+  run.save_step(2, 0);
+  fs::create_directories(run.checkpoints / "step-00000003");
+  for (const char* other : {"step-4", "step-0000000x", "step-00000005.deleted", "other"}) {
+    fs::create_directories(run.checkpoints / other);
+  }
+  std::ofstream(run.checkpoints / "step-00000009") << "a file";
+  CHECK(run.newest(1) == run.checkpoints / "step-00000002");
+  std::ofstream(run.checkpoints / "step-00000002" / kManifestName, std::ios::app) << " ";
+  CHECK(run.newest(2) == run.checkpoints / "step-00000001");
+  fs::remove(run.checkpoints / "step-00000001" / kMarkerName);
+  CHECK(run.newest(3).empty());
+}
+
+TEST_CASE("pruning keeps the newest K and removes what was never complete") {
+  Run run;
+  for (int64_t step = 10; step <= 60; step += 10) run.save_step(step, 3);
+  CHECK(run.names() == std::set<std::string>{"step-00000040", "step-00000050", "step-00000060"});
+  for (const auto& name : run.names()) CHECK(intact(run.checkpoints / name, run.model));
+  fs::create_directories(run.checkpoints / "step-00000065");
+  fs::create_directories(run.checkpoints / "step-00000099");
+  fs::create_directories(run.checkpoints / "step-00000001.deleted");
+  fs::create_directories(run.checkpoints / "other");
+  run.save_step(70, 2);
+  CHECK(run.names() ==
+        std::set<std::string>{"other", "step-00000060", "step-00000070", "step-00000099"});
+  run.save_step(80, 0);
+  CHECK(run.names().size() == 5);
+  run.save_step(81, 1);
+  CHECK(run.names() == std::set<std::string>{"other", "step-00000081", "step-00000099"});
+}
+
+TEST_CASE("pruning never deletes the checkpoint that was just written") {
+  Run run;
+  run.save_step(50, 1);
+  run.save_step(60, 2);
+  run.save_step(40, 1);
+  CHECK(run.names() == std::set<std::string>{"step-00000040"});
+  CHECK(run.newest() == run.checkpoints / "step-00000040");
+}
+
+TEST_CASE("latest: a relative link to the newest commit, also when the run moves") {
+  Run run;
+  run.save_step(1, 0);
+  run.save_step(2, 0);
+  const fs::path latest = run.dir.path() / "latest";
+  CHECK(fs::read_symlink(latest) == fs::path("checkpoints/step-00000002"));
+  CHECK(CheckpointReader(latest).state()["step"] == 2);
+  fs::create_directories(run.dir.path() / "moved");
+  fs::rename(run.checkpoints, run.dir.path() / "moved" / "checkpoints");
+  fs::rename(latest, run.dir.path() / "moved" / "latest");
+  CHECK(CheckpointReader(run.dir.path() / "moved" / "latest").state()["step"] == 2);
+}
+
+TEST_CASE("latest: a checkpoint is complete even if the link cannot be made") {
+  Run run;
+  fs::create_directories(run.dir.path() / "latest" / "in the way");
+  run.checkpoints = run.dir.path() / "checkpoints" / "";  // a slash at the end changes nothing
+  const auto dir = checkpoint_path(run.checkpoints, 1);
+  prepare_checkpoint_dir(dir / "");
+  fill(run.ranks[0], run.model, 1);
+  const auto chunks = write_shards(dir, 0, run.ranks[0].tensors);
+  const auto warnings = commit_checkpoint(dir / "", chunks, {{"step", 1}}, 1);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].severity == Diagnostic::Severity::warning);
+  CHECK(warnings[0].code == "ckpt.tidy");
+  CHECK(fs::is_directory(run.dir.path() / "latest" / "in the way"));
+  CHECK(check_commit(dir).state == CommitState::committed);
+}
+
+TEST_CASE("prepare: an empty directory, and never one of another name") {
+  Run run;
+  const auto dir = checkpoint_path(run.checkpoints, 4);
+  fs::create_directories(dir / "sub");
+  std::ofstream(dir / "model-r00007.safetensors") << "left over";
+  prepare_checkpoint_dir(dir);
+  CHECK(fs::is_empty(dir));
+  CHECK(run.names() == std::set<std::string>{"step-00000004"});
+  std::ofstream(run.dir.path() / "thesis.tex") << "precious";
+  CHECK_THROWS_AS(prepare_checkpoint_dir(run.dir.path()), Error);
+  CHECK(fs::exists(run.dir.path() / "thesis.tex"));
+}
+
+}  // namespace
+}  // namespace mtl
