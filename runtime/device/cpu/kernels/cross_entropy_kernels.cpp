@@ -1,0 +1,95 @@
+// Softmax cross-entropy over rows of tens of thousands of logits: three passes (maximum; sum of
+// exponentials; gradient), each bound by memory once exp is a vector function.
+#include "runtime/device/cpu/kernels/parts.h"
+#include "runtime/device/cpu/kernels/vector.h"
+
+namespace mtl::kernels::MTL_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+
+template <class T>
+MTL_INLINE float to_float(T x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else {
+    return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
+  }
+}
+
+template <class T>
+void cross_entropy_max(const CrossEntropyRows& args) {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const T* row = static_cast<const T*>(args.logits) + r * args.stride;
+    F m[4] = {splat(-kInfinity), splat(-kInfinity), splat(-kInfinity), splat(-kInfinity)};
+    each4(args.valid, [&](int64_t i, auto lanes, int k)
+                          MTL_LAMBDA { m[k] = max(load(row + i, lanes, -kInfinity), m[k]); });
+    args.row_max[r] = max_lanes(max(max(m[0], m[1]), max(m[2], m[3])));
+  }
+}
+
+// Sums of at most kBlock exponentials are in f32 (at most kBlock / kLanes / 4 additions per lane),
+// sums of blocks in f64: the error does not grow with the vocabulary.
+template <class T>
+void cross_entropy_sum(const CrossEntropyRows& args) {
+  constexpr int64_t kBlock = 2048;
+  for (int64_t r = 0; r < args.rows; ++r) {
+    const T* row = static_cast<const T*>(args.logits) + r * args.stride;
+    const float row_max = args.row_max[r];
+    double sum = 0;
+    for (int64_t c = 0; c < args.valid; c += kBlock) {
+      const T* block = row + c;
+      F s[4] = {};
+      each4(args.valid - c < kBlock ? args.valid - c : kBlock,
+            [&](int64_t i, auto lanes, int k)
+                MTL_LAMBDA { s[k] += exp(load(block + i, lanes, -kInfinity) - row_max); });
+      sum += static_cast<double>(sum_lanes(s));
+    }
+    args.sum_exp[r] = static_cast<float>(sum);
+    const int64_t target = args.targets[r] - args.first;
+    const bool here = args.targets[r] >= 0 && target >= 0 && target < args.valid;
+    args.target_logit[r] = here ? to_float(row[target]) : 0;
+  }
+}
+
+template <class T>
+void cross_entropy_backward(const CrossEntropyRows& args, float scale) {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    T* row = static_cast<T*>(args.logits) + r * args.stride;
+    if (args.targets[r] < 0) {
+      __builtin_memset(row, 0, static_cast<size_t>(args.stride) * sizeof(T));
+      continue;
+    }
+    const float row_max = args.row_max[r];
+    const float factor = scale / args.sum_exp[r];
+    const int64_t target = args.targets[r] - args.first;
+    const bool here = target >= 0 && target < args.valid;
+    const float target_logit = here ? to_float(row[target]) : 0;
+    each(args.valid, [&](int64_t i, auto lanes) MTL_LAMBDA {
+      store(row + i, exp(load(row + i, lanes) - row_max) * factor, lanes);
+    });
+    if (here) {
+      T lane[1];
+      store(lane, exp(splat(target_logit - row_max)) * factor - scale, Part{1});
+      row[target] = lane[0];
+    }
+    __builtin_memset(row + args.valid, 0,
+                     static_cast<size_t>(args.stride - args.valid) * sizeof(T));
+  }
+}
+
+template <class T>
+void add_typed(TypedKernels& table) {
+  table.cross_entropy_max = cross_entropy_max<T>;
+  table.cross_entropy_sum = cross_entropy_sum<T>;
+  table.cross_entropy_backward = cross_entropy_backward<T>;
+}
+
+}  // namespace
+
+void add_cross_entropy_kernels(VectorKernels& table) {
+  add_typed<float>(table.f32);
+  add_typed<uint16_t>(table.bf16);
+}
+
+}  // namespace mtl::kernels::MTL_ISA

@@ -1,0 +1,109 @@
+// AdamW (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019) and the sums of
+// squares for the gradient norm: one pass over memory each.
+#include "runtime/device/cpu/kernels/parts.h"
+#include "runtime/device/cpu/kernels/vector.h"
+
+namespace mtl::kernels::MTL_ISA {
+namespace {
+
+// While it lives, numbers below 2^-126 count as zero. The moments of parameters without gradient
+// (rows of an embedding that no token uses) decay into that range and would stay there for ever,
+// where every operation costs a hundred cycles.
+class FlushTinyToZero {
+ public:
+  FlushTinyToZero() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushTinyToZero() { _mm_setcsr(saved_); }
+  FlushTinyToZero(const FlushTinyToZero&) = delete;
+  FlushTinyToZero& operator=(const FlushTinyToZero&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+template <bool kWeights, bool kStream>
+MTL_INLINE void adamw_loop(const AdamWRange& a) {
+  float* master = a.master;
+  float* exp_avg = a.exp_avg;
+  float* exp_avg_sq = a.exp_avg_sq;
+  const float* grad = a.grad;
+  uint16_t* weights = a.weights;
+  // Copies: the compiler cannot know that the stores leave `a` alone.
+  const float beta1 = a.beta1, one_minus_beta1 = a.one_minus_beta1;
+  const float beta2 = a.beta2, one_minus_beta2 = a.one_minus_beta2;
+  const float rate = a.rate, correction = a.inverse_sqrt_correction2;
+  const float eps = a.eps, keep = a.keep, grad_scale = a.grad_scale;
+  each(a.n, [&](int64_t i, auto lanes) MTL_LAMBDA {
+    const F g = load(grad + i, lanes) * grad_scale;
+    const F m = load(exp_avg + i, lanes) * beta1 + g * one_minus_beta1;
+    const F v = load(exp_avg_sq + i, lanes) * beta2 + g * g * one_minus_beta2;
+    const F step = m / (sqrt(v) * correction + eps) * rate;
+    const F p = load(master + i, lanes) * keep - step;
+    store(exp_avg + i, m, lanes);
+    store(exp_avg_sq + i, v, lanes);
+    store(master + i, p, lanes);
+    if constexpr (kWeights) {
+      if constexpr (kStream && sizeof(lanes) == sizeof(Full)) {
+        stream(weights + i, p);
+      } else {
+        store(weights + i, p, lanes);
+      }
+    }
+  });
+}
+
+void adamw(const AdamWRange& args) {
+  const FlushTinyToZero flush;
+  // The bf16 copy is the only array that is not read first: past the caches it costs 2 bytes of
+  // traffic per parameter instead of 4.
+  if (!args.weights) {
+    adamw_loop<false, false>(args);
+  } else if (can_stream(args.weights)) {
+    adamw_loop<true, true>(args);
+    stream_done();
+  } else {
+    adamw_loop<true, false>(args);
+  }
+}
+
+// f64 throughout: squares of f32 are exact, large gradients do not overflow. Sixteen sums whatever
+// the vector, added in pairs: the same bits on every instruction set.
+MTL_INLINE double chunk_sum_squares(const float* x, int64_t n) {
+  constexpr int kSums = 16;
+  constexpr int kDoubles = kLanes / 2;
+  D sums[kSums / kDoubles] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int k = 0; k < kSums / kDoubles; ++k) {
+      HalfF half;
+      __builtin_memcpy(&half, x + i + k * kDoubles, sizeof half);
+      const D d = __builtin_convertvector(half, D);
+      sums[k] += d * d;
+    }
+  }
+  double lanes[kSums];
+  __builtin_memcpy(lanes, sums, sizeof lanes);
+  for (int64_t k = 0; i + k < n; ++k) {
+    const double d = static_cast<double>(x[i + k]);
+    lanes[k] += d * d;
+  }
+  for (int width = kSums / 2; width > 0; width /= 2) {
+    for (int k = 0; k < width; ++k) lanes[k] += lanes[k + width];
+  }
+  return lanes[0];
+}
+
+void sum_squares(const float* x, int64_t n, double* partials) {
+  constexpr int64_t kChunk = 4096;
+  for (int64_t c = 0; c < n; c += kChunk) {
+    partials[c / kChunk] = chunk_sum_squares(x + c, n - c < kChunk ? n - c : kChunk);
+  }
+}
+
+}  // namespace
+
+void add_optimizer_kernels(VectorKernels& table) {
+  table.adamw = adamw;
+  table.sum_squares = sum_squares;
+}
+
+}  // namespace mtl::kernels::MTL_ISA

@@ -1,0 +1,18 @@
+// The table of one instruction set, put together from the kernel sources.
+#include "runtime/device/cpu/kernels/table.h"
+
+#include "runtime/device/cpu/kernels/parts.h"
+
+namespace mtl::kernels::MTL_ISA {
+
+VectorKernels table() {
+  VectorKernels table = {};
+  add_elementwise_kernels(table);
+  add_norm_kernels(table);
+  add_position_kernels(table);
+  add_cross_entropy_kernels(table);
+  add_optimizer_kernels(table);
+  return table;
+}
+
+}  // namespace mtl::kernels::MTL_ISA

@@ -1,0 +1,121 @@
+// The vector loops as plain functions on ranges of rows or elements, one table per instruction set.
+// Each call is the work of one thread: splitting and combining is the business of cpu/*.cpp.
+//
+// Pointers to activations are void*: f32 in the table `f32`, bf16 in the table `bf16`. Rows are
+// contiguous unless a stride is given. An output may be the input of the same shape.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace mtl::kernels {
+
+// Dropout as the loops use it: element i is kept iff its Philox word >= threshold.
+struct Mask {
+  uint64_t key;
+  uint32_t threshold;
+  float scale;
+};
+
+struct NormForward {
+  const void *x, *gamma, *beta;  // beta may be null
+  void* y;
+  float *mean, *rstd;
+  int64_t rows, cols;
+  float eps;
+};
+struct NormBackward {
+  const void *dy, *x, *gamma;
+  const float *mean, *rstd;
+  void* dx;
+  float *dgamma, *dbeta;  // [cols], written: the sums over these rows; dbeta may be null
+  int64_t rows, cols;
+  bool add_to_dx;
+};
+
+// out = residual + mask * (x + addend[(row0 + row) % period])
+struct AddRows {
+  const void *x, *addend, *residual;  // addend and residual may be null
+  void* out;
+  int64_t rows, cols;
+  int64_t row0, period;
+  const Mask* mask;        // null: no dropout
+  uint64_t first_element;  // the dropout index of element (0, 0)
+};
+// dx = mask * dout, dpositions[t] (+)= sum over the batch of the same in f32, for t in [begin,
+// end).
+struct PositionBackward {
+  const void* dout;
+  void* dx;
+  float* dpositions;
+  int64_t batch, seq, cols, begin, end;
+  bool accumulate;
+  const Mask* mask;
+  uint64_t first_element;  // the dropout index of element (0, 0) of dout
+};
+
+struct CrossEntropyRows {
+  void* logits;
+  const int32_t* targets;
+  int64_t rows, stride, first, valid;
+  float *row_max, *sum_exp, *target_logit;
+};
+
+// Loops that exist for both compute types.
+struct TypedKernels {
+  void (*fill)(void* x, int64_t n, float value);
+  void (*scale)(void* x, int64_t n, float factor);
+  void (*add)(const void* x, void* y, int64_t n);
+  // sums[c] = sum of the rows.
+  void (*column_sums)(const void* x, int64_t rows, int64_t cols, float* sums);
+  void (*norm_forward)(const NormForward& args);
+  void (*norm_backward)(const NormBackward& args);
+  void (*add_rows)(const AddRows& args);
+  void (*position_backward)(const PositionBackward& args);
+  // y += x, y f32.
+  void (*add_to_f32)(const void* x, float* y, int64_t n);
+  void (*cross_entropy_max)(const CrossEntropyRows& args);
+  void (*cross_entropy_sum)(const CrossEntropyRows& args);
+  void (*cross_entropy_backward)(const CrossEntropyRows& args, float scale);
+};
+
+struct AdamWRange {
+  float *master, *exp_avg, *exp_avg_sq;
+  const float* grad;
+  uint16_t* weights;  // may be null
+  int64_t n;
+  // master = master * keep - rate * m / (sqrt(v) * inverse_sqrt_correction2 + eps), with
+  // keep = 1 - lr * weight_decay, rate = lr / (1 - beta1^step),
+  // inverse_sqrt_correction2 = 1 / sqrt(1 - beta2^step).
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float rate, inverse_sqrt_correction2, eps, keep, grad_scale;
+};
+
+struct VectorKernels {
+  TypedKernels f32, bf16;
+  void (*to_bf16)(const float* from, uint16_t* to, int64_t n);
+  void (*to_f32)(const uint16_t* from, float* to, int64_t n);
+  // out[c] = (accumulate ? out[c] : 0) + sum over i < chunks of partials[i * stride + c], in f64
+  // and in the order of i.
+  void (*combine)(const float* partials, int64_t chunks, int64_t stride, int64_t cols, float* out,
+                  bool accumulate);
+  // partials[i] = sum of squares of elements [i * 4096, (i + 1) * 4096) of the n.
+  void (*sum_squares)(const float* x, int64_t n, double* partials);
+  void (*adamw)(const AdamWRange& args);
+  // factors[i] = 0 or mask.scale for element first + i.
+  void (*mask_factors)(const Mask& mask, uint64_t first, int64_t n, float* factors);
+};
+
+// Only plain stores happen in these functions, but they are compiled for their instruction set:
+// call a table's function only on a machine that has it.
+namespace base {
+VectorKernels table();
+}
+namespace avx2 {
+VectorKernels table();
+}
+namespace avx512 {
+VectorKernels table();
+}
+
+}  // namespace mtl::kernels

@@ -1,0 +1,209 @@
+// Vectors of the widest kind that the instruction set of this compilation has (kernels.cmake
+// compiles every kernel source three times), through GCC's vector extensions: arithmetic reads like
+// scalar code, and the order of every sum is what the source says.
+//
+// Everything lives in an unnamed namespace, so that no function compiled for AVX-512 can be shared
+// by the linker with code for an older machine. bf16 is uint16_t in memory and f32 in registers.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define MTL_INLINE inline __attribute__((always_inline))
+#define MTL_LAMBDA __attribute__((always_inline))
+
+namespace mtl::kernels::MTL_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kLanes = kVectorBytes / 4;
+
+typedef float F __attribute__((vector_size(kVectorBytes)));
+typedef int32_t I __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t U __attribute__((vector_size(kVectorBytes)));
+typedef uint64_t U64 __attribute__((vector_size(kVectorBytes)));
+typedef double D __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t HalfU16 __attribute__((vector_size(kVectorBytes / 2)));
+typedef float HalfF __attribute__((vector_size(kVectorBytes / 2)));
+
+MTL_INLINE F splat(float x) {
+  return x - F{};
+}
+
+// How many lanes of a vector exist in memory: all, or the `count` first of a row's last vector.
+// The arithmetic is the same for both, so a result does not depend on where a range was cut.
+struct Full {};
+struct Part {
+  int64_t count;
+};
+
+MTL_INLINE F widen(HalfU16 x) {
+  // Zero extension by name: gcc 12 makes three instructions of __builtin_convertvector here.
+#if defined(__AVX512F__)
+  const U wide = (U)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
+#elif defined(__AVX2__)
+  const U wide = (U)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  const U wide = __builtin_convertvector(x, U);
+#endif
+  return (F)(wide << 16);
+}
+
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN of the same sign.
+MTL_INLINE HalfU16 narrow(F x) {
+  const U bits = (U)x;
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U quiet = (bits >> 16) | 0x40u;
+  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, HalfU16);
+}
+
+MTL_INLINE F load(const float* p, Full, float = 0) {
+  F x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+MTL_INLINE F load(const uint16_t* p, Full, float = 0) {
+  HalfU16 x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return widen(x);
+}
+// Lanes that are not in memory read as `missing`.
+template <class T>
+MTL_INLINE F load(const T* p, Part part, float missing = 0) {
+  T lanes[kLanes] = {};
+  __builtin_memcpy(lanes, p, static_cast<size_t>(part.count) * sizeof(T));
+  F x = load(lanes, Full{});
+  if (missing != 0) {
+    for (int64_t i = part.count; i < kLanes; ++i) x[i] = missing;
+  }
+  return x;
+}
+
+MTL_INLINE void store(float* p, F x, Full) {
+  __builtin_memcpy(p, &x, sizeof x);
+}
+MTL_INLINE void store(uint16_t* p, F x, Full) {
+  const HalfU16 h = narrow(x);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+template <class T>
+MTL_INLINE void store(T* p, F x, Part part) {
+  T lanes[kLanes];
+  store(lanes, x, Full{});
+  __builtin_memcpy(p, lanes, static_cast<size_t>(part.count) * sizeof(T));
+}
+
+// Stores that go around the caches: for outputs that are larger than the caches and not read first,
+// they save the read of the line that is about to be overwritten. `p` must be aligned to the bytes
+// stored; finish with stream_done().
+MTL_INLINE void stream(float* p, F x) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(p, (__m512)x);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(p, (__m256)x);
+#else
+  _mm_stream_ps(p, (__m128)x);
+#endif
+}
+MTL_INLINE void stream(uint16_t* p, F x) {
+  const HalfU16 h = narrow(x);
+#if defined(__AVX512F__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)h);
+#elif defined(__AVX2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)h);
+#else
+  __builtin_memcpy(p, &h, sizeof h);
+#endif
+}
+MTL_INLINE void stream_done() {
+  _mm_sfence();
+}
+MTL_INLINE bool can_stream(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % kVectorBytes == 0;
+}
+
+// body(i, lanes) for every vector of [0, n).
+template <class Body>
+MTL_INLINE void each(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Full{});
+  if (i < n) body(i, Part{n - i});
+}
+// body(i, lanes, k) with k cycling through 0..3: four independent accumulators hide the latency of
+// an addition.
+template <class Body>
+MTL_INLINE void each4(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    body(i, Full{}, 0);
+    body(i + kLanes, Full{}, 1);
+    body(i + 2 * kLanes, Full{}, 2);
+    body(i + 3 * kLanes, Full{}, 3);
+  }
+  for (; i + kLanes <= n; i += kLanes) body(i, Full{}, 0);
+  if (i < n) body(i, Part{n - i}, 1);
+}
+
+// The sum of the lanes in pairs, halves first: a fixed order.
+MTL_INLINE float sum_lanes(F x) {
+  float lanes[kLanes];
+  __builtin_memcpy(lanes, &x, sizeof x);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+MTL_INLINE float sum_lanes(const F (&x)[4]) {
+  return sum_lanes((x[0] + x[1]) + (x[2] + x[3]));
+}
+MTL_INLINE float max_lanes(F x) {
+  float max = x[0];
+  for (int i = 1; i < kLanes; ++i) max = x[i] > max ? x[i] : max;
+  return max;
+}
+MTL_INLINE F max(F a, F b) {
+  return a > b ? a : b;
+}
+MTL_INLINE F sqrt(F x) {
+#if defined(__AVX512F__)
+  // The unmasked form makes gcc 12 warn of an uninitialised operand (here and in philox.h).
+  return (F)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+  return (F)_mm256_sqrt_ps((__m256)x);
+#else
+  return (F)_mm_sqrt_ps((__m128)x);
+#endif
+}
+
+// e^x, relative error below 2e-7; x above 88 counts as 88, results below the smallest normal number
+// are 0, NaN stays NaN. Cody-Waite reduction x = k ln 2 + r with |r| <= ln 2 / 2, then
+// e^r = 1 + r + r^2 q(r), q the polynomial of degree 4 with the smallest maximal relative error
+// (3.1e-9; found with the Remez exchange), then 2^k put together from its bits.
+MTL_INLINE F exp(F x) {
+  constexpr float kLow = -87.336540f;    // ln(2^-126)
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  F t = x < kLow ? splat(kLow) : x;
+  t = t > 88.0f ? splat(88.0f) : t;
+  const F shifted = t * 1.44269504f + kMagic;
+  const F k = shifted - kMagic;
+  const U exponent = (U)shifted - 0x4b400000u;  // the bits of kMagic
+  F r = t - k * 0.693359375f;                   // ln 2 in two parts; k times the first is exact
+  r = r + k * 2.12194440e-4f;
+  F q = splat(0.00138144626f);
+  q = q * r + 0.00836878045f;
+  q = q * r + 0.0416683943f;
+  q = q * r + 0.166665201f;
+  q = q * r + 0.499999934f;
+  const F power = (F)((exponent + 127u) << 23);
+  const F y = (q * (r * r) + r + 1.0f) * power;
+  return x < kLow ? F{} : y;
+}
+
+}  // namespace
+}  // namespace mtl::kernels::MTL_ISA

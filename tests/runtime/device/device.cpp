@@ -1,0 +1,209 @@
+// The device as a whole: threads, memory, its name, and that results depend on no thread count.
+#include <cstdlib>
+#include <omp.h>
+#include <sched.h>
+
+#include "common/error.h"
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test {
+
+namespace {
+
+// Every op of this device (matmul and attention have their own tests) on awkward sizes; all bytes
+// that they wrote.
+std::vector<uint8_t> outputs_of_all_ops(Device& device, DType type) {
+  std::mt19937 random(42);
+  std::vector<uint8_t> bytes;
+  const auto keep = [&](const Held& x) {
+    const std::vector<uint8_t> b = x.bytes();
+    bytes.insert(bytes.end(), b.begin(), b.end());
+  };
+  const int64_t batch = 3, seq = 67, rows = batch * seq, cols = 257;
+  const Dropout dropout = {0.2f, 1234};
+  Held x(type, {rows, cols}), y(type, {rows, cols}), out(type, {rows, cols});
+  Held gamma(type, {cols}), beta(type, {cols}), mean(DType::f32, {rows}), rstd(DType::f32, {rows});
+  Held dgamma(DType::f32, {cols}), dbeta(DType::f32, {cols});
+  x.randomize(random);
+  y.randomize(random);
+  gamma.randomize(random);
+  beta.randomize(random);
+  device.scale(x.view, 1.7f);
+  device.add(x.view, y.view);
+  keep(x), keep(y);
+  device.bias_grad(y.view, dbeta.view, false);
+  keep(dbeta);
+  device.layernorm_forward({.x = x.view,
+                            .gamma = gamma.view,
+                            .beta = beta.view,
+                            .y = out.view,
+                            .mean = mean.view,
+                            .rstd = rstd.view});
+  keep(out), keep(mean), keep(rstd);
+  device.layernorm_backward({.dy = y.view,
+                             .x = x.view,
+                             .gamma = gamma.view,
+                             .mean = mean.view,
+                             .rstd = rstd.view,
+                             .dx = out.view,
+                             .dgamma = dgamma.view,
+                             .dbeta = dbeta.view,
+                             .add_to_dx = true,
+                             .accumulate = false});
+  keep(out), keep(dgamma), keep(dbeta);
+  Held positions(type, {seq, cols}), dpositions(DType::f32, {seq, cols});
+  positions.randomize(random);
+  device.position_forward(x.view, positions.view, seq, out.view, dropout, 5);
+  keep(out);
+  device.position_backward(y.view, seq, out.view, dpositions.view, false, dropout, 5);
+  keep(out), keep(dpositions);
+  device.bias_dropout_add(x.view, gamma.view, y.view, out.view, dropout, 9);
+  keep(out);
+  device.dropout_backward(x.view, out.view, dropout, 9);
+  keep(out);
+  Held tokens(DType::i32, {rows}), table(type, {40, cols}), dtable(DType::f32, {40, cols});
+  tokens.randomize_ids(random, 0, 50);
+  table.randomize(random);
+  device.embedding_forward(tokens.view, table.view, 3, out.view);
+  keep(out);
+  device.embedding_backward(tokens.view, x.view, 3, dtable.view);
+  keep(dtable);
+  Held sum_exp(DType::f32, {rows}), target_logit(DType::f32, {rows}), loss(DType::f32, {rows});
+  const CrossEntropy entropy = {.logits = x.view,
+                                .targets = tokens.view,
+                                .first = 0,
+                                .valid = cols - 3,
+                                .row_max = mean.view,
+                                .sum_exp = sum_exp.view,
+                                .target_logit = target_logit.view,
+                                .loss = loss.view};
+  device.cross_entropy_max(entropy);
+  device.cross_entropy_sum(entropy);
+  device.cross_entropy_loss(entropy);
+  device.cross_entropy_backward(entropy, 0.5f);
+  keep(x), keep(mean), keep(sum_exp), keep(target_logit), keep(loss);
+  const int64_t n = 50001;
+  Held master(DType::f32, {n}), m(DType::f32, {n}), v(DType::f32, {n}), grad(DType::f32, {n});
+  Held weights(DType::bf16, {n}), partials(DType::f64, {(n + 4095) / 4096}), wide(DType::f32, {n});
+  master.randomize(random);
+  grad.randomize(random);
+  device.sum_squares(grad.view, partials.view);
+  device.adamw({.master = master.view,
+                .exp_avg = m.view,
+                .exp_avg_sq = v.view,
+                .grad = grad.view,
+                .weights = weights.view,
+                .lr = 0.01f,
+                .weight_decay = 0.1f});
+  keep(master), keep(m), keep(v), keep(weights), keep(partials);
+  device.cast(weights.view, wide.view);
+  device.cast(master.view, weights.view);
+  keep(wide), keep(weights);
+  return bytes;
+}
+
+// Sets an environment variable for a scope; nullptr unsets it.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    value ? setenv(name, value, 1) : unsetenv(name);
+  }
+  ~Environment() { old_ ? setenv(name_, old_->c_str(), 1) : unsetenv(name_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+int threads_of(const std::string& description) {
+  int threads = 0;
+  REQUIRE(std::sscanf(description.c_str(), "cpu: %d thread", &threads) == 1);
+  return threads;
+}
+
+}  // namespace
+
+TEST_CASE("results are the same bits with 1, 2 and 3 threads, and again") {
+  for (const Isa isa : isas_of_this_machine()) {
+    for (const DType type : kComputeTypes) {
+      std::vector<uint8_t> expected;
+      for (const int threads : {1, 2, 3, 2}) {
+        CpuDevice device(threads, isa);
+        INFO(device.description());
+        CHECK(omp_get_max_threads() == threads);
+        const std::vector<uint8_t> bytes = outputs_of_all_ops(device, type);
+        if (expected.empty()) expected = bytes;
+        CHECK(bytes == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("the thread count: argument, OMP_NUM_THREADS, the affinity mask") {
+  cpu_set_t mask;
+  REQUIRE(sched_getaffinity(0, sizeof mask, &mask) == 0);
+  const int allowed = CPU_COUNT(&mask);
+  {
+    const Environment environment("OMP_NUM_THREADS", "5");
+    CHECK(threads_of(make_cpu_device(3)->description()) == 3);
+    CHECK(threads_of(make_cpu_device()->description()) == 5);
+  }
+  {
+    const Environment environment("OMP_NUM_THREADS", "4,2");
+    CHECK(threads_of(make_cpu_device()->description()) == 4);
+  }
+  for (const char* bad : {"", "many", "-1", "0", "3x"}) {
+    const Environment environment("OMP_NUM_THREADS", bad);
+    CHECK(threads_of(make_cpu_device()->description()) == allowed);
+  }
+  const Environment environment("OMP_NUM_THREADS", nullptr);
+  CHECK(threads_of(make_cpu_device()->description()) == allowed);
+  make_cpu_device(7);
+  CHECK(threads_of(make_cpu_device()->description()) == allowed);
+}
+
+TEST_CASE("the description names threads, instruction set and library") {
+  CHECK(CpuDevice(1, Isa::base).description().starts_with("cpu: 1 thread, sse2, bf16 by "));
+  const std::string text = CpuDevice(2, Isa::base).description();
+  CHECK(text.starts_with("cpu: 2 threads, "));
+  CHECK(text.find("(oneDNN 2.") != std::string::npos);
+}
+
+TEST_CASE("memory is aligned, zeroed and copied") {
+  const auto device = make_cpu_device(2);
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4097}, size_t{5} << 20}) {
+    auto* p = static_cast<uint8_t*>(device->allocate(bytes));
+    REQUIRE(p != nullptr);
+    CHECK(reinterpret_cast<uintptr_t>(p) % 4096 == 0);
+    CHECK(std::all_of(p, p + bytes, [](uint8_t x) { return x == 0; }));
+    std::memset(p, 1, bytes);
+    device->free(p);
+  }
+  device->free(nullptr);
+  const int64_t n = (3 << 20) + 1;
+  std::vector<uint8_t> from(n), to(n);
+  std::mt19937 random(1);
+  for (uint8_t& x : from) x = static_cast<uint8_t>(random());
+  const Tensor tensor(device->allocate(static_cast<size_t>(n)), DType::u8, {n});
+  device->copy_from_host(tensor, from.data());
+  device->synchronize();
+  device->copy_to_host(to.data(), tensor);
+  CHECK(from == to);
+}
+
+TEST_CASE("memory that the system does not have is an error that says so") {
+  const auto device = make_cpu_device(1);
+  try {
+    device->allocate(size_t{1} << 62);
+    FAIL("allocated 4 EiB");
+  } catch (const Error& error) {
+    CHECK(error.exit() == Exit::out_of_memory);
+    CHECK(error.diagnostics()[0].code == "device.out_of_memory");
+    CHECK(!error.diagnostics()[0].help.empty());
+  }
+}
+
+}  // namespace mtl::test

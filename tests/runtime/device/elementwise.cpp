@@ -1,0 +1,190 @@
+// fill, cast, scale, add, bias_grad and the embedding ops.
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test {
+
+namespace {
+
+const int64_t kSizes[] = {1, 3, 15, 16, 17, 63, 64, 65, 255, 4095, 4096, 4097, 10007};
+
+}  // namespace
+
+TEST_CASE("fill, scale and add of every size") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(1);
+    for (const int64_t n : kSizes) {
+      for (const DType type : kComputeTypes) {
+        INFO("n " << n << " type " << safetensors_name(type));
+        Held x(type, {n}), y(type, {n});
+        device.fill(x.view, 1.375f);
+        check_close(x, std::vector<double>(static_cast<size_t>(n), 1.375), 0, "fill");
+        x.randomize(random);
+        y.randomize(random);
+        std::vector<double> scaled, sum;
+        for (int64_t i = 0; i < n; ++i) {
+          sum.push_back(x[i] + y[i]);
+          scaled.push_back(x[i] * static_cast<double>(0.3f));
+        }
+        device.add(x.view, y.view);
+        device.scale(x.view, 0.3f);
+        // One rounding of numbers below 10: at most 2^-24 * 8.
+        check_close(y, sum, 5e-7, "add");
+        check_close(x, scaled, 5e-7, "scale");
+      }
+    }
+  });
+}
+
+TEST_CASE("outputs that go around the caches are whole") {
+  // More than 8 MB per thread, at aligned addresses, with a tail.
+  const int64_t n = (int64_t{3} << 21) + 5;
+  for_each_isa([&](Device& device) {
+    auto* wide = static_cast<float*>(device.allocate(static_cast<size_t>(n) * 4));
+    auto* narrow = static_cast<uint16_t*>(device.allocate(static_cast<size_t>(2 * n) * 2));
+    device.fill(Tensor(wide, DType::f32, {n}), 2.5f);
+    CHECK(std::all_of(wide, wide + n, [](float x) { return x == 2.5f; }));
+    for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<float>(i % 255);
+    device.cast(Tensor(wide, DType::f32, {n}), Tensor(narrow, DType::bf16, {n}));
+    device.fill(Tensor(wide, DType::f32, {n}), 0);
+    device.cast(Tensor(narrow, DType::bf16, {n}), Tensor(wide, DType::f32, {n}));
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; ++i) wrong += wide[i] != static_cast<float>(i % 255);
+    CHECK(wrong == 0);
+    device.fill(Tensor(narrow, DType::bf16, {2 * n}), 3);
+    CHECK(std::all_of(narrow, narrow + 2 * n, [](uint16_t x) { return x == 0x4040; }));
+    device.free(wide);
+    device.free(narrow);
+  });
+}
+
+TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") {
+  for_each_isa([](Device& device) {
+    Held all(DType::bf16, {65536}), wide(DType::f32, {65536}), back(DType::bf16, {65536});
+    for (int64_t i = 0; i < 65536; ++i) all.view.as<uint16_t>()[i] = static_cast<uint16_t>(i);
+    device.cast(all.view, wide.view);
+    device.cast(wide.view, back.view);
+    int64_t wrong = 0;
+    for (uint32_t i = 0; i < 65536; ++i) {
+      const uint32_t bits = wide.view.as<uint32_t>()[i];
+      wrong += bits != i << 16;
+      const bool nan = (i & 0x7fff) > 0x7f80;
+      wrong += back.view.as<uint16_t>()[i] != (nan ? i | 0x40 : i);
+    }
+    CHECK(wrong == 0);
+
+    // Random bit patterns, and all around the ties of some values, of infinity and of NaN.
+    std::vector<uint32_t> patterns;
+    std::mt19937 random(7);
+    for (int i = 0; i < 100000; ++i) patterns.push_back(random());
+    for (const uint32_t top : {0x3f80u, 0x3f81u, 0x7f7fu, 0x7f80u, 0xff7fu, 0xff80u, 0u, 0x8000u,
+                               1u, 0x7fc0u, 0xffffu}) {
+      for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+        patterns.push_back(top << 16 | low);
+      }
+    }
+    const auto n = static_cast<int64_t>(patterns.size());
+    Held from(DType::f32, {n}), to(DType::bf16, {n});
+    std::memcpy(from.view.data, patterns.data(), patterns.size() * 4);
+    device.cast(from.view, to.view);
+    for (int64_t i = 0; i < n; ++i) {
+      wrong += to.view.as<uint16_t>()[i] !=
+               bf16_of_float(std::bit_cast<float>(patterns[static_cast<size_t>(i)]));
+    }
+    CHECK(wrong == 0);
+    device.cast(from.view, from.view);  // same type: a copy
+    CHECK(std::memcmp(from.view.data, patterns.data(), patterns.size() * 4) == 0);
+  });
+}
+
+TEST_CASE("bias_grad sums the rows") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(2);
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1},
+                                     {1, 100},
+                                     {2, 7},
+                                     {31, 16},
+                                     {32, 17},
+                                     {33, 65},
+                                     {129, 3},
+                                     {5000, 5},
+                                     {300, 768}}) {
+      for (const DType type : kComputeTypes) {
+        for (const bool accumulate : {false, true}) {
+          INFO(rows << " x " << cols << " type " << safetensors_name(type));
+          Held dy(type, {rows, cols}), db(DType::f32, {cols});
+          dy.randomize(random);
+          db.randomize(random);
+          std::vector<double> expected(static_cast<size_t>(cols), 0.0);
+          if (accumulate) expected = db.values();
+          for (int64_t i = 0; i < dy.size(); ++i) {
+            expected[static_cast<size_t>(i % cols)] += dy[i];
+          }
+          device.bias_grad(dy.view, db.view, accumulate);
+          // Sums of `rows` values about 1 grow like sqrt(rows) and so do their roundings; chunks of
+          // at most 40 rows here, 2^-24 each.
+          check_close(db, expected, 2e-6 * std::sqrt(static_cast<double>(rows)), "bias_grad");
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("embedding_forward copies rows, with zeros for ids of other shards") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(3);
+    for (const auto& [n, cols] :
+         {std::pair<int64_t, int64_t>{1, 1}, {9, 7}, {257, 64}, {40, 768}}) {
+      for (const DType type : kComputeTypes) {
+        for (const int64_t first : {0, 20}) {
+          const int64_t table_rows = 30;
+          Held tokens(DType::i32, {n}), table(type, {table_rows, cols}), out(type, {n, cols});
+          tokens.randomize_ids(random, 0, 60);
+          table.randomize(random);
+          out.randomize(random);
+          std::vector<double> expected;
+          for (int64_t i = 0; i < n; ++i) {
+            const auto row = static_cast<int64_t>(tokens[i]) - first;
+            for (int64_t c = 0; c < cols; ++c) {
+              expected.push_back(row >= 0 && row < table_rows ? table[row * cols + c] : 0);
+            }
+          }
+          device.embedding_forward(tokens.view, table.view, first, out.view);
+          CHECK(out.values() == expected);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("embedding_backward adds in token order, bit for bit") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(4);
+    for (const auto& [n, cols] :
+         {std::pair<int64_t, int64_t>{1, 1}, {50, 7}, {300, 129}, {64, 768}}) {
+      for (const DType type : kComputeTypes) {
+        for (const int64_t first : {0, 5}) {
+          const int64_t table_rows = 11;
+          Held tokens(DType::i32, {n}), dout(type, {n, cols}),
+              dtable(DType::f32, {table_rows, cols});
+          tokens.randomize_ids(random, 0, 20);  // few ids: many additions to the same row
+          dout.randomize(random);
+          dtable.randomize(random);
+          std::vector<float> expected(dtable.view.as<float>(),
+                                      dtable.view.as<float>() + dtable.size());
+          for (int64_t i = 0; i < n; ++i) {
+            const auto row = static_cast<int64_t>(tokens[i]) - first;
+            if (row < 0 || row >= table_rows) continue;
+            for (int64_t c = 0; c < cols; ++c) {
+              expected[static_cast<size_t>(row * cols + c)] +=
+                  static_cast<float>(dout[i * cols + c]);
+            }
+          }
+          device.embedding_backward(tokens.view, dout.view, first, dtable.view);
+          CHECK(std::memcmp(dtable.view.data, expected.data(), expected.size() * 4) == 0);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace mtl::test

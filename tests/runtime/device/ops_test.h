@@ -1,0 +1,167 @@
+// What the tests of the CPU engine's ops share: tensors with their memory, the devices to test, and
+// the comparison with double-precision references.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "runtime/device/cpu/cpu_device.h"
+
+namespace mtl::test {
+
+inline float float_of_bf16(uint16_t x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+}
+// Round to nearest even by looking at the two neighbours: slower and simpler than the kernels.
+inline uint16_t bf16_of_float(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x)) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  const uint32_t low = bits & 0xffff;
+  const uint32_t down = bits >> 16;
+  if (low < 0x8000 || (low == 0x8000 && down % 2 == 0)) return static_cast<uint16_t>(down);
+  return static_cast<uint16_t>(down + 1);
+}
+
+// A tensor that owns its memory, at an address that is no multiple of a vector's size, with a guard
+// of known bytes behind it.
+class Held {
+ public:
+  Held(DType dtype, std::initializer_list<int64_t> shape, int64_t offset = 1)
+      : view(nullptr, dtype, shape),
+        guard_at_(static_cast<size_t>(offset * bytes_of(dtype) + view.bytes())),
+        bytes_(guard_at_ + kGuard, 0) {
+    std::memset(bytes_.data() + guard_at_, 0x5a, kGuard);
+    view.data = bytes_.data() + offset * bytes_of(dtype);
+  }
+  ~Held() {
+    for (size_t i = 0; i < kGuard; ++i) {
+      if (bytes_[guard_at_ + i] != 0x5a) FAIL_CHECK("wrote behind the end of a tensor");
+    }
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  int64_t size() const { return view.numel(); }
+  double operator[](int64_t i) const {
+    switch (view.dtype) {
+      case DType::f32:
+        return static_cast<double>(view.as<float>()[i]);
+      case DType::bf16:
+        return static_cast<double>(float_of_bf16(view.as<uint16_t>()[i]));
+      case DType::f64:
+        return view.as<double>()[i];
+      case DType::i32:
+        return view.as<int32_t>()[i];
+      case DType::u8:
+        return view.as<uint8_t>()[i];
+    }
+    return 0;
+  }
+  void set(int64_t i, double value) {
+    switch (view.dtype) {
+      case DType::f32:
+        view.as<float>()[i] = static_cast<float>(value);
+        break;
+      case DType::bf16:
+        view.as<uint16_t>()[i] = bf16_of_float(static_cast<float>(value));
+        break;
+      case DType::f64:
+        view.as<double>()[i] = value;
+        break;
+      case DType::i32:
+        view.as<int32_t>()[i] = static_cast<int32_t>(value);
+        break;
+      case DType::u8:
+        view.as<uint8_t>()[i] = static_cast<uint8_t>(value);
+        break;
+    }
+  }
+  // Normal random values (rounded to the type).
+  Held& randomize(std::mt19937& random, double deviation = 1, double mean = 0) {
+    std::normal_distribution<double> normal(mean, deviation);
+    for (int64_t i = 0; i < size(); ++i) set(i, normal(random));
+    return *this;
+  }
+  // Random ids in [low, high).
+  Held& randomize_ids(std::mt19937& random, int low, int high) {
+    std::uniform_int_distribution<int> uniform(low, high - 1);
+    for (int64_t i = 0; i < size(); ++i) set(i, uniform(random));
+    return *this;
+  }
+  std::vector<double> values() const {
+    std::vector<double> result;
+    for (int64_t i = 0; i < size(); ++i) result.push_back((*this)[i]);
+    return result;
+  }
+  std::vector<uint8_t> bytes() const {
+    const auto* p = view.as<const uint8_t>();
+    return {p, p + view.bytes()};
+  }
+
+  Tensor view;
+
+ private:
+  static constexpr size_t kGuard = 64;
+  size_t guard_at_;
+  std::vector<uint8_t> bytes_;
+};
+
+inline std::vector<Isa> isas_of_this_machine() {
+  std::vector<Isa> isas = {Isa::base};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) isas.push_back(Isa::avx2);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    isas.push_back(Isa::avx512);
+  }
+  return isas;
+}
+
+// body(device) for each instruction set of this machine, with two threads.
+template <class Body>
+void for_each_isa(Body body) {
+  for (const Isa isa : isas_of_this_machine()) {
+    CpuDevice device(2, isa);
+    INFO("device: " << device.description());
+    body(static_cast<Device&>(device));
+  }
+}
+
+// Storing in bf16 moves a value by at most half a unit in the last of 8 bits: 2^-8 of it. The 1 %
+// is for values that the f32 error has moved over the middle between two neighbours.
+inline double storage_error(DType dtype, double value) {
+  return dtype == DType::bf16 ? std::abs(value) * 1.01 / 256 : 0;
+}
+
+// Every element within `error` (of the f32 arithmetic) plus the rounding of the stored type.
+inline void check_close(const Held& actual, const std::vector<double>& expected, double error,
+                        const std::string& what) {
+  REQUIRE(actual.size() == static_cast<int64_t>(expected.size()));
+  int64_t wrong = 0, first = -1;
+  for (int64_t i = 0; i < actual.size(); ++i) {
+    const double reference = expected[static_cast<size_t>(i)];
+    const double bound = error + storage_error(actual.view.dtype, reference);
+    if (!(std::abs(actual[i] - reference) <= bound)) {
+      if (wrong++ == 0) first = i;
+    }
+  }
+  if (wrong > 0) {
+    FAIL_CHECK(what << ": " << wrong << " of " << actual.size() << " wrong, first at " << first
+                    << ": " << actual[first] << " instead of "
+                    << expected[static_cast<size_t>(first)]);
+  }
+  CHECK(wrong == 0);
+}
+
+inline const DType kComputeTypes[] = {DType::f32, DType::bf16};
+
+// 0 or 1 / (1 - p) for element i, from Random123's Philox (defined in dropout.cpp).
+double dropout_factor(const Dropout& dropout, uint64_t i);
+
+}  // namespace mtl::test
