@@ -1,0 +1,171 @@
+// The last thing on the screen after a failure: which rank, where, why, since when, its last
+// lines, and what to do. The others' collateral noise stays in their logs.
+#include <algorithm>
+#include <csignal>
+#include <ctime>
+
+#include <fmt/format.h>
+
+#include "launcher/agent.h"
+#include "launcher/signals.h"
+
+namespace mtl {
+
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+std::string how(const WorkerEnd& end) {
+  return end.signal != 0 ? "was killed by " + signal_name(end.signal)
+                         : fmt::format("exited with code {}", end.exit_code);
+}
+
+std::string clock_text(std::chrono::system_clock::time_point when) {
+  const auto since_epoch = duration_cast<milliseconds>(when.time_since_epoch()).count();
+  const std::time_t seconds = since_epoch / 1000;
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  char text[64];
+  strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+  return fmt::format("{}.{:03}", text, since_epoch % 1000);
+}
+
+std::string duration_text(milliseconds span) {
+  const auto ms = std::max<int64_t>(span.count(), 0);
+  if (ms < 60'000) return fmt::format("{:.1f} s", static_cast<double>(ms) / 1000);
+  const int64_t s = ms / 1000;
+  return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+}
+
+// Length of the valid UTF-8 sequence at the start of `text`, 0 if there is none.
+size_t utf8_length(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  const size_t length = first < 0x80   ? 1
+                        : first < 0xC2 ? 0
+                        : first < 0xE0 ? 2
+                        : first < 0xF0 ? 3
+                        : first < 0xF5 ? 4
+                                       : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  if (length > 2) {  // overlong, surrogates, beyond U+10FFFF
+    const unsigned char second = byte(1);
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
+        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) {
+      return 0;
+    }
+  }
+  return length;
+}
+
+// A worker's bytes must neither break the terminal nor the report's encoding; colours go too.
+std::string printable(std::string_view line) {
+  std::string text;
+  while (!line.empty()) {
+    if (line.starts_with("\x1b[")) {
+      size_t end = 2;
+      while (end < line.size() && (line[end] < 0x40 || line[end] > 0x7E)) ++end;
+      line.remove_prefix(std::min(end + 1, line.size()));
+      continue;
+    }
+    const size_t length = utf8_length(line);
+    const auto first = static_cast<unsigned char>(line[0]);
+    if (length == 0) {
+      text += "\xEF\xBF\xBD";
+    } else if (first == '\t') {
+      text += "    ";
+    } else if (first >= 0x20 && first != 0x7F) {
+      text += line.substr(0, length);
+    }
+    line.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return text;
+}
+
+std::string advice(const WorkerEnd& end) {
+  const std::string log =
+      end.log.empty() ? std::string("its output above") : "its log, " + end.log.string();
+  switch (end.signal) {
+    case 0:
+      break;
+    case SIGKILL:
+      if (!end.notes.empty()) {
+        return "it needs less memory or the job more: a smaller micro-batch, fewer ranks per node, "
+               "a higher memory limit";
+      }
+      return "somebody or the system killed it: look for an out-of-memory kill in dmesg, and at "
+             "the scheduler's limits";
+    case SIGBUS:
+      return "usually shared memory is full (df -h /dev/shm) or a mapped file was cut; see " + log;
+    case SIGSEGV:
+    case SIGABRT:
+    case SIGILL:
+    case SIGFPE:
+      return "it crashed; see " + log +
+             ", and for a stack: coredumpctl gdb, or ulimit -c unlimited and run again";
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP:
+      return "somebody outside stopped this one process; stop a run with a signal to the launcher";
+    default:
+      break;
+  }
+  switch (end.exit_code) {
+    case static_cast<int>(Exit::out_of_memory):
+      return "use a smaller micro-batch or split the model over more ranks; see " + log;
+    case static_cast<int>(Exit::timeout):
+      return "a rank hung or was too slow: compare the ends of all ranks' logs; see " + log;
+    default:
+      return "see " + log;
+  }
+}
+
+}  // namespace
+
+Diagnostic failure_report(const AgentResult& result) {
+  if (!result.first_failure) {
+    return Diagnostic{
+        .code = "run.stopped",
+        .what = result.interrupted ? "the run was stopped on request" : "no rank failed",
+        .notes = result.warnings,
+        .severity = Diagnostic::Severity::warning};
+  }
+  const WorkerEnd& end = *result.first_failure;
+  Diagnostic report{.code = "rank.died",
+                    .what = fmt::format("rank {} (pid {}) {}", end.rank, end.pid, how(end)),
+                    .help = advice(end)};
+  report.notes.push_back(
+      fmt::format("at {}, {} after the start", clock_text(end.when),
+                  duration_text(duration_cast<milliseconds>(end.when - result.started))));
+  for (const std::string& note : end.notes) report.notes.push_back(note);
+  if (!end.last_lines.empty()) {
+    report.notes.push_back("its last lines on stderr:");
+    for (const std::string& line : end.last_lines) report.notes.push_back("| " + printable(line));
+  }
+  size_t stopped = 0;
+  std::string also;
+  for (const WorkerEnd& other : result.ends) {
+    if (other.rank == end.rank) continue;
+    if (other.stopped_by_us) {
+      ++stopped;
+    } else if (other.exit_code != 0) {
+      also += fmt::format("{}rank {} {}", also.empty() ? "" : ", ", other.rank, how(other));
+    }
+  }
+  if (stopped > 0 && !end.stopped_by_us) {
+    report.notes.push_back(fmt::format("{} other rank{} stopped because of it", stopped,
+                                       stopped == 1 ? " was" : "s were"));
+  } else if (end.stopped_by_us && result.interrupted) {
+    report.notes.push_back("it had been asked to stop before");
+  }
+  if (!also.empty()) report.notes.push_back("then " + also);
+  if (!end.log.empty()) report.notes.push_back("log: " + end.log.string());
+  for (const std::string& warning : result.warnings) report.notes.push_back(warning);
+  return report;
+}
+
+}  // namespace mtl

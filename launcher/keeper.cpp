@@ -1,0 +1,439 @@
+#include "launcher/keeper.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <fmt/format.h>
+
+namespace mtl {
+
+namespace {
+
+struct ExecFailure {
+  int32_t index;
+  int32_t error;
+};
+
+// Every descriptor from `first` on is closed by the next execve.
+void close_on_exec_from(int first) {
+  if (close_range(static_cast<unsigned>(first), ~0U, CLOSE_RANGE_CLOEXEC) == 0) return;
+  const long limit = std::min(sysconf(_SC_OPEN_MAX), 1L << 16);  // before Linux 5.11
+  for (int fd = first; fd < limit; ++fd) fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+void close_from(int first, int last) {
+  if (first > last) return;
+  if (close_range(static_cast<unsigned>(first), static_cast<unsigned>(last), 0) == 0) return;
+  const int limit = std::min(last, static_cast<int>(std::min(sysconf(_SC_OPEN_MAX), 1L << 16)));
+  for (int fd = first; fd <= limit; ++fd) close(fd);
+}
+
+void default_signals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int s = 1; s < NSIG; ++s) sigaction(s, &action, nullptr);
+}
+
+// --- in the worker, between fork and execve
+// -------------------------------------------------------
+
+struct Moves {  // descriptor in the worker <- here
+  std::vector<std::pair<int, int>> list;
+};
+
+[[noreturn]] void become_worker(const Launch& launch, int index, Moves& moves, int exec_pipe,
+                                pid_t keeper, char* const* argv, char* const* env) {
+  setsid();  // a Ctrl-C at the terminal reaches the agent only
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != keeper) _exit(128 + SIGKILL);  // it died before the line above
+  close_on_exec_from(3);
+  // First out of each other's way, then to their places: a source may sit where a target goes.
+  int above = 3;
+  for (const auto& [target, source] : moves.list) above = std::max(above, target + 1);
+  int error = 0;
+  if (const int moved = fcntl(exec_pipe, F_DUPFD_CLOEXEC, above); moved >= 0) exec_pipe = moved;
+  for (auto& [target, source] : moves.list) {
+    source = fcntl(source, F_DUPFD_CLOEXEC, above);
+    if (source < 0) error = errno;
+  }
+  for (const auto& [target, source] : moves.list) {
+    if (error == 0 && dup2(source, target) < 0) error = errno;
+  }
+  if (error == 0) {
+    default_signals();
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    execve(launch.program.c_str(), argv, env);
+    error = errno;
+  }
+  const ExecFailure failure{index, error};
+  if (write(exec_pipe, &failure, sizeof failure) < 0) _exit(error == ENOENT ? 127 : 126);
+  _exit(error == ENOENT ? 127 : 126);
+}
+
+// --- the keeper
+// -----------------------------------------------------------------------------------
+
+class KeeperProcess {
+ public:
+  KeeperProcess(const std::vector<Launch>& launches, int channel, pid_t agent)
+      : launches_(launches), channel_(channel), agent_(agent) {
+    const size_t count = launches.size();
+    workers_.assign(count, -1);
+    batch_.reserve(count);
+    signalled_.reserve(256);
+    argv_.resize(count);
+    env_.resize(count);
+    moves_.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      // execve's signature predates const; nothing writes through these pointers.
+      for (const std::string& text : launches[i].argv) {
+        argv_[i].push_back(const_cast<char*>(text.c_str()));
+      }
+      argv_[i].push_back(nullptr);
+      for (const std::string& text : launches[i].env) {
+        env_[i].push_back(const_cast<char*>(text.c_str()));
+      }
+      env_[i].push_back(nullptr);
+    }
+  }
+
+  // Runs in the forked process with every signal blocked.
+  [[noreturn]] void run() {
+    setsid();
+    prctl(PR_SET_NAME, "mtl-keeper");
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    default_signals();
+    sigset_t watched;
+    sigemptyset(&watched);
+    sigaddset(&watched, SIGCHLD);
+    sigaddset(&watched, SIGTERM);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);  // the closed channel says the same; two are safer than one
+    signals_ = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (getppid() != agent_ || signals_ < 0) _exit(1);
+    spawn_all();
+    drop_descriptors();
+    for (;;) {
+      pollfd polled[3] = {
+          {signals_, POLLIN, 0}, {channel_, POLLIN, 0}, {exec_failures_, POLLIN, 0}};
+      if (poll(polled, 3, -1) < 0 && errno != EINTR) _exit(1);
+      // Failures of execve before the deaths that follow from them.
+      if (polled[2].revents != 0) read_exec_failures();
+      if (polled[0].revents != 0) read_signals();
+      if (polled[1].revents != 0) read_commands();
+      if (reap()) {
+        send({KeeperEvent::all_gone, 0, 0, 0, 0, 0});
+        _exit(0);
+      }
+    }
+  }
+
+ private:
+  void spawn_all() {
+    int exec_pipe[2];
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null < 0 || pipe2(exec_pipe, O_CLOEXEC | O_NONBLOCK) != 0) _exit(1);
+    exec_failures_ = exec_pipe[0];
+    const pid_t self = getpid();
+    for (size_t i = 0; i < launches_.size(); ++i) {
+      moves_[i].list.assign({{0, null}, {1, launches_[i].out}, {2, launches_[i].err}});
+      for (const auto& entry : launches_[i].inherit) moves_[i].list.push_back(entry);
+      const int index = static_cast<int>(i);
+      const pid_t pid = fork();
+      if (pid == 0) {
+        become_worker(launches_[i], index, moves_[i], exec_pipe[1], self, argv_[i].data(),
+                      env_[i].data());
+      }
+      workers_[i] = pid;
+      send({pid > 0 ? KeeperEvent::spawned : KeeperEvent::not_spawned, index, pid,
+            pid > 0 ? 0 : errno, 0, 0});
+    }
+    close(exec_pipe[1]);
+  }
+
+  // The pipes' ends and whatever else the agent had open stay open as long as somebody has them.
+  void drop_descriptors() {
+    int kept[3] = {channel_, signals_, exec_failures_};
+    std::sort(std::begin(kept), std::end(kept));
+    int next = 0;
+    for (int fd : kept) {
+      close_from(next, fd - 1);
+      next = fd + 1;
+    }
+    close_from(next, INT32_MAX);
+  }
+
+  void send(const KeeperEvent& event) {
+    while (channel_ >= 0 && ::send(channel_, &event, sizeof event, MSG_NOSIGNAL) < 0) {
+      if (errno != EINTR) break;  // the agent is gone: read_commands() will see it
+    }
+  }
+
+  void read_exec_failures() {
+    ExecFailure failure;
+    for (;;) {
+      const ssize_t got = read(exec_failures_, &failure, sizeof failure);
+      if (got == static_cast<ssize_t>(sizeof failure)) {
+        send({KeeperEvent::not_executed, failure.index, 0, failure.error, 0, 0});
+      } else if (got == 0) {  // every worker runs its program or is dead
+        close(exec_failures_);
+        exec_failures_ = -1;
+        return;
+      } else if (errno != EINTR) {
+        return;
+      }
+    }
+  }
+
+  void read_signals() {
+    signalfd_siginfo info;
+    while (read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      if (info.ssi_signo == SIGTERM && getppid() != agent_) abandon();
+    }
+  }
+
+  void read_commands() {
+    KeeperCommand command;
+    const ssize_t got = recv(channel_, &command, sizeof command, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got != static_cast<ssize_t>(sizeof command)) return abandon();
+    if (command.kind == KeeperCommand::signal_workers) {
+      for (pid_t pid : workers_) {
+        if (pid > 0) kill(pid, command.signal);
+      }
+    } else {
+      sweep(command.signal);
+    }
+  }
+
+  void abandon() {
+    if (channel_ >= 0) close(channel_);
+    channel_ = -1;
+    sweep(SIGKILL);
+  }
+
+  void sweep(int signal) {
+    if (sweep_signal_ == SIGKILL) return;
+    sweep_signal_ = signal;
+    signalled_.clear();
+    if (signal == SIGKILL) {
+      // A worker that is not reaped yet keeps its number, so these hit nobody else.
+      for (pid_t pid : workers_) {
+        if (pid <= 0) continue;
+        kill(-pid, SIGKILL);
+        kill(pid, SIGKILL);  // its setsid may still be ahead
+      }
+    }
+    signal_adopted();
+  }
+
+  // Adopted = children that are no workers: what a dead parent left to the subreaper. When one of
+  // them dies, its own children become ours, so that direct children are all there is to look at.
+  void signal_adopted() {
+    for (pid_t pid : child_processes()) {
+      if (std::find(workers_.begin(), workers_.end(), pid) != workers_.end()) continue;
+      if (std::find(signalled_.begin(), signalled_.end(), pid) != signalled_.end()) continue;
+      kill(pid, sweep_signal_);
+      signalled_.push_back(pid);
+    }
+  }
+
+  // True when nothing is left.
+  bool reap() {
+    bool none_left = false;
+    batch_.clear();
+    for (;;) {
+      siginfo_t info{};
+      if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0) {
+        if (errno == EINTR) continue;
+        none_left = errno == ECHILD;
+        break;
+      }
+      if (info.si_pid == 0) break;
+      const auto worker = std::find(workers_.begin(), workers_.end(), info.si_pid);
+      if (worker == workers_.end()) {
+        std::erase(signalled_, info.si_pid);
+        continue;
+      }
+      *worker = 0;
+      timespec now{};
+      clock_gettime(CLOCK_REALTIME, &now);
+      const bool by_signal = info.si_code != CLD_EXITED;
+      batch_.push_back({KeeperEvent::ended, static_cast<int32_t>(worker - workers_.begin()),
+                        info.si_pid, by_signal ? 0 : info.si_status, by_signal ? info.si_status : 0,
+                        int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec});
+    }
+    // Of those found dead together, one killed by a signal is rather the cause than the effect.
+    std::stable_sort(batch_.begin(), batch_.end(), [](const KeeperEvent& a, const KeeperEvent& b) {
+      return (a.signal != 0) > (b.signal != 0);
+    });
+    // An execve that failed is told before the death that follows from it.
+    if (!batch_.empty() && exec_failures_ >= 0) read_exec_failures();
+    for (const KeeperEvent& event : batch_) send(event);
+    if (sweep_signal_ != 0 && !none_left) signal_adopted();
+    return none_left;
+  }
+
+  const std::vector<Launch>& launches_;
+  int channel_;
+  pid_t agent_;
+  int signals_ = -1;
+  int exec_failures_ = -1;
+  int sweep_signal_ = 0;
+  std::vector<pid_t> workers_;
+  std::vector<pid_t> signalled_;
+  std::vector<KeeperEvent> batch_;
+  std::vector<std::vector<char*>> argv_, env_;
+  std::vector<Moves> moves_;
+};
+
+// The parent of a process, from /proc/PID/stat; the name in it may hold anything, also ')'.
+pid_t parent_of(pid_t pid) {
+  char path[32];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  char text[512];
+  const ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (got <= 0) return -1;
+  text[got] = 0;
+  const char* end = strrchr(text, ')');
+  return end != nullptr && strlen(end) > 4 ? static_cast<pid_t>(atoi(end + 4)) : -1;
+}
+
+}  // namespace
+
+std::vector<pid_t> child_processes() {
+  std::vector<pid_t> found;
+  bool listed = false;
+  DIR* tasks = opendir("/proc/self/task");
+  while (const dirent* task = tasks != nullptr ? readdir(tasks) : nullptr) {
+    char path[300];
+    snprintf(path, sizeof path, "/proc/self/task/%s/children", task->d_name);
+    const int fd = task->d_name[0] == '.' ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    listed = true;
+    char text[4096];
+    pid_t number = 0;
+    ssize_t got;
+    while ((got = read(fd, text, sizeof text)) > 0) {
+      for (ssize_t i = 0; i < got; ++i) {
+        if (text[i] >= '0' && text[i] <= '9') {
+          number = number * 10 + (text[i] - '0');
+        } else if (number > 0) {
+          found.push_back(number);
+          number = 0;
+        }
+      }
+    }
+    close(fd);
+  }
+  if (tasks != nullptr) closedir(tasks);
+  if (listed) return found;
+  // A kernel without that file: look at every process.
+  const pid_t self = getpid();
+  if (DIR* proc = opendir("/proc")) {
+    while (const dirent* entry = readdir(proc)) {
+      const pid_t pid = atoi(entry->d_name);
+      if (pid > 0 && parent_of(pid) == self) found.push_back(pid);
+    }
+    closedir(proc);
+  }
+  return found;
+}
+
+Error system_error(const std::string& what, int error) {
+  return Error(Exit::environment,
+               Diagnostic{.code = "launch.process",
+                          .what = fmt::format("{}: {}", what, strerror(error)),
+                          .help = "check the limits on processes and open files: ulimit -u -n, "
+                                  "and pids.max of the container"});
+}
+
+Keeper::Keeper(const std::vector<Launch>& launches) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw system_error("cannot make a socket pair", errno);
+  }
+  channel_ = Fd(ends[0]);
+  Fd theirs(ends[1]);
+  foreign_ = child_processes();
+  prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);  // should the keeper be killed, its descendants come here
+  KeeperProcess keeper(launches, theirs.get(), getpid());
+  // The agent's handlers must not run in the keeper.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pid_ = fork();
+  if (pid_ == 0) keeper.run();
+  const int error = errno;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (pid_ < 0) {
+    prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_);
+    throw system_error("cannot start a process", error);
+  }
+}
+
+Keeper::Receive Keeper::receive(KeeperEvent& event) {
+  for (;;) {
+    const ssize_t got = recv(channel_.get(), &event, sizeof event, MSG_DONTWAIT);
+    if (got == static_cast<ssize_t>(sizeof event)) return Receive::event;
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Receive::nothing;
+    return Receive::closed;
+  }
+}
+
+void Keeper::send(const KeeperCommand& command) {
+  while (::send(channel_.get(), &command, sizeof command, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  }
+}
+
+// What came to this process because the keeper was killed: workers, dead by their PDEATHSIG, and
+// what they had started.
+void Keeper::kill_adopted() {
+  const timespec nap{0, 2'000'000};
+  for (int i = 0; i < 1'000; ++i) {
+    bool left = false;
+    for (pid_t pid : child_processes()) {
+      if (std::find(foreign_.begin(), foreign_.end(), pid) != foreign_.end()) continue;
+      kill(pid, SIGKILL);
+      left |= waitpid(pid, nullptr, WNOHANG) == 0;
+    }
+    // What a killed one leaves behind arrives with its death: look once more after the last.
+    if (!left && child_processes().size() <= foreign_.size()) return;
+    nanosleep(&nap, nullptr);
+  }
+}
+
+Keeper::~Keeper() {
+  channel_.reset();  // the keeper kills and reaps what is left, and ends
+  const Fd handle(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));  // glibc 2.36: C only
+  pollfd ended{handle.get(), POLLIN, 0};
+  while (poll(&ended, 1, 5'000) < 0 && errno == EINTR) {
+  }
+  int status = 0;
+  if (waitpid(pid_, &status, WNOHANG) == pid_ && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
+    kill_adopted();
+  }
+  prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_);
+}
+
+}  // namespace mtl

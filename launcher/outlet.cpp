@@ -1,0 +1,123 @@
+#include "launcher/outlet.h"
+
+#include <cerrno>
+#include <csignal>
+#include <poll.h>
+#include <unistd.h>
+
+#include <sys/eventfd.h>
+
+namespace mtl {
+
+using Clock = std::chrono::steady_clock;
+
+Outlet::Outlet(size_t capacity_bytes, int wake)
+    : capacity_(capacity_bytes), wake_(wake), moved_(Clock::now()) {
+  // Signals are for the thread that supervises; a closed pipe is an error code here.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Outlet::~Outlet() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  filled_.notify_one();
+  thread_.join();
+}
+
+void Outlet::push(const Consumer& consumer, std::string block) {
+  if (block.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (full() && Clock::now() >= moved_ + kStall) {
+      dropped_ += static_cast<int64_t>(block.size());
+      return;
+    }
+    if (blocks_.empty() && queued_ == 0) moved_ = Clock::now();
+    queued_ += block.size();
+    blocks_.push_back({&consumer, std::move(block)});
+  }
+  filled_.notify_one();
+}
+
+bool Outlet::accepts() const {
+  const std::lock_guard lock(mutex_);
+  return !full() || Clock::now() >= moved_ + kStall;
+}
+
+Clock::time_point Outlet::stall_time() const {
+  const std::lock_guard lock(mutex_);
+  return moved_ + kStall;
+}
+
+int64_t Outlet::dropped_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+void Outlet::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    filled_.wait(lock, [this] { return closing_ || !blocks_.empty(); });
+    if (blocks_.empty()) return;
+    const Block block = std::move(blocks_.front());
+    blocks_.pop_front();
+    lock.unlock();
+    (*block.consumer)(block.bytes);
+    lock.lock();
+    const bool was_full = full();
+    queued_ -= block.bytes.size();
+    moved_ = Clock::now();
+    if (was_full && !full()) eventfd_write(wake_, 1);
+  }
+}
+
+bool write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = write(fd, bytes.data(), bytes.size());
+    if (wrote >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(wrote));
+    } else if (errno == EAGAIN) {  // somebody else's O_NONBLOCK on a shared terminal or pipe
+      pollfd writable{fd, POLLOUT, 0};
+      poll(&writable, 1, -1);
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void each_line(std::string_view block, const std::function<void(std::string_view)>& on_line) {
+  while (!block.empty()) {
+    const size_t end = block.find('\n');
+    on_line(block.substr(0, end));
+    block.remove_prefix(end == std::string_view::npos ? block.size() : end + 1);
+  }
+}
+
+std::string LineCutter::add(std::string_view bytes) {
+  const size_t end = bytes.rfind('\n');
+  std::string block;
+  if (end != std::string_view::npos) {
+    block.swap(partial_);
+    block.append(bytes.substr(0, end + 1));
+    bytes.remove_prefix(end + 1);
+  }
+  partial_.append(bytes);
+  if (partial_.size() >= kMaxLine) block += finish();
+  return block;
+}
+
+std::string LineCutter::finish() {
+  std::string block;
+  block.swap(partial_);
+  if (!block.empty()) block += '\n';
+  return block;
+}
+
+}  // namespace mtl

@@ -1,0 +1,21 @@
+// From a worker's command to something that execve takes: the program found in PATH, the
+// environment merged.
+#pragma once
+
+#include "launcher/agent.h"
+#include "launcher/keeper.h"
+
+namespace mtl {
+
+// Exit codes of a program that does not start, as a shell gives them.
+inline constexpr int kNotExecutable = 126;
+inline constexpr int kNotFound = 127;
+
+// Everything but the descriptors `out` and `err`. Throws Error with exit 127
+// "launch.program_missing" or 126 "launch.program_not_executable".
+Launch prepare_launch(const WorkerCommand& command);
+
+// The error of an execve that failed with `error` although the program is there.
+Error exec_error(const Launch& launch, int error);
+
+}  // namespace mtl

@@ -1,0 +1,81 @@
+#include "launcher/signals.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "launcher/keeper.h"
+
+namespace mtl {
+
+namespace {
+
+// A handler has no other way to know where to write; -1 = no SignalPipe lives.
+std::atomic<int> target{-1};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void note_signal(int signal) {
+  const int saved = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  if (write(target.load(), &byte, 1) < 0) {
+    // Full: thousands are waiting already.
+  }
+  errno = saved;
+}
+
+}  // namespace
+
+SignalPipe::SignalPipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error("cannot make a pipe", errno);
+  read_ = Fd(ends[0]);
+  write_ = Fd(ends[1]);
+  int none = -1;
+  if (!target.compare_exchange_strong(none, write_.get())) {
+    throw Error(Exit::environment,
+                Diagnostic{.code = "launch.busy",
+                           .what = "this process already supervises a group of workers"});
+  }
+  sigset_t watched;
+  sigemptyset(&watched);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) {
+    Previous previous{signal, {}};
+    sigaction(signal, nullptr, &previous.action);
+    // nohup, or a shell's background job: who ignores these wants them ignored.
+    const bool ignored = previous.action.sa_handler == SIG_IGN;
+    if (ignored && (signal == SIGHUP || signal == SIGINT || signal == SIGQUIT)) continue;
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART;
+    sigfillset(&action.sa_mask);
+    sigaction(signal, &action, nullptr);
+    sigaddset(&watched, signal);
+    previous_.push_back(previous);
+  }
+  pthread_sigmask(SIG_UNBLOCK, &watched, &mask_);
+}
+
+SignalPipe::~SignalPipe() {
+  pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  for (const Previous& previous : previous_) sigaction(previous.signal, &previous.action, nullptr);
+  if (write_) target.store(-1);
+}
+
+std::vector<int> SignalPipe::take() {
+  std::vector<int> signals;
+  unsigned char bytes[64];
+  ssize_t got;
+  while ((got = read(read_.get(), bytes, sizeof bytes)) > 0) {
+    signals.insert(signals.end(), bytes, bytes + got);
+  }
+  return signals;
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+}
+
+}  // namespace mtl

@@ -1,0 +1,140 @@
+// Helpers of the tests with real processes: bounded waits, a folder that goes away, descriptors
+// counted.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <dirent.h>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include "launcher/agent.h"
+
+namespace mtl::test {
+
+// A hang fails the test instead of stopping the suite; far above what any step needs.
+inline constexpr int kPatienceSeconds = 60;
+
+inline bool wait_for(const std::function<bool()>& happened, int seconds = kPatienceSeconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  while (!happened()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+// False for a zombie as well: it runs no more.
+inline bool alive(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const size_t name_end = text.rfind(')');
+  return name_end != std::string::npos && text[name_end + 2] != 'Z' && text[name_end + 2] != 'X';
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = std::filesystem::temp_directory_path() / "mtl-launcher-XXXXXX";
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+inline void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// A pid that a worker wrote into a file; 0 after too long a wait.
+inline pid_t pid_in(const std::filesystem::path& path) {
+  pid_t pid = 0;
+  wait_for([&] {
+    const std::string text = content(path);
+    pid = text.ends_with('\n') ? std::stoi(text) : 0;
+    return pid > 0;
+  });
+  return pid;
+}
+
+inline int open_descriptors() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+inline WorkerCommand shell(int rank, const std::string& script) {
+  WorkerCommand command;
+  command.rank = rank;
+  command.local_rank = rank;
+  command.argv = {"/bin/sh", "-c", script};
+  command.env["RANK"] = std::to_string(rank);
+  return command;
+}
+
+inline AgentOptions shells(const std::vector<std::string>& scripts) {
+  AgentOptions options;
+  for (size_t i = 0; i < scripts.size(); ++i) {
+    options.workers.push_back(shell(static_cast<int>(i), scripts[i]));
+  }
+  options.show_rank0 = false;
+  options.grace = std::chrono::seconds(kPatienceSeconds);
+  return options;
+}
+
+// A child of the test that runs `body` and ends with its result; killed if it is still there when
+// the test is over.
+class Child {
+ public:
+  explicit Child(const std::function<int()>& body) {
+    pid_ = fork();
+    if (pid_ == 0) {
+      alarm(2 * kPatienceSeconds);
+      _exit(body());
+    }
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  pid_t pid() const { return pid_; }
+  // 128 + n for a signal, -1 if it does not end.
+  int wait() {
+    int status = 0;
+    const bool ended = wait_for([&] { return waitpid(pid_, &status, WNOHANG) == pid_; });
+    if (!ended) return -1;
+    pid_ = -1;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+}  // namespace mtl::test
