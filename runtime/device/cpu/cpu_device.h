@@ -70,6 +70,7 @@ class CpuDevice final : public Device {
   void cross_entropy_sum(const CrossEntropy& args) override;
   void cross_entropy_loss(const CrossEntropy& args) override;
   void cross_entropy_backward(const CrossEntropy& args, float scale) override;
+  void sum(Tensor x, Tensor out, bool accumulate) override;
   void sum_squares(Tensor x, Tensor partials) override;
   void adamw(const AdamW& args) override;
 

@@ -1,10 +1,19 @@
-// The optimizer step and the sums for the gradient norm.
+// The optimizer step, and the sums for the loss and the gradient norm.
 #include <cassert>
 #include <cmath>
 
 #include "runtime/device/cpu/cpu_device.h"
 
 namespace mtl {
+
+void CpuDevice::sum(Tensor x, Tensor out, bool accumulate) {
+  assert(x.dtype == DType::f32 && out.dtype == DType::f64);
+  // One value per token: too few to be worth threads.
+  double total = accumulate ? *out.as<double>() : 0.0;
+  const float* values = x.as<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) total += static_cast<double>(values[i]);
+  *out.as<double>() = total;
+}
 
 void CpuDevice::sum_squares(Tensor x, Tensor partials) {
   assert(x.dtype == DType::f32 && partials.dtype == DType::f64);
