@@ -22,7 +22,6 @@ namespace mtl {
 
 namespace {
 
-constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 64;
 // One slip can make hundreds of errors; nobody reads more than these.
 constexpr size_t kMaxErrors = 20;
@@ -459,9 +458,9 @@ const YamlValue* YamlValue::find(const std::string& key) const {
 YamlValue parse_yaml(const std::string& text, const std::string& file_name,
                      Diagnostics& diagnostics) {
   YamlValue root = make(YamlValue::Kind::null, Place{file_name, 1, 1});
-  if (text.size() > kMaxBytes) {
+  if (text.size() > kYamlMaxBytes) {
     diagnostics.add({.code = "yaml.size",
-                     .what = fmt::format("more than {} bytes of YAML", kMaxBytes),
+                     .what = fmt::format("more than {} bytes of YAML", kYamlMaxBytes),
                      .place = Place{file_name},
                      .help = "a file of settings has some kilobytes: is this the right file?"});
     return root;
@@ -488,7 +487,7 @@ YamlValue parse_yaml(const std::string& text, const std::string& file_name,
 YamlValue read_yaml(const std::string& path, Diagnostics& diagnostics) {
   std::string text;
   try {
-    text = read_file(path, kMaxBytes + 1);
+    text = read_file(path, kYamlMaxBytes + 1);
   } catch (const Error& error) {
     for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics.add(diagnostic);
     return make(YamlValue::Kind::null, Place{path});

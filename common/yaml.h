@@ -5,6 +5,7 @@
 // too. Columns count characters, not bytes.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "common/error.h"
 
 namespace mtl {
+
+inline constexpr size_t kYamlMaxBytes = size_t{1} << 20;
 
 struct YamlValue {
   enum class Kind { null, scalar, list, map };

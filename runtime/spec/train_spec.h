@@ -98,6 +98,8 @@ struct TrainSpec {
 
 // Where a value came from, weakest first.
 enum class Origin { built_in, default_config, train_yaml, environment, command_line };
+// "built-in", "default_config.yaml", "train.yaml", "environment", "command line".
+std::string origin_name(Origin origin);
 
 struct SpecSources {
   std::string train_yaml;  // path
@@ -113,14 +115,19 @@ struct SpecSources {
 struct ResolvedSpec {
   TrainSpec spec;
   std::map<std::string, Origin> origins;  // by key path, for every key of the schema
-  std::map<std::string, Place> places;    // of keys that train.yaml sets
-  std::string source;                     // text of train.yaml, byte for byte
-  Place place_of(
-      const std::string& key) const;  // of the key, or of the file if it is not set there
+  // Of the value that is in effect, for keys that are set anywhere: line and column in train.yaml,
+  // or "command line", "environment variable MTL_...", the path of default_config.yaml.
+  std::map<std::string, Place> places;
+  std::string file;    // path of train.yaml
+  std::string source;  // text of train.yaml, byte for byte
+  // Of the value in effect, or of train.yaml as a whole if the key is set nowhere.
+  Place place_of(const std::string& key) const;
 };
 
-// Reads, merges and checks every layer; all problems go to `diagnostics` (codes config.*). Relative
-// paths in `data` stay as written: they are relative to the working directory.
+// Reads, merges and checks every layer; all problems go to `diagnostics` (codes config.*, and
+// yaml.* and file.* of the file). Integers may be written `1_000` and `1e9`; counts of steps also
+// `10k`, `2M` (thousands, millions). An unknown MTL_ variable is a warning. Relative paths in
+// `data` stay as written: they are relative to the working directory.
 ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics);
 
 // YAML with every key, its value and `# origin`; read back by load_spec with the same result.

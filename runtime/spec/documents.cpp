@@ -1,0 +1,230 @@
+// What is written from the schema table: resolved.yaml, the JSON Schema and the reference page.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/spec/suggest.h"
+#include "runtime/spec/train_spec.h"
+#include "runtime/spec/values.h"
+
+namespace mtl {
+
+namespace {
+
+using nlohmann::ordered_json;
+using spec::Field;
+using spec::Row;
+
+int depth_of(const std::string& path) {
+  int depth = 0;
+  for (const char c : path) depth += c == '.' ? 1 : 0;
+  return depth;
+}
+
+// An integral bound as an integer: validators print it as it stands.
+ordered_json bound(double value) {
+  const auto whole = static_cast<int64_t>(value);
+  return static_cast<double>(whole) == value ? ordered_json(whole) : ordered_json(value);
+}
+
+void add_range(const Row& row, ordered_json& schema) {
+  schema[row.above_min ? "exclusiveMinimum" : "minimum"] = bound(row.min);
+  schema[row.below_max ? "exclusiveMaximum" : "maximum"] = bound(row.max);
+}
+
+ordered_json default_of(const Row& row) {
+  TrainSpec built_in;
+  const Field field = row.field(built_in);
+  if (std::holds_alternative<std::string*>(field)) {
+    return *std::get<std::string*>(field);
+  }
+  const std::string text = spec::print_value(row, built_in);
+  return text == "auto" ? ordered_json(text) : ordered_json::parse(text);
+}
+
+ordered_json row_schema(const Row& row) {
+  TrainSpec any;
+  const Field field = row.field(any);
+  ordered_json schema;
+  schema["description"] = row.doc;
+  if (!row.choices.empty()) {
+    schema["type"] = "string";
+    for (const spec::Choice& choice : row.choices) schema["enum"].push_back(choice.value);
+  } else if (spec::is_integer(field)) {
+    ordered_json number = {{"type", "integer"}};
+    add_range(row, number);
+    // `1_000` and `10k` are strings to an editor.
+    const ordered_json text = {
+        {"type", "string"},
+        {"pattern", fmt::format("^{}[0-9]+(_[0-9]+)*{}{}$", row.auto_doc.empty() ? "" : "(auto|",
+                                row.suffixes ? "(\\.[0-9]+)?[kKmMgG]?" : "",
+                                row.auto_doc.empty() ? "" : ")")}};
+    schema["anyOf"] = ordered_json::array({number, text});
+  } else if (spec::is_number_list(field)) {
+    ordered_json number = {{"type", "number"}};
+    add_range(row, number);
+    schema["type"] = "array";
+    schema["items"] = number;
+    schema["minItems"] = 2;
+    schema["maxItems"] = 2;
+  } else if (std::holds_alternative<double*>(field)) {
+    schema["type"] = "number";
+    add_range(row, schema);
+  } else if (std::holds_alternative<bool*>(field)) {
+    schema["type"] = "boolean";
+  } else {
+    // A name or path may look like a number.
+    schema["type"] = ordered_json::array({"string", "number"});
+    schema["minLength"] = 1;
+  }
+  if (!row.required) schema["default"] = default_of(row);
+  return schema;
+}
+
+ordered_json section_schema(const std::string& section) {
+  ordered_json schema;
+  schema["type"] = "object";
+  if (!section.empty()) schema["description"] = spec::section_doc(section);
+  schema["additionalProperties"] = false;
+  ordered_json required = ordered_json::array();
+  for (const std::string& name : spec::names_below(section)) {
+    const std::string path = section.empty() ? name : section + "." + name;
+    const Row* row = spec::find_row(path);
+    schema["properties"][name] = row != nullptr ? row_schema(*row) : section_schema(path);
+    const bool needed =
+        row != nullptr ? row->required : schema["properties"][name].contains("required");
+    if (needed) required.push_back(name);
+  }
+  if (!required.empty()) schema["required"] = required;
+  return schema;
+}
+
+// A table cell cannot hold a bar.
+std::string cell(const std::string& text) {
+  std::string safe;
+  for (const char c : text) safe += c == '|' ? std::string("\\|") : std::string(1, c);
+  return safe;
+}
+
+std::string row_markdown(const Row& row) {
+  TrainSpec built_in;
+  std::string value = spec::print_value(row, built_in);
+  if (row.required) {
+    value = "required";
+  } else {
+    value = fmt::format("`{}`", value);
+    if (!row.auto_doc.empty()) value += " = " + row.auto_doc;
+  }
+  std::string type = row.choices.empty() ? spec::type_text(row) : "";
+  std::string doc = row.doc;
+  for (const spec::Choice& choice : row.choices) {
+    type += fmt::format("{}`{}`", type.empty() ? "" : ", ", choice.value);
+    doc += fmt::format("<br>`{}`: {}", choice.value, choice.doc);
+  }
+  if (const std::string range = spec::range_text(row); !range.empty()) type += ", " + range;
+  if (row.suffixes) type += "; k, M, G";
+  return fmt::format("| `{}` | {} | {} | {} |\n", row.key, cell(type), cell(value), cell(doc));
+}
+
+}  // namespace
+
+std::string resolved_yaml(const ResolvedSpec& resolved) {
+  std::string text = "# Every setting of this run, and where its value came from.\n";
+  std::string open;  // the section that the last line belongs to
+  for (const Row& row : spec::schema()) {
+    const std::string section = row.section();
+    // Write the headings that this row's section does not share with the last one.
+    for (size_t end = section.find('.');; end = section.find('.', end + 1)) {
+      const std::string heading = section.substr(0, end);
+      if (open != heading && !open.starts_with(heading + ".")) {
+        text += fmt::format("{}{}:\n", std::string(2 * static_cast<size_t>(depth_of(heading)), ' '),
+                            heading.substr(heading.rfind('.') + 1));
+      }
+      if (end == std::string::npos) break;
+    }
+    open = section;
+    const auto origin = resolved.origins.find(row.key);
+    text += fmt::format(
+        "{}{}: {}  # {}\n", std::string(2 * static_cast<size_t>(depth_of(row.key)), ' '),
+        row.name(), spec::print_value(row, resolved.spec),
+        origin_name(origin == resolved.origins.end() ? Origin::built_in : origin->second));
+  }
+  return text;
+}
+
+std::string spec_json_schema() {
+  ordered_json schema = {{"$schema", "http://json-schema.org/draft-07/schema#"},
+                         {"title", "train.yaml of mtl"}};
+  schema.update(section_schema(""));
+  return schema.dump(2) + "\n";
+}
+
+std::string spec_reference_markdown() {
+  std::string text =
+      "# train.yaml: what to train\n"
+      "\n"
+      "<!-- Generated from the schema table by test_runtime_spec with MTL_UPDATE_DOCS=1. -->\n"
+      "\n"
+      "Every setting, its default and its range. A key that is not on this page is an error, with\n"
+      "the nearest key that is. The smallest file gives the required ones:\n"
+      "\n"
+      "```yaml\n";
+  for (const std::string& section : spec::sections()) {
+    bool headed = false;
+    for (const Row& row : spec::schema()) {
+      if (!row.required || row.section() != section) continue;
+      if (!headed) text += section + ":\n";
+      headed = true;
+      text += fmt::format("  {}: {}\n", row.name(), row.example);
+    }
+  }
+  text +=
+      "```\n"
+      "\n"
+      "A value can come from five places; the later wins, and `resolved.yaml` in the run's folder\n"
+      "names the place of each:\n"
+      "\n"
+      "1. the default on this page\n"
+      "2. `default_config.yaml`, which says where to run\n"
+      "3. `train.yaml`\n"
+      "4. the environment: `MTL_TRAIN__STEPS=5` is `train.steps`, `MTL_MODEL__NORM__EPS` is\n"
+      "   `model.norm.eps`\n"
+      "5. the command line: `train.steps=5`, `optimizer.betas=[0.9,0.99]`\n"
+      "\n"
+      "The file is YAML read strictly: duplicate keys, anchors, merge keys, tags and further\n"
+      "documents are errors. Integers may be written `1_000` or `1e9`; those marked *k, M, G* "
+      "also\n"
+      "`10k`, `2M`, `1G` (thousands, millions, thousand millions). Numbers in quotes are text.\n"
+      "\n"
+      "Editors complete and check the file with `templates/train.schema.json`: begin it with\n"
+      "`# yaml-language-server: $schema=<path of train.schema.json>`.\n";
+  for (const std::string& section : spec::sections()) {
+    if (depth_of(section) > 0) continue;
+    text += fmt::format("\n## {}\n\n{}\n\n", section, spec::section_doc(section));
+    text += "| key | type and range | default | meaning |\n|---|---|---|---|\n";
+    for (const Row& row : spec::schema()) {
+      if (row.key.starts_with(section + ".")) text += row_markdown(row);
+    }
+  }
+  text +=
+      "\n## Not available in this version\n"
+      "\n"
+      "These are refused, so that no run silently does something else.\n"
+      "\n"
+      "| key or value | why |\n|---|---|\n";
+  for (const spec::Unavailable& key : spec::unavailable()) {
+    text += fmt::format("| `{}` | {} |\n", key.key, cell(key.why));
+  }
+  for (const Row& row : spec::schema()) {
+    std::vector<std::string> values;
+    for (const spec::Refused& refused : row.refused) {
+      if (refused.instead.empty()) values.push_back(fmt::format("`{}`", refused.value));
+    }
+    if (values.empty()) continue;
+    text += fmt::format("| `{}`: {} | available: {} |\n", row.key, fmt::join(values, ", "),
+                        spec::type_text(row));
+  }
+  return text;
+}
+
+}  // namespace mtl

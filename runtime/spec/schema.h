@@ -1,0 +1,75 @@
+// The schema table of train.yaml, for the files of this room only. One row per key: everything that
+// parsing, defaults, overrides, resolved.yaml, the JSON Schema and the reference page know of it.
+// Defaults stand in TrainSpec itself and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "runtime/spec/train_spec.h"
+
+namespace mtl::spec {
+
+// Where a value lives. Two doubles are written as one list (optimizer.betas).
+using DoublePair = std::pair<double*, double*>;
+using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
+                           std::vector<double>*, DoublePair>;
+
+// An allowed value of a row with a fixed set of values.
+struct Choice {
+  std::string value;
+  std::string doc;
+};
+// A value that people try although it is not among the choices.
+struct Refused {
+  std::string value;
+  std::string instead;  // the choice that means the same; empty = there is none
+  std::string why;      // "not available in this version", when there is none
+};
+
+struct Row {
+  std::string key;  // "train.micro_batch"
+  Field (*field)(TrainSpec&) = nullptr;
+  std::string doc;           // one sentence or two, in Markdown
+  std::string example = {};  // for "add `layers: 12`" and the reference page
+  bool required = false;
+  bool is_path = false;       // of a string: a path
+  bool is_name = false;       // of a string: the name of a folder
+  std::string auto_doc = {};  // if not empty, `auto` is allowed and stored as 0
+  bool suffixes = false;      // of an integer: k, M, G are allowed
+  double min = std::numeric_limits<double>::lowest();
+  double max = std::numeric_limits<double>::max();
+  bool above_min = false;  // min itself is not allowed
+  bool below_max = false;  // max itself is not allowed
+  std::vector<Choice> choices = {};
+  std::vector<Refused> refused = {};
+  std::vector<std::string> known_as = {};  // last parts of the names that other trainers use
+
+  std::string section() const;  // "train.eval" of "train.eval.every"
+  std::string name() const;     // "every"
+};
+
+// Keys and sections of other trainers, or planned here, that this version refuses.
+struct Unavailable {
+  std::string key;
+  std::string why;  // ends the sentence "`key` is not available in this version"; may be empty
+};
+
+const std::vector<Row>& schema();
+const std::vector<Unavailable>& unavailable();
+const Row* find_row(std::string_view key);
+// The doc sentence of a section ("train.eval").
+std::string section_doc(std::string_view section);
+// All sections, parents before children, in the order of the table.
+const std::vector<std::string>& sections();
+bool is_section(std::string_view path);
+
+// "MTL_TRAIN__EVAL__EVERY" of "train.eval.every".
+std::string environment_name(std::string_view key);
+
+}  // namespace mtl::spec

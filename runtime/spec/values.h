@@ -1,0 +1,30 @@
+// One value of the schema table: from YAML, to YAML, and in words.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "common/error.h"
+#include "common/yaml.h"
+#include "runtime/spec/schema.h"
+
+namespace mtl::spec {
+
+// Reads `value` into the row's field. Nothing when it is good; else what is wrong with it, with the
+// place of the value or of the list item, and the field untouched.
+std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, TrainSpec& spec);
+
+// As YAML that read_value() reads to the same value, bit for bit.
+std::string print_value(const Row& row, const TrainSpec& spec);
+
+// "a whole number from 1 to 65536, or auto": ends "give ...".
+std::string expected(const Row& row);
+// "1 to 65536", "above 0, at most 1"; empty when there is none to speak of.
+std::string range_text(const Row& row);
+// "integer", "number", "true or false", "text", "path", "two numbers", or the choices.
+std::string type_text(const Row& row);
+
+bool is_integer(const Field& field);
+bool is_number_list(const Field& field);
+
+}  // namespace mtl::spec
