@@ -5,14 +5,14 @@
 // plain `key=value` lines when piped.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json_fwd.hpp>
 
 namespace mtl {
 
@@ -35,8 +35,12 @@ struct ReporterOptions {
   int64_t resume_step =
       0;  // lines of later steps in metrics.jsonl are dropped: they will be written again
   int64_t log_every = 10;
+  std::function<std::chrono::system_clock::time_point()> now = std::chrono::system_clock::now;
 };
 
+// A report that cannot be written (a full disk) never ends a run: it is said once, and the run goes
+// on. Only the constructor throws, when the files of the run cannot be opened at all. The process
+// must ignore SIGPIPE, since whoever reads the progress may die first.
 class Reporter {
  public:
   explicit Reporter(ReporterOptions options);
@@ -47,7 +51,8 @@ class Reporter {
   void step(const StepReport& report);
   void eval(int64_t step, double valid_loss);
   void checkpoint(int64_t step, const std::filesystem::path& path);
-  // state: "done" | "stopped" | "failed".
+  // state: "done" | "stopped" | "failed". A Reporter destroyed after start() without finish()
+  // records "failed".
   void finish(const std::string& state, const std::vector<std::string>& lines);
 
  private:
@@ -55,11 +60,17 @@ class Reporter {
   std::unique_ptr<State> state_;
 };
 
+// For whoever watched the workers die: events.jsonl gets "failed" with `reason`, and status.json no
+// longer says that the run is running.
+void record_failure(const std::filesystem::path& run_dir, int exit_code, const std::string& reason);
+
 struct ViewOptions {
   std::FILE* out = stderr;
   bool terminal = false;  // redraw one line; else plain lines
   bool color = false;
-  int columns = 80;
+  bool utf8 = false;
+  int columns = 80;  // 0 = the terminal's, asked at each redraw
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };
 
 class ProgressView {

@@ -1,0 +1,58 @@
+#include "runtime/metrics/record.h"
+
+#include <cmath>
+#include <limits>
+
+namespace mtl {
+
+namespace {
+
+double number(const Json& record, const char* key) {
+  const auto found = record.find(key);
+  if (found == record.end() || !found->is_number()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return found->get<double>();
+}
+
+int64_t integer(const Json& record, const char* key) {
+  const auto found = record.find(key);
+  return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+}  // namespace
+
+std::string json_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json step_json(const StepReport& report, const std::string& time) {
+  Json json;
+  json["step"] = report.step;
+  json["time"] = time;
+  json["loss"] = report.loss;
+  json["lr"] = report.lr;
+  json["grad_norm"] = report.grad_norm;
+  json["tokens_per_s"] = report.tokens_per_s;
+  json["step_time_s"] = report.step_time_s;
+  json["mfu"] = report.mfu;
+  json["memory_bytes"] = report.memory_bytes;
+  return json;
+}
+
+StepReport step_from_json(const Json& record) {
+  StepReport report;
+  report.step = integer(record, "step");
+  report.steps = integer(record, "steps");
+  report.loss = number(record, "loss");
+  report.lr = number(record, "lr");
+  report.grad_norm = number(record, "grad_norm");
+  report.tokens_per_s = number(record, "tokens_per_s");
+  report.step_time_s = number(record, "step_time_s");
+  report.mfu = number(record, "mfu");
+  report.memory_bytes = integer(record, "memory_bytes");
+  report.eta_s = number(record, "eta_s");
+  return report;
+}
+
+}  // namespace mtl

@@ -1,0 +1,24 @@
+// The JSON of a run's reports: what goes down the progress pipe, into metrics.jsonl and
+// status.json. One record is one line.
+#pragma once
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/metrics/reporter.h"
+
+namespace mtl {
+
+using Json = nlohmann::ordered_json;
+
+// One line without line break. Text that is not UTF-8 (a path, say) is kept readable rather than
+// refused; numbers that are not finite become null.
+std::string json_line(const Json& json);
+
+// The members of a metrics line, and of a "step" record.
+Json step_json(const StepReport& report, const std::string& time);
+// The report in a "step" record; what is missing or not a number is NaN or 0.
+StepReport step_from_json(const Json& record);
+
+}  // namespace mtl

@@ -1,0 +1,245 @@
+#include "runtime/metrics/reporter.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <fcntl.h>
+#include <optional>
+#include <poll.h>
+#include <string_view>
+#include <unistd.h>
+
+#include "runtime/metrics/format.h"
+#include "runtime/metrics/record.h"
+#include "runtime/metrics/run_files.h"
+
+namespace mtl {
+
+namespace {
+
+using SystemTime = std::chrono::system_clock::time_point;
+
+std::string utc(SystemTime time) {
+  return utc_time(
+      std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count());
+}
+
+// The writing end of the progress pipe. A reader that has stopped (a terminal on hold) must not
+// stop the training: step records are dropped while the pipe is full, others wait a little.
+class ProgressPipe {
+ public:
+  explicit ProgressPipe(int fd) : fd_(fd) {
+    if (fd_ < 0) return;
+    const int flags = fcntl(fd_, F_GETFL);
+    if (flags < 0 || fcntl(fd_, F_SETFL, flags | O_NONBLOCK) < 0) fd_ = -1;
+  }
+
+  void send(const std::string& line, bool may_drop) {
+    const std::string text = (torn_ ? "\n" : "") + line + '\n';
+    std::string_view rest = text;
+    while (fd_ >= 0 && !rest.empty()) {
+      // Up to PIPE_BUF bytes are written whole or not at all.
+      const ssize_t n = write(fd_, rest.data(), rest.size());
+      if (n >= 0) {
+        rest.remove_prefix(static_cast<size_t>(n));
+      } else if (errno == EAGAIN) {
+        if (may_drop && rest.size() == text.size()) return;
+        pollfd ready{fd_, POLLOUT, 0};
+        if (poll(&ready, 1, kPatienceMs) == 0) break;
+      } else if (errno != EINTR) {
+        fd_ = -1;  // nobody listens any more
+      }
+    }
+    if (rest.size() < text.size()) torn_ = !rest.empty();
+  }
+
+ private:
+  static constexpr int kPatienceMs = 2000;
+  int fd_;
+  bool torn_ = false;
+};
+
+}  // namespace
+
+struct Reporter::State {
+  explicit State(ReporterOptions given)
+      : options(std::move(given)),
+        metrics((drop_steps_after(options.run_dir / "metrics.jsonl", options.resume_step),
+                 options.run_dir / "metrics.jsonl")),
+        events(options.run_dir / "events.jsonl"),
+        pipe(options.progress_fd) {
+    options.log_every = std::max<int64_t>(options.log_every, 1);
+    if (options.progress_fd < 0) view.emplace(ViewOptions{});
+  }
+
+  std::string time() const { return utc(options.now()); }
+
+  void send(const Json& record, bool may_drop = false) {
+    const std::string line = json_line(record);
+    if (view) {
+      view->record(line);
+    } else {
+      pipe.send(line, may_drop);
+    }
+  }
+
+  // Says once that a file of the run cannot be written.
+  void check(int error, const char* file) {
+    if (error == 0 || warned) return;
+    warned = true;
+    send({{"kind", "warning"},
+          {"text", "cannot write " + (options.run_dir / file).string() + ": " +
+                       std::strerror(error) + "; the run goes on without it"}});
+  }
+
+  void metric(const Json& json) { check(metrics.append(json_line(json)), "metrics.jsonl"); }
+
+  void event(const std::string& name, Json more = Json::object()) {
+    Json json;
+    json["time"] = time();
+    json["event"] = name;
+    json.update(more);
+    check(events.append(json_line(json)), "events.jsonl");
+  }
+
+  void write_status(bool always) {
+    const SystemTime now = options.now();
+    // A clock that was set back must not silence the status.
+    if (!always && status_written && now >= *status_written &&
+        now - *status_written < std::chrono::seconds(1)) {
+      return;
+    }
+    status_written = now;
+    Json json;
+    json["schema"] = "mtl.status/1";
+    json["state"] = state;
+    json["time"] = utc(now);
+    json["pid"] = getpid();
+    json["step"] = last ? last->step : options.resume_step;
+    if (last) {
+      json["steps"] = last->steps;
+      json["loss"] = last->loss;
+      json["tokens_per_s"] = last->tokens_per_s;
+      json["eta_s"] = state == "running" ? last->eta_s : 0.0;
+    }
+    if (valid_loss) json["valid_loss"] = *valid_loss;
+    if (!checkpoint.empty()) {
+      json["checkpoint"] = checkpoint;
+      json["checkpoint_step"] = checkpoint_step;
+    }
+    check(replace_file(options.run_dir / "status.json", json_line(json) + '\n'), "status.json");
+  }
+
+  void end(const std::string& how, const std::vector<std::string>& lines) {
+    if (last && !last_logged) {
+      metric(step_json(*last, last_time));
+      last_logged = true;
+    }
+    state = how;
+    finished = true;
+    event(how, {{"step", last ? last->step : options.resume_step}});
+    write_status(true);
+    send({{"kind", "finish"}, {"time", time()}, {"state", how}, {"lines", lines}});
+  }
+
+  ReporterOptions options;
+  LineFile metrics;
+  LineFile events;
+  ProgressPipe pipe;
+  std::optional<ProgressView> view;
+  std::string state = "running";
+  bool started = false;
+  bool finished = false;
+  bool warned = false;
+  std::optional<StepReport> last;
+  std::string last_time;
+  bool last_logged = false;
+  std::optional<double> valid_loss;
+  std::string checkpoint;
+  int64_t checkpoint_step = 0;
+  std::optional<SystemTime> status_written;
+};
+
+Reporter::Reporter(ReporterOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+
+Reporter::~Reporter() {
+  if (state_->started && !state_->finished) state_->end("failed", {});
+}
+
+void Reporter::start(const std::vector<std::string>& lines) {
+  State& s = *state_;
+  s.started = true;
+  const bool resumed = s.options.resume_step > 0;
+  s.event(resumed ? "resumed" : "started", {{"step", s.options.resume_step}, {"pid", getpid()}});
+  s.write_status(true);
+  s.send({{"kind", "start"}, {"time", s.time()}, {"lines", lines}});
+}
+
+void Reporter::step(const StepReport& report) {
+  State& s = *state_;
+  const bool first = !s.last;
+  s.last = report;
+  s.last_time = s.time();
+  s.last_logged = first || report.step % s.options.log_every == 0 || report.step == report.steps;
+  Json record = step_json(report, s.last_time);
+  if (s.last_logged) s.metric(record);
+  record["kind"] = "step";
+  record["steps"] = report.steps;
+  record["eta_s"] = report.eta_s;
+  record["logged"] = s.last_logged;
+  // A logged step is a line in somebody's log file, the others only redraw.
+  s.send(record, !s.last_logged);
+  s.write_status(false);
+}
+
+void Reporter::eval(int64_t step, double valid_loss) {
+  State& s = *state_;
+  s.valid_loss = valid_loss;
+  Json json;
+  json["step"] = step;
+  json["time"] = s.time();
+  json["valid_loss"] = valid_loss;
+  s.metric(json);
+  json["kind"] = "eval";
+  s.send(json);
+  s.write_status(false);
+}
+
+void Reporter::checkpoint(int64_t step, const std::filesystem::path& path) {
+  State& s = *state_;
+  s.checkpoint = path.string();
+  s.checkpoint_step = step;
+  s.event("checkpoint", {{"step", step}, {"path", s.checkpoint}});
+  s.send({{"kind", "checkpoint"}, {"time", s.time()}, {"step", step}, {"path", s.checkpoint}});
+  s.write_status(true);
+}
+
+void Reporter::finish(const std::string& state, const std::vector<std::string>& lines) {
+  if (!state_->finished) state_->end(state, lines);
+}
+
+void record_failure(const std::filesystem::path& run_dir, int exit_code,
+                    const std::string& reason) {
+  const std::filesystem::path path = run_dir / "status.json";
+  Json status = Json::object();
+  if (std::filesystem::exists(path)) {
+    status = Json::parse(read_file(path), nullptr, false);
+    if (!status.is_object()) status = Json::object();
+  }
+  const std::string time = utc_now();
+  status["schema"] = "mtl.status/1";
+  status["state"] = "failed";
+  status["time"] = time;
+  status["exit_code"] = exit_code;
+  status["reason"] = reason;
+  replace_file(path, json_line(status) + '\n');
+  Json event;
+  event["time"] = time;
+  event["event"] = "failed";
+  event["exit_code"] = exit_code;
+  event["reason"] = reason;
+  LineFile(run_dir / "events.jsonl").append(json_line(event));
+}
+
+}  // namespace mtl

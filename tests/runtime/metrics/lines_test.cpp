@@ -1,0 +1,96 @@
+// runtime/metrics/lines: the status line and the plain line, character by character.
+#include "runtime/metrics/lines.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "common/terminal.h"
+
+using namespace mtl;
+
+namespace {
+
+StepReport example() {
+  StepReport report;
+  report.step = 4120;
+  report.steps = 20000;
+  report.loss = 3.21468;
+  report.lr = 2.9e-4;
+  report.grad_norm = 0.8312;
+  report.tokens_per_s = 412000;
+  report.step_time_s = 1.2;
+  report.mfu = 0.412;
+  report.memory_bytes = static_cast<int64_t>(61.4 * 1024 * 1024 * 1024);
+  report.eta_s = 33120;
+  return report;
+}
+
+const std::vector<double> kLosses = {8, 7, 6, 5, 4, 3, 2, 1};
+
+}  // namespace
+
+TEST_CASE("the plain line") {
+  CHECK(plain_line(example(), "2026-11-21T01:42:10Z") ==
+        "2026-11-21T01:42:10Z step=4120 loss=3.2147 lr=2.9e-4 gnorm=0.83 tok_s=412000 mfu=0.412 "
+        "mem_gib=61.4 eta_s=33120");
+  StepReport broken = example();
+  broken.loss = std::numeric_limits<double>::quiet_NaN();
+  broken.eta_s = std::numeric_limits<double>::infinity();
+  broken.memory_bytes = 40 * 1024 * 1024;
+  CHECK(
+      plain_line(broken, "T") ==
+      "T step=4120 loss=nan lr=2.9e-4 gnorm=0.83 tok_s=412000 mfu=0.412 mem_gib=0.0391 eta_s=inf");
+}
+
+TEST_CASE("the status line at its full width") {
+  CHECK(status_line(example(), kLosses, 200, true) ==
+        "step   4 120/20 000  20.6%  loss 3.2147  █▇▆▅▄▃▂▁  lr 2.9e-4  gnorm 0.83  412k tok/s  "
+        "mfu 41% of matmul  mem 61.4 GiB  eta 9h12m");
+  CHECK(status_line(example(), kLosses, 200, false).find("#%*+=-._") != std::string::npos);
+}
+
+TEST_CASE("a narrow terminal loses what matters least, whole") {
+  CHECK(status_line(example(), kLosses, 100, true) ==
+        "step   4 120/20 000  20.6%  loss 3.2147  █▇▆▅▄▃▂▁  412k tok/s  mfu 41% of matmul  eta "
+        "9h12m");
+  CHECK(status_line(example(), kLosses, 79, true) ==
+        "step   4 120/20 000  20.6%  loss 3.2147  █▇▆▅▄▃▂▁  412k tok/s  eta 9h12m");
+  CHECK(status_line(example(), kLosses, 48, true) == "step   4 120/20 000  loss 3.2147  eta 9h12m");
+  CHECK(status_line(example(), kLosses, 32, true) == "step   4 120/20 000  loss 3.2147");
+  CHECK(status_line(example(), kLosses, 22, true) == "step   4 120/20 000  …");
+  CHECK(status_line(example(), kLosses, 22, false) == "step   4 120/20 000  ~");
+  for (int columns = 0; columns < 160; ++columns) {
+    CAPTURE(columns);
+    CHECK(display_width(status_line(example(), kLosses, columns, true)) <= columns);
+  }
+}
+
+TEST_CASE("colour only marks: without its codes the line is the same") {
+  const std::string plain = status_line(example(), kLosses, 120, true);
+  const std::string painted = status_line(example(), kLosses, 120, true, true);
+  CHECK(painted != plain);
+  std::string stripped;
+  for (size_t i = 0; i < painted.size(); ++i) {
+    if (painted[i] == '\033') {
+      while (painted[i] != 'm') ++i;
+    } else {
+      stripped += painted[i];
+    }
+  }
+  CHECK(stripped == plain);
+}
+
+TEST_CASE("what is unknown is left out, and 100 % is said only at the end") {
+  StepReport report = example();
+  report.mfu = 0;
+  report.memory_bytes = 0;
+  report.step = 19999;
+  const std::string line = status_line(report, {}, 200, true);
+  CHECK(line ==
+        "step  19 999/20 000  99.9%  loss 3.2147  lr 2.9e-4  gnorm 0.83  412k tok/s  eta 9h12m");
+  report.steps = 0;
+  CHECK(status_line(report, {}, 200, true).substr(0, 25) == "step  19 999  loss 3.2147");
+}
