@@ -1,7 +1,49 @@
-// mtl: parses the command line and catches every error once.
+// mtl: the one place where errors are caught, printed and turned into an exit code.
 #include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <unistd.h>
+#include <vector>
 
-int main() {
-  std::puts("mtl");
-  return 0;
+#include "cli/commands.h"
+#include "common/error.h"
+#include "common/terminal.h"
+
+namespace {
+
+int report(const std::vector<mtl::Diagnostic>& diagnostics, mtl::Exit exit) {
+  const bool color = mtl::inspect_terminal(STDERR_FILENO).color;
+  std::fflush(stdout);
+  for (const mtl::Diagnostic& diagnostic : diagnostics) {
+    std::fputs(mtl::render(diagnostic, color).c_str(), stderr);
+  }
+  return static_cast<int>(exit);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int code = mtl::run_program(mtl::Arguments(argv + (argc > 0 ? 1 : 0), argv + argc));
+    // What was printed may still be on its way: a full disk is a failure, not a success.
+    if (std::fflush(stdout) != 0 && code == 0) {
+      std::perror("mtl: cannot write the output");
+      return static_cast<int>(mtl::Exit::environment);
+    }
+    return code;
+  } catch (const mtl::Error& error) {
+    return report(error.diagnostics(), error.exit());
+  } catch (const std::bad_alloc&) {
+    return report({{.code = "memory.host",
+                    .what = "this machine has no memory left for mtl",
+                    .help = "see what the run needs with: mtl plan train.yaml"}},
+                  mtl::Exit::out_of_memory);
+  } catch (const std::exception& error) {
+    return report(
+        {{.code = "internal",
+          .what = std::string("unexpected failure: ") + error.what(),
+          .help = "this is a bug in mtl: please report it with the command and this text"}},
+        mtl::Exit::run_failed);
+  }
 }

@@ -1,0 +1,64 @@
+// The options of one command: declared once, they give parsing, errors and the help text. Parsing
+// is CLI11's; what a person sees is ours. Every option name may be written with underscores (as
+// accelerate does) or dashes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+// The arguments of a command that starts another program.
+struct SplitArguments {
+  std::vector<std::string> own;   // before the program
+  std::string program;            // empty = none was given
+  std::vector<std::string> rest;  // after it: the program's own
+  bool after_separator = false;   // the program follows `--`
+};
+
+class CommandLine {
+ public:
+  // `usage` without the leading "mtl ", one line each: "plan [options] train.yaml [key=value ...]".
+  CommandLine(std::vector<std::string> usage, std::string about);
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  void example(std::string command, std::string what);
+  // The options that follow stand under this title.
+  void group(std::string title);
+  // Names are written without the leading dashes, in the spelling that the help shows; one
+  // character more is the short name: "module,m". `shown_default` is what the help says is used
+  // without the option.
+  void flag(const std::string& name, bool& target, std::string help);
+  void option(const std::string& name, std::string value_name, std::string& target,
+              std::string help, std::string shown_default = "");
+  void choice(const std::string& name, std::vector<std::string> choices,
+              std::optional<std::string>& target, std::string help, std::string shown_default = "");
+  void option(const std::string& name, std::string value_name, std::optional<int64_t>& target,
+              int64_t minimum, std::string help, std::string shown_default = "");
+  void option(const std::string& name, std::string value_name, int64_t& target, int64_t minimum,
+              std::string help, std::string shown_default = "");
+  void option(const std::string& name, std::string value_name, double& target, double minimum,
+              std::string help, std::string shown_default = "");
+  // Positional arguments, in order; `rest` takes all that are left.
+  void positional(std::string name, std::string& target, std::string help);
+  void rest(std::string name, std::vector<std::string>& target, std::string help);
+
+  // False if help was asked for: it is printed on stdout then, and nothing else is to be done.
+  // Throws Error (Exit::usage): usage.unknown_option, usage.value, usage.missing, usage.extra.
+  bool parse(const std::vector<std::string>& args);
+  // Splits before the first argument that is neither an option nor an option's value.
+  SplitArguments split(const std::vector<std::string>& args) const;
+  std::string help(int columns) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mtl

@@ -1,0 +1,40 @@
+// mtl generate RUN PROMPT: text from a trained model, streamed to stdout as it is sampled.
+#include "runtime/generate.h"
+
+#include <cstdio>
+
+#include "cli/command_line.h"
+#include "cli/commands.h"
+
+namespace mtl {
+
+int command_generate(const Arguments& args) {
+  GenerateOptions options;
+  std::string run;
+  auto seed = static_cast<int64_t>(options.seed);
+  CommandLine line({"generate [options] RUN PROMPT"},
+                   "Continues a prompt with a trained model. The text goes to stdout, piece by "
+                   "piece; the prompt is not repeated.");
+  line.example("mtl generate runs/shakespeare \"ROMEO:\"", "the newest run of that name");
+  line.example("mtl generate --tokens 500 --temperature 0 RUN \"The\"",
+               "always the likeliest token");
+  line.positional("RUN", run, "a run directory, runs/NAME (its newest run) or a checkpoint");
+  line.positional("PROMPT", options.prompt, "the text to continue");
+  line.option("tokens", "N", options.tokens, 1, "how many tokens to sample", "200");
+  line.option("temperature", "T", options.temperature, 0.0,
+              "below 1 plays safe, above 1 takes risks, 0 takes the likeliest", "0.8");
+  line.option("top_k", "K", options.top_k, 0, "sample among the K likeliest tokens only; 0 = all",
+              "0");
+  line.option("seed", "S", seed, 0, "the same seed gives the same text", "1234");
+  if (!line.parse(args)) return 0;
+  options.run = run;
+  options.seed = static_cast<uint64_t>(seed);
+  generate(options, [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
+  std::fputc('\n', stdout);
+  return 0;
+}
+
+}  // namespace mtl

@@ -1,0 +1,108 @@
+// mtl help TOPIC: short texts on what concerns every command, or a command's own help.
+#include <cstdio>
+#include <map>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "cli/command_line.h"
+#include "cli/commands.h"
+#include "common/error.h"
+#include "common/terminal.h"
+
+namespace mtl {
+
+namespace {
+
+const std::map<std::string, const char*>& topics() {
+  static const std::map<std::string, const char*> kTopics = {
+      {"exit-codes",
+       R"(Exit codes of every mtl command:
+    0  done
+    1  the run failed
+    2  usage: an unknown command, option or value
+    3  configuration: train.yaml or default_config.yaml
+    4  environment: permissions, ports, devices
+    5  out of memory
+    6  data or checkpoint damaged, missing or incompatible
+    7  a rank hangs, or something took too long
+   75  stopped on request with a complete checkpoint: run the same command again
+  126  the launched program cannot be executed
+  127  the launched program does not exist
+128+n  killed by signal n (130: Ctrl-C twice, 143: TERM)
+
+The exit code of a job is that of the first rank that failed.
+)"},
+      {"errors",
+       R"(How mtl says what is wrong:
+
+  error[mesh.heads]: model.heads 6 cannot be split over parallel.tp 4
+    --> train.yaml:14:7
+    note: facts that explain it
+    help: what to do next
+
+All errors of the configuration are reported at once, before anything starts. The code in
+brackets is stable: scripts may rely on it. When ranks fail, the last thing on the screen is
+the first failure: which rank, where, why, its last lines; the others' messages are in the
+logs/ of the run directory. Errors go to stderr, data goes to stdout.
+)"},
+      {"settings",
+       R"(Where a value comes from, weakest first:
+
+  1  built in
+  2  default_config.yaml, as `mtl config default` or `accelerate config` wrote it: where to run
+  3  train.yaml: what to train
+  4  the environment: MTL_TRAIN__STEPS=2000 sets train.steps
+  5  the command line: --mixed_precision bf16, then train.steps=2000
+
+`mtl launch --dry-run train.yaml` shows every value and its origin; a run keeps them in its
+resolved.yaml. `mtl config schema` prints the JSON Schema of train.yaml, for editors.
+)"},
+      {"signals",
+       R"(While a run is going:
+
+  Ctrl-C or TERM   finish the step, write a checkpoint, stop: exit code 75
+  a second one     stop at once
+  USR1             write a checkpoint and go on
+
+The same mtl launch command continues the run from its newest complete checkpoint.
+)"},
+  };
+  return kTopics;
+}
+
+}  // namespace
+
+int command_help(const Arguments& args) {
+  CommandLine line({"help [TOPIC | COMMAND]"},
+                   "Topics: exit-codes, errors, settings, signals. With a command, its help.");
+  std::vector<std::string> words;
+  line.rest("TOPIC", words, "a topic or a command; without one, the overview");
+  if (!line.parse(args)) return 0;
+  if (words.empty()) {
+    std::fputs(overview(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
+    return 0;
+  }
+  if (const auto found = topics().find(words[0]); found != topics().end()) {
+    std::fputs(found->second, stdout);
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, text] : topics()) names.push_back(name);
+  for (const Command& command : commands()) {
+    if (command.name == words[0]) {
+      Arguments rest(words.begin() + 1, words.end());
+      rest.emplace_back("--help");
+      return command.run(rest);
+    }
+    if (command.summary != nullptr) names.emplace_back(command.name);
+  }
+  const auto guess = did_you_mean(words[0], names);
+  throw Error(Exit::usage,
+              Diagnostic{.code = "usage.unknown_topic",
+                         .what = fmt::format("there is no help on '{}'", words[0]),
+                         .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
+                                       : "topics: exit-codes, errors, settings, signals"});
+}
+
+}  // namespace mtl

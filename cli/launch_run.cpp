@@ -1,0 +1,159 @@
+// mtl launch train.yaml: a run of mtl's own trainer on this machine.
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+#include <utility>
+
+#include <sys/mman.h>
+
+#include <fmt/format.h>
+
+#include "cli/launch.h"
+#include "cli/plan_text.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/terminal.h"
+#include "launcher/worker_env.h"
+#include "rendezvous/store.h"
+#include "runtime/metrics/reporter.h"
+
+namespace mtl {
+
+namespace {
+
+// Where the workers find what must not stand in arguments or environment.
+constexpr int kTokenFd = 3;
+constexpr int kProgressFd = 4;
+
+[[noreturn]] void no_descriptor(const char* what) {
+  throw Error(Exit::environment,
+              Diagnostic{.code = "launch.descriptor",
+                         .what = fmt::format("cannot make {}: {}", what, std::strerror(errno)),
+                         .help = "raise the limit of open files: ulimit -n 65536"});
+}
+
+// A file without a name that holds the token. Each rank has its own, since ranks that share one
+// would share its read position.
+Fd token_file(const std::string& token) {
+  Fd fd(memfd_create("mtl-token", MFD_CLOEXEC));
+  if (!fd || write(fd.get(), token.data(), token.size()) != static_cast<ssize_t>(token.size()) ||
+      lseek(fd.get(), 0, SEEK_SET) != 0) {
+    no_descriptor("a memory file for the run's token");
+  }
+  return fd;
+}
+
+void print_warnings(const std::vector<Diagnostic>& warnings, const Terminal& terminal) {
+  for (const Diagnostic& warning : warnings) {
+    fmt::print(stderr, "{}", render(warning, terminal.color));
+  }
+}
+
+int dry_run(const PreparedRun& run) {
+  fmt::print("{}\nsettings, each with the layer that gave it\n\n{}", plan_text(run.checked.plan),
+             resolved_yaml(run.checked.resolved));
+  return 0;
+}
+
+int already_complete(const RunDirectory& run, const TrainSpec& spec,
+                     const std::string& train_yaml) {
+  fmt::print(stderr,
+             "{} is complete: {} of {} steps are done\n"
+             "  to go on:        mtl launch {} train.steps={}\n"
+             "  to start again:  mtl launch --fresh {}\n",
+             run.dir.string(), run.resume_step, spec.train.steps, train_yaml, 2 * spec.train.steps,
+             train_yaml);
+  return 0;
+}
+
+struct WorkerSet {
+  std::vector<WorkerCommand> commands;
+  std::vector<Fd> tokens;
+};
+
+WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory,
+                       const std::string& token, uint16_t port, int progress_fd) {
+  WorkerSet set;
+  NodeLayout layout = single_node(run.world, port);
+  layout.run_id = directory.dir.filename().string();
+  for (int rank = 0; rank < run.world; ++rank) {
+    WorkerCommand command;
+    command.rank = rank;
+    command.local_rank = rank;
+    command.argv = {"/proc/self/exe", "worker", directory.dir.string()};
+    command.env = worker_environment(run.config, layout, rank);
+    command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
+    set.tokens.push_back(token_file(token));
+    command.inherit[kTokenFd] = set.tokens.back().get();
+    if (rank == 0) {
+      command.env["MTL_PROGRESS_FD"] = std::to_string(kProgressFd);
+      command.inherit[kProgressFd] = progress_fd;
+    }
+    set.commands.push_back(std::move(command));
+  }
+  return set;
+}
+
+// The last words of the launcher, below everything that the run printed.
+int conclude(const AgentResult& result, const RunDirectory& directory, const Terminal& terminal) {
+  for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  if (result.exit_code == static_cast<int>(Exit::done)) return result.exit_code;
+  if (result.exit_code == static_cast<int>(Exit::requeue)) {
+    fmt::print(stderr,
+               "stopped with a complete checkpoint in {}; the same command goes on from it\n",
+               directory.dir.string());
+    return result.exit_code;
+  }
+  const Diagnostic report = failure_report(result);
+  record_failure(directory.dir, result.exit_code, report.what);
+  fmt::print(stderr, "{}", render(report, terminal.color));
+  return result.exit_code;
+}
+
+}  // namespace
+
+int launch_run(const LaunchOptions& options, const std::string& train_yaml,
+               const std::vector<std::string>& settings) {
+  PreparedRun run = prepare_run(options.run, train_yaml, settings);
+  run.config.use_cpu = run.config.use_cpu || options.cpu;
+  if (options.dry_run) return dry_run(run);
+
+  const Terminal terminal = inspect_terminal(STDERR_FILENO);
+  const RunDirectory directory = open_run(run.checked);
+  print_warnings(directory.warnings, terminal);
+  if (directory.complete) {
+    return already_complete(directory, run.checked.resolved.spec, train_yaml);
+  }
+  // The workers read the corpus themselves; here it would only be a second copy of it.
+  run.checked.corpus = {};
+
+  const std::string token = make_token();
+  const std::unique_ptr<StoreServer> store = serve_store({.token = token});
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) no_descriptor("the progress pipe");
+  const Fd progress_read(ends[0]);
+  const Fd progress_write(ends[1]);
+  const WorkerSet workers =
+      make_workers(run, directory, token, store->port(), progress_write.get());
+
+  ProgressView view({.out = stderr,
+                     .terminal = terminal.redraw,
+                     .color = terminal.color,
+                     .utf8 = terminal.utf8,
+                     .columns = 0});
+  AgentOptions agent;
+  agent.workers = workers.commands;
+  agent.log_dir = directory.dir / "logs";
+  agent.grace = std::chrono::seconds(options.grace_s);
+  agent.on_output = [&](int, bool, std::string_view line) { view.text(std::string(line)); };
+  agent.on_notice = [&](std::string_view line) { view.text(std::string(line)); };
+  agent.line_sources.push_back({.fd = progress_read.get(), .on_line = [&](std::string_view line) {
+                                  view.record(std::string(line));
+                                }});
+  const AgentResult result = run_agent(agent);
+  view.close();
+  return conclude(result, directory, terminal);
+}
+
+}  // namespace mtl

@@ -1,0 +1,217 @@
+#include "cli/plan_text.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/metrics/format.h"
+
+namespace mtl {
+
+namespace {
+
+std::string flops(double value) {
+  constexpr std::array<const char*, 7> kUnits = {"", "k", "M", "G", "T", "P", "E"};
+  size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}FLOP", value, value < 9.95 ? 2 : 1, kUnits[unit]);
+}
+
+const char* word_for(Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return "tensor";
+    case Axis::cp:
+      return "context";
+    case Axis::ep:
+      return "expert";
+    case Axis::dp:
+      return "data";
+    case Axis::pp:
+      return "pipeline";
+  }
+  return "";
+}
+
+std::string count_of(int64_t count, const char* one) {
+  return fmt::format("{} {}{}", grouped(count), one, count == 1 ? "" : "s");
+}
+
+// "8 ranks = 2 pipeline x 2 data x 2 tensor"; axes of degree 1 are not named.
+std::string grid_sentence(const Grid& grid) {
+  std::string product;
+  for (Axis axis : {Axis::pp, Axis::dp, Axis::ep, Axis::cp, Axis::tp}) {
+    if (grid.sizes()[axis] == 1) continue;
+    product +=
+        fmt::format("{}{} {}", product.empty() ? "" : " x ", grid.sizes()[axis], word_for(axis));
+  }
+  return count_of(grid.world(), "rank") + (product.empty() ? "" : " = " + product);
+}
+
+std::string groups_line(const Grid& grid, Axis axis) {
+  constexpr size_t kShown = 6;
+  const std::vector<std::vector<int>> groups = grid.groups({axis});
+  std::string text;
+  for (size_t i = 0; i < std::min(groups.size(), kShown); ++i) {
+    text += fmt::format(" [{}]", ranks_text(groups[i]));
+  }
+  if (groups.size() > kShown) text += fmt::format(" ... {} groups", groups.size());
+  return fmt::format("  {:<10}{}\n", word_for(axis), text);
+}
+
+int64_t parameters_of(const Plan& plan, int rank) {
+  int64_t parameters = 0;
+  for (const ParamPlacement& placement : plan.layout(rank).params) parameters += placement.numel;
+  return parameters;
+}
+
+// Memory depends on the position along tensor and pipeline only: one row per such position, rows
+// with the same numbers together.
+std::string memory_table(const Plan& plan) {
+  using Numbers = std::array<int64_t, kMemoryCategories + 1>;
+  std::map<std::pair<int, int>, Numbers> by_position;
+  std::vector<std::pair<Numbers, std::vector<int>>> rows;
+  for (int rank = 0; rank < plan.grid.world(); ++rank) {
+    const Coord coord = plan.grid.coord(rank);
+    const auto [entry, added] = by_position.try_emplace({coord[Axis::pp], coord[Axis::tp]});
+    if (added) {
+      const MemoryPlan memory = plan.memory(rank);
+      for (int i = 0; i < kMemoryCategories; ++i) {
+        entry->second[static_cast<size_t>(i)] =
+            memory.bytes_of_category(static_cast<MemoryCategory>(i));
+      }
+      entry->second[kMemoryCategories] = memory.total_bytes;
+    }
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const auto& r) { return r.first == entry->second; });
+    if (row == rows.end()) {
+      rows.push_back({entry->second, {rank}});
+    } else {
+      row->second.push_back(rank);
+    }
+  }
+  constexpr size_t kRanksWidth = 16;
+  std::string text = fmt::format("  {:<{}}", "ranks", kRanksWidth);
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    text += fmt::format("{:>12}", category_name(static_cast<MemoryCategory>(i)));
+  }
+  text += fmt::format("{:>12}\n", "total");
+  for (const auto& [numbers, ranks] : rows) {
+    std::string name = ranks_text(ranks);
+    if (name.size() > kRanksWidth) name = fmt::format("{} and {} more", ranks[0], ranks.size() - 1);
+    text += fmt::format("  {:<{}}", name, kRanksWidth);
+    for (int64_t bytes : numbers)
+      text += fmt::format("{:>12}", human_bytes(static_cast<double>(bytes)));
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  size_t pieces = 0;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (++pieces > kShown) return text + " ...";
+    if (!text.empty()) text += ' ';
+    text += std::to_string(ranks[i]);
+    // Two neighbours read better as two numbers.
+    if (end - i == 2) text += fmt::format(" {}", ranks[i + 1]);
+    if (end - i > 2) text += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+std::string program_text(const Program& program) {
+  constexpr size_t kHead = 14;
+  constexpr size_t kTail = 4;
+  std::vector<std::string> steps;
+  std::string end;
+  for (const Instruction& instruction : program) {
+    const std::string chunk = instruction.chunk > 0 ? fmt::format(".{}", instruction.chunk) : "";
+    if (instruction.op == Op::forward) {
+      steps.push_back(fmt::format("F{}{}", instruction.micro_batch, chunk));
+    } else if (instruction.op == Op::backward) {
+      steps.push_back(fmt::format("B{}{}", instruction.micro_batch, chunk));
+    } else if (instruction.op == Op::reduce_grads) {
+      end += " reduce";
+    } else if (instruction.op == Op::step) {
+      end += " step";
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps.size() > kHead + kTail + 1 && i == kHead) {
+      text += "... ";
+      i = steps.size() - kTail;
+    }
+    text += steps[i] + ' ';
+  }
+  return text + '|' + end;
+}
+
+std::string plan_text(const Plan& plan) {
+  const ModelShape& model = plan.model;
+  std::string text;
+  const auto line = [&](const char* name, const std::string& value) {
+    text += fmt::format("{:<12}{}\n", name, value);
+  };
+  std::string vocabulary = fmt::format("vocabulary {}", grouped(model.vocab));
+  if (model.padded_vocab != model.vocab) {
+    vocabulary += fmt::format(" ({} rows in memory)", grouped(model.padded_vocab));
+  }
+  line("model", fmt::format("{}, hidden {}, {}, ffn {}, {}", count_of(model.layers, "layer"),
+                            model.hidden, count_of(model.heads, "head"), model.ffn, vocabulary));
+
+  int64_t most = 0;
+  const GridSizes& sizes = plan.grid.sizes();
+  for (int pp = 0; pp < sizes[Axis::pp]; ++pp) {
+    for (int tp = 0; tp < sizes[Axis::tp]; ++tp) {
+      Coord coord;
+      coord.degree.fill(0);
+      coord[Axis::pp] = pp;
+      coord[Axis::tp] = tp;
+      most = std::max(most, parameters_of(plan, plan.grid.rank(coord)));
+    }
+  }
+  line("parameters", fmt::format("{} ({}), {} on a rank",
+                                 compact_count(static_cast<double>(plan.cost.parameters)),
+                                 grouped(plan.cost.parameters), grouped(most)));
+  line("grid", grid_sentence(plan.grid));
+  for (Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
+    if (sizes[axis] > 1) text += groups_line(plan.grid, axis);
+  }
+  line("batch",
+       fmt::format("{} x {} tokens = {} tokens per step; per rank {} of {}",
+                   count_of(plan.global_batch, "sequence"), grouped(plan.seq),
+                   grouped(plan.cost.tokens_per_step),
+                   plan.micro_batches == 1 ? "1 micro-batch"
+                                           : grouped(plan.micro_batches) + " micro-batches",
+                   count_of(plan.micro_batch, "sequence")));
+  line("compute",
+       fmt::format("{}, {} per token, {} per step", plan.compute == DType::bf16 ? "bf16" : "fp32",
+                   flops(plan.cost.flops_per_token), flops(plan.cost.flops_per_step)));
+  line("traffic", fmt::format("sent per rank and step: {} tensor parallel, {} data parallel",
+                              human_bytes(static_cast<double>(plan.cost.tp_bytes_per_step)),
+                              human_bytes(static_cast<double>(plan.cost.dp_bytes_per_step))));
+
+  text += "\nmemory per rank\n" + memory_table(plan);
+  text += "\nschedule of a step (F forward, B backward, by micro-batch)\n";
+  for (size_t stage = 0; stage < plan.schedule.size(); ++stage) {
+    text += fmt::format("  stage {}  {}\n", stage, program_text(plan.schedule[stage]));
+  }
+  return text;
+}
+
+}  // namespace mtl

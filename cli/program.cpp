@@ -1,0 +1,80 @@
+// The table of commands, and the screen that one sees first.
+#include <cstdio>
+#include <string_view>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "common/error.h"
+#include "common/terminal.h"
+
+namespace mtl {
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> kCommands = {
+      {"config", "write, show or explain the settings of this machine", command_config},
+      {"plan", "what a run needs: grid, memory, FLOPs, traffic", command_plan},
+      {"launch", "train a model, or start any program on every rank", command_launch},
+      {"generate", "write text with a trained model", command_generate},
+      {"help", "exit codes, settings, errors, or a command", command_help},
+      {"version", "print the version", command_version},
+      {"worker", nullptr, command_worker},
+  };
+  return kCommands;
+}
+
+std::string overview(int columns) {
+  const int width = columns < 40 ? 40 : (columns > 100 ? 100 : columns);
+  std::string text = "usage: mtl COMMAND [options]\n\n";
+  text += wrap_text(
+      "One program from \"these machines, this text\" to a trained language model: it plans the "
+      "run, starts the processes, trains, checkpoints and resumes.",
+      width, 0, 0);
+  text += "\n\nExamples:\n";
+  const auto row = [&](std::string_view left, std::string_view right, int column) {
+    text +=
+        fmt::format("  {:<{}}", left, column - 2) + wrap_text(right, width, column, column) + '\n';
+  };
+  row("mtl config default", "write the settings of this machine", 42);
+  row("mtl plan train.yaml", "see what the run needs before it starts", 42);
+  row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 42);
+  row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 42);
+  text += "\nCommands:\n";
+  for (const Command& command : commands()) {
+    if (command.summary != nullptr) row(command.name, command.summary, 14);
+  }
+  text += '\n' + wrap_text(
+                     "Every command has --help, with examples. Running the same launch again "
+                     "continues the run. Exit codes: mtl help exit-codes.",
+                     width, 0, 0);
+  return text + '\n';
+}
+
+int run_program(const Arguments& args) {
+  if (args.empty() || args[0] == "--help" || args[0] == "-h") {
+    std::fputs(overview(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
+    return 0;
+  }
+  if (args[0] == "--version") return command_version({});
+  std::vector<std::string> names;
+  for (const Command& command : commands()) {
+    if (args[0] == command.name) return command.run(Arguments(args.begin() + 1, args.end()));
+    if (command.summary != nullptr) names.emplace_back(command.name);
+  }
+  if (args[0].starts_with('-')) {
+    const auto guess = did_you_mean(args[0], {"--help", "--version"});
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.unknown_option",
+                           .what = fmt::format("mtl has no option '{}'", args[0]),
+                           .help = guess ? fmt::format("did you mean {}?", *guess)
+                                         : "options follow the command; see: mtl --help"});
+  }
+  const auto guess = did_you_mean(args[0], names);
+  throw Error(Exit::usage, Diagnostic{.code = "usage.unknown_command",
+                                      .what = fmt::format("mtl has no command '{}'", args[0]),
+                                      .help = guess ? fmt::format("did you mean mtl {}?", *guess)
+                                                    : "see the commands with: mtl --help"});
+}
+
+}  // namespace mtl

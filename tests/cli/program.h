@@ -1,0 +1,98 @@
+// Runs the real mtl in a process of its own and keeps what it said.
+#pragma once
+
+#include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include "runtime/metrics/temp_dir.h"
+
+namespace mtl::test {
+
+struct Outcome {
+  int code = -1;  // exit code, or 128 + signal
+  std::string out;
+  std::string err;
+};
+
+inline std::string file_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// A scratch directory with HF_HOME inside, so that no settings of the machine leak into a test, and
+// a way to run mtl there.
+class Shell {
+ public:
+  const std::filesystem::path& dir() const { return dir_.path(); }
+
+  void write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((dir() / name).parent_path());
+    std::ofstream(dir() / name, std::ios::binary) << text;
+  }
+
+  Outcome mtl(const std::vector<std::string>& args,
+              const std::map<std::string, std::string>& env = {}) const {
+    std::vector<std::string> argv = {MTL_PROGRAM};
+    argv.insert(argv.end(), args.begin(), args.end());
+    return run(argv, env);
+  }
+
+  Outcome run(const std::vector<std::string>& argv,
+              const std::map<std::string, std::string>& env = {}) const {
+    const pid_t pid = start(argv, env);
+    return finish(pid);
+  }
+
+  // Starts without waiting; finish() gives the outcome. One at a time.
+  pid_t start(const std::vector<std::string>& argv,
+              const std::map<std::string, std::string>& env = {}) const {
+    std::vector<char*> words;
+    for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+    words.push_back(nullptr);
+    const pid_t pid = fork();
+    if (pid != 0) return pid;
+    // Only what may follow a fork in a program without threads.
+    redirect(0, "/dev/null", O_RDONLY);
+    redirect(1, (dir() / "stdout.txt").string(), O_WRONLY | O_CREAT | O_TRUNC);
+    redirect(2, (dir() / "stderr.txt").string(), O_WRONLY | O_CREAT | O_TRUNC);
+    if (chdir(dir().c_str()) != 0) _exit(99);
+    setenv("HF_HOME", (dir() / "hf").c_str(), 1);
+    for (const char* name : {"NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "COLUMNS"})
+      unsetenv(name);
+    for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
+    execv(words[0], words.data());
+    _exit(98);
+  }
+
+  Outcome finish(pid_t pid) const {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    Outcome outcome;
+    outcome.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    outcome.out = file_text(dir() / "stdout.txt");
+    outcome.err = file_text(dir() / "stderr.txt");
+    return outcome;
+  }
+
+ private:
+  static void redirect(int fd, const std::string& path, int flags) {
+    const int file = open(path.c_str(), flags, 0644);
+    if (file < 0 || dup2(file, fd) < 0) _exit(97);
+    if (file != fd) close(file);
+  }
+
+  TempDir dir_;
+};
+
+}  // namespace mtl::test

@@ -1,0 +1,280 @@
+// The real program: help, usage errors, exit codes, settings, and launching programs of others.
+#include "cli/program.h"
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "common/terminal.h"
+
+using mtl::test::Outcome;
+using mtl::test::Shell;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("mtl alone, --help and help are the same single screen on stdout") {
+  Shell shell;
+  const Outcome alone = shell.mtl({});
+  CHECK(alone.code == 0);
+  CHECK(alone.err.empty());
+  CHECK(shell.mtl({"--help"}).out == alone.out);
+  CHECK(shell.mtl({"-h"}).out == alone.out);
+  CHECK(shell.mtl({"help"}).out == alone.out);
+  CHECK(std::count(alone.out.begin(), alone.out.end(), '\n') <= 24);
+  for (const char* command : {"config", "plan", "launch", "generate", "help", "version"}) {
+    CAPTURE(command);
+    CHECK(has(alone.out, std::string("\n  ") + command + ' '));
+  }
+  CHECK_FALSE(has(alone.out, "worker"));
+  CHECK_FALSE(has(alone.out, "\033"));
+}
+
+TEST_CASE("every command has help that fits, starts with usage, and names its options") {
+  Shell shell;
+  const std::vector<std::pair<Words, Words>> table = {
+      {{"config"}, {"default", "show", "schema"}},
+      {{"config", "default"}, {"--config_file", "--mixed_precision", "no|fp16|bf16|fp8"}},
+      {{"config", "show"}, {"--config_file"}},
+      {{"config", "schema"}, {"train.yaml"}},
+      {{"launch"},
+       {"--config_file", "--num_processes", "--cpu", "--mixed_precision", "--fresh", "--dry-run",
+        "--grace", "--module", "--no_python", "key=value", "train.yaml"}},
+      {{"plan"}, {"--num_processes", "--config_file", "--mixed_precision", "--json"}},
+      {{"generate"}, {"--tokens", "--temperature", "--top_k", "--seed", "RUN", "PROMPT"}},
+      {{"version"}, {}},
+      {{"help"}, {"exit-codes", "errors", "settings", "signals"}},
+      {{"worker"}, {"RUN_DIR"}},
+  };
+  for (const auto& [command, parts] : table) {
+    CAPTURE(command[0]);
+    for (const char* columns : {"50", "80", "250"}) {
+      Words args = command;
+      args.emplace_back("--help");
+      const Outcome help = shell.mtl(args, {{"COLUMNS", columns}});
+      CHECK(help.code == 0);
+      CHECK(help.err.empty());
+      CHECK(help.out.rfind("usage: mtl " + command[0], 0) == 0);
+      for (const std::string& part : parts) {
+        CAPTURE(part);
+        CHECK(has(help.out, part));
+      }
+      std::istringstream lines(help.out);
+      for (std::string line; std::getline(lines, line);) {
+        CAPTURE(line);
+        // Examples are copied whole, so they are not broken.
+        const bool example = line.rfind("  mtl ", 0) == 0;
+        CHECK(mtl::display_width(line) <= (example ? 100 : std::min(std::stoi(columns), 100)));
+        CHECK((line.empty() || line.back() != ' '));
+      }
+    }
+    Words asked = {"help"};
+    asked.insert(asked.end(), command.begin(), command.end());
+    Words direct = command;
+    direct.emplace_back("--help");
+    CHECK(shell.mtl(asked).out == shell.mtl(direct).out);
+  }
+}
+
+TEST_CASE("usage errors: exit code 2, on stderr, with what was meant") {
+  Shell shell;
+  struct Case {
+    Words args;
+    const char* code;
+    const char* hint;
+  };
+  const std::vector<Case> table = {
+      {{"lanch", "x.yaml"}, "error[usage.unknown_command]", "did you mean mtl launch?"},
+      {{"frobnicate"}, "error[usage.unknown_command]", "mtl --help"},
+      {{"--hlep"}, "error[usage.unknown_option]", "did you mean --help?"},
+      {{"--num_processes", "2", "launch"},
+       "error[usage.unknown_option]",
+       "options follow the command"},
+      {{"launch"}, "error[usage.missing]", "mtl launch --help"},
+      {{"launch", "--num_proceses", "2", "t.yaml"},
+       "error[usage.unknown_option]",
+       "--num_processes?"},
+      {{"launch", "--num_processes", "zero", "t.yaml"}, "error[usage.value]", "mtl launch --help"},
+      {{"launch", "t.yaml", "--frsh"}, "error[usage.unknown_option]", "did you mean --fresh?"},
+      {{"launch", "t.yaml", "steps"}, "error[usage.override]", "train.steps=2000"},
+      {{"launch", "train.steps=5", "t.yaml"}, "error[usage.order]", "train.yaml train.steps=5"},
+      {{"launch", "--fresh", "--", "true"}, "error[usage.option]", "--fresh"},
+      {{"plan"}, "error[usage.missing]", "mtl plan --help"},
+      {{"generate", "run"}, "error[usage.missing]", "mtl generate --help"},
+      {{"generate", "--temperature", "-1", "run", "x"},
+       "error[usage.value]",
+       "mtl generate --help"},
+      {{"generate", "run", "x", "y"}, "error[usage.extra]", "mtl generate --help"},
+      {{"config"}, "error[usage.missing]", "mtl config default"},
+      {{"config", "defualt"}, "error[usage.unknown_command]", "did you mean mtl config default?"},
+      {{"help", "exit-code"}, "error[usage.unknown_topic]", "did you mean mtl help exit-codes?"},
+      {{"version", "now"}, "error[usage.extra]", "mtl version --help"},
+      {{"worker"}, "error[usage.missing]", "mtl worker --help"},
+  };
+  for (const Case& c : table) {
+    std::string words;
+    for (const std::string& word : c.args) words += word + ' ';
+    CAPTURE(words);
+    const Outcome outcome = shell.mtl(c.args);
+    CHECK(outcome.code == 2);
+    CHECK(outcome.out.empty());
+    CAPTURE(outcome.err);
+    CHECK(outcome.err.rfind(c.code, 0) == 0);
+    CHECK(has(outcome.err, c.hint));
+    CHECK_FALSE(has(outcome.err, "\033"));
+  }
+}
+
+TEST_CASE("colour is forced and forbidden by the environment") {
+  Shell shell;
+  CHECK(has(shell.mtl({"nope"}, {{"CLICOLOR_FORCE", "1"}}).err, "\033[1;31merror"));
+  CHECK_FALSE(has(shell.mtl({"nope"}, {{"CLICOLOR_FORCE", "1"}, {"NO_COLOR", "1"}}).err, "\033"));
+}
+
+TEST_CASE("topics") {
+  Shell shell;
+  const Outcome codes = shell.mtl({"help", "exit-codes"});
+  CHECK(codes.code == 0);
+  CHECK(has(codes.out, "75"));
+  for (const char* topic : {"errors", "settings", "signals"}) {
+    CAPTURE(topic);
+    CHECK(shell.mtl({"help", topic}).out.size() > 100);
+  }
+}
+
+TEST_CASE("version") {
+  Shell shell;
+  const Outcome version = shell.mtl({"version"});
+  CHECK(version.code == 0);
+  CHECK(version.out.rfind("mtl ", 0) == 0);
+  CHECK(shell.mtl({"--version"}).out == version.out);
+}
+
+TEST_CASE("an output that cannot be written is not a success") {
+  Shell shell;
+  const Outcome full = shell.run({"/bin/sh", "-c", std::string(MTL_PROGRAM) + " help > /dev/full"});
+  CHECK(full.code == 4);
+}
+
+TEST_CASE("config default writes once and never overwrites") {
+  Shell shell;
+  const std::string path = (shell.dir() / "hf/accelerate/default_config.yaml").string();
+  const Outcome first = shell.mtl({"config", "default", "--mixed_precision", "bf16"});
+  CHECK(first.code == 0);
+  CHECK(first.out == path + '\n');
+  const std::string text = mtl::test::file_text(path);
+  CHECK(has(text, "mixed_precision: bf16"));
+  const Outcome second = shell.mtl({"config", "default"});
+  CHECK(second.code == 0);
+  CHECK(second.out == path + '\n');
+  CHECK(has(second.err, "not overwritten"));
+  CHECK(mtl::test::file_text(path) == text);
+
+  const Outcome here = shell.mtl({"config", "default", "--config-file", "sub/here.yaml"});
+  CHECK(here.code == 0);
+  CHECK(has(mtl::test::file_text(shell.dir() / "sub/here.yaml"), "compute_environment"));
+
+  const Outcome show = shell.mtl({"config", "show"});
+  CHECK(show.code == 0);
+  CHECK(has(show.out, path));
+  CHECK(has(show.out, "precision.dtype=bf16"));
+}
+
+TEST_CASE("config show without a file, and with a broken one") {
+  Shell shell;
+  CHECK(shell.mtl({"config", "show"}).code == 0);
+  CHECK(shell.mtl({"config", "show", "--config_file", "missing.yaml"}).code == 3);
+  shell.write("bad.yaml", "num_proceses: 4\n");
+  const Outcome bad = shell.mtl({"config", "show", "--config_file", "bad.yaml"});
+  CHECK(bad.code == 3);
+  CHECK(has(bad.err, "num_processes"));
+  CHECK(has(bad.err, "bad.yaml:1"));
+}
+
+TEST_CASE("config schema is a JSON schema on stdout") {
+  Shell shell;
+  const Outcome schema = shell.mtl({"config", "schema"});
+  CHECK(schema.code == 0);
+  CHECK(schema.out[0] == '{');
+  CHECK(has(schema.out, "micro_batch"));
+}
+
+TEST_CASE("a program is started once per rank with torchrun's environment") {
+  Shell shell;
+  const Outcome outcome = shell.mtl(
+      {"launch", "--num_processes", "3", "--", "/bin/sh", "-c",
+       "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $1\" > rank-$RANK.txt; "
+       "test -n \"$MASTER_PORT\" && echo from $RANK",
+       "name", "--num_processes"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string r = std::to_string(rank);
+    CHECK(mtl::test::file_text(shell.dir() / ("rank-" + r + ".txt")) ==
+          r + ' ' + r + " 3 3 127.0.0.1 --num_processes\n");
+  }
+  CHECK(outcome.out == "from 0\n");
+}
+
+TEST_CASE("the exit code of a job is that of the first failing rank, which is the last word") {
+  Shell shell;
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "2", "--grace", "1", "--", "/bin/sh", "-c",
+                 "if [ $RANK = 1 ]; then echo it broke >&2; exit 41; fi; sleep 60"});
+  CHECK(outcome.code == 41);
+  CHECK(has(outcome.err, "rank 1"));
+  CHECK(has(outcome.err, "it broke"));
+}
+
+TEST_CASE("a program that is missing or cannot be executed") {
+  Shell shell;
+  CHECK(shell.mtl({"launch", "no-such-program-at-all"}).code == 127);
+  shell.write("data.txt", "text");
+  CHECK(shell.mtl({"launch", "./data.txt"}).code == 126);
+}
+
+TEST_CASE("scripts and modules run under python3") {
+  Shell shell;
+  shell.write("script.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
+  const Outcome script = shell.mtl({"launch", "script.py", "--cpu", "x"});
+  CHECK(script.code == 0);
+  CHECK(script.out == "0 ['--cpu', 'x']\n");
+  const Outcome module = shell.mtl({"launch", "-m", "script", "--cpu"});
+  CHECK(module.code == 0);
+  CHECK(module.out == "0 ['--cpu']\n");
+}
+
+TEST_CASE("the config file decides the number of processes, the option wins") {
+  Shell shell;
+  shell.write("two.yaml", "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n");
+  const Words program = {"--", "/bin/sh", "-c", "echo $WORLD_SIZE"};
+  Words args = {"launch", "--config_file", "two.yaml"};
+  args.insert(args.end(), program.begin(), program.end());
+  CHECK(shell.mtl(args).out == "2\n");
+  args.insert(args.begin() + 1, "--num-processes=1");
+  CHECK(shell.mtl(args).out == "1\n");
+  CHECK(shell.mtl({"launch", "--config_file", "missing.yaml", "true"}).code == 3);
+  shell.write("many.yaml", "num_machines: 2\nnum_processes: 2\n");
+  const Outcome many = shell.mtl({"launch", "--config_file", "many.yaml", "true"});
+  CHECK(many.code == 3);
+  CHECK(has(many.err, "launch.machines"));
+}
+
+TEST_CASE("--dry-run of a program prints what would be started, and starts nothing") {
+  Shell shell;
+  const Outcome outcome = shell.mtl(
+      {"launch", "--dry-run", "--num_processes", "2", "--", "/bin/sh", "-c", "touch started"});
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.out, "RANK=1"));
+  CHECK(has(outcome.out, "/bin/sh -c 'touch started'\n"));
+  CHECK_FALSE(std::filesystem::exists(shell.dir() / "started"));
+}
