@@ -4,7 +4,9 @@
 //
 // All ranks of a group call the same operations in the same order. An operation throws Error
 // "comm.timeout" (Exit::timeout) when a peer does not arrive within the world's timeout, and
-// "comm.peer_lost" (Exit::run_failed) when a peer is known dead; then the world is unusable.
+// "comm.peer_lost" (Exit::run_failed) when a peer is known dead or has destroyed its world, and
+// "comm.mismatch" (Exit::run_failed) when the ranks call different operations or sizes. The first
+// such error of any rank ends the world: every rank that waits or comes later throws it too.
 #pragma once
 
 #include <chrono>
@@ -34,6 +36,8 @@ class Communicator {
   // numel % size == 0.
   virtual void all_gather(Tensor x) = 0;
   virtual void broadcast(Tensor x, int root) = 0;
+  // Buffered: send() returns before its recv() as long as less than 64 MiB are under way between
+  // the two (beyond that it waits for recv()). Messages of one pair arrive in order.
   virtual void send(Tensor x, int to) = 0;
   virtual void recv(Tensor x, int from) = 0;
   // Payload bytes that this rank has put into collectives so far.

@@ -95,8 +95,9 @@ GlobalTensors reference_gradients() {
   in.read(reinterpret_cast<char*>(&length), sizeof length);
   std::string header(length, '\0');
   in.read(header.data(), static_cast<std::streamsize>(length));
+  const nlohmann::json entries = nlohmann::json::parse(header);
   GlobalTensors tensors;
-  for (const auto& [name, entry] : nlohmann::json::parse(header).items()) {
+  for (const auto& [name, entry] : entries.items()) {
     if (name == "__metadata__") continue;
     const auto begin = entry.at("data_offsets")[0].get<uint64_t>();
     const auto end = entry.at("data_offsets")[1].get<uint64_t>();
