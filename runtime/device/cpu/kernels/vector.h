@@ -58,9 +58,8 @@ MTL_INLINE F widen(HalfU16 x) {
 // Round to nearest, ties to even; a NaN stays a (quiet) NaN of the same sign.
 MTL_INLINE HalfU16 narrow(F x) {
   const U bits = (U)x;
-  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const U quiet = (bits >> 16) | 0x40u;
-  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, HalfU16);
+  const U rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return __builtin_convertvector((x != x ? bits | 0x400000u : rounded) >> 16, HalfU16);
 }
 
 MTL_INLINE F load(const float* p, Full, float = 0) {
@@ -167,8 +166,25 @@ MTL_INLINE float max_lanes(F x) {
   for (int i = 1; i < kLanes; ++i) max = x[i] > max ? x[i] : max;
   return max;
 }
+// The larger and the smaller of two; b where a or b is NaN (what the instructions do; the ternary
+// operator takes gcc 12 three of them).
 MTL_INLINE F max(F a, F b) {
-  return a > b ? a : b;
+#if defined(__AVX512F__)
+  return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (F)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return (F)_mm_max_ps((__m128)a, (__m128)b);
+#endif
+}
+MTL_INLINE F min(F a, F b) {
+#if defined(__AVX512F__)
+  return (F)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (F)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return (F)_mm_min_ps((__m128)a, (__m128)b);
+#endif
 }
 MTL_INLINE F sqrt(F x) {
 #if defined(__AVX512F__)
@@ -188,8 +204,7 @@ MTL_INLINE F sqrt(F x) {
 MTL_INLINE F exp(F x) {
   constexpr float kLow = -87.336540f;    // ln(2^-126)
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  F t = x < kLow ? splat(kLow) : x;
-  t = t > 88.0f ? splat(88.0f) : t;
+  const F t = min(splat(88.0f), max(splat(kLow), x));
   const F shifted = t * 1.44269504f + kMagic;
   const F k = shifted - kMagic;
   const U exponent = (U)shifted - 0x4b400000u;  // the bits of kMagic
