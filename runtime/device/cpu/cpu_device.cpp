@@ -3,9 +3,7 @@
 
 #include <cassert>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <omp.h>
 
 #include <sys/mman.h>
 
@@ -13,40 +11,9 @@
 #include <oneapi/dnnl/dnnl_version.h>
 
 #include "common/error.h"
+#include "runtime/device/cpu/threads.h"
 
 namespace mtl {
-
-namespace {
-
-const char* name_of(Isa isa) {
-  switch (isa) {
-    case Isa::base:
-      return "sse2";
-    case Isa::avx2:
-      return "avx2";
-    case Isa::avx512:
-      return "avx512";
-  }
-  return "";
-}
-
-// OMP_NUM_THREADS, else the cores in this process's affinity mask. omp_get_max_threads() would be
-// changed by every device that this thread made before; omp_get_num_procs() is the mask as it was
-// before gomp bound any thread to one core of it (OMP_PROC_BIND).
-int default_threads() {
-  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    char* end = nullptr;
-    errno = 0;
-    const long value = std::strtol(text, &end, 10);
-    // A list gives the count per nesting level; there is one level here.
-    if (errno == 0 && end != text && (*end == 0 || *end == ',') && value > 0 && value <= 4096) {
-      return static_cast<int>(value);
-    }
-  }
-  return std::max(1, omp_get_num_procs());
-}
-
-}  // namespace
 
 kernels::VectorKernels vector_kernels(Isa isa) {
   switch (isa) {
@@ -61,14 +28,11 @@ kernels::VectorKernels vector_kernels(Isa isa) {
 }
 
 std::unique_ptr<Device> make_cpu_device(int threads) {
-  return std::make_unique<CpuDevice>(threads > 0 ? threads : default_threads(), best_isa());
+  return std::make_unique<CpuDevice>(threads, cpu_isa());
 }
 
 CpuDevice::CpuDevice(int threads, Isa isa)
-    : threads_(threads), isa_(isa), kernels_(vector_kernels(isa)) {
-  assert(threads > 0);
-  omp_set_num_threads(threads);
-}
+    : threads_(use_threads(threads)), isa_(isa), kernels_(vector_kernels(isa)) {}
 
 CpuDevice::~CpuDevice() {
   for (const auto& [pointer, bytes] : allocations_) munmap(pointer, bytes);

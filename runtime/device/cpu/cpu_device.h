@@ -33,7 +33,8 @@ struct RowChunks {
 
 class CpuDevice final : public Device {
  public:
-  // `threads` > 0. It becomes the OpenMP thread count of the calling thread too, which oneDNN uses.
+  // `threads` as for make_cpu_device(). It becomes the OpenMP thread count of the calling thread
+  // too, which oneDNN uses.
   CpuDevice(int threads, Isa isa);
   ~CpuDevice() override;
   CpuDevice(const CpuDevice&) = delete;
