@@ -12,11 +12,22 @@
 
 namespace mtl {
 
+// A key of the file that changes nothing in mtl's own runtime. It is kept, so that writing the
+// configuration again loses nothing.
+struct IgnoredKey {
+  std::string key;  // "fsdp_config", "megatron_lm_config.megatron_lm_num_micro_batches"
+  Place place;
+  YamlValue value;
+  bool neutral = false;  // null, false, 'no', [] or {}: written by accelerate's wizard, asks for
+                         // nothing, not worth a word
+};
+
 struct LaunchConfig {
   std::string path;  // the file it came from; empty = none
   std::string compute_environment = "LOCAL_MACHINE";
   std::string distributed_type = "NO";
   std::string mixed_precision = "no";  // no | fp16 | bf16 | fp8
+  bool mixed_precision_given = false;  // "no" was said, not assumed
   int num_processes = -1;              // total; -1 = not given
   int num_machines = 1;
   int machine_rank = 0;
@@ -25,26 +36,34 @@ struct LaunchConfig {
   std::string gpu_ids = "all";
   std::string main_process_ip;
   int main_process_port = 0;
-  std::string rdzv_backend = "static";
-  bool same_network = true;
+  std::string rdzv_backend = "static";  // static | c10d | tcp
+  bool same_network = false;
   bool enable_cpu_affinity = false;
-  std::string downcast_bf16 = "no";
+  std::string downcast_bf16 = "false";
   std::string main_training_function = "main";
   std::map<std::string, std::string> megatron_lm_config;  // scalar values as written
-  std::vector<std::string>
-      ignored;  // sections present that mean nothing to mtl's own runtime (fsdp_config, tpu_*, ...)
+  // Present but without meaning to mtl's own runtime (fsdp_config, tpu_*, ...), in file order.
+  std::vector<IgnoredKey> ignored;
 };
 
 // $HF_HOME or $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface, +
 // /accelerate/default_config.yaml.
 std::string default_launch_config_path();
 // Unknown keys at any level are errors with a suggestion (accelerate ignores nested ones silently).
+// Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
+// those of read_yaml; warning config.address.
 LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostics);
-// As `accelerate config default` would: distributed_type by device count, sorted keys, valid YAML.
-LaunchConfig detect_launch_config(const std::string& mixed_precision);
+// The same of a text, with `path` for the places.
+LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
+                                 Diagnostics& diagnostics);
+// As `accelerate config default` would: distributed_type by device count (/dev/nvidia0..., less
+// what CUDA_VISIBLE_DEVICES hides). `devices` is the folder to look in.
+LaunchConfig detect_launch_config(const std::string& mixed_precision,
+                                  const std::string& devices = "/dev");
+// Sorted keys, as accelerate's own writer.
 std::string launch_config_yaml(const LaunchConfig& config);
 // The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
-// megatron_lm_tp_degree -> parallel.tp, ...
+// megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema.
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
 
 }  // namespace mtl

@@ -1,0 +1,438 @@
+#include "launcher/launch_config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <climits>
+#include <cstdlib>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "launcher/launch_config_keys.h"
+
+namespace mtl {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return text;
+}
+
+// YAML 1.1's words, in any case; accelerate's files have all of them.
+std::optional<bool> as_bool(const std::string& text) {
+  const std::string word = lower(text);
+  if (word == "true" || word == "yes" || word == "on") return true;
+  if (word == "false" || word == "no" || word == "off") return false;
+  return std::nullopt;
+}
+
+bool is_null(const YamlValue& value) {
+  return value.kind == YamlValue::Kind::null;
+}
+
+bool is_neutral(const YamlValue& value) {
+  switch (value.kind) {
+    case YamlValue::Kind::null:
+      return true;
+    case YamlValue::Kind::scalar: {
+      const auto flag = as_bool(value.text);
+      return value.text.empty() || (flag && !*flag);
+    }
+    case YamlValue::Kind::list:
+      return value.items.empty();
+    case YamlValue::Kind::map:
+      return value.entries.empty();
+  }
+  return false;
+}
+
+class Reader {
+ public:
+  Reader(const std::string& path, Diagnostics& diagnostics) : diagnostics_(diagnostics) {
+    config_.path = path;
+  }
+
+  LaunchConfig read(const YamlValue& root) {
+    if (root.kind != YamlValue::Kind::map) {
+      diagnostics_.add({.code = "config.empty",
+                        .what = is_null(root) ? "this configuration file is empty"
+                                              : "a configuration file is a list of `key: value`",
+                        .place = Place{config_.path},
+                        .help = "make one: mtl config"});
+      return config_;
+    }
+    if (const YamlValue* environment = root.find("compute_environment");
+        environment != nullptr && environment->text == "AMAZON_SAGEMAKER") {
+      config_.compute_environment = environment->text;
+      diagnostics_.add({.code = "config.sagemaker",
+                        .what = "mtl does not launch on Amazon SageMaker",
+                        .place = environment->place,
+                        .help = "use `accelerate launch` with this file, or make one for your own "
+                                "machines: mtl config"});
+      return config_;
+    }
+    for (const YamlValue::Entry& entry : root.entries) top_level(entry);
+    finish(root);
+    return config_;
+  }
+
+ private:
+  void bad_value(const YamlValue& value, const std::string& what, const std::string& help = {}) {
+    diagnostics_.add(
+        {.code = "config.bad_value", .what = what, .place = value.place, .help = help});
+  }
+
+  std::string text(const std::string& key, const YamlValue& value) {
+    if (value.kind == YamlValue::Kind::scalar) return value.text;
+    bad_value(value, key + " is a single value, not a list or a section");
+    return {};
+  }
+
+  void read_text(const std::string& key, const YamlValue& value, std::string& target) {
+    if (const std::string given = text(key, value); !given.empty()) target = given;
+  }
+
+  void read_choice(const std::string& key, const YamlValue& value, std::string& target,
+                   const std::vector<std::string>& choices) {
+    const std::string given = text(key, value);
+    if (value.kind != YamlValue::Kind::scalar) return;
+    if (std::find(choices.begin(), choices.end(), given) != choices.end()) {
+      target = given;
+      return;
+    }
+    const auto near = did_you_mean(given, choices);
+    bad_value(value, fmt::format("{} cannot be '{}'", key, given),
+              near ? fmt::format("did you mean '{}'?", *near) : "it is one of " + joined(choices));
+  }
+
+  void read_int(const std::string& key, const YamlValue& value, int& target, int least, int most) {
+    const std::string given = text(key, value);
+    if (value.kind != YamlValue::Kind::scalar) return;
+    int number = 0;
+    const char* end = given.data() + given.size();
+    const auto [stop, error] = std::from_chars(given.data(), end, number);
+    if (error != std::errc() || stop != end || number < least || number > most) {
+      bad_value(value, fmt::format("{} cannot be '{}'", key, given),
+                most == INT_MAX ? fmt::format("it is a whole number, at least {}", least)
+                                : fmt::format("it is a whole number from {} to {}", least, most));
+      return;
+    }
+    target = number;
+  }
+
+  void read_bool(const std::string& key, const YamlValue& value, bool& target) {
+    const std::string given = text(key, value);
+    if (value.kind != YamlValue::Kind::scalar) return;
+    if (const auto flag = as_bool(given)) {
+      target = *flag;
+    } else {
+      bad_value(value, fmt::format("{} cannot be '{}'", key, given), "it is true or false");
+    }
+  }
+
+  void read_mixed_precision(const YamlValue& value) {
+    // An unquoted `no` is a boolean to YAML 1.1, and what people write.
+    YamlValue word = value;
+    if (word.kind == YamlValue::Kind::scalar) {
+      word.text = lower(word.text);
+      if (word.text == "false") word.text = "no";
+    }
+    read_choice("mixed_precision", word, config_.mixed_precision, {"no", "fp16", "bf16", "fp8"});
+    config_.mixed_precision_given = true;
+  }
+
+  void top_level(const YamlValue::Entry& entry) {
+    const std::string& key = entry.key;
+    const YamlValue& value = entry.value;
+    if (const LaunchSection* section = find_launch_section(key))
+      return read_section(entry, *section);
+    const auto among = [&](const std::vector<std::string>& keys) {
+      return std::find(keys.begin(), keys.end(), key) != keys.end();
+    };
+    if (among(launch_keys_without_meaning())) {
+      config_.ignored.push_back({key, entry.key_place, value, is_neutral(value)});
+    } else if (!among(launch_keys())) {
+      unknown_top_level(entry);
+    } else if (!is_null(value)) {
+      read_member(key, value);
+    }
+  }
+
+  void read_member(const std::string& key, const YamlValue& value) {
+    if (key == "compute_environment") {
+      read_choice(key, value, config_.compute_environment, {"LOCAL_MACHINE", "AMAZON_SAGEMAKER"});
+    } else if (key == "distributed_type") {
+      YamlValue word = value;
+      // `NO` without quotes, which a YAML 1.1 writer may have turned into a boolean.
+      if (lower(word.text) == "no" || word.text == "false") word.text = "NO";
+      read_choice(key, word, config_.distributed_type, distributed_types());
+    } else if (key == "mixed_precision") {
+      read_mixed_precision(value);
+    } else if (key == "num_processes") {
+      read_num_processes(value);
+    } else if (key == "num_machines") {
+      read_int(key, value, config_.num_machines, 1, INT_MAX);
+    } else if (key == "machine_rank") {
+      read_int(key, value, config_.machine_rank, 0, INT_MAX);
+    } else if (key == "use_cpu") {
+      read_bool(key, value, config_.use_cpu);
+    } else if (key == "debug") {
+      read_bool(key, value, config_.debug);
+    } else if (key == "gpu_ids") {
+      read_text(key, value, config_.gpu_ids);
+    } else if (key == "main_process_ip") {
+      read_address(value);
+    } else if (key == "main_process_port") {
+      read_int(key, value, config_.main_process_port, 0, 65'535);
+    } else if (key == "rdzv_backend") {
+      read_choice(key, value, config_.rdzv_backend, {"static", "c10d", "tcp"});
+    } else if (key == "same_network") {
+      read_bool(key, value, config_.same_network);
+    } else if (key == "enable_cpu_affinity") {
+      read_bool(key, value, config_.enable_cpu_affinity);
+    } else if (key == "downcast_bf16") {
+      read_text(key, value, config_.downcast_bf16);
+    } else if (key == "main_training_function") {
+      read_text(key, value, config_.main_training_function);
+    }
+  }
+
+  void read_num_processes(const YamlValue& value) {
+    if (value.text == "-1") return;  // accelerate's own way to say "not given"
+    read_int("num_processes", value, config_.num_processes, 1, INT_MAX);
+  }
+
+  void read_address(const YamlValue& value) {
+    read_text("main_process_ip", value, config_.main_process_ip);
+    const std::string& address = config_.main_process_ip;
+    if (!address.empty() &&
+        std::all_of(address.begin(), address.end(), [](char c) { return c >= '0' && c <= '9'; })) {
+      diagnostics_.add({.code = "config.address",
+                        .what = fmt::format("main_process_ip '{}' is a bare number", address),
+                        .place = value.place,
+                        .help = "give an address like 10.0.0.1 or a host name",
+                        .severity = Diagnostic::Severity::warning});
+    }
+  }
+
+  void read_section(const YamlValue::Entry& entry, const LaunchSection& section) {
+    const YamlValue& value = entry.value;
+    if (value.kind != YamlValue::Kind::map && !is_null(value)) {
+      bad_value(value, entry.key + " is a section", "indent its keys below it");
+      return;
+    }
+    const bool megatron = section.name == "megatron_lm_config";
+    for (const YamlValue::Entry& inner : value.entries) {
+      if (!is_key_of(section, inner.key)) {
+        unknown_nested(inner, section);
+      } else if (megatron) {
+        read_megatron(inner);
+      }
+    }
+    if (!megatron)
+      config_.ignored.push_back({entry.key, entry.key_place, value, is_neutral(value)});
+  }
+
+  void read_megatron(const YamlValue::Entry& entry) {
+    if (is_null(entry.value)) return;
+    if (entry.value.kind != YamlValue::Kind::scalar) {
+      bad_value(entry.value, entry.key + " is a single value, not a list or a section");
+      return;
+    }
+    config_.megatron_lm_config[entry.key] = entry.value.text;
+    const auto& used = megatron_train_keys();
+    const bool has_meaning = std::any_of(used.begin(), used.end(),
+                                         [&](const auto& pair) { return pair.first == entry.key; });
+    if (!has_meaning) {
+      config_.ignored.push_back({"megatron_lm_config." + entry.key, entry.key_place, entry.value,
+                                 is_neutral(entry.value)});
+    }
+  }
+
+  void unknown(const YamlValue::Entry& entry, const std::string& where, const std::string& help) {
+    diagnostics_.add({.code = "config.unknown_key",
+                      .what = fmt::format("unknown key '{}'{}", entry.key, where),
+                      .place = entry.key_place,
+                      .help = help});
+  }
+
+  void unknown_top_level(const YamlValue::Entry& entry) {
+    for (const LaunchSection& section : launch_sections()) {
+      const auto& keys = section.keys;
+      if (std::find(keys.begin(), keys.end(), entry.key) != keys.end()) {
+        return unknown(entry, "", fmt::format("it belongs under {}:", section.name));
+      }
+    }
+    std::vector<std::string> candidates = launch_keys();
+    for (const std::string& key : launch_keys_without_meaning()) candidates.push_back(key);
+    for (const LaunchSection& section : launch_sections()) candidates.push_back(section.name);
+    const auto near = did_you_mean(entry.key, candidates);
+    unknown(entry, "",
+            near ? fmt::format("did you mean '{}'?", *near)
+                 : "remove it; what to train stands in train.yaml");
+  }
+
+  void unknown_nested(const YamlValue::Entry& entry, const LaunchSection& section) {
+    auto near = did_you_mean(entry.key, section.keys);
+    if (!section.prefix.empty() && !entry.key.starts_with(section.prefix)) {
+      // `tp_degree` for `megatron_lm_tp_degree` is far by distance and near in mind.
+      if (auto prefixed = did_you_mean(section.prefix + entry.key, section.keys)) near = prefixed;
+    }
+    unknown(
+        entry, " in " + section.name,
+        near ? fmt::format("did you mean '{}'?", *near) : "its keys are " + joined(section.keys));
+  }
+
+  void finish(const YamlValue& root) {
+    const YamlValue* type = root.find("distributed_type");
+    if (type == nullptr || is_null(*type)) {
+      diagnostics_.add({.code = "config.missing_key",
+                        .what = "distributed_type is missing",
+                        .place = Place{config_.path},
+                        .help = "add for example `distributed_type: MULTI_GPU`; for one process: "
+                                "`distributed_type: 'NO'`"});
+    }
+    if (const YamlValue* fp16 = root.find("fp16");
+        fp16 != nullptr && !config_.mixed_precision_given) {
+      bool on = false;
+      if (!is_null(*fp16)) read_bool("fp16", *fp16, on);
+      config_.mixed_precision = on ? "fp16" : "no";
+      config_.mixed_precision_given = true;
+    }
+    if (config_.num_processes < 0 && config_.distributed_type == "NO" &&
+        root.find("num_processes") == nullptr) {
+      config_.num_processes = 1;
+    }
+    const YamlValue* rank = root.find("machine_rank");
+    if (rank != nullptr && config_.machine_rank >= config_.num_machines) {
+      bad_value(*rank,
+                fmt::format("machine_rank {} does not exist with num_machines {}",
+                            config_.machine_rank, config_.num_machines),
+                "ranks count from 0");
+    }
+    const YamlValue* processes = root.find("num_processes");
+    if (processes != nullptr && config_.num_processes % config_.num_machines != 0 &&
+        config_.num_processes > 0) {
+      bad_value(*processes,
+                fmt::format("num_processes {} cannot be shared out evenly by {} machines",
+                            config_.num_processes, config_.num_machines),
+                "num_processes is the total of all machines");
+    }
+    if (config_.distributed_type != "MEGATRON_LM") {
+      for (const YamlValue::Entry& entry : root.entries) {
+        if (entry.key != "megatron_lm_config" || is_neutral(entry.value)) continue;
+        std::erase_if(config_.ignored, [](const IgnoredKey& key) {
+          return key.key.starts_with("megatron_lm_config.");
+        });
+        config_.ignored.push_back({entry.key, entry.key_place, entry.value, false});
+      }
+    }
+  }
+
+  LaunchConfig config_;
+  Diagnostics& diagnostics_;
+};
+
+LaunchConfig interpret(const YamlValue& root, const std::string& path, const Diagnostics& own,
+                       Diagnostics& diagnostics) {
+  for (const Diagnostic& diagnostic : own.all()) diagnostics.add(diagnostic);
+  if (own.has_errors() && root.kind != YamlValue::Kind::map) {  // no YAML: not "empty" on top of it
+    LaunchConfig nothing;
+    nothing.path = path;
+    return nothing;
+  }
+  return Reader(path, diagnostics).read(root);
+}
+
+std::string home_expanded(const std::string& path) {
+  if (path != "~" && !path.starts_with("~/")) return path;
+  const char* home = std::getenv("HOME");
+  return (home != nullptr ? home : "") + path.substr(1);
+}
+
+int visible_gpus(const std::string& devices) {
+  int count = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(devices, ignored)) {
+    const std::string name = entry.path().filename();
+    const bool numbered =
+        name.size() > 6 && name.starts_with("nvidia") &&
+        std::all_of(name.begin() + 6, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+    count += numbered ? 1 : 0;
+  }
+  // CUDA takes the listed devices up to the first that is none.
+  if (const char* list = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    int listed = 0;
+    const std::string text = list;
+    for (size_t start = 0; start <= text.size() && !text.empty();) {
+      const size_t end = std::min(text.find(',', start), text.size());
+      if (end == start || text[start] == '-') break;
+      ++listed;
+      start = end + 1;
+    }
+    count = std::min(count, listed);
+  }
+  return count;
+}
+
+}  // namespace
+
+std::string default_launch_config_path() {
+  const auto variable = [](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+  };
+  const std::string cache = variable("XDG_CACHE_HOME").value_or("~/.cache");
+  const std::string home = variable("HF_HOME").value_or(cache + "/huggingface");
+  return home_expanded(home) + "/accelerate/default_config.yaml";
+}
+
+LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
+                                 Diagnostics& diagnostics) {
+  Diagnostics own;
+  const YamlValue root = parse_yaml(text, path, own);
+  return interpret(root, path, own, diagnostics);
+}
+
+LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostics) {
+  Diagnostics own;
+  const YamlValue root = read_yaml(path, own);
+  return interpret(root, path, own, diagnostics);
+}
+
+LaunchConfig detect_launch_config(const std::string& mixed_precision, const std::string& devices) {
+  LaunchConfig config;
+  const int gpus = visible_gpus(devices);
+  config.mixed_precision = mixed_precision;
+  config.mixed_precision_given = true;
+  config.num_processes = std::max(gpus, 1);
+  config.use_cpu = gpus == 0;
+  config.distributed_type = gpus > 1 ? "MULTI_GPU" : "NO";
+  return config;
+}
+
+std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  if (config.mixed_precision_given) {
+    settings.emplace_back("precision.dtype",
+                          config.mixed_precision == "no" ? "fp32" : config.mixed_precision);
+  }
+  if (config.distributed_type == "MEGATRON_LM") {
+    for (const auto& [from, to] : megatron_train_keys()) {
+      const auto entry = config.megatron_lm_config.find(from);
+      if (entry != config.megatron_lm_config.end()) settings.emplace_back(to, entry->second);
+    }
+  }
+  return settings;
+}
+
+}  // namespace mtl

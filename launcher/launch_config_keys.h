@@ -1,0 +1,30 @@
+// Which keys accelerate's configuration file may have, level by level.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+struct LaunchSection {
+  std::string name;              // the top-level key
+  std::string prefix;            // of its keys
+  bool prefix_optional = false;  // accelerate reads them without it too
+  std::vector<std::string> keys;
+};
+
+// Sections: top-level keys whose value is a map.
+const std::vector<LaunchSection>& launch_sections();
+const LaunchSection* find_launch_section(const std::string& name);
+bool is_key_of(const LaunchSection& section, const std::string& key);
+
+// Top-level scalars and lists: those that LaunchConfig has a member for, and the others.
+const std::vector<std::string>& launch_keys();
+const std::vector<std::string>& launch_keys_without_meaning();
+
+const std::vector<std::string>& distributed_types();
+
+// megatron_lm_config's key and the key of train.yaml that it decides.
+const std::vector<std::pair<std::string, std::string>>& megatron_train_keys();
+
+}  // namespace mtl

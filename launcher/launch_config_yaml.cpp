@@ -1,0 +1,151 @@
+// Writes a LaunchConfig as accelerate's own writer would: YAML 1.1, sorted keys, strings quoted
+// where a YAML 1.1 reader would take them for something else.
+#include <algorithm>
+#include <cctype>
+#include <regex>
+
+#include <fmt/format.h>
+
+#include "launcher/launch_config.h"
+
+namespace mtl {
+
+namespace {
+
+// What a YAML 1.1 reader does not read as a string: words, numbers (octal, sexagesimal and with
+// underscores too), dates.
+bool means_something_else(const std::string& text) {
+  static const std::regex special(
+      "[yYnN]|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"
+      "|~|null|Null|NULL|=|<<"
+      "|[-+]?[0-9][0-9_:]*(\\.[0-9_]*)?([eE][-+]?[0-9]+)?|[-+]?\\.[0-9_]+([eE][-+]?[0-9]+)?"
+      "|[-+]?0[xb][0-9a-fA-F_]+|[-+]?\\.(inf|Inf|INF)|\\.(nan|NaN|NAN)"
+      "|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*");
+  return std::regex_match(text, special);
+}
+
+bool plain_word(const std::string& text) {
+  const auto fits = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_-./,:+@%").find(c) != std::string_view::npos;
+  };
+  const char first = text.empty() ? ' ' : text[0];
+  return std::all_of(text.begin(), text.end(), fits) && text.back() != ':' &&
+         (std::isalnum(static_cast<unsigned char>(first)) != 0 || first == '/' || first == '_' ||
+          first == '.');
+}
+
+std::string double_quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
+      quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+std::string string_text(const std::string& text) {
+  if (plain_word(text) && !means_something_else(text)) return text;
+  const bool printable = std::none_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+  });
+  if (!printable) return double_quoted(text);
+  std::string quoted = "'";
+  for (char c : text) quoted += c == '\'' ? std::string("''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// A value whose type was not kept: booleans and numbers as they are, else a string.
+std::string loose_text(const std::string& text) {
+  static const std::regex value("true|false|-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+  return std::regex_match(text, value) ? text : string_text(text);
+}
+
+std::string bool_text(bool flag) {
+  return flag ? "true" : "false";
+}
+
+// Everything after "key:", with its newline.
+std::string value_text(const YamlValue& value, int depth) {
+  const std::string indent(static_cast<size_t>(2 * depth), ' ');
+  switch (value.kind) {
+    case YamlValue::Kind::null:
+      return " null\n";
+    case YamlValue::Kind::scalar: {
+      const bool string =
+          value.quoted || value.text.empty() || value.text.find('\n') != std::string::npos;
+      return " " + (string ? string_text(value.text) : value.text) + "\n";
+    }
+    case YamlValue::Kind::list: {
+      if (value.items.empty()) return " []\n";
+      std::string text = "\n";
+      for (const YamlValue& item : value.items) text += indent + "-" + value_text(item, depth + 1);
+      return text;
+    }
+    case YamlValue::Kind::map: {
+      if (value.entries.empty()) return " {}\n";
+      std::map<std::string, std::string> sorted;
+      for (const YamlValue::Entry& entry : value.entries) {
+        sorted[entry.key] = value_text(entry.value, depth + 1);
+      }
+      std::string text = "\n";
+      for (const auto& [key, rest] : sorted) text += indent + "  " + string_text(key) + ":" + rest;
+      return text;
+    }
+  }
+  return "\n";
+}
+
+}  // namespace
+
+std::string launch_config_yaml(const LaunchConfig& config) {
+  std::map<std::string, std::string> lines;  // key -> what follows the colon
+  const auto set = [&](const std::string& key, const std::string& value) {
+    lines[key] = " " + value + "\n";
+  };
+  set("tpu_use_cluster", "false");
+  set("tpu_use_sudo", "false");
+  for (const IgnoredKey& ignored : config.ignored) {
+    const bool dropped = ignored.value.kind == YamlValue::Kind::null ||
+                         (ignored.value.kind == YamlValue::Kind::map &&
+                          ignored.value.entries.empty());  // accelerate drops these too
+    if (!dropped && !ignored.key.starts_with("megatron_lm_config")) {
+      lines[ignored.key] = value_text(ignored.value, 0);
+    }
+  }
+  set("compute_environment", string_text(config.compute_environment));
+  set("debug", bool_text(config.debug));
+  set("distributed_type", string_text(config.distributed_type));
+  set("downcast_bf16", loose_text(config.downcast_bf16));
+  set("enable_cpu_affinity", bool_text(config.enable_cpu_affinity));
+  if (config.gpu_ids != "all") set("gpu_ids", string_text(config.gpu_ids));
+  set("machine_rank", std::to_string(config.machine_rank));
+  if (!config.main_process_ip.empty()) set("main_process_ip", string_text(config.main_process_ip));
+  if (config.main_process_port != 0) {
+    set("main_process_port", std::to_string(config.main_process_port));
+  }
+  set("main_training_function", string_text(config.main_training_function));
+  if (!config.megatron_lm_config.empty()) {
+    std::string section = "\n";
+    for (const auto& [key, value] : config.megatron_lm_config) {
+      section += "  " + string_text(key) + ": " + loose_text(value) + "\n";
+    }
+    lines["megatron_lm_config"] = section;
+  }
+  set("mixed_precision", string_text(config.mixed_precision));
+  set("num_machines", std::to_string(config.num_machines));
+  set("num_processes", std::to_string(config.num_processes));
+  set("rdzv_backend", string_text(config.rdzv_backend));
+  set("same_network", bool_text(config.same_network));
+  set("use_cpu", bool_text(config.use_cpu));
+  std::string text;
+  for (const auto& [key, rest] : lines) text += key + ":" + rest;
+  return text;
+}
+
+}  // namespace mtl

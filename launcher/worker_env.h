@@ -1,0 +1,33 @@
+// The environment that a rank sees: torchrun's variables and accelerate's, so that a script written
+// for either runs unchanged, and `mtl worker` under either.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "launcher/launch_config.h"
+
+namespace mtl {
+
+// Where one node's ranks stand in the job.
+struct NodeLayout {
+  int num_nodes = 1;
+  int node_rank = 0;
+  int ranks_per_node = 1;
+  std::string master_addr = "127.0.0.1";
+  int master_port = 29500;
+  std::string run_id = "none";
+  int restart_count = 0;  // the generation
+  int max_restarts = 0;
+  int cores = 1;        // that this node's ranks may use together, see allowed_cores()
+  int omp_threads = 0;  // per rank, as the user wants it; 0 = cores / ranks_per_node, at least 1
+};
+
+// Pure: the variables of one rank, to be added to the agent's own environment.
+std::map<std::string, std::string> worker_environment(const LaunchConfig& config,
+                                                      const NodeLayout& layout, int local_rank);
+
+// Cores that this process may use: its CPU mask, and the CPU quota of its cgroup; at least 1.
+int allowed_cores();
+
+}  // namespace mtl
