@@ -395,7 +395,8 @@ Keeper::Receive Keeper::receive(KeeperEvent& event) {
   for (;;) {
     const ssize_t got = recv(channel_.get(), &event, sizeof event, MSG_DONTWAIT);
     if (got == static_cast<ssize_t>(sizeof event)) return Receive::event;
-    if (got < 0 && errno == EINTR) continue;
+    // Reset: it ended with a command of ours unread; what it had said before is still to come.
+    if (got < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Receive::nothing;
     return Receive::closed;
   }

@@ -2,7 +2,7 @@
 // where a YAML 1.1 reader would take them for something else.
 #include <algorithm>
 #include <cctype>
-#include <regex>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -12,16 +12,20 @@ namespace mtl {
 
 namespace {
 
-// What a YAML 1.1 reader does not read as a string: words, numbers (octal, sexagesimal and with
-// underscores too), dates.
+// What a YAML 1.1 reader may not read as a string: words, numbers (octal, sexagesimal and with
+// underscores too), dates. Rather one too many: quotes never hurt.
 bool means_something_else(const std::string& text) {
-  static const std::regex special(
-      "[yYnN]|yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF"
-      "|~|null|Null|NULL|=|<<"
-      "|[-+]?[0-9][0-9_:]*(\\.[0-9_]*)?([eE][-+]?[0-9]+)?|[-+]?\\.[0-9_]+([eE][-+]?[0-9]+)?"
-      "|[-+]?0[xb][0-9a-fA-F_]+|[-+]?\\.(inf|Inf|INF)|\\.(nan|NaN|NAN)"
-      "|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*");
-  return std::regex_match(text, special);
+  static const std::set<std::string> words = {"y",    "n",    "yes",   "no",   "true", "false",
+                                              "on",   "off",  "null",  "~",    "=",    "<<",
+                                              ".inf", ".nan", "+.inf", "-.inf"};
+  std::string word = text;
+  for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (words.count(word) != 0) return true;
+  const bool starts = std::string_view("0123456789+-.").find(word[0]) != std::string_view::npos;
+  const bool number = word.find_first_not_of("0123456789_:.+-xabcdef") == std::string::npos &&
+                      std::count(word.begin(), word.end(), '.') <= 1;
+  const bool date = word.size() > 4 && word[4] == '-' && word.find_first_not_of("0123456789") == 4;
+  return starts && (number || date);
 }
 
 bool plain_word(const std::string& text) {
@@ -62,8 +66,15 @@ std::string string_text(const std::string& text) {
 
 // A value whose type was not kept: booleans and numbers as they are, else a string.
 std::string loose_text(const std::string& text) {
-  static const std::regex value("true|false|-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
-  return std::regex_match(text, value) ? text : string_text(text);
+  const bool flag = text == "true" || text == "false";
+  const std::string digits = text.substr(text.starts_with('-') ? 1 : 0);
+  const size_t point = std::min(digits.find('.'), digits.size());
+  const auto all_digits = [](std::string_view part) {
+    return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  const bool number = all_digits(digits.substr(0, point)) && (digits[0] != '0' || point == 1) &&
+                      (point == digits.size() || all_digits(digits.substr(point + 1)));
+  return flag || number ? text : string_text(text);
 }
 
 std::string bool_text(bool flag) {

@@ -530,6 +530,13 @@ TEST_CASE("only one agent at a time in a process") {
   CHECK(code == 4);
 }
 
+TEST_CASE("many short jobs in a row") {
+  // The keeper ends while the agent is still telling it things; that is no failure.
+  AgentOptions options = shells({"", ""});
+  for (WorkerCommand& worker : options.workers) worker.argv = {"true"};
+  for (int i = 0; i < 200; ++i) REQUIRE(run_agent(options).exit_code == 0);
+}
+
 TEST_CASE("many workers") {
   std::vector<std::string> scripts(64, "exit 0");
   scripts[37] = "sleep 0.1; exit 21";
