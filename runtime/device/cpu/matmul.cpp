@@ -1,0 +1,301 @@
+#include "runtime/device/cpu/matmul.h"
+
+#include <algorithm>
+#include <map>
+#include <omp.h>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+#include <dnnl.hpp>
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/device/cpu/isa.h"
+#include "runtime/device/cpu/kernels/matmul_kernels.h"
+#include "runtime/device/cpu/threads.h"
+
+namespace mtl {
+namespace {
+
+using dnnl::memory;
+
+const MatmulKernels& kernels() {
+  switch (cpu_isa()) {
+    case Isa::avx512:
+      return avx512::kMatmulKernels;
+    case Isa::avx2:
+      return avx2::kMatmulKernels;
+    case Isa::base:
+      break;
+  }
+  return base::kMatmulKernels;
+}
+
+memory::data_type type_of(DType dtype) {
+  return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  Diagnostic diagnostic;
+  diagnostic.code = "device.matmul";
+  diagnostic.what = what;
+  diagnostic.help = "this is a defect of mtl; please report it with the command line";
+  throw Error(Exit::run_failed, diagnostic);
+}
+
+struct Shape {
+  int64_t m, n, k;
+};
+
+bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16;
+}
+
+Shape checked_shape(const Matmul& args) {
+  const int64_t m = args.transpose_a ? args.a.cols() : args.a.rows();
+  const int64_t k = args.transpose_a ? args.a.rows() : args.a.cols();
+  const int64_t n = args.transpose_b ? args.b.rows() : args.b.cols();
+  const int64_t k_of_b = args.transpose_b ? args.b.cols() : args.b.rows();
+  if (k != k_of_b || args.c.rows() != m || args.c.cols() != n) {
+    fail(fmt::format("matmul of [{}, {}] by [{}, {}] into [{}, {}]: the shapes do not fit", m, k,
+                     k_of_b, n, args.c.rows(), args.c.cols()));
+  }
+  if (args.a.dtype != args.b.dtype || !is_float(args.a.dtype) || !is_float(args.c.dtype) ||
+      (args.a.dtype == DType::f32 && args.c.dtype != DType::f32)) {
+    fail("matmul of unsupported element types");
+  }
+  if (args.bias && (args.bias.numel() != n || !is_float(args.bias.dtype))) {
+    fail(fmt::format("matmul with {} columns and a bias of {} elements", n, args.bias.numel()));
+  }
+  if (args.epilogue != Epilogue::none) {
+    if (!args.aux || args.aux.numel() != m * n || args.aux.dtype != args.c.dtype) {
+      fail("a GELU epilogue needs `aux` with the shape and type of the result");
+    }
+    if (args.accumulate) fail("a GELU epilogue cannot accumulate");
+  }
+  return {m, n, k};
+}
+
+// Runs body(first, count) over [0, total), cut into chunks for the threads.
+template <typename Body>
+void parallel_chunks(int64_t total, const Body& body) {
+  constexpr int64_t kChunk = 16384;
+  const int64_t chunks = (total + kChunk - 1) / kChunk;
+#pragma omp parallel for schedule(static) if (chunks > 1)
+  for (int64_t i = 0; i < chunks; ++i) {
+    body(i * kChunk, std::min(kChunk, total - i * kChunk));
+  }
+}
+
+float* f32_at(const Tensor& x, int64_t i) {
+  return x.as<float>() + i;
+}
+uint16_t* bf16_at(const Tensor& x, int64_t i) {
+  return x.as<uint16_t>() + i;
+}
+
+}  // namespace
+
+struct CpuMatmul::Impl {
+  // Everything that a oneDNN primitive is made for.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int, int>;  // m, n, k, flags, threads
+  struct Entry {
+    dnnl::matmul primitive;
+    dnnl::reorder pack;  // of B, when `packs`
+    bool packs = false;
+    memory a, b, packed_b, c, bias, scratchpad;
+    size_t scratchpad_bytes = 0, packed_bytes = 0;
+  };
+
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  std::map<Key, Entry> entries;
+  Workspace scratchpad, packed, wide_a, wide_b, wide_c, wide_bias;
+
+  Entry& entry(const Shape& shape, const Matmul& args);
+  void run_primitive(const Shape& shape, const Matmul& args);
+  void run_sgemm(const Shape& shape, const Matmul& args);
+  void run_widened(const Shape& shape, const Matmul& args);
+  void product(const Shape& shape, const Matmul& args);
+};
+
+CpuMatmul::Impl::Entry& CpuMatmul::Impl::entry(const Shape& shape, const Matmul& args) {
+  int flags = 0;
+  for (const bool flag : {args.transpose_a, args.transpose_b, args.accumulate,
+                          args.a.dtype == DType::bf16, args.c.dtype == DType::bf16,
+                          static_cast<bool>(args.bias), args.bias.dtype == DType::bf16}) {
+    flags = flags * 2 + flag;
+  }
+  const Key key{shape.m, shape.n, shape.k, flags, omp_get_max_threads()};
+  if (const auto found = entries.find(key); found != entries.end()) return found->second;
+
+  using tag = memory::format_tag;
+  const auto type = type_of(args.a.dtype);
+  const memory::desc a({shape.m, shape.k}, type, args.transpose_a ? tag::ba : tag::ab);
+  const memory::desc b({shape.k, shape.n}, type, args.transpose_b ? tag::ba : tag::ab);
+  const memory::desc c({shape.m, shape.n}, type_of(args.c.dtype), tag::ab);
+  const memory::desc bias =
+      args.bias ? memory::desc({1, shape.n}, type_of(args.bias.dtype), tag::ab) : memory::desc();
+  dnnl::primitive_attr attributes;
+  // The scratch memory (copies of B and the like) is ours, one block for all primitives.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (args.accumulate) {
+    dnnl::post_ops sum;
+    sum.append_sum(1.0f);
+    attributes.set_post_ops(sum);
+  }
+  // With A transposed (the gradient of a weight) oneDNN's own copy of B is slower than packing
+  // it once beforehand: 10 to 25 % over the GPT-2 shapes.
+  const bool packs = args.transpose_a && args.a.dtype == DType::bf16;
+  const auto wanted_b = packs ? memory::desc({shape.k, shape.n}, type, tag::any) : b;
+  const auto description =
+      args.bias ? dnnl::matmul::desc(a, wanted_b, bias, c) : dnnl::matmul::desc(a, wanted_b, c);
+  const dnnl::matmul::primitive_desc chosen(description, attributes, engine);
+  Entry made;
+  made.primitive = dnnl::matmul(chosen);
+  made.a = memory(a, engine, nullptr);
+  made.b = memory(b, engine, nullptr);
+  made.c = memory(c, engine, nullptr);
+  if (args.bias) made.bias = memory(bias, engine, nullptr);
+  if (packs && chosen.weights_desc() != b) {
+    made.packs = true;
+    made.packed_b = memory(chosen.weights_desc(), engine, nullptr);
+    made.pack = dnnl::reorder(made.b, made.packed_b);
+    made.packed_bytes = chosen.weights_desc().get_size();
+  }
+  made.scratchpad = memory(chosen.scratchpad_desc(), engine, nullptr);
+  made.scratchpad_bytes = chosen.scratchpad_desc().get_size();
+  return entries.emplace(key, std::move(made)).first->second;
+}
+
+void CpuMatmul::Impl::run_primitive(const Shape& shape, const Matmul& args) {
+  Entry& e = entry(shape, args);
+  e.a.set_data_handle(args.a.data);
+  e.b.set_data_handle(args.b.data);
+  e.c.set_data_handle(args.c.data);
+  if (e.scratchpad_bytes > 0) e.scratchpad.set_data_handle(scratchpad.get(e.scratchpad_bytes));
+  if (e.packs) {
+    e.packed_b.set_data_handle(packed.get(e.packed_bytes));
+    e.pack.execute(stream, e.b, e.packed_b);
+  }
+  std::unordered_map<int, memory> arguments = {{DNNL_ARG_SRC, e.a},
+                                               {DNNL_ARG_WEIGHTS, e.packs ? e.packed_b : e.b},
+                                               {DNNL_ARG_DST, e.c},
+                                               {DNNL_ARG_SCRATCHPAD, e.scratchpad}};
+  if (args.bias) {
+    e.bias.set_data_handle(args.bias.data);
+    arguments.emplace(DNNL_ARG_BIAS, e.bias);
+  }
+  e.primitive.execute(stream, arguments);
+  stream.wait();
+}
+
+// f32 in, f32 out, bias by a pass of its own.
+void CpuMatmul::Impl::run_sgemm(const Shape& shape, const Matmul& args) {
+  const auto status =
+      dnnl_sgemm(args.transpose_a ? 'T' : 'N', args.transpose_b ? 'T' : 'N', shape.m, shape.n,
+                 shape.k, 1.0f, args.a.as<float>(), args.transpose_a ? shape.m : shape.k,
+                 args.b.as<float>(), args.transpose_b ? shape.k : shape.n,
+                 args.accumulate ? 1.0f : 0.0f, args.c.as<float>(), shape.n);
+  if (status != dnnl_success) fail("oneDNN refused a matmul");
+  if (!args.bias) return;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < shape.m; ++i) {
+    kernels().add(args.bias.as<float>(), f32_at(args.c, i * shape.n), shape.n);
+  }
+}
+
+// bf16 without tiles: the operands are widened once and multiplied in f32, which is faster than
+// AVX512_BF16 and works everywhere.
+void CpuMatmul::Impl::run_widened(const Shape& shape, const Matmul& args) {
+  const auto widen = [](const Tensor& from, Workspace& space) {
+    Tensor to = from;
+    to.dtype = DType::f32;
+    to.data = space.get(static_cast<size_t>(to.bytes()));
+    parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
+      kernels().widen(bf16_at(from, first), f32_at(to, first), count);
+    });
+    return to;
+  };
+  Matmul wide = args;
+  wide.epilogue = Epilogue::none;
+  wide.a = widen(args.a, wide_a);
+  wide.b = widen(args.b, wide_b);
+  if (args.c.dtype == DType::f32) {
+    product(shape, wide);
+    return;
+  }
+  wide.c = args.c;
+  wide.c.dtype = DType::f32;
+  wide.c.data = wide_c.get(static_cast<size_t>(wide.c.bytes()));
+  wide.accumulate = false;
+  product(shape, wide);
+  const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
+  parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
+    float* from = f32_at(wide.c, first);
+    if (args.accumulate) kernels().widen_add(bf16_at(args.c, first), from, count);
+    if (args.epilogue == Epilogue::gelu_grad) {
+      kernels().gelu_grad_narrow(bf16_at(args.aux, first), from, bf16_at(args.c, first), count);
+    } else {
+      kernels().narrow(from, bf16_at(to, first), count);
+    }
+  });
+}
+
+// Which way, measured on two cores with AVX-512 over the shapes of GPT-2 (tests/bench/matmul.cpp):
+// the matmul primitive is as fast as sgemm when B is transposed, and up to twice slower in f32 when
+// it is not; sgemm has too much overhead for small products.
+void CpuMatmul::Impl::product(const Shape& shape, const Matmul& given) {
+  Matmul args = given;
+  if (args.a.dtype == DType::f32 && args.bias && args.bias.dtype == DType::bf16) {
+    args.bias.dtype = DType::f32;  // oneDNN takes a bf16 bias only beside bf16 operands
+    args.bias.data = wide_bias.get(static_cast<size_t>(args.bias.bytes()));
+    kernels().widen(given.bias.as<uint16_t>(), args.bias.as<float>(), shape.n);
+  }
+  constexpr double kLarge = 1 << 22;  // multiply-adds
+  const double work =
+      static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k);
+  if (args.a.dtype == DType::f32 && !args.transpose_b && work >= kLarge) {
+    run_sgemm(shape, args);
+  } else {
+    run_primitive(shape, args);
+  }
+}
+
+CpuMatmul::CpuMatmul() : impl_(std::make_unique<Impl>()) {}
+CpuMatmul::~CpuMatmul() = default;
+
+void CpuMatmul::run(const Matmul& args) {
+  const Shape shape = checked_shape(args);
+  if (shape.m == 0 || shape.n == 0) return;
+  const bool wide = args.a.dtype == DType::bf16 && !has_amx_bf16();
+  Matmul plain = args;
+  plain.epilogue = Epilogue::none;
+  if (args.epilogue == Epilogue::gelu) plain.c = args.aux;
+  if (wide) {
+    impl_->run_widened(shape, args.c.dtype == DType::f32 ? plain : args);
+  } else {
+    impl_->product(shape, plain);
+  }
+  const bool f32 = args.c.dtype == DType::f32;
+  if (args.epilogue == Epilogue::gelu) {
+    parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
+      if (f32) {
+        kernels().gelu_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
+      } else {
+        kernels().gelu_bf16(bf16_at(args.aux, first), bf16_at(args.c, first), count);
+      }
+    });
+  } else if (args.epilogue == Epilogue::gelu_grad && (f32 || !wide)) {
+    parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
+      if (f32) {
+        kernels().gelu_grad_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
+      } else {
+        kernels().gelu_grad_bf16(bf16_at(args.aux, first), bf16_at(args.c, first), count);
+      }
+    });
+  }
+}
+
+}  // namespace mtl

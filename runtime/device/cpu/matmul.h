@@ -1,0 +1,28 @@
+// Matmul on the CPU: oneDNN underneath, with the fastest way per form and type chosen by a fixed
+// rule (so that results are bit-equal from run to run for a given number of threads), plus the
+// epilogues that oneDNN cannot fuse.
+#pragma once
+
+#include <memory>
+
+#include "runtime/device/device.h"
+
+namespace mtl {
+
+class CpuMatmul {
+ public:
+  CpuMatmul();
+  ~CpuMatmul();
+  CpuMatmul(const CpuMatmul&) = delete;
+  CpuMatmul& operator=(const CpuMatmul&) = delete;
+
+  // Throws mtl::Error (device.matmul) when shapes or types do not fit. Not for use by two threads
+  // at a time: workspaces and the primitives are reused from call to call.
+  void run(const Matmul& args);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mtl

@@ -1,0 +1,285 @@
+// CpuMatmul against a double-precision reference: every form, type and epilogue over awkward sizes.
+#include "runtime/device/cpu/matmul.h"
+
+#include <cmath>
+#include <cstring>
+#include <omp.h>
+#include <random>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "runtime/device/cpu/calibrate.h"
+#include "runtime/device/cpu/isa.h"
+#include "runtime/device/cpu/threads.h"
+
+namespace {
+
+using mtl::DType;
+using mtl::Epilogue;
+using mtl::Matmul;
+using mtl::Tensor;
+
+uint16_t to_bf16(double value) {
+  const float x = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+double from_bf16(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// A matrix of either type with random values, readable as double.
+struct Values {
+  std::vector<float> f32;
+  std::vector<uint16_t> bf16;
+  DType dtype = DType::f32;
+  int64_t rows = 0, cols = 0;
+  Values() = default;
+  Values(DType type, int64_t r, int64_t c, std::mt19937& random, double width = 1)
+      : dtype(type), rows(r), cols(c) {
+    std::uniform_real_distribution<double> uniform(-width, width);
+    for (int64_t i = 0; i < r * c; ++i) {
+      const double x = uniform(random);
+      type == DType::f32 ? f32.push_back(static_cast<float>(x)) : bf16.push_back(to_bf16(x));
+    }
+  }
+  Tensor tensor() {
+    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data();
+    return Tensor(data, dtype, {rows, cols});
+  }
+  double operator()(int64_t i) const {
+    const auto at = static_cast<size_t>(i);
+    return dtype == DType::f32 ? static_cast<double>(f32[at]) : from_bf16(bf16[at]);
+  }
+};
+
+constexpr double kRoot = 0.79788456080286535588;
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(kRoot * (x + 0.044715 * x * x * x)));
+}
+double gelu_slope(double x) {
+  const double t = std::tanh(kRoot * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * x * x);
+}
+
+struct Case {
+  int64_t m, n, k;
+  bool ta = false, tb = false, accumulate = false;
+  DType in = DType::f32, out = DType::f32;
+  int bias = 0;  // 0 none, 1 f32, 2 bf16
+  Epilogue epilogue = Epilogue::none;
+};
+
+// Rounding of one stored value.
+double unit(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+}
+
+void check(const Case& c) {
+  CAPTURE(c.m);
+  CAPTURE(c.n);
+  CAPTURE(c.k);
+  CAPTURE(c.ta);
+  CAPTURE(c.tb);
+  CAPTURE(c.accumulate);
+  CAPTURE(static_cast<int>(c.in));
+  CAPTURE(static_cast<int>(c.out));
+  CAPTURE(c.bias);
+  CAPTURE(static_cast<int>(c.epilogue));
+  std::mt19937 random(static_cast<unsigned>(c.m * 131 + c.n * 17 + c.k));
+  Values a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random);
+  Values b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random);
+  Values y(c.out, c.m, c.n, random), aux(c.out, c.m, c.n, random, 3);
+  Values bias(c.bias == 2 ? DType::bf16 : DType::f32, 1, c.n, random);
+  const Values before = y, aux_before = aux;
+
+  mtl::CpuMatmul matmul;
+  Matmul args;
+  args.a = a.tensor();
+  args.b = b.tensor();
+  args.c = y.tensor();
+  args.transpose_a = c.ta;
+  args.transpose_b = c.tb;
+  args.accumulate = c.accumulate;
+  args.epilogue = c.epilogue;
+  if (c.bias != 0) args.bias = Tensor(bias.tensor().data, bias.dtype, {c.n});
+  if (c.epilogue != Epilogue::none) args.aux = aux.tensor();
+  matmul.run(args);
+
+  double worst = 0;
+  for (int64_t i = 0; i < c.m; ++i) {
+    for (int64_t j = 0; j < c.n; ++j) {
+      double sum = c.accumulate ? before(i * c.n + j) : 0, size = std::abs(sum);
+      for (int64_t p = 0; p < c.k; ++p) {
+        const double x = a(c.ta ? p * c.m + i : i * c.k + p) * b(c.tb ? j * c.k + p : p * c.n + j);
+        sum += x;
+        size += std::abs(x);
+      }
+      if (c.bias != 0) {
+        sum += bias(j);
+        size += std::abs(bias(j));
+      }
+      const int64_t at = i * c.n + j;
+      // Sums of k products in f32, in any order: error below 2 (k + 4) 2^-24 sum|a b| always. Then
+      // each stored value is rounded once; a GELU reads what was stored.
+      const double summed = 2 * static_cast<double>(c.k + 4) * 0x1p-24 * size;
+      double expected = sum, allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + 1e-30;
+      if (c.epilogue == Epilogue::gelu) {
+        worst = std::max(worst, std::abs(aux(at) - sum) / allowed);
+        expected = gelu(aux(at));
+        // exp2 has a relative error of 2^-22 and tanh's argument passes it on.
+        allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10);
+      } else if (c.epilogue == Epilogue::gelu_grad) {
+        const double slope = gelu_slope(aux_before(at));
+        expected = sum * slope;
+        // The product may be rounded to the result's type before it is multiplied.
+        allowed = (summed + 2.02 * unit(c.out) * std::abs(sum)) * std::abs(slope) +
+                  0x1p-19 * std::abs(sum) + 1e-30;
+      }
+      worst = std::max(worst, std::abs(y(at) - expected) / allowed);
+    }
+  }
+  CHECK(worst <= 1.0);
+}
+
+TEST_CASE("matmul: every form and type over odd sizes") {
+  const int64_t sizes[][3] = {{1, 1, 1},     {1, 17, 3},    {3, 1, 65},     {17, 3, 127},
+                              {65, 127, 17}, {127, 65, 65}, {64, 64, 64},   {5, 300, 33},
+                              {256, 96, 31}, {2, 2, 1000},  {160, 192, 256}};
+  for (const auto& s : sizes) {
+    for (const bool ta : {false, true}) {
+      for (const bool tb : {false, true}) {
+        for (const bool accumulate : {false, true}) {
+          Case c{s[0], s[1], s[2], ta, tb, accumulate};
+          check(c);
+          c.in = DType::bf16;
+          check(c);
+          c.out = DType::bf16;
+          check(c);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: bias and GELU epilogues") {
+  const int64_t sizes[][3] = {{1, 1, 1}, {17, 65, 3}, {65, 127, 127}, {160, 192, 256}};
+  for (const auto& s : sizes) {
+    for (const bool tb : {false, true}) {
+      for (const int bias : {0, 1, 2}) {
+        for (const Epilogue epilogue : {Epilogue::none, Epilogue::gelu, Epilogue::gelu_grad}) {
+          Case c{s[0], s[1], s[2], false, tb, false, DType::f32, DType::f32, bias, epilogue};
+          check(c);
+          c.in = DType::bf16;
+          check(c);
+          c.out = DType::bf16;
+          check(c);
+          if (epilogue != Epilogue::none) continue;
+          c.accumulate = true;
+          check(c);
+          c.out = DType::f32;
+          check(c);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: gelu_grad is the derivative of gelu") {
+  // One product 1 * 1 with aux = x gives gelu'(x); central differences of gelu(1 * x) in f32.
+  mtl::CpuMatmul matmul;
+  const auto value = [&](float x) {
+    float one = 1, y = 0, aux = 0;
+    Matmul args;
+    args.a = Tensor(&x, DType::f32, {1, 1});
+    args.b = Tensor(&one, DType::f32, {1, 1});
+    args.c = Tensor(&y, DType::f32, {1, 1});
+    args.aux = Tensor(&aux, DType::f32, {1, 1});
+    args.epilogue = Epilogue::gelu;
+    matmul.run(args);
+    CHECK(aux == x);
+    return static_cast<double>(y);
+  };
+  for (float x : {-30.0f, -4.0f, -1.5f, -0.75f, 0.0f, 0.1f, 0.9f, 2.5f, 6.0f, 40.0f}) {
+    const float h = 1.0f / 64;
+    float one = 1, y = 0, aux = x;
+    Matmul args;
+    args.a = Tensor(&one, DType::f32, {1, 1});
+    args.b = Tensor(&one, DType::f32, {1, 1});
+    args.c = Tensor(&y, DType::f32, {1, 1});
+    args.aux = Tensor(&aux, DType::f32, {1, 1});
+    args.epilogue = Epilogue::gelu_grad;
+    matmul.run(args);
+    const double slope = (value(x + h) - value(x - h)) / (2.0 * static_cast<double>(h));
+    // h^2/6 times a third derivative of at most 2.5, and f32 rounding of two values over 2h.
+    CHECK(std::abs(static_cast<double>(y) - slope) < 1.1e-4 + 64 * 0x1p-22 * std::abs(x));
+  }
+}
+
+TEST_CASE("matmul: results are bit-equal from run to run") {
+  std::mt19937 random(7);
+  const int64_t m = 256, n = 768, k = 3072;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const int form : {0, 1, 2}) {
+      const bool ta = form == 2, tb = form == 1;
+      Values a(type, ta ? k : m, ta ? m : k, random), b(type, tb ? n : k, tb ? k : n, random);
+      std::vector<float> first;
+      for (int repeat = 0; repeat < 4; ++repeat) {
+        mtl::CpuMatmul matmul;
+        std::vector<float> y(static_cast<size_t>(m * n));
+        Matmul args;
+        args.a = a.tensor();
+        args.b = b.tensor();
+        args.c = Tensor(y.data(), DType::f32, {m, n});
+        args.transpose_a = ta;
+        args.transpose_b = tb;
+        matmul.run(args);
+        matmul.run(args);
+        if (repeat == 0) first = y;
+        CHECK(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: arguments that do not fit are refused") {
+  std::vector<float> memory(64);
+  const auto matrix = [&](int64_t r, int64_t c) {
+    return Tensor(memory.data(), DType::f32, {r, c});
+  };
+  mtl::CpuMatmul matmul;
+  Matmul args;
+  args.a = matrix(2, 3);
+  args.b = matrix(4, 2);
+  args.c = matrix(2, 2);
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+  args.b = matrix(3, 2);
+  CHECK_NOTHROW(matmul.run(args));
+  args.epilogue = Epilogue::gelu;
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+  args.epilogue = Epilogue::none;
+  args.bias = Tensor(memory.data(), DType::f32, {3});
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+  args.bias = {};
+  args.c.dtype = DType::bf16;
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+}
+
+TEST_CASE("calibration measures something, threads can be set") {
+  const int before = omp_get_max_threads();
+  CHECK(mtl::use_threads(1) == 1);
+  CHECK(omp_get_max_threads() == 1);
+  CHECK(mtl::use_threads(0) >= 1);
+  omp_set_num_threads(before);
+  CHECK(mtl::measure_matmul_rate(DType::f32, 0.01) > 1e6);
+  CHECK(mtl::measure_memory_rate(0.01) > 1e6);
+  CHECK(std::string(mtl::name_of(mtl::cpu_isa())).size() > 0);
+}
+
+}  // namespace
