@@ -1,0 +1,148 @@
+#include "runtime/device/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <omp.h>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/device/cpu/isa.h"
+#include "runtime/device/cpu/kernels/attention_kernels.h"
+
+namespace mtl {
+namespace {
+
+const AttentionKernels& kernels() {
+  switch (cpu_isa()) {
+    case Isa::avx512:
+      return avx512::kAttentionKernels;
+    case Isa::avx2:
+      return avx2::kAttentionKernels;
+    case Isa::base:
+      break;
+  }
+  return base::kAttentionKernels;
+}
+
+void require(bool condition, const std::string& what) {
+  if (condition) return;
+  Diagnostic diagnostic;
+  diagnostic.code = "device.attention";
+  diagnostic.what = what;
+  diagnostic.help = "this is a defect of mtl; please report it with the command line";
+  throw Error(Exit::run_failed, diagnostic);
+}
+
+void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const Tensor& lse) {
+  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0,
+          fmt::format("attention with {} heads over {} KV heads of {}", s.heads, s.kv_heads,
+                      s.head_dim));
+  const int64_t rows = s.batch * s.seq;
+  require(qkv.rows() == rows && qkv.cols() == (s.heads + 2 * s.kv_heads) * s.head_dim &&
+              out.rows() == rows && out.cols() == s.heads * s.head_dim,
+          fmt::format("attention over {} rows with qkv [{}, {}] and out [{}, {}]", rows, qkv.rows(),
+                      qkv.cols(), out.rows(), out.cols()));
+  require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,
+          "attention needs lse as f32 [batch, heads, seq]");
+  require((qkv.dtype == DType::f32 || qkv.dtype == DType::bf16) && out.dtype == qkv.dtype,
+          "attention of unsupported element types");
+  require(s.dropout.probability >= 0 && s.dropout.probability < 1,
+          fmt::format("dropout with probability {}", s.dropout.probability));
+}
+
+// The part of a task that (b, head, kv_head) does not change.
+AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tensor& out) {
+  AttentionTask task;
+  task.bf16 = qkv.dtype == DType::bf16;
+  task.tiles = task.bf16 && has_amx_bf16();
+  task.qkv_stride = qkv.cols();
+  task.out_stride = out.cols();
+  task.seq = s.seq;
+  task.head_dim = s.head_dim;
+  task.scale = s.scale;
+  if (s.dropout) {
+    task.keep_threshold =
+        static_cast<uint64_t>(std::ceil(static_cast<double>(s.dropout.probability) * 4294967296.0));
+    task.keep_scale = 1.0f / (1.0f - s.dropout.probability);
+    task.key = s.dropout.key;
+  }
+  return task;
+}
+
+char* at(const Tensor& x, int64_t row, int64_t column) {
+  return static_cast<char*>(x.data) + (row * x.cols() + column) * bytes_of(x.dtype);
+}
+
+// Fills in (b, first query head h, KV head).
+void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, const Tensor& out,
+           const Tensor& lse, int64_t b, int64_t h) {
+  const int64_t row = b * s.seq, kv = h / (s.heads / s.kv_heads);
+  task.q = at(qkv, row, h * s.head_dim);
+  task.k = at(qkv, row, (s.heads + kv) * s.head_dim);
+  task.v = at(qkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
+  task.out = at(out, row, h * s.head_dim);
+  task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
+  task.first_element =
+      static_cast<uint64_t>((s.first_sequence + b) * s.total_heads + s.first_head + h) *
+      static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
+}
+
+}  // namespace
+
+void CpuAttention::forward(const Attention& args) {
+  const AttentionShape& s = args.shape;
+  check(s, args.qkv, args.out, args.lse);
+  if (s.batch == 0 || s.seq == 0) return;
+  AttentionTask common = common_task(s, args.qkv, args.out);
+  const int64_t blocks = (s.seq + kAttentionBlock - 1) / kAttentionBlock;
+  const int64_t heads = s.batch * s.heads;
+  const int threads = omp_get_max_threads();
+  // Heads are cut into ranges of queries only where there are few of them: each range packs the
+  // keys before it anew. What a range computes does not depend on the cut.
+  const int64_t parts = std::clamp<int64_t>(4 * threads / heads, 1, blocks);
+  common.last_block = blocks;
+  const size_t bytes = (kernels().forward_workspace(common) + 4095) / 4096 * 4096;
+  char* memory = static_cast<char*>(workspace_.get(bytes * static_cast<size_t>(threads)));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t i = 0; i < heads * parts; ++i) {
+    // The last ranges have the most keys to see; they start first.
+    const int64_t part = parts - 1 - i / heads, head = i % heads;
+    AttentionTask task = common;
+    place(task, s, args.qkv, args.out, args.lse, head / s.heads, head % s.heads);
+    task.first_block = blocks * part / parts;
+    task.last_block = blocks * (part + 1) / parts;
+    task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
+    kernels().forward(task);
+  }
+}
+
+void CpuAttention::backward(const AttentionBackward& args) {
+  const AttentionShape& s = args.shape;
+  check(s, args.qkv, args.out, args.lse);
+  require(args.dout.dtype == args.qkv.dtype && args.dout.numel() == args.out.numel() &&
+              args.dqkv.dtype == args.qkv.dtype && args.dqkv.numel() == args.qkv.numel(),
+          "attention backward: dout and dqkv must look like out and qkv");
+  if (s.batch == 0 || s.seq == 0) return;
+  AttentionTask common = common_task(s, args.qkv, args.out);
+  common.group = s.heads / s.kv_heads;
+  const int threads = omp_get_max_threads();
+  const size_t bytes = (kernels().backward_workspace(common) + 4095) / 4096 * 4096;
+  char* memory = static_cast<char*>(workspace_.get(bytes * static_cast<size_t>(threads)));
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t i = 0; i < s.batch * s.kv_heads; ++i) {
+    const int64_t b = i / s.kv_heads, kv = i % s.kv_heads, h = kv * common.group;
+    const int64_t row = b * s.seq;
+    AttentionTask task = common;
+    place(task, s, args.qkv, args.out, args.lse, b, h);
+    task.dout = at(args.dout, row, h * s.head_dim);
+    task.dq = at(args.dqkv, row, h * s.head_dim);
+    task.dk = at(args.dqkv, row, (s.heads + kv) * s.head_dim);
+    task.dv = at(args.dqkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
+    task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
+    kernels().backward(task);
+  }
+}
+
+}  // namespace mtl
