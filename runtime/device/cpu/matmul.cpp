@@ -44,8 +44,11 @@ memory::data_type type_of(DType dtype) {
   throw Error(Exit::run_failed, diagnostic);
 }
 
+constexpr int64_t kSlice = 3072;  // of k, see run_sliced
+
 struct Shape {
   int64_t m, n, k;
+  int64_t row_of_a;  // elements from one stored row of A to the next
 };
 
 bool is_float(DType dtype) {
@@ -74,7 +77,7 @@ Shape checked_shape(const Matmul& args) {
     }
     if (args.accumulate) fail("a GELU epilogue cannot accumulate");
   }
-  return {m, n, k};
+  return {m, n, k, args.a.cols()};
 }
 
 // Runs body(first, count) over [0, total), cut into chunks for the threads.
@@ -99,7 +102,8 @@ uint16_t* bf16_at(const Tensor& x, int64_t i) {
 
 struct CpuMatmul::Impl {
   // Everything that a oneDNN primitive is made for.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int, int>;  // m, n, k, flags, threads
+  // m, n, k, distance of A's rows, flags, threads
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int, int>;
   struct Entry {
     dnnl::matmul primitive;
     dnnl::reorder pack;  // of B, when `packs`
@@ -117,6 +121,7 @@ struct CpuMatmul::Impl {
   void run_primitive(const Shape& shape, const Matmul& args);
   void run_sgemm(const Shape& shape, const Matmul& args);
   void run_widened(const Shape& shape, const Matmul& args);
+  void run_sliced(const Shape& shape, const Matmul& args);
   void product(const Shape& shape, const Matmul& args);
 };
 
@@ -127,12 +132,14 @@ CpuMatmul::Impl::Entry& CpuMatmul::Impl::entry(const Shape& shape, const Matmul&
                           static_cast<bool>(args.bias), args.bias.dtype == DType::bf16}) {
     flags = flags * 2 + flag;
   }
-  const Key key{shape.m, shape.n, shape.k, flags, omp_get_max_threads()};
+  const Key key{shape.m, shape.n, shape.k, shape.row_of_a, flags, omp_get_max_threads()};
   if (const auto found = entries.find(key); found != entries.end()) return found->second;
 
   using tag = memory::format_tag;
   const auto type = type_of(args.a.dtype);
-  const memory::desc a({shape.m, shape.k}, type, args.transpose_a ? tag::ba : tag::ab);
+  const memory::desc a(
+      {shape.m, shape.k}, type,
+      args.transpose_a ? memory::dims{1, shape.row_of_a} : memory::dims{shape.row_of_a, 1});
   const memory::desc b({shape.k, shape.n}, type, args.transpose_b ? tag::ba : tag::ab);
   const memory::desc c({shape.m, shape.n}, type_of(args.c.dtype), tag::ab);
   const memory::desc bias =
@@ -243,6 +250,30 @@ void CpuMatmul::Impl::run_widened(const Shape& shape, const Matmul& args) {
   });
 }
 
+// A long k in slices, summed in f32: the slices of B stay in the caches. For the gradient of the
+// head's input (k = vocabulary).
+void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
+  Matmul part = args;
+  if (args.c.dtype == DType::bf16) {
+    part.c.dtype = DType::f32;
+    part.c.data = wide_c.get(static_cast<size_t>(part.c.bytes()));
+    part.accumulate = false;
+  }
+  for (int64_t first = 0; first < shape.k; first += kSlice) {
+    const int64_t k = std::min(kSlice, shape.k - first);
+    part.a = Tensor(bf16_at(args.a, first), DType::bf16, {shape.m, k});
+    part.b = Tensor(bf16_at(args.b, first * shape.n), DType::bf16, {k, shape.n});
+    run_primitive({shape.m, shape.n, k, shape.row_of_a}, part);
+    part.accumulate = true;
+  }
+  if (args.c.dtype == DType::f32) return;
+  parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
+    float* from = f32_at(part.c, first);
+    if (args.accumulate) kernels().widen_add(bf16_at(args.c, first), from, count);
+    kernels().narrow(from, bf16_at(args.c, first), count);
+  });
+}
+
 // Which way, measured on two cores with AVX-512 over the shapes of GPT-2 (tests/bench/matmul.cpp):
 // the matmul primitive is as fast as sgemm when B is transposed, and up to twice slower in f32 when
 // it is not; sgemm has too much overhead for small products.
@@ -258,6 +289,9 @@ void CpuMatmul::Impl::product(const Shape& shape, const Matmul& given) {
       static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k);
   if (args.a.dtype == DType::f32 && !args.transpose_b && work >= kLarge) {
     run_sgemm(shape, args);
+  } else if (args.a.dtype == DType::bf16 && !args.transpose_a && !args.transpose_b && !args.bias &&
+             shape.k >= 4 * kSlice) {
+    run_sliced(shape, args);
   } else {
     run_primitive(shape, args);
   }

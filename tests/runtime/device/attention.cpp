@@ -286,14 +286,14 @@ TEST_CASE("attention: bit-equal for every number of threads and from run to run"
 TEST_CASE("attention: Philox words are Random123's on every instruction set") {
   const auto check_table = [](const mtl::AttentionKernels& kernels) {
     for (const uint64_t first : {0ull, 5ull, 0xfffffff8ull, 0xfffffffffffffff8ull}) {
-      uint32_t words[4][16];
+      uint32_t words[64];
       kernels.philox16(first, 0xfeedfacecafebeefull, words);
       for (uint64_t i = 0; i < 16; ++i) {
         const uint64_t counter = first + i;
         const auto want = r123::Philox4x32()(
             {{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}},
             {{0xcafebeefu, 0xfeedfaceu}});
-        for (size_t w = 0; w < 4; ++w) CHECK(words[w][i] == want[w]);
+        for (size_t w = 0; w < 4; ++w) CHECK(words[4 * i + w] == want[w]);
       }
     }
   };

@@ -6,6 +6,7 @@
 #include "runtime/device/cpu/kernels/attention_kernels.h"
 
 #include "runtime/device/cpu/kernels/attention_gemm.h"
+#include "runtime/device/cpu/kernels/attention_philox.h"
 #include "runtime/device/cpu/kernels/matmul_math.h"
 
 namespace mtl {
@@ -128,39 +129,6 @@ void pack_b_transposed(const S* from, int64_t stride, int64_t rows, int64_t dim,
 
 // --- dropout ---
 
-void philox16(uint64_t first, uint64_t key, uint32_t words[4][16]) {
-  // Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): Philox 4x32, 10 rounds.
-  uint32_t x0[16], x1[16], x2[16], x3[16];
-  for (int i = 0; i < 16; ++i) {
-    const uint64_t counter = first + static_cast<uint64_t>(i);
-    x0[i] = static_cast<uint32_t>(counter);
-    x1[i] = static_cast<uint32_t>(counter >> 32);
-    x2[i] = 0;
-    x3[i] = 0;
-  }
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < 16; ++i) {
-      const uint64_t a = static_cast<uint64_t>(x0[i]) * 0xD2511F53u;
-      const uint64_t b = static_cast<uint64_t>(x2[i]) * 0xCD9E8D57u;
-      const uint32_t y0 = static_cast<uint32_t>(b >> 32) ^ x1[i] ^ k0;
-      const uint32_t y2 = static_cast<uint32_t>(a >> 32) ^ x3[i] ^ k1;
-      x0[i] = y0;
-      x1[i] = static_cast<uint32_t>(b);
-      x2[i] = y2;
-      x3[i] = static_cast<uint32_t>(a);
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int i = 0; i < 16; ++i) {
-    words[0][i] = x0[i];
-    words[1][i] = x1[i];
-    words[2][i] = x2[i];
-    words[3][i] = x3[i];
-  }
-}
-
 // mask[key][query] = keep_scale where the element is kept, else 0, for block (i, j) of queries and
 // keys of the head whose elements start at `first`.
 void dropout_block(const AttentionTask& t, uint64_t first, int64_t i, int64_t j, float* mask) {
@@ -170,14 +138,11 @@ void dropout_block(const AttentionTask& t, uint64_t first, int64_t i, int64_t j,
     const uint64_t element = first + static_cast<uint64_t>((i * kB + r) * t.seq + j * kB);
     const uint64_t shift = element % 4;
     float row[kB + 64];
-    for (uint64_t part = 0; part < (shift == 0 ? 1u : 2u); ++part) {
-      uint32_t words[4][16];
-      philox16(element / 4 + part * 16, t.key, words);
-      for (int l = 0; l < 16; ++l) {
-        for (int w = 0; w < 4; ++w) {
-          row[part * 64 + static_cast<uint64_t>(4 * l + w)] =
-              words[w][l] >= threshold ? t.keep_scale : 0.0f;
-        }
+    for (int part = 0; part < (shift == 0 ? 1 : 2); ++part) {
+      alignas(64) uint32_t words[64];
+      philox16(element / 4 + static_cast<uint64_t>(part) * 16, t.key, words);
+      for (int w = 0; w < 64; ++w) {
+        row[part * 64 + w] = words[w] >= threshold ? t.keep_scale : 0.0f;
       }
     }
     for (int64_t k = 0; k < kB; ++k) mask[k * kB + r] = row[shift + static_cast<uint64_t>(k)];

@@ -41,8 +41,8 @@ struct AttentionKernels {
   size_t (*backward_workspace)(const AttentionTask&);
   void (*forward)(const AttentionTask&);
   void (*backward)(const AttentionTask&);
-  // words[w][i] = word w of philox4x32-10(counter = first + i, key), for i < 16.
-  void (*philox16)(uint64_t first, uint64_t key, uint32_t words[4][16]);
+  // words[4 * i + w] = word w of philox4x32-10(counter = first + i, key), for i < 16.
+  void (*philox16)(uint64_t first, uint64_t key, uint32_t* words);
 };
 
 namespace base {
