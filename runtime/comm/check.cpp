@@ -1,0 +1,58 @@
+// Argument checks of the communicators.
+#include "runtime/comm/check.h"
+
+#include <algorithm>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/comm/reduce.h"
+
+namespace mtl::comm {
+
+namespace {
+
+[[noreturn]] void refuse(std::string what) {
+  throw Error(Exit::run_failed, {.code = "comm.argument",
+                                 .what = std::move(what),
+                                 .help = "this is a defect of the program; please report it"});
+}
+
+}  // namespace
+
+void check_reducible(const char* operation, const Tensor& x) {
+  if (reducible(x.dtype)) return;
+  refuse(fmt::format("{} cannot reduce {} elements, only F32, F64, BF16 and I32", operation,
+                     safetensors_name(x.dtype)));
+}
+
+void check_divisible(const char* operation, const Tensor& x, int size) {
+  if (x.numel() % size == 0) return;
+  refuse(
+      fmt::format("{} of {} elements cannot be divided over {} ranks", operation, x.numel(), size));
+}
+
+void check_member(const char* operation, int rank, int size) {
+  if (rank >= 0 && rank < size) return;
+  refuse(fmt::format("{}: rank {} is not in a group of {}", operation, rank, size));
+}
+
+void check_peer(const char* operation, int peer, int rank, int size) {
+  check_member(operation, peer, size);
+  if (peer == rank) refuse(fmt::format("{} between rank {} and itself", operation, rank));
+}
+
+void check_group(std::span<const int> ranks, int rank, int size) {
+  const bool ascending =
+      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+  if (ranks.empty() || !ascending || ranks.front() < 0 || ranks.back() >= size ||
+      !std::binary_search(ranks.begin(), ranks.end(), rank)) {
+    refuse(
+        fmt::format("a group needs ascending ranks of 0..{} with our own rank {} among them, "
+                    "not [{}]",
+                    size - 1, rank, fmt::join(ranks, ", ")));
+  }
+}
+
+}  // namespace mtl::comm

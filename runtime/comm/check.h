@@ -1,0 +1,17 @@
+// What every transport checks of its arguments, with the same words.
+#pragma once
+
+#include <span>
+
+#include "runtime/comm/communicator.h"
+
+namespace mtl::comm {
+
+// All throw Error "comm.argument" (Exit::run_failed): a mistake of the caller, not of the machines.
+void check_reducible(const char* operation, const Tensor& x);
+void check_divisible(const char* operation, const Tensor& x, int size);
+void check_member(const char* operation, int rank, int size);
+void check_peer(const char* operation, int peer, int rank, int size);
+void check_group(std::span<const int> ranks, int rank, int size);
+
+}  // namespace mtl::comm

@@ -1,0 +1,140 @@
+// Reductions block by block: the running sum of a block stays in the first-level cache while the
+// ranks' inputs stream past it, so each input is read once and each output written once.
+#include "runtime/comm/reduce.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace mtl {
+
+namespace {
+
+// One build serves every x86-64: the loader picks the clone for the machine. ThreadSanitizer
+// instruments the picking function, which runs before the sanitizer is up, and crashes.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
+#define MTL_VECTOR_CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define MTL_VECTOR_CLONES
+#endif
+
+constexpr int64_t kBlockBytes = 16 << 10;
+
+float add(float a, float b) {
+  return a + b;
+}
+double add(double a, double b) {
+  return a + b;
+}
+int32_t add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+// A NaN on any rank stays visible: a plain maximum would hide it or not, depending on the order.
+template <typename T>
+T greater(T a, T b) {
+  return b > a || b != b ? b : a;
+}
+
+// out[i] = a[i] op b[i]; out may be a.
+#define MTL_COMBINE(name, T, expression)                                      \
+  MTL_VECTOR_CLONES void name(T* out, const T* a, const T* b, int64_t n) {    \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) out[i] = expression; \
+  }
+MTL_COMBINE(add_f32, float, add(a[i], b[i]))
+MTL_COMBINE(add_f64, double, add(a[i], b[i]))
+MTL_COMBINE(add_i32, int32_t, add(a[i], b[i]))
+MTL_COMBINE(max_f32, float, greater(a[i], b[i]))
+MTL_COMBINE(max_f64, double, greater(a[i], b[i]))
+MTL_COMBINE(max_i32, int32_t, greater(a[i], b[i]))
+#undef MTL_COMBINE
+
+float widen(uint16_t x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+}
+uint16_t narrow(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40U;
+  return static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet_nan : rounded);
+}
+
+MTL_VECTOR_CLONES void widen_block(float* out, const uint16_t* a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = widen(a[i]);
+}
+MTL_VECTOR_CLONES void add_bf16(float* out, const uint16_t* b, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = add(out[i], widen(b[i]));
+}
+MTL_VECTOR_CLONES void max_bf16(float* out, const uint16_t* b, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = greater(out[i], widen(b[i]));
+}
+MTL_VECTOR_CLONES void narrow_block(uint16_t* out, const float* a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = narrow(a[i]);
+}
+
+using Pointers = std::span<const void* const>;
+using Outputs = std::span<void* const>;
+
+template <typename T>
+void reduce(void (*combine)(T*, const T*, const T*, int64_t), Pointers inputs, Outputs outputs,
+            int64_t numel) {
+  constexpr int64_t kBlock = kBlockBytes / int64_t{sizeof(T)};
+  alignas(64) T sum[kBlock];
+  for (int64_t first = 0; first < numel; first += kBlock) {
+    const int64_t n = std::min(kBlock, numel - first);
+    const auto input = [&](size_t rank) { return static_cast<const T*>(inputs[rank]) + first; };
+    if (inputs.size() == 1) {
+      std::memcpy(sum, input(0), static_cast<size_t>(n) * sizeof(T));
+    } else {
+      combine(sum, input(0), input(1), n);
+    }
+    for (size_t rank = 2; rank < inputs.size(); ++rank) combine(sum, sum, input(rank), n);
+    for (void* output : outputs) {
+      std::memcpy(static_cast<T*>(output) + first, sum, static_cast<size_t>(n) * sizeof(T));
+    }
+  }
+}
+
+void reduce_bf16(void (*combine)(float*, const uint16_t*, int64_t), Pointers inputs,
+                 Outputs outputs, int64_t numel) {
+  constexpr int64_t kBlock = kBlockBytes / int64_t{sizeof(float)};
+  alignas(64) float sum[kBlock];
+  alignas(64) uint16_t rounded[kBlock];
+  for (int64_t first = 0; first < numel; first += kBlock) {
+    const int64_t n = std::min(kBlock, numel - first);
+    const auto input = [&](size_t rank) {
+      return static_cast<const uint16_t*>(inputs[rank]) + first;
+    };
+    widen_block(sum, input(0), n);
+    for (size_t rank = 1; rank < inputs.size(); ++rank) combine(sum, input(rank), n);
+    narrow_block(rounded, sum, n);
+    for (void* output : outputs) {
+      std::memcpy(static_cast<uint16_t*>(output) + first, rounded,
+                  static_cast<size_t>(n) * sizeof(uint16_t));
+    }
+  }
+}
+
+}  // namespace
+
+bool reducible(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16 || dtype == DType::i32;
+}
+
+void reduce_in_order(DType dtype, Reduce op, Pointers inputs, Outputs outputs, int64_t numel) {
+  const bool sum = op == Reduce::sum;
+  switch (dtype) {
+    case DType::f32:
+      return reduce<float>(sum ? add_f32 : max_f32, inputs, outputs, numel);
+    case DType::f64:
+      return reduce<double>(sum ? add_f64 : max_f64, inputs, outputs, numel);
+    case DType::i32:
+      return reduce<int32_t>(sum ? add_i32 : max_i32, inputs, outputs, numel);
+    case DType::bf16:
+      return reduce_bf16(sum ? add_bf16 : max_bf16, inputs, outputs, numel);
+    case DType::u8:
+      break;  // the communicators refuse it by reducible()
+  }
+}
+
+}  // namespace mtl

@@ -1,0 +1,78 @@
+// One rank without peers: nothing moves, arguments are still checked so that a program that works
+// alone does not fail among many for a reason that it could have learned at once.
+#include "runtime/comm/self_world.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/comm/check.h"
+
+namespace mtl {
+
+namespace {
+
+class SelfCommunicator final : public Communicator {
+ public:
+  int size() const override { return 1; }
+  int rank() const override { return 0; }
+  void barrier() override {}
+  void all_reduce(Tensor x, Reduce) override { comm::check_reducible("all_reduce", x); }
+  void reduce_scatter(Tensor x) override { comm::check_reducible("reduce_scatter", x); }
+  void all_gather(Tensor) override {}
+  void broadcast(Tensor, int root) override { comm::check_member("broadcast", root, 1); }
+  void send(Tensor, int to) override { comm::check_peer("send", to, 0, 1); }
+  void recv(Tensor, int from) override { comm::check_peer("recv", from, 0, 1); }
+  int64_t bytes_sent() const override { return 0; }
+};
+
+class SelfWorld final : public CommWorld {
+ public:
+  ~SelfWorld() override {
+    for (const Block& block : blocks_) ::munmap(block.data, block.bytes);
+  }
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::unique_ptr<Communicator> group(std::span<const int> ranks) override {
+    comm::check_group(ranks, 0, 1);
+    return make_self_communicator();
+  }
+  void* allocate(size_t bytes) override {
+    const size_t size = std::max<size_t>(bytes, 1);
+    blocks_.reserve(blocks_.size() + 1);
+    void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      throw Error(Exit::out_of_memory,
+                  {.code = "comm.memory",
+                   .what = fmt::format("cannot map {} bytes: {}", bytes, strerror(errno)),
+                   .help = "use a smaller model or micro-batch (see: mtl plan)"});
+    }
+    blocks_.push_back({data, size});
+    return data;
+  }
+
+ private:
+  struct Block {
+    void* data;
+    size_t bytes;
+  };
+  std::vector<Block> blocks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_self_communicator() {
+  return std::make_unique<SelfCommunicator>();
+}
+
+std::unique_ptr<CommWorld> make_self_world() {
+  return std::make_unique<SelfWorld>();
+}
+
+}  // namespace mtl

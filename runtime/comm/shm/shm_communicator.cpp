@@ -1,0 +1,299 @@
+// Three paths per collective, the same arithmetic in all:
+//   small     (at most kSmallBytes) everybody copies its tensor into its slot, one barrier,
+//             everybody takes what it needs from all slots;
+//   resident  (all tensors lie in arenas, at any offsets) ranks read and write each other's
+//             tensors in place, between two barriers;
+//   staged    the tensors pass through the staging areas, chunk by chunk.
+// begin() tells all ranks what all others have, so that all take the same path.
+#include "runtime/comm/shm/shm_communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "runtime/comm/check.h"
+#include "runtime/comm/reduce.h"
+
+namespace mtl::shm {
+
+namespace {
+
+constexpr int64_t kCacheLine = 64;
+
+// A null pointer is fine for no bytes, but not for memcpy.
+void copy(void* target, const void* source, int64_t bytes) {
+  if (bytes > 0) std::memcpy(target, source, static_cast<size_t>(bytes));
+}
+
+struct Range {
+  int64_t first, count;
+};
+// A nearly equal part per rank, in whole cache lines.
+Range part_of(int64_t numel, int64_t element, int rank, int size) {
+  const int64_t line = std::max<int64_t>(1, kCacheLine / element);
+  const int64_t lines = (numel + line - 1) / line;
+  const int64_t first = std::min(numel, lines * rank / size * line);
+  const int64_t last = std::min(numel, lines * (rank + 1) / size * line);
+  return {first, last - first};
+}
+
+}  // namespace
+
+ShmCommunicator::ShmCommunicator(std::unique_ptr<GroupControl> group) : group_(std::move(group)) {
+  for (int rank = 0; rank < size(); ++rank) staging_.push_back(group_->staging(rank));
+  tensors_.resize(staging_.size());
+}
+
+Descriptor ShmCommunicator::descriptor(Op op, const Tensor& x) const {
+  Descriptor what = {.op = op, .dtype = x.dtype, .numel = x.numel()};
+  if (!small(x)) what.residence = group_->world().find(x.data, x.bytes()).value_or(Residence());
+  return what;
+}
+
+bool ShmCommunicator::find_tensors() {
+  for (int rank = 0; rank < size(); ++rank) {
+    const Residence residence = group_->descriptor(rank).residence;
+    if (residence.region < 0) return false;
+    tensors_[static_cast<size_t>(rank)] =
+        group_->world().address(residence, group_->world_rank(rank));
+  }
+  return true;
+}
+
+void ShmCommunicator::inputs_from(const std::vector<char*>& bases, int64_t offset) {
+  inputs_.clear();
+  for (const char* base : bases) inputs_.push_back(base + offset);
+}
+
+void ShmCommunicator::barrier() {
+  group_->begin({.op = Op::barrier});
+}
+
+void ShmCommunicator::all_reduce(Tensor x, Reduce op) {
+  comm::check_reducible("all_reduce", x);
+  Descriptor what = descriptor(Op::all_reduce, x);
+  what.reduce = op;
+  bytes_sent_ += x.bytes();
+  if (small(x)) {
+    copy(group_->next_small_slot(), x.data, x.bytes());
+    group_->begin(what);
+    inputs_.clear();
+    for (int rank = 0; rank < size(); ++rank) inputs_.push_back(group_->small_slot(rank));
+    reduce_in_order(x.dtype, op, inputs_, {&x.data, 1}, x.numel());
+    return;
+  }
+  group_->begin(what);
+  if (!find_tensors()) return staged_all_reduce(x, op);
+  // Every rank reduces one part and writes it to all, straight from its cache: cheaper by a whole
+  // pass over memory than leaving it to the others to fetch. Nobody else touches this part.
+  const Range part = part_of(x.numel(), bytes_of(x.dtype), rank(), size());
+  inputs_from(tensors_, part.first * bytes_of(x.dtype));
+  outputs_.clear();
+  for (char* tensor : tensors_) outputs_.push_back(tensor + part.first * bytes_of(x.dtype));
+  reduce_in_order(x.dtype, op, inputs_, outputs_, part.count);
+  group_->barrier();
+}
+
+void ShmCommunicator::staged_all_reduce(const Tensor& x, Reduce op) {
+  const int64_t element = bytes_of(x.dtype);
+  const int64_t chunk = kStagingBytes / element;
+  char* own = group_->staging(rank());
+  for (int64_t first = 0; first < x.numel(); first += chunk) {
+    const Tensor piece = x.slice(first, std::min(chunk, x.numel() - first));
+    copy(own, piece.data, piece.bytes());
+    group_->barrier();
+    const Range part = part_of(piece.numel(), element, rank(), size());
+    inputs_from(staging_, part.first * element);
+    outputs_.clear();
+    for (char* area : staging_) outputs_.push_back(area + part.first * element);
+    reduce_in_order(x.dtype, op, inputs_, outputs_, part.count);
+    group_->barrier();
+    // Until the next barrier nobody else looks into our area: read and refill it in peace.
+    copy(piece.data, own, piece.bytes());
+  }
+}
+
+void ShmCommunicator::reduce_scatter(Tensor x) {
+  comm::check_reducible("reduce_scatter", x);
+  comm::check_divisible("reduce_scatter", x, size());
+  const Descriptor what = descriptor(Op::reduce_scatter, x);
+  const int64_t count = x.numel() / size();
+  const Tensor own = x.slice(rank() * count, count);
+  bytes_sent_ += x.bytes();
+  if (small(x)) {
+    copy(group_->next_small_slot(), x.data, x.bytes());
+    group_->begin(what);
+    inputs_.clear();
+    for (int rank = 0; rank < size(); ++rank) {
+      inputs_.push_back(group_->small_slot(rank) + own.bytes() * this->rank());
+    }
+    reduce_in_order(x.dtype, Reduce::sum, inputs_, {&own.data, 1}, count);
+    return;
+  }
+  group_->begin(what);
+  if (!find_tensors()) return staged_reduce_scatter(x);
+  inputs_from(tensors_, own.bytes() * rank());
+  reduce_in_order(x.dtype, Reduce::sum, inputs_, {&own.data, 1}, count);
+  group_->barrier();
+}
+
+void ShmCommunicator::staged_reduce_scatter(const Tensor& x) {
+  // A chunk holds the same stretch of every rank's range, side by side. While one half is read the
+  // other is filled, and the barrier in between is the only one.
+  const int64_t element = bytes_of(x.dtype);
+  const int64_t count = x.numel() / size();
+  const int64_t chunk = kStagingBytes / 2 / size() / kCacheLine * kCacheLine / element;
+  int64_t half = 0;
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t n = std::min(chunk, count - first);
+    char* own = group_->staging(rank()) + half;
+    for (int to = 0; to < size(); ++to) {
+      copy(own + to * chunk * element, x.slice(to * count + first, n).data, n * element);
+    }
+    group_->barrier();
+    inputs_from(staging_, half + rank() * chunk * element);
+    const Tensor piece = x.slice(rank() * count + first, n);
+    reduce_in_order(x.dtype, Reduce::sum, inputs_, {&piece.data, 1}, n);
+    half = kStagingBytes / 2 - half;
+  }
+}
+
+void ShmCommunicator::all_gather(Tensor x) {
+  comm::check_divisible("all_gather", x, size());
+  const Descriptor what = descriptor(Op::all_gather, x);
+  const int64_t count = x.numel() / size();
+  const Tensor own = x.slice(rank() * count, count);
+  bytes_sent_ += own.bytes();
+  const auto take = [&](int from, const char* source) {
+    if (from != rank()) copy(x.slice(from * count, count).data, source, own.bytes());
+  };
+  if (small(x)) {
+    copy(group_->next_small_slot(), own.data, own.bytes());
+    group_->begin(what);
+    for (int from = 0; from < size(); ++from) take(from, group_->small_slot(from));
+    return;
+  }
+  group_->begin(what);
+  if (!find_tensors()) return staged_all_gather(x);
+  // Each rank starts with its neighbour, so that they do not all read the same memory at once.
+  for (int i = 1; i < size(); ++i) {
+    const int from = (rank() + i) % size();
+    take(from, tensors_[static_cast<size_t>(from)] + from * own.bytes());
+  }
+  group_->barrier();
+}
+
+void ShmCommunicator::staged_all_gather(const Tensor& x) {
+  const int64_t element = bytes_of(x.dtype);
+  const int64_t count = x.numel() / size();
+  const int64_t chunk = kStagingBytes / 2 / element;
+  int64_t half = 0;
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t n = std::min(chunk, count - first);
+    copy(group_->staging(rank()) + half, x.slice(rank() * count + first, n).data, n * element);
+    group_->barrier();
+    for (int i = 1; i < size(); ++i) {
+      const int from = (rank() + i) % size();
+      copy(x.slice(from * count + first, n).data, group_->staging(from) + half, n * element);
+    }
+    half = kStagingBytes / 2 - half;
+  }
+}
+
+void ShmCommunicator::broadcast(Tensor x, int root) {
+  comm::check_member("broadcast", root, size());
+  Descriptor what = descriptor(Op::broadcast, x);
+  what.root = root;
+  const bool source = rank() == root;
+  if (source) bytes_sent_ += x.bytes();
+  if (small(x)) {
+    if (source) copy(group_->next_small_slot(), x.data, x.bytes());
+    group_->begin(what);
+    if (!source) copy(x.data, group_->small_slot(root), x.bytes());
+    return;
+  }
+  group_->begin(what);
+  // Only the root's tensor is read by others.
+  const Residence residence = group_->descriptor(root).residence;
+  if (residence.region < 0) return staged_broadcast(x, root);
+  if (!source) {
+    copy(x.data, group_->world().address(residence, group_->world_rank(root)), x.bytes());
+  }
+  group_->barrier();
+}
+
+void ShmCommunicator::staged_broadcast(const Tensor& x, int root) {
+  const int64_t element = bytes_of(x.dtype);
+  const int64_t chunk = kStagingBytes / 2 / element;
+  int64_t half = 0;
+  for (int64_t first = 0; first < x.numel(); first += chunk) {
+    const Tensor piece = x.slice(first, std::min(chunk, x.numel() - first));
+    if (rank() == root) copy(group_->staging(root) + half, piece.data, piece.bytes());
+    group_->barrier();
+    if (rank() != root) copy(piece.data, group_->staging(root) + half, piece.bytes());
+    half = kStagingBytes / 2 - half;
+  }
+}
+
+void ShmCommunicator::send(Tensor x, int to) {
+  comm::check_peer("send", to, rank(), size());
+  Channel& channel = group_->channel(rank(), to);
+  const auto doing = [&] {
+    return fmt::format("waits in send({} x {}) to rank {} for room", x.numel(),
+                       safetensors_name(x.dtype), group_->world_rank(to));
+  };
+  int64_t done = 0;
+  do {
+    uint64_t used = 0;
+    group_->wait_for_peer(
+        channel.taken,
+        [&] { return (used = channel.used.load(std::memory_order_acquire)) != ~uint64_t{0}; }, to,
+        doing);
+    const uint32_t piece = static_cast<uint32_t>(std::countr_one(used));
+    const int64_t bytes = std::min(kPieceBytes, x.bytes() - done);
+    copy(group_->piece(rank(), to, piece), static_cast<const char*>(x.data) + done, bytes);
+    channel.used.fetch_or(uint64_t{1} << piece, std::memory_order_relaxed);
+    const uint32_t posted = channel.posted.word.load(std::memory_order_relaxed);
+    channel.posts[posted % kPieces] = {
+        .piece = piece, .dtype = x.dtype, .message_numel = x.numel(), .bytes = bytes};
+    channel.posted.set(posted + 1);
+    done += bytes;
+  } while (done < x.bytes());
+  bytes_sent_ += x.bytes();
+}
+
+void ShmCommunicator::recv(Tensor x, int from) {
+  comm::check_peer("recv", from, rank(), size());
+  Channel& channel = group_->channel(from, rank());
+  const auto doing = [&] {
+    return fmt::format("waits in recv({} x {}) for a message of rank {}", x.numel(),
+                       safetensors_name(x.dtype), group_->world_rank(from));
+  };
+  int64_t done = 0;
+  do {
+    const uint32_t taken = channel.taken.word.load(std::memory_order_relaxed);
+    group_->wait_for_peer(
+        channel.posted,
+        [&] { return channel.posted.word.load(std::memory_order_acquire) != taken; }, from, doing);
+    const Channel::Post post = channel.posts[taken % kPieces];
+    if (post.dtype != x.dtype || post.message_numel != x.numel()) {
+      group_->fail(Error(
+          Exit::run_failed,
+          {.code = "comm.mismatch",
+           .what = fmt::format("rank {} sends {} x {} and rank {} receives {} x {}",
+                               group_->world_rank(from), post.message_numel,
+                               safetensors_name(post.dtype), group_->world_rank(rank()), x.numel(),
+                               safetensors_name(x.dtype)),
+           .help = "all ranks must run the same program with the same configuration; if they do, "
+                   "this is a defect: please report it"}));
+    }
+    copy(static_cast<char*>(x.data) + done, group_->piece(from, rank(), post.piece), post.bytes);
+    channel.used.fetch_and(~(uint64_t{1} << post.piece), std::memory_order_release);
+    channel.taken.set(taken + 1);
+    done += post.bytes;
+  } while (done < x.bytes());
+}
+
+}  // namespace mtl::shm

@@ -1,0 +1,272 @@
+// Every operation, type and path gives the exact bits of the rank-order reference on every rank.
+#include <random>
+#include <rapidcheck.h>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "runtime/comm/harness.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr Kind kKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max, Kind::reduce_scatter,
+                           Kind::all_gather,     Kind::broadcast,      Kind::ring};
+constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::u8};
+
+bool reduces(Kind kind) {
+  return kind == Kind::all_reduce_sum || kind == Kind::all_reduce_max ||
+         kind == Kind::reduce_scatter;
+}
+int64_t fit(Kind kind, int64_t numel, int size) {
+  return kind == Kind::reduce_scatter || kind == Kind::all_gather ? numel / size * size : numel;
+}
+
+enum class Memory { arena, heap, mixed };
+
+// All kinds and types at the sizes where paths change, in one kind of memory.
+void exercise(CommWorld& world, Memory memory, std::span<const int64_t> sizes) {
+  const std::vector<int> ranks = all_ranks(world.size());
+  const auto group = world.group(ranks);
+  const size_t bytes = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end())) * 8;
+  // Offsets differ between the ranks, as with pipeline stages that hold different layers.
+  const size_t shift = memory == Memory::mixed ? 4096 * static_cast<size_t>(world.rank()) : 0;
+  char* arena = static_cast<char*>(world.allocate(bytes + shift)) + shift;
+  std::vector<double> heap(bytes / 8);
+  uint64_t seed = 1;
+  for (const int64_t size : sizes) {
+    for (const Kind kind : kKinds) {
+      for (const DType dtype : kTypes) {
+        if (dtype == DType::u8 && reduces(kind)) continue;
+        const bool in_arena =
+            memory == Memory::arena || (memory == Memory::mixed && (seed + world.rank()) % 3 != 0);
+        void* data = in_arena ? static_cast<void*>(arena) : heap.data();
+        run_and_check(*group, ranks, kind, Tensor(data, dtype, {fit(kind, size, world.size())}),
+                      seed++);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("threads: 1 to 8 ranks, all operations and types, small and resident and staged") {
+  const int64_t sizes[] = {0, 1, 3, 64, 511, 1023, 1024, 1025, 2049, 4097, 10'007};
+  for (int size = 1; size <= 8; ++size) {
+    CAPTURE(size);
+    for (const Memory memory : {Memory::arena, Memory::heap}) {
+      CHECK(problem_of(run_threads(
+                size, [&](CommWorld& world) { exercise(world, memory, sizes); })) == "");
+    }
+  }
+}
+
+TEST_CASE("threads: tensors above the staging area, odd sizes") {
+  // The staging area of a rank holds 262,144 f32; half of it 131,072.
+  const int64_t sizes[] = {131'071, 262'145, 600'011};
+  for (const int size : {2, 3, 5}) {
+    CAPTURE(size);
+    for (const Memory memory : {Memory::arena, Memory::heap}) {
+      CHECK(problem_of(run_threads(
+                size, [&](CommWorld& world) { exercise(world, memory, sizes); })) == "");
+    }
+  }
+}
+
+TEST_CASE("processes over the TCP store: all operations and types") {
+  const int64_t sizes[] = {1, 7, 1025, 5003, 270'001};
+  for (const int size : {1, 2, 3, 4, 8}) {
+    CAPTURE(size);
+    for (const Memory memory : {Memory::arena, Memory::heap}) {
+      const int64_t* last = size > 4 ? std::end(sizes) - 1 : std::end(sizes);
+      CHECK(problem_of(run_processes(size, [&](CommWorld& world) {
+              exercise(world, memory, {std::begin(sizes), last});
+            })) == "");
+    }
+  }
+}
+
+TEST_CASE("some ranks in their arena at different offsets, some not") {
+  const int64_t sizes[] = {5, 3000, 300'007};
+  CHECK(problem_of(run_threads(4, [&](CommWorld& world) {
+          const auto group = world.group(all_ranks(4));
+          char* arena = static_cast<char*>(world.allocate(4 << 20));
+          std::vector<double> heap(sizes[2]);
+          uint64_t seed = 1;
+          for (const int64_t size : sizes) {
+            for (const Kind kind : kKinds) {
+              for (int mix = 0; mix < 4; ++mix) {
+                const bool in_arena = mix == 0 || (world.rank() + mix) % 4 != 0;
+                void* data = in_arena ? static_cast<void*>(arena + 64 * world.rank()) : heap.data();
+                run_and_check(*group, all_ranks(4), kind,
+                              Tensor(data, DType::f32, {fit(kind, size, 4)}), seed++);
+              }
+            }
+          }
+        })) == "");
+}
+
+TEST_CASE("tensor- and data-parallel groups of 8 ranks, interleaved with the world's") {
+  const auto body = [](CommWorld& world) {
+    const int rank = world.rank();
+    // Pairs of neighbours; strides of 2; the middle four; every rank is in some of them.
+    const std::vector<int> tp = {rank / 2 * 2, rank / 2 * 2 + 1};
+    const std::vector<int> dp = {rank % 2, rank % 2 + 2, rank % 2 + 4, rank % 2 + 6};
+    const std::vector<int> middle = {2, 3, 4, 5};
+    const bool in_middle = rank >= 2 && rank <= 5;
+    const auto tp_group = world.group(tp);
+    const auto dp_group = world.group(dp);
+    const auto second_dp_group = world.group(dp);
+    const auto all = world.group(all_ranks(8));
+    const auto middle_group = in_middle ? world.group(middle) : nullptr;
+    const auto alone = world.group(std::vector<int>{rank});
+    char* first = static_cast<char*>(world.allocate(1 << 20));
+    char* second = static_cast<char*>(world.allocate(100));
+    expect(reinterpret_cast<uintptr_t>(first) % 4096 == 0, "arena alignment");
+    for (int i = 0; i < 1 << 20; i += 997) expect(first[i] == 0, "arena is not zeroed");
+    expect(tp_group->rank() == rank % 2 && dp_group->rank() == rank / 2, "ranks in the groups");
+    for (uint64_t step = 0; step < 20; ++step) {
+      const Tensor large(first, DType::f32, {20'000});
+      const Tensor tiny(second, DType::f32, {8});
+      run_and_check(*tp_group, tp, Kind::all_reduce_sum, large, 10 * step);
+      run_and_check(*dp_group, dp, Kind::reduce_scatter, large, 10 * step + 1);
+      run_and_check(*second_dp_group, dp, Kind::all_gather, large, 10 * step + 2);
+      run_and_check(*all, all_ranks(8), Kind::all_reduce_max, tiny, 10 * step + 3);
+      if (in_middle) run_and_check(*middle_group, middle, Kind::ring, large, 10 * step + 4);
+      run_and_check(*alone, std::vector<int>{rank}, Kind::all_reduce_sum, tiny, 10 * step + 5);
+      all->barrier();
+    }
+  };
+  CHECK(problem_of(run_threads(8, body)) == "");
+  CHECK(problem_of(run_processes(8, body)) == "");
+}
+
+TEST_CASE("property: random sequences of operations in random memory") {
+  const bool holds = rc::check([](uint32_t seed) {
+    std::mt19937 choose(seed);
+    const auto below = [&](uint32_t n) { return static_cast<int>(choose() % n); };
+    const int size = 2 + below(4);
+    struct Step {
+      Kind kind;
+      DType dtype;
+      int64_t numel;
+      uint32_t where;
+    };
+    std::vector<Step> steps;
+    for (int i = 0; i < 30; ++i) {
+      const Kind kind = kKinds[below(6)];
+      const DType dtype = kTypes[below(reduces(kind) ? 4 : 5)];
+      const int64_t limit = below(8) == 0 ? 300'000 : below(2) == 0 ? 5'000 : 300;
+      steps.push_back({kind, dtype, fit(kind, below(static_cast<uint32_t>(limit)), size),
+                       static_cast<uint32_t>(choose())});
+    }
+    const std::string problem = problem_of(run_threads(size, [&](CommWorld& world) {
+      const auto group = world.group(all_ranks(size));
+      char* arena = static_cast<char*>(world.allocate(3 << 20));
+      std::vector<double> heap(300'000);
+      for (size_t i = 0; i < steps.size(); ++i) {
+        const Step& step = steps[i];
+        // A third resident everywhere, a third staged, a third mixed.
+        const uint32_t mix = step.where % 3;
+        const bool in_arena = mix == 0 || (mix == 2 && (step.where >> world.rank()) % 2 == 0);
+        void* data = in_arena ? static_cast<void*>(arena + step.where % 512 * 8) : heap.data();
+        run_and_check(*group, all_ranks(size), step.kind, Tensor(data, step.dtype, {step.numel}),
+                      seed + i);
+      }
+    }));
+    RC_ASSERT(problem == "");
+  });
+  CHECK(holds);
+}
+
+TEST_CASE("send and recv: order, sizes above the buffer, both directions at once") {
+  CHECK(problem_of(run_threads(3, [](CommWorld& world) {
+          const auto group = world.group(all_ranks(3));
+          const int64_t numel = (70 << 20) / 8;
+          // 70 MiB do not fit in the buffer: the receiver has to take while the sender gives.
+          if (world.rank() == 0 || world.rank() == 1) {
+            std::vector<double> big(numel);
+            const Tensor x(big.data(), DType::f64, {numel});
+            if (world.rank() == 0) fill(x, 5, 0);
+            if (world.rank() == 0) group->send(x, 1);
+            if (world.rank() == 1) group->recv(x, 0);
+            for (int64_t i = 0; i < numel; i += 101) expect(is_of(x, i, 5, 0), "the large message");
+          }
+          // Many small messages, all sent before the first is received, to and from everybody.
+          for (int round = 0; round < 20; ++round) {
+            for (int peer = 0; peer < 3; ++peer) {
+              int32_t value = 1000 * world.rank() + round;
+              if (peer != world.rank()) group->send(Tensor(&value, DType::i32, {1}), peer);
+            }
+          }
+          for (int round = 0; round < 20; ++round) {
+            for (int peer = 0; peer < 3; ++peer) {
+              if (peer == world.rank()) continue;
+              int32_t value = -1;
+              group->recv(Tensor(&value, DType::i32, {1}), peer);
+              expect(value == 1000 * peer + round, "messages arrive in order");
+            }
+          }
+          const Tensor empty(nullptr, DType::f32, {0});
+          if (world.rank() == 2) group->send(empty, 0);
+          if (world.rank() == 0) group->recv(empty, 2);
+        })) == "");
+}
+
+TEST_CASE("bytes_sent counts this rank's payload") {
+  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
+          const auto group = world.group(all_ranks(2));
+          std::vector<float> data(2000);
+          const Tensor x(data.data(), DType::f32, {2000});
+          group->barrier();
+          expect(group->bytes_sent() == 0, "a barrier has no payload");
+          group->all_reduce(x);
+          expect(group->bytes_sent() == 8000, "all_reduce");
+          group->reduce_scatter(x);
+          expect(group->bytes_sent() == 16'000, "reduce_scatter");
+          group->all_gather(x);
+          expect(group->bytes_sent() == 20'000, "all_gather");
+          group->broadcast(x, 1);
+          expect(group->bytes_sent() == (world.rank() == 1 ? 28'000 : 20'000), "broadcast");
+          if (world.rank() == 0) group->send(x, 1);
+          if (world.rank() == 1) group->recv(x, 0);
+          expect(group->bytes_sent() == 28'000, "send");
+        })) == "");
+}
+
+TEST_CASE("communicators outlive the world object that made them") {
+  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
+          const auto group = world.group(all_ranks(2));
+          for (int i = 0; i < 200; ++i) {
+            const auto more = world.group(all_ranks(2));
+            more->barrier();
+          }
+          group->barrier();
+        })) == "");
+}
+
+TEST_CASE("a world of one needs no peers") {
+  const auto world = make_self_world();
+  CHECK(world->rank() == 0);
+  CHECK(world->size() == 1);
+  float* data = static_cast<float*>(world->allocate(100));
+  CHECK(reinterpret_cast<uintptr_t>(data) % 4096 == 0);
+  CHECK(world->allocate(0) != nullptr);
+  for (int i = 0; i < 25; ++i) CHECK(data[i] == 0);
+  const auto group = world->group(std::vector<int>{0});
+  data[0] = 7;
+  const Tensor x(data, DType::f32, {25});
+  group->all_reduce(x);
+  group->reduce_scatter(x);
+  group->all_gather(x);
+  group->broadcast(x, 0);
+  group->barrier();
+  CHECK(data[0] == 7);
+  CHECK(group->bytes_sent() == 0);
+  CHECK_THROWS_AS(group->send(x, 0), Error);
+  CHECK_THROWS_AS(group->broadcast(x, 1), Error);
+  CHECK_THROWS_AS(group->all_reduce(Tensor(data, DType::u8, {4})), Error);
+  CHECK_THROWS_AS(world->group(std::vector<int>{0, 1}), Error);
+}

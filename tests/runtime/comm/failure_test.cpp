@@ -1,0 +1,379 @@
+// Whatever goes wrong on one rank, all ranks learn what and who, and nobody waits for ever.
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <set>
+#include <thread>
+#include <unistd.h>
+
+#include <sys/wait.h>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "rendezvous/store.h"
+#include "runtime/comm/harness.h"
+#include "runtime/comm/shm/host.h"
+#include "runtime/comm/shm/shm_world.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void check_all(const std::vector<Outcome>& outcomes, const std::string& code,
+               const std::vector<std::string>& parts) {
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.code == code);
+    for (const std::string& part : parts) {
+      CAPTURE(outcome.text);
+      CHECK(contains(outcome.text, part));
+    }
+  }
+}
+
+struct Buffer {
+  std::vector<float> data = std::vector<float>(10'000);
+  Tensor tensor(int64_t n, DType dtype = DType::f32) { return Tensor(data.data(), dtype, {n}); }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that do different things are told which") {
+  Body body;
+  std::vector<std::string> parts = {"operation 2 of the group of ranks 0, 1, 2", "rank 0 calls",
+                                    "rank 2 calls"};
+  // Operation 1 is joining the group.
+  const auto in_group = [](auto action) {
+    return [action](CommWorld& world) {
+      Buffer buffer;
+      const auto group = world.group(all_ranks(3));
+      action(*group, buffer, world.rank() == 2);
+    };
+  };
+  SUBCASE("operation") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      odd ? group.all_gather(buffer.tensor(6)) : group.all_reduce(buffer.tensor(6));
+    });
+    parts.insert(parts.end(), {"all_reduce(6 x F32, sum)", "all_gather(6 x F32)"});
+  }
+  SUBCASE("size, on both sides of the small path") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      group.all_reduce(buffer.tensor(odd ? 10 : 9000));
+    });
+    parts.insert(parts.end(), {"9000 x F32", "10 x F32"});
+  }
+  SUBCASE("type") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      group.all_reduce(buffer.tensor(10, odd ? DType::bf16 : DType::i32));
+    });
+    parts.insert(parts.end(), {"10 x BF16", "10 x I32"});
+  }
+  SUBCASE("reduction") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      group.all_reduce(buffer.tensor(10), odd ? Reduce::max : Reduce::sum);
+    });
+    parts.insert(parts.end(), {"max", "sum"});
+  }
+  SUBCASE("root") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      group.broadcast(buffer.tensor(5000), odd ? 1 : 0);
+    });
+    parts.insert(parts.end(), {"root 0", "root 1"});
+  }
+  SUBCASE("a barrier") {
+    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
+      odd ? group.barrier() : group.all_reduce(buffer.tensor(5));
+    });
+    parts.push_back("rank 2 calls barrier");
+  }
+  SUBCASE("the size of an arena") {
+    body = [](CommWorld& world) { world.allocate(world.rank() == 2 ? 8192 : 4096); };
+    parts.insert(parts.end(), {"allocate(8192 bytes)", "allocate(4096 bytes)"});
+  }
+  check_all(run_threads(3, body), "comm.mismatch", parts);
+}
+
+TEST_CASE("a message of another size or type is refused on both sides") {
+  const auto outcomes = run_threads(2, [](CommWorld& world) {
+    Buffer buffer;
+    const auto group = world.group(all_ranks(2));
+    if (world.rank() == 0) group->send(buffer.tensor(10), 1);
+    if (world.rank() == 1) group->recv(buffer.tensor(11), 0);
+    group->barrier();
+  });
+  check_all(outcomes, "comm.mismatch", {"rank 0 sends 10 x F32", "rank 1 receives 11 x F32"});
+}
+
+TEST_CASE("a rank that does not come is named, and hears of it when it comes") {
+  std::atomic<int> failed = 0;
+  const auto outcomes = run_threads(
+      4,
+      [&](CommWorld& world) {
+        Buffer buffer;
+        const auto group = world.group(all_ranks(4));
+        group->all_reduce(buffer.tensor(5));
+        if (world.rank() == 2) {
+          while (failed < 3) std::this_thread::sleep_for(5ms);
+        }
+        try {
+          group->all_reduce(buffer.tensor(9000));
+        } catch (const Error& error) {
+          CHECK(error.exit() == Exit::timeout);
+          ++failed;
+          throw;
+        }
+      },
+      300ms);
+  check_all(outcomes, "comm.timeout",
+            {"operation 3 (all_reduce(9000 x F32, sum)) of the group of ranks 0, 1, 2, 3",
+             "for rank 2 (at operation 2, all_reduce)"});
+  CHECK_FALSE(contains(outcomes[0].text, "rank 3 (at"));
+}
+
+TEST_CASE("a message that nobody sends times out") {
+  std::atomic<bool> done = false;
+  const auto outcomes = run_threads(
+      2,
+      [&](CommWorld& world) {
+        Buffer buffer;
+        const auto group = world.group(all_ranks(2));
+        if (world.rank() == 1) {
+          while (!done) std::this_thread::sleep_for(5ms);
+          group->barrier();
+        }
+        try {
+          group->recv(buffer.tensor(3), 1);
+        } catch (const Error&) {
+          done = true;
+          throw;
+        }
+      },
+      200ms);
+  check_all(outcomes, "comm.timeout", {"recv(3 x F32)", "rank 1"});
+}
+
+TEST_CASE("a killed rank is noticed long before the timeout, in every kind of wait") {
+  Body body;
+  SUBCASE("a barrier, with everybody") {
+    body = [](CommWorld& world) {
+      const auto group = world.group(all_ranks(3));
+      if (world.rank() == 1) ::raise(SIGKILL);
+      group->barrier();
+    };
+  }
+  SUBCASE("in the middle of many operations") {
+    body = [](CommWorld& world) {
+      const auto group = world.group(all_ranks(3));
+      float* arena = static_cast<float*>(world.allocate(1 << 20));
+      for (int i = 0;; ++i) {
+        if (world.rank() == 1 && i == 50) ::raise(SIGKILL);
+        group->all_reduce(Tensor(arena, DType::f32, {i % 2 == 0 ? 100 : 1 << 18}));
+      }
+    };
+  }
+  SUBCASE("receiving") {
+    body = [](CommWorld& world) {
+      Buffer buffer;
+      const auto group = world.group(all_ranks(3));
+      if (world.rank() == 1) ::raise(SIGKILL);
+      group->recv(buffer.tensor(10), 1);
+    };
+  }
+  SUBCASE("making a group, led by it") {
+    body = [](CommWorld& world) {
+      if (world.rank() == 1) ::raise(SIGKILL);
+      // Rank 0 makes an arena meanwhile and learns of it there.
+      if (world.rank() == 0) world.allocate(100);
+      world.group(std::vector<int>{1, 2});
+    };
+  }
+  SUBCASE("in another group") {
+    body = [](CommWorld& world) {
+      // Rank 0 waits for rank 2 only; rank 2 waits for the dead one.
+      const auto ends = world.rank() != 1 ? world.group(std::vector<int>{0, 2}) : nullptr;
+      const auto last = world.rank() != 0 ? world.group(std::vector<int>{1, 2}) : nullptr;
+      if (world.rank() == 1) ::raise(SIGKILL);
+      if (world.rank() == 2) last->barrier();
+      ends->barrier();
+    };
+  }
+  // The timeout is minutes: if it were needed, the test would be stopped as hanging.
+  const auto outcomes = run_processes(3, body, 30min);
+  CHECK(outcomes[1].code == "signal 9");
+  for (const size_t rank : {0, 2}) {
+    CAPTURE(outcomes[rank].text);
+    CHECK(outcomes[rank].code == "comm.peer_lost");
+    CHECK(contains(outcomes[rank].text, "rank 1 (process "));
+    CHECK(contains(outcomes[rank].text, "has died"));
+  }
+}
+
+TEST_CASE("a rank that leaves by an error of its own is lost for the others") {
+  const auto outcomes = run_threads(3, [](CommWorld& world) {
+    const auto group = world.group(all_ranks(3));
+    expect(world.rank() != 2, "its own error");
+    group->barrier();
+  });
+  CHECK(outcomes[2].code == "wrong");
+  for (const size_t rank : {0, 1}) {
+    CHECK(outcomes[rank].code == "comm.peer_lost");
+    CHECK(contains(outcomes[rank].text, "rank 2 has left"));
+  }
+}
+
+TEST_CASE("a rank may end as soon as its last operation is over") {
+  for (int i = 0; i < 20; ++i) {
+    CHECK(problem_of(run_processes(3, [](CommWorld& world) {
+            Buffer buffer;
+            const auto group = world.group(all_ranks(3));
+            group->all_reduce(buffer.tensor(9000));
+            // What was sent may be received after the sender's end.
+            if (world.rank() == 0) group->send(buffer.tensor(9000), 2);
+            if (world.rank() == 2) ::usleep(2000);
+            if (world.rank() == 2) group->recv(buffer.tensor(9000), 0);
+          })) == "");
+  }
+}
+
+TEST_CASE("killed ranks leave nothing behind") {
+  const auto files = [] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+      if (contains(entry.path().filename(), "mtl")) names.insert(entry.path().filename());
+    }
+    return names;
+  };
+  const auto before = files();
+  run_processes(2, [](CommWorld& world) {
+    const auto group = world.group(all_ranks(2));
+    world.allocate(1 << 20);
+    group->barrier();
+    ::raise(SIGKILL);
+  });
+  CHECK(files() == before);
+}
+
+TEST_CASE("a rank that never joins is named") {
+  const auto store = make_local_store();
+  try {
+    make_shm_world(*store, {.rank = 0, .size = 2, .timeout = 50ms});
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.exit() == Exit::timeout);
+    CHECK(error.diagnostics().front().code == "comm.timeout");
+    CHECK(contains(error.what(), "rank 1 of 2 has not joined"));
+  }
+  try {
+    make_shm_world(*store, {.rank = 0, .size = 2, .timeout = 50ms});
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.diagnostics().front().code == "comm.rank");
+  }
+}
+
+TEST_CASE("ranks of different hosts or containers cannot share memory, and are told so") {
+  // As if one rank had another kernel or another pid namespace.
+  class Elsewhere final : public Store {
+   public:
+    Elsewhere(Store& store, std::string own, std::string other)
+        : store_(store), own_(std::move(own)), other_(std::move(other)) {}
+    void set(const std::string& key, const std::string& value) override {
+      std::string changed = value;
+      changed.replace(changed.find(own_), own_.size(), other_);
+      store_.set(key, changed);
+    }
+    std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+      return store_.get(key, timeout);
+    }
+    int64_t add(const std::string& key, int64_t n) override { return store_.add(key, n); }
+    std::string compare_set(const std::string& key, const std::string& expected,
+                            const std::string& desired) override {
+      return store_.compare_set(key, expected, desired);
+    }
+
+   private:
+    Store& store_;
+    const std::string own_, other_;
+  };
+  const shm::Identity own = shm::Identity::own();
+  std::string text, replaced;
+  SUBCASE("host") {
+    replaced = own.boot;
+    text = "are on different hosts";
+  }
+  SUBCASE("container") {
+    replaced = own.pid_namespace;
+    text = "are in different containers";
+  }
+  const auto store = make_local_store();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Elsewhere elsewhere(*store, replaced, rank == 1 ? "0000-elsewhere" : replaced);
+      try {
+        make_shm_world(elsewhere, {.rank = rank, .size = 2, .timeout = 20s});
+        CHECK(false);
+      } catch (const Error& error) {
+        CHECK(error.diagnostics().front().code == "comm.host");
+        CHECK(error.exit() == Exit::environment);
+        CHECK(contains(error.what(), text));
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+TEST_CASE("arguments that cannot be right are refused before anything moves") {
+  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
+          Buffer buffer;
+          const auto group = world.group(all_ranks(2));
+          const auto refused = [](auto action) {
+            try {
+              action();
+            } catch (const Error& error) {
+              return error.diagnostics().front().code == "comm.argument";
+            }
+            return false;
+          };
+          expect(refused([&] { group->all_reduce(buffer.tensor(4, DType::u8)); }), "u8");
+          expect(refused([&] { group->reduce_scatter(buffer.tensor(5)); }), "5 over 2");
+          expect(refused([&] { group->all_gather(buffer.tensor(5)); }), "5 over 2");
+          expect(refused([&] { group->broadcast(buffer.tensor(5), 2); }), "root");
+          expect(refused([&] { group->send(buffer.tensor(5), world.rank()); }), "self");
+          expect(refused([&] { group->recv(buffer.tensor(5), -1); }), "peer");
+          expect(refused([&] { world.group(std::vector<int>{1, 0}); }), "descending");
+          expect(refused([&] { world.group(std::vector<int>{0, 1, 2}); }), "outside");
+          expect(refused([&] { world.group(std::vector<int>{1 - world.rank()}); }), "not member");
+          expect(refused([&] { world.group(std::vector<int>{}); }), "empty");
+          group->barrier();
+        })) == "");
+}
+
+TEST_CASE("who a process is, and whether it still runs") {
+  const shm::Identity own = shm::Identity::own();
+  const auto back = shm::Identity::decode(own.encode());
+  REQUIRE(back);
+  CHECK(back->boot == own.boot);
+  CHECK(back->pid == ::getpid());
+  CHECK(back->cpus == own.cpus);
+  CHECK(shm::count_cpus(own.cpus) > 0);
+  CHECK_FALSE(shm::Identity::decode("nonsense"));
+  CHECK(shm::count_cpus(shm::unite_cpus("0000000000000003", "00000000000000060000000000000001")) ==
+        4);
+  CHECK(shm::is_running(own.pid, own.start_time));
+  CHECK_FALSE(shm::is_running(own.pid, own.start_time + 1));
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  // A dead process that nobody has reaped is dead.
+  siginfo_t info = {};
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
+  CHECK_FALSE(shm::is_running(child, own.start_time));
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  CHECK_FALSE(shm::is_running(child, own.start_time));
+}

@@ -1,0 +1,298 @@
+#include "runtime/comm/harness.h"
+
+#include <array>
+#include <csignal>
+#include <thread>
+#include <unistd.h>
+
+#include <sys/wait.h>
+
+#include "common/error.h"
+#include "rendezvous/store.h"
+#include "runtime/comm/shm/shm_world.h"
+
+namespace mtl::test {
+
+namespace {
+
+Outcome outcome_of(const std::function<void()>& action) {
+  try {
+    action();
+    return {};
+  } catch (const Error& error) {
+    return {error.diagnostics().front().code, error.what()};
+  } catch (const std::exception& error) {
+    return {"wrong", error.what()};
+  }
+}
+
+void write_all(int fd, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n <= 0) return;
+    done += static_cast<size_t>(n);
+  }
+}
+
+std::string read_all(int fd) {
+  std::string text;
+  std::array<char, 4096> part;
+  ssize_t n = 0;
+  while ((n = ::read(fd, part.data(), part.size())) > 0) text.append(part.data(), n);
+  return text;
+}
+
+}  // namespace
+
+std::vector<Outcome> run_threads(int size, const Body& body, std::chrono::milliseconds timeout) {
+  const auto store = make_local_store();
+  std::vector<Outcome> outcomes(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[static_cast<size_t>(rank)] = outcome_of([&] {
+        const auto world = make_shm_world(*store, {.rank = rank, .size = size, .timeout = timeout});
+        body(*world);
+      });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+std::vector<Outcome> run_processes(int size, const Body& body, std::chrono::milliseconds timeout) {
+  struct Child {
+    pid_t pid;
+    int port_writer, outcome_reader;
+  };
+  const std::string token = make_token();
+  std::vector<Child> children;
+  // All are forked before the server starts its thread.
+  for (int rank = 0; rank < size; ++rank) {
+    std::array<int, 2> port_pipe, outcome_pipe;
+    if (::pipe(port_pipe.data()) != 0 || ::pipe(outcome_pipe.data()) != 0) {
+      throw std::runtime_error("pipe");
+    }
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      // A pipe ends when its last writer is gone: keep none of the others'.
+      for (const Child& other : children) {
+        ::close(other.port_writer);
+        ::close(other.outcome_reader);
+      }
+      ::close(port_pipe[1]);
+      ::close(outcome_pipe[0]);
+      uint16_t port = 0;
+      const bool good = ::read(port_pipe[0], &port, sizeof(port)) == sizeof(port);
+      const Outcome outcome = outcome_of([&] {
+        expect(good, "no port from the parent");
+        const auto store = connect_store({.address = "127.0.0.1", .port = port, .token = token});
+        const auto world = make_shm_world(*store, {.rank = rank, .size = size, .timeout = timeout});
+        body(*world);
+      });
+      write_all(outcome_pipe[1], outcome.code + "\n" + outcome.text);
+      ::_exit(0);
+    }
+    ::close(port_pipe[0]);
+    ::close(outcome_pipe[1]);
+    children.push_back({pid, port_pipe[1], outcome_pipe[0]});
+  }
+  const auto server = serve_store({.token = token});
+  const uint16_t port = server->port();
+  for (const Child& child : children) {
+    (void)!::write(child.port_writer, &port, sizeof(port));
+    ::close(child.port_writer);
+  }
+  std::vector<Outcome> outcomes;
+  for (const Child& child : children) {
+    const std::string text = read_all(child.outcome_reader);
+    ::close(child.outcome_reader);
+    const size_t line = text.find('\n');
+    Outcome outcome = {"no outcome", ""};
+    if (line != std::string::npos) outcome = {text.substr(0, line), text.substr(line + 1)};
+    outcomes.push_back(outcome);
+  }
+  // Only now: until here the dead are zombies, as they are under a launcher that is slow to reap.
+  for (size_t rank = 0; rank < children.size(); ++rank) {
+    int status = 0;
+    ::waitpid(children[rank].pid, &status, 0);
+    if (WIFSIGNALED(status)) {
+      outcomes[rank] = {"signal " + std::to_string(WTERMSIG(status)), ""};
+    }
+  }
+  return outcomes;
+}
+
+std::string problem_of(const std::vector<Outcome>& outcomes) {
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].code.empty()) continue;
+    return "rank " + std::to_string(rank) + ": " + outcomes[rank].code + ": " + outcomes[rank].text;
+  }
+  return "";
+}
+
+double value_of(uint64_t seed, int rank, int64_t i) {
+  uint64_t x = seed * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(rank) * 0xbf58476d1ce4e5b9U +
+               static_cast<uint64_t>(i) * 0x94d049bb133111ebU;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  x ^= x >> 31;
+  const double fraction = 1.0 + static_cast<double>(x >> 12) * 0x1p-52;
+  const int exponent = static_cast<int>(x % 25) - 12;
+  return std::ldexp((x & 2048) != 0 ? fraction : -fraction, exponent);
+}
+
+namespace {
+
+// The bf16 nearest to `x`, ties to even, by comparing the two neighbours.
+uint16_t to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t low = bits >> 16;
+  const auto value = [](uint32_t high) { return std::bit_cast<float>(high << 16); };
+  const double below = std::abs(static_cast<double>(x) - static_cast<double>(value(low)));
+  const double above = std::abs(static_cast<double>(value(low + 1)) - static_cast<double>(x));
+  const bool up = above < below || (above == below && low % 2 == 1);
+  return static_cast<uint16_t>(up ? low + 1 : low);
+}
+
+float from_bf16(uint16_t x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+}
+
+int32_t to_i32(double x) {
+  return static_cast<int32_t>(x * 65536);
+}
+
+template <typename T>
+T combine(T a, T b, Reduce op) {
+  return op == Reduce::sum ? a + b : std::max(a, b);
+}
+
+template <typename T, typename Get>
+T reduced(std::span<const int> ranks, Reduce op, const Get& get) {
+  T result = get(ranks[0]);
+  for (size_t k = 1; k < ranks.size(); ++k) result = combine(result, get(ranks[k]), op);
+  return result;
+}
+
+template <typename T>
+bool same(const Tensor& x, int64_t i, T value) {
+  return std::memcmp(x.as<T>() + i, &value, sizeof(T)) == 0;
+}
+
+}  // namespace
+
+void fill(const Tensor& x, uint64_t seed, int rank) {
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double value = value_of(seed, rank, i);
+    switch (x.dtype) {
+      case DType::f32:
+        x.as<float>()[i] = static_cast<float>(value);
+        break;
+      case DType::f64:
+        x.as<double>()[i] = value;
+        break;
+      case DType::i32:
+        x.as<int32_t>()[i] = to_i32(value);
+        break;
+      case DType::bf16:
+        x.as<uint16_t>()[i] = to_bf16(static_cast<float>(value));
+        break;
+      case DType::u8:
+        x.as<uint8_t>()[i] = static_cast<uint8_t>(to_i32(value) >> 8);
+        break;
+    }
+  }
+}
+
+bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> ranks, Reduce op) {
+  const auto value = [&](int rank) { return value_of(seed, rank, i); };
+  switch (x.dtype) {
+    case DType::f32:
+      return same(x, i,
+                  reduced<float>(ranks, op, [&](int r) { return static_cast<float>(value(r)); }));
+    case DType::f64:
+      return same(x, i, reduced<double>(ranks, op, value));
+    case DType::i32:
+      return same(x, i, reduced<int32_t>(ranks, op, [&](int r) { return to_i32(value(r)); }));
+    case DType::bf16:
+      return same(x, i, to_bf16(reduced<float>(ranks, op, [&](int r) {
+                    return from_bf16(to_bf16(static_cast<float>(value(r))));
+                  })));
+    case DType::u8:
+      break;
+  }
+  return false;
+}
+
+bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank) {
+  std::array<unsigned char, 8> bytes = {};
+  const double value = value_of(seed, rank, i);
+  const auto put = [&](auto v) { std::memcpy(bytes.data(), &v, sizeof(v)); };
+  if (x.dtype == DType::f32) put(static_cast<float>(value));
+  if (x.dtype == DType::f64) put(value);
+  if (x.dtype == DType::i32) put(to_i32(value));
+  if (x.dtype == DType::bf16) put(to_bf16(static_cast<float>(value)));
+  if (x.dtype == DType::u8) put(static_cast<uint8_t>(to_i32(value) >> 8));
+  const int64_t size = bytes_of(x.dtype);
+  return std::memcmp(x.as<char>() + i * size, bytes.data(), static_cast<size_t>(size)) == 0;
+}
+
+void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,
+                   uint64_t seed) {
+  const int n = group.size();
+  const int own = group.rank();
+  const int64_t count = x.numel() / n;
+  const auto where = [&](const char* what, int64_t i) {
+    return std::string(what) + " of " + std::to_string(x.numel()) + " " +
+           std::string(safetensors_name(x.dtype)) + " among " + std::to_string(n) +
+           ": wrong element " + std::to_string(i);
+  };
+  fill(x, seed, ranks[static_cast<size_t>(own)]);
+  switch (kind) {
+    case Kind::all_reduce_sum:
+    case Kind::all_reduce_max: {
+      const Reduce op = kind == Kind::all_reduce_sum ? Reduce::sum : Reduce::max;
+      group.all_reduce(x, op);
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        expect(is_reduced(x, i, seed, ranks, op), where("all_reduce", i));
+      }
+      break;
+    }
+    case Kind::reduce_scatter:
+      group.reduce_scatter(x);
+      for (int64_t i = own * count; i < (own + 1) * count; ++i) {
+        expect(is_reduced(x, i, seed, ranks, Reduce::sum), where("reduce_scatter", i));
+      }
+      break;
+    case Kind::all_gather:
+      group.all_gather(x);
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        expect(is_of(x, i, seed, ranks[static_cast<size_t>(i / count)]), where("all_gather", i));
+      }
+      break;
+    case Kind::broadcast: {
+      const int root = static_cast<int>(seed % static_cast<uint64_t>(n));
+      group.broadcast(x, root);
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        expect(is_of(x, i, seed, ranks[static_cast<size_t>(root)]), where("broadcast", i));
+      }
+      break;
+    }
+    case Kind::ring: {
+      if (n == 1) break;
+      // Everybody sends first: that must not block.
+      group.send(x, (own + 1) % n);
+      const int from = (own + n - 1) % n;
+      group.recv(x, from);
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        expect(is_of(x, i, seed, ranks[static_cast<size_t>(from)]), where("recv", i));
+      }
+      break;
+    }
+  }
+  // Whoever changes its tensor right after the call must not disturb the others.
+  std::memset(x.data, 0xee, static_cast<size_t>(x.bytes()));
+}
+
+}  // namespace mtl::test

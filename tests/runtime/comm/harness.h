@@ -1,0 +1,62 @@
+// Runs the same function as several ranks, as threads (one local store) or as processes (TCP
+// store), and collects how each ended. And numbers whose sum depends on the order of adding.
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/communicator.h"
+
+namespace mtl::test {
+
+// "" = well; else the diagnostic's code and the text.
+struct Outcome {
+  std::string code;
+  std::string text;
+};
+
+using Body = std::function<void(CommWorld&)>;
+std::vector<Outcome> run_threads(int size, const Body& body,
+                                 std::chrono::milliseconds timeout = std::chrono::minutes(5));
+// A rank that is killed has the code "signal 9".
+std::vector<Outcome> run_processes(int size, const Body& body,
+                                   std::chrono::milliseconds timeout = std::chrono::minutes(5));
+// "" if all went well, else what the first unhappy rank says.
+std::string problem_of(const std::vector<Outcome>& outcomes);
+
+// Inside a body, where doctest's macros do not reach the parent process.
+inline void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error(what);
+}
+
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// Element `i` of what world rank `rank` contributes in operation `seed`: magnitudes from 2^-12 to
+// 2^12, so that rounding differs with the order of the sum.
+double value_of(uint64_t seed, int rank, int64_t i);
+
+// A tensor's bytes in `memory`, filled with this rank's values.
+void fill(const Tensor& x, uint64_t seed, int rank);
+// Whether element `i` has the exact bits of the reduction over `ranks` in their order.
+bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> ranks, Reduce op);
+// Whether element `i` has the exact bits of `rank`'s value.
+bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank);
+
+// One collective on `x` with arguments of this group, checked element by element.
+enum class Kind { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, broadcast, ring };
+void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,
+                   uint64_t seed);
+
+}  // namespace mtl::test
