@@ -48,7 +48,8 @@ class Source {
 
   size_t offset(const YAML::Mark& mark) const {
     if (mark.is_null()) return 0;
-    const size_t line = std::min(static_cast<size_t>(mark.line), line_starts_.size() - 1);
+    const auto line = static_cast<size_t>(mark.line);
+    if (line >= line_starts_.size()) return text_.size();
     return std::min(line_starts_[line] + static_cast<size_t>(mark.column), text_.size());
   }
 
@@ -173,7 +174,7 @@ class TreeBuilder : public YAML::EventHandler {
       drop_key();
       return;
     }
-    if (!frames_.empty() && frames_.back().is_map) {
+    if (!frames_.empty() && frames_.back().is_map && frames_.back().in_block) {
       const Frame& frame = frames_.back();
       // yaml-cpp takes a line that is only a word for a key; it marks the value it made up with
       // the key's place.
@@ -217,13 +218,13 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                       YAML::EmitterStyle::value) override {
-    open(mark, tag, anchor, YamlValue::Kind::list);
+                       YAML::EmitterStyle::value style) override {
+    open(mark, tag, anchor, YamlValue::Kind::list, style);
   }
   void OnSequenceEnd() override { close(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-                  YAML::EmitterStyle::value) override {
-    open(mark, tag, anchor, YamlValue::Kind::map);
+                  YAML::EmitterStyle::value style) override {
+    open(mark, tag, anchor, YamlValue::Kind::map, style);
   }
   void OnMapEnd() override { close(); }
 
@@ -236,8 +237,9 @@ class TreeBuilder : public YAML::EventHandler {
   struct Frame {
     YamlValue* value = nullptr;
     bool is_map = false;
-    bool has_key = false;  // of a map: the next event is the value of `key`
-    bool keep = false;     // that value goes into the tree
+    bool in_block = false;  // lines and indentation, not brackets
+    bool has_key = false;   // of a map: the next event is the value of `key`
+    bool keep = false;      // that value goes into the tree
     std::string key;
     Place key_place;
     std::unordered_map<std::string, Place> seen = {};
@@ -299,7 +301,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
-            YamlValue::Kind kind) {
+            YamlValue::Kind kind, YAML::EmitterStyle::value style) {
     const Place place = source_.place(mark);
     check_anchor(place, anchor);
     check_tag(place, tag);
@@ -311,24 +313,27 @@ class TreeBuilder : public YAML::EventHandler {
       throw Stop{};
     }
     const bool is_key = expects_key();
-    if (is_key) {
-      add({.code = "yaml.key",
-           .what =
-               fmt::format("a {} cannot be a key", kind == YamlValue::Kind::map ? "map" : "list"),
-           .place = place,
-           .help = "a key is a plain word; quote text that starts with `[` or `{`"});
-    }
     YamlValue* value = slot();
     *value = make(kind, place);
     if (is_key) key_depths_.push_back(frames_.size());
-    frames_.push_back(
-        Frame{.value = value, .is_map = kind == YamlValue::Kind::map, .key = {}, .key_place = {}});
+    frames_.push_back(Frame{.value = value,
+                            .is_map = kind == YamlValue::Kind::map,
+                            .in_block = style == YAML::EmitterStyle::Block,
+                            .key = {},
+                            .key_place = {}});
   }
 
   void close() {
+    const Frame closed = std::move(frames_.back());
     frames_.pop_back();
     if (!key_depths_.empty() && key_depths_.back() == frames_.size()) {
       key_depths_.pop_back();
+      // Not before its end: yaml-cpp takes every bracket that is never closed for a key.
+      const Place place = frames_.back().dropped->place;
+      add({.code = "yaml.key",
+           .what = fmt::format("a {} cannot be a key", closed.is_map ? "map" : "list"),
+           .place = place,
+           .help = "a key is a plain word; quote text that starts with `[` or `{`"});
       drop_key();
     } else {
       done();
@@ -354,21 +359,24 @@ class TreeBuilder : public YAML::EventHandler {
          .help = "remove it; quote text that starts with `!`"});
   }
 
-  // yaml-cpp ends a single-quoted text at the end of the file as if it were closed.
+  // yaml-cpp ends a quoted text at the end of the file as if it were closed.
   void check_closed(const YAML::Mark& mark) {
     const std::string_view text = source_.text();
-    size_t at = source_.offset(mark);
-    const size_t open = at;
-    if (at >= text.size() || text[at] != '\'') return;
-    for (++at; at < text.size(); ++at) {
-      if (text[at] != '\'') continue;
-      if (at + 1 >= text.size() || text[at + 1] != '\'') return;
-      ++at;
+    const size_t open = source_.offset(mark);
+    const char quote = open < text.size() ? text[open] : ' ';
+    if (quote != '\'' && quote != '"') return;
+    for (size_t at = open + 1; at < text.size(); ++at) {
+      const bool doubled = quote == '\'' && text.substr(at).starts_with("''");
+      if (doubled || (quote == '"' && text[at] == '\\')) {
+        ++at;
+      } else if (text[at] == quote) {
+        return;
+      }
     }
     add({.code = "yaml.syntax",
          .what = "this quote is never closed",
          .place = source_.place(open),
-         .help = "end the text with `'`"});
+         .help = fmt::format("end the text with `{}`", quote)});
     throw Stop{};
   }
 
@@ -429,10 +437,22 @@ Diagnostic explain(const YAML::Exception& exception, Source& source, const YamlV
   }
   const bool list_open = message.starts_with("end of sequence flow");
   if ((list_open || message.starts_with("end of map flow")) && open != nullptr) {
-    diagnostic.what = fmt::format("this `{}` is never closed", list_open ? '[' : '{');
-    diagnostic.place = open->place;
-    diagnostic.help =
-        fmt::format("add the `{}`; separate items with commas", list_open ? ']' : '}');
+    const char closing = list_open ? ']' : '}';
+    if (line.substr(offset - start).find_first_not_of(" \t\r\n") == std::string_view::npos) {
+      diagnostic.what = fmt::format("this `{}` is never closed", list_open ? '[' : '{');
+      diagnostic.place = open->place;
+      diagnostic.help = fmt::format("add the `{}`; separate items with commas", closing);
+    } else {
+      diagnostic.what = fmt::format("a `,` or `{}` is missing before this", closing);
+      diagnostic.notes = {fmt::format("the bracket was opened at line {}, column {}",
+                                      open->place.line, open->place.column)};
+      diagnostic.help = "separate items with commas and close every bracket";
+    }
+    return diagnostic;
+  }
+  if (message.starts_with("end of map") && start + indent.size() < offset) {
+    diagnostic.what = "this does not belong to the value before it";
+    diagnostic.help = "quote the whole value; give each `key: value` its own line";
     return diagnostic;
   }
   for (const Explanation& explanation : kExplanations) {
@@ -471,7 +491,8 @@ YamlValue parse_yaml(const std::string& text, const std::string& file_name,
   if (!check_characters(source, diagnostics)) return root;
 
   TreeBuilder builder(source, root, diagnostics);
-  std::istringstream in(content);
+  // Without a last line end, yaml-cpp places what is missing there on the last word.
+  std::istringstream in(content + '\n');
   try {
     YAML::Parser parser(in);
     while (parser.HandleNextDocument(builder)) {

@@ -50,14 +50,17 @@ std::optional<std::string> meant_by(const std::string& path) {
   }
   const std::vector<std::string> siblings = names_below(section);
   if (const auto near = did_you_mean(name, siblings)) return joined(section, *near);
-  for (const std::string& sibling : siblings) {
-    if (sibling.size() > 2 && has_word(name, sibling)) return joined(section, sibling);
+  for (const Row& row : schema()) {
+    if (row.key.ends_with("." + path)) return row.key;
   }
   for (const Row& row : schema()) {
     if (row.name() == name && row.name() != "type") return row.key;
   }
   for (const Row& row : schema()) {
     if (has_alias(row, name)) return row.key;
+  }
+  for (const std::string& sibling : siblings) {
+    if (sibling.size() > 2 && has_word(name, sibling)) return joined(section, sibling);
   }
   if (const auto near = did_you_mean(plain(path), spec_keys())) return near;
   std::vector<std::string> names;

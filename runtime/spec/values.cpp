@@ -154,6 +154,11 @@ bool in_range(const Row& row, double value) {
   return !low && !high;
 }
 
+// Not by way of double, which cannot tell 2^53 + 1 from 2^53. No integer has an open bound.
+bool in_range(const Row& row, int64_t value) {
+  return value >= static_cast<int64_t>(row.min) && value <= static_cast<int64_t>(row.max);
+}
+
 Problem out_of_range(const Row& row, const std::string& text) {
   return {"config.range", fmt::format("{} cannot be {}", row.key, text)};
 }
@@ -314,9 +319,7 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     int64_t number = 0;
     if (row.auto_doc.empty() || text != "auto") {
       if (const auto problem = read_integer(row, text, number)) return complain(*problem);
-      if (!in_range(row, static_cast<double>(number))) {
-        return complain(out_of_range(row, quoted(text)));
-      }
+      if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
     }
     std::visit(
         Overloaded{[&](int* to) { *to = static_cast<int>(number); },

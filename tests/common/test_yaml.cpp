@@ -2,6 +2,7 @@
 #include <rapidcheck.h>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "common/yaml.h"
 #include "temp_dir.h"
@@ -21,8 +22,8 @@ std::vector<std::string> problems_of(const std::string& text) {
     CHECK_FALSE(diagnostic.help.empty());
     REQUIRE(diagnostic.place);
     CHECK(diagnostic.place->file == "f");
-    found.push_back(diagnostic.code + " " + std::to_string(diagnostic.place->line) + ":" +
-                    std::to_string(diagnostic.place->column));
+    found.push_back(
+        fmt::format("{} {}:{}", diagnostic.code, diagnostic.place->line, diagnostic.place->column));
   }
   return found;
 }
@@ -46,21 +47,30 @@ std::string show(const YamlValue& value) {
     case Kind::null:
       return "null";
     case Kind::scalar:
-      return value.quoted ? '"' + value.text + '"' : '<' + value.text + '>';
+      text += value.quoted ? '"' : '<';
+      text += value.text;
+      text += value.quoted ? '"' : '>';
+      return text;
     case Kind::list:
-      for (const YamlValue& item : value.items) text += (text.empty() ? "" : ",") + show(item);
-      return '[' + text + ']';
+      for (const YamlValue& item : value.items) {
+        text += text.empty() ? '[' : ',';
+        text += show(item);
+      }
+      return text.empty() ? "[]" : text + ']';
     case Kind::map:
       for (const auto& entry : value.entries) {
-        text += (text.empty() ? "" : ",") + entry.key + ':' + show(entry.value);
+        text += text.empty() ? '{' : ',';
+        text += entry.key;
+        text += ':';
+        text += show(entry.value);
       }
-      return '{' + text + '}';
+      return text.empty() ? "{}" : text + '}';
   }
   return text;
 }
 
 std::string place(const Place& at) {
-  return std::to_string(at.line) + ":" + std::to_string(at.column);
+  return fmt::format("{}:{}", at.line, at.column);
 }
 
 }  // namespace
@@ -151,12 +161,19 @@ TEST_CASE("syntax errors, and where") {
   CHECK(problem_of("x: 1\na: [1,\n  2\nb: 3\n").substr(0, 11) == "yaml.syntax");
   CHECK(problem_of("a: [1, 2\n\n") == "yaml.syntax 1:4");
   CHECK(problem_of("a: {b: 1\n\n") == "yaml.syntax 1:4");
+  CHECK(problem_of("a: {b: 1") == "yaml.syntax 1:4");
+  CHECK(problem_of("x: 1\nword") == "yaml.syntax 2:1");
   CHECK(problem_of("a: 'x\nb: 2\n") == "yaml.syntax 1:4");
   CHECK(problem_of("a: 'it''s\n") == "yaml.syntax 1:4");
-  CHECK(problem_of("a: \"x\nb: 2\n").substr(0, 11) == "yaml.syntax");
+  CHECK(problem_of("a: \"x\nb: 2\n") == "yaml.syntax 1:4");
+  CHECK(problem_of("a: \"x\\\"\n") == "yaml.syntax 1:4");
+  CHECK(problem_of("a: [[1, 2\n") == "yaml.syntax 1:5");
+  CHECK(problem_of("{\"a\": {\"b\": 1\n") == "yaml.syntax 1:7");
+  CHECK(problem_of("{\"a\": 1,\n \"b\" 2}\n") == "yaml.syntax 2:6");
+  CHECK(problem_of("a: \"x\" y\n") == "yaml.syntax 1:8");
   // A word without a colon, which yaml-cpp takes for a key.
   CHECK(problem_of("a: 1\nbroken\n") == "yaml.syntax 2:1");
-  CHECK(problem_of("s:\n  a: 1\n  broken\nb: 2\n") == "yaml.syntax 3:3");
+  CHECK(problem_of("s:\n  a: 1\n  broken\n") == "yaml.syntax 3:3");
 }
 
 TEST_CASE("all that can be understood is returned beside the errors") {
@@ -187,7 +204,8 @@ TEST_CASE("text that is no text is refused at its first bad byte") {
 }
 
 TEST_CASE("hostile texts end soon, with few errors") {
-  CHECK(problem_of(std::string(200'000, '[')) == "yaml.depth 1:65");
+  CHECK(problem_of(std::string(200'000, '[') + std::string(200'000, ']')) == "yaml.depth 1:65");
+  CHECK(problem_of(std::string(200'000, '[')).starts_with("yaml.depth 1:"));
   CHECK(problem_of([] {
           std::string text;
           for (int i = 0; i < 100; ++i) text += std::string(static_cast<size_t>(i), ' ') + "a:\n";
@@ -199,7 +217,7 @@ TEST_CASE("hostile texts end soon, with few errors") {
   for (int i = 0; i < 50'000; ++i) same += "k: 1\n";
   CHECK(problems_of(same).size() == 20);
   std::string wide = "{";
-  for (int i = 0; i < 50'000; ++i) wide += "k" + std::to_string(i) + ": [1, 2], ";
+  for (int i = 0; i < 50'000; ++i) wide += fmt::format("k{}: [1, 2], ", i);
   CHECK(parse(wide + "}").entries.size() == 50'000);
 }
 

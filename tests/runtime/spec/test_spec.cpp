@@ -1,0 +1,567 @@
+// train.yaml: what is read, from which layer, and how every kind of error looks.
+#include <algorithm>
+#include <functional>
+#include <rapidcheck.h>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "common/temp_dir.h"
+#include "runtime/spec/schema.h"
+#include "runtime/spec/train_spec.h"
+#include "runtime/spec/values.h"
+
+using namespace mtl;
+
+namespace {
+
+constexpr const char* kSmallest =
+    "model:\n"
+    "  layers: 2\n"
+    "  hidden: 64\n"
+    "  heads: 4\n"
+    "train:\n"
+    "  global_batch: 8\n"
+    "  seq_len: 32\n"
+    "  steps: 10\n"
+    "data:\n"
+    "  train: input.txt\n";
+
+struct Loaded {
+  ResolvedSpec resolved;
+  std::vector<Diagnostic> problems;
+  std::string file;
+};
+
+Loaded load(const test::TempDir& dir, const std::string& text, SpecSources sources = {}) {
+  Loaded loaded;
+  loaded.file = sources.train_yaml = dir.file("train.yaml", text);
+  Diagnostics diagnostics;
+  loaded.resolved = load_spec(sources, diagnostics);
+  loaded.problems = diagnostics.all();
+  return loaded;
+}
+
+// The smallest file with `lines` behind it.
+Loaded load_more(const std::string& lines, SpecSources sources = {}) {
+  const test::TempDir dir;
+  return load(dir, kSmallest + lines, std::move(sources));
+}
+
+Loaded load_overrides(const std::vector<std::string>& overrides) {
+  return load_more("", {.train_yaml = {}, .overrides = overrides});
+}
+
+// "code: what" of all problems.
+std::vector<std::string> texts(const Loaded& loaded) {
+  std::vector<std::string> all;
+  for (const Diagnostic& problem : loaded.problems) {
+    all.push_back(fmt::format("{}: {}", problem.code, problem.what));
+  }
+  return all;
+}
+
+// The only problem after setting `override`, as "code: what | help".
+std::string refusal(const std::string& override_text) {
+  const Loaded loaded = load_overrides({override_text});
+  if (loaded.problems.size() != 1) return fmt::format("{} problems", loaded.problems.size());
+  const Diagnostic& problem = loaded.problems[0];
+  return fmt::format("{}: {} | {}", problem.code, problem.what, problem.help);
+}
+
+std::string code_of(const std::string& override_text) {
+  const std::string text = refusal(override_text);
+  return text.substr(0, text.find(':'));
+}
+
+std::string values_of(const TrainSpec& train_spec) {
+  std::string text;
+  for (const spec::Row& row : spec::schema()) {
+    text += fmt::format("{}={}\n", row.key, spec::print_value(row, train_spec));
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the smallest file gives the documented defaults") {
+  const Loaded loaded = load_more("");
+  CHECK(texts(loaded).empty());
+  const TrainSpec& s = loaded.resolved.spec;
+  CHECK(s.model.layers == 2);
+  CHECK(s.train.steps == 10);
+  CHECK(s.data.train == "input.txt");
+  CHECK(s.model.norm.eps == 1e-5);
+  CHECK(s.optimizer.beta2 == 0.95);
+  CHECK(s.parallel.dp == 0);
+  CHECK(s.data.split == std::vector<double>{90, 10});
+  CHECK(loaded.resolved.source == kSmallest);
+  CHECK(loaded.resolved.origins.size() == spec_keys().size());
+  CHECK(loaded.resolved.origins.at("train.steps") == Origin::train_yaml);
+  CHECK(loaded.resolved.origins.at("lr.max") == Origin::built_in);
+}
+
+TEST_CASE("every key can be set to what it is not") {
+  const Loaded loaded = load_more(
+      "run: {name: x-1, dir: /tmp/r}\n"
+      "parallel: {tp: 2, pp: 3, dp: 4}\n"
+      "precision: {dtype: bf16}\n"
+      "optimizer: {type: adamw, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0}\n"
+      "lr: {max: 1e-3, min: 1.0e-4, schedule: constant, warmup: 1_000, decay: 2k}\n"
+      "init: {std: 0.01}\n"
+      "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
+      "log: {every: 1}\n",
+      {.train_yaml = {},
+       .overrides = {"model.ffn=100", "model.norm={type: layernorm, eps: 1e-6}",
+                     "model.position.type=learned", "model.max_seq=64", "model.bias=false",
+                     "model.tie_embeddings=false", "model.vocab_pad_to=1",
+                     "model.dropout={hidden: 0.1, attention: 0.2}", "model.activation=gelu",
+                     "train.micro_batch=2", "train.seed=0", "train.eval.every=5",
+                     "train.eval.iters=1e2", "data.split=[1, 0]", "data.sampler=sequential",
+                     "data.tokenizer.type=chars"}});
+  CHECK(texts(loaded).empty());
+  const TrainSpec& s = loaded.resolved.spec;
+  CHECK(s.run.name == "x-1");
+  CHECK(s.run.dir == "/tmp/r");
+  CHECK(s.parallel.tp == 2);
+  CHECK(s.parallel.pp == 3);
+  CHECK(s.parallel.dp == 4);
+  CHECK(s.precision.dtype == "bf16");
+  CHECK(s.optimizer.beta1 == 0.8);
+  CHECK(s.optimizer.beta2 == 0.5);
+  CHECK(s.optimizer.eps == 1e-6);
+  CHECK(s.optimizer.weight_decay == 0);
+  CHECK(s.optimizer.clip == 0);
+  CHECK(s.lr.max == 1e-3);
+  CHECK(s.lr.min == 1e-4);
+  CHECK(s.lr.schedule == "constant");
+  CHECK(s.lr.warmup == 1000);
+  CHECK(s.lr.decay == 2000);
+  CHECK(s.init.std == 0.01);
+  CHECK(s.checkpoint.every == 1500);
+  CHECK(s.checkpoint.keep_last == 0);
+  CHECK(s.checkpoint.resume == "must");
+  CHECK(s.log.every == 1);
+  CHECK(s.model.ffn == 100);
+  CHECK(s.model.norm.eps == 1e-6);
+  CHECK(s.model.max_seq == 64);
+  CHECK_FALSE(s.model.bias);
+  CHECK_FALSE(s.model.tie_embeddings);
+  CHECK(s.model.vocab_pad_to == 1);
+  CHECK(s.model.dropout.hidden == 0.1);
+  CHECK(s.model.dropout.attention == 0.2);
+  CHECK(s.train.micro_batch == 2);
+  CHECK(s.train.seed == 0);
+  CHECK(s.train.eval.every == 5);
+  CHECK(s.train.eval.iters == 100);
+  CHECK(s.data.split == std::vector<double>{1, 0});
+  CHECK(s.data.sampler == "sequential");
+  CHECK(s.data.tokenizer.type == "chars");
+  for (const spec::Row& row : spec::schema()) {
+    CAPTURE(row.key);
+    CHECK(loaded.resolved.origins.at(row.key) != Origin::built_in);
+  }
+}
+
+TEST_CASE("auto stands for 0, and only where it is meant") {
+  const Loaded loaded = load_overrides({"parallel.dp=auto", "train.micro_batch=auto",
+                                        "lr.decay=auto", "model.ffn=auto", "model.max_seq=auto"});
+  CHECK(texts(loaded).empty());
+  CHECK(loaded.resolved.spec.lr.decay == 0);
+  CHECK(loaded.resolved.origins.at("lr.decay") == Origin::command_line);
+  CHECK(code_of("parallel.tp=auto") == "config.type");
+  CHECK(refusal("parallel.dp=0") ==
+        "config.range: parallel.dp cannot be `0` | give a whole number from 1 to 1048576, or auto "
+        "(world size / (tp x pp))");
+}
+
+TEST_CASE("whole numbers") {
+  const auto steps = [](const std::string& text) -> int64_t {
+    const Loaded loaded = load_overrides({"train.steps=" + text});
+    return loaded.problems.empty() ? loaded.resolved.spec.train.steps : -1;
+  };
+  CHECK(steps("1e9") == 1'000'000'000);
+  CHECK(steps("1E+3") == 1000);
+  CHECK(steps("1.5e3") == 1500);
+  CHECK(steps("1000e-2") == 10);
+  CHECK(steps("1_000_000") == 1'000'000);
+  CHECK(steps("+7") == 7);
+  CHECK(steps("32.0") == 32);
+  CHECK(steps("10k") == 10'000);
+  CHECK(steps("2.5M") == 2'500'000);
+  CHECK(steps("1G") == 1'000'000'000);
+  for (const char* bad :
+       {"1e-3", "1.5", "010", "0x10", "1__0", "_1",     "1_",  "1 000", "12:30:45",
+        "k",    "1kk", "1e",  "e5",   "-",    "+-1",    "ten", "1,000", "true",
+        ".inf", ".5",  "nan", "'5'",  "[5]",  "{a: 5}", "~",   ""}) {
+    CAPTURE(bad);
+    CHECK(code_of(fmt::format("train.steps={}", bad)) == "config.type");
+  }
+  for (const char* bad : {"0", "-1", "-5k", "1e13", "1e30", "1e99999999999", "9223372036854775808",
+                          "99999999999999999999", "9999999999G"}) {
+    CAPTURE(bad);
+    CHECK(code_of(fmt::format("train.steps={}", bad)) == "config.range");
+  }
+  CHECK(refusal("train.seq_len=4k") ==
+        "config.type: train.seq_len: `4k` is not a whole number | write the number in full: "
+        "whether k is 1000 or 1024 is a matter of taste");
+  CHECK(refusal("train.steps=010").find("leading zeros") != std::string::npos);
+  CHECK(load_overrides({"train.seed=9007199254740992"}).resolved.spec.train.seed ==
+        9007199254740992u);
+  CHECK(code_of("train.seed=9007199254740993") == "config.range");
+}
+
+TEST_CASE("numbers") {
+  const auto lr = [](const std::string& text) {
+    const Loaded loaded = load_overrides({"lr.max=" + text});
+    return loaded.problems.empty() ? loaded.resolved.spec.lr.max : -1.0;
+  };
+  CHECK(lr("1e-3") == 1e-3);
+  CHECK(lr("1.0e-3") == 1e-3);
+  CHECK(lr("+.5") == 0.5);
+  CHECK(lr("1") == 1.0);
+  for (const char* bad : {"fast", "1e", "0x1p3", "1_0", "1,5", "+-1", "'1'", "[1]", "1e-3 x"}) {
+    CAPTURE(bad);
+    CHECK(code_of(fmt::format("lr.max={}", bad)) == "config.type");
+  }
+  for (const char* bad : {"0", "-1e-3", "1e999", "inf", "nan", "1e4"}) {
+    CAPTURE(bad);
+    CHECK(code_of(fmt::format("lr.max={}", bad)) == "config.range");
+  }
+  CHECK(refusal("model.dropout.hidden=1") ==
+        "config.range: model.dropout.hidden cannot be `1` | give a number at least 0, below 1");
+}
+
+TEST_CASE("switches, texts, paths and lists") {
+  for (const char* bad : {"yes", "no", "on", "1", "True", "'true'"}) {
+    CAPTURE(bad);
+    CHECK(code_of(fmt::format("model.bias={}", bad)) == "config.type");
+  }
+  CHECK(load_overrides({"run.name=007"}).resolved.spec.run.name == "007");
+  CHECK(load_overrides({"run.name='no'"}).resolved.spec.run.name == "no");
+  CHECK(load_overrides({"data.train=a=b.txt"}).resolved.spec.data.train == "a=b.txt");
+  CHECK(code_of("run.name=a/b") == "config.range");
+  CHECK(code_of("run.name=..") == "config.range");
+  CHECK(code_of("run.name=''") == "config.range");
+  CHECK(code_of("run.dir=~/runs") == "config.range");
+  CHECK(code_of("data.train=") == "config.type");
+  CHECK(code_of("data.train=[a, b]") == "config.type");
+  CHECK(code_of("optimizer.betas=0.9") == "config.type");
+  CHECK(code_of("optimizer.betas=[0.9]") == "config.range");
+  CHECK(code_of("optimizer.betas=[0.9, 1]") == "config.range");
+  CHECK(code_of("optimizer.betas=[0.9, x]") == "config.type");
+  CHECK(code_of("optimizer.betas=[0.9, [1]]") == "config.type");
+  CHECK(refusal("data.split=[969, 30, 1]") ==
+        "config.range: data.split has 3 numbers instead of 2 | give two numbers from 0 to "
+        "1000000000000, like [90, 10]");
+  CHECK(code_of("data.split=[0, 1]") == "config.range");
+  CHECK(code_of("data.split=[1, -1]") == "config.range");
+  CHECK(code_of("model.dropout=0.1") == "config.type");
+}
+
+TEST_CASE("one error of each kind, as it is printed") {
+  const test::TempDir dir;
+  const Loaded loaded = load(
+      dir,
+      "model:\n"
+      "  layers: \"2\"\n"
+      "  hidden_size: 64\n"
+      "  heads: 4\n"
+      "train:\n"
+      "  global_batch: 0\n"
+      "  seq_len: 32\n"
+      "precision: {dtype: fp16}\n",
+      {.train_yaml = {}, .environment = {{"MTL_TRAIN__STEP", "5"}}, .overrides = {"train.steps"}});
+  std::string all;
+  for (const Diagnostic& problem : loaded.problems) all += render(problem);
+  CHECK(all == fmt::format(R"(error[config.type]: model.layers: "2" in quotes is text
+  --> {0}:2:11
+  2 |   layers: "2"
+    |           ^
+  help: remove the quotes
+error[config.unknown_key]: model.hidden_size is not a setting
+  --> {0}:3:3
+  3 |   hidden_size: 64
+    |   ^
+  help: did you mean `hidden`?
+error[config.range]: train.global_batch cannot be `0`
+  --> {0}:6:17
+  6 |   global_batch: 0
+    |                 ^
+  help: give a whole number from 1 to 1000000000
+error[config.enum]: precision.dtype cannot be `fp16`: not available yet; bf16 needs no loss scaling
+  --> {0}:8:20
+  8 | precision: {{dtype: fp16}}
+    |                    ^
+  help: give one of fp32 or bf16
+warning[config.environment]: MTL_TRAIN__STEP is not a setting and was ignored
+  --> environment variable MTL_TRAIN__STEP
+  help: did you mean `MTL_TRAIN__STEPS`?
+error[config.override]: `train.steps` is not of the form key=value
+  --> command line
+  help: write for example `train.steps=100`
+error[config.missing]: train.steps is required and not given
+  --> {0}:5:1
+  5 | train:
+    | ^
+  help: add `steps: 1000` under `train:`
+error[config.missing]: data.train is required and not given
+  --> {0}
+  help: add the section `data:` with `train: input.txt`
+)",
+                           loaded.file));
+}
+
+TEST_CASE("unknown keys lead to the key that was meant") {
+  const auto help = [](const std::string& override_text) {
+    const std::string text = refusal(override_text);
+    CHECK(text.starts_with("config.unknown_key"));
+    return text.substr(text.find(" | ") + 3);
+  };
+  CHECK(help("model.hiden=1") == "did you mean `hidden`?");
+  CHECK(help("model.num_layers=1") == "did you mean `layers`?");
+  CHECK(help("model.n-head=1") == "did you mean `heads`?");
+  CHECK(help("train.learning_rate=1") == "did you mean `lr.max`: `max` under `lr:`?");
+  CHECK(help("model.steps=1") == "did you mean `train.steps`: `steps` under `train:`?");
+  CHECK(help("optimizer.lr=1") == "did you mean `lr.max`: `max` under `lr:`?");
+  CHECK(help("train.warmup_steps=1").find("`lr.warmup`") != std::string::npos);
+  CHECK(help("modle.hidden=1").find("`model.hidden`") != std::string::npos);
+  CHECK(help("batch_size=1").find("`train.micro_batch`") != std::string::npos);
+  CHECK(help("tokenizer.type=bytes").find("tokenizer.type`") != std::string::npos);
+  CHECK(help("steps=1").find("`train.steps`") != std::string::npos);
+  CHECK(help("model.xyzzy_plugh=1").starts_with("model has: layers, hidden, "));
+  CHECK(help("xyzzy_plugh=1").starts_with("train.yaml has: run, model, "));
+  CHECK(help("train.steps.x=1").find("train.steps") != std::string::npos);
+  // Keys with dots are paths on the command line only.
+  const Loaded dotted = load_more("train.seed: 1\n");
+  REQUIRE(dotted.problems.size() == 1);
+  CHECK(dotted.problems[0].help == "write `seed` on a line of its own under `train:`");
+  CHECK(dotted.problems[0].place->line == 11);
+}
+
+TEST_CASE("what other trainers have and this version lacks is refused by name") {
+  for (const char* setting :
+       {"model.kv_heads=2", "parallel.zero=1", "parallel.sp=true", "parallel.cp=2",
+        "parallel.overlap={grad_reduce: true}", "recompute={mode: full}", "recompute.mode=full",
+        "model.moe.experts=8", "health.nan=stop", "launch={kind: local}", "log.tensorboard=x",
+        "checkpoint.async=true", "train.tokens=1e9", "model.position.base=1e4"}) {
+    CAPTURE(setting);
+    CHECK(refusal(setting).find("not available in this version") != std::string::npos);
+    CHECK(code_of(setting) == "config.unknown_key");
+  }
+  for (const char* setting :
+       {"model.activation=swiglu", "model.norm.type=rmsnorm", "model.position.type=rope",
+        "precision.dtype=fp16", "precision.dtype=fp8", "optimizer.type=sgd", "lr.schedule=linear",
+        "data.tokenizer.type=gpt2-bpe"}) {
+    CAPTURE(setting);
+    CHECK(refusal(setting).find("not available") != std::string::npos);
+    CHECK(code_of(setting) == "config.enum");
+  }
+  CHECK(refusal("precision.dtype=bfloat16").find("did you mean `bf16`?") != std::string::npos);
+  CHECK(refusal("precision.dtype=BF16").find("did you mean `bf16`?") != std::string::npos);
+  CHECK(refusal("precision.dtype=no").find("did you mean `fp32`?") != std::string::npos);
+  CHECK(refusal("lr.schedule=cosin").find("did you mean `cosine`?") != std::string::npos);
+  CHECK(refusal("checkpoint.resume=true").find("did you mean `auto`?") != std::string::npos);
+}
+
+TEST_CASE("the tables name nothing twice and refuse nothing that exists") {
+  std::vector<std::string> keys = spec_keys();
+  std::sort(keys.begin(), keys.end());
+  CHECK(std::adjacent_find(keys.begin(), keys.end()) == keys.end());
+  for (const spec::Unavailable& key : spec::unavailable()) {
+    CAPTURE(key.key);
+    CHECK(spec::find_row(key.key) == nullptr);
+    CHECK_FALSE(spec::is_section(key.key));
+  }
+  for (const std::string& section : spec::sections()) {
+    CAPTURE(section);
+    CHECK_FALSE(spec::section_doc(section).empty());
+  }
+  const TrainSpec built_in;
+  for (const spec::Row& row : spec::schema()) {
+    CAPTURE(row.key);
+    CHECK(row.doc.ends_with('.'));
+    TrainSpec any;
+    if (spec::is_integer(row.field(any))) {
+      CHECK(row.min >= 0);
+      CHECK(row.max <= 0x1p53);
+      CHECK_FALSE((row.above_min || row.below_max));
+    }
+    CHECK(row.required != row.example.empty());
+    // A default must itself be allowed.
+    if (!row.required) {
+      CHECK(texts(load_overrides({row.key + "=" + spec::print_value(row, built_in)})).empty());
+    }
+    for (const spec::Refused& refused : row.refused) {
+      for (const spec::Choice& choice : row.choices) CHECK(refused.value != choice.value);
+    }
+  }
+}
+
+TEST_CASE("each layer wins over the weaker ones") {
+  // Bit i: layer i sets lr.warmup to i + 1.
+  for (int mask = 0; mask < 16; ++mask) {
+    CAPTURE(mask);
+    SpecSources sources;
+    std::string text;
+    if (mask & 1) sources.default_config = {{"lr.warmup", "1"}};
+    if (mask & 2) text = "lr: {warmup: 2}\n";
+    if (mask & 4) sources.environment = {{"MTL_LR__WARMUP", "3"}};
+    if (mask & 8) sources.overrides = {"lr.warmup=7", "lr.warmup=4"};
+    sources.default_config_path = "/etc/default_config.yaml";
+    const Loaded loaded = load_more(text, sources);
+    CHECK(texts(loaded).empty());
+    int strongest = 0;
+    for (int layer = 0; layer < 4; ++layer) {
+      if (mask & (1 << layer)) strongest = layer + 1;
+    }
+    CHECK(loaded.resolved.spec.lr.warmup == strongest);
+    const Origin origins[] = {Origin::built_in, Origin::default_config, Origin::train_yaml,
+                              Origin::environment, Origin::command_line};
+    CHECK(loaded.resolved.origins.at("lr.warmup") == origins[strongest]);
+    const std::string files[] = {loaded.file, "/etc/default_config.yaml", loaded.file,
+                                 "environment variable MTL_LR__WARMUP", "command line"};
+    const Place place = loaded.resolved.place_of("lr.warmup");
+    CHECK(place.file == files[strongest]);
+    CHECK(place.line == (strongest == 2 ? 11 : 0));
+    CHECK(place.column == (strongest == 2 ? 14 : 0));
+  }
+}
+
+TEST_CASE("a wrong value is told even where a stronger layer hides it") {
+  const Loaded loaded =
+      load_more("lr: {warmup: -1}\n", {.train_yaml = {},
+                                       .default_config = {{"precision.dtype", "fp16"}},
+                                       .default_config_path = "dc.yaml",
+                                       .environment = {{"MTL_LR__WARMUP", "x"}},
+                                       .overrides = {"lr.warmup=3", "precision.dtype=bf16"}});
+  REQUIRE(loaded.problems.size() == 3);
+  CHECK(loaded.problems[0].code == "config.enum");
+  CHECK(loaded.problems[0].place->file == "dc.yaml");
+  CHECK(loaded.problems[1].code == "config.range");
+  CHECK(loaded.problems[2].code == "config.type");
+  CHECK(loaded.problems[2].place->file == "environment variable MTL_LR__WARMUP");
+}
+
+TEST_CASE("the environment") {
+  const Loaded loaded = load_more("", {.train_yaml = {},
+                                       .environment = {{"MTL_MODEL__NORM__EPS", "1e-6"},
+                                                       {"MTL_OPTIMIZER__BETAS", "[0.5, 0.6]"},
+                                                       {"MTL_TRAIN__MICRO_BATCH", "2"},
+                                                       {"MTL_PROGRESS_FD", "7"},
+                                                       {"PATH", "x"},
+                                                       {"MTL_TRAIN_STEPS", "5"},
+                                                       {"MTL_MODL__LAYERS", "5"},
+                                                       {"MTL_QUITE__OTHER", "5"}}});
+  CHECK(loaded.resolved.spec.model.norm.eps == 1e-6);
+  CHECK(loaded.resolved.spec.optimizer.beta2 == 0.6);
+  CHECK(loaded.resolved.spec.train.micro_batch == 2);
+  REQUIRE(loaded.problems.size() == 3);
+  for (const Diagnostic& problem : loaded.problems) {
+    CHECK(problem.code == "config.environment");
+    CHECK(problem.severity == Diagnostic::Severity::warning);
+  }
+  CHECK(loaded.problems[0].help == "did you mean `MTL_TRAIN__STEPS`?");
+  CHECK(loaded.problems[1].help == "did you mean `MTL_MODEL__LAYERS`?");
+  CHECK(loaded.problems[2].help == "unset it; settings are written MTL_<SECTION>__<KEY>");
+  CHECK(spec::environment_name("train.eval.every") == "MTL_TRAIN__EVAL__EVERY");
+}
+
+TEST_CASE("overrides that are none") {
+  for (const char* setting : {"train.steps", "=5", "", "--train.steps=5", "-x", "---"}) {
+    CAPTURE(setting);
+    CHECK(code_of(setting) == "config.override");
+  }
+  CHECK(refusal("--train.steps=5").find("write `train.steps=5`") != std::string::npos);
+  CHECK(refusal("optimizer.betas=[0.9, 0.95") ==
+        "yaml.syntax: optimizer.betas: `[0.9, 0.95` is not valid YAML: this `[` is never closed | "
+        "add the `]`; separate items with commas");
+  CHECK(code_of("model=5") == "config.type");
+  CHECK(code_of("model={hiden: 5}") == "config.unknown_key");
+  CHECK(load_overrides({"model="}).problems.empty());
+}
+
+TEST_CASE("files that hold no settings") {
+  const test::TempDir dir;
+  CHECK(load(dir, "").problems.size() == 7);  // the required keys
+  CHECK(load(dir, "").problems[0].code == "config.missing");
+  CHECK(texts(load(dir, "- 1\n")) ==
+        std::vector<std::string>{"config.type: train.yaml holds no sections"});
+  CHECK(texts(load(dir, "just words\n")).size() == 1);
+  CHECK(texts(load(dir, "model: 5\ntrain: [1]\ndata:\n"))[0] ==
+        "config.type: model is a section, not a value");
+  // After an error of syntax nothing is said to be missing.
+  const Loaded broken = load(dir, "model:\n  layers: [2\n");
+  REQUIRE(broken.problems.size() >= 1);
+  CHECK(broken.problems[0].code == "yaml.syntax");
+  for (const Diagnostic& problem : broken.problems) CHECK(problem.code != "config.missing");
+
+  Diagnostics diagnostics;
+  load_spec({.train_yaml = (dir.path() / "absent.yaml").string()}, diagnostics);
+  REQUIRE(diagnostics.all().size() == 1);
+  CHECK(diagnostics.all()[0].code == "file.missing");
+}
+
+TEST_CASE("JSON is a train.yaml too") {
+  const test::TempDir dir;
+  const Loaded loaded = load(
+      dir, R"({"model":{"layers":2,"hidden":64,"heads":4,"bias":false,"norm":{"type":"layernorm"}},
+"train":{"global_batch":8,"seq_len":32,"steps":1000},"data":{"train":"a b.txt","split":[9,1.5]}})");
+  CHECK(texts(loaded).empty());
+  CHECK(loaded.resolved.spec.data.train == "a b.txt");
+  CHECK(loaded.resolved.spec.data.split == std::vector<double>{9, 1.5});
+}
+
+TEST_CASE("resolved.yaml names the origin of every value") {
+  const test::TempDir dir;
+  const Loaded loaded = load(dir, kSmallest,
+                             {.train_yaml = {},
+                              .default_config = {{"parallel.tp", "2"}},
+                              .environment = {{"MTL_LR__MAX", "1e-3"}},
+                              .overrides = {"train.eval.every=100"}});
+  const std::string text = resolved_yaml(loaded.resolved);
+  CHECK(text.find("\n  layers: 2  # train.yaml\n") != std::string::npos);
+  CHECK(text.find("\n  ffn: auto  # built-in\n") != std::string::npos);
+  CHECK(text.find("\n  norm:\n    type: layernorm  # built-in\n    eps: 1e-05  # built-in\n"
+                  "  position:\n") != std::string::npos);
+  CHECK(text.find("\nparallel:\n  tp: 2  # default_config.yaml\n") != std::string::npos);
+  CHECK(text.find("\n  max: 0.001  # environment\n") != std::string::npos);
+  CHECK(text.find("\n  eval:\n    every: 100  # command line\n") != std::string::npos);
+  CHECK(text.find("\n  betas: [0.9, 0.95]  # built-in\n") != std::string::npos);
+  CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '#')) == spec_keys().size() + 1);
+}
+
+TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
+  const test::TempDir dir;
+  CHECK(rc::check("any allowed values", [&] {
+    ResolvedSpec any = load(dir, kSmallest).resolved;
+    TrainSpec& s = any.spec;
+    const auto unit = [] {
+      return static_cast<double>(*rc::gen::inRange<int64_t>(0, int64_t{1} << 53)) * 0x1p-53;
+    };
+    s.lr.max = unit() + 1e-300;
+    s.lr.min = unit() * 1e-200;
+    s.optimizer.beta1 = unit();
+    s.optimizer.beta2 = unit();
+    s.optimizer.weight_decay = unit() * 100;
+    s.optimizer.eps = unit() / 3 + 5e-324;
+    s.data.split = {unit() * 1e12 + 1, unit()};
+    s.train.steps = *rc::gen::inRange<int64_t>(1, 1'000'000'000'001);
+    s.train.seed = *rc::gen::inRange<uint64_t>(0, (uint64_t{1} << 53) + 1);
+    s.lr.decay = *rc::gen::inRange<int64_t>(0, 3);
+    s.model.bias = *rc::gen::arbitrary<bool>();
+    // A path may hold anything printable, YAML's own signs above all.
+    s.data.train = "x" + *rc::gen::container<std::string>(rc::gen::oneOf(
+                             rc::gen::inRange(' ', '\x7f'),
+                             rc::gen::elementOf(std::string(":#'\"{}[]&*!|>%@`\\ \t"))));
+    s.run.dir = *rc::gen::element<std::string>("no", "null", "1e9", "010", "é ü", "- a", "a: b",
+                                               "0x1", ".5", "auto", "true", " lead", "trail ");
+    const Loaded again = load(dir, resolved_yaml(any));
+    for (const Diagnostic& problem : again.problems) RC_LOG(render(problem));
+    RC_ASSERT(again.problems.empty());
+    RC_ASSERT(values_of(again.resolved.spec) == values_of(s));
+    RC_ASSERT(again.resolved.spec.lr.max == s.lr.max);
+    RC_ASSERT(again.resolved.spec.data.split == s.data.split);
+    RC_ASSERT(again.resolved.spec.data.train == s.data.train);
+  }));
+}
