@@ -20,14 +20,15 @@ die() {
   exit "${3:-4}"
 }
 
-# logged LOG HELP COMMAND...: runs quietly; shows the end of the log when the command fails.
+# logged LOG HELP COMMAND...: runs quietly; shows what matters of the log when the command fails.
 logged() {
   local log=$1 help=$2
   shift 2
   mkdir -p "$(dirname "$log")"
-  printf '\n# %s\n' "$*" >>"$log"
+  printf '# %s\n' "$*" >"$log"
   "$@" </dev/null >>"$log" 2>&1 && return
-  tail -n 25 "$log" | sed 's/^/  | /' >&2
+  # The first error explains the others; without one, the end has to do.
+  { grep -m 1 -A 20 -iE '(^|[^a-z])error\b' "$log" || tail -n 25 "$log"; } | sed 's/^/  | /' >&2
   die "$(printf 'this failed: %s (log: %s)' "$*" "$log")" "$help"
 }
 
