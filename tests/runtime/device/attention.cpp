@@ -234,6 +234,7 @@ TEST_CASE("attention: dropout follows the global element index") {
     check(shape(2, 64, 2, 1, 32, 0.1f), dtype);
     check(shape(1, 67, 2, 2, 32, 0.3f), dtype);  // rows that do not start at a multiple of 4
     check(shape(1, 130, 4, 2, 16, 0.5f), dtype);
+    check(shape(1, 132, 2, 1, 16, 0.1f), dtype);
   }
 }
 

@@ -134,6 +134,24 @@ void pack_b_transposed(const S* from, int64_t stride, int64_t rows, int64_t dim,
 void dropout_block(const AttentionTask& t, uint64_t first, int64_t i, int64_t j, float* mask) {
   const int64_t rows = t.seq - i * kB < kB ? t.seq - i * kB : kB;
   const uint32_t threshold = static_cast<uint32_t>(t.keep_threshold);
+  if (t.seq % 4 == 0) {
+    // Four keys in a row share a counter, for every query: the words come out as the mask lies.
+    // (Rows of padding get some mask too; their outputs are dropped and their gradients 0.)
+    const uint64_t step = static_cast<uint64_t>(t.seq / 4);
+    for (int64_t k = 0; k < kB; k += 4) {
+      for (int64_t r = 0; r < kB; r += 16) {
+        alignas(64) uint32_t words[64];
+        const uint64_t element = first + static_cast<uint64_t>((i * kB + r) * t.seq + j * kB + k);
+        philox16_strided(element / 4, step, t.key, words);
+        for (int w = 0; w < 4; ++w) {
+          for (int c = 0; c < 16; ++c) {
+            mask[(k + w) * kB + r + c] = words[w * 16 + c] >= threshold ? t.keep_scale : 0.0f;
+          }
+        }
+      }
+    }
+    return;
+  }
   for (int64_t r = 0; r < rows; ++r) {
     const uint64_t element = first + static_cast<uint64_t>((i * kB + r) * t.seq + j * kB);
     const uint64_t shift = element % 4;

@@ -36,20 +36,19 @@ constexpr Words kFirstPairs = {0, 2}, kLastPairs = kFirstPairs + 1;
 constexpr Words kLaneNumbers = {0, 1};
 #endif
 
-// words[4 * i + w] = word w for counter first + i, i < 16.
-inline void philox16(uint64_t first, uint64_t key, uint32_t* words) {
-  constexpr int kCount = static_cast<int>(sizeof(Words) / 8), kVectors = 16 / kCount;
-  constexpr uint64_t kLow = 0xffffffffu;
-  Words x0[kVectors], x1[kVectors], x2[kVectors], x3[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    x0[v] = first + static_cast<uint64_t>(v * kCount) + kLaneNumbers;
+constexpr int kWordLanes = static_cast<int>(sizeof(Words) / 8);
+constexpr int kWordVectors = 16 / kWordLanes;  // sixteen counters at a time hide the latencies
+
+// Ten rounds over the counters in x0; the four words of each are left in x0 .. x3.
+inline void philox_rounds(uint64_t key, Words* x0, Words* x1, Words* x2, Words* x3) {
+  for (int v = 0; v < kWordVectors; ++v) {
     x1[v] = x0[v] >> 32;
     x2[v] = x3[v] = Words{};
   }
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   const Words m0 = Words{} + 0xD2511F53u, m1 = Words{} + 0xCD9E8D57u;
   for (int round = 0; round < 10; ++round) {
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kWordVectors; ++v) {
       const Words a = multiply32(x0[v], m0), b = multiply32(x2[v], m1);
       x0[v] = (b >> 32) ^ x1[v] ^ k0;
       x1[v] = b;
@@ -59,11 +58,39 @@ inline void philox16(uint64_t first, uint64_t key, uint32_t* words) {
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  for (int v = 0; v < kVectors; ++v) {
+}
+
+// words[4 * i + w] = word w for counter first + i, i < 16.
+inline void philox16(uint64_t first, uint64_t key, uint32_t* words) {
+  constexpr uint64_t kLow = 0xffffffffu;
+  Words x0[kWordVectors], x1[kWordVectors], x2[kWordVectors], x3[kWordVectors];
+  for (int v = 0; v < kWordVectors; ++v) {
+    x0[v] = first + static_cast<uint64_t>(v * kWordLanes) + kLaneNumbers;
+  }
+  philox_rounds(key, x0, x1, x2, x3);
+  for (int v = 0; v < kWordVectors; ++v) {
     const Words front = (x0[v] & kLow) | (x1[v] << 32), back = (x2[v] & kLow) | (x3[v] << 32);
-    uint32_t* to = words + v * kCount * 4;
+    uint32_t* to = words + v * kWordLanes * 4;
     *reinterpret_cast<Words*>(to) = __builtin_shuffle(front, back, kFirstPairs);
-    *reinterpret_cast<Words*>(to + kCount * 2) = __builtin_shuffle(front, back, kLastPairs);
+    *reinterpret_cast<Words*>(to + kWordLanes * 2) = __builtin_shuffle(front, back, kLastPairs);
+  }
+}
+
+// words[w * 16 + i] = word w for counter first + i * step, i < 16.
+inline void philox16_strided(uint64_t first, uint64_t step, uint64_t key, uint32_t* words) {
+  typedef uint32_t Halves __attribute__((vector_size(kWordLanes * 4), aligned(4), may_alias));
+  Words x[4][kWordVectors] = {};
+  for (int v = 0; v < kWordVectors; ++v) {
+    for (int lane = 0; lane < kWordLanes; ++lane) {
+      x[0][v][lane] = first + static_cast<uint64_t>(v * kWordLanes + lane) * step;
+    }
+  }
+  philox_rounds(key, x[0], x[1], x[2], x[3]);
+  for (int w = 0; w < 4; ++w) {
+    for (int v = 0; v < kWordVectors; ++v) {
+      *reinterpret_cast<Halves*>(words + w * 16 + v * kWordLanes) =
+          __builtin_convertvector(x[w][v], Halves);
+    }
   }
 }
 
