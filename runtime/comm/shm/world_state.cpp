@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sched.h>
 #include <thread>
 
 #include <fmt/format.h>
@@ -15,8 +16,11 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 // How long a rank spins before it sleeps, where every rank has a CPU: a few times the cost of
-// sleeping and waking up. Where they share CPUs, spinning would only hold up the awaited rank.
-constexpr int kSpins = 2000;
+// sleeping and waking up. Where they share CPUs, spinning would only hold up the awaited rank. That
+// may also happen where there are CPUs enough but other work on them: after a while the rank offers
+// its CPU at every turn (which costs nothing if nobody else wants it).
+constexpr auto kSpin = 30us;
+constexpr auto kSpinAlone = 2us;
 // How often a sleeper looks whether the others are still there.
 constexpr auto kLookAround = 100ms;
 // For a failing rank to finish writing down why.
@@ -54,7 +58,7 @@ WorldState::WorldState(int rank, std::vector<Identity> identities,
       control_(std::move(control)) {
   std::string cpus;
   for (const Identity& identity : identities_) cpus = unite_cpus(cpus, identity.cpus);
-  if (count_cpus(cpus) >= size_) spins_ = kSpins;
+  spins_ = count_cpus(cpus) >= size_;
 }
 
 WorldState::~WorldState() {
@@ -72,11 +76,14 @@ Member& WorldState::member(int rank) const {
 void WorldState::wait(Signal& signal, const std::function<bool()>& ready,
                       const std::function<std::vector<int>()>& missing,
                       const std::function<std::string()>& doing) {
-  for (int i = 0; i < spins_; ++i) {
-    if (ready()) return;
-    relax();
-  }
   const Clock::time_point start = Clock::now();
+  for (Clock::time_point now = start; spins_ && now < start + kSpin; now = Clock::now()) {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return;
+      relax();
+    }
+    if (now > start + kSpinAlone) ::sched_yield();
+  }
   const Clock::time_point deadline = start + timeout_;
   Clock::time_point look = start + kLookAround;
   for (;;) {

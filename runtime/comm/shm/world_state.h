@@ -94,7 +94,7 @@ class WorldState {
   const std::vector<Identity> identities_;  // by rank
   const std::chrono::milliseconds timeout_;
   SharedMemory control_;
-  int spins_ = 0;
+  bool spins_ = false;
   std::vector<std::vector<SharedMemory>> regions_;
 };
 

@@ -54,7 +54,7 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
 // Whether element `i` has the exact bits of `rank`'s value.
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank);
 
-// One collective on `x` with arguments of this group, checked element by element.
+// One collective on `x` with arguments of this group; throws if an element's bits are wrong.
 enum class Kind { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, broadcast, ring };
 void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,
                    uint64_t seed);
