@@ -72,8 +72,8 @@ int config_show(const Arguments& args) {
   for (const auto& [key, value] : train_settings(config)) {
     fmt::print("# train.yaml: {}={}\n", key, value);
   }
-  for (const std::string& section : config.ignored) {
-    fmt::print("# {} means nothing to mtl's own runtime\n", section);
+  for (const IgnoredKey& ignored : config.ignored) {
+    if (!ignored.neutral) fmt::print("# {} means nothing to mtl's own runtime\n", ignored.key);
   }
   return 0;
 }

@@ -84,6 +84,7 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   LaunchConfig config = load_launch_config(options.run, diagnostics);
   check_machines(config, diagnostics);
   diagnostics.throw_if_errors();
+  print_warnings(diagnostics.all());
   config.use_cpu = config.use_cpu || options.cpu;
   if (options.run.mixed_precision) config.mixed_precision = *options.run.mixed_precision;
   const int world = world_size(options.run, config);

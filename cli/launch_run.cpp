@@ -44,12 +44,6 @@ Fd token_file(const std::string& token) {
   return fd;
 }
 
-void print_warnings(const std::vector<Diagnostic>& warnings, const Terminal& terminal) {
-  for (const Diagnostic& warning : warnings) {
-    fmt::print(stderr, "{}", render(warning, terminal.color));
-  }
-}
-
 int dry_run(const PreparedRun& run) {
   fmt::print("{}\nsettings, each with the layer that gave it\n\n{}", plan_text(run.checked.plan),
              resolved_yaml(run.checked.resolved));
@@ -117,11 +111,12 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                const std::vector<std::string>& settings) {
   PreparedRun run = prepare_run(options.run, train_yaml, settings);
   run.config.use_cpu = run.config.use_cpu || options.cpu;
+  print_warnings(run.warnings);
   if (options.dry_run) return dry_run(run);
 
   const Terminal terminal = inspect_terminal(STDERR_FILENO);
   const RunDirectory directory = open_run(run.checked);
-  print_warnings(directory.warnings, terminal);
+  print_warnings(directory.warnings);
   if (directory.complete) {
     return already_complete(directory, run.checked.resolved.spec, train_yaml);
   }

@@ -29,6 +29,7 @@ int command_plan(const Arguments& args) {
   line.flag("json", json, "one JSON document, schema mtl.plan/1");
   if (!line.parse(args)) return 0;
   const PreparedRun run = prepare_run(options, train_yaml, settings);
+  print_warnings(run.warnings);
   if (json) {
     nlohmann::json document = to_json(run.checked.plan);
     document["schema"] = "mtl.plan/1";

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -65,52 +63,26 @@ std::string groups_line(const Grid& grid, Axis axis) {
   return fmt::format("  {:<10}{}\n", word_for(axis), text);
 }
 
-int64_t parameters_of(const Plan& plan, int rank) {
+int64_t parameters_of_rank(const Plan& plan) {
   int64_t parameters = 0;
-  for (const ParamPlacement& placement : plan.layout(rank).params) parameters += placement.numel;
+  for (const ParamPlacement& placement : plan.layout.params) parameters += placement.numel;
   return parameters;
 }
 
-// Memory depends on the position along tensor and pipeline only: one row per such position, rows
-// with the same numbers together.
-std::string memory_table(const Plan& plan) {
-  using Numbers = std::array<int64_t, kMemoryCategories + 1>;
-  std::map<std::pair<int, int>, Numbers> by_position;
-  std::vector<std::pair<Numbers, std::vector<int>>> rows;
-  for (int rank = 0; rank < plan.grid.world(); ++rank) {
-    const Coord coord = plan.grid.coord(rank);
-    const auto [entry, added] = by_position.try_emplace({coord[Axis::pp], coord[Axis::tp]});
-    if (added) {
-      const MemoryPlan memory = plan.memory(rank);
-      for (int i = 0; i < kMemoryCategories; ++i) {
-        entry->second[static_cast<size_t>(i)] =
-            memory.bytes_of_category(static_cast<MemoryCategory>(i));
-      }
-      entry->second[kMemoryCategories] = memory.total_bytes;
-    }
-    const auto row = std::find_if(rows.begin(), rows.end(),
-                                  [&](const auto& r) { return r.first == entry->second; });
-    if (row == rows.end()) {
-      rows.push_back({entry->second, {rank}});
-    } else {
-      row->second.push_back(rank);
-    }
-  }
-  constexpr size_t kRanksWidth = 16;
-  std::string text = fmt::format("  {:<{}}", "ranks", kRanksWidth);
+// Every rank needs the same: the plan has one layout for all.
+std::string memory_table(const MemoryPlan& memory) {
+  std::string names;
+  std::string numbers;
+  const auto column = [&](const char* name, int64_t bytes) {
+    names += fmt::format("{:>13}", name);
+    numbers += fmt::format("{:>13}", human_bytes(static_cast<double>(bytes)));
+  };
   for (int i = 0; i < kMemoryCategories; ++i) {
-    text += fmt::format("{:>12}", category_name(static_cast<MemoryCategory>(i)));
+    const auto category = static_cast<MemoryCategory>(i);
+    column(category_name(category), memory.bytes_of_category(category));
   }
-  text += fmt::format("{:>12}\n", "total");
-  for (const auto& [numbers, ranks] : rows) {
-    std::string name = ranks_text(ranks);
-    if (name.size() > kRanksWidth) name = fmt::format("{} and {} more", ranks[0], ranks.size() - 1);
-    text += fmt::format("  {:<{}}", name, kRanksWidth);
-    for (int64_t bytes : numbers)
-      text += fmt::format("{:>12}", human_bytes(static_cast<double>(bytes)));
-    text += '\n';
-  }
-  return text;
+  column("total", memory.total_bytes);
+  return names + '\n' + numbers + '\n';
 }
 
 }  // namespace
@@ -174,20 +146,10 @@ std::string plan_text(const Plan& plan) {
   line("model", fmt::format("{}, hidden {}, {}, ffn {}, {}", count_of(model.layers, "layer"),
                             model.hidden, count_of(model.heads, "head"), model.ffn, vocabulary));
 
-  int64_t most = 0;
   const GridSizes& sizes = plan.grid.sizes();
-  for (int pp = 0; pp < sizes[Axis::pp]; ++pp) {
-    for (int tp = 0; tp < sizes[Axis::tp]; ++tp) {
-      Coord coord;
-      coord.degree.fill(0);
-      coord[Axis::pp] = pp;
-      coord[Axis::tp] = tp;
-      most = std::max(most, parameters_of(plan, plan.grid.rank(coord)));
-    }
-  }
   line("parameters", fmt::format("{} ({}), {} on a rank",
                                  compact_count(static_cast<double>(plan.cost.parameters)),
-                                 grouped(plan.cost.parameters), grouped(most)));
+                                 grouped(plan.cost.parameters), grouped(parameters_of_rank(plan))));
   line("grid", grid_sentence(plan.grid));
   for (Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
     if (sizes[axis] > 1) text += groups_line(plan.grid, axis);
@@ -206,7 +168,7 @@ std::string plan_text(const Plan& plan) {
                               human_bytes(static_cast<double>(plan.cost.tp_bytes_per_step)),
                               human_bytes(static_cast<double>(plan.cost.dp_bytes_per_step))));
 
-  text += "\nmemory per rank\n" + memory_table(plan);
+  text += "\nmemory per rank\n" + memory_table(plan.memory);
   text += "\nschedule of a step (F forward, B backward, by micro-batch)\n";
   for (size_t stage = 0; stage < plan.schedule.size(); ++stage) {
     text += fmt::format("  stage {}  {}\n", stage, program_text(plan.schedule[stage]));

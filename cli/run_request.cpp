@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "cli/command_line.h"
+#include "common/terminal.h"
 
 namespace mtl {
 
@@ -34,6 +35,11 @@ LaunchConfig load_launch_config(const RunOptions& options, Diagnostics& diagnost
 int world_size(const RunOptions& options, const LaunchConfig& config) {
   const int64_t asked = options.num_processes.value_or(config.num_processes);
   return static_cast<int>(std::clamp<int64_t>(asked, 1, std::numeric_limits<int>::max()));
+}
+
+void print_warnings(const std::vector<Diagnostic>& warnings) {
+  const bool color = inspect_terminal(STDERR_FILENO).color;
+  for (const Diagnostic& warning : warnings) fmt::print(stderr, "{}", render(warning, color));
 }
 
 void check_machines(const LaunchConfig& config, Diagnostics& diagnostics) {
@@ -109,6 +115,16 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
     for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics.add(diagnostic);
   }
   diagnostics.throw_if_errors();
+  run.warnings = diagnostics.all();
+  for (const IgnoredKey& ignored : run.config.ignored) {
+    if (ignored.neutral) continue;
+    run.warnings.push_back({.code = "launch.ignored_key",
+                            .what = fmt::format("'{}' means nothing to mtl's own runtime and is "
+                                                "ignored",
+                                                ignored.key),
+                            .place = ignored.place,
+                            .severity = Diagnostic::Severity::warning});
+  }
   return run;
 }
 

@@ -29,6 +29,8 @@ int world_size(const RunOptions& options, const LaunchConfig& config);
 // Several machines are not started yet: that is an error rather than a silent single one.
 void check_machines(const LaunchConfig& config, Diagnostics& diagnostics);
 
+void print_warnings(const std::vector<Diagnostic>& warnings);  // on stderr
+
 // MTL_<SECTION>__<KEY> of an environment ("NAME=value" entries, nullptr last), names as found.
 std::vector<std::pair<std::string, std::string>> settings_in_environment(
     const char* const* environment);
@@ -42,6 +44,7 @@ struct PreparedRun {
   LaunchConfig config;
   int world = 1;
   CheckedRun checked;
+  std::vector<Diagnostic> warnings;  // of the config file: what it says in vain, for instance
 };
 // Throws one Error with all that is wrong in either file.
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
