@@ -23,6 +23,7 @@ fs::path checkpoint_of(const fs::path& run) {
   if (fs::exists(run / "manifest.json")) return run;
   Diagnostics passed_over;
   const fs::path newest = newest_checkpoint(run / "checkpoints", passed_over);
+  passed_over.throw_if_errors(Exit::data);
   if (newest.empty()) {
     throw Error(Exit::data,
                 {.code = "ckpt.missing",

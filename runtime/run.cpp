@@ -147,6 +147,7 @@ RunDirectory open_run(const CheckedRun& run) {
     for (const fs::path& candidate : runs_of(name_dir)) {
       Diagnostics passed_over;
       const fs::path checkpoint = newest_checkpoint(candidate / kCheckpoints, passed_over);
+      passed_over.throw_if_errors(Exit::data);
       if (checkpoint.empty()) continue;
       for (const Diagnostic& warning : passed_over.all()) opened.warnings.push_back(warning);
       const nlohmann::json state = CheckpointReader(checkpoint).state();

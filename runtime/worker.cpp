@@ -204,6 +204,7 @@ class Worker {
   void start() {
     Diagnostics warnings;
     const fs::path checkpoint = newest_checkpoint(run_dir_ / "checkpoints", warnings);
+    warnings.throw_if_errors(Exit::data);
     if (checkpoint.empty()) {
       trainer_->initialise();
     } else {
@@ -259,7 +260,10 @@ class Worker {
         {"tokenizer", run_.corpus.tokenizer->to_json()},
         {"data", {{"fingerprint", fmt::format("{:016x}", run_.corpus.train->fingerprint())}}}};
     const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
-    save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_);
+    for (const Diagnostic& warning :
+         save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_)) {
+      fmt::print(stderr, "{}", render(warning));
+    }
     if (reporter_) reporter_->checkpoint(next_step_, dir);
   }
 

@@ -41,8 +41,9 @@ std::vector<std::string> gather(const std::string& mine, Communicator& world) {
 
 }  // namespace
 
-void save_checkpoint(const std::filesystem::path& dir, const nlohmann::json& state,
-                     int64_t keep_last, Trainer& trainer, const Plan& plan, Communicator& world) {
+std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
+                                        const nlohmann::json& state, int64_t keep_last,
+                                        Trainer& trainer, const Plan& plan, Communicator& world) {
   const Coord& coord = trainer.coord();
   const auto dp = static_cast<size_t>(plan.grid.sizes()[Axis::dp]);
   std::vector<CheckpointTensor> mine;
@@ -58,6 +59,7 @@ void save_checkpoint(const std::filesystem::path& dir, const nlohmann::json& sta
   world.barrier();
   const std::string written = to_json(write_shards(dir, world.rank(), mine)).dump();
   const std::vector<std::string> parts = gather(written, world);
+  std::vector<Diagnostic> warnings;
   if (world.rank() == 0) {
     std::vector<ChunkRecord> chunks;
     for (const std::string& part : parts) {
@@ -65,9 +67,10 @@ void save_checkpoint(const std::filesystem::path& dir, const nlohmann::json& sta
         chunks.push_back(std::move(chunk));
       }
     }
-    commit_checkpoint(dir, chunks, state, keep_last);
+    warnings = commit_checkpoint(dir, chunks, state, keep_last);
   }
   world.barrier();
+  return warnings;
 }
 
 void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer) {
