@@ -112,7 +112,7 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   agent.on_notice = [](std::string_view line) { fmt::print(stderr, "{}\n", line); };
   const AgentResult result = run_agent(agent);
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  if (result.exit_code != 0) {
+  if (result.first_failure || result.interrupted) {
     std::fflush(stdout);
     fmt::print(stderr, "{}", render(failure_report(result), inspect_terminal(STDERR_FILENO).color));
   }

@@ -235,6 +235,14 @@ TEST_CASE("the exit code of a job is that of the first failing rank, which is th
   CHECK(has(outcome.err, "it broke"));
 }
 
+TEST_CASE("a program that asks to be requeued is no failure") {
+  Shell shell;
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "2", "--", "sh", "-c", "exit 75"});
+  CHECK(outcome.code == 75);
+  CHECK(outcome.err.empty());
+}
+
 TEST_CASE("a program that is missing or cannot be executed") {
   Shell shell;
   CHECK(shell.mtl({"launch", "no-such-program-at-all"}).code == 127);
@@ -255,7 +263,9 @@ TEST_CASE("scripts and modules run under python3") {
 
 TEST_CASE("the config file decides the number of processes, the option wins") {
   Shell shell;
-  shell.write("two.yaml", "compute_environment: LOCAL_MACHINE\nnum_processes: 2\n");
+  shell.write(
+      "two.yaml",
+      "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_processes: 2\n");
   const Words program = {"--", "/bin/sh", "-c", "echo $WORLD_SIZE"};
   Words args = {"launch", "--config_file", "two.yaml"};
   args.insert(args.end(), program.begin(), program.end());
