@@ -152,9 +152,9 @@ CpuMatmul::Impl::Entry& CpuMatmul::Impl::entry(const Shape& shape, const Matmul&
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  // With A transposed (the gradient of a weight) oneDNN's own copy of B is slower than packing
-  // it once beforehand: 10 to 25 % over the GPT-2 shapes.
-  const bool packs = args.transpose_a && args.a.dtype == DType::bf16;
+  // With A transposed (the gradient of a weight) and few rows, oneDNN's own copy of B is slower
+  // than packing it once beforehand: 10 to 25 % at k = 256; at k = 4096 it is the other way round.
+  const bool packs = args.transpose_a && args.a.dtype == DType::bf16 && shape.k <= 1024;
   const auto wanted_b = packs ? memory::desc({shape.k, shape.n}, type, tag::any) : b;
   const auto description =
       args.bias ? dnnl::matmul::desc(a, wanted_b, bias, c) : dnnl::matmul::desc(a, wanted_b, c);
