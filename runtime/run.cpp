@@ -110,13 +110,20 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
   }
 }
 
+// Whether what was read can go on to the plan: an unknown key beside it changes no value.
+bool values_are_sound(const Diagnostics& diagnostics) {
+  return std::all_of(diagnostics.all().begin(), diagnostics.all().end(), [](const Diagnostic& d) {
+    return d.severity == Diagnostic::Severity::warning || d.code == "config.unknown_key";
+  });
+}
+
 }  // namespace
 
 CheckedRun check_run(const RunRequest& request) {
   Diagnostics diagnostics;
   CheckedRun run;
   run.resolved = load_spec(request.sources, diagnostics);
-  const bool spec_is_sound = !diagnostics.has_errors();
+  const bool spec_is_sound = values_are_sound(diagnostics);
   const TrainSpec& spec = run.resolved.spec;
 
   Diagnostics data;
