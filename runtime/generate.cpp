@@ -142,7 +142,7 @@ class Generator {
 }  // namespace
 
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
-  Generator generator(checkpoint_of(options.run));
+  Generator generator(checkpoint_of(find_run(options.run)));
   std::vector<int32_t> ids = generator.tokenizer().encode(options.prompt);
   if (ids.empty()) {
     throw Error(Exit::usage,

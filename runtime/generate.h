@@ -10,7 +10,7 @@
 namespace mtl {
 
 struct GenerateOptions {
-  std::filesystem::path run;  // run directory or checkpoint directory
+  std::filesystem::path run;  // a run, the name of one, or a checkpoint (see find_run)
   std::string prompt;
   int64_t tokens = 200;      // to sample
   double temperature = 0.8;  // 0 = always the most likely token

@@ -145,7 +145,7 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}).out == words.out);
 }
 
-TEST_CASE("TERM stops with a complete checkpoint and code 75; the same command goes on") {
+TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same command goes on") {
   Shell shell;
   write_recipe(shell, 100000);
   const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml"});

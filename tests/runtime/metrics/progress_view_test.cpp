@@ -159,7 +159,7 @@ TEST_CASE("the width is respected, with a column to spare") {
   CHECK(screen.next() == "\rstep    1/100  los~\033[K");
 }
 
-TEST_CASE("what is not a record is shown as it is; what is unknown is ignored") {
+TEST_CASE("what is not a record is shown as it is, and what is unknown is ignored") {
   Screen screen;
   ViewOptions options;
   options.out = screen.file();
