@@ -93,15 +93,21 @@ class Generator {
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
-  // The logits after `ids`; only the last max_seq of them fit into the context.
+  // The logits after `ids`, which begin with the ids of the call before. Only new ids are computed:
+  // the keys and values of the others are still there. When the context is full it starts anew with
+  // its second half.
   std::vector<float> next_logits(const std::vector<int32_t>& ids) {
-    const auto context = static_cast<size_t>(shape_.max_seq);
-    const size_t count = std::min(ids.size(), context);
+    const auto length = static_cast<int64_t>(ids.size());
     Pass pass;
     pass.sequences = 1;
-    pass.seq = static_cast<int64_t>(count);
-    device_->copy_from_host(arena_->get("tokens").slice(0, pass.seq),
-                            ids.data() + (ids.size() - count));
+    if (length - window_ > shape_.max_seq) {
+      window_ = length - std::max<int64_t>(1, shape_.max_seq / 2);
+      known_ = window_;
+    }
+    pass.past = known_ - window_;
+    pass.seq = length - known_;
+    device_->copy_from_host(arena_->get("tokens").slice(pass.past, pass.seq), ids.data() + known_);
+    known_ = length;
     const Tensor logits = model_->next_logits(pass);
     std::vector<float> host(static_cast<size_t>(logits.numel()));
     device_->copy_to_host(host.data(), logits);
@@ -137,6 +143,8 @@ class Generator {
   std::unique_ptr<Parameters> parameters_;
   std::unique_ptr<BlockContext> context_;
   std::unique_ptr<Transformer> model_;
+  int64_t window_ = 0;  // the id at which the context begins
+  int64_t known_ = 0;   // ids before this one are in the buffers
 };
 
 }  // namespace

@@ -80,6 +80,9 @@ struct AttentionShape {
   // Global index of element (b, h, q, k) for dropout: (((first_sequence + b) * total_heads +
   // first_head + h) * seq + q) * seq + k.
   int64_t first_sequence = 0, first_head = 0, total_heads = 0;
+  // Forward only: the outputs of queries before this one are known already; they may be written
+  // again with the same values.
+  int64_t first_query = 0;
 };
 struct Attention {
   AttentionShape shape;

@@ -35,7 +35,8 @@ AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
   const int64_t tp = context_.tp.size();
   AttentionShape attention;
   attention.batch = pass.sequences;
-  attention.seq = pass.seq;
+  attention.seq = pass.past + pass.seq;
+  attention.first_query = pass.past;
   attention.heads = shape.heads / tp;
   attention.kv_heads = shape.kv_heads / tp;
   attention.head_dim = shape.head_dim;
@@ -48,38 +49,34 @@ AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
 }
 
 void AttentionBlock::forward(const Pass& pass) const {
-  const int64_t n = pass.tokens();
   const AttentionShape shape = attention_shape(pass);
-  const Tensor normed = norm_.forward(n);
-  const Tensor qkv = first_rows(qkv_, n);
-  const Tensor attended = first_rows(attended_, n);
-  const Tensor branch = first_rows(branch_, n);
-  qkv_linear_.forward(normed, qkv, qkv_linear_.bias());
+  const Tensor normed = norm_.forward(pass);
+  const Tensor branch = rows_of(branch_, pass);
+  qkv_linear_.forward(normed, rows_of(qkv_, pass), qkv_linear_.bias());
   context_.device.attention_forward(
       {.shape = shape,
-       .qkv = qkv,
-       .out = attended,
+       .qkv = rows_up_to(qkv_, pass),
+       .out = rows_up_to(attended_, pass),
        .lse = Tensor(lse_.data, DType::f32, {shape.batch, shape.heads, shape.seq})});
-  proj_linear_.forward(attended, branch, {});
+  proj_linear_.forward(rows_of(attended_, pass), branch, {});
   context_.reduce(branch);
   context_.device.bias_dropout_add(
-      branch, proj_linear_.bias(), norm_.input(n), first_rows(output_, n),
+      branch, proj_linear_.bias(), norm_.input(pass), rows_of(output_, pass),
       dropout_for(context_, pass, layer_, DropoutSite::attention_output), pass.first_row());
 }
 
 void AttentionBlock::backward(const Pass& pass) const {
-  const int64_t n = pass.tokens();
   const AttentionShape shape = attention_shape(pass);
-  const Tensor qkv = first_rows(qkv_, n);
-  const Tensor attended = first_rows(attended_, n);
-  const Tensor dresidual = first_rows(dresidual_, n);
-  const Tensor dattended = first_rows(dattended_, n);
-  const Tensor dqkv = first_rows(dqkv_, n);
-  const Tensor dnormed = first_rows(dnormed_, n);
+  const Tensor qkv = rows_of(qkv_, pass);
+  const Tensor attended = rows_of(attended_, pass);
+  const Tensor dresidual = rows_of(dresidual_, pass);
+  const Tensor dattended = rows_of(dattended_, pass);
+  const Tensor dqkv = rows_of(dqkv_, pass);
+  const Tensor dnormed = rows_of(dnormed_, pass);
 
   Tensor dbranch = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)) {
-    dbranch = first_rows(branch_, n);
+    dbranch = rows_of(branch_, pass);
     context_.device.dropout_backward(dresidual, dbranch, dropout, pass.first_row());
   }
   proj_linear_.backward_input(dbranch, dattended);
@@ -93,8 +90,8 @@ void AttentionBlock::backward(const Pass& pass) const {
        .dqkv = dqkv});
   qkv_linear_.backward_input(dqkv, dnormed);
   context_.reduce(dnormed);
-  qkv_linear_.backward_weight(norm_.normed(n), dqkv, pass.accumulate);
-  norm_.backward(dnormed, dresidual, true, pass.accumulate);
+  qkv_linear_.backward_weight(norm_.normed(pass), dqkv, pass.accumulate);
+  norm_.backward(pass, dnormed, dresidual, true);
 }
 
 }  // namespace mtl

@@ -68,11 +68,11 @@ class HeadBlock {
   // d(loss)/d(logits) is scaled by `scale`: 1 / tokens of the global batch.
   void backward(const Pass& pass, float scale) const;
   Tensor losses(const Pass& pass) const { return loss_.slice(0, pass.tokens()); }
-  // The logits [valid] of one row, without loss (generation; tp = 1).
-  Tensor logits(int64_t rows, int64_t row) const;
+  // The logits [valid] after the last token of the pass, without loss (generation; tp = 1).
+  Tensor next_logits(const Pass& pass) const;
 
  private:
-  CrossEntropy cross_entropy(int64_t rows) const;
+  CrossEntropy cross_entropy(const Pass& pass) const;
 
   const BlockContext& context_;
   VocabShard shard_;

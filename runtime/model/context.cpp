@@ -48,10 +48,27 @@ Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer
           dropout_key(context.seed, pass.step, layer, static_cast<int64_t>(site))};
 }
 
-Tensor first_rows(Tensor planned, int64_t rows) {
+namespace {
+
+Tensor rows_between(Tensor planned, int64_t first, int64_t end) {
   const int64_t cols = planned.cols();
-  if (rows > planned.rows()) throw std::logic_error("a pass is larger than the memory plan");
-  return Tensor(planned.data, planned.dtype, {rows, cols});
+  if (end > planned.rows()) throw std::logic_error("a pass is larger than the memory plan");
+  return Tensor(planned.slice(first * cols, (end - first) * cols).data, planned.dtype,
+                {end - first, cols});
+}
+
+}  // namespace
+
+Tensor rows_of(Tensor planned, const Pass& pass) {
+  return rows_between(planned, pass.past, pass.past + pass.tokens());
+}
+
+Tensor values_of(Tensor planned, const Pass& pass) {
+  return planned.slice(pass.past, pass.tokens());
+}
+
+Tensor rows_up_to(Tensor planned, const Pass& pass) {
+  return rows_between(planned, 0, pass.past + pass.tokens());
 }
 
 }  // namespace mtl

@@ -65,6 +65,8 @@ struct BlockContext {
 struct Pass {
   int64_t sequences = 0;
   int64_t seq = 0;
+  int64_t past =
+      0;  // tokens of the one sequence that earlier passes left in the buffers (generation)
   int64_t step = 0;            // of training, for dropout
   int64_t first_sequence = 0;  // of this micro-batch in the global batch
   bool training = false;       // dropout applies
@@ -77,7 +79,12 @@ struct Pass {
 enum class DropoutSite : int64_t { embedding, attention, attention_output, mlp_output };
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer, DropoutSite site);
 
-// The first `rows` rows of a planned buffer: a pass may be shorter than the plan's micro-batch.
-Tensor first_rows(Tensor planned, int64_t rows);
+// The rows of a planned buffer that this pass works on; a pass may be shorter than the plan's
+// micro-batch.
+Tensor rows_of(Tensor planned, const Pass& pass);
+// The same of a buffer with one value per row.
+Tensor values_of(Tensor planned, const Pass& pass);
+// The rows of this pass and of the passes before it.
+Tensor rows_up_to(Tensor planned, const Pass& pass);
 
 }  // namespace mtl

@@ -12,18 +12,22 @@ EmbeddingBlock::EmbeddingBlock(const BlockContext& context)
       dresidual_(context.arena.find("dresidual")) {}
 
 void EmbeddingBlock::forward(const Pass& pass) const {
-  const Tensor ids = ids_.slice(0, pass.tokens());
-  const Tensor out = first_rows(output_, pass.tokens());
+  const Tensor ids = values_of(ids_, pass);
+  const Tensor out = rows_of(output_, pass);
   context_.device.embedding_forward(ids, tokens_.weight, shard_.first, out);
   context_.reduce(out);
-  context_.device.position_forward(out, positions_.weight, pass.seq, out,
+  const Tensor table = positions_.weight;
+  const int64_t cols = table.cols();
+  const Tensor positions(table.slice(pass.past * cols, (table.rows() - pass.past) * cols).data,
+                         table.dtype, {table.rows() - pass.past, cols});
+  context_.device.position_forward(out, positions, pass.seq, out,
                                    dropout_for(context_, pass, -1, DropoutSite::embedding),
                                    pass.first_row());
 }
 
 void EmbeddingBlock::backward(const Pass& pass) const {
-  const Tensor ids = ids_.slice(0, pass.tokens());
-  const Tensor dx = first_rows(dresidual_, pass.tokens());
+  const Tensor ids = values_of(ids_, pass);
+  const Tensor dx = rows_of(dresidual_, pass);
   context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate,
                                     dropout_for(context_, pass, -1, DropoutSite::embedding),
                                     pass.first_row());

@@ -16,9 +16,10 @@ HeadBlock::HeadBlock(const BlockContext& context)
       dnormed_(context.arena.find("head.dnormed")),
       dresidual_(context.arena.find("dresidual")) {}
 
-CrossEntropy HeadBlock::cross_entropy(int64_t rows) const {
+CrossEntropy HeadBlock::cross_entropy(const Pass& pass) const {
+  const int64_t rows = pass.tokens();
   CrossEntropy args;
-  args.logits = first_rows(logits_, rows);
+  args.logits = rows_of(logits_, pass);
   args.targets = targets_.slice(0, rows);
   args.first = shard_.first;
   args.valid = shard_.valid;
@@ -31,40 +32,38 @@ CrossEntropy HeadBlock::cross_entropy(int64_t rows) const {
 }
 
 void HeadBlock::forward(const Pass& pass) const {
-  const int64_t n = pass.tokens();
-  const CrossEntropy args = cross_entropy(n);
-  const Tensor normed = norm_.forward(n);
+  const CrossEntropy args = cross_entropy(pass);
+  const Tensor normed = norm_.forward(pass);
   context_.device.matmul({.a = normed, .b = head_.weight, .c = args.logits, .transpose_b = true});
   context_.device.cross_entropy_max(args);
   if (context_.tp.size() > 1) context_.tp.all_reduce(args.row_max, Reduce::max);
   context_.device.cross_entropy_sum(args);
-  context_.reduce(sums_.slice(0, 2 * n));
+  context_.reduce(sums_.slice(0, 2 * pass.tokens()));
   context_.device.cross_entropy_loss(args);
 }
 
 void HeadBlock::backward(const Pass& pass, float scale) const {
-  const int64_t n = pass.tokens();
-  const CrossEntropy args = cross_entropy(n);
-  const Tensor dnormed = first_rows(dnormed_, n);
+  const CrossEntropy args = cross_entropy(pass);
+  const Tensor dnormed = rows_of(dnormed_, pass);
   context_.device.cross_entropy_backward(args, scale);
   const Tensor dlogits = args.logits;
   context_.device.matmul({.a = dlogits, .b = head_.weight, .c = dnormed});
   context_.reduce(dnormed);
   context_.device.matmul({.a = dlogits,
-                          .b = norm_.normed(n),
+                          .b = norm_.normed(pass),
                           .c = head_.grad,
                           .transpose_a = true,
                           .accumulate = pass.accumulate});
-  norm_.backward(dnormed, first_rows(dresidual_, n), false, pass.accumulate);
+  norm_.backward(pass, dnormed, rows_of(dresidual_, pass), false);
 }
 
-Tensor HeadBlock::logits(int64_t rows, int64_t row) const {
-  const Tensor normed = norm_.forward(rows);
-  const Tensor one(normed.slice(row * normed.cols(), normed.cols()).data, normed.dtype,
-                   {1, normed.cols()});
-  const Tensor out = first_rows(logits_, 1);
-  context_.device.matmul({.a = one, .b = head_.weight, .c = out, .transpose_b = true});
-  return Tensor(out.data, out.dtype, {shard_.valid});
+Tensor HeadBlock::next_logits(const Pass& pass) const {
+  const Tensor normed = norm_.forward(pass);
+  const int64_t cols = normed.cols();
+  const Tensor last(normed.slice((normed.rows() - 1) * cols, cols).data, normed.dtype, {1, cols});
+  const Tensor out(logits_.data, logits_.dtype, {1, shard_.rows});
+  context_.device.matmul({.a = last, .b = head_.weight, .c = out, .transpose_b = true});
+  return out.slice(0, shard_.valid);
 }
 
 }  // namespace mtl

@@ -28,35 +28,33 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer)
       dnormed_(context.arena.find("mlp.dnormed")) {}
 
 void MlpBlock::forward(const Pass& pass) const {
-  const int64_t n = pass.tokens();
-  const Tensor normed = norm_.forward(n);
-  const Tensor activated = first_rows(activated_, n);
-  const Tensor branch = first_rows(branch_, n);
-  up_.forward(normed, activated, up_.bias(), Epilogue::gelu, first_rows(before_gelu_, n));
+  const Tensor normed = norm_.forward(pass);
+  const Tensor activated = rows_of(activated_, pass);
+  const Tensor branch = rows_of(branch_, pass);
+  up_.forward(normed, activated, up_.bias(), Epilogue::gelu, rows_of(before_gelu_, pass));
   down_.forward(activated, branch, {});
   context_.reduce(branch);
-  context_.device.bias_dropout_add(branch, down_.bias(), norm_.input(n), first_rows(output_, n),
+  context_.device.bias_dropout_add(branch, down_.bias(), norm_.input(pass), rows_of(output_, pass),
                                    dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
                                    pass.first_row());
 }
 
 void MlpBlock::backward(const Pass& pass) const {
-  const int64_t n = pass.tokens();
-  const Tensor dresidual = first_rows(dresidual_, n);
-  const Tensor dbefore_gelu = first_rows(dbefore_gelu_, n);
-  const Tensor dnormed = first_rows(dnormed_, n);
+  const Tensor dresidual = rows_of(dresidual_, pass);
+  const Tensor dbefore_gelu = rows_of(dbefore_gelu_, pass);
+  const Tensor dnormed = rows_of(dnormed_, pass);
 
   Tensor dbranch = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)) {
-    dbranch = first_rows(branch_, n);
+    dbranch = rows_of(branch_, pass);
     context_.device.dropout_backward(dresidual, dbranch, dropout, pass.first_row());
   }
-  down_.backward_input(dbranch, dbefore_gelu, Epilogue::gelu_grad, first_rows(before_gelu_, n));
-  down_.backward_weight(first_rows(activated_, n), dbranch, pass.accumulate);
+  down_.backward_input(dbranch, dbefore_gelu, Epilogue::gelu_grad, rows_of(before_gelu_, pass));
+  down_.backward_weight(rows_of(activated_, pass), dbranch, pass.accumulate);
   up_.backward_input(dbefore_gelu, dnormed);
   context_.reduce(dnormed);
-  up_.backward_weight(norm_.normed(n), dbefore_gelu, pass.accumulate);
-  norm_.backward(dnormed, dresidual, true, pass.accumulate);
+  up_.backward_weight(norm_.normed(pass), dbefore_gelu, pass.accumulate);
+  norm_.backward(pass, dnormed, dresidual, true);
 }
 
 }  // namespace mtl

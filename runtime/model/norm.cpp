@@ -13,30 +13,29 @@ Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
       rstd_(context.arena.get(prefix + ".rstd")),
       normed_(context.arena.get(prefix + ".normed")) {}
 
-Tensor Norm::forward(int64_t rows) const {
-  const Tensor y = normed(rows);
-  device_.layernorm_forward({.x = input(rows),
+Tensor Norm::forward(const Pass& pass) const {
+  const Tensor y = normed(pass);
+  device_.layernorm_forward({.x = input(pass),
                              .gamma = gamma_.weight,
                              .beta = beta_.weight,
                              .y = y,
-                             .mean = mean_.slice(0, rows),
-                             .rstd = rstd_.slice(0, rows),
+                             .mean = values_of(mean_, pass),
+                             .rstd = values_of(rstd_, pass),
                              .eps = eps_});
   return y;
 }
 
-void Norm::backward(Tensor dy, Tensor dx, bool add, bool accumulate) const {
-  const int64_t rows = dy.rows();
+void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const {
   device_.layernorm_backward({.dy = dy,
-                              .x = input(rows),
+                              .x = input(pass),
                               .gamma = gamma_.weight,
-                              .mean = mean_.slice(0, rows),
-                              .rstd = rstd_.slice(0, rows),
+                              .mean = values_of(mean_, pass),
+                              .rstd = values_of(rstd_, pass),
                               .dx = dx,
                               .dgamma = gamma_.grad,
                               .dbeta = beta_.grad,
                               .add_to_dx = add,
-                              .accumulate = accumulate});
+                              .accumulate = pass.accumulate});
 }
 
 }  // namespace mtl

@@ -10,12 +10,12 @@ class Norm {
   // `slot` names the parameters; `prefix` the planned buffers: prefix.input, .mean, .rstd, .normed.
   Norm(const BlockContext& context, int64_t layer, const std::string& slot,
        const std::string& prefix);
-  // Normalises the first `rows` rows of the input; returns the result.
-  Tensor forward(int64_t rows) const;
+  // Normalises the rows of the pass; returns the result.
+  Tensor forward(const Pass& pass) const;
   // Adds the gradient of the input to `dx` (add) or writes it.
-  void backward(Tensor dy, Tensor dx, bool add, bool accumulate) const;
-  Tensor input(int64_t rows) const { return first_rows(input_, rows); }
-  Tensor normed(int64_t rows) const { return first_rows(normed_, rows); }
+  void backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const;
+  Tensor input(const Pass& pass) const { return rows_of(input_, pass); }
+  Tensor normed(const Pass& pass) const { return rows_of(normed_, pass); }
 
  private:
   Device& device_;

@@ -34,7 +34,7 @@ void Transformer::backward(const Pass& pass, float loss_scale) const {
 
 Tensor Transformer::next_logits(const Pass& pass) const {
   forward_layers(pass);
-  return head_.logits(pass.tokens(), pass.tokens() - 1);
+  return head_.next_logits(pass);
 }
 
 }  // namespace mtl

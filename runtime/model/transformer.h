@@ -15,7 +15,8 @@ class Transformer {
   // After forward of the same pass: adds to or writes every gradient.
   void backward(const Pass& pass, float loss_scale) const;
   Tensor losses(const Pass& pass) const { return head_.losses(pass); }
-  // The logits of the token that follows the last one of a single sequence (generation).
+  // The logits of the token that follows the last one of a single sequence (generation). A pass
+  // with `past` goes on where earlier ones ended: their keys and values are still in the buffers.
   Tensor next_logits(const Pass& pass) const;
 
  private:

@@ -48,6 +48,7 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
           "attention needs lse as f32 [batch, heads, seq]");
   require((qkv.dtype == DType::f32 || qkv.dtype == DType::bf16) && out.dtype == qkv.dtype,
           "attention of unsupported element types");
+  require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
   require(s.dropout.probability >= 0 && s.dropout.probability < 1,
           fmt::format("dropout with probability {}", s.dropout.probability));
 }
@@ -101,7 +102,8 @@ void CpuAttention::forward(const Attention& args) {
   const int threads = omp_get_max_threads();
   // Heads are cut into ranges of queries only where there are few of them: each range packs the
   // keys before it anew. What a range computes does not depend on the cut.
-  const int64_t parts = std::clamp<int64_t>(4 * threads / heads, 1, blocks);
+  const int64_t first = s.first_query / kAttentionBlock;
+  const int64_t parts = std::clamp<int64_t>(4 * threads / heads, 1, blocks - first);
   common.last_block = blocks;
   const size_t bytes = (kernels().forward_workspace(common) + 4095) / 4096 * 4096;
   char* memory = static_cast<char*>(workspace_.get(bytes * static_cast<size_t>(threads)));
@@ -111,8 +113,8 @@ void CpuAttention::forward(const Attention& args) {
     const int64_t part = parts - 1 - i / heads, head = i % heads;
     AttentionTask task = common;
     place(task, s, args.qkv, args.out, args.lse, head / s.heads, head % s.heads);
-    task.first_block = blocks * part / parts;
-    task.last_block = blocks * (part + 1) / parts;
+    task.first_block = first + (blocks - first) * part / parts;
+    task.last_block = first + (blocks - first) * (part + 1) / parts;
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
     kernels().forward(task);
   }
