@@ -15,6 +15,7 @@
 #include "runtime/comm/harness.h"
 #include "runtime/comm/shm/host.h"
 #include "runtime/comm/shm/shm_world.h"
+#include "runtime/comm/shm/world_state.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -353,6 +354,28 @@ TEST_CASE("arguments that cannot be right are refused before anything moves") {
           expect(refused([&] { world.group(std::vector<int>{}); }), "empty");
           group->barrier();
         })) == "");
+}
+
+TEST_CASE("a rank that arrives and leaves while we look around has arrived") {
+  std::vector<shm::Identity> identities(2, shm::Identity::own());
+  shm::WorldState world(0, identities, 10s,
+                        shm::SharedMemory::create("test", shm::WorldState::control_bytes(2)));
+  shm::Signal signal = {};
+  world.member(1).departed = 1;
+  // It comes just after we have found it missing, and is gone before we look whether it lives.
+  bool came = false;
+  const auto missing = [&](bool comes) {
+    came = comes;
+    return std::vector<int>{1};
+  };
+  const auto wait = [&](bool comes) {
+    world.wait(
+        signal, [&] { return came; }, [&] { return missing(comes); },
+        [] { return std::string("waits in a test"); });
+  };
+  CHECK_NOTHROW(wait(true));
+  came = false;
+  CHECK_THROWS_AS(wait(false), Error);
 }
 
 TEST_CASE("who a process is, and whether it still runs") {
