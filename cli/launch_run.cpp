@@ -50,14 +50,12 @@ int dry_run(const PreparedRun& run) {
   return 0;
 }
 
-int already_complete(const RunDirectory& run, const TrainSpec& spec,
-                     const std::string& train_yaml) {
+int already_complete(const RunDirectory& run, const TrainSpec& spec) {
   fmt::print(stderr,
              "{} is complete: {} of {} steps are done\n"
-             "  to go on:        mtl launch {} train.steps={}\n"
-             "  to start again:  mtl launch --fresh {}\n",
-             run.dir.string(), run.resume_step, spec.train.steps, train_yaml, 2 * spec.train.steps,
-             train_yaml);
+             "  to go on:        the same command with train.steps={}\n"
+             "  to start again:  the same command with --fresh\n",
+             run.dir.string(), run.resume_step, spec.train.steps, 2 * run.resume_step);
   return 0;
 }
 
@@ -90,13 +88,14 @@ WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory,
 }
 
 // The last words of the launcher, below everything that the run printed.
-int conclude(const AgentResult& result, const RunDirectory& directory, const Terminal& terminal) {
+int conclude(const AgentResult& result, const RunDirectory& directory, bool fresh,
+             const Terminal& terminal) {
   for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
   if (result.exit_code == static_cast<int>(Exit::done)) return result.exit_code;
   if (result.exit_code == static_cast<int>(Exit::requeue)) {
     fmt::print(stderr,
-               "stopped with a complete checkpoint in {}; the same command goes on from it\n",
-               directory.dir.string());
+               "stopped with a complete checkpoint in {}; the same command{} goes on from it\n",
+               directory.dir.string(), fresh ? " without --fresh" : "");
     return result.exit_code;
   }
   const Diagnostic report = failure_report(result);
@@ -118,7 +117,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   const RunDirectory directory = open_run(run.checked);
   print_warnings(directory.warnings);
   if (directory.complete) {
-    return already_complete(directory, run.checked.resolved.spec, train_yaml);
+    return already_complete(directory, run.checked.resolved.spec);
   }
   // The workers read the corpus themselves; here it would only be a second copy of it.
   run.checked.corpus = {};
@@ -148,7 +147,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                                 }});
   const AgentResult result = run_agent(agent);
   view.close();
-  return conclude(result, directory, terminal);
+  return conclude(result, directory, options.run.fresh, terminal);
 }
 
 }  // namespace mtl

@@ -13,7 +13,7 @@
 
 #include <sys/wait.h>
 
-#include "runtime/metrics/temp_dir.h"
+#include "support/temp_dir.h"
 
 namespace mtl::test {
 

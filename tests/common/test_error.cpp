@@ -5,7 +5,7 @@
 
 #include "common/error.h"
 #include "common/version.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 

@@ -10,7 +10,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 namespace fs = std::filesystem;

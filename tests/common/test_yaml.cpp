@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "common/yaml.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 using Kind = YamlValue::Kind;

@@ -22,7 +22,7 @@ size_t lines_of(const std::string& text) {
 }  // namespace
 
 TEST_CASE("each rank has a log with whole lines of both streams") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells(
       {"i=0; while [ $i -lt 2000 ]; do echo out$i; echo err$i >&2; i=$((i+1)); done", "echo one"});
   options.log_dir = folder / "logs/deep";
@@ -40,7 +40,7 @@ TEST_CASE("each rank has a log with whole lines of both streams") {
 }
 
 TEST_CASE("a log is appended to: a resumed run keeps its history") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({"echo again"});
   options.log_dir = folder.path();
   run_agent(options);
@@ -60,7 +60,7 @@ TEST_CASE("the last 20 stderr lines are kept") {
 }
 
 TEST_CASE("a line of 1 MiB and 100 000 lines") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({"head -c 1048576 /dev/zero | tr '\\0' x; echo; echo end >&2",
                                  "seq 1 100000; seq 1 100000 >&2; exit 1"});
   options.workers[0].argv[2] += "; sleep 1000";
@@ -75,7 +75,7 @@ TEST_CASE("a line of 1 MiB and 100 000 lines") {
 }
 
 TEST_CASE("long lines stay whole") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options =
       shells({"head -c 1048576 /dev/zero | tr '\\0' x; echo; "
               "head -c 1048576 /dev/zero | tr '\\0' y >&2; echo >&2; exit 3"});
@@ -91,7 +91,7 @@ TEST_CASE("long lines stay whole") {
 }
 
 TEST_CASE("a line without an end does not eat the memory") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({"head -c 30000000 /dev/zero"});
   options.log_dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
@@ -100,7 +100,7 @@ TEST_CASE("a line without an end does not eat the memory") {
 }
 
 TEST_CASE("any bytes pass") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options =
       shells({"i=0; while [ $i -lt 256 ]; do printf \"\\\\$(printf %03o $i)\"; "
               "i=$((i+1)); done; echo; printf '\\377\\n' >&2; exit 2"});
@@ -117,7 +117,7 @@ TEST_CASE("any bytes pass") {
 }
 
 TEST_CASE("rank 0 goes to stdout and stderr byte for byte, the others do not") {
-  Folder folder;
+  TempDir folder;
   for (bool shown : {true, false}) {
     Child agent([&] {
       dup2(open((folder / "out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
@@ -171,7 +171,7 @@ TEST_CASE("notices say what happens") {
 }
 
 TEST_CASE("a reader that has gone does not end the run") {
-  Folder folder;
+  TempDir folder;
   Child agent([&] {
     int ends[2];
     if (pipe(ends) != 0) return 99;
@@ -187,7 +187,7 @@ TEST_CASE("a reader that has gone does not end the run") {
 }
 
 TEST_CASE("a reader that does not read holds up neither the workers nor the stop") {
-  Folder folder;
+  TempDir folder;
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   const std::string done = folder / "done";
@@ -219,7 +219,7 @@ TEST_CASE("a reader that does not read holds up neither the workers nor the stop
 }
 
 TEST_CASE("a blocked callback does not hold up the stop") {
-  Folder folder;
+  TempDir folder;
   std::atomic<bool> release = false;
   std::atomic<int> calls = 0;
   AgentOptions options =
@@ -241,7 +241,7 @@ TEST_CASE("a blocked callback does not hold up the stop") {
 
 TEST_CASE("a log that cannot be opened is an error, one that cannot be written a warning") {
   AgentOptions options = shells({"echo x"});
-  Folder folder;
+  TempDir folder;
   std::filesystem::create_directories(folder / "rank-00000.log");
   options.log_dir = folder.path();
   CHECK_THROWS_AS(run_agent(options), Error);
@@ -254,7 +254,7 @@ TEST_CASE("a log that cannot be opened is an error, one that cannot be written a
 }
 
 TEST_CASE("the failure report is the headline") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({"sleep 1000", "echo 'bad \033[31mthing' >&2; kill -KILL $$"});
   options.log_dir = folder.path();
   const AgentResult result = run_agent(options);

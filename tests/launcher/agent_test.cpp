@@ -92,7 +92,7 @@ TEST_CASE("the first failure is the headline, the others' noise is not") {
 
 TEST_CASE("of deaths seen together the one by a signal is the cause") {
   // Both are dead before the keeper can look: the second stops the keeper until it is so.
-  Folder folder;
+  TempDir folder;
   const std::string pid_file = folder / "pid";
   const AgentOptions options =
       shells({"while [ ! -e " + pid_file + " ]; do sleep 0.01; done; exit 3",
@@ -105,7 +105,7 @@ TEST_CASE("of deaths seen together the one by a signal is the cause") {
 }
 
 TEST_CASE("a worker that ignores TERM is killed after the grace") {
-  Folder folder;
+  TempDir folder;
   const std::string ready = folder / "ready";
   AgentOptions options = shells({"trap '' TERM; : > " + ready + "; while :; do sleep 0.05; done",
                                  "while [ ! -e " + ready + " ]; do sleep 0.01; done; exit 7"});
@@ -135,7 +135,7 @@ TEST_CASE("after an unasked 75 the others get the grace to follow, then they are
 }
 
 TEST_CASE("environment and arguments arrive as given") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({""});
   options.workers[0].argv = {"sh",  "-c", "printf '%s|' \"$0\" \"$@\" \"$RANK\" \"$ODD\"",
                              "a b", "",   "*"};
@@ -146,7 +146,7 @@ TEST_CASE("environment and arguments arrive as given") {
 }
 
 TEST_CASE("a worker's PATH finds its program") {
-  Folder folder;
+  TempDir folder;
   write(folder / "only-here", "#!/bin/sh\nexit 17\n");
   std::filesystem::permissions(folder / "only-here", std::filesystem::perms::owner_all);
   AgentOptions options = shells({""});
@@ -156,7 +156,7 @@ TEST_CASE("a worker's PATH finds its program") {
 }
 
 TEST_CASE("a missing program is 127, one that is none 126, and named") {
-  Folder folder;
+  TempDir folder;
   AgentOptions options = shells({"sleep 1000", ""});
   int code = 0;
   SUBCASE("not in PATH") {
@@ -219,7 +219,7 @@ TEST_CASE("a missing program is 127, one that is none 126, and named") {
 TEST_CASE("INT, TERM and HUP ask the workers to stop") {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     for (bool obedient : {true, false}) {
-      Folder folder;
+      TempDir folder;
       const std::string ready = folder / "ready";
       Child agent([&] {
         const std::string wait = "echo $$ > " + ready + "; while :; do sleep 0.02; done";
@@ -237,7 +237,7 @@ TEST_CASE("INT, TERM and HUP ask the workers to stop") {
 }
 
 TEST_CASE("a second signal kills at once, whatever it is") {
-  Folder folder;
+  TempDir folder;
   const std::string ready = folder / "ready";
   const std::string termed = folder / "termed";
   Child agent([&] {
@@ -257,7 +257,7 @@ TEST_CASE("a second signal kills at once, whatever it is") {
 }
 
 TEST_CASE("a failure after the request to stop is a failure") {
-  Folder folder;
+  TempDir folder;
   const std::string ready = folder / "ready";
   Child agent([&] {
     const AgentResult result = run_agent(
@@ -271,7 +271,7 @@ TEST_CASE("a failure after the request to stop is a failure") {
 
 TEST_CASE("USR1 and QUIT are passed on and nothing else happens") {
   for (const char* name : {"USR1", "QUIT"}) {
-    Folder folder;
+    TempDir folder;
     const std::string ready = folder / "ready";
     Child agent([&] {
       const AgentResult result =
@@ -286,7 +286,7 @@ TEST_CASE("USR1 and QUIT are passed on and nothing else happens") {
 }
 
 TEST_CASE("signals that were ignored stay ignored, handlers and mask come back") {
-  Folder folder;
+  TempDir folder;
   const std::string ready = folder / "ready";
   Child agent([&] {
     signal(SIGHUP, SIG_IGN);  // as nohup does
@@ -315,7 +315,7 @@ TEST_CASE("signals that were ignored stay ignored, handlers and mask come back")
 }
 
 TEST_CASE("workers start with default signals and an empty mask") {
-  Folder folder;
+  TempDir folder;
   Child agent([&] {
     signal(SIGPIPE, SIG_IGN);
     sigset_t all;
@@ -331,7 +331,7 @@ TEST_CASE("workers start with default signals and an empty mask") {
 }
 
 TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
-  Folder folder;
+  TempDir folder;
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   REQUIRE(terminal >= 0);
   REQUIRE(grantpt(terminal) == 0);
@@ -355,7 +355,7 @@ TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
 }
 
 TEST_CASE("SIGKILL of the agent leaves nothing, not even what changed its session") {
-  Folder folder;
+  TempDir folder;
   const std::string f = folder.path();
   Child agent([&] {
     return run_agent(
@@ -374,7 +374,7 @@ TEST_CASE("SIGKILL of the agent leaves nothing, not even what changed its sessio
 }
 
 TEST_CASE("SIGKILL of the keeper ends the workers and is reported") {
-  Folder folder;
+  TempDir folder;
   const std::string f = folder.path();
   Child agent([&] {
     int code = 0;
@@ -396,7 +396,7 @@ TEST_CASE("SIGKILL of the keeper ends the workers and is reported") {
 }
 
 TEST_CASE("descendants go with the workers") {
-  Folder folder;
+  TempDir folder;
   const std::string f = folder.path();
   const std::string spawn = "(setsid sh -c 'trap \"\" TERM; echo $$ > " + f +
                             "/d; while :; do sleep 0.05; done' &); while [ ! -s " + f +
@@ -423,7 +423,7 @@ TEST_CASE("descendants go with the workers") {
 }
 
 TEST_CASE("what a stopped wrapper leaves behind gets TERM and the grace, not KILL") {
-  Folder folder;
+  TempDir folder;
   const std::string f = folder.path();
   AgentOptions options =
       shells({"sh -c 'trap \"echo saved > " + f + "/saved; exit 0\" TERM; echo $$ > " + f +
@@ -434,7 +434,7 @@ TEST_CASE("what a stopped wrapper leaves behind gets TERM and the grace, not KIL
 }
 
 TEST_CASE("inherited descriptors arrive, no others do") {
-  Folder folder;
+  TempDir folder;
   int token[2], other[2];
   REQUIRE(pipe2(token, 0) == 0);  // without O_CLOEXEC: it must be closed all the same
   REQUIRE(pipe2(other, O_CLOEXEC) == 0);
@@ -483,7 +483,7 @@ TEST_CASE("no descriptor leaks") {
 }
 
 TEST_CASE("works with 0, 1 and 2 closed") {
-  Folder folder;
+  TempDir folder;
   Child agent([&] {
     for (int fd = 0; fd <= 2; ++fd) close(fd);
     AgentOptions options = shells({"cat; echo out; echo err >&2; exit 8"});

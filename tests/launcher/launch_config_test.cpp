@@ -318,7 +318,7 @@ TEST_CASE("detection looks at the devices") {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string saved = visible != nullptr ? visible : "";
   unsetenv("CUDA_VISIBLE_DEVICES");
-  Folder devices;
+  TempDir devices;
   for (const char* name : {"nvidiactl", "nvidia-uvm", "nvidia", "null"}) write(devices / name, "");
   const auto detected = [&] { return detect_launch_config("bf16", devices.path()); };
   CHECK(detected().distributed_type == "NO");
@@ -349,7 +349,7 @@ TEST_CASE("detection looks at the devices") {
 }
 
 TEST_CASE("a detected configuration has the keys of `accelerate config default`") {
-  Folder nothing;
+  TempDir nothing;
   CHECK(launch_config_yaml(detect_launch_config("no", nothing.path())) ==
         "compute_environment: LOCAL_MACHINE\n"
         "debug: false\n"
@@ -412,7 +412,7 @@ TEST_CASE("what is written is read back the same") {
 }
 
 TEST_CASE("real accelerate and PyYAML load what is written") {
-  Folder folder;
+  TempDir folder;
   LaunchConfig config = good(kMegatron);
   config.gpu_ids = "0";
   config.main_process_ip = "10.0.0.1";

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 
 #include "launcher/agent.h"
+#include "support/temp_dir.h"
 
 namespace mtl::test {
 
@@ -41,23 +42,6 @@ inline bool alive(pid_t pid) {
   const size_t name_end = text.rfind(')');
   return name_end != std::string::npos && text[name_end + 2] != 'Z' && text[name_end + 2] != 'X';
 }
-
-class Folder {
- public:
-  Folder() {
-    std::string name = std::filesystem::temp_directory_path() / "mtl-launcher-XXXXXX";
-    path_ = mkdtemp(name.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string content(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

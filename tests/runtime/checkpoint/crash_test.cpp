@@ -19,7 +19,7 @@
 #include "model_fixture.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 namespace mtl {
 namespace {

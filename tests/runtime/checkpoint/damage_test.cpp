@@ -18,7 +18,7 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/strict_json.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 namespace mtl {
 namespace {

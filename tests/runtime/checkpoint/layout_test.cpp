@@ -13,7 +13,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 namespace mtl {
 namespace {

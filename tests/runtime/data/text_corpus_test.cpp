@@ -12,7 +12,7 @@
 
 #include "runtime/data/data.h"
 #include "runtime/data/token_array.h"
-#include "temp_dir.h"
+#include "support/temp_dir.h"
 
 namespace mtl {
 namespace {
@@ -60,7 +60,7 @@ TEST_CASE("splits are contiguous: train, then valid, then what is left aside") {
   TempDir dir;
   std::string text;
   for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7 % 251);
-  const std::string path = dir.write("a.txt", text);
+  const std::string path = dir.file("a.txt", text);
   const auto bytes = make_byte_tokenizer();
   for (const auto& [split, train, valid] :
        std::vector<std::tuple<std::vector<double>, int64_t, int64_t>>{
@@ -87,12 +87,12 @@ TEST_CASE("characters survive block boundaries, at each width of storage") {
     std::string text(shift, 'x');
     while (text.size() < (size_t{1} << 20) + 100) text += "\xF0\x9F\x98\x80\xE2\x82\xAC\xC3\xA4";
     const Corpus corpus =
-        load({.path = dir.write("a.txt", text), .tokenizer = "chars", .split = {1}, .seq_len = 10});
+        load({.path = dir.file("a.txt", text), .tokenizer = "chars", .split = {1}, .seq_len = 10});
     CHECK(corpus.tokenizer->decode(all(*corpus.train)) == text);
   }
   // Bytes may be anything, also nothing but continuation bytes.
   const std::string noise((size_t{1} << 20) + 7, '\x80');
-  const Corpus bytes = load({.path = dir.write("b.bin", noise), .split = {1}, .seq_len = 10});
+  const Corpus bytes = load({.path = dir.file("b.bin", noise), .split = {1}, .seq_len = 10});
   CHECK(bytes.tokenizer->decode(all(*bytes.train)) == noise);
   for (const int64_t vocab : {256, 257, 65536, 65537, 1114112}) {
     TokenArray tokens(vocab);
@@ -129,7 +129,7 @@ TEST_CASE("fingerprint: of the tokens, not of how they are stored") {
 
 TEST_CASE("paths that are no text") {
   TempDir dir;
-  dir.write("corpus.txt", "text");
+  dir.file("corpus.txt", "text");
   const auto one = [&](const std::string& path) {
     const auto problems = refused({.path = path, .seq_len = 1});
     REQUIRE(problems.size() == 1);
@@ -145,12 +145,12 @@ TEST_CASE("paths that are no text") {
   const Diagnostic directory = one(dir.path().string());
   CHECK(directory.code == "data.unreadable");
   CHECK(contains(directory.what, "directory"));
-  CHECK(one(dir.write("empty.txt", "")).code == "data.empty");
+  CHECK(one(dir.file("empty.txt", "")).code == "data.empty");
   const std::string fifo = (dir.path() / "fifo").string();
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
   CHECK(one(fifo).code == "data.unreadable");
   if (::geteuid() != 0) {
-    const std::string locked = dir.write("locked.txt", "text");
+    const std::string locked = dir.file("locked.txt", "text");
     REQUIRE(::chmod(locked.c_str(), 0) == 0);
     CHECK(one(locked).code == "data.unreadable");
   }
@@ -158,7 +158,7 @@ TEST_CASE("paths that are no text") {
 
 TEST_CASE("a text that is too short says what would fit") {
   TempDir dir;
-  const std::string path = dir.write("a.txt", std::string(100, 'x'));
+  const std::string path = dir.file("a.txt", std::string(100, 'x'));
   const auto problems = refused({.path = path, .split = {90, 10}, .seq_len = 16});
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].code == "data.too_short");
@@ -177,7 +177,7 @@ TEST_CASE("a text that is too short says what would fit") {
 
 TEST_CASE("weights that split nothing, together with the file's problems") {
   TempDir dir;
-  const std::string path = dir.write("a.txt", std::string(100, 'x'));
+  const std::string path = dir.file("a.txt", std::string(100, 'x'));
   const double inf = std::numeric_limits<double>::infinity();
   const double huge = std::numeric_limits<double>::max();
   for (const std::vector<double>& split : std::vector<std::vector<double>>{{},
@@ -199,7 +199,7 @@ TEST_CASE("weights that split nothing, together with the file's problems") {
 
 TEST_CASE("damaged UTF-8 is found with its offset, but bytes take it") {
   TempDir dir;
-  const std::string path = dir.write("a.txt", "good text\xFF and more");
+  const std::string path = dir.file("a.txt", "good text\xFF and more");
   const auto problems = refused({.path = path, .tokenizer = "chars", .seq_len = 1});
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].code == "data.utf8");

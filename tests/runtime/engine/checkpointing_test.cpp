@@ -2,32 +2,20 @@
 #include "runtime/engine/checkpointing.h"
 
 #include <filesystem>
-#include <unistd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/support/layouts.h"
+#include "support/layouts.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
-using namespace mtl::testing;
+using namespace mtl::test;
 
 namespace {
 
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / ("mtl-resume-" + std::to_string(getpid()))) {
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 TrainSpec spec_with(const std::string& dtype) {
   TrainSpec spec;
@@ -45,7 +33,7 @@ TrainSpec spec_with(const std::string& dtype) {
 }  // namespace
 
 TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run") {
-  const Folder folder;
+  const TempDir folder;
   const auto source = markov_tokens(5'000, 65);
   for (const char* dtype : {"fp32", "bf16"}) {
     const TrainSpec spec = spec_with(dtype);
@@ -76,7 +64,7 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
 }
 
 TEST_CASE("any layout loads what any layout saved") {
-  const Folder folder;
+  const TempDir folder;
   const auto source = markov_tokens(5'000, 65);
   const TrainSpec spec = spec_with("fp32");
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);

@@ -4,10 +4,10 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/support/layouts.h"
+#include "support/layouts.h"
 
 using namespace mtl;
-using namespace mtl::testing;
+using namespace mtl::test;
 
 namespace {
 

@@ -1,10 +1,10 @@
 // Design idea B: a layout never changes the model.
 #include <doctest/doctest.h>
 
-#include "runtime/support/layouts.h"
+#include "support/layouts.h"
 
 using namespace mtl;
-using namespace mtl::testing;
+using namespace mtl::test;
 
 namespace {
 

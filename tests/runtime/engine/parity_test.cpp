@@ -6,10 +6,10 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/support/layouts.h"
+#include "support/layouts.h"
 
 using namespace mtl;
-using namespace mtl::testing;
+using namespace mtl::test;
 
 namespace {
 

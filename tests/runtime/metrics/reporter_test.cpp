@@ -17,7 +17,7 @@
 #include "common/error.h"
 #include "runtime/metrics/format.h"
 #include "runtime/metrics/run_files.h"
-#include "runtime/metrics/temp_dir.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 using nlohmann::json;

@@ -6,10 +6,10 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "common/temp_dir.h"
 #include "runtime/spec/schema.h"
 #include "runtime/spec/train_spec.h"
 #include "runtime/spec/values.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 

@@ -1,4 +1,4 @@
-#include "runtime/support/layouts.h"
+#include "support/layouts.h"
 
 #include <cmath>
 #include <exception>
@@ -9,7 +9,7 @@
 
 #include "runtime/comm/shm/shm_world.h"
 
-namespace mtl::testing {
+namespace mtl::test {
 
 namespace {
 
@@ -112,4 +112,4 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b) 
   return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
 }
 
-}  // namespace mtl::testing
+}  // namespace mtl::test

@@ -10,7 +10,7 @@
 
 #include "runtime/engine/trainer.h"
 
-namespace mtl::testing {
+namespace mtl::test {
 
 // Tokens given by a function of their position.
 class SyntheticTokens : public TokenSource {
@@ -60,4 +60,4 @@ void collect(Trainer& trainer, Which which, GlobalTensors& into);
 // ||a - b|| / ||b|| over all elements.
 double relative_error(const std::vector<float>& a, const std::vector<float>& b);
 
-}  // namespace mtl::testing
+}  // namespace mtl::test
