@@ -69,6 +69,46 @@ nlohmann::json environment_json() {
           {"memory", proc_value("/proc/meminfo", "MemTotal")}};
 }
 
+// What this machine, or the control group that the job is in, can give at most.
+int64_t machine_memory_bytes() {
+  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  for (const char* limit :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream in(limit);
+    int64_t value = 0;
+    if (in >> value && value > 0) bytes = std::min(bytes, value);  // "max" is no number
+  }
+  return bytes;
+}
+
+// The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
+void check_memory(const CheckedRun& run) {
+  const int64_t needed = run.plan.memory.total_bytes * run.plan.grid.world();
+  const int64_t there = machine_memory_bytes();
+  if (needed <= there) return;
+  constexpr double kGiB = 1 << 30;
+  const Plan& plan = run.plan;
+  auto gib = [&](MemoryCategory category) {
+    return static_cast<double>(plan.memory.bytes_of_category(category)) / kGiB;
+  };
+  throw Error(
+      Exit::out_of_memory,
+      {.code = "memory.host",
+       .what = fmt::format("{} process{} {:.1f} GiB; this machine has {:.1f} GiB",
+                           plan.grid.world(), plan.grid.world() == 1 ? " needs" : "es need",
+                           static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB),
+       .place = run.resolved.place_of("train.micro_batch"),
+       .notes = {fmt::format(
+           "each: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
+           "scratch {:.1f} GiB",
+           gib(MemoryCategory::weights), gib(MemoryCategory::gradients),
+           gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
+           gib(MemoryCategory::scratch))},
+       .help = "lower train.micro_batch (activations and scratch), raise parallel.tp, or make the "
+               "model "
+               "smaller (see: mtl plan)"});
+}
+
 // One error for each setting that makes the checkpoint another model's or another text's.
 void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
@@ -147,6 +187,7 @@ CheckedRun check_run(const RunRequest& request) {
 }
 
 RunDirectory open_run(const CheckedRun& run) {
+  check_memory(run);
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
   RunDirectory opened;

@@ -34,10 +34,10 @@ struct RunDirectory {
   bool complete = false;  // the newest checkpoint is already at train.steps: nothing to do
   std::vector<Diagnostic> warnings;
 };
-// Finds the run to resume (checkpoint.resume: auto = the newest run of that name with a committed
-// checkpoint; must = there has to be one; never = a new one) and checks that its checkpoint is of
-// the same model and data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json,
-// env.json, tokenizer.json.
+// Refuses a plan that this machine has no memory for (memory.host). Finds the run to resume
+// (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must = there
+// has to be one; never = a new one) and checks that its checkpoint is of the same model and data,
+// or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json, tokenizer.json.
 RunDirectory open_run(const CheckedRun& run);
 
 // The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or

@@ -88,6 +88,19 @@ TEST_CASE("all configuration errors at once, exit code 3, and nothing is started
   CHECK(shell.mtl({"launch", "train.yaml", "data.train=missing.txt"}).code == 6);
 }
 
+TEST_CASE("what the machine has no memory for is refused before it starts") {
+  Shell shell;
+  write_recipe(shell, 10);
+  const Outcome outcome =
+      shell.mtl({"launch", "train.yaml", "model.hidden=32768", "model.layers=200"});
+  CHECK(outcome.code == 5);
+  CHECK(has(outcome.err, "error[memory.host]"));
+  CHECK(has(outcome.err, "optimizer"));
+  CHECK_FALSE(fs::exists(shell.dir() / "runs"));
+  // Planning for a larger machine is still possible.
+  CHECK(shell.mtl({"plan", "train.yaml", "model.hidden=32768", "model.layers=200"}).code == 0);
+}
+
 TEST_CASE("--dry-run shows the plan and the origin of each value, and starts nothing") {
   Shell shell;
   write_recipe(shell, 10);

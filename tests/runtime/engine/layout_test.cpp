@@ -1,4 +1,6 @@
 // Design idea B: a layout never changes the model.
+#include <limits>
+
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
@@ -137,4 +139,41 @@ TEST_CASE("bf16 layouts stay together within the rounding of bf16") {
 TEST_CASE("a run is bit-reproducible") {
   const TrainSpec spec = char_spec();
   CHECK(train(spec, {2, 2}, 10).losses == train(spec, {2, 2}, 10).losses);
+}
+
+TEST_CASE("a token outside the vocabulary is an error that names it, not a read past the table") {
+  TrainSpec spec = char_spec();
+  const SyntheticTokens source(1000, [](int64_t i) { return i == 500 ? 65 : 3; });
+  const Sampler sampler(source.size(), spec.train.seq_len, SampleOrder::sequential, 0);
+  run_layout(spec, kVocab, {}, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    CHECK_NOTHROW(rank.trainer.step(0, source, sampler, {}));
+    try {
+      rank.trainer.step(1, source, sampler, {});
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.exit() == Exit::data);
+      CHECK(error.diagnostics().front().code == "data.token_range");
+      CHECK(error.diagnostics().front().what.find("token 65 in samples 8..15") !=
+            std::string::npos);
+    }
+  });
+}
+
+TEST_CASE("a loss that is no number ends the run with its step") {
+  TrainSpec spec = char_spec();
+  const auto source = markov_tokens(1000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+  run_layout(spec, kVocab, {}, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    rank.trainer.state().front().master.as<float>()[5] = std::numeric_limits<float>::quiet_NaN();
+    rank.trainer.weights_changed();
+    try {
+      rank.trainer.step(41, *source, sampler, {});
+      FAIL("accepted");
+    } catch (const Error& error) {
+      CHECK(error.diagnostics().front().code == "loss.nan");
+      CHECK(error.diagnostics().front().what.find("step 42") != std::string::npos);
+    }
+  });
 }
