@@ -1,11 +1,14 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <fcntl.h>
 #include <fstream>
 #include <random>
 #include <unistd.h>
 
+#include <sys/file.h>
 #include <sys/utsname.h>
 
 #include <fmt/chrono.h>
@@ -109,6 +112,20 @@ void check_memory(const CheckedRun& run) {
                "smaller (see: mtl plan)"});
 }
 
+// Two launches in one run directory would write each other's checkpoints. The lock goes with the
+// process, however it ends.
+Fd lock_run(const fs::path& dir) {
+  const fs::path path = dir / "lock";
+  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  const bool taken = lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (!taken) return lock;  // also where the file system knows no locks
+  throw Error(
+      Exit::environment,
+      {.code = "run.busy",
+       .what = dir.string() + " is being trained by another mtl launch",
+       .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
+}
+
 // One error for each setting that makes the checkpoint another model's or another text's.
 void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
@@ -202,6 +219,7 @@ RunDirectory open_run(const CheckedRun& run) {
       Diagnostics mismatches;
       check_same(run, state, checkpoint, mismatches);
       mismatches.throw_if_errors(Exit::config);
+      opened.lock = lock_run(candidate);
       opened.dir = candidate;
       opened.checkpoint = checkpoint;
       opened.resume_step = state.at("step").get<int64_t>();
@@ -220,6 +238,7 @@ RunDirectory open_run(const CheckedRun& run) {
   if (opened.dir.empty()) opened.dir = name_dir / new_run_id();
   make_directories(opened.dir / "logs");
   make_directories(opened.dir / kCheckpoints);
+  if (!opened.lock) opened.lock = lock_run(opened.dir);
   write_file_atomic(opened.dir / "train.yaml", run.resolved.source);
   write_file_atomic(opened.dir / "resolved.yaml", resolved_yaml(run.resolved));
   write_file_atomic(opened.dir / "plan.json", to_json(run.plan).dump(1) + "\n");

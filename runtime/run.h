@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "runtime/data/data.h"
 #include "runtime/plan/plan.h"
 #include "runtime/spec/train_spec.h"
@@ -33,6 +34,7 @@ struct RunDirectory {
   int64_t resume_step = 0;
   bool complete = false;  // the newest checkpoint is already at train.steps: nothing to do
   std::vector<Diagnostic> warnings;
+  Fd lock;  // while it is held, no other launch works in `dir` (run.busy)
 };
 // Refuses a plan that this machine has no memory for (memory.host). Finds the run to resume
 // (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must = there

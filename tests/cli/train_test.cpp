@@ -165,6 +165,15 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), "step=5 "); ++i) {
     usleep(100'000);
   }
+  // Meanwhile the run is nobody else's.
+  kill(pid, SIGUSR1);  // writes a checkpoint, so that there is something to resume
+  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), "checkpoint="); ++i) {
+    usleep(100'000);
+  }
+  CHECK(has(file_text(shell.dir() / "stderr.txt"), "checkpoint="));
+  const Outcome second = shell.mtl({"launch", "train.yaml"});
+  CHECK(second.code == 4);
+  CHECK(has(second.err, "error[run.busy]"));
   kill(pid, SIGTERM);
   const Outcome stopped = shell.finish(pid);
   CAPTURE(stopped.err);
