@@ -52,7 +52,7 @@ int dry_run(const PreparedRun& run) {
 
 int already_complete(const RunDirectory& run, const TrainSpec& spec) {
   fmt::print(stderr,
-             "{} is complete: {} of {} steps are done\n"
+             "{} is complete: {} steps are done, and train.steps is {}\n"
              "  to go on:        the same command with train.steps={}\n"
              "  to start again:  the same command with --fresh\n",
              run.dir.string(), run.resume_step, spec.train.steps, 2 * run.resume_step);

@@ -22,8 +22,10 @@ namespace {
 fs::path checkpoint_of(const fs::path& run) {
   if (fs::exists(run / "manifest.json")) return run;
   Diagnostics passed_over;
-  const fs::path newest = newest_checkpoint(run / "checkpoints", passed_over);
+  const fs::path newest =
+      newest_intact_checkpoint(run / "checkpoints", Damaged::pass_over, passed_over);
   passed_over.throw_if_errors(Exit::data);
+  for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
   if (newest.empty()) {
     throw Error(Exit::data,
                 {.code = "ckpt.missing",

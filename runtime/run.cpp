@@ -210,16 +210,18 @@ RunDirectory open_run(const CheckedRun& run) {
   RunDirectory opened;
   if (spec.checkpoint.resume != "never") {
     for (const fs::path& candidate : runs_of(name_dir)) {
+      Fd lock = lock_run(candidate);
       Diagnostics passed_over;
-      const fs::path checkpoint = newest_checkpoint(candidate / kCheckpoints, passed_over);
+      const fs::path checkpoint =
+          newest_intact_checkpoint(candidate / kCheckpoints, Damaged::set_aside, passed_over);
       passed_over.throw_if_errors(Exit::data);
-      if (checkpoint.empty()) continue;
       for (const Diagnostic& warning : passed_over.all()) opened.warnings.push_back(warning);
+      if (checkpoint.empty()) continue;
       const nlohmann::json state = CheckpointReader(checkpoint).state();
       Diagnostics mismatches;
       check_same(run, state, checkpoint, mismatches);
       mismatches.throw_if_errors(Exit::config);
-      opened.lock = lock_run(candidate);
+      opened.lock = std::move(lock);
       opened.dir = candidate;
       opened.checkpoint = checkpoint;
       opened.resume_step = state.at("step").get<int64_t>();

@@ -87,6 +87,8 @@ class CheckpointReader {
   // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
   // covered, ckpt.file when a file is missing or has another size.
   void read(CheckpointTensor& tensor);
+  // Checks every chunk that read() has not touched yet. Throws ckpt.checksum, ckpt.file.
+  void verify();
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
@@ -105,5 +107,15 @@ class CheckpointReader {
 // cannot be listed is an error (ckpt.unreadable).
 std::filesystem::path newest_checkpoint(const std::filesystem::path& checkpoints_dir,
                                         Diagnostics& diagnostics);
+
+enum class Damaged {
+  pass_over,  // leave it where it is
+  set_aside,  // rename it to `<name>.damaged`, so that a new checkpoint of that step can be written
+};
+// As newest_checkpoint, but every byte is verified: a damaged checkpoint is named in a warning, and
+// the one before it is tried. When there are complete ones and none is intact, that is an error
+// (ckpt.none_intact) and nothing is renamed.
+std::filesystem::path newest_intact_checkpoint(const std::filesystem::path& checkpoints_dir,
+                                               Damaged damaged, Diagnostics& diagnostics);
 
 }  // namespace mtl

@@ -238,16 +238,18 @@ std::vector<Diagnostic> commit_checkpoint(const fs::path& given_dir,
   return warnings;
 }
 
-fs::path newest_checkpoint(const fs::path& checkpoints_dir, Diagnostics& diagnostics) {
+namespace {
+
+// The step directories of a run, newest first; none if the directory does not exist.
+std::vector<StepDir> list_checkpoints(const fs::path& checkpoints_dir, Diagnostics& diagnostics) {
   std::error_code error;
   if (!fs::exists(fs::status(checkpoints_dir, error)) &&
       (!error || error == std::errc::no_such_file_or_directory ||
        error == std::errc::not_a_directory)) {
     return {};
   }
-  std::vector<StepDir> dirs;
   try {
-    dirs = step_dirs(checkpoints_dir);
+    return step_dirs(checkpoints_dir);
   } catch (const fs::filesystem_error& failed) {
     // Not "no checkpoint": that would start the run from the beginning.
     diagnostics.add({.code = "ckpt.unreadable",
@@ -256,20 +258,80 @@ fs::path newest_checkpoint(const fs::path& checkpoints_dir, Diagnostics& diagnos
                      .help = "make the run directory readable for this user"});
     return {};
   }
-  for (const StepDir& candidate : dirs) {
+}
+
+void passed_over(const fs::path& dir, const std::string& why, Diagnostics& diagnostics) {
+  diagnostics.add({.code = "ckpt.incomplete",
+                   .what = fmt::format("passed over {}: {}", dir.string(), why),
+                   .help = "",
+                   .severity = Diagnostic::Severity::warning});
+}
+
+std::string uncommitted_reason() {
+  return fmt::format("it has no {}, so it was never complete", kMarkerName);
+}
+
+// What is wrong with a committed checkpoint, reading all of it; nothing if it is intact.
+std::optional<std::string> damage_of(const fs::path& dir) {
+  try {
+    CheckpointReader(dir).verify();
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error.diagnostics().front().what;
+  }
+}
+
+void set_aside(const fs::path& dir) {
+  fs::path target = dir.string() + ".damaged";
+  for (int i = 2; fs::exists(target); ++i) target = fmt::format("{}.damaged-{}", dir.string(), i);
+  std::error_code ignored;  // what cannot be renamed stays; saving that step will say so
+  fs::rename(dir, target, ignored);
+}
+
+}  // namespace
+
+fs::path newest_checkpoint(const fs::path& checkpoints_dir, Diagnostics& diagnostics) {
+  for (const StepDir& candidate : list_checkpoints(checkpoints_dir, diagnostics)) {
     const CommitCheck check = check_commit(candidate.path);
     if (check.state == CommitState::committed) return candidate.path;
     if (check.state == CommitState::missing) continue;  // not a directory
     const bool damaged = check.state == CommitState::damaged;
-    diagnostics.add(
-        {.code = "ckpt.incomplete",
-         .what = damaged ? fmt::format("passed over {}: {}", candidate.path.string(), check.reason)
-                         : fmt::format("passed over {}: it has no {}, so it was never complete",
-                                       candidate.path.string(), kMarkerName),
-         .help = "",
-         .severity = Diagnostic::Severity::warning});
+    passed_over(candidate.path, damaged ? check.reason : uncommitted_reason(), diagnostics);
   }
   return {};
+}
+
+fs::path newest_intact_checkpoint(const fs::path& checkpoints_dir, Damaged damaged,
+                                  Diagnostics& diagnostics) {
+  std::vector<fs::path> spoiled;
+  fs::path intact;
+  for (const StepDir& candidate : list_checkpoints(checkpoints_dir, diagnostics)) {
+    const CommitCheck check = check_commit(candidate.path);
+    if (check.state == CommitState::missing) continue;
+    if (check.state == CommitState::uncommitted) {
+      passed_over(candidate.path, uncommitted_reason(), diagnostics);
+      continue;
+    }
+    const std::optional<std::string> damage =
+        check.state == CommitState::damaged ? check.reason : damage_of(candidate.path);
+    if (!damage) {
+      intact = candidate.path;
+      break;
+    }
+    passed_over(candidate.path, *damage, diagnostics);
+    spoiled.push_back(candidate.path);
+  }
+  if (intact.empty() && !spoiled.empty()) {
+    diagnostics.add(
+        {.code = "ckpt.none_intact",
+         .what = fmt::format("none of the checkpoints in {} is intact", checkpoints_dir.string()),
+         .help = "restore one from a copy, or start a new run with --fresh"});
+    return {};
+  }
+  if (damaged == Damaged::set_aside) {
+    for (const fs::path& dir : spoiled) set_aside(dir);
+  }
+  return intact;
 }
 
 }  // namespace mtl

@@ -211,4 +211,11 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
   }
 }
 
+void CheckpointReader::verify() {
+  std::vector<Scatter> nowhere;
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (!files_->verified_chunks.contains(i)) files_->stream(chunks_[i], i, nowhere, 1, nullptr);
+  }
+}
+
 }  // namespace mtl

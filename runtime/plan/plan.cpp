@@ -28,6 +28,12 @@ std::string nearest_divisors(int64_t n, int64_t value) {
   return fmt::format("{} or {}", below, above);
 }
 
+// The positive multiples of `n` next to `value`.
+std::string nearest_multiples(int64_t value, int64_t n) {
+  const int64_t below = value / n * n, above = below + n;
+  return below == 0 ? std::to_string(above) : fmt::format("{} or {}", below, above);
+}
+
 // Every rule that ties values of the configuration together.
 class Rules {
  public:
@@ -103,9 +109,7 @@ Plan make_plan(const ResolvedSpec& resolved, int64_t vocab, int world, Diagnosti
   rules.check(
       plan.global_batch % dp == 0, "batch.dp", "train.global_batch",
       fmt::format("train.global_batch {} cannot be divided over dp {}", plan.global_batch, dp),
-      fmt::format("use a multiple of {}: {} or {}", dp,
-                  std::max<int64_t>(dp, plan.global_batch / dp * dp),
-                  (plan.global_batch / dp + 1) * dp));
+      fmt::format("use a multiple of {}: {}", dp, nearest_multiples(plan.global_batch, dp)));
   const int64_t per_rank = std::max<int64_t>(1, plan.global_batch / dp);
   plan.micro_batch = spec.train.micro_batch > 0 ? spec.train.micro_batch : per_rank;
   if (plan.global_batch % dp == 0) {

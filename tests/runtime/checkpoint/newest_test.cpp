@@ -142,5 +142,58 @@ TEST_CASE("prepare: an empty directory, and never one of another name") {
   CHECK(fs::exists(run.dir.path() / "thesis.tex"));
 }
 
+// Flips the last byte of a file: data of its last chunk.
+void spoil(const fs::path& file) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(-1, std::ios::end);
+  const char byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(-1, std::ios::end);
+  stream.put(byte);
+}
+
+TEST_CASE("intact: a damaged shard makes the checkpoint before it the newest") {
+  Run run;
+  for (int64_t step : {20, 40, 60}) run.save_step(step, 0);
+  const fs::path newest = run.checkpoints / "step-00000060";
+  SUBCASE("a flipped byte") {
+    spoil(newest / "model-r00000.safetensors");
+  }
+  SUBCASE("a truncated file") {
+    fs::resize_file(newest / "model-r00000.safetensors",
+                    fs::file_size(newest / "model-r00000.safetensors") - 1);
+  }
+  SUBCASE("a missing file") {
+    fs::remove(newest / "model-r00000.safetensors");
+  }
+  SUBCASE("a damaged manifest") {
+    spoil(newest / "manifest.json");
+  }
+  Diagnostics diagnostics;
+  CHECK(newest_intact_checkpoint(run.checkpoints, Damaged::pass_over, diagnostics) ==
+        run.checkpoints / "step-00000040");
+  REQUIRE(diagnostics.all().size() == 1);
+  CHECK(!diagnostics.has_errors());
+  CHECK(diagnostics.all()[0].what.find("step-00000060") != std::string::npos);
+  CHECK(fs::exists(newest));
+  // Set aside, it is in nobody's way: the step can be saved again, and nothing of it is lost.
+  newest_intact_checkpoint(run.checkpoints, Damaged::set_aside, diagnostics);
+  CHECK(!fs::exists(newest));
+  CHECK(fs::exists(run.checkpoints / "step-00000060.damaged"));
+  run.save_step(60, 0);
+  CHECK(run.newest() == newest);
+  CHECK(fs::exists(run.checkpoints / "step-00000060.damaged"));
+}
+
+TEST_CASE("intact: when none is, that is an error and nothing is renamed") {
+  Run run;
+  run.save_step(20, 0);
+  spoil(run.checkpoints / "step-00000020" / "model-r00000.safetensors");
+  Diagnostics diagnostics;
+  CHECK(newest_intact_checkpoint(run.checkpoints, Damaged::set_aside, diagnostics).empty());
+  CHECK(diagnostics.has_errors());
+  CHECK(diagnostics.all().back().code == "ckpt.none_intact");
+  CHECK(fs::exists(run.checkpoints / "step-00000020"));
+}
+
 }  // namespace
 }  // namespace mtl
