@@ -1,5 +1,6 @@
 // mtl launch train.yaml: a run of mtl's own trainer on this machine.
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <unistd.h>
@@ -78,6 +79,12 @@ WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory,
     command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
     set.tokens.push_back(token_file(token));
     command.inherit[kTokenFd] = set.tokens.back().get();
+    // Threads that wait for each other spin before they sleep. gomp's default of 300,000 turns
+    // costs a whole time slice whenever somebody else wants the core: 94 s instead of 17 for 300
+    // small steps beside one busy process, against 5 % on a quiet machine.
+    if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
+      command.env["GOMP_SPINCOUNT"] = "2000";
+    }
     if (rank == 0) {
       command.env["MTL_PROGRESS_FD"] = std::to_string(kProgressFd);
       command.inherit[kProgressFd] = progress_fd;

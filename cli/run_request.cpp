@@ -116,6 +116,7 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
   }
   diagnostics.throw_if_errors();
   run.warnings = diagnostics.all();
+  run.warnings.insert(run.warnings.end(), run.checked.warnings.begin(), run.checked.warnings.end());
   for (const IgnoredKey& ignored : run.config.ignored) {
     if (ignored.neutral) continue;
     run.warnings.push_back({.code = "launch.ignored_key",

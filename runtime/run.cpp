@@ -200,6 +200,7 @@ CheckedRun check_run(const RunRequest& request) {
   const bool only_data = !diagnostics.has_errors();
   for (const Diagnostic& diagnostic : data.all()) diagnostics.add(diagnostic);
   diagnostics.throw_if_errors(only_data ? Exit::data : Exit::config);
+  run.warnings = diagnostics.all();
   return run;
 }
 

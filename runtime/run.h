@@ -25,6 +25,7 @@ struct CheckedRun {
   ResolvedSpec resolved;
   Plan plan;
   Corpus corpus;
+  std::vector<Diagnostic> warnings;
 };
 CheckedRun check_run(const RunRequest& request);
 

@@ -113,6 +113,8 @@ class Loader {
       }
       done += static_cast<size_t>(got);
     }
+    // A byte order mark is not text.
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
     if (text.empty()) {
       add("data.empty", fmt::format("'{}' is empty", path), "give a text with at least one token");
       return false;

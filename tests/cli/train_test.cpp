@@ -110,6 +110,11 @@ TEST_CASE("--dry-run shows the plan and the origin of each value, and starts not
   CHECK(outcome.code == 0);
   CHECK(has(outcome.out, "memory per rank"));
   CHECK(has(outcome.out, "seed: 7"));
+  // A misspelt variable is said; it may also be meant for another program.
+  const Outcome misspelt =
+      shell.mtl({"launch", "--dry-run", "train.yaml"}, {{"MTL_TRAIN__STEPZ", "7"}});
+  CHECK(misspelt.code == 0);
+  CHECK(has(misspelt.err, "MTL_TRAIN__STEPZ"));
   CHECK(has(outcome.out, "0.01"));
   CHECK_FALSE(fs::exists(shell.dir() / "runs"));
 }

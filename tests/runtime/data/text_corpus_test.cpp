@@ -105,6 +105,17 @@ TEST_CASE("characters survive block boundaries, at each width of storage") {
   }
 }
 
+TEST_CASE("a byte order mark is not text") {
+  TempDir dir;
+  const std::string path = dir.file("bom.txt",
+                                    "\xEF\xBB\xBF"
+                                    "abcabcabcabcabcabc");
+  for (const char* tokenizer : {"chars", "bytes"}) {
+    const Corpus corpus = load({.path = path, .tokenizer = tokenizer, .split = {1}, .seq_len = 4});
+    CHECK(corpus.tokenizer->decode(all(*corpus.train)) == "abcabcabcabcabcabc");
+  }
+}
+
 TEST_CASE("fingerprint: of the tokens, not of how they are stored") {
   const std::vector<int32_t> ids = {5, 0, 255, 7, 7, 1};
   std::set<uint64_t> prints;
