@@ -103,7 +103,9 @@ class Generator {
     Pass pass;
     pass.sequences = 1;
     if (length - window_ > shape_.max_seq) {
-      window_ = length - std::max<int64_t>(1, shape_.max_seq / 2);
+      // A long prompt fills the context; later there has to be room to go on.
+      const int64_t kept = known_ == 0 ? shape_.max_seq : shape_.max_seq / 2;
+      window_ = length - std::max<int64_t>(1, kept);
       known_ = window_;
     }
     pass.past = known_ - window_;

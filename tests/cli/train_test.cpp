@@ -160,6 +160,11 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CAPTURE(words.err);
   CHECK(words.code == 0);
   CHECK(words.out.size() >= 20);
+  // A prompt longer than the context (16) is cut at its beginning.
+  const Outcome tail =
+      shell.mtl({"generate", "runs/tiny", std::string(100, 'e') + " the", "--tokens", "40"});
+  CHECK(tail.code == 0);
+  CHECK(tail.out.size() >= 40);
   CHECK(shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}).out == words.out);
 }
 
