@@ -1,29 +1,19 @@
 #include <cmath>
 
-#include <fmt/format.h>
-
 #include "runtime/model/blocks.h"
 
 namespace mtl {
 
-namespace {
-
-std::string buffer(int64_t layer, const char* name) {
-  return fmt::format("layer{}.{}", layer, name);
-}
-
-}  // namespace
-
 AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
     : context_(context),
       layer_(layer),
-      norm_(context, layer, "attn.norm", buffer(layer, "attn")),
+      norm_(context, layer, "attn.norm", layer_buffer(layer, "attn")),
       qkv_linear_(context, layer, "attn.qkv"),
       proj_linear_(context, layer, "attn.proj"),
-      qkv_(context.arena.get(buffer(layer, "attn.qkv"))),
-      lse_(context.arena.get(buffer(layer, "attn.lse"))),
-      attended_(context.arena.get(buffer(layer, "attn.context"))),
-      output_(context.arena.get(buffer(layer, "mlp.input"))),
+      qkv_(context.arena.get(layer_buffer(layer, "attn.qkv"))),
+      lse_(context.arena.get(layer_buffer(layer, "attn.lse"))),
+      attended_(context.arena.get(layer_buffer(layer, "attn.context"))),
+      output_(context.arena.get(layer_buffer(layer, "mlp.input"))),
       branch_(context.arena.get("branch")),
       dresidual_(context.arena.find("dresidual")),
       dattended_(context.arena.find("attn.dcontext")),

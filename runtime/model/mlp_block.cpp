@@ -1,27 +1,18 @@
-#include <fmt/format.h>
-
 #include "runtime/model/blocks.h"
 
 namespace mtl {
 
-namespace {
-
-std::string buffer(int64_t layer, const char* name) {
-  return fmt::format("layer{}.{}", layer, name);
-}
-
-}  // namespace
-
 MlpBlock::MlpBlock(const BlockContext& context, int64_t layer)
     : context_(context),
       layer_(layer),
-      norm_(context, layer, "mlp.norm", buffer(layer, "mlp")),
+      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),
-      before_gelu_(context.arena.get(buffer(layer, "mlp.before_gelu"))),
-      activated_(context.arena.get(buffer(layer, "mlp.activated"))),
-      output_(context.arena.get(layer + 1 < context.shape.layers ? buffer(layer + 1, "attn.input")
-                                                                 : std::string("head.input"))),
+      before_gelu_(context.arena.get(layer_buffer(layer, "mlp.before_gelu"))),
+      activated_(context.arena.get(layer_buffer(layer, "mlp.activated"))),
+      output_(context.arena.get(layer + 1 < context.shape.layers
+                                    ? layer_buffer(layer + 1, "attn.input")
+                                    : std::string("head.input"))),
       branch_(context.arena.get("branch")),
       dresidual_(context.arena.find("dresidual")),
       dbefore_gelu_(context.arena.find("mlp.dbefore_gelu")),

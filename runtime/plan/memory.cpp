@@ -83,6 +83,10 @@ const BufferPlan* MemoryPlan::find(const std::string& name) const {
   return it == index.end() ? nullptr : &buffers[it->second];
 }
 
+std::string layer_buffer(int64_t layer, const char* name) {
+  return fmt::format("layer{}.{}", layer, name);
+}
+
 MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
                        const ParamLayout& layout, const LocalSizes& local, DType compute) {
   using enum MemoryCategory;
@@ -108,7 +112,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& tab
   // What forward saves for backward, per layer: the declared lists of the blocks.
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     auto save = [&](const char* name, DType dtype, std::vector<int64_t> dims) {
-      arena.add(activations, fmt::format("layer{}.{}", layer, name), dtype, std::move(dims));
+      arena.add(activations, layer_buffer(layer, name), dtype, std::move(dims));
     };
     save("attn.input", compute, {n, h});
     save("attn.mean", DType::f32, {n});

@@ -45,6 +45,9 @@ struct LocalSizes {
   int64_t tokens() const { return micro_batch * seq; }
 };
 
+// The name of a buffer that a layer's block saves: "layer3.attn.qkv".
+std::string layer_buffer(int64_t layer, const char* name);
+
 // Scratch that lives only during one phase (head, a block's backward, the update) shares its memory
 // with that of the other phases.
 MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
