@@ -197,9 +197,9 @@ void CommandLine::choice(const std::string& name, std::vector<std::string> choic
              });
 }
 
-void CommandLine::option(const std::string& name, std::string value_name,
-                         std::optional<int64_t>& target, int64_t minimum, std::string help,
-                         std::string shown_default) {
+template <typename Target>
+void CommandLine::whole_number(const std::string& name, std::string value_name, Target& target,
+                               int64_t minimum, std::string help, std::string shown_default) {
   impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
              [this, name, minimum, &target](const std::string& value) {
                int64_t number = 0;
@@ -211,17 +211,17 @@ void CommandLine::option(const std::string& name, std::string value_name,
              });
 }
 
+void CommandLine::option(const std::string& name, std::string value_name,
+                         std::optional<int64_t>& target, int64_t minimum, std::string help,
+                         std::string shown_default) {
+  whole_number(name, std::move(value_name), target, minimum, std::move(help),
+               std::move(shown_default));
+}
+
 void CommandLine::option(const std::string& name, std::string value_name, int64_t& target,
                          int64_t minimum, std::string help, std::string shown_default) {
-  impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
-             [this, name, minimum, &target](const std::string& value) {
-               int64_t number = 0;
-               if (!read_number(value, number) || number < minimum) {
-                 impl_->fail("value", fmt::format("--{} wants a whole number >= {}, got '{}'", name,
-                                                  minimum, value));
-               }
-               target = number;
-             });
+  whole_number(name, std::move(value_name), target, minimum, std::move(help),
+               std::move(shown_default));
 }
 
 void CommandLine::option(const std::string& name, std::string value_name, double& target,

@@ -57,6 +57,10 @@ class CommandLine {
   std::string help(int columns) const;
 
  private:
+  template <typename Target>
+  void whole_number(const std::string& name, std::string value_name, Target& target,
+                    int64_t minimum, std::string help, std::string shown_default);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -11,6 +11,8 @@
 
 namespace mtl {
 
+static_assert(Device::kNormChunk == kSquaresChunk, "the plan has room for the device's chunks");
+
 Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWorld& world)
     : plan_(plan), spec_(spec), device_(device), coord_(plan.grid.coord(world.rank())) {
   // All ranks make the groups in this order.

@@ -16,7 +16,6 @@ const char* category_name(MemoryCategory category) {
 namespace {
 
 constexpr int64_t kAlignBytes = 256;
-constexpr int64_t kSquaresChunk = 4096;  // Device::kNormChunk
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;

@@ -45,6 +45,10 @@ struct LocalSizes {
   int64_t tokens() const { return micro_batch * seq; }
 };
 
+// Elements per partial sum of the gradient norm; the device's chunk (Device::kNormChunk) is the
+// same.
+inline constexpr int64_t kSquaresChunk = 4096;
+
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".
 std::string layer_buffer(int64_t layer, const char* name);
 
