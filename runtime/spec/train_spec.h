@@ -23,17 +23,29 @@ struct TrainSpec {
     int64_t layers = 0;               // required
     int64_t hidden = 0;               // required
     int64_t heads = 0;                // required
-    int64_t ffn = 0;                  // 0 = 4 * hidden
-    std::string activation = "gelu";  // gelu: the tanh form, as GPT-2
+    int64_t kv_heads = 0;             // 0 = heads
+    int64_t head_dim = 0;             // 0 = hidden / heads
+    int64_t ffn = 0;                  // 0 = 4 * hidden; swiglu: 8/3 * hidden rounded up to 64
+    std::string activation = "gelu";  // gelu (the tanh form, as GPT-2) | swiglu
     struct Norm {
-      std::string type = "layernorm";
+      std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
     } norm;
     struct Position {
-      std::string type = "learned";
+      std::string type = "learned";  // learned | rope | alibi | none
+      double base = 10000;           // of the rotary frequencies
+      // Llama 3's change of the rotary frequencies (model.position.scaling.*).
+      struct Scaling {
+        std::string type = "none";  // none | llama3
+        double factor = 8;
+        double low_freq_factor = 1;
+        double high_freq_factor = 4;
+        int64_t original_max_seq = 8192;
+      } scaling;
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len
     bool bias = true;
+    bool qk_norm = false;  // RMS norm of every query and key head
     bool tie_embeddings = true;
     int64_t vocab_pad_to = 128;
     struct Dropout {
@@ -44,13 +56,38 @@ struct TrainSpec {
   struct Parallel {
     int tp = 1;
     int pp = 1;
-    int dp = 0;  // 0 = auto: world / (tp * pp)
+    int dp = 0;                     // 0 = auto: world / (tp * pp)
+    std::string sp = "auto";        // auto (on when tp > 1 and tokens divide) | true | false
+    int virtual_stages = 1;         // chunks of layers per pipeline rank
+    int64_t virtual_group = 0;      // micro-batches that take one chunk in turn; 0 = auto: pp
+    std::string schedule = "1f1b";  // 1f1b (interleaved when virtual_stages > 1) | gpipe
+    // Layers of each of the pp * virtual_stages virtual stages, in order; empty = stage_balance
+    // decides (parallel.stage_layout: uniform | balanced | [3, 4, ...]).
+    std::vector<int64_t> stage_layout;
+    std::string stage_balance = "uniform";
+    int zero = 1;  // 0 | 1: optimizer state divided over dp
+    struct Overlap {
+      bool grad_reduce = true;
+      bool param_gather = true;
+      bool p2p = true;
+      bool tp = true;
+    } overlap;
+    double bucket_mb = 0;  // gradients that travel together, MB of fp32; 0 = auto
   } parallel;
   struct Train {
     int64_t micro_batch = 0;   // sequences per rank and micro-step; 0 = auto: global_batch / dp
-    int64_t global_batch = 0;  // sequences per step, required
+    int64_t global_batch = 0;  // sequences per step, required unless `accumulate` is given
     int64_t seq_len = 0;       // required
-    int64_t steps = 0;         // required
+    int64_t steps = 0;         // one of steps, samples, tokens is required
+    int64_t samples = 0;       // length of the run in sequences; 0 = not given
+    int64_t tokens = 0;        // length of the run in tokens; 0 = not given
+    // Micro-batches per step and rank from an epoch (accumulate_by) on: {0: 8, 4: 4, 8: 1};
+    // a plain number is {0: n}. Empty = from global_batch.
+    std::map<int64_t, int64_t> accumulate;
+    std::string accumulate_by = "epoch";  // epoch | step
+    // Global batch from a step on: {0: 32, 1000: 64}. Empty = global_batch always.
+    std::map<int64_t, int64_t> batch_ramp;
+    bool deterministic = true;
     uint64_t seed = 1234;
     struct Eval {
       int64_t every = 0;  // steps; 0 = only at the end
@@ -58,22 +95,43 @@ struct TrainSpec {
     } eval;
   } train;
   struct Precision {
-    std::string dtype = "fp32";  // fp32 | bf16
+    std::string dtype = "fp32";  // fp32 | bf16 | fp16
+    // Dynamic loss scaling of fp16 (Megatron-LM's DynamicGradScaler).
+    struct LossScale {
+      double initial = 65536;
+      double min = 1;
+      int64_t window = 1000;   // steps without overflow after which it doubles
+      int64_t hysteresis = 2;  // overflows before it halves
+    } loss_scale;
   } precision;
+  struct Recompute {
+    std::string mode = "none";  // none | selective | full
+    std::string method = "";    // full: uniform | block; "" = uniform
+    int64_t layers = 0;  // uniform: per group; block: recomputed per chunk; 0 = auto (1, all)
+    std::vector<std::string> modules = {"core_attn"};  // selective: core_attn, mlp_act, norm, mlp
+    bool distribute = false;                           // full: saved inputs divided over TP
+  } recompute;
   struct Optimizer {
-    std::string type = "adamw";
-    double beta1 = 0.9;  // optimizer.betas: [beta1, beta2]
+    std::string type = "adamw";  // adamw | adam | sgd
+    double momentum = 0.9;       // of sgd
+    double beta1 = 0.9;          // optimizer.betas: [beta1, beta2]
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
+    // Weight decay moves from weight_decay to weight_decay_end over the run.
+    std::string weight_decay_ramp = "constant";  // constant | linear | cosine
+    double weight_decay_end = 0.1;
     double clip = 1.0;  // global gradient norm; 0 = off
   } optimizer;
   struct Lr {
     double max = 3e-4;
     double min = 0.0;
-    std::string schedule = "cosine";  // cosine | constant
-    int64_t warmup = 0;               // steps of linear rise from max/warmup... to max
-    int64_t decay = 0;                // step at which min is reached; 0 = train.steps
+    // cosine | linear | constant | inverse_sqrt | wsd
+    std::string schedule = "cosine";
+    int64_t warmup = 0;     // steps of linear rise from max/warmup... to max
+    int64_t decay = 0;      // step at which min is reached; 0 = train.steps
+    int64_t wsd_decay = 0;  // wsd: steps of the final decay; 0 = auto: a tenth of `decay`
+    std::string wsd_style = "cosine";  // exponential | linear | cosine | minus_sqrt
   } lr;
   struct Init {
     double std = 0.02;
@@ -94,6 +152,12 @@ struct TrainSpec {
   struct Log {
     int64_t every = 10;
   } log;
+  struct Health {
+    std::string nan = "stop";  // stop | skip: what a loss or gradient that is no number does
+  } health;
+  struct Launch {
+    std::string spawn = "processes";  // processes | threads: what the ranks of this machine are
+  } launch;
 };
 
 // Where a value came from, weakest first.
