@@ -33,6 +33,23 @@ void check_divisible(const char* operation, const Tensor& x, int size) {
       fmt::format("{} of {} elements cannot be divided over {} ranks", operation, x.numel(), size));
 }
 
+void check_part(const char* operation, const Tensor& mine, const Tensor& all, int rank, int size) {
+  check_divisible(operation, all, size);
+  if (mine.dtype != all.dtype || mine.numel() * size != all.numel()) {
+    refuse(fmt::format("{}: {} x {} is not the part of one of {} ranks in {} x {}", operation,
+                       mine.numel(), safetensors_name(mine.dtype), size, all.numel(),
+                       safetensors_name(all.dtype)));
+  }
+  const auto address = [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.data); };
+  const uint64_t part = static_cast<uint64_t>(mine.bytes());
+  const uint64_t first = address(all) + static_cast<uint64_t>(rank) * part;
+  const bool apart = address(mine) + part <= address(all) ||
+                     address(all) + static_cast<uint64_t>(all.bytes()) <= address(mine);
+  if (part == 0 || address(mine) == first || apart) return;
+  refuse(fmt::format("{}: the part of rank {} overlaps the whole, but is not in its place there",
+                     operation, rank));
+}
+
 void check_member(const char* operation, int rank, int size) {
   if (rank >= 0 && rank < size) return;
   refuse(fmt::format("{}: rank {} is not in a group of {}", operation, rank, size));

@@ -10,6 +10,9 @@ namespace mtl::comm {
 // All throw Error "comm.argument" (Exit::run_failed): a mistake of the caller, not of the machines.
 void check_reducible(const char* operation, const Tensor& x);
 void check_divisible(const char* operation, const Tensor& x, int size);
+// `all` is divisible, and `mine` is rank's part of it by size and type, and is exactly that part in
+// memory too, or does not overlap `all`.
+void check_part(const char* operation, const Tensor& mine, const Tensor& all, int rank, int size);
 void check_member(const char* operation, int rank, int size);
 void check_peer(const char* operation, int peer, int rank, int size);
 void check_group(std::span<const int> ranks, int rank, int size);

@@ -7,6 +7,10 @@
 // "comm.peer_lost" (Exit::run_failed) when a peer is known dead or has destroyed its world, and
 // "comm.mismatch" (Exit::run_failed) when the ranks call different operations or sizes. The first
 // such error of any rank ends the world: every rank that waits or comes later throws it too.
+//
+// Threads: a Communicator is used by one thread at a time, and different Communicators of a world
+// may be used at once. group() and allocate() are called by one thread at a time, also while other
+// threads use Communicators.
 #pragma once
 
 #include <chrono>
@@ -22,6 +26,22 @@ namespace mtl {
 
 enum class Reduce { sum, max };
 
+// What a rank has put into a group's collectives, in bytes of payload: of the whole tensor (the n
+// of the ring formulas, on every rank alike) for all_reduce, reduce_scatter, all_gather and
+// broadcast; of its own messages for send. A group of one counts nothing.
+struct Traffic {
+  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0, send = 0;
+  bool operator==(const Traffic&) const = default;
+  // Member-wise.
+  Traffic operator-(const Traffic& earlier) const {
+    return {.all_reduce = all_reduce - earlier.all_reduce,
+            .reduce_scatter = reduce_scatter - earlier.reduce_scatter,
+            .all_gather = all_gather - earlier.all_gather,
+            .broadcast = broadcast - earlier.broadcast,
+            .send = send - earlier.send};
+  }
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -29,19 +49,19 @@ class Communicator {
   virtual int rank() const = 0;  // within the group
   virtual void barrier() = 0;
   virtual void all_reduce(Tensor x, Reduce op = Reduce::sum) = 0;  // f32, f64, bf16, i32; in place
-  // Rank r receives the sum of elements [r*n/size, (r+1)*n/size) into that same range of x; other
-  // ranges are left undefined. numel % size == 0.
-  virtual void reduce_scatter(Tensor x) = 0;
-  // Rank r contributes its range [r*n/size, (r+1)*n/size) of x; afterwards all of x is complete.
-  // numel % size == 0.
-  virtual void all_gather(Tensor x) = 0;
+  // Rank r receives the sum of elements [r*n/size, (r+1)*n/size) of `all` in `mine` (n/size
+  // elements), which is that very range of `all` (in place) or does not overlap `all`. In place,
+  // the other ranges of `all` are left undefined; else all of it. numel % size == 0.
+  virtual void reduce_scatter(Tensor all, Tensor mine) = 0;
+  // Rank r contributes `mine` (n/size elements), which is the range [r*n/size, (r+1)*n/size) of
+  // `all` or does not overlap `all`; afterwards all of `all` is complete. numel % size == 0.
+  virtual void all_gather(Tensor mine, Tensor all) = 0;
   virtual void broadcast(Tensor x, int root) = 0;
   // Buffered: send() returns before its recv() as long as less than 64 MiB are under way between
   // the two (beyond that it waits for recv()). Messages of one pair arrive in order.
   virtual void send(Tensor x, int to) = 0;
   virtual void recv(Tensor x, int from) = 0;
-  // Payload bytes that this rank has put into collectives so far.
-  virtual int64_t bytes_sent() const = 0;
+  virtual const Traffic& traffic() const = 0;  // since the group was made
 };
 
 // The transport of one job as seen by one rank: makes the groups and the memory that they like
@@ -55,8 +75,12 @@ class CommWorld {
   // global order. A group of one costs nothing.
   virtual std::unique_ptr<Communicator> group(std::span<const int> ranks) = 0;
   // Collective over the world: zeroed memory, 4096-byte aligned, that peers can read directly
-  // (collectives on it need no staging).
+  // (collectives on it need no staging). The ranks may ask for different sizes.
   virtual void* allocate(size_t bytes) = 0;
+  // For a rank that has failed, from any of its threads: its operations under way in other threads
+  // and all later ones throw "comm.peer_lost", and peers that wait for it learn that it has left.
+  // Without it, they learn when the world and its last Communicator are destroyed.
+  virtual void leave() = 0;
 };
 
 // One rank, no peers.

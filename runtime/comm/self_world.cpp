@@ -1,5 +1,6 @@
-// One rank without peers: nothing moves, arguments are still checked so that a program that works
-// alone does not fail among many for a reason that it could have learned at once.
+// One rank without peers: nothing moves but between the two tensors of an operation, arguments are
+// still checked so that a program that works alone does not fail among many for a reason that it
+// could have learned at once.
 #include "runtime/comm/self_world.h"
 
 #include <algorithm>
@@ -24,12 +25,27 @@ class SelfCommunicator final : public Communicator {
   int rank() const override { return 0; }
   void barrier() override {}
   void all_reduce(Tensor x, Reduce) override { comm::check_reducible("all_reduce", x); }
-  void reduce_scatter(Tensor x) override { comm::check_reducible("reduce_scatter", x); }
-  void all_gather(Tensor) override {}
+  void reduce_scatter(Tensor all, Tensor mine) override {
+    comm::check_reducible("reduce_scatter", all);
+    comm::check_part("reduce_scatter", mine, all, 0, 1);
+    copy(mine, all);
+  }
+  void all_gather(Tensor mine, Tensor all) override {
+    comm::check_part("all_gather", mine, all, 0, 1);
+    copy(all, mine);
+  }
   void broadcast(Tensor, int root) override { comm::check_member("broadcast", root, 1); }
   void send(Tensor, int to) override { comm::check_peer("send", to, 0, 1); }
   void recv(Tensor, int from) override { comm::check_peer("recv", from, 0, 1); }
-  int64_t bytes_sent() const override { return 0; }
+  const Traffic& traffic() const override { return nothing_; }
+
+ private:
+  static void copy(const Tensor& to, const Tensor& from) {
+    if (to.data == from.data || to.numel() == 0) return;
+    std::memcpy(to.data, from.data, static_cast<size_t>(to.bytes()));
+  }
+
+  const Traffic nothing_ = {};
 };
 
 class SelfWorld final : public CommWorld {
@@ -56,6 +72,7 @@ class SelfWorld final : public CommWorld {
     blocks_.push_back({data, size});
     return data;
   }
+  void leave() override {}
 
  private:
   struct Block {

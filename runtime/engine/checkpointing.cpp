@@ -31,7 +31,8 @@ std::vector<std::string> gather(const std::string& mine, Communicator& world) {
   const auto slot = static_cast<size_t>(length);
   std::string all(slot * static_cast<size_t>(world.size()), ' ');  // JSON may end in spaces
   std::copy(mine.begin(), mine.end(), all.begin() + static_cast<ptrdiff_t>(slot) * world.rank());
-  world.all_gather(Tensor(all.data(), DType::u8, {static_cast<int64_t>(all.size())}));
+  const Tensor whole(all.data(), DType::u8, {static_cast<int64_t>(all.size())});
+  world.all_gather(whole.slice(world.rank() * int64_t{length}, length), whole);
   std::vector<std::string> parts;
   for (int rank = 0; rank < world.size(); ++rank) {
     parts.push_back(all.substr(slot * static_cast<size_t>(rank), slot));

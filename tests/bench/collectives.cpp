@@ -55,16 +55,20 @@ void measure(CommWorld& world, int repetitions) {
   const Tensor half(arena, DType::bf16, {numel});
   const Tensor tiny(arena, DType::f32, {1});
   Communicator& g = *group;
+  const auto part = [&](const Tensor& x) {
+    return x.slice(g.rank() * (x.numel() / g.size()), x.numel() / g.size());
+  };
   const double large = static_cast<double>(kLarge);
   const std::vector<Case> cases = {
       {"triad", 3 * large, 1, [&] { triad(heap.data(), b.data(), c.data(), numel); }},
       {"all_reduce 64 MB, resident", large, 1, [&] { g.all_reduce(resident); }},
       {"all_reduce 64 MB, staged", large, 1, [&] { g.all_reduce(staged); }},
       {"all_reduce 32 MB bf16, resident", large / 2, 1, [&] { g.all_reduce(half); }},
-      {"reduce_scatter 64 MB, resident", large, 1, [&] { g.reduce_scatter(resident); }},
-      {"reduce_scatter 64 MB, staged", large, 1, [&] { g.reduce_scatter(staged); }},
-      {"all_gather 64 MB, resident", large, 1, [&] { g.all_gather(resident); }},
-      {"all_gather 64 MB, staged", large, 1, [&] { g.all_gather(staged); }},
+      {"reduce_scatter 64 MB, resident", large, 1,
+       [&] { g.reduce_scatter(resident, part(resident)); }},
+      {"reduce_scatter 64 MB, staged", large, 1, [&] { g.reduce_scatter(staged, part(staged)); }},
+      {"all_gather 64 MB, resident", large, 1, [&] { g.all_gather(part(resident), resident); }},
+      {"all_gather 64 MB, staged", large, 1, [&] { g.all_gather(part(staged), staged); }},
       {"send/recv 64 MB in a ring", large, 1,
        [&] {
          g.send(staged, (g.rank() + 1) % g.size());
@@ -74,8 +78,8 @@ void measure(CommWorld& world, int repetitions) {
       {"reduce_scatter + all_gather 4 B per rank", 0, 1000,
        [&] {
          const Tensor x(arena, DType::f32, {g.size()});
-         g.reduce_scatter(x);
-         g.all_gather(x);
+         g.reduce_scatter(x, part(x));
+         g.all_gather(part(x), x);
        }},
       {"barrier", 0, 1000, [&] { g.barrier(); }},
   };

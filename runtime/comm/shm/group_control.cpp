@@ -45,10 +45,9 @@ std::string describe(const Descriptor& what) {
   switch (what.op) {
     case Op::none:
     case Op::join:
+    case Op::allocate:
     case Op::barrier:
       return name_of(what.op);
-    case Op::allocate:
-      return fmt::format("allocate({} bytes)", what.numel);
     case Op::all_reduce:
       return fmt::format("all_reduce({} x {}, {})", what.numel, safetensors_name(what.dtype),
                          what.reduce == Reduce::sum ? "sum" : "max");

@@ -4,6 +4,7 @@
 //   resident  (all tensors lie in arenas, at any offsets) ranks read and write each other's
 //             tensors in place, between two barriers;
 //   staged    the tensors pass through the staging areas, chunk by chunk.
+// Reduce-scatter and all-gather write only the caller's own memory, whether in place or not.
 // begin() tells all ranks what all others have, so that all take the same path.
 #include "runtime/comm/shm/shm_communicator.h"
 
@@ -22,9 +23,9 @@ namespace {
 
 constexpr int64_t kCacheLine = 64;
 
-// A null pointer is fine for no bytes, but not for memcpy.
+// A null pointer is fine for no bytes, but not for memcpy; nor is a copy onto itself.
 void copy(void* target, const void* source, int64_t bytes) {
-  if (bytes > 0) std::memcpy(target, source, static_cast<size_t>(bytes));
+  if (bytes > 0 && target != source) std::memcpy(target, source, static_cast<size_t>(bytes));
 }
 
 struct Range {
@@ -46,9 +47,12 @@ ShmCommunicator::ShmCommunicator(std::unique_ptr<GroupControl> group) : group_(s
   tensors_.resize(staging_.size());
 }
 
-Descriptor ShmCommunicator::descriptor(Op op, const Tensor& x) const {
+Descriptor ShmCommunicator::descriptor(Op op, const Tensor& x, const Tensor& read_by_peers) const {
   Descriptor what = {.op = op, .dtype = x.dtype, .numel = x.numel()};
-  if (!small(x)) what.residence = group_->world().find(x.data, x.bytes()).value_or(Residence());
+  if (!small(x)) {
+    what.residence =
+        group_->world().find(read_by_peers.data, read_by_peers.bytes()).value_or(Residence());
+  }
   return what;
 }
 
@@ -73,9 +77,9 @@ void ShmCommunicator::barrier() {
 
 void ShmCommunicator::all_reduce(Tensor x, Reduce op) {
   comm::check_reducible("all_reduce", x);
-  Descriptor what = descriptor(Op::all_reduce, x);
+  Descriptor what = descriptor(Op::all_reduce, x, x);
   what.reduce = op;
-  bytes_sent_ += x.bytes();
+  traffic_.all_reduce += x.bytes();
   if (small(x)) {
     copy(group_->next_small_slot(), x.data, x.bytes());
     group_->begin(what);
@@ -115,99 +119,98 @@ void ShmCommunicator::staged_all_reduce(const Tensor& x, Reduce op) {
   }
 }
 
-void ShmCommunicator::reduce_scatter(Tensor x) {
-  comm::check_reducible("reduce_scatter", x);
-  comm::check_divisible("reduce_scatter", x, size());
-  const Descriptor what = descriptor(Op::reduce_scatter, x);
-  const int64_t count = x.numel() / size();
-  const Tensor own = x.slice(rank() * count, count);
-  bytes_sent_ += x.bytes();
-  if (small(x)) {
-    copy(group_->next_small_slot(), x.data, x.bytes());
+void ShmCommunicator::reduce_scatter(Tensor all, Tensor mine) {
+  comm::check_reducible("reduce_scatter", all);
+  comm::check_part("reduce_scatter", mine, all, rank(), size());
+  const Descriptor what = descriptor(Op::reduce_scatter, all, all);
+  traffic_.reduce_scatter += all.bytes();
+  if (small(all)) {
+    copy(group_->next_small_slot(), all.data, all.bytes());
     group_->begin(what);
     inputs_.clear();
-    for (int rank = 0; rank < size(); ++rank) {
-      inputs_.push_back(group_->small_slot(rank) + own.bytes() * this->rank());
+    for (int from = 0; from < size(); ++from) {
+      inputs_.push_back(group_->small_slot(from) + mine.bytes() * rank());
     }
-    reduce_in_order(x.dtype, Reduce::sum, inputs_, {&own.data, 1}, count);
+    reduce_in_order(mine.dtype, Reduce::sum, inputs_, {&mine.data, 1}, mine.numel());
     return;
   }
   group_->begin(what);
-  if (!find_tensors()) return staged_reduce_scatter(x);
-  inputs_from(tensors_, own.bytes() * rank());
-  reduce_in_order(x.dtype, Reduce::sum, inputs_, {&own.data, 1}, count);
+  if (!find_tensors()) return staged_reduce_scatter(all, mine);
+  // In place, the range that we overwrite is the one that nobody else reads.
+  inputs_from(tensors_, mine.bytes() * rank());
+  reduce_in_order(mine.dtype, Reduce::sum, inputs_, {&mine.data, 1}, mine.numel());
   group_->barrier();
 }
 
-void ShmCommunicator::staged_reduce_scatter(const Tensor& x) {
+void ShmCommunicator::staged_reduce_scatter(const Tensor& all, const Tensor& mine) {
   // A chunk holds the same stretch of every rank's range, side by side. While one half is read the
   // other is filled, and the barrier in between is the only one.
-  const int64_t element = bytes_of(x.dtype);
-  const int64_t count = x.numel() / size();
+  const int64_t element = bytes_of(all.dtype);
+  const int64_t count = mine.numel();
   const int64_t chunk = kStagingBytes / 2 / size() / kCacheLine * kCacheLine / element;
   int64_t half = 0;
   for (int64_t first = 0; first < count; first += chunk) {
     const int64_t n = std::min(chunk, count - first);
     char* own = group_->staging(rank()) + half;
     for (int to = 0; to < size(); ++to) {
-      copy(own + to * chunk * element, x.slice(to * count + first, n).data, n * element);
+      copy(own + to * chunk * element, all.slice(to * count + first, n).data, n * element);
     }
     group_->barrier();
     inputs_from(staging_, half + rank() * chunk * element);
-    const Tensor piece = x.slice(rank() * count + first, n);
-    reduce_in_order(x.dtype, Reduce::sum, inputs_, {&piece.data, 1}, n);
+    const Tensor piece = mine.slice(first, n);
+    reduce_in_order(all.dtype, Reduce::sum, inputs_, {&piece.data, 1}, n);
     half = kStagingBytes / 2 - half;
   }
 }
 
-void ShmCommunicator::all_gather(Tensor x) {
-  comm::check_divisible("all_gather", x, size());
-  const Descriptor what = descriptor(Op::all_gather, x);
-  const int64_t count = x.numel() / size();
-  const Tensor own = x.slice(rank() * count, count);
-  bytes_sent_ += own.bytes();
-  const auto take = [&](int from, const char* source) {
-    if (from != rank()) copy(x.slice(from * count, count).data, source, own.bytes());
+void ShmCommunicator::all_gather(Tensor mine, Tensor all) {
+  comm::check_part("all_gather", mine, all, rank(), size());
+  const Descriptor what = descriptor(Op::all_gather, all, mine);
+  traffic_.all_gather += all.bytes();
+  const auto take = [&](int from, const void* source) {
+    copy(all.slice(from * mine.numel(), mine.numel()).data, source, mine.bytes());
   };
-  if (small(x)) {
-    copy(group_->next_small_slot(), own.data, own.bytes());
+  if (small(all)) {
+    copy(group_->next_small_slot(), mine.data, mine.bytes());
     group_->begin(what);
     for (int from = 0; from < size(); ++from) take(from, group_->small_slot(from));
     return;
   }
   group_->begin(what);
-  if (!find_tensors()) return staged_all_gather(x);
+  if (!find_tensors()) return staged_all_gather(mine, all);
   // Each rank starts with its neighbour, so that they do not all read the same memory at once.
   for (int i = 1; i < size(); ++i) {
     const int from = (rank() + i) % size();
-    take(from, tensors_[static_cast<size_t>(from)] + from * own.bytes());
+    take(from, tensors_[static_cast<size_t>(from)]);
   }
+  take(rank(), mine.data);
   group_->barrier();
 }
 
-void ShmCommunicator::staged_all_gather(const Tensor& x) {
-  const int64_t element = bytes_of(x.dtype);
-  const int64_t count = x.numel() / size();
+void ShmCommunicator::staged_all_gather(const Tensor& mine, const Tensor& all) {
+  const int64_t element = bytes_of(all.dtype);
+  const int64_t count = mine.numel();
   const int64_t chunk = kStagingBytes / 2 / element;
   int64_t half = 0;
   for (int64_t first = 0; first < count; first += chunk) {
     const int64_t n = std::min(chunk, count - first);
-    copy(group_->staging(rank()) + half, x.slice(rank() * count + first, n).data, n * element);
+    copy(group_->staging(rank()) + half, mine.slice(first, n).data, n * element);
     group_->barrier();
     for (int i = 1; i < size(); ++i) {
       const int from = (rank() + i) % size();
-      copy(x.slice(from * count + first, n).data, group_->staging(from) + half, n * element);
+      copy(all.slice(from * count + first, n).data, group_->staging(from) + half, n * element);
     }
     half = kStagingBytes / 2 - half;
   }
+  copy(all.slice(rank() * count, count).data, mine.data, mine.bytes());
 }
 
 void ShmCommunicator::broadcast(Tensor x, int root) {
   comm::check_member("broadcast", root, size());
-  Descriptor what = descriptor(Op::broadcast, x);
+  Descriptor what = descriptor(Op::broadcast, x, x);
   what.root = root;
   const bool source = rank() == root;
-  if (source) bytes_sent_ += x.bytes();
+  traffic_.broadcast += x.bytes();
   if (small(x)) {
     if (source) copy(group_->next_small_slot(), x.data, x.bytes());
     group_->begin(what);
@@ -261,7 +264,7 @@ void ShmCommunicator::send(Tensor x, int to) {
     channel.posted.set(posted + 1);
     done += bytes;
   } while (done < x.bytes());
-  bytes_sent_ += x.bytes();
+  traffic_.send += x.bytes();
 }
 
 void ShmCommunicator::recv(Tensor x, int from) {

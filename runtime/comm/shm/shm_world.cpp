@@ -80,7 +80,7 @@ class ShmWorld final : public CommWorld {
     SharedMemory own = SharedMemory::create("mtl-arena", rounded);
     const uint64_t key = key_of({}, static_cast<uint64_t>(state_->regions()));
     state_->announce(key, own.name());
-    all_->begin({.op = Op::allocate, .numel = static_cast<int64_t>(bytes)});
+    all_->begin({.op = Op::allocate});
     std::vector<SharedMemory> mappings(static_cast<size_t>(size()));
     try {
       for (int peer = 0; peer < size(); ++peer) {
@@ -98,6 +98,8 @@ class ShmWorld final : public CommWorld {
     state_->add_region(std::move(mappings));
     return data;
   }
+
+  void leave() override { state_->leave(); }
 
  private:
   const std::shared_ptr<WorldState> state_;

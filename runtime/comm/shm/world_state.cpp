@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <sched.h>
 #include <thread>
 
@@ -62,7 +63,7 @@ WorldState::WorldState(int rank, std::vector<Identity> identities,
 }
 
 WorldState::~WorldState() {
-  member(rank_).departed.store(1, std::memory_order_release);
+  leave();
 }
 
 Failure& WorldState::failure() const {
@@ -131,7 +132,13 @@ std::optional<std::string> WorldState::why_lost(int rank) const {
 
 void WorldState::check_failure() const {
   const Failure& end = failure();
-  if (end.state.load(std::memory_order_acquire) == Failure::none) return;
+  if (end.state.load(std::memory_order_acquire) == Failure::none) {
+    if (member(rank_).departed.load(std::memory_order_acquire) == 0) return;
+    throw Error(Exit::run_failed,
+                {.code = "comm.peer_lost",
+                 .what = fmt::format("rank {} has left: another of its threads failed", rank_),
+                 .help = "the first error in the log of this rank says why"});
+  }
   const Clock::time_point patience = Clock::now() + kFailurePatience;
   while (end.state.load(std::memory_order_acquire) != Failure::complete) {
     if (Clock::now() > patience) {
@@ -178,7 +185,24 @@ MemoryName WorldState::announcement(int rank, uint64_t key,
   return peer.memory;
 }
 
+void WorldState::add_region(std::vector<SharedMemory> mappings) {
+  const std::unique_lock lock(regions_mutex_);
+  regions_.push_back(std::move(mappings));
+}
+
+int WorldState::regions() const {
+  const std::shared_lock lock(regions_mutex_);
+  return static_cast<int>(regions_.size());
+}
+
+char* WorldState::address(Residence residence, int rank) const {
+  const std::shared_lock lock(regions_mutex_);
+  return regions_[static_cast<size_t>(residence.region)][static_cast<size_t>(rank)].data() +
+         residence.offset;
+}
+
 std::optional<Residence> WorldState::find(const void* data, int64_t bytes) const {
+  const std::shared_lock lock(regions_mutex_);
   const uintptr_t first = reinterpret_cast<uintptr_t>(data);
   for (size_t i = 0; i < regions_.size(); ++i) {
     const SharedMemory& own = regions_[i][static_cast<size_t>(rank_)];

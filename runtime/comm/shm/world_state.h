@@ -1,10 +1,13 @@
 // What the groups of one rank share: the world's control memory (who is alive, has anybody failed,
-// who announces which memory), the arenas, and the one way to wait for other ranks.
+// who announces which memory), the arenas, and the one way to wait for other ranks. Several threads
+// of a rank may wait, fail and look up memory at once; announcing and adding memory is for one
+// thread at a time, meanwhile.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +21,7 @@ namespace mtl::shm {
 
 // In the control memory, which starts zeroed. One writer per field unless it is atomic.
 struct Member {
-  std::atomic<uint32_t> departed;  // its world has been destroyed
+  std::atomic<uint32_t> departed;  // its world has been destroyed, or it has failed
   // Memory that this rank announces at the moment: `key` says for what, 0 = for nothing.
   Signal announced;
   std::atomic<uint64_t> key;
@@ -65,7 +68,10 @@ class WorldState {
             const std::function<std::vector<int>()>& missing,
             const std::function<std::string()>& doing);
 
-  // Throws what ended the world, if something did.
+  // We come to nothing any more: waits of our other threads throw, peers that wait for us learn it.
+  void leave() { member(rank_).departed.store(1, std::memory_order_release); }
+
+  // Throws what ended the world, if something did, for all or (leave()) for us.
   void check_failure() const;
   // Records the error as the world's end unless there is one already, and throws it. Sleepers on
   // `signal` learn of it at once, all others within the interval at which sleepers look around.
@@ -76,13 +82,10 @@ class WorldState {
   MemoryName announcement(int rank, uint64_t key, const std::function<std::string()>& doing);
 
   // One arena allocation as seen by this rank: its own and the peers' mappings, by rank.
-  void add_region(std::vector<SharedMemory> mappings) { regions_.push_back(std::move(mappings)); }
-  int regions() const { return static_cast<int>(regions_.size()); }
+  void add_region(std::vector<SharedMemory> mappings);
+  int regions() const;
   std::optional<Residence> find(const void* data, int64_t bytes) const;
-  char* address(Residence residence, int rank) const {
-    return regions_[static_cast<size_t>(residence.region)][static_cast<size_t>(rank)].data() +
-           residence.offset;
-  }
+  char* address(Residence residence, int rank) const;
 
  private:
   Failure& failure() const;
@@ -95,6 +98,7 @@ class WorldState {
   const std::chrono::milliseconds timeout_;
   SharedMemory control_;
   bool spins_ = false;
+  mutable std::shared_mutex regions_mutex_;
   std::vector<std::vector<SharedMemory>> regions_;
 };
 

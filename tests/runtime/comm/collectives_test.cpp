@@ -1,4 +1,5 @@
 // Every operation, type and path gives the exact bits of the rank-order reference on every rank.
+#include <cstring>
 #include <random>
 #include <rapidcheck.h>
 
@@ -12,16 +13,19 @@ using namespace mtl::test;
 
 namespace {
 
-constexpr Kind kKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max, Kind::reduce_scatter,
-                           Kind::all_gather,     Kind::broadcast,      Kind::ring};
+constexpr Kind kKinds[] = {
+    Kind::all_reduce_sum,       Kind::all_reduce_max,   Kind::reduce_scatter, Kind::all_gather,
+    Kind::reduce_scatter_apart, Kind::all_gather_apart, Kind::broadcast,      Kind::ring};
 constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::u8};
 
 bool reduces(Kind kind) {
   return kind == Kind::all_reduce_sum || kind == Kind::all_reduce_max ||
-         kind == Kind::reduce_scatter;
+         kind == Kind::reduce_scatter || kind == Kind::reduce_scatter_apart;
 }
 int64_t fit(Kind kind, int64_t numel, int size) {
-  return kind == Kind::reduce_scatter || kind == Kind::all_gather ? numel / size * size : numel;
+  if (kind == Kind::reduce_scatter || kind == Kind::all_gather) return numel / size * size;
+  const bool apart = kind == Kind::reduce_scatter_apart || kind == Kind::all_gather_apart;
+  return apart ? numel / (size + 1) * (size + 1) : numel;
 }
 
 enum class Memory { arena, heap, mixed };
@@ -156,7 +160,7 @@ TEST_CASE("property: random sequences of operations in random memory") {
     };
     std::vector<Step> steps;
     for (int i = 0; i < 30; ++i) {
-      const Kind kind = kKinds[below(6)];
+      const Kind kind = kKinds[below(std::size(kKinds))];
       const DType dtype = kTypes[below(reduces(kind) ? 4 : 5)];
       const int64_t limit = below(8) == 0 ? 300'000 : below(2) == 0 ? 5'000 : 300;
       steps.push_back({kind, dtype, fit(kind, below(static_cast<uint32_t>(limit)), size),
@@ -215,25 +219,95 @@ TEST_CASE("send and recv: order, sizes above the buffer, both directions at once
         })) == "");
 }
 
-TEST_CASE("bytes_sent counts this rank's payload") {
-  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
-          const auto group = world.group(all_ranks(2));
-          std::vector<float> data(2000);
-          const Tensor x(data.data(), DType::f32, {2000});
-          group->barrier();
-          expect(group->bytes_sent() == 0, "a barrier has no payload");
-          group->all_reduce(x);
-          expect(group->bytes_sent() == 8000, "all_reduce");
-          group->reduce_scatter(x);
-          expect(group->bytes_sent() == 16'000, "reduce_scatter");
-          group->all_gather(x);
-          expect(group->bytes_sent() == 20'000, "all_gather");
-          group->broadcast(x, 1);
-          expect(group->bytes_sent() == (world.rank() == 1 ? 28'000 : 20'000), "broadcast");
-          if (world.rank() == 0) group->send(x, 1);
-          if (world.rank() == 1) group->recv(x, 0);
-          expect(group->bytes_sent() == 28'000, "send");
-        })) == "");
+TEST_CASE("out of place gives the bits of in place wherever the whole and the part lie") {
+  for (const int64_t numel : {600, 60'000, 1'200'000}) {
+    CAPTURE(numel);
+    CHECK(problem_of(run_threads(3, [&](CommWorld& world) {
+            const auto group = world.group(all_ranks(3));
+            const int64_t count = numel / 3;
+            float* arena = static_cast<float*>(world.allocate(8 * static_cast<size_t>(numel)));
+            std::vector<float> heap(static_cast<size_t>(2 * numel)), sum(count), whole(numel);
+            const Tensor in_place(heap.data(), DType::f32, {numel});
+            const auto same = [](const Tensor& x, const std::vector<float>& y) {
+              return std::memcmp(x.data, y.data(), y.size() * sizeof(float)) == 0;
+            };
+            fill(in_place, 3, world.rank());
+            group->all_gather(part_of(in_place, *group), in_place);
+            std::copy_n(heap.begin(), numel, whole.begin());
+            fill(in_place, 3, world.rank());
+            group->reduce_scatter(in_place, part_of(in_place, *group));
+            std::copy_n(part_of(in_place, *group).as<float>(), count, sum.begin());
+            for (int where = 0; where < 5; ++where) {
+              // The last time, every rank has another.
+              const int own = where == 4 ? world.rank() + 1 : where;
+              float* const first = own % 2 == 0 ? arena : heap.data();
+              float* const second = (own / 2 % 2 == 0 ? arena : heap.data()) + numel;
+              const Tensor all(first, DType::f32, {numel});
+              const Tensor mine(second, DType::f32, {count});
+              fill(all, 3, world.rank());
+              group->reduce_scatter(all, mine);
+              expect(same(mine, sum), "reduce_scatter");
+              fill(all, 3, world.rank());
+              std::memcpy(mine.data, part_of(all, *group).data, static_cast<size_t>(mine.bytes()));
+              std::memset(all.data, 0xee, static_cast<size_t>(all.bytes()));
+              group->all_gather(mine, all);
+              expect(same(all, whole), "all_gather");
+            }
+          })) == "");
+  }
+}
+
+TEST_CASE("arenas of different sizes") {
+  const auto body = [](CommWorld& world) {
+    const auto group = world.group(all_ranks(3));
+    for (int round = 0; round < 2; ++round) {
+      // Rank 1 asks for least; each uses the end of its own.
+      const size_t bytes = size_t{1 << 20} * static_cast<size_t>(1 + (world.rank() + 2) % 3);
+      char* arena = static_cast<char*>(world.allocate(bytes));
+      char* data = arena + bytes - 400'000;
+      for (const Kind kind : kKinds) {
+        run_and_check(*group, all_ranks(3), kind, Tensor(data, DType::f32, {fit(kind, 100'000, 3)}),
+                      7);
+      }
+    }
+    expect(world.rank() != 0 || world.allocate(0) != nullptr, "no bytes");
+    if (world.rank() != 0) world.allocate(10'000);
+  };
+  CHECK(problem_of(run_threads(3, body)) == "");
+  CHECK(problem_of(run_processes(3, body)) == "");
+}
+
+TEST_CASE("traffic counts whole tensors of collectives and own messages") {
+  const auto body = [](CommWorld& world) {
+    for (const int64_t numel : {200, 2000, 800'000}) {
+      const auto group = world.group(all_ranks(2));
+      std::vector<float> data(static_cast<size_t>(2 * numel));
+      const Tensor x(data.data(), DType::f32, {numel});
+      const Tensor apart(data.data() + numel, DType::f32, {numel / 2});
+      group->barrier();
+      expect(group->traffic() == Traffic(), "a barrier has no payload");
+      group->all_reduce(x);
+      group->all_reduce(x.slice(0, 10), Reduce::max);
+      expect(group->traffic() == Traffic{.all_reduce = 4 * numel + 40}, "all_reduce");
+      Traffic before = group->traffic();
+      group->reduce_scatter(x, part_of(x, *group));
+      group->reduce_scatter(x, apart);
+      expect(group->traffic() - before == Traffic{.reduce_scatter = 8 * numel}, "reduce_scatter");
+      before = group->traffic();
+      group->all_gather(part_of(x, *group), x);
+      group->all_gather(apart, x);
+      expect(group->traffic() - before == Traffic{.all_gather = 8 * numel}, "all_gather");
+      before = group->traffic();
+      group->broadcast(x, 1);
+      expect(group->traffic() - before == Traffic{.broadcast = 4 * numel}, "broadcast");
+      before = group->traffic();
+      if (world.rank() == 0) group->send(x, 1);
+      if (world.rank() == 1) group->recv(x, 0);
+      expect(group->traffic() - before == Traffic{.send = world.rank() == 0 ? 4 * numel : 0},
+             "send");
+    }
+  };
+  CHECK(problem_of(run_threads(2, body)) == "");
 }
 
 TEST_CASE("communicators outlive the world object that made them") {
@@ -259,12 +333,21 @@ TEST_CASE("a world of one needs no peers") {
   data[0] = 7;
   const Tensor x(data, DType::f32, {25});
   group->all_reduce(x);
-  group->reduce_scatter(x);
-  group->all_gather(x);
+  group->reduce_scatter(x, x);
+  group->all_gather(x, x);
   group->broadcast(x, 0);
   group->barrier();
   CHECK(data[0] == 7);
-  CHECK(group->bytes_sent() == 0);
+  float other[25] = {};
+  const Tensor apart(other, DType::f32, {25});
+  group->reduce_scatter(x, apart);
+  CHECK(other[0] == 7);
+  other[24] = 9;
+  group->all_gather(apart, x);
+  CHECK(data[24] == 9);
+  CHECK(group->traffic() == Traffic());
+  CHECK_THROWS_AS(group->all_gather(x.slice(0, 24), x), Error);
+  CHECK_THROWS_AS(group->reduce_scatter(x.slice(0, 20), x.slice(3, 20)), Error);
   CHECK_THROWS_AS(group->send(x, 0), Error);
   CHECK_THROWS_AS(group->broadcast(x, 1), Error);
   CHECK_THROWS_AS(group->all_reduce(Tensor(data, DType::u8, {4})), Error);

@@ -59,7 +59,8 @@ TEST_CASE("ranks that do different things are told which") {
   };
   SUBCASE("operation") {
     body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      odd ? group.all_gather(buffer.tensor(6)) : group.all_reduce(buffer.tensor(6));
+      odd ? group.all_gather(part_of(buffer.tensor(6), group), buffer.tensor(6))
+          : group.all_reduce(buffer.tensor(6));
     });
     parts.insert(parts.end(), {"all_reduce(6 x F32, sum)", "all_gather(6 x F32)"});
   }
@@ -92,10 +93,6 @@ TEST_CASE("ranks that do different things are told which") {
       odd ? group.barrier() : group.all_reduce(buffer.tensor(5));
     });
     parts.push_back("rank 2 calls barrier");
-  }
-  SUBCASE("the size of an arena") {
-    body = [](CommWorld& world) { world.allocate(world.rank() == 2 ? 8192 : 4096); };
-    parts.insert(parts.end(), {"allocate(8192 bytes)", "allocate(4096 bytes)"});
   }
   check_all(run_threads(3, body), "comm.mismatch", parts);
 }
@@ -343,8 +340,23 @@ TEST_CASE("arguments that cannot be right are refused before anything moves") {
             return false;
           };
           expect(refused([&] { group->all_reduce(buffer.tensor(4, DType::u8)); }), "u8");
-          expect(refused([&] { group->reduce_scatter(buffer.tensor(5)); }), "5 over 2");
-          expect(refused([&] { group->all_gather(buffer.tensor(5)); }), "5 over 2");
+          const auto both_refuse = [&](Tensor all, Tensor mine, const std::string& what) {
+            expect(refused([&] { group->reduce_scatter(all, mine); }), what + ", reduce_scatter");
+            expect(refused([&] { group->all_gather(mine, all); }), what + ", all_gather");
+          };
+          const Tensor all = buffer.tensor(6);
+          const Tensor apart = Tensor(buffer.data.data() + 6, DType::f32, {3});
+          both_refuse(buffer.tensor(5), buffer.tensor(5).slice(0, 2), "5 over 2");
+          both_refuse(all, apart.slice(0, 2), "too small a part");
+          both_refuse(all, Tensor(apart.data, DType::bf16, {3}), "another type");
+          both_refuse(all, all.slice(1, 3), "an overlap");
+          both_refuse(all, all.slice(world.rank() == 0 ? 3 : 0, 3), "the other's range");
+          both_refuse(buffer.tensor(9).slice(2, 6), all.slice(0, 3), "an overlap of the beginning");
+          expect(refused([&] {
+                   group->reduce_scatter(Tensor(all.data, DType::u8, {6}),
+                                         Tensor(apart.data, DType::u8, {3}));
+                 }),
+                 "u8");
           expect(refused([&] { group->broadcast(buffer.tensor(5), 2); }), "root");
           expect(refused([&] { group->send(buffer.tensor(5), world.rank()); }), "self");
           expect(refused([&] { group->recv(buffer.tensor(5), -1); }), "peer");

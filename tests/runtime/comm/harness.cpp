@@ -255,7 +255,6 @@ void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, c
                    uint64_t seed) {
   const int n = group.size();
   const int own = group.rank();
-  const int64_t count = x.numel() / n;
   const auto wrong = [&](const char* what, int64_t i) {
     throw std::runtime_error(std::string(what) + " of " + std::to_string(x.numel()) + " " +
                              std::string(safetensors_name(x.dtype)) + " among " +
@@ -273,17 +272,36 @@ void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, c
       break;
     }
     case Kind::reduce_scatter:
-      group.reduce_scatter(x);
-      for (int64_t i = own * count; i < (own + 1) * count; i = next_to_check(i, x.numel())) {
-        if (!is_reduced(x, i, seed, ranks, Reduce::sum)) wrong("reduce_scatter", i);
+    case Kind::reduce_scatter_apart: {
+      const bool apart = kind == Kind::reduce_scatter_apart;
+      const Tensor all = x.slice(0, apart ? x.numel() / (n + 1) * n : x.numel());
+      const Tensor place = part_of(all, group);
+      const Tensor mine = apart ? x.slice(all.numel(), place.numel()) : place;
+      group.reduce_scatter(all, mine);
+      std::memmove(place.data, mine.data, static_cast<size_t>(place.bytes()));
+      const int64_t first = own * place.numel();
+      for (int64_t i = first; i < first + place.numel(); i = next_to_check(i, all.numel())) {
+        if (!is_reduced(all, i, seed, ranks, Reduce::sum)) wrong("reduce_scatter", i);
       }
       break;
+    }
     case Kind::all_gather:
-      group.all_gather(x);
-      for (int64_t i = 0; i < x.numel(); i = next_to_check(i, x.numel())) {
-        if (!is_of(x, i, seed, ranks[static_cast<size_t>(i / count)])) wrong("all_gather", i);
+    case Kind::all_gather_apart: {
+      const bool apart = kind == Kind::all_gather_apart;
+      const Tensor all = x.slice(0, apart ? x.numel() / (n + 1) * n : x.numel());
+      const Tensor place = part_of(all, group);
+      const Tensor mine = apart ? x.slice(all.numel(), place.numel()) : place;
+      if (apart && mine.bytes() > 0) {
+        std::memcpy(mine.data, place.data, static_cast<size_t>(mine.bytes()));
+        std::memset(place.data, 0x55, static_cast<size_t>(place.bytes()));
+      }
+      group.all_gather(mine, all);
+      for (int64_t i = 0; i < all.numel(); i = next_to_check(i, all.numel())) {
+        const int64_t from = i / place.numel();
+        if (!is_of(all, i, seed, ranks[static_cast<size_t>(from)])) wrong("all_gather", i);
       }
       break;
+    }
     case Kind::broadcast: {
       const int root = static_cast<int>(seed % static_cast<uint64_t>(n));
       group.broadcast(x, root);

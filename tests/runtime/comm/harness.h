@@ -54,8 +54,24 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
 // Whether element `i` has the exact bits of `rank`'s value.
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank);
 
-// One collective on `x` with arguments of this group; throws if an element's bits are wrong.
-enum class Kind { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, broadcast, ring };
+// The rank's range of `all`, for operations in place.
+inline Tensor part_of(const Tensor& all, const Communicator& group) {
+  const int64_t count = all.numel() / group.size();
+  return all.slice(group.rank() * count, count);
+}
+
+// One collective on `x` with arguments of this group; throws if an element's bits are wrong. The
+// kinds `_apart` are out of place: x holds the whole and then the rank's part, n + 1 equal ranges.
+enum class Kind {
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  reduce_scatter_apart,
+  all_gather,
+  all_gather_apart,
+  broadcast,
+  ring
+};
 void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,
                    uint64_t seed);
 

@@ -1,0 +1,81 @@
+// One mutex for what both threads use; started_ is its owner's, the work itself runs without it.
+#include "runtime/comm/queue.h"
+
+#include <cstdio>
+#include <utility>
+
+namespace mtl {
+
+CommQueue::CommQueue(bool asynchronous) : asynchronous_(asynchronous) {}
+
+CommQueue::~CommQueue() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (!error_ || thrown_) return;
+  try {
+    std::rethrow_exception(error_);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "communication failed and nobody waited for it: %s\n", error.what());
+  } catch (...) {
+    std::fprintf(stderr, "communication failed and nobody waited for it\n");
+  }
+}
+
+CommQueue::Ticket CommQueue::start(std::function<void()> work) {
+  if (!asynchronous_) {
+    if (!error_) execute(work);  // there is no other thread
+    done_ = ++started_;
+    return started_;
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  {
+    const std::scoped_lock lock(mutex_);
+    waiting_.push_back(std::move(work));
+  }
+  changed_.notify_all();
+  return ++started_;
+}
+
+void CommQueue::wait(Ticket ticket) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_ >= ticket; });
+  if (!error_) return;
+  thrown_ = true;
+  std::rethrow_exception(error_);
+}
+
+void CommQueue::wait_all() {
+  wait(started_);
+}
+
+void CommQueue::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return ending_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const std::function<void()> work = std::move(waiting_.front());
+    waiting_.pop_front();
+    if (!error_) {
+      lock.unlock();
+      execute(work);
+      lock.lock();
+    }
+    ++done_;
+    changed_.notify_all();
+  }
+}
+
+void CommQueue::execute(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    error_ = std::current_exception();
+  }
+}
+
+}  // namespace mtl
