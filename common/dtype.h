@@ -6,7 +6,13 @@
 
 namespace mtl {
 
-enum class DType : uint8_t { f32, bf16, f64, i32, u8 };
+// f16 is IEEE half precision (common/half.h converts it).
+enum class DType : uint8_t { f32, bf16, f16, f64, i32, u8 };
+
+// The types of weights and activations.
+constexpr bool is_compute_type(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
 
 constexpr int64_t bytes_of(DType dtype) {
   switch (dtype) {
@@ -14,6 +20,7 @@ constexpr int64_t bytes_of(DType dtype) {
     case DType::i32:
       return 4;
     case DType::bf16:
+    case DType::f16:
       return 2;
     case DType::f64:
       return 8;
@@ -23,13 +30,15 @@ constexpr int64_t bytes_of(DType dtype) {
   return 0;
 }
 
-// The safetensors spelling ("F32", "BF16", "F64", "I32", "U8").
+// The safetensors spelling ("F32", "BF16", "F16", "F64", "I32", "U8").
 constexpr std::string_view safetensors_name(DType dtype) {
   switch (dtype) {
     case DType::f32:
       return "F32";
     case DType::bf16:
       return "BF16";
+    case DType::f16:
+      return "F16";
     case DType::f64:
       return "F64";
     case DType::i32:

@@ -23,7 +23,7 @@ namespace {
 
 void check_reducible(const char* operation, const Tensor& x) {
   if (reducible(x.dtype)) return;
-  refuse(fmt::format("{} cannot reduce {} elements, only F32, F64, BF16 and I32", operation,
+  refuse(fmt::format("{} cannot reduce {} elements, only F32, F64, BF16, F16 and I32", operation,
                      safetensors_name(x.dtype)));
 }
 

@@ -1,6 +1,6 @@
 // Communicator: collectives among a group of ranks. Transports: shm/ (ranks of one host; arenas
 // resident in shared memory), later tcp/ and nccl/. Sums are taken in rank order on every
-// transport, in f32 for bf16 data, so the result is the same on all ranks and transports.
+// transport, in f32 for bf16 and f16 data, so the result is the same on all ranks and transports.
 //
 // All ranks of a group call the same operations in the same order. An operation throws Error
 // "comm.timeout" (Exit::timeout) when a peer does not arrive within the world's timeout, and
@@ -48,7 +48,7 @@ class Communicator {
   virtual int size() const = 0;
   virtual int rank() const = 0;  // within the group
   virtual void barrier() = 0;
-  virtual void all_reduce(Tensor x, Reduce op = Reduce::sum) = 0;  // f32, f64, bf16, i32; in place
+  virtual void all_reduce(Tensor x, Reduce op = Reduce::sum) = 0;  // all but u8; in place
   // Rank r receives the sum of elements [r*n/size, (r+1)*n/size) of `all` in `mine` (n/size
   // elements), which is that very range of `all` (in place) or does not overlap `all`. In place,
   // the other ranges of `all` are left undefined; else all of it. numel % size == 0.

@@ -6,6 +6,8 @@
 #include <bit>
 #include <cstring>
 
+#include "common/half.h"
+
 namespace mtl {
 
 namespace {
@@ -49,28 +51,41 @@ MTL_COMBINE(max_f64, double, greater(a[i], b[i]))
 MTL_COMBINE(max_i32, int32_t, greater(a[i], b[i]))
 #undef MTL_COMBINE
 
-float widen(uint16_t x) {
+float bf16_to_f32(uint16_t x) {
   return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
 }
-uint16_t narrow(float x) {
+uint16_t f32_to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40U;
   return static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet_nan : rounded);
 }
 
-MTL_VECTOR_CLONES void widen_block(float* out, const uint16_t* a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = widen(a[i]);
-}
-MTL_VECTOR_CLONES void add_bf16(float* out, const uint16_t* b, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = add(out[i], widen(b[i]));
-}
-MTL_VECTOR_CLONES void max_bf16(float* out, const uint16_t* b, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = greater(out[i], widen(b[i]));
-}
-MTL_VECTOR_CLONES void narrow_block(uint16_t* out, const float* a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = narrow(a[i]);
-}
+// The loops over blocks of 16-bit floats, which are summed in f32.
+struct HalfLoops {
+  void (*widen)(float* out, const uint16_t* a, int64_t n);
+  void (*add)(float* out, const uint16_t* b, int64_t n);
+  void (*max)(float* out, const uint16_t* b, int64_t n);
+  void (*narrow)(uint16_t* out, const float* a, int64_t n);
+};
+#define MTL_HALF_LOOPS(type)                                                       \
+  MTL_VECTOR_CLONES void widen_##type(float* out, const uint16_t* a, int64_t n) {  \
+    for (int64_t i = 0; i < n; ++i) out[i] = type##_to_f32(a[i]);                  \
+  }                                                                                \
+  MTL_VECTOR_CLONES void add_##type(float* out, const uint16_t* b, int64_t n) {    \
+    for (int64_t i = 0; i < n; ++i) out[i] = add(out[i], type##_to_f32(b[i]));     \
+  }                                                                                \
+  MTL_VECTOR_CLONES void max_##type(float* out, const uint16_t* b, int64_t n) {    \
+    for (int64_t i = 0; i < n; ++i) out[i] = greater(out[i], type##_to_f32(b[i])); \
+  }                                                                                \
+  MTL_VECTOR_CLONES void narrow_##type(uint16_t* out, const float* a, int64_t n) { \
+    for (int64_t i = 0; i < n; ++i) out[i] = f32_to_##type(a[i]);                  \
+  }
+MTL_HALF_LOOPS(bf16)
+MTL_HALF_LOOPS(f16)
+#undef MTL_HALF_LOOPS
+constexpr HalfLoops kBf16Loops = {widen_bf16, add_bf16, max_bf16, narrow_bf16};
+constexpr HalfLoops kF16Loops = {widen_f16, add_f16, max_f16, narrow_f16};
 
 using Pointers = std::span<const void* const>;
 using Outputs = std::span<void* const>;
@@ -95,8 +110,9 @@ void reduce(void (*combine)(T*, const T*, const T*, int64_t), Pointers inputs, O
   }
 }
 
-void reduce_bf16(void (*combine)(float*, const uint16_t*, int64_t), Pointers inputs,
-                 Outputs outputs, int64_t numel) {
+void reduce_half(const HalfLoops& loops, Reduce op, Pointers inputs, Outputs outputs,
+                 int64_t numel) {
+  const auto combine = op == Reduce::sum ? loops.add : loops.max;
   constexpr int64_t kBlock = kBlockBytes / int64_t{sizeof(float)};
   alignas(64) float sum[kBlock];
   alignas(64) uint16_t rounded[kBlock];
@@ -105,9 +121,9 @@ void reduce_bf16(void (*combine)(float*, const uint16_t*, int64_t), Pointers inp
     const auto input = [&](size_t rank) {
       return static_cast<const uint16_t*>(inputs[rank]) + first;
     };
-    widen_block(sum, input(0), n);
+    loops.widen(sum, input(0), n);
     for (size_t rank = 1; rank < inputs.size(); ++rank) combine(sum, input(rank), n);
-    narrow_block(rounded, sum, n);
+    loops.narrow(rounded, sum, n);
     for (void* output : outputs) {
       std::memcpy(static_cast<uint16_t*>(output) + first, rounded,
                   static_cast<size_t>(n) * sizeof(uint16_t));
@@ -118,7 +134,7 @@ void reduce_bf16(void (*combine)(float*, const uint16_t*, int64_t), Pointers inp
 }  // namespace
 
 bool reducible(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16 || dtype == DType::i32;
+  return is_compute_type(dtype) || dtype == DType::f64 || dtype == DType::i32;
 }
 
 void reduce_in_order(DType dtype, Reduce op, Pointers inputs, Outputs outputs, int64_t numel) {
@@ -131,7 +147,9 @@ void reduce_in_order(DType dtype, Reduce op, Pointers inputs, Outputs outputs, i
     case DType::i32:
       return reduce<int32_t>(sum ? add_i32 : max_i32, inputs, outputs, numel);
     case DType::bf16:
-      return reduce_bf16(sum ? add_bf16 : max_bf16, inputs, outputs, numel);
+      return reduce_half(kBf16Loops, op, inputs, outputs, numel);
+    case DType::f16:
+      return reduce_half(kF16Loops, op, inputs, outputs, numel);
     case DType::u8:
       break;  // the communicators refuse it by reducible()
   }

@@ -16,7 +16,7 @@ namespace {
 constexpr Kind kKinds[] = {
     Kind::all_reduce_sum,       Kind::all_reduce_max,   Kind::reduce_scatter, Kind::all_gather,
     Kind::reduce_scatter_apart, Kind::all_gather_apart, Kind::broadcast,      Kind::ring};
-constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::u8};
+constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8};
 
 bool reduces(Kind kind) {
   return kind == Kind::all_reduce_sum || kind == Kind::all_reduce_max ||

@@ -198,6 +198,9 @@ void fill(const Tensor& x, uint64_t seed, int rank) {
       case DType::bf16:
         x.as<uint16_t>()[i] = to_bf16(static_cast<float>(value));
         break;
+      case DType::f16:
+        x.as<_Float16>()[i] = static_cast<_Float16>(value);
+        break;
       case DType::u8:
         x.as<uint8_t>()[i] = static_cast<uint8_t>(to_i32(value) >> 8);
         break;
@@ -219,6 +222,10 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
       return same(x, i, to_bf16(reduced<float>(ranks, op, [&](int r) {
                     return from_bf16(to_bf16(static_cast<float>(value(r))));
                   })));
+    case DType::f16:
+      return same(x, i, static_cast<_Float16>(reduced<float>(ranks, op, [&](int r) {
+                    return static_cast<float>(static_cast<_Float16>(value(r)));
+                  })));
     case DType::u8:
       break;
   }
@@ -233,6 +240,7 @@ bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank) {
   if (x.dtype == DType::f64) put(value);
   if (x.dtype == DType::i32) put(to_i32(value));
   if (x.dtype == DType::bf16) put(to_bf16(static_cast<float>(value)));
+  if (x.dtype == DType::f16) put(static_cast<_Float16>(value));
   if (x.dtype == DType::u8) put(static_cast<uint8_t>(to_i32(value) >> 8));
   const int64_t size = bytes_of(x.dtype);
   return std::memcmp(x.as<char>() + i * size, bytes.data(), static_cast<size_t>(size)) == 0;

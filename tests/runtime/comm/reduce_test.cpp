@@ -1,6 +1,7 @@
 // The arithmetic of reductions, without any ranks.
 #include "runtime/comm/reduce.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -73,6 +74,43 @@ TEST_CASE("bf16: f32 inside, one rounding to nearest even, infinities and NaN ke
     if ((bits & 0x7fff) <= infinity) all.push_back(static_cast<uint16_t>(bits));
   }
   CHECK(reduce<uint16_t>(DType::bf16, Reduce::sum, {all}) == all);
+}
+
+TEST_CASE("f16: f32 inside, one rounding to nearest even, infinities and NaN kept") {
+  // The compiler's own conversion, which is libgcc's.
+  const auto f16 = [](float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); };
+  const auto sum = [](const std::vector<std::vector<uint16_t>>& ranks) {
+    return reduce<uint16_t>(DType::f16, Reduce::sum, ranks)[0];
+  };
+  // 2048 + 1 + 1: rounding after every step would stay at 2048 (the next value is 2050).
+  CHECK(sum({{f16(2048)}, {f16(1)}, {f16(1)}}) == f16(2050));
+  // 2049 lies half way between 2048 (even) and 2050; 2051 between 2050 and 2052 (even).
+  CHECK(sum({{f16(2048)}, {f16(1)}}) == f16(2048));
+  CHECK(sum({{f16(2050)}, {f16(1)}}) == f16(2052));
+  const uint16_t infinity = 0x7c00, largest = 0x7bff, smallest = 1;
+  CHECK(sum({{largest}, {largest}}) == infinity);
+  CHECK(sum({{largest}, {largest}, {f16(-65504)}}) == largest);
+  CHECK(sum({{smallest}, {smallest}}) == 2);
+  CHECK((sum({{uint16_t{0x7fff}}, {f16(1)}}) & 0x7fff) > infinity);
+  CHECK((sum({{infinity}, {uint16_t{0xfc00}}}) & 0x7fff) > infinity);
+  CHECK(reduce<uint16_t>(DType::f16, Reduce::max, {{f16(-2)}, {f16(-1)}})[0] == f16(-1));
+  // Alone, every value stays what it is.
+  std::vector<uint16_t> all;
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    if ((bits & 0x7fff) <= infinity) all.push_back(static_cast<uint16_t>(bits));
+  }
+  CHECK(reduce<uint16_t>(DType::f16, Reduce::sum, {all}) == all);
+  // Pairs of any values: the sum of two halves is exact or correctly rounded in f32, then once.
+  std::vector<uint16_t> others(all.rbegin(), all.rend());
+  std::rotate(others.begin(), others.begin() + 12345, others.end());
+  const std::vector<uint16_t> sums = reduce<uint16_t>(DType::f16, Reduce::sum, {all, others});
+  int64_t wrong = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const float expected = static_cast<float>(std::bit_cast<_Float16>(all[i])) +
+                           static_cast<float>(std::bit_cast<_Float16>(others[i]));
+    wrong += std::isnan(expected) ? (sums[i] & 0x7fff) <= infinity : sums[i] != f16(expected);
+  }
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("outputs may be the inputs, and all get the result, at any length") {
