@@ -5,7 +5,7 @@
 // Rules that hold for every op:
 //  - Ops are enqueued in program order; results are visible to later ops, and to the host after
 //  synchronize().
-//  - "activation" tensors have the compute type (f32 or bf16, all the same within one call);
+//  - "activation" tensors have the compute type (f32, bf16 or f16, all the same within one call);
 //  statistics and losses are f32; parameter
 //    gradients are f32. Norms, softmax, losses and reductions compute in f32 whatever the storage
 //    type.
@@ -112,12 +112,23 @@ struct CrossEntropy {
 struct AdamW {
   Tensor master, exp_avg, exp_avg_sq;  // f32
   Tensor grad;                         // f32
-  Tensor
-      weights;  // bf16 copy for the matmuls; absent when the compute type is f32 (master is used)
+  // bf16 or f16 copy for the matmuls; absent when the compute type is f32 (master is used)
+  Tensor weights;
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
-  float weight_decay = 0;  // decoupled: master -= lr * weight_decay * master
-  float grad_scale = 1;    // clip coefficient (and 1/loss scale); multiplied into grad before use
-  int64_t step = 1;        // counts from 1, for the bias corrections
+  // Decoupled (arXiv 1711.05101): master -= lr * weight_decay * master. Else it is Adam (arXiv
+  // 1412.6980) with an L2 penalty: weight_decay * master is added to the scaled gradient.
+  float weight_decay = 0;
+  bool decoupled = true;
+  float grad_scale = 1;  // clip coefficient (and 1/loss scale); multiplied into grad before use
+  int64_t step = 1;      // counts from 1, for the bias corrections
+};
+
+// PyTorch's SGD: g = grad * grad_scale + weight_decay * master, buffer = momentum * buffer + g,
+// master -= lr * buffer. The buffer begins as zeros.
+struct Sgd {
+  Tensor master, momentum_buffer, grad;  // f32
+  Tensor weights;                        // as in AdamW
+  float lr = 0, momentum = 0.9f, weight_decay = 0, grad_scale = 1;
 };
 
 class Device {
@@ -135,9 +146,9 @@ class Device {
   virtual void synchronize() = 0;
 
   virtual void fill(Tensor x, float value) = 0;
-  virtual void cast(Tensor from,
-                    Tensor to) = 0;  // f32 <-> bf16 (round to nearest even), same numel
-  virtual void scale(Tensor x, float factor) = 0;  // f32 or bf16
+  // f32 <-> bf16 or f16, same numel. To nearest even; from 65520 on f16 is infinite.
+  virtual void cast(Tensor from, Tensor to) = 0;
+  virtual void scale(Tensor x, float factor) = 0;  // any compute type
   virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
   virtual void matmul(const Matmul& args) = 0;
   // db[c] (+)= sum of the rows of dy [n, c]; db f32.
@@ -181,10 +192,14 @@ class Device {
   static constexpr int64_t kNormChunk = 4096;
   virtual void sum_squares(Tensor x, Tensor partials) = 0;
   virtual void adamw(const AdamW& args) = 0;
+  virtual void sgd(const Sgd& args) = 0;
+  // Whether no element is infinite or NaN; any compute type. Waits for the device.
+  virtual bool all_finite(Tensor x) = 0;
 };
 
 // The CPU engine: `threads` worker threads (0 = OMP_NUM_THREADS, else all cores this process may
-// use).
+// use). f16 is there to be correct, for tests and for weights made elsewhere, not to be fast: every
+// product is computed in f32 on widened copies. bf16 is the fast 16-bit type of CPUs.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
 
 }  // namespace mtl

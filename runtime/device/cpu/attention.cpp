@@ -46,7 +46,7 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
                       qkv.cols(), out.rows(), out.cols()));
   require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,
           "attention needs lse as f32 [batch, heads, seq]");
-  require((qkv.dtype == DType::f32 || qkv.dtype == DType::bf16) && out.dtype == qkv.dtype,
+  require(is_compute_type(qkv.dtype) && out.dtype == qkv.dtype,
           "attention of unsupported element types");
   require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
   require(s.dropout.probability >= 0 && s.dropout.probability < 1,
@@ -56,8 +56,10 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
 // The part of a task that (b, head, kv_head) does not change.
 AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tensor& out) {
   AttentionTask task;
-  task.bf16 = qkv.dtype == DType::bf16;
-  task.tiles = task.bf16 && has_amx_bf16();
+  task.type = qkv.dtype == DType::f32    ? AttentionType::f32
+              : qkv.dtype == DType::bf16 ? AttentionType::bf16
+                                         : AttentionType::f16;
+  task.tiles = task.type == AttentionType::bf16 && has_amx_bf16();
   task.qkv_stride = qkv.cols();
   task.out_stride = out.cols();
   task.seq = s.seq;

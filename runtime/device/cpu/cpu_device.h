@@ -74,10 +74,13 @@ class CpuDevice final : public Device {
   void sum(Tensor x, Tensor out, bool accumulate) override;
   void sum_squares(Tensor x, Tensor partials) override;
   void adamw(const AdamW& args) override;
+  void sgd(const Sgd& args) override;
+  bool all_finite(Tensor x) override;
 
  private:
   const kernels::TypedKernels& typed(DType dtype) const {
-    return dtype == DType::bf16 ? kernels_.bf16 : kernels_.f32;
+    if (dtype == DType::bf16) return kernels_.bf16;
+    return dtype == DType::f16 ? kernels_.f16 : kernels_.f32;
   }
 
   using Work = std::function<void(int64_t begin, int64_t end)>;

@@ -1,4 +1,5 @@
-// fill, cast, scale, add and the gradient of a bias.
+// fill, cast, scale, add, all_finite and the gradient of a bias.
+#include <atomic>
 #include <cassert>
 #include <cstring>
 
@@ -17,7 +18,7 @@ char* element(const Tensor& x, int64_t i) {
 }
 
 [[maybe_unused]] bool is_float(const Tensor& x) {
-  return x.dtype == DType::f32 || x.dtype == DType::bf16;
+  return is_compute_type(x.dtype);
 }
 
 }  // namespace
@@ -35,11 +36,12 @@ void CpuDevice::cast(Tensor from, Tensor to) {
     copy_from_host(to, from.data);
     return;
   }
+  assert(from.dtype == DType::f32 || to.dtype == DType::f32);
   split(from.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    if (to.dtype == DType::bf16) {
-      kernels_.to_bf16(from.as<float>() + begin, to.as<uint16_t>() + begin, end - begin);
+    if (from.dtype == DType::f32) {
+      typed(to.dtype).from_f32(from.as<float>() + begin, element(to, begin), end - begin);
     } else {
-      kernels_.to_f32(from.as<uint16_t>() + begin, to.as<float>() + begin, end - begin);
+      typed(from.dtype).to_f32(element(from, begin), to.as<float>() + begin, end - begin);
     }
   });
 }
@@ -57,6 +59,21 @@ void CpuDevice::add(Tensor x, Tensor y) {
   split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
     add_range(element(x, begin), element(y, begin), end - begin);
   });
+}
+
+bool CpuDevice::all_finite(Tensor x) {
+  assert(is_float(x));
+  const auto all_finite_range = typed(x.dtype).all_finite;
+  std::atomic<bool> finite = true;
+  split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kLook = 16 * kGrain;  // between two looks at what the others have found
+    for (int64_t at = begin; at < end && finite.load(std::memory_order_relaxed); at += kLook) {
+      if (!all_finite_range(element(x, at), std::min(kLook, end - at))) {
+        finite.store(false, std::memory_order_relaxed);
+      }
+    }
+  });
+  return finite.load();
 }
 
 // Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in

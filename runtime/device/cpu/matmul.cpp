@@ -32,6 +32,19 @@ const MatmulKernels& kernels() {
   return base::kMatmulKernels;
 }
 
+// The loops of a 16-bit type.
+struct HalfKernels {
+  decltype(MatmulKernels::widen) widen;
+  decltype(MatmulKernels::narrow) narrow;
+  decltype(MatmulKernels::gelu_bf16) gelu;
+  decltype(MatmulKernels::gelu_grad_narrow) gelu_grad_narrow;
+};
+HalfKernels half_kernels(DType dtype) {
+  const MatmulKernels& k = kernels();
+  if (dtype == DType::f16) return {k.widen_f16, k.narrow_f16, k.gelu_f16, k.gelu_grad_narrow_f16};
+  return {k.widen, k.narrow, k.gelu_bf16, k.gelu_grad_narrow};
+}
+
 memory::data_type type_of(DType dtype) {
   return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
@@ -51,10 +64,6 @@ struct Shape {
   int64_t row_of_a;  // elements from one stored row of A to the next
 };
 
-bool is_float(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16;
-}
-
 Shape checked_shape(const Matmul& args) {
   const int64_t m = args.transpose_a ? args.a.cols() : args.a.rows();
   const int64_t k = args.transpose_a ? args.a.rows() : args.a.cols();
@@ -64,12 +73,19 @@ Shape checked_shape(const Matmul& args) {
     fail(fmt::format("matmul of [{}, {}] by [{}, {}] into [{}, {}]: the shapes do not fit", m, k,
                      k_of_b, n, args.c.rows(), args.c.cols()));
   }
-  if (args.a.dtype != args.b.dtype || !is_float(args.a.dtype) || !is_float(args.c.dtype) ||
-      (args.a.dtype == DType::f32 && args.c.dtype != DType::f32)) {
+  const DType type = args.a.dtype;
+  if (!is_compute_type(type) || args.b.dtype != type ||
+      (args.c.dtype != type && args.c.dtype != DType::f32)) {
     fail("matmul of unsupported element types");
   }
-  if (args.bias && (args.bias.numel() != n || !is_float(args.bias.dtype))) {
-    fail(fmt::format("matmul with {} columns and a bias of {} elements", n, args.bias.numel()));
+  if (args.bias) {
+    if (args.bias.numel() != n) {
+      fail(fmt::format("matmul with {} columns and a bias of {} elements", n, args.bias.numel()));
+    }
+    if (!is_compute_type(args.bias.dtype) ||
+        (type != DType::f32 && args.bias.dtype != type && args.bias.dtype != DType::f32)) {
+      fail("matmul with a bias of an unsupported element type");
+    }
   }
   if (args.epilogue != Epilogue::none) {
     if (!args.aux || args.aux.numel() != m * n || args.aux.dtype != args.c.dtype) {
@@ -94,7 +110,7 @@ void parallel_chunks(int64_t total, const Body& body) {
 float* f32_at(const Tensor& x, int64_t i) {
   return x.as<float>() + i;
 }
-uint16_t* bf16_at(const Tensor& x, int64_t i) {
+uint16_t* half_at(const Tensor& x, int64_t i) {
   return x.as<uint16_t>() + i;
 }
 
@@ -213,15 +229,19 @@ void CpuMatmul::Impl::run_sgemm(const Shape& shape, const Matmul& args) {
   }
 }
 
-// bf16 without tiles: the operands are widened once and multiplied in f32, which is faster than
-// AVX512_BF16 and works everywhere.
+// f16, which oneDNN does not know on CPUs, and bf16 without tiles: the operands are widened once
+// and multiplied in f32. For bf16 that is faster than AVX512_BF16, and it works everywhere.
 void CpuMatmul::Impl::run_widened(const Shape& shape, const Matmul& args) {
-  const auto widen = [](const Tensor& from, Workspace& space) {
-    Tensor to = from;
-    to.dtype = DType::f32;
-    to.data = space.get(static_cast<size_t>(to.bytes()));
+  const HalfKernels half = half_kernels(args.a.dtype);
+  const auto as_wide = [](Tensor x, Workspace& space) {
+    x.dtype = DType::f32;
+    x.data = space.get(static_cast<size_t>(x.bytes()));
+    return x;
+  };
+  const auto widen = [&](const Tensor& from, Workspace& space) {
+    const Tensor to = as_wide(from, space);
     parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
-      kernels().widen(bf16_at(from, first), f32_at(to, first), count);
+      half.widen(half_at(from, first), f32_at(to, first), count);
     });
     return to;
   };
@@ -233,19 +253,15 @@ void CpuMatmul::Impl::run_widened(const Shape& shape, const Matmul& args) {
     product(shape, wide);
     return;
   }
-  wide.c = args.c;
-  wide.c.dtype = DType::f32;
-  wide.c.data = wide_c.get(static_cast<size_t>(wide.c.bytes()));
-  wide.accumulate = false;
+  wide.c = args.accumulate ? widen(args.c, wide_c) : as_wide(args.c, wide_c);
   product(shape, wide);
   const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
   parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
-    float* from = f32_at(wide.c, first);
-    if (args.accumulate) kernels().widen_add(bf16_at(args.c, first), from, count);
+    const float* from = f32_at(wide.c, first);
     if (args.epilogue == Epilogue::gelu_grad) {
-      kernels().gelu_grad_narrow(bf16_at(args.aux, first), from, bf16_at(args.c, first), count);
+      half.gelu_grad_narrow(half_at(args.aux, first), from, half_at(args.c, first), count);
     } else {
-      kernels().narrow(from, bf16_at(to, first), count);
+      half.narrow(from, half_at(to, first), count);
     }
   });
 }
@@ -261,16 +277,16 @@ void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
   }
   for (int64_t first = 0; first < shape.k; first += kSlice) {
     const int64_t k = std::min(kSlice, shape.k - first);
-    part.a = Tensor(bf16_at(args.a, first), DType::bf16, {shape.m, k});
-    part.b = Tensor(bf16_at(args.b, first * shape.n), DType::bf16, {k, shape.n});
+    part.a = Tensor(half_at(args.a, first), DType::bf16, {shape.m, k});
+    part.b = Tensor(half_at(args.b, first * shape.n), DType::bf16, {k, shape.n});
     run_primitive({shape.m, shape.n, k, shape.row_of_a}, part);
     part.accumulate = true;
   }
   if (args.c.dtype == DType::f32) return;
   parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
     float* from = f32_at(part.c, first);
-    if (args.accumulate) kernels().widen_add(bf16_at(args.c, first), from, count);
-    kernels().narrow(from, bf16_at(args.c, first), count);
+    if (args.accumulate) kernels().widen_add(half_at(args.c, first), from, count);
+    kernels().narrow(from, half_at(args.c, first), count);
   });
 }
 
@@ -279,10 +295,10 @@ void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
 // it is not; sgemm has too much overhead for small products.
 void CpuMatmul::Impl::product(const Shape& shape, const Matmul& given) {
   Matmul args = given;
-  if (args.a.dtype == DType::f32 && args.bias && args.bias.dtype == DType::bf16) {
+  if (args.a.dtype == DType::f32 && args.bias && args.bias.dtype != DType::f32) {
     args.bias.dtype = DType::f32;  // oneDNN takes a bf16 bias only beside bf16 operands
     args.bias.data = wide_bias.get(static_cast<size_t>(args.bias.bytes()));
-    kernels().widen(given.bias.as<uint16_t>(), args.bias.as<float>(), shape.n);
+    half_kernels(given.bias.dtype).widen(half_at(given.bias, 0), f32_at(args.bias, 0), shape.n);
   }
   constexpr double kLarge = 1 << 22;  // multiply-adds
   const double work =
@@ -303,7 +319,7 @@ CpuMatmul::~CpuMatmul() = default;
 void CpuMatmul::run(const Matmul& args) {
   const Shape shape = checked_shape(args);
   if (shape.m == 0 || shape.n == 0) return;
-  const bool wide = args.a.dtype == DType::bf16 && !has_amx_bf16();
+  const bool wide = args.a.dtype == DType::f16 || (args.a.dtype == DType::bf16 && !has_amx_bf16());
   Matmul plain = args;
   plain.epilogue = Epilogue::none;
   if (args.epilogue == Epilogue::gelu) plain.c = args.aux;
@@ -318,7 +334,7 @@ void CpuMatmul::run(const Matmul& args) {
       if (f32) {
         kernels().gelu_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
       } else {
-        kernels().gelu_bf16(bf16_at(args.aux, first), bf16_at(args.c, first), count);
+        half_kernels(args.c.dtype).gelu(half_at(args.aux, first), half_at(args.c, first), count);
       }
     });
   } else if (args.epilogue == Epilogue::gelu_grad && (f32 || !wide)) {
@@ -326,7 +342,7 @@ void CpuMatmul::run(const Matmul& args) {
       if (f32) {
         kernels().gelu_grad_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
       } else {
-        kernels().gelu_grad_bf16(bf16_at(args.aux, first), bf16_at(args.c, first), count);
+        kernels().gelu_grad_bf16(half_at(args.aux, first), half_at(args.c, first), count);
       }
     });
   }

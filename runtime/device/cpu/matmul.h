@@ -1,6 +1,7 @@
 // Matmul on the CPU: oneDNN underneath, with the fastest way per form and type chosen by a fixed
 // rule (so that results are bit-equal from run to run for a given number of threads), plus the
-// epilogues that oneDNN cannot fuse.
+// epilogues that oneDNN cannot fuse. f16 is widened to f32 in workspaces and multiplied there: its
+// results are those of f32 for the same inputs, rounded.
 #pragma once
 
 #include <memory>

@@ -34,23 +34,29 @@ double from_bf16(uint16_t value) {
   return x;
 }
 
-// Memory of either type.
+// Memory of any type; f16 by libgcc's conversions.
 struct Buffer {
   DType dtype;
   std::vector<float> f32;
   std::vector<uint16_t> bf16;
+  std::vector<_Float16> f16;
   Buffer(DType type, const std::vector<double>& values) : dtype(type) {
     for (const double x : values) {
-      type == DType::f32 ? f32.push_back(static_cast<float>(x)) : bf16.push_back(to_bf16(x));
+      if (type == DType::f32) f32.push_back(static_cast<float>(x));
+      if (type == DType::bf16) bf16.push_back(to_bf16(x));
+      if (type == DType::f16) f16.push_back(static_cast<_Float16>(x));
     }
   }
   Tensor tensor(int64_t rows, int64_t cols) {
-    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data();
+    void* data = f32.data();
+    if (dtype == DType::bf16) data = bf16.data();
+    if (dtype == DType::f16) data = f16.data();
     return Tensor(data, dtype, {rows, cols});
   }
   std::vector<double> values() const {
     std::vector<double> result(f32.begin(), f32.end());
     for (const uint16_t x : bf16) result.push_back(from_bf16(x));
+    for (const _Float16 x : f16) result.push_back(static_cast<double>(x));
     return result;
   }
 };
@@ -168,6 +174,8 @@ Run run(const AttentionShape& s, DType dtype, double width = 1) {
   return {qkv.values(), dout.values(), out.values(), lse.values(), dqkv.values()};
 }
 
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
@@ -205,17 +213,18 @@ void check(const AttentionShape& s, DType dtype) {
   const Reference want = reference(s, got.qkv, &got.dout);
   // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
   // terms with errors that average out. bf16: P and dS are rounded to 2^-9 each before they are
-  // summed, and so are results; a dK or dV sums over `seq` queries and the group.
+  // summed, and so are results; a dK or dV sums over `seq` queries and the group. f16: only what is
+  // stored is rounded, to 2^-11 at values up to 2, `out` before delta reads it.
   const double sums = std::sqrt(static_cast<double>(s.seq * s.heads / s.kv_heads));
   const double boost = 1 / (1 - static_cast<double>(s.dropout.probability));
-  const double unit = dtype == DType::f32 ? 0x1p-22 : 0x1p-8;
+  const double unit = dtype == DType::f32 ? 0x1p-22 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
   CHECK(largest_difference(got.lse, want.lse) <= 0x1p-19);  // scores are f32 sums of exact products
   CHECK(largest_difference(got.out, want.out) <= unit * boost * 2);
   CHECK(largest_difference(got.dqkv, want.dqkv) <= unit * boost * (4 + sums));
 }
 
 TEST_CASE("attention: forward and backward over awkward shapes") {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : kTypes) {
     check(shape(1, 1, 1, 1, 1), dtype);
     check(shape(1, 2, 1, 1, 3), dtype);
     check(shape(2, 17, 3, 1, 5), dtype);
@@ -230,7 +239,7 @@ TEST_CASE("attention: forward and backward over awkward shapes") {
 }
 
 TEST_CASE("attention: dropout follows the global element index") {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : kTypes) {
     check(shape(2, 64, 2, 1, 32, 0.1f), dtype);
     check(shape(1, 67, 2, 2, 32, 0.3f), dtype);  // rows that do not start at a multiple of 4
     check(shape(1, 130, 4, 2, 16, 0.5f), dtype);
@@ -269,7 +278,7 @@ TEST_CASE("attention: large scores neither overflow nor lose the maximum") {
 
 TEST_CASE("attention: bit-equal for every number of threads and from run to run") {
   const int threads = omp_get_max_threads();
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : kTypes) {
     const AttentionShape s = shape(1, 300, 3, 1, 64, 0.1f);
     omp_set_num_threads(1);
     const Run one = run(s, dtype);

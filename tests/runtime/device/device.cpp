@@ -84,7 +84,8 @@ std::vector<uint8_t> outputs_of_all_ops(Device& device, DType type) {
   keep(x), keep(mean), keep(sum_exp), keep(target_logit), keep(loss);
   const int64_t n = 50001;
   Held master(DType::f32, {n}), m(DType::f32, {n}), v(DType::f32, {n}), grad(DType::f32, {n});
-  Held weights(DType::bf16, {n}), partials(DType::f64, {(n + 4095) / 4096}), wide(DType::f32, {n});
+  Held weights(type == DType::f16 ? type : DType::bf16, {n}),
+      partials(DType::f64, {(n + 4095) / 4096}), wide(DType::f32, {n});
   master.randomize(random);
   grad.randomize(random);
   device.sum_squares(grad.view, partials.view);
@@ -96,6 +97,14 @@ std::vector<uint8_t> outputs_of_all_ops(Device& device, DType type) {
                 .lr = 0.01f,
                 .weight_decay = 0.1f});
   keep(master), keep(m), keep(v), keep(weights), keep(partials);
+  device.sgd({.master = master.view,
+              .momentum_buffer = m.view,
+              .grad = grad.view,
+              .weights = weights.view,
+              .lr = 0.01f,
+              .weight_decay = 0.1f});
+  keep(master), keep(m), keep(weights);
+  bytes.push_back(device.all_finite(weights.view));
   device.cast(weights.view, wide.view);
   device.cast(master.view, weights.view);
   keep(wide), keep(weights);

@@ -1,4 +1,4 @@
-// fill, cast, scale, add, bias_grad and the embedding ops.
+// fill, cast, scale, add, all_finite, bias_grad and the embedding ops.
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
@@ -43,15 +43,18 @@ TEST_CASE("outputs that go around the caches are whole") {
     auto* narrow = static_cast<uint16_t*>(device.allocate(static_cast<size_t>(2 * n) * 2));
     device.fill(Tensor(wide, DType::f32, {n}), 2.5f);
     CHECK(std::all_of(wide, wide + n, [](float x) { return x == 2.5f; }));
-    for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<float>(i % 255);
-    device.cast(Tensor(wide, DType::f32, {n}), Tensor(narrow, DType::bf16, {n}));
-    device.fill(Tensor(wide, DType::f32, {n}), 0);
-    device.cast(Tensor(narrow, DType::bf16, {n}), Tensor(wide, DType::f32, {n}));
-    int64_t wrong = 0;
-    for (int64_t i = 0; i < n; ++i) wrong += wide[i] != static_cast<float>(i % 255);
-    CHECK(wrong == 0);
-    device.fill(Tensor(narrow, DType::bf16, {2 * n}), 3);
-    CHECK(std::all_of(narrow, narrow + 2 * n, [](uint16_t x) { return x == 0x4040; }));
+    for (const DType type : {DType::bf16, DType::f16}) {
+      for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<float>(i % 255);
+      device.cast(Tensor(wide, DType::f32, {n}), Tensor(narrow, type, {n}));
+      device.fill(Tensor(wide, DType::f32, {n}), 0);
+      device.cast(Tensor(narrow, type, {n}), Tensor(wide, DType::f32, {n}));
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < n; ++i) wrong += wide[i] != static_cast<float>(i % 255);
+      CHECK(wrong == 0);
+      device.fill(Tensor(narrow, type, {2 * n}), 3);
+      const uint16_t three = type == DType::bf16 ? 0x4040 : 0x4200;
+      CHECK(std::all_of(narrow, narrow + 2 * n, [&](uint16_t x) { return x == three; }));
+    }
     device.free(wide);
     device.free(narrow);
   });
@@ -93,6 +96,107 @@ TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") 
     CHECK(wrong == 0);
     device.cast(from.view, from.view);  // same type: a copy
     CHECK(std::memcmp(from.view.data, patterns.data(), patterns.size() * 4) == 0);
+  });
+}
+
+TEST_CASE("cast is exact: every f16 there and back, rounding to nearest even") {
+  for_each_isa([](Device& device) {
+    Held all(DType::f16, {65536}), wide(DType::f32, {65536}), back(DType::f16, {65536});
+    for (int64_t i = 0; i < 65536; ++i) all.view.as<uint16_t>()[i] = static_cast<uint16_t>(i);
+    device.cast(all.view, wide.view);
+    device.cast(wide.view, back.view);
+    int64_t wrong = 0;
+    for (uint32_t i = 0; i < 65536; ++i) {
+      const bool nan = (i & 0x7fff) > 0x7c00;
+      const float value = wide.view.as<float>()[i];
+      wrong += nan ? !std::isnan(value)
+                   : std::bit_cast<uint32_t>(value) !=
+                         std::bit_cast<uint32_t>(float_of_f16(static_cast<uint16_t>(i)));
+      wrong += back.view.as<uint16_t>()[i] != (nan ? i | 0x200 : i);
+    }
+    CHECK(wrong == 0);
+
+    // All around every value and every middle between two neighbours, subnormals, the end of the
+    // range and infinity among them; numbers that f16 rounds to 0; NaN; random bit patterns.
+    std::vector<uint32_t> patterns = {0,          1,          0x7fffff,   0x800000,   0x32ffffff,
+                                      0x33000000, 0x33000001, 0x477fefff, 0x477ff000, 0x477ff001,
+                                      0x7f7fffff, 0x7f800000, 0x7f800001, 0x7fc00000, 0x7fffffff};
+    for (uint16_t half = 0; half < 0x7c00; ++half) {
+      const auto at = std::bit_cast<uint32_t>(float_of_f16(half));
+      const double next = half == 0x7bff ? 65536 : static_cast<double>(float_of_f16(half + 1));
+      const auto middle = std::bit_cast<uint32_t>(
+          static_cast<float>((static_cast<double>(float_of_f16(half)) + next) / 2));
+      for (const uint32_t x : {at, middle}) {
+        patterns.insert(patterns.end(), {x, x + 1, x == 0 ? 0 : x - 1});
+      }
+    }
+    std::mt19937 random(8);
+    for (int i = 0; i < 100000; ++i) patterns.push_back(random() & 0x7fffffff);
+    const size_t positive = patterns.size();
+    for (size_t i = 0; i < positive; ++i) patterns.push_back(patterns[i] | 0x80000000);
+    const auto n = static_cast<int64_t>(patterns.size());
+    Held from(DType::f32, {n}), to(DType::f16, {n});
+    std::memcpy(from.view.data, patterns.data(), patterns.size() * 4);
+    device.cast(from.view, to.view);
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t bits = patterns[static_cast<size_t>(i)];
+      const uint16_t got = to.view.as<uint16_t>()[i];
+      if ((bits & 0x7fffffff) > 0x7f800000) {  // quiet, of the same sign
+        wrong += (got & 0x7fff) <= 0x7c00 || (got & 0x200) == 0 || got >> 15 != bits >> 31;
+      } else {
+        wrong += got != f16_of_float(std::bit_cast<float>(bits));
+      }
+    }
+    CHECK(wrong == 0);
+  });
+}
+
+TEST_CASE("what f16 cannot hold becomes infinite in every op that stores it") {
+  for_each_isa([](Device& device) {
+    Held x(DType::f16, {37}), y(DType::f16, {37});
+    device.fill(x.view, 65519.9f);  // still nearer to 65504
+    CHECK(x.values() == std::vector<double>(37, 65504.0));
+    device.fill(y.view, 65520);
+    CHECK(y.values() == std::vector<double>(37, INFINITY));
+    device.fill(y.view, 16);
+    device.add(x.view, y.view);
+    CHECK(y.values() == std::vector<double>(37, INFINITY));
+    device.scale(x.view, -1.001f);
+    CHECK(x.values() == std::vector<double>(37, -INFINITY));
+    device.add(x.view, y.view);
+    for (int64_t i = 0; i < 37; ++i) CHECK(std::isnan(y[i]));
+    device.fill(x.view, 0x1p-24f);
+    device.scale(x.view, 3);
+    CHECK(x.values() == std::vector<double>(37, 0x3p-24));
+  });
+}
+
+TEST_CASE("all_finite finds one infinite or NaN element anywhere") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(9);
+    for (const DType type : kComputeTypes) {
+      const double largest =
+          type == DType::f16 ? 65504 : static_cast<double>(type == DType::f32 ? 3.4e38f : 3.3e38f);
+      for (const int64_t n : {1, 5, 16, 17, 4095, 4096, 4099, 200003}) {
+        INFO("n " << n << " type " << safetensors_name(type));
+        Held x(type, {n});
+        x.randomize(random);
+        x.set(n / 2, largest);
+        x.set(n - 1, -largest);
+        CHECK(device.all_finite(x.view));
+        for (const int64_t at : {int64_t{0}, n / 3, n / 2, n - 1}) {
+          for (const double bad : {static_cast<double>(INFINITY), static_cast<double>(-INFINITY),
+                                   static_cast<double>(NAN)}) {
+            const double saved = x[at];
+            x.set(at, bad);
+            CHECK(!device.all_finite(x.view));
+            x.set(at, saved);
+          }
+        }
+        CHECK(device.all_finite(x.view));
+      }
+      CHECK(device.all_finite(Tensor(nullptr, type, {0})));
+    }
   });
 }
 

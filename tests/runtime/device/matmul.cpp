@@ -1,6 +1,7 @@
 // CpuMatmul against a double-precision reference: every form, type and epilogue over awkward sizes.
 #include "runtime/device/cpu/matmul.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <omp.h>
@@ -34,10 +35,20 @@ double from_bf16(uint16_t value) {
   return x;
 }
 
-// A matrix of either type with random values, readable as double.
+// A 16-bit element; f16 by libgcc's conversions.
+uint16_t to_half(DType type, double x) {
+  return type == DType::bf16
+             ? to_bf16(x)
+             : std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(x)));
+}
+double from_half(DType type, uint16_t x) {
+  return type == DType::bf16 ? from_bf16(x) : static_cast<double>(std::bit_cast<_Float16>(x));
+}
+
+// A matrix of any type with random values, readable as double.
 struct Values {
   std::vector<float> f32;
-  std::vector<uint16_t> bf16;
+  std::vector<uint16_t> half;
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0;
   Values() = default;
@@ -46,16 +57,16 @@ struct Values {
     std::uniform_real_distribution<double> uniform(-width, width);
     for (int64_t i = 0; i < r * c; ++i) {
       const double x = uniform(random);
-      type == DType::f32 ? f32.push_back(static_cast<float>(x)) : bf16.push_back(to_bf16(x));
+      type == DType::f32 ? f32.push_back(static_cast<float>(x)) : half.push_back(to_half(type, x));
     }
   }
   Tensor tensor() {
-    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data()) : bf16.data();
+    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data()) : half.data();
     return Tensor(data, dtype, {rows, cols});
   }
   double operator()(int64_t i) const {
     const auto at = static_cast<size_t>(i);
-    return dtype == DType::f32 ? static_cast<double>(f32[at]) : from_bf16(bf16[at]);
+    return dtype == DType::f32 ? static_cast<double>(f32[at]) : from_half(dtype, half[at]);
   }
 };
 
@@ -72,13 +83,17 @@ struct Case {
   int64_t m, n, k;
   bool ta = false, tb = false, accumulate = false;
   DType in = DType::f32, out = DType::f32;
-  int bias = 0;  // 0 none, 1 f32, 2 bf16
+  int bias = 0;  // 0 none, 1 f32, 2 bf16 (f16 beside f16)
   Epilogue epilogue = Epilogue::none;
 };
 
 // Rounding of one stored value.
 double unit(DType dtype) {
-  return dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+  return dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+}
+// The same where it does not shrink with the value: half of the smallest subnormal.
+double smallest(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-25 : 1e-30;
 }
 
 void check(const Case& c) {
@@ -96,7 +111,8 @@ void check(const Case& c) {
   Values a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random);
   Values b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random);
   Values y(c.out, c.m, c.n, random), aux(c.out, c.m, c.n, random, 3);
-  Values bias(c.bias == 2 ? DType::bf16 : DType::f32, 1, c.n, random);
+  const DType half = c.in == DType::f16 ? DType::f16 : DType::bf16;
+  Values bias(c.bias == 2 ? half : DType::f32, 1, c.n, random);
   const Values before = y, aux_before = aux;
 
   mtl::CpuMatmul matmul;
@@ -129,18 +145,20 @@ void check(const Case& c) {
       // Sums of k products in f32, in any order: error below 2 (k + 4) 2^-24 sum|a b| always. Then
       // each stored value is rounded once; a GELU reads what was stored.
       const double summed = 2 * static_cast<double>(c.k + 4) * 0x1p-24 * size;
-      double expected = sum, allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + 1e-30;
+      double expected = sum,
+             allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + smallest(c.out);
       if (c.epilogue == Epilogue::gelu) {
         worst = std::max(worst, std::abs(aux(at) - sum) / allowed);
         expected = gelu(aux(at));
         // exp2 has a relative error of 2^-22 and tanh's argument passes it on.
-        allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10);
+        allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10) +
+                  smallest(c.out);
       } else if (c.epilogue == Epilogue::gelu_grad) {
         const double slope = gelu_slope(aux_before(at));
         expected = sum * slope;
         // The product may be rounded to the result's type before it is multiplied.
         allowed = (summed + 2.02 * unit(c.out) * std::abs(sum)) * std::abs(slope) +
-                  0x1p-19 * std::abs(sum) + 1e-30;
+                  0x1p-19 * std::abs(sum) + smallest(c.out);
       }
       worst = std::max(worst, std::abs(y(at) - expected) / allowed);
     }
@@ -162,6 +180,10 @@ TEST_CASE("matmul: every form and type over odd sizes") {
           check(c);
           c.out = DType::bf16;
           check(c);
+          c.in = c.out = DType::f16;
+          check(c);
+          c.out = DType::f32;
+          check(c);
         }
       }
     }
@@ -180,11 +202,19 @@ TEST_CASE("matmul: bias and GELU epilogues") {
           check(c);
           c.out = DType::bf16;
           check(c);
-          if (epilogue != Epilogue::none) continue;
-          c.accumulate = true;
+          c.in = c.out = DType::f16;
           check(c);
           c.out = DType::f32;
           check(c);
+          if (epilogue != Epilogue::none) continue;
+          c.accumulate = true;
+          for (const DType in : {DType::bf16, DType::f16}) {
+            for (const DType out : {in, DType::f32}) {
+              c.in = in;
+              c.out = out;
+              check(c);
+            }
+          }
         }
       }
     }
@@ -222,10 +252,100 @@ TEST_CASE("matmul: gelu_grad is the derivative of gelu") {
   }
 }
 
+TEST_CASE("matmul: f16 is f32 on the same inputs with the results rounded") {
+  const auto widened = [](const Values& from) {
+    Values to;
+    to.rows = from.rows;
+    to.cols = from.cols;
+    for (int64_t i = 0; i < from.rows * from.cols; ++i) {
+      to.f32.push_back(static_cast<float>(from(i)));
+    }
+    return to;
+  };
+  const auto rounded = [](const Values& from) {
+    std::vector<uint16_t> to;
+    for (const float x : from.f32) to.push_back(to_half(DType::f16, static_cast<double>(x)));
+    return to;
+  };
+  mtl::CpuMatmul matmul;
+  std::mt19937 random(11);
+  // Both ways of f32 (small products, and sgemm), and odd sizes. `wide` adds the range's end.
+  for (const Case& c : {Case{1, 1, 1}, {17, 65, 3}, {65, 127, 129}, {300, 257, 515}}) {
+    for (const bool ta : {false, true}) {
+      for (const bool tb : {false, true}) {
+        for (const double width : {1.0, 200.0}) {
+          for (const bool accumulate : {false, true}) {
+            CAPTURE(c.m);
+            CAPTURE(ta);
+            CAPTURE(tb);
+            CAPTURE(width);
+            CAPTURE(accumulate);
+            Values a(DType::f16, ta ? c.k : c.m, ta ? c.m : c.k, random, width);
+            Values b(DType::f16, tb ? c.n : c.k, tb ? c.k : c.n, random, width);
+            Values bias(DType::f16, 1, c.n, random), y(DType::f16, c.m, c.n, random);
+            Values wide_a = widened(a), wide_b = widened(b), wide_bias = widened(bias),
+                   wide_y = widened(y);
+            Values from_f16 = wide_y;
+            Matmul args;
+            args.transpose_a = ta;
+            args.transpose_b = tb;
+            args.accumulate = accumulate;
+            args.a = wide_a.tensor();
+            args.b = wide_b.tensor();
+            args.c = wide_y.tensor();
+            args.bias = Tensor(wide_bias.f32.data(), DType::f32, {c.n});
+            matmul.run(args);
+            args.a = a.tensor();
+            args.b = b.tensor();
+            args.c = y.tensor();
+            args.bias = Tensor(bias.half.data(), DType::f16, {c.n});
+            matmul.run(args);
+            CHECK(y.half == rounded(wide_y));
+            args.c = from_f16.tensor();
+            matmul.run(args);
+            CHECK(from_f16.f32 == wide_y.f32);
+            if (accumulate) continue;
+
+            // GELU reads what is stored in aux; its derivative multiplies what is not rounded yet.
+            Values aux(DType::f16, c.m, c.n, random);
+            args.c = y.tensor();
+            args.aux = aux.tensor();
+            args.epilogue = Epilogue::gelu;
+            matmul.run(args);
+            CHECK(aux.half == rounded(wide_y));
+            Values one(DType::f32, 1, 1, random), wide_aux = widened(aux), wide_gelu = wide_aux;
+            one.f32[0] = 1;
+            Matmul plain;  // aux * 1
+            plain.a = Tensor(wide_aux.f32.data(), DType::f32, {c.m * c.n, 1});
+            plain.b = one.tensor();
+            plain.c = Tensor(wide_gelu.f32.data(), DType::f32, {c.m * c.n, 1});
+            Values scratch = wide_gelu;
+            plain.aux = Tensor(scratch.f32.data(), DType::f32, {c.m * c.n, 1});
+            plain.epilogue = Epilogue::gelu;
+            matmul.run(plain);
+            CHECK(y.half == rounded(wide_gelu));
+
+            args.epilogue = Epilogue::gelu_grad;
+            matmul.run(args);
+            Matmul wide = args;
+            wide.a = wide_a.tensor();
+            wide.b = wide_b.tensor();
+            wide.bias = Tensor(wide_bias.f32.data(), DType::f32, {c.n});
+            wide.aux = wide_aux.tensor();
+            wide.c = wide_y.tensor();
+            matmul.run(wide);
+            CHECK(y.half == rounded(wide_y));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("matmul: results are bit-equal from run to run") {
   std::mt19937 random(7);
   const int64_t m = 256, n = 768, k = 3072;
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const int form : {0, 1, 2}) {
       const bool ta = form == 2, tb = form == 1;
       Values a(type, ta ? k : m, ta ? m : k, random), b(type, tb ? n : k, tb ? k : n, random);
@@ -268,6 +388,12 @@ TEST_CASE("matmul: arguments that do not fit are refused") {
   CHECK_THROWS_AS(matmul.run(args), mtl::Error);
   args.bias = {};
   args.c.dtype = DType::bf16;
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+  args.a.dtype = args.b.dtype = DType::f16;
+  CHECK_THROWS_AS(matmul.run(args), mtl::Error);
+  args.c.dtype = DType::f16;
+  CHECK_NOTHROW(matmul.run(args));
+  args.bias = Tensor(memory.data(), DType::bf16, {2});
   CHECK_THROWS_AS(matmul.run(args), mtl::Error);
 }
 

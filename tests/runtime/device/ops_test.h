@@ -29,6 +29,14 @@ inline uint16_t bf16_of_float(float x) {
   return static_cast<uint16_t>(down + 1);
 }
 
+// f16 by the compiler's own conversions, which are libgcc's here: none of our code.
+inline float float_of_f16(uint16_t x) {
+  return static_cast<float>(std::bit_cast<_Float16>(x));
+}
+inline uint16_t f16_of_float(float x) {
+  return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
+}
+
 // A tensor that owns its memory, at an address that is no multiple of a vector's size, with a guard
 // of known bytes behind it.
 class Held {
@@ -55,6 +63,8 @@ class Held {
         return static_cast<double>(view.as<float>()[i]);
       case DType::bf16:
         return static_cast<double>(float_of_bf16(view.as<uint16_t>()[i]));
+      case DType::f16:
+        return static_cast<double>(float_of_f16(view.as<uint16_t>()[i]));
       case DType::f64:
         return view.as<double>()[i];
       case DType::i32:
@@ -71,6 +81,9 @@ class Held {
         break;
       case DType::bf16:
         view.as<uint16_t>()[i] = bf16_of_float(static_cast<float>(value));
+        break;
+      case DType::f16:
+        view.as<uint16_t>()[i] = f16_of_float(static_cast<float>(value));
         break;
       case DType::f64:
         view.as<double>()[i] = value;
@@ -133,10 +146,12 @@ void for_each_isa(Body body) {
   }
 }
 
-// Storing in bf16 moves a value by at most half a unit in the last of 8 bits: 2^-8 of it. The 1 %
-// is for values that the f32 error has moved over the middle between two neighbours.
+// Storing moves a value by at most half a unit in the last of 8 bits (bf16: 2^-8 of it) or of 11
+// (f16: 2^-11 of it, and half of the smallest subnormal). The 1 % is for values that the f32 error
+// has moved over the middle between two neighbours.
 inline double storage_error(DType dtype, double value) {
-  return dtype == DType::bf16 ? std::abs(value) * 1.01 / 256 : 0;
+  if (dtype == DType::bf16) return std::abs(value) * 1.01 / 256;
+  return dtype == DType::f16 ? std::abs(value) * 1.01 / 2048 + 0x1.02p-25 : 0;
 }
 
 // Every element within `error` (of the f32 arithmetic) plus the rounding of the stored type.
@@ -159,7 +174,7 @@ inline void check_close(const Held& actual, const std::vector<double>& expected,
   CHECK(wrong == 0);
 }
 
-inline const DType kComputeTypes[] = {DType::f32, DType::bf16};
+inline const DType kComputeTypes[] = {DType::f32, DType::bf16, DType::f16};
 
 // 0 or 1 / (1 - p) for element i, from Random123's Philox (defined in dropout.cpp).
 double dropout_factor(const Dropout& dropout, uint64_t i);

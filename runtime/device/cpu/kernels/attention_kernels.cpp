@@ -2,9 +2,10 @@
 // transposed, scores as [key][query]: the per-query statistics (maximum, sum, lse, delta) then lie
 // along the vector registers, and no step needs a reduction across a register. Operands are packed
 // once per head into padded blocks (zeros), so that any head_dim and sequence length takes the same
-// path. bf16 without AMX is widened while packing and computed in f32.
+// path. f16, and bf16 without AMX, are widened while packing and computed in f32.
 #include "runtime/device/cpu/kernels/attention_kernels.h"
 
+#include "common/half.h"
 #include "runtime/device/cpu/kernels/attention_gemm.h"
 #include "runtime/device/cpu/kernels/attention_philox.h"
 #include "runtime/device/cpu/kernels/matmul_math.h"
@@ -29,11 +30,17 @@ inline float load(const float* p) {
 inline float load(const uint16_t* p) {
   return bf16_to_f32(*p);
 }
+inline float load(const _Float16* p) {
+  return f16_to_f32(__builtin_bit_cast(uint16_t, *p));
+}
 inline void store(float* p, float x) {
   *p = x;
 }
 inline void store(uint16_t* p, float x) {
   *p = f32_to_bf16(x);
+}
+inline void store(_Float16* p, float x) {
+  *p = __builtin_bit_cast(_Float16, f32_to_f16(x));
 }
 inline void convert(const float* from, float* to) {
   *to = *from;
@@ -42,7 +49,10 @@ inline void convert(const uint16_t* from, uint16_t* to) {
   *to = *from;
 }
 inline void convert(const uint16_t* from, float* to) {
-  *to = bf16_to_f32(*from);
+  *to = load(from);
+}
+inline void convert(const _Float16* from, float* to) {
+  *to = load(from);
 }
 
 // Hands out parts of a workspace; with null memory it only counts.
@@ -439,7 +449,14 @@ void forward(const AttentionTask& t) {
     return;
   }
 #endif
-  t.bf16 ? forward_as<uint16_t, float>(t) : forward_as<float, float>(t);
+  switch (t.type) {
+    case AttentionType::f32:
+      return forward_as<float, float>(t);
+    case AttentionType::bf16:
+      return forward_as<uint16_t, float>(t);
+    case AttentionType::f16:
+      return forward_as<_Float16, float>(t);
+  }
 }
 
 void backward(const AttentionTask& t) {
@@ -450,7 +467,14 @@ void backward(const AttentionTask& t) {
     return;
   }
 #endif
-  t.bf16 ? backward_as<uint16_t, float>(t) : backward_as<float, float>(t);
+  switch (t.type) {
+    case AttentionType::f32:
+      return backward_as<float, float>(t);
+    case AttentionType::bf16:
+      return backward_as<uint16_t, float>(t);
+    case AttentionType::f16:
+      return backward_as<_Float16, float>(t);
+  }
 }
 
 }  // namespace

@@ -10,11 +10,13 @@ namespace mtl {
 // Queries and keys are worked on in square blocks of this many.
 constexpr int64_t kAttentionBlock = 64;
 
+enum class AttentionType { f32, bf16, f16 };
+
 // One (sequence, head) forward, or one (sequence, KV head) backward. Pointers are those of the
 // first row of the sequence at the first column of the head; strides are in elements.
 struct AttentionTask {
-  bool bf16 = false;   // element type of everything but lse
-  bool tiles = false;  // multiply with AMX (only with bf16)
+  AttentionType type = AttentionType::f32;  // of the elements of everything but lse
+  bool tiles = false;                       // multiply with AMX (only with bf16)
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   int64_t qkv_stride = 0;
   void* out = nullptr;  // backward reads it

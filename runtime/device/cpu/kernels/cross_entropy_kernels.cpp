@@ -9,12 +9,8 @@ namespace {
 constexpr float kInfinity = __builtin_inff();
 
 template <class T>
-MTL_INLINE float to_float(T x) {
-  if constexpr (sizeof(T) == 4) {
-    return x;
-  } else {
-    return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
-  }
+MTL_INLINE float to_float(const T& x) {
+  return load(&x, Part{1})[0];
 }
 
 template <class T>
@@ -90,6 +86,7 @@ void add_typed(TypedKernels& table) {
 void add_cross_entropy_kernels(VectorKernels& table) {
   add_typed<float>(table.f32);
   add_typed<uint16_t>(table.bf16);
+  add_typed<_Float16>(table.f16);
 }
 
 }  // namespace mtl::kernels::MTL_ISA

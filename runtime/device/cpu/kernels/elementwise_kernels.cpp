@@ -1,4 +1,5 @@
-// fill, scale, add, cast, and sums over rows: loops bound by memory.
+// fill, scale, add, cast, sums over rows, and the search for what is not finite: loops bound by
+// memory.
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -6,7 +7,7 @@ namespace mtl::kernels::MTL_ISA {
 namespace {
 
 // Outputs of one thread from this size on go around the caches: they would not survive there until
-// their next use. Never for bf16 copies of less, which the next matmul reads at once.
+// their next use. Never for 16-bit copies of less, which the next matmul reads at once.
 constexpr int64_t kStreamBytes = 8 << 20;
 
 // to[i] = make(i, lanes) for outputs that are not read first.
@@ -49,11 +50,31 @@ void add_to_f32(const void* x, float* y, int64_t n) {
   add_to(static_cast<const T*>(x), y, n);
 }
 
-void to_bf16(const float* from, uint16_t* to, int64_t n) {
-  write(to, n, [&](int64_t i, auto lanes) MTL_LAMBDA { return load(from + i, lanes); });
+template <class T>
+void from_f32(const float* from, void* to, int64_t n) {
+  write(static_cast<T*>(to), n,
+        [&](int64_t i, auto lanes) MTL_LAMBDA { return load(from + i, lanes); });
 }
-void to_f32(const uint16_t* from, float* to, int64_t n) {
-  write(to, n, [&](int64_t i, auto lanes) MTL_LAMBDA { return load(from + i, lanes); });
+template <class T>
+void to_f32(const void* from, float* to, int64_t n) {
+  const T* x = static_cast<const T*>(from);
+  write(to, n, [&](int64_t i, auto lanes) MTL_LAMBDA { return load(x + i, lanes); });
+}
+
+// Every 4096 elements a look whether one of them was not finite: then x - x is NaN, else 0.
+template <class T>
+bool all_finite(const void* x, int64_t n) {
+  constexpr int64_t kBlock = 4096;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const T* block = static_cast<const T*>(x) + first;
+    F sums[4] = {};
+    each4(n - first < kBlock ? n - first : kBlock, [&](int64_t i, auto lanes, int k) MTL_LAMBDA {
+      const F v = load(block + i, lanes);
+      sums[k] += v - v;
+    });
+    if (sum_lanes(sums) != 0) return false;
+  }
+  return true;
 }
 
 // Four rows per pass over the sums.
@@ -95,6 +116,9 @@ void add_typed(TypedKernels& table) {
   table.add = add<T>;
   table.add_to_f32 = add_to_f32<T>;
   table.column_sums = column_sums<T>;
+  table.from_f32 = from_f32<T>;
+  table.to_f32 = to_f32<T>;
+  table.all_finite = all_finite<T>;
 }
 
 }  // namespace
@@ -102,8 +126,7 @@ void add_typed(TypedKernels& table) {
 void add_elementwise_kernels(VectorKernels& table) {
   add_typed<float>(table.f32);
   add_typed<uint16_t>(table.bf16);
-  table.to_bf16 = to_bf16;
-  table.to_f32 = to_f32;
+  add_typed<_Float16>(table.f16);
   table.combine = combine;
 }
 

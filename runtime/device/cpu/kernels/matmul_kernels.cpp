@@ -1,5 +1,6 @@
 #include "runtime/device/cpu/kernels/matmul_kernels.h"
 
+#include "common/half.h"
 #include "runtime/device/cpu/kernels/matmul_math.h"
 
 namespace mtl {
@@ -32,6 +33,12 @@ void widen(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
 void narrow(const float* __restrict from, uint16_t* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = f32_to_bf16(from[i]);
 }
+void widen_f16(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = f16_to_f32(from[i]);
+}
+void narrow_f16(const float* __restrict from, uint16_t* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = f32_to_f16(from[i]);
+}
 void widen_add(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] += bf16_to_f32(from[i]);
 }
@@ -43,6 +50,9 @@ void gelu_f32(const float* __restrict aux, float* __restrict c, int64_t n) {
 }
 void gelu_bf16(const uint16_t* __restrict aux, uint16_t* __restrict c, int64_t n) {
   for (int64_t i = 0; i < n; ++i) c[i] = f32_to_bf16(gelu(bf16_to_f32(aux[i])));
+}
+void gelu_f16(const uint16_t* __restrict aux, uint16_t* __restrict c, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) c[i] = f32_to_f16(gelu(f16_to_f32(aux[i])));
 }
 void gelu_grad_f32(const float* __restrict aux, float* __restrict c, int64_t n) {
   for (int64_t i = 0; i < n; ++i) c[i] *= gelu_derivative(aux[i]);
@@ -58,6 +68,12 @@ void gelu_grad_narrow(const uint16_t* __restrict aux, const float* __restrict fr
     c[i] = f32_to_bf16(from[i] * gelu_derivative(bf16_to_f32(aux[i])));
   }
 }
+void gelu_grad_narrow_f16(const uint16_t* __restrict aux, const float* __restrict from,
+                          uint16_t* __restrict c, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    c[i] = f32_to_f16(from[i] * gelu_derivative(f16_to_f32(aux[i])));
+  }
+}
 void triad(float* __restrict a, const float* __restrict b, const float* __restrict c, float s,
            int64_t n) {
   for (int64_t i = 0; i < n; ++i) a[i] = b[i] + s * c[i];
@@ -66,8 +82,19 @@ void triad(float* __restrict a, const float* __restrict b, const float* __restri
 }  // namespace
 
 namespace MTL_ISA {
-extern const MatmulKernels kMatmulKernels = {
-    widen,         narrow,         widen_add,        add,  gelu_f32, gelu_bf16,
-    gelu_grad_f32, gelu_grad_bf16, gelu_grad_narrow, triad};
+extern const MatmulKernels kMatmulKernels = {.widen = widen,
+                                             .narrow = narrow,
+                                             .widen_add = widen_add,
+                                             .add = add,
+                                             .widen_f16 = widen_f16,
+                                             .narrow_f16 = narrow_f16,
+                                             .gelu_f32 = gelu_f32,
+                                             .gelu_bf16 = gelu_bf16,
+                                             .gelu_f16 = gelu_f16,
+                                             .gelu_grad_f32 = gelu_grad_f32,
+                                             .gelu_grad_bf16 = gelu_grad_bf16,
+                                             .gelu_grad_narrow = gelu_grad_narrow,
+                                             .gelu_grad_narrow_f16 = gelu_grad_narrow_f16,
+                                             .triad = triad};
 }
 }  // namespace mtl

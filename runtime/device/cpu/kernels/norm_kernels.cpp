@@ -94,6 +94,7 @@ void add_typed(TypedKernels& table) {
 void add_norm_kernels(VectorKernels& table) {
   add_typed<float>(table.f32);
   add_typed<uint16_t>(table.bf16);
+  add_typed<_Float16>(table.f16);
 }
 
 }  // namespace mtl::kernels::MTL_ISA

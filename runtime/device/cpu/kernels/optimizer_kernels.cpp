@@ -1,5 +1,5 @@
-// AdamW (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019) and the sums of
-// squares for the gradient norm: one pass over memory each.
+// AdamW (Loshchilov, Hutter: "Decoupled weight decay regularization", ICLR 2019), Adam, SGD with
+// momentum, and the sums of squares for the gradient norm: one pass over memory each.
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -20,49 +20,73 @@ class FlushTinyToZero {
   unsigned saved_;
 };
 
-template <bool kWeights, bool kStream>
-MTL_INLINE void adamw_loop(const AdamWRange& a) {
+// body(i, lanes, write_weights) for every vector; the last writes the copy of the new masters for
+// the matmuls. It is the only array that is not read first: past the caches it costs 2 bytes of
+// traffic per parameter instead of 4.
+template <class T, class Body>
+MTL_INLINE void each_update(void* to, int64_t n, Body body) {
+  const FlushTinyToZero flush;
+  T* weights = static_cast<T*>(to);
+  if (!weights) {
+    each(n, [&](int64_t i, auto lanes) MTL_LAMBDA { body(i, lanes, [](F) MTL_LAMBDA {}); });
+  } else if (can_stream(weights)) {
+    each(n, [&](int64_t i, auto lanes) MTL_LAMBDA {
+      body(i, lanes, [&](F p) MTL_LAMBDA {
+        if constexpr (sizeof(lanes) == sizeof(Full)) {
+          stream(weights + i, p);
+        } else {
+          store(weights + i, p, lanes);
+        }
+      });
+    });
+    stream_done();
+  } else {
+    each(n, [&](int64_t i, auto lanes) MTL_LAMBDA {
+      body(i, lanes, [&](F p) MTL_LAMBDA { store(weights + i, p, lanes); });
+    });
+  }
+}
+
+template <class T>
+void adamw(const AdamWRange& a) {
   float* master = a.master;
   float* exp_avg = a.exp_avg;
   float* exp_avg_sq = a.exp_avg_sq;
   const float* grad = a.grad;
-  uint16_t* weights = a.weights;
   // Copies: the compiler cannot know that the stores leave `a` alone.
   const float beta1 = a.beta1, one_minus_beta1 = a.one_minus_beta1;
   const float beta2 = a.beta2, one_minus_beta2 = a.one_minus_beta2;
   const float rate = a.rate, correction = a.inverse_sqrt_correction2;
-  const float eps = a.eps, keep = a.keep, grad_scale = a.grad_scale;
-  each(a.n, [&](int64_t i, auto lanes) MTL_LAMBDA {
-    const F g = load(grad + i, lanes) * grad_scale;
+  const float eps = a.eps, keep = a.keep, decay = a.coupled_decay, grad_scale = a.grad_scale;
+  each_update<T>(a.weights, a.n, [&](int64_t i, auto lanes, auto write_weights) MTL_LAMBDA {
+    const F old = load(master + i, lanes);
+    const F g = load(grad + i, lanes) * grad_scale + old * decay;
     const F m = load(exp_avg + i, lanes) * beta1 + g * one_minus_beta1;
     const F v = load(exp_avg_sq + i, lanes) * beta2 + g * g * one_minus_beta2;
     const F step = m / (sqrt(v) * correction + eps) * rate;
-    const F p = load(master + i, lanes) * keep - step;
+    const F p = old * keep - step;
     store(exp_avg + i, m, lanes);
     store(exp_avg_sq + i, v, lanes);
     store(master + i, p, lanes);
-    if constexpr (kWeights) {
-      if constexpr (kStream && sizeof(lanes) == sizeof(Full)) {
-        stream(weights + i, p);
-      } else {
-        store(weights + i, p, lanes);
-      }
-    }
+    write_weights(p);
   });
 }
 
-void adamw(const AdamWRange& args) {
-  const FlushTinyToZero flush;
-  // The bf16 copy is the only array that is not read first: past the caches it costs 2 bytes of
-  // traffic per parameter instead of 4.
-  if (!args.weights) {
-    adamw_loop<false, false>(args);
-  } else if (can_stream(args.weights)) {
-    adamw_loop<true, true>(args);
-    stream_done();
-  } else {
-    adamw_loop<true, false>(args);
-  }
+template <class T>
+void sgd(const SgdRange& a) {
+  float* master = a.master;
+  float* momentum_buffer = a.momentum_buffer;
+  const float* grad = a.grad;
+  const float lr = a.lr, momentum = a.momentum, decay = a.weight_decay, grad_scale = a.grad_scale;
+  each_update<T>(a.weights, a.n, [&](int64_t i, auto lanes, auto write_weights) MTL_LAMBDA {
+    const F old = load(master + i, lanes);
+    const F g = load(grad + i, lanes) * grad_scale + old * decay;
+    const F buffer = load(momentum_buffer + i, lanes) * momentum + g;
+    const F p = old - buffer * lr;
+    store(momentum_buffer + i, buffer, lanes);
+    store(master + i, p, lanes);
+    write_weights(p);
+  });
 }
 
 // f64 throughout: squares of f32 are exact, large gradients do not overflow. Sixteen sums whatever
@@ -99,10 +123,18 @@ void sum_squares(const float* x, int64_t n, double* partials) {
   }
 }
 
+template <class T>
+void add_typed(TypedKernels& table) {
+  table.adamw = adamw<T>;
+  table.sgd = sgd<T>;
+}
+
 }  // namespace
 
 void add_optimizer_kernels(VectorKernels& table) {
-  table.adamw = adamw;
+  add_typed<float>(table.f32);
+  add_typed<uint16_t>(table.bf16);
+  add_typed<_Float16>(table.f16);
   table.sum_squares = sum_squares;
 }
 

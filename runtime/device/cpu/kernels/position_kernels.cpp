@@ -94,6 +94,7 @@ void add_typed(TypedKernels& table) {
 void add_position_kernels(VectorKernels& table) {
   add_typed<float>(table.f32);
   add_typed<uint16_t>(table.bf16);
+  add_typed<_Float16>(table.f16);
   table.mask_factors = copy_mask_factors;
 }
 

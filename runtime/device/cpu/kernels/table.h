@@ -1,8 +1,8 @@
 // The vector loops as plain functions on ranges of rows or elements, one table per instruction set.
 // Each call is the work of one thread: splitting and combining is the business of cpu/*.cpp.
 //
-// Pointers to activations are void*: f32 in the table `f32`, bf16 in the table `bf16`. Rows are
-// contiguous unless a stride is given. An output may be the input of the same shape.
+// Pointers to activations are void*: of the type that the table of typed loops is named for. Rows
+// are contiguous unless a stride is given. An output may be the input of the same shape.
 #pragma once
 
 #include <stddef.h>
@@ -61,11 +61,37 @@ struct CrossEntropyRows {
   float *row_max, *sum_exp, *target_logit;
 };
 
-// Loops that exist for both compute types.
+struct AdamWRange {
+  float *master, *exp_avg, *exp_avg_sq;
+  const float* grad;
+  void* weights;  // of the table's type; may be null, and is in the table `f32`
+  int64_t n;
+  // g = grad * grad_scale + coupled_decay * master, and with its moments m and v
+  // master = master * keep - rate * m / (sqrt(v) * inverse_sqrt_correction2 + eps), with
+  // rate = lr / (1 - beta1^step),
+  // inverse_sqrt_correction2 = 1 / sqrt(1 - beta2^step). Decoupled weight decay is keep = 1 - lr *
+  // weight_decay with coupled_decay = 0, the other is keep = 1 with coupled_decay = weight_decay.
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float rate, inverse_sqrt_correction2, eps, keep, coupled_decay, grad_scale;
+};
+// g = grad * grad_scale + weight_decay * master, buffer = momentum * buffer + g,
+// master -= lr * buffer
+struct SgdRange {
+  float *master, *momentum_buffer;
+  const float* grad;
+  void* weights;  // as in AdamWRange
+  int64_t n;
+  float lr, momentum, weight_decay, grad_scale;
+};
+
+// Loops that exist for every compute type.
 struct TypedKernels {
   void (*fill)(void* x, int64_t n, float value);
   void (*scale)(void* x, int64_t n, float factor);
   void (*add)(const void* x, void* y, int64_t n);
+  void (*from_f32)(const float* from, void* to, int64_t n);
+  void (*to_f32)(const void* from, float* to, int64_t n);
+  bool (*all_finite)(const void* x, int64_t n);
   // sums[c] = sum of the rows.
   void (*column_sums)(const void* x, int64_t rows, int64_t cols, float* sums);
   void (*norm_forward)(const NormForward& args);
@@ -77,31 +103,18 @@ struct TypedKernels {
   void (*cross_entropy_max)(const CrossEntropyRows& args);
   void (*cross_entropy_sum)(const CrossEntropyRows& args);
   void (*cross_entropy_backward)(const CrossEntropyRows& args, float scale);
-};
-
-struct AdamWRange {
-  float *master, *exp_avg, *exp_avg_sq;
-  const float* grad;
-  uint16_t* weights;  // may be null
-  int64_t n;
-  // master = master * keep - rate * m / (sqrt(v) * inverse_sqrt_correction2 + eps), with
-  // keep = 1 - lr * weight_decay, rate = lr / (1 - beta1^step),
-  // inverse_sqrt_correction2 = 1 / sqrt(1 - beta2^step).
-  float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float rate, inverse_sqrt_correction2, eps, keep, grad_scale;
+  void (*adamw)(const AdamWRange& args);
+  void (*sgd)(const SgdRange& args);
 };
 
 struct VectorKernels {
-  TypedKernels f32, bf16;
-  void (*to_bf16)(const float* from, uint16_t* to, int64_t n);
-  void (*to_f32)(const uint16_t* from, float* to, int64_t n);
+  TypedKernels f32, bf16, f16;
   // out[c] = (accumulate ? out[c] : 0) + sum over i < chunks of partials[i * stride + c], in f64
   // and in the order of i.
   void (*combine)(const float* partials, int64_t chunks, int64_t stride, int64_t cols, float* out,
                   bool accumulate);
   // partials[i] = sum of squares of elements [i * 4096, (i + 1) * 4096) of the n.
   void (*sum_squares)(const float* x, int64_t n, double* partials);
-  void (*adamw)(const AdamWRange& args);
   // factors[i] = 0 or mask.scale for element first + i.
   void (*mask_factors)(const Mask& mask, uint64_t first, int64_t n, float* factors);
 };

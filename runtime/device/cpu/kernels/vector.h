@@ -3,11 +3,14 @@
 // scalar code, and the order of every sum is what the source says.
 //
 // Everything lives in an unnamed namespace, so that no function compiled for AVX-512 can be shared
-// by the linker with code for an older machine. bf16 is uint16_t in memory and f32 in registers.
+// by the linker with code for an older machine. In memory bf16 is uint16_t and f16 is _Float16; in
+// registers both are f32.
 #pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
+
+#include "common/half.h"
 
 #define MTL_INLINE inline __attribute__((always_inline))
 #define MTL_LAMBDA __attribute__((always_inline))
@@ -62,6 +65,31 @@ MTL_INLINE HalfU16 narrow(F x) {
   return __builtin_convertvector((x != x ? bits | 0x400000u : rounded) >> 16, HalfU16);
 }
 
+// The same for f16 (common/half.h says it in full). The instructions keep subnormals whatever the
+// control register says.
+MTL_INLINE F widen_f16(HalfU16 x) {
+#if defined(__AVX512F__)
+  return (F)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
+#elif defined(__AVX2__)
+  return (F)_mm256_cvtph_ps((__m128i)x);
+#else
+  F wide;
+  for (int i = 0; i < kLanes; ++i) wide[i] = f16_to_f32(x[i]);
+  return wide;
+#endif
+}
+MTL_INLINE HalfU16 narrow_f16(F x) {
+#if defined(__AVX512F__)
+  return (HalfU16)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+  return (HalfU16)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  HalfU16 narrow;
+  for (int i = 0; i < kLanes; ++i) narrow[i] = f32_to_f16(x[i]);
+  return narrow;
+#endif
+}
+
 MTL_INLINE F load(const float* p, Full, float = 0) {
   F x;
   __builtin_memcpy(&x, p, sizeof x);
@@ -71,6 +99,11 @@ MTL_INLINE F load(const uint16_t* p, Full, float = 0) {
   HalfU16 x;
   __builtin_memcpy(&x, p, sizeof x);
   return widen(x);
+}
+MTL_INLINE F load(const _Float16* p, Full, float = 0) {
+  HalfU16 x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return widen_f16(x);
 }
 // Lanes that are not in memory read as `missing`.
 template <class T>
@@ -89,6 +122,10 @@ MTL_INLINE void store(float* p, F x, Full) {
 }
 MTL_INLINE void store(uint16_t* p, F x, Full) {
   const HalfU16 h = narrow(x);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+MTL_INLINE void store(_Float16* p, F x, Full) {
+  const HalfU16 h = narrow_f16(x);
   __builtin_memcpy(p, &h, sizeof h);
 }
 template <class T>
@@ -110,15 +147,20 @@ MTL_INLINE void stream(float* p, F x) {
   _mm_stream_ps(p, (__m128)x);
 #endif
 }
-MTL_INLINE void stream(uint16_t* p, F x) {
-  const HalfU16 h = narrow(x);
+MTL_INLINE void stream(void* p, HalfU16 h) {
 #if defined(__AVX512F__)
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)h);
+  _mm256_stream_si256(static_cast<__m256i*>(p), (__m256i)h);
 #elif defined(__AVX2__)
-  _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)h);
+  _mm_stream_si128(static_cast<__m128i*>(p), (__m128i)h);
 #else
   __builtin_memcpy(p, &h, sizeof h);
 #endif
+}
+MTL_INLINE void stream(uint16_t* p, F x) {
+  stream(p, narrow(x));
+}
+MTL_INLINE void stream(_Float16* p, F x) {
+  stream(p, narrow_f16(x));
 }
 MTL_INLINE void stream_done() {
   _mm_sfence();
