@@ -1,0 +1,166 @@
+// The shape of the model and its initial weights.
+#include "runtime/spec/schema_sections.h"
+
+namespace mtl::spec {
+
+Section model_section() {
+  return {
+      .docs =
+          {
+              {"model", "The model's shape: a decoder-only transformer of the GPT-2 family."},
+              {"model.norm", "Normalisation."},
+              {"model.position", "Positions."},
+              {"model.dropout", "Dropout; the pattern does not depend on the layout of ranks."},
+          },
+      .rows =
+          {
+              {.key = "model.layers",
+               .field = [](TrainSpec& s) -> Field { return &s.model.layers; },
+               .doc = "Transformer layers.",
+               .example = "12",
+               .required = true,
+               .min = 1,
+               .max = 1e5,
+               .known_as = {"num_layers", "n_layer", "n_layers", "num_hidden_layers"}},
+              {.key = "model.hidden",
+               .field = [](TrainSpec& s) -> Field { return &s.model.hidden; },
+               .doc = "Width of the residual stream.",
+               .example = "768",
+               .required = true,
+               .min = 1,
+               .max = 1 << 20,
+               .known_as = {"hidden_size", "n_embd", "d_model", "dim", "embed_dim", "width"}},
+              {.key = "model.heads",
+               .field = [](TrainSpec& s) -> Field { return &s.model.heads; },
+               .doc = "Attention heads; they share `model.hidden` evenly.",
+               .example = "12",
+               .required = true,
+               .min = 1,
+               .max = 1 << 16,
+               .known_as = {"num_attention_heads", "num_heads", "n_head", "n_heads"}},
+              {.key = "model.ffn",
+               .field = [](TrainSpec& s) -> Field { return &s.model.ffn; },
+               .doc = "Width inside the feed-forward block.",
+               .auto_doc = "4 x `model.hidden`",
+               .min = 1,
+               .max = 1 << 24,
+               .known_as = {"ffn_hidden_size", "intermediate_size", "n_inner", "d_ff", "ffn_hidden",
+                            "mlp_hidden"}},
+              {.key = "model.activation",
+               .field = [](TrainSpec& s) -> Field { return &s.model.activation; },
+               .doc = "Activation of the feed-forward block.",
+               .choices = {{"gelu", "the tanh form, as GPT-2"}},
+               .refused = {{"gelu_new", "gelu", ""},
+                           {"gelu_pytorch_tanh", "gelu", ""},
+                           {"swiglu", "", kNotYet},
+                           {"geglu", "", kNotYet},
+                           {"silu", "", kNotYet},
+                           {"relu", "", kNotYet},
+                           {"squared_relu", "", kNotYet}},
+               .known_as = {"activation_function", "hidden_act", "act"}},
+              {.key = "model.norm.type",
+               .field = [](TrainSpec& s) -> Field { return &s.model.norm.type; },
+               .doc =
+                   "Normalisation before attention, before the feed-forward block and at the end.",
+               .choices = {{"layernorm", "with weight and bias"}},
+               .refused = {{"LayerNorm", "layernorm", ""},
+                           {"layer_norm", "layernorm", ""},
+                           {"rmsnorm", "", kNotYet},
+                           {"rms_norm", "", kNotYet}},
+               .known_as = {"normalization"}},
+              {.key = "model.norm.eps",
+               .field = [](TrainSpec& s) -> Field { return &s.model.norm.eps; },
+               .doc = "Added to the variance.",
+               .min = 0,
+               .max = 1,
+               .above_min = true,
+               .known_as = {"layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps",
+                            "rms_norm_eps", "epsilon"}},
+              {.key = "model.position.type",
+               .field = [](TrainSpec& s) -> Field { return &s.model.position.type; },
+               .doc = "How positions enter the model.",
+               .choices = {{"learned", "one trained vector per position, added to the token's"}},
+               .refused = {{"learned_absolute", "learned", ""},
+                           {"absolute", "learned", ""},
+                           {"rope", "", kNotYet},
+                           {"rotary", "", kNotYet},
+                           {"alibi", "", kNotYet},
+                           {"none", "", kNotYet}},
+               .known_as = {"position_embedding_type"}},
+              {.key = "model.max_seq",
+               .field = [](TrainSpec& s) -> Field { return &s.model.max_seq; },
+               .doc = "Positions that the model has; at least `train.seq_len`.",
+               .auto_doc = "`train.seq_len`",
+               .min = 1,
+               .max = 1 << 27,
+               .known_as = {"max_position_embeddings", "n_positions", "max_sequence_length",
+                            "n_ctx", "block_size"}},
+              {.key = "model.bias",
+               .field = [](TrainSpec& s) -> Field { return &s.model.bias; },
+               .doc = "Linear layers have a bias.",
+               .known_as = {"add_bias_linear", "use_bias"}},
+              {.key = "model.tie_embeddings",
+               .field = [](TrainSpec& s) -> Field { return &s.model.tie_embeddings; },
+               .doc = "The output layer uses the token embedding's weights.",
+               .known_as = {"tie_word_embeddings", "tied_embeddings",
+                            "untie_embeddings_and_output_weights"}},
+              {.key = "model.vocab_pad_to",
+               .field = [](TrainSpec& s) -> Field { return &s.model.vocab_pad_to; },
+               .doc = "The vocabulary is padded in memory to a multiple of this; checkpoints are "
+                      "unpadded.",
+               .min = 1,
+               .max = 1 << 16,
+               .known_as = {"make_vocab_size_divisible_by", "pad_vocab_to"}},
+              {.key = "model.dropout.hidden",
+               .field = [](TrainSpec& s) -> Field { return &s.model.dropout.hidden; },
+               .doc =
+                   "Share of activations dropped after the embedding, attention and feed-forward "
+                   "block.",
+               .min = 0,
+               .max = 1,
+               .below_max = true,
+               .known_as = {"hidden_dropout", "resid_pdrop", "embd_pdrop"}},
+              {.key = "model.dropout.attention",
+               .field = [](TrainSpec& s) -> Field { return &s.model.dropout.attention; },
+               .doc = "Share of attention weights dropped.",
+               .min = 0,
+               .max = 1,
+               .below_max = true,
+               .known_as = {"attention_dropout", "attn_pdrop"}},
+          },
+      .unavailable =
+          {
+              {"model.kv_heads", "every head has its own keys and values"},
+              {"model.head_dim", "it is `model.hidden` / `model.heads`"},
+              {"model.qk_norm", "queries and keys are not normalised"},
+              {"model.moe", "there are no mixtures of experts"},
+              {"model.position.base", "there are no rotary positions"},
+              {"model.position.scaling", "there are no rotary positions"},
+          },
+  };
+}
+
+Section init_section() {
+  return {
+      .docs =
+          {
+              {"init", "Initial weights."},
+          },
+      .rows =
+          {
+              {.key = "init.std",
+               .field = [](TrainSpec& s) -> Field { return &s.init.std; },
+               .doc = "Standard deviation of the initial weights.",
+               .min = 0,
+               .max = 100,
+               .above_min = true,
+               .known_as = {"init_method_std", "initializer_range", "init_std"}},
+          },
+      .unavailable =
+          {
+              {"init.layout_invariant", "initial weights never depend on the layout"},
+          },
+  };
+}
+
+}  // namespace mtl::spec

@@ -1,0 +1,103 @@
+// The run itself: where it is kept, what it saves, logs and watches.
+#include "runtime/spec/schema_sections.h"
+
+namespace mtl::spec {
+
+Section run_section() {
+  return {
+      .docs =
+          {
+              {"run", "The run and where it is kept."},
+          },
+      .rows =
+          {
+              {.key = "run.name",
+               .field = [](TrainSpec& s) -> Field { return &s.run.name; },
+               .doc = "Name of the run: the folder under `run.dir`.",
+               .is_name = true,
+               .known_as = {"run_name", "experiment_name", "wandb_exp_name"}},
+              {.key = "run.dir",
+               .field = [](TrainSpec& s) -> Field { return &s.run.dir; },
+               .doc = "Where runs are kept: a run lives in `<run.dir>/<run.name>/<id>/`.",
+               .is_path = true,
+               .known_as = {"output_dir", "out_dir", "project_dir", "logging_dir"}},
+          },
+  };
+}
+
+Section checkpoint_section() {
+  return {
+      .docs =
+          {
+              {"checkpoint", "Checkpoints."},
+          },
+      .rows =
+          {
+              {.key = "checkpoint.every",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.every; },
+               .doc = "Steps between checkpoints; 0: only at the end.",
+               .suffixes = true,
+               .min = 0,
+               .max = kSteps,
+               .known_as = {"save_interval", "save_steps", "checkpointing_steps", "save_every"}},
+              {.key = "checkpoint.keep_last",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_last; },
+               .doc = "Checkpoints that are kept; older ones are deleted. 0: all are kept.",
+               .min = 0,
+               .max = kMany,
+               .known_as = {"save_total_limit", "total_limit", "keep"}},
+              {.key = "checkpoint.resume",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.resume; },
+               .doc = "Whether a run goes on from its newest checkpoint.",
+               .choices = {{"auto", "from the newest complete one, else from the start"},
+                           {"never", "always from the start"},
+                           {"must", "an error if there is none"}},
+               .refused = {{"true", "auto", ""}, {"false", "never", ""}, {"latest", "auto", ""}},
+               .known_as = {"resume_from_checkpoint", "load"}},
+          },
+      .unavailable =
+          {
+              {"checkpoint.dir", "checkpoints live in the run's folder, see `run.dir`"},
+              {"checkpoint.keep_best", "the last ones are kept, see `checkpoint.keep_last`"},
+              {"checkpoint.async", "checkpoints are written between steps"},
+          },
+  };
+}
+
+Section log_section() {
+  return {
+      .docs =
+          {
+              {"log", "Logging."},
+          },
+      .rows =
+          {
+              {.key = "log.every",
+               .field = [](TrainSpec& s) -> Field { return &s.log.every; },
+               .doc = "Steps between log lines.",
+               .suffixes = true,
+               .min = 1,
+               .max = kSteps,
+               .known_as = {"log_interval", "logging_steps", "log_every"}},
+          },
+      .unavailable =
+          {
+              {"log.mfu", "it is always logged"},
+              {"log.timers", "the step time is always logged"},
+              {"log.tensorboard", "the log is metrics.jsonl in the run's folder"},
+              {"log.jsonl", "metrics.jsonl is always written, in the run's folder"},
+          },
+  };
+}
+
+Section health_section() {
+  return {
+      .docs = {},
+      .unavailable =
+          {
+              {"health", "there are no settings for it"},
+          },
+  };
+}
+
+}  // namespace mtl::spec
