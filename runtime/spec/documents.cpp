@@ -1,4 +1,6 @@
 // What is written from the schema table: resolved.yaml, the JSON Schema and the reference page.
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -34,50 +36,97 @@ void add_range(const Row& row, ordered_json& schema) {
 
 ordered_json default_of(const Row& row) {
   TrainSpec built_in;
+  if (spec::is_auto(row, built_in)) return "auto";
   const Field field = row.field(built_in);
-  if (std::holds_alternative<std::string*>(field)) {
-    return *std::get<std::string*>(field);
-  }
+  if (const auto* text = std::get_if<std::string*>(&field)) return **text;
+  if (const auto* words = std::get_if<std::vector<std::string>*>(&field)) return **words;
   const std::string text = spec::print_value(row, built_in);
-  return text == "auto" ? ordered_json(text) : ordered_json::parse(text);
+  return std::holds_alternative<spec::WordOrList>(field) ? ordered_json(text)
+                                                         : ordered_json::parse(text);
+}
+
+// `1_000` and `10k` are strings to an editor.
+std::string integer_pattern(bool suffixes) {
+  return fmt::format("^[0-9]+(_[0-9]+)*{}$", suffixes ? "(\\.[0-9]+)?[kKmMgG]?" : "");
+}
+
+// What an integer of the row's range may be written as.
+std::vector<ordered_json> integer_schemas(const Row& row, bool suffixes) {
+  ordered_json number = {{"type", "integer"}};
+  add_range(row, number);
+  const ordered_json text = {{"type", "string"}, {"pattern", integer_pattern(suffixes)}};
+  return {number, text};
+}
+
+// The row's choices. YAML's `true` and `false` are no strings to an editor.
+ordered_json word_schema(const Row& row) {
+  ordered_json schema;
+  for (const spec::Choice& choice : row.choices) {
+    const bool boolean = choice.value == "true" || choice.value == "false";
+    schema["enum"].push_back(boolean ? ordered_json(choice.value == "true")
+                                     : ordered_json(choice.value));
+  }
+  return schema;
+}
+
+// What may be written for the row besides `auto`: one schema or several.
+std::vector<ordered_json> value_schemas(const Row& row) {
+  TrainSpec any;
+  const Field field = row.field(any);
+  if (spec::is_integer(field)) return integer_schemas(row, row.suffixes);
+  ordered_json integer;
+  integer["anyOf"] = integer_schemas(row, false);
+  if (std::holds_alternative<spec::Ramp*>(field)) {
+    ordered_json map = {{"type", "object"}, {"minProperties", 1}};
+    map["propertyNames"]["pattern"] = integer_pattern(row.suffixes);
+    map["additionalProperties"] = integer;
+    return {integer, map};
+  }
+  if (std::holds_alternative<spec::WordOrList>(field)) {
+    return {word_schema(row), {{"type", "array"}, {"items", integer}, {"minItems", 1}}};
+  }
+  if (std::holds_alternative<std::vector<std::string>*>(field)) {
+    return {
+        {{"type", "array"}, {"items", word_schema(row)}, {"minItems", 1}, {"uniqueItems", true}}};
+  }
+  if (!row.choices.empty()) return {word_schema(row)};
+  ordered_json number = {{"type", "number"}};
+  add_range(row, number);
+  if (spec::is_number_list(field)) {
+    return {ordered_json{{"type", "array"}, {"items", number}, {"minItems", 2}, {"maxItems", 2}}};
+  }
+  if (std::holds_alternative<double*>(field)) return {number};
+  if (std::holds_alternative<bool*>(field)) return {ordered_json{{"type", "boolean"}}};
+  // A name or path may look like a number.
+  return {ordered_json{{"type", {"string", "number"}}, {"minLength", 1}}};
 }
 
 ordered_json row_schema(const Row& row) {
-  TrainSpec any;
-  const Field field = row.field(any);
   ordered_json schema;
   schema["description"] = row.doc;
-  if (!row.choices.empty()) {
-    schema["type"] = "string";
-    for (const spec::Choice& choice : row.choices) schema["enum"].push_back(choice.value);
-  } else if (spec::is_integer(field)) {
-    ordered_json number = {{"type", "integer"}};
-    add_range(row, number);
-    // `1_000` and `10k` are strings to an editor.
-    const ordered_json text = {
-        {"type", "string"},
-        {"pattern", fmt::format("^{}[0-9]+(_[0-9]+)*{}{}$", row.auto_doc.empty() ? "" : "(auto|",
-                                row.suffixes ? "(\\.[0-9]+)?[kKmMgG]?" : "",
-                                row.auto_doc.empty() ? "" : ")")}};
-    schema["anyOf"] = ordered_json::array({number, text});
-  } else if (spec::is_number_list(field)) {
-    ordered_json number = {{"type", "number"}};
-    add_range(row, number);
-    schema["type"] = "array";
-    schema["items"] = number;
-    schema["minItems"] = 2;
-    schema["maxItems"] = 2;
-  } else if (std::holds_alternative<double*>(field)) {
-    schema["type"] = "number";
-    add_range(row, schema);
-  } else if (std::holds_alternative<bool*>(field)) {
-    schema["type"] = "boolean";
+  std::vector<ordered_json> values = value_schemas(row);
+  if (!row.auto_doc.empty()) {
+    ordered_json word;
+    word["enum"] = ordered_json::array({"auto"});
+    values.push_back(word);
+  }
+  if (values.size() == 1) {
+    schema.update(values.front());
   } else {
-    // A name or path may look like a number.
-    schema["type"] = ordered_json::array({"string", "number"});
-    schema["minLength"] = 1;
+    schema["anyOf"] = values;
   }
   if (!row.required) schema["default"] = default_of(row);
+  return schema;
+}
+
+// One of the keys must stand there; that no two do is left to the reader, which knows `auto`.
+ordered_json one_required(const spec::Alternatives& group) {
+  ordered_json schema;
+  for (const std::string& key : group.keys) {
+    ordered_json option;
+    option["required"] = ordered_json::array({spec::find_row(key)->name()});
+    schema["anyOf"].push_back(std::move(option));
+  }
   return schema;
 }
 
@@ -96,6 +145,11 @@ ordered_json section_schema(const std::string& section) {
     if (needed) required.push_back(name);
   }
   if (!required.empty()) schema["required"] = required;
+  for (const spec::Alternatives& group : spec::alternatives()) {
+    if (group.required && spec::find_row(group.keys.front())->section() == section) {
+      schema["allOf"].push_back(one_required(group));
+    }
+  }
   return schema;
 }
 
@@ -106,11 +160,29 @@ std::string cell(const std::string& text) {
   return safe;
 }
 
+// The alternatives of a key of which one is required.
+const spec::Alternatives* required_alternatives(const std::string& key) {
+  for (const spec::Alternatives& group : spec::alternatives()) {
+    const auto& keys = group.keys;
+    if (group.required && std::find(keys.begin(), keys.end(), key) != keys.end()) return &group;
+  }
+  return nullptr;
+}
+
+// The smallest file has these.
+bool in_smallest_file(const Row& row) {
+  const spec::Alternatives* group = required_alternatives(row.key);
+  return row.required || (group != nullptr && group->keys.front() == row.key);
+}
+
 std::string row_markdown(const Row& row) {
   TrainSpec built_in;
   std::string value = spec::print_value(row, built_in);
+  const spec::Alternatives* group = required_alternatives(row.key);
   if (row.required) {
     value = "required";
+  } else if (group != nullptr) {
+    value = fmt::format("one of `{}` is required", fmt::join(group->keys, "`, `"));
   } else {
     value = fmt::format("`{}`", value);
     if (!row.auto_doc.empty()) value += " = " + row.auto_doc;
@@ -121,8 +193,17 @@ std::string row_markdown(const Row& row) {
     type += fmt::format("{}`{}`", type.empty() ? "" : ", ", choice.value);
     doc += fmt::format("<br>`{}`: {}", choice.value, choice.doc);
   }
+  const Field field = row.field(built_in);
+  if (std::holds_alternative<std::vector<std::string>*>(field)) type = "list of some of " + type;
+  if (std::holds_alternative<spec::WordOrList>(field)) type += " or a list of integers";
+  if (!row.choices.empty() && !row.auto_doc.empty()) type = "`auto`, " + type;
+  const bool shows_example =
+      std::holds_alternative<spec::Ramp*>(field) || std::holds_alternative<spec::WordOrList>(field);
+  if (shows_example) type += fmt::format(" like `{}`", row.example);
   if (const std::string range = spec::range_text(row); !range.empty()) type += ", " + range;
-  if (row.suffixes) type += "; k, M, G";
+  if (row.suffixes) {
+    type += std::holds_alternative<spec::Ramp*>(field) ? "; keys also k, M, G" : "; k, M, G";
+  }
   return fmt::format("| `{}` | {} | {} | {} |\n", row.key, cell(type), cell(value), cell(doc));
 }
 
@@ -172,7 +253,7 @@ std::string spec_reference_markdown() {
   for (const std::string& section : spec::sections()) {
     bool headed = false;
     for (const Row& row : spec::schema()) {
-      if (!row.required || row.section() != section) continue;
+      if (!in_smallest_file(row) || row.section() != section) continue;
       if (!headed) text += section + ":\n";
       headed = true;
       text += fmt::format("  {}: {}\n", row.name(), row.example);
@@ -195,6 +276,8 @@ std::string spec_reference_markdown() {
       "documents are errors. Integers may be written `1_000` or `1e9`; those marked *k, M, G* "
       "also\n"
       "`10k`, `2M`, `1G` (thousands, millions, thousand millions). Numbers in quotes are text.\n"
+      "A map like `{0: 8, 4: 4}` says what holds from a step or epoch on; a plain number holds\n"
+      "always. `auto` is what the key is when it is not written.\n"
       "\n"
       "Editors complete and check the file with `templates/train.schema.json`: begin it with\n"
       "`# yaml-language-server: $schema=<path of train.schema.json>`.\n";

@@ -1,6 +1,8 @@
 // Lays the layers of settings over each other, weakest first, and checks each of them, so that a
 // wrong value is told even where a stronger layer hides it.
+#include <algorithm>
 #include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -95,15 +97,24 @@ class Loader {
     if (!complete_) return;
     for (const Row& row : spec::schema()) {
       if (!row.required || given_.contains(row.key)) continue;
-      const auto section = section_places_.find(row.section());
-      const bool has_section = section != section_places_.end();
-      diagnostics_.add({.code = "config.missing",
-                        .what = fmt::format("{} is required and not given", row.key),
-                        .place = has_section ? section->second : Place{resolved_.file},
-                        .help = has_section ? fmt::format("add `{}: {}` under `{}:`", row.name(),
-                                                          row.example, row.section())
-                                            : fmt::format("add the section `{}:` with `{}: {}`",
-                                                          row.section(), row.name(), row.example)});
+      missing(row, fmt::format("{} is required and not given", row.key));
+    }
+  }
+
+  void check_alternatives() {
+    if (!complete_) return;
+    for (const spec::Alternatives& group : spec::alternatives()) {
+      std::vector<std::string> set;
+      bool meant = false;  // what was given badly is no longer missing
+      for (const std::string& key : group.keys) {
+        if (!spec::is_auto(*spec::find_row(key), resolved_.spec)) set.push_back(key);
+        meant |= given_.contains(key) && !resolved_.places.contains(key);
+      }
+      if (set.empty() && group.required && !meant) {
+        missing(*spec::find_row(group.keys.front()),
+                fmt::format("{} is required and not given", spec::either(group.keys)));
+      }
+      if (set.size() > 1) contradiction(set);
     }
   }
 
@@ -114,6 +125,42 @@ class Loader {
     Origin origin;
     std::optional<Place> place;  // of all its values; nothing when each has its own
   };
+
+  void missing(const Row& row, std::string what) {
+    const auto section = section_places_.find(row.section());
+    const bool has_section = section != section_places_.end();
+    diagnostics_.add({.code = "config.missing",
+                      .what = std::move(what),
+                      .place = has_section ? section->second : Place{resolved_.file},
+                      .help = has_section ? fmt::format("add `{}: {}` under `{}:`", row.name(),
+                                                        row.example, row.section())
+                                          : fmt::format("add the section `{}:` with `{}: {}`",
+                                                        row.section(), row.name(), row.example)});
+  }
+
+  // Keys of which only one may be set. The place is that of the last one: the strongest layer, or
+  // further down in the file.
+  void contradiction(std::vector<std::string> keys) {
+    const auto strength = [&](const std::string& key) {
+      const Place place = resolved_.place_of(key);
+      return std::tuple(resolved_.origins.at(key), place.line, place.column);
+    };
+    std::stable_sort(keys.begin(), keys.end(), [&](const std::string& a, const std::string& b) {
+      return strength(a) < strength(b);
+    });
+    const std::string last = keys.back();
+    keys.pop_back();
+    std::string help = "keep one of them";
+    if (resolved_.origins.at(keys.front()) != resolved_.origins.at(last)) {
+      help += fmt::format("; {} comes from {}, and `{}=auto` takes it back", keys.front(),
+                          resolved_.place_of(keys.front()).file, keys.front());
+    }
+    diagnostics_.add(
+        {.code = "config.conflict",
+         .what = fmt::format("{} and {} cannot be given together", fmt::join(keys, ", "), last),
+         .place = resolved_.place_of(last),
+         .help = help});
+  }
 
   void add(Diagnostic diagnostic, const Layer& layer, const Place& place) {
     diagnostic.place = layer.place ? *layer.place : diagnostic.place.value_or(place);
@@ -204,6 +251,7 @@ ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics) {
   loader.environment(sources.environment);
   loader.overrides(sources.overrides);
   loader.check_required();
+  loader.check_alternatives();
   return loader.take();
 }
 

@@ -52,6 +52,11 @@ const std::vector<Unavailable>& unavailable() {
   return keys;
 }
 
+const std::vector<Alternatives>& alternatives() {
+  static const std::vector<Alternatives> all = joined(&Section::alternatives);
+  return all;
+}
+
 const Row* find_row(std::string_view key) {
   for (const Row& row : schema()) {
     if (row.key == key) return &row;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,10 +16,20 @@
 
 namespace mtl::spec {
 
-// Where a value lives. Two doubles are written as one list (optimizer.betas).
+// Two numbers, written as one list (optimizer.betas).
 using DoublePair = std::pair<double*, double*>;
-using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
-                           std::vector<double>*, DoublePair>;
+// What holds from a step or an epoch on: `{0: 8, 4: 4}`, keys ascending from 0; a plain `8` is
+// `{0: 8}`.
+using Ramp = std::map<int64_t, int64_t>;
+// One of the row's choices, or a list of whole numbers, which is empty where the word decides.
+struct WordOrList {
+  std::string* word = nullptr;
+  std::vector<int64_t>* list = nullptr;
+};
+// Where a value lives. A list of texts holds some of the row's choices, each at most once.
+using Field =
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<double>*,
+                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*>;
 
 // An allowed value of a row with a fixed set of values.
 struct Choice {
@@ -40,8 +51,8 @@ struct Row {
   bool required = false;
   bool is_path = false;       // of a string: a path
   bool is_name = false;       // of a string: the name of a folder
-  std::string auto_doc = {};  // if not empty, `auto` is allowed and stored as 0
-  bool suffixes = false;      // of an integer: k, M, G are allowed
+  std::string auto_doc = {};  // if not empty, `auto` is allowed and stored as 0 or as nothing
+  bool suffixes = false;      // of an integer, of the keys of a ramp: k, M, G are allowed
   double min = std::numeric_limits<double>::lowest();
   double max = std::numeric_limits<double>::max();
   bool above_min = false;  // min itself is not allowed
@@ -54,6 +65,13 @@ struct Row {
   std::string name() const;     // "every"
 };
 
+// Keys of which a run gives one: two of them would contradict each other. "Given" is a value that
+// is not `auto`.
+struct Alternatives {
+  std::vector<std::string> keys;  // the first is the one to recommend
+  bool required = true;           // one must be given
+};
+
 // Keys and sections of other trainers, or planned here, that this version refuses.
 struct Unavailable {
   std::string key;
@@ -62,6 +80,7 @@ struct Unavailable {
 
 const std::vector<Row>& schema();
 const std::vector<Unavailable>& unavailable();
+const std::vector<Alternatives>& alternatives();
 const Row* find_row(std::string_view key);
 // The doc sentence of a section ("train.eval").
 std::string section_doc(std::string_view section);

@@ -8,6 +8,7 @@ Section parallel_section() {
       .docs =
           {
               {"parallel", "How the ranks share the work. It never changes the model."},
+              {"parallel.overlap", "What communication runs beside computation."},
           },
       .rows =
           {
@@ -32,18 +33,105 @@ Section parallel_section() {
                .min = 1,
                .max = 1 << 20,
                .known_as = {"data_parallel_size", "dp_degree", "dp_size", "data"}},
+              {.key = "parallel.sp",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.sp; },
+               .doc =
+                   "Sequence parallelism: between the parts that tensor parallelism divides, each "
+                   "of the tp ranks keeps its share of the tokens.",
+               .choices = {{"auto", "where tp > 1 and the tokens divide"},
+                           {"true", "always; an error where it cannot be"},
+                           {"false", "never"}},
+               .known_as = {"sequence_parallel", "sequence_parallelism", "sequence_parallel_size",
+                            "megatron_lm_sequence_parallelism"}},
+              {.key = "parallel.virtual_stages",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.virtual_stages; },
+               .doc =
+                   "Chunks of layers per pipeline rank (interleaved pipeline): the bubble is that "
+                   "much smaller.",
+               .min = 1,
+               .max = 1 << 10,
+               .known_as = {"virtual_pipeline_model_parallel_size", "vpp", "vp_size",
+                            "num_layers_per_virtual_pipeline_stage",
+                            "num_virtual_stages_per_pipeline_rank"}},
+              {.key = "parallel.virtual_group",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.virtual_group; },
+               .doc = "Micro-batches that take one chunk in turn, with several virtual stages.",
+               .auto_doc = "`parallel.pp`",
+               .min = 1,
+               .max = kMany,
+               .known_as = {"microbatch_group_size_per_vp_stage",
+                            "microbatch_group_size_per_virtual_pipeline_stage"}},
+              {.key = "parallel.schedule",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.schedule; },
+               .doc = "Order of the micro-batches in the pipeline; the result is the same.",
+               .choices = {{"1f1b",
+                            "one forward, one backward; interleaved with several virtual "
+                            "stages"},
+                           {"gpipe", "all forwards, then all backwards"}},
+               .refused = {{"interleaved", "1f1b", ""},
+                           {"interleaved1f1b", "1f1b", ""},
+                           {"zb-h1", "", kNotYet},
+                           {"zero-bubble", "", kNotYet},
+                           {"dualpipev", "", kNotYet}},
+               .known_as = {"pipeline_schedule", "pipeline_parallel_schedule"}},
+              {.key = "parallel.stage_layout",
+               .field = [](TrainSpec& s) -> Field {
+                 return WordOrList{&s.parallel.stage_balance, &s.parallel.stage_layout};
+               },
+               .doc =
+                   "Layers of each virtual stage (pp x `virtual_stages` of them), in the order of "
+                   "the model; or how they are divided.",
+               .example = "[3, 4, 4, 3]",
+               .min = 0,
+               .max = 1e5,
+               .choices = {{"uniform",
+                            "the same number for each; an error where it does not divide"},
+                           {"balanced", "the same work for each, embedding and head counted"}},
+               .refused = {{"parameters", "balanced", ""}, {"even", "uniform", ""}},
+               .known_as = {"pipeline_model_parallel_layout", "partition_method",
+                            "decoder_first_pipeline_num_layers",
+                            "decoder_last_pipeline_num_layers"}},
+              {.key = "parallel.zero",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.zero; },
+               .doc = "ZeRO: 1 divides the optimizer state over dp, 0 keeps all of it on every "
+                      "replica.",
+               .min = 0,
+               .max = 1,
+               .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
+                            "distributed_optimizer", "megatron_lm_use_distributed_optimizer",
+                            "stage"}},
+              {.key = "parallel.overlap.grad_reduce",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.grad_reduce; },
+               .doc = "Gradients are reduced over dp while the backward pass goes on.",
+               .known_as = {"overlap_grad_reduce", "overlap_comm"}},
+              {.key = "parallel.overlap.param_gather",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.param_gather; },
+               .doc = "With ZeRO, weights are gathered while the next forward pass goes on.",
+               .known_as = {"overlap_param_gather"}},
+              {.key = "parallel.overlap.p2p",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.p2p; },
+               .doc = "Pipeline stages send and receive while they compute.",
+               .known_as = {"overlap_p2p_communication", "overlap_p2p_comm"}},
+              {.key = "parallel.overlap.tp",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.tp; },
+               .doc = "The gradient of the input is reduced over tp while that of the weight is "
+                      "computed.",
+               .known_as = {"tp_comm_overlap", "async_tensor_model_parallel_allreduce"}},
+              {.key = "parallel.bucket_mb",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.bucket_mb; },
+               .doc = "Gradients that travel together, in MB of fp32.",
+               .auto_doc = "as the number of replicas asks",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true,
+               .known_as = {"bucket_cap_mb", "ddp_bucket_size", "bucket_size", "reduce_bucket_size",
+                            "allreduce_bucket_size"}},
           },
       .unavailable =
           {
               {"parallel.cp", "sequences are not divided over ranks"},
               {"parallel.ep", "there are no mixtures of experts"},
-              {"parallel.sp", "activations between TP regions are replicated"},
-              {"parallel.virtual_stages", "each rank holds one stage"},
-              {"parallel.stage_layout", "layers are divided evenly over the stages"},
-              {"parallel.zero", "every replica holds the whole optimizer state"},
               {"parallel.order", "ranks are ordered tp-dp-pp"},
-              {"parallel.overlap", "communication does not overlap with computation"},
-              {"parallel.bucket_mb", "gradients are reduced in one piece"},
               {"parallel.timeout", "there is no such limit to set"},
           },
   };
@@ -51,20 +139,90 @@ Section parallel_section() {
 
 Section recompute_section() {
   return {
-      .docs = {},
-      .unavailable =
+      .docs =
           {
-              {"recompute", "activations are kept"},
+              {"recompute",
+               "Activations that are computed again in the backward pass instead of being kept. It "
+               "never changes the result."},
+          },
+      .rows =
+          {
+              {.key = "recompute.mode",
+               .field = [](TrainSpec& s) -> Field { return &s.recompute.mode; },
+               .doc = "What is computed again.",
+               .choices = {{"none", "nothing"},
+                           {"selective", "`recompute.modules` of every layer"},
+                           {"full", "whole layers: only their inputs are kept"}},
+               .refused = {{"true", "full", ""},
+                           {"false", "none", ""},
+                           {"null", "none", ""},
+                           {"off", "none", ""}},
+               .known_as = {"recompute_granularity", "recompute_activations",
+                            "activation_checkpointing", "gradient_checkpointing",
+                            "activations_checkpoint_granularity", "granularity",
+                            "checkpoint_activations"}},
+              {.key = "recompute.method",
+               .field = [](TrainSpec& s) -> Field { return &s.recompute.method; },
+               .doc = "Which layers, with mode full.",
+               .auto_doc = "uniform",
+               .choices = {{"uniform", "all, in groups of `recompute.layers` that share one input"},
+                           {"block", "the first `recompute.layers` of each chunk"}},
+               .known_as = {"recompute_method", "activations_checkpoint_method"}},
+              {.key = "recompute.layers",
+               .field = [](TrainSpec& s) -> Field { return &s.recompute.layers; },
+               .doc =
+                   "With mode full: layers per group (uniform), or layers of each chunk that are "
+                   "computed again (block).",
+               .auto_doc = "uniform: 1; block: all",
+               .min = 1,
+               .max = 1e5,
+               .known_as = {"recompute_num_layers", "activations_checkpoint_num_layers",
+                            "num_checkpoints", "number_checkpoints"}},
+              {.key = "recompute.modules",
+               .field = [](TrainSpec& s) -> Field { return &s.recompute.modules; },
+               .doc = "Parts of each layer, with mode selective.",
+               .choices = {{"core_attn", "attention between its two linear layers"},
+                           {"mlp_act", "the activation of the feed-forward block"},
+                           {"norm", "the normalisations"},
+                           {"mlp", "the feed-forward block"}},
+               .refused = {{"core_attention", "core_attn", ""},
+                           {"layernorm", "norm", ""},
+                           {"moe_act", "", kNotYet},
+                           {"moe", "", kNotYet}},
+               .known_as = {"recompute_modules"}},
+              {.key = "recompute.distribute",
+               .field = [](TrainSpec& s) -> Field { return &s.recompute.distribute; },
+               .doc = "With mode full, each of the tp ranks keeps its share of the saved inputs.",
+               .known_as = {"distribute_saved_activations", "partition_activations"}},
           },
   };
 }
 
 Section launch_section() {
   return {
-      .docs = {},
+      .docs =
+          {
+              {"launch",
+               "How the ranks are started. Where they run stands in default_config.yaml."},
+          },
+      .rows =
+          {
+              {.key = "launch.spawn",
+               .field = [](TrainSpec& s) -> Field { return &s.launch.spawn; },
+               .doc = "What the ranks of one machine are.",
+               .choices = {{"processes", "one process each"},
+                           {"threads", "threads of one process, for tests and debuggers"}},
+               .refused = {{"ddp", "processes", ""},
+                           {"ddp_spawn", "threads", ""},
+                           {"fork", "processes", ""}},
+               .known_as = {"strategy", "start_method"}},
+          },
       .unavailable =
           {
-              {"launch", "where to run stands in default_config.yaml, see `mtl config`"},
+              {"launch.kind", "where to run stands in default_config.yaml, see `mtl config`"},
+              {"launch.nodes", "where to run stands in default_config.yaml, see `mtl config`"},
+              {"launch.gpus_per_node",
+               "where to run stands in default_config.yaml, see `mtl config`"},
           },
   };
 }

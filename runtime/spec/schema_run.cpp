@@ -92,10 +92,28 @@ Section log_section() {
 
 Section health_section() {
   return {
-      .docs = {},
+      .docs =
+          {
+              {"health", "What is watched while the run goes on."},
+          },
+      .rows =
+          {
+              {.key = "health.nan",
+               .field = [](TrainSpec& s) -> Field { return &s.health.nan; },
+               .doc = "What happens when the loss or a gradient is no finite number.",
+               .choices = {{"stop", "the run stops and names the first bad tensor"},
+                           {"skip", "the step is left out, counted and reported"}},
+               .refused = {{"true", "stop", ""}, {"ignore", "skip", ""}},
+               .known_as = {"check_for_nan_in_loss_and_grad", "terminate_on_nan", "detect_anomaly",
+                            "logging_nan_inf_filter"}},
+          },
       .unavailable =
           {
-              {"health", "there are no settings for it"},
+              {"health.spike_factor", "only numbers that are not finite are looked for"},
+              {"health.straggler", "the step time is always logged"},
+              {"health.rerun", "steps are not repeated"},
+              {"health.sigterm", "it is always a checkpoint, then the end"},
+              {"health.max_time", "the length of a run is counted in steps"},
           },
   };
 }

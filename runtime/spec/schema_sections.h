@@ -20,6 +20,7 @@ struct Section {
   // The sentence of each section: this one and those inside it.
   std::vector<std::pair<std::string, std::string>> docs;
   std::vector<Row> rows = {};
+  std::vector<Alternatives> alternatives = {};
   std::vector<Unavailable> unavailable = {};
 };
 

@@ -1,14 +1,13 @@
-// Scalars are read here and not by yaml-cpp, which takes `010` for 8 and refuses `1e9`.
 #include "runtime/spec/values.h"
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <cmath>
-#include <system_error>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
+
+#include "runtime/spec/collections.h"
 
 namespace mtl::spec {
 
@@ -20,231 +19,6 @@ struct Overloaded : Cases... {
 };
 template <class... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
-
-struct Problem {
-  std::string code;
-  std::string what;
-  std::string help = {};  // instead of "give <expected>"
-};
-
-std::string quoted(const std::string& text) {
-  constexpr size_t kLongest = 60;
-  std::string shown;
-  for (const char c : text) {
-    if (shown.size() >= kLongest && (static_cast<unsigned char>(c) & 0xC0) != 0x80) {
-      return fmt::format("`{}...`", shown);
-    }
-    shown += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return fmt::format("`{}`", shown);
-}
-
-// Decimal places that a suffix stands for; nothing if the letter is none.
-std::optional<int> suffix_places(char letter) {
-  switch (letter) {
-    case 'k':
-    case 'K':
-      return 3;
-    case 'm':
-    case 'M':
-      return 6;
-    case 'g':
-    case 'G':
-      return 9;
-    default:
-      return std::nullopt;
-  }
-}
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
-// A whole number in decimal: sign, digits with `_` between them, fraction, exponent, suffix. Exact:
-// what is written must be a whole number and fit 64 bits.
-std::optional<Problem> read_integer(const Row& row, const std::string& text, int64_t& result) {
-  const Problem no_number{"config.type",
-                          fmt::format("{}: {} is not a whole number", row.key, quoted(text))};
-  const Problem too_large{"config.range", fmt::format("{} cannot be {}", row.key, quoted(text))};
-  size_t i = 0;
-  const bool negative = text.starts_with('-');
-  if (negative || text.starts_with('+')) ++i;
-
-  std::string digits;
-  const size_t first = i;
-  for (; i < text.size(); ++i) {
-    if (is_digit(text[i])) {
-      digits += text[i];
-    } else if (text[i] != '_' || i == first || text[i - 1] == '_' || i + 1 >= text.size() ||
-               !is_digit(text[i + 1])) {
-      break;
-    }
-  }
-  if (digits.empty()) return no_number;
-  if (digits.size() > 1 && digits[0] == '0') {
-    Problem problem = no_number;
-    problem.what += ": it starts with 0";
-    problem.help = "remove the leading zeros: some programs read them as octal";
-    return problem;
-  }
-  int64_t places = 0;  // to append to the digits, or to cut off when negative
-  if (i < text.size() && text[i] == '.') {
-    for (++i; i < text.size() && is_digit(text[i]); ++i) {
-      digits += text[i];
-      --places;
-    }
-  }
-  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
-    ++i;
-    if (i < text.size() && text[i] == '+') ++i;
-    int exponent = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data() + i, end, exponent);
-    if (error == std::errc::result_out_of_range) return too_large;
-    if (error != std::errc{}) return no_number;
-    places += exponent;
-    i = static_cast<size_t>(stop - text.data());
-  }
-  if (i + 1 == text.size() && suffix_places(text[i])) {
-    if (!row.suffixes) {
-      Problem problem = no_number;
-      problem.help = "write the number in full: whether k is 1000 or 1024 is a matter of taste";
-      return problem;
-    }
-    places += *suffix_places(text[i]);
-    ++i;
-  }
-  if (i != text.size()) return no_number;
-
-  for (; places < 0 && !digits.empty() && digits.back() == '0'; ++places) digits.pop_back();
-  if (places < 0 && !digits.empty()) return no_number;
-  digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
-  if (digits.empty()) {
-    result = 0;
-    return std::nullopt;
-  }
-  constexpr int64_t kMostDigits = 19;
-  if (places > kMostDigits) return too_large;
-  if (places > 0) digits.append(static_cast<size_t>(places), '0');
-  if (negative) digits.insert(0, 1, '-');
-  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), result);
-  if (error != std::errc{}) return too_large;
-  return std::nullopt;
-}
-
-std::optional<Problem> read_double(const Row& row, const std::string& text, double& result) {
-  const char* begin = text.data();
-  const char* const end = begin + text.size();
-  if (text.starts_with('+') && !text.starts_with("+-")) ++begin;
-  double value = 0;
-  const auto [stop, error] = std::from_chars(begin, end, value);
-  if (stop != end || error == std::errc::invalid_argument) {
-    return Problem{"config.type", fmt::format("{}: {} is not a number", row.key, quoted(text))};
-  }
-  if (error != std::errc{} || !std::isfinite(value)) {
-    return Problem{"config.range", fmt::format("{} cannot be {}", row.key, quoted(text))};
-  }
-  result = value;
-  return std::nullopt;
-}
-
-bool in_range(const Row& row, double value) {
-  const bool low = row.above_min ? value <= row.min : value < row.min;
-  const bool high = row.below_max ? value >= row.max : value > row.max;
-  return !low && !high;
-}
-
-// Not by way of double, which cannot tell 2^53 + 1 from 2^53. No integer has an open bound.
-bool in_range(const Row& row, int64_t value) {
-  return value >= static_cast<int64_t>(row.min) && value <= static_cast<int64_t>(row.max);
-}
-
-Problem out_of_range(const Row& row, const std::string& text) {
-  return {"config.range", fmt::format("{} cannot be {}", row.key, text)};
-}
-
-std::string number_text(double value) {
-  const bool whole = value == std::floor(value) && std::abs(value) < 1e15;
-  return whole ? fmt::format("{}", static_cast<int64_t>(value)) : fmt::format("{}", value);
-}
-
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
-std::optional<Problem> read_choice(const Row& row, const std::string& text, std::string& result) {
-  std::vector<std::string> values;
-  for (const Choice& choice : row.choices) {
-    if (choice.value == text) {
-      result = text;
-      return std::nullopt;
-    }
-    values.push_back(choice.value);
-  }
-  Problem problem{"config.enum", fmt::format("{} cannot be {}", row.key, quoted(text))};
-  for (const Refused& refused : row.refused) {
-    if (refused.value != text && refused.value != lower(text)) continue;
-    if (!refused.instead.empty()) {
-      problem.help = fmt::format("did you mean `{}`?", refused.instead);
-    } else {
-      problem.what += ": " + refused.why;
-    }
-    return problem;
-  }
-  if (const auto near = did_you_mean(lower(text), values)) {
-    problem.help = fmt::format("did you mean `{}`?", *near);
-  }
-  return problem;
-}
-
-std::optional<Problem> read_text(const Row& row, const std::string& text, std::string& result) {
-  if (!row.choices.empty()) return read_choice(row, text, result);
-  if (text.find('\n') != std::string::npos) {
-    return Problem{"config.range", fmt::format("{} has several lines", row.key)};
-  }
-  if (text.empty()) return Problem{"config.range", fmt::format("{} is empty", row.key)};
-  if (row.is_path && text.starts_with('~')) {
-    Problem problem = out_of_range(row, quoted(text));
-    problem.what += ": `~` is a word of the shell and not read here";
-    problem.help = "write the whole path";
-    return problem;
-  }
-  if (row.is_name &&
-      (text.find('/') != std::string::npos || text == "." || text == ".." || text.size() > 200)) {
-    Problem problem = out_of_range(row, quoted(text));
-    problem.help = "it names a folder: give a short word without `/`";
-    return problem;
-  }
-  result = text;
-  return std::nullopt;
-}
-
-// Two numbers: the only kind of list that the table has.
-std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, double (&pair)[2]) {
-  const auto complain = [&](const YamlValue& at, Problem problem) {
-    if (problem.help.empty()) problem.help = "give " + expected(row);
-    return Diagnostic{
-        .code = problem.code, .what = problem.what, .place = at.place, .help = problem.help};
-  };
-  if (value.kind != YamlValue::Kind::list) {
-    return complain(value, {"config.type", fmt::format("{} is not a list", row.key)});
-  }
-  if (value.items.size() != 2) {
-    return complain(value, {"config.range", fmt::format("{} has {} numbers instead of 2", row.key,
-                                                        value.items.size())});
-  }
-  for (size_t i = 0; i < 2; ++i) {
-    const YamlValue& item = value.items[i];
-    if (item.kind != YamlValue::Kind::scalar || item.quoted) {
-      return complain(item,
-                      {"config.type", fmt::format("{}: item {} is not a number", row.key, i + 1)});
-    }
-    if (const auto problem = read_double(row, item.text, pair[i])) return complain(item, *problem);
-    if (!in_range(row, pair[i])) return complain(item, out_of_range(row, quoted(item.text)));
-  }
-  return std::nullopt;
-}
 
 // Other YAML readers take these unquoted for something else than text.
 bool needs_quotes(const std::string& text) {
@@ -273,13 +47,25 @@ bool is_number_list(const Field& field) {
          std::holds_alternative<DoublePair>(field);
 }
 
+bool is_auto(const Row& row, const TrainSpec& spec) {
+  return !row.auto_doc.empty() && print_value(row, spec) == "auto";
+}
+
+Diagnostic diagnose(const Row& row, const Place& place, Problem problem) {
+  if (problem.help.empty()) problem.help = "give " + expected(row);
+  return {.code = std::move(problem.code),
+          .what = std::move(problem.what),
+          .place = place,
+          .help = std::move(problem.help)};
+}
+
 std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, TrainSpec& spec) {
   const Field field = row.field(spec);
   const auto complain = [&](Problem problem) {
-    if (problem.help.empty()) problem.help = "give " + expected(row);
-    return Diagnostic{
-        .code = problem.code, .what = problem.what, .place = value.place, .help = problem.help};
+    return diagnose(row, value.place, std::move(problem));
   };
+  const bool automatic =
+      !row.auto_doc.empty() && value.kind == YamlValue::Kind::scalar && value.text == "auto";
   if (value.kind == YamlValue::Kind::null) {
     Problem problem{"config.type", fmt::format("{} has no value", row.key)};
     if (!row.required) {
@@ -304,6 +90,17 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     *std::get<std::vector<double>*>(field) = {pair[0], pair[1]};
     return std::nullopt;
   }
+  if (auto* const* to = std::get_if<Ramp*>(&field)) {
+    if (!automatic) return read_ramp(row, value, **to);
+    (*to)->clear();
+    return std::nullopt;
+  }
+  if (const auto* to = std::get_if<WordOrList>(&field)) {
+    return read_word_or_list(row, value, *to);
+  }
+  if (auto* const* to = std::get_if<std::vector<std::string>*>(&field)) {
+    return read_words(row, value, **to);
+  }
   if (value.kind != YamlValue::Kind::scalar) {
     return complain(
         {"config.type", fmt::format("{} is one value, not a {}", row.key,
@@ -317,8 +114,10 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   }
   if (is_integer(field)) {
     int64_t number = 0;
-    if (row.auto_doc.empty() || text != "auto") {
-      if (const auto problem = read_integer(row, text, number)) return complain(*problem);
+    if (!automatic) {
+      if (const auto problem = read_integer(row.key, text, row.suffixes, number)) {
+        return complain(*problem);
+      }
       if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
     }
     std::visit(
@@ -338,12 +137,17 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   }
   if (auto* const* to = std::get_if<double*>(&field)) {
     double number = 0;
-    if (const auto problem = read_double(row, text, number)) return complain(*problem);
-    if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
+    if (!automatic) {
+      if (const auto problem = read_double(row.key, text, number)) return complain(*problem);
+      if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
+    }
     **to = number;
     return std::nullopt;
   }
-  if (const auto problem = read_text(row, text, *std::get<std::string*>(field))) {
+  std::string& to = *std::get<std::string*>(field);
+  if (automatic) {
+    to.clear();
+  } else if (const auto problem = read_text(row, text, to)) {
     return complain(*problem);
   }
   return std::nullopt;
@@ -351,29 +155,54 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
 
 std::string print_value(const Row& row, const TrainSpec& spec) {
   TrainSpec copy = spec;
-  const auto integer = [&](auto number) {
-    return number == 0 && !row.auto_doc.empty() ? "auto" : fmt::format("{}", number);
+  const auto number = [&](auto value) {
+    return value == 0 && !row.auto_doc.empty() ? "auto" : fmt::format("{}", value);
   };
   return std::visit(
       Overloaded{
           [](bool* value) { return std::string(*value ? "true" : "false"); },
-          [&](int* value) { return integer(*value); },
-          [&](int64_t* value) { return integer(*value); },
-          [&](uint64_t* value) { return integer(*value); },
-          [](double* value) { return fmt::format("{}", *value); },
-          [](std::string* value) {
-            // JSON's double quotes and escapes are YAML's too.
-            return needs_quotes(*value) ? nlohmann::json(*value).dump() : *value;
+          [&](int* value) { return number(*value); },
+          [&](int64_t* value) { return number(*value); },
+          [&](uint64_t* value) { return number(*value); },
+          [&](double* value) { return number(*value); },
+          [&](std::string* value) {
+            if (value->empty() && !row.auto_doc.empty()) return std::string("auto");
+            // A choice is plain, `true` too. JSON's double quotes and escapes are YAML's too.
+            const bool quotes = row.choices.empty() && needs_quotes(*value);
+            return quotes ? nlohmann::json(*value).dump() : *value;
           },
           [](std::vector<double>* values) { return fmt::format("[{}]", fmt::join(*values, ", ")); },
-          [](DoublePair pair) { return fmt::format("[{}, {}]", *pair.first, *pair.second); }},
+          [](DoublePair pair) { return fmt::format("[{}, {}]", *pair.first, *pair.second); },
+          [](Ramp* ramp) {
+            if (ramp->empty()) return std::string("auto");
+            if (ramp->size() == 1) return fmt::format("{}", ramp->begin()->second);
+            std::vector<std::string> entries;
+            for (const auto& [from, value] : *ramp) {
+              entries.push_back(fmt::format("{}: {}", from, value));
+            }
+            return fmt::format("{{{}}}", fmt::join(entries, ", "));
+          },
+          [](WordOrList value) {
+            return value.list->empty() ? *value.word
+                                       : fmt::format("[{}]", fmt::join(*value.list, ", "));
+          },
+          [](std::vector<std::string>* words) {
+            return fmt::format("[{}]", fmt::join(*words, ", "));
+          }},
       row.field(copy));
+}
+
+std::string either(const std::vector<std::string>& words) {
+  const std::string all = fmt::format("{}", fmt::join(words, ", "));
+  const size_t comma = all.rfind(", ");
+  return comma == std::string::npos ? all : all.substr(0, comma) + " or " + all.substr(comma + 2);
 }
 
 std::string range_text(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
-  if (!is_integer(field) && !is_number_list(field) && !std::holds_alternative<double*>(field)) {
+  if (std::holds_alternative<bool*>(field) || std::holds_alternative<std::string*>(field) ||
+      std::holds_alternative<std::vector<std::string>*>(field)) {
     return {};
   }
   if (row.above_min || row.below_max) {
@@ -386,14 +215,17 @@ std::string range_text(const Row& row) {
 std::string type_text(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
-  if (!row.choices.empty()) {
-    std::string values;
-    for (const Choice& choice : row.choices) {
-      values += (values.empty() ? "" : " or ") + choice.value;
-    }
-    return values;
+  std::vector<std::string> values;
+  for (const Choice& choice : row.choices) values.push_back(choice.value);
+  if (std::holds_alternative<std::vector<std::string>*>(field)) {
+    return fmt::format("list of {}", fmt::join(values, ", "));
   }
+  if (std::holds_alternative<WordOrList>(field)) {
+    return fmt::format("{} or list of integers", fmt::join(values, " or "));
+  }
+  if (!values.empty()) return fmt::format("{}", fmt::join(values, " or "));
   if (is_integer(field)) return "integer";
+  if (std::holds_alternative<Ramp*>(field)) return "integer or map of integers";
   if (is_number_list(field)) return "two numbers";
   if (std::holds_alternative<bool*>(field)) return "true or false";
   if (std::holds_alternative<double*>(field)) return "number";
@@ -403,22 +235,32 @@ std::string type_text(const Row& row) {
 std::string expected(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
-  const std::string range = range_text(row);
-  const bool words = row.above_min || row.below_max;
-  if (is_integer(field)) {
-    const std::string auto_text =
-        row.auto_doc.empty() ? "" : fmt::format(", or auto ({})", row.auto_doc);
-    return fmt::format("a whole number {}{}{}", words ? "" : "from ", range, auto_text);
+  const std::string auto_text =
+      row.auto_doc.empty() ? "" : fmt::format(", or auto ({})", row.auto_doc);
+  const std::string range =
+      row.above_min || row.below_max ? range_text(row) : "from " + range_text(row);
+  std::vector<std::string> values;
+  for (const Choice& choice : row.choices) values.push_back(choice.value);
+  if (std::holds_alternative<std::vector<std::string>*>(field)) {
+    return fmt::format("a list of some of {}", fmt::join(values, ", "));
   }
+  if (std::holds_alternative<WordOrList>(field)) {
+    return fmt::format("{} or a list of whole numbers {}, like {}", fmt::join(values, " or "),
+                       range, row.example);
+  }
+  if (std::holds_alternative<Ramp*>(field)) {
+    return fmt::format("a whole number {}, or a map to such numbers like {}{}", range, row.example,
+                       auto_text);
+  }
+  if (is_integer(field)) return fmt::format("a whole number {}{}", range, auto_text);
   if (std::holds_alternative<double*>(field)) {
-    return fmt::format("a number {}{}", words ? "" : "from ", range);
+    return fmt::format("a number {}{}", range, auto_text);
   }
   if (is_number_list(field)) {
     TrainSpec built_in;
-    return fmt::format("two numbers {}{}, like {}", words ? "" : "from ", range,
-                       print_value(row, built_in));
+    return fmt::format("two numbers {}, like {}", range, print_value(row, built_in));
   }
-  if (!row.choices.empty()) return (row.choices.size() > 1 ? "one of " : "") + type_text(row);
+  if (!values.empty()) return (values.size() > 1 ? "one of " : "") + type_text(row) + auto_text;
   if (std::holds_alternative<bool*>(field)) return "true or false";
   return row.is_path ? "a path" : "a text";
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <regex>
+#include <set>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
@@ -32,10 +33,14 @@ void check_generated(const std::string& name, const std::string& generated) {
 
 // The part of draft-07 that the schema uses; enough to check documents against it.
 bool valid(const json& schema, const json& value) {
+  const auto fits = [&](const json& option) { return valid(option, value); };
   if (schema.contains("anyOf")) {
     const auto& options = schema["anyOf"];
-    return std::any_of(options.begin(), options.end(),
-                       [&](const json& option) { return valid(option, value); });
+    if (std::none_of(options.begin(), options.end(), fits)) return false;
+  }
+  if (schema.contains("allOf")) {
+    const auto& parts = schema["allOf"];
+    if (!std::all_of(parts.begin(), parts.end(), fits)) return false;
   }
   const auto is = [&](const std::string& type) {
     if (type == "object") return value.is_object();
@@ -46,13 +51,11 @@ bool valid(const json& schema, const json& value) {
     REQUIRE(type == "integer");
     return value.is_number() && value.get<double>() == static_cast<double>(value.get<int64_t>());
   };
-  if (schema["type"].is_array()) {
-    const auto& types = schema["type"];
+  if (schema.contains("type")) {
+    const json types = schema["type"].is_array() ? schema["type"] : json::array({schema["type"]});
     if (std::none_of(types.begin(), types.end(), [&](const json& type) { return is(type); })) {
       return false;
     }
-  } else if (!is(schema["type"])) {
-    return false;
   }
   if (schema.contains("enum")) {
     const auto& values = schema["enum"];
@@ -72,15 +75,25 @@ bool valid(const json& schema, const json& value) {
                          std::regex(schema["pattern"].get<std::string>())))
     return false;
   if (value.is_array()) {
-    if (value.size() < schema["minItems"] || value.size() > schema["maxItems"]) return false;
+    if (schema.contains("minItems") && value.size() < schema["minItems"]) return false;
+    if (schema.contains("maxItems") && value.size() > schema["maxItems"]) return false;
+    if (schema.value("uniqueItems", false) &&
+        std::set<json>(value.begin(), value.end()).size() != value.size())
+      return false;
     for (const json& item : value) {
-      if (!valid(schema["items"], item)) return false;
+      if (schema.contains("items") && !valid(schema["items"], item)) return false;
     }
   }
   if (value.is_object()) {
+    if (schema.contains("minProperties") && value.size() < schema["minProperties"]) return false;
     for (const auto& [name, child] : value.items()) {
-      if (!schema["properties"].contains(name)) return false;
-      if (!valid(schema["properties"][name], child)) return false;
+      if (schema.contains("propertyNames") && !valid(schema["propertyNames"], name)) return false;
+      if (schema.contains("properties") && schema["properties"].contains(name)) {
+        if (!valid(schema["properties"][name], child)) return false;
+      } else if (schema.contains("additionalProperties")) {
+        const json& others = schema["additionalProperties"];
+        if (others.is_boolean() ? !others.get<bool>() : !valid(others, child)) return false;
+      }
     }
     for (const json& name : schema.value("required", json::array())) {
       if (!value.contains(name)) return false;
@@ -121,7 +134,7 @@ TEST_CASE("the JSON Schema is draft-07, closed, and complete") {
       ++leaves;
       CHECK(spec::find_row(path) != nullptr);
       CHECK(node.contains("description"));
-      CHECK((node.contains("type") || node.contains("anyOf")));
+      CHECK((node.contains("type") || node.contains("anyOf") || node.contains("enum")));
       return;
     }
     CHECK(node["type"] == "object");
@@ -134,10 +147,14 @@ TEST_CASE("the JSON Schema is draft-07, closed, and complete") {
   CHECK(leaves == spec_keys().size());
   CHECK(schema["required"] == json({"model", "train", "data"}));
   const json& properties = schema["properties"];
-  CHECK(properties["precision"]["properties"]["dtype"]["enum"] == json({"fp32", "bf16"}));
+  CHECK(properties["precision"]["properties"]["dtype"]["enum"] == json({"fp32", "bf16", "fp16"}));
   CHECK(properties["model"]["required"] == json({"layers", "hidden", "heads"}));
   CHECK(properties["lr"]["properties"]["max"]["exclusiveMinimum"] == 0);
   CHECK(properties["parallel"]["properties"]["dp"]["default"] == "auto");
+  CHECK(properties["parallel"]["properties"]["sp"]["enum"] == json({"auto", true, false}));
+  CHECK(properties["parallel"]["properties"]["stage_layout"]["default"] == "uniform");
+  CHECK(properties["recompute"]["properties"]["modules"]["default"] == json({"core_attn"}));
+  CHECK(properties["train"]["required"] == json({"seq_len"}));
 }
 
 TEST_CASE("the JSON Schema accepts what the reader accepts") {
@@ -162,12 +179,39 @@ TEST_CASE("the JSON Schema accepts what the reader accepts") {
   CHECK_FALSE(with("train", "steps", 1.5));
   CHECK_FALSE(with("train", "seq_len", "4k"));
   CHECK_FALSE(with("parallel", "tp", "auto"));
-  CHECK_FALSE(with("parallel", "zero", 1));
+  CHECK_FALSE(with("parallel", "zero", 2));
   CHECK_FALSE(with("optimizer", "betas", {0.9}));
   CHECK_FALSE(with("optimizer", "betas", {0.9, 1}));
-  CHECK_FALSE(with("precision", "dtype", "fp16"));
+  CHECK_FALSE(with("precision", "dtype", "fp8"));
+  CHECK(with("parallel", "sp", true));
+  CHECK(with("parallel", "bucket_mb", "auto"));
+  CHECK(with("parallel", "bucket_mb", 12.5));
+  CHECK_FALSE(with("parallel", "bucket_mb", 0));
+  CHECK(with("parallel", "stage_layout", "balanced"));
+  CHECK(with("parallel", "stage_layout", {3, 4, 0}));
+  CHECK_FALSE(with("parallel", "stage_layout", json::array()));
+  CHECK_FALSE(with("parallel", "stage_layout", "even"));
+  CHECK(with("train", "accumulate", 8));
+  CHECK(with("train", "accumulate", {{"0", 8}, {"1k", 4}}));
+  CHECK(with("train", "accumulate", "auto"));
+  CHECK_FALSE(with("train", "accumulate", json::object()));
+  CHECK_FALSE(with("train", "accumulate", {{"first", 8}}));
+  CHECK_FALSE(with("train", "accumulate", {{"0", 0}}));
+  CHECK(with("recompute", "modules", {"norm", "mlp"}));
+  CHECK_FALSE(with("recompute", "modules", {"norm", "norm"}));
+  CHECK_FALSE(with("recompute", "modules", {"attention"}));
+  CHECK(with("recompute", "method", "auto"));
   CHECK_FALSE(with("model", "bias", "yes"));
   CHECK_FALSE(with("model", "dropout", 0.1));
+  json shorter = good;
+  shorter["train"].erase("steps");
+  CHECK_FALSE(valid(schema, shorter));
+  shorter["train"]["tokens"] = "1G";
+  CHECK(valid(schema, shorter));
+  shorter["train"].erase("global_batch");
+  CHECK_FALSE(valid(schema, shorter));
+  shorter["train"]["accumulate"] = 4;
+  CHECK(valid(schema, shorter));
   good["model"].erase("heads");
   CHECK_FALSE(valid(schema, good));
 }

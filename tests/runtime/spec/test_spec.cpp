@@ -6,73 +6,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "runtime/spec/load.h"
 #include "runtime/spec/schema.h"
-#include "runtime/spec/train_spec.h"
 #include "runtime/spec/values.h"
-#include "support/temp_dir.h"
 
 using namespace mtl;
+using namespace mtl::test;
 
 namespace {
-
-constexpr const char* kSmallest =
-    "model:\n"
-    "  layers: 2\n"
-    "  hidden: 64\n"
-    "  heads: 4\n"
-    "train:\n"
-    "  global_batch: 8\n"
-    "  seq_len: 32\n"
-    "  steps: 10\n"
-    "data:\n"
-    "  train: input.txt\n";
-
-struct Loaded {
-  ResolvedSpec resolved;
-  std::vector<Diagnostic> problems;
-  std::string file;
-};
-
-Loaded load(const test::TempDir& dir, const std::string& text, SpecSources sources = {}) {
-  Loaded loaded;
-  loaded.file = sources.train_yaml = dir.file("train.yaml", text);
-  Diagnostics diagnostics;
-  loaded.resolved = load_spec(sources, diagnostics);
-  loaded.problems = diagnostics.all();
-  return loaded;
-}
-
-// The smallest file with `lines` behind it.
-Loaded load_more(const std::string& lines, SpecSources sources = {}) {
-  const test::TempDir dir;
-  return load(dir, kSmallest + lines, std::move(sources));
-}
-
-Loaded load_overrides(const std::vector<std::string>& overrides) {
-  return load_more("", {.train_yaml = {}, .overrides = overrides});
-}
-
-// "code: what" of all problems.
-std::vector<std::string> texts(const Loaded& loaded) {
-  std::vector<std::string> all;
-  for (const Diagnostic& problem : loaded.problems) {
-    all.push_back(fmt::format("{}: {}", problem.code, problem.what));
-  }
-  return all;
-}
-
-// The only problem after setting `override`, as "code: what | help".
-std::string refusal(const std::string& override_text) {
-  const Loaded loaded = load_overrides({override_text});
-  if (loaded.problems.size() != 1) return fmt::format("{} problems", loaded.problems.size());
-  const Diagnostic& problem = loaded.problems[0];
-  return fmt::format("{}: {} | {}", problem.code, problem.what, problem.help);
-}
-
-std::string code_of(const std::string& override_text) {
-  const std::string text = refusal(override_text);
-  return text.substr(0, text.find(':'));
-}
 
 std::string values_of(const TrainSpec& train_spec) {
   std::string text;
@@ -95,6 +36,9 @@ TEST_CASE("the smallest file gives the documented defaults") {
   CHECK(s.optimizer.beta2 == 0.95);
   CHECK(s.parallel.dp == 0);
   CHECK(s.data.split == std::vector<double>{90, 10});
+  CHECK(s.train.accumulate.empty());
+  CHECK(s.parallel.stage_layout.empty());
+  CHECK(s.recompute.modules == std::vector<std::string>{"core_attn"});
   CHECK(loaded.resolved.source == kSmallest);
   CHECK(loaded.resolved.origins.size() == spec_keys().size());
   CHECK(loaded.resolved.origins.at("train.steps") == Origin::train_yaml);
@@ -104,20 +48,50 @@ TEST_CASE("the smallest file gives the documented defaults") {
 TEST_CASE("every key can be set to what it is not") {
   const Loaded loaded = load_more(
       "run: {name: x-1, dir: /tmp/r}\n"
-      "parallel: {tp: 2, pp: 3, dp: 4}\n"
-      "precision: {dtype: bf16}\n"
-      "optimizer: {type: adamw, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0}\n"
-      "lr: {max: 1e-3, min: 1.0e-4, schedule: constant, warmup: 1_000, decay: 2k}\n"
+      "parallel:\n"
+      "  {tp: 2, pp: 3, dp: 4, sp: true, virtual_stages: 2, virtual_group: 5, schedule: gpipe,\n"
+      "   stage_layout: [1, 0, 1_0], zero: 0, bucket_mb: 2.5,\n"
+      "   overlap: {grad_reduce: false, param_gather: false, p2p: false, tp: false}}\n"
+      "precision:\n"
+      "  dtype: bf16\n"
+      "  loss_scale: {initial: 1024, min: 0.5, window: 2k, hysteresis: 3}\n"
+      "recompute: {mode: full, method: block, layers: 3, modules: [norm, mlp], distribute: true}\n"
+      "optimizer: {type: sgd, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0, momentum: "
+      "0.5,\n"
+      "            weight_decay_ramp: linear, weight_decay_end: 0.2}\n"
+      "lr: {max: 1e-3, min: 1.0e-4, schedule: wsd, warmup: 1_000, decay: 2k, wsd_decay: 1k,\n"
+      "     wsd_style: linear}\n"
+      "health: {nan: skip}\n"
+      "launch: {spawn: threads}\n"
       "init: {std: 0.01}\n"
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
       "log: {every: 1}\n",
       {.train_yaml = {},
-       .overrides = {"model.ffn=100", "model.norm={type: layernorm, eps: 1e-6}",
-                     "model.position.type=learned", "model.max_seq=64", "model.bias=false",
-                     "model.tie_embeddings=false", "model.vocab_pad_to=1",
-                     "model.dropout={hidden: 0.1, attention: 0.2}", "model.activation=gelu",
-                     "train.micro_batch=2", "train.seed=0", "train.eval.every=5",
-                     "train.eval.iters=1e2", "data.split=[1, 0]", "data.sampler=sequential",
+       .overrides = {"model.ffn=100",
+                     "model.norm={type: rmsnorm, eps: 1e-6}",
+                     "model.position={type: rope, base: 5e5, scaling: {type: llama3, factor: 4, "
+                     "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16}}",
+                     "model.kv_heads=2",
+                     "model.head_dim=8",
+                     "model.qk_norm=true",
+                     "train.samples=auto",
+                     "train.tokens=auto",
+                     "train.accumulate=auto",
+                     "train.accumulate_by=step",
+                     "train.batch_ramp={0: 8, 1k: 16}",
+                     "train.deterministic=false",
+                     "model.max_seq=64",
+                     "model.bias=false",
+                     "model.tie_embeddings=false",
+                     "model.vocab_pad_to=1",
+                     "model.dropout={hidden: 0.1, attention: 0.2}",
+                     "model.activation=swiglu",
+                     "train.micro_batch=2",
+                     "train.seed=0",
+                     "train.eval.every=5",
+                     "train.eval.iters=1e2",
+                     "data.split=[1, 0]",
+                     "data.sampler=sequential",
                      "data.tokenizer.type=chars"}});
   CHECK(texts(loaded).empty());
   const TrainSpec& s = loaded.resolved.spec;
@@ -126,7 +100,50 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.parallel.tp == 2);
   CHECK(s.parallel.pp == 3);
   CHECK(s.parallel.dp == 4);
+  CHECK(s.parallel.sp == "true");
+  CHECK(s.parallel.virtual_stages == 2);
+  CHECK(s.parallel.virtual_group == 5);
+  CHECK(s.parallel.schedule == "gpipe");
+  CHECK(s.parallel.stage_layout == std::vector<int64_t>{1, 0, 10});
+  CHECK(s.parallel.zero == 0);
+  CHECK(s.parallel.bucket_mb == 2.5);
+  CHECK_FALSE(s.parallel.overlap.grad_reduce);
+  CHECK_FALSE(s.parallel.overlap.param_gather);
+  CHECK_FALSE(s.parallel.overlap.p2p);
+  CHECK_FALSE(s.parallel.overlap.tp);
   CHECK(s.precision.dtype == "bf16");
+  CHECK(s.precision.loss_scale.initial == 1024);
+  CHECK(s.precision.loss_scale.min == 0.5);
+  CHECK(s.precision.loss_scale.window == 2000);
+  CHECK(s.precision.loss_scale.hysteresis == 3);
+  CHECK(s.recompute.mode == "full");
+  CHECK(s.recompute.method == "block");
+  CHECK(s.recompute.layers == 3);
+  CHECK(s.recompute.modules == std::vector<std::string>{"norm", "mlp"});
+  CHECK(s.recompute.distribute);
+  CHECK(s.optimizer.type == "sgd");
+  CHECK(s.optimizer.momentum == 0.5);
+  CHECK(s.optimizer.weight_decay_ramp == "linear");
+  CHECK(s.optimizer.weight_decay_end == 0.2);
+  CHECK(s.lr.wsd_decay == 1000);
+  CHECK(s.lr.wsd_style == "linear");
+  CHECK(s.health.nan == "skip");
+  CHECK(s.launch.spawn == "threads");
+  CHECK(s.model.norm.type == "rmsnorm");
+  CHECK(s.model.position.type == "rope");
+  CHECK(s.model.position.base == 5e5);
+  CHECK(s.model.position.scaling.type == "llama3");
+  CHECK(s.model.position.scaling.factor == 4);
+  CHECK(s.model.position.scaling.low_freq_factor == 2);
+  CHECK(s.model.position.scaling.high_freq_factor == 3);
+  CHECK(s.model.position.scaling.original_max_seq == 16);
+  CHECK(s.model.kv_heads == 2);
+  CHECK(s.model.head_dim == 8);
+  CHECK(s.model.qk_norm);
+  CHECK(s.model.activation == "swiglu");
+  CHECK(s.train.accumulate_by == "step");
+  CHECK(s.train.batch_ramp == std::map<int64_t, int64_t>{{0, 8}, {1000, 16}});
+  CHECK_FALSE(s.train.deterministic);
   CHECK(s.optimizer.beta1 == 0.8);
   CHECK(s.optimizer.beta2 == 0.5);
   CHECK(s.optimizer.eps == 1e-6);
@@ -134,7 +151,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.optimizer.clip == 0);
   CHECK(s.lr.max == 1e-3);
   CHECK(s.lr.min == 1e-4);
-  CHECK(s.lr.schedule == "constant");
+  CHECK(s.lr.schedule == "wsd");
   CHECK(s.lr.warmup == 1000);
   CHECK(s.lr.decay == 2000);
   CHECK(s.init.std == 0.01);
@@ -260,7 +277,7 @@ TEST_CASE("switches, texts, paths and lists") {
 }
 
 TEST_CASE("one error of each kind, as it is printed") {
-  const test::TempDir dir;
+  const TempDir dir;
   const Loaded loaded = load(
       dir,
       "model:\n"
@@ -270,7 +287,7 @@ TEST_CASE("one error of each kind, as it is printed") {
       "train:\n"
       "  global_batch: 0\n"
       "  seq_len: 32\n"
-      "precision: {dtype: fp16}\n",
+      "precision: {dtype: fp8}\n",
       {.train_yaml = {}, .environment = {{"MTL_TRAIN__STEP", "5"}}, .overrides = {"train.steps"}});
   std::string all;
   for (const Diagnostic& problem : loaded.problems) all += render(problem);
@@ -288,26 +305,26 @@ error[config.range]: train.global_batch cannot be `0`
   --> {0}:6:17
   6 |   global_batch: 0
     |                 ^
-  help: give a whole number from 1 to 1000000000
-error[config.enum]: precision.dtype cannot be `fp16`: not available yet; bf16 needs no loss scaling
+  help: give a whole number from 1 to 1000000000, or auto (`train.accumulate` decides)
+error[config.enum]: precision.dtype cannot be `fp8`: not available in this version
   --> {0}:8:20
-  8 | precision: {{dtype: fp16}}
+  8 | precision: {{dtype: fp8}}
     |                    ^
-  help: give one of fp32 or bf16
+  help: give one of fp32 or bf16 or fp16
 warning[config.environment]: MTL_TRAIN__STEP is not a setting and was ignored
   --> environment variable MTL_TRAIN__STEP
   help: did you mean `MTL_TRAIN__STEPS`?
 error[config.override]: `train.steps` is not of the form key=value
   --> command line
   help: write for example `train.steps=100`
-error[config.missing]: train.steps is required and not given
+error[config.missing]: data.train is required and not given
+  --> {0}
+  help: add the section `data:` with `train: input.txt`
+error[config.missing]: train.steps, train.samples or train.tokens is required and not given
   --> {0}:5:1
   5 | train:
     | ^
   help: add `steps: 1000` under `train:`
-error[config.missing]: data.train is required and not given
-  --> {0}
-  help: add the section `data:` with `train: input.txt`
 )",
                            loaded.file));
 }
@@ -330,6 +347,16 @@ TEST_CASE("unknown keys lead to the key that was meant") {
   CHECK(help("tokenizer.type=bytes").find("tokenizer.type`") != std::string::npos);
   CHECK(help("steps=1").find("`train.steps`") != std::string::npos);
   CHECK(help("model.xyzzy_plugh=1").starts_with("model has: layers, hidden, "));
+  CHECK(help("model.num_key_value_heads=2") == "did you mean `kv_heads`?");
+  CHECK(help("model.rope_theta=1e4").find("`model.position.base`") != std::string::npos);
+  CHECK(help("train.gradient_accumulation_steps=4") == "did you mean `accumulate`?");
+  CHECK(help("parallel.sequence_parallel=true") == "did you mean `sp`?");
+  CHECK(help("parallel.use_distributed_optimizer=true") == "did you mean `zero`?");
+  CHECK(help("train.gradient_checkpointing=true").find("`recompute.mode`") != std::string::npos);
+  CHECK(help("recompute.recompute_num_layers=2") == "did you mean `layers`?");
+  CHECK(help("trainer.accumulate_grad_batches=2").find("`train.accumulate`") != std::string::npos);
+  CHECK(help("precision.initial_loss_scale=2").find("`precision.loss_scale.initial`") !=
+        std::string::npos);
   CHECK(help("xyzzy_plugh=1").starts_with("train.yaml has: run, model, "));
   CHECK(help("train.steps.x=1").find("train.steps") != std::string::npos);
   // Keys with dots are paths on the command line only.
@@ -341,18 +368,16 @@ TEST_CASE("unknown keys lead to the key that was meant") {
 
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
   for (const char* setting :
-       {"model.kv_heads=2", "parallel.zero=1", "parallel.sp=true", "parallel.cp=2",
-        "parallel.overlap={grad_reduce: true}", "recompute={mode: full}", "recompute.mode=full",
-        "model.moe.experts=8", "health.nan=stop", "launch={kind: local}", "log.tensorboard=x",
-        "checkpoint.async=true", "train.tokens=1e9", "model.position.base=1e4"}) {
+       {"parallel.cp=2", "model.moe.experts=8", "launch={kind: local}", "log.tensorboard=x",
+        "checkpoint.async=true", "train.epochs=2", "health={straggler: true}"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available in this version") != std::string::npos);
     CHECK(code_of(setting) == "config.unknown_key");
   }
   for (const char* setting :
-       {"model.activation=swiglu", "model.norm.type=rmsnorm", "model.position.type=rope",
-        "precision.dtype=fp16", "precision.dtype=fp8", "optimizer.type=sgd", "lr.schedule=linear",
-        "data.tokenizer.type=gpt2-bpe"}) {
+       {"model.activation=geglu", "model.position.type=yarn", "precision.dtype=fp8",
+        "optimizer.type=lion", "lr.schedule=polynomial", "data.tokenizer.type=gpt2-bpe",
+        "recompute.modules=[moe]", "model.position.scaling.type=yarn"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available") != std::string::npos);
     CHECK(code_of(setting) == "config.enum");
@@ -360,6 +385,8 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
   CHECK(refusal("precision.dtype=bfloat16").find("did you mean `bf16`?") != std::string::npos);
   CHECK(refusal("precision.dtype=BF16").find("did you mean `bf16`?") != std::string::npos);
   CHECK(refusal("precision.dtype=no").find("did you mean `fp32`?") != std::string::npos);
+  CHECK(refusal("model.norm.type=RMSNorm").find("did you mean `rmsnorm`?") != std::string::npos);
+  CHECK(refusal("lr.schedule=WSD").find("did you mean `wsd`?") != std::string::npos);
   CHECK(refusal("lr.schedule=cosin").find("did you mean `cosine`?") != std::string::npos);
   CHECK(refusal("checkpoint.resume=true").find("did you mean `auto`?") != std::string::npos);
 }
@@ -387,9 +414,15 @@ TEST_CASE("the tables name nothing twice and refuse nothing that exists") {
       CHECK(row.max <= 0x1p53);
       CHECK_FALSE((row.above_min || row.below_max));
     }
-    CHECK(row.required != row.example.empty());
+    const bool is_alternative =
+        std::any_of(spec::alternatives().begin(), spec::alternatives().end(),
+                    [&](const spec::Alternatives& group) {
+                      return group.required && std::find(group.keys.begin(), group.keys.end(),
+                                                         row.key) != group.keys.end();
+                    });
+    if (row.required) CHECK_FALSE(row.example.empty());
     // A default must itself be allowed.
-    if (!row.required) {
+    if (!row.required && !is_alternative) {
       CHECK(texts(load_overrides({row.key + "=" + spec::print_value(row, built_in)})).empty());
     }
     for (const spec::Refused& refused : row.refused) {
@@ -431,7 +464,7 @@ TEST_CASE("each layer wins over the weaker ones") {
 TEST_CASE("a wrong value is told even where a stronger layer hides it") {
   const Loaded loaded =
       load_more("lr: {warmup: -1}\n", {.train_yaml = {},
-                                       .default_config = {{"precision.dtype", "fp16"}},
+                                       .default_config = {{"precision.dtype", "fp8"}},
                                        .default_config_path = "dc.yaml",
                                        .environment = {{"MTL_LR__WARMUP", "x"}},
                                        .overrides = {"lr.warmup=3", "precision.dtype=bf16"}});
@@ -482,7 +515,7 @@ TEST_CASE("overrides that are none") {
 }
 
 TEST_CASE("files that hold no settings") {
-  const test::TempDir dir;
+  const TempDir dir;
   CHECK(load(dir, "").problems.size() == 7);  // the required keys
   CHECK(load(dir, "").problems[0].code == "config.missing");
   CHECK(texts(load(dir, "- 1\n")) ==
@@ -503,7 +536,7 @@ TEST_CASE("files that hold no settings") {
 }
 
 TEST_CASE("JSON is a train.yaml too") {
-  const test::TempDir dir;
+  const TempDir dir;
   const Loaded loaded = load(
       dir, R"({"model":{"layers":2,"hidden":64,"heads":4,"bias":false,"norm":{"type":"layernorm"}},
 "train":{"global_batch":8,"seq_len":32,"steps":1000},"data":{"train":"a b.txt","split":[9,1.5]}})");
@@ -513,7 +546,7 @@ TEST_CASE("JSON is a train.yaml too") {
 }
 
 TEST_CASE("resolved.yaml names the origin of every value") {
-  const test::TempDir dir;
+  const TempDir dir;
   const Loaded loaded = load(dir, kSmallest,
                              {.train_yaml = {},
                               .default_config = {{"parallel.tp", "2"}},
@@ -532,7 +565,7 @@ TEST_CASE("resolved.yaml names the origin of every value") {
 }
 
 TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
-  const test::TempDir dir;
+  const TempDir dir;
   CHECK(rc::check("any allowed values", [&] {
     ResolvedSpec any = load(dir, kSmallest).resolved;
     TrainSpec& s = any.spec;
@@ -549,6 +582,26 @@ TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
     s.train.steps = *rc::gen::inRange<int64_t>(1, 1'000'000'000'001);
     s.train.seed = *rc::gen::inRange<uint64_t>(0, (uint64_t{1} << 53) + 1);
     s.lr.decay = *rc::gen::inRange<int64_t>(0, 3);
+    s.parallel.bucket_mb = *rc::gen::arbitrary<bool>() ? 0 : unit() + 1e-9;
+    s.parallel.sp = *rc::gen::element<std::string>("auto", "true", "false");
+    s.parallel.stage_balance = *rc::gen::element<std::string>("uniform", "balanced");
+    s.recompute.method = *rc::gen::element<std::string>("", "uniform", "block");
+    s.recompute.modules = *rc::gen::elementOf(std::vector<std::vector<std::string>>{
+        {"core_attn"}, {"mlp", "norm"}, {"norm", "mlp_act", "core_attn"}});
+    if (*rc::gen::arbitrary<bool>()) {
+      s.parallel.stage_layout = *rc::gen::nonEmpty(
+          rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 100)));
+      s.parallel.stage_balance = "uniform";
+    }
+    std::map<int64_t, int64_t> ramp = *rc::gen::container<std::map<int64_t, int64_t>>(
+        rc::gen::inRange<int64_t>(0, 1'000'000), rc::gen::inRange<int64_t>(1, 1000));
+    if (!ramp.empty()) ramp[0] = 7;
+    if (*rc::gen::arbitrary<bool>() && !ramp.empty()) {
+      s.train.accumulate = ramp;
+      s.train.global_batch = 0;
+    } else {
+      s.train.batch_ramp = ramp;
+    }
     s.model.bias = *rc::gen::arbitrary<bool>();
     // A path may hold anything printable, YAML's own signs above all.
     s.data.train = "x" + *rc::gen::container<std::string>(rc::gen::oneOf(
@@ -561,6 +614,11 @@ TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {
     RC_ASSERT(again.problems.empty());
     RC_ASSERT(values_of(again.resolved.spec) == values_of(s));
     RC_ASSERT(again.resolved.spec.lr.max == s.lr.max);
+    RC_ASSERT(again.resolved.spec.train.accumulate == s.train.accumulate);
+    RC_ASSERT(again.resolved.spec.train.batch_ramp == s.train.batch_ramp);
+    RC_ASSERT(again.resolved.spec.parallel.stage_layout == s.parallel.stage_layout);
+    RC_ASSERT(again.resolved.spec.parallel.stage_balance == s.parallel.stage_balance);
+    RC_ASSERT(again.resolved.spec.recompute.modules == s.recompute.modules);
     RC_ASSERT(again.resolved.spec.data.split == s.data.split);
     RC_ASSERT(again.resolved.spec.data.train == s.data.train);
   }));

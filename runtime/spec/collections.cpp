@@ -1,0 +1,163 @@
+#include "runtime/spec/collections.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "runtime/spec/scalars.h"
+#include "runtime/spec/values.h"
+
+namespace mtl::spec {
+
+namespace {
+
+// No run has more steps or epochs.
+constexpr int64_t kLastKey = 1'000'000'000'000;
+
+// A whole number of the row's range, `name` in messages.
+std::optional<Diagnostic> read_number(const Row& row, const std::string& name,
+                                      const YamlValue& value, int64_t& result) {
+  if (value.kind != YamlValue::Kind::scalar || value.quoted) {
+    return diagnose(row, value.place,
+                    {"config.type", fmt::format("{} is not a whole number", name)});
+  }
+  int64_t number = 0;
+  if (auto problem = read_integer(name, value.text, false, number)) {
+    return diagnose(row, value.place, std::move(*problem));
+  }
+  if (!in_range(row, number)) {
+    return diagnose(row, value.place,
+                    {"config.range", fmt::format("{} cannot be {}", name, quoted(value.text))});
+  }
+  result = number;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, double (&pair)[2]) {
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is not a list", row.key)});
+  }
+  if (value.items.size() != 2) {
+    return diagnose(row, value.place,
+                    {"config.range",
+                     fmt::format("{} has {} numbers instead of 2", row.key, value.items.size())});
+  }
+  double numbers[2] = {0, 0};
+  for (size_t i = 0; i < 2; ++i) {
+    const YamlValue& item = value.items[i];
+    if (item.kind != YamlValue::Kind::scalar || item.quoted) {
+      return diagnose(row, item.place,
+                      {"config.type", fmt::format("{}: item {} is not a number", row.key, i + 1)});
+    }
+    if (auto problem = read_double(row.key, item.text, numbers[i])) {
+      return diagnose(row, item.place, std::move(*problem));
+    }
+    if (!in_range(row, numbers[i])) {
+      return diagnose(row, item.place, out_of_range(row, quoted(item.text)));
+    }
+  }
+  std::copy(std::begin(numbers), std::end(numbers), std::begin(pair));
+  return std::nullopt;
+}
+
+std::optional<Diagnostic> read_ramp(const Row& row, const YamlValue& value, Ramp& ramp) {
+  Ramp read;
+  if (value.kind == YamlValue::Kind::scalar) {
+    if (auto problem = read_number(row, row.key, value, read[0])) return problem;
+    ramp = std::move(read);
+    return std::nullopt;
+  }
+  if (value.kind != YamlValue::Kind::map) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is a list", row.key)});
+  }
+  if (value.entries.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
+  for (const YamlValue::Entry& entry : value.entries) {
+    const std::string name = fmt::format("{}: {}", row.key, quoted(entry.key));
+    int64_t from = 0;
+    if (auto problem = read_integer(row.key, entry.key, row.suffixes, from)) {
+      return diagnose(row, entry.key_place, std::move(*problem));
+    }
+    if (from < 0 || from > kLastKey) {
+      return diagnose(row, entry.key_place,
+                      {"config.range", fmt::format("{} cannot be a key", name)});
+    }
+    if (read.empty() && from != 0) {
+      return diagnose(row, entry.key_place,
+                      {"config.range", fmt::format("{} begins with {}", row.key, quoted(entry.key)),
+                       fmt::format("begin with 0, like {}", row.example)});
+    }
+    if (!read.empty() && from <= read.rbegin()->first) {
+      return diagnose(
+          row, entry.key_place,
+          {"config.range", fmt::format("{} stands behind {}", name, read.rbegin()->first),
+           fmt::format("write the keys in ascending order, like {}", row.example)});
+    }
+    if (auto problem = read_number(row, name, entry.value, read[from])) return problem;
+  }
+  ramp = std::move(read);
+  return std::nullopt;
+}
+
+std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& value,
+                                            const WordOrList& result) {
+  if (value.kind == YamlValue::Kind::scalar) {
+    if (auto problem = read_choice(row, value.text, *result.word)) {
+      return diagnose(row, value.place, std::move(*problem));
+    }
+    result.list->clear();
+    return std::nullopt;
+  }
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is a section", row.key)});
+  }
+  if (value.items.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
+  std::vector<int64_t> list;
+  for (const YamlValue& item : value.items) {
+    const std::string name = fmt::format("{}: item {}", row.key, list.size() + 1);
+    if (auto problem = read_number(row, name, item, list.emplace_back())) return problem;
+  }
+  *result.list = std::move(list);
+  return std::nullopt;
+}
+
+std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
+                                     std::vector<std::string>& words) {
+  if (value.kind != YamlValue::Kind::list) {
+    Problem problem{"config.type", fmt::format("{} is not a list", row.key)};
+    if (value.kind == YamlValue::Kind::scalar) {
+      problem.help = fmt::format("write [{}]", value.text);
+    }
+    return diagnose(row, value.place, std::move(problem));
+  }
+  if (value.items.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
+  std::vector<std::string> read;
+  for (const YamlValue& item : value.items) {
+    if (item.kind != YamlValue::Kind::scalar) {
+      return diagnose(
+          row, item.place,
+          {"config.type", fmt::format("{}: item {} is not a word", row.key, read.size() + 1)});
+    }
+    std::string word;
+    if (auto problem = read_choice(row, item.text, word)) {
+      return diagnose(row, item.place, std::move(*problem));
+    }
+    if (std::find(read.begin(), read.end(), word) != read.end()) {
+      return diagnose(
+          row, item.place,
+          {"config.range", fmt::format("{} has `{}` twice", row.key, word), "remove one of them"});
+    }
+    read.push_back(std::move(word));
+  }
+  words = std::move(read);
+  return std::nullopt;
+}
+
+}  // namespace mtl::spec

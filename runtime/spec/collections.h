@@ -1,0 +1,23 @@
+// The values of more than one part: lists and maps. Like read_value(), each returns nothing when
+// the value is good; else what is wrong, with the place of the part that is, and the result
+// untouched.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "common/yaml.h"
+#include "runtime/spec/schema.h"
+
+namespace mtl::spec {
+
+std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, double (&pair)[2]);
+std::optional<Diagnostic> read_ramp(const Row& row, const YamlValue& value, Ramp& ramp);
+std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& value,
+                                            const WordOrList& result);
+std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
+                                     std::vector<std::string>& words);
+
+}  // namespace mtl::spec
