@@ -170,7 +170,8 @@ void Trainer::update(int64_t step, StepResult& result) {
                          "checkpoint is intact"});
   }
   const TrainSpec::Optimizer& optimizer = spec_.optimizer;
-  result.lr = learning_rate(spec_, step);
+  result.lr = learning_rate(spec_, spec_.train.steps, step);
+  const double decay = weight_decay(spec_, spec_.train.steps, step);
   double clip = 1.0;
   if (optimizer.clip > 0) clip = std::min(1.0, optimizer.clip / (result.grad_norm + 1e-6));
   const Tensor weights = arena_->get("weights");
@@ -189,7 +190,7 @@ void Trainer::update(int64_t step, StepResult& result) {
     args.beta1 = static_cast<float>(optimizer.beta1);
     args.beta2 = static_cast<float>(optimizer.beta2);
     args.eps = static_cast<float>(optimizer.eps);
-    args.weight_decay = parameter.row->decays ? static_cast<float>(optimizer.weight_decay) : 0.0f;
+    args.weight_decay = parameter.row->decays ? static_cast<float>(decay) : 0.0f;
     args.grad_scale = static_cast<float>(clip);
     args.step = step + 1;
     device_.adamw(args);
