@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Reference numbers of the LLaMA family for the parity tests, from PyTorch.
+
+Three models of four layers, in the manner of gpt2_reference.py: LLaMA itself, a variant with what
+Llama 3 and Qwen 3 add, and one with ALiBi. README.md beside this file defines every number exactly.
+
+  llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
+  llama_small_grads.safetensors  its gradients of the first step (before clipping)
+  llama_scaled.json              Llama-3 frequencies, norms of queries and keys, biases: 10 steps
+  llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from reference_common import (SEQ, VOCAB, compare, linear, output_folder, write_json,
+                              write_safetensors)
+
+# With the names of train.yaml.
+LLAMA = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 160,
+         "activation": "swiglu", "norm": {"type": "rmsnorm", "eps": 1e-5},
+         "position": {"type": "rope", "base": 10000.0}, "max_seq": SEQ, "bias": False,
+         "qk_norm": False, "tie_embeddings": False}
+SCALED = {**LLAMA, "head_dim": 32, "bias": True, "qk_norm": True,
+          "position": {"type": "rope", "base": 10000.0,
+                       "scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 4.0, "original_max_seq": 32}}}
+ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
+         "position": {"type": "alibi"}, "tie_embeddings": True}
+
+
+def parameters(model):
+    """(name, shape) in the order of the model; matrices are [out, in]."""
+    h, f, d = model["hidden"], model["ffn"], model["head_dim"]
+    q, kv = model["heads"] * d, model["kv_heads"] * d
+
+    def matrix(name, rows, columns):
+        yield name + ".weight", (rows, columns)
+        if model["bias"]:
+            yield name + ".bias", (rows,)
+
+    def norm(name):
+        yield name + ".weight", (h,)
+        if model["norm"]["type"] == "layernorm":
+            yield name + ".bias", (h,)
+
+    yield "model.embed_tokens.weight", (VOCAB, h)
+    for n in range(model["layers"]):
+        p = f"model.layers.{n}."
+        yield from norm(p + "input_layernorm")
+        yield from matrix(p + "self_attn.q_proj", q, h)
+        yield from matrix(p + "self_attn.k_proj", kv, h)
+        yield from matrix(p + "self_attn.v_proj", kv, h)
+        yield from matrix(p + "self_attn.o_proj", h, q)
+        if model["qk_norm"]:
+            yield p + "self_attn.q_norm.weight", (d,)
+            yield p + "self_attn.k_norm.weight", (d,)
+        yield from norm(p + "post_attention_layernorm")
+        if model["activation"] == "swiglu":
+            yield from matrix(p + "mlp.gate_proj", f, h)
+        yield from matrix(p + "mlp.up_proj", f, h)
+        yield from matrix(p + "mlp.down_proj", h, f)
+    yield from norm("model.norm")
+    if not model["tie_embeddings"]:
+        yield "lm_head.weight", (VOCAB, h)
+
+
+def frequencies(model):
+    """Radians per position of each of the head_dim / 2 rotations (float64)."""
+    d, position = model["head_dim"], model["position"]
+    plain = [position["base"] ** (-2 * i / d) for i in range(d // 2)]
+    scaling = position.get("scaling")
+    if scaling is None:
+        return plain
+    factor, original = scaling["factor"], scaling["original_max_seq"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    scaled = []
+    for frequency in plain:
+        turns = original * frequency / (2 * math.pi)  # over the original context
+        if turns > high:
+            scaled.append(frequency)
+        elif turns < low:
+            scaled.append(frequency / factor)
+        else:
+            smooth = (turns - low) / (high - low)
+            scaled.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return scaled
+
+
+def rotate(x, cos, sin):
+    """Hugging Face's order: element i is paired with element i + head_dim / 2."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def rms(x, gain, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+
+
+def make_forward(model):
+    h, d, heads, kv_heads = (model[key] for key in ("hidden", "head_dim", "heads", "kv_heads"))
+    eps = model["norm"]["eps"]
+    kind = model["position"]["type"]
+    places = torch.arange(SEQ, dtype=torch.float64)
+    if kind == "rope":
+        angles = torch.outer(places, torch.tensor(frequencies(model), dtype=torch.float64))
+        angles = torch.cat((angles, angles), dim=-1)
+        cos64, sin64 = angles.cos(), angles.sin()
+    future = torch.full((SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
+    if kind == "alibi":
+        slopes = torch.tensor([2.0 ** (-8 * (i + 1) / heads) for i in range(heads)],
+                              dtype=torch.float64)
+        future = future + slopes[:, None, None] * (places[None, :] - places[:, None])
+
+    def forward(w, ids, number):
+        """Mean cross-entropy (nats) over all BATCH * SEQ targets."""
+        x, y = ids[:, :-1], ids[:, 1:]
+        b, t = x.shape
+        dtype = w["model.embed_tokens.weight"].dtype
+        mask = future.to(dtype)
+
+        def norm(s, p):
+            gain = number.weight(w[p + ".weight"])
+            if model["norm"]["type"] == "rmsnorm":
+                return number.store(rms(number.wide(s), gain, eps))
+            bias = number.weight(w[p + ".bias"])
+            return number.store(F.layer_norm(number.wide(s), (h,), gain, bias, eps))
+
+        def project(a, p):
+            return linear(number, a, w[p + ".weight"].t(), w.get(p + ".bias"))
+
+        def heads_of(a, p, count):
+            a = number.wide(project(a, p + "_proj")).view(b, t, count, d).transpose(1, 2)
+            if model["qk_norm"] and not p.endswith("v"):
+                gain = number.weight(w[p + "_norm.weight"])
+                a = number.wide(number.store(rms(a, gain, eps)))
+            if kind == "rope" and not p.endswith("v"):
+                a = number.wide(number.store(rotate(a, cos64.to(dtype), sin64.to(dtype))))
+            return a.repeat_interleave(heads // count, dim=1)
+
+        s = number.store(number.weight(w["model.embed_tokens.weight"])[x])
+        for n in range(model["layers"]):
+            p = f"model.layers.{n}."
+            a = norm(s, p + "input_layernorm")
+            q, k, v = (heads_of(a, p + f"self_attn.{which}", count)
+                       for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
+            score = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(d) + mask, dim=-1)
+            a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
+            s = s + project(a, p + "self_attn.o_proj")
+            a = norm(s, p + "post_attention_layernorm")
+            up = number.wide(project(a, p + "mlp.up_proj"))
+            if model["activation"] == "swiglu":
+                inner = F.silu(number.wide(project(a, p + "mlp.gate_proj"))) * up
+            else:
+                inner = F.gelu(up, approximate="tanh")
+            s = s + project(number.store(inner), p + "mlp.down_proj")
+        s = norm(s, "model.norm")
+        head = "model.embed_tokens" if model["tie_embeddings"] else "lm_head"
+        logits = number.wide(linear(number, s, w[head + ".weight"].t()))
+        return F.cross_entropy(logits.reshape(-1, VOCAB), y.reshape(-1))
+
+    return forward
+
+
+def main():
+    out = output_folder(__doc__)
+    torch.set_num_threads(1)
+    result, gradients = compare(parameters(LLAMA), make_forward(LLAMA), LLAMA, bf16=True)
+    write_json(out / "llama_small.json", result)
+    write_safetensors(out / "llama_small_grads.safetensors", gradients)
+    for name, model in (("llama_scaled", SCALED), ("llama_alibi", ALIBI)):
+        result, _ = compare(parameters(model), make_forward(model), model, steps=10)
+        write_json(out / f"{name}.json", result)
+
+
+if __name__ == "__main__":
+    main()
