@@ -295,6 +295,7 @@ class Agent {
     }
     WorkerEnd end;
     end.rank = options_.workers[index].rank;
+    end.ranks = options_.workers[index].ranks;
     end.pid = worker.pid;
     end.signal = event.signal;
     end.exit_code = event.signal != 0 ? 128 + event.signal : event.status;
@@ -324,7 +325,7 @@ class Agent {
       if (!result_.first_failure) result_.first_failure = end;
       if (stop_signal_ == 0) {
         if (const size_t others = running(); others > 0) {
-          notice(fmt::format("rank {} {}: asked {} to stop", end.rank,
+          notice(fmt::format("{} {}: asked {} to stop", ranks_name(end),
                              end.signal != 0 ? "was killed by " + signal_name(end.signal)
                                              : fmt::format("exited with code {}", end.exit_code),
                              ranks(others)));
@@ -391,6 +392,7 @@ class Agent {
       if (workers_[i].ended) continue;
       WorkerEnd end;
       end.rank = options_.workers[i].rank;
+      end.ranks = options_.workers[i].ranks;
       end.pid = workers_[i].pid;
       end.signal = SIGKILL;
       end.exit_code = 128 + SIGKILL;
@@ -402,14 +404,18 @@ class Agent {
                           std::to_string(end.pid) + "/stack");
       result_.ends.push_back(end);
       result_.warnings.push_back(
-          fmt::format("process {} of rank {} could not be killed", end.pid, end.rank));
+          fmt::format("process {} of {} could not be killed", end.pid, ranks_name(end)));
     }
     gone_ = true;
   }
 
+  // Ranks whose process has not ended.
   size_t running() const {
-    return static_cast<size_t>(
-        std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return !w.ended; }));
+    size_t count = 0;
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (!workers_[i].ended) count += static_cast<size_t>(options_.workers[i].ranks);
+    }
+    return count;
   }
 
   static std::string ranks(size_t count) {

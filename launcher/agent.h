@@ -20,8 +20,9 @@
 namespace mtl {
 
 struct WorkerCommand {
-  int rank = 0;
+  int rank = 0;  // the first of its ranks
   int local_rank = 0;
+  int ranks = 1;                           // that this one process runs (as threads)
   std::vector<std::string> argv;           // argv[0] is looked up in PATH
   std::map<std::string, std::string> env;  // added to the agent's own environment
   std::map<int, int>
@@ -29,7 +30,8 @@ struct WorkerCommand {
 };
 
 struct WorkerEnd {
-  int rank = 0;
+  int rank = 0;  // the first of its ranks
+  int ranks = 1;
   int pid = 0;
   int exit_code = 0;  // of the program; 128 + n when killed by signal n
   int signal = 0;
@@ -81,6 +83,9 @@ struct AgentResult {
 // worker's program cannot be started (the others are ended first), Exit::environment if processes
 // or pipes cannot be made or the keeper was killed. One call at a time in a process.
 AgentResult run_agent(const AgentOptions& options);
+
+// "rank 3"; of a process with several ranks "ranks 0-3".
+std::string ranks_name(const WorkerEnd& end);
 
 // The headline after a failure: which rank, where, why, since when, its last lines, its log.
 // Without a failure (a run stopped on request) it is a warning that says so.

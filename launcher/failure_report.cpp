@@ -126,6 +126,11 @@ std::string advice(const WorkerEnd& end) {
 
 }  // namespace
 
+std::string ranks_name(const WorkerEnd& end) {
+  return end.ranks == 1 ? fmt::format("rank {}", end.rank)
+                        : fmt::format("ranks {}-{}", end.rank, end.rank + end.ranks - 1);
+}
+
 Diagnostic failure_report(const AgentResult& result) {
   if (!result.first_failure) {
     return Diagnostic{
@@ -136,7 +141,7 @@ Diagnostic failure_report(const AgentResult& result) {
   }
   const WorkerEnd& end = *result.first_failure;
   Diagnostic report{.code = "rank.died",
-                    .what = fmt::format("rank {} (pid {}) {}", end.rank, end.pid, how(end)),
+                    .what = fmt::format("{} (pid {}) {}", ranks_name(end), end.pid, how(end)),
                     .help = advice(end)};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
@@ -151,9 +156,9 @@ Diagnostic failure_report(const AgentResult& result) {
   for (const WorkerEnd& other : result.ends) {
     if (other.rank == end.rank) continue;
     if (other.stopped_by_us) {
-      ++stopped;
+      stopped += static_cast<size_t>(other.ranks);
     } else if (other.exit_code != 0) {
-      also += fmt::format("{}rank {} {}", also.empty() ? "" : ", ", other.rank, how(other));
+      also += fmt::format("{}{} {}", also.empty() ? "" : ", ", ranks_name(other), how(other));
     }
   }
   if (stopped > 0 && !end.stopped_by_us) {

@@ -279,3 +279,20 @@ TEST_CASE("a report without a failure is a warning") {
   CHECK(report.severity == Diagnostic::Severity::warning);
   CHECK(report.code == "run.stopped");
 }
+
+TEST_CASE("a process with several ranks is named and counted by its ranks") {
+  AgentOptions options = shells({"sleep 1000", "exit 6"});
+  options.workers[0].ranks = 4;
+  options.workers[1].rank = 4;
+  options.workers[1].ranks = 2;
+  std::string notices;
+  options.on_notice = [&](std::string_view line) { notices += line; };
+  const AgentResult result = run_agent(options);
+  CHECK(result.exit_code == 6);
+  REQUIRE(result.first_failure);
+  CHECK(result.first_failure->ranks == 2);
+  CHECK(notices == "ranks 4-5 exited with code 6: asked 4 ranks to stop");
+  const Diagnostic report = failure_report(result);
+  CHECK(report.what.find("ranks 4-5 (pid ") == 0);
+  CHECK(render(report).find("4 other ranks were stopped because of it") != std::string::npos);
+}
