@@ -66,7 +66,8 @@ int command_launch(const Arguments& args) {
   CommandLine line(
       {"launch [options] train.yaml [key=value ...]", "launch [options] [-m] PROGRAM [args ...]"},
       "Trains what a train.yaml describes, or starts any program, one process per "
-      "rank. The same command continues a run that was stopped; all errors of the "
+      "rank (launch.spawn=threads trains with one process and a thread per rank). The same command "
+      "continues a run that was stopped; all errors of the "
       "configuration are reported before anything starts.");
   declare(line, options, program, arguments);
 

@@ -23,7 +23,7 @@ struct LaunchOptions {
 // Whether `program` is a train.yaml rather than a program to start.
 bool is_train_yaml(const LaunchOptions& options, const std::string& program, bool after_separator);
 
-// Trains: checks everything, opens the run directory, starts one worker per rank. Returns the exit
+// Trains: checks everything, opens the run directory, starts the workers. Returns the exit
 // code of the job.
 int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                const std::vector<std::string>& settings);

@@ -45,8 +45,17 @@ Fd token_file(const std::string& token) {
   return fd;
 }
 
+// A single rank is the same either way: the one thread of one process.
+bool runs_in_threads(const PreparedRun& run) {
+  return run.checked.resolved.spec.launch.spawn == "threads" && run.world > 1;
+}
+
 int dry_run(const PreparedRun& run) {
-  fmt::print("{}\nsettings, each with the layer that gave it\n\n{}", plan_text(run.checked.plan),
+  fmt::print("{}\nstarts  {}\n\nsettings, each with the layer that gave it\n\n{}",
+             plan_text(run.checked.plan),
+             runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
+             : run.world == 1     ? "1 process"
+                                  : fmt::format("{} processes, one per rank", run.world),
              resolved_yaml(run.checked.resolved));
   return 0;
 }
@@ -65,20 +74,27 @@ struct WorkerSet {
   std::vector<Fd> tokens;
 };
 
-WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory,
+// One worker per rank, or with threads one for all ranks; `token` is empty then, for nobody joins.
+WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory, bool threads,
                        const std::string& token, uint16_t port, int progress_fd) {
   WorkerSet set;
   NodeLayout layout = single_node(run.world, port);
   layout.run_id = directory.dir.filename().string();
-  for (int rank = 0; rank < run.world; ++rank) {
+  const int ranks = threads ? run.world : 1;
+  for (int rank = 0; rank < run.world; rank += ranks) {
     WorkerCommand command;
     command.rank = rank;
     command.local_rank = rank;
+    command.ranks = ranks;
     command.argv = {"/proc/self/exe", "worker", directory.dir.string()};
     command.env = worker_environment(run.config, layout, rank);
-    command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
-    set.tokens.push_back(token_file(token));
-    command.inherit[kTokenFd] = set.tokens.back().get();
+    if (threads) {
+      command.env["MTL_RANK_THREADS"] = std::to_string(ranks);
+    } else {
+      command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
+      set.tokens.push_back(token_file(token));
+      command.inherit[kTokenFd] = set.tokens.back().get();
+    }
     // Threads that wait for each other spin before they sleep. gomp's default of 300,000 turns
     // costs a whole time slice whenever somebody else wants the core: 94 s instead of 17 for 300
     // small steps beside one busy process, against 5 % on a quiet machine.
@@ -129,14 +145,16 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   // The workers read the corpus themselves; here it would only be a second copy of it.
   run.checked.corpus = {};
 
-  const std::string token = make_token();
-  const std::unique_ptr<StoreServer> store = serve_store({.token = token});
+  // Threads of one process need nobody to introduce them to each other.
+  const bool threads = runs_in_threads(run);
+  const std::string token = threads ? "" : make_token();
+  const std::unique_ptr<StoreServer> store = threads ? nullptr : serve_store({.token = token});
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) no_descriptor("the progress pipe");
   const Fd progress_read(ends[0]);
   const Fd progress_write(ends[1]);
   const WorkerSet workers =
-      make_workers(run, directory, token, store->port(), progress_write.get());
+      make_workers(run, directory, threads, token, store ? store->port() : 0, progress_write.get());
 
   ProgressView view({.out = stderr,
                      .terminal = terminal.redraw,

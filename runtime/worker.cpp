@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 #include <signal.h>
+#include <thread>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "common/version.h"
 #include "rendezvous/store.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/comm/rank_threads.h"
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
@@ -65,6 +67,7 @@ int environment_int(const char* name, int fallback) {
 struct WorkerEnvironment {
   int rank = environment_int("RANK", 0);
   int world = environment_int("WORLD_SIZE", 1);
+  int rank_threads = environment_int("MTL_RANK_THREADS", 0);  // 0 = one rank, in this process alone
   int generation = environment_int("TORCHELASTIC_RESTART_COUNT", 0);
   int token_fd = environment_int("MTL_TOKEN_FD", -1);
   int progress_fd = environment_int("MTL_PROGRESS_FD", -1);
@@ -85,6 +88,11 @@ std::string read_token(int fd) {
   return token;
 }
 
+// What the failure of another rank does to this one.
+bool is_collateral(const Error& error) {
+  return error.diagnostics().front().code == "comm.peer_lost";
+}
+
 std::string human_count(double n) {
   if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
   if (n >= 1e6) return fmt::format("{:.2f}M", n / 1e6);
@@ -98,6 +106,7 @@ std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& 
   const Plan& plan = run.plan;
   const GridSizes& sizes = plan.grid.sizes();
   const TrainSpec& spec = run.resolved.spec;
+  const bool threads = spec.launch.spawn == "threads";
   const double epochs = static_cast<double>(spec.train.steps * plan.cost.tokens_per_step) /
                         static_cast<double>(run.corpus.train->size());
   return {
@@ -105,12 +114,14 @@ std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& 
       fmt::format("model    {} parameters: {} layers, hidden {}, {} heads, vocabulary {}",
                   human_count(static_cast<double>(plan.cost.parameters)), plan.model.layers,
                   plan.model.hidden, plan.model.heads, plan.model.vocab),
-      fmt::format("layout   {} process{} = {} data x {} tensor parallel", plan.grid.world(),
-                  plan.grid.world() == 1 ? "" : "es", sizes[Axis::dp], sizes[Axis::tp]),
-      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all processes",
-                  device.description(), spec.precision.dtype, matmul_rate / 1e9),
+      fmt::format("layout   {} {}{} = {} data x {} tensor parallel", plan.grid.world(),
+                  threads ? "thread" : "process",
+                  plan.grid.world() == 1 ? "" : (threads ? "s of one process" : "es"),
+                  sizes[Axis::dp], sizes[Axis::tp]),
+      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all ranks", device.description(),
+                  spec.precision.dtype, matmul_rate / 1e9),
       fmt::format(
-          "memory   {:.1f} MiB per process: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, "
+          "memory   {:.1f} MiB per rank: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, "
           "activations {:.1f}, scratch {:.1f}",
           static_cast<double>(plan.memory.total_bytes) / 1048576.0,
           static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::weights)) / 1048576.0,
@@ -123,7 +134,7 @@ std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& 
                   spec.data.train, human_count(static_cast<double>(run.corpus.train->size())),
                   human_count(static_cast<double>(run.corpus.valid->size())), epochs),
       fmt::format(
-          "batch    {} sequences of {} = {} tokens per step, {} micro-batch{} of {} per process",
+          "batch    {} sequences of {} = {} tokens per step, {} micro-batch{} of {} per rank",
           plan.global_batch, plan.seq, plan.cost.tokens_per_step, plan.micro_batches,
           plan.micro_batches == 1 ? "" : "es", plan.micro_batch),
       checkpoint.empty()
@@ -132,22 +143,40 @@ std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& 
   };
 }
 
-// The training loop of one rank.
-class Worker {
+// The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
+class Rank {
  public:
-  Worker(fs::path run_dir, const WorkerEnvironment& environment)
-      : run_dir_(std::move(run_dir)),
-        environment_(environment),
-        run_(check_run({{.train_yaml = (run_dir_ / "resolved.yaml").string()}, environment.world})),
+  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd)
+      : run_dir_(run_dir),
+        run_(run),
         spec_(run_.resolved.spec),
         plan_(run_.plan),
+        world_(world),
+        progress_fd_(progress_fd),
         device_(make_cpu_device()) {
-    connect();
-    trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, *world_);
-    start();
+    std::vector<int> everybody(static_cast<size_t>(world_.size()));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    all_ranks_ = world_.group(everybody);
+    trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, world_);
   }
 
   Exit run() {
+    try {
+      start();
+      return train();
+    } catch (const Error& error) {
+      failed(error);
+      throw;
+    } catch (...) {
+      world_.leave();
+      throw;
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Exit train() {
     const Sampler sampler(
         run_.corpus.train->size(), plan_.seq,
         spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random,
@@ -175,31 +204,16 @@ class Worker {
     return Exit::done;
   }
 
+  // Peers learn of it before the trainer is taken apart, which may wait for them.
   void failed(const Error& error) {
-    if (reporter_) reporter_->finish("failed", {error.diagnostics().front().what});
+    world_.leave();
+    // What another rank's failure does to this one is not the reason of the end.
+    std::vector<std::string> lines;
+    if (!is_collateral(error)) lines.push_back(error.diagnostics().front().what);
+    if (reporter_) reporter_->finish("failed", lines);
   }
-
- private:
-  using Clock = std::chrono::steady_clock;
 
   bool is_due(int64_t every) const { return every > 0 && next_step_ % every == 0; }
-
-  void connect() {
-    if (environment_.world == 1) {
-      world_ = make_self_world();
-    } else {
-      store_ = connect_store({.address = environment_.address,
-                              .port = static_cast<uint16_t>(environment_.port),
-                              .token = read_token(environment_.token_fd),
-                              .generation = environment_.generation});
-      world_ = make_shm_world(*store_, {.rank = environment_.rank,
-                                        .size = environment_.world,
-                                        .prefix = fmt::format("shm/{}/", environment_.generation)});
-    }
-    std::vector<int> everybody(static_cast<size_t>(environment_.world));
-    std::iota(everybody.begin(), everybody.end(), 0);
-    all_ranks_ = world_->group(everybody);
-  }
 
   void start() {
     Diagnostics warnings;
@@ -216,9 +230,9 @@ class Worker {
     double rate = measured_matmul_rate(*device_, plan_.compute, 0.02);
     all_ranks_->all_reduce(Tensor(&rate, DType::f64, {1}));
     matmul_rate_ = rate;
-    if (environment_.rank != 0) return;
+    if (world_.rank() != 0) return;
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
-                                      .progress_fd = environment_.progress_fd,
+                                      .progress_fd = progress_fd_,
                                       .resume_step = next_step_,
                                       .log_every = spec_.log.every});
     reporter_->start(start_block(run_dir_, run_, *device_, rate, checkpoint, next_step_));
@@ -284,14 +298,13 @@ class Worker {
     reporter_->finish("done", lines);
   }
 
-  fs::path run_dir_;
-  WorkerEnvironment environment_;
-  CheckedRun run_;
+  const fs::path& run_dir_;
+  const CheckedRun& run_;
   const TrainSpec& spec_;
   const Plan& plan_;
+  CommWorld& world_;
+  const int progress_fd_;
   std::unique_ptr<Device> device_;
-  std::unique_ptr<Store> store_;
-  std::unique_ptr<CommWorld> world_;
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<Reporter> reporter_;
@@ -302,15 +315,64 @@ class Worker {
   int64_t steps_seen_ = 0;
 };
 
+void check_threads(const WorkerEnvironment& environment) {
+  if (environment.rank_threads == environment.world && environment.rank == 0) return;
+  throw Error(Exit::environment,
+              {.code = "worker.environment",
+               .what = fmt::format("MTL_RANK_THREADS={} needs WORLD_SIZE={} and RANK=0, not {} and "
+                                   "{}: one process has all ranks",
+                                   environment.rank_threads, environment.rank_threads,
+                                   environment.world, environment.rank),
+               .help = "start workers with `mtl launch`"});
+}
+
+Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
+  Exit of_rank_0 = Exit::done;  // all agree: the ranks stop together
+  run_rank_threads(own.world, [&](CommWorld& world) {
+    const Exit exit = Rank(run_dir, run, world, own.progress_fd).run();
+    if (world.rank() == 0) of_rank_0 = exit;
+  });
+  return of_rank_0;
+}
+
+Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
+  if (own.world == 1) {
+    const std::unique_ptr<CommWorld> world = make_self_world();
+    return Rank(run_dir, run, *world, own.progress_fd).run();
+  }
+  const std::unique_ptr<Store> store = connect_store({.address = own.address,
+                                                      .port = static_cast<uint16_t>(own.port),
+                                                      .token = read_token(own.token_fd),
+                                                      .generation = own.generation});
+  const std::unique_ptr<CommWorld> world = make_shm_world(
+      *store,
+      {.rank = own.rank, .size = own.world, .prefix = fmt::format("shm/{}/", own.generation)});
+  return Rank(run_dir, run, *world, own.progress_fd).run();
+}
+
+// The process that dies first is the launcher's headline: that belongs to the rank whose failure we
+// only felt. The launcher asks us to stop as soon as it has seen that.
+void let_origin_end_first() {
+  for (int i = 0; i < 20 && !stop_requested; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 }  // namespace
 
 Exit run_worker(const fs::path& run_dir) {
   install_signal_handlers();
-  Worker worker(run_dir, WorkerEnvironment{});
+  const WorkerEnvironment environment;
+  if (environment.rank_threads > 0) check_threads(environment);
+  CheckedRun run =
+      check_run({{.train_yaml = (run_dir / "resolved.yaml").string()}, environment.world});
+  // What is, whatever was asked for: other launchers may start a process per rank all the same.
+  run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
+  if (environment.rank_threads > 0) return run_threads(run_dir, run, environment);
   try {
-    return worker.run();
+    return run_process(run_dir, run, environment);
   } catch (const Error& error) {
-    worker.failed(error);
+    if (is_collateral(error)) let_origin_end_first();
     throw;
   }
 }

@@ -1,5 +1,6 @@
 // The real program with the real trainer: plan, launch, resume, stop, generate.
 #include <csignal>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -52,6 +53,27 @@ std::vector<json> metrics_of(const fs::path& run) {
   std::istringstream in(file_text(run / "metrics.jsonl"));
   for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
   return lines;
+}
+
+// The bytes of every tensor, by name, from all shards.
+std::map<std::string, std::string> tensors_of(const fs::path& checkpoint) {
+  std::map<std::string, std::string> tensors;
+  const json manifest = json::parse(file_text(checkpoint / "manifest.json"));
+  for (const auto& [name, tensor] : manifest.at("tensors").items()) {
+    std::map<std::string, std::string> chunks;  // by where they lie in the tensor
+    for (const json& chunk : tensor.at("chunks")) {
+      chunks[chunk.at("offset").dump() + chunk.at("extent").dump()] = chunk.at("xxh3").dump();
+    }
+    for (const auto& [place, hash] : chunks) tensors[name] += place + hash;
+  }
+  return tensors;
+}
+
+// At most a minute.
+void wait_for_text(const Shell& shell, const std::string& text) {
+  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), text); ++i) {
+    usleep(100'000);
+  }
 }
 
 }  // namespace
@@ -110,6 +132,12 @@ TEST_CASE("--dry-run shows the plan and the origin of each value, and starts not
   CHECK(outcome.code == 0);
   CHECK(has(outcome.out, "memory per rank"));
   CHECK(has(outcome.out, "seed: 7"));
+  CHECK(has(outcome.out, "\nstarts  1 process\n"));
+  const auto starts = [&](const std::string& spawn) {
+    return shell.mtl({"launch", "--dry-run", "--num_processes", "2", "train.yaml", spawn}).out;
+  };
+  CHECK(has(starts("launch.spawn=processes"), "\nstarts  2 processes, one per rank\n"));
+  CHECK(has(starts("launch.spawn=threads"), "\nstarts  1 process with 2 ranks as threads\n"));
   // A misspelt variable is said; it may also be meant for another program.
   const Outcome misspelt =
       shell.mtl({"launch", "--dry-run", "train.yaml"}, {{"MTL_TRAIN__STEPZ", "7"}});
@@ -168,18 +196,132 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}).out == words.out);
 }
 
+TEST_CASE("threads compute the bits of processes") {
+  for (const char* layout : {"parallel.dp=2", "parallel.tp=2"}) {
+    CAPTURE(layout);
+    std::map<std::string, std::vector<json>> losses;
+    std::map<std::string, std::map<std::string, std::string>> tensors;
+    for (const std::string spawn : {"processes", "threads"}) {
+      Shell shell;
+      write_recipe(shell, 10);
+      const Outcome outcome = shell.mtl({"launch", "--num_processes", "2", "train.yaml", layout,
+                                         "log.every=1", "launch.spawn=" + spawn});
+      CAPTURE(outcome.err);
+      REQUIRE(outcome.code == 0);
+      CHECK(has(outcome.err, spawn == "threads" ? "2 threads of one process" : "2 processes"));
+      const fs::path run = run_of(shell);
+      CHECK(fs::exists(run / "logs/rank-00001.log") == (spawn == "processes"));
+      for (json line : metrics_of(run)) {
+        for (const char* timed : {"time", "tokens_per_s", "step_time_s", "mfu"}) line.erase(timed);
+        losses[spawn].push_back(line);
+      }
+      tensors[spawn] = tensors_of(run / "latest");
+    }
+    CHECK(losses["processes"].size() == 11);
+    CHECK(losses["threads"] == losses["processes"]);
+    CHECK(tensors["processes"].size() > 20);
+    CHECK(tensors["threads"] == tensors["processes"]);
+  }
+}
+
+TEST_CASE("ranks as threads obey signals together and go on as processes") {
+  Shell shell;
+  write_recipe(shell, 100000);
+  const pid_t pid = shell.start(
+      {MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml", "launch.spawn=threads"});
+  wait_for_text(shell, "step=5 ");
+  kill(pid, SIGUSR1);
+  wait_for_text(shell, "checkpoint=");
+  CHECK(has(file_text(shell.dir() / "stderr.txt"), "checkpoint="));
+  kill(pid, SIGTERM);
+  const Outcome stopped = shell.finish(pid);
+  CAPTURE(stopped.err);
+  REQUIRE(stopped.code == 75);
+  CHECK(has(stopped.err, "asked 2 ranks to stop"));
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["state"] == "stopped");
+  const int64_t step = status["step"];
+  const Outcome more = shell.mtl(
+      {"launch", "--num_processes", "2", "train.yaml", "train.steps=" + std::to_string(step + 3)});
+  CAPTURE(more.err);
+  CHECK(more.code == 0);
+  CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
+}
+
+TEST_CASE("a rank that fails is the headline among processes and among threads") {
+  for (const std::string spawn : {"processes", "threads"}) {
+    CAPTURE(spawn);
+    Shell shell;
+    write_recipe(shell, 100000);
+    const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml",
+                                   "checkpoint.every=0", "launch.spawn=" + spawn});
+    wait_for_text(shell, "step=5 ");
+    // Only rank 0 makes the folder of a checkpoint.
+    const fs::path checkpoints = run_of(shell) / "checkpoints";
+    fs::remove_all(checkpoints);
+    shell.write(checkpoints.string(), "in the way");
+    kill(pid, SIGUSR1);
+    const Outcome outcome = shell.finish(pid);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 4);
+    const size_t headline = outcome.err.rfind("error[rank.died]");
+    REQUIRE(headline != std::string::npos);
+    const std::string report = outcome.err.substr(headline);
+    CHECK(has(report, spawn == "threads" ? ": ranks 0-1 (pid " : ": rank 0 (pid "));
+    CHECK(has(report, "error[ckpt.write]"));
+    CHECK(has(report, checkpoints.string()));
+    CHECK(has(report, "]: rank 0: ") == (spawn == "threads"));
+    CHECK_FALSE(has(outcome.err, "comm.peer_lost"));
+    CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "failed");
+  }
+}
+
+TEST_CASE("a process of rank threads that is killed is the headline") {
+  Shell shell;
+  write_recipe(shell, 100000);
+  const pid_t pid =
+      shell.start({MTL_PROGRAM, "launch", "--num_processes", "3", "train.yaml",
+                   "launch.spawn=threads", "train.global_batch=6", "train.micro_batch=1"});
+  wait_for_text(shell, "step=5 ");
+  pid_t victim = 0;
+  int workers = 0;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string environment = file_text(entry.path() / "environ");
+    if (has(environment, std::string("HF_HOME=") + (shell.dir() / "hf").string()) &&
+        has(environment, std::string("\0RANK=", 6))) {
+      ++workers;
+      victim = std::stoi(entry.path().filename().string());
+      CHECK(has(environment, std::string("\0MTL_RANK_THREADS=3\0", 20)));
+      CHECK(has(environment, std::string("\0WORLD_SIZE=3\0", 14)));
+      CHECK_FALSE(has(environment, "MTL_TOKEN_FD="));
+    }
+  }
+  REQUIRE(workers == 1);
+  kill(victim, SIGKILL);
+  const Outcome outcome = shell.finish(pid);
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 137);
+  CHECK(has(outcome.err, "ranks 0-2 (pid " + std::to_string(victim) + ") was killed by SIGKILL"));
+}
+
+TEST_CASE("a worker told to run some ranks of several processes as threads refuses") {
+  Shell shell;
+  write_recipe(shell, 10);
+  const Outcome outcome =
+      shell.mtl({"worker", "."}, {{"MTL_RANK_THREADS", "2"}, {"WORLD_SIZE", "4"}});
+  CHECK(outcome.code == 4);
+  CHECK(has(outcome.err, "error[worker.environment]"));
+  CHECK(has(outcome.err, "MTL_RANK_THREADS=2"));
+}
+
 TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same command goes on") {
   Shell shell;
   write_recipe(shell, 100000);
   const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml"});
-  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), "step=5 "); ++i) {
-    usleep(100'000);
-  }
+  wait_for_text(shell, "step=5 ");
   // Meanwhile the run is nobody else's.
   kill(pid, SIGUSR1);  // writes a checkpoint, so that there is something to resume
-  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), "checkpoint="); ++i) {
-    usleep(100'000);
-  }
+  wait_for_text(shell, "checkpoint=");
   CHECK(has(file_text(shell.dir() / "stderr.txt"), "checkpoint="));
   const Outcome second = shell.mtl({"launch", "train.yaml"});
   CHECK(second.code == 4);
@@ -206,9 +348,7 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
   write_recipe(shell, 100000);
   const pid_t pid =
       shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "--grace", "2", "train.yaml"});
-  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), "step=5 "); ++i) {
-    usleep(100'000);
-  }
+  wait_for_text(shell, "step=5 ");
   // The worker of rank 1 is found by its environment.
   pid_t victim = 0;
   for (const auto& entry : fs::directory_iterator("/proc")) {
