@@ -160,13 +160,16 @@ class Device {
   // out[n, c] = table[tokens[i] - first] for ids in [first, first + rows of table), else 0. tokens
   // i32 [n].
   virtual void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) = 0;
-  // dtable[id - first] += dout rows, in token order (deterministic); always adds.
+  // dtable[id - first] += dout rows, in token order (deterministic); always adds. Ids outside the
+  // shard (negative ones anywhere) are skipped. dtable f32, dout f32 or the compute type.
   virtual void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) = 0;
-  // out[b*seq + t] = x[b*seq + t] + positions[t] (out may be x), then dropout with global element
-  // index (first_row + row) * c + column.
+  // Row i has position t = (first_row + i) % seq: a range of rows may begin and end inside a
+  // sequence (sequence parallelism). out[i] = x[i] + positions[t] (out may be x), then dropout with
+  // global element index (first_row + i) * c + column.
   virtual void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out,
                                 Dropout dropout, int64_t first_row) = 0;
-  // dx = dropout'(dout) (dx may be dout); dpositions[t] (+)= sum over the batch. dpositions f32.
+  // dx = dropout'(dout) (dx may be dout); dpositions[t] (+)= the sum of its rows, 0 where no row
+  // has the position, for all t < seq. dpositions f32.
   virtual void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions,
                                  bool accumulate, Dropout dropout, int64_t first_row) = 0;
   // out = residual + dropout(x + bias); bias [c] optional; out may be residual. Index of element:

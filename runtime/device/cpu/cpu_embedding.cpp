@@ -69,7 +69,7 @@ void CpuDevice::position_forward(Tensor x, Tensor positions, int64_t seq, Tensor
   const int64_t rows = x.rows(), cols = x.cols();
   assert(out.dtype == x.dtype && out.numel() == x.numel());
   assert(positions.dtype == x.dtype && positions.cols() == cols && positions.rows() >= seq);
-  assert(seq > 0 && rows % seq == 0);
+  assert(seq > 0 && first_row >= 0);
   const auto mask = mask_of(dropout);
   const int64_t row_bytes = cols * bytes_of(x.dtype);
   const auto add_rows = typed(x.dtype).add_rows;
@@ -80,7 +80,7 @@ void CpuDevice::position_forward(Tensor x, Tensor positions, int64_t seq, Tensor
               .out = out.as<char>() + begin * row_bytes,
               .rows = end - begin,
               .cols = cols,
-              .row0 = begin,
+              .row0 = first_row + begin,
               .period = seq,
               .mask = pointer(mask),
               .first_element = static_cast<uint64_t>((first_row + begin) * cols)});
@@ -92,22 +92,32 @@ void CpuDevice::position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dp
   const int64_t rows = dout.rows(), cols = dout.cols();
   assert(dx.dtype == dout.dtype && dx.numel() == dout.numel());
   assert(dpositions.dtype == DType::f32 && dpositions.cols() == cols && dpositions.rows() >= seq);
-  assert(seq > 0 && rows % seq == 0);
+  assert(seq > 0 && first_row >= 0);
   const auto mask = mask_of(dropout);
+  // The first `seq` rows have different positions; a thread's share is some of them, each with the
+  // later rows of its position.
+  const int64_t distinct = std::min(rows, seq);
   const auto position_backward_range = typed(dout.dtype).position_backward;
-  split_rows(seq, rows / seq * cols, [&](int64_t begin, int64_t end) {
+  split_rows(distinct, (rows + seq - 1) / seq * cols, [&](int64_t begin, int64_t end) {
     position_backward_range({.dout = dout.data,
                              .dx = dx.data,
                              .dpositions = dpositions.as<float>(),
-                             .batch = rows / seq,
+                             .rows = rows,
                              .seq = seq,
                              .cols = cols,
+                             .row0 = first_row,
                              .begin = begin,
                              .end = end,
                              .accumulate = accumulate,
                              .mask = pointer(mask),
                              .first_element = static_cast<uint64_t>(first_row * cols)});
   });
+  if (accumulate || distinct == seq) return;
+  // The positions that no row has lie behind the last row's, around the end of the sequence.
+  const int64_t missing = (first_row + rows) % seq;
+  const int64_t to_end = std::min(seq - missing, seq - rows);
+  fill(dpositions.slice(missing * cols, to_end * cols), 0);
+  fill(dpositions.slice(0, (seq - rows - to_end) * cols), 0);
 }
 
 void CpuDevice::bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out,

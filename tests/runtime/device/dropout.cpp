@@ -117,24 +117,34 @@ TEST_CASE("dropout keys are what they have always been, and all different") {
 
 TEST_CASE("position_forward and position_backward against the reference") {
   struct Case {
-    int64_t batch, seq, cols, first_row;
+    int64_t rows, seq, cols, first_row;
     float probability;
   };
   for_each_isa([](Device& device) {
     std::mt19937 random(1);
     for (const Case c : {Case{1, 1, 1, 0, 0},
-                         {2, 3, 7, 0, 0.1f},
-                         {1, 5, 16, 3, 0.5f},
-                         {3, 4, 33, 100, 0.9f},
-                         {2, 8, 768, 1 << 20, 0.1f},
-                         {1, 2, 2500, 7, 0.2f},
-                         {4, 64, 64, 0, 0}}) {
+                         {6, 3, 7, 0, 0.1f},
+                         {5, 5, 16, 15, 0.5f},
+                         {12, 4, 33, 100, 0.9f},
+                         {16, 8, 768, 1 << 20, 0.1f},
+                         {2, 2, 2500, 6, 0.2f},
+                         {256, 64, 64, 0, 0},
+                         // Parts of sequences: inside one, over its end, several and a bit.
+                         {3, 8, 17, 2, 0.1f},
+                         {4, 8, 33, 4, 0},
+                         {5, 8, 768, 14, 0.2f},
+                         {7, 8, 16, 1, 0},
+                         {21, 8, 5, 13, 0.1f},
+                         {1, 1000, 3, 999, 0},
+                         {300, 1000, 64, 2850, 0.1f}}) {
       for (const DType type : kComputeTypes) {
         for (const bool in_place : {false, true}) {
-          INFO("batch " << c.batch << " seq " << c.seq << " cols " << c.cols << " p "
-                        << c.probability << " type " << safetensors_name(type));
+          INFO("rows " << c.rows << " seq " << c.seq << " cols " << c.cols << " first row "
+                       << c.first_row << " p " << c.probability << " type "
+                       << safetensors_name(type));
           const Dropout dropout = {c.probability, dropout_key(1, 2, 3, 4)};
-          const int64_t rows = c.batch * c.seq;
+          const int64_t rows = c.rows;
+          const auto position = [&](int64_t i) { return (c.first_row + i / c.cols) % c.seq; };
           const auto factor = [&](int64_t i) {
             return dropout_factor(dropout, static_cast<uint64_t>(c.first_row * c.cols + i));
           };
@@ -143,8 +153,7 @@ TEST_CASE("position_forward and position_backward against the reference") {
           positions.randomize(random);
           std::vector<double> expected;
           for (int64_t i = 0; i < x.size(); ++i) {
-            const int64_t row = i / c.cols, col = i % c.cols;
-            expected.push_back((x[i] + positions[row % c.seq * c.cols + col]) * factor(i));
+            expected.push_back((x[i] + positions[position(i) * c.cols + i % c.cols]) * factor(i));
           }
           Held& target = in_place ? x : out;
           device.position_forward(x.view, positions.view, c.seq, target.view, dropout, c.first_row);
@@ -152,21 +161,21 @@ TEST_CASE("position_forward and position_backward against the reference") {
           check_close(target, expected, 1e-5, "position_forward");
 
           Held dout(type, {rows, c.cols}), dx(type, {rows, c.cols});
-          Held dpositions(DType::f32, {c.seq, c.cols});
+          Held dpositions(DType::f32, {c.seq + 1, c.cols});  // a table may be longer
           dout.randomize(random);
           dpositions.randomize(random);
           const std::vector<double> before = dpositions.values();
-          std::vector<double> expected_dx, expected_dpositions(before.size(), 0.0);
+          std::vector<double> expected_dx, expected_dpositions = before;
+          const auto behind = expected_dpositions.end() - c.cols;
+          if (!in_place) std::fill(expected_dpositions.begin(), behind, 0.0);
           for (int64_t i = 0; i < dout.size(); ++i) {
             expected_dx.push_back(dout[i] * factor(i));
-            expected_dpositions[static_cast<size_t>(i % (c.seq * c.cols))] += expected_dx.back();
+            expected_dpositions[static_cast<size_t>(position(i) * c.cols + i % c.cols)] +=
+                expected_dx.back();
           }
           Held& gradient = in_place ? dout : dx;
           device.position_backward(dout.view, c.seq, gradient.view, dpositions.view, in_place,
                                    dropout, c.first_row);
-          if (in_place) {
-            for (size_t i = 0; i < before.size(); ++i) expected_dpositions[i] += before[i];
-          }
           check_close(gradient, expected_dx, 1e-5, "position_backward dx");
           check_close(dpositions, expected_dpositions, 3e-5, "position_backward dpositions");
         }

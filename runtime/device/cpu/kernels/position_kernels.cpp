@@ -60,13 +60,13 @@ void add_rows(const AddRows& args) {
 template <class T>
 void position_backward(const PositionBackward& args) {
   const int64_t cols = args.cols;
-  for (int64_t t = args.begin; t < args.end; ++t) {
-    float* dpositions = args.dpositions + t * cols;
-    for (int64_t b = 0; b < args.batch; ++b) {
-      const int64_t first = (b * args.seq + t) * cols;
+  for (int64_t i0 = args.begin; i0 < args.end; ++i0) {
+    float* dpositions = args.dpositions + (args.row0 + i0) % args.seq * cols;
+    for (int64_t row = i0; row < args.rows; row += args.seq) {
+      const int64_t first = row * cols;
       const T* dout = static_cast<const T*>(args.dout) + first;
       T* dx = static_cast<T*>(args.dx) + first;
-      const bool add = b > 0 || args.accumulate;
+      const bool add = row > i0 || args.accumulate;
       each_masked(cols, args.mask, args.first_element + static_cast<uint64_t>(first),
                   [&](int64_t i, auto lanes, F factor) MTL_LAMBDA {
                     const F d = load(dout + i, lanes) * factor;

@@ -42,13 +42,13 @@ struct AddRows {
   const Mask* mask;        // null: no dropout
   uint64_t first_element;  // the dropout index of element (0, 0)
 };
-// dx = mask * dout, dpositions[t] (+)= sum over the batch of the same in f32, for t in [begin,
-// end).
+// dx = mask * dout, dpositions[(row0 + i) % seq] (+)= sum of rows i, i + seq, i + 2 seq ... of the
+// same in f32, for i in [begin, end).
 struct PositionBackward {
   const void* dout;
   void* dx;
   float* dpositions;
-  int64_t batch, seq, cols, begin, end;
+  int64_t rows, seq, cols, row0, begin, end;
   bool accumulate;
   const Mask* mask;
   uint64_t first_element;  // the dropout index of element (0, 0) of dout
