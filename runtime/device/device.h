@@ -83,7 +83,15 @@ struct AttentionShape {
   // Forward only: the outputs of queries before this one are known already; they may be written
   // again with the same values.
   int64_t first_query = 0;
+  // ALiBi: scores += alibi_slope(first_head + h, total_heads) * (k - q).
+  bool alibi = false;
 };
+// The slope of head `head` (from 0) of `heads` (arXiv 2108.12409). With n the largest power of two
+// <= heads: 2^(-8 (head + 1) / n) for head < n, then every second of the slopes of 2n heads,
+// beginning with the first (the paper's rule for other head counts, BLOOM's too). Host arithmetic,
+// the same for every device.
+float alibi_slope(int64_t head, int64_t heads);
+
 struct Attention {
   AttentionShape shape;
   Tensor qkv;  // [batch*seq, (heads + 2 kv_heads) * head_dim]

@@ -4,18 +4,18 @@
 #include <cmath>
 #include <omp.h>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
-#include "runtime/device/cpu/isa.h"
 #include "runtime/device/cpu/kernels/attention_kernels.h"
 
 namespace mtl {
 namespace {
 
-const AttentionKernels& kernels() {
-  switch (cpu_isa()) {
+const AttentionKernels& kernels_for(Isa isa) {
+  switch (isa) {
     case Isa::avx512:
       return avx512::kAttentionKernels;
     case Isa::avx2:
@@ -51,15 +51,27 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
   require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
   require(s.dropout.probability >= 0 && s.dropout.probability < 1,
           fmt::format("dropout with probability {}", s.dropout.probability));
+  require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
+          fmt::format("ALiBi for heads {} to {} of {}", s.first_head, s.first_head + s.heads,
+                      s.total_heads));
+}
+
+// What `slopes` of a task points into: one for each local head; none without ALiBi.
+std::vector<float> slopes_of(const AttentionShape& s) {
+  std::vector<float> slopes;
+  for (int64_t h = 0; s.alibi && h < s.heads; ++h) {
+    slopes.push_back(alibi_slope(s.first_head + h, s.total_heads) / s.scale);
+  }
+  return slopes;
 }
 
 // The part of a task that (b, head, kv_head) does not change.
-AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tensor& out) {
+AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tensor& out, Isa isa) {
   AttentionTask task;
   task.type = qkv.dtype == DType::f32    ? AttentionType::f32
               : qkv.dtype == DType::bf16 ? AttentionType::bf16
                                          : AttentionType::f16;
-  task.tiles = task.type == AttentionType::bf16 && has_amx_bf16();
+  task.tiles = task.type == AttentionType::bf16 && isa == Isa::avx512 && has_amx_bf16();
   task.qkv_stride = qkv.cols();
   task.out_stride = out.cols();
   task.seq = s.seq;
@@ -80,7 +92,7 @@ char* at(const Tensor& x, int64_t row, int64_t column) {
 
 // Fills in (b, first query head h, KV head).
 void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, const Tensor& out,
-           const Tensor& lse, int64_t b, int64_t h) {
+           const Tensor& lse, const std::vector<float>& slopes, int64_t b, int64_t h) {
   const int64_t row = b * s.seq, kv = h / (s.heads / s.kv_heads);
   task.q = at(qkv, row, h * s.head_dim);
   task.k = at(qkv, row, (s.heads + kv) * s.head_dim);
@@ -90,15 +102,20 @@ void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, cons
   task.first_element =
       static_cast<uint64_t>((s.first_sequence + b) * s.total_heads + s.first_head + h) *
       static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
+  if (s.alibi) task.slopes = slopes.data() + h;
 }
 
 }  // namespace
+
+CpuAttention::CpuAttention(Isa isa) : isa_(isa) {}
 
 void CpuAttention::forward(const Attention& args) {
   const AttentionShape& s = args.shape;
   check(s, args.qkv, args.out, args.lse);
   if (s.batch == 0 || s.seq == 0) return;
-  AttentionTask common = common_task(s, args.qkv, args.out);
+  const AttentionKernels& kernels = kernels_for(isa_);
+  const std::vector<float> slopes = slopes_of(s);
+  AttentionTask common = common_task(s, args.qkv, args.out, isa_);
   const int64_t blocks = (s.seq + kAttentionBlock - 1) / kAttentionBlock;
   const int64_t heads = s.batch * s.heads;
   const int threads = omp_get_max_threads();
@@ -107,18 +124,18 @@ void CpuAttention::forward(const Attention& args) {
   const int64_t first = s.first_query / kAttentionBlock;
   const int64_t parts = std::clamp<int64_t>(4 * threads / heads, 1, blocks - first);
   common.last_block = blocks;
-  const size_t bytes = (kernels().forward_workspace(common) + 4095) / 4096 * 4096;
+  const size_t bytes = (kernels.forward_workspace(common) + 4095) / 4096 * 4096;
   char* memory = static_cast<char*>(workspace_.get(bytes * static_cast<size_t>(threads)));
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (int64_t i = 0; i < heads * parts; ++i) {
     // The last ranges have the most keys to see; they start first.
     const int64_t part = parts - 1 - i / heads, head = i % heads;
     AttentionTask task = common;
-    place(task, s, args.qkv, args.out, args.lse, head / s.heads, head % s.heads);
+    place(task, s, args.qkv, args.out, args.lse, slopes, head / s.heads, head % s.heads);
     task.first_block = first + (blocks - first) * part / parts;
     task.last_block = first + (blocks - first) * (part + 1) / parts;
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
-    kernels().forward(task);
+    kernels.forward(task);
   }
 }
 
@@ -129,23 +146,25 @@ void CpuAttention::backward(const AttentionBackward& args) {
               args.dqkv.dtype == args.qkv.dtype && args.dqkv.numel() == args.qkv.numel(),
           "attention backward: dout and dqkv must look like out and qkv");
   if (s.batch == 0 || s.seq == 0) return;
-  AttentionTask common = common_task(s, args.qkv, args.out);
+  const AttentionKernels& kernels = kernels_for(isa_);
+  const std::vector<float> slopes = slopes_of(s);
+  AttentionTask common = common_task(s, args.qkv, args.out, isa_);
   common.group = s.heads / s.kv_heads;
   const int threads = omp_get_max_threads();
-  const size_t bytes = (kernels().backward_workspace(common) + 4095) / 4096 * 4096;
+  const size_t bytes = (kernels.backward_workspace(common) + 4095) / 4096 * 4096;
   char* memory = static_cast<char*>(workspace_.get(bytes * static_cast<size_t>(threads)));
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (int64_t i = 0; i < s.batch * s.kv_heads; ++i) {
     const int64_t b = i / s.kv_heads, kv = i % s.kv_heads, h = kv * common.group;
     const int64_t row = b * s.seq;
     AttentionTask task = common;
-    place(task, s, args.qkv, args.out, args.lse, b, h);
+    place(task, s, args.qkv, args.out, args.lse, slopes, b, h);
     task.dout = at(args.dout, row, h * s.head_dim);
     task.dq = at(args.dqkv, row, h * s.head_dim);
     task.dk = at(args.dqkv, row, (s.heads + kv) * s.head_dim);
     task.dv = at(args.dqkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
-    kernels().backward(task);
+    kernels.backward(task);
   }
 }
 

@@ -32,7 +32,7 @@ std::unique_ptr<Device> make_cpu_device(int threads) {
 }
 
 CpuDevice::CpuDevice(int threads, Isa isa)
-    : threads_(use_threads(threads)), isa_(isa), kernels_(vector_kernels(isa)) {}
+    : threads_(use_threads(threads)), isa_(isa), kernels_(vector_kernels(isa)), attention_(isa) {}
 
 CpuDevice::~CpuDevice() {
   for (const auto& [pointer, bytes] : allocations_) munmap(pointer, bytes);

@@ -14,6 +14,7 @@
 #include "common/error.h"
 #include "runtime/device/cpu/isa.h"
 #include "runtime/device/cpu/kernels/attention_kernels.h"
+#include "runtime/device/ops_test.h"
 
 namespace {
 
@@ -89,6 +90,8 @@ Reference reference(const AttentionShape& s, const std::vector<double>& qkv,
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads; ++h) {
       const int64_t kv = h / (s.heads / s.kv_heads);
+      const double slope =
+          s.alibi ? static_cast<double>(mtl::alibi_slope(s.first_head + h, s.total_heads)) : 0;
       const int64_t q_at = h * D, k_at = (s.heads + kv) * D, v_at = (s.heads + s.kv_heads + kv) * D;
       for (int64_t t = 0; t < s.seq; ++t) {
         const int64_t row = (b * s.seq + t) * stride;
@@ -99,7 +102,7 @@ Reference reference(const AttentionShape& s, const std::vector<double>& qkv,
           for (int64_t d = 0; d < D; ++d) {
             x += qkv[u(row + q_at + d)] * qkv[u((b * s.seq + j) * stride + k_at + d)];
           }
-          p[u(j)] = x * scale;
+          p[u(j)] = x * scale + slope * static_cast<double>(j - t);
           top = std::max(top, p[u(j)]);
         }
         for (double& x : p) sum += x = std::exp(x - top);
@@ -156,7 +159,7 @@ struct Run {
   std::vector<double> qkv, dout, out, lse, dqkv;  // as stored
 };
 
-Run run(const AttentionShape& s, DType dtype, double width = 1) {
+Run run(const AttentionShape& s, DType dtype, double width = 1, mtl::Isa isa = mtl::cpu_isa()) {
   const int64_t rows = s.batch * s.seq, in = (s.heads + 2 * s.kv_heads) * s.head_dim,
                 wide = s.heads * s.head_dim;
   Buffer qkv(dtype, random_values(rows * in, 1, width));
@@ -165,7 +168,7 @@ Run run(const AttentionShape& s, DType dtype, double width = 1) {
   Buffer out(dtype, std::vector<double>(static_cast<size_t>(rows * wide), NAN));
   Buffer dqkv(dtype, std::vector<double>(static_cast<size_t>(rows * in), NAN));
   Buffer lse(DType::f32, std::vector<double>(static_cast<size_t>(rows * s.heads), NAN));
-  mtl::CpuAttention attention;
+  mtl::CpuAttention attention(isa);
   attention.forward(
       {s, qkv.tensor(rows, in), out.tensor(rows, wide), lse.tensor(s.batch * s.heads, s.seq)});
   attention.backward({s, qkv.tensor(rows, in), out.tensor(rows, wide),
@@ -202,14 +205,16 @@ AttentionShape shape(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads
   return s;
 }
 
-void check(const AttentionShape& s, DType dtype) {
+void check(const AttentionShape& s, DType dtype, mtl::Isa isa) {
+  CAPTURE(mtl::name_of(isa));
+  CAPTURE(s.alibi);
   CAPTURE(s.seq);
   CAPTURE(s.heads);
   CAPTURE(s.kv_heads);
   CAPTURE(s.head_dim);
   CAPTURE(s.dropout.probability);
   CAPTURE(static_cast<int>(dtype));
-  const Run got = run(s, dtype);
+  const Run got = run(s, dtype, 1, isa);
   const Reference want = reference(s, got.qkv, &got.dout);
   // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
   // terms with errors that average out. bf16: P and dS are rounded to 2^-9 each before they are
@@ -221,6 +226,10 @@ void check(const AttentionShape& s, DType dtype) {
   CHECK(largest_difference(got.lse, want.lse) <= 0x1p-19);  // scores are f32 sums of exact products
   CHECK(largest_difference(got.out, want.out) <= unit * boost * 2);
   CHECK(largest_difference(got.dqkv, want.dqkv) <= unit * boost * (4 + sums));
+}
+
+void check(const AttentionShape& s, DType dtype) {
+  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) check(s, dtype, isa);
 }
 
 TEST_CASE("attention: forward and backward over awkward shapes") {
@@ -247,8 +256,70 @@ TEST_CASE("attention: dropout follows the global element index") {
   }
 }
 
+AttentionShape with_alibi(AttentionShape s) {
+  s.alibi = true;
+  return s;
+}
+
+TEST_CASE("attention: ALiBi of the global head") {
+  for (const DType dtype : kTypes) {
+    check(with_alibi(shape(1, 1, 1, 1, 1)), dtype);
+    check(with_alibi(shape(2, 17, 3, 1, 5)), dtype);
+    check(with_alibi(shape(1, 64, 2, 2, 64)), dtype);
+    check(with_alibi(shape(2, 130, 6, 2, 33)), dtype);
+    check(with_alibi(shape(1, 257, 4, 2, 64, 0.1f)), dtype);
+    check(with_alibi(shape(1, 67, 13, 1, 16, 0.3f)), dtype);  // 16 heads in all: slopes to 2^-7.5
+  }
+}
+
+TEST_CASE("attention: ALiBi of a part of the heads is the same as of all heads") {
+  AttentionShape whole = with_alibi(shape(1, 100, 6, 6, 16));
+  whole.first_head = 0;
+  whole.total_heads = 6;
+  const Run all = run(whole, DType::f32);
+  AttentionShape part = whole;
+  part.heads = part.kv_heads = 2;
+  part.first_head = 4;
+  const int64_t dim = 16, wide = 6 * dim;
+  std::vector<double> qkv;
+  for (int64_t row = 0; row < 100; ++row) {
+    for (int64_t kind = 0; kind < 3; ++kind) {
+      const auto from = all.qkv.begin() + row * 3 * wide + kind * wide + 4 * dim;
+      qkv.insert(qkv.end(), from, from + 2 * dim);
+    }
+  }
+  Buffer in(DType::f32, qkv);
+  Buffer out(DType::f32, std::vector<double>(100 * 32)), lse(DType::f32, std::vector<double>(200));
+  mtl::CpuAttention().forward({part, in.tensor(100, 96), out.tensor(100, 32), lse.tensor(2, 100)});
+  std::vector<double> want;
+  for (int64_t row = 0; row < 100; ++row) {
+    const auto from = all.out.begin() + row * wide + 4 * dim;
+    want.insert(want.end(), from, from + 2 * dim);
+  }
+  CHECK(out.values() == want);
+}
+
+TEST_CASE("alibi_slope: the published slopes") {
+  // arXiv 2108.12409, section 3: 8 heads have 1/2, 1/4 ... 1/256; 16 heads begin with 2^-0.5.
+  for (int64_t head = 0; head < 8; ++head) {
+    CHECK(mtl::alibi_slope(head, 8) == std::ldexp(1.0f, -static_cast<int>(head + 1)));
+  }
+  CHECK(mtl::alibi_slope(0, 16) == doctest::Approx(std::exp2(-0.5)).epsilon(1e-7));
+  CHECK(mtl::alibi_slope(15, 16) == 0x1p-8f);
+  CHECK(mtl::alibi_slope(0, 1) == 0x1p-8f);
+  // BLOOM 560M's rule for 12 heads: those of 8, then 2^-0.5, 2^-1.5, 2^-2.5, 2^-3.5.
+  for (int64_t head = 0; head < 8; ++head) {
+    CHECK(mtl::alibi_slope(head, 12) == mtl::alibi_slope(head, 8));
+  }
+  for (int64_t head = 8; head < 12; ++head) {
+    const double power = -0.5 - static_cast<double>(head - 8);
+    CHECK(mtl::alibi_slope(head, 12) == doctest::Approx(std::exp2(power)).epsilon(1e-7));
+  }
+  CHECK(mtl::alibi_slope(2, 3) == mtl::alibi_slope(0, 4));
+}
+
 TEST_CASE("attention: backward agrees with finite differences of the reference") {
-  AttentionShape s = shape(1, 70, 2, 1, 8, 0.2f);
+  AttentionShape s = with_alibi(shape(1, 70, 2, 1, 8, 0.2f));
   const Run got = run(s, DType::f32);
   const auto objective = [&](const std::vector<double>& qkv) {
     const Reference r = reference(s, qkv, nullptr);
@@ -279,7 +350,7 @@ TEST_CASE("attention: large scores neither overflow nor lose the maximum") {
 TEST_CASE("attention: bit-equal for every number of threads and from run to run") {
   const int threads = omp_get_max_threads();
   for (const DType dtype : kTypes) {
-    const AttentionShape s = shape(1, 300, 3, 1, 64, 0.1f);
+    const AttentionShape s = with_alibi(shape(1, 300, 3, 1, 64, 0.1f));
     omp_set_num_threads(1);
     const Run one = run(s, dtype);
     for (const int n : {1, 2, 3, 7}) {
@@ -323,6 +394,10 @@ TEST_CASE("attention: arguments that do not fit are refused") {
   s.kv_heads = 1;
   CHECK_THROWS_AS(attention.forward({s, matrix(4, 41), matrix(4, 24), matrix(3, 4)}), mtl::Error);
   CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 3)}), mtl::Error);
+  s.alibi = true;
+  s.total_heads = 4;  // and the local heads would be 2 to 4
+  CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+  s.alibi = false;
   s.dropout.probability = 1;
   CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
 }

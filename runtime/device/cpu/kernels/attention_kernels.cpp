@@ -194,6 +194,16 @@ inline void store_b(const float* even, const float* odd, uint16_t* to) {
   }
 }
 
+// ALiBi in block (i, j) of queries and keys: scores += slope * (key - query).
+void add_alibi(float slope, int64_t i, int64_t j, float* s) {
+  float query[kB];
+  for (int64_t c = 0; c < kB; ++c) query[c] = static_cast<float>(i * kB + c);
+  for (int64_t r = 0; r < kB; ++r) {
+    const float key = static_cast<float>(j * kB + r);
+    for (int64_t c = 0; c < kB; ++c) s[r * kB + c] += slope * (key - query[c]);
+  }
+}
+
 // Sets what a causal block on the diagonal may not see.
 void mask_diagonal(float* s) {
   for (int64_t r = 1; r < kB; ++r) {
@@ -303,6 +313,7 @@ void forward_as(const AttentionTask& t) {
     }
     for (int64_t j = 0; j <= i; ++j) {
       gemm(w.k + j * kB * D, D, w.q, kB, w.s, kB, kB, kB, D, false);
+      if (t.slopes != nullptr) add_alibi(t.slopes[0], i, j, w.s);
       if (j == i) mask_diagonal(w.s);
       if (w.mask != nullptr) dropout_block(t, t.first_element, i, j, w.mask);
       softmax_step(w.s, t.scale * kLog2e, w.mask, m, l, alpha, w.p);
@@ -398,6 +409,7 @@ void backward_as(const AttentionTask& t) {
       for (int64_t i = j; i < n; ++i) {
         gemm(w.k + j * block, D, w.q_t + i * block, kB, w.s, kB, kB, kB, D, false);
         gemm(w.v + j * block, D, w.dout_t + i * block, kB, w.dp, kB, kB, kB, D, false);
+        if (t.slopes != nullptr) add_alibi(t.slopes[g], i, j, w.s);
         if (i == j) mask_diagonal(w.s);
         if (w.mask != nullptr) dropout_block(t, first, i, j, w.mask);
         gradient_step(w.s, w.dp, t.scale * kLog2e, w.mask, w.lse2 + i * kB, w.delta + i * kB, w.p,

@@ -28,6 +28,9 @@ struct AttentionTask {
   uint64_t keep_threshold = 0;  // kept iff the philox word is >= this; 0 = no dropout
   float keep_scale = 1;
   uint64_t key = 0, first_element = 0;
+  // ALiBi: slopes of the query heads of this task, divided by `scale` (they are added to what
+  // `scale` multiplies); null without.
+  const float* slopes = nullptr;
   // Forward only: the blocks of queries to compute.
   int64_t first_block = 0, last_block = 0;
   // Backward only: `group` query heads in a row share the KV head (q, out, dout and dq advance by
