@@ -193,12 +193,19 @@ MTL_INLINE void each4(int64_t n, Body body) {
 
 // The sum of the lanes in pairs, halves first: a fixed order.
 MTL_INLINE float sum_lanes(F x) {
-  float lanes[kLanes];
-  __builtin_memcpy(lanes, &x, sizeof x);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+  typedef float F4 __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+  const HalfF half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  const F4 four = __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+                  __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#elif defined(__AVX2__)
+  const F4 four =
+      __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#else
+  const F4 four = x;
+#endif
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 MTL_INLINE float sum_lanes(const F (&x)[4]) {
   return sum_lanes((x[0] + x[1]) + (x[2] + x[3]));
