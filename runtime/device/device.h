@@ -58,6 +58,8 @@ struct Matmul {
 
 // y = (x - mean) * rstd * gamma + beta over the last dimension. gamma, beta: compute type. mean,
 // rstd: f32 [n].
+// Without `mean` it is RMS normalisation (arXiv 1910.07467), forward and backward:
+// y = x * rstd * gamma + beta, rstd = 1 / sqrt(mean(x^2) + eps).
 struct LayerNorm {
   Tensor x, gamma, beta, y, mean, rstd;  // beta may be absent (no bias)
   float eps = 1e-5f;
@@ -68,6 +70,38 @@ struct LayerNormBackward {
   Tensor dgamma, dbeta;  // f32 [c]; dbeta may be absent
   bool add_to_dx = false;
   bool accumulate = false;  // of dgamma, dbeta
+};
+
+// Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
+// kv_heads) * head_dim] of a qkv projection: element i of the first half of a head is paired with
+// element i of the second half (Hugging Face's rotate_half), and each pair is turned by the angle
+// of its position.
+struct Rope {
+  Tensor qkv;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;  // head_dim even
+  Tensor table;     // f32 [at least seq, head_dim]: cos of a position's head_dim/2 angles, then sin
+  int64_t seq = 0;  // row i has position (first_row + i) % seq
+  int64_t first_row = 0;
+  bool backward = false;  // turns back: the gradient
+};
+
+// RMS normalisation of each head's vector (QK-norm), in place on the columns [first_column,
+// first_column + heads * head_dim) of the rows: x = x * rstd * gamma, one rstd per row and head.
+struct HeadNorm {
+  Tensor x;    // [n, width]
+  Tensor raw;  // [n, raw_width]: receives these columns, at the same place, as they were
+  int64_t first_column = 0, heads = 0, head_dim = 0;
+  Tensor gamma;  // compute type [head_dim]
+  Tensor rstd;   // f32 [n, heads]
+  float eps = 1e-6f;
+};
+struct HeadNormBackward {
+  Tensor dx;   // [n, width]: holds dy in these columns, overwritten with the gradient of the input
+  Tensor raw;  // as saved
+  int64_t first_column = 0, heads = 0, head_dim = 0;
+  Tensor gamma, rstd;
+  Tensor dgamma;  // f32 [head_dim]
+  bool accumulate = false;
 };
 
 // Causal self-attention with grouped queries. Q, K and V are columns of one projection: row t of
@@ -158,11 +192,22 @@ class Device {
   virtual void cast(Tensor from, Tensor to) = 0;
   virtual void scale(Tensor x, float factor) = 0;  // any compute type
   virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
+  virtual void copy(Tensor from, Tensor to) = 0;   // same type and numel, no overlap
   virtual void matmul(const Matmul& args) = 0;
   // db[c] (+)= sum of the rows of dy [n, c]; db f32.
   virtual void bias_grad(Tensor dy, Tensor db, bool accumulate) = 0;
   virtual void layernorm_forward(const LayerNorm& args) = 0;
   virtual void layernorm_backward(const LayerNormBackward& args) = 0;
+  virtual void head_norm_forward(const HeadNorm& args) = 0;
+  virtual void head_norm_backward(const HeadNormBackward& args) = 0;
+  // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux.
+  virtual void gelu_forward(Tensor x, Tensor y) = 0;
+  // SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
+  // g * sigmoid(g).
+  virtual void swiglu_forward(Tensor x, Tensor y) = 0;
+  // dx [n, 2f], written, distinct from x.
+  virtual void swiglu_backward(Tensor dy, Tensor x, Tensor dx) = 0;
+  virtual void rope(const Rope& args) = 0;
   virtual void attention_forward(const Attention& args) = 0;
   virtual void attention_backward(const AttentionBackward& args) = 0;
   // out[n, c] = table[tokens[i] - first] for ids in [first, first + rows of table), else 0. tokens

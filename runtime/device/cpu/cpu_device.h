@@ -52,10 +52,17 @@ class CpuDevice final : public Device {
   void cast(Tensor from, Tensor to) override;
   void scale(Tensor x, float factor) override;
   void add(Tensor x, Tensor y) override;
+  void copy(Tensor from, Tensor to) override;
   void matmul(const Matmul& args) override { matmul_.run(args); }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override;
   void layernorm_forward(const LayerNorm& args) override;
   void layernorm_backward(const LayerNormBackward& args) override;
+  void head_norm_forward(const HeadNorm& args) override;
+  void head_norm_backward(const HeadNormBackward& args) override;
+  void gelu_forward(Tensor x, Tensor y) override;
+  void swiglu_forward(Tensor x, Tensor y) override;
+  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override;
+  void rope(const Rope& args) override;
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override;

@@ -1,4 +1,4 @@
-// fill, cast, scale, add, all_finite and the gradient of a bias.
+// fill, cast, scale, add, copy, all_finite and the gradient of a bias.
 #include <atomic>
 #include <cassert>
 #include <cstring>
@@ -74,6 +74,11 @@ bool CpuDevice::all_finite(Tensor x) {
     }
   });
   return finite.load();
+}
+
+void CpuDevice::copy(Tensor from, Tensor to) {
+  assert(from.dtype == to.dtype && from.numel() == to.numel());
+  copy_from_host(to, from.data);
 }
 
 // Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in

@@ -316,6 +316,16 @@ void CpuMatmul::Impl::product(const Shape& shape, const Matmul& given) {
 CpuMatmul::CpuMatmul() : impl_(std::make_unique<Impl>()) {}
 CpuMatmul::~CpuMatmul() = default;
 
+void CpuMatmul::gelu(const Tensor& aux, const Tensor& c) const {
+  parallel_chunks(c.numel(), [&](int64_t first, int64_t count) {
+    if (c.dtype == DType::f32) {
+      kernels().gelu_f32(f32_at(aux, first), f32_at(c, first), count);
+    } else {
+      half_kernels(c.dtype).gelu(half_at(aux, first), half_at(c, first), count);
+    }
+  });
+}
+
 void CpuMatmul::run(const Matmul& args) {
   const Shape shape = checked_shape(args);
   if (shape.m == 0 || shape.n == 0) return;
@@ -330,13 +340,7 @@ void CpuMatmul::run(const Matmul& args) {
   }
   const bool f32 = args.c.dtype == DType::f32;
   if (args.epilogue == Epilogue::gelu) {
-    parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
-      if (f32) {
-        kernels().gelu_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
-      } else {
-        half_kernels(args.c.dtype).gelu(half_at(args.aux, first), half_at(args.c, first), count);
-      }
-    });
+    gelu(args.aux, args.c);
   } else if (args.epilogue == Epilogue::gelu_grad && (f32 || !wide)) {
     parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
       if (f32) {

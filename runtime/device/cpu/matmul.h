@@ -20,6 +20,8 @@ class CpuMatmul {
   // Throws mtl::Error (device.matmul) when shapes or types do not fit. Not for use by two threads
   // at a time: workspaces and the primitives are reused from call to call.
   void run(const Matmul& args);
+  // c = gelu_tanh(aux), one type and size, not the same memory: what Epilogue::gelu ends with.
+  void gelu(const Tensor& aux, const Tensor& c) const;
 
  private:
   struct Impl;

@@ -10,9 +10,9 @@ namespace mtl::test {
 
 namespace {
 
-// Every op of this device (matmul and attention have their own tests) on awkward sizes; all bytes
-// that they wrote.
-std::vector<uint8_t> outputs_of_all_ops(Device& device, DType type) {
+// The ops of GPT-2 and of training (matmul and attention have their own tests) on awkward sizes;
+// all bytes that they wrote.
+std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
   std::mt19937 random(42);
   std::vector<uint8_t> bytes;
   const auto keep = [&](const Held& x) {
@@ -111,6 +111,80 @@ std::vector<uint8_t> outputs_of_all_ops(Device& device, DType type) {
   return bytes;
 }
 
+// The ops of the other model families.
+std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
+  std::mt19937 random(43);
+  std::vector<uint8_t> bytes;
+  const auto keep = [&](const Held& x) {
+    const std::vector<uint8_t> b = x.bytes();
+    bytes.insert(bytes.end(), b.begin(), b.end());
+  };
+  const int64_t rows = 201, seq = 150, heads = 5, kv_heads = 3, dim = 38;
+  const int64_t cols = (heads + 2 * kv_heads) * dim, width = cols / 2;
+  Held x(type, {rows, cols}), dy(type, {rows, cols}), y(type, {rows, cols});
+  Held gamma(type, {cols}), rstd(DType::f32, {rows, heads}), dgamma(DType::f32, {cols});
+  Held half(type, {rows, width}), table(DType::f32, {seq, dim});
+  x.randomize(random);
+  dy.randomize(random);
+  gamma.randomize(random);
+  half.randomize(random);
+  table.randomize(random);
+  const Tensor row_rstd = rstd.view.slice(0, rows);
+  device.copy(x.view, y.view);
+  keep(y);
+  device.layernorm_forward(
+      {.x = x.view, .gamma = gamma.view, .beta = {}, .y = y.view, .mean = {}, .rstd = row_rstd});
+  keep(y), keep(rstd);
+  device.layernorm_backward({.dy = dy.view,
+                             .x = x.view,
+                             .gamma = gamma.view,
+                             .mean = {},
+                             .rstd = row_rstd,
+                             .dx = y.view,
+                             .dgamma = dgamma.view,
+                             .dbeta = {}});
+  keep(y), keep(dgamma);
+  device.gelu_forward(x.view, y.view);
+  keep(y);
+  device.swiglu_backward(half.view, x.view, y.view);
+  keep(y);
+  device.swiglu_forward(x.view, half.view);
+  keep(half);
+  const Tensor head_gamma = gamma.view.slice(0, dim), head_dgamma = dgamma.view.slice(0, dim);
+  device.head_norm_forward({.x = x.view,
+                            .raw = y.view,
+                            .first_column = dim,
+                            .heads = heads,
+                            .head_dim = dim,
+                            .gamma = head_gamma,
+                            .rstd = rstd.view});
+  keep(x), keep(y), keep(rstd);
+  device.head_norm_backward({.dx = dy.view,
+                             .raw = y.view,
+                             .first_column = dim,
+                             .heads = heads,
+                             .head_dim = dim,
+                             .gamma = head_gamma,
+                             .rstd = rstd.view,
+                             .dgamma = head_dgamma});
+  keep(dy), keep(dgamma);
+  device.rope({.qkv = x.view,
+               .heads = heads,
+               .kv_heads = kv_heads,
+               .head_dim = dim,
+               .table = table.view,
+               .seq = seq,
+               .first_row = 77});
+  keep(x);
+  Held positions(type, {seq, cols}), dpositions(DType::f32, {seq, cols});
+  positions.randomize(random);
+  device.position_forward(x.view, positions.view, seq, y.view, {0.2f, 9}, 77);
+  keep(y);
+  device.position_backward(dy.view, seq, y.view, dpositions.view, true, {0.2f, 9}, 77);
+  keep(y), keep(dpositions);
+  return bytes;
+}
+
 int threads_of(const std::string& description) {
   int threads = 0;
   REQUIRE(std::sscanf(description.c_str(), "cpu: %d thread", &threads) == 1);
@@ -127,7 +201,9 @@ TEST_CASE("results are the same bits with 1, 2 and 3 threads, and again") {
         CpuDevice device(threads, isa);
         INFO(device.description());
         CHECK(omp_get_max_threads() == threads);
-        const std::vector<uint8_t> bytes = outputs_of_all_ops(device, type);
+        std::vector<uint8_t> bytes = outputs_of_common_ops(device, type);
+        const std::vector<uint8_t> more = outputs_of_family_ops(device, type);
+        bytes.insert(bytes.end(), more.begin(), more.end());
         if (expected.empty()) expected = bytes;
         CHECK(bytes == expected);
       }

@@ -1,4 +1,4 @@
-// fill, cast, scale, add, all_finite, bias_grad and the embedding ops.
+// fill, cast, scale, add, copy, all_finite, bias_grad and the embedding ops.
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
@@ -30,6 +30,22 @@ TEST_CASE("fill, scale and add of every size") {
         // One rounding of numbers below 10: at most 2^-24 * 8.
         check_close(y, sum, 5e-7, "add");
         check_close(x, scaled, 5e-7, "scale");
+      }
+    }
+  });
+}
+
+TEST_CASE("copy keeps every bit") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(6);
+    for (const DType type : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::u8}) {
+      for (const int64_t n : {1, 65, (1 << 20) + 3}) {
+        Held from(type, {n}), to(type, {n}, 2);
+        for (int64_t i = 0; i < from.view.bytes(); ++i) {
+          from.view.as<uint8_t>()[i] = static_cast<uint8_t>(random());
+        }
+        device.copy(from.view, to.view);
+        CHECK(to.bytes() == from.bytes());
       }
     }
   });

@@ -1,5 +1,6 @@
-// Layer normalisation. A row is read several times but stays in the first-level caches, so that
-// memory is passed over once per direction.
+// Layer normalisation, and without a mean (kCentered = false) RMS normalisation. A row is read
+// several times but stays in the first-level caches, so that memory is passed over once per
+// direction.
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -7,7 +8,7 @@ namespace mtl::kernels::MTL_ISA {
 namespace {
 
 // Mean first, then the variance about it: no cancellation for rows far from zero.
-template <class T>
+template <class T, bool kCentered>
 void norm_forward(const NormForward& args) {
   const T* gamma = static_cast<const T*>(args.gamma);
   const T* beta = static_cast<const T*>(args.beta);
@@ -16,9 +17,13 @@ void norm_forward(const NormForward& args) {
   for (int64_t r = 0; r < args.rows; ++r) {
     const T* x = static_cast<const T*>(args.x) + r * cols;
     T* y = static_cast<T*>(args.y) + r * cols;
-    F sums[4] = {};
-    each4(cols, [&](int64_t i, auto lanes, int k) MTL_LAMBDA { sums[k] += load(x + i, lanes); });
-    const float mean = sum_lanes(sums) * inverse;
+    float mean = 0;
+    if constexpr (kCentered) {
+      F sums[4] = {};
+      each4(cols, [&](int64_t i, auto lanes, int k) MTL_LAMBDA { sums[k] += load(x + i, lanes); });
+      mean = sum_lanes(sums) * inverse;
+      args.mean[r] = mean;
+    }
     F squares[4] = {};
     each4(cols, [&](int64_t i, auto lanes, int k) MTL_LAMBDA {
       const F d = load(x + i, lanes, mean) - mean;
@@ -26,7 +31,6 @@ void norm_forward(const NormForward& args) {
     });
     const float variance = sum_lanes(squares) * inverse;
     const float rstd = 1.0f / __builtin_sqrtf(variance + args.eps);
-    args.mean[r] = mean;
     args.rstd[r] = rstd;
     if (beta) {
       each(cols, [&](int64_t i, auto lanes) MTL_LAMBDA {
@@ -44,7 +48,8 @@ void norm_forward(const NormForward& args) {
 
 // With n = (x - mean) rstd and g = dy gamma:
 //   dx = rstd (g - mean(g) - n mean(g n)),  dgamma = sum dy n,  dbeta = sum dy.
-template <class T>
+// Not centered: n = x rstd, and dx without mean(g).
+template <class T, bool kCentered>
 void norm_backward(const NormBackward& args) {
   const T* gamma = static_cast<const T*>(args.gamma);
   const int64_t cols = args.cols;
@@ -59,7 +64,7 @@ void norm_backward(const NormBackward& args) {
     const T* dy = static_cast<const T*>(args.dy) + r * cols;
     const T* x = static_cast<const T*>(args.x) + r * cols;
     T* dx = static_cast<T*>(args.dx) + r * cols;
-    const float mean = args.mean[r], rstd = args.rstd[r];
+    const float mean = kCentered ? args.mean[r] : 0, rstd = args.rstd[r];
     F sum_g[2] = {}, sum_gn[2] = {};
     each4(cols, [&](int64_t i, auto lanes, int k) MTL_LAMBDA {
       const F dy_i = load(dy + i, lanes);
@@ -70,7 +75,7 @@ void norm_backward(const NormBackward& args) {
       store(dgamma + i, load(dgamma + i, lanes) + dy_i * n, lanes);
       if (dbeta) store(dbeta + i, load(dbeta + i, lanes) + dy_i, lanes);
     });
-    const float mean_g = sum_lanes(sum_g[0] + sum_g[1]) * inverse;
+    const float mean_g = kCentered ? sum_lanes(sum_g[0] + sum_g[1]) * inverse : 0;
     const float mean_gn = sum_lanes(sum_gn[0] + sum_gn[1]) * inverse;
     const bool add = args.add_to_dx;
     each(cols, [&](int64_t i, auto lanes) MTL_LAMBDA {
@@ -85,8 +90,10 @@ void norm_backward(const NormBackward& args) {
 
 template <class T>
 void add_typed(TypedKernels& table) {
-  table.norm_forward = norm_forward<T>;
-  table.norm_backward = norm_backward<T>;
+  table.norm_forward = norm_forward<T, true>;
+  table.norm_backward = norm_backward<T, true>;
+  table.rms_norm_forward = norm_forward<T, false>;
+  table.rms_norm_backward = norm_backward<T, false>;
 }
 
 }  // namespace

@@ -7,6 +7,9 @@ namespace mtl::kernels::MTL_ISA {
 
 void add_elementwise_kernels(VectorKernels& table);
 void add_norm_kernels(VectorKernels& table);
+void add_head_norm_kernels(VectorKernels& table);
+void add_rotary_kernels(VectorKernels& table);
+void add_activation_kernels(VectorKernels& table);
 void add_position_kernels(VectorKernels& table);
 void add_cross_entropy_kernels(VectorKernels& table);
 void add_optimizer_kernels(VectorKernels& table);

@@ -9,6 +9,9 @@ VectorKernels table() {
   VectorKernels table = {};
   add_elementwise_kernels(table);
   add_norm_kernels(table);
+  add_head_norm_kernels(table);
+  add_rotary_kernels(table);
+  add_activation_kernels(table);
   add_position_kernels(table);
   add_cross_entropy_kernels(table);
   add_optimizer_kernels(table);

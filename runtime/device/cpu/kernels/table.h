@@ -20,17 +20,50 @@ struct Mask {
 struct NormForward {
   const void *x, *gamma, *beta;  // beta may be null
   void* y;
-  float *mean, *rstd;
+  float *mean, *rstd;  // mean: not with RMS normalisation
   int64_t rows, cols;
   float eps;
 };
 struct NormBackward {
   const void *dy, *x, *gamma;
-  const float *mean, *rstd;
+  const float *mean, *rstd;  // mean: not with RMS normalisation
   void* dx;
   float *dgamma, *dbeta;  // [cols], written: the sums over these rows; dbeta may be null
   int64_t rows, cols;
   bool add_to_dx;
+};
+
+// Heads of `dim` columns side by side: pointers are at the first of them, rows `stride` elements
+// apart.
+struct HeadNormRows {
+  void *x, *raw;
+  const void* gamma;
+  float* rstd;  // [rows, heads]
+  int64_t rows, stride, raw_stride, heads, dim;
+  float eps;
+};
+struct HeadNormRowsBackward {
+  void* dx;
+  const void *raw, *gamma;
+  const float* rstd;
+  float* dgamma;  // [dim], written: the sums over these rows and heads
+  int64_t rows, stride, raw_stride, heads, dim;
+};
+
+// Turns the heads of each row by the angles of its position, (row0 + row) % seq.
+struct RopeRows {
+  void* x;
+  const float* table;  // [positions, dim]: cos of dim / 2 angles, then their sin
+  int64_t rows, stride, heads, dim;
+  int64_t row0, seq;
+  bool backward;
+};
+
+// x [rows, 2 width] = gate | up, y and dy [rows, width]
+struct Swiglu {
+  const void *x, *dy;  // dy: backward only
+  void* out;           // y, or dx [rows, 2 width]
+  int64_t rows, width;
 };
 
 // out = residual + mask * (x + addend[(row0 + row) % period])
@@ -96,6 +129,13 @@ struct TypedKernels {
   void (*column_sums)(const void* x, int64_t rows, int64_t cols, float* sums);
   void (*norm_forward)(const NormForward& args);
   void (*norm_backward)(const NormBackward& args);
+  void (*rms_norm_forward)(const NormForward& args);
+  void (*rms_norm_backward)(const NormBackward& args);
+  void (*head_norm_forward)(const HeadNormRows& args);
+  void (*head_norm_backward)(const HeadNormRowsBackward& args);
+  void (*rope)(const RopeRows& args);
+  void (*swiglu_forward)(const Swiglu& args);
+  void (*swiglu_backward)(const Swiglu& args);
   void (*add_rows)(const AddRows& args);
   void (*position_backward)(const PositionBackward& args);
   // y += x, y f32.

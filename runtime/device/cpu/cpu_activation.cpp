@@ -1,0 +1,42 @@
+// The activations of an MLP that stand alone: GELU (to compute it again), SwiGLU.
+#include <cassert>
+
+#include "runtime/device/cpu/cpu_device.h"
+
+namespace mtl {
+
+void CpuDevice::gelu_forward(Tensor x, Tensor y) {
+  assert(y.dtype == x.dtype && y.numel() == x.numel() && y.data != x.data);
+  matmul_.gelu(x, y);
+}
+
+void CpuDevice::swiglu_forward(Tensor x, Tensor y) {
+  const int64_t rows = y.rows(), width = y.cols();
+  assert(y.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
+  const int64_t row_bytes = width * bytes_of(x.dtype);
+  const auto swiglu = typed(x.dtype).swiglu_forward;
+  split_rows(rows, width, [&](int64_t begin, int64_t end) {
+    swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
+            .dy = nullptr,
+            .out = y.as<char>() + begin * row_bytes,
+            .rows = end - begin,
+            .width = width});
+  });
+}
+
+void CpuDevice::swiglu_backward(Tensor dy, Tensor x, Tensor dx) {
+  const int64_t rows = dy.rows(), width = dy.cols();
+  assert(dy.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
+  assert(dx.dtype == x.dtype && dx.numel() == x.numel() && dx.data != x.data);
+  const int64_t row_bytes = width * bytes_of(x.dtype);
+  const auto swiglu = typed(x.dtype).swiglu_backward;
+  split_rows(rows, width, [&](int64_t begin, int64_t end) {
+    swiglu({.x = x.as<char>() + begin * 2 * row_bytes,
+            .dy = dy.as<char>() + begin * row_bytes,
+            .out = dx.as<char>() + begin * 2 * row_bytes,
+            .rows = end - begin,
+            .width = width});
+  });
+}
+
+}  // namespace mtl

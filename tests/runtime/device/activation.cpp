@@ -1,0 +1,172 @@
+// GELU alone, and SwiGLU against a double-precision reference and finite differences.
+#include "runtime/device/cpu/kernels/matmul_kernels.h"
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test {
+
+namespace {
+
+double silu(double x) {
+  return x / (1 + std::exp(-x));
+}
+
+// x [n, 2f] = gate | up.
+std::vector<double> swiglu(const std::vector<double>& x, int64_t f) {
+  std::vector<double> y;
+  for (size_t row = 0; row < x.size(); row += static_cast<size_t>(2 * f)) {
+    for (size_t i = row; i < row + static_cast<size_t>(f); ++i) {
+      y.push_back(silu(x[i]) * x[i + static_cast<size_t>(f)]);
+    }
+  }
+  return y;
+}
+
+// By central differences of silu alone: good to 1e-9 for values of order 1.
+std::vector<double> swiglu_gradient(const std::vector<double>& dy, const std::vector<double>& x,
+                                    int64_t f) {
+  std::vector<double> dx(x.size());
+  const double h = 1e-5;
+  for (size_t i = 0; i < dy.size(); ++i) {
+    const size_t gate =
+        i / static_cast<size_t>(f) * static_cast<size_t>(2 * f) + i % static_cast<size_t>(f);
+    const size_t up = gate + static_cast<size_t>(f);
+    dx[gate] = dy[i] * x[up] * (silu(x[gate] + h) - silu(x[gate] - h)) / (2 * h);
+    dx[up] = dy[i] * silu(x[gate]);
+  }
+  return dx;
+}
+
+const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},  {3, 2},   {2, 15},   {5, 16},
+                                               {7, 17}, {4, 129}, {70, 768}, {1, 5000}};
+
+}  // namespace
+
+TEST_CASE("gelu_forward gives the bits of the matmul's epilogue") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(1);
+    for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {37, 601}, {64, 3072}}) {
+      for (const DType type : kComputeTypes) {
+        INFO(m << " x " << n << " type " << safetensors_name(type));
+        Held a(type, {m, 5}), b(type, {5, n}), c(type, {m, n}), aux(type, {m, n}), y(type, {m, n});
+        a.randomize(random);
+        b.randomize(random, 2);
+        device.matmul(
+            {.a = a.view, .b = b.view, .c = c.view, .epilogue = Epilogue::gelu, .aux = aux.view});
+        device.gelu_forward(aux.view, y.view);
+        CHECK(y.bytes() == c.bytes());
+      }
+    }
+  });
+}
+
+TEST_CASE("gelu of an element does not depend on its place") {
+  // Activations computed again may be cut in other ranges than those of the matmul.
+  for (const Isa isa : isas_of_this_machine()) {
+    const MatmulKernels& kernels = isa == Isa::avx512 ? avx512::kMatmulKernels
+                                   : isa == Isa::avx2 ? avx2::kMatmulKernels
+                                                      : base::kMatmulKernels;
+    std::mt19937 random(2);
+    const int64_t n = 1003;
+    Held x(DType::f32, {n}), whole(DType::f32, {n}), single(DType::f32, {n});
+    Held narrow(DType::bf16, {n}), narrow_whole(DType::bf16, {n}), narrow_single(DType::bf16, {n});
+    x.randomize(random, 2);
+    narrow.randomize(random, 2);
+    kernels.gelu_f32(x.view.as<float>(), whole.view.as<float>(), n);
+    kernels.gelu_bf16(narrow.view.as<uint16_t>(), narrow_whole.view.as<uint16_t>(), n);
+    for (int64_t i = 0; i < n; ++i) {
+      kernels.gelu_f32(x.view.as<float>() + i, single.view.as<float>() + i, 1);
+      kernels.gelu_bf16(narrow.view.as<uint16_t>() + i, narrow_single.view.as<uint16_t>() + i, 1);
+    }
+    CHECK(single.bytes() == whole.bytes());
+    CHECK(narrow_single.bytes() == narrow_whole.bytes());
+  }
+}
+
+TEST_CASE("swiglu_forward against the reference") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(3);
+    for (const auto& [n, f] : kShapes) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " x " << f << " type " << safetensors_name(type));
+        Held x(type, {n, 2 * f}), y(type, {n, f});
+        x.randomize(random, 1.5);
+        device.swiglu_forward(x.view, y.view);
+        // exp to 2e-7 and four roundings, of products below 50.
+        check_close(y, swiglu(x.values(), f), 1e-5, "y");
+      }
+    }
+  });
+}
+
+TEST_CASE("swiglu_backward against the reference") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(4);
+    for (const auto& [n, f] : kShapes) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " x " << f << " type " << safetensors_name(type));
+        Held x(type, {n, 2 * f}), dy(type, {n, f}), dx(type, {n, 2 * f});
+        x.randomize(random);
+        dy.randomize(random);
+        device.swiglu_backward(dy.view, x.view, dx.view);
+        check_close(dx, swiglu_gradient(dy.values(), x.values(), f), 1e-5, "dx");
+      }
+    }
+  });
+}
+
+TEST_CASE("swiglu_backward is the finite difference of the forward op") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(5);
+    const int64_t n = 3, f = 19;
+    Held x(DType::f32, {n, 2 * f}), dy(DType::f32, {n, f}), dx(DType::f32, {n, 2 * f});
+    Held y(DType::f32, {n, f});
+    x.randomize(random);
+    dy.randomize(random);
+    device.swiglu_backward(dy.view, x.view, dx.view);
+    const auto loss = [&] {
+      device.swiglu_forward(x.view, y.view);
+      double sum = 0;
+      for (int64_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
+      return sum;
+    };
+    std::vector<double> expected;
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const double at = x[i];
+      x.set(i, at + 0.0078125);
+      const double above = x[i], up = loss();
+      x.set(i, at - 0.0078125);
+      const double below = x[i], down = loss();
+      x.set(i, at);
+      expected.push_back((up - down) / (above - below));
+    }
+    // The third derivative of silu is below 0.5: h^2/6 of it is 1e-5 times |dy up| < 10; and f32
+    // values over a width of 2^-6.
+    check_close(dx, expected, 2e-4, "dx");
+  });
+}
+
+TEST_CASE("swiglu of large gates is their limit") {
+  for_each_isa([](Device& device) {
+    const std::vector<double> gates = {-1e30, -1000, -100, -89, -87, -50,  -20, 0,
+                                       20,    50,    87,   89,  100, 1000, 1e30};
+    const auto f = static_cast<int64_t>(gates.size());
+    Held x(DType::f32, {1, 2 * f}), dy(DType::f32, {1, f}), y(DType::f32, {1, f});
+    Held dx(DType::f32, {1, 2 * f});
+    device.fill(x.view, 0.5f);
+    device.fill(dy.view, 2);
+    for (int64_t i = 0; i < f; ++i) x.set(i, gates[static_cast<size_t>(i)]);
+    device.swiglu_forward(x.view, y.view);
+    device.swiglu_backward(dy.view, x.view, dx.view);
+    for (int64_t i = 0; i < f; ++i) {
+      const double gate = x[i], sigmoid = 1 / (1 + std::exp(-gate));
+      const double slope = sigmoid + gate * sigmoid * (1 - sigmoid);
+      INFO("gate " << gate);
+      const double bound = 1e-6 + 1e-6 * std::abs(gate);
+      CHECK(std::abs(y[i] - 0.5 * gate * sigmoid) <= (gate < 0 ? 1e-6 : bound));
+      CHECK(std::abs(dx[i] - (gate < -700 ? 0 : slope)) <= 1e-6);
+      CHECK(std::abs(dx[f + i] - 2 * gate * sigmoid) <= (gate < 0 ? 1e-6 : 2 * bound));
+    }
+  });
+}
+
+}  // namespace mtl::test

@@ -1,0 +1,124 @@
+// Rotary positions against a double-precision reference, and the gradient as the transposed map.
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test {
+
+namespace {
+
+struct Case {
+  int64_t rows, heads, kv_heads, dim, seq, first_row;
+};
+const Case kCases[] = {{1, 1, 1, 2, 1, 0},     {3, 2, 1, 6, 5, 0},      {7, 3, 3, 16, 4, 0},
+                       {9, 4, 2, 32, 9, 90},   {5, 2, 2, 34, 16, 13},   {40, 2, 1, 64, 16, 1 << 20},
+                       {33, 4, 4, 80, 64, 40}, {20, 12, 12, 64, 20, 0}, {6, 2, 1, 128, 3, 2}};
+
+// Of `positions` positions, with the angles of the paper: position * 10000^(-2i / dim).
+void fill_table(Held& table, int64_t dim) {
+  for (int64_t at = 0; at < table.size(); ++at) {
+    const int64_t position = at / dim, i = at % dim % (dim / 2);
+    const double frequency =
+        std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+    const double angle = static_cast<double>(position) * frequency;
+    table.set(at, at % dim < dim / 2 ? std::cos(angle) : std::sin(angle));
+  }
+}
+
+std::vector<double> turned(const Held& x, const Held& table, const Case& c, bool backward) {
+  std::vector<double> y = x.values();
+  const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim, half = c.dim / 2;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    const int64_t angles = (c.first_row + row) % c.seq * c.dim;
+    for (int64_t head = 0; head < c.heads + c.kv_heads; ++head) {
+      for (int64_t i = 0; i < half; ++i) {
+        const int64_t first = row * cols + head * c.dim + i, second = first + half;
+        const double cosine = table[angles + i];
+        const double sine = backward ? -table[angles + half + i] : table[angles + half + i];
+        y[static_cast<size_t>(first)] = x[first] * cosine - x[second] * sine;
+        y[static_cast<size_t>(second)] = x[second] * cosine + x[first] * sine;
+      }
+    }
+  }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(1);
+    for (const Case& c : kCases) {
+      for (const DType type : kComputeTypes) {
+        for (const bool backward : {false, true}) {
+          INFO("rows " << c.rows << " heads " << c.heads << "+" << c.kv_heads << " of " << c.dim
+                       << " seq " << c.seq << " first row " << c.first_row << " type "
+                       << safetensors_name(type) << " backward " << backward);
+          const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
+          Held qkv(type, {c.rows, cols}), table(DType::f32, {c.seq + 1, c.dim});
+          qkv.randomize(random);
+          fill_table(table, c.dim);
+          const std::vector<double> before = qkv.values();
+          const std::vector<double> expected = turned(qkv, table, c, backward);
+          device.rope({.qkv = qkv.view,
+                       .heads = c.heads,
+                       .kv_heads = c.kv_heads,
+                       .head_dim = c.dim,
+                       .table = table.view,
+                       .seq = c.seq,
+                       .first_row = c.first_row,
+                       .backward = backward});
+          check_close(qkv, expected, 1e-6, "rope");  // three roundings of numbers below 8
+          const int64_t v_at = (c.heads + c.kv_heads) * c.dim;
+          int64_t touched = 0;
+          for (int64_t i = 0; i < qkv.size(); ++i) {
+            touched += i % cols >= v_at && qkv[i] != before[static_cast<size_t>(i)];
+          }
+          CHECK(touched == 0);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("rope backward is the gradient of rope") {
+  for_each_isa([](Device& device) {
+    std::mt19937 random(2);
+    const Case c = {.rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
+    const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
+    Held x(DType::f32, {c.rows, cols}), dy(DType::f32, {c.rows, cols});
+    Held table(DType::f32, {c.seq, c.dim});
+    x.randomize(random);
+    dy.randomize(random);
+    fill_table(table, c.dim);
+    Rope args = {.qkv = dy.view,
+                 .heads = c.heads,
+                 .kv_heads = c.kv_heads,
+                 .head_dim = c.dim,
+                 .table = table.view,
+                 .seq = c.seq,
+                 .first_row = c.first_row,
+                 .backward = true};
+    const std::vector<double> weights = dy.values();
+    device.rope(args);
+    // The loss sum(weights * rope(x)) is linear in x: a difference of any width is its derivative.
+    std::vector<double> expected;
+    for (int64_t i = 0; i < x.size(); ++i) {
+      Held step(DType::f32, {c.rows, cols});
+      step.set(i, 1);
+      double slope = 0;
+      const std::vector<double> y = turned(step, table, c, false);
+      for (size_t k = 0; k < y.size(); ++k) slope += y[k] * weights[k];
+      expected.push_back(slope);
+    }
+    check_close(dy, expected, 1e-6, "gradient");
+    // And there and back again.
+    const std::vector<double> before = x.values();
+    args.qkv = x.view;
+    args.backward = false;
+    device.rope(args);
+    args.backward = true;
+    device.rope(args);
+    check_close(x, before, 3e-6, "there and back");
+  });
+}
+
+}  // namespace mtl::test
