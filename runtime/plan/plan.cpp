@@ -142,12 +142,10 @@ Plan make_plan(const ResolvedSpec& resolved, int64_t vocab, int world, Diagnosti
   plan.memory =
       memory_plan(model, plan.table, plan.layout,
                   {.micro_batch = plan.micro_batch, .seq = plan.seq, .tp = tp}, plan.compute);
-  for (int stage = 0; stage < pp; ++stage) {
-    plan.schedule.push_back(
-        one_forward_one_backward(pp, stage, static_cast<int>(plan.micro_batches)));
-  }
+  const ScheduleShape shape = {.stages = pp, .micro_batches = static_cast<int>(plan.micro_batches)};
+  plan.schedule = make_schedule(shape);
   std::string problem;
-  if (!simulate(plan.schedule, static_cast<int>(plan.micro_batches), problem)) {
+  if (!simulate(plan.schedule, shape, problem)) {
     throw Error(Exit::run_failed,
                 {.code = "internal.schedule",
                  .what = "the generated schedule is invalid: " + problem,

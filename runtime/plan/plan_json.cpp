@@ -45,8 +45,10 @@ nlohmann::json to_json(const Plan& plan) {
   for (const Program& program : plan.schedule) {
     nlohmann::json stage = nlohmann::json::array();
     for (const Instruction& in : program) {
-      stage.push_back(
-          {{"op", op_name(in.op)}, {"micro_batch", in.micro_batch}, {"chunk", in.chunk}});
+      stage.push_back({{"op", op_name(in.op)},
+                       {"micro_batch", in.micro_batch},
+                       {"chunk", in.chunk},
+                       {"slot", in.slot}});
     }
     schedule.push_back(std::move(stage));
   }

@@ -1,11 +1,12 @@
+// The generator: orders of forwards and backwards, written out as instructions.
 #include "runtime/plan/schedule.h"
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstddef>
-#include <deque>
-
-#include <fmt/format.h>
+#include <functional>
+#include <queue>
 
 namespace mtl {
 
@@ -16,158 +17,126 @@ const char* op_name(Op op) {
   return kNames[static_cast<size_t>(op)];
 }
 
-Program one_forward_one_backward(int stages, int stage, int micro_batches) {
-  Program program;
-  const bool first = stage == 0;
-  const bool last = stage == stages - 1;
-  auto forward = [&](int mb) {
-    if (first || last) program.push_back({Op::load, mb});
-    if (!first) program.push_back({Op::recv_act, mb});
-    program.push_back({Op::forward, mb});
-    if (!last) program.push_back({Op::send_act, mb});
-  };
-  auto backward = [&](int mb) {
-    if (!last) program.push_back({Op::recv_grad, mb});
-    program.push_back({Op::backward, mb});
-    if (!first) program.push_back({Op::send_grad, mb});
-  };
-  const int warmup = std::min(stages - stage - 1, micro_batches);
-  for (int mb = 0; mb < warmup; ++mb) forward(mb);
-  for (int mb = warmup; mb < micro_batches; ++mb) {
-    forward(mb);
-    backward(mb - warmup);
-  }
-  for (int mb = micro_batches - warmup; mb < micro_batches; ++mb) backward(mb);
-  program.push_back({Op::reduce_grads});
-  program.push_back({Op::step});
-  return program;
-}
-
 namespace {
 
-// One stage while its program is executed.
-struct StageState {
-  size_t next = 0;
-  int clock = 0;
-  int in_flight = 0;
-  int peak = 0;
-  std::vector<int> forwards, backwards;  // times run, by micro-batch
+struct ChunkStep {
+  int micro_batch = 0;
+  int chunk = 0;
 };
 
-struct Message {
-  int micro_batch;
-  int ready;  // time at which it can be received
+// The forwards of any stage in order: `group` micro-batches take one chunk in turn, then the next.
+// The backwards take the same order with the chunks reversed. The last group is filled up with
+// micro-batches that do not exist: a stage passes over them, which leaves the interleaving of what
+// exists as it is in the full schedule. (Counted without them, a stage could wait for a chunk of
+// the last group that another gives only after backwards that the first has still to run.)
+std::vector<ChunkStep> forward_order(const ScheduleShape& shape, int group) {
+  std::vector<ChunkStep> order;
+  for (int begin = 0; begin < shape.micro_batches; begin += group) {
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      for (int mb = begin; mb < begin + group; ++mb) order.push_back({mb, chunk});
+    }
+  }
+  return order;
+}
+
+// Chunk-steps that a stage runs forward before its first backward, were there enough of them.
+int warmup(const ScheduleShape& shape, int stage, int group) {
+  const int after = shape.stages - stage - 1;
+  switch (shape.kind) {
+    case ScheduleKind::gpipe:
+      break;
+    case ScheduleKind::one_forward_one_backward:
+      return after;
+    case ScheduleKind::interleaved:
+      return 2 * after + (shape.chunks - 1) * group;
+  }
+  return shape.micro_batches * shape.chunks;
+}
+
+// Surrounds the forwards and backwards of one stage with their transfers, and gives them slots.
+class ProgramWriter {
+ public:
+  ProgramWriter(const ScheduleShape& shape, int stage)
+      : shape_(shape),
+        stage_(stage),
+        slots_(static_cast<size_t>(shape.micro_batches * shape.chunks)) {
+    program_.reserve(slots_.size() * 6 + 2);
+  }
+
+  void forward(ChunkStep at) {
+    const int slot = take_slot();
+    slots_[index(at)] = slot;
+    if (first(at) || last(at)) add(Op::load, at, slot);
+    if (!first(at)) add(Op::recv_act, at, slot);
+    add(Op::forward, at, slot);
+    if (!last(at)) add(Op::send_act, at, slot);
+  }
+
+  void backward(ChunkStep at) {
+    const int slot = slots_[index(at)];
+    if (!last(at)) add(Op::recv_grad, at);
+    add(Op::backward, at, slot);
+    free_.push(slot);
+    if (!first(at)) add(Op::send_grad, at);
+  }
+
+  Program finish() {
+    program_.push_back({.op = Op::reduce_grads});
+    program_.push_back({.op = Op::step});
+    return std::move(program_);
+  }
+
+ private:
+  bool first(ChunkStep at) const { return stage_ == 0 && at.chunk == 0; }
+  bool last(ChunkStep at) const {
+    return stage_ == shape_.stages - 1 && at.chunk == shape_.chunks - 1;
+  }
+  size_t index(ChunkStep at) const {
+    return static_cast<size_t>(at.chunk * shape_.micro_batches + at.micro_batch);
+  }
+  void add(Op op, ChunkStep at, int slot = 0) {
+    program_.push_back({op, at.micro_batch, at.chunk, slot});
+  }
+  int take_slot() {
+    if (free_.empty()) return used_++;
+    const int slot = free_.top();
+    free_.pop();
+    return slot;
+  }
+
+  const ScheduleShape& shape_;
+  int stage_;
+  Program program_;
+  std::vector<int> slots_;  // of each (chunk, micro-batch)
+  std::priority_queue<int, std::vector<int>, std::greater<>> free_;
+  int used_ = 0;  // slots 0 .. used_ - 1 are taken, or in free_
 };
 
 }  // namespace
 
-std::optional<ScheduleFacts> simulate(const std::vector<Program>& programs, int micro_batches,
-                                      std::string& problem) {
-  const int stages = static_cast<int>(programs.size());
-  const auto count = static_cast<size_t>(micro_batches);
-  std::vector<StageState> states(programs.size());
-  for (StageState& state : states) {
-    state.forwards.assign(count, 0);
-    state.backwards.assign(count, 0);
-  }
-  // Messages under way: activations into stage s, gradients into stage s; first in, first out.
-  std::vector<std::deque<Message>> activations(programs.size()), gradients(programs.size());
-
-  auto fail = [&](int stage, const Instruction& in, const std::string& why) {
-    problem = fmt::format("stage {}: {} of micro-batch {}: {}", stage, op_name(in.op),
-                          in.micro_batch, why);
-    return std::nullopt;
+std::vector<Program> make_schedule(const ScheduleShape& shape) {
+  assert(shape.stages >= 1 && shape.chunks >= 1 && shape.micro_batches >= 1 && shape.group >= 0);
+  assert(shape.chunks == 1 || shape.kind != ScheduleKind::one_forward_one_backward);
+  const int group = shape.kind != ScheduleKind::interleaved ? shape.micro_batches
+                    : shape.group > 0                       ? shape.group
+                                                            : shape.stages;
+  assert(shape.kind != ScheduleKind::interleaved || group >= shape.stages);
+  const std::vector<ChunkStep> order = forward_order(shape, group);
+  const auto reversed = [&](ChunkStep at) {
+    return ChunkStep{at.micro_batch, shape.chunks - 1 - at.chunk};
   };
-
-  bool moved = true;
-  while (moved) {
-    moved = false;
-    for (int s = 0; s < stages; ++s) {
-      const auto at = static_cast<size_t>(s);
-      StageState& state = states[at];
-      while (state.next < programs[at].size()) {
-        const Instruction& in = programs[at][state.next];
-        if (in.micro_batch < 0 || in.micro_batch >= micro_batches) {
-          return fail(s, in, "there is no such micro-batch");
-        }
-        const auto mb = static_cast<size_t>(in.micro_batch);
-        bool blocked = false;
-        auto receive = [&](std::deque<Message>& queue) -> bool {
-          if (queue.empty()) {
-            blocked = true;
-            return true;
-          }
-          if (queue.front().micro_batch != in.micro_batch) return false;
-          state.clock = std::max(state.clock, queue.front().ready);
-          queue.pop_front();
-          return true;
-        };
-        switch (in.op) {
-          case Op::load:
-            break;
-          case Op::forward:
-            if (state.forwards[mb]++ != 0) return fail(s, in, "it is run twice");
-            state.clock += 1;
-            state.peak = std::max(state.peak, ++state.in_flight);
-            break;
-          case Op::backward:
-            if (state.forwards[mb] == 0) return fail(s, in, "its forward has not run");
-            if (state.backwards[mb]++ != 0) return fail(s, in, "it is run twice");
-            state.clock += 2;
-            --state.in_flight;
-            break;
-          case Op::send_act:
-            if (s + 1 >= stages) return fail(s, in, "there is no next stage");
-            if (state.forwards[mb] == 0) return fail(s, in, "its forward has not run");
-            activations[at + 1].push_back({in.micro_batch, state.clock});
-            break;
-          case Op::send_grad:
-            if (s == 0) return fail(s, in, "there is no previous stage");
-            if (state.backwards[mb] == 0) return fail(s, in, "its backward has not run");
-            gradients[at - 1].push_back({in.micro_batch, state.clock});
-            break;
-          case Op::recv_act:
-            if (!receive(activations[at])) return fail(s, in, "another micro-batch arrives first");
-            break;
-          case Op::recv_grad:
-            if (!receive(gradients[at])) return fail(s, in, "another micro-batch arrives first");
-            break;
-          case Op::reduce_grads:
-          case Op::step:
-            for (size_t i = 0; i < count; ++i) {
-              if (state.backwards[i] != 1) {
-                return fail(s, in, fmt::format("micro-batch {} has no backward yet", i));
-              }
-            }
-            break;
-        }
-        if (blocked) break;
-        ++state.next;
-        moved = true;
-      }
+  const auto exists = [&](ChunkStep at) { return at.micro_batch < shape.micro_batches; };
+  std::vector<Program> programs;
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    ProgramWriter writer(shape, stage);
+    const size_t ahead = std::min(order.size(), static_cast<size_t>(warmup(shape, stage, group)));
+    for (size_t i = 0; i < order.size() + ahead; ++i) {
+      if (i < order.size() && exists(order[i])) writer.forward(order[i]);
+      if (i >= ahead && exists(order[i - ahead])) writer.backward(reversed(order[i - ahead]));
     }
+    programs.push_back(writer.finish());
   }
-  ScheduleFacts facts;
-  for (int s = 0; s < stages; ++s) {
-    const auto at = static_cast<size_t>(s);
-    if (states[at].next < programs[at].size()) {
-      return fail(s, programs[at][states[at].next], "waits forever (deadlock)");
-    }
-    if (!activations[at].empty() || !gradients[at].empty()) {
-      problem = fmt::format("stage {}: a message is sent that it never receives", s);
-      return std::nullopt;
-    }
-    for (size_t i = 0; i < count; ++i) {
-      if (states[at].backwards[i] != 1) {
-        problem = fmt::format("stage {}: micro-batch {} is left over", s, i);
-        return std::nullopt;
-      }
-    }
-    facts.peak_in_flight.push_back(states[at].peak);
-    facts.makespan = std::max(facts.makespan, states[at].clock);
-  }
-  facts.ideal = 3 * micro_batches;
-  return facts;
+  return programs;
 }
 
 }  // namespace mtl

@@ -1,6 +1,11 @@
 // The schedule as data: per stage a list of instructions, generated here, validated offline, drawn
 // by `mtl plan`, and executed by the engine's interpreter. The shape follows DeepSpeed's pipeline
-// schedule (instructions as data).
+// schedule (instructions as data); the orders are those of GPipe (arXiv 1811.06965),
+// PipeDream-flush and its interleaved form (arXiv 2104.04473, Megatron-LM).
+//
+// With v chunks, stage s of p holds the virtual stages s, p + s, 2p + s, ...: a micro-batch passes
+// through all p * v of them in order, so that activations go from the last stage round to the first
+// where a chunk ends. With p = 1 a stage sends to itself.
 #pragma once
 
 #include <optional>
@@ -10,13 +15,13 @@
 namespace mtl {
 
 enum class Op {
-  load,      // read the micro-batch's tokens (first and last stage)
-  recv_act,  // from the previous stage
+  load,      // read the micro-batch's tokens (virtual first and virtual last stage)
+  recv_act,  // from the previous virtual stage
   forward,
-  send_act,   // to the next stage
-  recv_grad,  // from the next stage
+  send_act,   // to the next virtual stage
+  recv_grad,  // from the next virtual stage
   backward,
-  send_grad,     // to the previous stage
+  send_grad,     // to the previous virtual stage
   reduce_grads,  // over data parallel ranks, once per step
   step,          // clip, optimizer
 };
@@ -25,25 +30,76 @@ const char* op_name(Op op);
 struct Instruction {
   Op op = Op::load;
   int micro_batch = 0;
-  int chunk = 0;  // virtual stage on this rank
+  int chunk = 0;  // of this rank; the virtual stage is chunk * stages + stage
+  int slot = 0;   // of load, recv_act, forward, send_act, backward: where the activations of
+                  // (micro_batch, chunk) live
   bool operator==(const Instruction&) const = default;
 };
 using Program = std::vector<Instruction>;
 
-// One forward, one backward (PipeDream-flush; Megatron-LM's default): stage s warms up with
-// min(stages-s-1, m) forwards. With one stage: load, forward, backward per micro-batch. Every
-// program ends with reduce_grads, step.
-Program one_forward_one_backward(int stages, int stage, int micro_batches);
+enum class ScheduleKind { gpipe, one_forward_one_backward, interleaved };
+
+struct ScheduleShape {
+  ScheduleKind kind = ScheduleKind::one_forward_one_backward;
+  int stages = 1;         // p
+  int chunks = 1;         // v, per stage; one_forward_one_backward has 1
+  int micro_batches = 1;  // m, per step
+  int group = 0;          // interleaved: micro-batches that take one chunk in turn, >= p; 0 = p
+};
+
+// The program of every stage; each ends with reduce_grads, step.
+//
+//  - gpipe: all forwards, then all backwards.
+//  - one_forward_one_backward: stage s warms up with p - s - 1 forwards, then one forward and one
+//    backward in turn, then the backwards that are left.
+//  - interleaved: the same over chunk-steps; the first `group` micro-batches take chunk 0, then
+//    chunk 1, ..., then the next `group` do; backwards take the chunks the other way round. Stage s
+//    warms up with 2(p - s - 1) + (v - 1) group chunk-steps. A group has at least p micro-batches
+//    (a smaller one may deadlock); the last is one with some left out if m is no multiple of it,
+//    which costs a larger bubble than (p - 1) / (m v).
+//
+// In each, the backwards of a chunk ascend by micro-batch, so that gradients are added in the order
+// of a run without a pipeline. A forward takes the lowest free slot of its rank (one pool over all
+// chunks) and its backward frees it, so a rank needs as many slots as it has pairs in flight. A
+// receive stands right before its use, a send right after what it sends.
+std::vector<Program> make_schedule(const ScheduleShape& shape);
+
+// What a forward and a backward of a chunk take, in any unit (a chunk of an evenly cut model does
+// 1/v of its stage's work). All chunks alike unless `weight` gives a factor for [stage][chunk].
+struct ScheduleTimes {
+  double forward = 1;
+  double backward = 2;
+  std::vector<std::vector<double>> weight;
+};
+
+// When a stage did what, in the unit of ScheduleTimes.
+struct Span {
+  int stage = 0;
+  Op op = Op::forward;  // forward or backward
+  int micro_batch = 0;
+  int chunk = 0;
+  double start = 0;
+  double end = 0;
+};
 
 struct ScheduleFacts {
-  std::vector<int> peak_in_flight;  // per stage: micro-batches with a forward and no backward yet
-  int makespan = 0;                 // with forward = 1, backward = 2, transfers 0
-  int ideal = 0;                    // 3 * micro_batches
+  // Per stage: the most (micro-batch, chunk) pairs with a forward and no backward yet.
+  std::vector<int> peak_in_flight;
+  std::vector<int> slots;   // per stage: highest slot used + 1
+  double makespan = 0;      // of the slowest stage, transfers taking no time
+  double ideal = 0;         // the busiest stage's own work
+  double bubble = 0;        // makespan / ideal - 1
+  std::vector<Span> spans;  // each stage's in the order of time
 };
-// Runs the programs of all stages against each other. Returns the facts, or in `problem` the first
-// violation: a send without its receive, a deadlock, a backward before its forward, a micro-batch
-// left over.
-std::optional<ScheduleFacts> simulate(const std::vector<Program>& programs, int micro_batches,
-                                      std::string& problem);
+
+// Runs the programs of all stages against each other, `forward` and `backward` taking the given
+// times and everything else none. Sends never wait. Activations and gradients travel on channels of
+// their own, first in, first out. Returns the facts, or in `problem` the first violation: something
+// that runs twice, too early, or on the wrong stage; a message that arrives before the expected
+// one; a slot that is not free, or not its own; a chunk's backwards out of order; a deadlock; a
+// micro-batch left over; a program that does not end with reduce_grads and step.
+std::optional<ScheduleFacts> simulate(const std::vector<Program>& programs,
+                                      const ScheduleShape& shape, std::string& problem,
+                                      const ScheduleTimes& times = {});
 
 }  // namespace mtl
