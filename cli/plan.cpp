@@ -26,14 +26,12 @@ int command_plan(const Arguments& args) {
   line.rest("key=value", settings, "settings that win over train.yaml: train.steps=2000");
   declare_where_to_run(line, options);
   line.group("Output");
-  line.flag("json", json, "one JSON document, schema mtl.plan/1");
+  line.flag("json", json, "one JSON document, schema mtl.plan/2");
   if (!line.parse(args)) return 0;
   const PreparedRun run = prepare_run(options, train_yaml, settings);
   print_warnings(run.warnings);
   if (json) {
-    nlohmann::json document = to_json(run.checked.plan);
-    document["schema"] = "mtl.plan/1";
-    fmt::print("{}\n", document.dump(2));
+    fmt::print("{}\n", to_json(run.checked.plan).dump(2));
   } else {
     fmt::print("{}", plan_text(run.checked.plan));
   }

@@ -63,9 +63,9 @@ std::string groups_line(const Grid& grid, Axis axis) {
   return fmt::format("  {:<10}{}\n", word_for(axis), text);
 }
 
-int64_t parameters_of_rank(const Plan& plan) {
+int64_t parameters_of_rank(const StagePlan& stage) {
   int64_t parameters = 0;
-  for (const ParamPlacement& placement : plan.layout.params) parameters += placement.numel;
+  for (const ParamPlacement& placement : stage.layout.params) parameters += placement.numel;
   return parameters;
 }
 
@@ -149,29 +149,28 @@ std::string plan_text(const Plan& plan) {
   const GridSizes& sizes = plan.grid.sizes();
   line("parameters", fmt::format("{} ({}), {} on a rank",
                                  compact_count(static_cast<double>(plan.cost.parameters)),
-                                 grouped(plan.cost.parameters), grouped(parameters_of_rank(plan))));
+                                 grouped(plan.cost.parameters), grouped(parameters_of_rank(plan.stages.front()))));
   line("grid", grid_sentence(plan.grid));
   for (Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
     if (sizes[axis] > 1) text += groups_line(plan.grid, axis);
   }
-  line("batch",
-       fmt::format("{} x {} tokens = {} tokens per step; per rank {} of {}",
-                   count_of(plan.global_batch, "sequence"), grouped(plan.seq),
-                   grouped(plan.cost.tokens_per_step),
-                   plan.micro_batches == 1 ? "1 micro-batch"
-                                           : grouped(plan.micro_batches) + " micro-batches",
-                   count_of(plan.micro_batch, "sequence")));
-  line("compute",
-       fmt::format("{}, {} per token, {} per step", plan.compute == DType::bf16 ? "bf16" : "fp32",
-                   flops(plan.cost.flops_per_token), flops(plan.cost.flops_per_step)));
-  line("traffic", fmt::format("sent per rank and step: {} tensor parallel, {} data parallel",
-                              human_bytes(static_cast<double>(plan.cost.tp_bytes_per_step)),
-                              human_bytes(static_cast<double>(plan.cost.dp_bytes_per_step))));
-
-  text += "\nmemory per rank\n" + memory_table(plan.memory);
+  const BatchPhase& batch = plan.batch.phases().front();
+  line("batch", fmt::format("{} x {} tokens = {} tokens per step; per rank {} of {}",
+                            count_of(batch.global_batch, "sequence"), grouped(plan.seq),
+                            grouped(batch.global_batch * plan.seq),
+                            batch.micro_batches == 1
+                                ? "1 micro-batch"
+                                : grouped(batch.micro_batches) + " micro-batches",
+                            count_of(plan.micro_batch, "sequence")));
+  line("compute", fmt::format("{}, {} per token", compute_name(plan.compute),
+                              flops(plan.cost.flops_per_token)));
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    text += fmt::format("\nmemory per rank of stage {}\n", stage) +
+            memory_table(plan.stages[stage].memory);
+  }
   text += "\nschedule of a step (F forward, B backward, by micro-batch)\n";
-  for (size_t stage = 0; stage < plan.schedule.size(); ++stage) {
-    text += fmt::format("  stage {}  {}\n", stage, program_text(plan.schedule[stage]));
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    text += fmt::format("  stage {}  {}\n", stage, program_text(plan.largest().programs[stage]));
   }
   return text;
 }

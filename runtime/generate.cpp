@@ -10,7 +10,7 @@
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/data/data.h"
-#include "runtime/model/transformer.h"
+#include "runtime/engine/solo_model.h"
 #include "runtime/run.h"
 
 namespace mtl {
@@ -66,32 +66,25 @@ int32_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   return ids[std::min(static_cast<size_t>(at - cumulative.begin()), kept - 1)];
 }
 
-// A model for one sequence, f32, without gradients.
+// A trained model that continues a text.
 class Generator {
  public:
-  explicit Generator(const fs::path& checkpoint) : reader_(checkpoint) {
-    shape_ = model_shape_from_json(reader_.state().at("model"));
-    tokenizer_ = tokenizer_from_json(reader_.state().at("tokenizer"));
-    table_ = shard_table(shape_);
-    layout_ = param_layout(table_, GridSizes{});
-    memory_ = memory_plan(shape_, table_, layout_,
-                          {.micro_batch = 1, .seq = shape_.max_seq, .tp = 1, .training = false},
-                          DType::f32);
-    device_ = make_cpu_device();
-    world_ = make_self_world();
-    const int self = 0;
-    group_ = world_->group({&self, 1});
-    base_ = device_->allocate(static_cast<size_t>(memory_.total_bytes));
-    arena_ = std::make_unique<Arena>(memory_, base_);
-    parameters_ = std::make_unique<Parameters>(table_, layout_, *arena_);
-    load();
-    context_ = std::make_unique<BlockContext>(
-        BlockContext{*device_, *group_, shape_, *arena_, *parameters_, 0});
-    model_ = std::make_unique<Transformer>(*context_);
+  explicit Generator(const fs::path& checkpoint)
+      : reader_(checkpoint),
+        shape_(model_shape_from_json(reader_.state().at("model"))),
+        tokenizer_(tokenizer_from_json(reader_.state().at("tokenizer"))),
+        device_(make_cpu_device()),
+        model_(shape_, *device_) {
+    model_.fill([&](const ParamRow& row, const std::vector<int64_t>& shape, Tensor weights) {
+      CheckpointTensor tensor;
+      tensor.name = row.name;
+      tensor.shape = row.shape;
+      tensor.local_shape = shape;
+      tensor.rects = local_rects(row, GridSizes{}, Coord{});
+      tensor.data = weights.data;
+      reader_.read(tensor);
+    });
   }
-  ~Generator() { device_->free(base_); }
-  Generator(const Generator&) = delete;
-  Generator& operator=(const Generator&) = delete;
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
@@ -100,53 +93,23 @@ class Generator {
   // its second half.
   std::vector<float> next_logits(const std::vector<int32_t>& ids) {
     const auto length = static_cast<int64_t>(ids.size());
-    Pass pass;
-    pass.sequences = 1;
     if (length - window_ > shape_.max_seq) {
       // A long prompt fills the context; later there has to be room to go on.
       const int64_t kept = known_ == 0 ? shape_.max_seq : shape_.max_seq / 2;
       window_ = length - std::max<int64_t>(1, kept);
       known_ = window_;
     }
-    pass.past = known_ - window_;
-    pass.seq = length - known_;
-    device_->copy_from_host(arena_->get("tokens").slice(pass.past, pass.seq), ids.data() + known_);
+    const int64_t past = known_ - window_;
     known_ = length;
-    const Tensor logits = model_->next_logits(pass);
-    std::vector<float> host(static_cast<size_t>(logits.numel()));
-    device_->copy_to_host(host.data(), logits);
-    return host;
+    return model_.next_logits(std::span(ids).subspan(static_cast<size_t>(window_)), past);
   }
 
  private:
-  void load() {
-    const Tensor weights = arena_->get("weights");
-    for (const ParamPlacement& placement : layout_.params) {
-      const ParamRow& row = table_[placement.row];
-      CheckpointTensor tensor;
-      tensor.name = row.name;
-      tensor.shape = row.shape;
-      tensor.local_shape = placement.shape;
-      tensor.rects = local_rects(row, GridSizes{}, Coord{});
-      tensor.data = weights.slice(placement.offset, placement.numel).data;
-      reader_.read(tensor);
-    }
-  }
-
   CheckpointReader reader_;
-  ModelShape shape_;
-  std::unique_ptr<Tokenizer> tokenizer_;
-  std::vector<ParamRow> table_;
-  ParamLayout layout_;
-  MemoryPlan memory_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<CommWorld> world_;
-  std::unique_ptr<Communicator> group_;
-  void* base_ = nullptr;
-  std::unique_ptr<Arena> arena_;
-  std::unique_ptr<Parameters> parameters_;
-  std::unique_ptr<BlockContext> context_;
-  std::unique_ptr<Transformer> model_;
+  const ModelShape shape_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  const std::unique_ptr<Device> device_;
+  SoloModel model_;
   int64_t window_ = 0;  // the id at which the context begins
   int64_t known_ = 0;   // ids before this one are in the buffers
 };

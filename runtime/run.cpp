@@ -86,13 +86,17 @@ int64_t machine_memory_bytes() {
 
 // The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
 void check_memory(const CheckedRun& run) {
-  const int64_t needed = run.plan.memory.total_bytes * run.plan.grid.world();
+  const Plan& plan = run.plan;
+  const int64_t needed = plan.total_bytes();
   const int64_t there = machine_memory_bytes();
   if (needed <= there) return;
   constexpr double kGiB = 1 << 30;
-  const Plan& plan = run.plan;
+  const auto largest = std::max_element(
+      plan.stages.begin(), plan.stages.end(), [](const StagePlan& a, const StagePlan& b) {
+        return a.memory.total_bytes < b.memory.total_bytes;
+      });
   auto gib = [&](MemoryCategory category) {
-    return static_cast<double>(plan.memory.bytes_of_category(category)) / kGiB;
+    return static_cast<double>(largest->memory.bytes_of_category(category)) / kGiB;
   };
   throw Error(
       Exit::out_of_memory,
@@ -102,14 +106,13 @@ void check_memory(const CheckedRun& run) {
                            static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB),
        .place = run.resolved.place_of("train.micro_batch"),
        .notes = {fmt::format(
-           "each: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
+           "the largest: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
            "scratch {:.1f} GiB",
            gib(MemoryCategory::weights), gib(MemoryCategory::gradients),
            gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
            gib(MemoryCategory::scratch))},
-       .help = "lower train.micro_batch (activations and scratch), raise parallel.tp, or make the "
-               "model "
-               "smaller (see: mtl plan)"});
+       .help = "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp or "
+               "pp, or make the model smaller (see: mtl plan)"});
 }
 
 // Two launches in one run directory would write each other's checkpoints. The lock goes with the
@@ -133,10 +136,19 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
       "--fresh starts a new run; to continue this one, put the old value back "
       "(parallel.*, batch sizes and lr.* may change)";
   const nlohmann::json here = to_json(run.plan.model);
-  const nlohmann::json& there = state.at("model");
+  // What an older version did not know yet is filled in by reading it.
+  const nlohmann::json there = to_json(model_shape_from_json(state.at("model")));
   static const std::map<std::string, std::string> kKeys = {
+      {"activation", "model.activation"},
       {"ffn", "model.ffn"},
+      {"head_dim", "model.head_dim"},
       {"heads", "model.heads"},
+      {"kv_heads", "model.kv_heads"},
+      {"norm", "model.norm.type"},
+      {"position", "model.position.type"},
+      {"qk_norm", "model.qk_norm"},
+      {"rope_base", "model.position.base"},
+      {"rope_scaling", "model.position.scaling.type"},
       {"hidden", "model.hidden"},
       {"layers", "model.layers"},
       {"max_seq", "model.max_seq"},
@@ -145,11 +157,12 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
       {"tie_embeddings", "model.tie_embeddings"},
       {"vocab", "data.tokenizer.type"}};
   for (const auto& [field, key] : kKeys) {
-    if (here.at(field) == there.value(field, nlohmann::json())) continue;
+    if (here.value(field, nlohmann::json()) == there.value(field, nlohmann::json())) continue;
     diagnostics.add(
         {.code = "resume.mismatch",
          .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
-                             here.at(field).dump(), there.value(field, nlohmann::json()).dump()),
+                             here.value(field, nlohmann::json()).dump(),
+                             there.value(field, nlohmann::json()).dump()),
          .place = run.resolved.place_of(key),
          .notes = {"the checkpoint is " + checkpoint.string()},
          .help = help});
@@ -194,8 +207,12 @@ CheckedRun check_run(const RunRequest& request) {
   // The rules of the plan mean something only for values that are in range by themselves. Without a
   // text they are checked with the vocabulary of bytes, so that everything wrong is said at once.
   if (spec_is_sound) {
-    const int64_t vocab = run.corpus.tokenizer ? run.corpus.tokenizer->vocab_size() : 256;
-    run.plan = make_plan(run.resolved, vocab, request.world, diagnostics);
+    DataFacts facts{.vocab = 256};
+    if (run.corpus.tokenizer) facts.vocab = run.corpus.tokenizer->vocab_size();
+    if (run.corpus.train && spec.train.seq_len > 0) {
+      facts.sequences = (run.corpus.train->size() - 1) / spec.train.seq_len;
+    }
+    run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
   }
   const bool only_data = !diagnostics.has_errors();
   for (const Diagnostic& diagnostic : data.all()) diagnostics.add(diagnostic);
@@ -226,7 +243,7 @@ RunDirectory open_run(const CheckedRun& run) {
       opened.dir = candidate;
       opened.checkpoint = checkpoint;
       opened.resume_step = state.at("step").get<int64_t>();
-      opened.complete = opened.resume_step >= spec.train.steps;
+      opened.complete = opened.resume_step >= run.plan.steps;
       break;
     }
     if (spec.checkpoint.resume == "must" && opened.checkpoint.empty()) {

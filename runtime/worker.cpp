@@ -23,6 +23,7 @@
 #include "runtime/engine/trainer.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/run.h"
+#include "runtime/start_block.h"
 
 namespace mtl {
 
@@ -93,56 +94,6 @@ bool is_collateral(const Error& error) {
   return error.diagnostics().front().code == "comm.peer_lost";
 }
 
-std::string human_count(double n) {
-  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
-  if (n >= 1e6) return fmt::format("{:.2f}M", n / 1e6);
-  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
-  return fmt::format("{:.0f}", n);
-}
-
-std::vector<std::string> start_block(const fs::path& run_dir, const CheckedRun& run,
-                                     const Device& device, double matmul_rate,
-                                     const fs::path& checkpoint, int64_t resume_step) {
-  const Plan& plan = run.plan;
-  const GridSizes& sizes = plan.grid.sizes();
-  const TrainSpec& spec = run.resolved.spec;
-  const bool threads = spec.launch.spawn == "threads";
-  const double epochs = static_cast<double>(spec.train.steps * plan.cost.tokens_per_step) /
-                        static_cast<double>(run.corpus.train->size());
-  return {
-      fmt::format("run      {}", run_dir.string()),
-      fmt::format("model    {} parameters: {} layers, hidden {}, {} heads, vocabulary {}",
-                  human_count(static_cast<double>(plan.cost.parameters)), plan.model.layers,
-                  plan.model.hidden, plan.model.heads, plan.model.vocab),
-      fmt::format("layout   {} {}{} = {} data x {} tensor parallel", plan.grid.world(),
-                  threads ? "thread" : "process",
-                  plan.grid.world() == 1 ? "" : (threads ? "s of one process" : "es"),
-                  sizes[Axis::dp], sizes[Axis::tp]),
-      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all ranks", device.description(),
-                  spec.precision.dtype, matmul_rate / 1e9),
-      fmt::format(
-          "memory   {:.1f} MiB per rank: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, "
-          "activations {:.1f}, scratch {:.1f}",
-          static_cast<double>(plan.memory.total_bytes) / 1048576.0,
-          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::weights)) / 1048576.0,
-          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::gradients)) / 1048576.0,
-          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::optimizer)) / 1048576.0,
-          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::activations)) /
-              1048576.0,
-          static_cast<double>(plan.memory.bytes_of_category(MemoryCategory::scratch)) / 1048576.0),
-      fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
-                  spec.data.train, human_count(static_cast<double>(run.corpus.train->size())),
-                  human_count(static_cast<double>(run.corpus.valid->size())), epochs),
-      fmt::format(
-          "batch    {} sequences of {} = {} tokens per step, {} micro-batch{} of {} per rank",
-          plan.global_batch, plan.seq, plan.cost.tokens_per_step, plan.micro_batches,
-          plan.micro_batches == 1 ? "" : "es", plan.micro_batch),
-      checkpoint.empty()
-          ? fmt::format("start    from scratch, seed {}", spec.train.seed)
-          : fmt::format("resume   after step {} ({})", resume_step, checkpoint.filename().string()),
-  };
-}
-
 // The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
 class Rank {
  public:
@@ -181,7 +132,7 @@ class Rank {
         run_.corpus.train->size(), plan_.seq,
         spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random,
         spec_.train.seed);
-    const int64_t steps = spec_.train.steps;
+    const int64_t steps = plan_.steps;
     int64_t saved_at = next_step_;
     while (next_step_ < steps) {
       const auto begin = Clock::now();
@@ -235,7 +186,11 @@ class Rank {
                                       .progress_fd = progress_fd_,
                                       .resume_step = next_step_,
                                       .log_every = spec_.log.every});
-    reporter_->start(start_block(run_dir_, run_, *device_, rate, checkpoint, next_step_));
+    reporter_->start(start_block(run_, {.run_dir = run_dir_,
+                                        .device = device_->description(),
+                                        .matmul_rate = rate,
+                                        .checkpoint = checkpoint,
+                                        .resume_step = next_step_}));
   }
 
   void report(const StepResult& result, double seconds) {
@@ -245,29 +200,31 @@ class Rank {
     if (!reporter_) return;
     StepReport report;
     report.step = next_step_;
-    report.steps = spec_.train.steps;
+    report.steps = plan_.steps;
     report.loss = result.loss;
     report.lr = result.lr;
     report.grad_norm = result.grad_norm;
     report.step_time_s = seconds;
-    report.tokens_per_s = static_cast<double>(plan_.cost.tokens_per_step) / seconds;
-    report.mfu = plan_.cost.flops_per_step / seconds / matmul_rate_;
-    report.memory_bytes = plan_.memory.total_bytes * plan_.grid.world();
-    report.eta_s = mean_step_s_ * static_cast<double>(spec_.train.steps - next_step_);
+    const auto tokens = static_cast<double>(plan_.tokens_of_step(next_step_ - 1));
+    report.tokens_per_s = tokens / seconds;
+    report.mfu = plan_.cost.flops_per_token * tokens / seconds / matmul_rate_;
+    report.memory_bytes = plan_.total_bytes();
+    report.eta_s = mean_step_s_ * static_cast<double>(plan_.steps - next_step_);
     reporter_->step(report);
   }
 
   void evaluate() {
     if (run_.corpus.valid->size() <= plan_.seq) return;
-    valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters);
+    const int64_t batch = plan_.batch.at(next_step_ - 1).global_batch;
+    valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
   }
 
   void save() {
     const nlohmann::json state = {
         {"step", next_step_},
-        {"samples", next_step_ * plan_.global_batch},
-        {"tokens", next_step_ * plan_.cost.tokens_per_step},
+        {"samples", plan_.batch.first_sample(next_step_)},
+        {"tokens", plan_.batch.first_sample(next_step_) * plan_.seq},
         {"seed", spec_.train.seed},
         {"mtl", version()},
         {"model", to_json(plan_.model)},

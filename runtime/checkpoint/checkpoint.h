@@ -31,6 +31,7 @@ struct CheckpointTensor {
   std::vector<int64_t> shape;        // global
   std::vector<int64_t> local_shape;  // of `data`
   std::vector<ParamRect> rects;      // which parts of the global tensor `data` holds, and where
+  int64_t first = 0;  // the element of the flattened local tensor that `data` begins with
   void* data = nullptr;
   bool optimizer = false;  // goes to the optim-* file
 };

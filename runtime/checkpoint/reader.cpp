@@ -36,17 +36,23 @@ struct Scatter {
   int64_t done = 0;  // elements of the current run
 };
 
-// Copies to `data` what bytes [begin, begin + bytes.size()) of the chunk hold of it.
+// Where the elements of a local tensor go: it begins `first` elements before `data`.
+struct Target {
+  char* data = nullptr;
+  int64_t first = 0;
+};
+
+// Copies to the target what bytes [begin, begin + bytes.size()) of the chunk hold of it.
 void scatter(Scatter& part, std::span<const char> bytes, int64_t begin, int64_t element,
-             char* data) {
+             const Target& target) {
   const int64_t end = begin + static_cast<int64_t>(bytes.size());
   for (; !part.run.done(); part.run.next(), part.done = 0) {
     const int64_t from = (part.run.a() + part.done) * element;
     const int64_t run_end = (part.run.a() + part.run.length()) * element;
     if (from >= end) return;
     const int64_t to = std::min(run_end, end);
-    std::memcpy(data + (part.run.b() + part.done) * element, bytes.data() + (from - begin),
-                static_cast<size_t>(to - from));
+    std::memcpy(target.data + (part.run.b() + part.done - target.first) * element,
+                bytes.data() + (from - begin), static_cast<size_t>(to - from));
     part.done += (to - from) / element;
     if (to < run_end) return;
   }
@@ -87,7 +93,7 @@ struct CheckpointReader::Files {
 
   // Reads the bytes of `chunk` that `parts` need, all of them if it was not verified yet.
   void stream(const ChunkRecord& chunk, size_t index, std::vector<Scatter>& parts, int64_t element,
-              char* data) {
+              const Target& target) {
     const OpenShard& shard = get(chunk.file);
     const auto path = dir / chunk.file;
     const bool verify = !verified_chunks.contains(index);
@@ -111,7 +117,7 @@ struct CheckpointReader::Files {
       const std::span<char> filled(buffer.data(), bytes);
       read_at(shard, path, chunk.byte_offset + begin, filled);
       if (verify) hash.update(filled.data(), filled.size());
-      for (Scatter& part : parts) scatter(part, filled, begin, element, data);
+      for (Scatter& part : parts) scatter(part, filled, begin, element, target);
       begin += static_cast<int64_t>(bytes);
     }
     if (!verify) return;
@@ -207,14 +213,14 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
   }
   for (auto& [index, parts] : needed) {
     files_->stream(chunks_[index], index, parts, bytes_of(tensor.dtype),
-                   static_cast<char*>(tensor.data));
+                   {static_cast<char*>(tensor.data), tensor.first});
   }
 }
 
 void CheckpointReader::verify() {
   std::vector<Scatter> nowhere;
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!files_->verified_chunks.contains(i)) files_->stream(chunks_[i], i, nowhere, 1, nullptr);
+    if (!files_->verified_chunks.contains(i)) files_->stream(chunks_[i], i, nowhere, 1, {});
   }
 }
 

@@ -146,7 +146,7 @@ uint64_t append_piece(ShardFile& file, const Piece& piece) {
   for (RunCursor run(tensor.local_shape, piece.rect->local_offset, piece.rect->extent, origin,
                      piece.rect->extent);
        !run.done(); run.next()) {
-    const std::string_view bytes(data + run.a() * element,
+    const std::string_view bytes(data + (run.a() - tensor.first) * element,
                                  static_cast<size_t>(run.length() * element));
     hash.update(bytes.data(), bytes.size());
     file.append(bytes);

@@ -9,19 +9,23 @@ namespace mtl {
 namespace {
 
 std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter) {
-  auto tensor = [&](const char* suffix, Tensor data, bool optimizer) {
+  auto tensor = [&](const std::string& suffix, Tensor data, bool optimizer) {
     CheckpointTensor entry;
     entry.name = parameter.row->name + suffix;
     entry.dtype = DType::f32;
     entry.shape = parameter.row->shape;
     entry.local_shape = parameter.local_shape;
     entry.rects = parameter.rects;
+    entry.first = parameter.part.first;
     entry.data = data.data;
     entry.optimizer = optimizer;
     return entry;
   };
-  return {tensor("", parameter.master, false), tensor(".exp_avg", parameter.exp_avg, true),
-          tensor(".exp_avg_sq", parameter.exp_avg_sq, true)};
+  std::vector<CheckpointTensor> tensors = {tensor("", parameter.master, false)};
+  for (const auto& [name, moment] : parameter.moments) {
+    tensors.push_back(tensor(std::string(".") + name, moment, true));
+  }
+  return tensors;
 }
 
 // Every rank's text, in rank order.
@@ -45,14 +49,14 @@ std::vector<std::string> gather(const std::string& mine, Communicator& world) {
 std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
                                         const nlohmann::json& state, int64_t keep_last,
                                         Trainer& trainer, const Plan& plan, Communicator& world) {
-  const Coord& coord = trainer.coord();
+  // With ZeRO-1 each replica has its own part; else they take turns.
   const auto dp = static_cast<size_t>(plan.grid.sizes()[Axis::dp]);
+  const auto replica = static_cast<size_t>(trainer.coord()[Axis::dp]);
+  const bool divided = plan.stages.front().layout.shards > 1;
   std::vector<CheckpointTensor> mine;
   const std::vector<ParameterState> parameters = trainer.state();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const AxisSet replicated = parameters[i].row->replicated_over;
-    if (replicated.has(Axis::tp) && coord[Axis::tp] != 0) continue;
-    if (replicated.has(Axis::dp) && static_cast<size_t>(coord[Axis::dp]) != i % dp) continue;
+    if (!parameters[i].counts || (!divided && replica != i % dp)) continue;
     for (CheckpointTensor& tensor : tensors_of(parameters[i])) mine.push_back(std::move(tensor));
   }
   // Rank 0 clears what an interrupted attempt at the same step left, before anybody writes.
@@ -68,7 +72,9 @@ std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
         chunks.push_back(std::move(chunk));
       }
     }
-    warnings = commit_checkpoint(dir, chunks, state, keep_last);
+    nlohmann::json whole = state;
+    whole["engine"] = trainer.progress();
+    warnings = commit_checkpoint(dir, chunks, whole, keep_last);
   }
   world.barrier();
   return warnings;
@@ -80,6 +86,9 @@ void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer) {
     for (CheckpointTensor& tensor : tensors_of(parameter)) reader.read(tensor);
   }
   trainer.weights_changed();
+  const nlohmann::json& state = reader.state();
+  trainer.restore_progress(state.value("engine", nlohmann::json::object()),
+                           state.value("step", int64_t{0}));
 }
 
 }  // namespace mtl

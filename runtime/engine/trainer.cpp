@@ -2,54 +2,88 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
+#include "runtime/engine/health.h"
 #include "runtime/engine/init.h"
 #include "runtime/engine/lr.h"
+#include "runtime/engine/rope_table.h"
 
 namespace mtl {
 
-static_assert(Device::kNormChunk == kSquaresChunk, "the plan has room for the device's chunks");
+// The arena: from the transport, so that peers can read it, unless there are none.
+struct Trainer::Memory {
+  Memory(int64_t bytes, Device& device, CommWorld& world) : device_(device) {
+    owned_ = world.size() == 1;
+    base = owned_ ? device.allocate(static_cast<size_t>(bytes))
+                  : world.allocate(static_cast<size_t>(bytes));
+  }
+  ~Memory() {
+    if (owned_) device_.free(base);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  void* base = nullptr;
+
+ private:
+  Device& device_;
+  bool owned_ = false;
+};
 
 Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWorld& world)
-    : plan_(plan), spec_(spec), device_(device), coord_(plan.grid.coord(world.rank())) {
-  // All ranks make the groups in this order.
-  tp_ = world.group(plan.grid.group(world.rank(), {Axis::tp}));
-  dp_ = world.group(plan.grid.group(world.rank(), {Axis::dp}));
-  const auto bytes = static_cast<size_t>(plan.memory.total_bytes);
-  owns_memory_ = world.size() == 1;
-  memory_ = owns_memory_ ? device.allocate(bytes) : world.allocate(bytes);
-  arena_ = std::make_unique<Arena>(plan.memory, memory_);
-  parameters_ = std::make_unique<Parameters>(plan.table, plan.layout, *arena_);
-  context_ = std::make_unique<BlockContext>(
-      BlockContext{device, *tp_, plan.model, *arena_, *parameters_, spec.train.seed});
-  model_ = std::make_unique<Transformer>(*context_);
+    : plan_(plan),
+      spec_(spec),
+      device_(device),
+      coord_(plan.grid.coord(world.rank())),
+      stage_(plan.stage_of(world.rank())),
+      groups_(plan, world),
+      memory_(std::make_unique<Memory>(stage_.memory.total_bytes, device, world)),
+      arena_(stage_.memory, memory_->base),
+      parameters_(plan.table, stage_.layout, arena_),
+      tensor_queue_(spec.parallel.overlap.tp),
+      data_queue_(spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false"),
+      tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
+      context_{device,      tensor_parallel_, plan.model,     arena_,
+               parameters_, plan.recompute,   spec.train.seed},
+      tied_(device, arena_, parameters_,
+            vocab_shard(plan.model, tensor_parallel_.size(), tensor_parallel_.rank())),
+      reducer_(plan, stage_, groups_, tensor_queue_, data_queue_, arena_.tensor("grads"),
+               spec.parallel.overlap.grad_reduce),
+      optimizer_(plan, stage_, spec.optimizer, device, arena_, groups_, data_queue_, coord_),
+      scale_(spec.precision.loss_scale, plan.compute == DType::f16) {
+  for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
+  if (const Tensor table = arena_.find_tensor("rope")) {
+    device.copy_from_host(table, rope_table(plan.model).data());
+  }
   host_tokens_.resize(static_cast<size_t>(plan.micro_batch * plan.seq));
   host_targets_.resize(host_tokens_.size());
 }
 
-Trainer::~Trainer() {
-  if (owns_memory_) device_.free(memory_);
-}
+Trainer::~Trainer() = default;
 
 std::vector<ParameterState> Trainer::state() {
-  // With f32 compute the weights are their own master copy.
-  const Tensor master =
-      plan_.compute == DType::f32 ? arena_->get("weights") : arena_->get("master");
-  const Tensor exp_avg = arena_->get("exp_avg");
-  const Tensor exp_avg_sq = arena_->get("exp_avg_sq");
-  const Tensor grads = arena_->get("grads");
+  optimizer_.require_all();
+  const Tensor grads = arena_.tensor("grads");
+  const std::vector<const char*> names = optimizer_.moment_names();
   std::vector<ParameterState> all;
-  for (const ParamPlacement& placement : plan_.layout.params) {
-    const ParamRow& row = plan_.table[placement.row];
-    auto view = [&](Tensor flat) {
-      return Tensor(flat.slice(placement.offset, placement.numel).data, DType::f32,
-                    std::span<const int64_t>(placement.shape));
-    };
-    all.push_back({&row, placement.shape, local_rects(row, plan_.grid.sizes(), coord_),
-                   view(master), view(exp_avg), view(exp_avg_sq), view(grads)});
+  for (size_t i = 0; i < stage_.layout.params.size(); ++i) {
+    const ParamPlacement& param = stage_.layout.params[i];
+    const Optimizer::State own = optimizer_.state(i);
+    ParameterState state;
+    state.row = &plan_.table[param.row];
+    state.local_shape = param.shape;
+    state.part = own.part;
+    state.rects = clip_to_range(local_rects(*state.row, plan_.grid.sizes(), coord_), param.shape,
+                                own.part.first, own.part.count);
+    const int copies = tp_copies(*state.row, plan_.grid.sizes()[Axis::tp]);
+    state.counts = coord_[Axis::tp] % copies == 0 && !param.tied_copy;
+    state.master = own.master;
+    state.grad = grads.slice(own.part.offset, own.part.count);
+    for (size_t m = 0; m < names.size(); ++m) state.moments.emplace_back(names[m], own.moments[m]);
+    all.push_back(std::move(state));
   }
   return all;
 }
@@ -57,21 +91,34 @@ std::vector<ParameterState> Trainer::state() {
 void Trainer::initialise() {
   std::vector<float> host;
   for (const ParameterState& parameter : state()) {
-    host.resize(static_cast<size_t>(parameter.master.numel()));
+    int64_t numel = 1;
+    for (int64_t d : parameter.local_shape) numel *= d;
+    host.resize(static_cast<size_t>(numel));
     mtl::initialise(*parameter.row, plan_.grid.sizes(), coord_, spec_.train.seed, host.data());
-    device_.copy_from_host(parameter.master, host.data());
+    device_.copy_from_host(parameter.master, host.data() + parameter.part.first);
   }
-  device_.fill(arena_->get("exp_avg"), 0.0f);
-  device_.fill(arena_->get("exp_avg_sq"), 0.0f);
+  optimizer_.clear_moments();
   weights_changed();
 }
 
 void Trainer::weights_changed() {
-  if (plan_.compute != DType::f32) device_.cast(arena_->get("master"), arena_->get("weights"));
+  optimizer_.refresh_weights();
+}
+
+nlohmann::json Trainer::progress() const {
+  return {{"updates", updates_}, {"skipped", skipped_}, {"loss_scale", scale_.to_json()}};
+}
+
+void Trainer::restore_progress(const nlohmann::json& progress, int64_t step) {
+  updates_ = progress.value("updates", step);
+  skipped_ = progress.value("skipped", int64_t{0});
+  if (const auto scale = progress.find("loss_scale"); scale != progress.end()) {
+    scale_.restore(*scale);
+  }
 }
 
 void Trainer::load_batch(const TokenSource& source, const Sampler& sampler, int64_t first,
-                         int64_t count) {
+                         int64_t count, const Chunk& chunk, int slot, bool training) {
   const auto tokens = static_cast<size_t>(count * plan_.seq);
   const std::span<int32_t> inputs = std::span(host_tokens_).first(tokens);
   const std::span<int32_t> targets = std::span(host_targets_).first(tokens);
@@ -87,17 +134,123 @@ void Trainer::load_batch(const TokenSource& source, const Sampler& sampler, int6
     }
   }
   const auto n = static_cast<int64_t>(tokens);
-  device_.copy_from_host(arena_->get("tokens").slice(0, n), inputs.data());
-  device_.copy_from_host(arena_->get("targets").slice(0, n), targets.data());
+  if (chunk.range().embedding) {
+    device_.copy_from_host(arena_.get("tokens").in(slot).slice(0, n), inputs.data());
+    if (training) tied_.load(inputs, slot);
+  }
+  if (chunk.range().head) {
+    device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), targets.data());
+  }
 }
 
-void Trainer::add_losses(const Pass& pass, bool accumulate) {
-  device_.sum(model_->losses(pass), arena_->get("loss_sum").slice(0, 1), accumulate);
+void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) {
+  device_.sum(chunk.losses(pass), arena_.tensor("loss_sum").slice(0, 1), accumulate);
+}
+
+float Trainer::loss_scale(int64_t step) const {
+  return static_cast<float>(scale_.value() / static_cast<double>(plan_.tokens_of_step(step)));
+}
+
+int Trainer::neighbour(int distance) const {
+  const int stages = plan_.grid.sizes()[Axis::pp];
+  return (coord_[Axis::pp] + distance + stages) % stages;
+}
+
+Pass Trainer::pass_of(const Instruction& in, int64_t step) const {
+  Pass pass;
+  pass.sequences = plan_.micro_batch;
+  pass.seq = plan_.seq;
+  pass.step = step;
+  pass.slot = in.slot;
+  pass.training = true;
+  pass.accumulate = in.micro_batch > 0;
+  // A micro-step takes a run of samples, each replica its part of it: the order of samples is the
+  // same for every layout.
+  pass.first_sequence =
+      (in.micro_batch * plan_.grid.sizes()[Axis::dp] + coord_[Axis::dp]) * plan_.micro_batch;
+  return pass;
+}
+
+void Trainer::exchange(const Chunk& chunk, const Pass& pass, Op op) {
+  const Tensor gradient = op == Op::send_grad || op == Op::recv_grad
+                              ? stream_rows_of(context_, arena_.get("dresidual"), pass)
+                              : Tensor{};
+  switch (op) {
+    case Op::send_act:
+      groups_[Link::activations].send(chunk.output(pass), neighbour(1));
+      break;
+    case Op::recv_act:
+      groups_[Link::activations].recv(chunk.input(pass), neighbour(-1));
+      break;
+    case Op::send_grad:
+      groups_[Link::gradients].send(gradient, neighbour(-1));
+      break;
+    case Op::recv_grad:
+      groups_[Link::gradients].recv(gradient, neighbour(1));
+      break;
+    default:
+      break;
+  }
+}
+
+void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
+                                NotFiniteSearch* search) {
+  const BatchPhase& batch = plan_.batch.at(step);
+  const StepSchedule& schedule = plan_.schedules.at(batch.micro_batches);
+  const int64_t first_sample = plan_.batch.first_sample(step);
+  const auto last = static_cast<int>(batch.micro_batches) - 1;
+  tied_.begin_step();
+  Instruction forwarded;  // the newest forward, as long as nothing ran after it
+  forwarded.micro_batch = -1;
+  for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
+    const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
+    Pass pass = pass_of(in, step);
+    if (search != nullptr) {
+      search->begin(in);
+      pass.inspect = &search->inspect();
+    }
+    switch (in.op) {
+      case Op::load:
+        load_batch(source, sampler, first_sample + pass.first_sequence, pass.sequences, chunk,
+                   in.slot, true);
+        break;
+      case Op::forward:
+        chunk.forward(pass, [&](int64_t layer) {
+          if (in.micro_batch == 0) optimizer_.require(in.chunk, layer);
+        });
+        if (chunk.range().head) add_losses(chunk, pass, pass.accumulate);
+        forwarded = in;
+        break;
+      case Op::backward: {
+        const bool logits_are_there =
+            forwarded.micro_batch == in.micro_batch && forwarded.chunk == in.chunk;
+        chunk.backward(pass, loss_scale(step), logits_are_there, [&](int64_t layer) {
+          if (search != nullptr) return look_at_gradients(layer, *search);
+          if (in.micro_batch != last) return;
+          if (layer < 0) tied_.merge();
+          reducer_.layer_done(in.chunk, layer);
+        });
+        forwarded.micro_batch = -1;
+        break;
+      }
+      case Op::send_act:
+      case Op::recv_act:
+      case Op::send_grad:
+      case Op::recv_grad:
+        exchange(chunk, pass, in.op);
+        break;
+      case Op::reduce_grads:
+        if (search == nullptr) reducer_.finish();
+        break;
+      case Op::step:
+        break;  // step() decides whether there is one
+    }
+  }
 }
 
 namespace {
 
-// Requests travel as numbers behind the sums that are reduced anyway.
+// Requests travel as numbers beside sums that are exchanged anyway.
 constexpr size_t kRequests = 2;
 void put(const Requests& requests, double* out) {
   out[0] = requests.stop ? 1.0 : 0.0;
@@ -109,171 +262,123 @@ Requests take(const double* in) {
 
 }  // namespace
 
-void Trainer::reduce_gradients(Requests requests, StepResult& result) {
-  const Tensor sum = arena_->get("loss_sum");
+void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
+  const Tensor sum = arena_.tensor("loss_sum");
   double host[1 + kRequests] = {};
   put(requests, host + 1);
   device_.copy_from_host(sum.slice(1, kRequests), host + 1);
-  if (dp_->size() > 1) {
-    dp_->all_reduce(arena_->get("grads"));
-    dp_->all_reduce(sum);
-  }
+  // Stages without the head have no losses.
+  if (!stage_.chunks.back().head) device_.copy_from_host(sum.slice(0, 1), host);
+  if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
-  result.loss = host[0] / static_cast<double>(plan_.cost.tokens_per_step);
+  result.loss = host[0] / static_cast<double>(plan_.tokens_of_step(step));
+  result.grad_norm = optimizer_.gradient_norm(std::span(host).subspan(1)) / scale_.value();
   result.requests = take(host + 1);
-
-  // Gradient norm: sums of squares by row, each row counted once whatever the layout, then added in
-  // table order.
-  const Tensor squares = arena_->get("squares");
-  std::vector<double> partials(static_cast<size_t>(squares.numel()));
-  std::vector<double> rows(plan_.table.size() + kRequests, 0.0);
-  const Tensor grads = arena_->get("grads");
-  auto chunks = [](const ParamPlacement& p) {
-    return (p.numel + Device::kNormChunk - 1) / Device::kNormChunk;
-  };
-  auto counted = [&](const ParamPlacement& p) {
-    return coord_[Axis::tp] == 0 || !plan_.table[p.row].replicated_over.has(Axis::tp);
-  };
-  int64_t at = 0;
-  for (const ParamPlacement& placement : plan_.layout.params) {
-    if (!counted(placement)) continue;
-    device_.sum_squares(grads.slice(placement.offset, placement.numel),
-                        squares.slice(at, chunks(placement)));
-    at += chunks(placement);
-  }
-  device_.copy_to_host(partials.data(), squares.slice(0, at));
-  auto next = partials.cbegin();
-  for (const ParamPlacement& placement : plan_.layout.params) {
-    if (!counted(placement)) continue;
-    for (int64_t i = 0; i < chunks(placement); ++i) rows[placement.row] += *next++;
-  }
-  if (tp_->size() > 1) {
-    const Tensor shared = arena_->get("row_squares");
-    put(result.requests, rows.data() + plan_.table.size());
-    device_.copy_from_host(shared, rows.data());
-    tp_->all_reduce(shared);
-    device_.copy_to_host(rows.data(), shared);
-    result.requests = take(rows.data() + plan_.table.size());
-  }
-  double total = 0;
-  for (size_t i = 0; i < plan_.table.size(); ++i) total += rows[i];
-  result.grad_norm = std::sqrt(total);
-}
-
-void Trainer::update(int64_t step, StepResult& result) {
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    throw Error(Exit::run_failed,
-                {.code = "loss.nan",
-                 .what = fmt::format("step {}: loss {} and gradient norm {}: the run has diverged",
-                                     step + 1, result.loss, result.grad_norm),
-                 .help = "lower lr.max, lengthen lr.warmup, or use precision.dtype=fp32; the last "
-                         "checkpoint is intact"});
-  }
-  const TrainSpec::Optimizer& optimizer = spec_.optimizer;
-  result.lr = learning_rate(spec_, spec_.train.steps, step);
-  const double decay = weight_decay(spec_, spec_.train.steps, step);
-  double clip = 1.0;
-  if (optimizer.clip > 0) clip = std::min(1.0, optimizer.clip / (result.grad_norm + 1e-6));
-  const Tensor weights = arena_->get("weights");
-  const std::vector<ParameterState> parameters = state();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const ParameterState& parameter = parameters[i];
-    const ParamPlacement& placement = plan_.layout.params[i];
-    AdamW args;
-    args.master = parameter.master;
-    args.exp_avg = parameter.exp_avg;
-    args.exp_avg_sq = parameter.exp_avg_sq;
-    args.grad = parameter.grad;
-    if (plan_.compute != DType::f32)
-      args.weights = weights.slice(placement.offset, placement.numel);
-    args.lr = static_cast<float>(result.lr);
-    args.beta1 = static_cast<float>(optimizer.beta1);
-    args.beta2 = static_cast<float>(optimizer.beta2);
-    args.eps = static_cast<float>(optimizer.eps);
-    args.weight_decay = parameter.row->decays ? static_cast<float>(decay) : 0.0f;
-    args.grad_scale = static_cast<float>(clip);
-    args.step = step + 1;
-    device_.adamw(args);
-  }
-}
-
-void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
-                                Requests requests, bool apply, StepResult& result) {
-  const float loss_scale = 1.0f / static_cast<float>(plan_.cost.tokens_per_step);
-  const int dp = plan_.grid.sizes()[Axis::dp];
-  Pass pass;
-  pass.sequences = plan_.micro_batch;
-  pass.seq = plan_.seq;
-  pass.step = step;
-  pass.training = true;
-  for (const Instruction& in : plan_.schedule[static_cast<size_t>(coord_[Axis::pp])]) {
-    pass.accumulate = in.micro_batch > 0;
-    // A micro-step takes a run of samples, each replica its part of it: the order of samples is the
-    // same for every layout.
-    pass.first_sequence = (in.micro_batch * dp + coord_[Axis::dp]) * plan_.micro_batch;
-    switch (in.op) {
-      case Op::load:
-        load_batch(source, sampler, step * plan_.global_batch + pass.first_sequence,
-                   pass.sequences);
-        break;
-      case Op::forward:
-        model_->forward(pass);
-        add_losses(pass, pass.accumulate);
-        break;
-      case Op::backward:
-        model_->backward(pass, loss_scale);
-        break;
-      case Op::reduce_grads:
-        reduce_gradients(requests, result);
-        break;
-      case Op::step:
-        if (apply) update(step, result);
-        break;
-      case Op::send_act:
-      case Op::recv_act:
-      case Op::send_grad:
-      case Op::recv_grad:
-        // The plan refuses more than one stage (mesh.pp), and one stage has no neighbours.
-        throw std::logic_error("a schedule of one stage has no transfers");
-    }
-  }
-  device_.synchronize();
 }
 
 StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler& sampler,
                          Requests requests) {
   StepResult result;
-  run_micro_batches(step, source, sampler, requests, true, result);
+  run_micro_batches(step, source, sampler);
+  result.loss_scale = scale_.value();
+  agree(step, requests, result);
+  const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  const bool overflow = !finite && scale_.dynamic() && !scale_.at_minimum();
+  if (!finite && !overflow && spec_.health.nan != "skip") {
+    throw Error(Exit::run_failed, diverged(step, result, source, sampler));
+  }
+  scale_.step_done(!finite);
+  if (finite) {
+    UpdateSettings update;
+    update.lr = result.lr = learning_rate(spec_, plan_.steps, updates_);
+    update.weight_decay = weight_decay(spec_, plan_.steps, updates_);
+    const double clip = spec_.optimizer.clip;
+    if (clip > 0) update.grad_scale = std::min(1.0, clip / (result.grad_norm + 1e-6));
+    update.grad_scale /= result.loss_scale;
+    update.step = ++updates_;
+    optimizer_.update(update);
+    if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
+  } else {
+    // The schedule does not advance.
+    result.skipped = true;
+    ++skipped_;
+  }
+  result.skipped_so_far = skipped_;
+  device_.synchronize();
   return result;
 }
 
 double Trainer::gradients(int64_t step, const TokenSource& source, const Sampler& sampler) {
   StepResult result;
-  run_micro_batches(step, source, sampler, {}, false, result);
+  optimizer_.require_all();
+  run_micro_batches(step, source, sampler);
+  agree(step, {}, result);
   return result.loss;
 }
 
-double Trainer::evaluate(const TokenSource& source, int64_t batches) {
+double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
+  optimizer_.require_all();
   int64_t windows = (source.size() - 1) / plan_.seq;
-  if (batches > 0) windows = std::min(windows, batches * plan_.global_batch);
+  if (wanted > 0) windows = std::min(windows, wanted);
   const Sampler sampler(source.size(), plan_.seq, SampleOrder::sequential, 0);
-  const int64_t replicas = dp_->size();
-  const int64_t begin = windows * dp_->rank() / replicas;
-  const int64_t end = windows * (dp_->rank() + 1) / replicas;
-  const Tensor sum = arena_->get("loss_sum");
-  double host[3] = {0, static_cast<double>((end - begin) * plan_.seq)};
+  const int64_t replicas = plan_.grid.sizes()[Axis::dp], replica = coord_[Axis::dp];
+  const int64_t begin = windows * replica / replicas;
+  const int64_t end = windows * (replica + 1) / replicas;
+  const Tensor sum = arena_.tensor("loss_sum");
+  const bool head = stage_.chunks.back().head;
+  double host[3] = {0, head ? static_cast<double>((end - begin) * plan_.seq) : 0.0};
   device_.copy_from_host(sum, host);
-  Pass pass;
-  pass.seq = plan_.seq;
-  for (int64_t first = begin; first < end; first += pass.sequences) {
-    pass.sequences = std::min(plan_.micro_batch, end - first);
-    load_batch(source, sampler, first, pass.sequences);
-    model_->forward(pass);
-    add_losses(pass, true);
+  // Each chunk in turn takes as many micro-batches as fill the pipeline.
+  const int64_t in_turn = plan_.grid.sizes()[Axis::pp] * plan_.micro_batch;
+  for (int64_t turn = begin; turn < end; turn += in_turn) {
+    for (const Chunk& chunk : chunks_) {
+      const int64_t turn_end = std::min(turn + in_turn, end);
+      Pass pass;
+      pass.seq = plan_.seq;
+      for (int64_t first = turn; first < turn_end; first += pass.sequences) {
+        pass.sequences = std::min(plan_.micro_batch, turn_end - first);
+        const bool ends = chunk.range().embedding || chunk.range().head;
+        if (ends) load_batch(source, sampler, first, pass.sequences, chunk, pass.slot, false);
+        if (!chunk.range().embedding) exchange(chunk, pass, Op::recv_act);
+        chunk.forward(pass);
+        if (chunk.range().head) {
+          add_losses(chunk, pass, true);
+        } else {
+          exchange(chunk, pass, Op::send_act);
+        }
+      }
+    }
   }
-  if (replicas > 1) dp_->all_reduce(sum);
+  if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
   return host[0] / host[1];
+}
+
+void Trainer::look_at_gradients(int64_t layer, NotFiniteSearch& search) {
+  for (const ParamPlacement& param : stage_.layout.params) {
+    const ParamRow& row = plan_.table[param.row];
+    if (row.layer != layer) continue;
+    search.gradient(row, arena_.tensor("grads").slice(param.offset, param.numel));
+  }
+}
+
+Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const TokenSource& source,
+                             const Sampler& sampler) {
+  NotFiniteSearch search(plan_, groups_.world().rank(), device_);
+  optimizer_.require_all();
+  for (const ParamPlacement& param : stage_.layout.params) {
+    search.weights(plan_.table[param.row],
+                   arena_.tensor("weights").slice(param.offset, param.numel));
+  }
+  run_micro_batches(step, source, sampler, &search);
+  const std::string where = search.agree(groups_.world());
+  return {.code = "loss.nan",
+          .what = fmt::format("step {}: loss {} and gradient norm {}: the run has diverged",
+                              step + 1, result.loss, result.grad_norm),
+          .notes = {where},
+          .help =
+              "lower lr.max, lengthen lr.warmup, or use precision.dtype=fp32 (health.nan=skip "
+              "leaves such steps out); the last checkpoint is intact"};
 }
 
 }  // namespace mtl

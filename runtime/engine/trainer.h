@@ -5,23 +5,35 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "runtime/comm/communicator.h"
+#include "runtime/comm/queue.h"
 #include "runtime/data/data.h"
 #include "runtime/device/device.h"
-#include "runtime/model/transformer.h"
+#include "runtime/engine/gradients.h"
+#include "runtime/engine/health.h"
+#include "runtime/engine/loss_scale.h"
+#include "runtime/engine/optimizer.h"
+#include "runtime/engine/rank_groups.h"
+#include "runtime/engine/tied_embedding.h"
+#include "runtime/model/chunk.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {
 
-// A parameter of this rank as checkpoints and tests see it: the row, where it lies in the global
-// tensor, and host-readable f32 views.
+// The part of a parameter that this rank keeps the state of, as checkpoints and tests see it.
 struct ParameterState {
   const ParamRow* row = nullptr;
   std::vector<int64_t> local_shape;
-  std::vector<ParamRect> rects;
-  Tensor master, exp_avg, exp_avg_sq, grad;  // f32
+  OwnedPart part;                // elements of the flattened local tensor
+  std::vector<ParamRect> rects;  // that part, in the global tensor
+  bool counts = true;            // false: another rank's copy is the one to be saved
+  Tensor master, grad;           // f32 [part.count]
+  std::vector<std::pair<const char*, Tensor>> moments;
 };
 
 // What a rank was asked to do (signals); the job does it when any rank was.
@@ -34,6 +46,9 @@ struct StepResult {
   double loss = 0;       // mean over the tokens of the global batch
   double grad_norm = 0;  // before clipping
   double lr = 0;
+  bool skipped = false;   // no update: overflow (fp16), or numbers that are none (health.nan=skip)
+  double loss_scale = 1;  // that this step ran with
+  int64_t skipped_so_far = 0;
   Requests requests;  // of all ranks together
 };
 
@@ -45,46 +60,68 @@ class Trainer {
 
   // Weights from the seed; moments zero.
   void initialise();
+  // The rank's own parts. Waits until they are complete.
   std::vector<ParameterState> state();
   // After master weights were written (a checkpoint was loaded): refreshes the weights that the
   // matmuls read.
   void weights_changed();
+  // What a run needs beside the parameters to go on as if it had not stopped: updates done, loss
+  // scale, skipped steps.
+  nlohmann::json progress() const;
+  // Of a checkpoint after `step` steps; a checkpoint without it had one update per step.
+  void restore_progress(const nlohmann::json& progress, int64_t step);
 
-  // Step `step` (from 0) of training: samples [step * global_batch, ...) of `sampler`. `stop` is
-  // this rank's wish to stop; the result says whether any rank has it.
+  // Step `step` (from 0) of training: its samples are those that the plan's batch schedule gives
+  // it. `requests` are this rank's wishes; the result says those of all ranks.
   StepResult step(int64_t step, const TokenSource& source, const Sampler& sampler,
                   Requests requests);
   // Forward and backward of the same, without the update: the gradients stay for the reader
   // (tests).
   double gradients(int64_t step, const TokenSource& source, const Sampler& sampler);
-  // Mean loss per token over the first `batches` global batches of windows of `source` in order (0
-  // = all of its windows).
-  double evaluate(const TokenSource& source, int64_t batches);
+  // Mean loss per token over the first `windows` windows of `source` in order (0 = all).
+  double evaluate(const TokenSource& source, int64_t windows);
 
   const Coord& coord() const { return coord_; }
-  Communicator& tp() { return *tp_; }
-  Communicator& dp() { return *dp_; }
+  const RankGroups& groups() const { return groups_; }
 
  private:
-  void load_batch(const TokenSource& source, const Sampler& sampler, int64_t first, int64_t count);
+  struct Memory;
+  Pass pass_of(const Instruction& in, int64_t step) const;
+  void load_batch(const TokenSource& source, const Sampler& sampler, int64_t first, int64_t count,
+                  const Chunk& chunk, int slot, bool training);
   void run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
-                         Requests requests, bool apply, StepResult& result);
-  void reduce_gradients(Requests requests, StepResult& result);
-  void update(int64_t step, StepResult& result);
+                         NotFiniteSearch* search = nullptr);
+  void exchange(const Chunk& chunk, const Pass& pass, Op op);
+  // After all gradients are summed: the loss, the norm and the requests of all ranks.
+  void agree(int64_t step, Requests requests, StepResult& result);
   // Sums the losses of a pass into "loss_sum"[0].
-  void add_losses(const Pass& pass, bool accumulate);
+  void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
+  float loss_scale(int64_t step) const;
+  int neighbour(int distance) const;  // in the pipeline, round its ends
+  void look_at_gradients(int64_t layer, NotFiniteSearch& search);
+  // What to say of a step whose loss or gradient is no number: runs its passes again to find where.
+  Diagnostic diverged(int64_t step, const StepResult& result, const TokenSource& source,
+                      const Sampler& sampler);
 
   const Plan& plan_;
   const TrainSpec& spec_;
   Device& device_;
-  Coord coord_;
-  std::unique_ptr<Communicator> tp_, dp_;
-  void* memory_ = nullptr;
-  bool owns_memory_ = false;
-  std::unique_ptr<Arena> arena_;
-  std::unique_ptr<Parameters> parameters_;
-  std::unique_ptr<BlockContext> context_;
-  std::unique_ptr<Transformer> model_;
+  const Coord coord_;
+  const StagePlan& stage_;
+  RankGroups groups_;
+  std::unique_ptr<Memory> memory_;
+  Arena arena_;
+  Parameters parameters_;
+  // Behind the memory: they are done before it goes.
+  CommQueue tensor_queue_, data_queue_;
+  TensorParallel tensor_parallel_;
+  BlockContext context_;
+  std::vector<Chunk> chunks_;
+  TiedEmbedding tied_;
+  GradientReducer reducer_;
+  Optimizer optimizer_;
+  LossScale scale_;
+  int64_t updates_ = 0, skipped_ = 0;
   std::vector<int32_t> host_tokens_, host_targets_;
 };
 

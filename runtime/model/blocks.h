@@ -1,29 +1,36 @@
 // The blocks of a GPT decoder, each with a hand-written forward and backward. What forward saves
-// for backward is declared in the memory plan (runtime/plan/memory.cpp) and looked up by name.
+// for backward is declared in the memory plan (runtime/plan/memory.cpp) and looked up by name; what
+// recompute drops from that list, backward makes again.
 //
 // Backward works on the gradient of the residual stream, in place: a block adds what flows through
-// it to `dresidual`. With tensor parallelism every rank holds the whole residual stream; blocks sum
-// their partial results over the group.
+// it to `dresidual`.
 #pragma once
+
+#include <string>
 
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 
 namespace mtl {
 
-// tokens -> residual stream: token embedding (split over the vocabulary) + learned positions,
-// dropout.
+// tokens -> residual stream: token embedding (split over the vocabulary) + learned positions if the
+// model has them, dropout.
 class EmbeddingBlock {
  public:
-  explicit EmbeddingBlock(const BlockContext& context);
+  // `output`: the planned buffer of the residual stream.
+  EmbeddingBlock(const BlockContext& context, const std::string& output);
   void forward(const Pass& pass) const;
   void backward(const Pass& pass) const;
 
  private:
+  void add_positions(const Pass& pass, Tensor stream) const;
+
   const BlockContext& context_;
   VocabShard shard_;
   Parameter tokens_, positions_;
-  Tensor ids_, output_, dresidual_;
+  // With a tied head on the same rank the gradient is collected by distinct token: row ids, rows.
+  Buffer tied_slots_, tied_grad_;
+  Buffer ids_, output_, branch_, dresidual_;
 };
 
 // x + dropout(proj(attention(qkv(norm(x))))); heads split over TP.
@@ -35,27 +42,44 @@ class AttentionBlock {
 
  private:
   AttentionShape attention_shape(const Pass& pass) const;
+  // The norms of Q and K, then rotary positions, in place.
+  void place_heads(const Pass& pass) const;
+  void place_heads_backward(const Pass& pass, Tensor dqkv) const;
+  HeadNorm head_norm(const Pass& pass, bool query) const;
+  Rope rope(const Pass& pass, Tensor qkv) const;
+  void attend(const Pass& pass) const;
 
   const BlockContext& context_;
   int64_t layer_;
+  int64_t heads_, kv_heads_;  // of this rank
   Norm norm_;
   Linear qkv_linear_, proj_linear_;
-  Tensor qkv_, lse_, attended_, output_, branch_, dresidual_, dattended_, dqkv_, dnormed_;
+  Parameter q_norm_, k_norm_;
+  Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, output_;
+  Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
+  Tensor rope_table_;
 };
 
-// x + dropout(down(gelu(up(norm(x))))); the inner dimension split over TP.
+// x + dropout(down(act(up(norm(x))))), act = GELU or SwiGLU; the inner dimension split over TP.
 class MlpBlock {
  public:
-  MlpBlock(const BlockContext& context, int64_t layer);
+  // `output`: the planned buffer of the residual stream behind this layer.
+  MlpBlock(const BlockContext& context, int64_t layer, const std::string& output);
   void forward(const Pass& pass) const;
   void backward(const Pass& pass) const;
+  Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
  private:
+  // up and activation, from all rows of the normalised stream.
+  void expand(const Pass& pass, Tensor x) const;
+
   const BlockContext& context_;
   int64_t layer_;
+  bool gated_;
   Norm norm_;
   Linear up_, down_;
-  Tensor before_gelu_, activated_, output_, branch_, dresidual_, dbefore_gelu_, dnormed_;
+  Buffer before_act_, activated_, output_;
+  Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
 };
 
 // Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy
@@ -65,9 +89,10 @@ class HeadBlock {
   explicit HeadBlock(const BlockContext& context);
   // Fills the losses per token.
   void forward(const Pass& pass) const;
-  // d(loss)/d(logits) is scaled by `scale`: 1 / tokens of the global batch.
-  void backward(const Pass& pass, float scale) const;
-  Tensor losses(const Pass& pass) const { return loss_.slice(0, pass.tokens()); }
+  // d(loss)/d(logits) is scaled by `scale`. The logits are one buffer for all micro-batches:
+  // `logits_are_there` if nothing ran since forward of this one, else they are made again.
+  void backward(const Pass& pass, float scale, bool logits_are_there) const;
+  Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, pass.tokens()); }
   // The logits [valid] after the last token of the pass, without loss (generation; tp = 1).
   Tensor next_logits(const Pass& pass) const;
 
@@ -78,7 +103,7 @@ class HeadBlock {
   VocabShard shard_;
   Norm norm_;
   Parameter head_;
-  Tensor logits_, targets_, row_max_, sums_, loss_, dnormed_, dresidual_;
+  Buffer logits_, targets_, row_max_, sums_, loss_, gathered_, dnormed_, dresidual_;
 };
 
 }  // namespace mtl

@@ -1,41 +1,54 @@
 #include "runtime/model/context.h"
 
+#include <span>
 #include <stdexcept>
 
 namespace mtl {
 
-Tensor Arena::find(const std::string& name) const {
+Buffer Arena::find(const std::string& name) const {
   const BufferPlan* buffer = plan_->find(name);
   if (buffer == nullptr) return {};
-  return Tensor(base_ + buffer->offset, buffer->dtype, std::span<const int64_t>(buffer->shape));
+  return {Tensor(base_ + buffer->offset, buffer->dtype, std::span<const int64_t>(buffer->shape)),
+          buffer->in_slot ? plan_->slot_bytes : 0};
 }
 
-Tensor Arena::get(const std::string& name) const {
-  Tensor tensor = find(name);
-  if (!tensor) throw std::logic_error("the memory plan has no buffer '" + name + "'");
-  return tensor;
+Buffer Arena::get(const std::string& name) const {
+  Buffer buffer = find(name);
+  if (!buffer) throw std::logic_error("the memory plan has no buffer '" + name + "'");
+  return buffer;
 }
 
 Parameters::Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout,
-                       const Arena& arena)
-    : table_(&table) {
-  const Tensor weights = arena.get("weights");
-  const Tensor grads = arena.find("grads");
-  for (const ParamPlacement& placement : layout.params) {
-    const std::span<const int64_t> shape(placement.shape);
+                       const Arena& arena) {
+  const Tensor weights = arena.tensor("weights");
+  const Tensor grads = arena.find_tensor("grads");
+  const std::vector<ParamPlacement>& params = layout.params;
+  for (size_t first = 0; first < params.size();) {
+    // Rows that share a slot are one tensor, stacked along the first dimension.
+    const ParamRow& row = table[params[first].row];
+    std::vector<int64_t> shape = params[first].shape;
+    int64_t numel = params[first].numel;
+    size_t end = first + 1;
+    for (; end < params.size(); ++end) {
+      const ParamRow& next = table[params[end].row];
+      if (next.layer != row.layer || next.slot != row.slot) break;
+      shape[0] += params[end].shape[0];
+      numel += params[end].numel;
+    }
     Parameter parameter;
-    parameter.weight =
-        Tensor(weights.slice(placement.offset, placement.numel).data, weights.dtype, shape);
-    if (grads)
-      parameter.grad =
-          Tensor(grads.slice(placement.offset, placement.numel).data, DType::f32, shape);
-    parameters_.push_back(parameter);
+    const int64_t offset = params[first].offset;
+    const std::span<const int64_t> dims(shape);
+    parameter.weight = Tensor(weights.slice(offset, numel).data, weights.dtype, dims);
+    if (grads) parameter.grad = Tensor(grads.slice(offset, numel).data, DType::f32, dims);
+    parameter.out_in = row.out_in;
+    parameters_[{row.layer, row.slot}] = parameter;
+    first = end;
   }
 }
 
 Parameter Parameters::find(int64_t layer, const std::string& slot) const {
-  const ParamRow* row = find_row(*table_, static_cast<int>(layer), slot);
-  return row == nullptr ? Parameter{} : parameters_[static_cast<size_t>(row - table_->data())];
+  const auto it = parameters_.find({layer, slot});
+  return it == parameters_.end() ? Parameter{} : it->second;
 }
 
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer,
@@ -57,18 +70,35 @@ Tensor rows_between(Tensor planned, int64_t first, int64_t end) {
                 {end - first, cols});
 }
 
+int64_t stream_tokens(const BlockContext& context, const Pass& pass) {
+  return pass.tokens() / context.tp.stream_parts();
+}
+
 }  // namespace
 
-Tensor rows_of(Tensor planned, const Pass& pass) {
-  return rows_between(planned, pass.past, pass.past + pass.tokens());
+Tensor rows_of(const Buffer& planned, const Pass& pass) {
+  return rows_between(planned.in(pass.slot), pass.past, pass.past + pass.tokens());
 }
 
-Tensor values_of(Tensor planned, const Pass& pass) {
-  return planned.slice(pass.past, pass.tokens());
+Tensor stream_rows_of(const BlockContext& context, const Buffer& planned, const Pass& pass) {
+  return rows_between(planned.in(pass.slot), pass.past, pass.past + stream_tokens(context, pass));
 }
 
-Tensor rows_up_to(Tensor planned, const Pass& pass) {
-  return rows_between(planned, 0, pass.past + pass.tokens());
+Tensor values_of(const Buffer& planned, const Pass& pass) {
+  return planned.in(pass.slot).slice(pass.past, pass.tokens());
+}
+
+Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass) {
+  return planned.in(pass.slot).slice(pass.past, stream_tokens(context, pass));
+}
+
+Tensor rows_up_to(const Buffer& planned, const Pass& pass) {
+  return rows_between(planned.in(pass.slot), 0, pass.past + pass.tokens());
+}
+
+int64_t first_stream_row(const BlockContext& context, const Pass& pass) {
+  const int64_t part = context.tp.sequence() ? context.tp.rank() : 0;
+  return pass.first_row() + part * stream_tokens(context, pass);
 }
 
 }  // namespace mtl

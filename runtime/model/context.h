@@ -3,26 +3,42 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <functional>
+#include <map>
 #include <string>
-#include <vector>
+#include <utility>
 
-#include "runtime/comm/communicator.h"
 #include "runtime/device/device.h"
+#include "runtime/model/tensor_parallel.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {
 
+// A planned buffer, of which there may be one per slot.
+struct Buffer {
+  Tensor tensor;  // of slot 0
+  int64_t slot_bytes = 0;
+  explicit operator bool() const { return static_cast<bool>(tensor); }
+  Tensor in(int slot) const {
+    Tensor moved = tensor;
+    if (moved.data != nullptr) moved.data = static_cast<char*>(moved.data) + slot * slot_bytes;
+    return moved;
+  }
+};
+
 // The memory of a rank, laid out by the memory plan.
 class Arena {
  public:
   Arena(const MemoryPlan& plan, void* base) : plan_(&plan), base_(static_cast<char*>(base)) {}
-  // The planned buffer; an empty tensor if the plan has none of that name.
-  Tensor find(const std::string& name) const;
+  // The planned buffer; an empty one if the plan has none of that name.
+  Buffer find(const std::string& name) const;
   // As find, but the buffer has to exist.
-  Tensor get(const std::string& name) const;
+  Buffer get(const std::string& name) const;
+  // Of a buffer that is not in slots; empty, or an error with `at`, if there is none.
+  Tensor find_tensor(const std::string& name) const { return find(name).tensor; }
+  Tensor tensor(const std::string& name) const { return get(name).tensor; }
 
  private:
   const MemoryPlan* plan_;
@@ -30,36 +46,36 @@ class Arena {
 };
 
 struct Parameter {
-  Tensor weight;  // compute type
-  Tensor grad;    // f32; empty without gradients (generation)
+  Tensor weight;        // compute type
+  Tensor grad;          // f32; empty without gradients (generation)
+  bool out_in = false;  // a matrix lies as [out, in]
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
 
-// The local parameters as views into the flat buffers.
+// The local parameters as views into the flat buffers, by the blocks' names.
 class Parameters {
  public:
   Parameters(const std::vector<ParamRow>& table, const ParamLayout& layout, const Arena& arena);
-  // An empty Parameter if the model has none (a bias, say).
+  // An empty Parameter if the model has none (a bias, say), or if it is on another stage.
   Parameter find(int64_t layer, const std::string& slot) const;
 
  private:
-  const std::vector<ParamRow>* table_;
-  std::vector<Parameter> parameters_;
+  std::map<std::pair<int64_t, std::string>, Parameter> parameters_;
 };
 
 struct BlockContext {
   Device& device;
-  Communicator& tp;  // the tensor-parallel group; of one rank when tp = 1
+  const TensorParallel& tp;
   const ModelShape& shape;
   const Arena& arena;
   const Parameters& parameters;
+  Recompute recompute = {};
   uint64_t seed = 0;
-
-  // Sums partial results of a row-parallel matmul.
-  void reduce(Tensor x) const {
-    if (tp.size() > 1) tp.all_reduce(x);
-  }
 };
+
+// Called with what a block has made: its layer, what it is, and the tensor (to find the first value
+// that is no number).
+using Inspect = std::function<void(int64_t layer, const char* what, Tensor made)>;
 
 // One micro-batch on its way through the model.
 struct Pass {
@@ -69,8 +85,12 @@ struct Pass {
       0;  // tokens of the one sequence that earlier passes left in the buffers (generation)
   int64_t step = 0;            // of training, for dropout
   int64_t first_sequence = 0;  // of this micro-batch in the global batch
+  int slot = 0;                // where the activations live
   bool training = false;       // dropout applies
   bool accumulate = false;     // backward adds to the gradients (not the first micro-batch)
+  bool again = false;          // forward for backward's sake: the group's output is there already
+  const Inspect* inspect = nullptr;
+
   int64_t tokens() const { return sequences * seq; }
   int64_t first_row() const { return first_sequence * seq; }
 };
@@ -80,11 +100,15 @@ enum class DropoutSite : int64_t { embedding, attention, attention_output, mlp_o
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer, DropoutSite site);
 
 // The rows of a planned buffer that this pass works on; a pass may be shorter than the plan's
-// micro-batch.
-Tensor rows_of(Tensor planned, const Pass& pass);
+// micro-batch. `_stream`: of the residual stream, where sequence-parallel ranks hold their part.
+Tensor rows_of(const Buffer& planned, const Pass& pass);
+Tensor stream_rows_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
 // The same of a buffer with one value per row.
-Tensor values_of(Tensor planned, const Pass& pass);
+Tensor values_of(const Buffer& planned, const Pass& pass);
+Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
 // The rows of this pass and of the passes before it.
-Tensor rows_up_to(Tensor planned, const Pass& pass);
+Tensor rows_up_to(const Buffer& planned, const Pass& pass);
+// The row of the global batch that the rank's part of the residual stream begins with.
+int64_t first_stream_row(const BlockContext& context, const Pass& pass);
 
 }  // namespace mtl

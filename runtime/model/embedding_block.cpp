@@ -2,38 +2,59 @@
 
 namespace mtl {
 
-EmbeddingBlock::EmbeddingBlock(const BlockContext& context)
+EmbeddingBlock::EmbeddingBlock(const BlockContext& context, const std::string& output)
     : context_(context),
       shard_(vocab_shard(context.shape, context.tp.size(), context.tp.rank())),
       tokens_(context.parameters.find(-1, "tokens")),
       positions_(context.parameters.find(-1, "positions")),
+      tied_slots_(context.arena.find("tied.slots")),
+      tied_grad_(context.arena.find("tied.grad")),
       ids_(context.arena.get("tokens")),
-      output_(context.arena.get(context.shape.layers > 0 ? "layer0.attn.input" : "head.input")),
+      output_(context.arena.get(output)),
+      branch_(context.arena.get("branch")),
       dresidual_(context.arena.find("dresidual")) {}
 
 void EmbeddingBlock::forward(const Pass& pass) const {
-  const Tensor ids = values_of(ids_, pass);
-  const Tensor out = rows_of(output_, pass);
-  context_.device.embedding_forward(ids, tokens_.weight, shard_.first, out);
-  context_.reduce(out);
+  const Tensor stream = stream_rows_of(context_, output_, pass);
+  // The sum over TP can be taken where it belongs, unless each rank keeps only its rows of it.
+  const Tensor partial = context_.tp.sequence() ? rows_of(branch_, pass) : stream;
+  context_.device.embedding_forward(values_of(ids_, pass), tokens_.weight, shard_.first, partial);
+  const Tensor sum = context_.tp.leave(partial);
+  if (sum.data != stream.data) context_.device.copy(sum, stream);
+  add_positions(pass, stream);
+}
+
+void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
+  const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
+  const int64_t first_row = first_stream_row(context_, pass);
+  if (!positions_) {
+    if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
+    return;
+  }
   const Tensor table = positions_.weight;
-  const int64_t cols = table.cols();
-  const Tensor positions(table.slice(pass.past * cols, (table.rows() - pass.past) * cols).data,
-                         table.dtype, {table.rows() - pass.past, cols});
-  context_.device.position_forward(out, positions, pass.seq, out,
-                                   dropout_for(context_, pass, -1, DropoutSite::embedding),
-                                   pass.first_row());
+  const int64_t cols = table.cols(), rows = table.rows() - pass.past;
+  const Tensor positions(table.slice(pass.past * cols, rows * cols).data, table.dtype,
+                         {rows, cols});
+  context_.device.position_forward(stream, positions, pass.seq, stream, dropout, first_row);
 }
 
 void EmbeddingBlock::backward(const Pass& pass) const {
-  const Tensor ids = values_of(ids_, pass);
-  const Tensor dx = rows_of(dresidual_, pass);
-  context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate,
-                                    dropout_for(context_, pass, -1, DropoutSite::embedding),
-                                    pass.first_row());
-  // A tied embedding was written by the head just before; an untied one starts here.
-  if (!pass.accumulate && !context_.shape.tie_embeddings) context_.device.fill(tokens_.grad, 0.0f);
-  context_.device.embedding_backward(ids, dx, shard_.first, tokens_.grad);
+  const Tensor dx = stream_rows_of(context_, dresidual_, pass);
+  const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
+  const int64_t first_row = first_stream_row(context_, pass);
+  if (positions_) {
+    context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate, dropout,
+                                      first_row);
+  } else if (dropout) {
+    context_.device.dropout_backward(dx, dx, dropout, first_row);
+  }
+  const Tensor all = context_.tp.enter(dx, rows_of(branch_, pass));
+  if (tied_grad_) {
+    context_.device.embedding_backward(values_of(tied_slots_, pass), all, 0, tied_grad_.tensor);
+    return;
+  }
+  if (!pass.accumulate) context_.device.fill(tokens_.grad, 0.0f);
+  context_.device.embedding_backward(values_of(ids_, pass), all, shard_.first, tokens_.grad);
 }
 
 }  // namespace mtl

@@ -8,23 +8,31 @@ Linear::Linear(const BlockContext& context, int64_t layer, const std::string& sl
       bias_(context.parameters.find(layer, slot + ".bias")) {}
 
 void Linear::forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue, Tensor aux) const {
-  device_.matmul(
-      {.a = x, .b = weight_.weight, .c = y, .bias = bias, .epilogue = epilogue, .aux = aux});
+  device_.matmul({.a = x,
+                  .b = weight_.weight,
+                  .c = y,
+                  .transpose_b = weight_.out_in,
+                  .bias = bias,
+                  .epilogue = epilogue,
+                  .aux = aux});
 }
 
 void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux) const {
   device_.matmul({.a = dy,
                   .b = weight_.weight,
                   .c = dx,
-                  .transpose_b = true,
+                  .transpose_b = !weight_.out_in,
                   .epilogue = epilogue,
                   .aux = aux});
 }
 
-void Linear::backward_weight(Tensor x, Tensor dy, bool accumulate) const {
-  device_.matmul(
-      {.a = x, .b = dy, .c = weight_.grad, .transpose_a = true, .accumulate = accumulate});
-  if (bias_) device_.bias_grad(dy, bias_.grad, accumulate);
+void Linear::backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const {
+  device_.matmul({.a = weight_.out_in ? dy : x,
+                  .b = weight_.out_in ? x : dy,
+                  .c = weight_.grad,
+                  .transpose_a = true,
+                  .accumulate = accumulate});
+  if (bias_) device_.bias_grad(bias_dy, bias_.grad, accumulate);
 }
 
 }  // namespace mtl

@@ -1,7 +1,7 @@
-// Column- and row-parallel linears over weights stored [in, out] (Hugging Face's Conv1D, GPT-2).
-// Column-parallel: the weight holds out/tp columns, the output is local. Row-parallel: the weight
-// holds in/tp rows, and the caller sums the outputs over TP and adds the bias afterwards
-// (Megatron-LM, arXiv 1909.08053).
+// Column- and row-parallel linears, over weights stored [in, out] (Hugging Face's Conv1D, GPT-2) or
+// [out, in] (torch's Linear, Llama). Column-parallel: the rank holds out/tp columns, the output is
+// local. Row-parallel: it holds in/tp rows, and the caller sums the outputs over TP and adds the
+// bias afterwards (Megatron-LM, arXiv 1909.08053).
 #pragma once
 
 #include "runtime/model/context.h"
@@ -17,8 +17,9 @@ class Linear {
   // dx = dy W^T, partial sums when the linear is column-parallel.
   void backward_input(Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none,
                       Tensor aux = {}) const;
-  // dW (+)= x^T dy and db (+)= the sum of dy's rows.
-  void backward_weight(Tensor x, Tensor dy, bool accumulate) const;
+  // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
+  // it where the bias is added to the residual stream.
+  void backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const;
   Tensor bias() const { return bias_.weight; }
 
  private:

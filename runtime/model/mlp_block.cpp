@@ -2,50 +2,87 @@
 
 namespace mtl {
 
-MlpBlock::MlpBlock(const BlockContext& context, int64_t layer)
+MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string& output)
     : context_(context),
       layer_(layer),
+      gated_(context.shape.activation == Activation::swiglu),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),
-      before_gelu_(context.arena.get(layer_buffer(layer, "mlp.before_gelu"))),
+      before_act_(context.arena.get(layer_buffer(layer, "mlp.before_act"))),
       activated_(context.arena.get(layer_buffer(layer, "mlp.activated"))),
-      output_(context.arena.get(layer + 1 < context.shape.layers
-                                    ? layer_buffer(layer + 1, "attn.input")
-                                    : std::string("head.input"))),
+      output_(context.arena.get(output)),
       branch_(context.arena.get("branch")),
+      gathered_(context.arena.find("gathered")),
       dresidual_(context.arena.find("dresidual")),
-      dbefore_gelu_(context.arena.find("mlp.dbefore_gelu")),
+      dbefore_act_(context.arena.find("mlp.dbefore_act")),
+      dactivated_(context.arena.find("mlp.dactivated")),
       dnormed_(context.arena.find("mlp.dnormed")) {}
 
-void MlpBlock::forward(const Pass& pass) const {
-  const Tensor normed = norm_.forward(pass);
+void MlpBlock::expand(const Pass& pass, Tensor x) const {
+  const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
+  if (gated_) {
+    up_.forward(x, before_act, up_.bias());
+    context_.device.swiglu_forward(before_act, activated);
+  } else {
+    up_.forward(x, activated, up_.bias(), Epilogue::gelu, before_act);
+  }
+}
+
+void MlpBlock::forward(const Pass& pass) const {
   const Tensor branch = rows_of(branch_, pass);
-  up_.forward(normed, activated, up_.bias(), Epilogue::gelu, rows_of(before_gelu_, pass));
-  down_.forward(activated, branch, {});
-  context_.reduce(branch);
-  context_.device.bias_dropout_add(branch, down_.bias(), norm_.input(pass), rows_of(output_, pass),
+  expand(pass, context_.tp.enter(norm_.forward(pass), branch));
+  if (pass.again) return;
+  down_.forward(rows_of(activated_, pass), branch, {});
+  context_.device.bias_dropout_add(context_.tp.leave(branch), down_.bias(), norm_.input(pass),
+                                   output(pass),
                                    dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
-                                   pass.first_row());
+                                   first_stream_row(context_, pass));
 }
 
 void MlpBlock::backward(const Pass& pass) const {
-  const Tensor dresidual = rows_of(dresidual_, pass);
-  const Tensor dbefore_gelu = rows_of(dbefore_gelu_, pass);
+  const Tensor before_act = rows_of(before_act_, pass);
+  const Tensor activated = rows_of(activated_, pass);
+  const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
+  const Tensor branch = rows_of(branch_, pass);
+  const Tensor dbefore_act = rows_of(dbefore_act_, pass);
   const Tensor dnormed = rows_of(dnormed_, pass);
+  const Recompute& recompute = context_.recompute;
 
-  Tensor dbranch = dresidual;
+  const Tensor normed = recompute.norms || recompute.mlp ? norm_.forward(pass) : norm_.normed(pass);
+  Tensor dstream = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output)) {
-    dbranch = rows_of(branch_, pass);
-    context_.device.dropout_backward(dresidual, dbranch, dropout, pass.first_row());
+    dstream = context_.tp.own_rows(branch);
+    context_.device.dropout_backward(dresidual, dstream, dropout, first_stream_row(context_, pass));
   }
-  down_.backward_input(dbranch, dbefore_gelu, Epilogue::gelu_grad, rows_of(before_gelu_, pass));
-  down_.backward_weight(rows_of(activated_, pass), dbranch, pass.accumulate);
-  up_.backward_input(dbefore_gelu, dnormed);
-  context_.reduce(dnormed);
-  up_.backward_weight(norm_.normed(pass), dbefore_gelu, pass.accumulate);
-  norm_.backward(pass, dnormed, dresidual, true);
+  const Tensor dbranch = context_.tp.enter(dstream, branch);
+  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
+  if (recompute.mlp) {
+    entering.finish();
+    expand(pass, x);
+  } else if (recompute.mlp_activation) {
+    if (gated_) {
+      context_.device.swiglu_forward(before_act, activated);
+    } else {
+      context_.device.gelu_forward(before_act, activated);
+    }
+  }
+  if (gated_) {
+    const Tensor dactivated = rows_of(dactivated_, pass);
+    down_.backward_input(dbranch, dactivated);
+    context_.device.swiglu_backward(dactivated, before_act, dbefore_act);
+  } else {
+    down_.backward_input(dbranch, dbefore_act, Epilogue::gelu_grad, before_act);
+  }
+  down_.backward_weight(activated, dbranch, dstream, pass.accumulate);
+  up_.backward_input(dbefore_act, dnormed);
+  TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
+  entering.finish();
+  up_.backward_weight(x, dbefore_act, dbefore_act, pass.accumulate);
+  leaving.finish();
+  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
 }
 
 }  // namespace mtl

@@ -4,38 +4,38 @@ namespace mtl {
 
 Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
            const std::string& prefix)
-    : device_(context.device),
+    : context_(context),
       eps_(static_cast<float>(context.shape.norm_eps)),
       gamma_(context.parameters.find(layer, slot + ".weight")),
       beta_(context.parameters.find(layer, slot + ".bias")),
       input_(context.arena.get(prefix + ".input")),
-      mean_(context.arena.get(prefix + ".mean")),
+      mean_(context.arena.find(prefix + ".mean")),
       rstd_(context.arena.get(prefix + ".rstd")),
       normed_(context.arena.get(prefix + ".normed")) {}
 
 Tensor Norm::forward(const Pass& pass) const {
   const Tensor y = normed(pass);
-  device_.layernorm_forward({.x = input(pass),
-                             .gamma = gamma_.weight,
-                             .beta = beta_.weight,
-                             .y = y,
-                             .mean = values_of(mean_, pass),
-                             .rstd = values_of(rstd_, pass),
-                             .eps = eps_});
+  context_.device.layernorm_forward({.x = input(pass),
+                                     .gamma = gamma_.weight,
+                                     .beta = beta_.weight,
+                                     .y = y,
+                                     .mean = mean(pass),
+                                     .rstd = stream_values_of(context_, rstd_, pass),
+                                     .eps = eps_});
   return y;
 }
 
 void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const {
-  device_.layernorm_backward({.dy = dy,
-                              .x = input(pass),
-                              .gamma = gamma_.weight,
-                              .mean = values_of(mean_, pass),
-                              .rstd = values_of(rstd_, pass),
-                              .dx = dx,
-                              .dgamma = gamma_.grad,
-                              .dbeta = beta_.grad,
-                              .add_to_dx = add,
-                              .accumulate = pass.accumulate});
+  context_.device.layernorm_backward({.dy = dy,
+                                      .x = input(pass),
+                                      .gamma = gamma_.weight,
+                                      .mean = mean(pass),
+                                      .rstd = stream_values_of(context_, rstd_, pass),
+                                      .dx = dx,
+                                      .dgamma = gamma_.grad,
+                                      .dbeta = beta_.grad,
+                                      .add_to_dx = add,
+                                      .accumulate = pass.accumulate});
 }
 
 }  // namespace mtl

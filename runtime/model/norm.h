@@ -1,4 +1,4 @@
-// A layer norm with what it saves. Replicated over TP: every rank computes the same.
+// A layer norm or RMS norm with what it saves, over the rows of the residual stream.
 #pragma once
 
 #include "runtime/model/context.h"
@@ -14,14 +14,19 @@ class Norm {
   Tensor forward(const Pass& pass) const;
   // Adds the gradient of the input to `dx` (add) or writes it.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const;
-  Tensor input(const Pass& pass) const { return rows_of(input_, pass); }
-  Tensor normed(const Pass& pass) const { return rows_of(normed_, pass); }
+  Tensor input(const Pass& pass) const { return stream_rows_of(context_, input_, pass); }
+  Tensor normed(const Pass& pass) const { return stream_rows_of(context_, normed_, pass); }
 
  private:
-  Device& device_;
+  // Empty for an RMS norm.
+  Tensor mean(const Pass& pass) const {
+    return mean_ ? stream_values_of(context_, mean_, pass) : Tensor{};
+  }
+
+  const BlockContext& context_;
   float eps_;
   Parameter gamma_, beta_;
-  Tensor input_, mean_, rstd_, normed_;
+  Buffer input_, mean_, rstd_, normed_;
 };
 
 }  // namespace mtl

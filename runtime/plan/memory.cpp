@@ -9,7 +9,7 @@ namespace mtl {
 
 const char* category_name(MemoryCategory category) {
   static constexpr std::array kNames = {"weights",     "gradients", "optimizer",
-                                        "activations", "scratch",   "io"};
+                                        "activations", "scratch"};
   return kNames[static_cast<size_t>(category)];
 }
 
@@ -17,32 +17,14 @@ namespace {
 
 constexpr int64_t kAlignBytes = 256;
 
-int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-}
-
+// Lays buffers one behind the other. Where alternatives share memory, each begins at the same mark,
+// and the region ends where the longest of them does.
 class Builder {
  public:
-  void add(MemoryCategory category, std::string name, DType dtype, std::vector<int64_t> shape) {
-    place(category, std::move(name), dtype, std::move(shape), end_);
-    end_ = std::max(end_, cursor_);
-  }
-  // Scratch of a phase shares memory with scratch of the other phases.
-  void begin_phases() { base_ = phase_cursor_ = end_; }
-  void phase() { phase_cursor_ = base_; }
-  void add_scratch(std::string name, DType dtype, std::vector<int64_t> shape) {
-    place(MemoryCategory::scratch, std::move(name), dtype, std::move(shape), phase_cursor_);
-    phase_cursor_ = cursor_;
-    end_ = std::max(end_, cursor_);
-  }
-  MemoryPlan take() {
-    plan_.total_bytes = end_;
-    return std::move(plan_);
-  }
+  MemoryCategory category = MemoryCategory::weights;
+  bool in_slot = false;
 
- private:
-  void place(MemoryCategory category, std::string name, DType dtype, std::vector<int64_t> shape,
-             int64_t offset) {
+  void add(std::string name, DType dtype, std::vector<int64_t> shape) {
     BufferPlan buffer;
     buffer.name = std::move(name);
     buffer.category = category;
@@ -50,32 +32,204 @@ class Builder {
     buffer.bytes = bytes_of(dtype);
     for (int64_t d : shape) buffer.bytes *= d;
     buffer.shape = std::move(shape);
-    buffer.offset = offset;
-    cursor_ = offset + aligned(buffer.bytes);
+    buffer.offset = at_;
+    buffer.in_slot = in_slot;
+    at_ += (buffer.bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    end_ = std::max(end_, at_);
     plan_.index.emplace(buffer.name, plan_.buffers.size());
     plan_.buffers.push_back(std::move(buffer));
   }
+  int64_t at() const { return at_; }
+  void go_to(int64_t offset) { at_ = offset; }
+  void go_to_end() { at_ = end_; }
+  // Everything since `from` belongs to the category.
+  void count(int64_t from) { plan_.category_bytes[static_cast<size_t>(category)] += end_ - from; }
+  // What lies since `from` is slot 0 of `slots`.
+  void repeat(int64_t from, int64_t slots) {
+    plan_.slots = slots;
+    plan_.slot_bytes = end_ - from;
+    end_ += (slots - 1) * plan_.slot_bytes;
+    at_ = end_;
+  }
+  MemoryPlan take() {
+    plan_.total_bytes = end_;
+    return std::move(plan_);
+  }
 
+ private:
   MemoryPlan plan_;
+  int64_t at_ = 0;
   int64_t end_ = 0;
-  int64_t cursor_ = 0;
-  int64_t base_ = 0;
-  int64_t phase_cursor_ = 0;
 };
 
-}  // namespace
+// The sizes that shapes are made of, on one rank.
+struct Dims {
+  Dims(const ModelShape& shape, const MemoryNeeds& needs)
+      : n(needs.tokens()),
+        stream(needs.sequence_parallel ? n / needs.tp : n),
+        h(shape.hidden),
+        heads(shape.heads / needs.tp),
+        kv_heads(local_kv_heads(shape, needs.tp)),
+        context(heads * shape.head_dim),
+        qkv((heads + 2 * kv_heads) * shape.head_dim),
+        ffn(shape.ffn / needs.tp),
+        vocab(vocab_shard(shape, needs.tp, 0).rows) {}
+  int64_t n, stream;  // tokens, and those of the residual stream
+  int64_t h, heads, kv_heads, context, qkv, ffn, vocab;
+};
 
-int64_t MemoryPlan::bytes_of_category(MemoryCategory category) const {
-  // Scratch overlaps, so it is measured by its extent; the others are added up.
-  int64_t sum = 0, low = total_bytes, high = 0;
-  for (const BufferPlan& buffer : buffers) {
-    if (buffer.category != category) continue;
-    sum += aligned(buffer.bytes);
-    low = std::min(low, buffer.offset);
-    high = std::max(high, buffer.offset + aligned(buffer.bytes));
+// One buffer that a layer keeps, or makes again.
+struct Saved {
+  const char* name;
+  DType dtype;
+  std::vector<int64_t> shape;
+  bool again = false;
+};
+
+// The declared list of a layer.
+std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& needs) {
+  const Dims d(shape, needs);
+  const DType compute = needs.compute;
+  const Recompute& recompute = needs.recompute;
+  const bool layernorm = shape.norm == NormType::layernorm;
+  std::vector<Saved> list;
+  auto save = [&](const char* name, DType dtype, std::vector<int64_t> dims, bool again = false) {
+    list.push_back({name, dtype, std::move(dims), again});
+  };
+  save("attn.input", compute, {d.stream, d.h});
+  if (layernorm) save("attn.mean", DType::f32, {d.stream});
+  save("attn.rstd", DType::f32, {d.stream});
+  save("attn.normed", compute, {d.stream, d.h}, recompute.norms);
+  save("attn.qkv", compute, {d.n, d.qkv});
+  if (shape.qk_norm) {
+    save("attn.raw", compute, {d.n, d.context + d.kv_heads * shape.head_dim});
+    save("attn.q_rstd", DType::f32, {d.n, d.heads});
+    save("attn.k_rstd", DType::f32, {d.n, d.kv_heads});
   }
-  return category == MemoryCategory::scratch ? std::max<int64_t>(0, high - low) : sum;
+  save("attn.lse", DType::f32, {needs.micro_batch, d.heads, needs.seq}, recompute.core_attention);
+  save("attn.context", compute, {d.n, d.context}, recompute.core_attention);
+  save("mlp.input", compute, {d.stream, d.h});
+  if (layernorm) save("mlp.mean", DType::f32, {d.stream});
+  save("mlp.rstd", DType::f32, {d.stream});
+  save("mlp.normed", compute, {d.stream, d.h}, recompute.norms || recompute.mlp);
+  save("mlp.before_act", compute, {d.n, shape.mlp_parts() * d.ffn}, recompute.mlp);
+  save("mlp.activated", compute, {d.n, d.ffn}, recompute.mlp_activation || recompute.mlp);
+  return list;
 }
+
+void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
+  const Dims d(shape, needs);
+  arena.add("targets", DType::i32, {d.n});
+  arena.add("head.input", needs.compute, {d.stream, d.h});
+  if (shape.norm == NormType::layernorm) arena.add("head.mean", DType::f32, {d.stream});
+  arena.add("head.rstd", DType::f32, {d.stream});
+  arena.add("head.normed", needs.compute, {d.stream, d.h});
+  arena.add("head.row_max", DType::f32, {d.n});
+  // One buffer, so that both sums travel in one reduction.
+  arena.add("head.sums", DType::f32, {2, d.n});
+  arena.add("head.loss", DType::f32, {d.n});
+}
+
+// What one micro-batch on its way through one of the chunks needs, in the slot; what recompute
+// makes again, in one region for all slots and layers.
+void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
+  const Dims d(shape, needs);
+  const std::vector<Saved> list = saved_by_layer(shape, needs);
+  arena.category = MemoryCategory::activations;
+  const int64_t slot = arena.at();
+  arena.in_slot = true;
+  for (const ChunkRange& chunk : needs.chunks) {
+    arena.go_to(slot);
+    if (chunk.embedding) arena.add("tokens", DType::i32, {d.n});
+    if (chunk.embedding && needs.training) arena.add("tied.slots", DType::i32, {d.n});
+    for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+      if (group.again && needs.recompute.distribute) {
+        arena.add(layer_buffer(group.first_layer, "attn.kept"), needs.compute,
+                  {d.stream / needs.tp, d.h});
+      }
+      for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+        for (const Saved& saved : list) {
+          const bool input = layer == group.first_layer && &saved == &list.front();
+          const bool kept = group.again ? input && !needs.recompute.distribute : !saved.again;
+          if (kept) arena.add(layer_buffer(layer, saved.name), saved.dtype, saved.shape);
+        }
+      }
+    }
+    if (chunk.head) add_head(arena, shape, needs);
+  }
+  arena.repeat(slot, needs.slots);
+  arena.count(slot);
+
+  const int64_t again = arena.at();
+  arena.in_slot = false;
+  for (const ChunkRange& chunk : needs.chunks) {
+    for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+      arena.go_to(again);
+      for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+        if (!group.again) arena.go_to(again);
+        for (const Saved& saved : list) {
+          const bool input = layer == group.first_layer && &saved == &list.front();
+          const bool made = group.again ? !(input && !needs.recompute.distribute) : saved.again;
+          if (made) arena.add(layer_buffer(layer, saved.name), saved.dtype, saved.shape);
+        }
+      }
+    }
+  }
+  arena.go_to_end();
+  arena.count(again);
+}
+
+void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& layout,
+                 const MemoryNeeds& needs, size_t table_rows) {
+  const Dims d(shape, needs);
+  const DType compute = needs.compute;
+  arena.category = MemoryCategory::scratch;
+  const int64_t begin = arena.at();
+  const bool head = std::any_of(needs.chunks.begin(), needs.chunks.end(),
+                                [](const ChunkRange& chunk) { return chunk.head; });
+  const bool sends = std::any_of(needs.chunks.begin(), needs.chunks.end(),
+                                 [](const ChunkRange& chunk) { return !chunk.head; });
+  if (shape.position == PositionType::rope) {
+    arena.add("rope", DType::f32, {shape.max_seq, shape.head_dim});
+  }
+  arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
+  if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});
+  if (!needs.training) {
+    arena.add("logits", compute, {1, d.vocab});
+    arena.count(begin);
+    return;
+  }
+  // Sequence parallelism: the rows of all ranks, where only the own ones are kept.
+  if (needs.sequence_parallel) arena.add("gathered", compute, {d.n, d.h});
+  arena.add("dresidual", compute, {d.stream, d.h});  // gradient of the residual stream
+  // Sums of squares by row of the table, for the gradient norm, and behind them the requests
+  // of all ranks (stop, checkpoint).
+  arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 2});
+  arena.add("loss_sum", DType::f64, {3});  // sum of the losses, and those requests
+  const int64_t phases = arena.at();
+  if (head) {
+    arena.add("logits", compute, {d.n, d.vocab});
+    arena.add("head.dnormed", compute, {d.n, d.h});
+  }
+  arena.go_to(phases);  // attention, backward
+  arena.add("attn.dcontext", compute, {d.n, d.context});
+  arena.add("attn.dqkv", compute, {d.n, d.qkv});
+  arena.add("attn.dnormed", compute, {d.n, d.h});
+  arena.go_to(phases);  // mlp, backward
+  arena.add("mlp.dbefore_act", compute, {d.n, shape.mlp_parts() * d.ffn});
+  if (shape.activation == Activation::swiglu) arena.add("mlp.dactivated", compute, {d.n, d.ffn});
+  arena.add("mlp.dnormed", compute, {d.n, d.h});
+  arena.go_to(phases);  // update: sums of squares by chunks of the parameters
+  int64_t squares = 0;
+  for (const ParamPlacement& param : layout.params) {
+    squares += squares_count(param.offset, param.numel);
+  }
+  arena.add("squares", DType::f64, {squares});
+  arena.go_to_end();
+  arena.count(begin);
+}
+
+}  // namespace
 
 const BufferPlan* MemoryPlan::find(const std::string& name) const {
   auto it = index.find(name);
@@ -86,81 +240,50 @@ std::string layer_buffer(int64_t layer, const char* name) {
   return fmt::format("layer{}.{}", layer, name);
 }
 
-MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
-                       const ParamLayout& layout, const LocalSizes& local, DType compute) {
-  using enum MemoryCategory;
+std::string stream_after(const ModelShape& shape, const ChunkRange& chunk, int64_t layer) {
+  if (layer + 1 == shape.layers && chunk.head) return "head.input";
+  return layer + 1 < chunk.end_layer() ? layer_buffer(layer + 1, "attn.input") : kChunkOutput;
+}
+
+MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const MemoryNeeds& needs,
+                       size_t table_rows) {
   Builder arena;
-  const int64_t n = local.tokens();
-  const int64_t h = shape.hidden;
-  const int64_t context = shape.heads * shape.head_dim / local.tp;
-  const int64_t qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / local.tp;
-  const int64_t ffn = shape.ffn / local.tp;
-  const int64_t vocab = vocab_shard(shape, local.tp, 0).rows;
-
-  arena.add(weights, "weights", compute, {layout.total});
-  if (local.training) {
-    arena.add(gradients, "grads", DType::f32, {layout.total});
-    if (compute != DType::f32) arena.add(optimizer, "master", DType::f32, {layout.total});
-    arena.add(optimizer, "exp_avg", DType::f32, {layout.total});
-    arena.add(optimizer, "exp_avg_sq", DType::f32, {layout.total});
+  auto begin = [&](MemoryCategory category) {
+    arena.category = category;
+    return arena.at();
+  };
+  int64_t from = begin(MemoryCategory::weights);
+  arena.add("weights", needs.compute, {layout.total});
+  arena.count(from);
+  if (needs.training) {
+    from = begin(MemoryCategory::gradients);
+    arena.add("grads", DType::f32, {layout.total});
+    // A tied embedding on one rank: the part that comes from the input side, for the tokens that
+    // occur, so that it is added to the head's part in the same order as if it came from another
+    // stage.
+    const bool together =
+        shape.tie_embeddings &&
+        std::any_of(needs.chunks.begin(), needs.chunks.end(),
+                    [](const ChunkRange& chunk) { return chunk.embedding && chunk.head; });
+    if (together) {
+      const int64_t rows =
+          std::min(vocab_shard(shape, needs.tp, 0).rows, needs.tokens() * needs.micro_batches);
+      arena.add("tied.grad", DType::f32, {rows, shape.hidden});
+      arena.add("tied.ids", DType::i32, {rows});
+    }
+    arena.count(from);
+    from = begin(MemoryCategory::optimizer);
+    if (needs.compute != DType::f32) arena.add("master", DType::f32, {layout.shard_total()});
+    if (needs.optimizer == OptimizerKind::sgd) {
+      arena.add("momentum_buffer", DType::f32, {layout.shard_total()});
+    } else {
+      arena.add("exp_avg", DType::f32, {layout.shard_total()});
+      arena.add("exp_avg_sq", DType::f32, {layout.shard_total()});
+    }
+    arena.count(from);
   }
-
-  arena.add(io, "tokens", DType::i32, {n});
-  arena.add(io, "targets", DType::i32, {n});
-
-  // What forward saves for backward, per layer: the declared lists of the blocks.
-  for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    auto save = [&](const char* name, DType dtype, std::vector<int64_t> dims) {
-      arena.add(activations, layer_buffer(layer, name), dtype, std::move(dims));
-    };
-    save("attn.input", compute, {n, h});
-    save("attn.mean", DType::f32, {n});
-    save("attn.rstd", DType::f32, {n});
-    save("attn.normed", compute, {n, h});
-    save("attn.qkv", compute, {n, qkv});
-    save("attn.lse", DType::f32, {local.micro_batch, shape.heads / local.tp, local.seq});
-    save("attn.context", compute, {n, context});
-    save("mlp.input", compute, {n, h});
-    save("mlp.mean", DType::f32, {n});
-    save("mlp.rstd", DType::f32, {n});
-    save("mlp.normed", compute, {n, h});
-    save("mlp.before_gelu", compute, {n, ffn});
-    save("mlp.activated", compute, {n, ffn});
-  }
-  arena.add(activations, "head.input", compute, {n, h});
-  arena.add(activations, "head.mean", DType::f32, {n});
-  arena.add(activations, "head.rstd", DType::f32, {n});
-  arena.add(activations, "head.normed", compute, {n, h});
-  arena.add(activations, "head.row_max", DType::f32, {n});
-  // One buffer, so that both sums travel in one reduction.
-  arena.add(activations, "head.sums", DType::f32, {2, n});
-  arena.add(activations, "head.loss", DType::f32, {n});
-
-  arena.add(scratch, "branch", compute, {n, h});  // output of a block before the residual
-  if (!local.training) {
-    arena.add(scratch, "logits", compute, {1, vocab});
-    return arena.take();
-  }
-  arena.add(scratch, "dresidual", compute, {n, h});  // gradient of the residual stream
-  // Sums of squares by row of the table, for the gradient norm, and behind them the requests
-  // of all ranks (stop, checkpoint).
-  arena.add(scratch, "row_squares", DType::f64, {static_cast<int64_t>(table.size()) + 2});
-  arena.add(scratch, "loss_sum", DType::f64, {3});  // sum of the losses, and those requests
-  arena.begin_phases();
-  arena.phase();  // head
-  arena.add_scratch("logits", compute, {n, vocab});
-  arena.add_scratch("head.dnormed", compute, {n, h});
-  arena.phase();  // attention, backward
-  arena.add_scratch("attn.dcontext", compute, {n, context});
-  arena.add_scratch("attn.dqkv", compute, {n, qkv});
-  arena.add_scratch("attn.dnormed", compute, {n, h});
-  arena.phase();  // mlp, backward
-  arena.add_scratch("mlp.dbefore_gelu", compute, {n, ffn});
-  arena.add_scratch("mlp.dnormed", compute, {n, h});
-  arena.phase();  // update
-  // Sums of squares by fixed chunks of each parameter.
-  const auto parameters = static_cast<int64_t>(table.size());
-  arena.add_scratch("squares", DType::f64, {layout.total / kSquaresChunk + parameters});
+  add_activations(arena, shape, needs);
+  add_scratch(arena, shape, layout, needs, table_rows);
   return arena.take();
 }
 

@@ -1,6 +1,7 @@
 // Bytes per rank, buffer by buffer. The engine allocates one arena laid out by this plan, so the
 // number before the run is the number in the run. Activations are declared here as data, per block;
-// blocks look their buffers up by name.
+// blocks look their buffers up by name. What recompute drops is decided here too: a buffer that is
+// made again shares its memory with those of other layers.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,14 @@
 
 #include "common/dtype.h"
 #include "runtime/plan/model_shape.h"
-#include "runtime/plan/shard_table.h"
+#include "runtime/plan/param_layout.h"
+#include "runtime/plan/pipeline.h"
+#include "runtime/plan/recompute.h"
 
 namespace mtl {
 
-enum class MemoryCategory { weights, gradients, optimizer, activations, scratch, io };
-inline constexpr int kMemoryCategories = 6;
+enum class MemoryCategory { weights, gradients, optimizer, activations, scratch };
+inline constexpr int kMemoryCategories = 5;
 const char* category_name(MemoryCategory category);
 
 struct BufferPlan {
@@ -23,38 +26,54 @@ struct BufferPlan {
   MemoryCategory category = MemoryCategory::activations;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
-  int64_t offset = 0;  // bytes from the start of the arena, a multiple of 256
+  int64_t offset = 0;  // bytes from the start of the arena, a multiple of 256; of slot 0
   int64_t bytes = 0;
+  bool in_slot = false;  // there is one per slot, MemoryPlan::slot_bytes apart
 };
 
 struct MemoryPlan {
   std::vector<BufferPlan> buffers;
+  // What forward keeps for backward, once per micro-batch and chunk that are under way.
+  int64_t slots = 1;
+  int64_t slot_bytes = 0;
   int64_t total_bytes = 0;
-  int64_t bytes_of_category(MemoryCategory category) const;
+  std::vector<int64_t> category_bytes = std::vector<int64_t>(kMemoryCategories, 0);
+  int64_t bytes_of_category(MemoryCategory category) const {
+    return category_bytes[static_cast<size_t>(category)];
+  }
   // nullptr if there is none (a bias of a model without biases, say).
   const BufferPlan* find(const std::string& name) const;
   std::unordered_map<std::string, size_t> index;
 };
 
-// What the buffers of a rank depend on; all ranks have the same.
-struct LocalSizes {
+enum class OptimizerKind { adamw, adam, sgd };
+
+// What the buffers of a rank depend on; all ranks of a stage have the same.
+struct MemoryNeeds {
+  std::vector<ChunkRange> chunks = {};
   int64_t micro_batch = 1;  // sequences
   int64_t seq = 1;
+  int64_t micro_batches = 1;  // per step, at most
+  int64_t slots = 1;
   int tp = 1;
+  bool sequence_parallel = false;
+  DType compute = DType::f32;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Recompute recompute = {};
   bool training = true;  // false = generation: no gradients, optimizer or backward
   int64_t tokens() const { return micro_batch * seq; }
 };
 
-// Elements per partial sum of the gradient norm; the device's chunk (Device::kNormChunk) is the
-// same.
-inline constexpr int64_t kSquaresChunk = 4096;
-
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".
 std::string layer_buffer(int64_t layer, const char* name);
+// Where chunk `chunk` leaves its output for the next virtual stage.
+inline constexpr const char* kChunkOutput = "chunk.output";
+// The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.
+std::string stream_after(const ModelShape& shape, const ChunkRange& chunk, int64_t layer);
 
 // Scratch that lives only during one phase (head, a block's backward, the update) shares its memory
 // with that of the other phases.
-MemoryPlan memory_plan(const ModelShape& shape, const std::vector<ParamRow>& table,
-                       const ParamLayout& layout, const LocalSizes& local, DType compute);
+MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const MemoryNeeds& needs,
+                       size_t table_rows);
 
 }  // namespace mtl

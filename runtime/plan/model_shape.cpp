@@ -1,5 +1,11 @@
 #include "runtime/plan/model_shape.h"
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+#include <string>
+
 #include <nlohmann/json.hpp>
 
 namespace mtl {
@@ -10,7 +16,28 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
+constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
+constexpr const char* kActivations[] = {"gelu", "swiglu"};
+constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
+
+template <class Enum, size_t N>
+Enum kind_of(const char* const (&names)[N], const std::string& name) {
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  // The schema admits no other, and a checkpoint is read by the version that wrote it or a later.
+  throw std::invalid_argument("unknown kind '" + name + "' in a model's shape");
+}
+
 }  // namespace
+
+Family ModelShape::family() const {
+  const bool gpt2 = norm == NormType::layernorm && activation == Activation::gelu_tanh &&
+                    position == PositionType::learned && kv_heads == heads &&
+                    heads * head_dim == hidden && !qk_norm;
+  return gpt2 ? Family::gpt2 : Family::llama;
+}
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   const TrainSpec::Model& model = spec.model;
@@ -18,14 +45,27 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.layers = model.layers;
   shape.hidden = model.hidden;
   shape.heads = model.heads;
-  shape.kv_heads = model.heads;
-  shape.head_dim = model.heads > 0 ? model.hidden / model.heads : 0;
-  shape.ffn = model.ffn > 0 ? model.ffn : 4 * model.hidden;
+  shape.kv_heads = model.kv_heads > 0 ? model.kv_heads : model.heads;
+  shape.head_dim = model.head_dim > 0 ? model.head_dim
+                   : model.heads > 0  ? model.hidden / model.heads
+                                      : 0;
+  shape.norm = kind_of<NormType>(kNorms, model.norm.type);
+  shape.norm_eps = model.norm.eps;
+  shape.activation = kind_of<Activation>(kActivations, model.activation);
+  // SwiGLU has three matrices where GELU has two: 8/3 keeps the number of parameters.
+  const int64_t ffn = shape.activation == Activation::swiglu ? round_up(8 * model.hidden / 3, 64)
+                                                             : 4 * model.hidden;
+  shape.ffn = model.ffn > 0 ? model.ffn : ffn;
+  shape.position = kind_of<PositionType>(kPositions, model.position.type);
+  shape.rope_base = model.position.base;
+  const TrainSpec::Model::Position::Scaling& scaling = model.position.scaling;
+  shape.rope_scaling = {scaling.type == "llama3", scaling.factor, scaling.low_freq_factor,
+                        scaling.high_freq_factor, scaling.original_max_seq};
+  shape.qk_norm = model.qk_norm;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
   shape.max_seq = model.max_seq > 0 ? model.max_seq : spec.train.seq_len;
-  shape.norm_eps = model.norm.eps;
   shape.bias = model.bias;
   shape.tie_embeddings = model.tie_embeddings;
   shape.dropout_hidden = model.dropout.hidden;
@@ -34,20 +74,57 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   return shape;
 }
 
+std::vector<double> rope_frequencies(const ModelShape& shape) {
+  std::vector<double> frequencies;
+  const RopeScaling& scaling = shape.rope_scaling;
+  for (int64_t i = 0; i < shape.head_dim / 2; ++i) {
+    double frequency = std::pow(
+        shape.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim));
+    if (scaling.llama3) {
+      // Wavelengths beyond the original context are stretched, short ones kept, those between
+      // interpolated (Llama 3.1's apply_scaling).
+      const double turns =
+          static_cast<double>(scaling.original_max_seq) * frequency / (2 * std::numbers::pi);
+      const double smooth = std::clamp(
+          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
+          0.0, 1.0);
+      frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency;
+    }
+    frequencies.push_back(frequency);
+  }
+  return frequencies;
+}
+
 nlohmann::json to_json(const ModelShape& shape) {
-  return {{"family", "gpt2"},
-          {"layers", shape.layers},
-          {"hidden", shape.hidden},
-          {"heads", shape.heads},
-          {"kv_heads", shape.kv_heads},
-          {"head_dim", shape.head_dim},
-          {"ffn", shape.ffn},
-          {"vocab", shape.vocab},
-          {"vocab_pad_to", shape.vocab_pad_to},
-          {"max_seq", shape.max_seq},
-          {"norm_eps", shape.norm_eps},
-          {"bias", shape.bias},
-          {"tie_embeddings", shape.tie_embeddings}};
+  nlohmann::json json = {{"family", shape.family() == Family::gpt2 ? "gpt2" : "llama"},
+                         {"layers", shape.layers},
+                         {"hidden", shape.hidden},
+                         {"heads", shape.heads},
+                         {"kv_heads", shape.kv_heads},
+                         {"head_dim", shape.head_dim},
+                         {"ffn", shape.ffn},
+                         {"vocab", shape.vocab},
+                         {"vocab_pad_to", shape.vocab_pad_to},
+                         {"max_seq", shape.max_seq},
+                         {"norm", kNorms[static_cast<size_t>(shape.norm)]},
+                         {"norm_eps", shape.norm_eps},
+                         {"activation", kActivations[static_cast<size_t>(shape.activation)]},
+                         {"position", kPositions[static_cast<size_t>(shape.position)]},
+                         {"qk_norm", shape.qk_norm},
+                         {"bias", shape.bias},
+                         {"tie_embeddings", shape.tie_embeddings}};
+  if (shape.position == PositionType::rope) {
+    json["rope_base"] = shape.rope_base;
+    const RopeScaling& scaling = shape.rope_scaling;
+    if (scaling.llama3) {
+      json["rope_scaling"] = {{"type", "llama3"},
+                              {"factor", scaling.factor},
+                              {"low_freq_factor", scaling.low_freq_factor},
+                              {"high_freq_factor", scaling.high_freq_factor},
+                              {"original_max_seq", scaling.original_max_seq}};
+    }
+  }
+  return json;
 }
 
 ModelShape model_shape_from_json(const nlohmann::json& json) {
@@ -64,6 +141,19 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("norm_eps").get_to(shape.norm_eps);
   json.at("bias").get_to(shape.bias);
   json.at("tie_embeddings").get_to(shape.tie_embeddings);
+  // Checkpoints of version 0.1 say only GPT-2's values, by leaving these out.
+  shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));
+  shape.activation = kind_of<Activation>(kActivations, json.value("activation", "gelu"));
+  shape.position = kind_of<PositionType>(kPositions, json.value("position", "learned"));
+  shape.qk_norm = json.value("qk_norm", false);
+  shape.rope_base = json.value("rope_base", 10000.0);
+  if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {
+    shape.rope_scaling.llama3 = true;
+    scaling->at("factor").get_to(shape.rope_scaling.factor);
+    scaling->at("low_freq_factor").get_to(shape.rope_scaling.low_freq_factor);
+    scaling->at("high_freq_factor").get_to(shape.rope_scaling.high_freq_factor);
+    scaling->at("original_max_seq").get_to(shape.rope_scaling.original_max_seq);
+  }
   shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
   return shape;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -9,9 +10,22 @@
 
 namespace mtl {
 
-enum class NormType { layernorm };
-enum class Activation { gelu_tanh };
-enum class PositionType { learned };
+enum class NormType { layernorm, rmsnorm };
+enum class Activation { gelu_tanh, swiglu };
+enum class PositionType { learned, rope, alibi, none };
+
+// Llama 3's change of the rotary frequencies: those of long wavelengths are divided by `factor`.
+struct RopeScaling {
+  bool llama3 = false;
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_seq = 8192;
+};
+
+// Whose names and weight layouts the parameters have in public: GPT-2's (Conv1D, [in, out], one
+// fused QKV) where the model is one, else Llama's ([out, in], Q, K and V apart).
+enum class Family { gpt2, llama };
 
 struct ModelShape {
   int64_t layers = 0;
@@ -28,12 +42,25 @@ struct ModelShape {
   double norm_eps = 1e-5;
   Activation activation = Activation::gelu_tanh;
   PositionType position = PositionType::learned;
+  double rope_base = 10000;
+  RopeScaling rope_scaling;
+  bool qk_norm = false;
   bool bias = true;
   bool tie_embeddings = true;
   double dropout_hidden = 0;
   double dropout_attention = 0;
   double init_std = 0.02;
+
+  Family family() const;
+  int64_t query_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
+  int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
 };
+
+// The angle per position of each pair of a head: base^(-2i / head_dim), scaled as Llama 3 does it
+// if the shape says so. head_dim / 2 values.
+std::vector<double> rope_frequencies(const ModelShape& shape);
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab);
 

@@ -1,158 +1,139 @@
 #include "runtime/plan/plan.h"
 
-#include <cmath>
+#include <algorithm>
+#include <limits>
+#include <string>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
+#include "runtime/plan/rules.h"
 
 namespace mtl {
 
 namespace {
 
-// The divisors of `n` up to `limit`, for messages.
-std::vector<int64_t> divisors(int64_t n, int64_t limit) {
-  std::vector<int64_t> all;
-  for (int64_t d = 1; d <= limit; ++d) {
-    if (n % d == 0) all.push_back(d);
-  }
-  return all;
+// Elements of a bucket: large enough that the latency of a reduction does not count (Megatron-LM:
+// 40 M elements, more with many ranks); everything in one when nothing overlaps.
+int64_t bucket_numel(const TrainSpec::Parallel& parallel, int dp) {
+  if (!parallel.overlap.grad_reduce) return std::numeric_limits<int64_t>::max();
+  if (parallel.bucket_mb > 0) return static_cast<int64_t>(parallel.bucket_mb * 1e6 / 4);
+  return std::max<int64_t>(40'000'000, 1'000'000 * static_cast<int64_t>(dp));
 }
 
-// The divisors of `n` nearest below and above `value`.
-std::string nearest_divisors(int64_t n, int64_t value) {
-  int64_t below = std::min(value, n), above = value;
-  while (below > 1 && n % below != 0) --below;
-  while (above < n && n % above != 0) ++above;
-  if (above > n || n % above != 0 || above == below) return std::to_string(below);
-  return fmt::format("{} or {}", below, above);
+OptimizerKind optimizer_kind(const std::string& type) {
+  if (type == "adam") return OptimizerKind::adam;
+  return type == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
 }
 
-// The positive multiples of `n` next to `value`.
-std::string nearest_multiples(int64_t value, int64_t n) {
-  const int64_t below = value / n * n, above = below + n;
-  return below == 0 ? std::to_string(above) : fmt::format("{} or {}", below, above);
+DType compute_type(const std::string& dtype) {
+  if (dtype == "bf16") return DType::bf16;
+  return dtype == "fp16" ? DType::f16 : DType::f32;
 }
 
-// Every rule that ties values of the configuration together.
-class Rules {
- public:
-  Rules(const ResolvedSpec& resolved, Diagnostics& diagnostics)
-      : resolved_(resolved), diagnostics_(diagnostics) {}
-
-  void check(bool holds, const char* code, const char* key, std::string what, std::string help) {
-    if (holds) return;
-    ok_ = false;
-    diagnostics_.add({.code = code,
-                      .what = std::move(what),
-                      .place = resolved_.place_of(key),
-                      .help = std::move(help)});
+// How long a chunk takes against the others: its FLOPs, as a share of an evenly cut model's.
+ScheduleTimes schedule_times(const Plan& plan, const std::vector<std::vector<ChunkRange>>& chunks) {
+  ScheduleTimes times;
+  const double layer = flops_per_token_of_layer(plan.model, plan.seq);
+  const double head = flops_per_token_of_head(plan.model);
+  const double mean = (static_cast<double>(plan.model.layers) * layer + head) /
+                      static_cast<double>(chunks.size() * chunks.front().size());
+  for (const std::vector<ChunkRange>& stage : chunks) {
+    times.weight.emplace_back();
+    for (const ChunkRange& chunk : stage) {
+      const double flops = static_cast<double>(chunk.layers) * layer + (chunk.head ? head : 0);
+      times.weight.back().push_back(flops / mean);
+    }
   }
-  bool ok() const { return ok_; }
+  return times;
+}
 
- private:
-  const ResolvedSpec& resolved_;
-  Diagnostics& diagnostics_;
-  bool ok_ = true;
-};
-
-}  // namespace
-
-Plan make_plan(const ResolvedSpec& resolved, int64_t vocab, int world, Diagnostics& diagnostics) {
-  const TrainSpec& spec = resolved.spec;
-  const TrainSpec::Parallel& parallel = spec.parallel;
-  Rules rules(resolved, diagnostics);
-  Plan plan;
-
-  plan.model = model_shape(spec, vocab);
-  const ModelShape& model = plan.model;
-  rules.check(model.heads == 0 || model.hidden % model.heads == 0, "model.head_dim", "model.heads",
-              fmt::format("model.hidden {} cannot be divided into model.heads {}", model.hidden,
-                          model.heads),
-              fmt::format("use {} heads", nearest_divisors(model.hidden, model.heads)));
-  rules.check(spec.train.seq_len <= model.max_seq, "model.positions", "train.seq_len",
-              fmt::format("train.seq_len {} is longer than model.max_seq {} (learned positions)",
-                          spec.train.seq_len, model.max_seq),
-              fmt::format("use train.seq_len <= {}, or raise model.max_seq to {}", model.max_seq,
-                          spec.train.seq_len));
-
-  const int tp = parallel.tp, pp = parallel.pp;
-  rules.check(pp == 1, "mesh.pp", "parallel.pp",
-              fmt::format("parallel.pp {}: this version runs pipelines of one stage only", pp),
-              "use parallel.pp=1");
-  rules.check(tp == 0 || model.heads % tp == 0, "mesh.heads", "parallel.tp",
-              fmt::format("model.heads {} cannot be split over parallel.tp {}", model.heads, tp),
-              fmt::format("use tp {}", nearest_divisors(model.heads, tp)));
-  rules.check(model.ffn % tp == 0, "mesh.ffn", "parallel.tp",
-              fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp),
-              fmt::format("use tp {}", nearest_divisors(model.ffn, tp)));
-  const int replica = tp * pp;
-  int dp = parallel.dp;
-  if (dp == 0) {
-    rules.check(
-        world % replica == 0, "mesh.product", "parallel.tp",
-        fmt::format("tp {} x pp {} = {} does not divide {} processes", tp, pp, replica, world),
-        fmt::format("start a multiple of {} processes (--num_processes {}), or use a tp of {}",
-                    replica, (world / replica + 1) * replica,
-                    fmt::join(divisors(world, world), ", ")));
-    dp = std::max(1, world / replica);
-  } else {
-    rules.check(replica * dp == world, "mesh.product", "parallel.dp",
-                fmt::format("tp {} x pp {} x dp {} = {}, but {} process{} requested", tp, pp, dp,
-                            replica * dp, world, world == 1 ? " is" : "es are"),
-                fmt::format("start {} processes (--num_processes {}), or leave parallel.dp out",
-                            replica * dp, replica * dp));
-  }
-
-  plan.global_batch = spec.train.global_batch;
-  plan.seq = spec.train.seq_len;
-  rules.check(
-      plan.global_batch % dp == 0, "batch.dp", "train.global_batch",
-      fmt::format("train.global_batch {} cannot be divided over dp {}", plan.global_batch, dp),
-      fmt::format("use a multiple of {}: {}", dp, nearest_multiples(plan.global_batch, dp)));
-  const int64_t per_rank = std::max<int64_t>(1, plan.global_batch / dp);
-  plan.micro_batch = spec.train.micro_batch > 0 ? spec.train.micro_batch : per_rank;
-  if (plan.global_batch % dp == 0) {
-    rules.check(per_rank % plan.micro_batch == 0, "batch.micro", "train.micro_batch",
-                fmt::format("train.micro_batch {} does not divide the {} sequences of each replica "
-                            "(global_batch {} / dp {})",
-                            plan.micro_batch, per_rank, plan.global_batch, dp),
-                fmt::format("use {}", nearest_divisors(per_rank, plan.micro_batch)));
-  }
-  plan.micro_batches = std::max<int64_t>(1, per_rank / plan.micro_batch);
-
-  rules.check(spec.lr.min <= spec.lr.max, "lr.range", "lr.min",
-              fmt::format("lr.min {} is above lr.max {}", spec.lr.min, spec.lr.max),
-              "lower lr.min or raise lr.max");
-  const int64_t decay = spec.lr.decay > 0 ? spec.lr.decay : spec.train.steps;
-  rules.check(
-      spec.lr.warmup < decay || spec.lr.schedule == "constant", "lr.warmup", "lr.warmup",
-      fmt::format("lr.warmup {} leaves no step to decay: lr.decay is {}", spec.lr.warmup, decay),
-      fmt::format("use lr.warmup < {}", decay));
-  if (!rules.ok()) return plan;
-
-  GridSizes sizes;
-  sizes[Axis::tp] = tp;
-  sizes[Axis::pp] = pp;
-  sizes[Axis::dp] = dp;
-  plan.grid = Grid(sizes);
-  plan.compute = spec.precision.dtype == "bf16" ? DType::bf16 : DType::f32;
-  plan.table = shard_table(model);
-  plan.layout = param_layout(plan.table, sizes);
-  plan.memory =
-      memory_plan(model, plan.table, plan.layout,
-                  {.micro_batch = plan.micro_batch, .seq = plan.seq, .tp = tp}, plan.compute);
-  const ScheduleShape shape = {.stages = pp, .micro_batches = static_cast<int>(plan.micro_batches)};
-  plan.schedule = make_schedule(shape);
+StepSchedule step_schedule(ScheduleShape shape, int64_t micro_batches, const ScheduleTimes& times) {
+  StepSchedule step;
+  shape.micro_batches = static_cast<int>(micro_batches);
+  step.shape = shape;
+  step.programs = make_schedule(shape);
   std::string problem;
-  if (!simulate(plan.schedule, shape, problem)) {
+  std::optional<ScheduleFacts> facts = simulate(step.programs, shape, problem, times);
+  if (!facts) {
     throw Error(Exit::run_failed,
                 {.code = "internal.schedule",
                  .what = "the generated schedule is invalid: " + problem,
                  .help = "this is a bug in mtl: please report it with your train.yaml"});
   }
-  plan.cost = cost(model, plan.table, sizes, plan.layout, plan.global_batch, plan.micro_batch,
-                   plan.seq, plan.compute);
+  step.facts = std::move(*facts);
+  return step;
+}
+
+}  // namespace
+
+const char* compute_name(DType compute) {
+  if (compute == DType::bf16) return "bf16";
+  return compute == DType::f16 ? "fp16" : "fp32";
+}
+
+int64_t Plan::peak_bytes() const {
+  int64_t peak = 0;
+  for (const StagePlan& stage : stages) peak = std::max(peak, stage.memory.total_bytes);
+  return peak;
+}
+
+int64_t Plan::total_bytes() const {
+  int64_t total = 0;
+  for (const StagePlan& stage : stages) total += stage.memory.total_bytes;
+  return total * (grid.world() / grid.sizes()[Axis::pp]);
+}
+
+Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
+               Diagnostics& diagnostics) {
+  const TrainSpec& spec = resolved.spec;
+  Plan plan;
+  plan.model = model_shape(spec, data.vocab);
+  plan.seq = spec.train.seq_len;
+  Diagnostics problems;
+  const Layout layout = check_rules(resolved, plan.model, data, world, problems);
+  for (const Diagnostic& problem : problems.all()) diagnostics.add(problem);
+  if (problems.has_errors()) return plan;
+
+  plan.grid = Grid(layout.sizes);
+  plan.micro_batch = layout.micro_batch;
+  plan.batch = layout.batch;
+  plan.steps = layout.steps;
+  plan.compute = compute_type(spec.precision.dtype);
+  plan.sequence_parallel = layout.sequence_parallel;
+  plan.recompute = recompute_of(spec);
+  plan.optimizer = optimizer_kind(spec.optimizer.type);
+  plan.table = shard_table(plan.model, plan.sequence_parallel);
+  plan.cost = cost(plan.model, plan.table, plan.seq);
+
+  const int stages = layout.sizes[Axis::pp], dp = layout.sizes[Axis::dp];
+  const auto chunks = pipeline_layout(layout.layers_of_virtual, stages, layout.schedule.chunks);
+  const ScheduleTimes times = schedule_times(plan, chunks);
+  for (const BatchPhase& phase : plan.batch.phases()) {
+    plan.schedules.try_emplace(phase.micro_batches,
+                               step_schedule(layout.schedule, phase.micro_batches, times));
+  }
+  const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
+  const int shards = spec.parallel.zero == 1 ? dp : 1;
+  for (int stage = 0; stage < stages; ++stage) {
+    StagePlan stage_plan;
+    stage_plan.chunks = chunks[static_cast<size_t>(stage)];
+    stage_plan.layout = param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
+                                     shards, bucket_numel(spec.parallel, dp), tied_over_stages);
+    MemoryNeeds needs;
+    needs.chunks = stage_plan.chunks;
+    needs.micro_batch = plan.micro_batch;
+    needs.seq = plan.seq;
+    needs.micro_batches = plan.largest().shape.micro_batches;
+    // Phases with fewer micro-batches never need more slots than those with more.
+    needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
+    needs.tp = layout.sizes[Axis::tp];
+    needs.sequence_parallel = plan.sequence_parallel;
+    needs.compute = plan.compute;
+    needs.optimizer = plan.optimizer;
+    needs.recompute = plan.recompute;
+    stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
+    stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,
+                                       layout.sizes, needs.micro_batches);
+    plan.stages.push_back(std::move(stage_plan));
+  }
   return plan;
 }
 

@@ -1,42 +1,83 @@
-// The plan: everything that follows from (train.yaml, vocabulary, world size) before anything runs.
-// Immutable; the worker executes it, `mtl plan` prints it, the checkpoint code reads it. Nothing
-// recomputes its parts elsewhere.
+// The plan: everything that follows from (train.yaml, the data's facts, world size) before anything
+// runs. Immutable; the worker executes it, `mtl plan` prints it, the checkpoint code reads it.
+// Nothing recomputes its parts elsewhere.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "runtime/plan/batch.h"
 #include "runtime/plan/cost.h"
 #include "runtime/plan/grid.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
+#include "runtime/plan/pipeline.h"
+#include "runtime/plan/recompute.h"
 #include "runtime/plan/schedule.h"
 #include "runtime/plan/shard_table.h"
+#include "runtime/plan/traffic.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
 
+// What the plan has to know of the data.
+struct DataFacts {
+  int64_t vocab = 0;      // token ids are 0..vocab-1
+  int64_t sequences = 0;  // of train.seq_len in one epoch; 0 = unknown (no epochs)
+};
+
+// What the ranks of one pipeline stage have in common.
+struct StagePlan {
+  std::vector<ChunkRange> chunks;
+  ParamLayout layout;
+  MemoryPlan memory;
+  StageTraffic traffic;  // of a step with the most micro-batches
+};
+
+// The schedule of a step with so many micro-batches.
+struct StepSchedule {
+  ScheduleShape shape;
+  std::vector<Program> programs;  // per stage
+  ScheduleFacts facts;            // stages weighed by their FLOPs
+};
+
 struct Plan {
   ModelShape model;
   Grid grid{GridSizes{}};
-  int64_t micro_batch = 0;
-  int64_t micro_batches = 0;  // per rank and step
-  int64_t global_batch = 0;
+  int64_t micro_batch = 0;  // sequences
   int64_t seq = 0;
+  int64_t steps = 0;  // of the whole run
+  BatchSchedule batch;
   DType compute = DType::f32;
+  bool sequence_parallel = false;
+  Recompute recompute;
+  OptimizerKind optimizer = OptimizerKind::adamw;
   std::vector<ParamRow> table;
-  std::vector<Program> schedule;  // per stage
+  std::vector<StagePlan> stages;
+  std::map<int64_t, StepSchedule> schedules;  // by micro-batches per step, all that occur
   Cost cost;
 
-  ParamLayout layout;  // of every rank
-  MemoryPlan memory;   // of every rank
+  const StagePlan& stage_of(int rank) const {
+    return stages[static_cast<size_t>(grid.coord(rank)[Axis::pp])];
+  }
+  // The step with the most micro-batches decides what memory is needed.
+  const StepSchedule& largest() const { return schedules.rbegin()->second; }
+  int64_t tokens_of_step(int64_t step) const { return batch.at(step).global_batch * seq; }
+  // Of the rank that needs most, and of all ranks together.
+  int64_t peak_bytes() const;
+  int64_t total_bytes() const;
 };
 
-// Checks every rule that ties values together (codes mesh.*, batch.*, model.*) and adds what is
-// wrong to `diagnostics`, each with the nearest values that work; the plan is meaningful only if
-// nothing was added.
-Plan make_plan(const ResolvedSpec& resolved, int64_t vocab, int world, Diagnostics& diagnostics);
+// Checks every rule that ties values together (codes mesh.*, batch.*, model.*, lr.*, recompute.*,
+// schedule.*) and adds what is wrong to `diagnostics`, each with the nearest values that work; the
+// plan is meaningful only if nothing was added.
+Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
+               Diagnostics& diagnostics);
+
+// "fp32", "bf16", "fp16": as train.yaml calls a compute type.
+const char* compute_name(DType compute);
 
 nlohmann::json to_json(const Plan& plan);
 

@@ -9,16 +9,17 @@ namespace mtl {
 
 namespace {
 
-constexpr int64_t kAlignElements = 64;  // 256 bytes of f32: a cache line for every engine
+enum class Split { none, column, row };  // of a linear over TP
 
 // Builds rows with what a kind of parameter implies.
 class TableBuilder {
  public:
-  explicit TableBuilder(const ModelShape& shape) : shape_(shape) {}
+  TableBuilder(const ModelShape& shape, bool sequence_parallel)
+      : shape_(shape), sequence_parallel_(sequence_parallel) {}
 
   // `tp_axis` -1 = replicated over TP.
-  void add(int layer, std::string slot, std::string name, std::vector<int64_t> dims, int tp_axis,
-           InitKind init, double std = 0, int segments = 1) {
+  ParamRow& add(int layer, std::string slot, std::string name, std::vector<int64_t> dims,
+                int tp_axis, InitKind init, double std = 0) {
     ParamRow row;
     row.layer = layer;
     row.slot = std::move(slot);
@@ -27,41 +28,140 @@ class TableBuilder {
     row.decays = dims.size() >= 2;
     row.shape = std::move(dims);
     row.tp_axis = tp_axis;
-    row.segments = segments;
-    row.replicated_over = tp_axis < 0 ? AxisSet{Axis::tp, Axis::cp, Axis::ep, Axis::dp}
-                                      : AxisSet{Axis::cp, Axis::ep, Axis::dp};
-    row.grad_sum_over = {Axis::cp, Axis::ep, Axis::dp};
+    const bool replicated = tp_axis < 0;
+    row.replicated_over = replicated ? AxisSet{Axis::tp, Axis::cp, Axis::ep, Axis::dp}
+                                     : AxisSet{Axis::cp, Axis::ep, Axis::dp};
+    // What sequence-parallel ranks hold in common they apply to different tokens.
+    row.grad_sum_over = replicated && sequence_parallel_
+                            ? AxisSet{Axis::tp, Axis::cp, Axis::ep, Axis::dp}
+                            : AxisSet{Axis::cp, Axis::ep, Axis::dp};
     row.init = init;
     row.init_std = std;
     rows_.push_back(std::move(row));
+    return rows_.back();
   }
   void add_vocab(int layer, std::string slot, std::string name) {
     add(layer, std::move(slot), std::move(name), {shape_.vocab, shape_.hidden}, 0, InitKind::normal,
-        shape_.init_std);
-    rows_.back().padded_rows = shape_.padded_vocab;
+        shape_.init_std)
+        .padded_rows = shape_.padded_vocab;
   }
   void add_norm(int layer, const std::string& slot, const std::string& name) {
     add(layer, slot + ".weight", name + ".weight", {shape_.hidden}, -1, InitKind::ones);
-    if (shape_.bias)
+    if (shape_.bias && shape_.norm == NormType::layernorm) {
       add(layer, slot + ".bias", name + ".bias", {shape_.hidden}, -1, InitKind::zeros);
+    }
   }
-  // Weight [in, out]: Hugging Face's Conv1D layout for GPT-2.
-  void add_linear(int layer, const std::string& slot, const std::string& name, int64_t in,
-                  int64_t out, bool column_parallel, double std, int segments = 1) {
-    add(layer, slot + ".weight", name + ".weight", {in, out}, column_parallel ? 1 : 0,
-        InitKind::normal, std, segments);
-    if (shape_.bias) {
+  // A norm over the elements of each head: every TP rank sees its own heads only.
+  void add_head_norm(int layer, const std::string& slot, const std::string& name) {
+    add(layer, slot + ".weight", name + ".weight", {shape_.head_dim}, -1, InitKind::ones)
+        .grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+  }
+
+  // One matmul, whose output columns may be several parameters in public.
+  struct Part {
+    std::string name;
+    int64_t out;
+    int64_t units = 0;
+    int segments = 1;
+  };
+  void add_linear(int layer, const std::string& slot, int64_t in, const std::vector<Part>& parts,
+                  Split split, double std) {
+    const bool out_in = shape_.family() == Family::llama;
+    const int out_axis = out_in ? 0 : 1;
+    for (const Part& part : parts) {
+      const std::vector<int64_t> dims =
+          out_in ? std::vector{part.out, in} : std::vector{in, part.out};
+      const int axis = split == Split::column ? out_axis : 1 - out_axis;
+      ParamRow& row =
+          add(layer, slot + ".weight", part.name + ".weight", dims, axis, InitKind::normal, std);
+      row.out_in = out_in;
+      divide(row, part);
+    }
+    if (!shape_.bias) return;
+    for (const Part& part : parts) {
       // A row-parallel bias is added once, after the reduction: replicated.
-      add(layer, slot + ".bias", name + ".bias", {out}, column_parallel ? 0 : -1, InitKind::zeros,
-          0, segments);
+      ParamRow& row = add(layer, slot + ".bias", part.name + ".bias", {part.out},
+                          split == Split::column ? 0 : -1, InitKind::zeros);
+      divide(row, part);
     }
   }
   std::vector<ParamRow> take() { return std::move(rows_); }
 
  private:
+  static void divide(ParamRow& row, const Part& part) {
+    row.segments = part.segments;
+    row.units = part.units;
+    // Copies of one KV head each serve their own query heads.
+    if (part.units > 0) row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+  }
+
   const ModelShape& shape_;
+  const bool sequence_parallel_;
   std::vector<ParamRow> rows_;
 };
+
+void add_gpt2(TableBuilder& table, const ModelShape& shape, double residual_std) {
+  const double std = shape.init_std;
+  const int64_t h = shape.hidden;
+  table.add_vocab(-1, "tokens", "transformer.wte.weight");
+  table.add(-1, "positions", "transformer.wpe.weight", {shape.max_seq, h}, -1, InitKind::normal,
+            std);
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const std::string base = fmt::format("transformer.h.{}.", layer);
+    const int64_t width = shape.query_width();
+    table.add_norm(layer, "attn.norm", base + "ln_1");
+    table.add_linear(layer, "attn.qkv", h, {{base + "attn.c_attn", 3 * width, 0, 3}}, Split::column,
+                     std);
+    table.add_linear(layer, "attn.proj", width, {{base + "attn.c_proj", h}}, Split::row,
+                     residual_std);
+    table.add_norm(layer, "mlp.norm", base + "ln_2");
+    table.add_linear(layer, "mlp.up", h, {{base + "mlp.c_fc", shape.ffn}}, Split::column, std);
+    table.add_linear(layer, "mlp.down", shape.ffn, {{base + "mlp.c_proj", h}}, Split::row,
+                     residual_std);
+  }
+  const int head = static_cast<int>(shape.layers);
+  table.add_norm(head, "norm", "transformer.ln_f");
+  if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
+}
+
+void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std) {
+  const double std = shape.init_std;
+  const int64_t h = shape.hidden;
+  table.add_vocab(-1, "tokens", "model.embed_tokens.weight");
+  if (shape.position == PositionType::learned) {
+    table.add(-1, "positions", "model.embed_positions.weight", {shape.max_seq, h}, -1,
+              InitKind::normal, std);
+  }
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const std::string base = fmt::format("model.layers.{}.", layer);
+    const std::string attention = base + "self_attn.", mlp = base + "mlp.";
+    table.add_norm(layer, "attn.norm", base + "input_layernorm");
+    table.add_linear(layer, "attn.qkv", h,
+                     {{attention + "q_proj", shape.query_width()},
+                      {attention + "k_proj", shape.kv_width(), shape.kv_heads},
+                      {attention + "v_proj", shape.kv_width(), shape.kv_heads}},
+                     Split::column, std);
+    if (shape.qk_norm) {
+      table.add_head_norm(layer, "attn.q_norm", attention + "q_norm");
+      table.add_head_norm(layer, "attn.k_norm", attention + "k_norm");
+    }
+    table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
+                     Split::row, residual_std);
+    table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
+    if (shape.activation == Activation::swiglu) {
+      table.add_linear(layer, "mlp.up", h,
+                       {{mlp + "gate_proj", shape.ffn}, {mlp + "up_proj", shape.ffn}},
+                       Split::column, std);
+    } else {
+      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", shape.ffn}}, Split::column, std);
+    }
+    table.add_linear(layer, "mlp.down", shape.ffn, {{mlp + "down_proj", h}}, Split::row,
+                     residual_std);
+  }
+  const int head = static_cast<int>(shape.layers);
+  table.add_norm(head, "norm", "model.norm");
+  if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
+}
 
 }  // namespace
 
@@ -71,36 +171,16 @@ int64_t ParamRow::numel() const {
   return n;
 }
 
-std::vector<ParamRow> shard_table(const ModelShape& shape) {
-  TableBuilder table(shape);
-  const double std = shape.init_std;
+std::vector<ParamRow> shard_table(const ModelShape& shape, bool sequence_parallel) {
+  TableBuilder table(shape, sequence_parallel);
   // GPT-2: the two projections that write to the residual stream start smaller by sqrt(2 * layers).
-  const double residual_std = std / std::sqrt(2.0 * static_cast<double>(shape.layers));
-  table.add_vocab(-1, "tokens", "transformer.wte.weight");
-  table.add(-1, "positions", "transformer.wpe.weight", {shape.max_seq, shape.hidden}, -1,
-            InitKind::normal, std);
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    const std::string base = fmt::format("transformer.h.{}.", layer);
-    const int64_t h = shape.hidden;
-    const int64_t width = shape.heads * shape.head_dim;
-    table.add_norm(layer, "attn.norm", base + "ln_1");
-    table.add_linear(layer, "attn.qkv", base + "attn.c_attn", h, 3 * width, true, std, 3);
-    table.add_linear(layer, "attn.proj", base + "attn.c_proj", width, h, false, residual_std);
-    table.add_norm(layer, "mlp.norm", base + "ln_2");
-    table.add_linear(layer, "mlp.up", base + "mlp.c_fc", h, shape.ffn, true, std);
-    table.add_linear(layer, "mlp.down", base + "mlp.c_proj", shape.ffn, h, false, residual_std);
+  const double residual_std = shape.init_std / std::sqrt(2.0 * static_cast<double>(shape.layers));
+  if (shape.family() == Family::gpt2) {
+    add_gpt2(table, shape, residual_std);
+  } else {
+    add_llama(table, shape, residual_std);
   }
-  const int head = static_cast<int>(shape.layers);
-  table.add_norm(head, "norm", "transformer.ln_f");
-  if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
   return table.take();
-}
-
-const ParamRow* find_row(const std::vector<ParamRow>& table, int layer, const std::string& slot) {
-  for (const ParamRow& row : table) {
-    if (row.layer == layer && row.slot == slot) return &row;
-  }
-  return nullptr;
 }
 
 VocabShard vocab_shard(const ModelShape& shape, int tp, int tp_rank) {
@@ -111,12 +191,22 @@ VocabShard vocab_shard(const ModelShape& shape, int tp, int tp_rank) {
   return shard;
 }
 
+int64_t local_kv_heads(const ModelShape& shape, int tp) {
+  return std::max<int64_t>(1, shape.kv_heads / tp);
+}
+
+int tp_copies(const ParamRow& row, int tp) {
+  if (row.tp_axis < 0) return tp;
+  return row.units > 0 && row.units < tp ? tp / static_cast<int>(row.units) : 1;
+}
+
 std::vector<int64_t> local_shape(const ParamRow& row, const GridSizes& sizes) {
   std::vector<int64_t> dims = row.shape;
   dims[0] = row.padded_rows;
   if (row.tp_axis >= 0) {
+    const int parts = sizes[Axis::tp] / tp_copies(row, sizes[Axis::tp]);
     int64_t& split = dims[static_cast<size_t>(row.tp_axis)];
-    split = (split + sizes[Axis::tp] - 1) / sizes[Axis::tp];
+    split = (split + parts - 1) / parts;
   }
   return dims;
 }
@@ -129,11 +219,12 @@ std::vector<ParamRect> local_rects(const ParamRow& row, const GridSizes& sizes,
     return {{std::vector<int64_t>(dims, 0), std::vector<int64_t>(dims, 0), row.shape}};
   }
   const auto axis = static_cast<size_t>(row.tp_axis);
+  const int part = coord[Axis::tp] / tp_copies(row, sizes[Axis::tp]);
   const int64_t global_segment = row.shape[axis] / row.segments;
   const int64_t local_segment = local[axis] / row.segments;
   std::vector<ParamRect> rects;
   for (int segment = 0; segment < row.segments; ++segment) {
-    const int64_t first = local_segment * coord[Axis::tp];
+    const int64_t first = local_segment * part;
     // The last ranks of a padded dimension own fewer rows, or none.
     const int64_t count = std::clamp<int64_t>(global_segment - first, 0, local_segment);
     if (count == 0) continue;
@@ -146,19 +237,41 @@ std::vector<ParamRect> local_rects(const ParamRow& row, const GridSizes& sizes,
   return rects;
 }
 
-ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes) {
-  ParamLayout layout;
-  for (size_t i = 0; i < table.size(); ++i) {
-    ParamPlacement placement;
-    placement.row = i;
-    placement.shape = local_shape(table[i], sizes);
-    placement.offset = layout.total;
-    placement.numel = 1;
-    for (int64_t d : placement.shape) placement.numel *= d;
-    layout.total += (placement.numel + kAlignElements - 1) / kAlignElements * kAlignElements;
-    layout.params.push_back(std::move(placement));
+std::vector<ParamRect> clip_to_range(const std::vector<ParamRect>& rects,
+                                     const std::vector<int64_t>& local, int64_t first,
+                                     int64_t count) {
+  const size_t last = local.size() - 1;
+  const bool matrix = last > 0;
+  const int64_t width = local[last];
+  std::vector<ParamRect> clipped;
+  for (const ParamRect& rect : rects) {
+    const int64_t columns = rect.extent[last];
+    bool grows = false;  // the newest piece ends with a whole row
+    for (int64_t row = 0; row < (matrix ? rect.extent[0] : 1); ++row) {
+      const int64_t at = (matrix ? (rect.local_offset[0] + row) * width : 0) +
+                         rect.local_offset[last];  // of the row's first element
+      const int64_t from = std::clamp<int64_t>(first - at, 0, columns);
+      const int64_t to = std::clamp<int64_t>(first + count - at, 0, columns);
+      const bool whole = from == 0 && to == columns;
+      if (from >= to) continue;
+      if (grows && whole) {
+        ++clipped.back().extent[0];
+        continue;
+      }
+      ParamRect piece = rect;
+      piece.global_offset[last] += from;
+      piece.local_offset[last] += from;
+      piece.extent[last] = to - from;
+      if (matrix) {
+        piece.global_offset[0] += row;
+        piece.local_offset[0] += row;
+        piece.extent[0] = 1;
+      }
+      clipped.push_back(std::move(piece));
+      grows = whole && matrix;
+    }
   }
-  return layout;
+  return clipped;
 }
 
 }  // namespace mtl

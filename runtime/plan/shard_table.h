@@ -18,17 +18,25 @@ enum class InitKind { normal, zeros, ones };
 struct ParamRow {
   std::string name;  // public: Hugging Face's name for the family, e.g.
                      // "transformer.h.0.attn.c_attn.weight"
-  std::string slot;  // what its block calls it: "attn.qkv.weight"
-  int layer = -1;    // 0..L-1; -1 = embedding, L = final norm and head
+  // What its block calls it: "attn.qkv.weight". Rows that follow each other and share a slot lie
+  // in memory as one tensor, concatenated along the first dimension (Q, K and V; gate and up).
+  std::string slot;
+  int layer = -1;  // 0..L-1; -1 = embedding, L = final norm and head
   std::vector<int64_t>
       shape;  // global and unpadded; also the layout in memory (row-major) and in checkpoints
   int64_t padded_rows =
       0;  // rows in memory over all TP ranks when more than shape[0] (vocabulary), else shape[0]
-  int tp_axis = -1;  // dimension split over TP; -1 = replicated
+  bool out_in = false;  // a matrix is stored [out, in] (torch's Linear), else [in, out] (Conv1D)
+  int tp_axis = -1;     // dimension split over TP; -1 = replicated
   int segments = 1;  // the split axis holds this many equal parts, each split on its own (QKV: 3)
+  // The split axis has this many units that cannot be divided (KV heads); with fewer units than TP
+  // ranks, neighbours hold copies of one. 0 = every element.
+  int64_t units = 0;
   AxisSet replicated_over;  // axes whose ranks hold the same values
-  AxisSet grad_sum_over;    // axes over which partial gradients are summed
-  bool decays = false;      // weight decay applies (parameters of two or more dimensions)
+  // Axes over which partial gradients are summed. TP stands here when each TP rank that holds a
+  // copy has the gradient of its own tokens (sequence parallelism) or of its own heads only.
+  AxisSet grad_sum_over;
+  bool decays = false;  // weight decay applies (parameters of two or more dimensions)
   InitKind init = InitKind::normal;
   double init_std = 0;
 
@@ -43,9 +51,7 @@ struct ParamRect {
 };
 
 // Rows in forward order: token embedding, positions, layers, final norm, head (absent when tied).
-std::vector<ParamRow> shard_table(const ModelShape& shape);
-// The row of a block's slot; nullptr if the model has none (a bias of a model without biases).
-const ParamRow* find_row(const std::vector<ParamRow>& table, int layer, const std::string& slot);
+std::vector<ParamRow> shard_table(const ModelShape& shape, bool sequence_parallel);
 
 // The vocabulary is split into equal runs of rows, padding at the end, so that every rank's buffers
 // have the same shape (and offset) whatever its position: rank r owns ids [first, first + valid).
@@ -56,24 +62,22 @@ struct VocabShard {
 };
 VocabShard vocab_shard(const ModelShape& shape, int tp, int tp_rank);
 
+// KV heads of a TP rank: kv_heads / tp, or one that it shares with neighbours.
+int64_t local_kv_heads(const ModelShape& shape, int tp);
+
+// How many TP ranks (neighbours) hold the same part of a row: all of a replicated one, tp / units
+// of one with fewer units than ranks, else 1. The one with tp_rank % copies == 0 counts: it writes
+// checkpoints and adds to the norm.
+int tp_copies(const ParamRow& row, int tp);
+
 // The tensor that each rank holds (padding included); the same on every rank of the group.
 std::vector<int64_t> local_shape(const ParamRow& row, const GridSizes& sizes);
 // Its rectangles in the global tensor (padding excluded): together, over the ranks of a replica,
 // they tile it exactly.
 std::vector<ParamRect> local_rects(const ParamRow& row, const GridSizes& sizes, const Coord& coord);
-
-// Where each local parameter lies in the flat buffers (weights, master, gradients, moments all use
-// the same offsets).
-struct ParamPlacement {
-  size_t row = 0;  // index into the shard table
-  std::vector<int64_t> shape;
-  int64_t offset = 0;  // elements, a multiple of 64
-  int64_t numel = 0;
-};
-struct ParamLayout {
-  std::vector<ParamPlacement> params;  // in table order
-  int64_t total = 0;                   // elements of a flat buffer, a multiple of 64
-};
-ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes);
+// What of `rects` lies in elements [first, first + count) of the flattened local tensor.
+std::vector<ParamRect> clip_to_range(const std::vector<ParamRect>& rects,
+                                     const std::vector<int64_t>& local, int64_t first,
+                                     int64_t count);
 
 }  // namespace mtl

@@ -68,7 +68,7 @@ struct TrainSpec {
     int zero = 1;  // 0 | 1: optimizer state divided over dp
     struct Overlap {
       bool grad_reduce = true;
-      bool param_gather = true;
+      std::string param_gather = "auto";  // auto | true | false
       bool p2p = true;
       bool tp = true;
     } overlap;

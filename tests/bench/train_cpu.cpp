@@ -51,7 +51,7 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) 
   spec.train.steps = 1000;
   spec.precision.dtype = dtype;
   Diagnostics diagnostics;
-  const Plan plan = make_plan(resolved, kVocab, 1, diagnostics);
+  const Plan plan = make_plan(resolved, {.vocab = kVocab}, 1, diagnostics);
   diagnostics.throw_if_errors();
   const auto device = make_cpu_device(threads);
   const auto world = make_self_world();
@@ -72,9 +72,10 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) 
   std::sort(seconds.begin(), seconds.end());
   const double best = seconds.front(), median = seconds[seconds.size() / 2];
   const double matmul = std::max(before.matmul, after.matmul);
-  const double rate = plan.cost.flops_per_step / median;
+  const auto tokens = static_cast<double>(plan.tokens_of_step(0));
+  const double rate = plan.cost.flops_per_token * tokens / median;
   fmt::print("{:5} {:3} {:5} {:9.3f} {:9.3f} {:9.0f} {:11.0f} {:7.1f} % {:13.0f} {:12.1f}\n", dtype,
-             batch, seq, best, median, static_cast<double>(plan.cost.tokens_per_step) / median,
+             batch, seq, best, median, tokens / median,
              rate / 1e9, 100 * rate / matmul, matmul / 1e9,
              std::max(before.memory, after.memory) / 1e9);
   std::fflush(stdout);

@@ -90,7 +90,7 @@ TEST_CASE("plan says what a run needs and starts nothing") {
   CHECK(has(text.out, "stage 0"));
   const Outcome data = shell.mtl({"plan", "--json", "train.yaml"});
   CHECK(data.code == 0);
-  CHECK(json::parse(data.out)["schema"] == "mtl.plan/1");
+  CHECK(json::parse(data.out)["schema"] == "mtl.plan/2");
   CHECK_FALSE(fs::exists(shell.dir() / "runs"));
 }
 

@@ -42,11 +42,13 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
                 const std::function<void(RankContext&)>& body) {
   spec.parallel.tp = layout.tp;
   spec.parallel.dp = layout.dp;
-  const int world_size = layout.tp * layout.dp;
+  spec.parallel.pp = layout.pp;
+  spec.parallel.virtual_stages = layout.virtual_stages;
+  const int world_size = layout.world();
   ResolvedSpec resolved;
   resolved.spec = spec;
   Diagnostics diagnostics;
-  const Plan plan = make_plan(resolved, vocab, world_size, diagnostics);
+  const Plan plan = make_plan(resolved, {.vocab = vocab}, world_size, diagnostics);
   diagnostics.throw_if_errors();
 
   const std::unique_ptr<Store> store = make_local_store();
@@ -79,27 +81,52 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   if (first_failure) std::rethrow_exception(first_failure);
 }
 
+namespace {
+
+// Calls visit(element of the global tensor, element of the rank's part, count) for every run of
+// elements that lie together in both.
+template <class Visit>
+void for_each_run(const ParameterState& parameter, Visit visit) {
+  const ParamRow& row = *parameter.row;
+  const bool matrix = row.shape.size() == 2;
+  const size_t column = matrix ? 1 : 0;
+  for (const ParamRect& rect : parameter.rects) {
+    for (int64_t r = 0; r < (matrix ? rect.extent[0] : 1); ++r) {
+      const int64_t global_row = matrix ? rect.global_offset[0] + r : 0;
+      const int64_t local_row = matrix ? rect.local_offset[0] + r : 0;
+      visit(global_row * row.shape[column] + rect.global_offset[column],
+            local_row * parameter.local_shape[column] + rect.local_offset[column] -
+                parameter.part.first,
+            rect.extent[column]);
+    }
+  }
+}
+
+}  // namespace
+
 void collect(Trainer& trainer, Which which, GlobalTensors& into) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   for (const ParameterState& parameter : trainer.state()) {
-    const ParamRow& row = *parameter.row;
-    std::vector<float>& global = into[row.name];
-    global.resize(static_cast<size_t>(row.numel()));
-    const Tensor local = which == Which::master ? parameter.master : parameter.grad;
-    const bool matrix = row.shape.size() == 2;
-    for (const ParamRect& rect : parameter.rects) {
-      const size_t column = matrix ? 1 : 0;
-      for (int64_t r = 0; r < (matrix ? rect.extent[0] : 1); ++r) {
-        const int64_t global_row = matrix ? rect.global_offset[0] + r : 0;
-        const int64_t local_row = matrix ? rect.local_offset[0] + r : 0;
-        const float* from =
-            local.as<float>() + local_row * local.cols() + rect.local_offset[column];
-        float* to = global.data() + global_row * row.shape[column] + rect.global_offset[column];
-        std::copy_n(from, rect.extent[column], to);
-      }
-    }
+    if (!parameter.counts) continue;
+    std::vector<float>& global = into[parameter.row->name];
+    global.resize(static_cast<size_t>(parameter.row->numel()));
+    const float* part = (which == Which::master ? parameter.master : parameter.grad).as<float>();
+    for_each_run(parameter, [&](int64_t to, int64_t from, int64_t count) {
+      std::copy_n(part + from, count, global.data() + to);
+    });
   }
+}
+
+void set_masters(Trainer& trainer,
+                 const std::function<float(const ParamRow& row, int64_t element)>& value) {
+  for (const ParameterState& parameter : trainer.state()) {
+    float* part = parameter.master.as<float>();
+    for_each_run(parameter, [&](int64_t at, int64_t to, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) part[to + i] = value(*parameter.row, at + i);
+    });
+  }
+  trainer.weights_changed();
 }
 
 double relative_error(const std::vector<float>& a, const std::vector<float>& b) {

@@ -1,4 +1,4 @@
-// Runs a small model in any TP x DP layout, one thread per rank, over the shared-memory transport:
+// Runs a small model in any layout, one thread per rank, over the shared-memory transport:
 // what the tests of "a layout never changes the model" compare.
 #pragma once
 
@@ -34,6 +34,9 @@ std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab);
 struct Layout {
   int tp = 1;
   int dp = 1;
+  int pp = 1;
+  int virtual_stages = 1;
+  int world() const { return tp * dp * pp; }
 };
 
 // Global f32 tensors by parameter name.
@@ -56,6 +59,9 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
 // target.
 enum class Which { master, grad };
 void collect(Trainer& trainer, Which which, GlobalTensors& into);
+// Writes value(row, element of the global tensor) into the masters and makes the weights from them.
+void set_masters(Trainer& trainer,
+                 const std::function<float(const ParamRow& row, int64_t element)>& value);
 
 // ||a - b|| / ||b|| over all elements.
 double relative_error(const std::vector<float>& a, const std::vector<float>& b);

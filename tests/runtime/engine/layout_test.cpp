@@ -38,11 +38,9 @@ Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps) {
   Trajectory result;
   run_layout(spec, kVocab, layout, [&](RankContext& rank) {
     rank.trainer.initialise();
-    if (rank.trainer.coord()[Axis::dp] == 0) collect(rank.trainer, Which::master, result.initial);
+    collect(rank.trainer, Which::master, result.initial);
     rank.trainer.gradients(0, *source, sampler);
-    if (rank.trainer.coord()[Axis::dp] == 0) {
-      collect(rank.trainer, Which::grad, result.first_gradients);
-    }
+    collect(rank.trainer, Which::grad, result.first_gradients);
     for (int64_t step = 0; step < steps; ++step) {
       const StepResult done = rank.trainer.step(step, *source, sampler, {});
       if (rank.rank != 0) continue;

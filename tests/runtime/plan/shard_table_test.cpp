@@ -30,10 +30,17 @@ GridSizes tensor_parallel(int tp, int dp = 1) {
   return sizes;
 }
 
+const ParamRow* find_row(const std::vector<ParamRow>& table, int layer, const std::string& slot) {
+  for (const ParamRow& row : table) {
+    if (row.layer == layer && row.slot == slot) return &row;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 TEST_CASE("the rows of a GPT-2 carry Hugging Face's names and shapes, in forward order") {
-  const auto table = shard_table(small_shape());
+  const auto table = shard_table(small_shape(), false);
   CHECK(table.front().name == "transformer.wte.weight");
   CHECK(table.front().shape == std::vector<int64_t>{65, 32});
   CHECK(table.back().name == "transformer.ln_f.bias");
@@ -52,7 +59,7 @@ TEST_CASE("the rows of a GPT-2 carry Hugging Face's names and shapes, in forward
   ModelShape untied = small_shape();
   untied.tie_embeddings = false;
   untied.bias = false;
-  const auto bare = shard_table(untied);
+  const auto bare = shard_table(untied, false);
   CHECK(bare.back().name == "lm_head.weight");
   CHECK(find_row(bare, 0, "attn.qkv.bias") == nullptr);
 }
@@ -68,14 +75,14 @@ TEST_CASE("the parameters of GPT-2 124M are counted as everybody counts them") {
   shape.padded_vocab = 50304;
   shape.max_seq = 1024;
   int64_t total = 0;
-  for (const ParamRow& row : shard_table(shape)) total += row.numel();
+  for (const ParamRow& row : shard_table(shape, false)) total += row.numel();
   CHECK(total == 124439808);
 }
 
 TEST_CASE("the rectangles of all TP ranks tile every parameter exactly once") {
   const bool holds = rc::check([] {
     const int tp = *rc::gen::element(1, 2, 3, 4, 6);
-    const auto table = shard_table(small_shape(12, 1));
+    const auto table = shard_table(small_shape(12, 1), false);
     const GridSizes sizes = tensor_parallel(tp);
     const Grid grid(sizes);
     for (const ParamRow& row : table) {
@@ -120,7 +127,7 @@ TEST_CASE("the vocabulary is split into equal buffers, padding last") {
 }
 
 TEST_CASE("QKV is split inside each of its three parts") {
-  const auto table = shard_table(small_shape());
+  const auto table = shard_table(small_shape(), false);
   const ParamRow* qkv = find_row(table, 0, "attn.qkv.weight");
   const GridSizes sizes = tensor_parallel(2);
   const auto rects = local_rects(*qkv, sizes, Grid(sizes).coord(1));

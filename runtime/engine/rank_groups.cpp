@@ -1,0 +1,51 @@
+#include "runtime/engine/rank_groups.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/comm/self_world.h"
+
+namespace mtl {
+
+namespace {
+
+// TP ranks that hold copies of the same KV head.
+std::vector<int> kv_group(const Plan& plan, int rank) {
+  const std::vector<int> tensor = plan.grid.group(rank, {Axis::tp});
+  int copies = 1;
+  for (const ParamRow& row : plan.table) {
+    if (row.units > 0) copies = tp_copies(row, static_cast<int>(tensor.size()));
+  }
+  const int first = plan.grid.coord(rank)[Axis::tp] / copies * copies;
+  return {tensor.begin() + first, tensor.begin() + first + copies};
+}
+
+// The first and the last stage, where both hold a tied embedding.
+std::vector<int> tied_group(const Plan& plan, int rank) {
+  const std::vector<int> pipeline = plan.grid.group(rank, {Axis::pp});
+  const bool end = rank == pipeline.front() || rank == pipeline.back();
+  if (!plan.model.tie_embeddings || !end || pipeline.size() == 1) return {rank};
+  return {pipeline.front(), pipeline.back()};
+}
+
+}  // namespace
+
+RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
+  const int rank = world.rank();
+  auto make = [&](Link link, const std::vector<int>& ranks) {
+    groups_[static_cast<size_t>(link)] = world.group(ranks);
+  };
+  make(Link::tensor, plan.grid.group(rank, {Axis::tp}));
+  make(Link::kv, kv_group(plan, rank));
+  make(Link::data, plan.grid.group(rank, {Axis::dp}));
+  make(Link::activations, plan.grid.group(rank, {Axis::pp}));
+  make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
+  make(Link::tied, tied_group(plan, rank));
+  make(Link::loss, plan.grid.group(rank, {Axis::dp, Axis::pp}));
+  make(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::pp}));
+  std::vector<int> everybody(static_cast<size_t>(world.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  world_ = world.group(everybody);
+}
+
+}  // namespace mtl

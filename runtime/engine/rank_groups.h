@@ -1,0 +1,25 @@
+// The groups of ranks that a rank talks to, one communicator for each kind of link.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "runtime/comm/communicator.h"
+#include "runtime/plan/plan.h"
+
+namespace mtl {
+
+class RankGroups {
+ public:
+  // All ranks make them together, in the same order.
+  RankGroups(const Plan& plan, CommWorld& world);
+  // A group of one where the layout needs none.
+  Communicator& operator[](Link link) const { return *groups_[static_cast<size_t>(link)]; }
+  Communicator& world() const { return *world_; }
+
+ private:
+  std::array<std::unique_ptr<Communicator>, kLinks> groups_;
+  std::unique_ptr<Communicator> world_;
+};
+
+}  // namespace mtl

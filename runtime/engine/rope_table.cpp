@@ -1,0 +1,22 @@
+#include "runtime/engine/rope_table.h"
+
+#include <cmath>
+
+namespace mtl {
+
+std::vector<float> rope_table(const ModelShape& shape) {
+  const std::vector<double> frequencies = rope_frequencies(shape);
+  std::vector<float> table;
+  table.reserve(static_cast<size_t>(shape.max_seq * shape.head_dim));
+  for (int64_t position = 0; position < shape.max_seq; ++position) {
+    for (const double f : frequencies) {
+      table.push_back(static_cast<float>(std::cos(static_cast<double>(position) * f)));
+    }
+    for (const double f : frequencies) {
+      table.push_back(static_cast<float>(std::sin(static_cast<double>(position) * f)));
+    }
+  }
+  return table;
+}
+
+}  // namespace mtl

@@ -1,0 +1,14 @@
+// The table of rotary positions.
+#pragma once
+
+#include <vector>
+
+#include "runtime/plan/model_shape.h"
+
+namespace mtl {
+
+// [max_seq, head_dim], row by row: cos(position * frequency) of the head_dim / 2 frequencies
+// (rope_frequencies), then their sin. Rounded once, from double.
+std::vector<float> rope_table(const ModelShape& shape);
+
+}  // namespace mtl

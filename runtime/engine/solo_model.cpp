@@ -1,0 +1,64 @@
+#include "runtime/engine/solo_model.h"
+
+#include <limits>
+
+#include "runtime/engine/rope_table.h"
+
+namespace mtl {
+
+namespace {
+
+MemoryNeeds needs_of(const ModelShape& shape, const ChunkRange& everything) {
+  MemoryNeeds needs;
+  needs.chunks = {everything};
+  needs.seq = shape.max_seq;
+  needs.training = false;
+  return needs;
+}
+
+}  // namespace
+
+SoloModel::SoloModel(const ModelShape& shape, Device& device)
+    : shape_(shape),
+      device_(device),
+      table_(shard_table(shape_, false)),
+      everything_{.layers = shape_.layers, .embedding = true, .head = true},
+      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, 1,
+                           std::numeric_limits<int64_t>::max(), false)),
+      memory_(memory_plan(shape_, layout_, needs_of(shape_, everything_), table_.size())),
+      base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),
+      arena_(memory_, base_),
+      parameters_(table_, layout_, arena_),
+      context_{device, tensor_parallel_, shape_, arena_, parameters_},
+      chunk_(context_, everything_) {
+  if (const Tensor table = arena_.find_tensor("rope")) {
+    device.copy_from_host(table, rope_table(shape_).data());
+  }
+}
+
+SoloModel::~SoloModel() {
+  device_.free(base_);
+}
+
+void SoloModel::fill(
+    const std::function<void(const ParamRow& row, const std::vector<int64_t>& shape,
+                             Tensor weights)>& fill_one) {
+  const Tensor weights = arena_.tensor("weights");
+  for (const ParamPlacement& param : layout_.params) {
+    fill_one(table_[param.row], param.shape, weights.slice(param.offset, param.numel));
+  }
+}
+
+std::vector<float> SoloModel::next_logits(std::span<const int32_t> ids, int64_t past) {
+  Pass pass;
+  pass.sequences = 1;
+  pass.past = past;
+  pass.seq = static_cast<int64_t>(ids.size()) - past;
+  device_.copy_from_host(arena_.get("tokens").in(0).slice(past, pass.seq), ids.data() + past);
+  const Tensor logits = chunk_.next_logits(pass);
+  std::vector<float> host(static_cast<size_t>(logits.numel()));
+  device_.copy_to_host(host.data(), logits);
+  return host;
+}
+
+}  // namespace mtl

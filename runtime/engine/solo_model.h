@@ -1,0 +1,46 @@
+// The whole model on one rank, for one sequence, in f32 and without gradients: generation.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "runtime/comm/queue.h"
+#include "runtime/comm/self_world.h"
+#include "runtime/model/chunk.h"
+
+namespace mtl {
+
+class SoloModel {
+ public:
+  // `device` outlives the model.
+  SoloModel(const ModelShape& shape, Device& device);
+  ~SoloModel();
+  SoloModel(const SoloModel&) = delete;
+  SoloModel& operator=(const SoloModel&) = delete;
+
+  // Hands out every parameter to be filled: its row, its shape in memory, its f32 elements.
+  void fill(const std::function<void(const ParamRow& row, const std::vector<int64_t>& shape,
+                                     Tensor weights)>& fill_one);
+  // The logits that follow `ids[past, ...)`; those before `past` were given by earlier calls, and
+  // their keys and values are still there. At most shape.max_seq ids.
+  std::vector<float> next_logits(std::span<const int32_t> ids, int64_t past);
+
+ private:
+  const ModelShape shape_;
+  Device& device_;
+  std::vector<ParamRow> table_;
+  ChunkRange everything_;
+  ParamLayout layout_;
+  MemoryPlan memory_;
+  void* base_ = nullptr;
+  Arena arena_;
+  Parameters parameters_;
+  std::unique_ptr<Communicator> group_ = make_self_communicator();
+  CommQueue queue_{false};
+  TensorParallel tensor_parallel_{*group_, queue_, false};
+  BlockContext context_;
+  Chunk chunk_;
+};
+
+}  // namespace mtl

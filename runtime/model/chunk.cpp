@@ -1,0 +1,110 @@
+#include "runtime/model/chunk.h"
+
+#include <ranges>
+
+namespace mtl {
+
+Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
+    : context_(context), range_(range), groups_(layer_groups(context.recompute, range)) {
+  const std::string input = stream_after(context.shape, range, range.first_layer - 1);
+  if (range.embedding) embedding_.emplace(context, input);
+  for (int64_t number = range.first_layer; number < range.end_layer(); ++number) {
+    layers_.push_back({AttentionBlock(context, number),
+                       MlpBlock(context, number, stream_after(context.shape, range, number))});
+  }
+  if (range.head) head_.emplace(context);
+  input_ = context.arena.get(input);
+  output_ = context.arena.find(kChunkOutput);
+  dresidual_ = context.arena.find("dresidual");
+}
+
+Tensor Chunk::group_input(const LayerGroup& group, const Pass& pass) const {
+  return stream_rows_of(context_, context_.arena.get(layer_buffer(group.first_layer, "attn.input")),
+                        pass);
+}
+
+Tensor Chunk::kept(const LayerGroup& group, const Pass& pass) const {
+  const Tensor all = context_.arena.get(layer_buffer(group.first_layer, "attn.kept")).in(pass.slot);
+  const int64_t rows = pass.tokens() / context_.tp.size();
+  return Tensor(all.data, all.dtype, {rows, all.cols()});
+}
+
+void Chunk::forward_layers(const Pass& pass, const Before& before) const {
+  auto inspect = [&](int64_t number, const char* what, Tensor made) {
+    if (pass.inspect != nullptr) (*pass.inspect)(number, what, made);
+  };
+  if (embedding_) {
+    if (before) before(-1);
+    embedding_->forward(pass);
+    inspect(-1, "output of the embedding", input(pass));
+  }
+  for (const LayerGroup& group : groups_) {
+    if (group.again && context_.recompute.distribute && pass.training) {
+      const Tensor part = kept(group, pass);
+      const Tensor all = group_input(group, pass);
+      context_.device.copy(Tensor(all.slice(context_.tp.rank() * part.numel(), part.numel()).data,
+                                  all.dtype, {part.rows(), part.cols()}),
+                           part);
+    }
+    for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
+      if (before) before(number);
+      layer(number).attention.forward(pass);
+      layer(number).mlp.forward(pass);
+      inspect(number, "output of the layer", layer(number).mlp.output(pass));
+    }
+  }
+}
+
+void Chunk::forward(const Pass& pass, const Before& before) const {
+  forward_layers(pass, before);
+  if (!head_) return;
+  if (before) before(context_.shape.layers);
+  head_->forward(pass);
+  if (pass.inspect != nullptr) (*pass.inspect)(context_.shape.layers, "loss", losses(pass));
+}
+
+void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
+  if (context_.recompute.distribute) {
+    context_.tp.gather(kept(group, pass), group_input(group, pass));
+  }
+  for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
+    layer(number).attention.forward(pass);
+    Pass last = pass;
+    last.again = number + 1 == group.end_layer();
+    layer(number).mlp.forward(last);
+  }
+}
+
+void Chunk::backward(const Pass& pass, float loss_scale, bool logits_are_there,
+                     const Done& done) const {
+  auto finished = [&](int64_t number) {
+    if (pass.inspect != nullptr) {
+      (*pass.inspect)(number, "gradient of the residual stream",
+                      stream_rows_of(context_, dresidual_, pass));
+    }
+    if (done) done(number);
+  };
+  if (head_) {
+    head_->backward(pass, loss_scale, logits_are_there);
+    finished(context_.shape.layers);
+  }
+  for (const LayerGroup& group : groups_ | std::views::reverse) {
+    if (group.again) forward_again(pass, group);
+    for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
+      layer(number).mlp.backward(pass);
+      layer(number).attention.backward(pass);
+      finished(number);
+    }
+  }
+  if (embedding_) {
+    embedding_->backward(pass);
+    finished(-1);
+  }
+}
+
+Tensor Chunk::next_logits(const Pass& pass) const {
+  forward_layers(pass, {});
+  return head_->next_logits(pass);
+}
+
+}  // namespace mtl

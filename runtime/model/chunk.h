@@ -1,0 +1,65 @@
+// A chunk of the model: the layers of one virtual pipeline stage, with the embedding if it is the
+// first and the head if it is the last. The whole model is one chunk when there is no pipeline.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "runtime/model/blocks.h"
+#include "runtime/plan/pipeline.h"
+#include "runtime/plan/recompute.h"
+
+namespace mtl {
+
+class Chunk {
+ public:
+  Chunk(const BlockContext& context, const ChunkRange& range);
+  const ChunkRange& range() const { return range_; }
+
+  // Called before the parameters of a layer are read: -1 = embedding, layers = final norm and head.
+  using Before = std::function<void(int64_t layer)>;
+  // Called when backward has written the last gradient of a layer.
+  using Done = std::function<void(int64_t layer)>;
+
+  // From the tokens, or from the input that an earlier stage sent; to the losses (head), or to the
+  // output for the next stage.
+  void forward(const Pass& pass, const Before& before = {}) const;
+  // After forward of the same pass: adds to or writes every gradient. From the losses, scaled, or
+  // from "dresidual", where the next stage's gradient lies; leaves that of the input in
+  // "dresidual". `logits_are_there`: nothing ran since forward of this pass.
+  void backward(const Pass& pass, float loss_scale, bool logits_are_there,
+                const Done& done = {}) const;
+  Tensor losses(const Pass& pass) const { return head_->losses(pass); }
+  // The planned buffer that holds the input of the first layer (or of the head): what an earlier
+  // stage's output is received into.
+  Tensor input(const Pass& pass) const { return stream_rows_of(context_, input_, pass); }
+  Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
+  // The logits of the token that follows the last one of a single sequence (generation). A pass
+  // with `past` goes on where earlier ones ended: their keys and values are still in the buffers.
+  Tensor next_logits(const Pass& pass) const;
+
+ private:
+  struct Layer {
+    AttentionBlock attention;
+    MlpBlock mlp;
+  };
+  const Layer& layer(int64_t number) const {
+    return layers_[static_cast<size_t>(number - range_.first_layer)];
+  }
+  void forward_layers(const Pass& pass, const Before& before) const;
+  void forward_again(const Pass& pass, const LayerGroup& group) const;
+  // The input of a group, whose parts the TP ranks keep.
+  Tensor kept(const LayerGroup& group, const Pass& pass) const;
+  Tensor group_input(const LayerGroup& group, const Pass& pass) const;
+
+  const BlockContext& context_;
+  ChunkRange range_;
+  std::vector<LayerGroup> groups_;
+  std::optional<EmbeddingBlock> embedding_;
+  std::vector<Layer> layers_;
+  std::optional<HeadBlock> head_;
+  Buffer input_, output_, dresidual_;
+};
+
+}  // namespace mtl

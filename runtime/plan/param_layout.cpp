@@ -1,0 +1,151 @@
+#include "runtime/plan/param_layout.h"
+
+#include <algorithm>
+
+namespace mtl {
+
+namespace {
+
+constexpr int64_t kAlignElements = 64;  // 256 bytes of f32: a cache line for every engine
+
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Rows that lie together in memory.
+struct Block {
+  int chunk = 0;
+  size_t first_row = 0, end_row = 0;
+  int layer = -1;
+  int64_t numel = 0;
+  bool tied = false, tied_copy = false;
+};
+
+int64_t numel_of(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
+std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes& sizes,
+                             const std::vector<ChunkRange>& chunks, int64_t layers,
+                             bool tied_over_stages) {
+  std::vector<Block> blocks;
+  auto add = [&](int chunk, size_t row) {
+    Block block{.chunk = chunk, .first_row = row, .end_row = row, .layer = table[row].layer};
+    while (block.end_row < table.size() && table[block.end_row].layer == table[row].layer &&
+           table[block.end_row].slot == table[row].slot) {
+      block.numel += numel_of(local_shape(table[block.end_row], sizes));
+      ++block.end_row;
+    }
+    blocks.push_back(block);
+    return block.end_row;
+  };
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const ChunkRange& range = chunks[c];
+    const auto chunk = static_cast<int>(c);
+    for (size_t row = 0; row < table.size();) {
+      const int layer = table[row].layer;
+      const bool here = layer < 0         ? range.embedding
+                        : layer == layers ? range.head
+                                          : layer >= range.first_layer && layer < range.end_layer();
+      if (!here) {
+        ++row;
+        continue;
+      }
+      row = add(chunk, row);
+      if (table[blocks.back().first_row].slot == "tokens") blocks.back().tied = tied_over_stages;
+    }
+    if (range.head && !range.embedding && tied_over_stages) {
+      add(chunk, 0);  // the token embedding is the first row
+      blocks.back().layer = static_cast<int>(layers);
+      blocks.back().tied = blocks.back().tied_copy = true;
+    }
+  }
+  return blocks;
+}
+
+// The blocks of each bucket, from the last one: [first, end) of `blocks`, ascending.
+std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>& blocks,
+                                                        int64_t bucket_numel) {
+  std::vector<std::pair<size_t, size_t>> buckets;
+  size_t end = blocks.size();
+  int64_t numel = 0;
+  for (size_t i = blocks.size(); i-- > 0;) {
+    numel += blocks[i].numel;
+    const bool full = numel >= bucket_numel;
+    // An embedding that waits for another stage would hold up what shares its bucket; a chunk's
+    // gradients are complete at another time than the next one's.
+    const bool border =
+        i == 0 || blocks[i].tied || blocks[i - 1].tied || blocks[i].chunk != blocks[i - 1].chunk;
+    if (!full && !border) continue;
+    buckets.emplace_back(i, end);
+    end = i;
+    numel = 0;
+  }
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+}  // namespace
+
+int64_t squares_count(int64_t offset, int64_t numel) {
+  if (numel == 0) return 0;
+  return (offset + numel - 1) / kSquaresChunk - offset / kSquaresChunk + 1;
+}
+
+OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int shard) {
+  const Bucket& bucket = layout.buckets[param.bucket];
+  const int64_t length = bucket.numel / layout.shards;
+  const int64_t shard_begin = bucket.offset + length * shard;
+  const int64_t begin = std::clamp(shard_begin, param.offset, param.offset + param.numel);
+  const int64_t end = std::clamp(shard_begin + length, param.offset, param.offset + param.numel);
+  return {.first = begin - param.offset,
+          .count = end - begin,
+          .offset = begin,
+          .state = bucket.offset / layout.shards + (begin - shard_begin)};
+}
+
+ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
+                         const std::vector<ChunkRange>& chunks, int64_t layers, int shards,
+                         int64_t bucket_numel, bool tied_over_stages) {
+  const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
+  ParamLayout layout;
+  layout.shards = shards;
+  for (const auto& [first, end] : cut_into_buckets(blocks, bucket_numel)) {
+    Bucket bucket{.offset = layout.total,
+                  .layer = blocks[first].layer,
+                  .chunk = blocks[first].chunk,
+                  .tied = blocks[first].tied,
+                  .first_param = layout.params.size()};
+    int64_t at = layout.total;
+    for (size_t b = first; b < end; ++b) {
+      // Large tensors begin at a chunk of the norm and small ones lie inside one, so that the
+      // chunks of a tensor are the same in every layout.
+      const Block& block = blocks[b];
+      const bool crosses =
+          at / kSquaresChunk != (at + std::max<int64_t>(block.numel, 1) - 1) / kSquaresChunk;
+      if (crosses) at = round_up(at, kSquaresChunk);
+      for (size_t row = block.first_row; row < block.end_row; ++row) {
+        ParamPlacement placement;
+        placement.row = row;
+        placement.chunk = block.chunk;
+        placement.shape = local_shape(table[row], sizes);
+        placement.offset = at;
+        placement.numel = numel_of(placement.shape);
+        placement.bucket = layout.buckets.size();
+        placement.tied_copy = block.tied_copy;
+        at += placement.numel;
+        layout.params.push_back(std::move(placement));
+      }
+      at = round_up(at, kAlignElements);
+    }
+    bucket.numel = round_up(at - bucket.offset, kSquaresChunk * shards);
+    bucket.end_param = layout.params.size();
+    layout.total = bucket.offset + bucket.numel;
+    layout.buckets.push_back(bucket);
+  }
+  return layout;
+}
+
+}  // namespace mtl

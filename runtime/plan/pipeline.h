@@ -1,0 +1,29 @@
+// Which layers each pipeline stage holds. A rank of stage s holds the chunks (virtual stages)
+// s, s + stages, s + 2 * stages, ... of the model: the first virtual stage has the embedding, the
+// last one the head.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace mtl {
+
+struct ChunkRange {
+  int64_t first_layer = 0;
+  int64_t layers = 0;
+  bool embedding = false;
+  bool head = false;
+  int64_t end_layer() const { return first_layer + layers; }
+  bool operator==(const ChunkRange&) const = default;
+};
+
+// Layers of each virtual stage, in order, so that with the embedding and the head counted as one
+// layer each the largest virtual stage is as small as it can be, and the first stages the smaller
+// ones. Every virtual stage gets at least one layer if there are enough.
+std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages);
+
+// Chunks by [stage][chunk], from the layers of each of the stages * chunks virtual stages.
+std::vector<std::vector<ChunkRange>> pipeline_layout(const std::vector<int64_t>& layers_of_virtual,
+                                                     int stages, int chunks);
+
+}  // namespace mtl

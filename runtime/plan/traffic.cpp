@@ -1,0 +1,108 @@
+#include "runtime/plan/traffic.h"
+
+namespace mtl {
+
+const char* link_name(Link link) {
+  static constexpr std::array<const char*, kLinks> kNames = {
+      "tensor", "kv", "data", "activations", "gradients", "tied", "loss", "norm"};
+  return kNames[static_cast<size_t>(link)];
+}
+
+int64_t LinkBytes::on_the_wire(int ranks) const {
+  return (2 * all_reduce + reduce_scatter + all_gather) * (ranks - 1) / ranks + send;
+}
+
+namespace {
+
+// What one micro-batch costs the TP group on its way forth and back through a chunk.
+LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& needs,
+                                 const ChunkRange& chunk) {
+  const int64_t tokens = needs.tokens();
+  const int64_t activation = tokens * shape.hidden * bytes_of(needs.compute);
+  int64_t gathers = 0;     // where a sequence-parallel region ends
+  int64_t reductions = 0;  // where it begins: of partial sums
+  // Attention and MLP each: in and out, forward and backward; and their input again for the
+  // gradient of the weight.
+  gathers += chunk.layers * 2 * 3;
+  reductions += chunk.layers * 2 * 2;
+  if (chunk.embedding) {
+    reductions += 1;
+    gathers += 1;
+  }
+  if (chunk.head) {
+    gathers += 2;
+    reductions += 1;
+  }
+  LinkBytes bytes;
+  for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+    if (!group.again) continue;
+    gathers += 2 * group.layers;
+    reductions += 2 * group.layers - 1;  // backward does not need the group's output
+    if (needs.recompute.distribute) bytes.all_gather += activation;
+  }
+  if (needs.sequence_parallel) {
+    bytes.all_gather += gathers * activation;
+    bytes.reduce_scatter += reductions * activation;
+  } else {
+    bytes.all_reduce += reductions * activation;
+  }
+  if (chunk.head) bytes.all_reduce += tokens * 4 + 2 * tokens * 4;  // cross-entropy: max, two sums
+  return bytes;
+}
+
+void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
+  to.all_reduce += times * bytes.all_reduce;
+  to.reduce_scatter += times * bytes.reduce_scatter;
+  to.all_gather += times * bytes.all_gather;
+  to.send += times * bytes.send;
+}
+
+}  // namespace
+
+StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
+                           const ParamLayout& layout, const MemoryNeeds& needs,
+                           const GridSizes& sizes, int64_t micro_batches) {
+  StageTraffic traffic;
+  const int tp = sizes[Axis::tp], dp = sizes[Axis::dp], pp = sizes[Axis::pp];
+  const int64_t stream =
+      needs.tokens() / (needs.sequence_parallel ? tp : 1) * shape.hidden * bytes_of(needs.compute);
+  for (const ChunkRange& chunk : needs.chunks) {
+    if (tp > 1) {
+      add_times(traffic[Link::tensor], tensor_per_micro_batch(shape, needs, chunk), micro_batches);
+    }
+    if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
+    if (!chunk.embedding) traffic[Link::gradients].send += micro_batches * stream;
+  }
+  for (const ParamPlacement& param : layout.params) {
+    const ParamRow& row = table[param.row];
+    const int64_t bytes = param.numel * 4;
+    if (tp > 1 && row.grad_sum_over.has(Axis::tp)) {
+      const int copies = tp_copies(row, tp);
+      if (copies > 1) traffic[copies == tp ? Link::tensor : Link::kv].all_reduce += bytes;
+    }
+    if (pp > 1 && shape.tie_embeddings && row.slot == "tokens") {
+      traffic[Link::tied].all_reduce += bytes;
+    }
+  }
+  if (dp > 1) {
+    LinkBytes& data = traffic[Link::data];
+    if (layout.shards > 1) {
+      data.reduce_scatter += layout.total * 4;
+      data.all_gather += layout.total * bytes_of(needs.compute);
+      int64_t squares = 0;
+      for (const ParamPlacement& param : layout.params) {
+        squares += squares_count(param.offset, param.numel);
+      }
+      data.all_reduce += squares * 8;
+    } else {
+      data.all_reduce += layout.total * 4;
+    }
+  }
+  if (dp * pp > 1) traffic[Link::loss].all_reduce += 3 * 8;
+  if (tp * pp > 1) {
+    traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 2) * 8;
+  }
+  return traffic;
+}
+
+}  // namespace mtl

@@ -1,0 +1,46 @@
+// What a rank puts into each of its groups in one step, exactly: the engine's communicators count
+// the same. Formulas: Megatron-LM, arXiv 1909.08053 (TP), 2104.04473 (PP), 2205.05198 (SP).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "runtime/plan/memory.h"
+
+namespace mtl {
+
+// A group of ranks and what it is for.
+enum class Link {
+  tensor,       // TP: activations, and gradients of what TP ranks hold in common
+  kv,           // TP ranks that hold copies of one KV head: its gradients
+  data,         // DP: gradients, and weights with ZeRO-1
+  activations,  // to the next virtual stage
+  gradients,    // to the one before
+  tied,         // first and last stage: the gradient of a tied embedding
+  loss,         // DP x PP: the sum of the losses
+  norm,         // TP x PP: sums of squares
+};
+inline constexpr int kLinks = 8;
+const char* link_name(Link link);
+
+// Payload bytes: of the whole tensor for collectives (the n of the ring formulas), of the own
+// messages for send.
+struct LinkBytes {
+  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, send = 0;
+  bool operator==(const LinkBytes&) const = default;
+  // What a ring of `ranks` sends per rank: 2n(k-1)/k for an all-reduce, n(k-1)/k for the others.
+  int64_t on_the_wire(int ranks) const;
+};
+
+struct StageTraffic {
+  std::array<LinkBytes, kLinks> links = {};
+  LinkBytes& operator[](Link link) { return links[static_cast<size_t>(link)]; }
+  const LinkBytes& operator[](Link link) const { return links[static_cast<size_t>(link)]; }
+};
+
+// Of a rank of the stage that `needs` describes, in a step of `micro_batches`.
+StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
+                           const ParamLayout& layout, const MemoryNeeds& needs,
+                           const GridSizes& sizes, int64_t micro_batches);
+
+}  // namespace mtl

@@ -1,0 +1,93 @@
+#include "runtime/start_block.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "runtime/metrics/format.h"
+
+namespace mtl {
+
+namespace {
+
+std::string model_line(const ModelShape& model, int64_t parameters) {
+  std::string heads = fmt::format("{} heads", model.heads);
+  if (model.kv_heads != model.heads) heads += fmt::format(" ({} of keys)", model.kv_heads);
+  return fmt::format("{} parameters: {} layers, hidden {}, {}, vocabulary {}",
+                     compact_count(static_cast<double>(parameters)), model.layers, model.hidden,
+                     heads, model.vocab);
+}
+
+std::string layout_line(const Plan& plan, bool threads) {
+  const GridSizes& sizes = plan.grid.sizes();
+  const ScheduleShape& schedule = plan.largest().shape;
+  const bool one = plan.grid.world() == 1;
+  const char* ranks = threads ? (one ? "thread" : "threads of one process")
+                              : (one ? "process" : "processes");
+  std::string text = fmt::format("{} {} = {} data x {} tensor parallel", plan.grid.world(), ranks,
+                                 sizes[Axis::dp], sizes[Axis::tp]);
+  if (schedule.stages > 1) {
+    text += fmt::format(" x {} pipeline stages", schedule.stages);
+    if (schedule.chunks > 1) text += fmt::format(" of {} chunks", schedule.chunks);
+    text += fmt::format(", bubble {:.1f} %", 100 * plan.largest().facts.bubble);
+  }
+  if (plan.sequence_parallel) text += ", sequence parallel";
+  if (plan.stages.front().layout.shards > 1) text += ", ZeRO-1";
+  return text;
+}
+
+std::string memory_line(const Plan& plan) {
+  const auto largest = std::max_element(
+      plan.stages.begin(), plan.stages.end(), [](const StagePlan& a, const StagePlan& b) {
+        return a.memory.total_bytes < b.memory.total_bytes;
+      });
+  std::string text = fmt::format("{} per rank", human_bytes(static_cast<double>(plan.peak_bytes())));
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const int64_t bytes = largest->memory.bytes_of_category(category);
+    text += fmt::format("{} {} {}", i == 0 ? ":" : ",", category_name(category),
+                        human_bytes(static_cast<double>(bytes)));
+  }
+  return text;
+}
+
+std::string batch_line(const Plan& plan) {
+  const std::vector<BatchPhase>& phases = plan.batch.phases();
+  const BatchPhase& first = phases.front();
+  std::string text = fmt::format(
+      "{} sequences of {} = {} tokens per step, {} micro-batch{} of {} per rank",
+      first.global_batch, plan.seq, first.global_batch * plan.seq, first.micro_batches,
+      first.micro_batches == 1 ? "" : "es", plan.micro_batch);
+  for (size_t i = 1; i < phases.size(); ++i) {
+    text += fmt::format("; {} from step {}", phases[i].global_batch, phases[i].first_step);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& facts) {
+  const Plan& plan = run.plan;
+  const TrainSpec& spec = run.resolved.spec;
+  const auto train_tokens = static_cast<double>(run.corpus.train->size());
+  const double epochs =
+      static_cast<double>(plan.batch.first_sample(plan.steps) * plan.seq) / train_tokens;
+  return {
+      "run      " + facts.run_dir.string(),
+      "model    " + model_line(plan.model, plan.cost.parameters),
+      "layout   " + layout_line(plan, spec.launch.spawn == "threads"),
+      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all ranks", facts.device,
+                  compute_name(plan.compute), facts.matmul_rate / 1e9),
+      "memory   " + memory_line(plan),
+      fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
+                  spec.data.train, compact_count(train_tokens),
+                  compact_count(static_cast<double>(run.corpus.valid->size())), epochs),
+      "batch    " + batch_line(plan),
+      facts.checkpoint.empty()
+          ? fmt::format("start    from scratch, seed {}", spec.train.seed)
+          : fmt::format("resume   after step {} ({})", facts.resume_step,
+                        facts.checkpoint.filename().string()),
+  };
+}
+
+}  // namespace mtl

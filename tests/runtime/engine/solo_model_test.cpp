@@ -1,0 +1,89 @@
+// Going on from where an earlier pass ended gives what one pass over everything gives.
+#include "runtime/engine/solo_model.h"
+
+#include <stdexcept>
+
+#include <doctest/doctest.h>
+
+#include "runtime/engine/init.h"
+
+using namespace mtl;
+
+namespace {
+
+ModelShape gpt2_shape() {
+  ModelShape shape;
+  shape.layers = 2;
+  shape.heads = shape.kv_heads = 2;
+  shape.head_dim = 16;
+  shape.hidden = 32;
+  shape.ffn = 128;
+  shape.vocab = 50;
+  shape.vocab_pad_to = shape.padded_vocab = 64;
+  shape.max_seq = 150;  // more than two blocks of queries
+  shape.init_std = 0.2;
+  return shape;
+}
+
+ModelShape llama_shape() {
+  ModelShape shape = gpt2_shape();
+  shape.norm = NormType::rmsnorm;
+  shape.activation = Activation::swiglu;
+  shape.position = PositionType::rope;
+  shape.kv_heads = 1;
+  shape.qk_norm = true;
+  shape.bias = false;
+  shape.tie_embeddings = false;
+  return shape;
+}
+
+ModelShape alibi_shape() {
+  ModelShape shape = gpt2_shape();
+  shape.position = PositionType::alibi;
+  return shape;
+}
+
+// A small model with random weights.
+class Model {
+ public:
+  explicit Model(const ModelShape& shape) : model_(shape, *device_) {
+    model_.fill([](const ParamRow& row, const std::vector<int64_t>&, Tensor weights) {
+      initialise(row, GridSizes{}, Coord{}, 5, weights.as<float>());
+    });
+  }
+  std::vector<float> next_logits(const std::vector<int32_t>& ids, int64_t past) {
+    return model_.next_logits(ids, past);
+  }
+
+ private:
+  std::unique_ptr<Device> device_ = make_cpu_device(1);
+  SoloModel model_;
+};
+
+}  // namespace
+
+TEST_CASE("passes that go on give the logits of one pass over everything") {
+  std::vector<int32_t> ids(150);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape()}) {
+    Model piecewise(shape);
+    int64_t past = 0;
+    for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
+      const std::vector<int32_t> prefix(ids.begin(), ids.begin() + length);
+      const std::vector<float> step = piecewise.next_logits(prefix, past);
+      past = length;
+      Model whole(shape);
+      const std::vector<float> expected = whole.next_logits(prefix, 0);
+      REQUIRE(step.size() == 50);
+      CAPTURE(length);
+      for (size_t i = 0; i < step.size(); ++i) {
+        CHECK(step[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+      }
+    }
+  }
+}
+
+TEST_CASE("a pass larger than the plan is refused") {
+  Model model(gpt2_shape());
+  CHECK_THROWS_AS(model.next_logits(std::vector<int32_t>(151, 0), 0), std::logic_error);
+}
