@@ -1,27 +1,29 @@
 #include "runtime/plan/pipeline.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace mtl {
 
-std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages) {
-  const auto stages = static_cast<int64_t>(virtual_stages);
-  if (stages == 1) return {layers};
-  // Embedding and head are items of the first and the last virtual stage.
-  const int64_t items = layers + 2;
-  std::vector<int64_t> counts(static_cast<size_t>(stages), items / stages);
-  // What is left over goes to the middle, from the back: there it delays nobody's first backward.
-  for (int64_t i = 0; i < items % stages; ++i) ++counts[static_cast<size_t>(stages - 1 - i)];
-  --counts.front();
-  --counts.back();
-  // An end that holds nothing but the embedding or the head takes a layer from the fullest.
-  for (int64_t* end : {&counts.front(), &counts.back()}) {
-    auto fullest = std::max_element(counts.begin(), counts.end());
-    if (*end == 0 && *fullest > 1) {
-      ++*end;
-      --*fullest;
-    }
+std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages, double head) {
+  const int64_t others = virtual_stages - 1;
+  if (others == 0) return {layers};
+  const int64_t least = layers >= virtual_stages ? 1 : 0;
+  const int64_t most = std::max(least, layers - others * least);
+  int64_t last = least;
+  double best = std::numeric_limits<double>::infinity();
+  for (int64_t candidate = least; candidate <= most; ++candidate) {
+    const int64_t fullest = (layers - candidate + others - 1) / others;
+    const double cost =
+        std::max(static_cast<double>(fullest), static_cast<double>(candidate) + head);
+    if (cost > best) continue;
+    best = cost;
+    last = candidate;
   }
+  const int64_t rest = layers - last;
+  std::vector<int64_t> counts(static_cast<size_t>(others), rest / others);
+  for (int64_t i = 0; i < rest % others; ++i) ++counts[static_cast<size_t>(others - 1 - i)];
+  counts.push_back(last);
   return counts;
 }
 

@@ -140,6 +140,12 @@ class Rules {
          "set parallel.zero=1 and parallel.overlap.grad_reduce=true, or leave param_gather out");
   }
 
+  std::vector<int64_t> balanced(int64_t virtual_stages) const {
+    const double head =
+        flops_per_token_of_head(model_) / flops_per_token_of_layer(model_, spec_.train.seq_len);
+    return balanced_layers(model_.layers, static_cast<int>(virtual_stages), head);
+  }
+
   void check_pipeline() {
     const TrainSpec::Parallel& parallel = spec_.parallel;
     const int pp = parallel.pp, chunks = parallel.virtual_stages;
@@ -152,22 +158,20 @@ class Rules {
     std::vector<int64_t> layers = parallel.stage_layout;
     if (!layers.empty()) {
       const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t{0});
-      mesh_rule(
-          static_cast<int64_t>(layers.size()) == virtual_stages, "mesh.stage_layout",
-          "parallel.stage_layout",
-          fmt::format("parallel.stage_layout has {} entries, and there are {} stages (pp {} "
-                      "x virtual_stages {})",
-                      layers.size(), virtual_stages, pp, chunks),
-          fmt::format(
-              "give the layers of each, such as [{}]",
-              fmt::join(balanced_layers(model_.layers, static_cast<int>(virtual_stages)), ", ")));
+      mesh_rule(static_cast<int64_t>(layers.size()) == virtual_stages, "mesh.stage_layout",
+                "parallel.stage_layout",
+                fmt::format("parallel.stage_layout has {} entries, and there are {} stages (pp {} "
+                            "x virtual_stages {})",
+                            layers.size(), virtual_stages, pp, chunks),
+                fmt::format("give the layers of each, such as [{}]",
+                            fmt::join(balanced(virtual_stages), ", ")));
       mesh_rule(sum == model_.layers, "mesh.stage_layout", "parallel.stage_layout",
                 fmt::format("parallel.stage_layout adds up to {} layers, and model.layers is {}",
                             sum, model_.layers),
                 "every layer belongs to one stage");
       layers.resize(static_cast<size_t>(virtual_stages));
     } else if (parallel.stage_balance == "balanced") {
-      layers = balanced_layers(model_.layers, static_cast<int>(virtual_stages));
+      layers = balanced(virtual_stages);
     } else {
       mesh_rule(model_.layers % virtual_stages == 0, "mesh.layers", "parallel.pp",
                 fmt::format("model.layers {} cannot be divided evenly over {} stages (pp {} x "
