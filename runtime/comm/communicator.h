@@ -59,6 +59,7 @@ class Communicator {
   virtual void broadcast(Tensor x, int root) = 0;
   // Buffered: send() returns before its recv() as long as less than 64 MiB are under way between
   // the two (beyond that it waits for recv()). Messages of one pair arrive in order.
+  // One thread of a rank may send while another receives.
   virtual void send(Tensor x, int to) = 0;
   virtual void recv(Tensor x, int from) = 0;
   virtual const Traffic& traffic() const = 0;  // since the group was made

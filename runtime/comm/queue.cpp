@@ -40,6 +40,14 @@ CommQueue::Ticket CommQueue::start(std::function<void()> work) {
   return ++started_;
 }
 
+CommQueue::Ticket CommQueue::start(int64_t bytes, std::function<void()> work) {
+  constexpr int64_t kWorthOverlapping = 256 << 10;  // a copy of so much takes about a wake-up
+  if (bytes >= kWorthOverlapping) return start(std::move(work));
+  wait_all();
+  work();
+  return started_;
+}
+
 void CommQueue::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ >= ticket; });

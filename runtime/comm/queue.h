@@ -29,6 +29,9 @@ class CommQueue {
 
   // Never throws what the work throws: that is for the waits.
   Ticket start(std::function<void()> work);
+  // Work that moves so many bytes: small work is done at once, behind what was started before (and
+  // what it throws is thrown here), because handing it over costs more than it hides.
+  Ticket start(int64_t bytes, std::function<void()> work);
   // Returns when the work of this ticket, and so all before it, is done; rethrows the error of it
   // or of other work that has failed by then.
   void wait(Ticket ticket);

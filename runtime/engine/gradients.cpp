@@ -35,12 +35,12 @@ void GradientReducer::start(size_t index) {
   if (group.size() == 1) return;
   const Tensor all = grads_.slice(bucket.offset, bucket.numel);
   if (stage_.layout.shards == 1) {
-    data_.start([&group, all] { group.all_reduce(all); });
+    data_.start(all.bytes(), [&group, all] { group.all_reduce(all); });
     return;
   }
   const int64_t length = bucket.numel / group.size();
   const Tensor mine = all.slice(group.rank() * length, length);
-  data_.start([&group, all, mine] { group.reduce_scatter(all, mine); });
+  data_.start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
 }
 
 void GradientReducer::layer_done(int chunk, int64_t layer) {

@@ -148,7 +148,7 @@ void Optimizer::start_gather(const Bucket& bucket) {
   const Tensor mine = all.slice(shard_ * length, length);
   Communicator& group = groups_[Link::data];
   const auto index = static_cast<size_t>(&bucket - stage_.layout.buckets.data());
-  gathers_[index] = data_.start([&group, mine, all] { group.all_gather(mine, all); });
+  gathers_[index] = data_.start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
 }
 
 void Optimizer::require(int chunk, int64_t layer) {

@@ -43,8 +43,10 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       memory_(std::make_unique<Memory>(stage_.memory.total_bytes, device, world)),
       arena_(stage_.memory, memory_->base),
       parameters_(plan.table, stage_.layout, arena_),
+      links_(groups_, spec.parallel.overlap.p2p),
       tensor_queue_(spec.parallel.overlap.tp),
-      data_queue_(spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false"),
+      data_queue_(spec.parallel.overlap.grad_reduce ||
+                  spec.parallel.overlap.param_gather != "false"),
       tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_{device,      tensor_parallel_, plan.model,     arena_,
                parameters_, plan.recompute,   spec.train.seed},
@@ -151,11 +153,6 @@ float Trainer::loss_scale(int64_t step) const {
   return static_cast<float>(scale_.value() / static_cast<double>(plan_.tokens_of_step(step)));
 }
 
-int Trainer::neighbour(int distance) const {
-  const int stages = plan_.grid.sizes()[Axis::pp];
-  return (coord_[Axis::pp] + distance + stages) % stages;
-}
-
 Pass Trainer::pass_of(const Instruction& in, int64_t step) const {
   Pass pass;
   pass.sequences = plan_.micro_batch;
@@ -171,26 +168,8 @@ Pass Trainer::pass_of(const Instruction& in, int64_t step) const {
   return pass;
 }
 
-void Trainer::exchange(const Chunk& chunk, const Pass& pass, Op op) {
-  const Tensor gradient = op == Op::send_grad || op == Op::recv_grad
-                              ? stream_rows_of(context_, arena_.get("dresidual"), pass)
-                              : Tensor{};
-  switch (op) {
-    case Op::send_act:
-      groups_[Link::activations].send(chunk.output(pass), neighbour(1));
-      break;
-    case Op::recv_act:
-      groups_[Link::activations].recv(chunk.input(pass), neighbour(-1));
-      break;
-    case Op::send_grad:
-      groups_[Link::gradients].send(gradient, neighbour(-1));
-      break;
-    case Op::recv_grad:
-      groups_[Link::gradients].recv(gradient, neighbour(1));
-      break;
-    default:
-      break;
-  }
+Tensor Trainer::stream_gradient(const Pass& pass) const {
+  return stream_rows_of(context_, arena_.get("dresidual"), pass);
 }
 
 void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
@@ -215,6 +194,7 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
                    in.slot, true);
         break;
       case Op::forward:
+        links_.sent(Link::activations);
         chunk.forward(pass, [&](int64_t layer) {
           if (in.micro_batch == 0) optimizer_.require(in.chunk, layer);
         });
@@ -222,6 +202,7 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
         forwarded = in;
         break;
       case Op::backward: {
+        links_.sent(Link::gradients);
         const bool logits_are_there =
             forwarded.micro_batch == in.micro_batch && forwarded.chunk == in.chunk;
         chunk.backward(pass, loss_scale(step), logits_are_there, [&](int64_t layer) {
@@ -234,12 +215,20 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
         break;
       }
       case Op::send_act:
+        links_.send(Link::activations, chunk.output(pass));
+        break;
       case Op::recv_act:
+        links_.recv(Link::activations, chunk.input(pass));
+        break;
       case Op::send_grad:
+        links_.send(Link::gradients, stream_gradient(pass));
+        break;
       case Op::recv_grad:
-        exchange(chunk, pass, in.op);
+        links_.recv(Link::gradients, stream_gradient(pass));
         break;
       case Op::reduce_grads:
+        links_.sent(Link::activations);
+        links_.sent(Link::gradients);
         if (search == nullptr) reducer_.finish();
         break;
       case Op::step:
@@ -339,12 +328,13 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
         const bool ends = chunk.range().embedding || chunk.range().head;
         if (ends) load_batch(source, sampler, first, pass.sequences, chunk, pass.slot, false);
-        if (!chunk.range().embedding) exchange(chunk, pass, Op::recv_act);
+        if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
+        links_.sent(Link::activations);
         chunk.forward(pass);
         if (chunk.range().head) {
           add_losses(chunk, pass, true);
         } else {
-          exchange(chunk, pass, Op::send_act);
+          links_.send(Link::activations, chunk.output(pass));
         }
       }
     }

@@ -19,6 +19,7 @@
 #include "runtime/engine/loss_scale.h"
 #include "runtime/engine/optimizer.h"
 #include "runtime/engine/rank_groups.h"
+#include "runtime/engine/stage_links.h"
 #include "runtime/engine/tied_embedding.h"
 #include "runtime/model/chunk.h"
 #include "runtime/plan/plan.h"
@@ -91,13 +92,12 @@ class Trainer {
                   const Chunk& chunk, int slot, bool training);
   void run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
                          NotFiniteSearch* search = nullptr);
-  void exchange(const Chunk& chunk, const Pass& pass, Op op);
+  Tensor stream_gradient(const Pass& pass) const;
   // After all gradients are summed: the loss, the norm and the requests of all ranks.
   void agree(int64_t step, Requests requests, StepResult& result);
   // Sums the losses of a pass into "loss_sum"[0].
   void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
   float loss_scale(int64_t step) const;
-  int neighbour(int distance) const;  // in the pipeline, round its ends
   void look_at_gradients(int64_t layer, NotFiniteSearch& search);
   // What to say of a step whose loss or gradient is no number: runs its passes again to find where.
   Diagnostic diverged(int64_t step, const StepResult& result, const TokenSource& source,
@@ -113,6 +113,7 @@ class Trainer {
   Arena arena_;
   Parameters parameters_;
   // Behind the memory: they are done before it goes.
+  StageLinks links_;
   CommQueue tensor_queue_, data_queue_;
   TensorParallel tensor_parallel_;
   BlockContext context_;

@@ -4,9 +4,6 @@ namespace mtl {
 
 namespace {
 
-// Below this handing the work to another thread costs more than it hides.
-constexpr int64_t kWorthOverlapping = 256 << 10;
-
 Tensor part_of(Tensor all, int rank, int parts) {
   const int64_t rows = all.rows() / parts, cols = all.cols();
   return Tensor(all.slice(rank * rows * cols, rows * cols).data, all.dtype, {rows, cols});
@@ -58,19 +55,14 @@ void TensorParallel::gather(Tensor part, Tensor all) const {
 
 TensorParallel::Pending TensorParallel::start(int64_t bytes, std::function<void()> work) const {
   Pending pending;
-  if (bytes < kWorthOverlapping) {
-    queue_.wait_all();  // the group is used by one thread at a time, in one order
-    work();
-    return pending;
-  }
   pending.queue_ = &queue_;
-  pending.ticket_ = queue_.start(std::move(work));
+  pending.ticket_ = queue_.start(bytes, std::move(work));
   return pending;
 }
 
 void TensorParallel::Pending::finish() {
-  if (ticket_) queue_->wait(*ticket_);
-  ticket_.reset();
+  if (queue_ != nullptr) queue_->wait(ticket_);
+  queue_ = nullptr;
 }
 
 }  // namespace mtl

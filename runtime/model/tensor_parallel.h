@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <functional>
 
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/queue.h"
@@ -39,8 +39,8 @@ class TensorParallel {
 
    private:
     friend class TensorParallel;
-    CommQueue* queue_ = nullptr;
-    std::optional<CommQueue::Ticket> ticket_;
+    CommQueue* queue_ = nullptr;  // null: there was nothing to do
+    CommQueue::Ticket ticket_ = 0;
   };
   Pending start_enter(Tensor stream, Tensor all) const;
   Pending start_leave(Tensor partial) const;
