@@ -250,8 +250,8 @@ class Reader {
     }
     config_.megatron_lm_config[entry.key] = entry.value.text;
     const auto& used = megatron_train_keys();
-    const bool has_meaning = std::any_of(used.begin(), used.end(),
-                                         [&](const auto& pair) { return pair.first == entry.key; });
+    const bool has_meaning = std::any_of(
+        used.begin(), used.end(), [&](const MegatronKey& key) { return key.key == entry.key; });
     if (!has_meaning) {
       config_.ignored.push_back({"megatron_lm_config." + entry.key, entry.key_place, entry.value,
                                  is_neutral(entry.value)});
@@ -427,9 +427,12 @@ std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConf
                           config.mixed_precision == "no" ? "fp32" : config.mixed_precision);
   }
   if (config.distributed_type == "MEGATRON_LM") {
-    for (const auto& [from, to] : megatron_train_keys()) {
-      const auto entry = config.megatron_lm_config.find(from);
-      if (entry != config.megatron_lm_config.end()) settings.emplace_back(to, entry->second);
+    for (const MegatronKey& key : megatron_train_keys()) {
+      const auto entry = config.megatron_lm_config.find(key.key);
+      if (entry == config.megatron_lm_config.end()) continue;
+      const std::optional<bool> truth = key.is_truth ? as_bool(entry->second) : std::nullopt;
+      const std::string value = !truth ? entry->second : *truth ? key.yes : key.no;
+      if (!value.empty()) settings.emplace_back(key.train_key, value);
     }
   }
   return settings;

@@ -135,10 +135,18 @@ const std::vector<std::string>& distributed_types() {
   return types;
 }
 
-const std::vector<std::pair<std::string, std::string>>& megatron_train_keys() {
-  static const std::vector<std::pair<std::string, std::string>> keys = {
+const std::vector<MegatronKey>& megatron_train_keys() {
+  // Sequence parallelism is asked for together with a degree that train.yaml may change, so yes
+  // means: where it can be.
+  static const std::vector<MegatronKey> keys = {
       {"megatron_lm_tp_degree", "parallel.tp"},
       {"megatron_lm_pp_degree", "parallel.pp"},
+      {"megatron_lm_sequence_parallelism", "parallel.sp", true, "auto", "false"},
+      {"megatron_lm_use_distributed_optimizer", "parallel.zero", true, "1", "0"},
+      {"megatron_lm_recompute_activations", "recompute.mode", true, "selective", ""},
+      {"megatron_lm_recompute_granularity", "recompute.mode"},
+      {"megatron_lm_recompute_method", "recompute.method"},
+      {"megatron_lm_recompute_num_layers", "recompute.layers"},
       {"megatron_lm_gradient_clipping", "optimizer.clip"}};
   return keys;
 }

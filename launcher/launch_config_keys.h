@@ -24,7 +24,13 @@ const std::vector<std::string>& launch_keys_without_meaning();
 
 const std::vector<std::string>& distributed_types();
 
-// megatron_lm_config's key and the key of train.yaml that it decides.
-const std::vector<std::pair<std::string, std::string>>& megatron_train_keys();
+// A key of megatron_lm_config and the key of train.yaml that it decides: by its own value, or, for
+// a truth value, by what yes and no stand for ("": nothing is decided).
+struct MegatronKey {
+  std::string key, train_key;
+  bool is_truth = false;
+  std::string yes = {}, no = {};
+};
+const std::vector<MegatronKey>& megatron_train_keys();
 
 }  // namespace mtl

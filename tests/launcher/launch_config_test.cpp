@@ -301,6 +301,20 @@ TEST_CASE("the keys of train.yaml that the file decides") {
                                            {"optimizer.clip", "0.5"}});
   CHECK(ignores(config, "megatron_lm_config.megatron_lm_num_micro_batches"));
   CHECK(!ignores(config, "megatron_lm_config.megatron_lm_tp_degree"));
+  // accelerate writes truth values as words, strings or booleans.
+  std::string more = kMegatron;
+  more.replace(more.find("  megatron_lm_num_micro_batches: 2\n"), 35,
+               "  megatron_lm_recompute_activations: true\n"
+               "  megatron_lm_sequence_parallelism: 'yes'\n"
+               "  megatron_lm_use_distributed_optimizer: false\n");
+  CHECK(train_settings(good(more)) == Settings{{"precision.dtype", "bf16"},
+                                               {"parallel.tp", "4"},
+                                               {"parallel.pp", "2"},
+                                               {"parallel.sp", "auto"},
+                                               {"parallel.zero", "0"},
+                                               {"recompute.mode", "selective"},
+                                               {"optimizer.clip", "0.5"}});
+  CHECK(!ignores(good(more), "megatron_lm_config.megatron_lm_recompute_activations"));
   for (const auto& [from, to] :
        Settings{{"no", "fp32"}, {"bf16", "bf16"}, {"fp16", "fp16"}, {"fp8", "fp8"}}) {
     CHECK(train_settings(good("distributed_type: NO\nmixed_precision: " + from + "\n")) ==
