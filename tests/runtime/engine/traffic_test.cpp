@@ -1,0 +1,210 @@
+// The plan's bytes per link are those of the run: what each rank's communicators count in a step is
+// what the plan says of its stage, to the byte.
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "support/layouts.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr int32_t kVocab = 61;
+
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied };
+constexpr Model kModels[] = {Model::gpt2_tied, Model::gpt2_untied, Model::llama_tied,
+                             Model::llama_untied};
+
+// Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 16 sequences a
+// step in micro-batches of one.
+TrainSpec spec_of(Model model) {
+  TrainSpec spec;
+  spec.model.layers = 4;
+  spec.model.hidden = 32;
+  spec.model.heads = 4;
+  spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
+  if (model == Model::llama_tied || model == Model::llama_untied) {
+    spec.model.kv_heads = 2;
+    spec.model.ffn = 80;
+    spec.model.activation = "swiglu";
+    spec.model.norm.type = "rmsnorm";
+    spec.model.position.type = "rope";
+    spec.model.bias = false;
+    spec.model.qk_norm = model == Model::llama_tied;
+  }
+  spec.parallel.sp = "false";
+  spec.train.global_batch = 16;
+  spec.train.micro_batch = 1;
+  spec.train.seq_len = 16;
+  spec.train.steps = 10;
+  return spec;
+}
+
+using Counts = std::array<Traffic, kLinks>;
+
+Counts counts_of(Trainer& trainer) {
+  trainer.state();  // waits for the weights that are still being gathered
+  Counts counts;
+  for (int i = 0; i < kLinks; ++i) {
+    counts[static_cast<size_t>(i)] = trainer.groups()[static_cast<Link>(i)].traffic();
+  }
+  return counts;
+}
+
+// Payload that went over each link in all runs: a link that no layout uses proves nothing.
+using Used = std::array<int64_t, kLinks>;
+
+struct RankRecord {
+  StageTraffic planned;
+  Counts first, second;  // of each of two steps
+  Traffic world;         // of the group of all ranks, in both
+};
+
+std::vector<RankRecord> record(const TrainSpec& spec, Layout layout) {
+  const auto source = markov_tokens(5'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 3);
+  std::vector<RankRecord> records(static_cast<size_t>(layout.world()));
+  run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+    RankRecord& own = records[static_cast<size_t>(rank.rank)];
+    own.planned = rank.plan.stage_of(rank.rank).traffic;
+    rank.trainer.initialise();
+    Counts before = counts_of(rank.trainer);
+    for (Counts* of_step : {&own.first, &own.second}) {
+      rank.trainer.step(of_step == &own.first ? 0 : 1, *source, sampler, {});
+      const Counts after = counts_of(rank.trainer);
+      for (size_t i = 0; i < after.size(); ++i) (*of_step)[i] = after[i] - before[i];
+      before = after;
+    }
+    own.world = rank.trainer.groups().world().traffic();
+  });
+  return records;
+}
+
+void check_layout(const TrainSpec& spec, Layout layout, Used& used) {
+  const std::vector<RankRecord> records = record(spec, layout);
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    CAPTURE(rank);
+    const RankRecord& own = records[rank];
+    for (size_t i = 0; i < kLinks; ++i) {
+      const auto link = static_cast<Link>(i);
+      const std::string name = link_name(link);
+      CAPTURE(name);
+      const LinkBytes& planned = own.planned[link];
+      CHECK(own.first[i].all_reduce == planned.all_reduce);
+      CHECK(own.first[i].reduce_scatter == planned.reduce_scatter);
+      CHECK(own.first[i].all_gather == planned.all_gather);
+      CHECK(own.first[i].send == planned.send);
+      CHECK(own.first[i].broadcast == 0);
+      CHECK(own.second[i] == own.first[i]);
+      used[i] += planned.all_reduce + planned.reduce_scatter + planned.all_gather + planned.send;
+    }
+    CHECK(own.world == Traffic{});
+  }
+}
+
+struct Variant {
+  std::string name;
+  Layout layout;
+  std::function<void(TrainSpec& spec)> change = [](TrainSpec&) {};
+};
+
+void sequence_parallel(TrainSpec& spec) {
+  spec.parallel.sp = "true";
+}
+void zero_0(TrainSpec& spec) {
+  spec.parallel.zero = 0;
+}
+void small_buckets(TrainSpec& spec) {
+  spec.parallel.bucket_mb = 0.02;
+}
+void no_overlap(TrainSpec& spec) {
+  spec.parallel.overlap = {
+      .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = false};
+}
+void selective(TrainSpec& spec) {
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"core_attn", "mlp_act", "norm", "mlp"};
+}
+void full_of_3(TrainSpec& spec) {
+  spec.recompute.mode = "full";
+  spec.recompute.layers = 3;
+}
+void block_of_1(TrainSpec& spec) {
+  spec.recompute.mode = "full";
+  spec.recompute.method = "block";
+  spec.recompute.layers = 1;
+}
+void distributed(TrainSpec& spec) {
+  spec.recompute.mode = "full";
+  spec.recompute.distribute = true;
+}
+
+std::function<void(TrainSpec&)> both(void (*a)(TrainSpec&), void (*b)(TrainSpec&)) {
+  return [a, b](TrainSpec& spec) {
+    a(spec);
+    b(spec);
+  };
+}
+
+const Variant kVariants[] = {
+    {"one rank", {}},
+    {"tp 2", {.tp = 2}},
+    {"tp 4 copies KV heads", {.tp = 4}},
+    {"tp 4 sp", {.tp = 4}, sequence_parallel},
+    {"tp 2 selective", {.tp = 2}, selective},
+    {"tp 2 sp selective", {.tp = 2}, both(sequence_parallel, selective)},
+    {"tp 2 full", {.tp = 2}, full_of_3},
+    {"tp 2 sp full", {.tp = 2}, both(sequence_parallel, full_of_3)},
+    {"tp 2 sp block", {.tp = 2}, both(sequence_parallel, block_of_1)},
+    {"tp 4 distributed", {.tp = 4}, distributed},
+    {"tp 2 pp 2 distributed", {.tp = 2, .pp = 2}, distributed},
+    {"dp 2", {.dp = 2}},
+    {"dp 4 small buckets", {.dp = 4}, small_buckets},
+    {"dp 2 zero 0", {.dp = 2}, zero_0},
+    {"dp 2 zero 0 small buckets", {.dp = 2}, both(zero_0, small_buckets)},
+    {"dp 2 no overlap", {.dp = 2}, no_overlap},
+    {"pp 2", {.pp = 2}},
+    {"pp 4 full", {.pp = 4}, block_of_1},
+    {"pp 2 gpipe", {.pp = 2}, [](TrainSpec& s) { s.parallel.schedule = "gpipe"; }},
+    {"pp 2 uneven",
+     {.pp = 2},
+     [](TrainSpec& s) {
+       s.parallel.stage_layout = {1, 3};
+     }},
+    {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}},
+    {"tp 2 pp 2 virtual 2 sp", {.tp = 2, .pp = 2, .virtual_stages = 2}, sequence_parallel},
+    {"dp 2 pp 2 virtual 2 small buckets", {.dp = 2, .pp = 2, .virtual_stages = 2}, small_buckets},
+    {"tp 2 dp 2 pp 2 sp small buckets",
+     {.tp = 2, .dp = 2, .pp = 2},
+     both(sequence_parallel, small_buckets)},
+    {"tp 4 dp 2 zero 0", {.tp = 4, .dp = 2}, zero_0},
+};
+
+}  // namespace
+
+TEST_CASE("the bytes of every link in a step are the planned ones to the byte") {
+  Used used = {};
+  for (const Model model : kModels) {
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      for (const Variant& variant : kVariants) {
+        CAPTURE(static_cast<int>(model));
+        CAPTURE(dtype);
+        CAPTURE(variant.name);
+        TrainSpec spec = spec_of(model);
+        spec.precision.dtype = dtype;
+        variant.change(spec);
+        check_layout(spec, variant.layout, used);
+      }
+    }
+  }
+  for (size_t i = 0; i < kLinks; ++i) {
+    const std::string name = link_name(static_cast<Link>(i));
+    CAPTURE(name);
+    CHECK(used[i] > 0);
+  }
+}
