@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace mtl {
 
@@ -25,10 +25,21 @@ std::string layer_name(const Plan& plan, int64_t layer) {
   return layer == plan.model.layers ? "head" : fmt::format("layer {}", layer);
 }
 
+// "rank 3", "ranks 0, 1", "ranks 0, 1, 2, 3 and 12 more".
+std::string rank_names(const std::vector<int>& ranks) {
+  constexpr size_t kNamed = 4;
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks.front());
+  const size_t named = std::min(ranks.size(), kNamed);
+  std::string text = fmt::format(
+      "ranks {}", fmt::join(ranks.begin(), ranks.begin() + static_cast<long>(named), ", "));
+  if (named < ranks.size()) text += fmt::format(" and {} more", ranks.size() - named);
+  return text;
+}
+
 }  // namespace
 
-NotFiniteSearch::NotFiniteSearch(const Plan& plan, int rank, Device& device)
-    : plan_(plan), rank_(rank), device_(device), key_(kNothing) {
+NotFiniteSearch::NotFiniteSearch(const Plan& plan, Device& device)
+    : plan_(plan), device_(device), key_(kNothing) {
   inspect_ = [this](int64_t layer, const char* what, Tensor made) {
     if (is_new(made)) found(layer, what);
   };
@@ -38,14 +49,16 @@ bool NotFiniteSearch::is_new(Tensor tensor) const {
   return key_ == kNothing && tensor && !device_.all_finite(tensor);
 }
 
-void NotFiniteSearch::weights(const ParamRow& row, Tensor weights) {
-  if (!is_new(weights)) return;
-  key_ = -1;
-  text_ = fmt::format("the weights {} on rank {}, before the step", row.name, rank_);
+void NotFiniteSearch::weights(size_t row, Tensor weights) {
+  const auto key = static_cast<int64_t>(row) - static_cast<int64_t>(plan_.table.size());
+  // Parameters need not lie in the table's order.
+  if (key >= key_ || device_.all_finite(weights)) return;
+  key_ = key;
+  text_ = "the weights " + plan_.table[row].name + ", before the step,";
 }
 
-void NotFiniteSearch::gradient(const ParamRow& row, Tensor grad) {
-  if (is_new(grad)) found(row.layer, "gradient of " + row.name);
+void NotFiniteSearch::gradient(int64_t layer, const ParamRow& row, Tensor grad) {
+  if (is_new(grad)) found(layer, "gradient of " + row.name);
 }
 
 void NotFiniteSearch::found(int64_t layer, const std::string& what) {
@@ -53,8 +66,8 @@ void NotFiniteSearch::found(int64_t layer, const std::string& what) {
   const bool forward = at_.op == Op::forward;
   const int64_t place = forward ? layer + 1 : 2 * places - (layer + 1);
   key_ = at_.micro_batch * 2 * (places + 1) + place;
-  text_ = fmt::format("{}: {}, in {} of micro-batch {} on rank {}", layer_name(plan_, layer), what,
-                      op_name(at_.op), at_.micro_batch, rank_);
+  text_ = fmt::format("{}: {}, in {} of micro-batch {}", layer_name(plan_, layer), what,
+                      op_name(at_.op), at_.micro_batch);
 }
 
 std::string NotFiniteSearch::agree(Communicator& world) const {
@@ -72,7 +85,13 @@ std::string NotFiniteSearch::agree(Communicator& world) const {
     return "running the step again gave finite numbers: a fault of the hardware, or a sum that "
            "overflowed";
   }
-  return std::string("first not finite: ") + first->text.data();
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const Record& other = records[rank];
+    const bool same = other.key == first->key && other.text == first->text;
+    if (same) ranks.push_back(static_cast<int>(rank));
+  }
+  return fmt::format("first not finite: {} on {}", first->text.data(), rank_names(ranks));
 }
 
 }  // namespace mtl

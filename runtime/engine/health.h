@@ -15,14 +15,16 @@ namespace mtl {
 
 class NotFiniteSearch {
  public:
-  NotFiniteSearch(const Plan& plan, int rank, Device& device);
+  NotFiniteSearch(const Plan& plan, Device& device);
 
-  void weights(const ParamRow& row, Tensor weights);
+  // What the step began with; `row` is the parameter's in the plan's table.
+  void weights(size_t row, Tensor weights);
   // What is made from now on belongs to this instruction.
   void begin(const Instruction& in) { at_ = in; }
   // Looks at what a block has made.
   const Inspect& inspect() const { return inspect_; }
-  void gradient(const ParamRow& row, Tensor grad);
+  // Looks at a gradient after `layer` has added to it (a tied embedding has two layers that do).
+  void gradient(int64_t layer, const ParamRow& row, Tensor grad);
 
   // Collective over `world`: the earliest finding of all ranks as a sentence.
   std::string agree(Communicator& world) const;
@@ -32,14 +34,13 @@ class NotFiniteSearch {
   void found(int64_t layer, const std::string& what);
 
   const Plan& plan_;
-  const int rank_;
   Device& device_;
   Inspect inspect_;
   Instruction at_;
-  // Orders findings: weights, then micro-batches, within one forward before backward, and layers
-  // in the order in which they run.
+  // Orders findings: weights as in the shard table, then micro-batches, within one forward before
+  // backward, and layers in the order in which they run.
   int64_t key_;
-  std::string text_;
+  std::string text_;  // without the rank: several may have found the same
 };
 
 }  // namespace mtl

@@ -272,14 +272,16 @@ StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler&
   result.loss_scale = scale_.value();
   agree(step, requests, result);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  const bool overflow = !finite && scale_.dynamic() && !scale_.at_minimum();
-  if (!finite && !overflow && spec_.health.nan != "skip") {
+  // The scale reaches gradients only: lowering it mends no loss.
+  const bool scaled_too_far = !finite && std::isfinite(result.loss) && scale_.dynamic();
+  if (!finite && spec_.health.nan != "skip" && (!scaled_too_far || scale_.at_minimum())) {
     throw Error(Exit::run_failed, diverged(step, result, source, sampler));
   }
-  scale_.step_done(!finite);
+  if (finite || scaled_too_far) scale_.step_done(scaled_too_far);
+  result.lr = learning_rate(spec_, plan_.steps, updates_);
   if (finite) {
     UpdateSettings update;
-    update.lr = result.lr = learning_rate(spec_, plan_.steps, updates_);
+    update.lr = result.lr;
     update.weight_decay = weight_decay(spec_, plan_.steps, updates_);
     const double clip = spec_.optimizer.clip;
     if (clip > 0) update.grad_scale = std::min(1.0, clip / (result.grad_norm + 1e-6));
@@ -347,18 +349,19 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
 void Trainer::look_at_gradients(int64_t layer, NotFiniteSearch& search) {
   for (const ParamPlacement& param : stage_.layout.params) {
     const ParamRow& row = plan_.table[param.row];
-    if (row.layer != layer) continue;
-    search.gradient(row, arena_.tensor("grads").slice(param.offset, param.numel));
+    // The head's part of a tied embedding whose own layer is on another stage.
+    const bool copy = param.tied_copy && layer == plan_.model.layers;
+    if (row.layer != layer && !copy) continue;
+    search.gradient(layer, row, arena_.tensor("grads").slice(param.offset, param.numel));
   }
 }
 
 Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const TokenSource& source,
                              const Sampler& sampler) {
-  NotFiniteSearch search(plan_, groups_.world().rank(), device_);
+  NotFiniteSearch search(plan_, device_);
   optimizer_.require_all();
   for (const ParamPlacement& param : stage_.layout.params) {
-    search.weights(plan_.table[param.row],
-                   arena_.tensor("weights").slice(param.offset, param.numel));
+    search.weights(param.row, arena_.tensor("weights").slice(param.offset, param.numel));
   }
   run_micro_batches(step, source, sampler, &search);
   const std::string where = search.agree(groups_.world());

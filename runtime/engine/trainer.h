@@ -44,9 +44,9 @@ struct Requests {
 };
 
 struct StepResult {
-  double loss = 0;       // mean over the tokens of the global batch
-  double grad_norm = 0;  // before clipping
-  double lr = 0;
+  double loss = 0;        // mean over the tokens of the global batch
+  double grad_norm = 0;   // before clipping
+  double lr = 0;          // of a skipped step: what it would have had
   bool skipped = false;   // no update: overflow (fp16), or numbers that are none (health.nan=skip)
   double loss_scale = 1;  // that this step ran with
   int64_t skipped_so_far = 0;
