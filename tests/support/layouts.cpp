@@ -39,7 +39,7 @@ std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab) {
 }
 
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
-                const std::function<void(RankContext&)>& body) {
+                const std::function<void(RankContext&)>& body, int64_t epoch) {
   spec.parallel.tp = layout.tp;
   spec.parallel.dp = layout.dp;
   spec.parallel.pp = layout.pp;
@@ -48,7 +48,8 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   ResolvedSpec resolved;
   resolved.spec = spec;
   Diagnostics diagnostics;
-  const Plan plan = make_plan(resolved, {.vocab = vocab}, world_size, diagnostics);
+  const Plan plan =
+      make_plan(resolved, {.vocab = vocab, .sequences = epoch}, world_size, diagnostics);
   diagnostics.throw_if_errors();
 
   const std::unique_ptr<Store> store = make_local_store();

@@ -51,9 +51,9 @@ struct RankContext {
 };
 
 // Makes the plan for `spec` with the layout's degrees, starts one thread per rank, runs `body` on
-// each, and rethrows the first exception.
+// each, and rethrows the first exception. `epoch`: sequences of the text, where epochs matter.
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
-                const std::function<void(RankContext&)>& body);
+                const std::function<void(RankContext&)>& body, int64_t epoch = 0);
 
 // Collects a rank's part of each global tensor; call on every rank with the same (locked inside)
 // target.

@@ -1,0 +1,177 @@
+// The optimizers, the clipping, the learning rate and the weight decay as the engine puts them
+// together, against the textbook in double precision.
+#include <algorithm>
+#include <cmath>
+
+#include <doctest/doctest.h>
+
+#include "support/layouts.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr int32_t kVocab = 61;
+constexpr int64_t kSteps = 8;
+
+struct Moments {
+  std::vector<double> value, first, second;
+  bool decays = false;
+};
+
+// What follows from a step's gradients, in double.
+class Reference {
+ public:
+  Reference(const TrainSpec& spec, const Plan& plan, const GlobalTensors& initial) : spec_(spec) {
+    for (const ParamRow& row : plan.table) {
+      const std::vector<float>& values = initial.at(row.name);
+      Moments& moments = of_[row.name];
+      moments.value.assign(values.begin(), values.end());
+      moments.first.assign(values.size(), 0.0);
+      moments.second.assign(values.size(), 0.0);
+      moments.decays = row.decays;
+    }
+  }
+
+  void step(const GlobalTensors& gradients, double loss_scale, double lr, double weight_decay) {
+    ++steps_;
+    double squares = 0;
+    for (const auto& [name, gradient] : gradients) {
+      for (const float g : gradient) squares += std::pow(g / loss_scale, 2);
+    }
+    norm_ = std::sqrt(squares);
+    const double clip = std::min(1.0, spec_.optimizer.clip / (norm_ + 1e-6)) / loss_scale;
+    for (auto& [name, moments] : of_) {
+      const std::vector<float>& gradient = gradients.at(name);
+      const double decay = moments.decays ? weight_decay : 0;
+      for (size_t i = 0; i < gradient.size(); ++i) {
+        update(moments.value[i], moments.first[i], moments.second[i], gradient[i] * clip, lr,
+               decay);
+      }
+    }
+  }
+
+  double norm() const { return norm_; }
+  std::vector<float> value(const std::string& name) const {
+    const std::vector<double>& values = of_.at(name).value;
+    return {values.begin(), values.end()};
+  }
+
+ private:
+  void update(double& p, double& m, double& v, double g, double lr, double decay) const {
+    const TrainSpec::Optimizer& o = spec_.optimizer;
+    if (o.type != "adamw") g += decay * p;
+    if (o.type == "sgd") {
+      m = o.momentum * m + g;
+      p -= lr * m;
+      return;
+    }
+    if (o.type == "adamw") p -= lr * decay * p;
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const double t = steps_;
+    const double first = m / (1 - std::pow(o.beta1, t)), second = v / (1 - std::pow(o.beta2, t));
+    p -= lr * first / (std::sqrt(second) + o.eps);
+  }
+
+  const TrainSpec& spec_;
+  std::map<std::string, Moments> of_;
+  double norm_ = 0;
+  int steps_ = 0;
+};
+
+TrainSpec spec_of(const std::string& type) {
+  TrainSpec spec;
+  spec.model.layers = 2;
+  spec.model.hidden = 32;
+  spec.model.heads = 4;
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 16;
+  spec.train.steps = kSteps;
+  spec.optimizer.type = type;
+  spec.optimizer.momentum = 0.8;
+  spec.optimizer.beta1 = 0.8;
+  spec.optimizer.beta2 = 0.97;
+  spec.optimizer.eps = 1e-6;
+  spec.optimizer.clip = 0.5;  // it bites, at least at first
+  spec.optimizer.weight_decay = 0.1;
+  spec.optimizer.weight_decay_ramp = "linear";
+  spec.optimizer.weight_decay_end = 0.9;
+  spec.lr.max = type == "sgd" ? 1 : 0.01;
+  spec.lr.min = 0.001;
+  spec.lr.schedule = "linear";
+  spec.lr.warmup = 2;
+  return spec;
+}
+
+// Half the rate, the rate, then in a line to the minimum.
+double lr_by_hand(const TrainSpec& spec, int64_t step) {
+  if (step < 2) return spec.lr.max * static_cast<double>(step + 1) / 2;
+  return spec.lr.max - (spec.lr.max - spec.lr.min) * static_cast<double>(step - 2) / 6;
+}
+
+void check_against_reference(const TrainSpec& spec, Layout layout) {
+  CAPTURE(spec.optimizer.type);
+  CAPTURE(layout.tp);
+  CAPTURE(layout.dp);
+  CAPTURE(layout.pp);
+  const auto source = markov_tokens(5'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 3);
+  GlobalTensors initial, last;
+  std::vector<GlobalTensors> gradients(kSteps);
+  std::vector<StepResult> steps;
+  Plan plan;
+  run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    collect(rank.trainer, Which::master, initial);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const StepResult result = rank.trainer.step(step, *source, sampler, {});
+      collect(rank.trainer, Which::grad, gradients[static_cast<size_t>(step)]);
+      if (rank.rank == 0) steps.push_back(result);
+    }
+    collect(rank.trainer, Which::master, last);
+    if (rank.rank == 0) plan = rank.plan;
+  });
+  Reference reference(spec, plan, initial);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    CAPTURE(step);
+    const StepResult& result = steps[static_cast<size_t>(step)];
+    const double lr = lr_by_hand(spec, step);
+    CHECK(result.lr == doctest::Approx(lr).epsilon(1e-12));
+    reference.step(gradients[static_cast<size_t>(step)], result.loss_scale, lr,
+                   0.1 + 0.8 * static_cast<double>(step) / kSteps);
+    CHECK(result.grad_norm == doctest::Approx(reference.norm()).epsilon(1e-6));
+    if (step < 3) CHECK(result.grad_norm > spec.optimizer.clip);
+  }
+  for (const auto& [name, value] : last) {
+    CAPTURE(name);
+    CHECK(relative_error(value, initial.at(name)) > 2e-4);  // or there is nothing to compare
+    CHECK(relative_error(value, reference.value(name)) < 5e-6);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("adamw and adam and sgd with clipping and ramps equal the textbook") {
+  for (const char* type : {"adamw", "adam", "sgd"}) check_against_reference(spec_of(type), {});
+}
+
+TEST_CASE("optimizer state in shards and stages equals the textbook") {
+  for (const char* type : {"adamw", "adam", "sgd"}) {
+    check_against_reference(spec_of(type), {.tp = 2, .dp = 2, .pp = 2});
+  }
+  TrainSpec whole = spec_of("sgd");
+  whole.parallel.zero = 0;
+  check_against_reference(whole, {.dp = 2});
+}
+
+TEST_CASE("the loss scale is taken out of the update") {
+  for (const char* type : {"adamw", "sgd"}) {
+    TrainSpec spec = spec_of(type);
+    spec.precision.dtype = "fp16";
+    spec.precision.loss_scale.initial = 4096;
+    check_against_reference(spec, {});
+  }
+}
