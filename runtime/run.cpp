@@ -91,18 +91,18 @@ void check_memory(const CheckedRun& run) {
   const int64_t there = machine_memory_bytes();
   if (needed <= there) return;
   constexpr double kGiB = 1 << 30;
-  const auto largest = std::max_element(
-      plan.stages.begin(), plan.stages.end(), [](const StagePlan& a, const StagePlan& b) {
-        return a.memory.total_bytes < b.memory.total_bytes;
-      });
+  const auto largest = std::max_element(plan.stages.begin(), plan.stages.end(),
+                                        [](const StagePlan& a, const StagePlan& b) {
+                                          return a.memory.total_bytes < b.memory.total_bytes;
+                                        });
   auto gib = [&](MemoryCategory category) {
     return static_cast<double>(largest->memory.bytes_of_category(category)) / kGiB;
   };
   throw Error(
       Exit::out_of_memory,
       {.code = "memory.host",
-       .what = fmt::format("{} process{} {:.1f} GiB; this machine has {:.1f} GiB",
-                           plan.grid.world(), plan.grid.world() == 1 ? " needs" : "es need",
+       .what = fmt::format("{} rank{} {:.1f} GiB; this machine has {:.1f} GiB", plan.grid.world(),
+                           plan.grid.world() == 1 ? " needs" : "s need",
                            static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB),
        .place = run.resolved.place_of("train.micro_batch"),
        .notes = {fmt::format(
@@ -111,8 +111,9 @@ void check_memory(const CheckedRun& run) {
            gib(MemoryCategory::weights), gib(MemoryCategory::gradients),
            gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
            gib(MemoryCategory::scratch))},
-       .help = "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp or "
-               "pp, or make the model smaller (see: mtl plan)"});
+       .help =
+           "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp or "
+           "pp, or make the model smaller (see: mtl plan)"});
 }
 
 // Two launches in one run directory would write each other's checkpoints. The lock goes with the
@@ -158,14 +159,13 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
       {"vocab", "data.tokenizer.type"}};
   for (const auto& [field, key] : kKeys) {
     if (here.value(field, nlohmann::json()) == there.value(field, nlohmann::json())) continue;
-    diagnostics.add(
-        {.code = "resume.mismatch",
-         .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
-                             here.value(field, nlohmann::json()).dump(),
-                             there.value(field, nlohmann::json()).dump()),
-         .place = run.resolved.place_of(key),
-         .notes = {"the checkpoint is " + checkpoint.string()},
-         .help = help});
+    diagnostics.add({.code = "resume.mismatch",
+                     .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
+                                         here.value(field, nlohmann::json()).dump(),
+                                         there.value(field, nlohmann::json()).dump()),
+                     .place = run.resolved.place_of(key),
+                     .notes = {"the checkpoint is " + checkpoint.string()},
+                     .help = help});
   }
   if (run.corpus.tokenizer->to_json() != state.at("tokenizer") ||
       fmt::format("{:016x}", run.corpus.train->fingerprint()) !=

@@ -194,8 +194,11 @@ class Rank {
   }
 
   void report(const StepResult& result, double seconds) {
-    // The first step builds caches; it would spoil the estimate for a long time.
-    mean_step_s_ = steps_seen_ < 2 ? seconds : 0.95 * mean_step_s_ + 0.05 * seconds;
+    // The first step builds caches; it would spoil the estimate for a long time. By the sequence,
+    // since not all steps are equally long.
+    const int64_t sequences = plan_.batch.at(next_step_ - 1).global_batch;
+    const double sequence_s = seconds / static_cast<double>(sequences);
+    mean_sequence_s_ = steps_seen_ < 2 ? sequence_s : 0.95 * mean_sequence_s_ + 0.05 * sequence_s;
     ++steps_seen_;
     if (!reporter_) return;
     StepReport report;
@@ -209,7 +212,11 @@ class Rank {
     report.tokens_per_s = tokens / seconds;
     report.mfu = plan_.cost.flops_per_token * tokens / seconds / matmul_rate_;
     report.memory_bytes = plan_.total_bytes();
-    report.eta_s = mean_step_s_ * static_cast<double>(plan_.steps - next_step_);
+    report.eta_s = mean_sequence_s_ * static_cast<double>(plan_.batch.first_sample(plan_.steps) -
+                                                          plan_.batch.first_sample(next_step_));
+    report.step_skipped = result.skipped;
+    report.skipped = skipped_ = result.skipped_so_far;
+    if (plan_.compute == DType::f16) report.loss_scale = result.loss_scale;
     reporter_->step(report);
   }
 
@@ -250,6 +257,7 @@ class Rank {
   void finish() {
     if (!reporter_) return;
     std::vector<std::string> lines = {fmt::format("done     {} steps", next_step_)};
+    if (skipped_ > 0) lines.push_back(fmt::format("skipped  {} of them: no update", skipped_));
     if (valid_loss_) lines.push_back(fmt::format("valid    loss {:.4f}", *valid_loss_));
     lines.push_back("latest   " + (run_dir_ / "latest").string());
     reporter_->finish("done", lines);
@@ -267,9 +275,10 @@ class Rank {
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
   double matmul_rate_ = 1;
-  double mean_step_s_ = 0;
+  double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;
   int64_t steps_seen_ = 0;
+  int64_t skipped_ = 0;
 };
 
 void check_threads(const WorkerEnvironment& environment) {

@@ -71,6 +71,7 @@ std::string status_line(const StepReport& report, std::span<const double> losses
   if (report.memory_bytes > 0) {
     fields.push_back({"mem " + human_bytes(static_cast<double>(report.memory_bytes)), 9, kDim});
   }
+  if (report.skipped > 0) fields.push_back({grouped(report.skipped) + " skipped", 4});
   fields.push_back({"eta " + compact_duration(report.eta_s), 1});
 
   while (display_width(joined(fields, false)) > columns) {
@@ -85,11 +86,22 @@ std::string status_line(const StepReport& report, std::span<const double> losses
 
 std::string plain_line(const StepReport& report, std::string_view time) {
   const double gib = static_cast<double>(report.memory_bytes) / (1024.0 * 1024.0 * 1024.0);
-  return fmt::format(
+  std::string line = fmt::format(
       "{} step={} loss={:.4f} lr={} gnorm={} tok_s={} mfu={:.3f} mem_gib={} eta_s={}", time,
       report.step, report.loss, short_exponent(report.lr), short_number(report.grad_norm),
       whole(report.tokens_per_s), report.mfu,
       gib >= 99.95 ? fmt::format("{:.0f}", gib) : fmt::format("{:.3g}", gib), whole(report.eta_s));
+  if (report.loss_scale > 0) line += fmt::format(" loss_scale={}", report.loss_scale);
+  if (report.skipped > 0) line += fmt::format(" skipped={}", report.skipped);
+  return line;
+}
+
+std::string skip_text(const StepReport& report) {
+  std::string text = fmt::format("loss {:.4f}, gradient norm {}: no update", report.loss,
+                                 short_number(report.grad_norm));
+  if (report.loss_scale > 0) text += fmt::format(", loss scale {}", report.loss_scale);
+  return text + fmt::format("; {} step{} skipped so far", grouped(report.skipped),
+                            report.skipped == 1 ? "" : "s");
 }
 
 }  // namespace mtl

@@ -16,5 +16,7 @@ std::string status_line(const StepReport& report, std::span<const double> losses
                         bool utf8, bool color = false);
 // `2026-11-21T01:42:10Z step=4120 loss=3.2147 lr=2.9e-4 ... eta_s=33120`
 std::string plain_line(const StepReport& report, std::string_view time);
+// `loss 3.2147, gradient norm inf: no update, loss scale 65536; 3 steps skipped so far`
+std::string skip_text(const StepReport& report);
 
 }  // namespace mtl

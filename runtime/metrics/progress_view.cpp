@@ -92,6 +92,19 @@ struct ProgressView::State {
     if (!drawn || last->step == last->steps || options.now() - drawn_at >= kRedrawInterval) draw();
   }
 
+  // A step without an update is said whatever is logged: a run that skips all of them learns
+  // nothing.
+  void on_skip(const Json& record) {
+    last = step_from_json(record);
+    if (options.terminal) {
+      print(fmt::format("skip   step {}  {}", grouped(last->step), skip_text(*last)));
+      if (!drawn) draw();
+    } else {
+      print(fmt::format("{} step={} skipped: {}", text_of(record, "time"), last->step,
+                        skip_text(*last)));
+    }
+  }
+
   void on_eval(const Json& record) {
     const StepReport report = step_from_json(record);
     const auto found = record.find("valid_loss");
@@ -147,6 +160,8 @@ void ProgressView::record(const std::string& json_line) {
     for (const std::string& line : lines_of(record)) state_->print(line);
   } else if (kind == "step") {
     state_->on_step(record);
+  } else if (kind == "skip") {
+    state_->on_skip(record);
   } else if (kind == "eval") {
     state_->on_eval(record);
   } else if (kind == "checkpoint") {

@@ -37,6 +37,8 @@ Json step_json(const StepReport& report, const std::string& time) {
   json["step_time_s"] = report.step_time_s;
   json["mfu"] = report.mfu;
   json["memory_bytes"] = report.memory_bytes;
+  if (report.loss_scale > 0) json["loss_scale"] = report.loss_scale;
+  if (report.skipped > 0) json["skipped"] = report.skipped;
   return json;
 }
 
@@ -52,6 +54,8 @@ StepReport step_from_json(const Json& record) {
   report.mfu = number(record, "mfu");
   report.memory_bytes = integer(record, "memory_bytes");
   report.eta_s = number(record, "eta_s");
+  report.skipped = integer(record, "skipped");
+  if (record.contains("loss_scale")) report.loss_scale = number(record, "loss_scale");
   return report;
 }
 

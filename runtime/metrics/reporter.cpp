@@ -122,6 +122,8 @@ struct Reporter::State {
       json["loss"] = last->loss;
       json["tokens_per_s"] = last->tokens_per_s;
       json["eta_s"] = state == "running" ? last->eta_s : 0.0;
+      if (last->loss_scale > 0) json["loss_scale"] = last->loss_scale;
+      if (last->skipped > 0) json["skipped"] = last->skipped;
     }
     if (valid_loss) json["valid_loss"] = *valid_loss;
     if (!checkpoint.empty()) {
@@ -181,10 +183,11 @@ void Reporter::step(const StepReport& report) {
   const bool first = !s.last;
   s.last = report;
   s.last_time = s.time();
-  s.last_logged = first || report.step % s.options.log_every == 0 || report.step == report.steps;
+  s.last_logged = first || report.step % s.options.log_every == 0 || report.step == report.steps ||
+                  report.step_skipped;
   Json record = step_json(report, s.last_time);
   if (s.last_logged) s.metric(record);
-  record["kind"] = "step";
+  record["kind"] = report.step_skipped ? "skip" : "step";
   record["steps"] = report.steps;
   record["eta_s"] = report.eta_s;
   record["logged"] = s.last_logged;

@@ -27,6 +27,9 @@ struct StepReport {
   double mfu = 0;  // model FLOP/s over the ranks' measured matmul rate in the compute type, 0..1
   int64_t memory_bytes = 0;  // of all ranks
   double eta_s = 0;
+  bool step_skipped = false;  // this step changed no weight
+  int64_t skipped = 0;        // such steps of the whole run, this one included
+  double loss_scale = 0;      // that this step ran with (fp16); 0 = none
 };
 
 struct ReporterOptions {
@@ -47,7 +50,8 @@ class Reporter {
   ~Reporter();
   // The start block: at most a dozen lines, printed before the first step.
   void start(const std::vector<std::string>& lines);
-  // Every step; metrics.jsonl and plain output get those of `log_every`, the first and the last.
+  // Every step; metrics.jsonl and plain output get those of `log_every`, the first and the last,
+  // and every skipped one.
   void step(const StepReport& report);
   void eval(int64_t step, double valid_loss);
   void checkpoint(int64_t step, const std::filesystem::path& path);

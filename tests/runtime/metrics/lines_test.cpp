@@ -45,6 +45,22 @@ TEST_CASE("the plain line") {
       "T step=4120 loss=nan lr=2.9e-4 gnorm=0.83 tok_s=412000 mfu=0.412 mem_gib=0.0391 eta_s=inf");
 }
 
+TEST_CASE("skipped steps and the loss scale are shown where there are any") {
+  StepReport report = example();
+  report.loss_scale = 1048576;
+  report.skipped = 3;
+  CHECK(plain_line(report, "T").ends_with(" eta_s=33120 loss_scale=1048576 skipped=3"));
+  CHECK(status_line(report, kLosses, 200, true).ends_with("mem 61.4 GiB  3 skipped  eta 9h12m"));
+  CHECK(status_line(report, kLosses, 90, true).find("3 skipped") != std::string::npos);
+  report.grad_norm = std::numeric_limits<double>::infinity();
+  CHECK(skip_text(report) ==
+        "loss 3.2147, gradient norm inf: no update, loss scale 1048576; 3 steps skipped so far");
+  report.loss = std::numeric_limits<double>::quiet_NaN();
+  report.loss_scale = 0;
+  report.skipped = 1;
+  CHECK(skip_text(report) == "loss nan, gradient norm inf: no update; 1 step skipped so far");
+}
+
 TEST_CASE("the status line at its full width") {
   CHECK(status_line(example(), kLosses, 200, true) ==
         "step   4 120/20 000  20.6%  loss 3.2147  █▇▆▅▄▃▂▁  lr 2.9e-4  gnorm 0.83  412k tok/s  "

@@ -67,6 +67,28 @@ const std::string kStatus1 = "step    1/100  1.0%  loss 2.5000  1.0k tok/s  eta 
 
 }  // namespace
 
+TEST_CASE("a skipped step is said, once, on a terminal and in plain text") {
+  std::string record = step_record(2, true);
+  record.replace(record.find("\"kind\":\"step\""), 13, "\"kind\":\"skip\",\"skipped\":1");
+  Screen plain;
+  ViewOptions options;
+  options.out = plain.file();
+  ProgressView plain_view(options);
+  plain_view.record(record);
+  CHECK(plain.all() ==
+        "2026-11-21T01:42:10Z step=2 skipped: loss 2.5000, gradient norm 0.50: no update; 1 step "
+        "skipped so far\n");
+  Screen screen;
+  const Clock clock;
+  ProgressView view(terminal(screen, clock));
+  view.record(step_record(1, true));
+  screen.next();
+  view.record(record);
+  CHECK(screen.next() ==
+        "\r\033[Kskip   step 2  loss 2.5000, gradient norm 0.50: no update; 1 step skipped so far\n"
+        "\rstep    2/100  2.0%  loss 2.5000  1.0k tok/s  eta 12s\033[K");
+}
+
 TEST_CASE("plain: one line per logged step, and never a carriage return or colour") {
   Screen screen;
   ViewOptions options;

@@ -119,6 +119,53 @@ TEST_CASE("metrics.jsonl has the first step, those of log_every, and the last") 
   CHECK(first.size() == 9);
 }
 
+TEST_CASE("skipped steps are logged with their count, and the loss scale where there is one") {
+  test::TempDir dir;
+  Pipe pipe;
+  Clock clock;
+  Reporter reporter(options_for(dir.path(), pipe, clock));
+  reporter.start({});
+  for (int i = 1; i <= 4; ++i) {
+    StepReport report = step(i);
+    report.step_skipped = i == 3;
+    report.skipped = i >= 3 ? 1 : 0;
+    report.loss_scale = 512;
+    if (report.step_skipped) report.grad_norm = std::numeric_limits<double>::infinity();
+    reporter.step(report);
+  }
+  clock.advance(2000);
+  reporter.step(step(5));
+  reporter.finish("done", {});
+  const auto lines = lines_of(dir.path() / "metrics.jsonl");
+  REQUIRE(lines.size() == 3);  // the first, the skipped one, the last
+  CHECK_FALSE(lines[0].contains("skipped"));
+  CHECK(lines[0]["loss_scale"] == 512);
+  CHECK(lines[1]["step"] == 3);
+  CHECK(lines[1]["skipped"] == 1);
+  CHECK(lines[1]["grad_norm"].is_null());
+  CHECK_FALSE(lines[2].contains("loss_scale"));
+  const auto records = pipe.records();
+  CHECK(records[2]["kind"] == "step");
+  CHECK(records[3]["kind"] == "skip");
+  CHECK(records[3]["logged"] == true);
+}
+
+TEST_CASE("status.json has the skipped steps and the loss scale") {
+  test::TempDir dir;
+  Pipe pipe;
+  Clock clock;
+  Reporter reporter(options_for(dir.path(), pipe, clock));
+  reporter.start({});
+  StepReport report = step(1);
+  report.skipped = 7;
+  report.loss_scale = 2048;
+  reporter.step(report);
+  reporter.finish("done", {});
+  const json status = json::parse(text_of(dir.path() / "status.json"));
+  CHECK(status["skipped"] == 7);
+  CHECK(status["loss_scale"] == 2048);
+}
+
 TEST_CASE("the last step of an interrupted run is logged too") {
   test::TempDir dir;
   Pipe pipe;
