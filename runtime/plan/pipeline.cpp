@@ -1,29 +1,26 @@
 #include "runtime/plan/pipeline.h"
 
-#include <algorithm>
-#include <limits>
+#include <cstddef>
 
 namespace mtl {
 
 std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages, double head) {
-  const int64_t others = virtual_stages - 1;
-  if (others == 0) return {layers};
-  const int64_t least = layers >= virtual_stages ? 1 : 0;
-  const int64_t most = std::max(least, layers - others * least);
-  int64_t last = least;
-  double best = std::numeric_limits<double>::infinity();
-  for (int64_t candidate = least; candidate <= most; ++candidate) {
-    const int64_t fullest = (layers - candidate + others - 1) / others;
-    const double cost =
-        std::max(static_cast<double>(fullest), static_cast<double>(candidate) + head);
-    if (cost > best) continue;
-    best = cost;
-    last = candidate;
+  const auto stages = static_cast<size_t>(virtual_stages);
+  std::vector<int64_t> counts(stages, 0);
+  const auto cost = [&](size_t stage) {
+    return static_cast<double>(counts[stage]) + (stage == stages - 1 ? head : 0);
+  };
+  // Every layer goes where there is none yet, then to the cheapest; the last of those alike, for
+  // the first stages keep the activations of the most micro-batches.
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    size_t best = 0;
+    for (size_t stage = 1; stage < stages; ++stage) {
+      const bool better = (counts[stage] > 0) != (counts[best] > 0) ? counts[stage] == 0
+                                                                    : cost(stage) <= cost(best);
+      if (better) best = stage;
+    }
+    ++counts[best];
   }
-  const int64_t rest = layers - last;
-  std::vector<int64_t> counts(static_cast<size_t>(others), rest / others);
-  for (int64_t i = 0; i < rest % others; ++i) ++counts[static_cast<size_t>(others - 1 - i)];
-  counts.push_back(last);
   return counts;
 }
 
