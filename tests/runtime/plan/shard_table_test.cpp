@@ -1,7 +1,10 @@
 #include "runtime/plan/shard_table.h"
 
+#include <algorithm>
+#include <map>
 #include <rapidcheck.h>
 #include <set>
+#include <stdexcept>
 
 #include <doctest/doctest.h>
 
@@ -23,6 +26,16 @@ ModelShape small_shape(int64_t heads = 4, int64_t head_dim = 8) {
   return shape;
 }
 
+ModelShape small_llama(int64_t heads = 4, int64_t kv_heads = 2, int64_t head_dim = 8) {
+  ModelShape shape = small_shape(heads, head_dim);
+  shape.kv_heads = kv_heads;
+  shape.norm = NormType::rmsnorm;
+  shape.activation = Activation::swiglu;
+  shape.position = PositionType::rope;
+  shape.bias = false;
+  return shape;
+}
+
 GridSizes tensor_parallel(int tp, int dp = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
@@ -35,6 +48,63 @@ const ParamRow* find_row(const std::vector<ParamRow>& table, int layer, const st
     if (row.layer == layer && row.slot == slot) return &row;
   }
   return nullptr;
+}
+
+const ParamRow& named(const std::vector<ParamRow>& table, const std::string& name) {
+  for (const ParamRow& row : table) {
+    if (row.name == name) return row;
+  }
+  throw std::logic_error("no row " + name);
+}
+
+bool same(const std::vector<ParamRect>& a, const std::vector<ParamRect>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.global_offset == y.global_offset && x.local_offset == y.local_offset &&
+           x.extent == y.extent;
+  });
+}
+
+// Calls visit(element of the global tensor, element of the local one) for each of a rectangle.
+template <class Visit>
+void for_each_element(const ParamRect& rect, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& local, Visit visit) {
+  int64_t count = 1;
+  for (int64_t e : rect.extent) count *= e;
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i, global = 0, at = 0, global_stride = 1, local_stride = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      const int64_t p = rest % rect.extent[d];
+      rest /= rect.extent[d];
+      RC_ASSERT(rect.global_offset[d] + p < shape[d]);
+      RC_ASSERT(rect.local_offset[d] + p < local[d]);
+      global += (rect.global_offset[d] + p) * global_stride;
+      at += (rect.local_offset[d] + p) * local_stride;
+      global_stride *= shape[d];
+      local_stride *= local[d];
+    }
+    visit(global, at);
+  }
+}
+
+// Any parameter of any model in any division over TP.
+struct Division {
+  std::vector<ParamRow> table;
+  GridSizes sizes;
+  int tp = 1;
+};
+Division random_division() {
+  const int tp = *rc::gen::element(1, 2, 3, 4, 6, 12);
+  ModelShape shape = small_shape(12, 1);
+  if (*rc::gen::arbitrary<bool>()) {
+    const auto kv_heads =
+        *rc::gen::suchThat(rc::gen::element<int64_t>(1, 2, 3, 4, 6, 12),
+                           [&](int64_t kv) { return kv % tp == 0 || tp % kv == 0; });
+    shape = small_llama(12, kv_heads, 2);
+    shape.qk_norm = true;
+    shape.bias = *rc::gen::arbitrary<bool>();
+    shape.tie_embeddings = false;
+  }
+  return {shard_table(shape, false), tensor_parallel(tp), tp};
 }
 
 }  // namespace
@@ -79,39 +149,154 @@ TEST_CASE("the parameters of GPT-2 124M are counted as everybody counts them") {
   CHECK(total == 124439808);
 }
 
-TEST_CASE("the rectangles of all TP ranks tile every parameter exactly once") {
+TEST_CASE("the rows of a Llama carry Hugging Face's names and shapes and share slots where fused") {
+  ModelShape shape = small_llama();
+  shape.qk_norm = true;
+  shape.tie_embeddings = false;
+  const auto table = shard_table(shape, false);
+  struct Expected {
+    const char *name, *slot;
+    std::vector<int64_t> shape;
+    int tp_axis;
+    int64_t units;
+  };
+  const Expected layer[] = {
+      {"input_layernorm", "attn.norm.weight", {32}, -1, 0},
+      {"self_attn.q_proj", "attn.qkv.weight", {32, 32}, 0, 0},
+      {"self_attn.k_proj", "attn.qkv.weight", {16, 32}, 0, 2},
+      {"self_attn.v_proj", "attn.qkv.weight", {16, 32}, 0, 2},
+      {"self_attn.q_norm", "attn.q_norm.weight", {8}, -1, 0},
+      {"self_attn.k_norm", "attn.k_norm.weight", {8}, -1, 0},
+      {"self_attn.o_proj", "attn.proj.weight", {32, 32}, 1, 0},
+      {"post_attention_layernorm", "mlp.norm.weight", {32}, -1, 0},
+      {"mlp.gate_proj", "mlp.up.weight", {128, 32}, 0, 0},
+      {"mlp.up_proj", "mlp.up.weight", {128, 32}, 0, 0},
+      {"mlp.down_proj", "mlp.down.weight", {32, 128}, 1, 0},
+  };
+  const size_t rows = std::size(layer);
+  REQUIRE(table.size() == 1 + 2 * rows + 2);
+  CHECK(table.front().name == "model.embed_tokens.weight");
+  CHECK(table[table.size() - 2].name == "model.norm.weight");
+  CHECK(table.back().name == "lm_head.weight");
+  for (size_t i = 0; i < rows; ++i) {
+    const ParamRow& row = table[1 + rows + i];
+    CAPTURE(row.name);
+    CHECK(row.name == std::string("model.layers.1.") + layer[i].name + ".weight");
+    CHECK(row.layer == 1);
+    CHECK(row.slot == layer[i].slot);
+    CHECK(row.shape == layer[i].shape);
+    CHECK(row.tp_axis == layer[i].tp_axis);
+    CHECK(row.units == layer[i].units);
+    CHECK(row.segments == 1);
+    CHECK(row.out_in == (row.shape.size() == 2));
+    CHECK(row.decays == (row.shape.size() == 2));
+  }
+  CHECK(find_row(table, 0, "mlp.down.weight")->init_std == doctest::Approx(0.02 / 2));
+}
+
+TEST_CASE("TP sums the gradients of what its ranks hold in common but use differently") {
+  for (const bool sequence_parallel : {false, true}) {
+    CAPTURE(sequence_parallel);
+    ModelShape shape = small_llama();
+    shape.qk_norm = true;
+    const auto llama = shard_table(shape, sequence_parallel);
+    const auto over_tp = [](const ParamRow& row) { return row.grad_sum_over.has(Axis::tp); };
+    const std::string layer = "model.layers.0.";
+    // Their own heads.
+    CHECK(over_tp(named(llama, layer + "self_attn.q_norm.weight")));
+    CHECK(over_tp(named(llama, layer + "self_attn.k_norm.weight")));
+    CHECK(over_tp(named(llama, layer + "self_attn.k_proj.weight")));
+    CHECK(over_tp(named(llama, layer + "self_attn.v_proj.weight")));
+    CHECK_FALSE(over_tp(named(llama, layer + "self_attn.q_proj.weight")));
+    CHECK_FALSE(over_tp(named(llama, layer + "self_attn.o_proj.weight")));
+    CHECK_FALSE(over_tp(named(llama, "model.embed_tokens.weight")));
+    // Their own tokens.
+    CHECK(over_tp(named(llama, layer + "input_layernorm.weight")) == sequence_parallel);
+    CHECK(over_tp(named(llama, "model.norm.weight")) == sequence_parallel);
+    const auto gpt2 = shard_table(small_shape(), sequence_parallel);
+    CHECK(over_tp(named(gpt2, "transformer.wpe.weight")) == sequence_parallel);
+    CHECK(over_tp(named(gpt2, "transformer.h.0.attn.c_proj.bias")) == sequence_parallel);
+    CHECK_FALSE(over_tp(named(gpt2, "transformer.h.0.attn.c_attn.bias")));
+    for (const auto* table : {&llama, &gpt2}) {
+      for (const ParamRow& row : *table) CHECK(row.grad_sum_over.has(Axis::dp));
+    }
+  }
+}
+
+TEST_CASE("fewer KV heads than TP ranks are copied to neighbours") {
+  const ModelShape shape = small_llama(8, 2, 4);
+  const auto table = shard_table(shape, false);
+  const ParamRow& k = named(table, "model.layers.0.self_attn.k_proj.weight");
+  for (const auto& [tp, copies] : {std::pair{1, 1}, {2, 1}, {4, 2}, {8, 4}}) {
+    CAPTURE(tp);
+    CHECK(tp_copies(k, tp) == copies);
+    CHECK(tp_copies(named(table, "model.layers.0.self_attn.q_proj.weight"), tp) == 1);
+    CHECK(tp_copies(named(table, "model.norm.weight"), tp) == tp);
+    CHECK(local_shape(k, tensor_parallel(tp)) == std::vector<int64_t>{tp == 1 ? 8 : 4, 32});
+    CHECK(local_kv_heads(shape, tp) == (tp == 1 ? 2 : 1));
+  }
+  const Grid grid(tensor_parallel(4));
+  const auto third = local_rects(k, grid.sizes(), grid.coord(2));
+  REQUIRE(third.size() == 1);
+  CHECK(third[0].global_offset == std::vector<int64_t>{4, 0});
+  CHECK(same(third, local_rects(k, grid.sizes(), grid.coord(3))));
+}
+
+TEST_CASE("the rectangles of all TP ranks tile every parameter and copies are equal") {
   const bool holds = rc::check([] {
-    const int tp = *rc::gen::element(1, 2, 3, 4, 6);
-    const auto table = shard_table(small_shape(12, 1), false);
-    const GridSizes sizes = tensor_parallel(tp);
-    const Grid grid(sizes);
-    for (const ParamRow& row : table) {
-      const std::vector<int64_t> local = local_shape(row, sizes);
+    const Division division = random_division();
+    const Grid grid(division.sizes);
+    for (const ParamRow& row : division.table) {
+      const std::vector<int64_t> local = local_shape(row, division.sizes);
+      const int copies = tp_copies(row, division.tp);
       std::set<int64_t> covered;
-      for (int rank = 0; rank < (row.tp_axis < 0 ? 1 : tp); ++rank) {
+      for (int rank = 0; rank < division.tp; ++rank) {
+        const auto rects = local_rects(row, division.sizes, grid.coord(rank));
+        if (rank % copies != 0) {
+          const int first = rank / copies * copies;
+          RC_ASSERT(same(rects, local_rects(row, division.sizes, grid.coord(first))));
+          continue;
+        }
         std::set<int64_t> local_covered;
-        for (const ParamRect& rect : local_rects(row, sizes, grid.coord(rank))) {
-          int64_t count = 1;
-          for (int64_t e : rect.extent) count *= e;
-          for (int64_t i = 0; i < count; ++i) {
-            int64_t rest = i, global = 0, at = 0, global_stride = 1, local_stride = 1;
-            for (size_t d = row.shape.size(); d-- > 0;) {
-              const int64_t p = rest % rect.extent[d];
-              rest /= rect.extent[d];
-              RC_ASSERT(rect.global_offset[d] + p < row.shape[d]);
-              RC_ASSERT(rect.local_offset[d] + p < local[d]);
-              global += (rect.global_offset[d] + p) * global_stride;
-              at += (rect.local_offset[d] + p) * local_stride;
-              global_stride *= row.shape[d];
-              local_stride *= local[d];
-            }
+        for (const ParamRect& rect : rects) {
+          for_each_element(rect, row.shape, local, [&](int64_t global, int64_t at) {
             RC_ASSERT(covered.insert(global).second);
             RC_ASSERT(local_covered.insert(at).second);
-          }
+          });
         }
       }
       RC_ASSERT(static_cast<int64_t>(covered.size()) == row.numel());
     }
+  });
+  CHECK(holds);
+}
+
+TEST_CASE("rectangles clipped to a range have exactly its elements") {
+  const bool holds = rc::check([] {
+    const Division division = random_division();
+    const auto& row = division.table[*rc::gen::inRange<size_t>(0, division.table.size())];
+    const std::vector<int64_t> local = local_shape(row, division.sizes);
+    int64_t numel = 1;
+    for (int64_t d : local) numel *= d;
+    const auto first = *rc::gen::inRange<int64_t>(0, numel);
+    const auto count = *rc::gen::inRange<int64_t>(0, numel - first + 1);
+    const auto rects = local_rects(row, division.sizes,
+                                   Grid(division.sizes).coord(*rc::gen::inRange(0, division.tp)));
+    std::map<int64_t, int64_t> expected, clipped;  // global element by local one
+    for (const ParamRect& rect : rects) {
+      for_each_element(rect, row.shape, local, [&](int64_t global, int64_t at) {
+        if (at >= first && at < first + count) expected[at] = global;
+      });
+    }
+    const auto pieces = clip_to_range(rects, local, first, count);
+    for (const ParamRect& piece : pieces) {
+      for_each_element(piece, row.shape, local, [&](int64_t global, int64_t at) {
+        RC_ASSERT(clipped.emplace(at, global).second);
+      });
+    }
+    RC_ASSERT(clipped == expected);
+    // Whole rows stay together: at most a part of a row, whole rows, and a part again.
+    RC_ASSERT(pieces.size() <= 3 * rects.size());
   });
   CHECK(holds);
 }

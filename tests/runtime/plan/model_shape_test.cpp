@@ -1,0 +1,180 @@
+#include "runtime/plan/model_shape.h"
+
+#include <cmath>
+#include <numbers>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/plan/cost.h"
+
+using namespace mtl;
+
+namespace {
+
+// Llama's published sizes; `model` and `ffn` as in the configurations that Meta released.
+ModelShape llama(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn,
+                 int64_t vocab) {
+  TrainSpec spec;
+  spec.model.layers = layers;
+  spec.model.hidden = hidden;
+  spec.model.heads = heads;
+  spec.model.kv_heads = kv_heads;
+  spec.model.ffn = ffn;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.tie_embeddings = false;
+  spec.train.seq_len = 4096;
+  return model_shape(spec, vocab);
+}
+
+// Meta's apply_scaling (llama-models, models/llama3/model.py), rule by rule.
+double published_scaling(double frequency, double factor, double low, double high, double context,
+                         int& branch) {
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  if (wavelength < context / high) {
+    branch = 0;
+    return frequency;
+  }
+  if (wavelength > context / low) {
+    branch = 2;
+    return frequency / factor;
+  }
+  branch = 1;
+  const double smooth = (context / wavelength - low) / (high - low);
+  return (1 - smooth) * frequency / factor + smooth * frequency;
+}
+
+// Everything that weights depend on.
+void check_equal(const ModelShape& a, const ModelShape& b) {
+  CHECK(a.layers == b.layers);
+  CHECK(a.hidden == b.hidden);
+  CHECK(a.heads == b.heads);
+  CHECK(a.kv_heads == b.kv_heads);
+  CHECK(a.head_dim == b.head_dim);
+  CHECK(a.ffn == b.ffn);
+  CHECK(a.vocab == b.vocab);
+  CHECK(a.vocab_pad_to == b.vocab_pad_to);
+  CHECK(a.padded_vocab == b.padded_vocab);
+  CHECK(a.max_seq == b.max_seq);
+  CHECK(a.norm == b.norm);
+  CHECK(a.norm_eps == b.norm_eps);
+  CHECK(a.activation == b.activation);
+  CHECK(a.position == b.position);
+  CHECK(a.rope_base == b.rope_base);
+  CHECK(a.rope_scaling.llama3 == b.rope_scaling.llama3);
+  CHECK(a.rope_scaling.factor == b.rope_scaling.factor);
+  CHECK(a.rope_scaling.low_freq_factor == b.rope_scaling.low_freq_factor);
+  CHECK(a.rope_scaling.high_freq_factor == b.rope_scaling.high_freq_factor);
+  CHECK(a.rope_scaling.original_max_seq == b.rope_scaling.original_max_seq);
+  CHECK(a.qk_norm == b.qk_norm);
+  CHECK(a.bias == b.bias);
+  CHECK(a.tie_embeddings == b.tie_embeddings);
+}
+
+}  // namespace
+
+TEST_CASE("the parameters of Llama 2 and 3 are counted as everybody counts them") {
+  const auto parameters = [](const ModelShape& shape) {
+    return cost(shape, shard_table(shape, false), 4096).parameters;
+  };
+  CHECK(parameters(llama(32, 4096, 32, 32, 11008, 32000)) == 6'738'415'616);  // Llama-2-7B
+  CHECK(parameters(llama(80, 8192, 64, 8, 28672, 32000)) == 68'976'648'192);  // Llama-2-70B
+  CHECK(parameters(llama(32, 4096, 32, 8, 14336, 128256)) == 8'030'261'248);  // Llama-3-8B
+  ModelShape small = llama(16, 2048, 32, 8, 8192, 128256);
+  small.tie_embeddings = true;
+  CHECK(parameters(small) == 1'235'814'400);  // Llama-3.2-1B
+}
+
+TEST_CASE("FLOPs of a Llama are six per weight of its matrices and token beside attention") {
+  const ModelShape shape = llama(32, 4096, 32, 8, 14336, 128256);
+  const Cost cost = mtl::cost(shape, shard_table(shape, false), 2048);
+  const double matrices = 8'030'261'248.0 - 128256.0 * 4096 - 65 * 4096;  // without input and norms
+  CHECK(cost.flops_per_token == doctest::Approx(6 * matrices + 6.0 * 32 * 4096 * 2048));
+}
+
+TEST_CASE("a model's shape comes back from a checkpoint") {
+  ModelShape gpt2;
+  gpt2.layers = 3;
+  gpt2.hidden = 48;
+  gpt2.heads = gpt2.kv_heads = 6;
+  gpt2.head_dim = 8;
+  gpt2.ffn = 100;
+  gpt2.vocab = 61;
+  gpt2.vocab_pad_to = 16;
+  gpt2.padded_vocab = 64;
+  gpt2.max_seq = 32;
+  CHECK(gpt2.family() == Family::gpt2);
+  check_equal(model_shape_from_json(to_json(gpt2)), gpt2);
+
+  // Every value another than its default.
+  ModelShape other = gpt2;
+  other.kv_heads = 2;
+  other.head_dim = 16;
+  other.norm = NormType::rmsnorm;
+  other.norm_eps = 1e-6;
+  other.activation = Activation::swiglu;
+  other.position = PositionType::rope;
+  other.rope_base = 500000;
+  other.rope_scaling = {true, 32, 2, 5, 4096};
+  other.qk_norm = true;
+  other.bias = false;
+  other.tie_embeddings = false;
+  CHECK(other.family() == Family::llama);
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.position = PositionType::alibi;
+  other.rope_base = 10000;
+  other.rope_scaling = {};
+  check_equal(model_shape_from_json(to_json(other)), other);
+}
+
+TEST_CASE("a checkpoint of version 0.1 is a GPT-2") {
+  const auto json = nlohmann::json::parse(R"({
+    "family": "gpt2", "layers": 3, "hidden": 48, "heads": 6, "kv_heads": 6, "head_dim": 8,
+    "ffn": 192, "vocab": 61, "vocab_pad_to": 128, "max_seq": 32, "norm_eps": 1e-5, "bias": true,
+    "tie_embeddings": true})");
+  const ModelShape shape = model_shape_from_json(json);
+  CHECK(shape.family() == Family::gpt2);
+  CHECK(shape.norm == NormType::layernorm);
+  CHECK(shape.activation == Activation::gelu_tanh);
+  CHECK(shape.position == PositionType::learned);
+  CHECK_FALSE(shape.qk_norm);
+  CHECK(shape.padded_vocab == 128);
+  auto unknown = json;
+  unknown["activation"] = "relu";
+  CHECK_THROWS_WITH_AS(model_shape_from_json(unknown), "unknown kind 'relu' in a model's shape",
+                       std::invalid_argument);
+}
+
+TEST_CASE("rotary frequencies are those of Llama 3.1's published rule") {
+  struct Published {
+    int64_t head_dim;
+    double base, factor;
+  };
+  for (const Published& p : {Published{128, 500000, 8}, {64, 500000, 32}}) {  // 3.1 8B, 3.2 1B
+    CAPTURE(p.head_dim);
+    ModelShape shape;
+    shape.head_dim = p.head_dim;
+    shape.rope_base = p.base;
+    const std::vector<double> plain = rope_frequencies(shape);
+    shape.rope_scaling.llama3 = true;
+    shape.rope_scaling.factor = p.factor;
+    const std::vector<double> scaled = rope_frequencies(shape);
+    REQUIRE(static_cast<int64_t>(plain.size()) == p.head_dim / 2);
+    REQUIRE(scaled.size() == plain.size());
+    int branches[3] = {};
+    for (size_t i = 0; i < plain.size(); ++i) {
+      CAPTURE(i);
+      CHECK(plain[i] == doctest::Approx(1 / std::pow(p.base, 2.0 * static_cast<double>(i) /
+                                                                 static_cast<double>(p.head_dim)))
+                            .epsilon(1e-14));
+      int branch = 0;
+      const double expected = published_scaling(plain[i], p.factor, 1, 4, 8192, branch);
+      CHECK(scaled[i] == doctest::Approx(expected).epsilon(1e-14));
+      ++branches[branch];
+    }
+    for (const int count : branches) CHECK(count > 0);
+  }
+}
