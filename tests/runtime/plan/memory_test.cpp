@@ -1,5 +1,9 @@
 #include "runtime/plan/memory.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include <doctest/doctest.h>
 
 using namespace mtl;
@@ -20,41 +24,261 @@ ModelShape shape_124m() {
   return shape;
 }
 
-ParamLayout layout_of(const ModelShape& shape, int tp) {
+ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
   const ChunkRange everything{.layers = shape.layers, .embedding = true, .head = true};
-  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers, 1, 1 << 30,
+  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers, shards, 1 << 30,
                       false);
 }
 
 MemoryPlan plan_of(const ModelShape& shape, MemoryNeeds needs) {
-  needs.chunks = {{.layers = shape.layers, .embedding = true, .head = true}};
+  if (needs.chunks.empty()) {
+    needs.chunks = {{.layers = shape.layers, .embedding = true, .head = true}};
+  }
   return memory_plan(shape, layout_of(shape, needs.tp), needs, shard_table(shape, false).size());
 }
 
 }  // namespace
 
-TEST_CASE("only scratch of different phases overlaps") {
-  const MemoryPlan plan =
-      plan_of(shape_124m(), {.micro_batch = 2, .seq = 128, .tp = 2, .compute = DType::bf16});
-  auto overlap = [](const BufferPlan& a, const BufferPlan& b) {
-    return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-  };
-  for (const BufferPlan& a : plan.buffers) {
-    CHECK(a.offset % 256 == 0);
-    CHECK(a.offset + a.bytes <= plan.total_bytes);
-    for (const BufferPlan& b : plan.buffers) {
-      if (&a == &b || !overlap(a, b)) continue;
-      CAPTURE(a.name);
-      CAPTURE(b.name);
-      CHECK(a.category == MemoryCategory::scratch);
-      CHECK(b.category == MemoryCategory::scratch);
+namespace {
+
+struct Range {
+  int64_t begin, end;
+  bool operator&&(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+Range range_of(const BufferPlan& buffer) {
+  return {buffer.offset, buffer.offset + buffer.bytes};
+}
+
+// -1 for a buffer that belongs to no layer.
+int64_t layer_of(const BufferPlan& buffer) {
+  return buffer.name.starts_with("layer") ? std::stoll(buffer.name.substr(5)) : -1;
+}
+
+// The phase of a step that a scratch buffer lives in; "" = all of it.
+std::string phase_of(const BufferPlan& buffer) {
+  if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
+  if (buffer.name.starts_with("attn.d")) return "attention";
+  if (buffer.name.starts_with("mlp.d")) return "mlp";
+  return buffer.name == "squares" ? "update" : "";
+}
+
+// Which of a stage's chunks a buffer in the slots belongs to.
+size_t chunk_of(const BufferPlan& buffer, const std::vector<ChunkRange>& chunks) {
+  const int64_t layer = layer_of(buffer);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    if (layer >= 0 ? layer >= chunks[c].first_layer && layer < chunks[c].end_layer()
+        : (buffer.name.starts_with("head") || buffer.name == "targets") ? chunks[c].head
+                                                                        : chunks[c].embedding) {
+      return c;
     }
   }
-  CHECK(overlap(*plan.find("logits"), *plan.find("attn.dqkv")));
-  CHECK_FALSE(overlap(*plan.find("attn.dcontext"), *plan.find("attn.dqkv")));
-  CHECK_FALSE(overlap(*plan.find("logits"), *plan.find("dresidual")));
+  throw std::logic_error("buffer of no chunk: " + buffer.name);
+}
+
+// Which of the groups that are made again together a layer belongs to; layers that keep what is
+// not on the list are groups of their own.
+int64_t group_of(int64_t layer, const MemoryNeeds& needs) {
+  for (const ChunkRange& chunk : needs.chunks) {
+    for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+      if (layer >= group.first_layer && layer < group.end_layer()) return group.first_layer;
+    }
+  }
+  return -1;
+}
+
+bool may_overlap(const BufferPlan& a, const BufferPlan& b, const MemoryNeeds& needs) {
+  if (a.category != b.category || a.in_slot != b.in_slot) return false;
+  if (a.category == MemoryCategory::scratch) {
+    return !phase_of(a).empty() && !phase_of(b).empty() && phase_of(a) != phase_of(b);
+  }
+  if (a.category != MemoryCategory::activations) return false;
+  // A slot holds a micro-batch of one of the chunks.
+  if (a.in_slot) return chunk_of(a, needs.chunks) != chunk_of(b, needs.chunks);
+  return group_of(layer_of(a), needs) != group_of(layer_of(b), needs);
+}
+
+Recompute selective() {
+  return {.core_attention = true, .mlp_activation = true, .norms = true};
+}
+Recompute full(int64_t layers, bool distribute = false) {
+  return {.full = Recompute::Full::uniform, .layers = layers, .distribute = distribute};
+}
+
+}  // namespace
+
+TEST_CASE("buffers overlap only where they live at different times") {
+  struct Case {
+    std::string name;
+    MemoryNeeds needs;
+  };
+  const std::vector<ChunkRange> whole = {{.layers = 12, .embedding = true, .head = true}};
+  const std::vector<ChunkRange> first_of_2 = {{.layers = 3, .embedding = true},
+                                              {.first_layer = 6, .layers = 3}};
+  const std::vector<ChunkRange> last_of_2 = {{.first_layer = 3, .layers = 3},
+                                             {.first_layer = 9, .layers = 3, .head = true}};
+  const Case cases[] = {
+      {"plain", {.chunks = whole, .tp = 2, .compute = DType::bf16}},
+      {"slots", {.chunks = first_of_2, .slots = 5, .compute = DType::bf16}},
+      {"slots of the last stage", {.chunks = last_of_2, .slots = 3}},
+      {"selective", {.chunks = last_of_2, .slots = 3, .recompute = selective()}},
+      {"sequence parallel", {.chunks = whole, .tp = 2, .sequence_parallel = true}},
+      {"full", {.chunks = first_of_2, .slots = 4, .recompute = full(2)}},
+      {"distributed", {.chunks = whole, .slots = 2, .tp = 2, .recompute = full(5, true)}},
+      {"block",
+       {.chunks = last_of_2,
+        .slots = 2,
+        .recompute = {.full = Recompute::Full::block, .layers = 1}}},
+      {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
+      {"generation", {.chunks = whole, .training = false}},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    MemoryNeeds needs = c.needs;
+    needs.micro_batch = 2;
+    needs.seq = 128;
+    const MemoryPlan plan = plan_of(shape_124m(), needs);
+    CHECK(plan.slots == needs.slots);
+    int64_t category_bytes = 0;
+    for (int64_t bytes : plan.category_bytes) category_bytes += bytes;
+    CHECK(category_bytes == plan.total_bytes);
+    Range slots{plan.total_bytes, 0};  // all that the slots take
+    for (const BufferPlan& buffer : plan.buffers) {
+      if (!buffer.in_slot) continue;
+      slots.begin = std::min(slots.begin, buffer.offset);
+    }
+    slots.end = slots.begin + plan.slots * plan.slot_bytes;
+    for (const BufferPlan& a : plan.buffers) {
+      CAPTURE(a.name);
+      CHECK(a.offset % 256 == 0);
+      CHECK(range_of(a).end <= plan.total_bytes);
+      if (a.in_slot) {
+        CHECK(range_of(a).end <= slots.begin + plan.slot_bytes);
+      } else {
+        CHECK_FALSE((range_of(a) && slots));
+      }
+      for (const BufferPlan& b : plan.buffers) {
+        if (&a == &b || !(range_of(a) && range_of(b))) continue;
+        CAPTURE(b.name);
+        CHECK(may_overlap(a, b, needs));
+      }
+    }
+  }
+}
+
+TEST_CASE("phases and layers that are made again share their memory") {
+  const MemoryPlan plan = plan_of(
+      shape_124m(), {.micro_batch = 2, .seq = 128, .compute = DType::bf16, .recompute = full(4)});
+  const auto shared = [&](const char* a, const char* b) {
+    return plan.find(a)->offset == plan.find(b)->offset;
+  };
+  CHECK(shared("logits", "attn.dcontext"));
+  CHECK(shared("logits", "squares"));
+  CHECK(shared("layer0.attn.rstd", "layer4.attn.rstd"));
+  CHECK(shared("layer3.mlp.normed", "layer11.mlp.normed"));
+  CHECK(plan.find("layer4.attn.input")->in_slot);
+  CHECK_FALSE(plan.find("layer5.attn.input")->in_slot);
+}
+
+TEST_CASE("recompute cuts exactly what its list says off the kept activations") {
+  // GPT-2 124M, bf16, 2 sequences of 128: every buffer below is a multiple of 256 bytes.
+  constexpr int64_t kRows = 2 * 128, kStream = kRows * 768 * 2;
+  constexpr int64_t kLse = 12 * kRows * 4, kRowStatistics = 2 * 2 * kRows * 4;
+  constexpr int64_t kActivated = 4 * kStream;
+  // input, normed, qkv (3), context; input, normed, before and after the activation.
+  constexpr int64_t kLayer = 6 * kStream + kLse + 2 * kStream + 2 * kActivated + kRowStatistics;
+  const auto plan_with = [](const Recompute& recompute, int tp = 1) {
+    return plan_of(shape_124m(), {.micro_batch = 2,
+                                  .seq = 128,
+                                  .slots = 3,
+                                  .tp = tp,
+                                  .compute = DType::bf16,
+                                  .recompute = recompute});
+  };
+  const MemoryPlan none = plan_with({});
+  const int64_t ends = none.slot_bytes - 12 * kLayer;  // of embedding and head
+  CHECK(ends == 2 * kStream + 9 * kRows * 4);
+  CHECK(none.bytes_of_category(MemoryCategory::activations) == 3 * none.slot_bytes);
+
+  struct Case {
+    std::string name;
+    Recompute recompute;
+    int64_t kept, again;  // in a slot for all layers, and once
+  };
+  const Case cases[] = {
+      {"core_attn", {.core_attention = true}, 12 * (kLayer - kStream - kLse), kStream + kLse},
+      {"mlp_act", {.mlp_activation = true}, 12 * (kLayer - kActivated), kActivated},
+      {"norm", {.norms = true}, 12 * (kLayer - 2 * kStream), 2 * kStream},
+      {"mlp", {.mlp = true}, 12 * (kLayer - kStream - 2 * kActivated), kStream + 2 * kActivated},
+      {"norm and mlp",
+       {.norms = true, .mlp = true},
+       12 * (kLayer - 2 * kStream - 2 * kActivated),
+       2 * kStream + 2 * kActivated},
+      {"full", full(1), 12 * kStream, kLayer - kStream},
+      {"full in groups of 5", full(5), 3 * kStream, 5 * kLayer - kStream},
+      {"block of 4",
+       {.full = Recompute::Full::block, .layers = 4},
+       4 * kStream + 8 * kLayer,
+       kLayer - kStream},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    const MemoryPlan plan = plan_with(c.recompute);
+    CHECK(plan.slot_bytes == ends + c.kept);
+    CHECK(plan.bytes_of_category(MemoryCategory::activations) == 3 * (ends + c.kept) + c.again);
+  }
+  // Distributed over TP the kept input is divided, and made again whole.
+  const MemoryPlan whole = plan_with(full(3), 4), divided = plan_with(full(3, true), 4);
+  CHECK(whole.slot_bytes - divided.slot_bytes == 4 * (kStream - kStream / 4));
+  CHECK(divided.bytes_of_category(MemoryCategory::activations) - 3 * divided.slot_bytes ==
+        whole.bytes_of_category(MemoryCategory::activations) - 3 * whole.slot_bytes + kStream);
+}
+
+TEST_CASE("sequence parallelism divides what the stream keeps") {
+  const ModelShape shape = shape_124m();
+  MemoryNeeds needs{.micro_batch = 2, .seq = 64, .tp = 2};
+  const MemoryPlan plain = plan_of(shape, needs);
+  needs.sequence_parallel = true;
+  const MemoryPlan divided = plan_of(shape, needs);
+  for (const char* name : {"layer3.attn.input", "layer3.attn.normed", "layer3.mlp.rstd",
+                           "head.input", "head.normed", "dresidual"}) {
+    CAPTURE(std::string(name));
+    CHECK(plain.find(name)->bytes == 2 * divided.find(name)->bytes);
+  }
+  for (const char* name : {"layer3.attn.qkv", "layer3.attn.context", "layer3.mlp.activated"}) {
+    CAPTURE(std::string(name));
+    CHECK(plain.find(name)->bytes == divided.find(name)->bytes);
+  }
+}
+
+TEST_CASE("ZeRO-1 divides the optimizer's bytes and SGD has one moment") {
+  const ModelShape shape = shape_124m();
+  const ParamLayout one = layout_of(shape, 1);
+  const size_t rows = shard_table(shape, false).size();
+  const auto optimizer_bytes = [&](const ParamLayout& layout, DType compute, OptimizerKind kind) {
+    const MemoryNeeds needs{
+        .chunks = {{.layers = 12, .embedding = true, .head = true}},
+        .micro_batch = 1,
+        .seq = 64,
+        .compute = compute,
+        .optimizer = kind,
+    };
+    const MemoryPlan plan = memory_plan(shape, layout, needs, rows);
+    CHECK(plan.find("grads")->shape == std::vector<int64_t>{layout.total});
+    return plan.bytes_of_category(MemoryCategory::optimizer);
+  };
+  for (const int dp : {2, 3, 8}) {
+    CAPTURE(dp);
+    const ParamLayout divided = layout_of(shape, 1, dp);
+    // At most one chunk of the norm for each shard and bucket.
+    CHECK(divided.total - one.total < kSquaresChunk * dp);
+    CHECK(divided.buckets.size() == 1);
+    CHECK(optimizer_bytes(divided, DType::bf16, OptimizerKind::adamw) == 12 * divided.total / dp);
+    CHECK(optimizer_bytes(divided, DType::f32, OptimizerKind::adam) == 8 * divided.total / dp);
+  }
+  CHECK(optimizer_bytes(one, DType::f32, OptimizerKind::sgd) == 4 * one.total);
+  CHECK(optimizer_bytes(one, DType::bf16, OptimizerKind::sgd) == 8 * one.total);
 }
 
 TEST_CASE("bytes per parameter are those of mixed precision") {
