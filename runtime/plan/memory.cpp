@@ -166,7 +166,6 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
       arena.go_to(again);
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
-        if (!group.again) arena.go_to(again);
         for (const Saved& saved : list) {
           const bool input = layer == group.first_layer && &saved == &list.front();
           const bool made = group.again ? !(input && !needs.recompute.distribute) : saved.again;

@@ -174,6 +174,7 @@ TEST_CASE("phases and layers that are made again share their memory") {
     return plan.find(a)->offset == plan.find(b)->offset;
   };
   CHECK(shared("logits", "attn.dcontext"));
+  CHECK(shared("logits", "mlp.dbefore_act"));
   CHECK(shared("logits", "squares"));
   CHECK(shared("layer0.attn.rstd", "layer4.attn.rstd"));
   CHECK(shared("layer3.mlp.normed", "layer11.mlp.normed"));
