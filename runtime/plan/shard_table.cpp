@@ -47,7 +47,10 @@ class TableBuilder {
   }
   void add_norm(int layer, const std::string& slot, const std::string& name) {
     add(layer, slot + ".weight", name + ".weight", {shape_.hidden}, -1, InitKind::ones);
-    if (shape_.bias && shape_.norm == NormType::layernorm) {
+    // A layer norm has a bias whatever the linear layers have, as torch's and Megatron's; only a
+    // GPT-2 without biases has none there either, as nanoGPT's.
+    const bool bias = shape_.bias || shape_.family() == Family::llama;
+    if (bias && shape_.norm == NormType::layernorm) {
       add(layer, slot + ".bias", name + ".bias", {shape_.hidden}, -1, InitKind::zeros);
     }
   }

@@ -132,6 +132,14 @@ TEST_CASE("the rows of a GPT-2 carry Hugging Face's names and shapes, in forward
   const auto bare = shard_table(untied, false);
   CHECK(bare.back().name == "lm_head.weight");
   CHECK(find_row(bare, 0, "attn.qkv.bias") == nullptr);
+  CHECK(find_row(bare, 0, "attn.norm.bias") == nullptr);  // nanoGPT's `bias` means the norms too
+  untied.position = PositionType::alibi;                  // the LLaMA family
+  const auto alibi = shard_table(untied, false);
+  CHECK(find_row(alibi, 0, "attn.qkv.bias") == nullptr);
+  CHECK(find_row(alibi, 0, "attn.norm.bias") != nullptr);
+  CHECK(find_row(alibi, static_cast<int>(untied.layers), "norm.bias") != nullptr);
+  untied.norm = NormType::rmsnorm;
+  CHECK(find_row(shard_table(untied, false), 0, "attn.norm.bias") == nullptr);
 }
 
 TEST_CASE("the parameters of GPT-2 124M are counted as everybody counts them") {
