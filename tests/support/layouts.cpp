@@ -8,19 +8,9 @@
 #include <thread>
 
 #include "runtime/comm/shm/shm_world.h"
+#include "support/hash.h"
 
 namespace mtl::test {
-
-namespace {
-
-uint64_t splitmix64(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
 
 std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab) {
   // Token i continues token i-1 by a fixed rule three times out of four, so that there is something
@@ -130,14 +120,18 @@ void set_masters(Trainer& trainer,
   trainer.weights_changed();
 }
 
+double norm_of(const std::vector<float>& x) {
+  double sum = 0;
+  for (const float value : x) sum += static_cast<double>(value) * value;
+  return std::sqrt(sum);
+}
+
 double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) throw std::logic_error("tensors of different sizes");
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
+  double square = 0;
+  for (size_t i = 0; i < a.size(); ++i) square += std::pow(static_cast<double>(a[i]) - b[i], 2);
+  const double norm = norm_of(b);
+  return norm == 0 ? std::sqrt(square) : std::sqrt(square) / norm;
 }
 
 }  // namespace mtl::test

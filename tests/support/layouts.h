@@ -63,6 +63,7 @@ void collect(Trainer& trainer, Which which, GlobalTensors& into);
 void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value);
 
+double norm_of(const std::vector<float>& x);
 // ||a - b|| / ||b|| over all elements.
 double relative_error(const std::vector<float>& a, const std::vector<float>& b);
 
