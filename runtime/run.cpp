@@ -205,9 +205,10 @@ CheckedRun check_run(const RunRequest& request) {
                                   run.resolved.place_of("data.train"), data);
   }
   // The rules of the plan mean something only for values that are in range by themselves. Without a
-  // text they are checked with the vocabulary of bytes, so that everything wrong is said at once.
+  // text they are checked as if it were one sequence of bytes, so that everything wrong is said at
+  // once.
   if (spec_is_sound) {
-    DataFacts facts{.vocab = 256};
+    DataFacts facts{.vocab = 256, .sequences = 1};
     if (run.corpus.tokenizer) facts.vocab = run.corpus.tokenizer->vocab_size();
     if (run.corpus.train && spec.train.seq_len > 0) {
       facts.sequences = (run.corpus.train->size() - 1) / spec.train.seq_len;

@@ -7,12 +7,26 @@
 
 namespace mtl {
 
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> small, large;
+  for (int64_t d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    small.push_back(d);
+    if (d != n / d) large.push_back(n / d);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
+}
+
+std::string nearest_of(const std::vector<int64_t>& possible, int64_t value) {
+  const auto above = std::lower_bound(possible.begin(), possible.end(), value);
+  if (above == possible.end()) return std::to_string(possible.back());
+  if (above == possible.begin() || *above == value) return std::to_string(*above);
+  return fmt::format("{} or {}", *std::prev(above), *above);
+}
+
 std::string nearest_divisors(int64_t n, int64_t value) {
-  int64_t below = std::clamp<int64_t>(value, 1, std::max<int64_t>(1, n)), above = value;
-  while (below > 1 && n % below != 0) --below;
-  while (above < n && n % above != 0) ++above;
-  if (above > n || n % above != 0 || above == below) return std::to_string(below);
-  return fmt::format("{} or {}", below, above);
+  return nearest_of(divisors(n), value);
 }
 
 std::string nearest_multiples(int64_t value, int64_t n) {
@@ -20,33 +34,44 @@ std::string nearest_multiples(int64_t value, int64_t n) {
   return below == 0 ? std::to_string(above) : fmt::format("{} or {}", below, above);
 }
 
-std::vector<std::string> nearest_layouts(const ModelShape& model, const WantedLayout& wanted) {
+std::vector<int64_t> tensor_degrees(const ModelShape& model) {
+  std::vector<int64_t> degrees = divisors(std::max<int64_t>(1, model.heads));
+  std::erase_if(degrees, [&](int64_t tp) {
+    const bool kv_heads =
+        model.kv_heads == 0 || model.kv_heads % tp == 0 || tp % model.kv_heads == 0;
+    return !kv_heads || model.ffn % tp != 0;
+  });
+  return degrees;
+}
+
+std::vector<Degrees> nearest_layouts(const ModelShape& model, int world, const Degrees& wanted,
+                                     const std::function<bool(const Degrees&)>& fits) {
   struct Candidate {
     double distance;
-    int tp, pp, dp;
+    Degrees degrees;
   };
   std::vector<Candidate> candidates;
-  auto ratio = [](int a, int b) { return std::abs(std::log2(static_cast<double>(a) / b)); };
-  for (int tp = 1; tp <= wanted.world; ++tp) {
-    const bool kv = model.kv_heads % tp == 0 || tp % std::max<int64_t>(1, model.kv_heads) == 0;
-    if (wanted.world % tp != 0 || model.heads % tp != 0 || model.ffn % tp != 0 || !kv) continue;
-    for (int pp = 1; pp <= wanted.world / tp; ++pp) {
-      const int chunks = pp > 1 ? wanted.chunks : 1;
-      if (wanted.world / tp % pp != 0 || model.layers % (static_cast<int64_t>(pp) * chunks) != 0) {
-        continue;
-      }
-      candidates.push_back(
-          {ratio(tp, wanted.tp) + ratio(pp, wanted.pp), tp, pp, wanted.world / (tp * pp)});
+  const auto factor = [](int a, int b) { return std::abs(std::log2(static_cast<double>(a) / b)); };
+  for (const int64_t tp64 : tensor_degrees(model)) {
+    if (tp64 > world || world % tp64 != 0) continue;
+    const int tp = static_cast<int>(tp64), ranks = world / tp;
+    for (int pp = 1; pp <= std::min<int64_t>(ranks, model.layers); ++pp) {
+      if (ranks % pp != 0) continue;
+      const double distance = factor(tp, wanted.tp) + factor(pp, wanted.pp);
+      const Degrees degrees{.tp = tp, .pp = pp, .dp = ranks / pp, .chunks = wanted.chunks};
+      candidates.push_back({distance, degrees});
+      if (wanted.chunks == 1) continue;
+      candidates.push_back({distance + 0.5, degrees});
+      candidates.back().degrees.chunks = 1;
     }
   }
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.distance < b.distance; });
-  std::vector<std::string> texts;
-  for (size_t i = 0; i < std::min<size_t>(3, candidates.size()); ++i) {
-    const Candidate& c = candidates[i];
-    texts.push_back(fmt::format("tp={} pp={} dp={}", c.tp, c.pp, c.dp));
+  std::vector<Degrees> nearest;
+  for (const Candidate& candidate : candidates) {
+    if (nearest.size() < 3 && fits(candidate.degrees)) nearest.push_back(candidate.degrees);
   }
-  return texts;
+  return nearest;
 }
 
 }  // namespace mtl

@@ -58,7 +58,7 @@ struct Case {
     sizes[Axis::tp] = tp;
     std::vector<ParamLayout> result;
     for (const auto& stage :
-         pipeline_layout(balanced_layers(shape.layers, pp * chunks), pp, chunks)) {
+         pipeline_layout(balanced_layers(shape.layers, pp * chunks, 1), pp, chunks)) {
       result.push_back(param_layout(table(), sizes, stage, shape.layers, shards, bucket_numel,
                                     tied_over_stages()));
     }

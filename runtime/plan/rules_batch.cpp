@@ -1,0 +1,212 @@
+// Rules of a step: how many sequences, cut into how many micro-batches, in which order.
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/plan/nearest.h"
+#include "runtime/plan/rule_book.h"
+
+namespace mtl {
+
+namespace {
+
+// Forwards of all stages in one step: beyond this, planning them would take longer than training.
+constexpr int64_t kMostForwards = 1 << 20;
+// As train.global_batch.
+constexpr int64_t kMostSequences = 1'000'000'000;
+
+// "12", "12 and 20", "12, 20, 28 ...".
+std::string some_of(const std::vector<int64_t>& values) {
+  if (values.size() == 2) return fmt::format("{} and {}", values[0], values[1]);
+  const auto shown = static_cast<long>(std::min<size_t>(3, values.size()));
+  return fmt::format("{}{}", fmt::join(values.begin(), values.begin() + shown, ", "),
+                     values.size() > 3 ? " ..." : "");
+}
+
+// With accumulate, a step is as many micro-batches as it says.
+std::optional<BatchSchedule> accumulated(const RuleInput& input, int dp, Layout& layout,
+                                         RuleBook& book) {
+  const TrainSpec::Train& train = input.spec.train;
+  const int64_t most =
+      std::max_element(train.accumulate.begin(), train.accumulate.end(), [](auto& a, auto& b) {
+        return a.second < b.second;
+      })->second;
+  if (!book.rule("batch.micro", "train.accumulate", train.micro_batch > 0,
+                 "train.accumulate counts micro-batches, and train.micro_batch does not say how "
+                 "many sequences each has",
+                 fmt::format("set train.micro_batch: with 4, a step has up to {} sequences",
+                             int64_t{4} * dp * most))) {
+    return std::nullopt;
+  }
+  const int64_t per_step = train.micro_batch * dp;
+  if (!book.rule("batch.size", "train.accumulate", most <= kMostSequences / per_step,
+                 fmt::format("train.accumulate {} x train.micro_batch {} x dp {} are more than {} "
+                             "sequences per step",
+                             most, train.micro_batch, dp, kMostSequences),
+                 "use a smaller train.accumulate or train.micro_batch")) {
+    return std::nullopt;
+  }
+  const bool by_step = train.accumulate_by == "step" || train.accumulate.size() == 1;
+  if (!book.rule("batch.epoch", "train.accumulate", by_step || input.data.sequences > 0,
+                 "train.accumulate counts epochs, and how long one is is not known",
+                 "set train.accumulate_by=step")) {
+    return std::nullopt;
+  }
+  layout.micro_batch = train.micro_batch;
+  return by_step
+             ? accumulate_by_step(train.accumulate, layout.micro_batch, dp)
+             : accumulate_by_epoch(train.accumulate, layout.micro_batch, dp, input.data.sequences);
+}
+
+// With global_batch or batch_ramp, every step is divided over the replicas, and there into
+// micro-batches.
+std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& layout,
+                                     RuleBook& book) {
+  const TrainSpec::Train& train = input.spec.train;
+  const bool ramp = !train.batch_ramp.empty();
+  const char* key = ramp ? "train.batch_ramp" : "train.global_batch";
+  std::map<int64_t, int64_t> batches = train.batch_ramp;
+  if (!ramp) batches = {{0, train.global_batch}};
+
+  std::vector<int64_t> uneven;
+  int64_t shares = 0;  // what divides the sequences of a replica in every phase
+  for (const auto& [step, batch] : batches) {
+    if (batch % dp != 0) uneven.push_back(batch);
+    shares = std::gcd(shares, batch / dp);
+  }
+  if (!book.layout_rule("batch.dp", key, uneven.empty(),
+                        fmt::format("{} {} cannot be divided over dp {}", key, some_of(uneven), dp),
+                        uneven.size() == 1 ? fmt::format("use a multiple of {}: {}", dp,
+                                                         nearest_multiples(uneven.front(), dp))
+                                           : fmt::format("use multiples of {}", dp))) {
+    return std::nullopt;
+  }
+  layout.micro_batch = train.micro_batch > 0 ? train.micro_batch : shares;
+  for (const auto& [step, batch] : batches) {
+    if (batch / dp % layout.micro_batch != 0) uneven.push_back(batch / dp);
+  }
+  if (!book.layout_rule(
+          "batch.micro", "train.micro_batch", uneven.empty(),
+          fmt::format("train.micro_batch {} does not divide the {} sequence{} of "
+                      "each replica ({} / dp {})",
+                      layout.micro_batch, some_of(uneven),
+                      uneven == std::vector<int64_t>{1} ? "" : "s",
+                      ramp ? key : fmt::format("global_batch {}", train.global_batch), dp),
+          fmt::format("use {}", nearest_divisors(shares, layout.micro_batch)))) {
+    return std::nullopt;
+  }
+  return ramp_by_step(batches, layout.micro_batch, dp);
+}
+
+int64_t length_of_run(const TrainSpec::Train& train, const BatchSchedule& batch) {
+  if (train.steps > 0) return train.steps;
+  if (train.samples > 0) return batch.steps_for_samples(train.samples);
+  return batch.steps_for_samples((train.tokens + train.seq_len - 1) / train.seq_len);
+}
+
+}  // namespace
+
+void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
+  const int dp = layout.sizes[Axis::dp];
+  const auto batch = input.spec.train.accumulate.empty() ? divided(input, dp, layout, book)
+                                                         : accumulated(input, dp, layout, book);
+  if (!batch) {
+    layout.steps = input.spec.train.steps;
+    return;
+  }
+  layout.steps = length_of_run(input.spec.train, *batch);
+  // What would begin after the last step is no part of the run.
+  std::vector<BatchPhase> phases = batch->phases();
+  std::erase_if(phases, [&](const BatchPhase& phase) {
+    return phase.first_step > 0 && phase.first_step >= layout.steps;
+  });
+  layout.batch = BatchSchedule(std::move(phases));
+
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t forwards =
+      layout.layers_of_virtual.empty() ? 1 : static_cast<int64_t>(layout.layers_of_virtual.size());
+  int64_t most = 0;
+  for (const BatchPhase& phase : layout.batch.phases()) most = std::max(most, phase.micro_batches);
+  if (!book.layout_rule(
+          "batch.size", "train.micro_batch", most <= kMostForwards / forwards,
+          fmt::format("{} micro-batches per step{} are more than mtl plans: {}", most,
+                      forwards == 1 ? ""
+                                    : fmt::format(" through {} stages",
+                                                  parallel.pp * parallel.virtual_stages),
+                      kMostForwards / forwards),
+          input.spec.train.accumulate.empty() ? "use a larger train.micro_batch"
+                                              : "use a larger train.micro_batch and a smaller "
+                                                "train.accumulate")) {
+    layout.batch = BatchSchedule();
+  }
+}
+
+void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t pp = parallel.pp;
+  layout.schedule.stages = parallel.pp;
+  layout.schedule.chunks = parallel.virtual_stages;
+  const bool gpipe = parallel.schedule == "gpipe";
+  const bool interleaved = parallel.virtual_stages > 1 && !gpipe;
+  layout.schedule.kind = gpipe         ? ScheduleKind::gpipe
+                         : interleaved ? ScheduleKind::interleaved
+                                       : ScheduleKind::one_forward_one_backward;
+  if (!interleaved) {
+    book.rule("schedule.group", "parallel.virtual_group", parallel.virtual_group == 0,
+              fmt::format("parallel.virtual_group belongs to an interleaved schedule, and {}",
+                          gpipe ? "parallel.schedule is gpipe" : "parallel.virtual_stages is 1"),
+              gpipe ? "leave it out, or set parallel.schedule=1f1b"
+                    : "leave it out, or set parallel.virtual_stages >= 2");
+    return;
+  }
+  const int64_t group = parallel.virtual_group > 0 ? parallel.virtual_group : pp;
+  if (!book.layout_rule("schedule.group", "parallel.virtual_group", group >= pp,
+                        fmt::format("parallel.virtual_group {} is less than parallel.pp {}: the "
+                                    "first stage would wait for each chunk of the last",
+                                    group, pp),
+                        fmt::format("use at least {}, or leave it out", pp))) {
+    return;
+  }
+  layout.schedule.group = static_cast<int>(std::min<int64_t>(group, kMostForwards));
+  const char* key =
+      parallel.virtual_group > 0 ? "parallel.virtual_group" : "parallel.virtual_stages";
+  const std::string name = parallel.virtual_group > 0
+                               ? fmt::format("parallel.virtual_group {}", group)
+                               : fmt::format("parallel.pp {}", group);
+  const int64_t sequences = layout.micro_batch * layout.sizes[Axis::dp];
+  const bool accumulate = !input.spec.train.accumulate.empty();
+  for (const BatchPhase& phase : layout.batch.phases()) {
+    const int64_t m = phase.micro_batches;
+    const std::string when =
+        phase.first_step == 0 ? "" : fmt::format(" from step {} on", phase.first_step);
+    const std::string step =
+        fmt::format("a step{} has {} micro-batch{}", when, m, m == 1 ? "" : "es");
+    // One phase says it for all.
+    if (!book.layout_rule(
+            "schedule.group", key, m >= group,
+            fmt::format("{}, and each chunk of an interleaved schedule takes {} in turn ({})", step,
+                        group, name),
+            accumulate ? fmt::format("use train.accumulate >= {}, or virtual_stages 1", group)
+                       : fmt::format("use a batch of at least {} sequences (now {}), a smaller "
+                                     "train.micro_batch (now {}), or virtual_stages 1",
+                                     group * sequences, phase.global_batch, layout.micro_batch)) ||
+        !book.layout_rule(
+            "schedule.group", key, m % group == 0 || m % group >= pp,
+            fmt::format("{}, in groups of {} ({}): the last group has {}, fewer than the {} stages",
+                        step, group, name, m % group, pp),
+            accumulate ? fmt::format("use train.accumulate {}", nearest_multiples(m, group))
+                       : fmt::format("use {} micro-batches: a batch of {} sequences (now {})",
+                                     nearest_multiples(m, group),
+                                     nearest_multiples(m * sequences, group * sequences),
+                                     phase.global_batch))) {
+      return;
+    }
+  }
+}
+
+}  // namespace mtl

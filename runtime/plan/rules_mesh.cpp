@@ -1,0 +1,228 @@
+// Rules of the ranks: what tensor, pipeline and data parallelism divide, and what only means
+// something with several ranks.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/plan/nearest.h"
+#include "runtime/plan/rule_book.h"
+
+namespace mtl {
+
+namespace {
+
+std::string processes(int64_t count) {
+  return fmt::format("{} process{}", count, count == 1 ? "" : "es");
+}
+
+// One mistake: the degree. Heads, KV heads and ffn each forbid some, and the help names those that
+// none of them forbids.
+bool check_tensor_degree(const RuleInput& input, RuleBook& book) {
+  const ModelShape& model = input.model;
+  const int64_t tp = input.spec.parallel.tp;
+  const std::string help = fmt::format("use tp {}", nearest_of(tensor_degrees(model), tp));
+  if (!book.layout_rule(
+          "mesh.heads", "parallel.tp", model.heads % tp == 0,
+          fmt::format("model.heads {} cannot be split over parallel.tp {}", model.heads, tp),
+          help)) {
+    return false;
+  }
+  if (!book.layout_rule(
+          "mesh.kv_heads", "parallel.tp",
+          model.kv_heads % tp == 0 || tp % model.kv_heads == 0 || model.heads % model.kv_heads != 0,
+          fmt::format("model.kv_heads {} can be neither split nor copied over "
+                      "parallel.tp {}",
+                      model.kv_heads, tp),
+          help)) {
+    return false;
+  }
+  return book.layout_rule(
+      "mesh.ffn", "parallel.tp", model.ffn % tp == 0,
+      fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp), help);
+}
+
+std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {
+  const double head = flops_per_token_of_head(input.model) /
+                      flops_per_token_of_layer(input.model, input.spec.train.seq_len);
+  return balanced_layers(input.model.layers, static_cast<int>(stages), head);
+}
+
+// The layers of each virtual stage; none if the model cannot be cut like this.
+std::optional<std::vector<int64_t>> layers_of_stages(const RuleInput& input, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t layers = input.model.layers, pp = parallel.pp, chunks = parallel.virtual_stages;
+  if (!book.layout_rule("mesh.virtual", "parallel.virtual_stages", chunks == 1 || pp > 1,
+                        fmt::format("parallel.virtual_stages {} divides the layers of a pipeline "
+                                    "stage, and parallel.pp is 1",
+                                    chunks),
+                        "use parallel.pp >= 2, or virtual_stages 1")) {
+    return std::nullopt;
+  }
+  const int64_t stages = pp * chunks;
+  const std::string product =
+      chunks == 1 ? fmt::format("parallel.pp {}", pp)
+                  : fmt::format("{} stages (pp {} x virtual_stages {})", stages, pp, chunks);
+  const std::vector<int64_t>& given = parallel.stage_layout;
+  if (!given.empty()) {
+    const int64_t sum = std::accumulate(given.begin(), given.end(), int64_t{0});
+    const std::string such_as =
+        stages <= std::min<int64_t>(layers, 64)
+            ? fmt::format(", such as [{}]", fmt::join(balanced(input, stages), ", "))
+            : "";
+    // With another number of stages the sum is not the mistake.
+    if (!book.layout_rule("mesh.stage_layout", "parallel.stage_layout",
+                          static_cast<int64_t>(given.size()) == stages,
+                          fmt::format("parallel.stage_layout has {} {}, and there {} {} stage{} "
+                                      "({})",
+                                      given.size(), given.size() == 1 ? "entry" : "entries",
+                                      stages == 1 ? "is" : "are", stages, stages == 1 ? "" : "s",
+                                      chunks == 1 ? "parallel.pp" : "pp x virtual_stages"),
+                          "give the layers of each stage" + such_as) ||
+        !book.layout_rule("mesh.stage_layout", "parallel.stage_layout", sum == layers,
+                          fmt::format("parallel.stage_layout adds up to {} layer{}, and "
+                                      "model.layers is {}",
+                                      sum, sum == 1 ? "" : "s", layers),
+                          "every layer belongs to one stage" + such_as)) {
+      return std::nullopt;
+    }
+    return given;  // with 0 where a stage is to hold the embedding or the head alone, or nothing
+  }
+  if (!book.layout_rule("mesh.layers", "parallel.pp", stages <= layers,
+                        fmt::format("model.layers {} cannot be divided over {}: a stage has at "
+                                    "least one layer",
+                                    layers, product),
+                        chunks == 1 ? fmt::format("use pp {}", nearest_divisors(layers, pp))
+                                    : fmt::format("use pp x virtual_stages of {}",
+                                                  nearest_divisors(layers, stages)))) {
+    return std::nullopt;
+  }
+  if (parallel.stage_balance == "balanced") {
+    return balanced(input, stages);
+  }
+  if (!book.layout_rule(
+          "mesh.layers", "parallel.pp", layers % stages == 0,
+          fmt::format("model.layers {} cannot be divided evenly over {}", layers, product),
+          fmt::format("use {} {}, or parallel.stage_layout=balanced",
+                      chunks == 1 ? "pp" : "pp x virtual_stages of",
+                      nearest_divisors(layers, stages)))) {
+    return std::nullopt;
+  }
+  return std::vector<int64_t>(static_cast<size_t>(stages), layers / stages);
+}
+
+// The replicas that `world` ranks are, 0 if they are no whole number of them.
+int64_t replicas(const RuleInput& input, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t tp = parallel.tp, pp = parallel.pp, dp = parallel.dp, world = input.world;
+  const int64_t replica = tp * pp;
+  if (dp > 0) {
+    const bool product = book.layout_rule(
+        "mesh.product", "parallel.dp", replica * dp == world,
+        fmt::format("tp {} x pp {} x dp {} = {}, but {} {} requested", tp, pp, dp, replica * dp,
+                    processes(world), world == 1 ? "is" : "are"),
+        fmt::format("start {} (--num_processes {}){}", processes(replica * dp), replica * dp,
+                    world % replica == 0 ? ", or leave parallel.dp out" : ""));
+    return product ? dp : 0;
+  }
+  const bool product = book.layout_rule(
+      "mesh.product", pp > tp ? "parallel.pp" : "parallel.tp", world % replica == 0,
+      fmt::format("tp {} x pp {} = {} does not divide {}", tp, pp, replica, processes(world)),
+      fmt::format("start a multiple of {} processes (--num_processes {})", replica,
+                  (world / replica + 1) * replica));
+  return product ? world / replica : 0;
+}
+
+void check_sequence_parallel(const RuleInput& input, Layout& layout, bool mesh, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t tp = parallel.tp, seq = input.spec.train.seq_len;
+  const bool divides = seq % tp == 0;
+  if (parallel.sp == "true") {
+    book.layout_rule("mesh.sp", "parallel.sp", tp > 1,
+                     "sequence parallelism divides tokens over TP ranks, and parallel.tp is 1",
+                     "use parallel.tp >= 2, or parallel.sp=auto");
+    book.layout_rule(
+        "mesh.sp", "parallel.sp", !mesh || divides,
+        fmt::format("train.seq_len {} cannot be divided over parallel.tp {}", seq, tp),
+        fmt::format("use train.seq_len {}, or parallel.sp=auto", nearest_multiples(seq, tp)));
+  }
+  layout.sequence_parallel = tp > 1 && divides && parallel.sp != "false";
+}
+
+}  // namespace
+
+bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const bool tensor = check_tensor_degree(input, book);
+  const auto layers = layers_of_stages(input, book);
+  // Degrees that are impossible by themselves are not multiplied.
+  const int64_t dp = tensor && layers ? replicas(input, book) : 0;
+  const bool mesh = dp > 0;
+  check_sequence_parallel(input, layout, mesh, book);
+  const TrainSpec::Parallel::Overlap& overlap = parallel.overlap;
+  if (overlap.param_gather == "true") {
+    book.rule("mesh.overlap", "parallel.overlap.param_gather",
+              parallel.zero == 1 && overlap.grad_reduce,
+              fmt::format("parallel.overlap.param_gather belongs to ZeRO with overlapped "
+                          "reductions, and {} is {}",
+                          parallel.zero != 1 ? "parallel.zero" : "parallel.overlap.grad_reduce",
+                          parallel.zero != 1 ? "0" : "false"),
+              fmt::format("set {}, or parallel.overlap.param_gather=auto",
+                          parallel.zero != 1 && !overlap.grad_reduce
+                              ? "parallel.zero=1 and parallel.overlap.grad_reduce=true"
+                          : parallel.zero != 1 ? "parallel.zero=1"
+                                               : "parallel.overlap.grad_reduce=true"));
+  }
+  if (!mesh) return false;
+  layout.sizes[Axis::tp] = parallel.tp;
+  layout.sizes[Axis::pp] = parallel.pp;
+  layout.sizes[Axis::dp] = static_cast<int>(dp);
+  layout.layers_of_virtual = *layers;
+  return true;
+}
+
+void check_recompute(const RuleInput& input, const Layout& layout, bool mesh, RuleBook& book) {
+  const TrainSpec::Recompute& recompute = input.spec.recompute;
+  const bool full = recompute.mode == "full", selective = recompute.mode == "selective";
+  const auto belongs = [&](const char* code, const char* key, const char* mode, bool holds) {
+    book.rule(code, key, holds,
+              fmt::format("{} belongs to recompute.mode {}, and the mode is {}", key, mode,
+                          recompute.mode),
+              fmt::format("leave {} out, or set recompute.mode={}", key, mode));
+  };
+  belongs("recompute.method", "recompute.method", "full", full || recompute.method.empty());
+  belongs("recompute.layers", "recompute.layers", "full", full || recompute.layers == 0);
+  belongs("recompute.modules", "recompute.modules", "selective",
+          selective || recompute.modules == TrainSpec::Recompute{}.modules);
+  belongs("recompute.distribute", "recompute.distribute", "full", full || !recompute.distribute);
+  if (full) {
+    const int64_t most =
+        mesh ? *std::max_element(layout.layers_of_virtual.begin(), layout.layers_of_virtual.end())
+             : input.model.layers;
+    book.layout_rule("recompute.layers", "recompute.layers", recompute.layers <= most,
+                     fmt::format("recompute.layers {} is more than the {} layer{} of {}",
+                                 recompute.layers, most, most == 1 ? "" : "s",
+                                 layout.layers_of_virtual.size() > 1 ? "a stage" : "the model"),
+                     fmt::format("use at most {}", most));
+  }
+  if (!full || !recompute.distribute) return;
+  const int64_t tp = input.spec.parallel.tp, seq = input.spec.train.seq_len;
+  if (!book.layout_rule("recompute.distribute", "recompute.distribute", tp > 1,
+                        "recompute.distribute divides kept inputs over TP ranks, and parallel.tp "
+                        "is 1",
+                        "use parallel.tp >= 2, or leave recompute.distribute out")) {
+    return;
+  }
+  book.rule("recompute.distribute", "recompute.distribute", !mesh || !layout.sequence_parallel,
+            "with sequence parallelism the kept inputs are divided already",
+            "leave recompute.distribute out, or set parallel.sp=false");
+  book.layout_rule("recompute.distribute", "recompute.distribute",
+                   !mesh || input.spec.parallel.sp == "true" || seq % tp == 0,
+                   fmt::format("train.seq_len {} cannot be divided over parallel.tp {}", seq, tp),
+                   fmt::format("use train.seq_len {}, or leave recompute.distribute out",
+                               nearest_multiples(seq, tp)));
+}
+
+}  // namespace mtl

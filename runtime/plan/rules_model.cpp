@@ -1,0 +1,72 @@
+// Rules of the model and of the learning rate: values that must go together on however many ranks.
+#include <fmt/format.h>
+
+#include "runtime/plan/nearest.h"
+#include "runtime/plan/rule_book.h"
+
+namespace mtl {
+
+void check_model(const RuleInput& input, RuleBook& book) {
+  const TrainSpec::Model& given = input.spec.model;
+  const ModelShape& model = input.model;
+  const bool head_dim = book.rule(
+      "model.head_dim", "model.heads", given.head_dim > 0 || model.hidden % model.heads == 0,
+      fmt::format("model.hidden {} cannot be divided into model.heads {}", model.hidden,
+                  model.heads),
+      fmt::format("use heads {}, or give model.head_dim",
+                  nearest_divisors(model.hidden, model.heads)));
+  book.rule(
+      "model.kv_heads", "model.kv_heads", model.heads % model.kv_heads == 0,
+      fmt::format("model.kv_heads {} does not divide model.heads {}", model.kv_heads, model.heads),
+      fmt::format("use kv_heads {}", nearest_divisors(model.heads, model.kv_heads)));
+
+  const bool rope = model.position == PositionType::rope;
+  book.rule("model.rope", given.head_dim > 0 ? "model.head_dim" : "model.heads",
+            !head_dim || !rope || model.head_dim % 2 == 0,
+            fmt::format("rotary positions turn pairs of elements, and each head has {} of them",
+                        model.head_dim),
+            given.head_dim > 0
+                ? fmt::format("use an even model.head_dim, such as {}", model.head_dim + 1)
+                : "use other model.heads, so that model.hidden / model.heads is "
+                  "even, or give model.head_dim");
+  const RopeScaling& scaling = model.rope_scaling;
+  book.rule("model.rope", "model.position.scaling.type", rope || !scaling.llama3,
+            fmt::format("model.position.scaling changes rotary frequencies, and "
+                        "model.position.type {} has none",
+                        given.position.type),
+            "set model.position.type=rope, or model.position.scaling.type=none");
+  book.rule("model.rope", "model.position.scaling.low_freq_factor",
+            !rope || !scaling.llama3 || scaling.low_freq_factor < scaling.high_freq_factor,
+            fmt::format("model.position.scaling.low_freq_factor {} is not below high_freq_factor "
+                        "{}",
+                        scaling.low_freq_factor, scaling.high_freq_factor),
+            "Llama 3.1 has 1 and 4");
+  book.rule("model.max_seq", "model.max_seq", model.max_seq >= input.spec.train.seq_len,
+            fmt::format("model.max_seq {} is shorter than train.seq_len {}", model.max_seq,
+                        input.spec.train.seq_len),
+            fmt::format("use max_seq >= {}, or leave it out", input.spec.train.seq_len));
+}
+
+void check_lr(const RuleInput& input, const Layout& layout, RuleBook& book) {
+  const TrainSpec::Lr& lr = input.spec.lr;
+  book.rule("lr.range", "lr.min", lr.min <= lr.max,
+            fmt::format("lr.min {} is above lr.max {}", lr.min, lr.max),
+            "lower lr.min or raise lr.max");
+  if (layout.steps == 0) return;  // of a length that is not known
+  const int64_t decay = lr.decay > 0 ? lr.decay : layout.steps;
+  const bool falls = lr.schedule != "constant" && lr.schedule != "inverse_sqrt";
+  const bool warm = book.rule(
+      "lr.warmup", "lr.warmup", lr.warmup < decay || !falls,
+      fmt::format("lr.warmup {} leaves no step to decay: {}", lr.warmup,
+                  lr.decay > 0
+                      ? fmt::format("lr.decay is {}", decay)
+                      : fmt::format("the run has {} step{}", decay, decay == 1 ? "" : "s")),
+      decay > 1 ? fmt::format("use lr.warmup < {}", decay) : "use lr.warmup=0");
+  if (!warm || lr.schedule != "wsd") return;
+  book.rule("lr.wsd_decay", "lr.wsd_decay", lr.wsd_decay <= decay - lr.warmup,
+            fmt::format("lr.wsd_decay {} does not fit between lr.warmup {} and {} {}", lr.wsd_decay,
+                        lr.warmup, lr.decay > 0 ? "lr.decay" : "the end of the run at step", decay),
+            fmt::format("use at most {}", decay - lr.warmup));
+}
+
+}  // namespace mtl
