@@ -89,9 +89,8 @@ struct CommandLine::Impl {
 
   [[noreturn]] void fail(const std::string& code, const std::string& what,
                          const std::string& hint = "") const {
-    throw Error(Exit::usage, Diagnostic{.code = "usage." + code,
-                                        .what = what,
-                                        .help = hint.empty() ? see_help() : hint});
+    throw Error(Exit::usage,
+                Diagnostic{.code = code, .what = what, .help = hint.empty() ? see_help() : hint});
   }
 
   std::string spellings(const Option& option) const {
@@ -118,7 +117,8 @@ struct CommandLine::Impl {
              spellings(option),
              [this, flag, setter = std::move(setter)](const std::string& value) {
                if (value.rfind("--", 0) == 0) {
-                 fail("value", fmt::format("{} wants a value, but {} follows it", flag, value));
+                 fail("usage.value",
+                      fmt::format("{} wants a value, but {} follows it", flag, value));
                }
                setter(value);
              })
@@ -136,7 +136,7 @@ struct CommandLine::Impl {
       candidates.push_back("--" + dashed(option.name));
     }
     const auto guess = did_you_mean(flag, candidates);
-    fail("unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+    fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
 
@@ -189,7 +189,7 @@ void CommandLine::choice(const std::string& name, std::vector<std::string> choic
                if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
                  const auto guess = did_you_mean(value, choices);
                  impl_->fail(
-                     "value",
+                     "usage.value",
                      fmt::format("--{} wants {}, got '{}'", name, joined(choices, " | "), value),
                      guess ? fmt::format("did you mean {}?", *guess) : "");
                }
@@ -204,8 +204,8 @@ void CommandLine::whole_number(const std::string& name, std::string value_name, 
              [this, name, minimum, &target](const std::string& value) {
                int64_t number = 0;
                if (!read_number(value, number) || number < minimum) {
-                 impl_->fail("value", fmt::format("--{} wants a whole number >= {}, got '{}'", name,
-                                                  minimum, value));
+                 impl_->fail("usage.value", fmt::format("--{} wants a whole number >= {}, got '{}'",
+                                                        name, minimum, value));
                }
                target = number;
              });
@@ -230,8 +230,8 @@ void CommandLine::option(const std::string& name, std::string value_name, double
              [this, name, minimum, &target](const std::string& value) {
                double number = 0;
                if (!read_number(value, number) || !std::isfinite(number) || number < minimum) {
-                 impl_->fail("value", fmt::format("--{} wants a number >= {}, got '{}'", name,
-                                                  minimum, value));
+                 impl_->fail("usage.value", fmt::format("--{} wants a number >= {}, got '{}'", name,
+                                                        minimum, value));
                }
                target = number;
              });
@@ -256,7 +256,7 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
     // CLI11 would take the next argument as the value of `--option=`.
     const Impl::Option* option = arg.ends_with('=') ? s.find(arg) : nullptr;
     if (option != nullptr && !option->value_name.empty()) {
-      s.fail("value", fmt::format("--{} wants a value, got none", option->name));
+      s.fail("usage.value", fmt::format("--{} wants a value, got none", option->name));
     }
   }
   try {
@@ -265,11 +265,12 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
     const std::string& last = *std::prev(separator);
     const Impl::Option* option = s.find(last);
     if (option != nullptr && !option->value_name.empty()) {
-      s.fail("value", fmt::format("--{} wants a value: {}", option->name, option->value_name));
+      s.fail("usage.value",
+             fmt::format("--{} wants a value: {}", option->name, option->value_name));
     }
-    s.fail("value", fmt::format("'{}' is not understood", last));
+    s.fail("usage.value", fmt::format("'{}' is not understood", last));
   } catch (const CLI::ParseError& error) {
-    s.fail("value", error.what());
+    s.fail("usage.value", error.what());
   }
   if (s.help_asked) {
     const std::string text = help(terminal_columns(1));
@@ -290,12 +291,12 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
     } else if (next < words.size()) {
       *positional.target = words[next++];
     } else {
-      s.fail("missing", fmt::format("mtl {} wants {}: {}", s.help_command(), positional.name,
-                                    positional.help));
+      s.fail("usage.missing", fmt::format("mtl {} wants {}: {}", s.help_command(), positional.name,
+                                          positional.help));
     }
   }
   if (next < words.size()) {
-    s.fail("extra", fmt::format("mtl {} does not take '{}'", s.help_command(), words[next]));
+    s.fail("usage.extra", fmt::format("mtl {} does not take '{}'", s.help_command(), words[next]));
   }
   return true;
 }
