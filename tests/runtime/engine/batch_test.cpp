@@ -177,6 +177,28 @@ TEST_CASE("a batch ramp grows the step in every layout") {
   check_near(mixed, single);
 }
 
+TEST_CASE("a step of a ramp is the step of a run that always has its batch") {
+  TrainSpec always = spec_of(4);
+  always.train.global_batch = 16;
+  TrainSpec ramp = always;
+  ramp.train.batch_ramp = {{0, 8}, {2, 16}};
+  const auto source = markov_tokens(1000 * kSeq + 1, kVocab);
+  const Sampler sampler(source->size(), kSeq, SampleOrder::sequential, 0);
+  const auto first = [&](const TrainSpec& spec, int64_t step, GlobalTensors& gradients) {
+    double loss = 0;
+    run_layout(spec, kVocab, {}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      loss = rank.trainer.gradients(step, *source, sampler);
+      collect(rank.trainer, Which::grad, gradients);
+    });
+    return loss;
+  };
+  GlobalTensors grown, plain;
+  // Both take samples 16 to 31.
+  CHECK(first(ramp, 2, grown) == first(always, 1, plain));
+  CHECK(grown == plain);
+}
+
 TEST_CASE("a batch ramp and interleaved stages go together") {
   TrainSpec spec = spec_of(6);
   spec.model.layers = 4;
