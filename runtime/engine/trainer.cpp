@@ -356,6 +356,15 @@ void Trainer::look_at_gradients(int64_t layer, NotFiniteSearch& search) {
   }
 }
 
+namespace {
+
+// The sign of a NaN says nothing.
+std::string in_words(double value) {
+  return std::isnan(value) ? "nan" : fmt::format("{:.6g}", value);
+}
+
+}  // namespace
+
 Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const TokenSource& source,
                              const Sampler& sampler) {
   NotFiniteSearch search(plan_, device_);
@@ -367,11 +376,12 @@ Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Token
   const std::string where = search.agree(groups_.world());
   return {.code = "loss.nan",
           .what = fmt::format("step {}: loss {} and gradient norm {}: the run has diverged",
-                              step + 1, result.loss, result.grad_norm),
+                              step + 1, in_words(result.loss), in_words(result.grad_norm)),
           .notes = {where},
-          .help =
-              "lower lr.max, lengthen lr.warmup, or use precision.dtype=fp32 (health.nan=skip "
-              "leaves such steps out); the last checkpoint is intact"};
+          .help = fmt::format("lower lr.max{} lengthen lr.warmup{} (health.nan=skip leaves such "
+                              "steps out); the last checkpoint is intact",
+                              plan_.compute == DType::f32 ? " or" : ",",
+                              plan_.compute == DType::f32 ? "" : ", or use precision.dtype=fp32")};
 }
 
 }  // namespace mtl
