@@ -1,0 +1,301 @@
+// The parallel engine from the outside: layouts, families, precision and health, as a user meets
+// them.
+#include <cmath>
+
+#include "cli/tiny_run.h"
+
+using namespace mtl::test;
+
+namespace {
+
+// The settings of a small model of the LLaMA family.
+const std::vector<std::string> kLlama = {"model.kv_heads=2",
+                                         "model.activation=swiglu",
+                                         "model.norm.type=rmsnorm",
+                                         "model.position.type=rope",
+                                         "model.bias=false",
+                                         "model.tie_embeddings=false",
+                                         "model.ffn=64"};
+
+// Trains with `settings` beside the recipe and expects it to end well.
+Outcome launch(const Shell& shell, int ranks, std::vector<std::string> settings,
+               const std::vector<std::string>& more = {}) {
+  settings.insert(settings.begin(),
+                  {"launch", "--num_processes", std::to_string(ranks), "train.yaml"});
+  settings.insert(settings.end(), more.begin(), more.end());
+  const Outcome outcome = shell.mtl(settings);
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  return outcome;
+}
+
+// What must not depend on the clock.
+std::vector<json> timeless_metrics(const fs::path& run) {
+  std::vector<json> lines = metrics_of(run);
+  for (json& line : lines) {
+    for (const char* timed : {"time", "tokens_per_s", "step_time_s", "mfu", "memory_bytes"}) {
+      line.erase(timed);
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("two pipeline stages write the run of one process") {
+  std::vector<json> metrics;
+  std::map<std::string, std::string> tensors;
+  for (const int stages : {1, 2}) {
+    CAPTURE(stages);
+    Shell shell;
+    write_recipe(shell, 10);
+    const Outcome outcome =
+        launch(shell, stages,
+               {"parallel.pp=" + std::to_string(stages), "train.micro_batch=1", "log.every=1"});
+    CHECK(has(outcome.err, "2 pipeline stages, bubble ") == (stages == 2));
+    const fs::path run = run_of(shell);
+    if (stages == 2) {
+      CHECK(timeless_metrics(run) == metrics);
+      CHECK(tensors_of(run / "latest") == tensors);
+    }
+    metrics = timeless_metrics(run);
+    tensors = tensors_of(run / "latest");
+    CHECK(metrics.size() == 11);
+    CHECK(metrics[0].size() == 4);  // step, loss, lr, grad_norm: nothing was skipped
+  }
+}
+
+TEST_CASE("a LLaMA on four ranks has the same bits as processes and as threads and it writes") {
+  std::map<std::string, std::vector<json>> metrics;
+  std::map<std::string, std::map<std::string, std::string>> tensors;
+  for (const std::string spawn : {"processes", "threads"}) {
+    CAPTURE(spawn);
+    Shell shell;
+    write_recipe(shell, 10);
+    const Outcome outcome =
+        launch(shell, 4, {"parallel.tp=2", "parallel.pp=2", "log.every=1", "launch.spawn=" + spawn},
+               kLlama);
+    CHECK(has(outcome.err, "1 data x 2 tensor parallel x 2 pipeline stages"));
+    CHECK(has(outcome.err, "sequence parallel"));
+    const fs::path run = run_of(shell);
+    metrics[spawn] = timeless_metrics(run);
+    tensors[spawn] = tensors_of(run / "latest");
+    if (spawn == "processes") continue;
+    const Outcome words = shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "});
+    CAPTURE(words.err);
+    CHECK(words.code == 0);
+    CHECK(words.out.size() >= 20);
+  }
+  CHECK(metrics["processes"].size() == 11);
+  CHECK(metrics["threads"] == metrics["processes"]);
+  CHECK(tensors["processes"].size() > 20);
+  CHECK(tensors["threads"] == tensors["processes"]);
+}
+
+TEST_CASE("ZeRO-1 writes the run of whole replicas") {
+  std::vector<json> metrics;
+  for (const std::string zero : {"0", "1"}) {
+    Shell shell;
+    write_recipe(shell, 6);
+    const Outcome outcome =
+        launch(shell, 8,
+               {"parallel.tp=2", "parallel.pp=2", "launch.spawn=threads", "parallel.zero=" + zero},
+               kLlama);
+    CHECK(has(outcome.err, "ZeRO-1") == (zero == "1"));
+    if (zero == "1") CHECK(timeless_metrics(run_of(shell)) == metrics);
+    metrics = timeless_metrics(run_of(shell));
+  }
+}
+
+TEST_CASE("a run of two stages goes on as two replicas") {
+  double whole = 0;
+  for (const bool interrupted : {false, true}) {
+    Shell shell;
+    write_recipe(shell, 10);
+    const std::vector<std::string> constant = {"lr.schedule=constant", "log.every=1"};
+    if (interrupted) launch(shell, 2, {"parallel.pp=2"}, constant);
+    launch(shell, 2, {interrupted ? "parallel.dp=2" : "parallel.pp=2", "train.steps=15"}, constant);
+    const fs::path run = run_of(shell);
+    CHECK(has(file_text(run / "events.jsonl"), "\"resumed\"") == interrupted);
+    double last = 0;
+    for (const json& line : metrics_of(run)) {
+      if (line["step"] == 15 && line.contains("loss")) last = line["loss"];
+    }
+    if (interrupted) {
+      CHECK(last == doctest::Approx(whole).epsilon(1e-5));
+    } else {
+      whole = last;
+    }
+  }
+}
+
+TEST_CASE("a run may be as long as so many tokens") {
+  Shell shell;
+  write_recipe(shell, 1);
+  std::string recipe = file_text(shell.dir() / "train.yaml");
+  recipe.replace(recipe.find("steps: 1\n"), 9, "tokens: 450\n");
+  shell.write("train.yaml", recipe);
+  launch(shell, 1, {"log.every=1"});
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["step"] == 8);  // of 64 tokens each
+  CHECK(status["steps"] == 8);
+}
+
+TEST_CASE("resolved.yaml gives the same plan for every new key") {
+  Shell shell;
+  write_recipe(shell, 10);
+  const std::vector<std::string> settings = {"model.layers=4",
+                                             "model.kv_heads=2",
+                                             "model.head_dim=16",
+                                             "model.ffn=96",
+                                             "model.activation=swiglu",
+                                             "model.norm.type=rmsnorm",
+                                             "model.norm.eps=1e-6",
+                                             "model.position.type=rope",
+                                             "model.position.base=50000",
+                                             "model.position.scaling.type=llama3",
+                                             "model.position.scaling.factor=4",
+                                             "model.position.scaling.low_freq_factor=2",
+                                             "model.position.scaling.high_freq_factor=5",
+                                             "model.position.scaling.original_max_seq=16",
+                                             "model.qk_norm=true",
+                                             "model.bias=false",
+                                             "parallel.tp=2",
+                                             "parallel.pp=2",
+                                             "parallel.dp=2",
+                                             "parallel.sp=true",
+                                             "parallel.virtual_stages=2",
+                                             "parallel.virtual_group=2",
+                                             "parallel.stage_layout=[1,1,1,1]",
+                                             "parallel.zero=1",
+                                             "parallel.overlap.tp=false",
+                                             "parallel.overlap.p2p=false",
+                                             "parallel.overlap.grad_reduce=true",
+                                             "parallel.overlap.param_gather=true",
+                                             "parallel.bucket_mb=0.5",
+                                             "train.global_batch=8",
+                                             "train.batch_ramp={0: 8, 4: 16}",
+                                             "precision.dtype=fp16",
+                                             "precision.loss_scale.initial=4096",
+                                             "precision.loss_scale.min=2",
+                                             "precision.loss_scale.window=50",
+                                             "precision.loss_scale.hysteresis=3",
+                                             "recompute.mode=full",
+                                             "recompute.method=uniform",
+                                             "recompute.layers=1",
+                                             "optimizer.type=sgd",
+                                             "optimizer.momentum=0.8",
+                                             "optimizer.weight_decay_ramp=cosine",
+                                             "optimizer.weight_decay_end=0.3",
+                                             "lr.schedule=wsd",
+                                             "lr.wsd_decay=4",
+                                             "lr.wsd_style=minus_sqrt",
+                                             "health.nan=skip",
+                                             "launch.spawn=threads"};
+  launch(shell, 8, settings);
+  const fs::path resolved = run_of(shell) / "resolved.yaml";
+  std::vector<std::string> command = {"plan", "--json", "--num_processes", "8", "train.yaml"};
+  command.insert(command.end(), settings.begin(), settings.end());
+  const Outcome given = shell.mtl(command);
+  const Outcome again = shell.mtl({"plan", "--json", "--num_processes", "8", resolved.string()});
+  CAPTURE(again.err);
+  REQUIRE(given.code == 0);
+  REQUIRE(again.code == 0);
+  CHECK(json::parse(again.out) == json::parse(given.out));
+  const Outcome dry = shell.mtl({"launch", "--dry-run", "--num_processes", "8", resolved.string()});
+  CHECK(dry.code == 0);
+  for (const char* kept : {"virtual_group: 2", "batch_ramp: {0: 8, 4: 16}", "hysteresis: 3",
+                           "weight_decay_ramp: cosine", "wsd_style: minus_sqrt", "nan: skip"}) {
+    CAPTURE(kept);
+    CHECK(has(dry.out, kept));
+  }
+}
+
+TEST_CASE("accumulation by epoch changes the step of a run") {
+  Shell shell;
+  write_recipe(shell, 1);
+  std::string recipe = file_text(shell.dir() / "train.yaml");
+  recipe.replace(recipe.find("global_batch: 4\n"), 16, "accumulate: {0: 64, 1: 8, 2: 1}\n");
+  shell.write("train.yaml", recipe);
+  // 1034 sequences in an epoch: nine steps of 128 begin in the first, 58 of 16 in the second.
+  const Outcome outcome = launch(shell, 2, {"parallel.pp=2", "train.steps=80"});
+  CHECK(has(outcome.err, "128 sequences of 16 = 2048 tokens per step, 64 micro-batches"));
+  CHECK(has(outcome.err, "; 16 from step 9; 2 from step 67"));
+  const json state = json::parse(file_text(run_of(shell) / "latest/manifest.json"))["state"];
+  CHECK(state["step"] == 80);
+  CHECK(state["samples"] == 9 * 128 + 58 * 16 + 13 * 2);
+  CHECK(state["tokens"] == state["samples"].get<int64_t>() * 16);
+}
+
+TEST_CASE("a run that diverges says where as its last words") {
+  for (const std::string spawn : {"processes", "threads"}) {
+    CAPTURE(spawn);
+    Shell shell;
+    write_recipe(shell, 1000);
+    const Outcome outcome = shell.mtl(
+        {"launch", "--num_processes", "2", "train.yaml", "parallel.pp=2", "optimizer.type=sgd",
+         "optimizer.clip=0", "lr.max=1000", "lr.schedule=constant", "launch.spawn=" + spawn});
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 1);
+    const size_t headline = outcome.err.rfind("error[rank.died]");
+    REQUIRE(headline != std::string::npos);
+    const std::string report = outcome.err.substr(headline);
+    CHECK(has(report, "error[loss.nan]"));
+    CHECK(has(report, ": loss nan and gradient norm nan: the run has diverged"));
+    CHECK(has(report, "note: first not finite: layer "));
+    CHECK(has(report, "health.nan=skip"));
+    const json status = json::parse(file_text(run_of(shell) / "status.json"));
+    CHECK(status["state"] == "failed");
+  }
+}
+
+TEST_CASE("health.nan=skip counts the steps that it leaves out") {
+  Shell shell;
+  write_recipe(shell, 12);
+  const Outcome outcome = launch(shell, 1,
+                                 {"optimizer.type=sgd", "optimizer.clip=0", "lr.max=1000",
+                                  "health.nan=skip", "lr.schedule=constant"});
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["state"] == "done");
+  const int64_t skipped = status["skipped"];
+  CHECK(skipped > 0);
+  CHECK(has(outcome.err, "no update; 1 step skipped so far"));
+  CHECK(has(outcome.err, "skipped  " + std::to_string(skipped) + " of them: no update"));
+}
+
+TEST_CASE("fp16 finds its loss scale and a resumed run keeps it") {
+  Shell shell;
+  write_recipe(shell, 40);
+  const std::vector<std::string> fp16 = {"precision.dtype=fp16",
+                                         "precision.loss_scale.initial=1e12",
+                                         "precision.loss_scale.hysteresis=1", "log.every=1"};
+  const Outcome outcome = launch(shell, 2, {"parallel.tp=2"}, fp16);
+  CHECK(has(outcome.err, "step=1 skipped: loss "));
+  CHECK(has(outcome.err, ": no update, loss scale 1000000000000; 1 step skipped so far"));
+  const std::vector<json> lines = metrics_of(run_of(shell));
+  CHECK(lines[0]["loss_scale"] == 1e12);
+  CHECK(lines[1]["loss_scale"] == 5e11);
+  CHECK(lines[0]["skipped"] == 1);
+  CHECK(lines[0]["grad_norm"].is_null());
+  const json last = lines[39];
+  const int64_t skipped = last["skipped"];
+  CHECK(skipped < 35);
+  CHECK(last["loss_scale"].get<double>() == std::ldexp(1e12, -static_cast<int>(skipped)));
+  CHECK(last["loss"].get<double>() < lines[0]["loss"].get<double>());
+  launch(shell, 2, {"parallel.dp=2", "train.steps=42"}, fp16);
+  const json resumed = metrics_of(run_of(shell)).back();
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["step"] == 42);
+  CHECK(status["skipped"] == skipped);
+  CHECK(status["loss_scale"] == last["loss_scale"]);
+}
+
+TEST_CASE("memory that is missing is counted by ranks") {
+  Shell shell;
+  write_recipe(shell, 10);
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "model.hidden=32768",
+                 "model.layers=200", "launch.spawn=threads"});
+  CHECK(outcome.code == 5);
+  CHECK(has(outcome.err, "2 ranks need "));
+}

@@ -1,0 +1,79 @@
+// A run so small that a test can afford it: its recipe, and what it leaves behind.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace mtl::test {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A model of a few thousand parameters on a text that repeats itself.
+inline void write_recipe(const Shell& shell, int steps) {
+  std::string text;
+  for (int i = 0; i < 400; ++i)
+    text += "the quick brown fox jumps over the lazy dog " + std::to_string(i % 7) + "\n";
+  shell.write("corpus.txt", text);
+  shell.write("train.yaml",
+              "run:\n  name: tiny\n"
+              "model:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
+              "train:\n  micro_batch: 2\n  global_batch: 4\n  seq_len: 16\n  steps: " +
+                  std::to_string(steps) +
+                  "\n  eval:\n    iters: 2\n"
+                  "data:\n  train: corpus.txt\n  tokenizer:\n    type: chars\n"
+                  "checkpoint:\n  every: 5\nlog:\n  every: 5\n");
+}
+
+// The one run of that name.
+inline fs::path run_of(const Shell& shell) {
+  std::vector<fs::path> runs;
+  for (const auto& entry : fs::directory_iterator(shell.dir() / "runs/tiny")) {
+    if (entry.is_directory() && !entry.is_symlink()) runs.push_back(entry.path());
+  }
+  REQUIRE(runs.size() == 1);
+  return runs[0];
+}
+
+inline std::vector<json> metrics_of(const fs::path& run) {
+  std::vector<json> lines;
+  std::istringstream in(file_text(run / "metrics.jsonl"));
+  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+// The bytes of every tensor, by name, from all shards.
+inline std::map<std::string, std::string> tensors_of(const fs::path& checkpoint) {
+  std::map<std::string, std::string> tensors;
+  const json manifest = json::parse(file_text(checkpoint / "manifest.json"));
+  for (const auto& [name, tensor] : manifest.at("tensors").items()) {
+    std::map<std::string, std::string> chunks;  // by where they lie in the tensor
+    for (const json& chunk : tensor.at("chunks")) {
+      chunks[chunk.at("offset").dump() + chunk.at("extent").dump()] = chunk.at("xxh3").dump();
+    }
+    for (const auto& [place, hash] : chunks) tensors[name] += place + hash;
+  }
+  return tensors;
+}
+
+// At most a minute.
+inline void wait_for_text(const Shell& shell, const std::string& text) {
+  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), text); ++i) {
+    usleep(100'000);
+  }
+}
+
+}  // namespace mtl::test
