@@ -299,3 +299,18 @@ TEST_CASE("memory that is missing is counted by ranks") {
   CHECK(outcome.code == 5);
   CHECK(has(outcome.err, "2 ranks need "));
 }
+
+TEST_CASE("every recipe makes a plan") {
+  Shell shell;
+  write_recipe(shell, 10);
+  int recipes = 0;
+  for (const auto& entry : fs::directory_iterator(MTL_SOURCE_DIR "/templates/recipes")) {
+    ++recipes;
+    CAPTURE(entry.path().string());
+    const Outcome outcome =
+        shell.mtl({"plan", entry.path().string(), "data.train=corpus.txt", "data.split=[50,50]"});
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 0);
+  }
+  CHECK(recipes >= 4);
+}
