@@ -274,7 +274,9 @@ StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler&
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   // The scale reaches gradients only: lowering it mends no loss.
   const bool scaled_too_far = !finite && std::isfinite(result.loss) && scale_.dynamic();
-  if (!finite && spec_.health.nan != "skip" && (!scaled_too_far || scale_.at_minimum())) {
+  const bool bad = !finite && (!scaled_too_far || scale_.at_minimum());
+  bad_in_a_row_ = bad ? bad_in_a_row_ + 1 : 0;
+  if (bad && (spec_.health.nan != "skip" || bad_in_a_row_ > kMostBadStepsInARow)) {
     throw Error(Exit::run_failed, diverged(step, result, source, sampler));
   }
   if (finite || scaled_too_far) scale_.step_done(scaled_too_far);

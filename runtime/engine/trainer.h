@@ -86,6 +86,9 @@ class Trainer {
   const RankGroups& groups() const { return groups_; }
 
  private:
+  // health.nan=skip is for single steps; so many in a row mean that the weights are lost.
+  static constexpr int64_t kMostBadStepsInARow = 20;
+
   struct Memory;
   Pass pass_of(const Instruction& in, int64_t step) const;
   void load_batch(const TokenSource& source, const Sampler& sampler, int64_t first, int64_t count,
@@ -122,7 +125,7 @@ class Trainer {
   GradientReducer reducer_;
   Optimizer optimizer_;
   LossScale scale_;
-  int64_t updates_ = 0, skipped_ = 0;
+  int64_t updates_ = 0, skipped_ = 0, bad_in_a_row_ = 0;
   std::vector<int32_t> host_tokens_, host_targets_;
 };
 

@@ -102,7 +102,9 @@ Section health_section() {
                .field = [](TrainSpec& s) -> Field { return &s.health.nan; },
                .doc = "What happens when the loss or a gradient is no finite number.",
                .choices = {{"stop", "the run stops and names the first bad tensor"},
-                           {"skip", "the step is left out, counted and reported"}},
+                           {"skip",
+                            "the step is left out, counted and reported; more than 20 in a row "
+                            "stop the run"}},
                .refused = {{"true", "stop", ""}, {"ignore", "skip", ""}},
                .known_as = {"check_for_nan_in_loss_and_grad", "terminate_on_nan", "detect_anomaly",
                             "logging_nan_inf_filter"}},

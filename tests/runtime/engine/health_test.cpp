@@ -228,3 +228,16 @@ TEST_CASE("health.nan=skip leaves the step out and goes on") {
     CHECK(masters[2] != masters[1]);
   }
 }
+
+TEST_CASE("health.nan=skip does not go on for ever when the weights are lost") {
+  const auto source = markov_tokens(4'000, kVocab);
+  const Sampler sampler(source->size(), kSeq, SampleOrder::random, 1);
+  run_layout(spec_of("skip"), kVocab, {}, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    rank.trainer.state().back().master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+    rank.trainer.weights_changed();
+    int64_t step = 0;
+    for (; step < 20; ++step) CHECK(rank.trainer.step(step, *source, sampler, {}).skipped);
+    CHECK_THROWS_AS(rank.trainer.step(step, *source, sampler, {}), Error);
+  });
+}
