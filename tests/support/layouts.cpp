@@ -93,19 +93,33 @@ void for_each_run(const ParameterState& parameter, Visit visit) {
   }
 }
 
+std::mutex collecting;
+
+// Copies a rank's part of a parameter, or of what belongs to it, to its place.
+void gather_part(const ParameterState& parameter, Tensor part, GlobalTensors& into) {
+  std::vector<float>& global = into[parameter.row->name];
+  global.resize(static_cast<size_t>(parameter.row->numel()));
+  const float* values = part.as<float>();
+  for_each_run(parameter, [&](int64_t to, int64_t from, int64_t count) {
+    std::copy_n(values + from, count, global.data() + to);
+  });
+}
+
 }  // namespace
 
 void collect(Trainer& trainer, Which which, GlobalTensors& into) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(collecting);
   for (const ParameterState& parameter : trainer.state()) {
     if (!parameter.counts) continue;
-    std::vector<float>& global = into[parameter.row->name];
-    global.resize(static_cast<size_t>(parameter.row->numel()));
-    const float* part = (which == Which::master ? parameter.master : parameter.grad).as<float>();
-    for_each_run(parameter, [&](int64_t to, int64_t from, int64_t count) {
-      std::copy_n(part + from, count, global.data() + to);
-    });
+    gather_part(parameter, which == Which::master ? parameter.master : parameter.grad, into);
+  }
+}
+
+void collect_moments(Trainer& trainer, std::map<std::string, GlobalTensors>& into) {
+  const std::lock_guard lock(collecting);
+  for (const ParameterState& parameter : trainer.state()) {
+    if (!parameter.counts) continue;
+    for (const auto& [name, moment] : parameter.moments) gather_part(parameter, moment, into[name]);
   }
 }
 

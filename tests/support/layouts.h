@@ -59,6 +59,8 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
 // target.
 enum class Which { master, grad };
 void collect(Trainer& trainer, Which which, GlobalTensors& into);
+// The same of the optimizer's state, by its name in checkpoints.
+void collect_moments(Trainer& trainer, std::map<std::string, GlobalTensors>& into);
 // Writes value(row, element of the global tensor) into the masters and makes the weights from them.
 void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value);

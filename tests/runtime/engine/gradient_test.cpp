@@ -1,5 +1,5 @@
-// The whole model against finite differences: every parameter of a small model with dropout, both
-// kinds of head, with and without biases.
+// The whole model against finite differences: every parameter of small models of both families,
+// with dropout, and with every mode of recompute.
 #include <cmath>
 
 #include <doctest/doctest.h>
@@ -21,6 +21,20 @@ TrainSpec tiny_spec() {
   spec.train.global_batch = 3;
   spec.train.seq_len = 6;
   spec.train.steps = 1;
+  return spec;
+}
+
+// RMSNorm, rotary positions, SwiGLU, two query heads per key head, no biases, a head of its own.
+TrainSpec tiny_llama() {
+  TrainSpec spec = tiny_spec();
+  spec.model.heads = 4;
+  spec.model.kv_heads = 2;
+  spec.model.ffn = 24;
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.activation = "swiglu";
+  spec.model.bias = false;
+  spec.model.tie_embeddings = false;
   return spec;
 }
 
@@ -76,6 +90,47 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
   SUBCASE("accumulated over micro-batches") {
     TrainSpec spec = tiny_spec();
     spec.train.micro_batch = 1;
+    check_gradients(spec);
+  }
+  SUBCASE("LLaMA") {
+    check_gradients(tiny_llama());
+  }
+  SUBCASE("LLaMA with biases and stretched frequencies and norms of queries and keys") {
+    TrainSpec spec = tiny_llama();
+    spec.model.head_dim = 8;  // four heads of it are not the hidden size
+    spec.model.bias = true;
+    spec.model.qk_norm = true;
+    spec.model.position.scaling.type = "llama3";
+    spec.model.position.scaling.original_max_seq = 4;
+    check_gradients(spec);
+  }
+  SUBCASE("ALiBi") {
+    TrainSpec spec = tiny_spec();
+    spec.model.position.type = "alibi";
+    spec.model.bias = false;
+    check_gradients(spec);
+  }
+  SUBCASE("no positions") {
+    TrainSpec spec = tiny_llama();
+    spec.model.position.type = "none";
+    check_gradients(spec);
+  }
+  SUBCASE("selective recompute") {
+    TrainSpec spec = tiny_llama();
+    spec.recompute.mode = "selective";
+    spec.recompute.modules = {"core_attn", "mlp_act", "norm"};
+    check_gradients(spec);
+  }
+  SUBCASE("recompute of the feed-forward block") {
+    TrainSpec spec = tiny_spec();
+    spec.recompute.mode = "selective";
+    spec.recompute.modules = {"mlp"};
+    check_gradients(spec);
+  }
+  SUBCASE("full recompute") {
+    TrainSpec spec = tiny_llama();
+    spec.recompute.mode = "full";
+    spec.recompute.layers = 2;
     check_gradients(spec);
   }
 }

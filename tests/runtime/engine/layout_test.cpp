@@ -74,7 +74,7 @@ TEST_CASE("every TP x DP layout starts bit-equal and follows the single rank for
   const TrainSpec spec = char_spec();
   const Trajectory single = train(spec, {}, 100);
   CHECK(single.losses.back() < 0.75 * single.losses.front());  // it learns
-  for (const Layout layout : {Layout{2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 8}, {4, 2}}) {
+  for (const Layout layout : {Layout{2, 1}, {1, 2}, {1, 8}, {4, 2}}) {
     check_same_model(spec, single, layout);
   }
 }
@@ -117,21 +117,15 @@ TEST_CASE("gradient accumulation changes only the order of sums") {
   }
 }
 
-TEST_CASE("bf16 layouts stay together within the rounding of bf16") {
-  // bf16 keeps 8 bits: one rounding is 2^-9 relative. Loss differences of a few such roundings per
-  // layer are expected; 2 % after 50 steps of a model of 3 layers leaves a margin of about 3 over
-  // what was seen.
+TEST_CASE("bf16 learns what fp32 learns") {
+  // The layouts of bf16 are in layout_matrix_test.cpp. One rounding of bf16 is 2^-8 relative at
+  // most; a few of them per layer, which average over the tokens, leave far less than 1 % of the
+  // loss.
   TrainSpec spec = char_spec();
+  const Trajectory fp32 = train(spec, {}, 50);
   spec.precision.dtype = "bf16";
-  const Trajectory single = train(spec, {}, 50);
-  const Trajectory split = train(spec, {2, 2}, 50);
-  CHECK(split.initial == single.initial);
-  for (size_t step = 0; step < single.losses.size(); ++step) {
-    CHECK(split.losses[step] == doctest::Approx(single.losses[step]).epsilon(0.02));
-  }
-  const TrainSpec fp32 = char_spec();
-  const Trajectory reference = train(fp32, {}, 50);
-  CHECK(single.losses.back() == doctest::Approx(reference.losses.back()).epsilon(0.02));
+  const Trajectory bf16 = train(spec, {}, 50);
+  CHECK(bf16.losses.back() == doctest::Approx(fp32.losses.back()).epsilon(0.01));
 }
 
 TEST_CASE("a run is bit-reproducible") {
