@@ -52,7 +52,7 @@ bool runs_in_threads(const PreparedRun& run) {
 
 int dry_run(const PreparedRun& run) {
   fmt::print("{}\nstarts  {}\n\nsettings, each with the layer that gave it\n\n{}",
-             plan_text(run.checked.plan),
+             plan_text(run.checked.plan, terminal_columns(STDOUT_FILENO)),
              runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
              : run.world == 1     ? "1 process"
                                   : fmt::format("{} processes, one per rank", run.world),

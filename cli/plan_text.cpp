@@ -2,14 +2,21 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include <fmt/format.h>
 
+#include "cli/plan_tables.h"
+#include "cli/plan_words.h"
+#include "common/terminal.h"
 #include "runtime/metrics/format.h"
+#include "runtime/plan/schedule_drawing.h"
 
 namespace mtl {
 
 namespace {
+
+constexpr int kNameWidth = 12;
 
 std::string flops(double value) {
   constexpr std::array<const char*, 7> kUnits = {"", "k", "M", "G", "T", "P", "E"};
@@ -21,68 +28,44 @@ std::string flops(double value) {
   return fmt::format("{:.{}f} {}FLOP", value, value < 9.95 ? 2 : 1, kUnits[unit]);
 }
 
-const char* word_for(Axis axis) {
-  switch (axis) {
-    case Axis::tp:
-      return "tensor";
-    case Axis::cp:
-      return "context";
-    case Axis::ep:
-      return "expert";
-    case Axis::dp:
-      return "data";
-    case Axis::pp:
-      return "pipeline";
+// Name and value, the value filled into lines under each other.
+std::string fact(const char* name, const std::string& value, int columns) {
+  return fmt::format("{:<{}}{}\n", name, kNameWidth,
+                     wrap_text(value, columns, kNameWidth, kNameWidth));
+}
+
+std::string batch_words(const Plan& plan) {
+  const BatchPhase& batch = plan.batch.phases().front();
+  return fmt::format("{} x {} tokens = {} tokens per step; per rank {} of {}",
+                     count_of(batch.global_batch, "sequence"), grouped(plan.seq),
+                     grouped(batch.global_batch * plan.seq),
+                     count_of(batch.micro_batches, "micro-batch"),
+                     count_of(plan.micro_batch, "sequence"));
+}
+
+// The drawing; of a deep pipeline the first and the last stages.
+std::string drawing(const StepSchedule& step, int columns) {
+  constexpr size_t kMostStages = 20, kHead = 14, kTail = 4;
+  const std::string whole = schedule_text(step.shape, step.facts, columns - 2);
+  std::vector<std::string_view> lines;
+  for (std::string_view rest = whole; !rest.empty();) {
+    const size_t end = rest.find('\n');
+    lines.push_back(rest.substr(0, end));
+    rest.remove_prefix(end + 1);
   }
-  return "";
-}
-
-std::string count_of(int64_t count, const char* one) {
-  return fmt::format("{} {}{}", grouped(count), one, count == 1 ? "" : "s");
-}
-
-// "8 ranks = 2 pipeline x 2 data x 2 tensor"; axes of degree 1 are not named.
-std::string grid_sentence(const Grid& grid) {
-  std::string product;
-  for (Axis axis : {Axis::pp, Axis::dp, Axis::ep, Axis::cp, Axis::tp}) {
-    if (grid.sizes()[axis] == 1) continue;
-    product +=
-        fmt::format("{}{} {}", product.empty() ? "" : " x ", grid.sizes()[axis], word_for(axis));
-  }
-  return count_of(grid.world(), "rank") + (product.empty() ? "" : " = " + product);
-}
-
-std::string groups_line(const Grid& grid, Axis axis) {
-  constexpr size_t kShown = 6;
-  const std::vector<std::vector<int>> groups = grid.groups({axis});
+  const size_t stages = lines.size() - 1;  // the last line is the legend
   std::string text;
-  for (size_t i = 0; i < std::min(groups.size(), kShown); ++i) {
-    text += fmt::format(" [{}]", ranks_text(groups[i]));
+  bool cut = false;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (stages > kMostStages && i == kHead) {
+      text += fmt::format("  ... {} more\n", stages - kHead - kTail);
+      i = stages - kTail;
+      cut = true;
+    }
+    cut = cut || lines[i].ends_with(" ...");
+    text += fmt::format("  {}\n", lines[i]);
   }
-  if (groups.size() > kShown) text += fmt::format(" ... {} groups", groups.size());
-  return fmt::format("  {:<10}{}\n", word_for(axis), text);
-}
-
-int64_t parameters_of_rank(const StagePlan& stage) {
-  int64_t parameters = 0;
-  for (const ParamPlacement& placement : stage.layout.params) parameters += placement.numel;
-  return parameters;
-}
-
-// Every rank needs the same: the plan has one layout for all.
-std::string memory_table(const MemoryPlan& memory) {
-  std::string names;
-  std::string numbers;
-  const auto column = [&](const char* name, int64_t bytes) {
-    names += fmt::format("{:>13}", name);
-    numbers += fmt::format("{:>13}", human_bytes(static_cast<double>(bytes)));
-  };
-  for (int i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    column(category_name(category), memory.bytes_of_category(category));
-  }
-  column("total", memory.total_bytes);
-  return names + '\n' + numbers + '\n';
+  return text + (cut ? "  ... goes on; all of it as a picture: --svg FILE\n" : "");
 }
 
 }  // namespace
@@ -105,74 +88,55 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string program_text(const Program& program) {
-  constexpr size_t kHead = 14;
-  constexpr size_t kTail = 4;
-  std::vector<std::string> steps;
-  std::string end;
-  for (const Instruction& instruction : program) {
-    const std::string chunk = instruction.chunk > 0 ? fmt::format(".{}", instruction.chunk) : "";
-    if (instruction.op == Op::forward) {
-      steps.push_back(fmt::format("F{}{}", instruction.micro_batch, chunk));
-    } else if (instruction.op == Op::backward) {
-      steps.push_back(fmt::format("B{}{}", instruction.micro_batch, chunk));
-    } else if (instruction.op == Op::reduce_grads) {
-      end += " reduce";
-    } else if (instruction.op == Op::step) {
-      end += " step";
-    }
-  }
-  std::string text;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (steps.size() > kHead + kTail + 1 && i == kHead) {
-      text += "... ";
-      i = steps.size() - kTail;
-    }
-    text += steps[i] + ' ';
-  }
-  return text + '|' + end;
-}
-
-std::string plan_text(const Plan& plan) {
-  const ModelShape& model = plan.model;
+std::string plan_text(const Plan& plan, int columns) {
+  columns = std::max(columns, 80);
+  const GridSizes& sizes = plan.grid.sizes();
   std::string text;
   const auto line = [&](const char* name, const std::string& value) {
-    text += fmt::format("{:<12}{}\n", name, value);
+    text += fact(name, value, columns);
   };
-  std::string vocabulary = fmt::format("vocabulary {}", grouped(model.vocab));
-  if (model.padded_vocab != model.vocab) {
-    vocabulary += fmt::format(" ({} rows in memory)", grouped(model.padded_vocab));
-  }
-  line("model", fmt::format("{}, hidden {}, {}, ffn {}, {}", count_of(model.layers, "layer"),
-                            model.hidden, count_of(model.heads, "head"), model.ffn, vocabulary));
+  line("model", model_words(plan.model));
+  line("", blocks_words(plan.model));
+  line("parameters",
+       fmt::format("{} ({})", compact_count(static_cast<double>(plan.cost.parameters)),
+                   grouped(plan.cost.parameters)));
+  line("grid", grid_words(plan.grid));
+  text += group_lines(plan.grid, columns);
+  if (sizes[Axis::tp] > 1) line("sequence", sequence_words(plan));
 
-  const GridSizes& sizes = plan.grid.sizes();
-  line("parameters", fmt::format("{} ({}), {} on a rank",
-                                 compact_count(static_cast<double>(plan.cost.parameters)),
-                                 grouped(plan.cost.parameters), grouped(parameters_of_rank(plan.stages.front()))));
-  line("grid", grid_sentence(plan.grid));
-  for (Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp, Axis::pp}) {
-    if (sizes[axis] > 1) text += groups_line(plan.grid, axis);
+  const std::string steps = count_of(plan.steps, "step");
+  const std::vector<BatchPhase>& phases = plan.batch.phases();
+  if (phases.size() == 1) {
+    line("batch", fmt::format("{}; {}", batch_words(plan), steps));
+  } else {
+    line("batch", fmt::format("{} tokens per sequence, {} per micro-batch; {}", grouped(plan.seq),
+                              count_of(plan.micro_batch, "sequence"), steps));
+    text += phase_table(plan);
   }
-  const BatchPhase& batch = plan.batch.phases().front();
-  line("batch", fmt::format("{} x {} tokens = {} tokens per step; per rank {} of {}",
-                            count_of(batch.global_batch, "sequence"), grouped(plan.seq),
-                            grouped(batch.global_batch * plan.seq),
-                            batch.micro_batches == 1
-                                ? "1 micro-batch"
-                                : grouped(batch.micro_batches) + " micro-batches",
-                            count_of(plan.micro_batch, "sequence")));
-  line("compute", fmt::format("{}, {} per token", compute_name(plan.compute),
-                              flops(plan.cost.flops_per_token)));
-  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    text += fmt::format("\nmemory per rank of stage {}\n", stage) +
-            memory_table(plan.stages[stage].memory);
+  line("precision", precision_words(plan.compute));
+  line("optimizer", optimizer_words(plan));
+  if (sizes[Axis::dp] > 1) line("gradients", bucket_words(plan));
+  line("recompute", recompute_words(plan.recompute));
+  line("compute", fmt::format("{} per token", flops(plan.cost.flops_per_token)));
+
+  text += "\nlayers and parameters on a rank\n" + layer_table(plan, columns);
+  text += "\nmemory of a rank\n" + memory_table(plan);
+  if (plan.grid.world() > 1) {
+    text += fmt::format("  all ranks together: {}\n",
+                        human_bytes(static_cast<double>(plan.total_bytes())));
+    text += fmt::format("\nbytes of a rank in {} step: payload by operation, and what rings send\n",
+                        phases.size() > 1 ? "the largest" : "a") +
+            link_table(plan, columns);
   }
-  text += "\nschedule of a step (F forward, B backward, by micro-batch)\n";
-  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    text += fmt::format("  stage {}  {}\n", stage, program_text(plan.largest().programs[stage]));
+  const StepSchedule& step = plan.largest();
+  std::string schedule =
+      fmt::format("schedule of {} step: {}", phases.size() > 1 ? "the largest" : "a",
+                  schedule_words(step.shape));
+  if (step.shape.stages > 1) {
+    schedule += fmt::format("; bubble {:.1f} % of the work", 100 * step.facts.bubble);
   }
-  return text;
+  text += '\n' + wrap_text(schedule, columns, 2, 0) + '\n';
+  return text + drawing(step, columns);
 }
 
 }  // namespace mtl

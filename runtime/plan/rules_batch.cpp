@@ -192,9 +192,13 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
             fmt::format("{}, and each chunk of an interleaved schedule takes {} in turn ({})", step,
                         group, name),
             accumulate ? fmt::format("use train.accumulate >= {}, or virtual_stages 1", group)
-                       : fmt::format("use a batch of at least {} sequences (now {}), a smaller "
-                                     "train.micro_batch (now {}), or virtual_stages 1",
-                                     group * sequences, phase.global_batch, layout.micro_batch)) ||
+                       : fmt::format("use a batch of at least {} sequences (now {}){}, or "
+                                     "virtual_stages 1",
+                                     group * sequences, phase.global_batch,
+                                     layout.micro_batch == 1
+                                         ? ""
+                                         : fmt::format(", a smaller train.micro_batch (now {})",
+                                                       layout.micro_batch))) ||
         !book.layout_rule(
             "schedule.group", key, m % group == 0 || m % group >= pp,
             fmt::format("{}, in groups of {} ({}): the last group has {}, fewer than the {} stages",

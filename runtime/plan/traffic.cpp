@@ -1,11 +1,34 @@
 #include "runtime/plan/traffic.h"
 
+#include <algorithm>
+
 namespace mtl {
 
 const char* link_name(Link link) {
   static constexpr std::array<const char*, kLinks> kNames = {
       "tensor", "kv", "data", "activations", "gradients", "tied", "loss", "norm"};
   return kNames[static_cast<size_t>(link)];
+}
+
+int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
+  const int tp = sizes[Axis::tp], dp = sizes[Axis::dp], pp = sizes[Axis::pp];
+  switch (link) {
+    case Link::tensor:
+      return tp;
+    case Link::kv:
+      return std::max(1, static_cast<int>(tp / shape.kv_heads));
+    case Link::data:
+      return dp;
+    case Link::activations:
+    case Link::gradients:
+    case Link::tied:
+      return 2;
+    case Link::loss:
+      return dp * pp;
+    case Link::norm:
+      return tp * pp;
+  }
+  return 1;
 }
 
 int64_t LinkBytes::on_the_wire(int ranks) const {

@@ -22,6 +22,8 @@ enum class Link {
 };
 inline constexpr int kLinks = 8;
 const char* link_name(Link link);
+// Ranks in the group behind a link.
+int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes);
 
 // Payload bytes: of the whole tensor for collectives (the n of the ring formulas), of the own
 // messages for send.

@@ -1,9 +1,63 @@
-// cli/plan_text: the small pieces of a plan in words.
+// cli/plan_text: a plan in words and tables, for any width and any number of ranks.
 #include "cli/plan_text.h"
 
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
 #include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "runtime/metrics/format.h"
 
 using namespace mtl;
+
+namespace {
+
+TrainSpec small_spec() {
+  TrainSpec spec;
+  spec.model.layers = 8;
+  spec.model.hidden = 256;
+  spec.model.heads = 8;
+  spec.model.kv_heads = 2;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 1;
+  spec.train.seq_len = 256;
+  spec.train.steps = 100;
+  spec.precision.dtype = "bf16";
+  return spec;
+}
+
+Plan plan_of(const TrainSpec& spec, int world) {
+  ResolvedSpec resolved;
+  resolved.spec = spec;
+  Diagnostics diagnostics;
+  Plan plan = make_plan(resolved, {.vocab = 65}, world, diagnostics);
+  diagnostics.throw_if_errors();
+  return plan;
+}
+
+std::string text_of(const TrainSpec& spec, int world, int columns) {
+  return plan_text(plan_of(spec, world), columns);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
 
 TEST_CASE("ranks are shown as ranges") {
   CHECK(ranks_text({0}) == "0");
@@ -15,17 +69,158 @@ TEST_CASE("ranks are shown as ranges") {
   CHECK(ranks_text({0, 2, 4, 6, 8, 10, 12, 14, 16}) == "0 2 4 6 8 10 12 14 ...");
 }
 
-TEST_CASE("a program is drawn by its forwards and backwards") {
-  Program program = {{Op::load, 0, 0},      {Op::forward, 0, 0},      {Op::send_act, 0, 0},
-                     {Op::recv_grad, 0, 0}, {Op::backward, 0, 0},     {Op::forward, 1, 1},
-                     {Op::backward, 1, 1},  {Op::reduce_grads, 0, 0}, {Op::step, 0, 0}};
-  CHECK(program_text(program) == "F0 B0 F1.1 B1.1 | reduce step");
-  program.clear();
-  for (int i = 0; i < 50; ++i) {
-    program.push_back({Op::forward, i, 0});
-    program.push_back({Op::backward, i, 0});
+TEST_CASE("a plan says what a person wants to know before a run") {
+  TrainSpec spec = small_spec();
+  spec.parallel.tp = 4;
+  spec.parallel.pp = 2;
+  spec.parallel.virtual_stages = 2;
+  const Plan plan = plan_of(spec, 16);
+  const std::string text = plan_text(plan, 80);
+  CHECK(text.starts_with(
+      R"(model       8 layers, hidden 256, 8 heads (2 KV heads), ffn 704, vocabulary 65
+            (128 rows in memory)
+            rmsnorm, swiglu, rotary positions, no biases, tied embeddings
+parameters  5.7M (5 657 088)
+grid        16 ranks = 2 pipeline x 2 data x 4 tensor
+  tensor     [0-3] [4-7] [8-11] [12-15]
+  data       [0 4] [1 5] [2 6] [3 7] [8 12] [9 13] [10 14] [11 15]
+  pipeline   [0 8] [1 9] [2 10] [3 11] [4 12] [5 13] [6 14] [7 15]
+sequence    parallel: 1/4 of the tokens per rank in norms, dropout, residual
+batch       8 sequences x 256 tokens = 2 048 tokens per step; per rank 4
+            micro-batches of 1 sequence; 100 steps
+precision   bf16; master weights, gradients and optimizer in fp32
+optimizer   adamw, state in 2 shards over data (ZeRO-1)
+gradients   3 buckets per stage, at most )"));
+  CHECK(has(text, R"(
+layers and parameters on a rank
+    stage  layers by chunk          parameters  backward keeps
+        0  embedding 0-1 | 4-5         747 520)"));
+  CHECK(has(text, R"(
+        1  2-3 | 6-7 head              747 776)"));
+  CHECK(has(text, R"(
+schedule of a step: interleaved 1F1B in groups of 2, 2 stages x 2 chunks, 4
+  micro-batches; bubble )"));
+  CHECK(has(text, "\n  stage 1  -  0a 1a 0b [0b  ]1b [1b  ]2a [0a  ]3a [1a  ]2b [2b  ]"));
+
+  const auto bytes = [](int64_t value) { return human_bytes(static_cast<double>(value)); };
+  const auto line_with = [&](const std::string& begin) {
+    for (const std::string& line : lines_of(text)) {
+      if (line.starts_with(begin)) return line;
+    }
+    return std::string();
+  };
+  const MemoryPlan& memory = plan.stages[0].memory;
+  CHECK(has(text, fmt::format("  {} x {}\n", memory.slots, bytes(memory.slot_bytes))));
+  CHECK(line_with("        0   ").ends_with("  " + bytes(memory.total_bytes)));
+  CHECK(has(text, "  all ranks together: " + bytes(plan.total_bytes()) + '\n'));
+  // Four ranks of a ring send 3/4 of what is scattered and gathered, and twice that of what is
+  // reduced.
+  const LinkBytes& tensor = plan.stages[0].traffic[Link::tensor];
+  const std::string line = line_with("  tensor          4       0 ");
+  CHECK(has(line, "  " + bytes(tensor.all_gather) + "  "));
+  CHECK(line.ends_with(
+      "  " + bytes((2 * tensor.all_reduce + tensor.reduce_scatter + tensor.all_gather) * 3 / 4)));
+  // Two KV heads over four ranks: pairs hold copies.
+  CHECK(line_with("  kv ").starts_with("  kv              2     0-1 "));
+  CHECK(has(text, "\n  data            2       0 "));
+  CHECK(line_with("  loss ").starts_with("  loss            4     0-1 "));
+  CHECK(line_with("  norm ").starts_with("  norm            8     0-1 "));
+  CHECK(line_with("  tied ").starts_with("  tied            2     0-1 "));
+}
+
+TEST_CASE("one rank has neither links nor groups") {
+  const std::string text = text_of(small_spec(), 1, 80);
+  CHECK(has(text, "grid        1 rank\n"));
+  CHECK_FALSE(has(text, "link"));
+  CHECK_FALSE(has(text, "bubble"));
+}
+
+TEST_CASE("settings that change what runs are named") {
+  TrainSpec spec = small_spec();
+  CHECK(has(text_of(spec, 1, 80), "recompute   none\n"));
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"core_attn", "mlp_act"};
+  CHECK(has(text_of(spec, 1, 80),
+            "recompute   selective: attention core, MLP activation of every layer\n"));
+  spec.recompute.mode = "full";
+  spec.recompute.modules = {"core_attn"};
+  spec.recompute.method = "block";
+  spec.recompute.layers = 3;
+  CHECK(has(text_of(spec, 1, 80),
+            "recompute   full: the first 3 layers of each chunk, each from its input\n"));
+  spec.recompute.method = "uniform";
+  CHECK(
+      has(text_of(spec, 1, 80), "recompute   full: all layers, each group of 3 from its input\n"));
+  spec.precision.dtype = "fp16";
+  CHECK(has(text_of(spec, 1, 100),
+            "precision   fp16; master weights, gradients and optimizer in "
+            "fp32, dynamic loss scaling\n"));
+  spec.parallel.zero = 0;
+  CHECK(has(text_of(spec, 2, 80), "optimizer   adamw, whole state on every replica\n"));
+  spec.parallel.tp = 2;
+  spec.parallel.sp = "false";
+  CHECK(has(text_of(spec, 2, 80), "sequence    not parallel"));
+}
+
+TEST_CASE("the phases of a batch are a table") {
+  TrainSpec spec = small_spec();
+  spec.parallel.pp = 2;
+  spec.train.batch_ramp = {{0, 2}, {10, 4}, {50, 8}};
+  const std::string text = text_of(spec, 2, 80);
+  CHECK(has(text,
+            "     from step     sequences          tokens  micro-batches per rank    bubble\n"
+            "             0             2             512                       2"));
+  CHECK(has(text, "\n            50             8           2 048                       8"));
+  CHECK(has(text, "schedule of the largest step: 1F1B, 2 stages, 8 micro-batches"));
+}
+
+TEST_CASE("a plan for 16 384 ranks stays readable") {
+  TrainSpec spec = small_spec();
+  spec.model.layers = 128;
+  spec.model.hidden = 16384;
+  spec.model.heads = 128;
+  spec.model.kv_heads = 8;
+  spec.model.ffn = 53248;
+  spec.train.global_batch = 2048;
+  spec.train.seq_len = 8192;
+  spec.parallel.tp = 8;
+  spec.parallel.pp = 16;
+  spec.parallel.virtual_stages = 4;
+  for (const int columns : {80, 120}) {
+    CAPTURE(columns);
+    const std::string text = text_of(spec, 16384, columns);
+    const std::vector<std::string> lines = lines_of(text);
+    CHECK(lines.size() < 100);
+    for (const std::string& line : lines) {
+      CAPTURE(line);
+      CHECK(line.size() <= static_cast<size_t>(columns));
+    }
+    // What is cut says so, and stages with the same numbers share a row.
+    CHECK(has(text, " ... 2 048 groups\n"));
+    CHECK(has(text, "\n      0-7 "));
+    CHECK(has(text, "  15  30-31 | 62-63 | 94-95 | 126-127 head"));
+    CHECK(has(text, "--svg FILE"));
   }
-  program.push_back({Op::step, 0, 0});
-  CHECK(program_text(program) ==
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 ... F48 B48 F49 B49 | step");
+}
+
+TEST_CASE("of very many stages the first and the last are shown") {
+  TrainSpec spec = small_spec();
+  spec.model.layers = 64;
+  spec.train.global_batch = 4;
+  spec.parallel.pp = 64;
+  const std::string text = text_of(spec, 64, 80);
+  CHECK(lines_of(text).size() < 100);
+  CHECK(has(text, "      ...  46 more\n       60  60 "));
+  CHECK(has(text, "  ... 46 more\n  stage 60 "));
+  CHECK(has(text, "       63  63 head"));
+}
+
+TEST_CASE("chunks that do not fit into the line are left out") {
+  TrainSpec spec = small_spec();
+  spec.model.layers = 64;
+  spec.parallel.pp = 2;
+  spec.parallel.virtual_stages = 32;
+  const std::string text = text_of(spec, 2, 80);
+  for (const std::string& line : lines_of(text)) CHECK(line.size() <= 80);
+  CHECK(has(text, "        0  embedding 0 | 2 | 4 | 6 | 8 | 10 ... "));
 }

@@ -49,7 +49,7 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"launch"},
        {"--config_file", "--num_processes", "--cpu", "--mixed_precision", "--fresh", "--dry-run",
         "--grace", "--module", "--no_python", "key=value", "train.yaml"}},
-      {{"plan"}, {"--num_processes", "--config_file", "--mixed_precision", "--json"}},
+      {{"plan"}, {"--num_processes", "--config_file", "--mixed_precision", "--svg", "--json"}},
       {{"generate"}, {"--tokens", "--temperature", "--top_k", "--seed", "RUN", "PROMPT"}},
       {{"version"}, {}},
       {{"help"}, {"exit-codes", "errors", "settings", "signals"}},

@@ -20,11 +20,23 @@ TEST_CASE("plan says what a run needs and starts nothing") {
   CHECK(text.code == 0);
   CHECK(has(text.out, "4 ranks = 2 data x 2 tensor"));
   CHECK(has(text.out, "[0 1] [2 3]"));
-  CHECK(has(text.out, "memory per rank"));
+  CHECK(has(text.out, "memory of a rank"));
   CHECK(has(text.out, "stage 0"));
   const Outcome data = shell.mtl({"plan", "--json", "train.yaml"});
   CHECK(data.code == 0);
   CHECK(json::parse(data.out)["schema"] == "mtl.plan/2");
+  // The picture comes beside either form.
+  const Outcome drawn = shell.mtl(
+      {"plan", "--num_processes", "2", "--svg", "step.svg", "train.yaml", "parallel.pp=2"});
+  CHECK(drawn.code == 0);
+  CHECK(has(drawn.out, "schedule of a step: 1F1B, 2 stages"));
+  CHECK(has(drawn.err, "schedule drawn in step.svg"));
+  const std::string svg = file_text(shell.dir() / "step.svg");
+  CHECK(svg.starts_with("<svg "));
+  CHECK(has(svg, "1F1B, 2 stages"));
+  const Outcome nowhere = shell.mtl({"plan", "--svg", "no/step.svg", "train.yaml"});
+  CHECK(nowhere.code == 4);
+  CHECK(has(nowhere.err, "error[file."));
   CHECK_FALSE(fs::exists(shell.dir() / "runs"));
 }
 
@@ -64,7 +76,7 @@ TEST_CASE("--dry-run shows the plan and the origin of each value, and starts not
       shell.mtl({"launch", "--dry-run", "train.yaml", "lr.max=0.01"}, {{"MTL_TRAIN__SEED", "7"}});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 0);
-  CHECK(has(outcome.out, "memory per rank"));
+  CHECK(has(outcome.out, "memory of a rank"));
   CHECK(has(outcome.out, "seed: 7"));
   CHECK(has(outcome.out, "\nstarts  1 process\n"));
   const auto starts = [&](const std::string& spawn) {

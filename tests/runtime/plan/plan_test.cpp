@@ -56,3 +56,50 @@ TEST_CASE("FLOPs are those of Megatron's formula") {
   CHECK(plan.cost.flops_per_token ==
         doctest::Approx(6.0 * (12 * 12 * 768.0 * 768.0 + 50257.0 * 768.0) + 6.0 * 12 * 768 * 1024));
 }
+
+TEST_CASE("the JSON of a plan has what its text has") {
+  ResolvedSpec resolved = base_spec();
+  TrainSpec& spec = resolved.spec;
+  spec.model.layers = 4;
+  spec.model.kv_heads = 1;
+  spec.model.position.type = "rope";
+  spec.train.batch_ramp = {{0, 4}, {10, 8}};
+  spec.train.micro_batch = 2;
+  spec.parallel.tp = 2;
+  spec.parallel.pp = 2;
+  spec.recompute.mode = "full";
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65}, 4, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  const nlohmann::json json = to_json(plan);
+  CHECK(json.at("recompute").at("full") == "uniform");
+  CHECK(json.at("optimizer") == "adamw");
+  CHECK(json.at("memory").at("all_ranks") == plan.total_bytes());
+  CHECK(json.at("batch").at("phases").at(1).at("bubble") == plan.schedules.at(4).facts.bubble);
+  const nlohmann::json& traffic = json.at("stages").at(0).at("traffic_per_rank_and_step");
+  CHECK(traffic.at("tensor").at("ranks") == 2);
+  CHECK(traffic.at("norm").at("ranks") == 4);
+  CHECK(traffic.at("activations").at("on_the_wire") == traffic.at("activations").at("send"));
+  // Programs are words: op, micro-batch, chunk, slot.
+  const nlohmann::json& schedule = json.at("schedules").at(0);
+  CHECK(schedule.at("kind") == "1f1b");
+  CHECK(schedule.at("stages").at(0) ==
+        "load:0.0@0 forward:0.0@0 send_act:0.0@0 load:1.0@1 forward:1.0@1 send_act:1.0@1 "
+        "recv_grad:0.0 backward:0.0@0 recv_grad:1.0 backward:1.0@1 reduce_grads step");
+}
+
+TEST_CASE("copies of a KV head form a group of their own") {
+  ModelShape model;
+  model.kv_heads = 2;
+  GridSizes sizes;
+  sizes[Axis::tp] = 8;
+  sizes[Axis::dp] = 3;
+  sizes[Axis::pp] = 5;
+  CHECK(link_ranks(Link::tensor, model, sizes) == 8);
+  CHECK(link_ranks(Link::kv, model, sizes) == 4);
+  CHECK(link_ranks(Link::data, model, sizes) == 3);
+  CHECK(link_ranks(Link::activations, model, sizes) == 2);
+  CHECK(link_ranks(Link::tied, model, sizes) == 2);
+  CHECK(link_ranks(Link::loss, model, sizes) == 15);
+  CHECK(link_ranks(Link::norm, model, sizes) == 40);
+}

@@ -1,0 +1,153 @@
+#include "cli/plan_words.h"
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/metrics/format.h"
+
+namespace mtl {
+
+std::string count_of(int64_t count, const char* one) {
+  const bool hiss = std::string_view(one).ends_with("ch");  // batches
+  return fmt::format("{} {}{}", grouped(count), one, count == 1 ? "" : hiss ? "es" : "s");
+}
+
+const char* axis_word(Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return "tensor";
+    case Axis::cp:
+      return "context";
+    case Axis::ep:
+      return "expert";
+    case Axis::dp:
+      return "data";
+    case Axis::pp:
+      return "pipeline";
+  }
+  return "";
+}
+
+std::string model_words(const ModelShape& model) {
+  std::string heads = count_of(model.heads, "head");
+  if (model.kv_heads != model.heads) {
+    heads += fmt::format(" ({})", count_of(model.kv_heads, "KV head"));
+  }
+  std::string vocabulary = fmt::format("vocabulary {}", grouped(model.vocab));
+  if (model.padded_vocab != model.vocab) {
+    vocabulary += fmt::format(" ({} rows in memory)", grouped(model.padded_vocab));
+  }
+  return fmt::format("{}, hidden {}, {}, ffn {}, {}", count_of(model.layers, "layer"), model.hidden,
+                     heads, model.ffn, vocabulary);
+}
+
+std::string blocks_words(const ModelShape& model) {
+  std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
+  text += model.activation == Activation::swiglu ? ", swiglu" : ", gelu";
+  switch (model.position) {
+    case PositionType::learned:
+      text += ", learned positions";
+      break;
+    case PositionType::rope:
+      text +=
+          model.rope_scaling.llama3 ? ", rotary positions scaled as Llama 3" : ", rotary positions";
+      break;
+    case PositionType::alibi:
+      text += ", alibi";
+      break;
+    case PositionType::none:
+      text += ", no positions";
+      break;
+  }
+  if (model.qk_norm) text += ", QK-norm";
+  text += model.bias ? ", biases" : ", no biases";
+  return text + (model.tie_embeddings ? ", tied embeddings" : ", untied head");
+}
+
+std::string grid_words(const Grid& grid) {
+  std::string product;
+  for (Axis axis : {Axis::pp, Axis::dp, Axis::ep, Axis::cp, Axis::tp}) {
+    if (grid.sizes()[axis] == 1) continue;
+    product +=
+        fmt::format("{}{} {}", product.empty() ? "" : " x ", grid.sizes()[axis], axis_word(axis));
+  }
+  return count_of(grid.world(), "rank") + (product.empty() ? "" : " = " + product);
+}
+
+std::string precision_words(DType compute) {
+  if (compute == DType::f32) return "fp32";
+  return fmt::format("{}; master weights, gradients and optimizer in fp32{}", compute_name(compute),
+                     compute == DType::f16 ? ", dynamic loss scaling" : "");
+}
+
+std::string optimizer_words(const Plan& plan) {
+  const char* name = plan.optimizer == OptimizerKind::sgd    ? "sgd"
+                     : plan.optimizer == OptimizerKind::adam ? "adam"
+                                                             : "adamw";
+  const int shards = plan.stages.front().layout.shards;
+  if (shards > 1) return fmt::format("{}, state in {} shards over data (ZeRO-1)", name, shards);
+  return plan.grid.sizes()[Axis::dp] > 1 ? fmt::format("{}, whole state on every replica", name)
+                                         : name;
+}
+
+std::string bucket_words(const Plan& plan) {
+  size_t fewest = plan.stages.front().layout.buckets.size(), most = fewest;
+  int64_t largest = 0;
+  for (const StagePlan& stage : plan.stages) {
+    fewest = std::min(fewest, stage.layout.buckets.size());
+    most = std::max(most, stage.layout.buckets.size());
+    for (const Bucket& bucket : stage.layout.buckets) largest = std::max(largest, bucket.numel);
+  }
+  return fmt::format("{}{}{}, {}{} of fp32", fewest == most ? "" : fmt::format("{} to ", fewest),
+                     count_of(static_cast<int64_t>(most), "bucket"),
+                     plan.stages.size() > 1 ? " per stage" : "", most > 1 ? "at most " : "",
+                     human_bytes(static_cast<double>(largest * 4)));
+}
+
+std::string sequence_words(const Plan& plan) {
+  const int tp = plan.grid.sizes()[Axis::tp];
+  return plan.sequence_parallel
+             ? fmt::format("parallel: 1/{} of the tokens per rank in norms, dropout, residual", tp)
+             : "not parallel: every tensor rank keeps all tokens of the residual";
+}
+
+std::string recompute_words(const Recompute& recompute) {
+  switch (recompute.full) {
+    case Recompute::Full::none:
+      break;
+    case Recompute::Full::uniform:
+      return fmt::format(
+          "full: all layers, {} from its input{}",
+          recompute.layers == 1 ? "each" : fmt::format("each group of {}", recompute.layers),
+          recompute.distribute ? ", which is divided over tensor" : "");
+    case Recompute::Full::block:
+      return fmt::format("full: the first {} of each chunk, each from its input{}",
+                         count_of(recompute.layers, "layer"),
+                         recompute.distribute ? ", which is divided over tensor" : "");
+  }
+  std::vector<const char*> parts;
+  if (recompute.core_attention) parts.push_back("attention core");
+  if (recompute.norms) parts.push_back("norms");
+  if (recompute.mlp) parts.push_back("MLP");
+  if (recompute.mlp_activation && !recompute.mlp) parts.push_back("MLP activation");
+  if (parts.empty()) return "none";
+  return fmt::format("selective: {} of every layer", fmt::join(parts, ", "));
+}
+
+std::string schedule_words(const ScheduleShape& shape) {
+  std::string name = "1F1B";
+  if (shape.kind == ScheduleKind::gpipe) name = "GPipe";
+  if (shape.kind == ScheduleKind::interleaved) {
+    name = fmt::format("interleaved 1F1B in groups of {}",
+                       shape.group > 0 ? shape.group : shape.stages);
+  }
+  return fmt::format("{}, {}{}, {}", name, count_of(shape.stages, "stage"),
+                     shape.chunks > 1 ? fmt::format(" x {} chunks", shape.chunks) : "",
+                     count_of(shape.micro_batches, "micro-batch"));
+}
+
+}  // namespace mtl

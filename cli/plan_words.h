@@ -1,0 +1,29 @@
+// The facts of a plan that take a sentence rather than a table.
+#pragma once
+
+#include <string>
+
+#include "runtime/plan/plan.h"
+
+namespace mtl {
+
+// "1 layer", "12 layers", "2 micro-batches".
+std::string count_of(int64_t count, const char* one);
+
+std::string model_words(const ModelShape& model);
+// Norm, activation, positions and what else the family leaves open.
+std::string blocks_words(const ModelShape& model);
+// "8 ranks = 2 pipeline x 2 data x 2 tensor"; axes of degree 1 are not named.
+std::string grid_words(const Grid& grid);
+// "tensor", "pipeline".
+const char* axis_word(Axis axis);
+std::string precision_words(DType compute);
+std::string optimizer_words(const Plan& plan);
+// How gradients travel between replicas; only with dp > 1.
+std::string bucket_words(const Plan& plan);
+// Who holds the tokens between the parts that TP divides; only with tp > 1.
+std::string sequence_words(const Plan& plan);
+std::string recompute_words(const Recompute& recompute);
+std::string schedule_words(const ScheduleShape& shape);
+
+}  // namespace mtl
