@@ -125,8 +125,11 @@ constexpr Bounds kFp32 = {1e-6, 1e-5, 1e-4};
 //  - The first loss lies behind n = 6 L. It is a mean over T tokens, whose errors average: the
 //    logits move by sqrt(n / T) u of their size, which is init_std sqrt(hidden) after the last norm
 //    and a normal initialisation, and the loss, ln(vocabulary), moves by as much.
-//  - As the run goes on the logits grow to the order of one, and the updates stay together.
-// What was seen: half of the first, a fifth of the second, an eighth of the third bound.
+//  - For the later losses, of TP and of DP, nothing is derived: the same with logits of size one
+//    stands for what the updates add.
+// These are estimates and no proofs: roundings that follow on different numbers also differ and are
+// not counted, against which stands that most are far smaller than u. Over the layouts below the
+// largest that was seen is half of the first, a fifth of the second, an eighth of the third.
 // DP adds gradients in f32, so that its first step is as in fp32; only then weights may round to
 // other neighbours.
 Bounds half_bounds(const TrainSpec& spec, double unit_roundoff, const Layout& layout) {
