@@ -168,7 +168,7 @@ Section model_section() {
                             "n_ctx", "block_size"}},
               {.key = "model.bias",
                .field = [](TrainSpec& s) -> Field { return &s.model.bias; },
-               .doc = "Linear layers have a bias.",
+               .doc = "Linear layers have a bias; in the GPT-2 family the norms too.",
                .known_as = {"add_bias_linear", "use_bias"}},
               {.key = "model.qk_norm",
                .field = [](TrainSpec& s) -> Field { return &s.model.qk_norm; },
