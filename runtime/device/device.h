@@ -176,6 +176,9 @@ struct Sgd {
 class Device {
  public:
   virtual ~Device() = default;
+  // Whether communication goes on beside computation without taking anything from it (a GPU's copy
+  // engines and spare multiprocessors do; a CPU's cores are busy): decides what `auto` means.
+  virtual bool communicates_beside() const = 0;
   virtual std::string description()
       const = 0;  // "cpu: 2 threads, avx512, bf16 by AMX (oneDNN 2.6.3)"
 

@@ -44,7 +44,8 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       arena_(stage_.memory, memory_->base),
       parameters_(plan.table, stage_.layout, arena_),
       links_(groups_, spec.parallel.overlap.p2p),
-      tensor_queue_(spec.parallel.overlap.tp),
+      tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()
+                                                       : spec.parallel.overlap.tp == "true"),
       data_queue_(spec.parallel.overlap.grad_reduce ||
                   spec.parallel.overlap.param_gather != "false"),
       tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),

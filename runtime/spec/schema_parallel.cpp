@@ -119,6 +119,9 @@ Section parallel_section() {
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.tp; },
                .doc = "The gradient of the input is reduced over tp while that of the weight is "
                       "computed.",
+               .choices = {{"auto", "where it takes nothing from the computation: on GPUs"},
+                           {"true", "always"},
+                           {"false", "never"}},
                .known_as = {"tp_comm_overlap", "async_tensor_model_parallel_allreduce"}},
               {.key = "parallel.bucket_mb",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.bucket_mb; },

@@ -70,7 +70,7 @@ struct TrainSpec {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false
       bool p2p = true;
-      bool tp = true;
+      std::string tp = "auto";            // auto | true | false
     } overlap;
     double bucket_mb = 0;  // gradients that travel together, MB of fp32; 0 = auto
   } parallel;

@@ -3,6 +3,7 @@
 // layouts take turns, round after round, so that a neighbour on the machine disturbs all alike;
 // each round's ratio is taken within the round.
 //   build/bench/engine [rounds=3] [steps=1] [dtype=bf16] [seq=128] [micro-batches=16]
+//                      [tables=ranks,overlap]
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -129,6 +130,7 @@ int main(int argc, char** argv) {
   if (argc > 3) settings.dtype = argv[3];
   if (argc > 4) settings.seq = std::atoi(argv[4]);
   if (argc > 5) settings.micro_batches = std::atoi(argv[5]);
+  const std::string tables = argc > 6 ? argv[6] : "ranks,overlap";
   use_threads(2);
   const DType compute = settings.dtype == "fp32" ? DType::f32 : DType::bf16;
   fmt::print(
@@ -144,20 +146,23 @@ int main(int argc, char** argv) {
     p.stage_balance = "balanced";
   };
   const double pipeline_bar = settings.micro_batches == 16 ? 0.80 : 0.0;
-  measure(settings, "two ranks of one thread against one rank of two threads",
-          {{"1 rank, 2 threads", 1, 2, none},
-           {"dp 2 (ZeRO-1)", 2, 1, none, 0.90},
-           {"dp 2 (ZeRO 0)", 2, 1, [](TrainSpec::Parallel& p) { p.zero = 0; }},
-           {"tp 2 (sequence parallel)", 2, 1, tp, 0.75},
-           {"tp 2 (replicated stream)", 2, 1,
-            [](TrainSpec::Parallel& p) {
-              p.tp = 2;
-              p.sp = "false";
-            }},
-           {"pp 2, balanced", 2, 1, pp, pipeline_bar},
-           {"pp 2, uniform", 2, 1, [](TrainSpec::Parallel& p) { p.pp = 2; }}});
+  if (tables.find("ranks") != std::string::npos) {
+    measure(settings, "two ranks of one thread against one rank of two threads",
+            {{"1 rank, 2 threads", 1, 2, none},
+             {"dp 2 (ZeRO-1)", 2, 1, none, 0.90},
+             {"dp 2 (ZeRO 0)", 2, 1, [](TrainSpec::Parallel& p) { p.zero = 0; }},
+             {"tp 2 (sequence parallel)", 2, 1, tp, 0.75},
+             {"tp 2 (replicated stream)", 2, 1,
+              [](TrainSpec::Parallel& p) {
+                p.tp = 2;
+                p.sp = "false";
+              }},
+             {"pp 2, balanced", 2, 1, pp, pipeline_bar},
+             {"pp 2, uniform", 2, 1, [](TrainSpec::Parallel& p) { p.pp = 2; }}});
+  }
+  if (tables.find("overlap") == std::string::npos) return 0;
   const auto off = [](TrainSpec::Parallel& p) {
-    p.overlap = {.grad_reduce = false, .param_gather = "false", .p2p = false, .tp = false};
+    p.overlap = {.grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
   };
   measure(settings, "overlap of communication and computation, off and on: data parallel",
           {{"dp 2 (ZeRO-1), off", 2, 1, off}, {"dp 2 (ZeRO-1), on", 2, 1, none}});
@@ -167,6 +172,9 @@ int main(int argc, char** argv) {
               p.tp = 2;
               off(p);
             }},
-           {"tp 2 (sequence parallel), on", 2, 1, tp}});
+           {"tp 2 (sequence parallel), on", 2, 1, [](TrainSpec::Parallel& p) {
+              p.tp = 2;
+              p.overlap.tp = "true";
+            }}});
   return 0;
 }

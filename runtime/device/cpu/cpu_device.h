@@ -40,6 +40,7 @@ class CpuDevice final : public Device {
   CpuDevice(const CpuDevice&) = delete;
   CpuDevice& operator=(const CpuDevice&) = delete;
 
+  bool communicates_beside() const override { return false; }
   std::string description() const override;
 
   void* allocate(size_t bytes) override;

@@ -279,7 +279,7 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
     s.recompute.distribute = true;
   };
   const auto no_overlap = [](TrainSpec& s) {
-    s.parallel.overlap = {.grad_reduce = false, .param_gather = "false", .p2p = false, .tp = false};
+    s.parallel.overlap = {.grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
   };
   const std::vector<Row> rows = {
       {{.tp = 2},

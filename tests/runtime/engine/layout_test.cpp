@@ -169,3 +169,31 @@ TEST_CASE("a loss that is no number ends the run with its step") {
     }
   });
 }
+
+TEST_CASE("overlap changes no bit where there is something to overlap") {
+  // Rows of the stream and buckets beyond the size that is worth handing to another thread.
+  TrainSpec spec = char_spec();
+  spec.model.layers = 2;
+  spec.model.hidden = 256;
+  spec.train.global_batch = 16;
+  spec.train.micro_batch = 4;
+  spec.train.seq_len = 64;
+  spec.parallel.bucket_mb = 1;
+  for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.pp = 2}, {.tp = 2, .dp = 2, .pp = 2}}) {
+    for (const char* sp : {"true", "false"}) {
+      CAPTURE(layout.tp);
+      CAPTURE(layout.dp);
+      CAPTURE(layout.pp);
+      spec.parallel.sp = layout.tp > 1 ? sp : "auto";
+      spec.parallel.overlap = {
+          .grad_reduce = true, .param_gather = "auto", .p2p = true, .tp = "true"};
+      const Trajectory on = train(spec, layout, 3);
+      spec.parallel.overlap = {
+          .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
+      const Trajectory off = train(spec, layout, 3);
+      CHECK(on.losses == off.losses);
+      CHECK(on.grad_norms == off.grad_norms);
+      CHECK(on.first_gradients == off.first_gradients);
+    }
+  }
+}

@@ -124,7 +124,7 @@ void small_buckets(TrainSpec& spec) {
 }
 void no_overlap(TrainSpec& spec) {
   spec.parallel.overlap = {
-      .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = false};
+      .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
 }
 void selective(TrainSpec& spec) {
   spec.recompute.mode = "selective";
