@@ -219,12 +219,16 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
         links_.send(Link::activations, chunk.output(pass));
         break;
       case Op::recv_act:
+        // A chunk without layers passes on what it receives, in the same memory.
+        if (chunk.range().layers == 0) links_.sent(Link::activations);
         links_.recv(Link::activations, chunk.input(pass));
         break;
       case Op::send_grad:
         links_.send(Link::gradients, stream_gradient(pass));
         break;
       case Op::recv_grad:
+        // Into the memory that the gradient before it is sent from.
+        links_.sent(Link::gradients);
         links_.recv(Link::gradients, stream_gradient(pass));
         break;
       case Op::reduce_grads:
@@ -333,6 +337,8 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
         const bool ends = chunk.range().embedding || chunk.range().head;
         if (ends) load_batch(source, sampler, first, pass.sequences, chunk, pass.slot, false);
+        // A chunk without layers passes on what it receives, in the same memory.
+        if (chunk.range().layers == 0) links_.sent(Link::activations);
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
         links_.sent(Link::activations);
         chunk.forward(pass);
