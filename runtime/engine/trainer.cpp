@@ -109,7 +109,10 @@ void Trainer::weights_changed() {
 }
 
 nlohmann::json Trainer::progress() const {
-  return {{"updates", updates_}, {"skipped", skipped_}, {"loss_scale", scale_.to_json()}};
+  nlohmann::json progress = {{"updates", updates_}, {"skipped", skipped_}};
+  // Of fp16 alone: a run that goes on in fp16 must not begin with the 1 of another precision.
+  if (scale_.dynamic()) progress["loss_scale"] = scale_.to_json();
+  return progress;
 }
 
 void Trainer::restore_progress(const nlohmann::json& progress, int64_t step) {
@@ -387,10 +390,11 @@ Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Token
           .what = fmt::format("step {}: loss {} and gradient norm {}: the run has diverged",
                               step + 1, in_words(result.loss), in_words(result.grad_norm)),
           .notes = {where},
-          .help = fmt::format("lower lr.max{} lengthen lr.warmup{} (health.nan=skip leaves such "
-                              "steps out); the last checkpoint is intact",
-                              plan_.compute == DType::f32 ? " or" : ",",
-                              plan_.compute == DType::f32 ? "" : ", or use precision.dtype=fp32")};
+          .help = fmt::format(
+              "lower lr.max{} lengthen lr.warmup{}{}; the last checkpoint is intact",
+              plan_.compute == DType::f32 ? " or" : ",",
+              plan_.compute == DType::f32 ? "" : ", or use precision.dtype=fp32",
+              spec_.health.nan == "skip" ? "" : " (health.nan=skip leaves such steps out)")};
 }
 
 }  // namespace mtl
