@@ -31,23 +31,30 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Set by signal handlers, read once per step.
+// Set when signals arrive, read once per step.
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> checkpoint_requested{false};
 
-void install_signal_handlers() {
-  struct sigaction action {};
-  // The second request to stop is not negotiable.
-  action.sa_handler = [](int signal) {
-    if (stop_requested.exchange(true)) {
-      ::signal(signal, SIG_DFL);
-      raise(signal);
+// Signals wait for a thread of their own: one that arrives within a matmul by AMX has been seen to
+// spoil the tiles, and with them the heap (oneDNN 2.6.3 in a virtual machine). Before any other
+// thread is made, for they inherit what is blocked.
+void receive_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::thread([set] {
+    for (int signal = 0; sigwait(&set, &signal) == 0;) {
+      if (signal == SIGUSR1) {
+        checkpoint_requested = true;
+      } else if (stop_requested.exchange(true)) {
+        // The second request to stop is not negotiable.
+        ::signal(signal, SIG_DFL);
+        pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+        raise(signal);
+      }
     }
-  };
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  action.sa_handler = [](int) { checkpoint_requested = true; };
-  sigaction(SIGUSR1, &action, nullptr);
+  }).detach();
 }
 
 // An integer variable of the environment; `fallback` if it is not set.
@@ -327,7 +334,7 @@ void let_origin_end_first() {
 }  // namespace
 
 Exit run_worker(const fs::path& run_dir) {
-  install_signal_handlers();
+  receive_signals();
   const WorkerEnvironment environment;
   if (environment.rank_threads > 0) check_threads(environment);
   CheckedRun run =
