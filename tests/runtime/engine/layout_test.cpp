@@ -173,13 +173,13 @@ TEST_CASE("a loss that is no number ends the run with its step") {
 TEST_CASE("overlap changes no bit where there is something to overlap") {
   // Rows of the stream and buckets beyond the size that is worth handing to another thread.
   TrainSpec spec = char_spec();
-  spec.model.layers = 2;
+  spec.model.layers = 4;
   spec.model.hidden = 256;
   spec.train.global_batch = 16;
   spec.train.micro_batch = 4;
   spec.train.seq_len = 64;
   spec.parallel.bucket_mb = 1;
-  for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.pp = 2}, {.tp = 2, .dp = 2, .pp = 2}}) {
+  for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.pp = 4}, {.tp = 2, .dp = 2, .pp = 2}}) {
     for (const char* sp : {"true", "false"}) {
       CAPTURE(layout.tp);
       CAPTURE(layout.dp);
