@@ -167,6 +167,20 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
                      .notes = {"the checkpoint is " + checkpoint.string()},
                      .help = help});
   }
+  auto differs = [&](const char* key, const std::string& mine, const std::string& theirs) {
+    if (mine == theirs) return;
+    diagnostics.add({.code = "resume.mismatch",
+                     .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
+                                         mine, theirs),
+                     .place = run.resolved.place_of(key),
+                     .notes = {"the checkpoint is " + checkpoint.string()},
+                     .help = help});
+  };
+  // Of these a checkpoint of version 0.1 says nothing: AdamW was the only optimizer.
+  const TrainSpec& spec = run.resolved.spec;
+  differs("optimizer.type", spec.optimizer.type, state.value("optimizer", "adamw"));
+  differs("train.seed", std::to_string(spec.train.seed),
+          std::to_string(state.value("seed", spec.train.seed)));
   if (run.corpus.tokenizer->to_json() != state.at("tokenizer") ||
       fmt::format("{:016x}", run.corpus.train->fingerprint()) !=
           state.at("data").at("fingerprint").get<std::string>()) {

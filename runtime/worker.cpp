@@ -237,8 +237,9 @@ class Rank {
   void save() {
     const nlohmann::json state = {
         {"step", next_step_},
-        {"samples", plan_.batch.first_sample(next_step_)},
-        {"tokens", plan_.batch.first_sample(next_step_) * plan_.seq},
+        {"samples", trainer_->first_sample(next_step_)},
+        {"tokens", trainer_->first_sample(next_step_) * plan_.seq},
+        {"optimizer", spec_.optimizer.type},
         {"seed", spec_.train.seed},
         {"mtl", version()},
         {"model", to_json(plan_.model)},

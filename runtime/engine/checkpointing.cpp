@@ -87,8 +87,9 @@ void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer) {
   }
   trainer.weights_changed();
   const nlohmann::json& state = reader.state();
-  trainer.restore_progress(state.value("engine", nlohmann::json::object()),
-                           state.value("step", int64_t{0}));
+  const auto step = state.value("step", int64_t{0});
+  trainer.restore_progress(state.value("engine", nlohmann::json::object()), step,
+                           state.value("samples", trainer.first_sample(step)));
 }
 
 }  // namespace mtl

@@ -115,7 +115,8 @@ nlohmann::json Trainer::progress() const {
   return progress;
 }
 
-void Trainer::restore_progress(const nlohmann::json& progress, int64_t step) {
+void Trainer::restore_progress(const nlohmann::json& progress, int64_t step, int64_t samples) {
+  samples_ahead_ = samples - plan_.batch.first_sample(step);
   updates_ = progress.value("updates", step);
   skipped_ = progress.value("skipped", int64_t{0});
   if (const auto scale = progress.find("loss_scale"); scale != progress.end()) {
@@ -180,7 +181,7 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
                                 NotFiniteSearch* search) {
   const BatchPhase& batch = plan_.batch.at(step);
   const StepSchedule& schedule = plan_.schedules.at(batch.micro_batches);
-  const int64_t first_sample = plan_.batch.first_sample(step);
+  const int64_t first_of_step = first_sample(step);
   const auto last = static_cast<int>(batch.micro_batches) - 1;
   tied_.begin_step();
   Instruction forwarded;  // the newest forward, as long as nothing ran after it
@@ -194,7 +195,7 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
     }
     switch (in.op) {
       case Op::load:
-        load_batch(source, sampler, first_sample + pass.first_sequence, pass.sequences, chunk,
+        load_batch(source, sampler, first_of_step + pass.first_sequence, pass.sequences, chunk,
                    in.slot, true);
         break;
       case Op::forward:
@@ -391,7 +392,7 @@ Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Token
                               step + 1, in_words(result.loss), in_words(result.grad_norm)),
           .notes = {where},
           .help = fmt::format(
-              "lower lr.max{} lengthen lr.warmup{}{}; the last checkpoint is intact",
+              "lower lr.max{} lengthen lr.warmup{}{}; checkpoints written before are intact",
               plan_.compute == DType::f32 ? " or" : ",",
               plan_.compute == DType::f32 ? "" : ", or use precision.dtype=fp32",
               spec_.health.nan == "skip" ? "" : " (health.nan=skip leaves such steps out)")};

@@ -69,8 +69,14 @@ class Trainer {
   // What a run needs beside the parameters to go on as if it had not stopped: updates done, loss
   // scale, skipped steps.
   nlohmann::json progress() const;
-  // Of a checkpoint after `step` steps; a checkpoint without it had one update per step.
-  void restore_progress(const nlohmann::json& progress, int64_t step);
+  // Of a checkpoint after `step` steps that had consumed `samples` sequences; a checkpoint without
+  // progress had one update per step. With another batch than before, the run goes on behind those
+  // sequences.
+  void restore_progress(const nlohmann::json& progress, int64_t step, int64_t samples);
+  // The sequences consumed before a step.
+  int64_t first_sample(int64_t step) const {
+    return plan_.batch.first_sample(step) + samples_ahead_;
+  }
 
   // Step `step` (from 0) of training: its samples are those that the plan's batch schedule gives
   // it. `requests` are this rank's wishes; the result says those of all ranks.
@@ -126,6 +132,7 @@ class Trainer {
   Optimizer optimizer_;
   LossScale scale_;
   int64_t updates_ = 0, skipped_ = 0, bad_in_a_row_ = 0;
+  int64_t samples_ahead_ = 0;  // of the plan's batches: those before a checkpoint were others
   std::vector<int32_t> host_tokens_, host_targets_;
 };
 
