@@ -8,8 +8,8 @@
 namespace mtl {
 
 const char* category_name(MemoryCategory category) {
-  static constexpr std::array kNames = {"weights",     "gradients", "optimizer",
-                                        "activations", "scratch"};
+  static constexpr std::array kNames = {"weights", "gradients", "optimizer", "activations",
+                                        "scratch"};
   return kNames[static_cast<size_t>(category)];
 }
 

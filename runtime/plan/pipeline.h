@@ -17,10 +17,10 @@ struct ChunkRange {
   bool operator==(const ChunkRange&) const = default;
 };
 
-// Layers of each virtual stage, in order, so that the most expensive virtual stage is as cheap as it
-// can be when the head costs as much as `head` layers (its share of the FLOPs; the embedding is a
-// lookup). What cannot be divided evenly goes to later stages, which keep fewer activations. Every
-// virtual stage gets at least one layer if there are enough.
+// Layers of each virtual stage, in order, so that the most expensive virtual stage is as cheap as
+// it can be when the head costs as much as `head` layers (its share of the FLOPs; the embedding is
+// a lookup). What cannot be divided evenly goes to later stages, which keep fewer activations.
+// Every virtual stage gets at least one layer if there are enough.
 std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages, double head);
 
 // Chunks by [stage][chunk], from the layers of each of the stages * chunks virtual stages.

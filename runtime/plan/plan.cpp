@@ -4,6 +4,9 @@
 #include <limits>
 #include <string>
 
+#include <fmt/format.h>
+
+#include "runtime/plan/no_effect.h"
 #include "runtime/plan/rules.h"
 
 namespace mtl {
@@ -51,6 +54,7 @@ StepSchedule step_schedule(ScheduleShape shape, int64_t micro_batches, const Sch
   step.shape = shape;
   step.programs = make_schedule(shape);
   std::string problem;
+  shape.channel_capacity = 0;
   std::optional<ScheduleFacts> facts = simulate(step.programs, shape, problem, times);
   if (!facts) {
     throw Error(Exit::run_failed,
@@ -60,6 +64,33 @@ StepSchedule step_schedule(ScheduleShape shape, int64_t micro_batches, const Sch
   }
   step.facts = std::move(*facts);
   return step;
+}
+
+// Messages of a stage that the transport holds until they are received (Communicator::send: 64
+// pieces of up to 1 MiB).
+int channel_capacity(const Plan& plan, const GridSizes& sizes) {
+  constexpr int64_t kPieces = 64, kPieceBytes = 1 << 20;
+  const int64_t rows = plan.micro_batch * plan.seq / (plan.sequence_parallel ? sizes[Axis::tp] : 1);
+  const int64_t bytes = rows * plan.model.hidden * bytes_of(plan.compute);
+  return static_cast<int>(
+      std::max<int64_t>(1, kPieces / ((bytes + kPieceBytes - 1) / kPieceBytes)));
+}
+
+// Stages that wait for each other's full buffers would wait for ever.
+void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
+                   Diagnostics& diagnostics) {
+  std::string problem;
+  if (simulate(step.programs, step.shape, problem)) return;
+  diagnostics.add(
+      {.code = "schedule.buffers",
+       .what = fmt::format("this schedule sends more of the {} micro-batches ahead than the {} "
+                           "messages that fit between two stages, and they would wait for each "
+                           "other",
+                           step.shape.micro_batches, step.shape.channel_capacity),
+       .place = resolved.place_of("parallel.schedule"),
+       .notes = {problem},
+       .help = "use parallel.schedule=1f1b without parallel.virtual_group, a smaller "
+               "train.micro_batch, or fewer micro-batches per step"});
 }
 
 }  // namespace
@@ -91,6 +122,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   const Layout layout = check_rules(resolved, plan.model, data, world, problems);
   for (const Diagnostic& problem : problems.all()) diagnostics.add(problem);
   if (problems.has_errors()) return plan;
+  warn_of_no_effect(resolved, diagnostics);
 
   plan.grid = Grid(layout.sizes);
   plan.micro_batch = layout.micro_batch;
@@ -107,8 +139,11 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   const auto chunks = pipeline_layout(layout.layers_of_virtual, stages, layout.schedule.chunks);
   const ScheduleTimes times = schedule_times(plan, chunks);
   for (const BatchPhase& phase : plan.batch.phases()) {
-    plan.schedules.try_emplace(phase.micro_batches,
-                               step_schedule(layout.schedule, phase.micro_batches, times));
+    ScheduleShape shape = layout.schedule;
+    shape.channel_capacity = channel_capacity(plan, layout.sizes);
+    const auto [step, added] = plan.schedules.try_emplace(
+        phase.micro_batches, step_schedule(shape, phase.micro_batches, times));
+    if (added) check_buffers(step->second, resolved, diagnostics);
   }
   const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
   const int shards = spec.parallel.zero == 1 ? dp : 1;

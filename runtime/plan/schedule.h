@@ -45,6 +45,9 @@ struct ScheduleShape {
   int chunks = 1;         // v, per stage; one_forward_one_backward has 1
   int micro_batches = 1;  // m, per step
   int group = 0;          // interleaved: micro-batches that take one chunk in turn, >= p; 0 = p
+  // Messages that fit between a stage and its neighbour, each way; a send beyond waits for a
+  // receive. 0 = any number. Changes no program, only what simulate() accepts.
+  int channel_capacity = 0;
 };
 
 // The program of every stage; each ends with reduce_grads, step.

@@ -195,14 +195,12 @@ class Simulation {
         if (!holds(stage, in)) return fail_slot(s, in);
         const bool wraps = s == shape_.stages - 1;
         Stage& to = stages_[wraps ? 0 : static_cast<size_t>(s) + 1];
-        to.activations.messages.push_back({in.micro_batch, in.chunk + wraps, stage.clock});
-        return Outcome::done;
+        return send(to.activations, {in.micro_batch, in.chunk + wraps, stage.clock});
       }
       case Op::send_grad: {
         const bool wraps = s == 0;
         Stage& to = wraps ? stages_.back() : stages_[static_cast<size_t>(s) - 1];
-        to.gradients.messages.push_back({in.micro_batch, in.chunk - wraps, stage.clock});
-        return Outcome::done;
+        return send(to.gradients, {in.micro_batch, in.chunk - wraps, stage.clock});
       }
       case Op::reduce_grads:
       case Op::step:
@@ -219,6 +217,14 @@ class Simulation {
     stage.clock += time;
     stage.work += time;
     facts_.spans.push_back({s, in.op, in.micro_batch, in.chunk, start, stage.clock});
+  }
+
+  Outcome send(Channel& channel, const Message& message) {
+    const size_t under_way = channel.messages.size() - channel.received;
+    const auto capacity = static_cast<size_t>(shape_.channel_capacity);
+    if (capacity > 0 && under_way >= capacity) return Outcome::blocked;
+    channel.messages.push_back(message);
+    return Outcome::done;
   }
 
   Outcome receive(int s, Stage& stage, const Instruction& in, Channel& channel) {

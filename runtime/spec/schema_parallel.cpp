@@ -113,7 +113,7 @@ Section parallel_section() {
                .known_as = {"overlap_param_gather"}},
               {.key = "parallel.overlap.p2p",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.p2p; },
-               .doc = "Pipeline stages send and receive while they compute.",
+               .doc = "What a pipeline stage sends leaves while it goes on computing.",
                .known_as = {"overlap_p2p_communication", "overlap_p2p_comm"}},
               {.key = "parallel.overlap.tp",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.tp; },

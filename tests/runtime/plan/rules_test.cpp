@@ -42,11 +42,16 @@ ResolvedSpec base_spec() {
   return resolved;
 }
 
+// The errors; warnings aside.
 std::vector<Diagnostic> problems_of(const ResolvedSpec& resolved, int world,
                                     int64_t sequences = 0) {
   Diagnostics diagnostics;
   make_plan(resolved, {.vocab = 65, .sequences = sequences}, world, diagnostics);
-  return diagnostics.all();
+  std::vector<Diagnostic> errors;
+  for (const Diagnostic& problem : diagnostics.all()) {
+    if (problem.severity == Diagnostic::Severity::error) errors.push_back(problem);
+  }
+  return errors;
 }
 
 struct Case {
@@ -693,4 +698,38 @@ TEST_CASE("values next to one that does not work") {
   model.kv_heads = 6;
   model.ffn = 96;
   CHECK(tensor_degrees(model) == std::vector<int64_t>{1, 2, 3, 6, 12, 24});
+}
+
+TEST_CASE("what is written and changes nothing is a warning with its place") {
+  ResolvedSpec resolved = base_spec();
+  resolved.spec.optimizer.momentum = 0.5;
+  resolved.spec.lr.wsd_style = "linear";
+  resolved.spec.train.deterministic = false;
+  Diagnostics diagnostics;
+  make_plan(resolved, {.vocab = 65}, 1, diagnostics);
+  CHECK_FALSE(diagnostics.has_errors());
+  REQUIRE(diagnostics.all().size() == 3);
+  CHECK(diagnostics.all()[0].code == "config.no_effect");
+  CHECK(diagnostics.all()[1].what == "optimizer.momentum has no effect: optimizer.type is not sgd");
+  resolved.spec.optimizer.type = "sgd";
+  Diagnostics fewer;
+  make_plan(resolved, {.vocab = 65}, 1, fewer);
+  CHECK(fewer.all().size() == 2);
+}
+
+TEST_CASE("a schedule whose stages would wait for each other's full buffers is refused") {
+  ResolvedSpec resolved = base_spec();
+  TrainSpec& spec = resolved.spec;
+  spec.model.layers = 4;
+  spec.parallel.pp = 2;
+  spec.parallel.virtual_stages = 2;
+  spec.parallel.schedule = "gpipe";
+  spec.train.micro_batch = 1;
+  for (const auto& [batch, fits] : {std::pair{32, true}, {160, false}}) {
+    spec.train.global_batch = batch;
+    Diagnostics diagnostics;
+    make_plan(resolved, {.vocab = 65}, 2, diagnostics);
+    CHECK(diagnostics.has_errors() == !fits);
+    if (!fits) CHECK(diagnostics.all().front().code == "schedule.buffers");
+  }
 }

@@ -490,3 +490,36 @@ TEST_CASE("the validator finds slots that are used wrongly") {
     CHECK(facts->peak_in_flight[1] == 1);
   }
 }
+
+TEST_CASE("1F1B and interleaved schedules need room for few messages whatever their length") {
+  for (int p = 2; p <= 8; ++p) {
+    for (const int m : {1, 2, 7, 8, 24, 64}) {
+      CAPTURE(p);
+      CAPTURE(m);
+      std::string problem;
+      ScheduleShape plain{.kind = ScheduleKind::one_forward_one_backward,
+                          .stages = p,
+                          .micro_batches = m,
+                          .channel_capacity = 1};
+      CHECK(simulate(make_schedule(plain), plain, problem).has_value());
+      ScheduleShape gpipe = plain;
+      gpipe.kind = ScheduleKind::gpipe;
+      CHECK(simulate(make_schedule(gpipe), gpipe, problem).has_value());
+      ScheduleShape interleaved = plain;
+      interleaved.kind = ScheduleKind::interleaved;
+      interleaved.chunks = 3;
+      interleaved.channel_capacity = 2;
+      CAPTURE(problem);
+      CHECK(simulate(make_schedule(interleaved), interleaved, problem).has_value());
+    }
+  }
+  // All forwards of a chunk before the next chunk's first: the ring fills.
+  ScheduleShape ring{.kind = ScheduleKind::gpipe,
+                     .stages = 2,
+                     .chunks = 2,
+                     .micro_batches = 160,
+                     .channel_capacity = 64};
+  std::string problem;
+  CHECK_FALSE(simulate(make_schedule(ring), ring, problem).has_value());
+  CHECK(problem.find("deadlock") != std::string::npos);
+}

@@ -1,0 +1,60 @@
+#include "runtime/plan/no_effect.h"
+
+#include <fmt/format.h>
+
+namespace mtl {
+
+void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  const TrainSpec& spec = resolved.spec;
+  const TrainSpec built_in;
+  // `matters`: the setting is read. A value equal to the built-in one was not asked for, as far as
+  // a resolved.yaml can tell.
+  const auto check = [&](const char* key, bool matters, const auto& value, const auto& standard,
+                         const char* because) {
+    if (matters || value == standard) return;
+    diagnostics.add({.code = "config.no_effect",
+                     .what = fmt::format("{} has no effect: {}", key, because),
+                     .place = resolved.place_of(key),
+                     .help = "leave it out",
+                     .severity = Diagnostic::Severity::warning});
+  };
+  const TrainSpec::Model::Position& position = spec.model.position;
+  const bool rope = position.type == "rope";
+  check("model.position.base", rope, position.base, built_in.model.position.base,
+        "model.position.type is not rope");
+  check("model.position.scaling.factor", position.scaling.type == "llama3", position.scaling.factor,
+        built_in.model.position.scaling.factor, "model.position.scaling.type is not llama3");
+  check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,
+        built_in.parallel.schedule, "parallel.pp is 1");
+  check("parallel.stage_layout", spec.parallel.pp > 1, spec.parallel.stage_balance,
+        built_in.parallel.stage_balance, "parallel.pp is 1");
+  check("train.accumulate_by", !spec.train.accumulate.empty(), spec.train.accumulate_by,
+        built_in.train.accumulate_by, "train.accumulate is not given");
+  check("train.deterministic", false, spec.train.deterministic, built_in.train.deterministic,
+        "the CPU engine is always deterministic");
+  const bool sgd = spec.optimizer.type == "sgd";
+  check("optimizer.momentum", sgd, spec.optimizer.momentum, built_in.optimizer.momentum,
+        "optimizer.type is not sgd");
+  check("optimizer.betas", !sgd, std::pair(spec.optimizer.beta1, spec.optimizer.beta2),
+        std::pair(built_in.optimizer.beta1, built_in.optimizer.beta2), "optimizer.type is sgd");
+  check("optimizer.weight_decay_end", spec.optimizer.weight_decay_ramp != "constant",
+        spec.optimizer.weight_decay_end, built_in.optimizer.weight_decay_end,
+        "optimizer.weight_decay_ramp is constant");
+  const TrainSpec::Lr& lr = spec.lr;
+  check("lr.wsd_decay", lr.schedule == "wsd", lr.wsd_decay, built_in.lr.wsd_decay,
+        "lr.schedule is not wsd");
+  check("lr.wsd_style", lr.schedule == "wsd", lr.wsd_style, built_in.lr.wsd_style,
+        "lr.schedule is not wsd");
+  const bool constant = lr.schedule == "constant";
+  check("lr.min", !constant, lr.min, built_in.lr.min, "lr.schedule is constant");
+  check("lr.decay", !constant && lr.schedule != "inverse_sqrt", lr.decay, built_in.lr.decay,
+        "the schedule has no end");
+  const TrainSpec::Precision::LossScale& scale = spec.precision.loss_scale;
+  const bool fp16 = spec.precision.dtype == "fp16";
+  check("precision.loss_scale.initial", fp16, scale.initial, built_in.precision.loss_scale.initial,
+        "precision.dtype is not fp16");
+  check("precision.loss_scale.window", fp16, scale.window, built_in.precision.loss_scale.window,
+        "precision.dtype is not fp16");
+}
+
+}  // namespace mtl
