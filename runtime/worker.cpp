@@ -35,9 +35,9 @@ namespace {
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> checkpoint_requested{false};
 
-// Signals wait for a thread of their own: one that arrives within a matmul by AMX has been seen to
-// spoil the tiles, and with them the heap (oneDNN 2.6.3 in a virtual machine). Before any other
-// thread is made, for they inherit what is blocked.
+// Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
+// the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
+// and an alarm). Before any other thread is made, for they inherit what is blocked.
 void receive_signals() {
   sigset_t set;
   sigemptyset(&set);

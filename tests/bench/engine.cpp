@@ -19,6 +19,7 @@
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
 #include "runtime/engine/trainer.h"
+#include "spread_tokens.h"
 
 using namespace mtl;
 
@@ -26,19 +27,6 @@ namespace {
 
 constexpr int64_t kVocab = 50257;
 constexpr int64_t kMicroBatch = 4;
-
-// Uniformly spread token ids: the cost of a step does not depend on what they say.
-class SpreadTokens : public TokenSource {
- public:
-  int64_t size() const override { return 1 << 22; }
-  void read(int64_t first, std::span<int32_t> out) const override {
-    for (size_t i = 0; i < out.size(); ++i) {
-      const uint64_t x = (static_cast<uint64_t>(first) + i) * 0x9e3779b97f4a7c15ULL;
-      out[i] = static_cast<int32_t>((x >> 33) % kVocab);
-    }
-  }
-  uint64_t fingerprint() const override { return 0; }
-};
 
 struct Settings {
   int rounds = 3, steps = 1;
@@ -81,7 +69,7 @@ double tokens_per_s(const Settings& settings, const Row& row) {
     const auto all = world.group(everybody);
     Trainer trainer(plan, spec, *device, world);
     trainer.initialise();
-    const SpreadTokens source;
+    const SpreadTokens source(kVocab);
     const Sampler sampler(source.size(), settings.seq, SampleOrder::random, 1);
     for (int step = 0; step <= settings.steps; ++step) {
       all->barrier();

@@ -30,29 +30,13 @@
 #include "rendezvous/store.h"
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/engine/trainer.h"
+#include "spread_tokens.h"
 
 using namespace mtl;
 
 namespace {
 
 constexpr double kBar = 0.02;
-
-// Uniformly spread token ids: what is touched does not depend on what they say.
-class SpreadTokens : public TokenSource {
- public:
-  explicit SpreadTokens(int64_t vocab) : vocab_(vocab) {}
-  int64_t size() const override { return 1 << 22; }
-  void read(int64_t first, std::span<int32_t> out) const override {
-    for (size_t i = 0; i < out.size(); ++i) {
-      const uint64_t x = (static_cast<uint64_t>(first) + i) * 0x9e3779b97f4a7c15ULL;
-      out[i] = static_cast<int32_t>((x >> 33) % static_cast<uint64_t>(vocab_));
-    }
-  }
-  uint64_t fingerprint() const override { return 0; }
-
- private:
-  int64_t vocab_;
-};
 
 struct Case {
   std::string name;

@@ -11,25 +11,13 @@
 
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/engine/trainer.h"
+#include "spread_tokens.h"
 
 using namespace mtl;
 
 namespace {
 
 constexpr int64_t kVocab = 50257;
-
-// Uniformly spread token ids: the cost of a step does not depend on what they say.
-class SpreadTokens : public TokenSource {
- public:
-  int64_t size() const override { return 1 << 22; }
-  void read(int64_t first, std::span<int32_t> out) const override {
-    for (size_t i = 0; i < out.size(); ++i) {
-      const uint64_t x = (static_cast<uint64_t>(first) + i) * 0x9e3779b97f4a7c15ULL;
-      out[i] = static_cast<int32_t>((x >> 33) % kVocab);
-    }
-  }
-  uint64_t fingerprint() const override { return 0; }
-};
 
 struct Rates {
   double matmul = 0, memory = 0;
@@ -57,7 +45,7 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) 
   const auto world = make_self_world();
   Trainer trainer(plan, spec, *device, *world);
   trainer.initialise();
-  const SpreadTokens source;
+  const SpreadTokens source(kVocab);
   const Sampler sampler(source.size(), seq, SampleOrder::random, 1);
 
   const Rates before = measure(plan.compute);
@@ -75,9 +63,8 @@ void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) 
   const auto tokens = static_cast<double>(plan.tokens_of_step(0));
   const double rate = plan.cost.flops_per_token * tokens / median;
   fmt::print("{:5} {:3} {:5} {:9.3f} {:9.3f} {:9.0f} {:11.0f} {:7.1f} % {:13.0f} {:12.1f}\n", dtype,
-             batch, seq, best, median, tokens / median,
-             rate / 1e9, 100 * rate / matmul, matmul / 1e9,
-             std::max(before.memory, after.memory) / 1e9);
+             batch, seq, best, median, tokens / median, rate / 1e9, 100 * rate / matmul,
+             matmul / 1e9, std::max(before.memory, after.memory) / 1e9);
   std::fflush(stdout);
 }
 
