@@ -314,3 +314,27 @@ TEST_CASE("every recipe makes a plan") {
   }
   CHECK(recipes >= 4);
 }
+
+TEST_CASE("a resumed run goes on behind the sequences that it has seen whatever its batch is now") {
+  Shell shell;
+  write_recipe(shell, 5);
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  const fs::path run = run_of(shell);
+  const std::string resolved = file_text(run / "resolved.yaml");
+  // Another optimizer or seed is refused before anything of the run is written.
+  for (const std::string setting : {"optimizer.type=sgd", "train.seed=77"}) {
+    const Outcome refused = shell.mtl({"launch", "train.yaml", "train.steps=10", setting});
+    CAPTURE(refused.err);
+    CHECK(refused.code == 3);
+    CHECK(has(refused.err, "error[resume.mismatch]"));
+    CHECK(has(refused.err, setting.substr(0, setting.find('='))));
+    CHECK(file_text(run / "resolved.yaml") == resolved);
+  }
+  const Outcome larger =
+      shell.mtl({"launch", "train.yaml", "train.steps=10", "train.global_batch=8"});
+  CAPTURE(larger.err);
+  REQUIRE(larger.code == 0);
+  const json state = json::parse(file_text(run / "latest" / "manifest.json"))["state"];
+  CHECK(state["step"] == 10);
+  CHECK(state["samples"] == 5 * 4 + 5 * 8);
+}
