@@ -54,7 +54,8 @@ std::string quoted(const std::string& word) {
 
 NodeLayout single_node(int world, int port) {
   NodeLayout layout;
-  layout.ranks_per_node = world;
+  layout.world = world;
+  layout.local_ranks = world;
   layout.master_port = port;
   layout.cores = allowed_cores();
   // What the user set counts; else the cores are shared among the ranks.

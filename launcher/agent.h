@@ -22,6 +22,9 @@ namespace mtl {
 struct WorkerCommand {
   int rank = 0;  // the first of its ranks
   int local_rank = 0;
+  std::vector<int> cpus;                   // that it may run on; empty = those of the agent
+  int numa = -1;                           // whose memory it prefers; -1 = no preference
+  std::filesystem::path error_file;        // TORCHELASTIC_ERROR_FILE: read when it fails
   int ranks = 1;                           // that this one process runs (as threads)
   std::vector<std::string> argv;           // argv[0] is looked up in PATH
   std::map<std::string, std::string> env;  // added to the agent's own environment
@@ -32,6 +35,8 @@ struct WorkerCommand {
 struct WorkerEnd {
   int rank = 0;  // the first of its ranks
   int ranks = 1;
+  int local_rank = 0;
+  std::string host;  // empty = this one
   int pid = 0;
   int exit_code = 0;  // of the program; 128 + n when killed by signal n
   int signal = 0;
@@ -49,6 +54,45 @@ struct LineSource {
   std::function<void(std::string_view line)> on_line;
 };
 
+// Somebody above the agent (the job's controller) who may end its workers and wants to know at once
+// what becomes of them. Called by the agent's thread only; must not block.
+class AgentControl {
+ public:
+  virtual ~AgentControl() = default;
+  struct Command {
+    enum Kind {
+      none,
+      stop,     // TERM, `grace`, KILL
+      kill,     // KILL at once
+      pass_on,  // `signal`, to the workers
+    };
+    Kind kind = none;
+    int signal = 0;
+    std::chrono::milliseconds grace{0};
+    std::string why;  // for people: "m3 was lost"; shown as a notice unless empty
+  };
+  virtual int fd() const = 0;  // readable: read() until it says none
+  virtual Command read() = 0;
+  virtual void started(const WorkerCommand& worker, int pid) = 0;
+  virtual void ended(const WorkerEnd& end) = 0;  // in order of death
+  // INT, TERM or HUP arrived here, for the first or a further time; the agent does what run_agent
+  // says all the same.
+  virtual void interrupted(int signal) = 0;
+};
+
+// Which output goes where. Bits as torchrun's: 1 = stdout, 2 = stderr, 3 = both.
+struct LogOptions {
+  std::filesystem::path dir;          // rank-00000.log ..., appended to; empty = no files
+  int console_default = -1;           // of every rank; -1 = rank 0 both, the others nothing
+  std::map<int, int> console;         // --tee 0:3,1:1, by local rank: to the console with a prefix
+  std::map<int, int> redirected;      // --redirects: only to the file, never to the console
+  std::vector<int> only_local_ranks;  // --local_ranks_filter; empty = all
+  bool prefix = false;                // "host:rank| " in front of each line of the console
+  std::string host;                   // for the prefix; empty = "rank 3| "
+  int64_t rotate_bytes = 0;           // a file larger than this becomes .1, .2 ...; 0 = never
+  int rotate_keep = 4;
+};
+
 // All callbacks are called without the line's newline, from one thread of the agent and never two
 // at a time, and none after run_agent has returned. A callback may block (a stopped terminal)
 // without harm to the supervision; it must not throw.
@@ -58,6 +102,12 @@ struct AgentOptions {
   bool show_rank0 = true;         // rank 0's output also goes to this process's stdout / stderr,
                                   // byte for byte, or to on_output if that is set
   std::chrono::milliseconds grace{30'000};  // from TERM to KILL, one deadline for all workers
+  // The same after the failure of a rank: what is left cannot finish a step any more. -1 = grace.
+  std::chrono::milliseconds failure_grace{-1};
+  // A worker that is stopped (SIGSTOP, state T) for so long has failed, with exit code 7 (timeout).
+  // 0 = never. Attached debuggers (state t) do not count.
+  std::chrono::milliseconds stopped_after{5'000};
+  AgentControl* control = nullptr;  // must live as long as run_agent runs
   std::function<void(int rank, bool is_stderr, std::string_view line)> on_output;  // of rank 0
   // What the agent does and a person should know at once: "SIGINT: asked 8 ranks to stop ...".
   std::function<void(std::string_view line)> on_notice;

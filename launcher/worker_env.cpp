@@ -28,12 +28,12 @@ std::string upper(std::string text) {
 }
 
 void add_torchrun(Environment& env, const NodeLayout& layout, int local_rank) {
-  const std::string rank = std::to_string(layout.node_rank * layout.ranks_per_node + local_rank);
-  const std::string world = std::to_string(layout.num_nodes * layout.ranks_per_node);
+  const std::string rank = std::to_string(layout.first_rank + local_rank);
+  const std::string world = std::to_string(layout.world);
   env["RANK"] = rank;
   env["LOCAL_RANK"] = std::to_string(local_rank);
   env["WORLD_SIZE"] = world;
-  env["LOCAL_WORLD_SIZE"] = std::to_string(layout.ranks_per_node);
+  env["LOCAL_WORLD_SIZE"] = std::to_string(layout.local_ranks);
   env["GROUP_RANK"] = std::to_string(layout.node_rank);
   env["GROUP_WORLD_SIZE"] = std::to_string(layout.num_nodes);
   set(env, "ROLE_NAME", "default");
@@ -49,7 +49,7 @@ void add_torchrun(Environment& env, const NodeLayout& layout, int local_rank) {
   // torchrun says 1 here, which leaves the other cores idle.
   const int threads = layout.omp_threads > 0
                           ? layout.omp_threads
-                          : std::max(1, layout.cores / std::max(1, layout.ranks_per_node));
+                          : std::max(1, layout.cores / std::max(1, layout.local_ranks));
   env["OMP_NUM_THREADS"] = std::to_string(threads);
 }
 

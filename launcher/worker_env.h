@@ -9,18 +9,21 @@
 
 namespace mtl {
 
-// Where one node's ranks stand in the job.
+// Where one node's ranks stand in the job. Nodes may have different numbers of ranks.
 struct NodeLayout {
   int num_nodes = 1;
   int node_rank = 0;
-  int ranks_per_node = 1;
+  int world = 1;                           // ranks of the job
+  int first_rank = 0;                      // of this node
+  int local_ranks = 1;                     // on this node
+  std::string node_address = "127.0.0.1";  // of this node, as its peers reach it
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   std::string run_id = "none";
   int restart_count = 0;  // the generation
   int max_restarts = 0;
   int cores = 1;        // that this node's ranks may use together, see allowed_cores()
-  int omp_threads = 0;  // per rank, as the user wants it; 0 = cores / ranks_per_node, at least 1
+  int omp_threads = 0;  // per rank, as the user wants it; 0 = cores / local_ranks, at least 1
 };
 
 // Pure: the variables of one rank, to be added to the agent's own environment.

@@ -13,7 +13,8 @@ namespace fs = std::filesystem;
 
 TEST_CASE("one node: torchrun's variables") {
   NodeLayout layout;
-  layout.ranks_per_node = 4;
+  layout.local_ranks = 4;
+  layout.world = 4;
   layout.cores = 9;
   layout.run_id = "job7";
   layout.restart_count = 2;
@@ -50,9 +51,11 @@ TEST_CASE("one node: torchrun's variables") {
 TEST_CASE("ranks are numbered node by node, each once") {
   NodeLayout layout;
   layout.num_nodes = 3;
-  layout.ranks_per_node = 5;
+  layout.local_ranks = 5;
+  layout.world = 15;
   std::set<int> ranks;
   for (layout.node_rank = 0; layout.node_rank < 3; ++layout.node_rank) {
+    layout.first_rank = layout.node_rank * 5;
     for (int local = 0; local < 5; ++local) {
       const auto env = worker_environment(LaunchConfig{}, layout, local);
       const int rank = std::stoi(env.at("RANK"));
@@ -71,7 +74,8 @@ TEST_CASE("threads: the node's cores shared out, at least one, or as asked") {
     return worker_environment(LaunchConfig{}, layout, 0).at("OMP_NUM_THREADS");
   };
   layout.cores = 2;
-  layout.ranks_per_node = 8;
+  layout.local_ranks = 8;
+  layout.world = 8;
   CHECK(threads() == "1");
   layout.cores = 64;
   CHECK(threads() == "8");

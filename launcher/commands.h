@@ -1,0 +1,36 @@
+// From a program and a place in the job to what each rank of this node executes: one function for
+// the local launch, for the agents of other machines, and for what --dry-run prints.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launcher/agent.h"
+#include "launcher/launch_config.h"
+#include "launcher/placement.h"
+#include "launcher/worker_env.h"
+
+namespace mtl {
+
+// What is started, the same on every node.
+struct JobProgram {
+  std::vector<std::string> argv;
+  std::map<std::string, std::string> env;  // on top of everything else
+  std::string working_directory;           // empty = the agent's own
+  bool is_ours = false;  // `mtl worker`: gets the run's token and rank 0 the progress pipe
+  bool threads = false;  // one process with a thread per rank (one node only)
+};
+
+// The descriptors that our own workers inherit.
+constexpr int kTokenFd = 3;
+constexpr int kProgressFd = 4;
+
+// Pure. The descriptors (WorkerCommand::inherit) are the caller's business; MTL_TOKEN_FD and
+// MTL_PROGRESS_FD are set here for programs of ours. `error_dir`: where error files go, "" = none.
+std::vector<WorkerCommand> node_commands(const JobProgram& program, const LaunchConfig& config,
+                                         const NodeLayout& layout,
+                                         const std::vector<RankPlacement>& placement,
+                                         const std::string& error_dir);
+
+}  // namespace mtl
