@@ -8,8 +8,10 @@
 #include <sys/random.h>
 
 #include <fmt/format.h>
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/params.h>
 
 #include "common/error.h"
 #include "rendezvous/store.h"
@@ -18,24 +20,20 @@ namespace mtl::auth {
 
 namespace {
 
-wire::Mac hmac(const std::string& token, const std::string& text) {
-  wire::Mac mac = {};
-  size_t length = 0;
-  if (EVP_Q_mac(nullptr, "HMAC", nullptr, "SHA256", nullptr, token.data(), token.size(),
-                reinterpret_cast<const unsigned char*>(text.data()), text.size(), mac.data(),
-                mac.size(), &length) == nullptr ||
-      length != mac.size()) {
-    throw Error(Exit::environment,
-                {.code = "rendezvous.hmac",
-                 .what = "OpenSSL cannot compute HMAC-SHA256 on this machine",
-                 .help = "check the OpenSSL configuration (OPENSSL_CONF, FIPS mode)"});
-  }
-  return mac;
+[[noreturn]] void throw_no_hmac() {
+  throw Error(Exit::environment,
+              {.code = "rendezvous.hmac",
+               .what = "OpenSSL cannot compute HMAC-SHA256 on this machine",
+               .help = "check the OpenSSL configuration (OPENSSL_CONF, FIPS mode)"});
 }
 
 std::string transcript(std::string_view direction, const wire::Hello& hello,
                        const wire::Challenge& challenge) {
-  return std::string(direction) + wire::encode(hello) + wire::encode(challenge);
+  std::string text = hello.service == wire::Service::link ? "mtl link " : "mtl store ";
+  text += direction;
+  text += wire::encode(hello);
+  text += wire::encode(challenge);
+  return text;
 }
 
 }  // namespace
@@ -56,16 +54,53 @@ wire::Nonce random_nonce() {
   return nonce;
 }
 
-wire::Mac client_proof(const std::string& token, const wire::Hello& hello,
-                       const wire::Challenge& challenge) {
-  return hmac(token, transcript("mtl store client\n", hello, challenge));
+struct Key::Context {
+  EVP_MAC_CTX* keyed = nullptr;
+  ~Context() { EVP_MAC_CTX_free(keyed); }
+};
+
+Key::Key(const std::string& token) : context_(std::make_unique<Context>()) {
+  check_token(token);
+  EVP_MAC* algorithm = EVP_MAC_fetch(nullptr, "HMAC", nullptr);
+  context_->keyed = EVP_MAC_CTX_new(algorithm);  // keeps it
+  EVP_MAC_free(algorithm);
+  char digest[] = "SHA256";
+  const OSSL_PARAM parameters[] = {
+      OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0), OSSL_PARAM_END};
+  if (context_->keyed == nullptr ||
+      EVP_MAC_init(context_->keyed, reinterpret_cast<const unsigned char*>(token.data()),
+                   token.size(), parameters) != 1) {
+    throw_no_hmac();
+  }
+}
+Key::~Key() = default;
+Key::Key(Key&&) noexcept = default;
+Key& Key::operator=(Key&&) noexcept = default;
+
+wire::Mac Key::hmac(const std::string& text) const {
+  const Context context{EVP_MAC_CTX_dup(context_->keyed)};
+  wire::Mac mac = {};
+  size_t length = 0;
+  if (context.keyed == nullptr ||
+      EVP_MAC_update(context.keyed, reinterpret_cast<const unsigned char*>(text.data()),
+                     text.size()) != 1 ||
+      EVP_MAC_final(context.keyed, mac.data(), &length, mac.size()) != 1 || length != mac.size()) {
+    throw_no_hmac();
+  }
+  return mac;
 }
 
-wire::Mac server_proof(const std::string& token, const wire::Hello& hello,
-                       const wire::Challenge& challenge, const wire::Welcome& welcome) {
+wire::Mac client_proof(const Key& key, const wire::Hello& hello, const wire::Challenge& challenge,
+                       int64_t clock) {
+  const wire::Proof facts = {.mac = {}, .clock = clock};
+  return key.hmac(transcript("client\n", hello, challenge) + wire::encode(facts));
+}
+
+wire::Mac server_proof(const Key& key, const wire::Hello& hello, const wire::Challenge& challenge,
+                       const wire::Welcome& welcome) {
   wire::Welcome facts = welcome;
   facts.mac = {};
-  return hmac(token, transcript("mtl store server\n", hello, challenge) + wire::encode(facts));
+  return key.hmac(transcript("server\n", hello, challenge) + wire::encode(facts));
 }
 
 bool equal(const wire::Mac& a, const wire::Mac& b) {
@@ -76,7 +111,7 @@ void check_token(const std::string& token) {
   if (!token.empty()) return;
   throw Error(Exit::environment,
               {.code = "rendezvous.token",
-               .what = "the store needs the run's token, and it is empty",
+               .what = "the rendezvous needs the run's token, and it is empty",
                .help = "start the workers with mtl launch, which makes and passes the token"});
 }
 

@@ -232,6 +232,7 @@ class Client final : public Store {
   }
 
   void authenticate(Connection& connection, Clock::time_point deadline) const {
+    const auth::Key key(options_.token);
     const wire::Hello hello = {.generation = options_.generation, .nonce = auth::random_nonce()};
     connection.send(wire::encode(hello), deadline);
     const std::string answer = connection.receive(wire::kMaxHandshakeFrame, deadline);
@@ -248,13 +249,12 @@ class Client final : public Store {
       }
       throw Broken{"it does not speak the store's protocol"};
     }
-    connection.send(
-        wire::encode(wire::Proof{auth::client_proof(options_.token, hello, *challenge)}), deadline);
+    connection.send(wire::encode(wire::Proof{auth::client_proof(key, hello, *challenge)}),
+                    deadline);
     const auto welcome =
         wire::decode_welcome(connection.receive(wire::kMaxHandshakeFrame, deadline));
     if (!welcome) throw Broken{"it does not speak the store's protocol"};
-    if (!auth::equal(welcome->mac,
-                     auth::server_proof(options_.token, hello, *challenge, *welcome))) {
+    if (!auth::equal(welcome->mac, auth::server_proof(key, hello, *challenge, *welcome))) {
       throw Error(Exit::environment,
                   {.code = "rendezvous.auth",
                    .what = fmt::format("the rendezvous at {} port {} has another token than we",

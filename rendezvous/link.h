@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/files.h"
 
@@ -34,7 +35,7 @@ struct LinkMessage {
 struct LinkEvent {
   enum Kind {
     opened,   // authenticated, messages may go
-    message,  // `message`
+    arrived,  // `message`
     lost,     // the link is gone; `reason` is for people, `code` for programs
   };
   enum Loss {
@@ -55,7 +56,7 @@ struct LinkEvent {
   std::string reason;
   std::string peer_address;   // opened, TCP: numeric, without the port
   std::string local_address;  // opened, TCP: the address of ours that the peer talks to
-  // opened and message: how far the peer's system clock is ahead of ours, as the heartbeats saw it.
+  // opened and arrived: how far the peer's system clock is ahead of ours, as the heartbeats saw it.
   std::chrono::nanoseconds clock_ahead{0};
 };
 
@@ -85,7 +86,10 @@ class LinkHub {
   virtual LinkId adopt(Fd in, Fd out, bool leased) = 0;
 
   // Never blocks, may be called from any thread. To a link that is gone: does nothing.
+  // Throws Error "rendezvous.too_large" if the body is larger than 16 MiB less 64 bytes.
   virtual void send(LinkId link, LinkMessage message) = 0;
+  // The same to many; the body is kept once for all of them.
+  virtual void send(const std::vector<LinkId>& links, LinkMessage message) = 0;
   // What has been sent goes out first (for at most `linger`); no more events of it come.
   virtual void close(LinkId link, std::chrono::milliseconds linger = std::chrono::seconds(2)) = 0;
   // Waits until everything sent on all links is with the kernel; false if that took too long.

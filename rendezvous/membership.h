@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "rendezvous/link.h"
@@ -23,7 +24,8 @@ struct NodeOffer {
   std::string key;    // which machine and agent it is; the same key takes the same place again
   int slots = 0;      // ranks that it can run; >= 1
   int rank = -1;      // static: the machine_rank it was given; else -1
-  int position = -1;  // its place in the host list, where the controller knows it; else -1
+  int position = -1;  // its place in the host list (and in MembershipOptions::expected), where the
+                      // controller knows it; else -1
   std::vector<std::string> addresses;  // numeric, by which others may reach it; the first is best
   uint16_t port = 0;                   // reserved, for the workers' meeting should it be node 0
 };
@@ -67,13 +69,16 @@ class Membership {
   explicit Membership(const MembershipOptions& options);
 
   // Nothing, or why this node is refused (two nodes claim machine_rank 1; rank out of range; ...).
-  // Beyond max_nodes it is kept as a spare.
+  // Beyond max_nodes it is kept as a spare. The same key and host on a new link replaces the old
+  // one, which the owner should close.
   std::optional<std::string> join(LinkId link, const NodeOffer& offer, Time now);
   // Gone; its place is kept for its key until the next assign().
   void leave(LinkId link, Time now);
   // An expected host that will not come (ssh refused it).
   void will_not_come(const std::string& host, Time now);
 
+  // Whether assign() would make a generation worth starting. After a loss it is so at once if
+  // min_nodes are left: last_call counts only for who has come since the last assign().
   bool ready(Time now) const;
   // When ready() may change without an event; nothing if never.
   std::optional<Time> next_change(Time now) const;
@@ -96,13 +101,38 @@ class Membership {
     int64_t arrival = 0;
     int place = -1;  // in the last roster; -1 = spare
   };
+  struct Place {
+    int place = 0;
+    std::string host;
+  };
+  // Of an expected host: not heard of yet; has joined; will not come, or has come and left.
+  enum State { awaited, here, gone };
+  struct Expected {
+    std::string host;
+    State state = awaited;
+    LinkId link = 0;
+  };
+  template <typename Index, typename Key>
+  const Node* find(const Index& index, const Key& key) const;
+  Expected* find_expected(const NodeOffer& offer);
+  template <typename Wanted>
+  Expected* find_expected(const std::string& host, const Wanted& wanted);
+  Expected* find_expected_of(LinkId link);
+  void set_state(Expected& one, State state);
+  Time last_call_end() const;
+  std::vector<Node*> places_in_order();
+
   MembershipOptions options_;
+  std::vector<Expected> expected_;
+  std::unordered_multimap<std::string, size_t> expected_by_host_;
+  int awaited_ = 0;
   std::map<LinkId, Node> nodes_;
-  std::map<std::string, int> places_;  // by key, of the last roster
-  std::vector<std::string> bad_;
+  std::unordered_map<std::string, LinkId> by_key_;
+  std::unordered_map<int, LinkId> by_rank_;  // static only
+  std::map<std::string, Place> places_;      // by key, of the last roster
   int64_t arrivals_ = 0;
   int64_t generation_ = -1;
-  Time last_arrival_{};
+  std::optional<Time> last_arrival_;  // since the last assign()
 };
 
 }  // namespace mtl

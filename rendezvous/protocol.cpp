@@ -13,7 +13,8 @@ namespace mtl::wire {
 namespace {
 
 // A random scanner's bytes must not look like a Hello.
-constexpr std::string_view kMagic = "MTLSTORE";
+constexpr std::string_view kStoreMagic = "MTLSTORE";
+constexpr std::string_view kLinkMagic = "MTLLINKS";
 
 enum class Tag : uint8_t { hello = 0x41, challenge, proof, welcome, request, reply };
 
@@ -70,6 +71,7 @@ class Reader {
     if (good_) std::memcpy(bytes.data(), part.data(), n);
     return bytes;
   }
+  bool good() const { return good_; }
   bool complete() const { return good_ && rest_.empty(); }
 
  private:
@@ -94,7 +96,7 @@ std::optional<Message> if_complete(const Reader& reader, Message message) {
 
 std::string encode(const Hello& message) {
   Writer out(Tag::hello);
-  out.raw(kMagic);
+  out.raw(message.service == Service::link ? kLinkMagic : kStoreMagic);
   out.u32(message.version);
   out.i64(message.generation);
   out.array(message.nonce);
@@ -103,9 +105,12 @@ std::string encode(const Hello& message) {
 
 std::optional<Hello> decode_hello(std::string_view payload) {
   Reader in(Tag::hello, payload);
-  if (in.raw(kMagic.size()) != kMagic) return std::nullopt;
+  const std::string_view magic = in.raw(kStoreMagic.size());
+  if (magic != kStoreMagic && magic != kLinkMagic) return std::nullopt;
   Hello message;
+  message.service = magic == kLinkMagic ? Service::link : Service::store;
   message.version = in.u32();
+  if (in.good() && message.version != kVersion) return message;
   message.generation = in.i64();
   message.nonce = in.array<32>();
   return if_complete(in, message);
@@ -114,6 +119,7 @@ std::optional<Hello> decode_hello(std::string_view payload) {
 std::string encode(const Challenge& message) {
   Writer out(Tag::challenge);
   out.array(message.nonce);
+  out.i64(message.clock);
   return out.take();
 }
 
@@ -121,12 +127,14 @@ std::optional<Challenge> decode_challenge(std::string_view payload) {
   Reader in(Tag::challenge, payload);
   Challenge message;
   message.nonce = in.array<32>();
+  message.clock = in.i64();
   return if_complete(in, message);
 }
 
 std::string encode(const Proof& message) {
   Writer out(Tag::proof);
   out.array(message.mac);
+  out.i64(message.clock);
   return out.take();
 }
 
@@ -134,6 +142,7 @@ std::optional<Proof> decode_proof(std::string_view payload) {
   Reader in(Tag::proof, payload);
   Proof message;
   message.mac = in.array<32>();
+  message.clock = in.i64();
   return if_complete(in, message);
 }
 

@@ -1,11 +1,13 @@
-// The store's wire format: frames (32-bit little-endian length, then the payload) and the messages
-// inside them. No sockets here, so that every malformed message can be tested byte by byte.
+// The wire format: frames (32-bit little-endian length, then the payload), the handshake that the
+// store and the links share, and the store's messages. No sockets here, so that every malformed
+// message can be tested byte by byte.
 //
-//   client -> Hello      nonce and generation
+//   client -> Hello      which service, nonce and generation
 //   server -> Challenge  its nonce
 //   client -> Proof      HMAC over both nonces
 //   server -> Welcome    accepted or not; its own HMAC if the client's was right
-//   then Request and Reply in turn; a client has one request under way per connection.
+//   store: then Request and Reply in turn; a client has one request under way per connection.
+//   link: then the frames of link_frames.h, both ways.
 #pragma once
 
 #include <array>
@@ -21,21 +23,28 @@ constexpr size_t kMaxFrame = size_t{16} << 20;
 // Before a peer has proved the token it may not make us allocate more than this.
 constexpr size_t kMaxHandshakeFrame = 256;
 constexpr size_t kLengthBytes = 4;
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
 
+// A proof for one service is worth nothing at the other.
+enum class Service : uint8_t { store, link };
 struct Hello {
+  Service service = Service::store;
   uint32_t version = kVersion;
   int64_t generation = 0;
   Nonce nonce = {};
 };
+// `clock`: the sender's system time in ns, so that a link knows from the start how far the two
+// clocks are apart; the store leaves it 0.
 struct Challenge {
   Nonce nonce = {};
+  int64_t clock = 0;
 };
 struct Proof {
   Mac mac = {};
+  int64_t clock = 0;
 };
 enum class Verdict : uint8_t { accepted, wrong_token, wrong_generation, wrong_version };
 struct Welcome {
@@ -60,7 +69,8 @@ struct Reply {
   int64_t number = 0;
 };
 
-// The payload of one frame. Decoders return nothing for anything but a complete, exact message.
+// The payload of one frame. Decoders return nothing for anything but a complete, exact message; of
+// a Hello of another version only the version is read.
 std::string encode(const Hello& message);
 std::string encode(const Challenge& message);
 std::string encode(const Proof& message);

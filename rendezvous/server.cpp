@@ -65,7 +65,8 @@ class Session;
 
 // What the sessions share. Everything happens in the server's thread.
 struct Room {
-  std::string token;
+  explicit Room(const std::string& token) : proof_key(token) {}
+  auth::Key proof_key;
   int64_t generation = 0;
   std::chrono::milliseconds auth_timeout;
   KeyTable table;
@@ -162,7 +163,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   void on_hello() {
     const auto hello = wire::decode_hello(payload_);
-    if (!hello) return close();
+    if (!hello || hello->service != wire::Service::store) return close();
     hello_ = *hello;
     if (hello_.version != wire::kVersion) {
       return write_frame(
@@ -177,14 +178,14 @@ class Session : public std::enable_shared_from_this<Session> {
     const auto proof = wire::decode_proof(payload_);
     if (!proof) return close();
     wire::Welcome welcome;
-    if (!auth::equal(proof->mac, auth::client_proof(room_.token, hello_, challenge_))) {
+    if (!auth::equal(proof->mac, auth::client_proof(room_.proof_key, hello_, challenge_))) {
       // Nothing about the job is told to somebody without the token.
       welcome.verdict = wire::Verdict::wrong_token;
       return write_frame(wire::encode(welcome), [this] { close(); });
     }
     welcome.generation = room_.generation;
     if (hello_.generation != room_.generation) welcome.verdict = wire::Verdict::wrong_generation;
-    welcome.mac = auth::server_proof(room_.token, hello_, challenge_, welcome);
+    welcome.mac = auth::server_proof(room_.proof_key, hello_, challenge_, welcome);
     if (welcome.verdict != wire::Verdict::accepted) {
       return write_frame(wire::encode(welcome), [this] { close(); });
     }
@@ -300,9 +301,8 @@ std::string bare(const std::string& address) {
 
 class Server final : public StoreServer {
  public:
-  explicit Server(const StoreServerOptions& options) : acceptor_(io_), pause_(io_) {
-    auth::check_token(options.token);
-    room_.token = options.token;
+  explicit Server(const StoreServerOptions& options)
+      : room_(options.token), acceptor_(io_), pause_(io_) {
     room_.generation = options.generation;
     room_.auth_timeout = options.auth_timeout;
     error_code error;

@@ -24,8 +24,17 @@ TEST_CASE("every message survives encoding, and no prefix or extension of it dec
   exact(wire::encode(hello), wire::decode_hello);
   CHECK(wire::decode_hello(wire::encode(hello))->generation == -3);
   CHECK(wire::decode_hello(wire::encode(hello))->nonce == nonce);
-  exact(wire::encode(wire::Challenge{nonce}), wire::decode_challenge);
-  exact(wire::encode(wire::Proof{nonce}), wire::decode_proof);
+  const wire::Hello link = {.service = wire::Service::link, .nonce = nonce};
+  exact(wire::encode(link), wire::decode_hello);
+  CHECK(wire::decode_hello(wire::encode(link))->service == wire::Service::link);
+  CHECK(wire::decode_hello(wire::encode(hello))->service == wire::Service::store);
+  // Of another version, whatever it may look like, the version is all that we know.
+  const wire::Hello newer = {.version = 99};
+  CHECK(wire::decode_hello(wire::encode(newer) + "more")->version == 99);
+  exact(wire::encode(wire::Challenge{.nonce = nonce, .clock = -9}), wire::decode_challenge);
+  CHECK(wire::decode_challenge(wire::encode(wire::Challenge{nonce, -9}))->clock == -9);
+  exact(wire::encode(wire::Proof{.mac = nonce, .clock = 1LL << 60}), wire::decode_proof);
+  CHECK(wire::decode_proof(wire::encode(wire::Proof{nonce, 1LL << 60}))->clock == 1LL << 60);
   const wire::Welcome welcome = {
       .verdict = wire::Verdict::wrong_generation, .generation = 1LL << 40, .mac = nonce};
   exact(wire::encode(welcome), wire::decode_welcome);
@@ -72,36 +81,43 @@ TEST_CASE("frame lengths are capped") {
   CHECK_FALSE(wire::frame_length("abc", 100));
 }
 
-TEST_CASE("a proof binds token, both nonces, generation, verdict and direction") {
+TEST_CASE("a proof binds token, both nonces, service, generation, clock, verdict and direction") {
+  const auth::Key kKey(std::string("token"));
   const wire::Hello hello = {.generation = 1, .nonce = auth::random_nonce()};
   const wire::Challenge challenge = {auth::random_nonce()};
   CHECK(hello.nonce != challenge.nonce);
-  const wire::Mac proof = auth::client_proof("token", hello, challenge);
-  CHECK(auth::equal(proof, auth::client_proof("token", hello, challenge)));
-  CHECK_FALSE(auth::equal(proof, auth::client_proof("tokem", hello, challenge)));
-  CHECK_FALSE(auth::equal(proof, auth::client_proof("token", hello, {auth::random_nonce()})));
+  const wire::Mac proof = auth::client_proof(kKey, hello, challenge);
+  CHECK(auth::equal(proof, auth::client_proof(kKey, hello, challenge)));
+  CHECK_FALSE(auth::equal(proof, auth::client_proof(std::string("tokem"), hello, challenge)));
+  CHECK_FALSE(auth::equal(proof, auth::client_proof(kKey, hello, {auth::random_nonce()})));
   wire::Hello other = hello;
   other.generation = 2;
-  CHECK_FALSE(auth::equal(proof, auth::client_proof("token", other, challenge)));
+  CHECK_FALSE(auth::equal(proof, auth::client_proof(kKey, other, challenge)));
+  other = hello;
+  other.service = wire::Service::link;
+  CHECK_FALSE(auth::equal(proof, auth::client_proof(kKey, other, challenge)));
+  CHECK_FALSE(auth::equal(proof, auth::client_proof(kKey, hello, challenge, 1)));
+  CHECK_FALSE(
+      auth::equal(proof, auth::client_proof(kKey, hello, {.nonce = challenge.nonce, .clock = 1})));
   const wire::Welcome welcome = {.generation = 1};
-  const wire::Mac answer = auth::server_proof("token", hello, challenge, welcome);
+  const wire::Mac answer = auth::server_proof(kKey, hello, challenge, welcome);
   CHECK_FALSE(auth::equal(proof, answer));
   wire::Welcome refusal = welcome;
   refusal.verdict = wire::Verdict::wrong_generation;
-  CHECK_FALSE(auth::equal(answer, auth::server_proof("token", hello, challenge, refusal)));
+  CHECK_FALSE(auth::equal(answer, auth::server_proof(kKey, hello, challenge, refusal)));
 }
 
 TEST_CASE("HMAC-SHA256 known answer: the transcript's layout is fixed") {
-  // Computed by Python's hmac over the label, the tag, the magic, version, generation and nonces.
+  // Computed by Python's hmac over the label and the messages, byte by byte.
   wire::Hello hello;
   wire::Challenge challenge;
-  const wire::Mac proof = auth::client_proof("key", hello, challenge);
+  const wire::Mac proof = auth::client_proof(std::string("key"), hello, challenge);
   std::string hex;
   for (const uint8_t byte : proof) {
     hex += "0123456789abcdef"[byte >> 4];
     hex += "0123456789abcdef"[byte & 15];
   }
-  CHECK(hex == "37861986f77c2d8e950e285856b305574c67cac7511d627de4acbadb54699e1d");
+  CHECK(hex == "ac982e4dea3186cd74ca92abfd7b8be9cda13a5b7fe658dff51ccc5d298750e7");
 }
 
 TEST_CASE("tokens are 256 bits and never the same") {

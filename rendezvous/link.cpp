@@ -1,0 +1,285 @@
+// The hub as its owner sees it: requests go to the hub's thread through one list, events come back
+// through another, with an eventfd for poll().
+#include "rendezvous/link.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+#include <unordered_set>
+#include <variant>
+
+#include <sys/eventfd.h>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "rendezvous/link_loop.h"
+
+namespace mtl {
+
+namespace {
+
+namespace asio = boost::asio;
+using link::Loop;
+using link::Outgoing;
+using link::Peer;
+
+void check_body(const LinkMessage& message) {
+  if (message.body.size() <= link::kMaxBody) return;
+  throw Error(
+      Exit::environment,
+      {.code = "rendezvous.too_large",
+       .what = fmt::format("a message of {} bytes (kind {}) does not fit on a link; at most "
+                           "{} do",
+                           message.body.size(), message.kind, link::kMaxBody),
+       .help = "send it in parts"});
+}
+
+class Hub final : public LinkHub {
+ public:
+  explicit Hub(const LinkHubOptions& options)
+      : options_(options),
+        event_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        work_(asio::make_work_guard(io_)),
+        loop_(io_, options, [this](LinkEvent event) { push(std::move(event)); }) {
+    if (!event_fd_) {
+      throw Error(Exit::environment,
+                  {.code = "rendezvous.links",
+                   .what = fmt::format("cannot make an eventfd: {}", strerror(errno)),
+                   .help = "raise the limit of open files (ulimit -n)"});
+    }
+    loop_.new_id = [this] { return ++last_id_; };
+    loop_.drained = [this] { answer_flushes(); };
+    start_thread();
+  }
+
+  ~Hub() override {
+    io_.stop();
+    thread_.join();
+  }
+
+  uint16_t listen(const std::string& address, uint16_t port) override {
+    auth::check_token(options_.token);
+    Fd socket = net::listen_on(address, port, 2 * options_.dead_after);
+    const uint16_t bound = net::port_of(socket.get());
+    run([this, socket = std::make_shared<Fd>(std::move(socket))] {
+      loop_.listen(std::move(*socket));
+    });
+    return bound;
+  }
+
+  LinkId connect(const std::string& address, uint16_t port, std::chrono::milliseconds patience,
+                 const std::string& from) override {
+    auth::check_token(options_.token);
+    const LinkId id = ++last_id_;
+    run([=, this] {
+      const auto peer = std::make_shared<Peer>(loop_, id);
+      loop_.peers[id] = peer;
+      peer->connect(address, port, patience, from);
+    });
+    return id;
+  }
+
+  LinkId adopt(Fd in, Fd out, bool leased) override {
+    const LinkId id = ++last_id_;
+    run([=, this, ends = std::make_shared<std::pair<Fd, Fd>>(std::move(in), std::move(out))] {
+      const auto peer = std::make_shared<Peer>(loop_, id);
+      loop_.peers[id] = peer;
+      peer->adopt(std::move(ends->first), std::move(ends->second), leased);
+    });
+    return id;
+  }
+
+  void send(LinkId link, LinkMessage message) override {
+    check_body(message);
+    request(Sending{{}, link, outgoing(std::move(message))});
+  }
+
+  void send(const std::vector<LinkId>& links, LinkMessage message) override {
+    check_body(message);
+    request(Sending{links, 0, outgoing(std::move(message))});
+  }
+
+  void close(LinkId link, std::chrono::milliseconds linger) override {
+    {
+      const std::lock_guard lock(events_mutex_);
+      silenced_.insert(link);
+      const bool some = !events_.empty();
+      std::erase_if(events_, [link](const LinkEvent& event) { return event.link == link; });
+      if (some && events_.empty()) lower();
+    }
+    linger = std::clamp(linger, std::chrono::milliseconds(0), link::kLongest);
+    run([this, link, linger] {
+      const auto found = loop_.peers.find(link);
+      if (found != loop_.peers.end()) {
+        const std::shared_ptr<Peer> peer = found->second;
+        peer->close(linger);
+      }
+      const std::lock_guard lock(events_mutex_);
+      silenced_.erase(link);
+    });
+  }
+
+  bool flush(std::chrono::milliseconds patience) override {
+    const auto done = std::make_shared<std::promise<void>>();
+    std::future<void> future = done->get_future();
+    run([this, done] {
+      flushes_.push_back(done);
+      if (loop_.pending() == 0) answer_flushes();
+    });
+    patience = std::clamp(patience, std::chrono::milliseconds(0), link::kLongest);
+    return future.wait_for(patience) == std::future_status::ready;
+  }
+
+  int fd() const override { return event_fd_.get(); }
+
+  std::optional<LinkEvent> next() override {
+    const std::lock_guard lock(events_mutex_);
+    if (events_.empty()) return std::nullopt;
+    LinkEvent event = std::move(events_.front());
+    events_.pop_front();
+    if (events_.empty()) lower();
+    return event;
+  }
+
+ private:
+  struct Sending {
+    std::vector<LinkId> links;
+    LinkId link;  // the only one if `links` is empty
+    Outgoing frame;
+  };
+  using Request = std::variant<Sending, std::function<void()>>;
+
+  static Outgoing outgoing(LinkMessage message) {
+    Outgoing frame;
+    frame.head = link::message_head(message.kind, message.generation, message.body.size());
+    if (!message.body.empty()) {
+      frame.body = std::make_shared<const std::string>(std::move(message.body));
+    }
+    return frame;
+  }
+
+  void run(std::function<void()> action) { request(Request(std::move(action))); }
+
+  // In order, whichever thread asks; the hub's thread is woken once for many of them.
+  void request(Request request) {
+    {
+      const std::lock_guard lock(requests_mutex_);
+      requests_.push_back(std::move(request));
+      if (requests_.size() > 1) return;
+    }
+    asio::post(io_, [this] { serve_requests(); });
+  }
+
+  void serve_requests() {
+    std::vector<Request> requests;
+    {
+      const std::lock_guard lock(requests_mutex_);
+      requests.swap(requests_);
+    }
+    // Everything for one link first, then one write to it.
+    std::vector<std::shared_ptr<Peer>> to_write;
+    const auto send = [&](LinkId id, const Outgoing& frame) {
+      const auto found = loop_.peers.find(id);
+      if (found == loop_.peers.end()) return;
+      const std::shared_ptr<Peer> peer = found->second;
+      peer->send(frame);
+      if (to_write.empty() || to_write.back() != peer) to_write.push_back(peer);
+    };
+    const auto write = [&] {
+      for (const auto& peer : to_write) peer->write();
+      to_write.clear();
+    };
+    for (Request& request : requests) {
+      if (const Sending* sending = std::get_if<Sending>(&request)) {
+        if (sending->links.empty()) {
+          send(sending->link, sending->frame);
+        } else {
+          for (const LinkId id : sending->links) send(id, sending->frame);
+        }
+      } else {
+        write();
+        std::get<std::function<void()>>(request)();
+      }
+    }
+    write();
+  }
+
+  void answer_flushes() {
+    for (const auto& done : flushes_) done->set_value();
+    flushes_.clear();
+  }
+
+  void push(LinkEvent event) {
+    const std::lock_guard lock(events_mutex_);
+    if (!silenced_.empty() && silenced_.contains(event.link)) return;
+    events_.push_back(std::move(event));
+    if (events_.size() == 1) {
+      const uint64_t one = 1;
+      (void)!::write(event_fd_.get(), &one, sizeof(one));
+    }
+  }
+
+  void lower() {
+    uint64_t count = 0;
+    (void)!::read(event_fd_.get(), &count, sizeof(count));
+  }
+
+  // Signals are the business of the program's own threads.
+  void start_thread() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      thread_ = std::thread([this] { run_loop(); });
+    } catch (const std::system_error& error) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw Error(Exit::environment,
+                  {.code = "rendezvous.links",
+                   .what = fmt::format("cannot start a thread: {}", error.what()),
+                   .help = "raise the limit of processes and threads (ulimit -u, pids.max)"});
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // One connection's failure (no memory, no random bytes) must not end the others.
+  void run_loop() {
+    while (!io_.stopped()) {
+      try {
+        io_.run();
+      } catch (const std::exception&) {
+        // The connection's handler is gone; its deadline removes what is left of it.
+      }
+    }
+  }
+
+  const LinkHubOptions options_;
+  Fd event_fd_;
+  std::atomic<LinkId> last_id_{0};
+  std::mutex requests_mutex_;
+  std::vector<Request> requests_;
+  std::mutex events_mutex_;
+  std::deque<LinkEvent> events_;
+  std::unordered_set<LinkId> silenced_;  // closed by the owner, not yet by the thread
+  std::vector<std::shared_ptr<std::promise<void>>> flushes_;
+  asio::io_context io_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  Loop loop_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<LinkHub> make_link_hub(const LinkHubOptions& options) {
+  return std::make_unique<Hub>(options);
+}
+
+}  // namespace mtl

@@ -1,0 +1,240 @@
+// Inside of the link hub: what its connections share, all in the hub's own thread. Includes Asio;
+// only the .cpp files of the hub may include this.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "rendezvous/auth.h"
+#include "rendezvous/link.h"
+#include "rendezvous/link_frames.h"
+#include "rendezvous/protocol.h"
+#include "rendezvous/pulse.h"
+#include "rendezvous/sockets.h"
+
+namespace mtl::link {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using Nanoseconds = std::chrono::nanoseconds;
+
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+
+Nanoseconds boot_time();     // goes on while the machine sleeps
+Nanoseconds system_clock();  // since 1970
+
+struct Failure {
+  LinkEvent::Loss loss = LinkEvent::broken;
+  std::string reason;
+};
+
+// A frame on its way out. One body may be on its way to thousands of links.
+struct Outgoing {
+  Head head;
+  std::shared_ptr<const std::string> body;  // may be null
+  bool urgent = false;                      // heartbeats overtake messages that wait
+  size_t size() const { return head.size + (body ? body->size() : 0); }
+};
+
+class Peer;
+
+// Lets a thread that asks the resolver hand in its answer, or find that the hub is gone.
+struct Gate {
+  std::mutex mutex;
+  asio::io_context* io = nullptr;
+};
+
+class Loop {
+ public:
+  Loop(asio::io_context& io, const LinkHubOptions& options, std::function<void(LinkEvent)> emit);
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  asio::io_context& io;
+  const LinkHubOptions options;
+  const Nanoseconds dead_after;
+  const std::function<void(LinkEvent)> emit;
+  const std::shared_ptr<Gate> gate;
+  std::unordered_map<LinkId, std::shared_ptr<Peer>> peers;
+  std::function<LinkId()> new_id;
+  std::vector<char> scratch;  // of the peer that is being read
+
+  const auth::Key& key();
+  double random() { return std::uniform_real_distribution<double>(0, 1)(random_); }
+
+  void listen(Fd listener);
+  // Connections that have not proved the token; `greeted`: a Hello has come.
+  void add_stranger(const std::shared_ptr<Peer>& peer);
+  void stranger_greeted(const std::shared_ptr<Peer>& peer);
+  void remove_stranger(Peer& peer);
+  // A link that the owner has closed and whose last words are still on their way.
+  void add_closing(std::shared_ptr<Peer> peer);
+  // A look at the peers' deadlines is due then.
+  void wake_at(Nanoseconds when);
+
+  // Bytes that wait in all queues; `drained` is called when none are left.
+  void count(int64_t bytes);
+  size_t pending() const { return pending_; }
+  std::function<void()> drained;
+
+ private:
+  struct Listener {
+    explicit Listener(asio::io_context& context) : socket(context) {}
+    asio::posix::stream_descriptor socket;
+    bool paused = false;
+  };
+  struct Stranger {
+    std::shared_ptr<Peer> peer;
+    Nanoseconds since{0};
+  };
+  using Strangers = std::list<Stranger>;
+  void accept(Listener& listener);
+  void accept_some(Listener& listener);
+  bool make_room();
+  void arm(Nanoseconds now);
+  void tick();
+
+  std::mt19937_64 random_;
+  std::unique_ptr<auth::Key> key_;
+  std::list<Listener> listeners_;
+  bool resuming_ = false;
+  Strangers silent_, greeted_;  // oldest first
+  std::list<std::weak_ptr<Peer>> closing_;
+  asio::steady_timer timer_;
+  Nanoseconds tick_at_{Nanoseconds::max()};
+  size_t pending_ = 0;
+  friend class Peer;
+};
+
+// Makes a TCP connection, again and again until its time is over.
+class Dialer : public std::enable_shared_from_this<Dialer> {
+ public:
+  Dialer(Loop& loop, std::string host, uint16_t port, std::chrono::milliseconds patience,
+         std::string from);
+  std::function<void(Fd)> connected;
+  std::function<void(const Failure&)> failed;  // for good
+  void start();
+  // The connection came about, and was of no use.
+  void again(const Failure& failure);
+  void stop();
+  Nanoseconds deadline() const { return deadline_; }
+
+ private:
+  void look_up();
+  void use(net::Lookup lookup);
+  void next();
+  void wait_for(Fd socket);
+  void pause();
+  void note(const Failure& failure);
+  void give_up();
+  std::string target() const;
+
+  Loop& loop_;
+  const std::string host_;
+  const uint16_t port_;
+  const std::string from_;
+  const Nanoseconds begin_, deadline_;
+  asio::steady_timer timer_;
+  asio::posix::stream_descriptor socket_;
+  std::vector<net::Address> addresses_;
+  std::optional<net::Address> from_address_;
+  size_t next_ = 0;
+  bool named_ = false;  // not numeric: the resolver may say something else later
+  bool stopped_ = false;
+  std::chrono::milliseconds attempt_, pause_;
+  Nanoseconds pause_started_{0};
+  std::optional<Failure> failure_;  // the most telling one of this round or the one before
+  bool new_round_ = true;
+  int serial_ = 0;  // handlers of earlier attempts do nothing
+};
+
+// One connection.
+class Peer : public std::enable_shared_from_this<Peer> {
+ public:
+  Peer(Loop& loop, LinkId id);
+  ~Peer();
+
+  void accept(Fd socket);  // a stranger; gets an id when it has proved the token
+  void adopt(Fd in, Fd out, bool leased);
+  void connect(std::string host, uint16_t port, std::chrono::milliseconds patience,
+               std::string from);
+  void send(Outgoing frame);  // queues it
+  void write();               // what is queued, as far as the kernel takes it
+  void close(Nanoseconds linger);
+  void drop();  // at once, without a word to anybody
+  void tick(Nanoseconds now);
+  void overslept(Nanoseconds now);
+  Nanoseconds next_change() const;
+  bool gone() const { return stage_ == Stage::gone; }
+
+ private:
+  enum class Stage {
+    dialing,
+    hello,      // a stranger: its Hello is awaited
+    proof,      // a stranger: its Proof is awaited
+    challenge,  // dialed: the Challenge is awaited
+    welcome,    // dialed: the Welcome is awaited
+    open,
+    closing,
+    gone,
+  };
+  void begin_stream(Fd in, Fd out);
+  void end_stream();
+  void wait_readable();
+  void wait_writable();
+  void read();
+  bool take(std::string_view payload);  // false: no more from this stream
+  bool take_frame(std::string_view payload);
+  void say(const std::string& payload);
+  void on_hello(std::string_view payload);
+  void on_challenge(std::string_view payload);
+  void on_proof(std::string_view payload);
+  void on_welcome(std::string_view payload);
+  void refuse(const wire::Welcome& welcome);
+  void open(bool leased, Nanoseconds since);
+  void fail(LinkEvent::Loss loss, std::string reason, bool for_good = false);
+  void lose(const Failure& failure);
+  void half_close();
+
+  Loop& loop_;
+  LinkId id_;
+  Stage stage_ = Stage::dialing;
+  std::shared_ptr<Dialer> dialer_;
+  asio::posix::stream_descriptor in_;
+  asio::posix::stream_descriptor out_;  // open only if it is not the same file as in_
+  int serial_ = 0;                      // of the stream: handlers of earlier ones do nothing
+  bool socket_ = false;
+  bool greeted_ = false;  // adopted: its greeting has come, or none is needed
+  bool adopted_ = false;
+  bool writing_ = false;  // waits until it is writable
+  int write_error_ = 0;
+  Splitter splitter_;
+  std::deque<Outgoing> queue_;
+  std::deque<Outgoing> early_;  // the owner's, from before the link was open
+  size_t offset_ = 0;           // into the first of queue_
+  size_t queued_ = 0;           // bytes in both
+  wire::Hello hello_;
+  wire::Challenge challenge_;
+  Nanoseconds said_at_{0};  // when the last step of the handshake was sent
+  Nanoseconds first_rtt_{0}, first_ahead_{0};
+  std::optional<Pulse> pulse_;
+  Nanoseconds until_{Nanoseconds::max()};  // of the handshake or of the lingering
+  std::list<Loop::Stranger>::iterator place_;
+  std::list<Loop::Stranger>* strangers_ = nullptr;  // the list in which place_ is
+  friend class Loop;
+};
+
+}  // namespace mtl::link

@@ -1,0 +1,542 @@
+// One connection of the hub: the handshake, then frames both ways. It is read and written by plain
+// system calls when Asio says that it is ready, so that an idle link holds no buffer and everything
+// that waits goes out in one call.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/link_loop.h"
+
+namespace mtl::link {
+
+namespace {
+
+constexpr size_t kPiecesAtOnce = 64;
+// Per turn, then the other connections have theirs.
+constexpr size_t kWrittenAtOnce = size_t{1} << 20;
+constexpr int kReadsAtOnce = 8;
+
+LinkEvent::Loss loss_of(int error) {
+  switch (error) {
+    case ECONNRESET:
+    case EPIPE:
+      return LinkEvent::closed;
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+      return LinkEvent::silent;
+    default:
+      return LinkEvent::broken;
+  }
+}
+
+bool is_socket(int fd) {
+  struct stat status = {};
+  return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
+}
+
+void make_non_blocking(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags >= 0) ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+}  // namespace
+
+Peer::Peer(Loop& loop, LinkId id) : loop_(loop), id_(id), in_(loop.io), out_(loop.io) {}
+
+// Only when the hub itself ends: handlers hold a reference to us.
+Peer::~Peer() {
+  end_stream();
+}
+
+void Peer::accept(Fd socket) {
+  stage_ = Stage::hello;
+  loop_.add_stranger(shared_from_this());
+  begin_stream(std::move(socket), Fd());
+  read();  // who connects speaks first, so its Hello is often here already
+}
+
+void Peer::adopt(Fd in, Fd out, bool leased) {
+  adopted_ = true;
+  make_non_blocking(in.get());
+  if (out) make_non_blocking(out.get());
+  begin_stream(std::move(in), std::move(out));
+  if (stage_ == Stage::gone) return;
+  stage_ = Stage::open;
+  queue_.push_back({.head = greeting(), .body = nullptr, .urgent = true});
+  queued_ += queue_.back().size();
+  loop_.count(static_cast<int64_t>(queue_.back().size()));
+  greeted_ = false;
+  open(leased, boot_time());
+  write();
+  wait_readable();
+}
+
+void Peer::connect(std::string host, uint16_t port, std::chrono::milliseconds patience,
+                   std::string from) {
+  stage_ = Stage::dialing;
+  dialer_ = std::make_shared<Dialer>(loop_, std::move(host), port, patience, std::move(from));
+  const std::weak_ptr<Peer> weak = weak_from_this();
+  dialer_->connected = [weak](Fd socket) {
+    const auto self = weak.lock();
+    if (!self || self->stage_ != Stage::dialing) return;
+    self->begin_stream(std::move(socket), Fd());
+    if (self->stage_ != Stage::dialing) return;
+    self->stage_ = Stage::challenge;
+    self->until_ = std::min<Nanoseconds>(
+        boot_time() + self->loop_.options.auth_timeout,
+        std::max(self->dialer_->deadline(), boot_time() + std::chrono::milliseconds(1)));
+    self->loop_.wake_at(self->until_);
+    self->hello_ = {.service = wire::Service::link, .nonce = auth::random_nonce()};
+    self->said_at_ = boot_time();
+    self->say(wire::encode(self->hello_));
+    self->wait_readable();
+  };
+  dialer_->failed = [weak](const Failure& failure) {
+    if (const auto self = weak.lock()) self->lose(failure);
+  };
+  dialer_->start();
+}
+
+void Peer::begin_stream(Fd in, Fd out) {
+  ++serial_;
+  splitter_ = Splitter();
+  write_error_ = 0;
+  writing_ = false;
+  socket_ = !adopted_ || is_socket(in.get());
+  error_code error;
+  in_.assign(in.get(), error);
+  if (!error) in.release();
+  if (!error && out) {
+    out_.assign(out.get(), error);
+    if (!error) out.release();
+  }
+  if (error) fail(LinkEvent::broken, "cannot watch its descriptor: " + error.message());
+}
+
+void Peer::end_stream() {
+  ++serial_;
+  error_code ignored;
+  if (in_.is_open()) {
+    if (socket_) {
+      // Unread bytes would turn the end into a reset, which may cost the peer what we said last;
+      // the shutdown ends the connection even if a forked child still holds a copy of it.
+      ssize_t got = 0;
+      do {
+        got = ::recv(in_.native_handle(), loop_.scratch.data(), loop_.scratch.size(), MSG_DONTWAIT);
+      } while (got > 0);
+      ::shutdown(in_.native_handle(), SHUT_RDWR);
+    }
+    in_.close(ignored);
+  }
+  if (out_.is_open()) out_.close(ignored);
+  for (const auto* waiting : {&queue_, &early_}) {
+    if (waiting == &early_ && stage_ != Stage::gone) continue;  // for the next attempt
+    for (const Outgoing& frame : *waiting) queued_ -= frame.size();
+  }
+  queued_ += offset_;
+  offset_ = 0;
+  queue_.clear();
+  if (stage_ == Stage::gone) early_.clear();
+}
+
+void Peer::wait_readable() {
+  if (!in_.is_open()) return;
+  in_.async_wait(asio::posix::stream_descriptor::wait_read,
+                 [this, self = shared_from_this(), serial = serial_](error_code error) {
+                   if (serial != serial_ || error == asio::error::operation_aborted) return;
+                   if (error) return fail(LinkEvent::broken, error.message());
+                   read();
+                 });
+}
+
+void Peer::wait_writable() {
+  if (writing_) return;
+  writing_ = true;
+  auto& stream = out_.is_open() ? out_ : in_;
+  stream.async_wait(asio::posix::stream_descriptor::wait_write,
+                    [this, self = shared_from_this(), serial = serial_](error_code error) {
+                      if (serial != serial_ || error == asio::error::operation_aborted) return;
+                      writing_ = false;
+                      if (error) return fail(LinkEvent::broken, error.message());
+                      write();
+                    });
+}
+
+void Peer::read() {
+  const int serial = serial_;
+  const auto limit = [this] {
+    const bool trusted = stage_ == Stage::open && (!adopted_ || greeted_);
+    return trusted ? wire::kMaxFrame : wire::kMaxHandshakeFrame;
+  };
+  for (int i = 0; i < kReadsAtOnce; ++i) {
+    const ssize_t got = ::read(in_.native_handle(), loop_.scratch.data(), loop_.scratch.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) {
+      const int error = got < 0 ? errno : write_error_;
+      if (error == 0) return fail(LinkEvent::closed, "it closed the connection");
+      return fail(loss_of(error), fmt::format("the connection failed: {}", strerror(error)));
+    }
+    if (stage_ == Stage::closing) continue;  // only its end is of interest
+    if (pulse_) pulse_->heard(boot_time());
+    const auto result = splitter_.feed(
+        {loop_.scratch.data(), static_cast<size_t>(got)}, limit,
+        [this, serial](std::string_view payload) { return take(payload) && serial == serial_; });
+    if (serial != serial_) return;
+    if (result == Splitter::Result::malformed) {
+      return fail(LinkEvent::broken, "it sent something that is not a frame of ours");
+    }
+    if (static_cast<size_t>(got) < loop_.scratch.size()) break;
+  }
+  write();
+  if (serial == serial_) wait_readable();
+}
+
+bool Peer::take(std::string_view payload) {
+  switch (stage_) {
+    case Stage::hello:
+      on_hello(payload);
+      break;
+    case Stage::proof:
+      on_proof(payload);
+      break;
+    case Stage::challenge:
+      on_challenge(payload);
+      break;
+    case Stage::welcome:
+      on_welcome(payload);
+      break;
+    case Stage::open:
+      return take_frame(payload);
+    default:
+      break;
+  }
+  return stage_ != Stage::gone && stage_ != Stage::dialing;
+}
+
+bool Peer::take_frame(std::string_view payload) {
+  const auto frame = decode(payload);
+  const auto malformed = [this] {
+    fail(LinkEvent::broken, "it sent something that is not a frame of ours");
+    return false;
+  };
+  if (!frame) return malformed();
+  if (adopted_ && !greeted_) {
+    if (frame->tag != Frame::Tag::greeting) return malformed();
+    if (frame->version != wire::kVersion) {
+      fail(LinkEvent::wrong_version,
+           fmt::format("it speaks version {} of the protocol, we speak {}", frame->version,
+                       wire::kVersion));
+      return false;
+    }
+    greeted_ = true;
+    return true;
+  }
+  switch (frame->tag) {
+    case Frame::Tag::message: {
+      LinkEvent event;
+      event.kind = LinkEvent::arrived;
+      event.link = id_;
+      event.message = {frame->kind, frame->generation, std::string(frame->body)};
+      event.clock_ahead = pulse_->clock_ahead();
+      loop_.emit(std::move(event));
+      return true;
+    }
+    case Frame::Tag::beat:
+      send({.head = answer(frame->sent, system_clock().count()), .body = nullptr, .urgent = true});
+      return stage_ == Stage::open;
+    case Frame::Tag::answer:
+      pulse_->answered(Nanoseconds(frame->sent), Nanoseconds(frame->clock), boot_time(),
+                       system_clock());
+      return true;
+    case Frame::Tag::greeting:
+      return malformed();
+  }
+  return malformed();
+}
+
+// A step of the handshake.
+void Peer::say(const std::string& payload) {
+  Outgoing frame;
+  frame.body = std::make_shared<const std::string>(wire::frame(payload));
+  queued_ += frame.size();
+  loop_.count(static_cast<int64_t>(frame.size()));
+  queue_.push_back(std::move(frame));
+  write();
+}
+
+void Peer::on_hello(std::string_view payload) {
+  const auto hello = wire::decode_hello(payload);
+  if (!hello || hello->service != wire::Service::link) return drop();
+  if (hello->version != wire::kVersion) {
+    return refuse({.verdict = wire::Verdict::wrong_version, .generation = 0});
+  }
+  hello_ = *hello;
+  loop_.stranger_greeted(shared_from_this());
+  challenge_ = {.nonce = auth::random_nonce(), .clock = system_clock().count()};
+  said_at_ = boot_time();
+  stage_ = Stage::proof;
+  say(wire::encode(challenge_));
+}
+
+void Peer::on_challenge(std::string_view payload) {
+  const auto challenge = wire::decode_challenge(payload);
+  if (!challenge) {
+    const auto refusal = wire::decode_welcome(payload);
+    if (refusal && refusal->verdict == wire::Verdict::wrong_version) {
+      return fail(LinkEvent::wrong_version, "it speaks another version of the protocol", true);
+    }
+    return fail(LinkEvent::broken, "it does not speak our protocol");
+  }
+  challenge_ = *challenge;
+  const Nanoseconds now = boot_time();
+  const Nanoseconds clock = system_clock();
+  first_rtt_ = now - said_at_;
+  first_ahead_ = Nanoseconds(challenge_.clock) - (clock - first_rtt_ / 2);
+  said_at_ = now;
+  stage_ = Stage::welcome;
+  say(wire::encode(
+      wire::Proof{.mac = auth::client_proof(loop_.key(), hello_, challenge_, clock.count()),
+                  .clock = clock.count()}));
+}
+
+void Peer::on_proof(std::string_view payload) {
+  const auto proof = wire::decode_proof(payload);
+  if (!proof) return drop();
+  if (!auth::equal(proof->mac, auth::client_proof(loop_.key(), hello_, challenge_, proof->clock))) {
+    return refuse({.verdict = wire::Verdict::wrong_token, .generation = 0});
+  }
+  const Nanoseconds now = boot_time();
+  first_rtt_ = now - said_at_;
+  first_ahead_ = Nanoseconds(proof->clock) - (system_clock() - first_rtt_ / 2);
+  wire::Welcome welcome;
+  welcome.mac = auth::server_proof(loop_.key(), hello_, challenge_, welcome);
+  const auto self = shared_from_this();
+  loop_.remove_stranger(*this);
+  say(wire::encode(welcome));
+  if (stage_ != Stage::proof) return;
+  id_ = loop_.new_id();
+  loop_.peers[id_] = self;
+  open(false, now);
+}
+
+void Peer::on_welcome(std::string_view payload) {
+  const auto welcome = wire::decode_welcome(payload);
+  if (!welcome) return fail(LinkEvent::broken, "it does not speak our protocol");
+  if (!auth::equal(welcome->mac, auth::server_proof(loop_.key(), hello_, challenge_, *welcome)) ||
+      welcome->verdict != wire::Verdict::accepted) {
+    return fail(LinkEvent::wrong_token, "it has another token than we: it belongs to another run",
+                true);
+  }
+  open(true, said_at_);
+}
+
+void Peer::refuse(const wire::Welcome& welcome) {
+  say(wire::encode(welcome));
+  drop();
+}
+
+// `since`: when the peer may first have counted on us, or we on it.
+void Peer::open(bool leased, Nanoseconds since) {
+  stage_ = Stage::open;
+  until_ = Nanoseconds::max();
+  dialer_.reset();
+  pulse_.emplace(leased, loop_.dead_after, since, loop_.random());
+  LinkEvent event;
+  event.kind = LinkEvent::opened;
+  event.link = id_;
+  if (!adopted_) {
+    pulse_->saw_clock(first_rtt_, first_ahead_);
+    event.peer_address = net::peer_address(in_.native_handle());
+    event.local_address = net::local_address(in_.native_handle());
+    event.clock_ahead = first_ahead_;
+  } else {
+    pulse_->beat_now();
+  }
+  loop_.wake_at(pulse_->next_change());
+  for (Outgoing& frame : early_) queue_.push_back(std::move(frame));
+  early_.clear();
+  loop_.emit(std::move(event));
+}
+
+void Peer::send(Outgoing frame) {
+  if (stage_ == Stage::gone || stage_ == Stage::closing || write_error_ != 0) return;
+  const size_t size = frame.size();
+  if (queued_ + size > loop_.options.max_queued_bytes && !frame.urgent) {
+    return lose({LinkEvent::overflow,
+                 fmt::format("it does not read: {} bytes wait for it", queued_ + size)});
+  }
+  queued_ += size;
+  loop_.count(static_cast<int64_t>(size));
+  if (stage_ != Stage::open) {
+    early_.push_back(std::move(frame));
+  } else if (frame.urgent) {
+    auto place = queue_.begin() + (offset_ > 0 ? 1 : 0);
+    while (place != queue_.end() && place->urgent) ++place;
+    queue_.insert(place, std::move(frame));
+  } else {
+    queue_.push_back(std::move(frame));
+  }
+}
+
+void Peer::write() {
+  if (writing_ || write_error_ != 0 || !in_.is_open()) return;
+  const int fd = out_.is_open() ? out_.native_handle() : in_.native_handle();
+  size_t written = 0;
+  while (!queue_.empty()) {
+    if (written >= kWrittenAtOnce) return wait_writable();
+    std::array<iovec, kPiecesAtOnce> pieces;
+    size_t count = 0, wanted = 0, skip = offset_;
+    const auto add = [&](std::string_view bytes) {
+      if (skip >= bytes.size()) {
+        skip -= bytes.size();
+        return;
+      }
+      bytes.remove_prefix(skip);
+      skip = 0;
+      pieces[count++] = {const_cast<char*>(bytes.data()), bytes.size()};
+      wanted += bytes.size();
+    };
+    for (const Outgoing& frame : queue_) {
+      if (count + 2 > pieces.size() || wanted >= kWrittenAtOnce) break;
+      add(frame.head.view());
+      if (frame.body) add(*frame.body);
+    }
+    const ssize_t sent = ::writev(fd, pieces.data(), static_cast<int>(count));
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return wait_writable();
+    if (sent < 0) {
+      // What the peer said before it died is still to be read; its end follows.
+      write_error_ = errno;
+      asio::post(loop_.io, [this, self = shared_from_this(), serial = serial_] {
+        if (serial == serial_) read();
+        if (serial == serial_) {
+          fail(loss_of(write_error_),
+               fmt::format("the connection failed: {}", strerror(write_error_)));
+        }
+      });
+      return;
+    }
+    written += static_cast<size_t>(sent);
+    offset_ += static_cast<size_t>(sent);
+    while (!queue_.empty() && offset_ >= queue_.front().size()) {
+      offset_ -= queue_.front().size();
+      queue_.pop_front();
+    }
+    queued_ -= static_cast<size_t>(sent);
+    loop_.count(-sent);
+    if (static_cast<size_t>(sent) < wanted) return wait_writable();
+  }
+  if (stage_ == Stage::closing) half_close();
+}
+
+void Peer::close(Nanoseconds linger) {
+  if (stage_ == Stage::gone) return;
+  const auto self = shared_from_this();
+  loop_.peers.erase(id_);
+  if (stage_ != Stage::open || write_error_ != 0) return drop();
+  stage_ = Stage::closing;
+  until_ = boot_time() + linger;
+  loop_.add_closing(self);
+  write();
+  if (queue_.empty()) half_close();
+}
+
+// The peer reads our end after our last message, and then ends the connection itself.
+void Peer::half_close() {
+  if (stage_ != Stage::closing) return;
+  error_code ignored;
+  if (out_.is_open()) {
+    out_.close(ignored);
+  } else if (socket_) {
+    ::shutdown(in_.native_handle(), SHUT_WR);
+  } else {
+    drop();
+  }
+}
+
+void Peer::drop() {
+  if (stage_ == Stage::gone) return;
+  const auto self = shared_from_this();
+  stage_ = Stage::gone;
+  if (dialer_) dialer_->stop();
+  const size_t before = queued_;
+  end_stream();
+  loop_.count(static_cast<int64_t>(queued_) - static_cast<int64_t>(before));
+  loop_.remove_stranger(*this);
+  if (id_ != 0) loop_.peers.erase(id_);
+}
+
+void Peer::lose(const Failure& failure) {
+  if (stage_ == Stage::gone) return;
+  const bool silent = stage_ == Stage::closing || id_ == 0;
+  drop();
+  if (silent) return;
+  LinkEvent event;
+  event.kind = LinkEvent::lost;
+  event.link = id_;
+  event.loss = failure.loss;
+  event.reason = failure.reason;
+  loop_.emit(std::move(event));
+}
+
+// The stream is of no use any more.
+void Peer::fail(LinkEvent::Loss loss, std::string reason, bool for_good) {
+  const bool again = dialer_ && !for_good;
+  if (!again) return lose({loss, std::move(reason)});
+  if (loss == LinkEvent::closed) {
+    // Perhaps its listener was full, or has just been replaced.
+    loss = LinkEvent::broken;
+    reason = "it closed the connection during the handshake";
+  }
+  const auto self = shared_from_this();
+  stage_ = Stage::dialing;
+  until_ = Nanoseconds::max();
+  const size_t before = queued_;
+  end_stream();
+  loop_.count(static_cast<int64_t>(queued_) - static_cast<int64_t>(before));
+  dialer_->again({loss, std::move(reason)});
+}
+
+void Peer::tick(Nanoseconds now) {
+  if (stage_ == Stage::open) {
+    if (pulse_->beat_due(now)) {
+      pulse_->beat(now);
+      send({.head = beat(now.count()), .body = nullptr, .urgent = true});
+      write();
+    }
+    if (stage_ == Stage::open && pulse_->dead(now)) {
+      lose({LinkEvent::silent,
+            fmt::format("nothing heard from it for {:.1f} s",
+                        std::chrono::duration<double>(pulse_->silence(now)).count())});
+    }
+  } else if (now >= until_) {
+    if (stage_ == Stage::challenge || stage_ == Stage::welcome) {
+      fail(LinkEvent::unreachable, "it accepts the connection and does not answer");
+    } else {
+      drop();
+    }
+  }
+}
+
+void Peer::overslept(Nanoseconds now) {
+  if (pulse_) pulse_->overslept(now);
+}
+
+Nanoseconds Peer::next_change() const {
+  return stage_ == Stage::open ? pulse_->next_change() : until_;
+}
+
+}  // namespace mtl::link

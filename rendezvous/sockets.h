@@ -1,0 +1,63 @@
+// TCP sockets as this room needs them. Every descriptor is made close-on-exec and non-blocking in
+// the call that makes it: the owner forks children at any time. No event loop here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sys/socket.h>
+
+#include "common/files.h"
+
+namespace mtl::net {
+
+struct Address {
+  sockaddr_storage storage = {};
+  socklen_t length = 0;
+  int family() const { return storage.ss_family; }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// "[::1]" is how people write an IPv6 address beside a port.
+std::string bare(const std::string& address);
+
+struct Lookup {
+  std::vector<Address> addresses;  // in the resolver's order, each once
+  std::string error;               // why there is none
+};
+// Asks the resolver (may take seconds).
+Lookup look_up(const std::string& host, uint16_t port);
+// The same for what needs no resolver; no addresses and no error if `host` is a name.
+Lookup look_up_numeric(const std::string& host, uint16_t port);
+
+// Numeric, without the port; an IPv4 peer of a socket that serves both looks like IPv4.
+std::string text(const Address& address);
+std::string peer_address(int fd);
+std::string local_address(int fd);
+
+// Listens with the longest backlog that the system allows; "::" serves IPv4 too. What is accepted
+// inherits tune(). Throws Error "rendezvous.address" / "rendezvous.port" (Exit::environment).
+Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout);
+uint16_t port_of(int listener);
+// One connection, or an empty Fd and errno.
+Fd accept_one(int listener);
+
+// A connect under way (error EINPROGRESS) or done (0); else an empty Fd and why. `from` (may be
+// null) is the local address to use.
+struct Dial {
+  Fd socket;
+  int error = 0;
+  bool bad_from = false;  // it was `from` that failed
+};
+Dial dial(const Address& to, const Address* from, std::chrono::milliseconds user_timeout);
+// Once it is writable: 0 or why it failed. A socket that has met itself (a connect to a free port
+// of this host may, when the kernel picks that very port for our end) counts as refused.
+int dial_result(int fd);
+
+// Small messages leave at once, a peer whose machine vanished is noticed even when nothing is read,
+// and lost packets of a nearly idle link are repeated at a steady pace instead of ever more rarely.
+void tune(int fd, std::chrono::milliseconds user_timeout);
+
+}  // namespace mtl::net
