@@ -47,7 +47,7 @@ bool have_ipv6() {
 
 }  // namespace
 
-TEST_CASE("messages cross a TCP link in order, both ways, of any size") {
+TEST_CASE("messages cross a TCP link in order both ways of any size") {
   std::vector<std::string> addresses = {"127.0.0.1", "localhost"};
   if (have_ipv6()) {
     addresses.push_back("::1");

@@ -12,7 +12,7 @@
 
 using namespace mtl;
 
-TEST_CASE("every message survives encoding, and no prefix or extension of it decodes") {
+TEST_CASE("every message survives encoding and no prefix or extension of it decodes") {
   wire::Nonce nonce;
   for (size_t i = 0; i < nonce.size(); ++i) nonce[i] = static_cast<uint8_t>(200 + i);
   const auto exact = [](const std::string& text, auto decode) {
@@ -81,7 +81,7 @@ TEST_CASE("frame lengths are capped") {
   CHECK_FALSE(wire::frame_length("abc", 100));
 }
 
-TEST_CASE("a proof binds token, both nonces, service, generation, clock, verdict and direction") {
+TEST_CASE("a proof binds token both nonces service generation clock verdict and direction") {
   const auth::Key kKey(std::string("token"));
   const wire::Hello hello = {.generation = 1, .nonce = auth::random_nonce()};
   const wire::Challenge challenge = {auth::random_nonce()};
