@@ -1,0 +1,66 @@
+#include "launcher/ssh/identities.h"
+
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include <openssl/evp.h>
+
+#include "common/error.h"
+#include "common/files.h"
+
+namespace mtl::ssh {
+
+namespace {
+
+constexpr size_t kLargestKey = 64 * 1024;
+
+// Says whether a key file that could not be read wants a passphrase.
+bool wants_passphrase(const std::string& text) {
+  // PEM and PKCS#8 say it in clear.
+  if (text.find("ENCRYPTED") != std::string::npos) return true;
+  constexpr std::string_view kOpenSsh = "-----BEGIN OPENSSH PRIVATE KEY-----";
+  const size_t start = text.find(kOpenSsh);
+  if (start == std::string::npos) return false;
+  // "openssh-key-v1", 0, then the cipher's name with its length in 4 bytes: within 48 bytes.
+  std::string base64;
+  for (size_t i = start + kOpenSsh.size(); i < text.size() && base64.size() < 64; ++i) {
+    if (text[i] != '\n' && text[i] != '\r') base64 += text[i];
+  }
+  unsigned char bytes[48] = {};
+  if (base64.size() < 64 ||
+      EVP_DecodeBlock(bytes, reinterpret_cast<const unsigned char*>(base64.data()), 64) < 0) {
+    return false;
+  }
+  constexpr size_t kCipher = 15;
+  return std::string_view(reinterpret_cast<const char*>(bytes) + kCipher, 8) !=
+         std::string_view("\0\0\0\4none", 8);
+}
+
+}  // namespace
+
+Identities::~Identities() {
+  for (auto& [path, identity] : loaded_) ssh_key_free(identity.key);
+}
+
+const Identity& Identities::get(const std::string& path) {
+  const auto [entry, fresh] = loaded_.try_emplace(path);
+  Identity& identity = entry->second;
+  std::error_code ignored;
+  if (!fresh || !std::filesystem::exists(path, ignored)) return identity;
+  if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &identity.key) ==
+      SSH_OK) {
+    identity.state = Identity::loaded;
+    return identity;
+  }
+  identity.key = nullptr;
+  identity.state = Identity::unreadable;
+  try {
+    if (wants_passphrase(read_file(path, kLargestKey))) identity.state = Identity::encrypted;
+  } catch (const Error&) {
+    // It stays unreadable.
+  }
+  return identity;
+}
+
+}  // namespace mtl::ssh

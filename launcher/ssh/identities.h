@@ -1,0 +1,29 @@
+// Private keys, each file read once for all hosts.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <libssh/libssh.h>
+
+namespace mtl::ssh {
+
+struct Identity {
+  enum State { loaded, missing, encrypted, unreadable };
+  State state = missing;
+  ssh_key key = nullptr;
+};
+
+class Identities {
+ public:
+  Identities() = default;
+  ~Identities();
+  Identities(const Identities&) = delete;
+  Identities& operator=(const Identities&) = delete;
+  const Identity& get(const std::string& path);
+
+ private:
+  std::map<std::string, Identity> loaded_;
+};
+
+}  // namespace mtl::ssh
