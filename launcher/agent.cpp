@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
-#include <deque>
 #include <fcntl.h>
 #include <memory>
 #include <poll.h>
 #include <unistd.h>
 
-#include <sys/eventfd.h>
-
 #include <fmt/format.h>
 
-#include "common/files.h"
+#include "launcher/agent_output.h"
 #include "launcher/keeper.h"
 #include "launcher/oom.h"
-#include "launcher/outlet.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 
@@ -28,12 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRequeue = static_cast<int>(Exit::requeue);
-constexpr size_t kLastLines = 20;
-constexpr size_t kLastLineBytes = 2'000;  // a headline shows the beginning of a longer one
-constexpr size_t kQueueBytes = 64 << 20;
-constexpr int kPipeBytes = 256 << 10;
-// What a dead worker can have left in its pipe; more comes from somebody who still writes.
-constexpr size_t kPipeRest = 1 << 20;
 // Helpers that outlive their finished workers get TERM and this long.
 constexpr std::chrono::milliseconds kLeftoverGrace{2'000};
 // From KILL to giving up on a process in uninterruptible sleep.
@@ -60,23 +49,6 @@ class StandardDescriptors {
 struct Worker {
   int pid = 0;
   bool ended = false;
-  std::filesystem::path log_path;
-  Fd log;
-  int log_error = 0;  // of the first write that failed; only the log outlet's thread touches it
-  Consumer to_log;
-  Consumer to_console[2];  // of stdout, stderr; only of a shown rank
-  std::deque<std::string> last_lines;
-};
-
-// A descriptor that the agent reads: a worker's stdout or stderr, or a line source.
-struct Stream {
-  Fd owned;
-  int fd = -1;
-  int worker = -1;  // -1 = a line source
-  bool is_stderr = false;
-  bool open = true;
-  LineCutter lines;
-  Consumer on_block;  // of a line source
 };
 
 class Agent {
@@ -85,25 +57,16 @@ class Agent {
 
   AgentResult run() {
     result_.started = std::chrono::system_clock::now();
-    wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!wake_) throw system_error("cannot make an eventfd", errno);
     {
       SignalPipe signals;
       start();
       while (!gone_) turn(signals);
-      finish_streams();
+      output_->finish();
       keeper_.reset();
     }
     // From here a Ctrl-C ends this process as before: nothing is left to stop, and what is queued
     // may wait for a terminal that somebody has stopped.
-    console_.reset();
-    log_outlet_.reset();
-    for (const Worker& worker : workers_) {
-      if (worker.log_error != 0) {
-        result_.warnings.push_back(fmt::format("{} is incomplete: {}", worker.log_path.string(),
-                                               strerror(worker.log_error)));
-      }
-    }
+    output_->close(result_.warnings);
     if (start_error_) throw Error(*start_error_);
     conclude();
     return std::move(result_);
@@ -114,89 +77,23 @@ class Agent {
   // --------------------------------------------------------------------------------------
 
   void start() {
-    const size_t count = options_.workers.size();
     for (const WorkerCommand& command : options_.workers) {
       launches_.push_back(prepare_launch(command));
     }
-    if (!options_.log_dir.empty()) make_directories(options_.log_dir);
-    workers_.resize(count);
-    std::vector<Fd> write_ends;
-    for (size_t i = 0; i < count; ++i) {
-      open_log(i);
-      for (bool is_stderr : {false, true}) {
-        int ends[2];
-        if (pipe2(ends, O_CLOEXEC) != 0) throw system_error("cannot make a pipe", errno);
-        Stream stream;
-        stream.owned = Fd(ends[0]);
-        stream.fd = ends[0];
-        stream.worker = static_cast<int>(i);
-        stream.is_stderr = is_stderr;
-        streams_.push_back(std::move(stream));
-        write_ends.emplace_back(ends[1]);
-        fcntl(ends[0], F_SETFL, O_NONBLOCK);
-        fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);  // a courtesy; the default serves too
-        (is_stderr ? launches_[i].err : launches_[i].out) = ends[1];
-      }
-    }
-    for (const LineSource& source : options_.line_sources) {
-      Stream stream;
-      stream.fd = source.fd;
-      stream.on_block = [&source](std::string_view block) { each_line(block, source.on_line); };
-      streams_.push_back(std::move(stream));
-    }
-    // Forked before there are threads of ours.
-    keeper_ = std::make_unique<Keeper>(launches_);
-    write_ends.clear();
-    log_outlet_ = std::make_unique<Outlet>(kQueueBytes, wake_.get());
-    console_ = std::make_unique<Outlet>(kQueueBytes, wake_.get());
-    on_notice_ = [this](std::string_view block) {
-      each_line(block, [this](std::string_view line) { options_.on_notice(line); });
-    };
-  }
-
-  void open_log(size_t index) {
-    Worker& worker = workers_[index];
-    const int rank = options_.workers[index].rank;
-    if (!options_.log_dir.empty()) {
-      worker.log_path = options_.log_dir / fmt::format("rank-{:05}.log", rank);
-      worker.log =
-          Fd(open(worker.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-      if (!worker.log) {
-        throw system_error("cannot open the log " + worker.log_path.string(), errno);
-      }
-      worker.to_log = [&worker](std::string_view block) {
-        if (worker.log_error == 0 && !write_all(worker.log.get(), block)) worker.log_error = errno;
-      };
-    }
-    if (rank != 0 || !options_.show_rank0) return;
-    for (bool is_stderr : {false, true}) {
-      if (options_.on_output) {
-        worker.to_console[is_stderr] = [this, is_stderr](std::string_view block) {
-          each_line(block, [&](std::string_view line) { options_.on_output(0, is_stderr, line); });
-        };
-      } else {
-        worker.to_console[is_stderr] = [this, is_stderr](std::string_view block) {
-          // Nobody reads any more (| head): the run goes on, its log has the rest.
-          if (!reader_gone_[is_stderr]) {
-            reader_gone_[is_stderr] = !write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO, block);
-          }
-        };
-      }
-    }
+    workers_.resize(launches_.size());
+    output_ = std::make_unique<AgentOutput>(options_, launches_);
+    keeper_ = std::make_unique<Keeper>(launches_);  // forked before there are threads of ours
+    output_->start();
   }
 
   // --- the loop
   // -----------------------------------------------------------------------------------
 
   void turn(SignalPipe& signals) {
-    std::vector<pollfd> polled = {
-        {signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    std::vector<pollfd> polled = {{signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+    const size_t first_stream = polled.size();
     std::optional<Clock::time_point> until = deadline_;
-    for (Stream& stream : streams_) {
-      // -1 is skipped by poll: closed, or waiting until its output has somewhere to go.
-      const bool ready = stream.open && accepts(stream, until);
-      polled.push_back({ready ? stream.fd : -1, POLLIN, 0});
-    }
+    output_->add_to(polled, until);
     int timeout = -1;
     if (until) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
@@ -209,33 +106,9 @@ class Agent {
     if (polled[0].revents != 0) {
       for (int signal : signals.take()) on_signal(signal);
     }
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      if (polled[3 + i].revents != 0) read_stream(streams_[i], 1);
-    }
+    output_->read_ready(polled, first_stream);
     if (polled[1].revents != 0) read_events();
-    if (polled[2].revents != 0) {
-      eventfd_t ignored;
-      eventfd_read(wake_.get(), &ignored);
-    }
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
-  }
-
-  bool accepts(const Stream& stream, std::optional<Clock::time_point>& until) const {
-    bool all = true;
-    const auto ask = [&](const Outlet& outlet) {
-      if (outlet.accepts()) return;
-      all = false;
-      const Clock::time_point stall = outlet.stall_time();
-      if (!until || stall < *until) until = stall;
-    };
-    if (stream.worker < 0) {
-      ask(*console_);
-      return all;
-    }
-    const Worker& worker = workers_[static_cast<size_t>(stream.worker)];
-    if (worker.to_log) ask(*log_outlet_);
-    if (worker.to_console[stream.is_stderr]) ask(*console_);
-    return all;
   }
 
   void read_events() {
@@ -290,9 +163,7 @@ class Agent {
   void on_end(size_t index, const KeeperEvent& event) {
     Worker& worker = workers_[index];
     worker.ended = true;
-    for (Stream& stream : streams_) {
-      if (stream.worker == event.index) read_stream(stream, kPipeRest / kChunk);
-    }
+    output_->drain(index);
     WorkerEnd end;
     end.rank = options_.workers[index].rank;
     end.ranks = options_.workers[index].ranks;
@@ -304,8 +175,8 @@ class Agent {
     end.when = std::chrono::system_clock::time_point(
         std::chrono::duration_cast<std::chrono::system_clock::duration>(
             Nanoseconds(event.when_ns)));
-    end.last_lines.assign(worker.last_lines.begin(), worker.last_lines.end());
-    end.log = worker.log_path;
+    end.last_lines = output_->last_lines(index);
+    end.log = output_->log_path(index);
     if (event.signal == SIGKILL && stop_signal_ != SIGKILL) {
       if (std::string strike = oom_.strike(); !strike.empty()) end.notes.push_back(strike);
     }
@@ -398,8 +269,8 @@ class Agent {
       end.exit_code = 128 + SIGKILL;
       end.stopped_by_us = true;
       end.when = std::chrono::system_clock::now();
-      end.last_lines.assign(workers_[i].last_lines.begin(), workers_[i].last_lines.end());
-      end.log = workers_[i].log_path;
+      end.last_lines = output_->last_lines(i);
+      end.log = output_->log_path(i);
       end.notes.push_back("it does not die of SIGKILL: uninterruptible sleep, see /proc/" +
                           std::to_string(end.pid) + "/stack");
       result_.ends.push_back(end);
@@ -422,93 +293,7 @@ class Agent {
     return count == 1 ? "1 rank" : fmt::format("{} ranks", count);
   }
 
-  void notice(std::string line) {
-    if (options_.on_notice) console_->push(on_notice_, line + "\n");
-  }
-
-  // --- output
-  // -------------------------------------------------------------------------------------
-
-  static constexpr size_t kChunk = 64 << 10;
-
-  // Reads at most `chunks` pieces. A line source may block, so that one is read only after poll.
-  void read_stream(Stream& stream, size_t chunks) {
-    for (size_t i = 0; i < chunks && stream.open; ++i) {
-      const ssize_t got = read(stream.fd, buffer_.data(), kChunk);
-      if (got > 0) {
-        take(stream, {buffer_.data(), static_cast<size_t>(got)});
-        if (stream.worker >= 0 && static_cast<size_t>(got) < kChunk) return;
-      } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
-        close_stream(stream);
-      } else if (errno == EAGAIN) {
-        return;
-      }
-    }
-  }
-
-  void take(Stream& stream, std::string_view bytes) {
-    std::string block = stream.lines.add(bytes);
-    if (stream.worker >= 0 && !options_.on_output) {  // raw: progress bars, prompts, binary data
-      const Consumer& raw =
-          workers_[static_cast<size_t>(stream.worker)].to_console[stream.is_stderr];
-      if (raw) console_->push(raw, std::string(bytes));
-    }
-    if (!block.empty()) take_lines(stream, std::move(block));
-  }
-
-  void take_lines(const Stream& stream, std::string block) {
-    if (stream.worker < 0) return console_->push(stream.on_block, std::move(block));
-    Worker& worker = workers_[static_cast<size_t>(stream.worker)];
-    if (stream.is_stderr) {
-      each_line(block, [&](std::string_view line) { remember(worker, line); });
-    }
-    if (options_.on_output && worker.to_console[stream.is_stderr]) {
-      console_->push(worker.to_console[stream.is_stderr], block);
-    }
-    if (worker.to_log) log_outlet_->push(worker.to_log, std::move(block));
-  }
-
-  static void remember(Worker& worker, std::string_view line) {
-    // Of a progress bar, what was last to be seen.
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    if (const size_t bar = line.rfind('\r'); bar != std::string_view::npos) {
-      line.remove_prefix(bar + 1);
-    }
-    std::string kept(line.substr(0, kLastLineBytes));
-    if (line.size() > kLastLineBytes) kept += fmt::format("... ({} bytes)", line.size());
-    worker.last_lines.push_back(std::move(kept));
-    if (worker.last_lines.size() > kLastLines) worker.last_lines.pop_front();
-  }
-
-  void close_stream(Stream& stream) {
-    if (!stream.open) return;
-    stream.open = false;
-    if (std::string rest = stream.lines.finish(); !rest.empty()) {
-      take_lines(stream, std::move(rest));
-    }
-    stream.owned.reset();
-  }
-
-  void finish_streams() {
-    for (Stream& stream : streams_) {
-      for (size_t i = 0; i < kPipeRest / kChunk && stream.open; ++i) {
-        pollfd ready{stream.fd, POLLIN, 0};
-        if (poll(&ready, 1, 0) <= 0) break;
-        read_stream(stream, 1);
-      }
-      close_stream(stream);
-    }
-    const int64_t lost[2] = {log_outlet_->dropped_bytes(), console_->dropped_bytes()};
-    if (lost[0] > 0) {
-      result_.warnings.push_back(
-          fmt::format("{} bytes of output are missing in {}: the disk did not keep up", lost[0],
-                      options_.log_dir.string()));
-    }
-    if (lost[1] > 0) {
-      result_.warnings.push_back(fmt::format(
-          "{} bytes of rank 0's output were not shown: its reader did not keep up", lost[1]));
-    }
-  }
+  void notice(std::string line) { output_->notice(std::move(line)); }
 
   // --- the result
   // ---------------------------------------------------------------------------------
@@ -539,19 +324,13 @@ class Agent {
   OomWatch oom_;
   std::optional<Error> start_error_;
   std::vector<Launch> launches_;
-  std::vector<Worker> workers_;  // never resized once started: consumers point into it
-  std::vector<Stream> streams_;
-  std::vector<char> buffer_ = std::vector<char>(kChunk);
-  bool reader_gone_[2] = {false, false};
-  Consumer on_notice_;
-  Fd wake_;
+  std::vector<Worker> workers_;
   int stop_signal_ = 0;  // what the workers were last asked with: 0, SIGTERM or SIGKILL
   int interrupt_signal_ = 0;
   std::optional<Clock::time_point> deadline_;
   bool gone_ = false;
-  // Last, so that they end first: they use what stands above.
-  std::unique_ptr<Outlet> log_outlet_;
-  std::unique_ptr<Outlet> console_;
+  // The keeper ends before the output: its workers write there.
+  std::unique_ptr<AgentOutput> output_;
   std::unique_ptr<Keeper> keeper_;
 };
 
