@@ -163,7 +163,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                      .columns = 0});
   AgentOptions agent;
   agent.workers = workers.commands;
-  agent.log_dir = directory.dir / "logs";
+  agent.logs.dir = directory.dir / "logs";
   agent.grace = std::chrono::seconds(options.grace_s);
   agent.on_output = [&](int, bool, std::string_view line) { view.text(std::string(line)); };
   agent.on_notice = [&](std::string_view line) { view.text(std::string(line)); };

@@ -81,12 +81,21 @@ class AgentControl {
 };
 
 // Which output goes where. Bits as torchrun's: 1 = stdout, 2 = stderr, 3 = both.
+// The only process on the console, without a prefix, is passed byte for byte; of several, whole
+// lines. Files get every byte in whole lines (one of more than 8 MiB is cut, an unfinished last one
+// gets its newline); with a prefix, of a progress bar (text between carriage returns) a line comes
+// every 5 s, and what it ended with.
+// A worker is never blocked by a slow disk or terminal: what does not fit into 128 MiB (files) or
+// 64 MiB (console) is dropped, and its place and AgentResult::warnings say how much. Only if stdout
+// or stderr is a pipe or file that gets one process byte for byte, then that process is held to the
+// speed of its reader, unless that stands still for 2 s.
 struct LogOptions {
   std::filesystem::path dir;          // rank-00000.log ..., appended to; empty = no files
   int console_default = -1;           // of every rank; -1 = rank 0 both, the others nothing
   std::map<int, int> console;         // --tee 0:3,1:1, by local rank: to the console with a prefix
-  std::map<int, int> redirected;      // --redirects: only to the file, never to the console
-  std::vector<int> only_local_ranks;  // --local_ranks_filter; empty = all
+  std::map<int, int> redirected;      // --redirects: only to the file, unless console says so too
+  std::vector<int> only_local_ranks;  // --local_ranks_filter: nobody else on the console, and
+                                      // these by default; empty = all
   bool prefix = false;                // "host:rank| " in front of each line of the console
   std::string host;                   // for the prefix; empty = "rank 3| "
   int64_t rotate_bytes = 0;           // a file larger than this becomes .1, .2 ...; 0 = never
@@ -98,9 +107,7 @@ struct LogOptions {
 // without harm to the supervision; it must not throw.
 struct AgentOptions {
   std::vector<WorkerCommand> workers;
-  std::filesystem::path log_dir;  // rank-00000.log ..., appended to; empty = no files
-  bool show_rank0 = true;         // rank 0's output also goes to this process's stdout / stderr,
-                                  // byte for byte, or to on_output if that is set
+  LogOptions logs;
   std::chrono::milliseconds grace{30'000};  // from TERM to KILL, one deadline for all workers
   // The same after the failure of a rank: what is left cannot finish a step any more. -1 = grace.
   std::chrono::milliseconds failure_grace{-1};
@@ -108,7 +115,8 @@ struct AgentOptions {
   // 0 = never. Attached debuggers (state t) do not count.
   std::chrono::milliseconds stopped_after{5'000};
   AgentControl* control = nullptr;  // must live as long as run_agent runs
-  std::function<void(int rank, bool is_stderr, std::string_view line)> on_output;  // of rank 0
+  // Gets the lines (with their prefixes) that would otherwise go to stdout and stderr.
+  std::function<void(int rank, bool is_stderr, std::string_view line)> on_output;
   // What the agent does and a person should know at once: "SIGINT: asked 8 ranks to stop ...".
   std::function<void(std::string_view line)> on_notice;
   std::vector<LineSource> line_sources;

@@ -15,7 +15,9 @@
 
 #include "common/files.h"
 #include "launcher/agent.h"
+#include "launcher/console_lines.h"
 #include "launcher/keeper.h"
+#include "launcher/log_file.h"
 #include "launcher/outlet.h"
 
 namespace mtl {
@@ -24,8 +26,8 @@ class AgentOutput {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Opens the logs and the pipes, and puts their write ends into `launches`. No threads yet: the
-  // keeper is forked next. Throws Error.
+  // Opens the logs and the pipes, and puts the pipes' write ends into `launches`. No threads yet:
+  // the keeper is forked next. Throws Error.
   AgentOutput(const AgentOptions& options, std::vector<Launch>& launches);
   AgentOutput(const AgentOutput&) = delete;
   AgentOutput& operator=(const AgentOutput&) = delete;
@@ -46,15 +48,20 @@ class AgentOutput {
   void close(std::vector<std::string>& warnings);
 
   std::vector<std::string> last_lines(size_t worker) const;
-  const std::filesystem::path& log_path(size_t worker) const { return workers_[worker].log_path; }
+  std::filesystem::path log_path(size_t worker) const;
 
  private:
+  // How a stream is shown on the console.
+  enum class Show {
+    nothing,
+    raw,       // byte for byte, as it comes: the only one on the console
+    lines,     // whole lines
+    prefixed,  // whole lines, each with its rank in front
+  };
   struct Worker {
-    std::filesystem::path log_path;
-    Fd log;
-    int log_error = 0;  // of the first write that failed; only the log outlet's thread touches it
+    std::unique_ptr<LogFile> log;
     Consumer to_log;
-    Consumer to_console[2];  // of stdout, stderr; only of a shown rank
+    Consumer to_console[2];  // of stdout, stderr
     std::deque<std::string> last_lines;
   };
   // A descriptor that is read: a worker's stdout or stderr, or a line source.
@@ -64,16 +71,23 @@ class AgentOutput {
     int worker = -1;  // -1 = a line source
     bool is_stderr = false;
     bool open = true;
+    Show show = Show::nothing;
     LineCutter lines;
-    Consumer on_block;  // of a line source
+    ConsoleLines console_lines;  // of a prefixed one
+    Consumer on_block;           // of a line source
   };
 
+  Show show_of(const WorkerCommand& command, bool is_stderr) const;
   void open_log(size_t index);
+  void open_console(Stream& stream);
   void open_pipes(size_t index, Launch& launch);
   bool accepts(const Stream& stream, std::optional<Clock::time_point>& until) const;
   void read_stream(Stream& stream, size_t chunks);
   void take(Stream& stream, std::string_view bytes);
-  void take_lines(const Stream& stream, std::string block);
+  void take_lines(Stream& stream, std::string block);
+  void to_console(const Stream& stream, std::string block);
+  void write_console(bool is_stderr, std::string_view block);
+  void tell_of_loss();
   void close_stream(Stream& stream);
 
   const AgentOptions& options_;
@@ -82,8 +96,10 @@ class AgentOutput {
   std::vector<Stream> streams_;
   std::vector<Fd> write_ends_;
   std::vector<char> buffer_;
-  bool reader_gone_[2] = {false, false};
+  bool reader_gone_[2] = {false, false};  // only the console's thread touches it
+  bool loss_told_ = false;
   Consumer on_notice_;
+  Outlet::Policy console_policy_ = Outlet::Policy::drop;
   // Last, so that they end first: they use what stands above.
   std::unique_ptr<Outlet> log_outlet_;
   std::unique_ptr<Outlet> console_;

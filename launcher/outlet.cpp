@@ -11,8 +11,15 @@ namespace mtl {
 
 using Clock = std::chrono::steady_clock;
 
-Outlet::Outlet(size_t capacity_bytes, int wake)
-    : capacity_(capacity_bytes), wake_(wake), moved_(Clock::now()) {
+namespace {
+
+constexpr size_t kBlockCost = 64;          // of a short block, beside its bytes
+constexpr size_t kJoinedBytes = 64 << 10;  // short blocks for one consumer become one write
+
+}  // namespace
+
+Outlet::Outlet(size_t capacity_bytes, int wake, Policy policy)
+    : capacity_(capacity_bytes), wake_(wake), policy_(policy), moved_(Clock::now()) {
   // Signals are for the thread that supervises; a closed pipe is an error code here.
   sigset_t all, before;
   sigfillset(&all);
@@ -30,22 +37,57 @@ Outlet::~Outlet() {
   thread_.join();
 }
 
-void Outlet::push(const Consumer& consumer, std::string block) {
+void Outlet::push(Consumer& consumer, std::string block) {
   if (block.empty()) return;
   {
     const std::lock_guard lock(mutex_);
-    if (full() && Clock::now() >= moved_ + kStall) {
-      dropped_ += static_cast<int64_t>(block.size());
+    if (drops()) {
+      const auto size = static_cast<int64_t>(block.size());
+      consumer.lost += size;
+      consumer.lost_in_all += size;
+      dropped_ += size;
       return;
     }
-    if (blocks_.empty() && queued_ == 0) moved_ = Clock::now();
-    queued_ += block.size();
-    blocks_.push_back({&consumer, std::move(block)});
+    if (consumer.lost > 0) {
+      if (consumer.gap) queue(consumer, consumer.gap(consumer.lost));
+      consumer.lost = 0;
+    }
+    queue(consumer, std::move(block));
   }
   filled_.notify_one();
 }
 
+void Outlet::close_gap(Consumer& consumer) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (consumer.lost == 0) return;
+    if (consumer.gap) queue(consumer, consumer.gap(consumer.lost));
+    consumer.lost = 0;
+  }
+  filled_.notify_one();
+}
+
+bool Outlet::drops() {
+  if (policy_ == Policy::wait) return full() && Clock::now() >= moved_ + kStall;
+  if (full()) dropping_ = true;
+  if (dropping_ && queued_ <= capacity_ / 2) dropping_ = false;
+  return dropping_;
+}
+
+void Outlet::queue(Consumer& consumer, std::string block) {
+  if (blocks_.empty() && queued_ == 0) moved_ = Clock::now();
+  if (!blocks_.empty() && blocks_.back().consumer == &consumer &&
+      blocks_.back().bytes.size() + block.size() <= kJoinedBytes) {
+    queued_ += block.size();
+    blocks_.back().bytes += block;
+    return;
+  }
+  queued_ += block.size() + kBlockCost;
+  blocks_.push_back({&consumer, std::move(block)});
+}
+
 bool Outlet::accepts() const {
+  if (policy_ == Policy::drop) return true;
   const std::lock_guard lock(mutex_);
   return !full() || Clock::now() >= moved_ + kStall;
 }
@@ -68,10 +110,10 @@ void Outlet::run() {
     const Block block = std::move(blocks_.front());
     blocks_.pop_front();
     lock.unlock();
-    (*block.consumer)(block.bytes);
+    block.consumer->write(block.bytes);
     lock.lock();
     const bool was_full = full();
-    queued_ -= block.bytes.size();
+    queued_ -= block.bytes.size() + kBlockCost;
     moved_ = Clock::now();
     if (was_full && !full()) eventfd_write(wake_, 1);
   }

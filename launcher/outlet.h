@@ -1,5 +1,6 @@
 // Where output goes: a thread that takes blocks of bytes off a bounded queue and hands each to its
-// consumer, so that a slow disk or a stopped terminal never holds up who watches the workers.
+// consumer, so that a slow disk or a stopped terminal never holds up who watches the workers, nor
+// the workers. What does not fit is dropped, counted, and its place marked.
 #pragma once
 
 #include <chrono>
@@ -16,23 +17,35 @@
 
 namespace mtl {
 
-// Takes one block: whole lines, or raw bytes, as the pusher and the consumer have agreed.
-using Consumer = std::function<void(std::string_view block)>;
+struct Consumer {
+  // Takes one block: whole lines, or raw bytes, as the pusher and the consumer have agreed.
+  std::function<void(std::string_view block)> write;
+  // The words that stand where so many bytes were dropped; none = nobody would read them.
+  std::function<std::string(int64_t bytes)> gap;
+  // The outlet's own.
+  int64_t lost = 0;  // bytes since the last block that went in
+  int64_t lost_in_all = 0;
+};
 
 class Outlet {
  public:
+  enum class Policy {
+    drop,  // a full queue drops: for disks and terminals, which must not slow a worker
+    wait,  // better not read more while it is full and moves (see accepts()); drops if nothing
+           // went out for kStall: for somebody's pipe, whose reader wants every byte
+  };
   // Wakes the owner's poll through `wake` (an eventfd) when there is room again.
-  Outlet(size_t capacity_bytes, int wake);
+  Outlet(size_t capacity_bytes, int wake, Policy policy);
   // Writes what is queued, however long that takes, and joins.
   ~Outlet();
   Outlet(const Outlet&) = delete;
   Outlet& operator=(const Outlet&) = delete;
 
-  // The consumer must live as long as the outlet. A full outlet takes the block all the same if it
-  // still moves; if nothing went out for kStall the block is dropped and counted.
-  void push(const Consumer& consumer, std::string block);
-  // False = better not read more for it now: it is full but moves. A stalled outlet accepts,
-  // because what it gets is dropped and nobody has to wait for it.
+  // The consumer must live as long as the outlet. Once a queue under Policy::drop was full, it
+  // drops until half of it is free: few long gaps instead of many short ones.
+  void push(Consumer& consumer, std::string block);
+  // Marks a gap at the end of what a consumer gets, if there is one, full or not.
+  void close_gap(Consumer& consumer);
   bool accepts() const;
   // When accepts() turns true without a wake, because the outlet counts as stalled then.
   std::chrono::steady_clock::time_point stall_time() const;
@@ -42,6 +55,8 @@ class Outlet {
 
  private:
   bool full() const { return queued_ > capacity_; }
+  bool drops();
+  void queue(Consumer& consumer, std::string block);
   void run();
 
   struct Block {
@@ -50,11 +65,13 @@ class Outlet {
   };
   const size_t capacity_;
   const int wake_;
+  const Policy policy_;
   mutable std::mutex mutex_;
   std::condition_variable filled_;
   std::deque<Block> blocks_;
   size_t queued_ = 0;  // bytes, that of the block in hand included
   int64_t dropped_ = 0;
+  bool dropping_ = false;
   bool closing_ = false;
   std::chrono::steady_clock::time_point moved_;
   std::thread thread_;

@@ -25,7 +25,7 @@ TEST_CASE("each rank has a log with whole lines of both streams") {
   TempDir folder;
   AgentOptions options = shells(
       {"i=0; while [ $i -lt 2000 ]; do echo out$i; echo err$i >&2; i=$((i+1)); done", "echo one"});
-  options.log_dir = folder / "logs/deep";
+  options.logs.dir = folder / "logs/deep";
   CHECK(run_agent(options).exit_code == 0);
   std::ifstream in(folder / "logs/deep/rank-00000.log");
   std::string line;
@@ -42,7 +42,7 @@ TEST_CASE("each rank has a log with whole lines of both streams") {
 TEST_CASE("a log is appended to: a resumed run keeps its history") {
   TempDir folder;
   AgentOptions options = shells({"echo again"});
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   run_agent(options);
   run_agent(options);
   CHECK(content(folder / "rank-00000.log") == "again\nagain\n");
@@ -64,7 +64,7 @@ TEST_CASE("a line of 1 MiB and 100 000 lines") {
   AgentOptions options = shells({"head -c 1048576 /dev/zero | tr '\\0' x; echo; echo end >&2",
                                  "seq 1 100000; seq 1 100000 >&2; exit 1"});
   options.workers[0].argv[2] += "; sleep 1000";
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   const AgentResult result = run_agent(options);
   REQUIRE(result.first_failure);
   CHECK(result.first_failure->last_lines.size() == 20);
@@ -79,7 +79,7 @@ TEST_CASE("long lines stay whole") {
   AgentOptions options =
       shells({"head -c 1048576 /dev/zero | tr '\\0' x; echo; "
               "head -c 1048576 /dev/zero | tr '\\0' y >&2; echo >&2; exit 3"});
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   const AgentResult result = run_agent(options);
   const std::string log = content(folder / "rank-00000.log");
   CHECK(lines_of(log) == 2);
@@ -93,7 +93,7 @@ TEST_CASE("long lines stay whole") {
 TEST_CASE("a line without an end does not eat the memory") {
   TempDir folder;
   AgentOptions options = shells({"head -c 30000000 /dev/zero"});
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
   const std::string log = content(folder / "rank-00000.log");
   CHECK(std::count(log.begin(), log.end(), '\0') == 30'000'000);
@@ -104,7 +104,7 @@ TEST_CASE("any bytes pass") {
   AgentOptions options =
       shells({"i=0; while [ $i -lt 256 ]; do printf \"\\\\$(printf %03o $i)\"; "
               "i=$((i+1)); done; echo; printf '\\377\\n' >&2; exit 2"});
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   const AgentResult result = run_agent(options);
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
@@ -124,7 +124,7 @@ TEST_CASE("rank 0 goes to stdout and stderr byte for byte, the others do not") {
       dup2(open((folder / "err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
       AgentOptions options =
           shells({"printf 'a\\rb\\0c'; printf 'no newline' >&2", "echo other; echo other >&2"});
-      options.show_rank0 = shown;
+      options.logs.console_default = shown ? -1 : 0;
       return run_agent(options).exit_code;
     });
     CHECK(agent.wait() == 0);
@@ -135,7 +135,7 @@ TEST_CASE("rank 0 goes to stdout and stderr byte for byte, the others do not") {
 
 TEST_CASE("a callback gets rank 0's lines instead") {
   AgentOptions options = shells({"echo one; echo two >&2; printf three", "echo other"});
-  options.show_rank0 = true;
+  options.logs.console_default = -1;
   std::vector<std::string> lines[2];
   options.on_output = [&](int rank, bool is_stderr, std::string_view line) {
     CHECK(rank == 0);
@@ -178,8 +178,8 @@ TEST_CASE("a reader that has gone does not end the run") {
     close(ends[0]);
     dup2(ends[1], 1);
     AgentOptions options = shells({"seq 1 1000; exit 0"});
-    options.show_rank0 = true;
-    options.log_dir = folder.path();
+    options.logs.console_default = -1;
+    options.logs.dir = folder.path();
     return run_agent(options).exit_code;
   });
   CHECK(agent.wait() == 0);
@@ -197,8 +197,8 @@ TEST_CASE("a reader that does not read holds up neither the workers nor the stop
     close(ends[1]);
     AgentOptions options = shells({"trap 'exit 75' TERM; seq 1 100000; echo $$ > " + done +
                                    "; while :; do sleep 0.02; done"});
-    options.show_rank0 = true;
-    options.log_dir = folder.path();
+    options.logs.console_default = -1;
+    options.logs.dir = folder.path();
     return run_agent(options).exit_code;
   });
   close(ends[1]);
@@ -224,7 +224,7 @@ TEST_CASE("a blocked callback does not hold up the stop") {
   std::atomic<int> calls = 0;
   AgentOptions options =
       shells({"echo x; echo $$ > " + (folder / "w").string() + "; exit 3", "sleep 1000"});
-  options.show_rank0 = true;
+  options.logs.console_default = -1;
   options.on_output = [&](int, bool, std::string_view) {
     ++calls;
     wait_for([&] { return release.load(); });
@@ -243,7 +243,7 @@ TEST_CASE("a log that cannot be opened is an error, one that cannot be written a
   AgentOptions options = shells({"echo x"});
   TempDir folder;
   std::filesystem::create_directories(folder / "rank-00000.log");
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   CHECK_THROWS_AS(run_agent(options), Error);
   std::filesystem::remove(folder / "rank-00000.log");
   std::filesystem::create_symlink("/dev/full", folder / "rank-00000.log");
@@ -256,7 +256,7 @@ TEST_CASE("a log that cannot be opened is an error, one that cannot be written a
 TEST_CASE("the failure report is the headline") {
   TempDir folder;
   AgentOptions options = shells({"sleep 1000", "echo 'bad \033[31mthing' >&2; kill -KILL $$"});
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   const AgentResult result = run_agent(options);
   const Diagnostic report = failure_report(result);
   CHECK(report.code == "rank.died");

@@ -140,7 +140,7 @@ TEST_CASE("environment and arguments arrive as given") {
   options.workers[0].argv = {"sh",  "-c", "printf '%s|' \"$0\" \"$@\" \"$RANK\" \"$ODD\"",
                              "a b", "",   "*"};
   options.workers[0].env["ODD"] = "x=y \n'\"";
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
   CHECK(content(folder / "rank-00000.log") == "a b||*|0|x=y \n'\"|\n");
 }
@@ -322,7 +322,7 @@ TEST_CASE("workers start with default signals and an empty mask") {
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, nullptr);
     AgentOptions options = shells({"grep -E '^Sig(Blk|Ign)' /proc/self/status"});
-    options.log_dir = folder.path();
+    options.logs.dir = folder.path();
     return run_agent(options).exit_code;
   });
   CHECK(agent.wait() == 0);
@@ -444,7 +444,7 @@ TEST_CASE("inherited descriptors arrive, no others do") {
   // Crossed on purpose: each target is where a source may be.
   options.workers[0].inherit = {{3, token[0]}, {7, other[1]}, {other[0], token[0]}};
   close(token[1]);
-  options.log_dir = folder.path();
+  options.logs.dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
   char text[8] = {};
   CHECK(read(other[0], text, sizeof text) == 4);
@@ -487,8 +487,8 @@ TEST_CASE("works with 0, 1 and 2 closed") {
   Child agent([&] {
     for (int fd = 0; fd <= 2; ++fd) close(fd);
     AgentOptions options = shells({"cat; echo out; echo err >&2; exit 8"});
-    options.show_rank0 = true;
-    options.log_dir = folder.path();
+    options.logs.console_default = -1;
+    options.logs.dir = folder.path();
     const AgentResult result = run_agent(options);
     const bool closed = fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0 && fcntl(2, F_GETFD) < 0;
     return closed && result.ends[0].last_lines == std::vector<std::string>{"err"} ? result.exit_code
@@ -517,7 +517,7 @@ TEST_CASE("running out of descriptors or processes is an error that says so") {
 TEST_CASE("only one agent at a time in a process") {
   int code = 0;
   AgentOptions options = shells({"echo x"});
-  options.show_rank0 = true;
+  options.logs.console_default = -1;
   std::string nested;
   options.on_output = [&](int, bool, std::string_view) {
     int ignored = 0;

@@ -85,7 +85,7 @@ inline AgentOptions shells(const std::vector<std::string>& scripts) {
   for (size_t i = 0; i < scripts.size(); ++i) {
     options.workers.push_back(shell(static_cast<int>(i), scripts[i]));
   }
-  options.show_rank0 = false;
+  options.logs.console_default = 0;
   options.grace = std::chrono::seconds(kPatienceSeconds);
   return options;
 }
