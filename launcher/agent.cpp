@@ -11,10 +11,13 @@
 #include <fmt/format.h>
 
 #include "launcher/agent_output.h"
+#include "launcher/core_file.h"
+#include "launcher/error_file.h"
 #include "launcher/keeper.h"
 #include "launcher/oom.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
+#include "launcher/stopped_watch.h"
 
 namespace mtl {
 
@@ -27,6 +30,9 @@ constexpr int kRequeue = static_cast<int>(Exit::requeue);
 constexpr std::chrono::milliseconds kLeftoverGrace{2'000};
 // From KILL to giving up on a process in uninterruptible sleep.
 constexpr std::chrono::milliseconds kKillWait{5'000};
+// Of the error that a rank wrote down.
+constexpr size_t kErrorLines = 8;
+constexpr size_t kErrorLineBytes = 500;
 
 // With 0, 1 or 2 closed the next pipe would sit there and be taken for the terminal.
 class StandardDescriptors {
@@ -49,11 +55,14 @@ class StandardDescriptors {
 struct Worker {
   int pid = 0;
   bool ended = false;
+  bool given_up = false;  // stopped by somebody: has failed and is being killed
+  bool running() const { return !ended && !given_up; }
 };
 
 class Agent {
  public:
-  explicit Agent(const AgentOptions& options) : options_(options) {}
+  explicit Agent(const AgentOptions& options)
+      : options_(options), stopped_(options.stopped_after) {}
 
   AgentResult run() {
     result_.started = std::chrono::system_clock::now();
@@ -90,9 +99,12 @@ class Agent {
   // -----------------------------------------------------------------------------------
 
   void turn(SignalPipe& signals) {
-    std::vector<pollfd> polled = {{signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
+    std::vector<pollfd> polled = {
+        {signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}, {control_fd(), POLLIN, 0}};
     const size_t first_stream = polled.size();
     std::optional<Clock::time_point> until = deadline_;
+    const std::optional<Clock::time_point> sample = next_sample();
+    if (sample && (!until || *sample < *until)) until = sample;
     output_->add_to(polled, until);
     int timeout = -1;
     if (until) {
@@ -107,7 +119,10 @@ class Agent {
       for (int signal : signals.take()) on_signal(signal);
     }
     output_->read_ready(polled, first_stream);
+    // What the workers did of themselves comes before what somebody wants of them.
     if (polled[1].revents != 0) read_events();
+    if (polled[2].revents != 0) read_control((polled[2].revents & POLLIN) != 0);
+    if (sample && Clock::now() >= *sample) look_for_stopped();
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
   }
 
@@ -142,16 +157,15 @@ class Agent {
     switch (event.kind) {
       case KeeperEvent::spawned:
         workers_[index].pid = event.pid;
+        if (options_.control) options_.control->started(options_.workers[index], event.pid);
         return;
       case KeeperEvent::not_spawned:
-        if (!start_error_) start_error_ = system_error("cannot start a process", event.status);
         workers_[index].ended = true;
-        kill_all();
-        return;
+        return on_start_error(system_error("cannot start a process", event.status));
       case KeeperEvent::not_executed:
-        if (!start_error_) start_error_ = exec_error(launches_[index], event.status);
-        kill_all();
-        return;
+        return on_start_error(exec_error(launches_[index], event.status));
+      case KeeperEvent::not_bound:
+        return on_start_error(bind_error(options_.workers[index], event.status));
       case KeeperEvent::ended:
         return on_end(index, event);
       case KeeperEvent::all_gone:
@@ -160,54 +174,134 @@ class Agent {
     }
   }
 
+  void on_start_error(const Error& error) {
+    if (!start_error_) start_error_ = error;
+    kill_all();
+  }
+
+  // --- ends
+  // ---------------------------------------------------------------------------------------
+
+  WorkerEnd end_of(size_t index) const {
+    WorkerEnd end;
+    end.rank = options_.workers[index].rank;
+    end.ranks = options_.workers[index].ranks;
+    end.local_rank = options_.workers[index].local_rank;
+    end.pid = workers_[index].pid;
+    end.when = std::chrono::system_clock::now();
+    end.last_lines = output_->last_lines(index);
+    end.log = output_->log_path(index);
+    return end;
+  }
+
+  void record(const WorkerEnd& end) {
+    result_.ends.push_back(end);
+    if (options_.control) options_.control->ended(end);
+  }
+
   void on_end(size_t index, const KeeperEvent& event) {
     Worker& worker = workers_[index];
     worker.ended = true;
     output_->drain(index);
-    WorkerEnd end;
-    end.rank = options_.workers[index].rank;
-    end.ranks = options_.workers[index].ranks;
-    end.pid = worker.pid;
+    if (!worker.given_up) on_own_end(index, event);
+    if (running() == 0 && stop_signal_ == 0) {  // all done: what they left behind goes too
+      keeper_->send({KeeperCommand::sweep, SIGTERM});
+      deadline_ = Clock::now() + std::min(options_.grace, kLeftoverGrace);
+    }
+  }
+
+  void on_own_end(size_t index, const KeeperEvent& event) {
+    WorkerEnd end = end_of(index);
     end.signal = event.signal;
     end.exit_code = event.signal != 0 ? 128 + event.signal : event.status;
-    end.stopped_by_us = stop_signal_ != 0;
-    using Nanoseconds = std::chrono::nanoseconds;
     end.when = std::chrono::system_clock::time_point(
         std::chrono::duration_cast<std::chrono::system_clock::duration>(
-            Nanoseconds(event.when_ns)));
-    end.last_lines = output_->last_lines(index);
-    end.log = output_->log_path(index);
+            std::chrono::nanoseconds(event.when_ns)));
+    const bool reported = read_own_words(end, options_.workers[index].error_file);
+    // Who wrote down its failure before it was asked to stop has failed by itself.
+    const bool asked = stop_signal_ != 0 && !(reported && end.when < stop_time_);
+    end.stopped_by_us = asked;
     if (event.signal == SIGKILL && stop_signal_ != SIGKILL) {
       if (std::string strike = oom_.strike(); !strike.empty()) end.notes.push_back(strike);
     }
-    // After a stop, these are how a program obeys.
-    const bool obeyed =
-        stop_signal_ != 0 &&
-        (end.exit_code == 0 || end.exit_code == kRequeue || end.exit_code == 128 + SIGTERM ||
-         (stop_signal_ == SIGKILL && end.exit_code == 128 + SIGKILL));
+    if (event.dumped_core != 0) {
+      end.notes.push_back(core_note(launches_[index].program, end.pid));
+    }
     const bool requeue = end.exit_code == kRequeue;
-    result_.ends.push_back(end);
+    record(end);
     if (requeue && stop_signal_ == 0 && !deadline_) {
       // Somebody else asked it (a scheduler that signals every process). The others were asked
       // too: a TERM from here would be their second. They get the grace to follow.
       deadline_ = Clock::now() + options_.grace;
     }
-    if (end.exit_code != 0 && !requeue && !obeyed && !start_error_) {
-      if (!result_.first_failure) result_.first_failure = end;
-      if (stop_signal_ == 0) {
-        if (const size_t others = running(); others > 0) {
-          notice(fmt::format("{} {}: asked {} to stop", ranks_name(end),
-                             end.signal != 0 ? "was killed by " + signal_name(end.signal)
-                                             : fmt::format("exited with code {}", end.exit_code),
-                             ranks(others)));
-        }
-        stop();
+    if (end.exit_code == 0 || requeue || start_error_) return;
+    if (!asked) return fail(end, reported);
+    // After a stop, these are how a program obeys; and above us they know why they asked.
+    const bool obeyed = end.exit_code == 128 + SIGTERM ||
+                        (stop_signal_ == SIGKILL && end.exit_code == 128 + SIGKILL);
+    if (!obeyed && !stopped_by_control_) fail(end, reported);
+  }
+
+  // What the rank itself wrote about its failure. True if that says when, and `end` has it then.
+  static bool read_own_words(WorkerEnd& end, const std::filesystem::path& error_file) {
+    if (end.exit_code == 0 || end.exit_code == kRequeue || error_file.empty()) return false;
+    const std::optional<ErrorFile> error = read_error_file(error_file);
+    if (!error) return false;
+    size_t lines = 0;
+    each_line(error->message, [&](std::string_view line) {
+      if (lines++ < kErrorLines) {
+        end.notes.push_back((lines == 1 ? "its error: " : "  ") +
+                            std::string(line.substr(0, kErrorLineBytes)));
       }
+    });
+    if (!error->when) return false;
+    end.when = std::min(end.when, *error->when);
+    return true;
+  }
+
+  // A rank failed by itself. The first to fail is the headline; `reported`: by its own account,
+  // which is read only when it is dead and may be older than another's death.
+  void fail(const WorkerEnd& end, bool reported) {
+    const bool earlier = reported && result_.first_failure && !end.stopped_by_us &&
+                         end.when < result_.first_failure->when;
+    if (!result_.first_failure || earlier) result_.first_failure = end;
+    if (stop_signal_ != 0) return;
+    const bool at_once = options_.failure_grace.count() == 0;
+    if (const size_t others = running(); others > 0) {
+      notice(fmt::format("{} {}: {} {}{}", ranks_name(end), how_it_ended(end),
+                         at_once ? "killed" : "asked", ranks(others), at_once ? "" : " to stop"));
     }
-    if (running() == 0 && stop_signal_ == 0) {  // all done: what they left behind goes too
-      keeper_->send({KeeperCommand::sweep, SIGTERM});
-      deadline_ = Clock::now() + std::min(options_.grace, kLeftoverGrace);
+    if (at_once) return kill_all();
+    stop(options_.failure_grace.count() < 0 ? options_.grace : options_.failure_grace);
+  }
+
+  // --- stopped workers
+  // ----------------------------------------------------------------------------
+
+  // Who is being ended anyway needs no watch.
+  std::optional<Clock::time_point> next_sample() const {
+    return stop_signal_ == 0 && running() > 0 ? stopped_.next() : std::nullopt;
+  }
+
+  void look_for_stopped() {
+    std::vector<pid_t> pids;
+    for (const Worker& worker : workers_) pids.push_back(worker.running() ? worker.pid : 0);
+    std::vector<WorkerEnd> ends;
+    for (const auto& [index, since] : stopped_.sample(pids, Clock::now())) {
+      workers_[index].given_up = true;
+      keeper_->send({KeeperCommand::signal_workers, SIGKILL, static_cast<int32_t>(index)});
+      WorkerEnd end = end_of(index);
+      end.signal = SIGSTOP;
+      end.exit_code = static_cast<int>(Exit::timeout);
+      end.notes.push_back(fmt::format(
+          "it had been stopped (state T) for {:.3g} s: somebody sent it SIGSTOP, or it read from a "
+          "terminal in the background (job control)",
+          std::chrono::duration<double>(end.when - since).count()));
+      end.when = since;
+      record(end);
+      ends.push_back(std::move(end));
     }
+    for (const WorkerEnd& end : ends) fail(end, false);
   }
 
   // --- stopping
@@ -218,32 +312,81 @@ class Agent {
       keeper_->send({KeeperCommand::signal_workers, signal});
       return;
     }
+    const bool again = result_.interrupted;
     result_.interrupted = true;
-    if (interrupt_signal_ == 0) interrupt_signal_ = signal;
+    if (!again) interrupt_signal_ = signal;
+    if (options_.control) options_.control->interrupted(signal);
     if (running() == 0) {
       kill_all();  // only helpers of finished workers are left
     } else if (stop_signal_ == 0) {
       notice(fmt::format("{}: asked {} to stop (up to {:.3g} s; once more = kill at once)",
                          signal_name(signal), ranks(running()),
                          std::chrono::duration<double>(options_.grace).count()));
-      stop();
-    } else if (stop_signal_ != SIGKILL) {
+      stop(options_.grace);
+    } else if (stop_signal_ == SIGKILL) {
+      return;
+    } else if (stopped_by_control_ && !again) {
+      // A scheduler signals every node, and the node that was first has told us already.
+      notice(fmt::format("{}: {} already asked to stop (once more = kill at once)",
+                         signal_name(signal), ranks_are(running())));
+    } else {
       notice(fmt::format("{}: killed {}", signal_name(signal), ranks(running())));
       kill_all();
     }
   }
 
-  void stop() {
+  int control_fd() const {
+    return options_.control && !control_gone_ ? options_.control->fd() : -1;
+  }
+
+  void read_control(bool readable) {
+    bool any = false;
+    for (;;) {
+      const AgentControl::Command command = options_.control->read();
+      if (command.kind == AgentControl::Command::none) break;
+      any = true;
+      on_command(command);
+    }
+    // Closed at the other end and nothing more to say: poll would return at once for ever.
+    if (!readable && !any) control_gone_ = true;
+  }
+
+  void on_command(const AgentControl::Command& command) {
+    using Command = AgentControl::Command;
+    const auto tell = [&](const char* what, const char* rest) {
+      if (command.why.empty() || running() == 0) return;
+      notice(fmt::format("{}: {} {}{}", command.why, what, ranks(running()), rest));
+    };
+    if (command.kind == Command::pass_on) {
+      tell(("sent " + signal_name(command.signal) + " to").c_str(), "");
+      keeper_->send({KeeperCommand::signal_workers, command.signal});
+      return;
+    }
+    if (stop_signal_ == 0 && running() > 0) stopped_by_control_ = true;
+    if (command.kind == Command::kill || command.grace.count() <= 0) {
+      if (stop_signal_ != SIGKILL) tell("killed", "");
+      kill_all();
+    } else if (stop_signal_ == 0 && running() > 0) {
+      tell("asked", " to stop");
+      stop(command.grace);
+    } else if (stop_signal_ != SIGKILL && deadline_) {  // being stopped, or all done
+      deadline_ = std::min(*deadline_, Clock::now() + command.grace);
+    }
+  }
+
+  void stop(std::chrono::milliseconds grace) {
     stop_signal_ = SIGTERM;
+    stop_time_ = std::chrono::system_clock::now();
     // The workers themselves, not their helpers: a data loader must live until the checkpoint is
     // written. What a dead worker leaves behind gets its TERM then.
     keeper_->send({KeeperCommand::signal_workers, SIGTERM});
     keeper_->send({KeeperCommand::sweep, SIGTERM});
-    deadline_ = Clock::now() + options_.grace;
+    deadline_ = Clock::now() + grace;
   }
 
   void kill_all() {
     if (stop_signal_ == SIGKILL) return;
+    if (stop_signal_ == 0) stop_time_ = std::chrono::system_clock::now();
     stop_signal_ = SIGKILL;
     keeper_->send({KeeperCommand::sweep, SIGKILL});
     deadline_ = Clock::now() + kKillWait;
@@ -252,7 +395,7 @@ class Agent {
   void on_deadline() {
     if (stop_signal_ == 0 && running() > 0) {  // ranks that did not follow one that said 75
       notice(fmt::format("{} did not stop with the others: asked to", ranks(running())));
-      return stop();
+      return stop(options_.grace);
     }
     if (stop_signal_ != SIGKILL) {
       if (running() > 0) notice(fmt::format("{} did not stop in time: killed", ranks(running())));
@@ -261,21 +404,16 @@ class Agent {
     // Not even SIGKILL helps (a dead network disk, a driver): report it and go on.
     for (size_t i = 0; i < workers_.size(); ++i) {
       if (workers_[i].ended) continue;
-      WorkerEnd end;
-      end.rank = options_.workers[i].rank;
-      end.ranks = options_.workers[i].ranks;
-      end.pid = workers_[i].pid;
+      WorkerEnd end = end_of(i);
+      result_.warnings.push_back(
+          fmt::format("process {} of {} could not be killed", end.pid, ranks_name(end)));
+      if (workers_[i].given_up) continue;
       end.signal = SIGKILL;
       end.exit_code = 128 + SIGKILL;
       end.stopped_by_us = true;
-      end.when = std::chrono::system_clock::now();
-      end.last_lines = output_->last_lines(i);
-      end.log = output_->log_path(i);
       end.notes.push_back("it does not die of SIGKILL: uninterruptible sleep, see /proc/" +
                           std::to_string(end.pid) + "/stack");
-      result_.ends.push_back(end);
-      result_.warnings.push_back(
-          fmt::format("process {} of {} could not be killed", end.pid, ranks_name(end)));
+      record(end);
     }
     gone_ = true;
   }
@@ -284,7 +422,7 @@ class Agent {
   size_t running() const {
     size_t count = 0;
     for (size_t i = 0; i < workers_.size(); ++i) {
-      if (!workers_[i].ended) count += static_cast<size_t>(options_.workers[i].ranks);
+      if (workers_[i].running()) count += static_cast<size_t>(options_.workers[i].ranks);
     }
     return count;
   }
@@ -292,6 +430,7 @@ class Agent {
   static std::string ranks(size_t count) {
     return count == 1 ? "1 rank" : fmt::format("{} ranks", count);
   }
+  static std::string ranks_are(size_t count) { return ranks(count) + (count == 1 ? " is" : " are"); }
 
   void notice(std::string line) { output_->notice(std::move(line)); }
 
@@ -314,7 +453,7 @@ class Agent {
       result_.exit_code = kRequeue;
     } else if (result_.first_failure) {
       result_.exit_code = result_.first_failure->exit_code;
-    } else if (!all(fine)) {
+    } else if (!all(fine) && (interrupt_signal_ != 0 || !stopped_by_control_)) {
       result_.exit_code = 128 + (interrupt_signal_ != 0 ? interrupt_signal_ : SIGTERM);
     }
   }
@@ -325,8 +464,12 @@ class Agent {
   std::optional<Error> start_error_;
   std::vector<Launch> launches_;
   std::vector<Worker> workers_;
+  StoppedWatch stopped_;
   int stop_signal_ = 0;  // what the workers were last asked with: 0, SIGTERM or SIGKILL
   int interrupt_signal_ = 0;
+  std::chrono::system_clock::time_point stop_time_;  // when they were first asked
+  bool stopped_by_control_ = false;                  // ... and that was not our own idea
+  bool control_gone_ = false;
   std::optional<Clock::time_point> deadline_;
   bool gone_ = false;
   // The keeper ends before the output: its workers write there.

@@ -38,9 +38,12 @@ struct WorkerEnd {
   int local_rank = 0;
   std::string host;  // empty = this one
   int pid = 0;
-  int exit_code = 0;  // of the program; 128 + n when killed by signal n
+  // Of the program; 128 + n when killed by signal n; 7 with signal SIGSTOP: it was stopped by
+  // somebody for AgentOptions::stopped_after, given up and killed.
+  int exit_code = 0;
   int signal = 0;
   bool stopped_by_us = false;  // ended after we asked it to
+  // Of its death; earlier if it wrote an error file before (to the second), or was stopped.
   std::chrono::system_clock::time_point when;
   std::vector<std::string> last_lines;  // of its stderr, at most 20
   std::filesystem::path log;
@@ -56,6 +59,12 @@ struct LineSource {
 
 // Somebody above the agent (the job's controller) who may end its workers and wants to know at once
 // what becomes of them. Called by the agent's thread only; must not block.
+// A stop or kill that finds the workers running is the cause of how they end after it: all of them
+// are stopped_by_us, none is a first_failure whatever its exit code (only if its error file says
+// that it failed before), and run_agent gives 0, or 75 if every rank said 0 or 75. Of a stop that
+// comes when they are being stopped already (a failure, a signal) only the deadline counts, if it
+// is nearer. The first signal that arrives here after a stop by control does not kill yet:
+// schedulers signal every node.
 class AgentControl {
  public:
   virtual ~AgentControl() = default;
@@ -74,7 +83,8 @@ class AgentControl {
   virtual int fd() const = 0;  // readable: read() until it says none
   virtual Command read() = 0;
   virtual void started(const WorkerCommand& worker, int pid) = 0;
-  virtual void ended(const WorkerEnd& end) = 0;  // in order of death
+  // In order of death. Also of workers that could not be started (run_agent throws then).
+  virtual void ended(const WorkerEnd& end) = 0;
   // INT, TERM or HUP arrived here, for the first or a further time; the agent does what run_agent
   // says all the same.
   virtual void interrupted(int signal) = 0;
@@ -141,6 +151,9 @@ struct AgentResult {
 // worker's program cannot be started (the others are ended first), Exit::environment if processes
 // or pipes cannot be made or the keeper was killed. One call at a time in a process.
 AgentResult run_agent(const AgentOptions& options);
+
+// "was killed by SIGSEGV", "exited with code 3", "was stopped by SIGSTOP".
+std::string how_it_ended(const WorkerEnd& end);
 
 // "rank 3"; of a process with several ranks "ranks 0-3".
 std::string ranks_name(const WorkerEnd& end);

@@ -16,11 +16,6 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-std::string how(const WorkerEnd& end) {
-  return end.signal != 0 ? "was killed by " + signal_name(end.signal)
-                         : fmt::format("exited with code {}", end.exit_code);
-}
-
 std::string clock_text(std::chrono::system_clock::time_point when) {
   const auto since_epoch = duration_cast<milliseconds>(when.time_since_epoch()).count();
   const std::time_t seconds = since_epoch / 1000;
@@ -126,6 +121,12 @@ std::string advice(const WorkerEnd& end) {
 
 }  // namespace
 
+std::string how_it_ended(const WorkerEnd& end) {
+  if (end.signal == SIGSTOP) return "was stopped by SIGSTOP";
+  return end.signal != 0 ? "was killed by " + signal_name(end.signal)
+                         : fmt::format("exited with code {}", end.exit_code);
+}
+
 std::string ranks_name(const WorkerEnd& end) {
   return end.ranks == 1 ? fmt::format("rank {}", end.rank)
                         : fmt::format("ranks {}-{}", end.rank, end.rank + end.ranks - 1);
@@ -141,7 +142,7 @@ Diagnostic failure_report(const AgentResult& result) {
   }
   const WorkerEnd& end = *result.first_failure;
   Diagnostic report{.code = "rank.died",
-                    .what = fmt::format("{} (pid {}) {}", ranks_name(end), end.pid, how(end)),
+                    .what = fmt::format("{} (pid {}) {}", ranks_name(end), end.pid, how_it_ended(end)),
                     .help = advice(end)};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
@@ -158,7 +159,7 @@ Diagnostic failure_report(const AgentResult& result) {
     if (other.stopped_by_us) {
       stopped += static_cast<size_t>(other.ranks);
     } else if (other.exit_code != 0) {
-      also += fmt::format("{}{} {}", also.empty() ? "" : ", ", ranks_name(other), how(other));
+      also += fmt::format("{}{} {}", also.empty() ? "" : ", ", ranks_name(other), how_it_ended(other));
     }
   }
   if (stopped > 0 && !end.stopped_by_us) {

@@ -25,8 +25,11 @@ namespace {
 
 struct ExecFailure {
   int32_t index;
+  int32_t kind;  // of the KeeperEvent
   int32_t error;
 };
+
+constexpr int kPreferNode = 1;  // MPOL_PREFERRED; its header is not part of libc
 
 // Every descriptor from `first` on is closed by the next execve.
 void close_on_exec_from(int first) {
@@ -73,6 +76,18 @@ struct Moves {  // descriptor in the worker <- here
   for (const auto& [target, source] : moves.list) {
     if (error == 0 && dup2(source, target) < 0) error = errno;
   }
+  int kind = KeeperEvent::not_executed;
+  if (error == 0 && !launch.cpus.empty() &&
+      syscall(SYS_sched_setaffinity, 0, launch.cpus.size() * sizeof(long), launch.cpus.data()) <
+          0) {
+    error = errno;
+    kind = KeeperEvent::not_bound;
+  }
+  if (!launch.nodes.empty()) {
+    // Only a preference: containers refuse it, and the first touch is local anyway.
+    syscall(SYS_set_mempolicy, kPreferNode, launch.nodes.data(),
+            launch.nodes.size() * 8 * sizeof(long) + 1);
+  }
   if (error == 0) {
     default_signals();
     sigset_t none;
@@ -81,7 +96,7 @@ struct Moves {  // descriptor in the worker <- here
     execve(launch.program.c_str(), argv, env);
     error = errno;
   }
-  const ExecFailure failure{index, error};
+  const ExecFailure failure{index, kind, error};
   if (write(exec_pipe, &failure, sizeof failure) < 0) _exit(error == ENOENT ? 127 : 126);
   _exit(error == ENOENT ? 127 : 126);
 }
@@ -137,7 +152,7 @@ class KeeperProcess {
       if (polled[0].revents != 0) read_signals();
       if (polled[1].revents != 0) read_commands();
       if (reap()) {
-        send({KeeperEvent::all_gone, 0, 0, 0, 0, 0});
+        send({KeeperEvent::all_gone, 0, 0, 0, 0, 0, 0});
         _exit(0);
       }
     }
@@ -161,7 +176,7 @@ class KeeperProcess {
       }
       workers_[i] = pid;
       send({pid > 0 ? KeeperEvent::spawned : KeeperEvent::not_spawned, index, pid,
-            pid > 0 ? 0 : errno, 0, 0});
+            pid > 0 ? 0 : errno, 0, 0, 0});
     }
     close(exec_pipe[1]);
   }
@@ -189,7 +204,7 @@ class KeeperProcess {
     for (;;) {
       const ssize_t got = read(exec_failures_, &failure, sizeof failure);
       if (got == static_cast<ssize_t>(sizeof failure)) {
-        send({KeeperEvent::not_executed, failure.index, 0, failure.error, 0, 0});
+        send({failure.kind, failure.index, 0, failure.error, 0, 0, 0});
       } else if (got == 0) {  // every worker runs its program or is dead
         close(exec_failures_);
         exec_failures_ = -1;
@@ -213,8 +228,9 @@ class KeeperProcess {
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got != static_cast<ssize_t>(sizeof command)) return abandon();
     if (command.kind == KeeperCommand::signal_workers) {
-      for (pid_t pid : workers_) {
-        if (pid > 0) kill(pid, command.signal);
+      for (size_t i = 0; i < workers_.size(); ++i) {
+        const bool meant = command.index < 0 || static_cast<size_t>(command.index) == i;
+        if (meant && workers_[i] > 0) kill(workers_[i], command.signal);
       }
     } else {
       sweep(command.signal);
@@ -276,6 +292,7 @@ class KeeperProcess {
       const bool by_signal = info.si_code != CLD_EXITED;
       batch_.push_back({KeeperEvent::ended, static_cast<int32_t>(worker - workers_.begin()),
                         info.si_pid, by_signal ? 0 : info.si_status, by_signal ? info.si_status : 0,
+                        info.si_code == CLD_DUMPED,
                         int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec});
     }
     // Of those found dead together, one killed by a signal is rather the cause than the effect.

@@ -24,6 +24,8 @@ struct Launch {
   std::vector<std::pair<int, int>> inherit;  // descriptor in the worker <- here
   int out = -1;                              // write end that becomes its stdout
   int err = -1;                              // ... stderr
+  std::vector<unsigned long> cpus;           // bits: what it may run on; empty = as the agent
+  std::vector<unsigned long> nodes;          // bits: whose memory it prefers; empty = any
 };
 
 struct KeeperEvent {
@@ -31,6 +33,7 @@ struct KeeperEvent {
     spawned,       // worker `index` is process `pid`
     not_spawned,   // fork failed with `status` as errno
     not_executed,  // execve (or preparing its descriptors) failed with `status` as errno
+    not_bound,     // binding it to its CPUs failed with `status` as errno
     ended,         // worker `index` died: `status` is its exit code, `signal` its signal or 0
     all_gone,      // no worker and no descendant is left; the keeper ends
   };
@@ -39,17 +42,19 @@ struct KeeperEvent {
   int32_t pid = 0;
   int32_t status = 0;
   int32_t signal = 0;
+  int32_t dumped_core = 0;
   int64_t when_ns = 0;  // since the epoch
 };
 
 struct KeeperCommand {
   enum Kind : int32_t {
-    signal_workers,  // `signal` to each worker process that still runs
+    signal_workers,  // `signal` to each worker process that still runs, or to worker `index` only
     sweep,           // `signal` also to what dead workers left behind, now and from now on;
                      // with SIGKILL: to every worker's process group as well
   };
   int32_t kind = 0;
   int32_t signal = 0;
+  int32_t index = -1;
 };
 
 class Keeper {

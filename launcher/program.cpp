@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "common/files.h"
+
 extern char** environ;
 
 namespace mtl {
@@ -77,6 +79,19 @@ std::string find_program(const std::string& name, const std::string& path_variab
                      : fmt::format("it was looked for in PATH={}", path_variable));
 }
 
+// Bits as the kernel reads them.
+std::vector<unsigned long> bit_mask(const std::vector<int>& bits) {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask;
+  for (int bit : bits) {
+    if (bit < 0) continue;
+    const size_t word = static_cast<size_t>(bit) / kBits;
+    if (mask.size() <= word) mask.resize(word + 1);
+    mask[word] |= 1UL << (static_cast<size_t>(bit) % kBits);
+  }
+  return mask;
+}
+
 }  // namespace
 
 Launch prepare_launch(const WorkerCommand& command) {
@@ -88,7 +103,16 @@ Launch prepare_launch(const WorkerCommand& command) {
     const size_t equals = text.find('=');
     if (equals != std::string::npos) env[text.substr(0, equals)] = text.substr(equals + 1);
   }
+  if (!command.error_file.empty()) {
+    const std::filesystem::path file = std::filesystem::absolute(command.error_file);
+    make_directories(file.parent_path());
+    std::error_code ignored;
+    std::filesystem::remove(file, ignored);  // of a generation before this one
+    env["TORCHELASTIC_ERROR_FILE"] = file;
+  }
   for (const auto& [name, value] : command.env) env[name] = value;
+  launch.cpus = bit_mask(command.cpus);
+  if (command.numa >= 0) launch.nodes = bit_mask({command.numa});
   const auto path = env.find("PATH");
   launch.program = find_program(command.argv[0],
                                 path != env.end() ? path->second : "/usr/local/bin:/usr/bin:/bin");
@@ -123,6 +147,17 @@ Error exec_error(const Launch& launch, int error) {
     diagnostic.help = "its arguments and environment are too long together";
   }
   return Error(static_cast<Exit>(error == ENOENT ? kNotFound : kNotExecutable), diagnostic);
+}
+
+Error bind_error(const WorkerCommand& command, int error) {
+  std::string cpus;
+  for (int cpu : command.cpus) cpus += fmt::format("{}{}", cpus.empty() ? "" : ",", cpu);
+  return Error(Exit::environment,
+               Diagnostic{.code = "launch.affinity",
+                          .what = fmt::format("rank {} cannot be bound to CPU {}: {}", command.rank,
+                                              cpus, strerror(error)),
+                          .help = "this process may use the CPUs that taskset -cp $$ prints; the "
+                                  "container or the scheduler decides"});
 }
 
 }  // namespace mtl

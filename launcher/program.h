@@ -11,11 +11,14 @@ namespace mtl {
 inline constexpr int kNotExecutable = 126;
 inline constexpr int kNotFound = 127;
 
-// Everything but the descriptors `out` and `err`. Throws Error with exit 127
+// Everything but the descriptors `out` and `err`; makes the error file's directory and removes what
+// an earlier process left there. Throws Error with exit 127
 // "launch.program_missing" or 126 "launch.program_not_executable".
 Launch prepare_launch(const WorkerCommand& command);
 
 // The error of an execve that failed with `error` although the program is there.
 Error exec_error(const Launch& launch, int error);
+// The error of a worker that could not be bound to its CPUs: Exit::environment "launch.affinity".
+Error bind_error(const WorkerCommand& command, int error);
 
 }  // namespace mtl
