@@ -78,7 +78,7 @@ class AgentControl {
     Kind kind = none;
     int signal = 0;
     std::chrono::milliseconds grace{0};
-    std::string why;  // for people: "m3 was lost"; shown as a notice unless empty
+    std::string why = {};  // for people: "m3 was lost"; in a notice unless empty
   };
   virtual int fd() const = 0;  // readable: read() until it says none
   virtual Command read() = 0;
