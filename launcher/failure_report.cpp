@@ -81,25 +81,41 @@ std::string printable(std::string_view line) {
   return text;
 }
 
+// Where a person finds it: of another host, with its name in front.
+std::string log_place(const WorkerEnd& end) {
+  return end.host.empty() ? end.log.string() : end.host + ":" + end.log.string();
+}
+
 std::string advice(const WorkerEnd& end) {
   const std::string log =
-      end.log.empty() ? std::string("its output above") : "its log, " + end.log.string();
+      end.log.empty() ? std::string("its output above") : "its log, " + log_place(end);
+  const auto noted = [&](const char* words) {
+    return std::any_of(end.notes.begin(), end.notes.end(), [&](const std::string& note) {
+      return note.find(words) != std::string::npos;
+    });
+  };
   switch (end.signal) {
     case 0:
       break;
     case SIGKILL:
-      if (!end.notes.empty()) {
+      if (noted("out-of-memory killer")) {
         return "it needs less memory or the job more: a smaller micro-batch, fewer ranks per node, "
                "a higher memory limit";
       }
       return "somebody or the system killed it: look for an out-of-memory kill in dmesg, and at "
              "the scheduler's limits";
+    case SIGSTOP:
+      return "wake a stopped process with kill -CONT within the time that a stop may last, or do not "
+             "stop single ranks: the others wait for them";
     case SIGBUS:
       return "usually shared memory is full (df -h /dev/shm) or a mapped file was cut; see " + log;
     case SIGSEGV:
     case SIGABRT:
     case SIGILL:
     case SIGFPE:
+      if (noted("a core was dumped")) {
+        return "it crashed; look at the stack in its core with gdb; see " + log;
+      }
       return "it crashed; see " + log +
              ", and for a stack: coredumpctl gdb, or ulimit -c unlimited and run again";
     case SIGTERM:
@@ -141,13 +157,16 @@ Diagnostic failure_report(const AgentResult& result) {
         .severity = Diagnostic::Severity::warning};
   }
   const WorkerEnd& end = *result.first_failure;
+  const std::string place =
+      end.host.empty() ? "" : fmt::format("local {} on {}, ", end.local_rank, end.host);
   Diagnostic report{.code = "rank.died",
-                    .what = fmt::format("{} (pid {}) {}", ranks_name(end), end.pid, how_it_ended(end)),
+                    .what = fmt::format("{} ({}pid {}) {}", ranks_name(end), place, end.pid,
+                                        how_it_ended(end)),
                     .help = advice(end)};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
                   duration_text(duration_cast<milliseconds>(end.when - result.started))));
-  for (const std::string& note : end.notes) report.notes.push_back(note);
+  for (const std::string& note : end.notes) report.notes.push_back(printable(note));
   if (!end.last_lines.empty()) {
     report.notes.push_back("its last lines on stderr:");
     for (const std::string& line : end.last_lines) report.notes.push_back("| " + printable(line));
@@ -169,7 +188,7 @@ Diagnostic failure_report(const AgentResult& result) {
     report.notes.push_back("it had been asked to stop before");
   }
   if (!also.empty()) report.notes.push_back("then " + also);
-  if (!end.log.empty()) report.notes.push_back("log: " + end.log.string());
+  if (!end.log.empty()) report.notes.push_back("log: " + log_place(end));
   for (const std::string& warning : result.warnings) report.notes.push_back(warning);
   return report;
 }
