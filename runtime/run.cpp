@@ -26,6 +26,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kCheckpoints = "checkpoints";
+constexpr const char* kFence = "fence";
 
 std::string new_run_id() {
   const std::time_t now = std::time(nullptr);
@@ -46,6 +47,14 @@ std::vector<fs::path> runs_of(const fs::path& name_dir) {
   }
   std::sort(runs.rbegin(), runs.rend());
   return runs;
+}
+
+// The number in the fence file; 0 = none.
+int64_t fence_of(const fs::path& dir) {
+  int64_t fence = 0;
+  std::ifstream in(dir / kFence);
+  in >> fence;
+  return fence;
 }
 
 // The value of a "key : value" line of a /proc file.
@@ -275,11 +284,29 @@ RunDirectory open_run(const CheckedRun& run) {
   make_directories(opened.dir / kCheckpoints);
   if (!opened.lock) opened.lock = lock_run(opened.dir);
   write_file_atomic(opened.dir / "train.yaml", run.resolved.source);
-  write_file_atomic(opened.dir / "resolved.yaml", resolved_yaml(run.resolved));
-  write_file_atomic(opened.dir / "plan.json", to_json(run.plan).dump(1) + "\n");
   write_file_atomic(opened.dir / "env.json", environment_json().dump(1) + "\n");
   write_file_atomic(opened.dir / "tokenizer.json", run.corpus.tokenizer->to_json().dump() + "\n");
   return opened;
+}
+
+int64_t begin_generation(const fs::path& dir, const CheckedRun& run) {
+  const int64_t fence = fence_of(dir) + 1;
+  write_file_atomic(dir / kFence, std::to_string(fence) + "\n");
+  write_file_atomic(dir / "resolved.yaml", resolved_yaml(run.resolved));
+  write_file_atomic(dir / "plan.json", to_json(run.plan).dump(1) + "\n");
+  return fence;
+}
+
+void check_fence(const fs::path& dir, int64_t fence) {
+  const int64_t newest = fence_of(dir);
+  if (newest <= fence) return;
+  throw Error(Exit::run_failed,
+              {.code = "ckpt.fenced",
+               .what = fmt::format("the run in {} has gone on without this rank: it is at its start "
+                                   "number {}, we are of number {}",
+                                   dir.string(), newest, fence),
+               .help = "nothing to do: this rank was given up (its machine was cut off) and its "
+                       "work has been done again by others"});
 }
 
 fs::path find_run(const std::string& text) {

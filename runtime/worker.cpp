@@ -79,6 +79,8 @@ struct WorkerEnvironment {
   int generation = environment_int("TORCHELASTIC_RESTART_COUNT", 0);
   int token_fd = environment_int("MTL_TOKEN_FD", -1);
   int progress_fd = environment_int("MTL_PROGRESS_FD", -1);
+  // Started by hand or by another launcher there is nobody who would go on without us.
+  int fence = environment_int("MTL_RUN_FENCE", 1'000'000'000);
   int port = environment_int("MASTER_PORT", 0);
   std::string address = std::getenv("MASTER_ADDR") ? std::getenv("MASTER_ADDR") : "127.0.0.1";
 };
@@ -104,13 +106,15 @@ bool is_collateral(const Error& error) {
 // The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
 class Rank {
  public:
-  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd)
+  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd,
+       int fence)
       : run_dir_(run_dir),
         run_(run),
         spec_(run_.resolved.spec),
         plan_(run_.plan),
         world_(world),
         progress_fd_(progress_fd),
+        fence_(fence),
         device_(make_cpu_device()) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
@@ -247,7 +251,8 @@ class Rank {
         {"data", {{"fingerprint", fmt::format("{:016x}", run_.corpus.train->fingerprint())}}}};
     const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
     for (const Diagnostic& warning :
-         save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_)) {
+         save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_,
+                         [&] { check_fence(run_dir_, fence_); })) {
       fmt::print(stderr, "{}", render(warning));
     }
     if (reporter_) reporter_->checkpoint(next_step_, dir);
@@ -277,6 +282,7 @@ class Rank {
   const Plan& plan_;
   CommWorld& world_;
   const int progress_fd_;
+  const int fence_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
@@ -303,7 +309,7 @@ void check_threads(const WorkerEnvironment& environment) {
 Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
   Exit of_rank_0 = Exit::done;  // all agree: the ranks stop together
   run_rank_threads(own.world, [&](CommWorld& world) {
-    const Exit exit = Rank(run_dir, run, world, own.progress_fd).run();
+    const Exit exit = Rank(run_dir, run, world, own.progress_fd, own.fence).run();
     if (world.rank() == 0) of_rank_0 = exit;
   });
   return of_rank_0;
@@ -312,7 +318,7 @@ Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
 Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
   if (own.world == 1) {
     const std::unique_ptr<CommWorld> world = make_self_world();
-    return Rank(run_dir, run, *world, own.progress_fd).run();
+    return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
   }
   const std::unique_ptr<Store> store = connect_store({.address = own.address,
                                                       .port = static_cast<uint16_t>(own.port),
@@ -321,7 +327,7 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   const std::unique_ptr<CommWorld> world = make_shm_world(
       *store,
       {.rank = own.rank, .size = own.world, .prefix = fmt::format("shm/{}/", own.generation)});
-  return Rank(run_dir, run, *world, own.progress_fd).run();
+  return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
 }
 
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we

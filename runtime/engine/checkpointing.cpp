@@ -48,7 +48,8 @@ std::vector<std::string> gather(const std::string& mine, Communicator& world) {
 
 std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
                                         const nlohmann::json& state, int64_t keep_last,
-                                        Trainer& trainer, const Plan& plan, Communicator& world) {
+                                        Trainer& trainer, const Plan& plan, Communicator& world,
+                                        const std::function<void()>& still_ours) {
   // With ZeRO-1 each replica has its own part; else they take turns.
   const auto dp = static_cast<size_t>(plan.grid.sizes()[Axis::dp]);
   const auto replica = static_cast<size_t>(trainer.coord()[Axis::dp]);
@@ -60,7 +61,10 @@ std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
     for (CheckpointTensor& tensor : tensors_of(parameters[i])) mine.push_back(std::move(tensor));
   }
   // Rank 0 clears what an interrupted attempt at the same step left, before anybody writes.
-  if (world.rank() == 0) prepare_checkpoint_dir(dir);
+  if (world.rank() == 0) {
+    if (still_ours) still_ours();
+    prepare_checkpoint_dir(dir);
+  }
   world.barrier();
   const std::string written = to_json(write_shards(dir, world.rank(), mine)).dump();
   const std::vector<std::string> parts = gather(written, world);
@@ -74,6 +78,7 @@ std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
     }
     nlohmann::json whole = state;
     whole["engine"] = trainer.progress();
+    if (still_ours) still_ours();
     warnings = commit_checkpoint(dir, chunks, whole, keep_last);
   }
   world.barrier();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -12,10 +13,12 @@ namespace mtl {
 // All ranks together. Every tensor is written once, by one of the ranks that hold it (spread over
 // data-parallel replicas). `state` matters
 // on rank 0, which also returns the warnings: what could not be tidied up around a complete
-// checkpoint.
+// checkpoint. Before rank 0 changes anything in the run's directory it calls `still_ours`, which
+// throws if the run has gone on without us.
 std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
                                         const nlohmann::json& state, int64_t keep_last,
-                                        Trainer& trainer, const Plan& plan, Communicator& world);
+                                        Trainer& trainer, const Plan& plan, Communicator& world,
+                                        const std::function<void()>& still_ours = {});
 
 // Each rank reads its part, whatever layout wrote the checkpoint.
 void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer);
