@@ -17,7 +17,7 @@
 #include "rendezvous/store.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/comm/rank_threads.h"
-#include "runtime/comm/shm/shm_world.h"
+#include "runtime/comm/world.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/trainer.h"
@@ -72,6 +72,11 @@ int environment_int(const char* name, int fallback) {
   return static_cast<int>(value);
 }
 
+std::string environment_text(const char* name, const char* fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : text;
+}
+
 struct WorkerEnvironment {
   int rank = environment_int("RANK", 0);
   int world = environment_int("WORLD_SIZE", 1);
@@ -82,7 +87,9 @@ struct WorkerEnvironment {
   // Started by hand or by another launcher there is nobody who would go on without us.
   int fence = environment_int("MTL_RUN_FENCE", 1'000'000'000);
   int port = environment_int("MASTER_PORT", 0);
-  std::string address = std::getenv("MASTER_ADDR") ? std::getenv("MASTER_ADDR") : "127.0.0.1";
+  int comm_timeout_s = environment_int("MTL_COMM_TIMEOUT_S", 0);  // 0 = the usual
+  std::string address = environment_text("MASTER_ADDR", "127.0.0.1");
+  std::string node_address = environment_text("MTL_NODE_ADDRESS", "127.0.0.1");
 };
 
 std::string read_token(int fd) {
@@ -320,13 +327,18 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
     const std::unique_ptr<CommWorld> world = make_self_world();
     return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
   }
+  const std::string token = read_token(own.token_fd);
   const std::unique_ptr<Store> store = connect_store({.address = own.address,
                                                       .port = static_cast<uint16_t>(own.port),
-                                                      .token = read_token(own.token_fd),
+                                                      .token = token,
                                                       .generation = own.generation});
-  const std::unique_ptr<CommWorld> world = make_shm_world(
-      *store,
-      {.rank = own.rank, .size = own.world, .prefix = fmt::format("shm/{}/", own.generation)});
+  WorldOptions options = {.rank = own.rank,
+                          .size = own.world,
+                          .address = own.node_address,
+                          .token = token,
+                          .generation = own.generation};
+  if (own.comm_timeout_s > 0) options.timeout = std::chrono::seconds(own.comm_timeout_s);
+  const std::unique_ptr<CommWorld> world = make_cpu_world(*store, options);
   return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
 }
 

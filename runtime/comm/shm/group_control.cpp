@@ -13,53 +13,11 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kSlots = 2 * static_cast<size_t>(kSmallBytes);
 
-const char* name_of(Op op) {
-  switch (op) {
-    case Op::none:
-      return "nothing yet";
-    case Op::join:
-      return "joining";
-    case Op::allocate:
-      return "allocate";
-    case Op::barrier:
-      return "barrier";
-    case Op::all_reduce:
-      return "all_reduce";
-    case Op::reduce_scatter:
-      return "reduce_scatter";
-    case Op::all_gather:
-      return "all_gather";
-    case Op::broadcast:
-      return "broadcast";
-  }
-  return "";
-}
-
 size_t control_bytes(size_t n, size_t header, size_t area) {
   return (header + n * area + kPage - 1) / kPage * kPage;
 }
 
 }  // namespace
-
-std::string describe(const Descriptor& what) {
-  switch (what.op) {
-    case Op::none:
-    case Op::join:
-    case Op::allocate:
-    case Op::barrier:
-      return name_of(what.op);
-    case Op::all_reduce:
-      return fmt::format("all_reduce({} x {}, {})", what.numel, safetensors_name(what.dtype),
-                         what.reduce == Reduce::sum ? "sum" : "max");
-    case Op::broadcast:
-      return fmt::format("broadcast({} x {}, root {})", what.numel, safetensors_name(what.dtype),
-                         what.root);
-    case Op::reduce_scatter:
-    case Op::all_gather:
-      return fmt::format("{}({} x {})", name_of(what.op), what.numel, safetensors_name(what.dtype));
-  }
-  return "";
-}
 
 size_t GroupControl::bytes(int size, bool with_data) {
   const size_t n = static_cast<size_t>(size);
@@ -76,8 +34,10 @@ GroupControl::GroupControl(std::shared_ptr<WorldState> world, std::vector<int> r
                            ranks_.begin());
 }
 
-std::string GroupControl::name() const {
-  return fmt::format("the group of ranks {}", fmt::join(ranks_, ", "));
+std::vector<int> GroupControl::job_ranks() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size(); ++rank) ranks.push_back(job_rank(rank));
+  return ranks;
 }
 
 char* GroupControl::data() const {
@@ -114,28 +74,17 @@ void GroupControl::begin(const Descriptor& what) {
   own.op.store(what.op, std::memory_order_relaxed);
   own.number.store(static_cast<uint32_t>(number_), std::memory_order_relaxed);
   barrier();
-  compare(what);
+  compare();
 }
 
-void GroupControl::compare(const Descriptor& own) {
-  const Descriptor& first = descriptor(0);
-  for (int rank = 1; rank < size(); ++rank) {
-    const Descriptor& other = descriptor(rank);
-    if (other.op == first.op && other.dtype == first.dtype && other.reduce == first.reduce &&
-        other.root == first.root && other.numel == first.numel) {
-      continue;
-    }
-    fail(Error(
-        Exit::run_failed,
-        {.code = "comm.mismatch",
-         .what = fmt::format("the ranks do not do the same: as operation {} of {}, rank {} calls "
-                             "{} and rank {} calls {}",
-                             number_, name(), world_rank(0), describe(first), world_rank(rank),
-                             describe(other)),
-         .notes = {fmt::format("rank {} itself calls {}", world_->rank(), describe(own))},
-         .help = "all ranks must run the same program with the same configuration; if they do, "
-                 "this is a defect: please report it"}));
-  }
+void GroupControl::compare() {
+  const comm::Operation first = descriptor(0).operation();
+  bool agree = true;
+  for (int rank = 1; rank < size(); ++rank) agree &= descriptor(rank).operation() == first;
+  if (agree) return;
+  std::vector<comm::Operation> all;
+  for (int rank = 0; rank < size(); ++rank) all.push_back(descriptor(rank).operation());
+  if (const auto error = comm::disagreement(number_, job_ranks(), rank_, all)) fail(*error);
 }
 
 void GroupControl::barrier() {
@@ -169,12 +118,13 @@ std::vector<int> GroupControl::missing() const {
 std::string GroupControl::doing() const {
   const uint32_t arrivals = area(rank_).arrivals.load(std::memory_order_relaxed);
   std::string text = fmt::format("waits in operation {} ({}) of {} for", number_,
-                                 describe(area(rank_).descriptors[number_ % 2]), name());
+                                 describe(area(rank_).descriptors[number_ % 2].operation()),
+                                 comm::group_name(job_ranks()));
   bool first = true;
   for (int rank = 0; rank < size(); ++rank) {
     const RankArea& other = area(rank);
     if (other.arrivals.load(std::memory_order_acquire) == arrivals) continue;
-    text += fmt::format("{} rank {} (at operation {}, {})", first ? "" : ",", world_rank(rank),
+    text += fmt::format("{} rank {} (at operation {}, {})", first ? "" : ",", job_rank(rank),
                         other.number.load(std::memory_order_relaxed),
                         name_of(other.op.load(std::memory_order_relaxed)));
     first = false;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/comm/communicator.h"
+#include "runtime/comm/operation.h"
 #include "runtime/comm/shm/world_state.h"
 
 namespace mtl::shm {
@@ -17,18 +18,9 @@ namespace mtl::shm {
 constexpr int64_t kSmallBytes = 4096;
 constexpr int64_t kStagingBytes = 1 << 20;  // of one rank: two halves, or one whole
 
-enum class Op : uint8_t {
-  none,
-  join,
-  allocate,
-  barrier,
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  broadcast
-};
+using comm::Op;
 
-// What a rank is about to do; all but the last two must agree among the ranks.
+// What a rank is about to do, and where its tensor lies, which need not agree.
 struct Descriptor {
   Op op = Op::none;
   DType dtype = DType::u8;
@@ -36,8 +28,9 @@ struct Descriptor {
   int32_t root = 0;
   int64_t numel = 0;
   Residence residence = {};  // region -1: not in an arena
+
+  comm::Operation operation() const { return {op, dtype, reduce, root, numel}; }
 };
-std::string describe(const Descriptor& what);
 
 // 64 pieces of up to kPieceBytes under way from one rank to another. The sender takes the lowest
 // free piece, so that memory is touched only as far as messages pile up.
@@ -58,7 +51,7 @@ struct Channel {
 
 class GroupControl {
  public:
-  // `ranks`: world ranks, ascending. `memory` starts zeroed; at least bytes(size, with_data).
+  // `ranks`: of this world, ascending. `memory` starts zeroed; at least bytes(size, with_data).
   GroupControl(std::shared_ptr<WorldState> world, std::vector<int> ranks, SharedMemory memory);
   // Without data: barrier and descriptors only (the world's own group).
   static size_t bytes(int size, bool with_data);
@@ -66,9 +59,9 @@ class GroupControl {
   int size() const { return static_cast<int>(ranks_.size()); }
   int rank() const { return rank_; }  // in the group
   int world_rank(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
+  // Its rank in the job, for people.
+  int job_rank(int rank) const { return world_->job_rank(world_rank(rank)); }
   WorldState& world() const { return *world_; }
-  // "the group of ranks 0, 2, 4"
-  std::string name() const;
 
   // Waits for all ranks and checks that they do the same; else throws Error "comm.mismatch". What a
   // rank wrote before, all may read afterwards.
@@ -112,7 +105,8 @@ class GroupControl {
   }
   char* small_slot(int rank, uint64_t number) const;
   char* data() const;
-  void compare(const Descriptor& own);
+  void compare();
+  std::vector<int> job_ranks() const;
   std::vector<int> missing() const;
   std::string doing() const;
 

@@ -245,7 +245,7 @@ void ShmCommunicator::send(Tensor x, int to) {
   Channel& channel = group_->channel(rank(), to);
   const auto doing = [&] {
     return fmt::format("waits in send({} x {}) to rank {} for room", x.numel(),
-                       safetensors_name(x.dtype), group_->world_rank(to));
+                       safetensors_name(x.dtype), group_->job_rank(to));
   };
   int64_t done = 0;
   do {
@@ -272,7 +272,7 @@ void ShmCommunicator::recv(Tensor x, int from) {
   Channel& channel = group_->channel(from, rank());
   const auto doing = [&] {
     return fmt::format("waits in recv({} x {}) for a message of rank {}", x.numel(),
-                       safetensors_name(x.dtype), group_->world_rank(from));
+                       safetensors_name(x.dtype), group_->job_rank(from));
   };
   int64_t done = 0;
   do {
@@ -282,15 +282,8 @@ void ShmCommunicator::recv(Tensor x, int from) {
         [&] { return channel.posted.word.load(std::memory_order_acquire) != taken; }, from, doing);
     const Channel::Post post = channel.posts[taken % kPieces];
     if (post.dtype != x.dtype || post.message_numel != x.numel()) {
-      group_->fail(Error(
-          Exit::run_failed,
-          {.code = "comm.mismatch",
-           .what = fmt::format("rank {} sends {} x {} and rank {} receives {} x {}",
-                               group_->world_rank(from), post.message_numel,
-                               safetensors_name(post.dtype), group_->world_rank(rank()), x.numel(),
-                               safetensors_name(x.dtype)),
-           .help = "all ranks must run the same program with the same configuration; if they do, "
-                   "this is a defect: please report it"}));
+      group_->fail(comm::message_mismatch(group_->job_rank(from), post.dtype, post.message_numel,
+                                          group_->job_rank(rank()), x));
     }
     copy(static_cast<char*>(x.data) + done, group_->piece(from, rank(), post.piece), post.bytes);
     channel.used.fetch_and(~(uint64_t{1} << post.piece), std::memory_order_release);

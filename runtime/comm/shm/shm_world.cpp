@@ -11,6 +11,8 @@
 
 #include "common/error.h"
 #include "runtime/comm/check.h"
+#include "runtime/comm/meeting.h"
+#include "runtime/comm/operation.h"
 #include "runtime/comm/self_world.h"
 #include "runtime/comm/shm/group_control.h"
 #include "runtime/comm/shm/shm_communicator.h"
@@ -23,23 +25,9 @@ namespace {
 using namespace shm;
 using Clock = std::chrono::steady_clock;
 
-// FNV-1a over the numbers; never 0, which means "nothing announced".
-uint64_t key_of(std::span<const int> ranks, uint64_t occurrence) {
-  uint64_t hash = 0xcbf29ce484222325U;
-  const auto mix = [&hash](uint64_t value) {
-    for (int i = 0; i < 8; ++i) {
-      hash = (hash ^ (value & 0xff)) * 0x100000001b3U;
-      value >>= 8;
-    }
-  };
-  for (const int rank : ranks) mix(static_cast<uint64_t>(rank));
-  mix(~occurrence);
-  return std::max<uint64_t>(hash, 1);
-}
-
-class ShmWorld final : public CommWorld {
+class World final : public ShmWorld {
  public:
-  ShmWorld(std::shared_ptr<WorldState> state, std::unique_ptr<GroupControl> all)
+  World(std::shared_ptr<WorldState> state, std::unique_ptr<GroupControl> all)
       : state_(std::move(state)), all_(std::move(all)) {}
 
   int rank() const override { return state_->rank(); }
@@ -51,7 +39,7 @@ class ShmWorld final : public CommWorld {
     state_->check_failure();
     std::vector<int> members(ranks.begin(), ranks.end());
     // The same ranks may make several groups: the n-th of one rank is the n-th of all.
-    const uint64_t key = key_of(ranks, occurrences_[members]++);
+    const uint64_t key = comm::group_key(ranks, occurrences_[members]++);
     const int leader = members.front();
     auto control = std::make_unique<GroupControl>(state_, members, [&] {
       if (rank() == leader) {
@@ -61,8 +49,9 @@ class ShmWorld final : public CommWorld {
         return memory;
       }
       return SharedMemory::open(state_->announcement(leader, key, [&] {
-        return fmt::format("waits for rank {} to make the group of ranks {}", leader,
-                           fmt::join(members, ", "));
+        std::vector<int> names;
+        for (const int member : members) names.push_back(state_->job_rank(member));
+        return fmt::format("waits for rank {} to make {}", names.front(), comm::group_name(names));
       }));
     }());
     // When all are here all have opened the memory.
@@ -78,7 +67,7 @@ class ShmWorld final : public CommWorld {
     constexpr size_t kPage = 4096;
     const size_t rounded = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
     SharedMemory own = SharedMemory::create("mtl-arena", rounded);
-    const uint64_t key = key_of({}, static_cast<uint64_t>(state_->regions()));
+    const uint64_t key = comm::group_key({}, static_cast<uint64_t>(state_->regions()));
     state_->announce(key, own.name());
     all_->begin({.op = Op::allocate});
     std::vector<SharedMemory> mappings(static_cast<size_t>(size()));
@@ -100,6 +89,7 @@ class ShmWorld final : public CommWorld {
   }
 
   void leave() override { state_->leave(); }
+  void end(const Error& error) override { state_->record(error); }
 
  private:
   const std::shared_ptr<WorldState> state_;
@@ -137,12 +127,13 @@ std::optional<Card> Card::decode(const std::string& text) {
   return card;
 }
 
-void check_same_host(const Identity& zero, const Identity& other, int rank) {
+void check_same_host(const Identity& zero, int zero_rank, const Identity& other, int rank) {
   if (zero.boot == other.boot && zero.pid_namespace == other.pid_namespace) return;
   const bool containers = zero.boot == other.boot;
   throw Error(Exit::environment,
               {.code = "comm.host",
-               .what = fmt::format("rank 0 ({}) and rank {} ({}) {}", zero.host, rank, other.host,
+               .what = fmt::format("rank {} ({}) and rank {} ({}) {}", zero_rank, zero.host, rank,
+                                   other.host,
                                    containers ? "are in different containers of one host"
                                               : "are on different hosts and cannot share memory"),
                .help = containers ? "start all ranks of one host in one container"
@@ -151,19 +142,17 @@ void check_same_host(const Identity& zero, const Identity& other, int rank) {
 
 }  // namespace
 
-std::unique_ptr<CommWorld> make_shm_world(Store& store, const ShmOptions& options) {
+std::unique_ptr<ShmWorld> make_shm_world(Store& store, const ShmOptions& options) {
   const int rank = options.rank;
   const int size = options.size;
   comm::check_member("make_shm_world", rank, size);
   const auto key = [&](const char* what, int of) {
     return fmt::format("{}{}/{}", options.prefix, what, of);
   };
-  if (store.add(key("claim", rank), 1) != 1) {
-    throw Error(Exit::run_failed,
-                {.code = "comm.rank",
-                 .what = fmt::format("rank {} has started twice", rank),
-                 .help = "every rank needs its own RANK; a restarted job needs a new generation"});
-  }
+  const auto name = [&](int of) {
+    return options.job_ranks.empty() ? of : options.job_ranks[static_cast<size_t>(of)];
+  };
+  comm::claim_rank(store, options.prefix, name(rank));
   Card own = {.identity = Identity::own()};
   SharedMemory control, all;
   if (rank == 0) {
@@ -187,21 +176,17 @@ std::unique_ptr<CommWorld> make_shm_world(Store& store, const ShmOptions& option
                    std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now())));
     } catch (const Error& error) {
       if (error.exit() != Exit::timeout) throw;
-      throw Error(Exit::timeout,
-                  {.code = "comm.timeout",
-                   .what = fmt::format("rank {} of {} has not joined within {} s", peer, size,
-                                       static_cast<double>(options.timeout.count()) / 1000),
-                   .help = fmt::format("the log of rank {} says why it did not start", peer)});
+      throw Error(
+          Exit::timeout,
+          {.code = "comm.timeout",
+           .what = fmt::format("rank {} of {} has not joined within {} s", name(peer), size,
+                               static_cast<double>(options.timeout.count()) / 1000),
+           .help = fmt::format("the log of rank {} says why it did not start", name(peer))});
     }
     const auto card = Card::decode(text);
-    if (!card) {
-      throw Error(Exit::run_failed,
-                  {.code = "comm.host",
-                   .what = fmt::format("what rank {} says about itself cannot be read", peer),
-                   .help = "install the same version of mtl on all nodes (see: mtl --version)"});
-    }
+    if (!card) comm::refuse_card(name(peer));
     if (peer == 0) zero = *card;
-    check_same_host(zero.identity, card->identity, peer);
+    check_same_host(zero.identity, name(0), card->identity, name(peer));
     identities.push_back(card->identity);
   }
   if (rank != 0) {
@@ -209,14 +194,14 @@ std::unique_ptr<CommWorld> make_shm_world(Store& store, const ShmOptions& option
     all = SharedMemory::open(zero.all);
   }
   auto state = std::make_shared<WorldState>(rank, std::move(identities), options.timeout,
-                                            std::move(control));
+                                            std::move(control), options.job_ranks);
   std::vector<int> ranks;
   for (int peer = 0; peer < size; ++peer) ranks.push_back(peer);
   auto group = std::make_unique<GroupControl>(state, std::move(ranks), std::move(all));
   group->begin({.op = Op::join});
   state->close_control_file();
   group->close_file();
-  return std::make_unique<ShmWorld>(std::move(state), std::move(group));
+  return std::make_unique<World>(std::move(state), std::move(group));
 }
 
 }  // namespace mtl

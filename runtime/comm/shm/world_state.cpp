@@ -51,11 +51,13 @@ size_t WorldState::control_bytes(int size) {
 }
 
 WorldState::WorldState(int rank, std::vector<Identity> identities,
-                       std::chrono::milliseconds timeout, SharedMemory control)
+                       std::chrono::milliseconds timeout, SharedMemory control,
+                       std::vector<int> job_ranks)
     : rank_(rank),
       size_(static_cast<int>(identities.size())),
       identities_(std::move(identities)),
       timeout_(std::min<std::chrono::milliseconds>(timeout, kLongest)),
+      job_ranks_(std::move(job_ranks)),
       control_(std::move(control)) {
   std::string cpus;
   for (const Identity& identity : identities_) cpus = unite_cpus(cpus, identity.cpus);
@@ -98,21 +100,23 @@ void WorldState::wait(Signal& signal, const std::function<bool()>& ready,
         const auto reason = why_lost(rank);
         // It may have come and then gone, in this order.
         if (!reason || ready()) continue;
-        fail(Error(
-                 Exit::run_failed,
-                 {.code = "comm.peer_lost",
-                  .what = fmt::format("rank {} {} while rank {} {}", rank, *reason, rank_, doing()),
-                  .help = fmt::format("the log of rank {} says why it ended", rank)}),
+        fail(Error(Exit::run_failed,
+                   {.code = "comm.peer_lost",
+                    .what = fmt::format("rank {} {} while rank {} {}", job_rank(rank), *reason,
+                                        job_rank(rank_), doing()),
+                    .help = fmt::format("the log of rank {} says why it ended", job_rank(rank))}),
              &signal);
       }
       if (now >= deadline && !ready()) {
+        std::vector<int> late;
+        for (const int rank : absent) late.push_back(job_rank(rank));
         fail(Error(Exit::timeout,
                    {.code = "comm.timeout",
-                    .what = fmt::format("rank {} has waited {} s while it {}", rank_,
+                    .what = fmt::format("rank {} has waited {} s while it {}", job_rank(rank_),
                                         static_cast<double>(timeout_.count()) / 1000, doing()),
                     .help = fmt::format("rank {} is stuck or much slower than the others: see its "
                                         "log and its stack (gdb -p <pid>)",
-                                        fmt::join(absent, ", "))}),
+                                        fmt::join(late, ", "))}),
              &signal);
       }
       look = now + kLookAround;
@@ -134,10 +138,11 @@ void WorldState::check_failure() const {
   const Failure& end = failure();
   if (end.state.load(std::memory_order_acquire) == Failure::none) {
     if (member(rank_).departed.load(std::memory_order_acquire) == 0) return;
-    throw Error(Exit::run_failed,
-                {.code = "comm.peer_lost",
-                 .what = fmt::format("rank {} has left: another of its threads failed", rank_),
-                 .help = "the first error in the log of this rank says why"});
+    throw Error(
+        Exit::run_failed,
+        {.code = "comm.peer_lost",
+         .what = fmt::format("rank {} has left: another of its threads failed", job_rank(rank_)),
+         .help = "the first error in the log of this rank says why"});
   }
   const Clock::time_point patience = Clock::now() + kFailurePatience;
   while (end.state.load(std::memory_order_acquire) != Failure::complete) {
@@ -153,18 +158,22 @@ void WorldState::check_failure() const {
   throw Error(static_cast<Exit>(end.exit), std::move(diagnostic));
 }
 
-void WorldState::fail(const Error& error, Signal* signal) {
+void WorldState::record(const Error& error) {
   Failure& end = failure();
   uint32_t none = Failure::none;
   if (end.state.compare_exchange_strong(none, Failure::being_written)) {
     const Diagnostic& first = error.diagnostics().front();
-    end.rank = rank_;
+    end.rank = job_rank(rank_);
     end.exit = static_cast<int32_t>(error.exit());
     copy_text(end.code, sizeof(end.code), first.code);
     copy_text(end.what, sizeof(end.what), first.what);
     copy_text(end.help, sizeof(end.help), first.help);
     end.state.store(Failure::complete, std::memory_order_release);
   }
+}
+
+void WorldState::fail(const Error& error, Signal* signal) {
+  record(error);
   if (signal != nullptr) futex_wake_all(signal->word);
   throw error;
 }

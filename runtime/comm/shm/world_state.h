@@ -46,9 +46,10 @@ struct Residence {
 
 class WorldState {
  public:
-  // `control` holds one Failure and `size` Members at its start.
+  // `control` holds one Failure and `size` Members at its start. `job_ranks`: what people call the
+  // ranks; empty = 0, 1, 2...
   WorldState(int rank, std::vector<Identity> identities, std::chrono::milliseconds timeout,
-             SharedMemory control);
+             SharedMemory control, std::vector<int> job_ranks = {});
   ~WorldState();
   WorldState(const WorldState&) = delete;
   WorldState& operator=(const WorldState&) = delete;
@@ -57,6 +58,9 @@ class WorldState {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int job_rank(int rank) const {
+    return job_ranks_.empty() ? rank : job_ranks_[static_cast<size_t>(rank)];
+  }
   Member& member(int rank) const;
   // Peers can open the control memory until this is called.
   void close_control_file() { control_.close_file(); }
@@ -76,6 +80,8 @@ class WorldState {
   // Records the error as the world's end unless there is one already, and throws it. Sleepers on
   // `signal` learn of it at once, all others within the interval at which sleepers look around.
   [[noreturn]] void fail(const Error& error, Signal* signal);
+  // The first half of it, for an end that comes from elsewhere.
+  void record(const Error& error);
 
   void announce(uint64_t key, const MemoryName& memory);
   // Waits for `rank` to announce `key`.
@@ -96,6 +102,7 @@ class WorldState {
   const int size_;
   const std::vector<Identity> identities_;  // by rank
   const std::chrono::milliseconds timeout_;
+  const std::vector<int> job_ranks_;
   SharedMemory control_;
   bool spins_ = false;
   mutable std::shared_mutex regions_mutex_;

@@ -61,8 +61,7 @@ TEST_CASE("threads: 1 to 8 ranks, all operations and types, small and resident a
   for (int size = 1; size <= 8; ++size) {
     CAPTURE(size);
     for (const Memory memory : {Memory::arena, Memory::heap}) {
-      CHECK(problem_of(run_threads(
-                size, [&](CommWorld& world) { exercise(world, memory, sizes); })) == "");
+      CHECK(threads_problem(size, [&](CommWorld& world) { exercise(world, memory, sizes); }) == "");
     }
   }
 }
@@ -73,8 +72,7 @@ TEST_CASE("threads: tensors above the staging area, odd sizes") {
   for (const int size : {2, 3, 5}) {
     CAPTURE(size);
     for (const Memory memory : {Memory::arena, Memory::heap}) {
-      CHECK(problem_of(run_threads(
-                size, [&](CommWorld& world) { exercise(world, memory, sizes); })) == "");
+      CHECK(threads_problem(size, [&](CommWorld& world) { exercise(world, memory, sizes); }) == "");
     }
   }
 }
@@ -85,16 +83,16 @@ TEST_CASE("processes over the TCP store: all operations and types") {
     CAPTURE(size);
     for (const Memory memory : {Memory::arena, Memory::heap}) {
       const int64_t* last = size > 4 ? std::end(sizes) - 1 : std::end(sizes);
-      CHECK(problem_of(run_processes(size, [&](CommWorld& world) {
+      CHECK(processes_problem(size, [&](CommWorld& world) {
               exercise(world, memory, {std::begin(sizes), last});
-            })) == "");
+            }) == "");
     }
   }
 }
 
 TEST_CASE("some ranks in their arena at different offsets, some not") {
   const int64_t sizes[] = {5, 3000, 300'007};
-  CHECK(problem_of(run_threads(4, [&](CommWorld& world) {
+  CHECK(threads_problem(4, [&](CommWorld& world) {
           const auto group = world.group(all_ranks(4));
           char* arena = static_cast<char*>(world.allocate(4 << 20));
           std::vector<double> heap(sizes[2]);
@@ -109,7 +107,7 @@ TEST_CASE("some ranks in their arena at different offsets, some not") {
               }
             }
           }
-        })) == "");
+        }) == "");
 }
 
 TEST_CASE("tensor- and data-parallel groups of 8 ranks, interleaved with the world's") {
@@ -143,8 +141,8 @@ TEST_CASE("tensor- and data-parallel groups of 8 ranks, interleaved with the wor
       all->barrier();
     }
   };
-  CHECK(problem_of(run_threads(8, body)) == "");
-  CHECK(problem_of(run_processes(8, body)) == "");
+  CHECK(threads_problem(8, body) == "");
+  CHECK(processes_problem(8, body) == "");
 }
 
 TEST_CASE("property: random sequences of operations in random memory") {
@@ -166,7 +164,7 @@ TEST_CASE("property: random sequences of operations in random memory") {
       steps.push_back({kind, dtype, fit(kind, below(static_cast<uint32_t>(limit)), size),
                        static_cast<uint32_t>(choose())});
     }
-    const std::string problem = problem_of(run_threads(size, [&](CommWorld& world) {
+    const std::string problem = threads_problem(size, [&](CommWorld& world) {
       const auto group = world.group(all_ranks(size));
       char* arena = static_cast<char*>(world.allocate(3 << 20));
       std::vector<double> heap(300'000);
@@ -179,14 +177,14 @@ TEST_CASE("property: random sequences of operations in random memory") {
         run_and_check(*group, all_ranks(size), step.kind, Tensor(data, step.dtype, {step.numel}),
                       seed + i);
       }
-    }));
+    });
     RC_ASSERT(problem == "");
   });
   CHECK(holds);
 }
 
 TEST_CASE("send and recv: order, sizes above the buffer, both directions at once") {
-  CHECK(problem_of(run_threads(3, [](CommWorld& world) {
+  CHECK(threads_problem(3, [](CommWorld& world) {
           const auto group = world.group(all_ranks(3));
           const int64_t numel = (70 << 20) / 8;
           // 70 MiB do not fit in the buffer: the receiver has to take while the sender gives.
@@ -216,13 +214,13 @@ TEST_CASE("send and recv: order, sizes above the buffer, both directions at once
           const Tensor empty(nullptr, DType::f32, {0});
           if (world.rank() == 2) group->send(empty, 0);
           if (world.rank() == 0) group->recv(empty, 2);
-        })) == "");
+        }) == "");
 }
 
 TEST_CASE("out of place gives the bits of in place wherever the whole and the part lie") {
   for (const int64_t numel : {600, 60'000, 1'200'000}) {
     CAPTURE(numel);
-    CHECK(problem_of(run_threads(3, [&](CommWorld& world) {
+    CHECK(threads_problem(3, [&](CommWorld& world) {
             const auto group = world.group(all_ranks(3));
             const int64_t count = numel / 3;
             float* arena = static_cast<float*>(world.allocate(8 * static_cast<size_t>(numel)));
@@ -253,7 +251,7 @@ TEST_CASE("out of place gives the bits of in place wherever the whole and the pa
               group->all_gather(mine, all);
               expect(same(all, whole), "all_gather");
             }
-          })) == "");
+          }) == "");
   }
 }
 
@@ -273,8 +271,8 @@ TEST_CASE("arenas of different sizes") {
     expect(world.rank() != 0 || world.allocate(0) != nullptr, "no bytes");
     if (world.rank() != 0) world.allocate(10'000);
   };
-  CHECK(problem_of(run_threads(3, body)) == "");
-  CHECK(problem_of(run_processes(3, body)) == "");
+  CHECK(threads_problem(3, body) == "");
+  CHECK(processes_problem(3, body) == "");
 }
 
 TEST_CASE("traffic counts whole tensors of collectives and own messages") {
@@ -307,18 +305,18 @@ TEST_CASE("traffic counts whole tensors of collectives and own messages") {
              "send");
     }
   };
-  CHECK(problem_of(run_threads(2, body)) == "");
+  CHECK(threads_problem(2, body) == "");
 }
 
 TEST_CASE("communicators outlive the world object that made them") {
-  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
+  CHECK(threads_problem(2, [](CommWorld& world) {
           const auto group = world.group(all_ranks(2));
           for (int i = 0; i < 200; ++i) {
             const auto more = world.group(all_ranks(2));
             more->barrier();
           }
           group->barrier();
-        })) == "");
+        }) == "");
 }
 
 TEST_CASE("a world of one needs no peers") {

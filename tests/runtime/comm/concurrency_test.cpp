@@ -66,9 +66,9 @@ TEST_CASE("two threads of each rank use two groups of the same ranks at once") {
             [&] { loop(*b, reinterpret_cast<char*>(heap.data()), 4000); });
     expect(a->traffic().all_reduce == b->traffic().all_reduce, "each counts its own");
   };
-  CHECK(problem_of(run_threads(2, body)) == "");
-  CHECK(problem_of(run_threads(4, body)) == "");
-  CHECK(problem_of(run_processes(3, body)) == "");
+  CHECK(threads_problem(2, body) == "");
+  CHECK(threads_problem(4, body) == "");
+  CHECK(processes_problem(3, body) == "");
 }
 
 TEST_CASE("groups and arenas are made while another thread communicates") {
@@ -92,8 +92,8 @@ TEST_CASE("groups and arenas are made while another thread communicates") {
           }
         });
   };
-  CHECK(problem_of(run_threads(3, body)) == "");
-  CHECK(problem_of(run_processes(3, body)) == "");
+  CHECK(threads_problem(3, body) == "");
+  CHECK(processes_problem(3, body) == "");
 }
 
 TEST_CASE("a failure in one group ends the operations of all threads of all ranks") {

@@ -9,7 +9,10 @@
 
 #include "common/error.h"
 #include "rendezvous/store.h"
+#include "runtime/comm/shm/host.h"
 #include "runtime/comm/shm/shm_world.h"
+#include "runtime/comm/tcp/tcp_world.h"
+#include "runtime/comm/world.h"
 
 namespace mtl::test {
 
@@ -42,16 +45,63 @@ std::string read_all(int fd) {
   return text;
 }
 
+// As if the ranks were on two hosts, with a kernel each.
+class TwoHosts final : public Store {
+ public:
+  TwoHosts(Store& store, bool second) : store_(store), second_(second) {}
+  void set(const std::string& key, const std::string& value) override {
+    const std::string boot = shm::Identity::own().boot;
+    std::string changed = value;
+    const size_t place = changed.find(boot);
+    if (second_ && place != std::string::npos) changed.replace(place, boot.size(), "another-boot");
+    store_.set(key, changed);
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    return store_.get(key, timeout);
+  }
+  int64_t add(const std::string& key, int64_t n) override { return store_.add(key, n); }
+  std::string compare_set(const std::string& key, const std::string& expected,
+                          const std::string& desired) override {
+    return store_.compare_set(key, expected, desired);
+  }
+
+ private:
+  Store& store_;
+  const bool second_;
+};
+
 }  // namespace
 
-std::vector<Outcome> run_threads(int size, const Body& body, std::chrono::milliseconds timeout) {
+const char* name_of(Transport transport) {
+  return transport == Transport::shm ? "shm" : transport == Transport::tcp ? "tcp" : "mixed";
+}
+
+std::unique_ptr<CommWorld> make_world(Transport transport, Store& store, int rank, int size,
+                                      std::chrono::milliseconds timeout, const std::string& token) {
+  switch (transport) {
+    case Transport::shm:
+      return make_shm_world(store, {.rank = rank, .size = size, .timeout = timeout});
+    case Transport::tcp:
+      return make_tcp_world(store,
+                            {.rank = rank, .size = size, .token = token, .timeout = timeout});
+    case Transport::mixed: {
+      TwoHosts hosts(store, rank >= size / 2);
+      return make_cpu_world(hosts,
+                            {.rank = rank, .size = size, .token = token, .timeout = timeout});
+    }
+  }
+  return nullptr;
+}
+
+std::vector<Outcome> run_threads(int size, const Body& body, std::chrono::milliseconds timeout,
+                                 Transport transport) {
   const auto store = make_local_store();
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       outcomes[static_cast<size_t>(rank)] = outcome_of([&] {
-        const auto world = make_shm_world(*store, {.rank = rank, .size = size, .timeout = timeout});
+        const auto world = make_world(transport, *store, rank, size, timeout);
         body(*world);
       });
     });
@@ -60,7 +110,8 @@ std::vector<Outcome> run_threads(int size, const Body& body, std::chrono::millis
   return outcomes;
 }
 
-std::vector<Outcome> run_processes(int size, const Body& body, std::chrono::milliseconds timeout) {
+std::vector<Outcome> run_processes(int size, const Body& body, std::chrono::milliseconds timeout,
+                                   Transport transport) {
   struct Child {
     pid_t pid;
     int port_writer, outcome_reader;
@@ -87,7 +138,7 @@ std::vector<Outcome> run_processes(int size, const Body& body, std::chrono::mill
       const Outcome outcome = outcome_of([&] {
         expect(good, "no port from the parent");
         const auto store = connect_store({.address = "127.0.0.1", .port = port, .token = token});
-        const auto world = make_shm_world(*store, {.rank = rank, .size = size, .timeout = timeout});
+        const auto world = make_world(transport, *store, rank, size, timeout);
         body(*world);
       });
       write_all(outcome_pipe[1], outcome.code + "\n" + outcome.text);
@@ -129,6 +180,28 @@ std::string problem_of(const std::vector<Outcome>& outcomes) {
     return "rank " + std::to_string(rank) + ": " + outcomes[rank].code + ": " + outcomes[rank].text;
   }
   return "";
+}
+
+namespace {
+
+using Run = std::vector<Outcome> (*)(int, const Body&, std::chrono::milliseconds, Transport);
+
+std::string problem_on_any(Run run, int size, const Body& body) {
+  for (const Transport transport : kTransports) {
+    const std::string problem = problem_of(run(size, body, kLong, transport));
+    if (!problem.empty()) return std::string(name_of(transport)) + ": " + problem;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string threads_problem(int size, const Body& body) {
+  return problem_on_any(run_threads, size, body);
+}
+
+std::string processes_problem(int size, const Body& body) {
+  return problem_on_any(run_processes, size, body);
 }
 
 double value_of(uint64_t seed, int rank, int64_t i) {

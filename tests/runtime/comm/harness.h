@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "rendezvous/store.h"
 #include "runtime/comm/communicator.h"
 
 namespace mtl::test {
@@ -24,13 +26,29 @@ struct Outcome {
 };
 
 using Body = std::function<void(CommWorld&)>;
+
+// What carries a world. `mixed`: two pretended hosts, the first half of the ranks on one of them;
+// shared memory within each.
+enum class Transport { shm, tcp, mixed };
+constexpr Transport kTransports[] = {Transport::shm, Transport::tcp, Transport::mixed};
+const char* name_of(Transport transport);
+std::unique_ptr<CommWorld> make_world(Transport transport, Store& store, int rank, int size,
+                                      std::chrono::milliseconds timeout,
+                                      const std::string& token = "a token of the tests");
+
+constexpr std::chrono::milliseconds kLong = std::chrono::minutes(5);
 std::vector<Outcome> run_threads(int size, const Body& body,
-                                 std::chrono::milliseconds timeout = std::chrono::minutes(5));
+                                 std::chrono::milliseconds timeout = kLong,
+                                 Transport transport = Transport::shm);
 // A rank that is killed has the code "signal 9".
 std::vector<Outcome> run_processes(int size, const Body& body,
-                                   std::chrono::milliseconds timeout = std::chrono::minutes(5));
+                                   std::chrono::milliseconds timeout = kLong,
+                                   Transport transport = Transport::shm);
 // "" if all went well, else what the first unhappy rank says.
 std::string problem_of(const std::vector<Outcome>& outcomes);
+// Of threads or processes, on every transport in turn.
+std::string threads_problem(int size, const Body& body);
+std::string processes_problem(int size, const Body& body);
 
 // Inside a body, where doctest's macros do not reach the parent process.
 inline void expect(bool good, const std::string& what) {
