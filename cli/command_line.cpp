@@ -5,11 +5,11 @@
 #include <cmath>
 #include <cstdio>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "common/error.h"
 #include "common/terminal.h"
+#include "launcher/launch_flags.h"
 
 namespace mtl {
 
@@ -44,11 +44,7 @@ bool read_number(const std::string& text, T& value) {
 
 struct CommandLine::Impl {
   struct Option {
-    std::string name;
-    char short_name = '\0';
-    std::string value_name;  // empty = a flag
-    std::string help;
-    std::string shown_default;
+    OptionDeclaration is;
     size_t group = 0;
   };
   struct Positional {
@@ -56,18 +52,15 @@ struct CommandLine::Impl {
     std::string help;
     std::string* target = nullptr;  // nullptr: takes the rest
   };
-  using Setter = std::function<void(const std::string&)>;
 
   std::vector<std::string> usage;
   std::string about;
   std::vector<std::pair<std::string, std::string>> examples;
+  std::vector<std::string> footnotes;
   std::vector<std::string> groups = {"Options"};
   std::vector<Option> options;
   std::vector<Positional> positionals;
   std::vector<std::string>* rest = nullptr;
-  std::vector<std::string> words;  // what is left after the options
-  bool help_asked = false;
-  CLI::App app;
 
   std::string see_help() const { return "see: mtl " + help_command() + " --help"; }
 
@@ -93,61 +86,144 @@ struct CommandLine::Impl {
                 Diagnostic{.code = code, .what = what, .help = hint.empty() ? see_help() : hint});
   }
 
-  std::string spellings(const Option& option) const {
-    std::string text = "--" + dashed(option.name);
-    if (underscored(option.name) != dashed(option.name)) text += ",--" + underscored(option.name);
-    if (option.short_name != '\0') text += std::string(",-") + option.short_name;
-    return text;
-  }
-
-  void add(const std::string& names, std::string value_name, std::string help,
-           std::string shown_default, bool is_flag, bool* flag_target, Setter setter) {
-    Option option;
-    option.name = names.substr(0, names.find(','));
-    if (option.name.size() < names.size()) option.short_name = names.back();
-    option.value_name = std::move(value_name);
-    option.help = std::move(help);
-    option.shown_default = std::move(shown_default);
-    option.group = groups.size() - 1;
-    if (is_flag) {
-      app.add_flag_callback(spellings(option), [flag_target] { *flag_target = true; });
-    } else {
-      const std::string flag = "--" + option.name;
-      app.add_option_function<std::string>(
-             spellings(option),
-             [this, flag, setter = std::move(setter)](const std::string& value) {
-               if (value.rfind("--", 0) == 0) {
-                 fail("usage.value",
-                      fmt::format("{} wants a value, but {} follows it", flag, value));
-               }
-               setter(value);
-             })
-          ->take_last();
-    }
-    options.push_back(std::move(option));
-  }
-
   // `flag` as typed, perhaps with =value.
   [[noreturn]] void unknown_option(const std::string& typed) const {
     const std::string flag = typed.substr(0, typed.find('='));
     std::vector<std::string> candidates = {"--help"};
     for (const Option& option : options) {
-      candidates.push_back("--" + underscored(option.name));
-      candidates.push_back("--" + dashed(option.name));
+      candidates.push_back("--" + underscored(option.is.name));
+      candidates.push_back("--" + dashed(option.is.name));
+      for (const std::string& alias : option.is.aliases) {
+        candidates.push_back("--" + underscored(alias));
+        candidates.push_back("--" + dashed(alias));
+      }
     }
     const auto guess = did_you_mean(flag, candidates);
     fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
 
-  const Option* find(const std::string& argument) const {
-    const std::string flag = argument.substr(0, argument.find('='));
+  const OptionDeclaration* find_name(const std::string& name) const {
     for (const Option& option : options) {
-      if (flag == "--" + underscored(option.name) || flag == "--" + dashed(option.name))
-        return &option;
-      if (option.short_name != '\0' && flag == std::string("-") + option.short_name) return &option;
+      if (name == underscored(option.is.name)) return &option.is;
+      for (const std::string& alias : option.is.aliases) {
+        if (name == underscored(alias)) return &option.is;
+      }
     }
     return nullptr;
+  }
+
+  const OptionDeclaration* find_short(char c) const {
+    for (const Option& option : options) {
+      if (option.is.short_name == c && c != '\0') return &option.is;
+    }
+    return nullptr;
+  }
+
+  void give(const OptionDeclaration& option, const std::string& value) const {
+    const auto wanted = option.set(value);
+    if (!wanted) return;
+    std::vector<std::string> words;
+    for (size_t start = 0; start <= option.value_name.size();) {
+      const size_t end = std::min(option.value_name.find('|', start), option.value_name.size());
+      words.push_back(option.value_name.substr(start, end - start));
+      start = end + 1;
+    }
+    const auto guess = words.size() > 1 ? did_you_mean(value, words) : std::nullopt;
+    fail("usage.value", fmt::format("--{} wants {}, got '{}'", option.name, *wanted, value),
+         guess ? fmt::format("did you mean {}?", *guess) : "");
+  }
+
+  // One argument that looks like an option. With `values`, gives the values; without, only looks.
+  // Returns whether the next argument is its value.
+  bool take(const std::string& arg, const std::string* next, bool values, bool& help) const {
+    if (arg.starts_with("--")) {
+      const size_t equals = arg.find('=');
+      const std::string name = underscored(arg.substr(2, equals - 2));
+      const OptionDeclaration* option = find_name(name);
+      bool negated = false;
+      if (option == nullptr && name.starts_with("no_")) {
+        option = find_name(name.substr(3));
+        negated = option != nullptr && option->is_flag;
+        if (!negated) option = nullptr;
+      }
+      if (option == nullptr) {
+        if (name == "help" && equals == std::string::npos) {
+          help = true;
+        } else if (values) {
+          unknown_option(arg);
+        }
+        return false;
+      }
+      if (option->is_flag) {
+        if (values) give_flag(*option, arg, equals, negated);
+        return false;
+      }
+      if (equals == std::string::npos) return take_next(*option, next, values);
+      if (values && equals + 1 == arg.size()) {
+        fail("usage.value", fmt::format("--{} wants a value, got none", option->name));
+      }
+      if (values) give(*option, arg.substr(equals + 1));
+      return false;
+    }
+    for (size_t i = 1; i < arg.size(); ++i) {
+      const OptionDeclaration* option = find_short(arg[i]);
+      if (option == nullptr && arg[i] == 'h') {
+        help = true;
+        continue;
+      }
+      if (option == nullptr) {
+        if (values) unknown_option(arg);
+        return false;
+      }
+      if (option->is_flag) {
+        if (values) give(*option, "true");
+        continue;
+      }
+      if (i + 1 == arg.size()) return take_next(*option, next, values);
+      if (values) give(*option, arg.substr(i + (arg[i + 1] == '=' ? 2 : 1)));
+      return false;
+    }
+    return false;
+  }
+
+  void give_flag(const OptionDeclaration& option, const std::string& arg, size_t equals,
+                 bool negated) const {
+    bool on = true;
+    if (equals != std::string::npos) {
+      const std::string text = arg.substr(equals + 1);
+      const auto truth = truth_of(text);
+      if (!truth) {
+        fail("usage.value",
+             fmt::format("--{} wants true or false, got '{}'", option.name, text));
+      }
+      on = *truth;
+    }
+    give(option, on != negated ? "true" : "false");
+  }
+
+  bool take_next(const OptionDeclaration& option, const std::string* next, bool values) const {
+    if (!values) return next != nullptr;
+    if (next == nullptr) {
+      fail("usage.value", fmt::format("--{} wants a value: {}", option.name, option.value_name));
+    }
+    if (next->starts_with("--")) {
+      fail("usage.value",
+           fmt::format("--{} wants a value, but {} follows it", option.name, *next));
+    }
+    give(option, *next);
+    return true;
+  }
+
+  static bool is_option(const std::string& arg) { return arg.size() > 1 && arg[0] == '-'; }
+
+  // "module,m" -> the name, and the short name.
+  OptionDeclaration named(const std::string& names, std::string help) const {
+    OptionDeclaration declaration;
+    declaration.name = names.substr(0, names.find(','));
+    if (declaration.name.size() < names.size()) declaration.short_name = names.back();
+    declaration.help = std::move(help);
+    return declaration;
   }
 };
 
@@ -155,9 +231,6 @@ CommandLine::CommandLine(std::vector<std::string> usage, std::string about)
     : impl_(std::make_unique<Impl>()) {
   impl_->usage = std::move(usage);
   impl_->about = std::move(about);
-  impl_->app.set_help_flag();
-  impl_->app.add_flag_callback("-h,--help", [this] { impl_->help_asked = true; });
-  impl_->app.allow_extras();
 }
 
 CommandLine::~CommandLine() = default;
@@ -166,49 +239,72 @@ void CommandLine::example(std::string command, std::string what) {
   impl_->examples.emplace_back(std::move(command), std::move(what));
 }
 
+void CommandLine::footnote(std::string text) {
+  impl_->footnotes.push_back(std::move(text));
+}
+
 void CommandLine::group(std::string title) {
   impl_->groups.push_back(std::move(title));
 }
 
+void CommandLine::declare(OptionDeclaration declaration) {
+  impl_->options.push_back({std::move(declaration), impl_->groups.size() - 1});
+}
+
 void CommandLine::flag(const std::string& name, bool& target, std::string help) {
-  impl_->add(name, "", std::move(help), "", true, &target, {});
+  OptionDeclaration declaration = impl_->named(name, std::move(help));
+  declaration.is_flag = true;
+  declaration.set = [&target](const std::string& value) -> std::optional<std::string> {
+    target = value == "true";
+    return std::nullopt;
+  };
+  declare(std::move(declaration));
 }
 
 void CommandLine::option(const std::string& name, std::string value_name, std::string& target,
                          std::string help, std::string shown_default) {
-  impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
-             [&target](const std::string& value) { target = value; });
+  OptionDeclaration declaration = impl_->named(name, std::move(help));
+  declaration.value_name = std::move(value_name);
+  declaration.shown_default = std::move(shown_default);
+  declaration.set = [&target](const std::string& value) -> std::optional<std::string> {
+    target = value;
+    return std::nullopt;
+  };
+  declare(std::move(declaration));
 }
 
 void CommandLine::choice(const std::string& name, std::vector<std::string> choices,
                          std::optional<std::string>& target, std::string help,
                          std::string shown_default) {
-  std::string value_name = joined(choices, "|");
-  impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
-             [this, name, choices = std::move(choices), &target](const std::string& value) {
-               if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-                 const auto guess = did_you_mean(value, choices);
-                 impl_->fail(
-                     "usage.value",
-                     fmt::format("--{} wants {}, got '{}'", name, joined(choices, " | "), value),
-                     guess ? fmt::format("did you mean {}?", *guess) : "");
-               }
-               target = value;
-             });
+  OptionDeclaration declaration = impl_->named(name, std::move(help));
+  declaration.value_name = joined(choices, "|");
+  declaration.shown_default = std::move(shown_default);
+  declaration.set = [choices = std::move(choices),
+                     &target](const std::string& value) -> std::optional<std::string> {
+    if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
+      return joined(choices, " | ");
+    }
+    target = value;
+    return std::nullopt;
+  };
+  declare(std::move(declaration));
 }
 
 template <typename Target>
 void CommandLine::whole_number(const std::string& name, std::string value_name, Target& target,
                                int64_t minimum, std::string help, std::string shown_default) {
-  impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
-             [this, name, minimum, &target](const std::string& value) {
-               int64_t number = 0;
-               if (!read_number(value, number) || number < minimum) {
-                 impl_->fail("usage.value", fmt::format("--{} wants a whole number >= {}, got '{}'",
-                                                        name, minimum, value));
-               }
-               target = number;
-             });
+  OptionDeclaration declaration = impl_->named(name, std::move(help));
+  declaration.value_name = std::move(value_name);
+  declaration.shown_default = std::move(shown_default);
+  declaration.set = [minimum, &target](const std::string& value) -> std::optional<std::string> {
+    int64_t number = 0;
+    if (!read_number(value, number) || number < minimum) {
+      return fmt::format("a whole number >= {}", minimum);
+    }
+    target = number;
+    return std::nullopt;
+  };
+  declare(std::move(declaration));
 }
 
 void CommandLine::option(const std::string& name, std::string value_name,
@@ -226,15 +322,18 @@ void CommandLine::option(const std::string& name, std::string value_name, int64_
 
 void CommandLine::option(const std::string& name, std::string value_name, double& target,
                          double minimum, std::string help, std::string shown_default) {
-  impl_->add(name, std::move(value_name), std::move(help), std::move(shown_default), false, nullptr,
-             [this, name, minimum, &target](const std::string& value) {
-               double number = 0;
-               if (!read_number(value, number) || !std::isfinite(number) || number < minimum) {
-                 impl_->fail("usage.value", fmt::format("--{} wants a number >= {}, got '{}'", name,
-                                                        minimum, value));
-               }
-               target = number;
-             });
+  OptionDeclaration declaration = impl_->named(name, std::move(help));
+  declaration.value_name = std::move(value_name);
+  declaration.shown_default = std::move(shown_default);
+  declaration.set = [minimum, &target](const std::string& value) -> std::optional<std::string> {
+    double number = 0;
+    if (!read_number(value, number) || !std::isfinite(number) || number < minimum) {
+      return fmt::format("a number >= {}", minimum);
+    }
+    target = number;
+    return std::nullopt;
+  };
+  declare(std::move(declaration));
 }
 
 void CommandLine::positional(std::string name, std::string& target, std::string help) {
@@ -247,41 +346,26 @@ void CommandLine::rest(std::string name, std::vector<std::string>& target, std::
 }
 
 bool CommandLine::parse(const std::vector<std::string>& args) {
-  Impl& s = *impl_;
-  // CLI11 2.1.2 loses the order of what follows `--`, so that part never reaches it.
-  const auto separator = std::find(args.begin(), args.end(), "--");
-  std::vector<std::string> reversed(std::make_reverse_iterator(separator),
-                                    std::make_reverse_iterator(args.begin()));
-  for (const std::string& arg : reversed) {
-    // CLI11 would take the next argument as the value of `--option=`.
-    const Impl::Option* option = arg.ends_with('=') ? s.find(arg) : nullptr;
-    if (option != nullptr && !option->value_name.empty()) {
-      s.fail("usage.value", fmt::format("--{} wants a value, got none", option->name));
+  const Impl& s = *impl_;
+  std::vector<std::string> words;
+  bool help_asked = false;
+  size_t i = 0;
+  for (; i < args.size() && args[i] != "--"; ++i) {
+    if (!Impl::is_option(args[i])) {
+      words.push_back(args[i]);
+      continue;
     }
+    const bool has_next = i + 1 < args.size() && args[i + 1] != "--";
+    if (s.take(args[i], has_next ? &args[i + 1] : nullptr, true, help_asked)) ++i;
   }
-  try {
-    s.app.parse(reversed);
-  } catch (const CLI::ArgumentMismatch&) {
-    const std::string& last = *std::prev(separator);
-    const Impl::Option* option = s.find(last);
-    if (option != nullptr && !option->value_name.empty()) {
-      s.fail("usage.value",
-             fmt::format("--{} wants a value: {}", option->name, option->value_name));
-    }
-    s.fail("usage.value", fmt::format("'{}' is not understood", last));
-  } catch (const CLI::ParseError& error) {
-    s.fail("usage.value", error.what());
-  }
-  if (s.help_asked) {
+  if (help_asked) {
     const std::string text = help(terminal_columns(1));
     std::fwrite(text.data(), 1, text.size(), stdout);
     return false;
   }
-  std::vector<std::string> words = s.app.remaining();
-  for (const std::string& word : words) {
-    if (word.size() > 1 && word[0] == '-') s.unknown_option(word);
+  if (i < args.size()) {
+    words.insert(words.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
   }
-  if (separator != args.end()) words.insert(words.end(), std::next(separator), args.end());
 
   size_t next = 0;
   for (const Impl::Positional& positional : s.positionals) {
@@ -311,12 +395,11 @@ SplitArguments CommandLine::split(const std::vector<std::string>& args) const {
       ++i;
       break;
     }
-    if (arg.size() < 2 || arg[0] != '-') break;
+    if (!Impl::is_option(arg)) break;
     split.own.push_back(arg);
-    const Impl::Option* option = impl_->find(arg);
-    const bool takes_next =
-        option != nullptr && !option->value_name.empty() && arg.find('=') == std::string::npos;
-    if (takes_next && i + 1 < args.size()) split.own.push_back(args[++i]);
+    bool ignored = false;
+    const std::string* next = i + 1 < args.size() ? &args[i + 1] : nullptr;
+    if (impl_->take(arg, next, false, ignored)) split.own.push_back(args[++i]);
   }
   if (i < args.size()) {
     split.program = args[i];
@@ -369,31 +452,36 @@ std::string CommandLine::help(int columns) const {
   }
 
   const auto left_of = [](const Impl::Option& option) {
-    std::string left = option.short_name != '\0' ? fmt::format("-{}, ", option.short_name) : "";
-    left += "--" + option.name;
-    return option.value_name.empty() ? left : left + ' ' + option.value_name;
+    const OptionDeclaration& is = option.is;
+    std::string left = is.short_name != '\0' ? fmt::format("-{}, ", is.short_name) : "";
+    left += "--" + is.name;
+    return is.value_name.empty() ? left : left + ' ' + is.value_name;
   };
   int column = 2 + 10 + 2;
   for (const Impl::Option& option : s.options) {
+    if (option.is.hidden) continue;
     column = std::max(column, 2 + display_width(left_of(option)) + 2);
   }
   column = std::min({column, kMaxOptionColumn, width / 3});
   for (size_t group = 0; group < s.groups.size(); ++group) {
-    const auto belongs = [&](const Impl::Option& option) { return option.group == group; };
+    const auto belongs = [&](const Impl::Option& option) {
+      return option.group == group && !option.is.hidden;
+    };
     const bool last = group + 1 == s.groups.size();
     if (!last && std::none_of(s.options.begin(), s.options.end(), belongs)) continue;
     text += '\n' + s.groups[group] + ":\n";
     for (const Impl::Option& option : s.options) {
       if (!belongs(option)) continue;
-      std::string right = option.help;
-      if (!option.shown_default.empty()) right += " [default: " + option.shown_default + ']';
+      std::string right = option.is.help;
+      if (!option.is.shown_default.empty()) right += " [default: " + option.is.shown_default + ']';
       row(left_of(option), right, column);
     }
     if (last) row("-h, --help", "print this text", column);
   }
   const bool underscores = std::any_of(
       s.options.begin(), s.options.end(),
-      [](const Impl::Option& option) { return option.name.find('_') != std::string::npos; });
+      [](const Impl::Option& option) { return option.is.name.find('_') != std::string::npos; });
+  for (const std::string& note : s.footnotes) text += '\n' + wrap_text(note, width, 0, 0) + '\n';
   if (underscores) {
     text +=
         '\n' +

@@ -1,6 +1,6 @@
-// The options of one command: declared once, they give parsing, errors and the help text. Parsing
-// is CLI11's; what a person sees is ours. Every option name may be written with underscores (as
-// accelerate does) or dashes.
+// The options of one command: declared once, they give parsing, errors and the help text. Every
+// option name may be written with underscores (as accelerate does) or dashes, a flag as --x,
+// --x=true, --x=false or --no-x, a value as --x V or --x=V; of the same option the last one counts.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,20 @@ struct SplitArguments {
   std::string program;            // empty = none was given
   std::vector<std::string> rest;  // after it: the program's own
   bool after_separator = false;   // the program follows `--`
+};
+
+// An option in full. `set` gets the value ("true" or "false" of a flag) and gives back what it wants
+// instead, if it cannot take it: "a whole number >= 1".
+struct OptionDeclaration {
+  std::string name;                       // as the help shows it
+  std::vector<std::string> aliases = {};  // other names
+  char short_name = '\0';
+  bool is_flag = false;
+  std::string value_name = {};
+  std::string help = {};
+  std::string shown_default = {};
+  bool hidden = false;  // accepted, not in the help
+  std::function<std::optional<std::string>(const std::string& value)> set;
 };
 
 class CommandLine {
@@ -45,6 +59,9 @@ class CommandLine {
               std::string help, std::string shown_default = "");
   void option(const std::string& name, std::string value_name, double& target, double minimum,
               std::string help, std::string shown_default = "");
+  void declare(OptionDeclaration declaration);
+  // A paragraph at the end of the help.
+  void footnote(std::string text);
   // Positional arguments, in order; `rest` takes all that are left.
   void positional(std::string name, std::string& target, std::string help);
   void rest(std::string name, std::vector<std::string>& target, std::string help);

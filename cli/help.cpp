@@ -7,6 +7,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/launch_flags.h"
 #include "common/error.h"
 #include "common/terminal.h"
 
@@ -75,7 +76,7 @@ The same mtl launch command continues the run from its newest complete checkpoin
 
 int command_help(const Arguments& args) {
   CommandLine line({"help [TOPIC | COMMAND]"},
-                   "Topics: exit-codes, errors, settings, signals. With a command, its help.");
+                   "Topics: exit-codes, errors, launch-flags, settings, signals. With a command, its help.");
   std::vector<std::string> words;
   line.rest("TOPIC", words, "a topic or a command; without one, the overview");
   if (!line.parse(args)) return 0;
@@ -83,11 +84,15 @@ int command_help(const Arguments& args) {
     std::fputs(overview(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
+  if (words[0] == "launch-flags" || words[0] == "launch_flags") {
+    std::fputs(launch_flags_text(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
+    return 0;
+  }
   if (const auto found = topics().find(words[0]); found != topics().end()) {
     std::fputs(found->second, stdout);
     return 0;
   }
-  std::vector<std::string> names;
+  std::vector<std::string> names = {"launch-flags"};
   for (const auto& [name, text] : topics()) names.push_back(name);
   for (const Command& command : commands()) {
     if (command.name == words[0]) {
@@ -102,7 +107,7 @@ int command_help(const Arguments& args) {
               Diagnostic{.code = "usage.unknown_topic",
                          .what = fmt::format("there is no help on '{}'", words[0]),
                          .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
-                                       : "topics: exit-codes, errors, settings, signals"});
+                                       : "topics: exit-codes, errors, launch-flags, settings, signals"});
 }
 
 }  // namespace mtl

@@ -7,6 +7,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/launch_flags.h"
 #include "common/error.h"
 
 namespace mtl {
@@ -22,24 +23,20 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
   line.example("mtl launch --num_processes 2 script.py --lr 1e-3",
                "a PyTorch script, as torchrun does");
   line.example("mtl launch --num_processes 2 -- ./program --flag", "any program");
+  line.example("mtl launch --hosts a:4,b:4 train.yaml", "on two machines, by ssh");
   line.positional("train.yaml | PROGRAM", program,
                   "a train.yaml trains with mtl; a .py script runs under python3; anything else, "
                   "or whatever follows `--`, is started as it is");
   line.rest(
       "key=value | ARGS", arguments,
       "after a train.yaml: settings, such as train.steps=2000; after a program: its arguments");
-  declare_where_to_run(line, options.run);
-  line.flag("cpu", options.cpu, "use the CPU even where there are GPUs");
   line.group("A run (train.yaml)");
   line.flag("fresh", options.run.fresh,
             "start a new run instead of continuing the newest one of that name");
-  line.group("A program");
-  line.flag("module,m", options.module, "PROGRAM is a Python module, as in python3 -m");
-  line.flag("no_python", options.no_python, "start PROGRAM itself, even if it is a .py file");
-  line.group("Other");
-  line.option("grace", "S", options.grace_s, 0,
-              "seconds from the request to stop until what still runs is killed", "30");
-  line.flag("dry-run", options.dry_run, "check and show everything, start nothing");
+  declare_launch_flags(line, options.run.given.flags);
+  line.footnote(
+      "All of accelerate's and torchrun's flags are taken; those for Megatron-LM, FSDP, DeepSpeed, "
+      "FP8 and ParallelismConfig, and the rest: mtl help launch-flags.");
 }
 
 // A setting in front of the train.yaml would be taken for the program.
@@ -52,10 +49,26 @@ void check_order(const std::string& program) {
                          .help = "settings follow the file: mtl launch train.yaml " + program});
 }
 
+// What the command itself reads, once flags and environment are known.
+void read_switches(LaunchOptions& options) {
+  const LaunchGiven& given = options.run.given;
+  options.dry_run = is_on(given, "dry_run");
+  options.module = is_on(given, "module");
+  options.no_python = is_on(given, "no_python");
+  options.run_path = is_on(given, "run_path");
+  options.quiet = is_on(given, "quiet");
+  if (options.module + options.no_python + options.run_path > 1) {
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.option",
+                           .what = "--module, --no_python and --run_path exclude each other",
+                           .help = "leave all but one out"});
+  }
+}
+
 }  // namespace
 
 bool is_train_yaml(const LaunchOptions& options, const std::string& program, bool after_separator) {
-  return !after_separator && !options.module && !options.no_python &&
+  return !after_separator && !options.module && !options.no_python && !options.run_path &&
          (program.ends_with(".yaml") || program.ends_with(".yml"));
 }
 
@@ -79,11 +92,14 @@ int command_launch(const Arguments& args) {
   }
   if (!line.parse(own)) return 0;
   check_order(program);
+  read_launch_environment(options.run.given);
+  read_switches(options);
   if (is_train_yaml(options, program, split.after_separator)) {
     // Both sides of a train.yaml are ours, so options may follow it as well.
     Arguments both = {program};
     both.insert(both.end(), split.rest.begin(), split.rest.end());
     if (!line.parse(both)) return 0;
+    read_switches(options);
     return launch_run(options, program, arguments);
   }
   if (options.run.fresh) {

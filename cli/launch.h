@@ -7,17 +7,18 @@
 
 #include "cli/run_request.h"
 #include "launcher/agent.h"
-#include "launcher/worker_env.h"
+#include "launcher/commands.h"
+#include "launcher/launch_request.h"
 
 namespace mtl {
 
 struct LaunchOptions {
   RunOptions run;
-  bool cpu = false;
   bool dry_run = false;
   bool module = false;
   bool no_python = false;
-  int64_t grace_s = 30;
+  bool run_path = false;
+  bool quiet = false;
 };
 
 // Whether `program` is a train.yaml rather than a program to start.
@@ -30,8 +31,24 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
 // Starts any program once per rank, with the environment of torchrun and accelerate.
 int launch_program(const LaunchOptions& options, const std::string& program,
                    const std::vector<std::string>& arguments);
-// All ranks on this machine, rank 0 reachable at 127.0.0.1:port.
-NodeLayout single_node(int world, int port);
+// Where this machine's ranks stand in the job, as far as that is known before a rendezvous: all
+// ranks here, or those that follow from machine_rank. Rank 0 is reachable at master_port.
+NodeLayout layout_here(const LaunchRequest& request, int master_port);
+// Their places on this machine. Throws Error with all that does not fit; warnings are printed.
+std::vector<RankPlacement> place_here(const LaunchRequest& request);
+// "OMP_NUM_THREADS=4 ...": said once, where nobody chose it; empty if somebody did.
+std::string threads_notice(const LaunchRequest& request, const std::vector<RankPlacement>& ranks);
+// A job of several machines.
+[[noreturn]] void refuse_machines(const LaunchRequest& request);
+
+// The block of --dry-run for each rank: where it runs, its environment, the command to copy.
+std::string rank_blocks(const std::vector<WorkerCommand>& commands,
+                        const std::vector<RankPlacement>& placement, const std::string& host);
+// The same in a line per rank.
+std::string rank_table(const std::vector<WorkerCommand>& commands,
+                       const std::vector<RankPlacement>& placement, const std::string& host);
+// A word as a shell would need it.
+std::string shell_word(const std::string& word);
 // What each rank executes: the interpreter in front of a script or a module.
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments);

@@ -15,17 +15,12 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/terminal.h"
-#include "launcher/worker_env.h"
 #include "rendezvous/store.h"
 #include "runtime/metrics/reporter.h"
 
 namespace mtl {
 
 namespace {
-
-// Where the workers find what must not stand in arguments or environment.
-constexpr int kTokenFd = 3;
-constexpr int kProgressFd = 4;
 
 [[noreturn]] void no_descriptor(const char* what) {
   throw Error(Exit::environment,
@@ -50,13 +45,32 @@ bool runs_in_threads(const PreparedRun& run) {
   return run.checked.resolved.spec.launch.spawn == "threads" && run.world > 1;
 }
 
+JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
+  JobProgram program;
+  program.argv = {"/proc/self/exe", "worker", dir};
+  program.env = run.request.env;
+  program.is_ours = true;
+  program.threads = runs_in_threads(run);
+  // Threads that wait for each other spin before they sleep. gomp's default of 300,000 turns costs
+  // a whole time slice whenever somebody else wants the core: 94 s instead of 17 for 300 small
+  // steps beside one busy process, against 5 % on a quiet machine.
+  if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
+    program.env.emplace("GOMP_SPINCOUNT", "2000");
+  }
+  return program;
+}
+
 int dry_run(const PreparedRun& run) {
-  fmt::print("{}\nstarts  {}\n\nsettings, each with the layer that gave it\n\n{}",
+  const std::vector<RankPlacement> placement = place_here(run.request);
+  auto commands = node_commands(worker_program(run, "RUN_DIR"), run.request.config,
+                                layout_here(run.request, 0), placement, "");
+  for (WorkerCommand& command : commands) command.argv[0] = "mtl";
+  fmt::print("{}\nstarts  {}\n\n{}\nsettings, each with the layer that gave it\n\n{}",
              plan_text(run.checked.plan, terminal_columns(STDOUT_FILENO)),
              runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
              : run.world == 1     ? "1 process"
                                   : fmt::format("{} processes, one per rank", run.world),
-             resolved_yaml(run.checked.resolved));
+             rank_table(commands, placement, "here"), resolved_yaml(run.checked.resolved));
   return 0;
 }
 
@@ -75,37 +89,20 @@ struct WorkerSet {
 };
 
 // One worker per rank, or with threads one for all ranks; `token` is empty then, for nobody joins.
-WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory, bool threads,
-                       const std::string& token, uint16_t port, int progress_fd) {
+WorkerSet make_workers(const PreparedRun& run, const RunDirectory& directory,
+                       const std::vector<RankPlacement>& placement, const std::string& token,
+                       uint16_t port, int progress_fd) {
   WorkerSet set;
-  NodeLayout layout = single_node(run.world, port);
-  layout.run_id = directory.dir.filename().string();
-  const int ranks = threads ? run.world : 1;
-  for (int rank = 0; rank < run.world; rank += ranks) {
-    WorkerCommand command;
-    command.rank = rank;
-    command.local_rank = rank;
-    command.ranks = ranks;
-    command.argv = {"/proc/self/exe", "worker", directory.dir.string()};
-    command.env = worker_environment(run.config, layout, rank);
-    if (threads) {
-      command.env["MTL_RANK_THREADS"] = std::to_string(ranks);
-    } else {
-      command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
+  NodeLayout layout = layout_here(run.request, port);
+  if (!run.request.run_id_given) layout.run_id = directory.dir.filename().string();
+  set.commands = node_commands(worker_program(run, directory.dir.string()), run.request.config,
+                               layout, placement, "");
+  for (WorkerCommand& command : set.commands) {
+    if (!token.empty()) {
       set.tokens.push_back(token_file(token));
       command.inherit[kTokenFd] = set.tokens.back().get();
     }
-    // Threads that wait for each other spin before they sleep. gomp's default of 300,000 turns
-    // costs a whole time slice whenever somebody else wants the core: 94 s instead of 17 for 300
-    // small steps beside one busy process, against 5 % on a quiet machine.
-    if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
-      command.env["GOMP_SPINCOUNT"] = "2000";
-    }
-    if (rank == 0) {
-      command.env["MTL_PROGRESS_FD"] = std::to_string(kProgressFd);
-      command.inherit[kProgressFd] = progress_fd;
-    }
-    set.commands.push_back(std::move(command));
+    if (command.rank == 0) command.inherit[kProgressFd] = progress_fd;
   }
   return set;
 }
@@ -132,9 +129,10 @@ int conclude(const AgentResult& result, const RunDirectory& directory, bool fres
 int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                const std::vector<std::string>& settings) {
   PreparedRun run = prepare_run(options.run, train_yaml, settings);
-  run.config.use_cpu = run.config.use_cpu || options.cpu;
   print_warnings(run.warnings);
   if (options.dry_run) return dry_run(run);
+  if (run.request.mode != LaunchRequest::Mode::local) refuse_machines(run.request);
+  const std::vector<RankPlacement> placement = place_here(run.request);
 
   const Terminal terminal = inspect_terminal(STDERR_FILENO);
   const RunDirectory directory = open_run(run.checked);
@@ -154,7 +152,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   const Fd progress_read(ends[0]);
   const Fd progress_write(ends[1]);
   const WorkerSet workers =
-      make_workers(run, directory, threads, token, store ? store->port() : 0, progress_write.get());
+      make_workers(run, directory, placement, token, store ? store->port() : 0, progress_write.get());
 
   ProgressView view({.out = stderr,
                      .terminal = terminal.redraw,
@@ -163,8 +161,9 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                      .columns = 0});
   AgentOptions agent;
   agent.workers = workers.commands;
+  agent.logs = run.request.logs;
   agent.logs.dir = directory.dir / "logs";
-  agent.grace = std::chrono::seconds(options.grace_s);
+  agent.grace = run.request.grace;
   agent.on_output = [&](int, bool, std::string_view line) { view.text(std::string(line)); };
   agent.on_notice = [&](std::string_view line) { view.text(std::string(line)); };
   agent.line_sources.push_back({.fd = progress_read.get(), .on_line = [&](std::string_view line) {

@@ -7,6 +7,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/launch_flags.h"
 #include "cli/plan_text.h"
 #include "cli/plan_words.h"
 #include "cli/run_request.h"
@@ -27,6 +28,7 @@ std::string svg_title(const CheckedRun& run) {
 
 int command_plan(const Arguments& args) {
   RunOptions options;
+  options.plan_only = true;
   std::string train_yaml;
   std::vector<std::string> settings;
   std::string svg;
@@ -42,11 +44,12 @@ int command_plan(const Arguments& args) {
   line.example("mtl plan --json train.yaml | jq .cost", "for programs");
   line.positional("train.yaml", train_yaml, "what to train");
   line.rest("key=value", settings, "settings that win over train.yaml: train.steps=2000");
-  declare_where_to_run(line, options);
+  declare_plan_flags(line, options.given.flags);
   line.group("Output");
   line.option("svg", "FILE", svg, "also draws the schedule of a step as a picture");
   line.flag("json", json, "one JSON document, schema mtl.plan/2");
   if (!line.parse(args)) return 0;
+  read_launch_environment(options.given);
   const PreparedRun run = prepare_run(options, train_yaml, settings);
   print_warnings(run.warnings);
   const Plan& plan = run.checked.plan;

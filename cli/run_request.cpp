@@ -1,55 +1,34 @@
 #include "cli/run_request.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
-#include <limits>
 #include <string_view>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
-#include "cli/command_line.h"
 #include "common/terminal.h"
 
 namespace mtl {
 
-void declare_where_to_run(CommandLine& line, RunOptions& options) {
-  line.group("Where to run");
-  line.option("num_processes", "N", options.num_processes, 1,
-              "number of processes in total, one per rank", "that of the config file, else 1");
-  line.option("config_file", "FILE", options.config_file,
-              "launch settings, as mtl config default or accelerate config wrote them",
-              "accelerate's default_config.yaml, if there is one");
-  line.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"}, options.mixed_precision,
-              "compute type; precision.dtype=... is the same for a train.yaml and wins",
-              "that of the config file");
-}
-
-LaunchConfig load_launch_config(const RunOptions& options, Diagnostics& diagnostics) {
-  if (!options.config_file.empty()) return read_launch_config(options.config_file, diagnostics);
+LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics) {
+  const std::string named = given_text(given, "config_file");
+  if (!named.empty()) return read_launch_config(named, diagnostics);
   const std::string path = default_launch_config_path();
   if (!std::filesystem::exists(path)) return {};
   return read_launch_config(path, diagnostics);
 }
 
-int world_size(const RunOptions& options, const LaunchConfig& config) {
-  const int64_t asked = options.num_processes.value_or(config.num_processes);
-  return static_cast<int>(std::clamp<int64_t>(asked, 1, std::numeric_limits<int>::max()));
+void read_launch_environment(LaunchGiven& given) {
+  Diagnostics diagnostics;
+  given.environment = flags_in_environment(environ, diagnostics);
+  diagnostics.throw_if_errors();
 }
 
 void print_warnings(const std::vector<Diagnostic>& warnings) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const Diagnostic& warning : warnings) fmt::print(stderr, "{}", render(warning, color));
-}
-
-void check_machines(const LaunchConfig& config, Diagnostics& diagnostics) {
-  if (config.num_machines <= 1) return;
-  diagnostics.add({.code = "launch.machines",
-                   .what = fmt::format("num_machines is {}, and this version of mtl starts the "
-                                       "processes of one machine only",
-                                       config.num_machines),
-                   .place = Place{config.path},
-                   .help = "set num_machines: 1, or name another file with --config_file"});
 }
 
 std::vector<std::pair<std::string, std::string>> settings_in_environment(
@@ -84,14 +63,33 @@ std::vector<std::string> overrides(const RunOptions& options,
     });
   };
   std::vector<std::string> all;
-  if (options.mixed_precision && !given("precision.dtype")) {
-    const std::string& precision = *options.mixed_precision;
-    all.push_back("precision.dtype=" + (precision == "no" ? "fp32" : precision));
+  for (const auto& [key, value] : train_settings(options.given.flags)) {
+    if (!given(key)) all.push_back(key + '=' + value);
   }
   if (options.fresh && !given("checkpoint.resume")) all.push_back("checkpoint.resume=never");
   all.insert(all.end(), arguments.begin(), arguments.end());
   return all;
 }
+
+namespace {
+
+// What flags in the environment decide of a train.yaml, as the settings that say the same.
+void add_environment(const FlagValues& values,
+                     std::vector<std::pair<std::string, std::string>>& settings) {
+  for (const auto& [key, value] : train_settings(values)) {
+    std::string name = "MTL_";
+    for (char c : key) {
+      name += c == '.' ? std::string("__")
+                       : std::string(1, static_cast<char>(
+                                            std::toupper(static_cast<unsigned char>(c))));
+    }
+    const bool said = std::any_of(settings.begin(), settings.end(),
+                                  [&](const auto& setting) { return setting.first == name; });
+    if (!said) settings.emplace_back(name, value);
+  }
+}
+
+}  // namespace
 
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
                         const std::vector<std::string>& arguments) {
@@ -99,15 +97,23 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
   request.sources.train_yaml = train_yaml;
   request.sources.overrides = overrides(options, arguments);
   request.sources.environment = settings_in_environment(environ);
+  add_environment(options.given.environment, request.sources.environment);
 
-  Diagnostics diagnostics;
+  Diagnostics all;
   PreparedRun run;
-  run.config = load_launch_config(options, diagnostics);
-  run.world = world_size(options, run.config);
-  check_machines(run.config, diagnostics);
+  const LaunchConfig file = load_launch_config(options.given, all);
+  run.request = resolve_launch(file, options.given, true, all);
+  // A plan is a plan wherever the machines will meet.
+  Diagnostics diagnostics;
+  for (const Diagnostic& diagnostic : all.all()) {
+    const bool meeting =
+        diagnostic.code == "launch.address" || diagnostic.code == "launch.machine_rank";
+    if (!options.plan_only || !meeting) diagnostics.add(diagnostic);
+  }
+  run.world = std::max(run.request.ranks, 1);
   request.world = run.world;
-  request.sources.default_config = train_settings(run.config);
-  request.sources.default_config_path = run.config.path;
+  request.sources.default_config = train_settings(file);
+  request.sources.default_config_path = file.path;
   try {
     run.checked = check_run(request);
   } catch (const Error& error) {
@@ -117,15 +123,6 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
   diagnostics.throw_if_errors();
   run.warnings = diagnostics.all();
   run.warnings.insert(run.warnings.end(), run.checked.warnings.begin(), run.checked.warnings.end());
-  for (const IgnoredKey& ignored : run.config.ignored) {
-    if (ignored.neutral) continue;
-    run.warnings.push_back({.code = "launch.ignored_key",
-                            .what = fmt::format("'{}' means nothing to mtl's own runtime and is "
-                                                "ignored",
-                                                ignored.key),
-                            .place = ignored.place,
-                            .severity = Diagnostic::Severity::warning});
-  }
   return run;
 }
 

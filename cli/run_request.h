@@ -6,28 +6,23 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/launch_config.h"
+#include "launcher/launch_request.h"
 #include "runtime/run.h"
 
 namespace mtl {
 
-class CommandLine;
-
 struct RunOptions {
-  std::string config_file;  // empty = accelerate's place, if there is a file
-  std::optional<int64_t> num_processes;
-  std::optional<std::string> mixed_precision;
+  LaunchGiven given;       // by flags and by the environment
   bool fresh = false;
+  bool plan_only = false;  // nothing starts: nobody has to say where machines meet
 };
-void declare_where_to_run(CommandLine& line, RunOptions& options);
 
-// `--config_file` has to exist, the default file need not. Adds what is wrong to `diagnostics`.
-LaunchConfig load_launch_config(const RunOptions& options, Diagnostics& diagnostics);
-// The option, else num_processes of the file, else 1.
-int world_size(const RunOptions& options, const LaunchConfig& config);
+// --config_file (or MTL_CONFIG_FILE) has to exist, accelerate's default file need not. Adds what is
+// wrong to `diagnostics`.
+LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics);
 
-// Several machines are not started yet: that is an error rather than a silent single one.
-void check_machines(const LaunchConfig& config, Diagnostics& diagnostics);
+// Reads MTL_NUM_PROCESSES and its like. Throws Error with all that cannot be read.
+void read_launch_environment(LaunchGiven& given);
 
 void print_warnings(const std::vector<Diagnostic>& warnings);  // on stderr
 
@@ -35,13 +30,13 @@ void print_warnings(const std::vector<Diagnostic>& warnings);  // on stderr
 std::vector<std::pair<std::string, std::string>> settings_in_environment(
     const char* const* environment);
 
-// Options become overrides unless a key=value sets the same key. Throws Error (usage.override) for
+// Flags become overrides unless a key=value sets the same key. Throws Error (usage.override) for
 // arguments that are not key=value.
 std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments);
 
 struct PreparedRun {
-  LaunchConfig config;
+  LaunchRequest request;
   int world = 1;
   CheckedRun checked;
   std::vector<Diagnostic> warnings;  // of the config file: what it says in vain, for instance

@@ -55,6 +55,8 @@ bool is_neutral(const YamlValue& value) {
   return false;
 }
 
+constexpr std::string_view kOwnPrefix = "mtl_";
+
 class Reader {
  public:
   Reader(const std::string& path, Diagnostics& diagnostics) : diagnostics_(diagnostics) {
@@ -183,6 +185,7 @@ class Reader {
       read_int(key, value, config_.num_machines, 1, INT_MAX);
     } else if (key == "machine_rank") {
       read_int(key, value, config_.machine_rank, 0, INT_MAX);
+      config_.machine_rank_given = true;
     } else if (key == "use_cpu") {
       read_bool(key, value, config_.use_cpu);
     } else if (key == "debug") {
@@ -232,10 +235,20 @@ class Reader {
     }
     const bool megatron = section.name == "megatron_lm_config";
     for (const YamlValue::Entry& inner : value.entries) {
-      if (!is_key_of(section, inner.key)) {
+      if (megatron && inner.key.starts_with(kOwnPrefix)) {
+        read_own(inner);
+      } else if (!is_key_of(section, inner.key)) {
         unknown_nested(inner, section);
       } else if (megatron) {
         read_megatron(inner);
+      } else if (inner.value.kind == YamlValue::Kind::scalar) {
+        config_.plugins[plugin_key(section.name, inner.key)] = inner.value.text;
+      }
+    }
+    if (section.name == "parallelism_config") config_.use_parallelism_config = !is_neutral(value);
+    if (section.name == "deepspeed_config") {
+      for (const YamlValue::Entry& inner : value.entries) {
+        config_.deepspeed_fields += (config_.deepspeed_fields.empty() ? "" : ",") + inner.key;
       }
     }
     if (!megatron)
@@ -256,6 +269,17 @@ class Reader {
       config_.ignored.push_back({"megatron_lm_config." + entry.key, entry.key_place, entry.value,
                                  is_neutral(entry.value)});
     }
+  }
+
+  // The name is checked by whoever knows our flags.
+  void read_own(const YamlValue::Entry& entry) {
+    if (is_null(entry.value)) return;
+    if (entry.value.kind != YamlValue::Kind::scalar) {
+      bad_value(entry.value, entry.key + " is a single value, not a list or a section");
+      return;
+    }
+    config_.own[entry.key.substr(kOwnPrefix.size())] = entry.value.text;
+    if (entry.key == "mtl_role") config_.role = entry.value.text;
   }
 
   void unknown(const YamlValue::Entry& entry, const std::string& where, const std::string& help) {
@@ -327,7 +351,14 @@ class Reader {
                             config_.num_processes, config_.num_machines),
                 "num_processes is the total of all machines");
     }
-    if (config_.distributed_type != "MEGATRON_LM") {
+    if (config_.mixed_precision_given && !config_.deepspeed_fields.empty()) {
+      config_.deepspeed_fields += ",mixed_precision";
+    }
+    if (const YamlValue* dynamo = root.find("dynamo_backend");
+        dynamo != nullptr && dynamo->kind == YamlValue::Kind::scalar) {
+      config_.plugins.emplace("dynamo_backend", dynamo->text);
+    }
+    if (config_.distributed_type != "MEGATRON_LM" && !config_.megatron_lm_config.empty()) {
       for (const YamlValue::Entry& entry : root.entries) {
         if (entry.key != "megatron_lm_config" || is_neutral(entry.value)) continue;
         std::erase_if(config_.ignored, [](const IgnoredKey& key) {
@@ -385,6 +416,20 @@ int visible_gpus(const std::string& devices) {
 }
 
 }  // namespace
+
+std::string plugin_key(const std::string& section, const std::string& key) {
+  static const std::map<std::string, std::string> wizard = {
+      {"fp8_amax_history_length", "fp8_amax_history_len"},
+      {"fp8_amax_compute_algorithm", "fp8_amax_compute_algo"},
+      {"fp8_optimization_level", "fp8_opt_level"}};
+  const LaunchSection* found = find_launch_section(section);
+  std::string name = key;
+  if (found != nullptr && found->prefix_optional && !key.starts_with(found->prefix)) {
+    name = found->prefix + key;
+  }
+  const auto other = wizard.find(name);
+  return other != wizard.end() ? other->second : name;
+}
 
 std::string default_launch_config_path() {
   const auto variable = [](const char* name) -> std::optional<std::string> {

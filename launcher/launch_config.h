@@ -31,6 +31,7 @@ struct LaunchConfig {
   int num_processes = -1;              // total; -1 = not given
   int num_machines = 1;
   int machine_rank = 0;
+  bool machine_rank_given = false;
   bool use_cpu = false;
   bool debug = false;
   std::string gpu_ids = "all";
@@ -42,6 +43,15 @@ struct LaunchConfig {
   std::string downcast_bf16 = "false";
   std::string main_training_function = "main";
   std::map<std::string, std::string> megatron_lm_config;  // scalar values as written
+  // What only launched programs read: the settings of FSDP, DeepSpeed, FP8, dynamo and
+  // ParallelismConfig, by the names of accelerate's flags ("fsdp_version"), values as written.
+  std::map<std::string, std::string> plugins;
+  bool use_parallelism_config = false;
+  std::string deepspeed_fields;  // the keys of the file's deepspeed_config: "zero_stage,..."
+  std::string role = "default";  // torchrun's --role
+  // Settings that accelerate does not know, by the names of our flags ("hosts"). In the file they
+  // stand as mtl_hosts in megatron_lm_config, the one place where accelerate tolerates them.
+  std::map<std::string, std::string> own;
   // Present but without meaning to mtl's own runtime (fsdp_config, tpu_*, ...), in file order.
   std::vector<IgnoredKey> ignored;
 };
@@ -53,6 +63,9 @@ std::string default_launch_config_path();
 // Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
 // those of read_yaml; warning config.address.
 LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostics);
+// The name that accelerate's flag has for a key of a section: "fsdp_config", "version" ->
+// "fsdp_version"; also for the names that its wizard writes and its launcher does not know.
+std::string plugin_key(const std::string& section, const std::string& key);
 // The same of a text, with `path` for the places.
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
                                  Diagnostics& diagnostics);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/launch_config.h"
+#include "launcher/launch_config_keys.h"
 
 namespace mtl {
 
@@ -112,6 +113,40 @@ std::string value_text(const YamlValue& value, int depth) {
   return "\n";
 }
 
+// The sections that only launched programs read: as the file had them, with what flags and the
+// environment changed.
+std::map<std::string, YamlValue> plugin_sections(const LaunchConfig& config) {
+  std::map<std::string, YamlValue> sections;
+  for (const IgnoredKey& ignored : config.ignored) {
+    if (ignored.value.kind == YamlValue::Kind::map) sections[ignored.key] = ignored.value;
+  }
+  for (const auto& [key, value] : config.plugins) {
+    for (const LaunchSection& section : launch_sections()) {
+      if (!is_key_of(section, key)) continue;
+      YamlValue scalar;
+      scalar.kind = YamlValue::Kind::scalar;
+      scalar.text = value;
+      scalar.quoted = loose_text(value) != value;
+      YamlValue& map = sections[section.name];
+      map.kind = YamlValue::Kind::map;
+      const auto entry = std::find_if(
+          map.entries.begin(), map.entries.end(), [&](const YamlValue::Entry& candidate) {
+            return plugin_key(section.name, candidate.key) == key;
+          });
+      if (entry == map.entries.end()) {
+        YamlValue::Entry added;
+        added.key = key;
+        added.value = scalar;
+        map.entries.push_back(std::move(added));
+      } else if (entry->value.text != value) {
+        entry->value = scalar;
+      }
+      break;
+    }
+  }
+  return sections;
+}
+
 }  // namespace
 
 std::string launch_config_yaml(const LaunchConfig& config) {
@@ -129,6 +164,9 @@ std::string launch_config_yaml(const LaunchConfig& config) {
       lines[ignored.key] = value_text(ignored.value, 0);
     }
   }
+  for (const auto& [section, value] : plugin_sections(config)) {
+    if (!value.entries.empty()) lines[section] = value_text(value, 0);
+  }
   set("compute_environment", string_text(config.compute_environment));
   set("debug", bool_text(config.debug));
   set("distributed_type", string_text(config.distributed_type));
@@ -141,9 +179,12 @@ std::string launch_config_yaml(const LaunchConfig& config) {
     set("main_process_port", std::to_string(config.main_process_port));
   }
   set("main_training_function", string_text(config.main_training_function));
-  if (!config.megatron_lm_config.empty()) {
+  std::map<std::string, std::string> megatron = config.megatron_lm_config;
+  if (config.role != "default") megatron["mtl_role"] = config.role;
+  for (const auto& [key, value] : config.own) megatron["mtl_" + key] = value;
+  if (!megatron.empty()) {
     std::string section = "\n";
-    for (const auto& [key, value] : config.megatron_lm_config) {
+    for (const auto& [key, value] : megatron) {
       section += "  " + string_text(key) + ": " + loose_text(value) + "\n";
     }
     lines["megatron_lm_config"] = section;

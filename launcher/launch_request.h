@@ -5,12 +5,15 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launcher/agent.h"
 #include "launcher/hosts.h"
 #include "launcher/launch_config.h"
+#include "launcher/launch_flags.h"
 #include "launcher/placement.h"
 
 namespace mtl {
@@ -26,7 +29,11 @@ struct LaunchRequest {
 
   // How many ranks. local: `ranks`; hosts: a host's slots, else local_ranks; member: local_ranks.
   int ranks = 1;        // in total, where that is known before the start; else 0
-  int local_ranks = 1;  // of one node; 0 = as many as it has GPUs, without GPUs one
+  int local_ranks = 1;  // of one node, or one of the words below; see ranks_of_node()
+  static constexpr int kAuto = 0;      // as many as it has GPUs, without GPUs one
+  static constexpr int kPerGpu = -1;   // as many as it has GPUs; none is an error
+  static constexpr int kPerCore = -2;  // as many as it has cores
+  bool need_gpu = false;               // fewer GPUs than ranks is an error
 
   std::vector<Host> hosts;  // mode hosts
   int min_nodes = 1;
@@ -42,6 +49,7 @@ struct LaunchRequest {
   uint16_t master_port = 0;
 
   std::string run_id = "none";
+  bool run_id_given = false;
   std::string token;      // from --token_file or MTL_TOKEN_FILE; empty = see member mode in job.h
   std::string interface;  // network interface, address or CIDR to use; empty = by the route
   int max_restarts = 0;   // of the job
@@ -60,5 +68,35 @@ struct LaunchRequest {
   std::string ssh_config;
   std::string remote_program;  // mtl on the far side; empty = the path of this one
 };
+
+// Everything that was said, merged: built in < `file` < environment < flags, for every setting.
+// `train_yaml`: what is launched is a run of our own, not a program. All that contradicts itself is
+// reported at once. Codes: launch.conflict, launch.value, launch.nodes, launch.processes,
+// launch.machine_rank, launch.address, launch.port, launch.endpoint, launch.rdzv_conf,
+// launch.token_file, those of hosts.h; warnings launch.ignored_flag, launch.ignored_key,
+// launch.token_mode; config.unknown_key and config.bad_value for our settings in the file.
+LaunchRequest resolve_launch(const LaunchConfig& file, const LaunchGiven& given, bool train_yaml,
+                             Diagnostics& diagnostics);
+
+// How many ranks a node of that hardware runs. Code placement.gpu_count if there should be GPUs and
+// are none.
+int ranks_of_node(int local_ranks, const NodeHardware& hardware, bool use_cpu,
+                  Diagnostics& diagnostics);
+// What place_ranks() is asked on a node with so many ranks.
+PlacementRequest placement_request(const LaunchRequest& request, int ranks);
+
+// What flags (or variables) decide of a train.yaml: --megatron_lm_tp_degree 2 -> parallel.tp=2.
+std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values);
+// The last word on a truth flag that the file does not have: flags before environment.
+bool is_on(const LaunchGiven& given, std::string_view name);
+// The same for a text; "" if it is not given.
+std::string given_text(const LaunchGiven& given, std::string_view name);
+
+struct Endpoint {
+  std::string host;
+  int port = -1;  // -1 = not said
+};
+// "host", "host:29500", "[fd00::1]:29500", "[fd00::1]", "fd00::1".
+std::optional<Endpoint> parse_endpoint(const std::string& text);
 
 }  // namespace mtl

@@ -22,6 +22,8 @@ struct GpuDevice {
   std::string id;   // as CUDA_VISIBLE_DEVICES takes it: "3" or "GPU-8f6a..." or "MIG-..."
   std::string pci;  // "0000:3b:00.0", "" = unknown
   int numa = -1;    // os_index, -1 = unknown
+  std::string uuid = {};  // "GPU-8f6a...", "" = unknown
+  std::string name = {};  // "NVIDIA H200", "" = unknown
 };
 
 struct NodeHardware {
@@ -30,7 +32,12 @@ struct NodeHardware {
   std::vector<NumaNode> numa;
   std::vector<GpuDevice> gpus;  // visible ones, in CUDA's order; the scheduler's mask applied
 };
-NodeHardware inspect_hardware();
+// Without `topology` `numa` stays empty and hwloc is not started (several milliseconds): only who
+// binds needs it.
+NodeHardware inspect_hardware(bool topology);
+// Of the installed GPUs those that a value of CUDA_VISIBLE_DEVICES lets through (nullptr = all), in
+// its order, with ids as it names them.
+std::vector<GpuDevice> visible_gpus(const std::vector<GpuDevice>& installed, const char* mask);
 
 enum class Binding { none, numa, core };  // torchrun's --numa_binding: node, core-complex, ...
 
@@ -53,7 +60,7 @@ struct RankPlacement {
 
 // Codes: placement.gpu_count (fewer GPUs than ranks, at once and with both numbers),
 // placement.gpu_id (unknown or hidden by CUDA_VISIBLE_DEVICES), placement.gpu_duplicate. Adds
-// warnings (an empty CPU mask on the GPU's NUMA node: not bound).
+// warnings (placement.numa: an empty CPU mask on the GPU's NUMA node, not bound).
 std::vector<RankPlacement> place_ranks(const NodeHardware& hardware,
                                        const PlacementRequest& request, Diagnostics& diagnostics);
 

@@ -103,6 +103,13 @@ Launch prepare_launch(const WorkerCommand& command) {
     const size_t equals = text.find('=');
     if (equals != std::string::npos) env[text.substr(0, equals)] = text.substr(equals + 1);
   }
+  for (const std::string& name : command.unset) {
+    const bool prefix = name.ends_with('*');
+    const std::string_view start = std::string_view(name).substr(0, name.size() - (prefix ? 1 : 0));
+    std::erase_if(env, [&](const auto& entry) {
+      return prefix ? entry.first.starts_with(start) : entry.first == name;
+    });
+  }
   if (!command.error_file.empty()) {
     const std::filesystem::path file = std::filesystem::absolute(command.error_file);
     make_directories(file.parent_path());

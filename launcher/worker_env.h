@@ -32,5 +32,7 @@ std::map<std::string, std::string> worker_environment(const LaunchConfig& config
 
 // Cores that this process may use: its CPU mask, and the CPU quota of its cgroup; at least 1.
 int allowed_cores();
+// The CPU quota of this process's cgroup in cores; 0 = none.
+double cpu_quota();
 
 }  // namespace mtl

@@ -1,0 +1,186 @@
+#include "cli/launch_flags.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "common/terminal.h"
+
+namespace mtl {
+
+namespace {
+
+// Behind `mtl help launch-flags`: too many for one screen, and seldom typed.
+bool is_family(FlagGroup group) {
+  return group >= FlagGroup::megatron;
+}
+
+// Shown by `mtl launch --help`: of the rest, what people type often.
+bool is_frequent(const LaunchFlag& flag) {
+  static const std::array<std::string_view, 12> rare = {
+      "multi_gpu",      "rdzv_conf",  "join_timeout", "remote_program",     "forward_env",
+      "run_path",       "role",       "debug",        "local_ranks_filter", "enable_cpu_affinity",
+      "mpirun_hostfile", "standalone"};
+  return !is_family(flag.group) && flag.group != FlagGroup::paradigm &&
+         std::find(rare.begin(), rare.end(), flag.name) == rare.end();
+}
+
+// As it is written: the one of ours that people know with a dash.
+std::string spelled(const LaunchFlag& flag) {
+  return flag.name == "dry_run" ? std::string("dry-run") : flag.name;
+}
+
+// For the help, not too wide.
+std::string shown_value(const LaunchFlag& flag) {
+  return flag.name == "numa_binding" ? "none|numa|core" : flag.value;
+}
+
+void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, bool hidden) {
+  OptionDeclaration declaration;
+  declaration.name = spelled(flag);
+  declaration.aliases = flag.aliases;
+  declaration.short_name = flag.short_name;
+  declaration.is_flag = flag.kind == FlagKind::truth;
+  if (flag.kind != FlagKind::truth) declaration.value_name = shown_value(flag);
+  declaration.help = flag.help;
+  declaration.shown_default = flag.built_in;
+  declaration.hidden = hidden;
+  declaration.set = [&flag, &values](const std::string& text) -> std::optional<std::string> {
+    if (auto wanted = flag_value_wanted(flag, text)) return wanted;
+    FlagValue& value = values[flag.name];
+    value.origin = fmt::format("--{}", spelled(flag));
+    if (flag.kind != FlagKind::list) value.texts.clear();
+    value.texts.push_back(text);
+    return std::nullopt;
+  };
+  line.declare(std::move(declaration));
+}
+
+std::string left_side(const LaunchFlag& flag) {
+  const std::string shorter =
+      flag.short_name != '\0' ? fmt::format("-{}, ", flag.short_name) : std::string();
+  if (flag.kind == FlagKind::truth) return fmt::format("{}--{}", shorter, spelled(flag));
+  return fmt::format("{}--{} {}", shorter, spelled(flag), shown_value(flag));
+}
+
+std::string aliases_of(const LaunchFlag& flag) {
+  std::string text;
+  for (const std::string& alias : flag.aliases) {
+    if (alias.find('-') != std::string::npos) continue;
+    text += fmt::format("{}--{}", text.empty() ? "" : ", ", alias);
+  }
+  return text;
+}
+
+// Table cells: a | would end them.
+std::string cell(std::string text) {
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) {
+    text.insert(at, 1, '\\');
+  }
+  return text;
+}
+
+template <typename Visit>
+void for_each_group(const Visit& visit) {
+  for (int group = 0; group <= static_cast<int>(FlagGroup::elsewhere); ++group) {
+    std::vector<const LaunchFlag*> flags;
+    for (const LaunchFlag& flag : launch_flags()) {
+      if (flag.group == static_cast<FlagGroup>(group)) flags.push_back(&flag);
+    }
+    if (!flags.empty()) visit(static_cast<FlagGroup>(group), flags);
+  }
+}
+
+}  // namespace
+
+void declare_launch_flags(CommandLine& line, FlagValues& values) {
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (!is_frequent(flag)) declare_one(line, flag, values, true);
+  }
+  for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
+    if (std::none_of(flags.begin(), flags.end(),
+                     [](const LaunchFlag* flag) { return is_frequent(*flag); })) {
+      return;
+    }
+    line.group(group_title(group));
+    for (const LaunchFlag* flag : flags) {
+      if (is_frequent(*flag)) declare_one(line, *flag, values, false);
+    }
+  });
+}
+
+void declare_plan_flags(CommandLine& line, FlagValues& values) {
+  line.group("Where to run");
+  for (const LaunchFlag& flag : launch_flags()) {
+    static const std::array<std::string_view, 6> shown = {
+        "num_processes", "nproc_per_node", "config_file",
+        "mixed_precision", "num_machines",  "nnodes"};
+    const bool is_shown = std::find(shown.begin(), shown.end(), flag.name) != shown.end();
+    const bool accepted = flag.group == FlagGroup::megatron || flag.name == "use_megatron_lm" ||
+                          flag.name == "hosts" || flag.name == "hostfile" || flag.name == "cpu";
+    if (is_shown || accepted) declare_one(line, flag, values, !is_shown);
+  }
+}
+
+std::string launch_flags_text(int columns) {
+  const int width = std::clamp(columns, 40, 100);
+  std::string text =
+      wrap_text(
+          "Every flag of mtl launch: accelerate's, torchrun's and its own. Names may be written "
+          "with underscores or dashes; --x, --x=true, --x=false and --no-x are the same for every "
+          "flag without a value. Each can also stand in the environment, as MTL_ and its name in "
+          "capitals (MTL_NUM_PROCESSES=4; torchrun's PET_NNODES and its like are read too), and "
+          "most in the config file. Built in < file < environment < flags.",
+          width, 0, 0) +
+      '\n';
+  const int column = std::min(34, width / 2);
+  for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
+    text += fmt::format("\n{}:\n", group_title(group));
+    for (const LaunchFlag* flag : flags) {
+      const std::string left = fmt::format("  {}", left_side(*flag));
+      std::string right = flag->help;
+      if (!flag->built_in.empty()) right += fmt::format(" [default: {}]", flag->built_in);
+      const int used = display_width(left);
+      text += left;
+      if (used + 2 > column) text += '\n';
+      text.append(static_cast<size_t>(used + 2 > column ? column : column - used), ' ');
+      text += wrap_text(right, width, column, column) + '\n';
+    }
+  });
+  return text;
+}
+
+std::string launch_flags_reference() {
+  std::string text =
+      "# Flags of `mtl launch`\n\n"
+      "<!-- Written from the table in launcher/launch_flags_*.cpp: MTL_UPDATE_DOCS=1 test_cli -->\n\n"
+      "accelerate's flags, torchrun's and mtl's own, with their meanings. Names may be written with\n"
+      "underscores or dashes. A flag without a value is `--x`, `--x=true`, `--x=false` or `--no-x`.\n"
+      "The first word that is no flag is the program or the `train.yaml`; everything after a program\n"
+      "is its own.\n\n"
+      "Each setting may be given, weakest first, in the config file, in the environment, and as a\n"
+      "flag. In the environment it is `MTL_` and its name in capitals (`MTL_NUM_PROCESSES=4`);\n"
+      "torchrun's variables (`PET_NNODES=2`) are read as well. The last column says where the config\n"
+      "file (accelerate's `default_config.yaml`) has it; `mtl_...` keys are mtl's own and stand in\n"
+      "`megatron_lm_config`, the one place where accelerate tolerates them.\n";
+  for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
+    text += fmt::format("\n## {}\n\n| flag | means | config file |\n|---|---|---|\n",
+                        group_title(group));
+    for (const LaunchFlag* flag : flags) {
+      std::string name = fmt::format("`{}`", left_side(*flag));
+      if (const std::string others = aliases_of(*flag); !others.empty()) {
+        name += fmt::format(", `{}`", others);
+      }
+      std::string means = flag->help;
+      if (!flag->built_in.empty()) means += fmt::format(" [{}]", flag->built_in);
+      const std::string key = flag->file_key == "-"   ? std::string()
+                              : flag->file_key.empty() ? fmt::format("`mtl_{}`", flag->name)
+                                                       : fmt::format("`{}`", flag->file_key);
+      text += fmt::format("| {} | {} | {} |\n", cell(name), cell(means), key);
+    }
+  });
+  return text;
+}
+
+}  // namespace mtl

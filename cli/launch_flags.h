@@ -1,0 +1,23 @@
+// The table of launch settings as options of a command, and as text for people.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cli/command_line.h"
+#include "launcher/launch_flags.h"
+
+namespace mtl {
+
+// Declares all settings of launcher/launch_flags.h; what is given lands in `values`. The families
+// are accepted and not shown.
+void declare_launch_flags(CommandLine& line, FlagValues& values);
+// Only those that a plan reads: how many ranks, precision, layout.
+void declare_plan_flags(CommandLine& line, FlagValues& values);
+
+// `mtl help launch-flags`: every setting, in the groups of the table.
+std::string launch_flags_text(int columns);
+// docs/reference/launch-flags.md.
+std::string launch_flags_reference();
+
+}  // namespace mtl

@@ -1,0 +1,13 @@
+// The two halves of the table of launch_flags.h.
+#pragma once
+
+#include <vector>
+
+#include "launcher/launch_flags.h"
+
+namespace mtl {
+
+std::vector<LaunchFlag> launch_core_flags();    // what a launch itself reads
+std::vector<LaunchFlag> launch_family_flags();  // what is passed on to a program, or to nobody
+
+}  // namespace mtl
