@@ -16,6 +16,7 @@ int command_generate(const Arguments& args);
 int command_version(const Arguments& args);
 int command_help(const Arguments& args);
 int command_worker(const Arguments& args);
+int command_agent(const Arguments& args);
 
 struct Command {
   const char* name;

@@ -38,8 +38,8 @@ NodeLayout layout_here(const LaunchRequest& request, int master_port);
 std::vector<RankPlacement> place_here(const LaunchRequest& request);
 // "OMP_NUM_THREADS=4 ...": said once, where nobody chose it; empty if somebody did.
 std::string threads_notice(const LaunchRequest& request, const std::vector<RankPlacement>& ranks);
-// A job of several machines.
-[[noreturn]] void refuse_machines(const LaunchRequest& request);
+// Of our environment, what ranks on other hosts get.
+std::map<std::string, std::string> forwarded_environment(const LaunchRequest& request);
 
 // The block of --dry-run for each rank: where it runs, its environment, the command to copy.
 std::string rank_blocks(const std::vector<WorkerCommand>& commands,

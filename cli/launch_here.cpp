@@ -134,15 +134,6 @@ std::string threads_notice(const LaunchRequest& request, const std::vector<RankP
       ranks[0].omp_threads, ranks.size(), allowed_cores());
 }
 
-void refuse_machines(const LaunchRequest& request) {
-  throw Error(Exit::config,
-              Diagnostic{.code = "launch.mode",
-                         .what = fmt::format("{} machines: this version of mtl starts the "
-                                             "processes of one machine only",
-                                             request.max_nodes),
-                         .help = "--standalone starts on this machine alone"});
-}
-
 std::string rank_blocks(const std::vector<WorkerCommand>& commands,
                         const std::vector<RankPlacement>& placement, const std::string& host) {
   std::string text;

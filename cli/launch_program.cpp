@@ -1,6 +1,7 @@
 // mtl launch of a program that is not ours: once per rank, with the environment of torchrun and
 // accelerate, under the same supervision.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -10,62 +11,84 @@
 
 #include "cli/launch.h"
 #include "common/error.h"
-#include "common/files.h"
 #include "common/terminal.h"
-#include "launcher/reserved_port.h"
+#include "common/version.h"
+#include "launcher/job.h"
+#include "launcher/network.h"
+#include "launcher/scratch_folder.h"
 
 namespace mtl {
 
 namespace {
 
-// A folder of this launch for what ranks leave behind; goes away with it unless it is kept.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const char* name) {
-    const char* base = std::getenv("TMPDIR");
-    std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + '/' + name +
-                       "-XXXXXX";
-    if (mkdtemp(path.data()) != nullptr) path_ = path;
-  }
-  ~ScratchFolder() {
+// Of our environment, what ranks on other hosts get without being asked for: settings of the
+// libraries that they use. A login's own PATH and HOME are theirs.
+constexpr std::array<std::string_view, 14> kForwarded = {
+    "NCCL_",       "TORCH_",        "PYTHON",      "OMP_",        "MKL_",
+    "GLOO_",       "UCX_",          "CUDA_LAUNCH", "CUDA_DEVICE", "HF_",
+    "TOKENIZERS_", "TRANSFORMERS_", "ACCELERATE_", "WANDB_"};
+
+JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request,
+                      const std::string& program, const std::vector<std::string>& arguments) {
+  JobProgram job;
+  job.argv = program_argv(options, program, arguments);
+  if (request.mode == LaunchRequest::Mode::hosts) {
+    job.env = forwarded_environment(request);
     std::error_code ignored;
-    if (!path_.empty() && !kept_) std::filesystem::remove_all(path_, ignored);
+    job.working_directory = std::filesystem::current_path(ignored).string();
   }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }  // empty if there could be none
-  void keep() { kept_ = true; }
-
- private:
-  std::string path_;
-  bool kept_ = false;
-};
-
-std::string host_name() {
-  char name[256] = "";
-  if (gethostname(name, sizeof name - 1) != 0) return "this machine";
-  return name;
+  return job;
 }
 
-int run_here(const LaunchRequest& request, const std::vector<WorkerCommand>& commands,
-             bool quiet) {
-  AgentOptions agent;
-  agent.workers = commands;
-  agent.log_dir = request.logs.dir;
-  agent.grace = request.grace;
-  agent.on_notice = [quiet](std::string_view line) {
-    if (!quiet) fmt::print(stderr, "{}\n", line);
-  };
-  const AgentResult result = run_agent(agent);
-  for (const std::string& warning : result.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  if (result.first_failure || result.interrupted) {
-    std::fflush(stdout);
-    fmt::print(stderr, "{}", render(failure_report(result), inspect_terminal(STDERR_FILENO).color));
+// The script, if it is one: it has to be on every host.
+std::vector<std::string> files_of(const LaunchOptions& options, const std::string& program) {
+  if (options.module || !std::filesystem::is_regular_file(program)) return {};
+  return {program};
+}
+
+// Here, or the blocks of every host as far as they are known before anybody is asked.
+void dry_run(const LaunchRequest& request, const JobProgram& job) {
+  const int port = request.master_port != 0 ? request.master_port : 29500;
+  if (request.mode != LaunchRequest::Mode::hosts) {
+    const std::vector<RankPlacement> placement = place_here(request);
+    const auto commands =
+        node_commands(job, request.config, layout_here(request, port), placement, "");
+    fmt::print("{}", rank_blocks(commands, placement, host_name()));
+    return;
   }
-  return result.exit_code;
+  NodeLayout layout = layout_here(request, port);
+  layout.num_nodes = static_cast<int>(request.hosts.size());
+  layout.world = 0;
+  const auto slots = [&](const Host& host) {
+    return host.slots > 0 ? host.slots : std::max(1, request.local_ranks);
+  };
+  for (const Host& host : request.hosts) layout.world += slots(host);
+  layout.master_addr = request.hosts.front().name;
+  layout.first_rank = layout.node_rank = 0;
+  for (const Host& host : request.hosts) {
+    layout.local_ranks = slots(host);
+    fmt::print("{}",
+               rank_blocks(node_commands(job, request.config, layout, {}, ""), {}, host.name));
+    layout.first_rank += layout.local_ranks;
+    ++layout.node_rank;
+  }
 }
 
 }  // namespace
+
+std::map<std::string, std::string> forwarded_environment(const LaunchRequest& request) {
+  std::map<std::string, std::string> forwarded;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    const bool wanted =
+        std::find(request.forward.begin(), request.forward.end(), name) != request.forward.end() ||
+        std::any_of(kForwarded.begin(), kForwarded.end(),
+                    [&](std::string_view prefix) { return name.starts_with(prefix); });
+    if (wanted && name.size() < text.size()) forwarded[name] = text.substr(name.size() + 1);
+  }
+  return forwarded;
+}
 
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments) {
@@ -85,39 +108,47 @@ int launch_program(const LaunchOptions& options, const std::string& program,
                    const std::vector<std::string>& arguments) {
   Diagnostics diagnostics;
   const LaunchConfig file = load_launch_config(options.run.given, diagnostics);
-  LaunchRequest request = resolve_launch(file, options.run.given, false, diagnostics);
+  JobOptions job;
+  job.request = resolve_launch(file, options.run.given, false, diagnostics);
+  LaunchRequest& request = job.request;
   diagnostics.throw_if_errors();
   print_warnings(diagnostics.all());
   // accelerate's file says it this way, and a program of PyTorch takes it literally.
   request.need_gpu = request.need_gpu || request.config.distributed_type == "MULTI_GPU";
-  if (request.mode != LaunchRequest::Mode::local && !options.dry_run) refuse_machines(request);
-
-  JobProgram job;
-  job.argv = program_argv(options, program, arguments);
-  job.env = request.env;
-  const std::vector<RankPlacement> placement = place_here(request);
+  job.program = program_of(options, request, program, arguments);
   if (options.dry_run) {
-    const int port = request.master_port != 0 ? request.master_port : 29500;
-    const auto commands =
-        node_commands(job, request.config, layout_here(request, port), placement, "");
-    fmt::print("{}", rank_blocks(commands, placement, host_name()));
+    dry_run(request, job.program);
     return 0;
   }
-  const ReservedPort port(request.master_port);
-  const bool wants_files = !request.logs.redirected.empty();
+  job.version = version();
+  job.needed_files = files_of(options, program);
   std::optional<ScratchFolder> logs;
-  if (wants_files && request.logs.dir.empty()) {
+  if (!request.logs.redirected.empty() && request.logs.dir.empty()) {
     logs.emplace("mtl-logs");
     logs->keep();
     request.logs.dir = logs->path();
-    if (!options.quiet) fmt::print(stderr, "output of the ranks: {}\n", logs->path());
+    if (!options.quiet) fmt::print(stderr, "output of the ranks: {}\n", logs->path().string());
   }
-  const ScratchFolder errors("mtl-errors");
-  const std::string notice = threads_notice(request, placement);
-  if (!notice.empty() && !options.quiet) fmt::print(stderr, "{}\n", notice);
-  const auto commands = node_commands(job, request.config, layout_here(request, port.port()),
-                                      placement, errors.path());
-  return run_here(request, commands, options.quiet);
+  if (!options.quiet && request.mode == LaunchRequest::Mode::local) {
+    const std::string notice = threads_notice(request, place_here(request));
+    if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
+  }
+  job.ears.on_notice = [&](std::string_view line) {
+    if (!options.quiet) fmt::print(stderr, "{}\n", line);
+  };
+  if (request.mode == LaunchRequest::Mode::hosts) {
+    job.ears.on_output = [](int, bool is_stderr, std::string_view line) {
+      std::FILE* out = is_stderr ? stderr : stdout;
+      fmt::print(out, "{}\n", line);
+      std::fflush(out);
+    };
+  }
+  const JobOutcome outcome = run_job(job);
+  std::fflush(stdout);
+  const bool color = inspect_terminal(STDERR_FILENO).color;
+  for (const std::string& warning : outcome.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  for (const Diagnostic& line : outcome.report) fmt::print(stderr, "{}", render(line, color));
+  return outcome.exit_code;
 }
 
 }  // namespace mtl

@@ -20,6 +20,7 @@ const std::vector<Command>& commands() {
       {"help", "exit codes, settings, errors, or a command", command_help},
       {"version", "print the version", command_version},
       {"worker", nullptr, command_worker},
+      {"agent", nullptr, command_agent},
   };
   return kCommands;
 }

@@ -92,7 +92,7 @@ void add_environment(const FlagValues& values,
 }  // namespace
 
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
-                        const std::vector<std::string>& arguments) {
+                        const std::vector<std::string>& arguments, std::optional<int> world) {
   RunRequest request;
   request.sources.train_yaml = train_yaml;
   request.sources.overrides = overrides(options, arguments);
@@ -110,7 +110,9 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
         diagnostic.code == "launch.address" || diagnostic.code == "launch.machine_rank";
     if (!options.plan_only || !meeting) diagnostics.add(diagnostic);
   }
-  run.world = std::max(run.request.ranks, 1);
+  run.world = world                 ? *world
+              : run.request.ranks > 0 ? run.request.ranks
+                                      : std::max(1, run.request.local_ranks) * run.request.max_nodes;
   request.world = run.world;
   request.sources.default_config = train_settings(file);
   request.sources.default_config_path = file.path;

@@ -41,8 +41,10 @@ struct PreparedRun {
   CheckedRun checked;
   std::vector<Diagnostic> warnings;  // of the config file: what it says in vain, for instance
 };
-// Throws one Error with all that is wrong in either file.
+// Throws one Error with all that is wrong in either file. `world`: how many ranks there will really
+// be, where that is known better than from the settings.
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
-                        const std::vector<std::string>& arguments);
+                        const std::vector<std::string>& arguments,
+                        std::optional<int> world = {});
 
 }  // namespace mtl

@@ -2,6 +2,7 @@
 #include "rendezvous/membership.h"
 
 #include <algorithm>
+#include <numeric>
 #include <limits>
 #include <tuple>
 
@@ -242,7 +243,7 @@ std::vector<Membership::Node*> Membership::places_in_order() {
   return order;
 }
 
-Roster Membership::assign() {
+Roster Membership::assign(const std::function<bool(int world)>& fits) {
   std::vector<Node*> order;
   if (options_.by_rank) {
     for (auto& [link, node] : nodes_) order.push_back(&node);
@@ -250,6 +251,13 @@ Roster Membership::assign() {
               [](const Node* a, const Node* b) { return a->offer.rank < b->offer.rank; });
   } else {
     order = places_in_order();
+  }
+  const auto world_of = [](const std::vector<Node*>& nodes) {
+    return std::accumulate(nodes.begin(), nodes.end(), 0,
+                           [](int sum, const Node* node) { return sum + node->offer.slots; });
+  };
+  while (fits && !fits(world_of(order)) && static_cast<int>(order.size()) > options_.min_nodes) {
+    order.pop_back();
   }
   Roster roster;
   roster.generation = ++generation_;

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -90,8 +91,9 @@ class Membership {
 
   // The next generation: those present, at most max_nodes; earlier members keep their relative
   // order and a newcomer takes a lost member's place; else by rank, position, order of arrival,
-  // with nodes of the same host side by side. The first generation is 0.
-  Roster assign();
+  // with nodes of the same host side by side. The first generation is 0. If a number of ranks does
+  // not fit (a layout may not divide it), the last nodes stay spares, down to min_nodes.
+  Roster assign(const std::function<bool(int world)>& fits = {});
   int64_t generation() const { return generation_; }
 
  private:

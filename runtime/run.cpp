@@ -94,9 +94,9 @@ int64_t machine_memory_bytes() {
 }
 
 // The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
-void check_memory(const CheckedRun& run) {
+void check_memory(const CheckedRun& run, int nodes) {
   const Plan& plan = run.plan;
-  const int64_t needed = plan.total_bytes();
+  const int64_t needed = plan.total_bytes() / nodes;
   const int64_t there = machine_memory_bytes();
   if (needed <= there) return;
   constexpr double kGiB = 1 << 30;
@@ -110,9 +110,10 @@ void check_memory(const CheckedRun& run) {
   throw Error(
       Exit::out_of_memory,
       {.code = "memory.host",
-       .what = fmt::format("{} rank{} {:.1f} GiB; this machine has {:.1f} GiB", plan.grid.world(),
+       .what = fmt::format("{} rank{} {:.1f} GiB{}; this machine has {:.1f} GiB", plan.grid.world(),
                            plan.grid.world() == 1 ? " needs" : "s need",
-                           static_cast<double>(needed) / kGiB, static_cast<double>(there) / kGiB),
+                           static_cast<double>(needed) / kGiB, nodes > 1 ? " on each machine" : "",
+                           static_cast<double>(there) / kGiB),
        .place = run.resolved.place_of("train.micro_batch"),
        .notes = {fmt::format(
            "the largest: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
@@ -245,8 +246,8 @@ CheckedRun check_run(const RunRequest& request) {
   return run;
 }
 
-RunDirectory open_run(const CheckedRun& run) {
-  check_memory(run);
+RunDirectory open_run(const CheckedRun& run, int nodes) {
+  check_memory(run, nodes);
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
   RunDirectory opened;

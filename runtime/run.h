@@ -41,7 +41,8 @@ struct RunDirectory {
 // (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must = there
 // has to be one; never = a new one) and checks that its checkpoint is of the same model and data,
 // or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json, tokenizer.json.
-RunDirectory open_run(const CheckedRun& run);
+// `nodes`: machines that share the run's memory evenly.
+RunDirectory open_run(const CheckedRun& run, int nodes = 1);
 
 // Before workers start in it, each time: what the run directory says about the layout follows `run`
 // (a job may go on with fewer ranks), and workers that were started before and are still alive

@@ -1,0 +1,161 @@
+// The controller of a job on several nodes: who is in, what each generation runs, what happens when
+// something fails, and what is said about it in the end. A state machine without sockets, threads
+// or a clock of its own: it is told what has happened and when, and it talks through a port.
+// Whoever drives it (job_hosts.cpp, job_member.cpp) owns the links.
+//
+//   gathering --(enough nodes)--> running --(a failure, a loss, a request)--> stopping
+//       ^                            |                                          |
+//       +------- restart ------------+---(all nodes have stopped)---------------+--> finished
+//
+// Only the controller changes the generation, so there is no agreement to reach; messages of
+// another generation are dropped (the fencing of torch elastic's closed rendezvous, without its
+// races).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/agent.h"
+#include "launcher/job_messages.h"
+#include "rendezvous/membership.h"
+
+namespace mtl {
+
+struct ControllerOptions {
+  MembershipOptions membership;
+  std::string version;
+  bool is_ours = false;     // the program is mtl's own runtime
+  bool grows = false;       // a node that comes late leads to a new generation
+  bool tell_nodes = false;  // notices go to the nodes, where people are, and not to the port
+  int max_restarts = 0;     // after failures of ranks; the loss of a node is free while min < max
+  std::chrono::milliseconds join_timeout{600'000};
+  std::chrono::milliseconds dead_after{5'000};
+  std::chrono::milliseconds grace{30'000};
+  // What the nodes run in this generation; nothing = what they were told before. Throws Error if a
+  // job of that many ranks is not possible: it is asked again with fewer nodes then, if there may
+  // be fewer, and its error ends the job if not. Exit::done: there is nothing to do.
+  std::function<std::optional<JobProgram>(int world, int64_t generation)> prepare;
+  std::string token;  // for the workers, if the nodes do not know it
+};
+
+// How a job ended.
+struct JobOutcome {
+  int exit_code = 0;
+  bool interrupted = false;
+  // The headline; warnings if nothing failed. Empty = all is done.
+  std::vector<Diagnostic> report;
+  std::vector<std::string> warnings;
+  // A rank that failed is the reason (and not a lost node, a program that is missing ...).
+  std::optional<WorkerEnd> first_failure;
+};
+
+class ControllerPort {
+ public:
+  virtual ~ControllerPort() = default;
+  virtual void send(LinkId link, JobMessage kind, int64_t generation, std::string body) = 0;
+  virtual void close(LinkId link) = 0;  // what was sent goes out first
+  virtual void notice(const std::string& line) = 0;
+  virtual void output(const OutputMessage& message) = 0;  // of a shown rank
+  virtual void line(const std::string& text) = 0;         // of rank 0's progress
+};
+
+class Controller {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Controller(ControllerOptions options, ControllerPort& port, Time now);
+
+  // A link of a host of ours: `job` is what the node there is asked to prepare.
+  void expect(LinkId link, const std::string& host, const NodeJob& job);
+  // A host of ours that cannot be reached.
+  void host_failed(const std::string& host, const Diagnostic& why, Time now);
+
+  void received(LinkId link, const LinkMessage& message, std::chrono::nanoseconds clock_ahead,
+                Time now);
+  void lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now);
+  // A person or a scheduler wants it to stop; the second time at once.
+  void interrupt(int signal, Time now);
+  // Something that the ranks are to get (USR1, QUIT).
+  void pass_on(int signal);
+  void tick(Time now);
+  // When tick() is due without anything else happening.
+  std::optional<Time> next_tick(Time now) const;
+
+  const std::optional<JobOutcome>& outcome() const { return outcome_; }
+  int64_t generation() const { return roster_.generation; }
+
+ private:
+  enum class State { gathering, running, stopping, finished };
+  enum class Stop { none, failure, loss, request, growth, problem };
+
+  struct Node {
+    std::string host;
+    std::optional<NodeJob> job;  // to send on hello
+    bool joined = false;
+    int rank = -1;  // in the roster; -1 = not in this generation
+    bool stopped = false;
+    std::chrono::nanoseconds clock_ahead{0};
+  };
+  struct Loss {
+    std::string host;
+    int node_rank;
+    LinkEvent::Loss loss;
+    std::string reason;
+    std::chrono::system_clock::time_point when;  // it was last heard of
+  };
+
+  void on_hello(LinkId link, const HelloMessage& hello, Time now);
+  void on_join(LinkId link, const NodeOffer& offer, Time now);
+  void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
+  void on_ended(Node& node, WorkerEnd end, Time now);
+  void on_stopped(Node& node, const StoppedMessage& message, Time now);
+  void refuse(LinkId link, Diagnostic why);
+  void gather(Time now);
+  void start(Time now);
+  void stop(Stop reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
+            Time now);
+  void conclude(Time now);
+  void restart(const std::string& why, Time now);
+  void finish(JobOutcome outcome);
+  std::vector<LinkId> active() const;
+  bool all_stopped() const;
+  void tell(const std::string& line);
+  std::string node_text(const Node& node) const;
+  std::optional<WorkerEnd> first_failure() const;
+  const Loss* first_loss() const;
+  std::chrono::milliseconds failure_grace() const;
+
+  const ControllerOptions options_;
+  ControllerPort& port_;
+  Membership membership_;
+  State state_ = State::gathering;
+  std::map<LinkId, Node> nodes_;
+  Roster roster_;
+  int restarts_ = 0;
+
+  // gathering
+  Time since_;
+  Time next_word_;
+  std::vector<Diagnostic> host_errors_;
+  std::optional<Time> impossible_since_;  // too few hosts can come
+
+  // running, stopping
+  std::vector<WorkerEnd> ends_;
+  std::vector<Loss> losses_;
+  std::vector<Diagnostic> errors_;  // of nodes that could not run their part
+  int error_exit_ = 0;
+  std::vector<std::string> warnings_;
+  Stop stop_ = Stop::none;
+  int interrupt_ = 0;  // the signal
+  std::optional<Time> stop_deadline_;
+  bool killed_ = false;
+  std::chrono::system_clock::time_point started_;
+
+  std::optional<JobOutcome> outcome_;
+};
+
+}  // namespace mtl

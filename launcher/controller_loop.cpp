@@ -1,0 +1,69 @@
+#include "launcher/controller_loop.h"
+
+#include <algorithm>
+#include <poll.h>
+
+#include "launcher/outlet.h"
+
+namespace mtl {
+
+void HubPort::send(LinkId link, JobMessage kind, int64_t generation, std::string body) {
+  hub_.send(link, {static_cast<uint16_t>(kind), generation, std::move(body)});
+}
+
+void HubPort::close(LinkId link) {
+  hub_.close(link);
+}
+
+void HubPort::notice(const std::string& line) {
+  if (ears_.on_notice) ears_.on_notice(line);
+}
+
+void HubPort::output(const OutputMessage& message) {
+  if (!ears_.on_output) return;
+  each_line(message.text,
+            [&](std::string_view line) { ears_.on_output(message.rank, message.is_stderr, line); });
+}
+
+void HubPort::line(const std::string& text) {
+  if (ears_.on_line) ears_.on_line(text);
+}
+
+std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,
+                                const std::vector<LoopSource>& sources,
+                                const std::function<bool()>& abandon) {
+  using Clock = std::chrono::steady_clock;
+  while (!controller.outcome()) {
+    std::vector<pollfd> polled = {{hub.fd(), POLLIN, 0}};
+    for (const LoopSource& source : sources) polled.push_back({source.fd, POLLIN, 0});
+    int patience = -1;
+    if (const auto next = controller.next_tick(Clock::now())) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+      patience = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30));
+    }
+    poll(polled.data(), polled.size(), patience);
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (polled[i + 1].revents != 0) sources[i].on_ready();
+    }
+    if (abandon && abandon()) return {};
+    while (!controller.outcome()) {
+      const std::optional<LinkEvent> event = hub.next();
+      if (!event) break;
+      switch (event->kind) {
+        case LinkEvent::opened:
+          break;
+        case LinkEvent::arrived:
+          controller.received(event->link, event->message, event->clock_ahead, Clock::now());
+          break;
+        case LinkEvent::lost:
+          controller.lost(event->link, event->loss, event->reason, Clock::now());
+          break;
+      }
+    }
+    controller.tick(Clock::now());
+  }
+  hub.flush(std::chrono::seconds(2));
+  return controller.outcome();
+}
+
+}  // namespace mtl

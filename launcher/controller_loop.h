@@ -1,0 +1,40 @@
+// Drives a Controller over a LinkHub until the job is over.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "launcher/controller.h"
+#include "launcher/generation.h"
+#include "rendezvous/link.h"
+
+namespace mtl {
+
+// Something else that the loop waits for: `on_ready` is called when `fd` is readable.
+struct LoopSource {
+  int fd = -1;
+  std::function<void()> on_ready;
+};
+
+// The controller's voice: links through the hub, words through `ears`.
+class HubPort final : public ControllerPort {
+ public:
+  HubPort(LinkHub& hub, const JobEars& ears) : hub_(hub), ears_(ears) {}
+  void send(LinkId link, JobMessage kind, int64_t generation, std::string body) override;
+  void close(LinkId link) override;
+  void notice(const std::string& line) override;
+  void output(const OutputMessage& message) override;
+  void line(const std::string& text) override;
+
+ private:
+  LinkHub& hub_;
+  const JobEars& ears_;
+};
+
+// Until the controller has an outcome, or `abandon` says so (then nothing is returned). What was
+// sent has left when it returns.
+std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,
+                                const std::vector<LoopSource>& sources,
+                                const std::function<bool()>& abandon);
+
+}  // namespace mtl

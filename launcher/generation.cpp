@@ -1,0 +1,133 @@
+#include "launcher/generation.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <sys/mman.h>
+
+#include <fmt/format.h>
+
+#include "launcher/scratch_folder.h"
+#include "launcher/worker_env.h"
+#include "rendezvous/store.h"
+
+namespace mtl {
+
+namespace {
+
+[[noreturn]] void no_descriptor(const char* what) {
+  throw Error(Exit::environment,
+              Diagnostic{.code = "launch.descriptor",
+                         .what = fmt::format("cannot make {}: {}", what, std::strerror(errno)),
+                         .help = "raise the limit of open files: ulimit -n 65536"});
+}
+
+// A file without a name that holds the token. Each rank has its own, since ranks that share one
+// would share its read position.
+Fd token_file(const std::string& token) {
+  Fd fd(memfd_create("mtl-token", MFD_CLOEXEC));
+  if (!fd || write(fd.get(), token.data(), token.size()) != static_cast<ssize_t>(token.size()) ||
+      lseek(fd.get(), 0, SEEK_SET) != 0) {
+    no_descriptor("a memory file for the run's token");
+  }
+  return fd;
+}
+
+NodeLayout layout_of(const NodeJob& job, const AssignMessage& assign, uint16_t port) {
+  const Roster& roster = assign.roster;
+  const RosterNode& own = roster.nodes[static_cast<size_t>(assign.node_rank)];
+  const RosterNode& first = roster.nodes.front();
+  NodeLayout layout;
+  layout.num_nodes = static_cast<int>(roster.nodes.size());
+  layout.node_rank = assign.node_rank;
+  layout.world = roster.world;
+  layout.first_rank = own.first_rank;
+  layout.local_ranks = own.slots;
+  layout.node_address = own.address;
+  layout.master_addr = job.master_address.empty() ? first.address : job.master_address;
+  // What node 0 holds; nobody else's business there.
+  layout.master_port = assign.node_rank == 0 ? port : first.port;
+  layout.run_id = job.run_id;
+  layout.restart_count = assign.restart_count;
+  layout.max_restarts = job.max_restarts;
+  layout.cores = allowed_cores();
+  layout.omp_threads = job.omp_threads;
+  return layout;
+}
+
+std::vector<RankPlacement> placement_of(const NodeJob& job, int ranks) {
+  Diagnostics diagnostics;
+  const std::vector<RankPlacement> placement =
+      place_ranks(inspect_hardware(job.binding != Binding::none),
+                  {.ranks = ranks,
+                   .use_cpu = job.config.use_cpu,
+                   .need_gpu = job.need_gpu,
+                   .gpu_ids = job.config.gpu_ids,
+                   .binding = job.binding,
+                   .omp_threads = job.omp_threads},
+                  diagnostics);
+  diagnostics.throw_if_errors(Exit::environment);
+  return placement;
+}
+
+}  // namespace
+
+int node_slots(const NodeJob& job) {
+  if (job.slots > 0) return job.slots;
+  Diagnostics diagnostics;
+  const int slots =
+      ranks_of_node(job.slots, inspect_hardware(false), job.config.use_cpu, diagnostics);
+  diagnostics.throw_if_errors(Exit::environment);
+  return slots;
+}
+
+AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
+                           const ReservedPort& port, const JobEars& ears, AgentControl* control) {
+  const JobProgram& program = assign.program ? *assign.program : job.program;
+  const std::string& token = assign.token.empty() ? job.token : assign.token;
+  const NodeLayout layout = layout_of(job, assign, port.port());
+  AgentOptions agent;
+  // Where PyTorch's @record leaves what a rank died of.
+  const ScratchFolder errors("mtl-errors");
+  agent.workers = node_commands(program, job.config, layout, placement_of(job, layout.local_ranks),
+                                program.is_ours ? "" : errors.path().string());
+  agent.logs = job.logs;
+  if (agent.logs.dir.empty()) agent.logs.dir = program.log_dir;
+  agent.grace = job.grace;
+  agent.failure_grace = assign.failure_grace;
+  agent.control = control;
+  agent.on_output = ears.on_output;
+  agent.on_notice = ears.on_notice;
+
+  // Threads of one process need nobody to introduce them to each other.
+  const bool meets = program.is_ours && !program.threads;
+  std::unique_ptr<StoreServer> store;
+  if (meets && assign.node_rank == 0 && layout.world > 1) {
+    store = serve_store({.address = layout.num_nodes == 1 ? "127.0.0.1" : layout.node_address,
+                         .port = port.port(),
+                         .token = token,
+                         .generation = assign.restart_count});
+  }
+  std::vector<Fd> held;
+  Fd progress;
+  for (WorkerCommand& command : agent.workers) {
+    if (meets) {
+      held.push_back(token_file(token));
+      command.inherit[kTokenFd] = held.back().get();
+    }
+    if (program.is_ours && command.rank == 0) {
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) no_descriptor("the progress pipe");
+      progress = Fd(ends[0]);
+      held.emplace_back(ends[1]);
+      command.inherit[kProgressFd] = ends[1];
+      agent.line_sources.push_back({.fd = progress.get(), .on_line = ears.on_line});
+    }
+  }
+  return run_agent(agent);
+}
+
+}  // namespace mtl

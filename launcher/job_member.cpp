@@ -1,0 +1,134 @@
+// A job whose command is typed on every node. Each process is its node's agent; one is the
+// controller as well, in a thread beside it: machine_rank 0, or with an elastic rendezvous whoever
+// can listen at its address first.
+#include <csignal>
+#include <thread>
+#include <unistd.h>
+
+#include <sys/eventfd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/controller_loop.h"
+#include "launcher/job.h"
+#include "launcher/keeper.h"
+#include "launcher/node.h"
+#include "rendezvous/store.h"
+
+namespace mtl {
+
+namespace {
+
+class ControllerThread {
+ public:
+  ControllerThread(const JobOptions& options, std::unique_ptr<LinkHub> hub)
+      : hub_(std::move(hub)), end_(eventfd(0, EFD_CLOEXEC)), port_(*hub_, silent_) {
+    ControllerOptions policy = controller_options(options);
+    policy.tell_nodes = true;
+    policy.membership.by_rank = !options.request.elastic;
+    policy.grows = options.request.elastic;
+    if (options.prepare) policy.token = make_token();
+    controller_.emplace(std::move(policy), port_, std::chrono::steady_clock::now());
+    // Signals are the business of the node's thread.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] {
+      outcome_ =
+          drive(*controller_, *hub_, {{end_.get(), [] {}}}, [this] { return ending_.load(); });
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  ~ControllerThread() {
+    ending_ = true;
+    eventfd_write(end_.get(), 1);
+    if (thread_.joinable()) thread_.join();
+  }
+  ControllerThread(const ControllerThread&) = delete;
+  ControllerThread& operator=(const ControllerThread&) = delete;
+
+  // When the job is over: how it ended.
+  std::optional<JobOutcome> join() {
+    thread_.join();
+    return outcome_;
+  }
+
+ private:
+  const JobEars silent_;
+  std::unique_ptr<LinkHub> hub_;
+  const Fd end_;
+  std::atomic<bool> ending_{false};
+  HubPort port_;
+  std::optional<Controller> controller_;
+  std::optional<JobOutcome> outcome_;
+  std::thread thread_;
+};
+
+// The hub of the controller, listening; nothing if another node's process has the address.
+std::unique_ptr<LinkHub> listening_hub(const JobOptions& options,
+                                       const LinkHubOptions& hub_options) {
+  const LaunchRequest& request = options.request;
+  std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
+  try {
+    hub->listen(request.address, request.port);
+    return hub;
+  } catch (const Error& error) {
+    if (request.elastic) return nullptr;
+    // An address that this machine does not have itself (port forwarding, a container): then all of
+    // them. A port that is taken stays an error.
+    if (error.diagnostics().front().code == "rendezvous.port" &&
+        error.diagnostics().front().what.find("in use") != std::string::npos) {
+      throw;
+    }
+    hub->listen("::", request.port);
+    return hub;
+  }
+}
+
+}  // namespace
+
+JobOutcome run_member_job(const JobOptions& options) {
+  const LaunchRequest& request = options.request;
+  LinkHubOptions hub_options{.token = request.token, .dead_after = request.dead_after};
+  if (hub_options.token.empty()) hub_options.token = "run " + request.run_id;
+
+  std::optional<ControllerThread> controller;
+  const bool may_control = request.elastic || request.machine_rank == 0;
+  if (may_control) {
+    if (std::unique_ptr<LinkHub> hub = listening_hub(options, hub_options)) {
+      if (request.token.empty() && options.ears.on_notice) {
+        options.ears.on_notice(fmt::format(
+            "note: whoever reaches {} port {} and knows the run's id may join; --token_file FILE "
+            "keeps others out",
+            request.address, request.port));
+      }
+      controller.emplace(options, std::move(hub));
+    }
+  }
+
+  const std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
+  NodeOptions node;
+  node.hub = hub.get();
+  node.link = hub->connect(request.address, request.port, request.join_timeout);
+  node.version = options.version;
+  node.job = node_job(options);
+  if (!request.elastic) {
+    node.rank = request.machine_rank;
+    node.job->master_address = request.address;
+  } else if (controller) {
+    node.job->position = 0;  // rank 0's output is seen where the rendezvous is
+  }
+  node.controller = fmt::format("{} port {}", request.address, request.port);
+  node.ears = options.ears;
+  const NodeResult result = run_node(node);
+
+  if (controller) {
+    if (std::optional<JobOutcome> outcome = controller->join()) return std::move(*outcome);
+  }
+  JobOutcome outcome;
+  outcome.exit_code = result.exit_code;
+  outcome.report = result.report;
+  return outcome;
+}
+
+}  // namespace mtl

@@ -1,0 +1,32 @@
+// This machine's addresses: which one others should use, with --interface or without.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+struct LocalAddress {
+  std::string interface;
+  std::string address;  // numeric
+  bool is_loopback = false;
+  bool is_ipv6 = false;
+};
+
+// Of all interfaces that are up, without IPv6 link-local ones; IPv4 first, as the system lists
+// them.
+std::vector<LocalAddress> local_addresses();
+
+// Those of `wanted`: an interface's name, an address, or a network (10.0.0.0/8, fd00::/16). Throws
+// Error "launch.interface" (Exit::environment) with what there is, if nothing fits.
+std::vector<LocalAddress> addresses_of(const std::string& wanted);
+
+// Pure: whether a numeric address lies in a network such as "10.0.0.0/8".
+bool in_network(const std::string& address, const std::string& network);
+
+// The local address that the system would use towards a numeric one; "" if there is no route.
+std::string address_towards(const std::string& peer);
+
+std::string host_name();
+
+}  // namespace mtl

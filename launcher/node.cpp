@@ -1,0 +1,387 @@
+#include "launcher/node.h"
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <poll.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/network.h"
+#include "launcher/program.h"
+#include "launcher/signals.h"
+#include "rendezvous/store.h"
+
+namespace mtl {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// When a person begins to wonder why nothing happens.
+constexpr std::chrono::seconds kFirstWord{5};
+constexpr std::chrono::seconds kNextWord{30};
+
+Diagnostic launcher_lost(const LinkEvent& event) {
+  return {.code = "launch.controller_lost",
+          .what = fmt::format("the launcher of this job is gone ({}); the ranks of {} were ended",
+                              event.reason, host_name()),
+          .help =
+              "its terminal or log says more; start the job again to go on from the last "
+              "checkpoint"};
+}
+
+Error cannot_join(const LinkEvent& event, const std::string& where) {
+  switch (event.loss) {
+    case LinkEvent::wrong_token:
+      return Error(Exit::environment,
+                   {.code = "rendezvous.auth",
+                    .what = fmt::format("the rendezvous at {} has another token than we", where),
+                    .help = "it belongs to another run: give every node of a job the same "
+                            "--token_file and --rdzv_id, and every job its own port"});
+    case LinkEvent::wrong_version:
+      return Error(Exit::environment,
+                   {.code = "launch.version",
+                    .what = fmt::format(
+                        "the rendezvous at {} speaks another version of the protocol", where),
+                    .help = "install the same version of mtl on all nodes (see: mtl --version)"});
+    default:
+      return Error(
+          event.loss == LinkEvent::closed ? Exit::run_failed : Exit::environment,
+          {.code = "rendezvous.connect",
+           .what = fmt::format("cannot join the rendezvous at {}: {}", where, event.reason),
+           .help = "start the same command on node 0 (machine_rank 0), and check that this address "
+                   "and port are reachable from here (firewall, main_process_ip)"});
+  }
+}
+
+class Node;
+
+// The controller's hand in run_agent.
+class Control final : public AgentControl {
+ public:
+  explicit Control(Node& node) : node_(node) {}
+  int fd() const override;
+  Command read() override;
+  void started(const WorkerCommand& worker, int pid) override;
+  void ended(const WorkerEnd& end) override;
+  void interrupted(int signal) override;
+
+ private:
+  Node& node_;
+};
+
+class Node {
+ public:
+  explicit Node(const NodeOptions& options) : options_(options), hub_(*options.hub) {
+    next_word_ = Clock::now() + kFirstWord;
+  }
+
+  NodeResult run() {
+    while (!result_) {
+      if (assign_) {
+        run_assigned();
+      } else {
+        wait();
+      }
+    }
+    return std::move(*result_);
+  }
+
+  // --- within run_agent
+
+  int fd() const { return hub_.fd(); }
+
+  AgentControl::Command next_command() {
+    using Command = AgentControl::Command;
+    while (const std::optional<LinkEvent> event = hub_.next()) {
+      if (event->link != options_.link) continue;
+      if (event->kind == LinkEvent::lost) {
+        lost_ = *event;
+        // At once: whoever counts us as lost may already go on without us.
+        return {.kind = Command::kill, .why = "the launcher is gone (" + event->reason + ")"};
+      }
+      if (event->kind != LinkEvent::arrived) continue;
+      const LinkMessage& message = event->message;
+      switch (static_cast<JobMessage>(message.kind)) {
+        case JobMessage::stop: {
+          const auto stop = decode_stop(message.body);
+          if (!stop || message.generation != generation()) break;
+          if (stop->kill) return {.kind = Command::kill, .why = {}};
+          return {.kind = Command::stop, .grace = stop->grace, .why = {}};
+        }
+        case JobMessage::signal: {
+          const auto signal = decode_number(message.body);
+          if (!signal || message.generation != generation()) break;
+          return {.kind = Command::pass_on, .signal = static_cast<int>(*signal), .why = {}};
+        }
+        default:
+          take(message);
+      }
+    }
+    return {};
+  }
+
+  void send(JobMessage kind, std::string body) {
+    hub_.send(options_.link, {static_cast<uint16_t>(kind), generation(), std::move(body)});
+  }
+
+ private:
+  int64_t generation() const { return assign_ ? assign_->roster.generation : 0; }
+
+  // --- between generations
+
+  void wait() {
+    SignalPipe signals;
+    while (!result_ && !assign_) {
+      pollfd polled[2] = {{signals.fd(), POLLIN, 0}, {hub_.fd(), POLLIN, 0}};
+      const auto left = std::chrono::ceil<milliseconds>(next_word_ - Clock::now());
+      const int patience = opened_ ? -1 : static_cast<int>(std::max<int64_t>(left.count(), 0));
+      if (poll(polled, 2, patience) == 0) say_waiting();
+      for (const int signal : signals.take()) on_signal(signal);
+      while (!result_ && !assign_) {
+        const std::optional<LinkEvent> event = hub_.next();
+        if (!event) break;
+        if (event->link == options_.link) on_event(*event);
+      }
+    }
+  }
+
+  void say_waiting() {
+    next_word_ = Clock::now() + kNextWord;
+    notice(fmt::format("waiting for the rendezvous at {}: nobody answers there yet",
+                       options_.controller));
+  }
+
+  void on_signal(int signal) {
+    if (signal == SIGUSR1 || signal == SIGQUIT) return;
+    send(JobMessage::interrupted, encode_number(signal));
+    if (!opened_ || interrupted_) {
+      result_ = {.exit_code = 128 + signal,
+                 .report = {{.code = "run.stopped",
+                             .what = "stopped on request before the job had started",
+                             .severity = Diagnostic::Severity::warning}}};
+    }
+    interrupted_ = true;  // the controller says when it is over; once more = at once
+  }
+
+  void on_event(const LinkEvent& event) {
+    switch (event.kind) {
+      case LinkEvent::opened:
+        opened_ = true;
+        local_address_ = event.local_address;
+        return hello();
+      case LinkEvent::lost:
+        if (!opened_) throw cannot_join(event, options_.controller);
+        if (interrupted_) {
+          result_ = {.exit_code = 128 + SIGTERM, .report = {launcher_lost(event)}};
+        } else {
+          result_ = {.exit_code = static_cast<int>(Exit::run_failed),
+                     .report = {launcher_lost(event)}};
+        }
+        return;
+      case LinkEvent::arrived:
+        return take(event.message);
+    }
+  }
+
+  void hello() {
+    HelloMessage message{.version = options_.version, .host = host_name(), .offer = {}};
+    if (options_.job) {
+      job_ = *options_.job;
+      prepare();
+      message.offer = offer();
+    }
+    send(JobMessage::hello, encode(message));
+  }
+
+  void take(const LinkMessage& message) {
+    switch (static_cast<JobMessage>(message.kind)) {
+      case JobMessage::prepare: {
+        const auto job = decode_node_job(message.body);
+        if (!job) return;
+        job_ = *job;
+        try {
+          prepare();
+          send(JobMessage::join, encode(offer()));
+        } catch (const Error& error) {
+          send(JobMessage::problems, encode(error.diagnostics()));
+        }
+        return;
+      }
+      case JobMessage::refuse:
+        if (auto why = decode_diagnostics(message.body)) {
+          result_ = {.exit_code = static_cast<int>(Exit::environment), .report = std::move(*why)};
+        }
+        return;
+      case JobMessage::assign:
+        if (auto assign = decode_assign(message.body)) {
+          if (assign->node_rank >= 0 &&
+              assign->node_rank < static_cast<int>(assign->roster.nodes.size())) {
+            assign_ = std::move(*assign);
+          }
+        }
+        return;
+      case JobMessage::notice:
+        return notice(message.body);
+      case JobMessage::finish:
+        if (auto finish = decode_finish(message.body)) {
+          result_ = {.exit_code = finish->exit_code, .report = std::move(finish->report)};
+        }
+        return;
+      default:
+        return;
+    }
+  }
+
+  // Whatever would keep the workers from starting is found before anything starts anywhere.
+  void prepare() {
+    Diagnostics problems;
+    const std::string& folder = job_->program.working_directory;
+    if (!folder.empty() && chdir(folder.c_str()) != 0) {
+      problems.add({.code = "launch.remote_files",
+                    .what = "there is no folder " + folder,
+                    .help = "start from a folder that all hosts share, or copy it there"});
+    } else {
+      for (const std::string& file : job_->needed_files) {
+        if (access(file.c_str(), R_OK) == 0) continue;
+        problems.add({.code = "launch.remote_files",
+                      .what = "cannot read " + file,
+                      .help = "it has to be on every host, at the same path (a shared file system, "
+                              "or a copy); run.dir of a train.yaml has to be shared"});
+      }
+      if (!job_->program.argv.empty()) {
+        try {
+          WorkerCommand command;
+          command.argv = job_->program.argv;
+          command.env = job_->program.env;
+          prepare_launch(command);
+        } catch (const Error& error) {
+          for (const Diagnostic& diagnostic : error.diagnostics()) problems.add(diagnostic);
+        }
+      }
+    }
+    try {
+      job_->slots = node_slots(*job_);
+      if (!job_->interface.empty()) addresses_of(job_->interface);
+    } catch (const Error& error) {
+      for (const Diagnostic& diagnostic : error.diagnostics()) problems.add(diagnostic);
+    }
+    problems.throw_if_errors(Exit::environment);
+    port_.emplace(job_->master_port);
+  }
+
+  NodeOffer offer() const {
+    NodeOffer offer;
+    offer.host = job_->host.empty() ? host_name() : job_->host;
+    offer.key = options_.rank >= 0    ? fmt::format("rank {}", options_.rank)
+                : job_->position >= 0 ? fmt::format("host {}", job_->position)
+                                      : make_token().substr(0, 16);
+    offer.slots = job_->slots;
+    offer.rank = options_.rank;
+    offer.position = job_->position;
+    offer.addresses = addresses();
+    offer.port = port_->port();
+    return offer;
+  }
+
+  // Best first: what the user chose, the one that the controller reaches us by, all others.
+  std::vector<std::string> addresses() const {
+    std::vector<std::string> found;
+    const auto add = [&](const std::string& address) {
+      if (!address.empty() && std::find(found.begin(), found.end(), address) == found.end()) {
+        found.push_back(address);
+      }
+    };
+    if (!job_->interface.empty()) {
+      for (const LocalAddress& local : addresses_of(job_->interface)) add(local.address);
+    }
+    add(local_address_);
+    // sshd's "client port server port": the address that the launcher reached us by.
+    if (const char* connection = std::getenv("SSH_CONNECTION"); connection && options_.remote) {
+      const std::string text = connection;
+      const size_t begin = text.find(' ', text.find(' ') + 1);
+      if (begin != std::string::npos) {
+        add(text.substr(begin + 1, text.find(' ', begin + 1) - begin - 1));
+      }
+    }
+    for (const LocalAddress& local : local_addresses()) {
+      if (!local.is_loopback) add(local.address);
+    }
+    add("127.0.0.1");
+    return found;
+  }
+
+  // --- a generation
+
+  void run_assigned() {
+    StoppedMessage stopped;
+    JobEars ears = options_.ears;
+    if (options_.remote) {
+      ears.on_output = [this](int rank, bool is_stderr, std::string_view line) {
+        send(JobMessage::output, encode(OutputMessage{rank, is_stderr, std::string(line) + "\n"}));
+      };
+      ears.on_notice = [this](std::string_view line) {
+        send(JobMessage::notice, std::string(line));
+      };
+      ears.on_line = [this](std::string_view line) { send(JobMessage::line, std::string(line)); };
+    }
+    try {
+      Control control(*this);
+      const AgentResult result = run_generation(*job_, *assign_, *port_, ears, &control);
+      stopped.warnings = result.warnings;
+    } catch (const Error& error) {
+      stopped.errors = error.diagnostics();
+      stopped.exit_code = static_cast<int>(error.exit());
+    }
+    send(JobMessage::stopped, encode(stopped));
+    assign_.reset();
+    if (lost_) {
+      result_ = {.exit_code = static_cast<int>(Exit::run_failed),
+                 .report = {launcher_lost(*lost_)}};
+    }
+  }
+
+  void notice(const std::string& line) {
+    if (options_.ears.on_notice) options_.ears.on_notice(line);
+  }
+
+  friend class Control;
+  const NodeOptions& options_;
+  LinkHub& hub_;
+  std::optional<NodeJob> job_;
+  std::optional<ReservedPort> port_;
+  std::optional<AssignMessage> assign_;
+  std::optional<NodeResult> result_;
+  std::optional<LinkEvent> lost_;
+  std::string local_address_;
+  Clock::time_point next_word_;
+  bool opened_ = false;
+  bool interrupted_ = false;
+};
+
+int Control::fd() const {
+  return node_.fd();
+}
+AgentControl::Command Control::read() {
+  return node_.next_command();
+}
+void Control::started(const WorkerCommand& worker, int pid) {
+  node_.send(JobMessage::started, fmt::format("{} {}", worker.rank, pid));
+}
+void Control::ended(const WorkerEnd& end) {
+  node_.send(JobMessage::ended, encode(end));
+}
+void Control::interrupted(int signal) {
+  node_.send(JobMessage::interrupted, encode_number(signal));
+}
+
+}  // namespace
+
+NodeResult run_node(const NodeOptions& options) {
+  return Node(options).run();
+}
+
+}  // namespace mtl

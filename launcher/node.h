@@ -1,0 +1,41 @@
+// The agent's side of a job on several nodes: joins, runs generation after generation of this
+// node's ranks as the controller says, and tells it what becomes of them. It ends with the job, or
+// when the controller is lost: then its workers are killed before the controller may go on without
+// it.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/generation.h"
+#include "launcher/job_messages.h"
+#include "rendezvous/link.h"
+
+namespace mtl {
+
+struct NodeOptions {
+  LinkHub* hub = nullptr;
+  LinkId link = 0;
+  std::string version;
+  // The job, if it was typed here; else the controller sends it.
+  std::optional<NodeJob> job;
+  int rank = -1;  // machine_rank
+  // Where the rendezvous is, for what is said while it does not answer.
+  std::string controller;
+  // What the workers say goes over the link (rank 0's output and progress); else to `ears`.
+  bool remote = false;
+  JobEars ears;
+};
+
+struct NodeResult {
+  int exit_code = 0;
+  std::vector<Diagnostic> report;
+};
+
+// Throws Error if the rendezvous cannot be joined: "rendezvous.connect", "rendezvous.auth",
+// "launch.interface" ...
+NodeResult run_node(const NodeOptions& options);
+
+}  // namespace mtl

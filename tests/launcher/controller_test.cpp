@@ -1,0 +1,397 @@
+// The controller without links: told what happens, watched for what it says.
+#include "launcher/controller.h"
+
+#include <csignal>
+
+#include <doctest/doctest.h>
+
+using namespace mtl;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Said {
+  LinkId link;
+  JobMessage kind;
+  int64_t generation;
+  std::string body;
+};
+
+class Port final : public ControllerPort {
+ public:
+  void send(LinkId link, JobMessage kind, int64_t generation, std::string body) override {
+    said.push_back({link, kind, generation, std::move(body)});
+  }
+  void close(LinkId link) override { closed.push_back(link); }
+  void notice(const std::string& line) override { notices.push_back(line); }
+  void output(const OutputMessage& message) override { outputs.push_back(message.text); }
+  void line(const std::string&) override {}
+
+  int count(JobMessage kind) const {
+    int found = 0;
+    for (const Said& one : said) found += one.kind == kind ? 1 : 0;
+    return found;
+  }
+  const Said* last(JobMessage kind, LinkId link) const {
+    const Said* found = nullptr;
+    for (const Said& one : said) {
+      if (one.kind == kind && one.link == link) found = &one;
+    }
+    return found;
+  }
+  std::vector<Said> said;
+  std::vector<LinkId> closed;
+  std::vector<std::string> notices, outputs;
+};
+
+// A job of `nodes` nodes with two ranks each, by machine_rank.
+class Job {
+ public:
+  explicit Job(int min, int max, int max_restarts = 0, bool elastic = false, bool is_ours = false) {
+    ControllerOptions options;
+    options.membership.min_nodes = min;
+    options.membership.max_nodes = max;
+    options.membership.by_rank = !elastic;
+    options.membership.last_call = 10s;
+    options.version = "1";
+    options.grows = elastic;
+    options.is_ours = is_ours;
+    options.max_restarts = max_restarts;
+    options.join_timeout = 60s;
+    options.grace = 30s;
+    options.prepare = [this](int world, int64_t) -> std::optional<JobProgram> {
+      worlds.push_back(world);
+      if (world > legal_world) {
+        throw Error(Exit::config, Diagnostic{.code = "mesh.world", .what = "no such layout"});
+      }
+      return {};
+    };
+    elastic_ = elastic;
+    controller.emplace(std::move(options), port, now);
+  }
+
+  void join(int node) {
+    NodeOffer offer;
+    offer.host = "m" + std::to_string(node);
+    offer.key = offer.host;
+    offer.slots = 2;
+    offer.rank = elastic_ ? -1 : node;
+    offer.addresses = {"10.0.0." + std::to_string(node)};
+    offer.port = 1000;
+    tell(node, JobMessage::hello, encode(HelloMessage{"1", offer.host, offer}), 0);
+  }
+  void tell(LinkId link, JobMessage kind, std::string body, int64_t generation) {
+    controller->received(link, {static_cast<uint16_t>(kind), generation, std::move(body)}, 0ns,
+                         now);
+  }
+  void ended(int node, int rank, int exit_code, bool stopped = false,
+             std::chrono::milliseconds when = 0ms) {
+    WorkerEnd end;
+    end.rank = rank;
+    end.local_rank = rank % 2;
+    end.pid = 100 + rank;
+    end.exit_code = exit_code;
+    end.signal = exit_code > 128 ? exit_code - 128 : 0;
+    end.stopped_by_us = stopped;
+    end.when = std::chrono::system_clock::now() + when;
+    tell(node, JobMessage::ended, encode(end), controller->generation());
+  }
+  void stopped(int node) {
+    tell(node, JobMessage::stopped, encode(StoppedMessage{}), controller->generation());
+  }
+  // All ranks of a node obey and end.
+  void obey(int node) {
+    ended(node, 2 * node, 143, true);
+    ended(node, 2 * node + 1, 143, true);
+    stopped(node);
+  }
+  void pass(std::chrono::milliseconds time) {
+    now += time;
+    controller->tick(now);
+  }
+  const JobOutcome& outcome() {
+    REQUIRE(controller->outcome());
+    return *controller->outcome();
+  }
+
+  Port port;
+  std::optional<Controller> controller;
+  std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now();
+  std::vector<int> worlds;
+  int legal_world = 1000;
+
+ private:
+  bool elastic_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a job starts when all nodes are there and ends when all have done their part") {
+  Job job(2, 2);
+  job.join(1);
+  CHECK(job.port.count(JobMessage::assign) == 0);
+  job.join(0);
+  REQUIRE(job.port.count(JobMessage::assign) == 2);
+  const auto assign = decode_assign(job.port.last(JobMessage::assign, 1)->body);
+  REQUIRE(assign);
+  CHECK(assign->node_rank == 1);
+  CHECK(assign->roster.world == 4);
+  CHECK(assign->roster.nodes[1].first_rank == 2);
+  CHECK(assign->roster.nodes[0].address == "10.0.0.0");
+  for (int node : {0, 1}) {
+    job.ended(node, 2 * node, 0);
+    job.ended(node, 2 * node + 1, 0);
+    CHECK(!job.controller->outcome());
+    job.stopped(node);
+  }
+  CHECK(job.outcome().exit_code == 0);
+  CHECK(job.outcome().report.empty());
+  CHECK(job.port.count(JobMessage::finish) == 2);
+}
+
+TEST_CASE("the first failure by time is the headline and its code is the job's") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.ended(1, 3, 1);  // told first
+  CHECK(job.port.count(JobMessage::stop) == 2);
+  job.ended(0, 0, 42, false, -50ms);  // but this one was earlier
+  job.ended(0, 1, 143, true);
+  job.stopped(0);
+  CHECK(!job.controller->outcome());
+  job.ended(1, 2, 143, true);
+  job.stopped(1);
+  CHECK(job.outcome().exit_code == 42);
+  REQUIRE(job.outcome().report.size() == 1);
+  CHECK(job.outcome().report[0].what.find("rank 0") != std::string::npos);
+  CHECK(job.outcome().first_failure->host == "m0");
+}
+
+TEST_CASE("a failure starts everything again as often as was allowed") {
+  Job job(2, 2, 1);
+  job.join(0);
+  job.join(1);
+  for (int round = 0; round < 2; ++round) {
+    CHECK(job.controller->generation() == round);
+    job.ended(1, 2, 139);
+    job.obey(0);
+    job.ended(1, 3, 143, true);
+    job.stopped(1);
+  }
+  CHECK(job.port.count(JobMessage::assign) == 4);
+  CHECK(job.outcome().exit_code == 139);
+}
+
+TEST_CASE("of our own programs a wrong configuration is not tried again") {
+  Job job(1, 1, 3, false, true);
+  job.join(0);
+  job.ended(0, 0, 3);
+  job.ended(0, 1, 143, true);
+  job.stopped(0);
+  CHECK(job.outcome().exit_code == 3);
+}
+
+TEST_CASE("messages of another generation are nobody's") {
+  Job job(2, 2, 1);
+  job.join(0);
+  job.join(1);
+  job.ended(1, 2, 1);
+  job.obey(0);
+  job.ended(1, 3, 143, true);
+  job.stopped(1);
+  REQUIRE(job.controller->generation() == 1);
+  job.tell(0, JobMessage::stopped, encode(StoppedMessage{}), 0);
+  WorkerEnd end;
+  end.exit_code = 9;
+  job.tell(0, JobMessage::ended, encode(end), 0);
+  job.tell(0, JobMessage::output, encode(OutputMessage{0, false, "old\n"}), 0);
+  CHECK(job.port.outputs.empty());
+  job.tell(0, JobMessage::output, encode(OutputMessage{0, false, "new\n"}), 1);
+  CHECK(job.port.outputs == std::vector<std::string>{"new\n"});
+  CHECK(!job.controller->outcome());
+}
+
+TEST_CASE("a lost node ends a fixed job and names the node") {
+  Job job(2, 2, 3);
+  job.join(0);
+  job.join(1);
+  job.controller->lost(1, LinkEvent::silent, "nothing heard for 5 s", job.now);
+  CHECK(job.port.last(JobMessage::stop, 0) != nullptr);
+  job.obey(0);
+  CHECK(job.outcome().exit_code == 7);
+  CHECK(job.outcome().report[0].code == "launch.node_lost");
+  CHECK(job.outcome().report[0].what.find("m1") != std::string::npos);
+}
+
+TEST_CASE("with min:max the job goes on without a lost node and that costs no restart") {
+  Job job(3, 4, 0, true);
+  for (int node = 0; node < 4; ++node) job.join(node);
+  REQUIRE(job.controller->generation() == 0);
+  job.controller->lost(2, LinkEvent::silent, "nothing heard for 5 s", job.now);
+  for (int node : {0, 1, 3}) job.obey(node);
+  REQUIRE(job.controller->generation() == 1);
+  CHECK(!job.controller->outcome());
+  CHECK(job.worlds == std::vector<int>{8, 6});
+  const auto assign = decode_assign(job.port.last(JobMessage::assign, 3)->body);
+  CHECK(assign->node_rank == 2);
+  CHECK(assign->restart_count == 1);
+}
+
+TEST_CASE("survivors that fail because their peer's machine vanished do not hide the loss") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.ended(0, 0, 1);  // connection reset by peer
+  job.ended(0, 1, 143, true);
+  job.stopped(0);
+  CHECK(!job.controller->outcome());
+  job.controller->lost(1, LinkEvent::closed, "it closed the connection", job.now);
+  CHECK(job.outcome().report[0].code == "launch.node_lost");
+  CHECK(job.outcome().exit_code == 1);
+}
+
+TEST_CASE("a layout that fewer nodes cannot take is tried with fewer still") {
+  Job job(1, 4, 0, true);
+  job.legal_world = 4;
+  for (int node = 0; node < 4; ++node) job.join(node);
+  CHECK(job.worlds == std::vector<int>{8, 6, 4});
+  CHECK(job.port.count(JobMessage::assign) == 2);
+}
+
+TEST_CASE("an impossible layout is the job's end and its exit code that of the error") {
+  Job job(2, 2);
+  job.legal_world = 3;
+  job.join(0);
+  job.join(1);
+  CHECK(job.outcome().exit_code == 3);
+  CHECK(job.outcome().report[0].code == "mesh.world");
+}
+
+TEST_CASE("who is missing is said after five seconds and the wait has an end") {
+  Job job(3, 3);
+  job.join(1);
+  job.pass(4900ms);
+  CHECK(job.port.notices.empty());
+  job.pass(200ms);
+  REQUIRE(job.port.notices.size() == 1);
+  CHECK(job.port.notices[0].find("machine_rank 0, 2") != std::string::npos);
+  job.pass(56s);
+  CHECK(job.outcome().exit_code == 7);
+  CHECK(job.outcome().report.back().notes[0].find("machine_rank 0, 2") != std::string::npos);
+}
+
+TEST_CASE("two nodes with one machine_rank: the second is refused with a reason") {
+  Job job(2, 2);
+  job.join(0);
+  NodeOffer offer;
+  offer.host = "twin";
+  offer.key = "twin";
+  offer.slots = 2;
+  offer.rank = 0;
+  offer.addresses = {"10.0.0.9"};
+  job.tell(7, JobMessage::hello, encode(HelloMessage{"1", "twin", offer}), 0);
+  REQUIRE(job.port.last(JobMessage::refuse, 7) != nullptr);
+  CHECK(job.port.closed == std::vector<LinkId>{7});
+  job.join(1);
+  CHECK(job.port.count(JobMessage::assign) == 2);
+}
+
+TEST_CASE("another version is refused") {
+  Job job(1, 1);
+  job.tell(5, JobMessage::hello, encode(HelloMessage{"2", "old", {}}), 0);
+  const auto why = decode_diagnostics(job.port.last(JobMessage::refuse, 5)->body);
+  REQUIRE(why);
+  CHECK(why->front().code == "launch.version");
+}
+
+TEST_CASE("a request stops with grace, the second one kills") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.controller->interrupt(SIGINT, job.now);
+  const auto first = decode_stop(job.port.last(JobMessage::stop, 1)->body);
+  CHECK(!first->kill);
+  CHECK(first->grace == 30s);
+  job.controller->interrupt(SIGINT, job.now);
+  CHECK(decode_stop(job.port.last(JobMessage::stop, 1)->body)->kill);
+  job.obey(0);
+  job.obey(1);
+  CHECK(job.outcome().exit_code == 130);
+  CHECK(job.outcome().interrupted);
+}
+
+TEST_CASE("ranks that stop on request with a checkpoint make the job's code 75") {
+  Job job(1, 1, 3, false, true);
+  job.join(0);
+  job.controller->interrupt(SIGTERM, job.now);
+  job.ended(0, 0, 75, true);
+  job.ended(0, 1, 75, true);
+  job.stopped(0);
+  CHECK(job.outcome().exit_code == 75);
+}
+
+TEST_CASE("a node that neither stops nor dies is given up") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.ended(0, 0, 1, false, -60s);
+  job.ended(0, 1, 143, true);
+  job.stopped(0);
+  job.pass(38s);
+  CHECK(decode_stop(job.port.last(JobMessage::stop, 1)->body)->kill);
+  CHECK(!job.controller->outcome());
+  job.pass(8s);
+  CHECK(job.outcome().exit_code == 1);
+}
+
+TEST_CASE("hosts: those known bad are not waited for") {
+  const auto now = std::chrono::steady_clock::now();
+  ControllerOptions options;
+  options.membership.min_nodes = 2;
+  options.membership.max_nodes = 3;
+  options.membership.expected = {"a", "b", "c"};
+  options.version = "1";
+  options.prepare = [](int, int64_t) -> std::optional<JobProgram> { return {}; };
+  Port port;
+  Controller controller(options, port, now);
+  NodeJob node;
+  node.program.argv = {"true"};
+  const auto tell = [&](LinkId link, JobMessage kind, const std::string& body) {
+    controller.received(link, {static_cast<uint16_t>(kind), 0, body}, 0ns, now);
+  };
+  int position = 0;
+  for (const auto& [link, host] : {std::pair<LinkId, std::string>(1, "a"), {2, "b"}}) {
+    controller.expect(link, host, node);
+    tell(link, JobMessage::hello, encode(HelloMessage{"1", host, {}}));
+    CHECK(port.last(JobMessage::prepare, link) != nullptr);
+    NodeOffer offer;
+    offer.host = host;
+    offer.key = host;
+    offer.slots = 1;
+    offer.position = position++;
+    offer.addresses = {"10.0.0.1"};
+    tell(link, JobMessage::join, encode(offer));
+  }
+  CHECK(port.count(JobMessage::assign) == 0);
+  controller.host_failed("c", {.code = "ssh.connect", .what = "c refused"}, now);
+  CHECK(port.count(JobMessage::assign) == 2);
+  REQUIRE(port.notices.size() == 1);
+  CHECK(port.notices[0].find("c refused") != std::string::npos);
+}
+
+TEST_CASE("hosts: when too few can come all reasons are told at once") {
+  ControllerOptions options;
+  options.membership.min_nodes = 2;
+  options.membership.max_nodes = 2;
+  options.membership.expected = {"a", "b"};
+  options.prepare = [](int, int64_t) -> std::optional<JobProgram> { return {}; };
+  Port port;
+  const auto now = std::chrono::steady_clock::now();
+  Controller controller(options, port, now);
+  controller.host_failed("a", {.code = "ssh.connect", .what = "a refused"}, now);
+  controller.host_failed("b", {.code = "ssh.auth", .what = "b wants a password"}, now);
+  REQUIRE(controller.outcome());
+  CHECK(controller.outcome()->exit_code == 4);
+  REQUIRE(controller.outcome()->report.size() >= 1);
+  CHECK(controller.outcome()->report.back().code == "launch.nodes");
+}
