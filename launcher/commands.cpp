@@ -24,6 +24,7 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
     } else {
       command.env["MTL_TOKEN_FD"] = std::to_string(kTokenFd);
     }
+    command.env["MTL_NODE_ADDRESS"] = layout.node_address;
     if (command.rank == 0) command.env["MTL_PROGRESS_FD"] = std::to_string(kProgressFd);
   }
   if (place != nullptr) {
