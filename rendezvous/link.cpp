@@ -112,9 +112,8 @@ class Hub final : public LinkHub {
     {
       const std::lock_guard lock(events_mutex_);
       silenced_.insert(link);
-      const bool some = !events_.empty();
       std::erase_if(events_, [link](const LinkEvent& event) { return event.link == link; });
-      if (some && events_.empty()) lower();
+      if (events_.empty()) lower();
     }
     linger = std::clamp(linger, std::chrono::milliseconds(0), link::kLongest);
     run([this, link, linger] {
@@ -222,13 +221,25 @@ class Hub final : public LinkHub {
     const std::lock_guard lock(events_mutex_);
     if (!silenced_.empty() && silenced_.contains(event.link)) return;
     events_.push_back(std::move(event));
-    if (events_.size() == 1) {
-      const uint64_t one = 1;
-      (void)!::write(event_fd_.get(), &one, sizeof(one));
-    }
+    if (raised_ || raising_) return;
+    // Not at once: the handlers that are ready now run first, and the owner wakes up once for all
+    // of their events.
+    raising_ = true;
+    asio::post(io_, [this] { raise(); });
+  }
+
+  void raise() {
+    const std::lock_guard lock(events_mutex_);
+    raising_ = false;
+    if (events_.empty() || raised_) return;
+    raised_ = true;
+    const uint64_t one = 1;
+    (void)!::write(event_fd_.get(), &one, sizeof(one));
   }
 
   void lower() {
+    if (!raised_) return;
+    raised_ = false;
     uint64_t count = 0;
     (void)!::read(event_fd_.get(), &count, sizeof(count));
   }
@@ -268,9 +279,11 @@ class Hub final : public LinkHub {
   std::vector<Request> requests_;
   std::mutex events_mutex_;
   std::deque<LinkEvent> events_;
+  bool raised_ = false;                  // event_fd_ is readable
+  bool raising_ = false;                 // ... or will be in a moment
   std::unordered_set<LinkId> silenced_;  // closed by the owner, not yet by the thread
   std::vector<std::shared_ptr<std::promise<void>>> flushes_;
-  asio::io_context io_;
+  asio::io_context io_{1};  // one thread runs it
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   Loop loop_;
   std::thread thread_;

@@ -34,9 +34,9 @@ Head message_head(uint16_t kind, int64_t generation, size_t body_bytes) {
   return head;
 }
 
-Head beat(int64_t sent) {
-  Head head = begin(Frame::Tag::beat, 9);
-  put(head, static_cast<uint64_t>(sent), 8);
+Head beat(int64_t sent, int64_t round_trip, int64_t ahead) {
+  Head head = begin(Frame::Tag::beat, 25);
+  for (const int64_t value : {sent, round_trip, ahead}) put(head, static_cast<uint64_t>(value), 8);
   return head;
 }
 
@@ -66,8 +66,10 @@ std::optional<Frame> decode(std::string_view payload) {
       frame.body = payload;
       return frame;
     case Frame::Tag::beat:
-      if (payload.size() != 8) return std::nullopt;
+      if (payload.size() != 24) return std::nullopt;
       frame.sent = static_cast<int64_t>(take(payload, 8));
+      frame.round_trip = static_cast<int64_t>(take(payload, 8));
+      frame.ahead = static_cast<int64_t>(take(payload, 8));
       return frame;
     case Frame::Tag::answer:
       if (payload.size() != 16) return std::nullopt;

@@ -1,7 +1,9 @@
 // What travels on a link once both sides trust each other, in the frames of protocol.h. No sockets.
 //
 //   message   the owner's kind, generation and body
-//   beat      "are you there?", with the sender's time
+//   beat      "are you there?", with the sender's time, and how far it has found the peer's clock
+//             ahead of its own (with the round trip of that finding), so that one side's heartbeats
+//             serve both
 //   answer    the same time back, and what the answering side's system clock shows
 //   greeting  the first frame of an adopted stream, which has no handshake: magic and version
 #pragma once
@@ -20,12 +22,12 @@ constexpr size_t kMaxBody = (size_t{16} << 20) - 64;
 
 // Length, tag and fixed fields of a frame; the body of a message follows it.
 struct Head {
-  std::array<char, 24> bytes = {};
+  std::array<char, 32> bytes = {};
   uint8_t size = 0;
   std::string_view view() const { return {bytes.data(), size}; }
 };
 Head message_head(uint16_t kind, int64_t generation, size_t body_bytes);
-Head beat(int64_t sent);
+Head beat(int64_t sent, int64_t round_trip, int64_t ahead);
 Head answer(int64_t sent, int64_t clock);
 Head greeting();
 
@@ -34,9 +36,11 @@ struct Frame {
   Tag tag = Tag::message;
   uint16_t kind = 0;
   int64_t generation = 0;
-  std::string_view body;  // into the payload
-  int64_t sent = 0;
-  int64_t clock = 0;
+  std::string_view body;   // into the payload
+  int64_t sent = 0;        // beat, answer
+  int64_t round_trip = 0;  // beat; -1 = nothing found yet
+  int64_t ahead = 0;       // beat
+  int64_t clock = 0;       // answer
   uint32_t version = 0;
 };
 // The payload of one frame; nothing for anything but a complete, exact one.

@@ -54,9 +54,15 @@ Loop::Loop(asio::io_context& context, const LinkHubOptions& given,
   gate->io = &io;
 }
 
+// Handlers that Asio still holds keep their peers for a little longer than us: they find them gone.
 Loop::~Loop() {
-  const std::lock_guard lock(gate->mutex);
-  gate->io = nullptr;
+  {
+    const std::lock_guard lock(gate->mutex);
+    gate->io = nullptr;
+  }
+  resuming_ = true;
+  drained = nullptr;
+  for (const auto& peer : everybody([](Peer&) { return true; })) peer->drop();
 }
 
 const auth::Key& Loop::key() {
@@ -137,7 +143,9 @@ void Loop::remove_stranger(Peer& peer) {
   peer.strangers_ = nullptr;
   const bool waiting = std::any_of(listeners_.begin(), listeners_.end(),
                                    [](const Listener& listener) { return listener.paused; });
-  if (!waiting || resuming_) return;
+  // Not for each one that goes: the others come in faster together.
+  const bool room = silent_.size() + greeted_.size() <= kMaxStrangers * 3 / 4;
+  if (!waiting || !room || resuming_) return;
   resuming_ = true;
   asio::post(io, [this] {
     resuming_ = false;
@@ -167,30 +175,42 @@ void Loop::wake_at(Nanoseconds when) {
   });
 }
 
+// As a list of its own, since what is done to one of them may remove from every other list.
+std::vector<std::shared_ptr<Peer>> Loop::everybody(const std::function<bool(Peer&)>& wanted) {
+  std::vector<std::shared_ptr<Peer>> all;
+  for (const auto& [id, peer] : peers) {
+    if (wanted(*peer)) all.push_back(peer);
+  }
+  for (const Strangers* list : {&silent_, &greeted_}) {
+    for (const Stranger& stranger : *list) {
+      if (wanted(*stranger.peer)) all.push_back(stranger.peer);
+    }
+  }
+  for (auto it = closing_.begin(); it != closing_.end();) {
+    const std::shared_ptr<Peer> peer = it->lock();
+    if (!peer || peer->gone()) {
+      it = closing_.erase(it);
+      continue;
+    }
+    if (wanted(*peer)) all.push_back(peer);
+    ++it;
+  }
+  return all;
+}
+
 void Loop::tick() {
   const Nanoseconds now = boot_time();
   const Nanoseconds interval = Pulse::interval(dead_after);
   const bool overslept = now - tick_at_ > 2 * interval;
   tick_at_ = Nanoseconds::max();
-  // Handlers below may remove from every list.
-  std::vector<std::shared_ptr<Peer>> all;
-  all.reserve(peers.size());
-  for (const auto& [id, peer] : peers) all.push_back(peer);
-  for (const Strangers* list : {&silent_, &greeted_}) {
-    for (const Stranger& stranger : *list) all.push_back(stranger.peer);
-  }
-  for (auto it = closing_.begin(); it != closing_.end();) {
-    const std::shared_ptr<Peer> peer = it->lock();
-    if (peer && !peer->gone()) {
-      all.push_back(peer);
-      ++it;
-    } else {
-      it = closing_.erase(it);
-    }
-  }
   Nanoseconds next = Nanoseconds::max();
-  for (const auto& peer : all) {
-    if (overslept) peer->overslept(now);
+  const std::vector<std::shared_ptr<Peer>> due = everybody([&](Peer& peer) {
+    if (overslept) peer.overslept(now);
+    const Nanoseconds change = peer.next_change();
+    if (change > now) next = std::min(next, change);
+    return change <= now;
+  });
+  for (const auto& peer : due) {
     peer->tick(now);
     next = std::min(next, peer->next_change());
   }

@@ -104,7 +104,7 @@ class Loop {
   void accept(Listener& listener);
   void accept_some(Listener& listener);
   bool make_room();
-  void arm(Nanoseconds now);
+  std::vector<std::shared_ptr<Peer>> everybody(const std::function<bool(Peer&)>& wanted);
   void tick();
 
   std::mt19937_64 random_;
@@ -165,7 +165,6 @@ class Dialer : public std::enable_shared_from_this<Dialer> {
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   Peer(Loop& loop, LinkId id);
-  ~Peer();
 
   void accept(Fd socket);  // a stranger; gets an id when it has proved the token
   void adopt(Fd in, Fd out, bool leased);

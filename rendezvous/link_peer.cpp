@@ -40,6 +40,12 @@ LinkEvent::Loss loss_of(int error) {
   }
 }
 
+// A time that somebody else tells: none may overflow what is computed from it.
+Nanoseconds told(int64_t value) {
+  constexpr int64_t kMost = int64_t{1} << 61;
+  return Nanoseconds(std::clamp(value, -kMost, kMost));
+}
+
 bool is_socket(int fd) {
   struct stat status = {};
   return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode);
@@ -54,11 +60,6 @@ void make_non_blocking(int fd) {
 }  // namespace
 
 Peer::Peer(Loop& loop, LinkId id) : loop_(loop), id_(id), in_(loop.io), out_(loop.io) {}
-
-// Only when the hub itself ends: handlers hold a reference to us.
-Peer::~Peer() {
-  end_stream();
-}
 
 void Peer::accept(Fd socket) {
   stage_ = Stage::hello;
@@ -250,16 +251,20 @@ bool Peer::take_frame(std::string_view payload) {
       event.kind = LinkEvent::arrived;
       event.link = id_;
       event.message = {frame->kind, frame->generation, std::string(frame->body)};
-      event.clock_ahead = pulse_->clock_ahead();
+      event.clock_ahead = pulse_->clock().ahead;
       loop_.emit(std::move(event));
       return true;
     }
     case Frame::Tag::beat:
+      // Its clock is behind ours by what it sees ours ahead.
+      if (frame->round_trip >= 0) {
+        pulse_->saw_clock(told(frame->round_trip), -told(frame->ahead));
+      }
+      pulse_->answering(boot_time());
       send({.head = answer(frame->sent, system_clock().count()), .body = nullptr, .urgent = true});
       return stage_ == Stage::open;
     case Frame::Tag::answer:
-      pulse_->answered(Nanoseconds(frame->sent), Nanoseconds(frame->clock), boot_time(),
-                       system_clock());
+      pulse_->answered(told(frame->sent), told(frame->clock), boot_time(), system_clock());
       return true;
     case Frame::Tag::greeting:
       return malformed();
@@ -304,7 +309,7 @@ void Peer::on_challenge(std::string_view payload) {
   const Nanoseconds now = boot_time();
   const Nanoseconds clock = system_clock();
   first_rtt_ = now - said_at_;
-  first_ahead_ = Nanoseconds(challenge_.clock) - (clock - first_rtt_ / 2);
+  first_ahead_ = told(challenge_.clock) - (clock - first_rtt_ / 2);
   said_at_ = now;
   stage_ = Stage::welcome;
   say(wire::encode(
@@ -320,7 +325,7 @@ void Peer::on_proof(std::string_view payload) {
   }
   const Nanoseconds now = boot_time();
   first_rtt_ = now - said_at_;
-  first_ahead_ = Nanoseconds(proof->clock) - (system_clock() - first_rtt_ / 2);
+  first_ahead_ = told(proof->clock) - (system_clock() - first_rtt_ / 2);
   wire::Welcome welcome;
   welcome.mac = auth::server_proof(loop_.key(), hello_, challenge_, welcome);
   const auto self = shared_from_this();
@@ -514,7 +519,10 @@ void Peer::tick(Nanoseconds now) {
   if (stage_ == Stage::open) {
     if (pulse_->beat_due(now)) {
       pulse_->beat(now);
-      send({.head = beat(now.count()), .body = nullptr, .urgent = true});
+      const Pulse::Sample& clock = pulse_->clock();
+      send({.head = beat(now.count(), clock.round_trip.count(), clock.ahead.count()),
+            .body = nullptr,
+            .urgent = true});
       write();
     }
     if (stage_ == Stage::open && pulse_->dead(now)) {

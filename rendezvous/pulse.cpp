@@ -15,9 +15,9 @@ Pulse::Pulse(bool leased, Time dead_after, Time now, double jitter)
 void Pulse::saw_clock(Time round_trip, Time ahead) {
   samples_[sampled_++ % samples_.size()] = {round_trip, ahead};
   const auto end = samples_.begin() + static_cast<ptrdiff_t>(std::min(sampled_, samples_.size()));
-  ahead_ = std::min_element(samples_.begin(), end, [](const Sample& a, const Sample& b) {
-             return a.round_trip < b.round_trip;
-           })->ahead;
+  best_ = *std::min_element(samples_.begin(), end, [](const Sample& a, const Sample& b) {
+    return a.round_trip < b.round_trip;
+  });
 }
 
 void Pulse::answered(Time sent, Time peer_clock, Time now, Time clock) {
@@ -25,6 +25,10 @@ void Pulse::answered(Time sent, Time peer_clock, Time now, Time clock) {
   if (sent > now) return;
   lease_from_ = std::max(lease_from_, sent);
   saw_clock(now - sent, peer_clock - (clock - (now - sent) / 2));
+}
+
+void Pulse::answering(Time now) {
+  if (!leased_) next_beat_ = std::max(next_beat_, now + interval_ * 3 / 2);
 }
 
 void Pulse::overslept(Time now) {

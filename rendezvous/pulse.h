@@ -21,8 +21,8 @@ class Pulse {
   Pulse(bool leased, Time dead_after, Time now, double jitter);
 
   void heard(Time now) { heard_ = now; }
-  // Two links whose peer answers at once still differ by the round trip; `ahead` is right to half
-  // of it, so the sample with the shortest one (of the recent ones) is believed.
+  // `ahead` (of the peer's clock) is right to half the round trip, so the sample with the shortest
+  // one, of the recent ones, is believed.
   void saw_clock(Time round_trip, Time ahead);
   // The answer to the heartbeat that was sent at `sent`; the peer's clock showed `peer_clock` when
   // it answered, ours shows `clock` now.
@@ -30,6 +30,9 @@ class Pulse {
   // The program itself did not run for a while (stopped, starved, asleep): what the peers sent may
   // still wait to be read, so they get one more interval. A lease is not extended by that.
   void overslept(Time now);
+
+  // The peer's heartbeat was answered. Who is not leased needs none of its own then.
+  void answering(Time now);
 
   bool beat_due(Time now) const { return now >= next_beat_; }
   void beat(Time now) { next_beat_ = now + interval_; }
@@ -39,7 +42,11 @@ class Pulse {
   bool dead(Time now) const { return now >= deadline(); }
   // The next time at which beat_due() or dead() changes.
   Time next_change() const { return next_beat_ < deadline() ? next_beat_ : deadline(); }
-  Time clock_ahead() const { return ahead_; }
+  struct Sample {
+    Time round_trip{-1};  // negative: none yet
+    Time ahead{0};
+  };
+  const Sample& clock() const { return best_; }
 
   static Time interval(Time dead_after) { return dead_after / 5; }
 
@@ -54,13 +61,9 @@ class Pulse {
   Time heard_;
   Time lease_from_;
   Time next_beat_;
-  struct Sample {
-    Time round_trip;
-    Time ahead;
-  };
   std::array<Sample, 16> samples_ = {};
   size_t sampled_ = 0;
-  Time ahead_{0};
+  Sample best_;
 };
 
 }  // namespace mtl

@@ -54,6 +54,18 @@ bool is_digit(char letter) {
 class Text {
  public:
   std::string_view view() const { return {bytes_.data(), size_}; }
+  // A copy of constant size into the string itself, where most names fit, takes a fraction of the
+  // time; a controller's table goes to everybody, and everybody decodes all of it.
+  operator std::string() const {
+    constexpr size_t kInside = 15;
+    std::string text(bytes_.data(), kInside);
+    if (size_ <= kInside) {
+      text.resize(size_);
+    } else {
+      text.assign(view());
+    }
+    return text;
+  }
 
   bool assign(size_t shared, std::string_view rest) {
     if (shared > size_ || shared + rest.size() > kMaxName) return false;
@@ -240,12 +252,7 @@ std::optional<Roster> decode_roster(std::string_view bytes) {
     if ((flags & kNewSlots) != 0) slots = in.small();
     if ((flags & kNewRank) != 0) rank = static_cast<uint32_t>(in.small());
     if (!in.good()) return std::nullopt;
-    RosterNode& node = roster.nodes.emplace_back();
-    node.host.assign(host.view());
-    node.address.assign(address.view());
-    node.port = port;
-    node.slots = slots;
-    node.first_rank = static_cast<int>(rank);
+    roster.nodes.emplace_back(host, address, port, slots, static_cast<int>(rank), LinkId{0});
     rank += static_cast<uint32_t>(slots);
   }
   if (!in.at_end()) return std::nullopt;

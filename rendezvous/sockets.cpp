@@ -86,12 +86,33 @@ Lookup look_up(const std::string& host, uint16_t port) {
 
 Lookup look_up_numeric(const std::string& host, uint16_t port) {
   Lookup result;
-  if (!host.empty()) result = look_up(host, port, AI_NUMERICHOST);
+  const std::string plain = bare(host);
+  Address address;
+  auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
+  auto* six = reinterpret_cast<sockaddr_in6*>(&address.storage);
+  if (::inet_pton(AF_INET, plain.c_str(), &four->sin_addr) == 1) {
+    four->sin_family = AF_INET;
+    four->sin_port = htons(port);
+    address.length = sizeof(*four);
+    result.addresses.push_back(address);
+  } else if (::inet_pton(AF_INET6, plain.c_str(), &six->sin6_addr) == 1) {
+    six->sin6_family = AF_INET6;
+    six->sin6_port = htons(port);
+    address.length = sizeof(*six);
+    result.addresses.push_back(address);
+  } else if (!host.empty()) {
+    result = look_up(host, port, AI_NUMERICHOST);  // "fe80::1%eth0"
+  }
   result.error.clear();
   return result;
 }
 
 std::string text(const Address& address) {
+  if (address.family() == AF_INET) {
+    char digits[INET_ADDRSTRLEN] = "";
+    const auto* four = reinterpret_cast<const sockaddr_in*>(&address.storage);
+    return ::inet_ntop(AF_INET, &four->sin_addr, digits, sizeof(digits)) != nullptr ? digits : "";
+  }
   char host[NI_MAXHOST] = "";
   if (::getnameinfo(address.get(), address.length, host, sizeof(host), nullptr, 0,
                     NI_NUMERICHOST) != 0) {
