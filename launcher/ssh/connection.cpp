@@ -89,10 +89,8 @@ Connection::~Connection() {
     ssh_event_remove_session(event_, session_);
     ssh_event_free(event_);
   }
-  if (session_ != nullptr) {
-    if (ssh_is_connected(session_)) ssh_disconnect(session_);
-    ssh_free(session_);
-  }
+  // Not ssh_disconnect(): it would leave a socket that was given to libssh open for ever.
+  ssh_free(session_);
 }
 
 void Connection::close_watch() {
@@ -270,6 +268,9 @@ void Connection::step() {
     switch (state_) {
       case State::greeting: {
         const int rc = ssh_connect(session_);
+        // libssh makes the socket blocking once it sees it connected; a host that is stuck with a
+        // full socket would then stop the loop in send().
+        if (const int fd = ssh_get_fd(session_); fd >= 0) make_nonblocking(fd);
         if (rc == SSH_AGAIN) return rearm();
         if (rc != SSH_OK) return fail(greeting_failure());
         state_ = State::keys;
