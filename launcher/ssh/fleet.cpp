@@ -4,14 +4,15 @@
 
 #include <sys/resource.h>
 
+#include "launcher/ssh/command_fleet.h"
 #include "launcher/ssh/libssh_fleet.h"
 
 namespace mtl {
 
 namespace {
 
-// Two sockets of a pair and one of TCP for each host, and room for the rest of the program.
-constexpr rlim_t kDescriptorsPerHost = 3, kDescriptorsElse = 256;
+// Two sockets of a pair and one of TCP (or a pipe and a pidfd) for each host, and room for the rest.
+constexpr rlim_t kDescriptorsPerHost = 4, kDescriptorsElse = 256;
 
 void make_room_for_descriptors(size_t hosts) {
   rlimit limit{};
@@ -25,6 +26,7 @@ void make_room_for_descriptors(size_t hosts) {
 
 std::unique_ptr<SshFleet> start_fleet(const FleetOptions& options) {
   make_room_for_descriptors(options.hosts.size());
+  if (!options.ssh_command.empty()) return ssh::start_command_fleet(options);
   ssh::Config config(options.config_file);
   std::vector<ssh::Route> routes;
   for (const Host& host : options.hosts) routes.push_back(ssh::route_to(host, config));

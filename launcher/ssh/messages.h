@@ -45,10 +45,10 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story);
 
 // The command ended, or could not be asked for, before its magic line.
 struct StartFailure {
-  std::optional<int> exit_code;
-  std::string signal;
-  std::string lost;  // the connection was, for this reason
-  std::string noise, errors;  // what came on stdout and stderr
+  std::optional<int> exit_code = {};
+  std::string signal = {};
+  std::string lost = {};  // the connection was, for this reason
+  std::string noise = {}, errors = {};  // what came on stdout and stderr
 };
 Diagnostic command_failed(const HostSettings& host, const std::string& command,
                           const StartFailure& failure);

@@ -1,0 +1,356 @@
+// What happens when a host cannot be used: each way, told by its code and with what to do.
+#include <arpa/inet.h>
+#include <csignal>
+#include <fstream>
+#include <netinet/in.h>
+
+#include <sys/socket.h>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "ssh/loopback.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+FleetEvent only_event(const FleetOptions& options) {
+  const auto fleet = start_fleet(options);
+  return std::move(first_events(*fleet, 1)[0]);
+}
+
+std::string failure(const FleetOptions& options, std::string* code) {
+  const FleetEvent event = only_event(options);
+  *code = event.kind == FleetEvent::failed ? event.error->code
+          : event.kind == FleetEvent::started ? "started" : "ended";
+  return event.error ? render(*event.error) : "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Takes connections and says nothing.
+struct SilentServer {
+  Fd socket_;
+  int port = 0;
+  explicit SilentServer(bool listening) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), size);
+    getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size);
+    port = ntohs(address.sin_port);
+    if (listening) listen(socket_.get(), 16);
+  }
+};
+
+// libssh, and OpenSSH as a program.
+const char* const kWays[] = {"", "ssh"};
+
+}  // namespace
+
+TEST_CASE("a key that the server does not know") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    site.sshd("m");
+    new_key(site / "other");
+    site.before("IdentitiesOnly yes\n");
+    std::filesystem::rename(site / "other", site / "id");
+    std::filesystem::rename(site / "other.pub", site / "id.pub");
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.auth");
+    CHECK(has(text, "the server takes: publickey"));
+  }
+}
+
+TEST_CASE("an unknown host key is refused with its fingerprint and how to add it") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    const Sshd& sshd = site.sshd("m", "", false);
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    std::string code, fingerprint;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.host_key_unknown");
+    CHECK(content(site.known_hosts()).empty());
+    if (*way != '\0') continue;
+    run_program({"/usr/bin/ssh-keygen", "-l", "-f", sshd.host_key + ".pub"}, &fingerprint);
+    fingerprint = fingerprint.substr(fingerprint.find("SHA256:"));
+    CHECK(has(text, fingerprint.substr(0, fingerprint.find(' '))));
+    const size_t help = text.find("ssh-keyscan");
+    REQUIRE(help != std::string::npos);
+    const std::string command = text.substr(help, text.find('\n', help) - help);
+    // The advice is good: with it the host starts.
+    CHECK(run_program({"/bin/sh", "-c", command}) == 0);
+    failure(options, &code);
+    CHECK(code == "started");
+  }
+}
+
+TEST_CASE("accept-new adds an unknown key once and never takes a changed one") {
+  Site site;
+  const Sshd& sshd = site.sshd("m", "", false);
+  for (const char* policy : {"accept-new", "no"}) {
+    site.before(fmt::format("StrictHostKeyChecking {}\n", policy));
+    std::filesystem::remove(site.known_hosts());
+    std::string code;
+    failure(site.options({"m"}, ""), &code);
+    CHECK(code == "started");
+    const std::string line = content(site.known_hosts());
+    CHECK(line.starts_with(fmt::format("[127.0.0.1]:{} ssh-ed25519 ", sshd.port)));
+    failure(site.options({"m"}, ""), &code);
+    CHECK(code == "started");
+    CHECK(content(site.known_hosts()) == line);
+    site.before(fmt::format("HashKnownHosts yes\n"));
+    std::filesystem::remove(site.known_hosts());
+    failure(site.options({"m"}, ""), &code);
+    CHECK(code == "started");
+    CHECK(content(site.known_hosts()).starts_with("|1|"));
+    CHECK(run_program({"/usr/bin/ssh-keygen", "-f", site.known_hosts(), "-F",
+                       fmt::format("[127.0.0.1]:{}", sshd.port)}) == 0);
+    site.before("HashKnownHosts no\n");
+    new_key(site / fmt::format("wrong_{}", policy));
+    std::string wrong = content(site / fmt::format("wrong_{}.pub", policy));
+    std::ofstream(site.known_hosts()) << fmt::format("[127.0.0.1]:{} {}", sshd.port, wrong);
+    failure(site.options({"m"}, ""), &code);
+    CHECK(code == "ssh.host_key_changed");
+  }
+}
+
+TEST_CASE("a changed host key is refused at its line") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    const Sshd& sshd = site.sshd("m", "", false);
+    new_key(site / "old");
+    std::ofstream(site.known_hosts())
+        << "# comment\n"
+        << fmt::format("[127.0.0.1]:{} {}", sshd.port, content(site / "old.pub"));
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.host_key_changed");
+    if (*way == '\0') CHECK(has(text, site.known_hosts() + ":2"));
+  }
+}
+
+TEST_CASE("hashed known hosts; several key types; a key known for all ports") {
+  Site site;
+  const Sshd& sshd = site.sshd("m");
+  CHECK(run_program({"/usr/bin/ssh-keygen", "-q", "-H", "-f", site.known_hosts()}) == 0);
+  CHECK(content(site.known_hosts()).starts_with("|1|"));
+  std::string code;
+  failure(site.options({"m"}, ""), &code);
+  CHECK(code == "started");
+  // A server with an RSA key too: known is only that one, so that one is asked for.
+  new_key(site / "rsa", "rsa");
+  const Sshd& two = site.sshd("two", fmt::format("HostKey {}", (site / "rsa").string()), false);
+  std::ofstream(site.known_hosts())
+      << fmt::format("[127.0.0.1]:{} {}", two.port, content(site / "rsa.pub"));
+  failure(site.options({"two"}, ""), &code);
+  CHECK(code == "started");
+  std::ofstream(site.known_hosts()) << "127.0.0.1 " << content(sshd.host_key + ".pub");
+  failure(site.options({"m"}, ""), &code);
+  CHECK(code == "started");
+}
+
+TEST_CASE("a revoked host key is refused even where it is known") {
+  Site site;
+  const Sshd& sshd = site.sshd("m");
+  site.know(sshd, "@revoked ");
+  std::string code;
+  CHECK(has(failure(site.options({"m"}, ""), &code), "revoked"));
+  CHECK(code == "ssh.host_key_changed");
+}
+
+TEST_CASE("a server that takes passwords only") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    site.sshd("m", "PubkeyAuthentication no\nPasswordAuthentication yes");
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.auth");
+    CHECK(has(text, "the server takes: password"));
+    CHECK(has(text, "ssh-copy-id"));
+  }
+}
+
+TEST_CASE("a key with a passphrase: named without an agent and used with one") {
+  Site site;
+  site.sshd("m");
+  std::filesystem::remove(site / "id");
+  std::filesystem::remove(site / "id.pub");
+  new_key(site / "id", "ed25519", "secret words");
+  std::filesystem::copy(site / "id.pub", site / "authorized_keys",
+                        std::filesystem::copy_options::overwrite_existing);
+  std::string code;
+  std::string text = failure(site.options({"m"}, ""), &code);
+  INFO(text);
+  CHECK(code == "ssh.auth");
+  CHECK(has(text, "want a passphrase: " + site.key()));
+  CHECK(has(text, "ssh-add " + site.key()));
+
+  const std::string socket = (site / "agent.sock").string();
+  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
+  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  std::ofstream(site / "askpass") << "#!/bin/sh\necho secret words\n";
+  std::filesystem::permissions(site / "askpass", std::filesystem::perms::owner_all);
+  std::string output;
+  REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "SSH_ASKPASS_REQUIRE=force",
+                       "SSH_ASKPASS=" + (site / "askpass").string(), "/usr/bin/ssh-add",
+                       site.key()},
+                      &output) == 0);
+  setenv("SSH_AUTH_SOCK", socket.c_str(), 1);
+  text = failure(site.options({"m", "m", "m"}, ""), &code);
+  CHECK(code == "started");
+  unsetenv("SSH_AUTH_SOCK");
+  site.before("IdentityAgent " + socket);
+  failure(site.options({"m"}, ""), &code);
+  CHECK(code == "started");
+
+  // An agent that never answers holds up its host only.
+  const SilentServer silent(true);
+  kill(agent.pid(), SIGSTOP);
+  FleetOptions options = site.options({"m"}, "");
+  options.connect_timeout = std::chrono::milliseconds(500);
+  text = failure(options, &code);
+  INFO(text);
+  CHECK(code == "ssh.timeout");
+  CHECK(has(text, "the ssh agent at " + socket));
+}
+
+TEST_CASE("start-up files that print do not disturb") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    site.sshd("m", "ForceCommand echo Welcome; echo; printf 'no newline'; eval \"$SSH_ORIGINAL_COMMAND\"");
+    FleetOptions options = site.options({"m"}, "exec cat");
+    options.ssh_command = way;
+    const auto fleet = start_fleet(options);
+    std::vector<FleetEvent> started = first_events(*fleet, 1);
+    REQUIRE(started[0].kind == FleetEvent::started);
+    write_stream(started[0].stream, "clean");
+    CHECK(read_stream(started[0].stream, 5) == "clean");
+  }
+}
+
+TEST_CASE("a missing program is told with its exit code and the shell's words") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    site.sshd("m", "ForceCommand echo Welcome home; eval \"$SSH_ORIGINAL_COMMAND\"");
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    options.command = "exec /opt/none/mtl agent";
+    std::string code;
+    std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.command");
+    CHECK(has(text, "the program is not there"));
+    CHECK(has(text, "/opt/none/mtl: "));
+    CHECK(has(text, "Welcome home"));
+    options.command = "echo other; exit 9";
+    text = failure(options, &code);
+    CHECK(code == "ssh.command");
+    CHECK(has(text, "ended with 9"));
+    CHECK(has(text, "other"));
+  }
+}
+
+TEST_CASE("no such host and nobody listening") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    const SilentServer closed(false);
+    site.after(fmt::format("Host closed\n  HostName 127.0.0.1\n  Port {}\n", closed.port));
+    std::string code;
+    FleetOptions options = site.options({"closed"}, "");
+    options.ssh_command = way;
+    std::string text = failure(options, &code);
+    CHECK(code == "ssh.connect");
+    CHECK(has(text, "Connection refused"));
+    options = site.options({"no-such-host.invalid"}, "");
+    options.ssh_command = way;
+    text = failure(options, &code);
+    CHECK(code == "ssh.unknown_host");
+    CHECK(has(text, "no-such-host.invalid"));
+  }
+}
+
+TEST_CASE("a port that takes connections and says nothing runs into the time limit") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    const SilentServer silent(true);
+    site.after(fmt::format("Host silent\n  HostName 127.0.0.1\n  Port {}\n", silent.port));
+    FleetOptions options = site.options({"silent"}, "");
+    options.ssh_command = way;
+    options.connect_timeout = std::chrono::milliseconds(300);
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.timeout");
+    CHECK(has(text, "0.3 s"));
+    if (*way == '\0') CHECK(has(text, "says nothing"));
+  }
+}
+
+TEST_CASE("a command that never says its magic line runs into the time limit") {
+  for (const char* way : kWays) {
+    CAPTURE(std::string(way));
+    Site site;
+    site.sshd("m");
+    FleetOptions options = site.options({"m"}, "");
+    options.ssh_command = way;
+    options.command = "echo no magic; cat >/dev/null";
+    options.connect_timeout = std::chrono::milliseconds(1500);
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.timeout");
+    CHECK(has(text, "no magic"));
+  }
+}
+
+TEST_CASE("a server that drops logins beyond its limit is asked again") {
+  Site site;
+  site.sshd("m", "MaxStartups 1:100:1");
+  const std::vector<std::string> hosts(8, "m");
+  const auto fleet = start_fleet(site.options(hosts, "cat >/dev/null"));
+  for (const FleetEvent& event : first_events(*fleet, hosts.size())) {
+    INFO((event.error ? render(*event.error) : ""));
+    CHECK(event.kind == FleetEvent::started);
+  }
+}
+
+TEST_CASE("a host that fails does not disturb the others") {
+  Site site;
+  site.sshd("good");
+  const SilentServer closed(false);
+  site.after(fmt::format("Host closed\n  HostName 127.0.0.1\n  Port {}\n", closed.port));
+  FleetOptions options = site.options({"closed", "good", "none.invalid", "good"}, "cat");
+  options.handshakes = 1;
+  const auto fleet = start_fleet(options);
+  const std::vector<FleetEvent> events = first_events(*fleet, 4);
+  CHECK(events[0].kind == FleetEvent::failed);
+  CHECK(events[1].kind == FleetEvent::started);
+  CHECK(events[2].kind == FleetEvent::failed);
+  CHECK(events[3].kind == FleetEvent::started);
+}
