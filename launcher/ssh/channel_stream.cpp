@@ -76,7 +76,8 @@ void ChannelStream::signalled(ssh_session, ssh_channel, const char* signal, int,
 size_t ChannelStream::take(std::string_view bytes) {
   if (draining_) return 0;
   if (!socket_) {
-    if (on_stdout) on_stdout(bytes);
+    if (!on_stdout) return 0;  // it waits in the channel for attach()
+    on_stdout(bytes);
     return bytes.size();
   }
   if (reader_gone_) return bytes.size();
@@ -172,6 +173,7 @@ void ChannelStream::attach(Fd ours, std::string_view first) {
   socket_ = std::move(ours);
   out_.assign(first);
   watch_ = loop_.watch(socket_.get(), 0, [this](uint32_t events) {
+    dirty_ = true;
     if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
       reader_gone_ = true;
       // With nobody at the other end it would be reported for ever; reads still work.

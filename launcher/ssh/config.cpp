@@ -155,11 +155,11 @@ std::string HostSettings::key() const {
 
 Config::Config(const std::string& file) {
   if (file == "none") return;
+  user_config_ = true;
   if (!file.empty()) {
     read(file, true, -1, 0);
     return;
   }
-  user_config_ = true;
   read(home_directory() + "/.ssh/config", false, -1, 0);
   user_config_ = false;
   read("/etc/ssh/ssh_config", false, -1, 0);
@@ -205,10 +205,7 @@ void Config::read(const std::string& path, bool required, int block, int depth) 
       for (std::string name : words.arguments) {
         if (name.starts_with("~/")) name = home_directory() + name.substr(1);
         if (!name.starts_with('/')) {
-          name = (user_config_ ? home_directory() + "/.ssh/" : depth == 0 && required
-                                    ? std::filesystem::path(path).parent_path().string() + "/"
-                                    : "/etc/ssh/") +
-                 name;
+          name = (user_config_ ? home_directory() + "/.ssh/" : "/etc/ssh/") + name;
         }
         glob_t found{};
         if (glob(name.c_str(), 0, nullptr, &found) == 0) {

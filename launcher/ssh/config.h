@@ -79,7 +79,7 @@ class Config {
   void take(const Line& line, Asked& asked);
   void warn(const Line& line, const std::string& why);
 
-  bool user_config_ = false;  // reading ~/.ssh, where relative includes are looked for
+  bool user_config_ = false;  // whose relative includes are looked for in ~/.ssh, as in ssh -F
   std::vector<Line> lines_;
   std::vector<Block> blocks_;
   std::vector<Diagnostic> warnings_;

@@ -168,6 +168,7 @@ Site::~Site() = default;
 
 Sshd& Site::sshd(const std::string& name, const std::string& settings, bool known) {
   auto server = std::make_unique<Sshd>();
+  server->name = name;
   server->host_key = (dir_ / ("host_key_" + name)).string();
   new_key(server->host_key);
   const std::string common =
@@ -189,11 +190,18 @@ Sshd& Site::sshd(const std::string& name, const std::string& settings, bool know
   }
   if (server->port == 0) throw std::runtime_error("sshd does not start: " + content(log));
   after("Host " + name + "\n  HostName 127.0.0.1\n  Port " + std::to_string(server->port) + "\n" +
-        "Host " + name + "\n  IdentityFile " + key() + "\n  UserKnownHostsFile " + known_hosts() +
+        "  IdentityFile " + key() + "\n  UserKnownHostsFile " + known_hosts() +
         "\n  GlobalKnownHostsFile none\n");
   if (known) know(*server);
   servers_.push_back(std::move(server));
   return *servers_.back();
+}
+
+const Sshd& Site::server(const std::string& name) const {
+  for (const auto& server : servers_) {
+    if (server->name == name) return *server;
+  }
+  throw std::runtime_error("no sshd " + name);
 }
 
 void Site::before(const std::string& lines) {

@@ -43,6 +43,7 @@ class Process {
 };
 
 struct Sshd {
+  std::string name;
   int port = 0;
   std::string host_key;  // path; with ".pub" the public one
   Process process;
@@ -56,6 +57,7 @@ class Site {
   // `settings`: further lines of its sshd_config, which go before ours. Also writes "Host NAME" into
   // the configuration and the key into known_hosts.
   Sshd& sshd(const std::string& name, const std::string& settings = "", bool known = true);
+  const Sshd& server(const std::string& name) const;
   // Lines for the configuration; before() counts more than what sshd() wrote.
   void before(const std::string& lines);
   void after(const std::string& lines);
