@@ -17,6 +17,7 @@ const std::vector<Command>& commands() {
       {"plan", "what a run needs: grid, memory, FLOPs, traffic", command_plan},
       {"launch", "train a model, or start any program on every rank", command_launch},
       {"generate", "write text with a trained model", command_generate},
+      {"logs", "what the ranks of a run have printed", command_logs},
       {"help", "exit codes, settings, errors, or a command", command_help},
       {"version", "print the version", command_version},
       {"worker", nullptr, command_worker},
