@@ -87,12 +87,13 @@ class Agent {
 
   void start() {
     for (const WorkerCommand& command : options_.workers) {
-      launches_.push_back(prepare_launch(command));
+      launches_.push_back(prepare_launch(command, launches_));
     }
     workers_.resize(launches_.size());
     output_ = std::make_unique<AgentOutput>(options_, launches_);
     keeper_ = std::make_unique<Keeper>(launches_);  // forked before there are threads of ours
     output_->start();
+    oom_.emplace();  // reads some files: while the workers start
   }
 
   // --- the loop
@@ -222,7 +223,7 @@ class Agent {
     const bool asked = stop_signal_ != 0 && !(reported && end.when < stop_time_);
     end.stopped_by_us = asked;
     if (event.signal == SIGKILL && stop_signal_ != SIGKILL) {
-      if (std::string strike = oom_.strike(); !strike.empty()) end.notes.push_back(strike);
+      if (std::string strike = oom_->strike(); !strike.empty()) end.notes.push_back(strike);
     }
     if (event.dumped_core != 0) {
       end.notes.push_back(core_note(launches_[index].program, end.pid));
@@ -460,7 +461,7 @@ class Agent {
 
   const AgentOptions& options_;
   AgentResult result_;
-  OomWatch oom_;
+  std::optional<OomWatch> oom_;
   std::optional<Error> start_error_;
   std::vector<Launch> launches_;
   std::vector<Worker> workers_;

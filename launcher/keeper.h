@@ -19,6 +19,7 @@ namespace mtl {
 // A worker ready to be started: everything that needs memory is done before the fork.
 struct Launch {
   std::string program;                       // path for execve
+  std::string path;                          // the PATH in which it was found
   std::vector<std::string> argv;             // as given
   std::vector<std::string> env;              // NAME=value
   std::vector<std::pair<int, int>> inherit;  // descriptor in the worker <- here

@@ -19,7 +19,9 @@ constexpr size_t kJoinedBytes = 64 << 10;  // short blocks for one consumer beco
 }  // namespace
 
 Outlet::Outlet(size_t capacity_bytes, int wake, Policy policy)
-    : capacity_(capacity_bytes), wake_(wake), policy_(policy), moved_(Clock::now()) {
+    : capacity_(capacity_bytes), wake_(wake), policy_(policy), moved_(Clock::now()) {}
+
+void Outlet::start_thread() {
   // Signals are for the thread that supervises; a closed pipe is an error code here.
   sigset_t all, before;
   sigfillset(&all);
@@ -34,7 +36,7 @@ Outlet::~Outlet() {
     closing_ = true;
   }
   filled_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Outlet::push(Consumer& consumer, std::string block) {
@@ -75,6 +77,7 @@ bool Outlet::drops() {
 }
 
 void Outlet::queue(Consumer& consumer, std::string block) {
+  if (!thread_.joinable()) start_thread();
   if (blocks_.empty() && queued_ == 0) moved_ = Clock::now();
   if (!blocks_.empty() && blocks_.back().consumer == &consumer &&
       blocks_.back().bytes.size() + block.size() <= kJoinedBytes) {

@@ -34,7 +34,8 @@ class Outlet {
     wait,  // better not read more while it is full and moves (see accepts()); drops if nothing
            // went out for kStall: for somebody's pipe, whose reader wants every byte
   };
-  // Wakes the owner's poll through `wake` (an eventfd) when there is room again.
+  // Wakes the owner's poll through `wake` (an eventfd) when there is room again. The thread starts
+  // with the first block.
   Outlet(size_t capacity_bytes, int wake, Policy policy);
   // Writes what is queued, however long that takes, and joins.
   ~Outlet();
@@ -57,6 +58,7 @@ class Outlet {
   bool full() const { return queued_ > capacity_; }
   bool drops();
   void queue(Consumer& consumer, std::string block);
+  void start_thread();
   void run();
 
   struct Block {

@@ -94,7 +94,7 @@ std::vector<unsigned long> bit_mask(const std::vector<int>& bits) {
 
 }  // namespace
 
-Launch prepare_launch(const WorkerCommand& command) {
+Launch prepare_launch(const WorkerCommand& command, const std::vector<Launch>& before) {
   Launch launch;
   if (command.argv.empty()) missing("", "give a program to launch");
   std::map<std::string, std::string> env;
@@ -121,8 +121,10 @@ Launch prepare_launch(const WorkerCommand& command) {
   launch.cpus = bit_mask(command.cpus);
   if (command.numa >= 0) launch.nodes = bit_mask({command.numa});
   const auto path = env.find("PATH");
-  launch.program = find_program(command.argv[0],
-                                path != env.end() ? path->second : "/usr/local/bin:/usr/bin:/bin");
+  launch.path = path != env.end() ? path->second : "/usr/local/bin:/usr/bin:/bin";
+  const bool found = !before.empty() && before.back().argv[0] == command.argv[0] &&
+                     before.back().path == launch.path;
+  launch.program = found ? before.back().program : find_program(command.argv[0], launch.path);
   launch.argv = command.argv;
   for (const auto& [name, value] : env) launch.env.push_back(name + "=" + value);
   for (const auto& [there, here] : command.inherit) {

@@ -14,7 +14,8 @@ inline constexpr int kNotFound = 127;
 // Everything but the descriptors `out` and `err`; makes the error file's directory and removes what
 // an earlier process left there. Throws Error with exit 127
 // "launch.program_missing" or 126 "launch.program_not_executable".
-Launch prepare_launch(const WorkerCommand& command);
+// A program that the last of `before` has found in the same PATH is not looked for again.
+Launch prepare_launch(const WorkerCommand& command, const std::vector<Launch>& before = {});
 
 // The error of an execve that failed with `error` although the program is there.
 Error exec_error(const Launch& launch, int error);
