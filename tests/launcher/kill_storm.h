@@ -3,8 +3,6 @@
 // the benchmark program that does it for longer.
 #pragma once
 
-#include <fcntl.h>
-#include <fstream>
 #include <iterator>
 #include <random>
 #include <sstream>
@@ -24,14 +22,9 @@ struct Storm {
   double longest_ms = 0;                           // from the kill until nothing was left
 };
 
-inline std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 inline std::vector<pid_t> children_of(pid_t pid) {
   const std::string number = std::to_string(pid);
-  std::istringstream in(slurp("/proc/" + number + "/task/" + number + "/children"));
+  std::istringstream in(proc_text("/proc/" + number + "/task/" + number + "/children"));
   return {std::istream_iterator<pid_t>(in), {}};
 }
 
@@ -41,7 +34,7 @@ inline std::vector<pid_t> tagged(const std::string& tag) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0 || !alive(pid)) continue;
-    if (slurp(entry.path() / "environ").find(tag) != std::string::npos) found.push_back(pid);
+    if (proc_text(entry.path() / "environ").find(tag) != std::string::npos) found.push_back(pid);
   }
   return found;
 }
@@ -118,7 +111,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
     kill(pid, SIGKILL);
   }
   if (keeper > 0 && alive(keeper)) wrong("the keeper was left");
-  const std::string text = slurp(said);
+  const std::string text = content(said);
   if (whom == 0) {
     ++storm.of_agent;
     if (code != 128 + SIGKILL) wrong("the agent gave " + std::to_string(code));

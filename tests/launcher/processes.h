@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <dirent.h>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -35,10 +36,22 @@ inline bool wait_for(const std::function<bool()>& happened, int seconds = kPatie
   return true;
 }
 
+// A file of /proc; what there is of it if its process ends meanwhile (a stream would throw).
+inline std::string proc_text(const std::string& path) {
+  std::string text;
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  char buffer[4096];
+  ssize_t got = 0;
+  while (fd >= 0 && (got = read(fd, buffer, sizeof buffer)) > 0) {
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  if (fd >= 0) close(fd);
+  return text;
+}
+
 // False for a zombie as well: it runs no more.
 inline bool alive(pid_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::string text = proc_text("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = text.rfind(')');
   return name_end != std::string::npos && text[name_end + 2] != 'Z' && text[name_end + 2] != 'X';
 }
