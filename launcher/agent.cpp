@@ -3,20 +3,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <fcntl.h>
 #include <memory>
 #include <poll.h>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "launcher/agent_output.h"
 #include "launcher/core_file.h"
-#include "launcher/error_file.h"
+#include "launcher/end_notes.h"
 #include "launcher/keeper.h"
 #include "launcher/oom.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
+#include "launcher/standard_descriptors.h"
 #include "launcher/stopped_watch.h"
 
 namespace mtl {
@@ -30,27 +29,6 @@ constexpr int kRequeue = static_cast<int>(Exit::requeue);
 constexpr std::chrono::milliseconds kLeftoverGrace{2'000};
 // From KILL to giving up on a process in uninterruptible sleep.
 constexpr std::chrono::milliseconds kKillWait{5'000};
-// Of the error that a rank wrote down.
-constexpr size_t kErrorLines = 8;
-constexpr size_t kErrorLineBytes = 500;
-
-// With 0, 1 or 2 closed the next pipe would sit there and be taken for the terminal.
-class StandardDescriptors {
- public:
-  StandardDescriptors() {
-    for (int fd = 0; fd <= 2; ++fd) {
-      if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) == fd) filled_.push_back(fd);
-    }
-  }
-  ~StandardDescriptors() {
-    for (int fd : filled_) close(fd);
-  }
-  StandardDescriptors(const StandardDescriptors&) = delete;
-  StandardDescriptors& operator=(const StandardDescriptors&) = delete;
-
- private:
-  std::vector<int> filled_;
-};
 
 struct Worker {
   int pid = 0;
@@ -243,23 +221,6 @@ class Agent {
     if (!obeyed && !stopped_by_control_) fail(end, reported);
   }
 
-  // What the rank itself wrote about its failure. True if that says when, and `end` has it then.
-  static bool read_own_words(WorkerEnd& end, const std::filesystem::path& error_file) {
-    if (end.exit_code == 0 || end.exit_code == kRequeue || error_file.empty()) return false;
-    const std::optional<ErrorFile> error = read_error_file(error_file);
-    if (!error) return false;
-    size_t lines = 0;
-    each_line(error->message, [&](std::string_view line) {
-      if (lines++ < kErrorLines) {
-        end.notes.push_back((lines == 1 ? "its error: " : "  ") +
-                            std::string(line.substr(0, kErrorLineBytes)));
-      }
-    });
-    if (!error->when) return false;
-    end.when = std::min(end.when, *error->when);
-    return true;
-  }
-
   // A rank failed by itself. The first to fail is the headline; `reported`: by its own account,
   // which is read only when it is dead and may be older than another's death.
   void fail(const WorkerEnd& end, bool reported) {
@@ -292,13 +253,7 @@ class Agent {
       workers_[index].given_up = true;
       keeper_->send({KeeperCommand::signal_workers, SIGKILL, static_cast<int32_t>(index)});
       WorkerEnd end = end_of(index);
-      end.signal = SIGSTOP;
-      end.exit_code = static_cast<int>(Exit::timeout);
-      end.notes.push_back(fmt::format(
-          "it had been stopped (state T) for {:.3g} s: somebody sent it SIGSTOP, or it read from a "
-          "terminal in the background (job control)",
-          std::chrono::duration<double>(end.when - since).count()));
-      end.when = since;
+      end_as_stopped(end, since);
       record(end);
       ends.push_back(std::move(end));
     }

@@ -14,6 +14,9 @@ namespace mtl {
 namespace {
 
 constexpr size_t kChunk = 64 << 10;
+// The writer moves parts one after the other while we look at them: at any moment one may be
+// missing in the middle, and what was looked at may be somewhere else when it is opened.
+constexpr int kAttempts = 1'000;
 
 bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
@@ -43,27 +46,34 @@ std::filesystem::path LogReader::part(int n) const {
   return n == 0 ? path_ : std::filesystem::path(path_.string() + "." + std::to_string(n));
 }
 
-bool LogReader::open_part(int n, off_t offset) {
-  Fd fd(open(part(n).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return false;
-  if (offset > 0) lseek(fd.get(), offset, SEEK_SET);
-  fd_ = std::move(fd);
-  return true;
+bool LogReader::exists(int n, struct stat& info) const {
+  return stat(part(n).c_str(), &info) == 0;
 }
 
 bool LogReader::open_oldest() {
-  int oldest = 0;
-  while (access(part(oldest + 1).c_str(), F_OK) == 0) ++oldest;
-  return open_part(oldest, 0);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    int oldest = -1;
+    struct stat info {};
+    for (int n = 0; n <= oldest + 2; ++n) {
+      if (exists(n, info)) oldest = n;
+    }
+    if (oldest < 0) return false;
+    fd_ = Fd(open(part(oldest).c_str(), O_RDONLY | O_CLOEXEC));
+    if (fd_) return true;
+  }
+  return false;
 }
 
 void LogReader::skip_to_last(int64_t lines) {
   std::vector<char> buffer(kChunk);
   // The newline at the end of a part ends its last line; each further one begins a line.
   for (int n = 0;; ++n) {
-    const Fd fd(open(part(n).c_str(), O_RDONLY | O_CLOEXEC));
+    Fd fd(open(part(n).c_str(), O_RDONLY | O_CLOEXEC));
     struct stat info {};
-    if (!fd || fstat(fd.get(), &info) != 0) return;  // fewer lines than that: from the oldest on
+    if (!fd || fstat(fd.get(), &info) != 0) {
+      if (exists(n + 1, info)) continue;
+      return;  // fewer lines than that: from the oldest on
+    }
     for (off_t end = info.st_size; end > 0;) {
       const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(kChunk));
       const ssize_t got = pread(fd.get(), buffer.data(), static_cast<size_t>(end - begin), begin);
@@ -71,44 +81,42 @@ void LogReader::skip_to_last(int64_t lines) {
         const off_t at = begin + i;
         if (buffer[static_cast<size_t>(i)] != '\n' || at == info.st_size - 1) continue;
         if (--lines <= 0) {
-          open_part(n, at + 1);
+          lseek(fd.get(), at + 1, SEEK_SET);
+          fd_ = std::move(fd);
           return;
         }
       }
       end = begin;
     }
     if (info.st_size > 0 && --lines <= 0) {  // its first line, with no newline in front of it
-      open_part(n, 0);
+      lseek(fd.get(), 0, SEEK_SET);
+      fd_ = std::move(fd);
       return;
     }
   }
 }
 
 // After the end of the open file: the one that was begun when it was moved aside. Parts may move
-// on while we look, so that is taken which is right before and after opening it.
+// on while we look, always from n to n + 1, so that is taken which has ours behind it both before
+// and after it was opened.
 bool LogReader::open_next() {
   struct stat mine {}, other {};
   if (fstat(fd_.get(), &mine) != 0) return false;
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    int n = 0;
-    bool exists = stat(part(0).c_str(), &other) == 0;
-    if (exists && same_file(mine, other)) return false;  // still the newest
-    while (true) {
-      ++n;
-      exists = stat(part(n).c_str(), &other) == 0;
-      if (!exists || same_file(mine, other)) break;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    int ours = -1;
+    for (int n = 0, last = 0; n <= last + 2 && ours < 0; ++n) {
+      if (!exists(n, other)) continue;
+      last = n;
+      if (same_file(mine, other)) ours = n;
     }
-    if (!exists) {
-      if (n > 1) return open_oldest();  // ours is gone for good
-      continue;                         // between two renames
-    }
-    Fd next(open(part(n - 1).c_str(), O_RDONLY | O_CLOEXEC));
+    if (ours == 0) return false;          // still the newest
+    if (ours < 0) return open_oldest();  // gone for good
+    Fd next(open(part(ours - 1).c_str(), O_RDONLY | O_CLOEXEC));
     if (!next) {
-      if (n == 1) return false;  // moved aside, and nothing written since
+      if (ours == 1) return false;  // moved aside, and nothing written since
       continue;
     }
-    if (stat(part(n).c_str(), &other) == 0 && same_file(mine, other)) {
-      // Still ours there: what was opened in front of it is its successor.
+    if (exists(ours, other) && same_file(mine, other)) {
       fd_ = std::move(next);
       return true;
     }

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include <sys/types.h>
+#include <sys/stat.h>
 
 #include "common/files.h"
 
@@ -30,7 +30,7 @@ class LogReader {
 
  private:
   std::filesystem::path part(int n) const;  // 0 = the log itself
-  bool open_part(int n, off_t offset);
+  bool exists(int n, struct stat& info) const;
   bool open_oldest();
   bool open_next();
 
