@@ -386,7 +386,9 @@ class Agent {
   static std::string ranks(size_t count) {
     return count == 1 ? "1 rank" : fmt::format("{} ranks", count);
   }
-  static std::string ranks_are(size_t count) { return ranks(count) + (count == 1 ? " is" : " are"); }
+  static std::string ranks_are(size_t count) {
+    return ranks(count) + (count == 1 ? " is" : " are");
+  }
 
   void notice(std::string line) { output_->notice(std::move(line)); }
 

@@ -139,8 +139,9 @@ void AgentOutput::open_console(Stream& stream) {
     consumer.write = [this, is_stderr](std::string_view block) { write_console(is_stderr, block); };
   }
   consumer.gap = [raw](int64_t bytes) {
-    return fmt::format("{}[mtl: {} bytes of output are not shown here: the reader did not keep up]\n",
-                       raw ? "\n" : "", bytes);
+    return fmt::format(
+        "{}[mtl: {} bytes of output are not shown here: the reader did not keep up]\n",
+        raw ? "\n" : "", bytes);
   };
 }
 
@@ -258,9 +259,10 @@ void AgentOutput::to_console(const Stream& stream, std::string block) {
 void AgentOutput::tell_of_loss() {
   if (loss_told_ || log_outlet_->dropped_bytes() == 0) return;
   loss_told_ = true;
-  notice(fmt::format("the disk of {} does not keep up with the ranks' output: from now on some of "
-                     "it is missing in their logs",
-                     options_.logs.dir.string()));
+  notice(
+      fmt::format("the disk of {} does not keep up with the ranks' output: from now on some of "
+                  "it is missing in their logs",
+                  options_.logs.dir.string()));
 }
 
 void AgentOutput::close_stream(Stream& stream) {
@@ -307,9 +309,8 @@ void AgentOutput::close(std::vector<std::string>& warnings) {
     if (const int error = worker.log->error(); error != 0) {
       warnings.push_back(fmt::format("{} is incomplete: {}", path, strerror(error)));
     } else if (const int move_error = worker.log->rotate_error(); move_error != 0) {
-      warnings.push_back(
-          fmt::format("{} grew beyond its limit: it could not be moved aside: {}", path,
-                      strerror(move_error)));
+      warnings.push_back(fmt::format("{} grew beyond its limit: it could not be moved aside: {}",
+                                     path, strerror(move_error)));
     }
   }
 }

@@ -105,7 +105,8 @@ std::string advice(const WorkerEnd& end) {
       return "somebody or the system killed it: look for an out-of-memory kill in dmesg, and at "
              "the scheduler's limits";
     case SIGSTOP:
-      return "wake a stopped process with kill -CONT within the time that a stop may last, or do not "
+      return "wake a stopped process with kill -CONT within the time that a stop may last, or do "
+             "not "
              "stop single ranks: the others wait for them";
     case SIGBUS:
       return "usually shared memory is full (df -h /dev/shm) or a mapped file was cut; see " + log;
@@ -159,10 +160,10 @@ Diagnostic failure_report(const AgentResult& result) {
   const WorkerEnd& end = *result.first_failure;
   const std::string place =
       end.host.empty() ? "" : fmt::format("local {} on {}, ", end.local_rank, end.host);
-  Diagnostic report{.code = "rank.died",
-                    .what = fmt::format("{} ({}pid {}) {}", ranks_name(end), place, end.pid,
-                                        how_it_ended(end)),
-                    .help = advice(end)};
+  Diagnostic report{
+      .code = "rank.died",
+      .what = fmt::format("{} ({}pid {}) {}", ranks_name(end), place, end.pid, how_it_ended(end)),
+      .help = advice(end)};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
                   duration_text(duration_cast<milliseconds>(end.when - result.started))));
@@ -178,7 +179,8 @@ Diagnostic failure_report(const AgentResult& result) {
     if (other.stopped_by_us) {
       stopped += static_cast<size_t>(other.ranks);
     } else if (other.exit_code != 0) {
-      also += fmt::format("{}{} {}", also.empty() ? "" : ", ", ranks_name(other), how_it_ended(other));
+      also +=
+          fmt::format("{}{} {}", also.empty() ? "" : ", ", ranks_name(other), how_it_ended(other));
     }
   }
   if (stopped > 0 && !end.stopped_by_us) {

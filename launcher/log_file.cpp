@@ -32,8 +32,8 @@ void LogFile::write(std::string_view block) {
     if (rotates()) {
       const int64_t room = rotate_bytes_ - size_;
       if (static_cast<int64_t>(fits) > room) {
-        const size_t end = room > 0 ? block.rfind('\n', static_cast<size_t>(room) - 1)
-                                    : std::string_view::npos;
+        const size_t end =
+            room > 0 ? block.rfind('\n', static_cast<size_t>(room) - 1) : std::string_view::npos;
         if (end == std::string_view::npos && size_ > 0) {
           rotate();
           continue;

@@ -100,7 +100,8 @@ void LogReader::skip_to_last(int64_t lines) {
 // on while we look, always from n to n + 1, so that is taken which has ours behind it both before
 // and after it was opened.
 bool LogReader::open_next() {
-  struct stat mine {}, other {};
+  struct stat mine {
+  }, other{};
   if (fstat(fd_.get(), &mine) != 0) return false;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     int ours = -1;
@@ -109,7 +110,7 @@ bool LogReader::open_next() {
       last = n;
       if (same_file(mine, other)) ours = n;
     }
-    if (ours == 0) return false;          // still the newest
+    if (ours == 0) return false;         // still the newest
     if (ours < 0) return open_oldest();  // gone for good
     Fd next(open(part(ours - 1).c_str(), O_RDONLY | O_CLOEXEC));
     if (!next) {
@@ -134,7 +135,8 @@ bool LogReader::read(std::string& text) {
       text.append(buffer, static_cast<size_t>(got));
       return true;
     }
-    struct stat before {}, now {};
+    struct stat before {
+    }, now{};
     fstat(fd_.get(), &before);
     const bool moved = stat(path_.c_str(), &now) != 0 || !same_file(before, now);
     if (!moved) return false;

@@ -50,8 +50,8 @@ bool process_stopped(pid_t pid) {
 // 0.03 % of a core at the 5 s that are usual.
 StoppedWatch::StoppedWatch(std::chrono::milliseconds limit, IsStopped is_stopped)
     : limit_(limit),
-      interval_(std::clamp(limit / 20, std::chrono::milliseconds(5),
-                           std::chrono::milliseconds(1'000))),
+      interval_(
+          std::clamp(limit / 20, std::chrono::milliseconds(5), std::chrono::milliseconds(1'000))),
       is_stopped_(std::move(is_stopped)),
       next_(Clock::now() + interval_) {}
 

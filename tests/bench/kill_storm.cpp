@@ -15,9 +15,10 @@ int main(int argc, char** argv) {
     for (size_t i = before; i < storm.wrong.size(); ++i) printf("%s\n", storm.wrong[i].c_str());
     fflush(stdout);
   }
-  printf("%d kills (%d of a worker, %d of the keeper, %d of the agent): %zu wrong; nothing left "
-         "after %.0f ms at the latest\n",
-         storm.rounds, storm.of_worker, storm.of_keeper, storm.of_agent, storm.wrong.size(),
-         storm.longest_ms);
+  printf(
+      "%d kills (%d of a worker, %d of the keeper, %d of the agent): %zu wrong; nothing left "
+      "after %.0f ms at the latest\n",
+      storm.rounds, storm.of_worker, storm.of_keeper, storm.of_agent, storm.wrong.size(),
+      storm.longest_ms);
   return storm.wrong.empty() ? 0 : 1;
 }

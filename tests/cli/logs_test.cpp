@@ -31,8 +31,7 @@ TEST_CASE("logs of all ranks have prefixes and one rank's is raw") {
   CHECK(all.code == 0);
   CHECK(all.out.starts_with("rank 0| a\nrank 0| b\nrank 1| old\n"));
   CHECK(all.err.empty());
-  CHECK(shell.mtl({"logs", "out", "--rank", "1"}).out ==
-        std::string("old\nc\r50%\r\0\xff\n", 13));
+  CHECK(shell.mtl({"logs", "out", "--rank", "1"}).out == std::string("old\nc\r50%\r\0\xff\n", 13));
   CHECK(shell.mtl({"logs", "--lines", "1", "--rank=0", "out"}).out == "b\n");
   CHECK(shell.mtl({"logs", "--lines", "1", "out"}).out.starts_with("rank 0| b\nrank 1| "));
 }
@@ -45,8 +44,8 @@ TEST_CASE("logs of a run are found by its directory and its name and as the newe
     shell.write(std::string(run) + "/logs/node-00001.log", "agent\n");
   }
   const auto logs = shell.dir() / "runs/one/20250101-000000/logs/rank-00000.log";
-  std::filesystem::last_write_time(
-      logs, std::filesystem::last_write_time(logs) - std::chrono::hours(1));
+  std::filesystem::last_write_time(logs,
+                                   std::filesystem::last_write_time(logs) - std::chrono::hours(1));
   CHECK(shell.mtl({"logs"}).out == "rank 0| runs/two/20240101-000000\n");
   CHECK(shell.mtl({"logs", "runs/one"}).out == "rank 0| runs/one/20250101-000000\n");
   CHECK(shell.mtl({"logs", "one"}).out == "rank 0| runs/one/20250101-000000\n");

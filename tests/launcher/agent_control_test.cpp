@@ -178,9 +178,9 @@ TEST_CASE("a failure before the stop stays one and is told at once") {
   TempDir folder;
   TestControl control;
   // The survivor lasts until control has heard of the failure and says kill.
-  AgentOptions options = shells({loop(folder / "0", "trap '' TERM; "),
-                                 "while [ ! -s " + (folder / "0").string() +
-                                     " ]; do sleep 0.01; done; exit 6"});
+  AgentOptions options =
+      shells({loop(folder / "0", "trap '' TERM; "),
+              "while [ ! -s " + (folder / "0").string() + " ]; do sleep 0.01; done; exit 6"});
   options.control = &control;
   control.on_ended = [&](const WorkerEnd& end) {
     if (end.rank == 1) control.order({.kind = Command::kill});
@@ -197,8 +197,7 @@ TEST_CASE("the first signal after a stop by control does not kill and the second
   const std::string f = folder.path();
   Child agent([&] {
     TestControl control;
-    AgentOptions options =
-        shells({loop(folder / "0", "trap 'echo $$ > " + f + "/termed' TERM; ")});
+    AgentOptions options = shells({loop(folder / "0", "trap 'echo $$ > " + f + "/termed' TERM; ")});
     options.control = &control;
     std::thread above = order_when(control, {folder / "0"},
                                    {.kind = Command::stop, .grace = std::chrono::hours(1)});
@@ -246,9 +245,8 @@ TEST_CASE("a control that has gone does not keep the agent busy") {
 TEST_CASE("after a failure its own grace counts") {
   TempDir folder;
   const std::string f = folder.path();
-  AgentOptions options =
-      shells({loop(folder / "0", "trap 'echo $$ > " + f + "/termed' TERM; "),
-              "while [ ! -s " + f + "/0 ]; do sleep 0.01; done; exit 3"});
+  AgentOptions options = shells({loop(folder / "0", "trap 'echo $$ > " + f + "/termed' TERM; "),
+                                 "while [ ! -s " + f + "/0 ]; do sleep 0.01; done; exit 3"});
   options.grace = std::chrono::hours(1);
   bool asked = true;
   SUBCASE("short") {

@@ -86,10 +86,11 @@ TEST_CASE("the forms of an error file") {
   REQUIRE(read_error_file(folder / "e"));
   CHECK(read_error_file(folder / "e")->message == "plain");
   CHECK(!read_error_file(folder / "e")->when);
-  for (const char* text : {R"({"message": "m", "timestamp": 1700000000})",
-                           R"({"message": "m", "timestamp": "1700000000"})",
-                           R"({"message": {"message": "m", "extraInfo": {"timestamp": 1700000000}}})",
-                           R"({"message": {"message": "m", "errorCode": 3,
+  for (const char* text :
+       {R"({"message": "m", "timestamp": 1700000000})",
+        R"({"message": "m", "timestamp": "1700000000"})",
+        R"({"message": {"message": "m", "extraInfo": {"timestamp": 1700000000}}})",
+        R"({"message": {"message": "m", "errorCode": 3,
                                "extraInfo": {"timestamp": "1700000000"}}})"}) {
     write(folder / "e", text);
     const auto error = read_error_file(folder / "e");
@@ -109,16 +110,15 @@ TEST_CASE("who wrote its error first has failed first") {
   write(folder / "source", torch_error("the cause", time(nullptr) - 30));
   const std::string cause = "trap '' TERM; cp " + f + "/source $TORCHELASTIC_ERROR_FILE; echo > " +
                             f + "/written; while [ ! -s " + f + "/gone ]; do sleep 0.01; done; ";
-  AgentOptions options = shells({cause + "exit 5", "while [ ! -s " + f +
-                                                       "/written ]; do sleep 0.01; done; echo $$ > " +
-                                                       f + "/gone; exit 3"});
+  AgentOptions options = shells(
+      {cause + "exit 5",
+       "while [ ! -s " + f + "/written ]; do sleep 0.01; done; echo $$ > " + f + "/gone; exit 3"});
   options.workers[0].error_file = folder / "0.json";
   options.workers[1].error_file = folder / "1.json";
-  SUBCASE("with a code of its own") {
-  }
+  SUBCASE("with a code of its own") {}
   SUBCASE("killed by our TERM") {
-    options.workers[0].argv[2] = "cp " + f + "/source $TORCHELASTIC_ERROR_FILE; echo > " + f +
-                                 "/written; exec sleep 1000";
+    options.workers[0].argv[2] =
+        "cp " + f + "/source $TORCHELASTIC_ERROR_FILE; echo > " + f + "/written; exec sleep 1000";
   }
   const AgentResult result = run_agent(options);
   REQUIRE(result.first_failure);
@@ -126,8 +126,7 @@ TEST_CASE("who wrote its error first has failed first") {
   CHECK(!result.first_failure->stopped_by_us);
   CHECK(result.exit_code == result.first_failure->exit_code);
   CHECK((result.exit_code == 5 || result.exit_code == 128 + SIGTERM));
-  CHECK(render(failure_report(result)).find("then rank 1 exited with code 3") !=
-        std::string::npos);
+  CHECK(render(failure_report(result)).find("then rank 1 exited with code 3") != std::string::npos);
 }
 
 TEST_CASE("an error written after the request to stop is no cause") {

@@ -1,6 +1,6 @@
-// Rounds of: start a job, SIGKILL one of its processes (a worker, the keeper, the agent) at a random
-// moment from its very start on, and see what is said and what is left. Shared by the test and by
-// the benchmark program that does it for longer.
+// Rounds of: start a job, SIGKILL one of its processes (a worker, the keeper, the agent) at a
+// random moment from its very start on, and see what is said and what is left. Shared by the test
+// and by the benchmark program that does it for longer.
 #pragma once
 
 #include <iterator>
@@ -122,8 +122,8 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
     }
   } else {
     ++storm.of_worker;
-    const std::string headline =
-        "rank " + std::to_string(which) + " (pid " + std::to_string(victim) + ") was killed by SIGKILL";
+    const std::string headline = "rank " + std::to_string(which) + " (pid " +
+                                 std::to_string(victim) + ") was killed by SIGKILL";
     if (code != 128 + SIGKILL || text != headline) {
       wrong("gave " + std::to_string(code) + " and said " + text);
     }

@@ -53,8 +53,13 @@ TEST_CASE("a log is read with the parts that were moved aside") {
   write(path.string() + ".2", "a\nb\n");
   LogReader reader(path);
   CHECK(rest_of(reader) == "a\nb\nc\nd\ne\nf\n");
-  const char* ends[] = {"f\n", "e\nf\n", "d\ne\nf\n", "c\nd\ne\nf\n", "b\nc\nd\ne\nf\n",
-                        "a\nb\nc\nd\ne\nf\n", "a\nb\nc\nd\ne\nf\n"};
+  const char* ends[] = {"f\n",
+                        "e\nf\n",
+                        "d\ne\nf\n",
+                        "c\nd\ne\nf\n",
+                        "b\nc\nd\ne\nf\n",
+                        "a\nb\nc\nd\ne\nf\n",
+                        "a\nb\nc\nd\ne\nf\n"};
   for (int64_t lines = 1; lines <= 7; ++lines) CHECK(last(path, lines) == ends[lines - 1]);
   write(path, "");
   CHECK(last(path, 1) == "d\n");

@@ -310,7 +310,8 @@ TEST_CASE("lines of many ranks do not mix on the console") {
   AgentOptions options;
   for (int rank = 0; rank < 4; ++rank) {
     options.workers.push_back(shell(
-        rank, "for i in $(seq 1 300); do printf \"$RANK$RANK$RANK\"; echo \" $i$RANK$RANK\"; done"));
+        rank,
+        "for i in $(seq 1 300); do printf \"$RANK$RANK$RANK\"; echo \" $i$RANK$RANK\"; done"));
   }
   options.logs.console_default = 3;
   options.logs.prefix = true;
@@ -346,7 +347,8 @@ TEST_CASE("colour is for terminals") {
     CHECK(agent.wait() == 0);
     char text[200] = {};
     CHECK(read(terminal, text, sizeof text - 1) > 0);
-    CHECK(std::string(text) == (*no_color ? "rank 0| hello\r\n" : "\x1b[31mrank 0| \x1b[0mhello\r\n"));
+    CHECK(std::string(text) ==
+          (*no_color ? "rank 0| hello\r\n" : "\x1b[31mrank 0| \x1b[0mhello\r\n"));
   }
   close(terminal);
 }
@@ -355,8 +357,8 @@ TEST_CASE("files get every byte whatever the console makes of it") {
   TempDir folder;
   const std::string odd("\r10%\r20%\r\n\xff\xfe\0\x1b[31mred\n", 22);
   write(folder / "odd", odd);
-  AgentOptions options = shells({"cat " + (folder / "odd").string(),
-                                 "head -c 1048576 /dev/zero | tr '\\0' x; echo"});
+  AgentOptions options =
+      shells({"cat " + (folder / "odd").string(), "head -c 1048576 /dev/zero | tr '\\0' x; echo"});
   options.logs.dir = folder / "logs";
   options.logs.console_default = 3;
   options.logs.prefix = true;
@@ -373,9 +375,9 @@ TEST_CASE("a disk that stands still does not hold the workers") {
   Fd reader(open((folder / "rank-00000.log").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   fcntl(reader.get(), F_SETFL, 0);
   // 140 MB into a pipe that nobody reads: more than the queue takes.
-  AgentOptions options = shells(
-      {"head -c 140000000 /dev/zero | tr '\\0\\n' 'x\\n' | fold -w 99; echo $$ > " +
-       (folder / "done").string()});
+  AgentOptions options =
+      shells({"head -c 140000000 /dev/zero | tr '\\0\\n' 'x\\n' | fold -w 99; echo $$ > " +
+              (folder / "done").string()});
   options.logs.dir = folder.path();
   std::string notices;
   options.on_notice = [&](std::string_view line) { notices += line; };
