@@ -97,58 +97,64 @@ TEST_CASE("groups and arenas are made while another thread communicates") {
 }
 
 TEST_CASE("a failure in one group ends the operations of all threads of all ranks") {
-  std::atomic<int> failed = 0;
-  const auto outcomes = run_threads(
-      3,
-      [&](CommWorld& world) {
-        const std::vector<int> ranks = all_ranks(3);
-        const auto a = world.group(ranks), b = world.group(ranks);
-        std::array<float, 100> data = {}, other = {};
-        const auto fails = [&](const std::function<void()>& action) {
-          if (code_of(action) == "comm.mismatch") ++failed;
-        };
-        at_once(
-            [&] {
-              const Tensor x(data.data(), DType::f32, {world.rank() == 2 ? 10 : 11});
-              fails([&] { a->all_reduce(x); });
-            },
-            [&] {
-              fails([&] {
-                for (;;) b->all_reduce(Tensor(other.data(), DType::f32, {50}));
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    std::atomic<int> failed = 0;
+    const auto outcomes = run_threads(
+        3,
+        [&](CommWorld& world) {
+          const std::vector<int> ranks = all_ranks(3);
+          const auto a = world.group(ranks), b = world.group(ranks);
+          std::array<float, 100> data = {}, other = {};
+          const auto fails = [&](const std::function<void()>& action) {
+            if (code_of(action) == "comm.mismatch") ++failed;
+          };
+          at_once(
+              [&] {
+                const Tensor x(data.data(), DType::f32, {world.rank() == 2 ? 10 : 11});
+                fails([&] { a->all_reduce(x); });
+              },
+              [&] {
+                fails([&] {
+                  for (;;) b->all_reduce(Tensor(other.data(), DType::f32, {50}));
+                });
               });
-            });
-        a->barrier();
-      },
-      30min);
-  CHECK(failed == 6);
-  for (const Outcome& outcome : outcomes) CHECK(outcome.code == "comm.mismatch");
+          a->barrier();
+        },
+        30min, transport);
+    CHECK(failed == 6);
+    for (const Outcome& outcome : outcomes) CHECK(outcome.code == "comm.mismatch");
+  }
 }
 
 TEST_CASE("a rank that leaves ends its other threads' operations and is lost for its peers") {
-  std::string in_queue;
-  const auto outcomes = run_threads(
-      3,
-      [&](CommWorld& world) {
-        const auto group = world.group(all_ranks(3));
-        const auto last = world.group(all_ranks(3));
-        std::array<float, 10> data = {};
-        const Tensor x(data.data(), DType::f32, {10});
-        if (world.rank() == 1) {
-          CommQueue queue(true);
-          const auto ticket = queue.start([&] { group->all_reduce(x); });
-          std::this_thread::sleep_for(20ms);
-          world.leave();
-          in_queue = code_of([&] { queue.wait(ticket); });
-          last->all_reduce(x);
-        } else {
-          last->all_reduce(x);  // not the group of the queue: nobody would ever come there
-        }
-      },
-      30min);
-  CHECK(in_queue == "comm.peer_lost");
-  for (const Outcome& outcome : outcomes) {
-    CAPTURE(outcome.text);
-    CHECK(outcome.code == "comm.peer_lost");
-    CHECK(outcome.text.find("rank 1 has left") != std::string::npos);
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    std::string in_queue;
+    const auto outcomes = run_threads(
+        3,
+        [&](CommWorld& world) {
+          const auto group = world.group(all_ranks(3));
+          const auto last = world.group(all_ranks(3));
+          std::array<float, 10> data = {};
+          const Tensor x(data.data(), DType::f32, {10});
+          if (world.rank() == 1) {
+            CommQueue queue(true);
+            const auto ticket = queue.start([&] { group->all_reduce(x); });
+            std::this_thread::sleep_for(20ms);
+            world.leave();
+            in_queue = code_of([&] { queue.wait(ticket); });
+            last->all_reduce(x);
+          } else {
+            last->all_reduce(x);  // not the group of the queue: nobody would ever come there
+          }
+        },
+        30min, transport);
+    CHECK(in_queue == "comm.peer_lost");
+    for (const Outcome& outcome : outcomes) {
+      CAPTURE(outcome.text);
+      CHECK(outcome.code == "comm.peer_lost");
+      CHECK(outcome.text.find("rank 1 has left") != std::string::npos);
+    }
   }
 }

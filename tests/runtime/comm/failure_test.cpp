@@ -94,66 +94,77 @@ TEST_CASE("ranks that do different things are told which") {
     });
     parts.push_back("rank 2 calls barrier");
   }
-  check_all(run_threads(3, body), "comm.mismatch", parts);
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    check_all(run_threads(3, body, kLong, transport), "comm.mismatch", parts);
+  }
 }
 
 TEST_CASE("a message of another size or type is refused on both sides") {
-  const auto outcomes = run_threads(2, [](CommWorld& world) {
+  const auto body = [](CommWorld& world) {
     Buffer buffer;
     const auto group = world.group(all_ranks(2));
     if (world.rank() == 0) group->send(buffer.tensor(10), 1);
     if (world.rank() == 1) group->recv(buffer.tensor(11), 0);
     group->barrier();
-  });
-  check_all(outcomes, "comm.mismatch", {"rank 0 sends 10 x F32", "rank 1 receives 11 x F32"});
+  };
+  for (const Transport transport : kTransports) {
+    check_all(run_threads(2, body, kLong, transport), "comm.mismatch",
+              {"rank 0 sends 10 x F32", "rank 1 receives 11 x F32"});
+  }
 }
 
 TEST_CASE("a rank that does not come is named, and hears of it when it comes") {
-  std::atomic<int> failed = 0;
-  const auto outcomes = run_threads(
-      4,
-      [&](CommWorld& world) {
-        Buffer buffer;
-        const auto group = world.group(all_ranks(4));
-        group->all_reduce(buffer.tensor(5));
-        if (world.rank() == 2) {
-          while (failed < 3) std::this_thread::sleep_for(5ms);
-        }
-        try {
-          group->all_reduce(buffer.tensor(9000));
-        } catch (const Error& error) {
-          CHECK(error.exit() == Exit::timeout);
-          ++failed;
-          throw;
-        }
-      },
-      300ms);
-  check_all(outcomes, "comm.timeout",
-            {"operation 3 (all_reduce(9000 x F32, sum)) of the group of ranks 0, 1, 2, 3",
-             "for rank 2 (at operation 2, all_reduce)"});
-  CHECK_FALSE(contains(outcomes[0].text, "rank 3 (at"));
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    std::atomic<int> failed = 0;
+    const auto outcomes = run_threads(
+        4,
+        [&](CommWorld& world) {
+          Buffer buffer;
+          const auto group = world.group(all_ranks(4));
+          group->all_reduce(buffer.tensor(5));
+          if (world.rank() == 2) {
+            while (failed < 3) std::this_thread::sleep_for(5ms);
+          }
+          try {
+            group->all_reduce(buffer.tensor(9000));
+          } catch (const Error& error) {
+            CHECK(error.exit() == Exit::timeout);
+            ++failed;
+            throw;
+          }
+        },
+        300ms, transport);
+    check_all(outcomes, "comm.timeout",
+              {"operation 3 (all_reduce(9000 x F32, sum)) of the group of ranks 0, 1, 2, 3",
+               "for rank 2 (at operation 2, all_reduce)"});
+    CHECK_FALSE(contains(outcomes[0].text, "rank 3 (at"));
+  }
 }
 
 TEST_CASE("a message that nobody sends times out") {
-  std::atomic<bool> done = false;
-  const auto outcomes = run_threads(
-      2,
-      [&](CommWorld& world) {
-        Buffer buffer;
-        const auto group = world.group(all_ranks(2));
-        if (world.rank() == 1) {
-          while (!done) std::this_thread::sleep_for(5ms);
-          group->barrier();
-        }
-        try {
-          group->recv(buffer.tensor(3), 1);
-        } catch (const Error&) {
-          done = true;
-          throw;
-        }
-      },
-      200ms);
-  check_all(outcomes, "comm.timeout", {"recv(3 x F32)", "rank 1"});
+  for (const Transport transport : kTransports) {
+    std::atomic<bool> done = false;
+    const auto outcomes = run_threads(
+        2,
+        [&](CommWorld& world) {
+          Buffer buffer;
+          const auto group = world.group(all_ranks(2));
+          if (world.rank() == 1) {
+            while (!done) std::this_thread::sleep_for(5ms);
+            group->barrier();
+          }
+          try {
+            group->recv(buffer.tensor(3), 1);
+          } catch (const Error&) {
+            done = true;
+            throw;
+          }
+        },
+        200ms, transport);
+    check_all(outcomes, "comm.timeout", {"recv(3 x F32)", "rank 1"});
+  }
 }
 
 TEST_CASE("a killed rank is noticed long before the timeout, in every kind of wait") {
@@ -183,12 +194,19 @@ TEST_CASE("a killed rank is noticed long before the timeout, in every kind of wa
       group->recv(buffer.tensor(10), 1);
     };
   }
-  SUBCASE("making a group, led by it") {
+  SUBCASE("making a group, led by it or not") {
     body = [](CommWorld& world) {
       if (world.rank() == 1) ::raise(SIGKILL);
-      // Rank 0 makes an arena meanwhile and learns of it there.
-      if (world.rank() == 0) world.allocate(100);
-      world.group(std::vector<int>{1, 2});
+      if (world.rank() == 0) world.group(std::vector<int>{0, 1});
+      if (world.rank() == 2) world.group(std::vector<int>{1, 2});
+    };
+  }
+  SUBCASE("sending more than is buffered") {
+    body = [](CommWorld& world) {
+      const auto group = world.group(all_ranks(3));
+      if (world.rank() == 1) ::raise(SIGKILL);
+      std::vector<float> data(40 << 20);
+      group->send(Tensor(data.data(), DType::f32, {40 << 20}), 1);
     };
   }
   SUBCASE("in another group") {
@@ -202,32 +220,47 @@ TEST_CASE("a killed rank is noticed long before the timeout, in every kind of wa
     };
   }
   // The timeout is minutes: if it were needed, the test would be stopped as hanging.
-  const auto outcomes = run_processes(3, body, 30min);
-  CHECK(outcomes[1].code == "signal 9");
-  for (const size_t rank : {0, 2}) {
-    CAPTURE(outcomes[rank].text);
-    CHECK(outcomes[rank].code == "comm.peer_lost");
-    CHECK(contains(outcomes[rank].text, "rank 1 (process "));
-    CHECK(contains(outcomes[rank].text, "has died"));
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    const auto outcomes = run_processes(3, body, 30min, transport);
+    CHECK(outcomes[1].code == "signal 9");
+    for (const size_t rank : {0, 2}) {
+      CAPTURE(outcomes[rank].text);
+      CHECK(outcomes[rank].code == "comm.peer_lost");
+      CHECK(contains(outcomes[rank].text, "rank 1 (process "));
+      CHECK(contains(outcomes[rank].text, "has died"));
+    }
   }
 }
 
+TEST_CASE("an arena is not made without everybody") {
+  const auto outcomes = run_processes(3, [](CommWorld& world) {
+    if (world.rank() == 1) ::raise(SIGKILL);
+    world.allocate(100);
+  });
+  for (const size_t rank : {0, 2}) CHECK(outcomes[rank].code == "comm.peer_lost");
+}
+
 TEST_CASE("a rank that leaves by an error of its own is lost for the others") {
-  const auto outcomes = run_threads(3, [](CommWorld& world) {
+  const auto body = [](CommWorld& world) {
     const auto group = world.group(all_ranks(3));
     expect(world.rank() != 2, "its own error");
     group->barrier();
-  });
-  CHECK(outcomes[2].code == "wrong");
-  for (const size_t rank : {0, 1}) {
-    CHECK(outcomes[rank].code == "comm.peer_lost");
-    CHECK(contains(outcomes[rank].text, "rank 2 has left"));
+  };
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    const auto outcomes = run_threads(3, body, kLong, transport);
+    CHECK(outcomes[2].code == "wrong");
+    for (const size_t rank : {0, 1}) {
+      CHECK(outcomes[rank].code == "comm.peer_lost");
+      CHECK(contains(outcomes[rank].text, "rank 2 has left"));
+    }
   }
 }
 
 TEST_CASE("a rank may end as soon as its last operation is over") {
   for (int i = 0; i < 20; ++i) {
-    CHECK(problem_of(run_processes(3, [](CommWorld& world) {
+    CHECK(processes_problem(3, [](CommWorld& world) {
             Buffer buffer;
             const auto group = world.group(all_ranks(3));
             group->all_reduce(buffer.tensor(9000));
@@ -235,8 +268,37 @@ TEST_CASE("a rank may end as soon as its last operation is over") {
             if (world.rank() == 0) group->send(buffer.tensor(9000), 2);
             if (world.rank() == 2) ::usleep(2000);
             if (world.rank() == 2) group->recv(buffer.tensor(9000), 0);
-          })) == "");
+          }) == "");
   }
+}
+
+TEST_CASE("what fails on one host ends the operations of all hosts") {
+  // Ranks 0 and 1 share a host, 2 and 3 another.
+  Body body;
+  SUBCASE("in shared memory") {
+    body = [](CommWorld& world) {
+      Buffer buffer;
+      const auto all = world.group(all_ranks(4));
+      if (world.rank() < 2) {
+        const auto pair = world.group(std::vector<int>{0, 1});
+        pair->all_reduce(buffer.tensor(10 + world.rank()));
+      }
+      all->barrier();
+    };
+  }
+  SUBCASE("between hosts, others wait in shared memory") {
+    body = [](CommWorld& world) {
+      Buffer buffer;
+      const int rank = world.rank();
+      const auto pair = world.group(rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
+      if (rank == 1 || rank == 2) {
+        const auto across = world.group(std::vector<int>{1, 2});
+        across->all_reduce(buffer.tensor(10 + rank));
+      }
+      pair->barrier();
+    };
+  }
+  check_all(run_threads(4, body, 30min, Transport::mixed), "comm.mismatch", {"x F32"});
 }
 
 TEST_CASE("killed ranks leave nothing behind") {
@@ -328,7 +390,7 @@ TEST_CASE("ranks of different hosts or containers cannot share memory, and are t
 }
 
 TEST_CASE("arguments that cannot be right are refused before anything moves") {
-  CHECK(problem_of(run_threads(2, [](CommWorld& world) {
+  CHECK(threads_problem(2, [](CommWorld& world) {
           Buffer buffer;
           const auto group = world.group(all_ranks(2));
           const auto refused = [](auto action) {
@@ -365,7 +427,7 @@ TEST_CASE("arguments that cannot be right are refused before anything moves") {
           expect(refused([&] { world.group(std::vector<int>{1 - world.rank()}); }), "not member");
           expect(refused([&] { world.group(std::vector<int>{}); }), "empty");
           group->barrier();
-        })) == "");
+        }) == "");
 }
 
 TEST_CASE("a rank that arrives and leaves while we look around has arrived") {
