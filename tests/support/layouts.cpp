@@ -29,7 +29,8 @@ std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab) {
 }
 
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
-                const std::function<void(RankContext&)>& body, int64_t epoch) {
+                const std::function<void(RankContext&)>& body, int64_t epoch,
+                const MakeWorld& make_world) {
   spec.parallel.tp = layout.tp;
   spec.parallel.dp = layout.dp;
   spec.parallel.pp = layout.pp;
@@ -48,12 +49,12 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   auto run_rank = [&](int rank) {
     try {
       const std::unique_ptr<Device> device = make_cpu_device(1);
-      const std::unique_ptr<CommWorld> world =
-          world_size == 1
-              ? make_self_world()
-              : make_shm_world(
-                    *store,
-                    {.rank = rank, .size = world_size, .timeout = std::chrono::seconds(60)});
+      const std::unique_ptr<CommWorld> world = [&]() -> std::unique_ptr<CommWorld> {
+        if (world_size == 1) return make_self_world();
+        if (make_world) return make_world(*store, rank, world_size);
+        return make_shm_world(
+            *store, {.rank = rank, .size = world_size, .timeout = std::chrono::seconds(60)});
+      }();
       std::vector<int> everybody(static_cast<size_t>(world_size));
       std::iota(everybody.begin(), everybody.end(), 0);
       const std::unique_ptr<Communicator> all = world->group(everybody);

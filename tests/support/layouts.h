@@ -1,4 +1,4 @@
-// Runs a small model in any layout, one thread per rank, over the shared-memory transport:
+// Runs a small model in any layout, one thread per rank, over shared memory unless told:
 // what the tests of "a layout never changes the model" compare.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "rendezvous/store.h"
 #include "runtime/engine/trainer.h"
 
 namespace mtl::test {
@@ -52,8 +53,11 @@ struct RankContext {
 
 // Makes the plan for `spec` with the layout's degrees, starts one thread per rank, runs `body` on
 // each, and rethrows the first exception. `epoch`: sequences of the text, where epochs matter.
+// `make_world`: of several ranks, if not shared memory.
+using MakeWorld = std::function<std::unique_ptr<CommWorld>(Store&, int rank, int size)>;
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
-                const std::function<void(RankContext&)>& body, int64_t epoch = 0);
+                const std::function<void(RankContext&)>& body, int64_t epoch = 0,
+                const MakeWorld& make_world = {});
 
 // Collects a rank's part of each global tensor; call on every rank with the same (locked inside)
 // target.

@@ -72,6 +72,18 @@ void tune(Socket& socket) {
   option(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
+// Between ranks of one host that TCP joins all the same (containers), what is under way should
+// still be in the cache when it is read: half the time for large tensors. Across a network the
+// kernel finds the size that fills the line.
+void keep_in_cache(Socket& socket) {
+  error_code error;
+  const auto here = socket.local_endpoint(error).address();
+  const auto there = socket.remote_endpoint(error).address();
+  if (!error && here == there) {
+    socket.set_option(asio::socket_base::send_buffer_size(256 << 10), error);
+  }
+}
+
 // What the connecting side asks for, behind its proof.
 struct Call {
   int32_t from = 0, to = 0;
@@ -377,6 +389,7 @@ class TcpNetwork final : public Network {
       asio::co_spawn(io_, listen_to(key.peer, std::move(socket)), asio::detached);
       return;
     }
+    keep_in_cache(*socket);
     peers_->arrived(key, Fd(socket->release()));
   }
 

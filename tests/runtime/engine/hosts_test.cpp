@@ -1,0 +1,71 @@
+// Where the ranks are never changes the model either: two hosts give the bits of one.
+#include <doctest/doctest.h>
+
+#include "runtime/comm/world.h"
+#include "support/layouts.h"
+#include "support/two_hosts.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr int32_t kVocab = 65;
+
+struct Trained {
+  GlobalTensors masters;
+  std::vector<double> losses;
+};
+
+Trained train(Layout layout, const char* compute, const MakeWorld& make_world) {
+  TrainSpec spec;
+  spec.model.layers = 2;
+  spec.model.hidden = 64;
+  spec.model.heads = 4;
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 32;
+  spec.train.steps = 5;
+  spec.train.seed = 7;
+  spec.precision.dtype = compute;
+  const auto source = markov_tokens(20'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
+  Trained result;
+  run_layout(
+      spec, kVocab, layout,
+      [&](RankContext& rank) {
+        rank.trainer.initialise();
+        for (int64_t step = 0; step < spec.train.steps; ++step) {
+          const StepResult done = rank.trainer.step(step, *source, sampler, {});
+          if (rank.rank == 0) result.losses.push_back(done.loss);
+        }
+        collect(rank.trainer, Which::master, result.masters);
+      },
+      0, make_world);
+  return result;
+}
+
+std::unique_ptr<CommWorld> on_two_hosts(Store& store, int rank, int size) {
+  TwoHosts hosts(store, rank >= size / 2);
+  return make_cpu_world(hosts, {.rank = rank,
+                                .size = size,
+                                .token = "a token of the tests",
+                                .timeout = std::chrono::seconds(60)});
+}
+
+}  // namespace
+
+TEST_CASE("a model on two hosts has the bits of the same layout on one") {
+  for (const Layout layout : {Layout{2, 2, 1}, Layout{1, 2, 2}, Layout{1, 4, 1}}) {
+    for (const char* compute : {"fp32", "bf16"}) {
+      CAPTURE(layout.tp);
+      CAPTURE(layout.pp);
+      CAPTURE(std::string(compute));
+      const Trained one = train(layout, compute, {});
+      const Trained two = train(layout, compute, on_two_hosts);
+      CHECK(one.losses.size() == 5);
+      CHECK(one.losses == two.losses);
+      CHECK(one.masters == two.masters);
+    }
+  }
+}
