@@ -1,5 +1,6 @@
 #include "cluster/lab/command.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <fcntl.h>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <poll.h>
 #include <sched.h>
 #include <stdexcept>
@@ -63,6 +65,10 @@ struct Start {
     _exit(127);
   }
 
+  static void close_all(int first, int last) {
+    if (first <= last) syscall(SYS_close_range, first, last, 0);
+  }
+
   [[noreturn]] void exec() const {
     setpgid(0, 0);
     for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);
@@ -79,6 +85,12 @@ struct Start {
     for (int i = 0; i < 3; ++i) {
       if (files[i] < 0 || dup2(files[i], i) < 0) _exit(127);
     }
+    // Nothing of the test's is held, the lab's socket least of all: it would outlive the test when
+    // the machine freezes before the exec.
+    const auto kept = std::minmax(place->namespaces, report);
+    close_all(3, kept.first - 1);
+    close_all(kept.first + 1, kept.second - 1);
+    close_all(kept.second + 1, std::numeric_limits<int>::max());
     if (!place->cgroup_procs.empty()) {
       const int procs = open(place->cgroup_procs.c_str(), O_WRONLY | O_CLOEXEC);
       if (procs < 0 || ::write(procs, "0", 1) != 1) fail("cannot join the machine's cgroup");
@@ -122,6 +134,8 @@ Command::Command(const CommandPlace& place, const std::vector<std::string>& argv
   if (child == 0) start.run();
   close(report[1]);
   const bool known = child > 0 && read(report[0], &pid_, sizeof pid_) == sizeof pid_;
+  char none = 0;
+  while (known && read(report[0], &none, 1) > 0) continue;  // until the exec closes it
   close(report[0]);
   if (child > 0 && (place.own_pids || !known)) waitpid(child, nullptr, 0);
   if (!known) throw std::runtime_error("lab: cannot start " + argv.front() + ": " + content(err));

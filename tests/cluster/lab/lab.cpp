@@ -121,6 +121,7 @@ std::string Lab::address(int machine, int network, bool ipv6) {
 Command Lab::start(int machine, const std::vector<std::string>& argv,
                    const std::map<std::string, std::string>& env) const {
   const Machine& place = inits_.at(static_cast<size_t>(machine));
+  if (place.frozen) throw std::runtime_error("lab: " + machine_name(machine) + " is frozen");
   std::map<std::string, std::string> variables = env;
   variables.try_emplace("HOME", home(machine).string());
   const std::string output = machine_name(machine) + "-command-" + std::to_string(++commands_);
@@ -141,12 +142,19 @@ void Lab::boot(int machine) {
   place.init = std::stoi(ask("boot " + std::to_string(machine)));
   close(place.pidfd);
   place.pidfd = static_cast<int>(syscall(SYS_pidfd_open, place.init, 0));
+  place.frozen = false;
   place.loss_percent = 0;
   place.round_trip = std::chrono::milliseconds(0);
 }
 
-void Lab::freeze(int machine) { ask("freeze " + std::to_string(machine)); }
-void Lab::thaw(int machine) { ask("thaw " + std::to_string(machine)); }
+void Lab::freeze(int machine) {
+  ask("freeze " + std::to_string(machine));
+  inits_.at(static_cast<size_t>(machine)).frozen = true;
+}
+void Lab::thaw(int machine) {
+  ask("thaw " + std::to_string(machine));
+  inits_.at(static_cast<size_t>(machine)).frozen = false;
+}
 
 void Lab::cut(int machine, int network) {
   ask("cut " + std::to_string(machine) + " " + std::to_string(network));

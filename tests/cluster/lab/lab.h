@@ -45,7 +45,8 @@ class Lab {
   // network 0 = eth0, 1 = eth1
   static std::string address(int machine, int network = 0, bool ipv6 = false);
 
-  // Starts a program on a machine directly, without ssh; it dies with the Command. HOME is set.
+  // Starts a program on a machine directly, without ssh; it dies with the Command. HOME is set, the
+  // working directory is dir()/work. Not on a frozen machine.
   Command start(int machine, const std::vector<std::string>& argv,
                 const std::map<std::string, std::string>& env = {}) const;
   CommandEnd run(int machine, const std::vector<std::string>& argv,
@@ -90,6 +91,7 @@ class Lab {
     pid_t init = -1;
     int pidfd = -1;
     std::string cgroup_procs;
+    bool frozen = false;
     int loss_percent = 0;
     std::chrono::milliseconds round_trip{0};
   };

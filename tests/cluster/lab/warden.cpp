@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
@@ -194,8 +195,13 @@ class Warden {
       for (int network = 0; network < 2; ++network) {
         const std::string net = std::to_string(network);
         const std::string port = port_name(i, network);
-        links += "link add " + port + " type veth peer name eth" + net + " netns " +
-                 std::to_string(pid) + "\nlink set " + port + " master br" + net + " up\n";
+        // Its own hardware address, the same after a boot: others remember it.
+        char hardware[32];
+        std::snprintf(hardware, sizeof hardware, "02:00:00:00:%02x:%02x",
+                      static_cast<unsigned char>(network), static_cast<unsigned char>(i));
+        links += "link add " + port + " type veth peer name eth" + net + " address " + hardware +
+                 " netns " + std::to_string(pid) + "\nlink set " + port + " master br" + net +
+                 " up\n";
       }
     }
     ip_batch(job_.dir / "links.ip", links);
