@@ -194,8 +194,7 @@ struct CommandLine::Impl {
       const std::string text = arg.substr(equals + 1);
       const auto truth = truth_of(text);
       if (!truth) {
-        fail("usage.value",
-             fmt::format("--{} wants true or false, got '{}'", option.name, text));
+        fail("usage.value", fmt::format("--{} wants true or false, got '{}'", option.name, text));
       }
       on = *truth;
     }
@@ -208,8 +207,7 @@ struct CommandLine::Impl {
       fail("usage.value", fmt::format("--{} wants a value: {}", option.name, option.value_name));
     }
     if (next->starts_with("--")) {
-      fail("usage.value",
-           fmt::format("--{} wants a value, but {} follows it", option.name, *next));
+      fail("usage.value", fmt::format("--{} wants a value, but {} follows it", option.name, *next));
     }
     give(option, *next);
     return true;

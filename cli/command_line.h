@@ -20,8 +20,8 @@ struct SplitArguments {
   bool after_separator = false;   // the program follows `--`
 };
 
-// An option in full. `set` gets the value ("true" or "false" of a flag) and gives back what it wants
-// instead, if it cannot take it: "a whole number >= 1".
+// An option in full. `set` gets the value ("true" or "false" of a flag) and gives back what it
+// wants instead, if it cannot take it: "a whole number >= 1".
 struct OptionDeclaration {
   std::string name;                       // as the help shows it
   std::vector<std::string> aliases = {};  // other names

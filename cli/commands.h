@@ -14,6 +14,7 @@ int command_launch(const Arguments& args);
 int command_plan(const Arguments& args);
 int command_generate(const Arguments& args);
 int command_logs(const Arguments& args);
+int command_env(const Arguments& args);
 int command_version(const Arguments& args);
 int command_help(const Arguments& args);
 int command_worker(const Arguments& args);

@@ -53,8 +53,11 @@ logs/ of the run directory. Errors go to stderr, data goes to stdout.
   1  built in
   2  default_config.yaml, as `mtl config default` or `accelerate config` wrote it: where to run
   3  train.yaml: what to train
-  4  the environment: MTL_TRAIN__STEPS=2000 sets train.steps
+  4  the environment: MTL_TRAIN__STEPS=2000 sets train.steps, MTL_NUM_PROCESSES=4 a launch flag
   5  the command line: --mixed_precision bf16, then train.steps=2000
+
+Where to run (processes, machines, devices, logs) comes from 1, 2, 4 and 5; every launch flag has a
+variable of its name (mtl help launch-flags).
 
 `mtl launch --dry-run train.yaml` shows every value and its origin; a run keeps them in its
 resolved.yaml. `mtl config schema` prints the JSON Schema of train.yaml, for editors.
@@ -75,8 +78,9 @@ The same mtl launch command continues the run from its newest complete checkpoin
 }  // namespace
 
 int command_help(const Arguments& args) {
-  CommandLine line({"help [TOPIC | COMMAND]"},
-                   "Topics: exit-codes, errors, launch-flags, settings, signals. With a command, its help.");
+  CommandLine line(
+      {"help [TOPIC | COMMAND]"},
+      "Topics: exit-codes, errors, launch-flags, settings, signals. With a command, its help.");
   std::vector<std::string> words;
   line.rest("TOPIC", words, "a topic or a command; without one, the overview");
   if (!line.parse(args)) return 0;
@@ -103,11 +107,12 @@ int command_help(const Arguments& args) {
     if (command.summary != nullptr) names.emplace_back(command.name);
   }
   const auto guess = did_you_mean(words[0], names);
-  throw Error(Exit::usage,
-              Diagnostic{.code = "usage.unknown_topic",
-                         .what = fmt::format("there is no help on '{}'", words[0]),
-                         .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
-                                       : "topics: exit-codes, errors, launch-flags, settings, signals"});
+  throw Error(
+      Exit::usage,
+      Diagnostic{.code = "usage.unknown_topic",
+                 .what = fmt::format("there is no help on '{}'", words[0]),
+                 .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
+                               : "topics: exit-codes, errors, launch-flags, settings, signals"});
 }
 
 }  // namespace mtl

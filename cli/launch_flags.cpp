@@ -19,8 +19,8 @@ bool is_family(FlagGroup group) {
 // Shown by `mtl launch --help`: of the rest, what people type often.
 bool is_frequent(const LaunchFlag& flag) {
   static const std::array<std::string_view, 12> rare = {
-      "multi_gpu",      "rdzv_conf",  "join_timeout", "remote_program",     "forward_env",
-      "run_path",       "role",       "debug",        "local_ranks_filter", "enable_cpu_affinity",
+      "multi_gpu",       "rdzv_conf", "join_timeout", "remote_program",     "forward_env",
+      "run_path",        "role",      "debug",        "local_ranks_filter", "enable_cpu_affinity",
       "mpirun_hostfile", "standalone"};
   return !is_family(flag.group) && flag.group != FlagGroup::paradigm &&
          std::find(rare.begin(), rare.end(), flag.name) == rare.end();
@@ -113,9 +113,9 @@ void declare_launch_flags(CommandLine& line, FlagValues& values) {
 void declare_plan_flags(CommandLine& line, FlagValues& values) {
   line.group("Where to run");
   for (const LaunchFlag& flag : launch_flags()) {
-    static const std::array<std::string_view, 6> shown = {
-        "num_processes", "nproc_per_node", "config_file",
-        "mixed_precision", "num_machines",  "nnodes"};
+    static const std::array<std::string_view, 6> shown = {"num_processes", "nproc_per_node",
+                                                          "config_file",   "mixed_precision",
+                                                          "num_machines",  "nnodes"};
     const bool is_shown = std::find(shown.begin(), shown.end(), flag.name) != shown.end();
     const bool accepted = flag.group == FlagGroup::megatron || flag.name == "use_megatron_lm" ||
                           flag.name == "hosts" || flag.name == "hostfile" || flag.name == "cpu";
@@ -154,15 +154,21 @@ std::string launch_flags_text(int columns) {
 std::string launch_flags_reference() {
   std::string text =
       "# Flags of `mtl launch`\n\n"
-      "<!-- Written from the table in launcher/launch_flags_*.cpp: MTL_UPDATE_DOCS=1 test_cli -->\n\n"
-      "accelerate's flags, torchrun's and mtl's own, with their meanings. Names may be written with\n"
-      "underscores or dashes. A flag without a value is `--x`, `--x=true`, `--x=false` or `--no-x`.\n"
-      "The first word that is no flag is the program or the `train.yaml`; everything after a program\n"
+      "<!-- Written from the table in launcher/launch_flags_*.cpp: MTL_UPDATE_DOCS=1 test_cli "
+      "-->\n\n"
+      "accelerate's flags, torchrun's and mtl's own, with their meanings. Names may be written "
+      "with\n"
+      "underscores or dashes. A flag without a value is `--x`, `--x=true`, `--x=false` or "
+      "`--no-x`.\n"
+      "The first word that is no flag is the program or the `train.yaml`; everything after a "
+      "program\n"
       "is its own.\n\n"
       "Each setting may be given, weakest first, in the config file, in the environment, and as a\n"
       "flag. In the environment it is `MTL_` and its name in capitals (`MTL_NUM_PROCESSES=4`);\n"
-      "torchrun's variables (`PET_NNODES=2`) are read as well. The last column says where the config\n"
-      "file (accelerate's `default_config.yaml`) has it; `mtl_...` keys are mtl's own and stand in\n"
+      "torchrun's variables (`PET_NNODES=2`) are read as well. The last column says where the "
+      "config\n"
+      "file (accelerate's `default_config.yaml`) has it; `mtl_...` keys are mtl's own and stand "
+      "in\n"
       "`megatron_lm_config`, the one place where accelerate tolerates them.\n";
   for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
     text += fmt::format("\n## {}\n\n| flag | means | config file |\n|---|---|---|\n",
@@ -174,7 +180,7 @@ std::string launch_flags_reference() {
       }
       std::string means = flag->help;
       if (!flag->built_in.empty()) means += fmt::format(" [{}]", flag->built_in);
-      const std::string key = flag->file_key == "-"   ? std::string()
+      const std::string key = flag->file_key == "-"    ? std::string()
                               : flag->file_key.empty() ? fmt::format("`mtl_{}`", flag->name)
                                                        : fmt::format("`{}`", flag->file_key);
       text += fmt::format("| {} | {} | {} |\n", cell(name), cell(means), key);

@@ -120,8 +120,7 @@ NodeLayout layout_here(const LaunchRequest& request, int master_port) {
 std::vector<RankPlacement> place_here(const LaunchRequest& request) {
   Diagnostics diagnostics;
   const NodeHardware hardware = inspect_hardware(request.binding != Binding::none);
-  auto ranks =
-      place_ranks(hardware, placement_request(request, request.local_ranks), diagnostics);
+  auto ranks = place_ranks(hardware, placement_request(request, request.local_ranks), diagnostics);
   diagnostics.throw_if_errors(Exit::environment);
   print_warnings(diagnostics.all());
   return ranks;
@@ -139,9 +138,9 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
   std::string text;
   for (const WorkerCommand& command : commands) {
     const RankPlacement& place = place_of(command, placement);
-    text += fmt::format("{}{}\n  host     {}\n  device   {}\n  binding  {}\n",
-                        text.empty() ? "" : "\n", ranks_words(command), host, device_words(place),
-                        binding_words(place));
+    text +=
+        fmt::format("{}{}\n  host     {}\n  device   {}\n  binding  {}\n", text.empty() ? "" : "\n",
+                    ranks_words(command), host, device_words(place), binding_words(place));
     std::string line = "env";
     for (const std::string& name : taken_out(command)) line += " -u " + name;
     const char* title = "environment";

@@ -18,6 +18,7 @@ const std::vector<Command>& commands() {
       {"launch", "train a model, or start any program on every rank", command_launch},
       {"generate", "write text with a trained model", command_generate},
       {"logs", "what the ranks of a run have printed", command_logs},
+      {"env", "what a bug report needs to say about this machine", command_env},
       {"help", "exit codes, settings, errors, or a command", command_help},
       {"version", "print the version", command_version},
       {"worker", nullptr, command_worker},

@@ -79,9 +79,9 @@ void add_environment(const FlagValues& values,
   for (const auto& [key, value] : train_settings(values)) {
     std::string name = "MTL_";
     for (char c : key) {
-      name += c == '.' ? std::string("__")
-                       : std::string(1, static_cast<char>(
-                                            std::toupper(static_cast<unsigned char>(c))));
+      name += c == '.'
+                  ? std::string("__")
+                  : std::string(1, static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
     }
     const bool said = std::any_of(settings.begin(), settings.end(),
                                   [&](const auto& setting) { return setting.first == name; });

@@ -12,7 +12,7 @@
 namespace mtl {
 
 struct RunOptions {
-  LaunchGiven given;       // by flags and by the environment
+  LaunchGiven given;  // by flags and by the environment
   bool fresh = false;
   bool plan_only = false;  // nothing starts: nobody has to say where machines meet
 };

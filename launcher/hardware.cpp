@@ -5,10 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <hwloc.h>
 #include <map>
 #include <sched.h>
-
-#include <hwloc.h>
 
 #include "launcher/placement.h"
 #include "launcher/worker_env.h"

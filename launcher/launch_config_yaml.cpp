@@ -129,10 +129,10 @@ std::map<std::string, YamlValue> plugin_sections(const LaunchConfig& config) {
       scalar.quoted = loose_text(value) != value;
       YamlValue& map = sections[section.name];
       map.kind = YamlValue::Kind::map;
-      const auto entry = std::find_if(
-          map.entries.begin(), map.entries.end(), [&](const YamlValue::Entry& candidate) {
-            return plugin_key(section.name, candidate.key) == key;
-          });
+      const auto entry = std::find_if(map.entries.begin(), map.entries.end(),
+                                      [&](const YamlValue::Entry& candidate) {
+                                        return plugin_key(section.name, candidate.key) == key;
+                                      });
       if (entry == map.entries.end()) {
         YamlValue::Entry added;
         added.key = key;

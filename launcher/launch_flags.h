@@ -45,18 +45,19 @@ enum class FlagKind {
   seconds,  // a number >= minimum, maybe with s, m or h
   size,     // bytes, maybe with K, M or G
   text,
-  choice,   // one of the words in `value`, separated by |
-  list,     // text; may be repeated
+  choice,  // one of the words in `value`, separated by |
+  list,    // text; may be repeated
 };
 
 struct LaunchFlag {
-  std::string name = {};             // with underscores
+  std::string name = {};  // with underscores
   FlagKind kind = FlagKind::text;
   FlagGroup group = FlagGroup::other;
-  std::string value = {};            // what the help calls its value
+  std::string value = {};  // what the help calls its value
   std::string help = {};
-  std::string built_in = {};         // what is used without it, for the help; "" = nothing
-  // Where the configuration file has it: "num_processes", "fsdp_config.fsdp_version"; "-" = nowhere;
+  std::string built_in = {};  // what is used without it, for the help; "" = nothing
+  // Where the configuration file has it: "num_processes", "fsdp_config.fsdp_version"; "-" =
+  // nowhere;
   // "" = as mtl_<name> in megatron_lm_config (accelerate tolerates strangers only there).
   std::string file_key = {};
   std::vector<std::string> aliases = {};  // torchrun's names, older names

@@ -58,7 +58,9 @@ std::chrono::milliseconds duration(const std::string& text) {
   return std::chrono::milliseconds(static_cast<int64_t>(scaled(text) * 1000 + 0.5));
 }
 
-bool is_megatron(const LaunchFlag& flag) { return flag.group == FlagGroup::megatron; }
+bool is_megatron(const LaunchFlag& flag) {
+  return flag.group == FlagGroup::megatron;
+}
 
 bool is_plugin(const LaunchFlag& flag) {
   switch (flag.group) {
@@ -133,10 +135,8 @@ class Resolver {
     error("launch.conflict", what, help);
   }
   void warn(const std::string& code, const std::string& what, const std::string& help = {}) {
-    diagnostics_.add({.code = code,
-                      .what = what,
-                      .help = help,
-                      .severity = Diagnostic::Severity::warning});
+    diagnostics_.add(
+        {.code = code, .what = what, .help = help, .severity = Diagnostic::Severity::warning});
   }
 
   // ---- the layers
@@ -170,11 +170,10 @@ class Resolver {
         continue;
       }
       if (const auto wanted = flag_value_wanted(*flag, text)) {
-        diagnostics_.add(
-            {.code = "config.bad_value",
-             .what = fmt::format("mtl_{} wants {}, got '{}'", name, *wanted, text),
-             .place = Place{path},
-             .help = "correct it in megatron_lm_config"});
+        diagnostics_.add({.code = "config.bad_value",
+                          .what = fmt::format("mtl_{} wants {}, got '{}'", name, *wanted, text),
+                          .place = Place{path},
+                          .help = "correct it in megatron_lm_config"});
         continue;
       }
       FlagValue value{{text}, path};
@@ -329,9 +328,9 @@ class Resolver {
 
   void set_nodes(Nodes nodes, const FlagValue& value, int layer) {
     if (nodes_.layer == layer && layer != kFile && !(nodes_.value == nodes)) {
-      return conflict(fmt::format("{} and {} say different numbers of machines", nodes_.origin,
-                                  value.origin),
-                      "leave one of them out");
+      return conflict(
+          fmt::format("{} and {} say different numbers of machines", nodes_.origin, value.origin),
+          "leave one of them out");
     }
     nodes_.set(nodes, layer, value.origin);
   }
@@ -354,8 +353,7 @@ class Resolver {
   void main_port(const FlagValue& value, int layer) {
     const auto port = whole(value.texts.back(), 0, 65'535);
     if (!port) {
-      return error("launch.port",
-                   fmt::format("{} {} is no port", value.origin, value.texts.back()),
+      return error("launch.port", fmt::format("{} {} is no port", value.origin, value.texts.back()),
                    "ports go from 1 to 65535; 0 takes a free one");
     }
     port_.set(*port, layer, value.origin);
@@ -364,19 +362,20 @@ class Resolver {
   void endpoint(const FlagValue& value, int layer) {
     const auto endpoint = parse_endpoint(value.texts.back());
     if (!endpoint) {
-      return error("launch.endpoint",
-                   fmt::format("{} '{}' is not HOST or HOST:PORT", value.origin,
-                               value.texts.back()),
-                   "for example 10.0.0.1:29400, node0, [fd00::1]:29400");
+      return error(
+          "launch.endpoint",
+          fmt::format("{} '{}' is not HOST or HOST:PORT", value.origin, value.texts.back()),
+          "for example 10.0.0.1:29400, node0, [fd00::1]:29400");
     }
     endpoint_.set(*endpoint, layer, value.origin);
   }
 
   void rdzv_conf(const FlagValue& value, int layer) {
     static const std::vector<std::string> without_meaning = {
-        "close_timeout",    "keep_alive_interval", "keep_alive_max_attempt", "heartbeat_timeout",
-        "heartbeat",        "read_timeout",        "is_host",                "store_type",
-        "use_libuv",        "nproc_per_node",      "local_addr",             "max_attempts"};
+        "close_timeout",     "keep_alive_interval", "keep_alive_max_attempt",
+        "heartbeat_timeout", "heartbeat",           "read_timeout",
+        "is_host",           "store_type",          "use_libuv",
+        "nproc_per_node",    "local_addr",          "max_attempts"};
     static const std::vector<std::string> known = {"join_timeout", "timeout", "last_call_timeout",
                                                    "rank"};
     for (const std::string& pair : split(value.texts.back(), ',')) {
@@ -384,8 +383,8 @@ class Resolver {
       const std::string key = pair.substr(0, equals);
       const std::string text = equals == std::string::npos ? "" : pair.substr(equals + 1);
       const std::string name = fmt::format("{} {}", value.origin, key);
-      const bool ignored = std::find(without_meaning.begin(), without_meaning.end(), key) !=
-                           without_meaning.end();
+      const bool ignored =
+          std::find(without_meaning.begin(), without_meaning.end(), key) != without_meaning.end();
       if (ignored) {
         ignored_words_.push_back(name);
         continue;
@@ -424,7 +423,10 @@ class Resolver {
     const std::string& word = value.texts.back();
     const bool none = word == "none" || word == "false";
     const bool core = word == "core" || word == "exclusive" || word == "core-complex";
-    binding_.set(none ? Binding::none : core ? Binding::core : Binding::numa, layer + 10,
+    binding_.set(none   ? Binding::none
+                 : core ? Binding::core
+                        : Binding::numa,
+                 layer + 10,
                  value.origin);  // more exact than enable_cpu_affinity, of whatever layer
   }
 
@@ -591,13 +593,12 @@ class Resolver {
     r_.ranks = 0;
     if (total_.said() && per_node_.said()) {
       if (per_node_.value > 0 && total_.value != per_node_.value * nodes) {
-        conflict(fmt::format("{} {} and {} {} on {} machine{} do not agree", total_.origin,
-                             total_.value, per_node_.origin, per_node_.value, nodes,
-                             nodes == 1 ? "" : "s"),
-                 fmt::format("num_processes is the total: {}", per_node_.value * nodes));
+        conflict(
+            fmt::format("{} {} and {} {} on {} machine{} do not agree", total_.origin, total_.value,
+                        per_node_.origin, per_node_.value, nodes, nodes == 1 ? "" : "s"),
+            fmt::format("num_processes is the total: {}", per_node_.value * nodes));
       } else if (per_node_.value <= 0) {
-        conflict(fmt::format("{} and {} both say how many ranks", total_.origin,
-                             per_node_.origin),
+        conflict(fmt::format("{} and {} both say how many ranks", total_.origin, per_node_.origin),
                  "leave one of them out");
       }
     }
@@ -615,8 +616,8 @@ class Resolver {
       r_.local_ranks = std::max(total_.value / nodes, 1);
     }
     if (!hosts && r_.local_ranks <= 0) {
-      r_.local_ranks = ranks_of_node(r_.local_ranks, inspect_hardware(false), r_.config.use_cpu,
-                                     diagnostics_);
+      r_.local_ranks =
+          ranks_of_node(r_.local_ranks, inspect_hardware(false), r_.config.use_cpu, diagnostics_);
     }
     if (r_.local_ranks > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = r_.local_ranks * nodes;
     r_.config.num_processes = r_.local_ranks > 0 ? r_.local_ranks * nodes : -1;
@@ -723,8 +724,7 @@ class Resolver {
     }
     struct stat info {};
     if (stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
-      warn("launch.token_mode",
-           fmt::format("{} has the job's secret and others may read it", path),
+      warn("launch.token_mode", fmt::format("{} has the job's secret and others may read it", path),
            "chmod 600 " + path);
     }
   }

@@ -28,10 +28,10 @@ struct LaunchRequest {
   LaunchConfig config;  // merged: what the workers' environment is made from
 
   // How many ranks. local: `ranks`; hosts: a host's slots, else local_ranks; member: local_ranks.
-  int ranks = 1;        // in total, where that is known before the start; else 0
-  int local_ranks = 1;  // of one node, or one of the words below; see ranks_of_node()
-  static constexpr int kAuto = 0;      // as many as it has GPUs, without GPUs one
-  static constexpr int kPerGpu = -1;   // as many as it has GPUs; none is an error
+  int ranks = 1;                      // in total, where that is known before the start; else 0
+  int local_ranks = 1;                // of one node, or one of the words below; see ranks_of_node()
+  static constexpr int kAuto = 0;     // as many as it has GPUs, without GPUs one
+  static constexpr int kPerGpu = -1;  // as many as it has GPUs; none is an error
   static constexpr int kPerCore = -2;  // as many as it has cores
   bool need_gpu = false;               // fewer GPUs than ranks is an error
 

@@ -82,8 +82,8 @@ std::vector<GpuDevice> chosen_gpus(const NodeHardware& hardware, const std::stri
   return chosen;
 }
 
-// Rank `index` of `ranks` gets a run of neighbouring items, all of the same length; with fewer items
-// than ranks, several ranks share one.
+// Rank `index` of `ranks` gets a run of neighbouring items, all of the same length; with fewer
+// items than ranks, several ranks share one.
 std::vector<int> share(const std::vector<int>& items, size_t index, size_t ranks) {
   if (items.empty() || ranks == 0) return {};
   if (items.size() < ranks) return {items[index * items.size() / ranks]};
@@ -94,8 +94,7 @@ std::vector<int> share(const std::vector<int>& items, size_t index, size_t ranks
 
 // Which NUMA node each rank belongs to (index into hardware.numa), -1 = nowhere.
 std::vector<int> nodes_of_ranks(const NodeHardware& hardware, const PlacementRequest& request,
-                                const std::vector<RankPlacement>& ranks,
-                                Diagnostics& diagnostics) {
+                                const std::vector<RankPlacement>& ranks, Diagnostics& diagnostics) {
   std::vector<int> usable;  // nodes where this process may run at all
   for (size_t i = 0; i < hardware.numa.size(); ++i) {
     if (!hardware.numa[i].cpus.empty()) usable.push_back(static_cast<int>(i));
@@ -142,8 +141,7 @@ void bind(const NodeHardware& hardware, const PlacementRequest& request,
       continue;
     }
     // Its own cores among those of the ranks that live on the same node.
-    const size_t mates =
-        static_cast<size_t>(std::count(nodes.begin(), nodes.end(), nodes[rank]));
+    const size_t mates = static_cast<size_t>(std::count(nodes.begin(), nodes.end(), nodes[rank]));
     const size_t index = static_cast<size_t>(
         std::count(nodes.begin(), nodes.begin() + static_cast<std::ptrdiff_t>(rank), nodes[rank]));
     ranks[rank].cpus = share(node.cores, index, mates);
@@ -164,9 +162,9 @@ std::vector<RankPlacement> place_ranks(const NodeHardware& hardware,
     if ((request.need_gpu || chosen_by_name) && !enough && !own.has_errors()) {
       diagnostics.add(
           {.code = "placement.gpu_count",
-           .what = fmt::format("{} of this node, one GPU each, but {} {}",
-                               count(ranks.size(), "rank"), count(gpus.size(), "GPU"),
-                               chosen_by_name ? "in gpu_ids" : "visible"),
+           .what =
+               fmt::format("{} of this node, one GPU each, but {} {}", count(ranks.size(), "rank"),
+                           count(gpus.size(), "GPU"), chosen_by_name ? "in gpu_ids" : "visible"),
            .help = gpus.empty() ? "start fewer with --nproc_per_node, or --cpu to run without GPUs"
                                 : fmt::format("--nproc_per_node {} fits; --cpu runs without GPUs",
                                               gpus.size())});

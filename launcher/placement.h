@@ -19,9 +19,9 @@ struct NumaNode {
 };
 
 struct GpuDevice {
-  std::string id;   // as CUDA_VISIBLE_DEVICES takes it: "3" or "GPU-8f6a..." or "MIG-..."
-  std::string pci;  // "0000:3b:00.0", "" = unknown
-  int numa = -1;    // os_index, -1 = unknown
+  std::string id;         // as CUDA_VISIBLE_DEVICES takes it: "3" or "GPU-8f6a..." or "MIG-..."
+  std::string pci;        // "0000:3b:00.0", "" = unknown
+  int numa = -1;          // os_index, -1 = unknown
   std::string uuid = {};  // "GPU-8f6a...", "" = unknown
   std::string name = {};  // "NVIDIA H200", "" = unknown
 };

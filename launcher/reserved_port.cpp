@@ -22,9 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 bool is_number(const std::string& text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-    return std::isdigit(c) != 0;
-  });
+  return !text.empty() && std::all_of(text.begin(), text.end(),
+                                      [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
 // Binds, and says with which port; errno as it is on failure.

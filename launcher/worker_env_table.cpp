@@ -157,12 +157,27 @@ const Table& parallelism_sp_variables() {
 
 const std::vector<std::string>& foreign_rank_variables() {
   static const std::vector<std::string> names = {
-      "SLURM_PROCID",        "SLURM_LOCALID", "SLURM_NODEID",    "SLURM_NTASKS",
-      "SLURM_NPROCS",        "SLURM_TASK_PID", "SLURM_STEPID",   "SLURM_STEP_*",
-      "SLURM_GTIDS",         "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
-      "PMI_*",               "PMIX_*",        "PMI2_*",
-      "OMPI_COMM_WORLD_*",   "OMPI_UNIVERSE_SIZE", "MV2_COMM_WORLD_*",
-      "MPI_LOCALRANKID",     "MPI_LOCALNRANKS", "JSM_NAMESPACE_*", "ALPS_APP_PE",
+      "SLURM_PROCID",
+      "SLURM_LOCALID",
+      "SLURM_NODEID",
+      "SLURM_NTASKS",
+      "SLURM_NPROCS",
+      "SLURM_TASK_PID",
+      "SLURM_STEPID",
+      "SLURM_STEP_*",
+      "SLURM_GTIDS",
+      "SLURM_NTASKS_PER_NODE",
+      "SLURM_TASKS_PER_NODE",
+      "PMI_*",
+      "PMIX_*",
+      "PMI2_*",
+      "OMPI_COMM_WORLD_*",
+      "OMPI_UNIVERSE_SIZE",
+      "MV2_COMM_WORLD_*",
+      "MPI_LOCALRANKID",
+      "MPI_LOCALNRANKS",
+      "JSM_NAMESPACE_*",
+      "ALPS_APP_PE",
   };
   return names;
 }

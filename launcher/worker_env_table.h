@@ -21,12 +21,12 @@ struct WorkerVariable {
 };
 
 // Those that are set when ...
-const std::vector<WorkerVariable>& dynamo_variables();       // always, but for DeepSpeed
-const std::vector<WorkerVariable>& fsdp_variables();         // FSDP is used
-const std::vector<WorkerVariable>& megatron_variables();     // Megatron-LM is used
-const std::vector<WorkerVariable>& deepspeed_variables();    // DeepSpeed is used
-const std::vector<WorkerVariable>& fp8_variables();          // mixed_precision is fp8
-const std::vector<WorkerVariable>& parallelism_variables();  // ParallelismConfig is used
+const std::vector<WorkerVariable>& dynamo_variables();          // always, but for DeepSpeed
+const std::vector<WorkerVariable>& fsdp_variables();            // FSDP is used
+const std::vector<WorkerVariable>& megatron_variables();        // Megatron-LM is used
+const std::vector<WorkerVariable>& deepspeed_variables();       // DeepSpeed is used
+const std::vector<WorkerVariable>& fp8_variables();             // mixed_precision is fp8
+const std::vector<WorkerVariable>& parallelism_variables();     // ParallelismConfig is used
 const std::vector<WorkerVariable>& parallelism_cp_variables();  // ... with cp_size > 1
 const std::vector<WorkerVariable>& parallelism_sp_variables();  // ... with sp_size > 1
 

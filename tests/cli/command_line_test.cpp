@@ -71,6 +71,41 @@ TEST_CASE("both spellings, both ways to give a value, in any order") {
   }
 }
 
+TEST_CASE("flags are switched on and off and short options come in one word") {
+  const std::vector<std::pair<Words, bool>> table = {
+      {{"--cpu", "p"}, true},          {{"--cpu=true", "p"}, true},
+      {{"--cpu=yes", "p"}, true},      {{"--cpu=false", "p"}, false},
+      {{"--cpu=0", "p"}, false},       {{"--no-cpu", "p"}, false},
+      {{"--no_cpu=false", "p"}, true}, {{"--cpu", "--no-cpu", "p"}, false}};
+  for (const auto& [args, on] : table) {
+    CAPTURE(args[0]);
+    Example example;
+    example.cpu = !on;
+    CHECK(example.line.parse(args));
+    CHECK(example.cpu == on);
+  }
+  Example example;
+  CHECK(example.refused({"--cpu=maybe", "p"}).what == "--cpu wants true or false, got 'maybe'");
+  CHECK(example.refused({"--no-num_processes", "p"}).code == "usage.unknown_option");
+
+  std::string given;
+  Example other;
+  other.line.declare({.name = "count",
+                      .aliases = {"other_name"},
+                      .short_name = 'n',
+                      .value_name = "N",
+                      .set = [&](const std::string& value) -> std::optional<std::string> {
+                        given += value + ";";
+                        return std::nullopt;
+                      }});
+  CHECK(other.line.parse({"-n3", "-n", "4", "-n=5", "-mn", "6", "--other-name=7", "p"}));
+  CHECK(given == "3;4;5;6;7;");
+  CHECK(other.module);
+  const SplitArguments split = other.line.split({"-mn", "6", "-n7", "prog", "-n", "8"});
+  CHECK(split.own == Words{"-mn", "6", "-n7"});
+  CHECK(split.program == "prog");
+}
+
 TEST_CASE("what is not given keeps its default") {
   Example example;
   CHECK(example.line.parse({"p"}));

@@ -31,7 +31,7 @@ TEST_CASE("mtl alone, --help and help are the same single screen on stdout") {
   CHECK(shell.mtl({"-h"}).out == alone.out);
   CHECK(shell.mtl({"help"}).out == alone.out);
   CHECK(std::count(alone.out.begin(), alone.out.end(), '\n') <= 24);
-  for (const char* command : {"config", "plan", "launch", "generate", "help", "version"}) {
+  for (const char* command : {"config", "plan", "launch", "generate", "env", "help", "version"}) {
     CAPTURE(command);
     CHECK(has(alone.out, std::string("\n  ") + command + ' '));
   }
@@ -48,11 +48,13 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"config", "schema"}, {"train.yaml"}},
       {{"launch"},
        {"--config_file", "--num_processes", "--cpu", "--mixed_precision", "--fresh", "--dry-run",
-        "--grace", "--module", "--no_python", "key=value", "train.yaml"}},
+        "--grace", "--module", "--no_python", "key=value", "train.yaml", "--hosts", "--nnodes",
+        "--tee", "launch-flags"}},
       {{"plan"}, {"--num_processes", "--config_file", "--mixed_precision", "--svg", "--json"}},
       {{"generate"}, {"--tokens", "--temperature", "--top_k", "--seed", "RUN", "PROMPT"}},
       {{"version"}, {}},
-      {{"help"}, {"exit-codes", "errors", "settings", "signals"}},
+      {{"help"}, {"exit-codes", "errors", "launch-flags", "settings", "signals"}},
+      {{"env"}, {"--json", "--python"}},
       {{"worker"}, {"RUN_DIR"}},
   };
   for (const auto& [command, parts] : table) {
@@ -145,7 +147,7 @@ TEST_CASE("topics") {
   const Outcome codes = shell.mtl({"help", "exit-codes"});
   CHECK(codes.code == 0);
   CHECK(has(codes.out, "75"));
-  for (const char* topic : {"errors", "settings", "signals"}) {
+  for (const char* topic : {"errors", "launch-flags", "settings", "signals"}) {
     CAPTURE(topic);
     CHECK(shell.mtl({"help", topic}).out.size() > 100);
   }
@@ -240,7 +242,8 @@ TEST_CASE("a program that asks to be requeued is no failure") {
   const Outcome outcome =
       shell.mtl({"launch", "--num_processes", "2", "--", "sh", "-c", "exit 75"});
   CHECK(outcome.code == 75);
-  CHECK(outcome.err.empty());
+  CHECK_FALSE(has(outcome.err, "error"));
+  CHECK_FALSE(has(outcome.err, "warning"));
 }
 
 TEST_CASE("a program that is missing or cannot be executed") {
@@ -273,10 +276,73 @@ TEST_CASE("the config file decides the number of processes, the option wins") {
   args.insert(args.begin() + 1, "--num-processes=1");
   CHECK(shell.mtl(args).out == "1\n");
   CHECK(shell.mtl({"launch", "--config_file", "missing.yaml", "true"}).code == 3);
-  shell.write("many.yaml", "num_machines: 2\nnum_processes: 2\n");
+  CHECK(shell
+            .mtl({"launch", "--", "/bin/sh", "-c", "echo $WORLD_SIZE"},
+                 {{"MTL_CONFIG_FILE", "two.yaml"}, {"MTL_NUM_PROCESSES", "3"}})
+            .out == "3\n");
+  shell.write("many.yaml", "num_machines: 2\nnum_processes: 2\ndistributed_type: 'NO'\n");
   const Outcome many = shell.mtl({"launch", "--config_file", "many.yaml", "true"});
   CHECK(many.code == 3);
-  CHECK(has(many.err, "launch.machines"));
+  CHECK(has(many.err, "launch.address"));
+  CHECK(has(many.err, "launch.machine_rank"));
+}
+
+TEST_CASE("flags of accelerate and torchrun reach the program as its environment") {
+  Shell shell;
+  const Outcome outcome =
+      shell.mtl({"launch",
+                 "--nproc-per-node=2",
+                 "--use_fsdp",
+                 "--fsdp_offload_params=true",
+                 "--no-cpu",
+                 "--role",
+                 "trainer",
+                 "--rdzv_id",
+                 "job9",
+                 "--max-restarts",
+                 "0",
+                 "--env",
+                 "A=x y",
+                 "--monitor_interval",
+                 "5",
+                 "--master_port",
+                 "0",
+                 "-t",
+                 "0",
+                 "--",
+                 "/bin/sh",
+                 "-c",
+                 "test $RANK = 1 || echo $FSDP_OFFLOAD_PARAMS $ROLE_NAME $TORCHELASTIC_RUN_ID $A "
+                 "$WORLD_SIZE ${SLURM_PROCID-none} $(dirname $TORCHELASTIC_ERROR_FILE)"},
+                {{"SLURM_PROCID", "7"}});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.out, "true trainer job9 x y 2 none /"));
+  CHECK(has(outcome.err, "--monitor_interval"));
+  // What the ranks may leave behind goes away with the launch.
+  const std::string folder = outcome.out.substr(outcome.out.rfind(' ') + 1);
+  CHECK_FALSE(std::filesystem::exists(folder.substr(0, folder.find('\n'))));
+}
+
+TEST_CASE("contradictions of a launch are reported together before anything starts") {
+  Shell shell;
+  const Outcome outcome =
+      shell.mtl({"launch", "--cpu", "--multi_gpu", "--nnodes", "3:2", "--use_fsdp",
+                 "--use_deepspeed", "--", "/bin/sh", "-c", "touch started"});
+  CHECK(outcome.code == 3);
+  CHECK(has(outcome.err, "--cpu and --multi_gpu"));
+  CHECK(has(outcome.err, "launch.nodes"));
+  CHECK(has(outcome.err, "--use_fsdp and --use_deepspeed"));
+  CHECK_FALSE(std::filesystem::exists(shell.dir() / "started"));
+}
+
+TEST_CASE("threads per rank are said once and only where nobody chose them") {
+  Shell shell;
+  const Words args = {"launch", "-n", "2", "--", "true"};
+  CHECK(has(shell.mtl(args).err, "OMP_NUM_THREADS="));
+  CHECK(shell.mtl(args, {{"OMP_NUM_THREADS", "3"}}).err.empty());
+  CHECK(shell.mtl({"launch", "-q", "-n", "2", "--", "true"}).err.empty());
+  CHECK(shell.mtl({"launch", "-n", "1", "--", "true"}).err.empty());
 }
 
 TEST_CASE("--dry-run of a program prints what would be started, and starts nothing") {
@@ -284,7 +350,17 @@ TEST_CASE("--dry-run of a program prints what would be started, and starts nothi
   const Outcome outcome = shell.mtl(
       {"launch", "--dry-run", "--num_processes", "2", "--", "/bin/sh", "-c", "touch started"});
   CHECK(outcome.code == 0);
-  CHECK(has(outcome.out, "RANK=1"));
-  CHECK(has(outcome.out, "/bin/sh -c 'touch started'\n"));
+  CHECK(has(outcome.out, "\nrank 1\n  host     "));
+  CHECK(has(outcome.out, "\n  device   "));
+  CHECK(has(outcome.out, "\n  binding  none\n"));
+  CHECK(has(outcome.out, " RANK=1 "));
+  CHECK(has(outcome.out, " /bin/sh -c 'touch started'\n"));
+  // The command can be copied: it gives what rank 1 would have given.
+  const size_t at = outcome.out.rfind("  command  ");
+  const std::string line = outcome.out.substr(at + 11);
+  const Outcome copied = shell.run({"/bin/sh", "-c", line});
+  CHECK(copied.code == 0);
+  CHECK(std::filesystem::exists(shell.dir() / "started"));
+  std::filesystem::remove(shell.dir() / "started");
   CHECK_FALSE(std::filesystem::exists(shell.dir() / "started"));
 }

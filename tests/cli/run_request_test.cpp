@@ -14,10 +14,18 @@ using namespace mtl;
 
 using Words = std::vector<std::string>;
 
+namespace {
+
+void give(RunOptions& options, const std::string& name, const std::string& text) {
+  options.given.flags[name] = {{text}, "--" + name};
+}
+
+}  // namespace
+
 TEST_CASE("options are weaker than key=value") {
   RunOptions options;
   CHECK(overrides(options, {"a.b=1"}) == Words{"a.b=1"});
-  options.mixed_precision = "bf16";
+  give(options, "mixed_precision", "bf16");
   options.fresh = true;
   CHECK(overrides(options, {"a.b=1"}) ==
         Words{"precision.dtype=bf16", "checkpoint.resume=never", "a.b=1"});
@@ -25,8 +33,11 @@ TEST_CASE("options are weaker than key=value") {
         Words{"precision.dtype=fp32", "checkpoint.resume=must"});
   // Only the whole key counts.
   CHECK(overrides(options, {"precision.dtypes=fp32"}).size() == 3);
-  options.mixed_precision = "no";
+  give(options, "mixed_precision", "no");
+  give(options, "megatron_lm_tp_degree", "2");
   CHECK(overrides(options, {})[0] == "precision.dtype=fp32");
+  CHECK(overrides(options, {})[1] == "parallel.tp=2");
+  CHECK(overrides(options, {"parallel.tp=4"}).back() == "parallel.tp=4");
 }
 
 TEST_CASE("what follows train.yaml has to be key=value") {
@@ -48,16 +59,6 @@ TEST_CASE("settings in the environment have two underscores") {
   CHECK(settings_in_environment(nullptr).empty());
 }
 
-TEST_CASE("the number of processes: option, then file, then 1") {
-  RunOptions options;
-  LaunchConfig config;
-  CHECK(world_size(options, config) == 1);
-  config.num_processes = 4;
-  CHECK(world_size(options, config) == 4);
-  options.num_processes = 2;
-  CHECK(world_size(options, config) == 2);
-}
-
 TEST_CASE("what is a train.yaml and what a program") {
   LaunchOptions options;
   CHECK(is_train_yaml(options, "train.yaml", false));
@@ -76,6 +77,9 @@ TEST_CASE("python3 stands in front of scripts and modules only") {
   options.no_python = true;
   CHECK(program_argv(options, "s.py", {}) == Words{"s.py"});
   options.no_python = false;
+  options.run_path = true;
+  CHECK(program_argv(options, "s", {}) == Words{"python3", "-u", "s"});
+  options.run_path = false;
   options.module = true;
   CHECK(program_argv(options, "pkg.mod", {"a"}) == Words{"python3", "-u", "-m", "pkg.mod", "a"});
 }

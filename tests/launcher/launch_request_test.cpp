@@ -148,7 +148,7 @@ std::vector<std::string> samples(const LaunchFlag& flag, const std::string& toke
     case FlagKind::number:
     case FlagKind::seconds:
     case FlagKind::size:
-      return {"3", "4", "5"};
+      return {"3", "4", "6"};
     case FlagKind::text:
     case FlagKind::list:
       return {"aaa", "bbb", "ccc"};
@@ -331,13 +331,14 @@ TEST_CASE("truth values are what they say") {
   for (const char* yes : {"true", "1", "yes", "on", "True"}) CHECK(truth_of(yes) == true);
   CHECK_FALSE(truth_of("maybe").has_value());
   const auto env = worker_environment(
-      resolved({{"use_megatron_lm", "true"}, {"megatron_lm_no_load_optim", "false"}}).request.config,
+      resolved({{"use_megatron_lm", "true"}, {"megatron_lm_no_load_optim", "false"}})
+          .request.config,
       {}, 0);
   CHECK(env.at("MEGATRON_LM_NO_LOAD_OPTIM") == "False");
 }
 
 TEST_CASE("variables of the environment: MTL_ and torchrun's PET_") {
-  const char* const environment[] = {"MTL_NUM_PROCESSES=4", "PET_NNODES=2", "PET_NODE_RANK=1",
+  const char* const environment[] = {"MTL_NUM_PROCESSES=4", "PET_NNODES=2",     "PET_NODE_RANK=1",
                                      "MTL_GRACE=soon",      "MTL_CPU_ISA=avx2", "HOME=/",
                                      "MTL_TRAIN__STEPS=3",  "MTL_TEE=",         nullptr};
   Diagnostics diagnostics;
@@ -363,15 +364,29 @@ TEST_CASE("how many ranks and where") {
       {{{"num_processes", "6"}}, Mode::local, 6, 6, 1, 1},
       {{{"nproc_per_node", "3"}}, Mode::local, 3, 3, 1, 1},
       {{{"nproc_per_node", "3"}, {"rdzv_backend", "c10d"}, {"rdzv_endpoint", "localhost:0"}},
-       Mode::local, 3, 3, 1, 1},
+       Mode::local,
+       3,
+       3,
+       1,
+       1},
       {{{"num_processes", "6"},
         {"num_machines", "2"},
         {"machine_rank", "1"},
         {"main_process_ip", "10.0.0.1"}},
-       Mode::member, 6, 3, 2, 2},
-      {{{"nproc_per_node", "4"}, {"nnodes", "2:3"}, {"rdzv_backend", "c10d"},
+       Mode::member,
+       6,
+       3,
+       2,
+       2},
+      {{{"nproc_per_node", "4"},
+        {"nnodes", "2:3"},
+        {"rdzv_backend", "c10d"},
         {"rdzv_endpoint", "n0:29400"}},
-       Mode::member, 0, 4, 2, 3},
+       Mode::member,
+       0,
+       4,
+       2,
+       3},
       {{{"hosts", "a:2,b:3"}}, Mode::hosts, 5, 0, 2, 2},
       {{{"hosts", "a,b"}, {"num_processes", "8"}}, Mode::hosts, 8, 4, 2, 2},
       {{{"hosts", "a:4,b:4"}, {"num_processes", "6"}}, Mode::hosts, 6, 0, 2, 2},
@@ -411,10 +426,12 @@ TEST_CASE("contradictions are errors, all of them at once") {
        {"launch.machine_rank"},
        "does not exist"},
       {{{"num_machines", "2"}, {"machine_rank", "0"}}, {"launch.address"}, "--main_process_ip"},
-      {{{"num_machines", "2"}, {"main_process_ip", "a"}}, {"launch.machine_rank"},
+      {{{"num_machines", "2"}, {"main_process_ip", "a"}},
+       {"launch.machine_rank"},
        "--machine_rank"},
       {{{"nnodes", "2:3"}, {"rdzv_backend", "tcp"}}, {"launch.address"}, "--rdzv_endpoint"},
-      {{{"nnodes", "2:3"}, {"rdzv_endpoint", "a"}, {"machine_rank", "0"}}, {"launch.conflict"},
+      {{{"nnodes", "2:3"}, {"rdzv_endpoint", "a"}, {"machine_rank", "0"}},
+       {"launch.conflict"},
        "--rdzv_backend tcp"},
       {{{"main_process_port", "70000"}}, {"launch.port"}, "65535"},
       {{{"num_machines", "2"},
@@ -431,10 +448,12 @@ TEST_CASE("contradictions are errors, all of them at once") {
       {{{"rdzv_conf", "join_timeot=3"}}, {"launch.rdzv_conf"}, "did you mean join_timeout?"},
       {{{"tee", "0:7"}}, {"launch.value"}, "pairs"},
       {{{"standalone", "true"}, {"hosts", "a"}}, {"launch.conflict"}, "--standalone"},
-      {{{"cpu", "true"}, {"nproc_per_node", "gpu"}}, {"launch.conflict", "placement.gpu_count"},
+      {{{"cpu", "true"}, {"nproc_per_node", "gpu"}},
+       {"launch.conflict", "placement.gpu_count"},
        "gpu with --cpu"},
       {{{"hosts", "a:1"}, {"num_processes", "9"}}, {"launch.processes"}, "1 slots"},
-      {{{"use_fsdp", "true"}, {"fsdp_sync_module_states", "false"}}, {"launch.conflict"},
+      {{{"use_fsdp", "true"}, {"fsdp_sync_module_states", "false"}},
+       {"launch.conflict"},
        "fsdp_sync_module_states"},
       {{{"cpu", "true"},
         {"multi_gpu", "true"},
@@ -515,8 +534,9 @@ TEST_CASE("merged settings written as a file give the same environment") {
       "  parallelism_config_cp_size: 2\nfp8_config:\n  amax_history_length: 7\n"
       "  override_linear_precision: (false, true, false)\n");
   const LaunchRequest request =
-      resolved({{"fsdp_offload_params", "true"}, {"role", "trainer"}, {"dynamo_backend", "inductor"}},
-               file)
+      resolved(
+          {{"fsdp_offload_params", "true"}, {"role", "trainer"}, {"dynamo_backend", "inductor"}},
+          file)
           .request;
   const auto env = worker_environment(request.config, {}, 0);
   CHECK(env.at("FSDP_VERSION") == "2");

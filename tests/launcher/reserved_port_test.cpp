@@ -1,4 +1,5 @@
-// A port that is kept without listening: nobody gets it by accident, a server can take it on purpose.
+// A port that is kept without listening: nobody gets it by accident, a server can take it on
+// purpose.
 #include "launcher/reserved_port.h"
 
 #include <cerrno>

@@ -1,0 +1,91 @@
+// cli/launch_flags: the table as options, and the reference page that is written from it.
+#include "cli/launch_flags.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "common/terminal.h"
+
+using namespace mtl;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+FlagValues parsed(const Words& args) {
+  FlagValues values;
+  std::string program;
+  Words rest;
+  CommandLine line({"launch [options] PROGRAM [args ...]"}, "Starts a program.");
+  line.positional("PROGRAM", program, "what to start");
+  line.rest("ARGS", rest, "its arguments");
+  declare_launch_flags(line, values);
+  line.parse(args);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("flags land under their first name whatever they are called") {
+  const FlagValues values =
+      parsed({"--node-rank", "1", "--master_addr=a", "--no-cpu", "--env", "A=1", "--env=B=2", "-n",
+              "3", "--num-processes", "4", "-m", "--tpu_cluster=false", "p"});
+  CHECK(values.at("machine_rank").texts == Words{"1"});
+  CHECK(values.at("machine_rank").origin == "--machine_rank");
+  CHECK(values.at("main_process_ip").texts == Words{"a"});
+  CHECK(values.at("cpu").texts == Words{"false"});
+  CHECK(values.at("env").texts == Words{"A=1", "B=2"});
+  CHECK(values.at("num_processes").texts == Words{"4"});
+  CHECK(values.at("module").texts == Words{"true"});
+  CHECK(values.at("tpu_cluster").texts == Words{"false"});
+}
+
+TEST_CASE("every setting is an option of its kind") {
+  for (const LaunchFlag& flag : launch_flags()) {
+    CAPTURE(flag.name);
+    if (flag.kind == FlagKind::truth) {
+      CHECK(parsed({"--" + flag.name, "p"}).at(flag.name).texts == Words{"true"});
+      CHECK(parsed({"--no-" + flag.name, "p"}).at(flag.name).texts == Words{"false"});
+      continue;
+    }
+    const std::string text = flag.kind == FlagKind::choice
+                                 ? flag.value.substr(0, flag.value.find('|'))
+                                 : std::string("3");
+    CHECK(parsed({"--" + flag.name, text, "p"}).at(flag.name).texts == Words{text});
+    if (flag.kind == FlagKind::text || flag.kind == FlagKind::list) continue;
+    CHECK_THROWS_AS(parsed({"--" + flag.name, "nonsense", "p"}), Error);
+  }
+}
+
+TEST_CASE("the text of all flags fits and leaves none out") {
+  for (int columns : {60, 80, 100}) {
+    std::istringstream lines(launch_flags_text(columns));
+    for (std::string line; std::getline(lines, line);) {
+      CAPTURE(line);
+      CHECK(display_width(line) <= columns);
+    }
+  }
+  const std::string text = launch_flags_text(80);
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (flag.name != "dry_run") CHECK(text.find("--" + flag.name) != std::string::npos);
+  }
+}
+
+TEST_CASE("docs/reference/launch-flags.md is written from the table") {
+  const std::string path = std::string(MTL_SOURCE_DIR) + "/docs/reference/launch-flags.md";
+  const std::string expected = launch_flags_reference();
+  if (const char* update = std::getenv("MTL_UPDATE_DOCS"); update && std::string(update) == "1") {
+    std::ofstream(path, std::ios::binary) << expected;
+    return;
+  }
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  CHECK_MESSAGE(text == expected,
+                "it differs from the table; regenerate it: MTL_UPDATE_DOCS=1 test_cli");
+}
