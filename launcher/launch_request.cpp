@@ -128,17 +128,12 @@ class Resolver {
  private:
   using Setter = std::function<void(Resolver&, const FlagValue&, int layer)>;
 
-  void error(const std::string& code, const std::string& what, const std::string& help) {
+  void fail(const std::string& code, const std::string& what, const std::string& help) {
     diagnostics_.add({.code = code, .what = what, .help = help});
   }
   void conflict(const std::string& what, const std::string& help) {
-    error("launch.conflict", what, help);
+    fail("launch.conflict", what, help);
   }
-  void warn(const std::string& code, const std::string& what, const std::string& help = {}) {
-    diagnostics_.add(
-        {.code = code, .what = what, .help = help, .severity = Diagnostic::Severity::warning});
-  }
-
   // ---- the layers
 
   void apply_file() {
@@ -305,9 +300,9 @@ class Resolver {
   }
 
   void value_error(const FlagValue& value, const std::string& wants) {
-    error("launch.value",
-          fmt::format("{} wants {}, got '{}'", value.origin, wants, value.texts.back()),
-          "see: mtl help launch-flags");
+    fail("launch.value",
+         fmt::format("{} wants {}, got '{}'", value.origin, wants, value.texts.back()),
+         "see: mtl help launch-flags");
   }
 
   void per_node(const FlagValue& value, int layer) {
@@ -342,10 +337,10 @@ class Resolver {
     const auto max = colon == std::string::npos ? min : whole(text.substr(colon + 1), 1, 1 << 20);
     if (!min || !max) return value_error(value, "a number of machines, or MIN:MAX");
     if (*min > *max) {
-      return error("launch.nodes",
-                   fmt::format("{} {}: the least, {}, is more than the most, {}", value.origin,
-                               text, *min, *max),
-                   fmt::format("swap them: {} {}:{}", value.origin, *max, *min));
+      return fail("launch.nodes",
+                  fmt::format("{} {}: the least, {}, is more than the most, {}", value.origin, text,
+                              *min, *max),
+                  fmt::format("swap them: {} {}:{}", value.origin, *max, *min));
     }
     set_nodes({*min, *max}, value, layer);
   }
@@ -353,8 +348,8 @@ class Resolver {
   void main_port(const FlagValue& value, int layer) {
     const auto port = whole(value.texts.back(), 0, 65'535);
     if (!port) {
-      return error("launch.port", fmt::format("{} {} is no port", value.origin, value.texts.back()),
-                   "ports go from 1 to 65535; 0 takes a free one");
+      return fail("launch.port", fmt::format("{} {} is no port", value.origin, value.texts.back()),
+                  "ports go from 1 to 65535; 0 takes a free one");
     }
     port_.set(*port, layer, value.origin);
   }
@@ -362,10 +357,9 @@ class Resolver {
   void endpoint(const FlagValue& value, int layer) {
     const auto endpoint = parse_endpoint(value.texts.back());
     if (!endpoint) {
-      return error(
-          "launch.endpoint",
-          fmt::format("{} '{}' is not HOST or HOST:PORT", value.origin, value.texts.back()),
-          "for example 10.0.0.1:29400, node0, [fd00::1]:29400");
+      return fail("launch.endpoint",
+                  fmt::format("{} '{}' is not HOST or HOST:PORT", value.origin, value.texts.back()),
+                  "for example 10.0.0.1:29400, node0, [fd00::1]:29400");
     }
     endpoint_.set(*endpoint, layer, value.origin);
   }
@@ -393,9 +387,9 @@ class Resolver {
         std::vector<std::string> words = known;
         words.insert(words.end(), without_meaning.begin(), without_meaning.end());
         const auto near = did_you_mean(key, words);
-        error("launch.rdzv_conf", fmt::format("{} has no '{}'", value.origin, key),
-              near ? fmt::format("did you mean {}?", *near)
-                   : "it knows join_timeout, last_call_timeout, timeout and rank");
+        fail("launch.rdzv_conf", fmt::format("{} has no '{}'", value.origin, key),
+             near ? fmt::format("did you mean {}?", *near)
+                  : "it knows join_timeout, last_call_timeout, timeout and rank");
         continue;
       }
       const LaunchFlag number{.name = key,
@@ -407,8 +401,8 @@ class Resolver {
                               .aliases = {},
                               .meaningless = {}};
       if (const auto wanted = flag_value_wanted(number, text)) {
-        error("launch.rdzv_conf", fmt::format("{} wants {}, got '{}'", name, *wanted, text),
-              "write it as " + key + "=30");
+        fail("launch.rdzv_conf", fmt::format("{} wants {}, got '{}'", name, *wanted, text),
+             "write it as " + key + "=30");
       } else if (key == "rank") {
         machine_rank_.set(std::stoi(text), layer, name);
       } else if (key == "last_call_timeout") {
@@ -435,8 +429,8 @@ class Resolver {
     for (const std::string& text : value.texts) {
       const size_t equals = text.find('=');
       if (equals == std::string::npos || equals == 0) {
-        error("launch.value", fmt::format("{} wants NAME=VALUE, got '{}'", value.origin, text),
-              fmt::format("to pass on a variable as it is here: --forward_env {}", text));
+        fail("launch.value", fmt::format("{} wants NAME=VALUE, got '{}'", value.origin, text),
+             fmt::format("to pass on a variable as it is here: --forward_env {}", text));
         continue;
       }
       r_.env[text.substr(0, equals)] = text.substr(equals + 1);
@@ -605,13 +599,13 @@ class Resolver {
     if (hosts && hosts_have_slots()) return count_slots();
     if (total_.said() && !per_node_.said()) {
       if (total_.value % nodes != 0) {
-        error("launch.processes",
-              fmt::format("num_processes {} ({}) cannot be shared out evenly by {} machines",
-                          total_.value, total_.origin, nodes),
-              hosts ? "give the hosts their ranks: a:3,b:2"
-                    : fmt::format("num_processes is the total of all machines; {} and {} would do",
-                                  std::max(total_.value / nodes, 1) * nodes,
-                                  (total_.value / nodes + 1) * nodes));
+        fail("launch.processes",
+             fmt::format("num_processes {} ({}) cannot be shared out evenly by {} machines",
+                         total_.value, total_.origin, nodes),
+             hosts ? "give the hosts their ranks: a:3,b:2"
+                   : fmt::format("num_processes is the total of all machines; {} and {} would do",
+                                 std::max(total_.value / nodes, 1) * nodes,
+                                 (total_.value / nodes + 1) * nodes));
       }
       r_.local_ranks = std::max(total_.value / nodes, 1);
     }
@@ -638,10 +632,10 @@ class Resolver {
       sum += slots;
     }
     if (all && total_.said() && total_.value > sum) {
-      error("launch.processes",
-            fmt::format("num_processes {} ({}), and the hosts have {} slots", total_.value,
-                        total_.origin, sum),
-            "give them more slots, name more hosts, or start fewer");
+      fail("launch.processes",
+           fmt::format("num_processes {} ({}), and the hosts have {} slots", total_.value,
+                       total_.origin, sum),
+           "give them more slots, name more hosts, or start fewer");
     } else if (all && total_.said()) {
       int left = total_.value;
       for (Host& host : r_.hosts) {
@@ -666,15 +660,15 @@ class Resolver {
     const std::string host = endpoint_.said() ? endpoint_.value.host : address_.value;
     int port = endpoint_.said() && endpoint_.value.port >= 0 ? endpoint_.value.port : port_.value;
     if (member && host.empty()) {
-      error("launch.address",
-            fmt::format("{} machines, and nobody says where they meet", r_.max_nodes),
-            r_.elastic ? "add --rdzv_endpoint HOST:PORT, the same on every machine"
-                       : "add --main_process_ip ADDRESS of machine 0, the same on every machine");
+      fail("launch.address",
+           fmt::format("{} machines, and nobody says where they meet", r_.max_nodes),
+           r_.elastic ? "add --rdzv_endpoint HOST:PORT, the same on every machine"
+                      : "add --main_process_ip ADDRESS of machine 0, the same on every machine");
     }
     if (member && port == 0) {
       if (endpoint_.value.port == 0 || port_.said()) {
-        error("launch.port", "port 0 with several machines: the others would not know which it is",
-              "name one, the same on every machine: --main_process_port 29500");
+        fail("launch.port", "port 0 with several machines: the others would not know which it is",
+             "name one, the same on every machine: --main_process_port 29500");
       }
       port = kMeetingPort;
     }
@@ -688,16 +682,16 @@ class Resolver {
     }
     r_.machine_rank = machine_rank_.said() ? machine_rank_.value : 0;
     if (member && !r_.elastic && !machine_rank_.said()) {
-      error("launch.machine_rank",
-            fmt::format("{} machines, and nobody says which one this is", r_.max_nodes),
-            "add --machine_rank: 0 here, 1 on the next machine, ...");
+      fail("launch.machine_rank",
+           fmt::format("{} machines, and nobody says which one this is", r_.max_nodes),
+           "add --machine_rank: 0 here, 1 on the next machine, ...");
     }
     if (machine_rank_.said() && r_.mode != LaunchRequest::Mode::hosts && !r_.elastic &&
         r_.machine_rank >= r_.max_nodes) {
-      error("launch.machine_rank",
-            fmt::format("machine_rank {} ({}) does not exist with {} machine{}", r_.machine_rank,
-                        machine_rank_.origin, r_.max_nodes, r_.max_nodes == 1 ? "" : "s"),
-            fmt::format("ranks count from 0 to {}", r_.max_nodes - 1));
+      fail("launch.machine_rank",
+           fmt::format("machine_rank {} ({}) does not exist with {} machine{}", r_.machine_rank,
+                       machine_rank_.origin, r_.max_nodes, r_.max_nodes == 1 ? "" : "s"),
+           fmt::format("ranks count from 0 to {}", r_.max_nodes - 1));
     }
     r_.config.machine_rank = r_.machine_rank;
     r_.config.main_process_ip = host;
@@ -714,8 +708,8 @@ class Resolver {
         text.pop_back();
       }
       if (text.empty()) {
-        return error("launch.token_file", fmt::format("{} is empty", path),
-                     "put a long random word in it: openssl rand -hex 32");
+        return fail("launch.token_file", fmt::format("{} is empty", path),
+                    "put a long random word in it: openssl rand -hex 32");
       }
       r_.token = text;
     } catch (const Error& failure) {
@@ -724,8 +718,10 @@ class Resolver {
     }
     struct stat info {};
     if (stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
-      warn("launch.token_mode", fmt::format("{} has the job's secret and others may read it", path),
-           "chmod 600 " + path);
+      diagnostics_.add({.code = "launch.token_mode",
+                        .what = fmt::format("{} has the job's secret and others may read it", path),
+                        .help = "chmod 600 " + path,
+                        .severity = Diagnostic::Severity::warning});
     }
   }
 
@@ -742,9 +738,9 @@ class Resolver {
       const auto which =
           colon == std::string::npos ? std::nullopt : whole(pair.substr(colon + 1), 0, 3);
       if (!rank || !which) {
-        error("launch.value",
-              fmt::format("{} wants 0 to 3, or pairs like 0:3,1:1, got '{}'", given.origin, text),
-              "0 = nothing, 1 = stdout, 2 = stderr, 3 = both");
+        fail("launch.value",
+             fmt::format("{} wants 0 to 3, or pairs like 0:3,1:1, got '{}'", given.origin, text),
+             "0 = nothing, 1 = stdout, 2 = stderr, 3 = both");
         return false;
       }
       some[*rank] = *which;
@@ -832,7 +828,10 @@ class Resolver {
     for (const auto& [reason, names] : by_reason) {
       what += fmt::format("{}{} ({})", what.empty() ? "" : "; ", fmt::join(names, ", "), reason);
     }
-    if (!what.empty()) warn("launch.ignored_flag", "changes nothing here: " + what);
+    if (what.empty()) return;
+    diagnostics_.add({.code = "launch.ignored_flag",
+                      .what = "changes nothing here: " + what,
+                      .severity = Diagnostic::Severity::warning});
   }
 
   // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
