@@ -336,6 +336,23 @@ TEST_CASE("contradictions of a launch are reported together before anything star
   CHECK_FALSE(std::filesystem::exists(shell.dir() / "started"));
 }
 
+TEST_CASE("all ranks start again as often as max_restarts says") {
+  Shell shell;
+  const Words program = {"--", "/bin/sh", "-c",
+                         "echo $RANK >> runs-$TORCHELASTIC_RESTART_COUNT.txt; "
+                         "test $TORCHELASTIC_RESTART_COUNT = 2 || exit 9"};
+  Words args = {"launch", "-n", "1", "--max_restarts", "2"};
+  args.insert(args.end(), program.begin(), program.end());
+  const Outcome outcome = shell.mtl(args);
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.err, "restart 2 of 2"));
+  CHECK(mtl::test::file_text(shell.dir() / "runs-2.txt") == "0\n");
+  CHECK_FALSE(std::filesystem::exists(shell.dir() / "runs-3.txt"));
+  args[4] = "1";
+  CHECK(shell.mtl(args).code == 9);
+}
+
 TEST_CASE("threads per rank are said once and only where nobody chose them") {
   Shell shell;
   const Words args = {"launch", "-n", "2", "--", "true"};
