@@ -138,9 +138,10 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
   std::string text;
   for (const WorkerCommand& command : commands) {
     const RankPlacement& place = place_of(command, placement);
-    text +=
-        fmt::format("{}{}\n  host     {}\n  device   {}\n  binding  {}\n", text.empty() ? "" : "\n",
-                    ranks_words(command), host, device_words(place), binding_words(place));
+    text += fmt::format("{}{}\n  host     {}\n  device   {}\n  binding  {}\n",
+                        text.empty() ? "" : "\n", ranks_words(command), host,
+                        placement.empty() ? "chosen there" : device_words(place),
+                        placement.empty() ? "chosen there" : binding_words(place));
     std::string line = "env";
     for (const std::string& name : taken_out(command)) line += " -u " + name;
     const char* title = "environment";

@@ -1,0 +1,121 @@
+// The work behind resolve_launch(): the layers are applied one after another, then what follows
+// from all of them together is decided and checked. For launch_request.cpp and its parts only.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "launcher/launch_request.h"
+
+namespace mtl {
+
+// Where a value comes from; the higher one wins.
+constexpr int kFile = 0, kEnvironment = 1, kFlags = 2;
+
+// Words that people and YAML use for a truth value, in one spelling.
+std::string canonical_value(const LaunchFlag& flag, const std::string& text);
+std::vector<std::string> split_words(const std::string& text, char separator);
+std::optional<int> whole_number(const std::string& text, int least, int most);
+
+// A setting that may come from several layers, of which the strongest counts.
+template <typename T>
+struct Layered {
+  T value{};
+  int layer = -1;  // nobody has said it
+  std::string origin;
+  bool said() const { return layer >= 0; }
+  bool set(T given, int from, const std::string& by) {
+    if (from < layer) return false;
+    value = std::move(given);
+    layer = from;
+    origin = by;
+    return true;
+  }
+};
+
+struct Nodes {
+  int min = 1, max = 1;
+  bool operator==(const Nodes&) const = default;
+};
+
+class LaunchResolver {
+ public:
+  LaunchResolver(const LaunchConfig& file, bool train_yaml, Diagnostics& diagnostics)
+      : diagnostics_(diagnostics), train_yaml_(train_yaml) {
+    r_.config = file;
+  }
+  LaunchRequest resolve(const LaunchGiven& given);
+
+ private:
+  using Setter = std::function<void(LaunchResolver&, const FlagValue&, int layer)>;
+
+  void fail(const std::string& code, const std::string& what, const std::string& help) {
+    diagnostics_.add({.code = code, .what = what, .help = help});
+  }
+  void conflict(const std::string& what, const std::string& help) {
+    fail("launch.conflict", what, help);
+  }
+
+  // ---- the layers
+  void apply_file();
+  void apply(const FlagValues& values, int layer);
+  static bool yes(const FlagValue& value) { return truth_of(value.texts.back()).value_or(false); }
+  // What a setting does to the request. A setting without a row here is passed on to a program, is
+  // the command line's own (file_key "-"), or has no meaning.
+  static const std::unordered_map<std::string, Setter>& setters();
+  void value_error(const FlagValue& value, const std::string& wants);
+  void per_node(const FlagValue& value, int layer);
+  void set_nodes(Nodes nodes, const FlagValue& value, int layer);
+  void nnodes(const FlagValue& value, int layer);
+  void main_port(const FlagValue& value, int layer);
+  void endpoint(const FlagValue& value, int layer);
+  void rdzv_conf(const FlagValue& value, int layer);
+  void numa_binding(const FlagValue& value, int layer);
+  void variables(const FlagValue& value);
+  void ranks_filter(const FlagValue& value);
+  void cpu_and_gpu(const FlagValue&);
+  void engine(const std::string& type, bool on, const FlagValue& value, int layer);
+
+  // ---- what follows from all layers together
+  void finish_engine();
+  void finish_hosts();
+  void finish_nodes();
+  void finish_counts();
+  bool hosts_have_slots() const;
+  // Ranks fill the hosts in their order, as mpirun does.
+  void count_slots();
+  void finish_meeting();
+  void read_token();
+  // "3", or "0:3,1:1": bits by local rank.
+  bool bits(const Layered<std::string>& given, std::optional<int>& all, std::map<int, int>& some);
+  void finish_logs();
+  void finish_environment();
+
+  // ---- what was said in vain
+  bool in_vain(const LaunchFlag& flag) const;
+  void ignored_flags(const LaunchGiven& given);
+  // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
+  void ignored_keys();
+  bool reaches_program(const std::string& key) const;
+
+  LaunchRequest r_;
+  Diagnostics& diagnostics_;
+  const bool train_yaml_;
+  Layered<int> total_, per_node_, machine_rank_, port_;
+  Layered<Nodes> nodes_;
+  Layered<bool> cpu_, multi_gpu_, standalone_;
+  Layered<std::string> hosts_, hostfile_, address_, token_file_, tee_, redirects_;
+  Layered<Endpoint> endpoint_;
+  Layered<std::chrono::milliseconds> join_timeout_;
+  Layered<Binding> binding_;
+  std::vector<std::pair<std::string, std::string>> engines_;  // of the strongest layer
+  int engine_layer_ = -1;
+  std::vector<std::string> ignored_words_;  // keys of rdzv_conf
+};
+
+}  // namespace mtl

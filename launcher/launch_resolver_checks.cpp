@@ -1,0 +1,340 @@
+// What follows from all layers of a launch together, and what contradicts itself there.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+
+#include "common/files.h"
+#include "launcher/launch_resolver.h"
+
+namespace mtl {
+
+namespace {
+
+constexpr int kMeetingPort = 29500;  // torchrun's and accelerate's
+constexpr int kManyRanks = 256;      // of a node, where nobody knows yet how many
+
+}  // namespace
+
+void LaunchResolver::finish_engine() {
+  if (engines_.size() > 1) {
+    std::string names;
+    for (const auto& [type, origin] : engines_) names += (names.empty() ? "" : " and ") + origin;
+    conflict(names + " exclude each other: a program has one engine", "leave all but one out");
+  }
+  LaunchConfig& config = r_.config;
+  if (!engines_.empty()) config.distributed_type = engines_.front().first;
+  const bool gpu_said = multi_gpu_.said() && multi_gpu_.value;
+  if (cpu_.said() && (!gpu_said || cpu_.layer > multi_gpu_.layer)) {
+    config.use_cpu = cpu_.value;
+  } else if (gpu_said) {
+    config.use_cpu = false;
+  }
+  if (gpu_said && !config.use_cpu) {
+    r_.need_gpu = true;
+    if (config.distributed_type == "NO" || config.distributed_type == "MULTI_CPU") {
+      config.distributed_type = "MULTI_GPU";
+    }
+  }
+  if (multi_gpu_.said() && !multi_gpu_.value && config.distributed_type == "MULTI_GPU") {
+    config.distributed_type = "NO";
+  }
+  const auto setting = [&](const char* name) {
+    const auto found = config.plugins.find(name);
+    return found == config.plugins.end() || truth_of(found->second).value_or(true);
+  };
+  if (config.distributed_type == "FSDP" && setting("fsdp_cpu_ram_efficient_loading") &&
+      !setting("fsdp_sync_module_states")) {
+    conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
+             "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
+  }
+}
+
+void LaunchResolver::finish_hosts() {
+  // DeepSpeed's own name for it counts where DeepSpeed does.
+  if (const auto file = r_.config.plugins.find("deepspeed_hostfile");
+      file != r_.config.plugins.end() && r_.config.distributed_type == "DEEPSPEED" &&
+      !hostfile_.said()) {
+    hostfile_.set(file->second, kFile, "deepspeed_hostfile");
+  }
+  if (standalone_.said()) {
+    const int layer = standalone_.layer;
+    if (hosts_.layer >= layer || hostfile_.layer >= layer) {
+      conflict("--standalone means one machine, and hosts are given", "leave one of them out");
+    }
+    return;
+  }
+  if (hosts_.said() && hostfile_.said()) {
+    if (hosts_.layer == hostfile_.layer) {
+      conflict(fmt::format("{} and {} both name the machines", hosts_.origin, hostfile_.origin),
+               "leave one of them out");
+    }
+    if (hosts_.layer < hostfile_.layer) hosts_ = {};
+  }
+  if (hosts_.said()) {
+    r_.hosts = parse_hosts(hosts_.value, diagnostics_);
+  } else if (hostfile_.said()) {
+    r_.hosts = read_hostfile(hostfile_.value, diagnostics_);
+  } else {
+    return;
+  }
+  r_.mode = LaunchRequest::Mode::hosts;
+  if (machine_rank_.layer > kFile) {
+    conflict(fmt::format("{} is for a command that is typed on every machine; --hosts starts "
+                         "them all from here",
+                         machine_rank_.origin),
+             "leave one of them out");
+  }
+}
+
+void LaunchResolver::finish_nodes() {
+  if (standalone_.said() && nodes_.layer >= standalone_.layer && nodes_.layer > kFile &&
+      nodes_.value.max > 1) {
+    conflict(fmt::format("--standalone means one machine, and {} says {}", nodes_.origin,
+                         nodes_.value.max),
+             "leave one of them out");
+  }
+  if (r_.mode == LaunchRequest::Mode::hosts) {
+    const int hosts = static_cast<int>(r_.hosts.size());
+    const bool told = nodes_.said() && (nodes_.layer > kFile || nodes_.value.max > 1);
+    r_.max_nodes = hosts;
+    r_.min_nodes = told ? std::min(nodes_.value.min, std::max(hosts, 1)) : hosts;
+    if (told && hosts > 0 && nodes_.value.max != hosts) {
+      conflict(fmt::format("{} says {} machines, and {} are named", nodes_.origin, nodes_.value.max,
+                           hosts),
+               "leave the number out, or name as many");
+    }
+  } else if (!standalone_.said()) {
+    r_.min_nodes = nodes_.value.min;
+    r_.max_nodes = nodes_.value.max;
+    if (r_.max_nodes > 1) r_.mode = LaunchRequest::Mode::member;
+  }
+  r_.config.num_machines = std::max(r_.max_nodes, 1);
+  r_.elastic = r_.config.rdzv_backend != "static" || r_.min_nodes != r_.max_nodes;
+  if (r_.mode == LaunchRequest::Mode::member && r_.min_nodes != r_.max_nodes &&
+      r_.config.rdzv_backend == "static") {
+    conflict(fmt::format("{} {}:{} with rdzv_backend static: ranks that follow from machine_rank "
+                         "cannot change",
+                         nodes_.origin, r_.min_nodes, r_.max_nodes),
+             "add --rdzv_backend tcp");
+  }
+}
+
+void LaunchResolver::finish_counts() {
+  const bool hosts = r_.mode == LaunchRequest::Mode::hosts;
+  const int nodes = std::max(r_.max_nodes, 1);
+  // The stronger one counts; of the same layer, both.
+  if (total_.said() && per_node_.said() && total_.layer != per_node_.layer) {
+    if (total_.layer < per_node_.layer) {
+      total_ = {};
+    } else {
+      per_node_ = {};
+    }
+  }
+  if (per_node_.said() && per_node_.value == LaunchRequest::kPerGpu) {
+    if (r_.config.use_cpu) {
+      conflict(fmt::format("{} gpu with --cpu", per_node_.origin), "leave one of them out");
+    }
+    r_.need_gpu = true;
+  }
+  r_.local_ranks = per_node_.said() ? per_node_.value : LaunchRequest::kAuto;
+  r_.ranks = 0;
+  if (total_.said() && per_node_.said()) {
+    if (per_node_.value > 0 && total_.value != per_node_.value * nodes) {
+      conflict(
+          fmt::format("{} {} and {} {} on {} machine{} do not agree", total_.origin, total_.value,
+                      per_node_.origin, per_node_.value, nodes, nodes == 1 ? "" : "s"),
+          fmt::format("num_processes is the total: {}", per_node_.value * nodes));
+    } else if (per_node_.value <= 0) {
+      conflict(fmt::format("{} and {} both say how many ranks", total_.origin, per_node_.origin),
+               "leave one of them out");
+    }
+  }
+  if (hosts && hosts_have_slots()) return count_slots();
+  if (total_.said() && !per_node_.said()) {
+    if (total_.value % nodes != 0) {
+      fail("launch.processes",
+           fmt::format("num_processes {} ({}) cannot be shared out evenly by {} machines",
+                       total_.value, total_.origin, nodes),
+           hosts ? "give the hosts their ranks: a:3,b:2"
+                 : fmt::format("num_processes is the total of all machines; {} and {} would do",
+                               std::max(total_.value / nodes, 1) * nodes,
+                               (total_.value / nodes + 1) * nodes));
+    }
+    r_.local_ranks = std::max(total_.value / nodes, 1);
+  }
+  if (!hosts && r_.local_ranks <= 0) {
+    r_.local_ranks =
+        ranks_of_node(r_.local_ranks, inspect_hardware(false), r_.config.use_cpu, diagnostics_);
+  }
+  if (r_.local_ranks > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = r_.local_ranks * nodes;
+  r_.config.num_processes = r_.local_ranks > 0 ? r_.local_ranks * nodes : -1;
+}
+
+bool LaunchResolver::hosts_have_slots() const {
+  return std::any_of(r_.hosts.begin(), r_.hosts.end(),
+                     [](const Host& host) { return host.slots > 0; });
+}
+
+// Ranks fill the hosts in their order, as mpirun does.
+void LaunchResolver::count_slots() {
+  int sum = 0;
+  bool all = true;
+  for (const Host& host : r_.hosts) {
+    const int slots = host.slots > 0 ? host.slots : std::max(r_.local_ranks, 0);
+    all = all && slots > 0;
+    sum += slots;
+  }
+  if (all && total_.said() && total_.value > sum) {
+    fail("launch.processes",
+         fmt::format("num_processes {} ({}), and the hosts have {} slots", total_.value,
+                     total_.origin, sum),
+         "give them more slots, name more hosts, or start fewer");
+  } else if (all && total_.said()) {
+    int left = total_.value;
+    for (Host& host : r_.hosts) {
+      host.slots = std::min(host.slots > 0 ? host.slots : r_.local_ranks, left);
+      left -= host.slots;
+    }
+    std::erase_if(r_.hosts, [](const Host& host) { return host.slots == 0; });
+    r_.max_nodes = static_cast<int>(r_.hosts.size());
+    r_.min_nodes = std::min(r_.min_nodes, r_.max_nodes);
+    r_.config.num_machines = r_.max_nodes;
+    sum = total_.value;
+  }
+  r_.ranks = all && r_.min_nodes == r_.max_nodes ? sum : 0;
+  r_.config.num_processes = all ? sum : -1;
+}
+
+void LaunchResolver::finish_meeting() {
+  r_.join_timeout = join_timeout_.said() ? join_timeout_.value : r_.join_timeout;
+  r_.binding = binding_.said() ? binding_.value : Binding::none;
+  // The endpoint is where machines meet; main_process_ip says the same unless both are given.
+  const bool member = r_.mode == LaunchRequest::Mode::member;
+  const std::string host = endpoint_.said() ? endpoint_.value.host : address_.value;
+  int port = endpoint_.said() && endpoint_.value.port >= 0 ? endpoint_.value.port : port_.value;
+  if (member && host.empty()) {
+    fail("launch.address",
+         fmt::format("{} machines, and nobody says where they meet", r_.max_nodes),
+         r_.elastic ? "add --rdzv_endpoint HOST:PORT, the same on every machine"
+                    : "add --main_process_ip ADDRESS of machine 0, the same on every machine");
+  }
+  if (member && port == 0) {
+    if (endpoint_.value.port == 0 || port_.said()) {
+      fail("launch.port", "port 0 with several machines: the others would not know which it is",
+           "name one, the same on every machine: --main_process_port 29500");
+    }
+    port = kMeetingPort;
+  }
+  if (!host.empty()) r_.address = host;
+  r_.port = static_cast<uint16_t>(member ? port : 0);
+  // Where our own agents meet is taken; the workers' own meeting has a port of its own.
+  const bool both = endpoint_.said() && port_.said() && endpoint_.value.port != port_.value;
+  if (!member || both) r_.master_port = static_cast<uint16_t>(port_.value);
+  if (!member && !port_.said() && endpoint_.said() && endpoint_.value.port > 0) {
+    r_.master_port = static_cast<uint16_t>(endpoint_.value.port);
+  }
+  r_.machine_rank = machine_rank_.said() ? machine_rank_.value : 0;
+  if (member && !r_.elastic && !machine_rank_.said()) {
+    fail("launch.machine_rank",
+         fmt::format("{} machines, and nobody says which one this is", r_.max_nodes),
+         "add --machine_rank: 0 here, 1 on the next machine, ...");
+  }
+  if (machine_rank_.said() && r_.mode != LaunchRequest::Mode::hosts && !r_.elastic &&
+      r_.machine_rank >= r_.max_nodes) {
+    fail("launch.machine_rank",
+         fmt::format("machine_rank {} ({}) does not exist with {} machine{}", r_.machine_rank,
+                     machine_rank_.origin, r_.max_nodes, r_.max_nodes == 1 ? "" : "s"),
+         fmt::format("ranks count from 0 to {}", r_.max_nodes - 1));
+  }
+  r_.config.machine_rank = r_.machine_rank;
+  r_.config.main_process_ip = host;
+  r_.config.main_process_port = port;
+  read_token();
+}
+
+void LaunchResolver::read_token() {
+  if (!token_file_.said()) return;
+  const std::string& path = token_file_.value;
+  try {
+    std::string text = read_file(path, 1 << 16);
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) {
+      text.pop_back();
+    }
+    if (text.empty()) {
+      return fail("launch.token_file", fmt::format("{} is empty", path),
+                  "put a long random word in it: openssl rand -hex 32");
+    }
+    r_.token = text;
+  } catch (const Error& failure) {
+    for (const Diagnostic& diagnostic : failure.diagnostics()) diagnostics_.add(diagnostic);
+    return;
+  }
+  struct stat info {};
+  if (stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
+    diagnostics_.add({.code = "launch.token_mode",
+                      .what = fmt::format("{} has the job's secret and others may read it", path),
+                      .help = "chmod 600 " + path,
+                      .severity = Diagnostic::Severity::warning});
+  }
+}
+
+// "3", or "0:3,1:1": bits by local rank.
+bool LaunchResolver::bits(const Layered<std::string>& given, std::optional<int>& all,
+                          std::map<int, int>& some) {
+  const std::string& text = given.value;
+  if (const auto number = whole_number(text, 0, 3)) {
+    all = *number;
+    return true;
+  }
+  for (const std::string& pair : split_words(text, ',')) {
+    const size_t colon = pair.find(':');
+    const auto rank = whole_number(pair.substr(0, colon), 0, 1 << 20);
+    const auto which =
+        colon == std::string::npos ? std::nullopt : whole_number(pair.substr(colon + 1), 0, 3);
+    if (!rank || !which) {
+      fail("launch.value",
+           fmt::format("{} wants 0 to 3, or pairs like 0:3,1:1, got '{}'", given.origin, text),
+           "0 = nothing, 1 = stdout, 2 = stderr, 3 = both");
+      return false;
+    }
+    some[*rank] = *which;
+  }
+  return true;
+}
+
+void LaunchResolver::finish_logs() {
+  std::optional<int> all;
+  if (tee_.said() && bits(tee_, all, r_.logs.console)) {
+    if (all && *all > 0) r_.logs.console_default = *all;
+    r_.logs.prefix = (all && *all > 0) || !r_.logs.console.empty();
+  }
+  all.reset();
+  if (redirects_.said() && bits(redirects_, all, r_.logs.redirected) && all && *all > 0) {
+    const int ranks = r_.local_ranks > 0 ? r_.local_ranks : kManyRanks;
+    for (int rank = 0; rank < ranks; ++rank) r_.logs.redirected[rank] = *all;
+  }
+  if (!r_.logs.only_local_ranks.empty() && !tee_.said()) {
+    r_.logs.console_default = 3;
+    r_.logs.prefix = r_.logs.only_local_ranks.size() > 1;
+  }
+}
+
+void LaunchResolver::finish_environment() {
+  if (r_.omp_threads == 0) {
+    const char* threads = std::getenv("OMP_NUM_THREADS");
+    // OpenMP takes a list for nested levels; the first is what a rank has.
+    if (threads != nullptr) r_.omp_threads = std::max(std::atoi(threads), 0);
+  }
+  if (r_.config.distributed_type == "DEEPSPEED" && r_.env.count("PYTHONPATH") == 0) {
+    const char* path = std::getenv("PYTHONPATH");
+    std::error_code ignored;
+    const std::string here = std::filesystem::current_path(ignored).string();
+    r_.env["PYTHONPATH"] = path != nullptr && *path != '\0' ? here + ":" + path : here;
+  }
+}
+
+}  // namespace mtl
