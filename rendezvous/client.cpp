@@ -21,8 +21,8 @@
 #include "common/error.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/protocol.h"
+#include "rendezvous/request_store.h"
 #include "rendezvous/store.h"
-#include "rendezvous/table.h"
 
 namespace mtl {
 
@@ -118,7 +118,7 @@ class Connection {
   tcp::socket socket_;
 };
 
-class Client final : public Store {
+class Client final : public RequestStore {
  public:
   explicit Client(const StoreClientOptions& options) : options_(options) {
     auth::check_token(options.token);
@@ -129,48 +129,29 @@ class Client final : public Store {
     idle_.push_back(make_connection());
   }
 
-  void set(const std::string& key, const std::string& value) override {
-    wire::check_size(key, key.size() + value.size());
-    call({.op = wire::Op::set, .key = key, .value = value, .expected = {}}, milliseconds(0));
-  }
+  std::unique_ptr<StoreLease> lease(const std::string& key, const std::string& value,
+                                    milliseconds duration) override;
 
-  std::string get(const std::string& key, milliseconds timeout) override {
-    wire::check_size(key, key.size());
-    const milliseconds wait = std::clamp(timeout, milliseconds(0), kLongest);
-    wire::Reply reply = call(
-        {.op = wire::Op::get, .key = key, .value = {}, .expected = {}, .timeout_ms = wait.count()},
-        wait);
-    if (reply.status == wire::Status::timeout) throw_get_timeout(key, timeout.count());
-    return std::move(reply.value);
-  }
-
-  int64_t add(const std::string& key, int64_t amount) override {
-    wire::check_size(key, key.size());
-    const wire::Reply reply =
-        call({.op = wire::Op::add, .key = key, .value = {}, .expected = {}, .amount = amount},
-             milliseconds(0));
-    if (reply.status == wire::Status::not_a_number) throw_not_a_number(key);
-    return reply.number;
-  }
-
-  std::string compare_set(const std::string& key, const std::string& expected,
-                          const std::string& desired) override {
-    wire::check_size(key, key.size() + expected.size() + desired.size());
-    return call({.op = wire::Op::compare_set, .key = key, .value = desired, .expected = expected},
-                milliseconds(0))
-        .value;
+ protected:
+  wire::Reply call(wire::Request& request) override {
+    std::unique_ptr<Connection> connection = take();
+    wire::Reply reply = call_on(*connection, request);
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(connection));
+    return reply;
   }
 
  private:
-  wire::Reply call(const wire::Request& request, milliseconds server_waits) {
-    std::unique_ptr<Connection> connection = take();
+  class Lease;
+
+  wire::Reply call_on(Connection& connection, const wire::Request& request) const {
     try {
-      const Clock::time_point deadline = Clock::now() + server_waits + kReplyGrace;
-      connection->send(wire::encode(request), deadline);
-      auto reply = wire::decode_reply(connection->receive(wire::kMaxFrame, deadline));
+      const Clock::time_point deadline =
+          Clock::now() + std::clamp(milliseconds(request.timeout_ms), milliseconds(0), kLongest) +
+          kReplyGrace;
+      connection.send(wire::encode(request), deadline);
+      auto reply = wire::decode_reply(connection.receive(wire::kMaxFrame, deadline));
       if (!reply) throw Broken{"it does not speak the store's protocol"};
-      const std::lock_guard lock(mutex_);
-      idle_.push_back(std::move(connection));
       return std::move(*reply);
     } catch (const Broken& broken) {
       throw Error(Exit::run_failed,
@@ -277,6 +258,41 @@ class Client final : public Store {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;
 };
+
+// On a connection of its own, with which it ends.
+class Client::Lease final : public StoreLease {
+ public:
+  Lease(const Client& client, std::unique_ptr<Connection> connection, wire::Request request)
+      : client_(client), connection_(std::move(connection)), request_(std::move(request)) {}
+  ~Lease() override {
+    try {
+      call(wire::Op::release);
+    } catch (const Error&) {
+      // The end of the connection says the same.
+    }
+  }
+  bool renew() override { return call(wire::Op::renew).status == wire::Status::ok; }
+
+ private:
+  wire::Reply call(wire::Op op) {
+    request_.op = op;
+    const std::lock_guard lock(mutex_);
+    return client_.call_on(*connection_, request_);
+  }
+  const Client& client_;
+  std::mutex mutex_;
+  std::unique_ptr<Connection> connection_;
+  wire::Request request_;
+};
+
+std::unique_ptr<StoreLease> Client::lease(const std::string& key, const std::string& value,
+                                          milliseconds duration) {
+  wire::Request request = lease_request(key, value, duration);
+  std::unique_ptr<Connection> connection = make_connection();
+  if (call_on(*connection, request).status != wire::Status::ok) return nullptr;
+  request.value.clear();
+  return std::make_unique<Lease>(*this, std::move(connection), std::move(request));
+}
 
 }  // namespace
 

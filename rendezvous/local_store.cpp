@@ -3,64 +3,81 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "rendezvous/protocol.h"
-#include "rendezvous/store.h"
+#include "rendezvous/request_store.h"
 #include "rendezvous/table.h"
 
 namespace mtl {
 
 namespace {
 
-// A clock plus a day-long timeout never overflows, a clock plus milliseconds::max() does.
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-
-class LocalStore final : public Store {
+// The table, with those who wait for it.
+class SharedTable {
  public:
-  void set(const std::string& key, const std::string& value) override {
-    wire::check_size(key, key.size() + value.size());
-    {
-      const std::lock_guard lock(mutex_);
-      table_.set(key, value);
-    }
-    changed_.notify_all();
+  uint64_t new_holder() {
+    const std::lock_guard lock(mutex_);
+    return ++holders_;
   }
 
-  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+  wire::Reply call(wire::Request& request, uint64_t holder) {
     std::unique_lock lock(mutex_);
-    const std::string* value = nullptr;
-    const auto deadline = std::chrono::steady_clock::now() + std::min(timeout, kLongest);
-    changed_.wait_until(lock, deadline, [&] { return (value = table_.find(key)) != nullptr; });
-    if (value == nullptr) throw_get_timeout(key, timeout.count());
-    return *value;
-  }
-
-  int64_t add(const std::string& key, int64_t amount) override {
-    std::optional<int64_t> sum;
-    {
-      const std::lock_guard lock(mutex_);
-      sum = table_.add(key, amount);
+    const auto now = std::chrono::steady_clock::now();
+    const KeyTable::Caller caller = {.call = ++calls_, .holder = holder};
+    const auto deadline = now + std::chrono::milliseconds(request.timeout_ms);
+    KeyTable::Outcome outcome = table_.begin(request, caller, now);
+    for (;;) {
+      if (!table_.take_changed().empty()) changed_.notify_all();
+      if (outcome.reply) return std::move(*outcome.reply);
+      // A lease that ends is a change without a caller.
+      const auto until = std::min(deadline, table_.next_expiry().value_or(deadline));
+      changed_.wait_until(lock, until);
+      table_.expire(std::chrono::steady_clock::now());
+      outcome = table_.retry(request, caller);
+      if (!outcome.reply && std::chrono::steady_clock::now() >= deadline) {
+        outcome.reply = table_.give_up(request, caller);
+      }
     }
-    if (!sum) throw_not_a_number(key);
-    changed_.notify_all();
-    return *sum;
-  }
-
-  std::string compare_set(const std::string& key, const std::string& expected,
-                          const std::string& desired) override {
-    wire::check_size(key, key.size() + expected.size() + desired.size());
-    std::string value;
-    {
-      const std::lock_guard lock(mutex_);
-      value = table_.compare_set(key, expected, desired);
-    }
-    changed_.notify_all();
-    return value;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   KeyTable table_;
+  uint64_t calls_ = 0, holders_ = 0;
+};
+
+class LocalLease final : public StoreLease {
+ public:
+  LocalLease(std::shared_ptr<SharedTable> table, uint64_t holder, wire::Request request)
+      : table_(std::move(table)), holder_(holder), request_(std::move(request)) {}
+  ~LocalLease() override { call(wire::Op::release); }
+  bool renew() override { return call(wire::Op::renew).status == wire::Status::ok; }
+
+ private:
+  wire::Reply call(wire::Op op) {
+    wire::Request request = request_;
+    request.op = op;
+    return table_->call(request, holder_);
+  }
+  const std::shared_ptr<SharedTable> table_;
+  const uint64_t holder_;
+  const wire::Request request_;
+};
+
+class LocalStore final : public RequestStore {
+ public:
+  std::unique_ptr<StoreLease> lease(const std::string& key, const std::string& value,
+                                    std::chrono::milliseconds duration) override {
+    wire::Request request = lease_request(key, value, duration);
+    const uint64_t holder = table_->new_holder();
+    if (table_->call(request, holder).status != wire::Status::ok) return nullptr;
+    return std::make_unique<LocalLease>(table_, holder, std::move(request));
+  }
+
+ protected:
+  wire::Reply call(wire::Request& request) override { return table_->call(request, 0); }
+
+ private:
+  const std::shared_ptr<SharedTable> table_ = std::make_shared<SharedTable>();
 };
 
 }  // namespace

@@ -32,6 +32,10 @@ class Writer {
     u32(static_cast<uint32_t>(bytes.size()));
     raw(bytes);
   }
+  void strings(const std::vector<std::string>& all) {
+    u32(static_cast<uint32_t>(all.size()));
+    for (const std::string& one : all) string(one);
+  }
   template <size_t n>
   void array(const std::array<uint8_t, n>& bytes) {
     text_.append(reinterpret_cast<const char*>(bytes.data()), n);
@@ -64,6 +68,14 @@ class Reader {
     return part;
   }
   std::string string() { return std::string(raw(u32())); }
+  std::vector<std::string> strings() {
+    std::vector<std::string> all;
+    // Every string takes its length at least: no more room than bytes have come.
+    const size_t count = u32();
+    if (count > rest_.size() / 4) good_ = false;
+    for (size_t i = 0; good_ && i < count; ++i) all.push_back(string());
+    return all;
+  }
   template <size_t n>
   std::array<uint8_t, n> array() {
     std::array<uint8_t, n> bytes = {};
@@ -183,6 +195,30 @@ std::string encode(const Request& message) {
       out.string(message.expected);
       out.string(message.value);
       break;
+    case Op::wait:
+      out.strings(message.keys);
+      out.i64(message.timeout_ms);
+      break;
+    case Op::watch:
+    case Op::barrier:
+      out.i64(message.amount);
+      out.i64(message.timeout_ms);
+      break;
+    case Op::exchange:
+      out.i64(message.amount);
+      out.i64(message.size);
+      out.string(message.value);
+      out.i64(message.timeout_ms);
+      break;
+    case Op::lease:
+      out.string(message.value);
+      out.i64(message.timeout_ms);
+      break;
+    case Op::renew:
+      out.i64(message.timeout_ms);
+      break;
+    case Op::release:
+      break;
   }
   return out.take();
 }
@@ -207,6 +243,30 @@ std::optional<Request> decode_request(std::string_view payload) {
       message.expected = in.string();
       message.value = in.string();
       break;
+    case Op::wait:
+      message.keys = in.strings();
+      message.timeout_ms = in.i64();
+      break;
+    case Op::watch:
+    case Op::barrier:
+      message.amount = in.i64();
+      message.timeout_ms = in.i64();
+      break;
+    case Op::exchange:
+      message.amount = in.i64();
+      message.size = in.i64();
+      message.value = in.string();
+      message.timeout_ms = in.i64();
+      break;
+    case Op::lease:
+      message.value = in.string();
+      message.timeout_ms = in.i64();
+      break;
+    case Op::renew:
+      message.timeout_ms = in.i64();
+      break;
+    case Op::release:
+      break;
     default:
       return std::nullopt;
   }
@@ -218,6 +278,7 @@ std::string encode(const Reply& message) {
   out.u8(static_cast<uint8_t>(message.status));
   out.string(message.value);
   out.i64(message.number);
+  out.strings(message.values);
   return out.take();
 }
 
@@ -225,10 +286,11 @@ std::optional<Reply> decode_reply(std::string_view payload) {
   Reader in(Tag::reply, payload);
   Reply message;
   const uint8_t status = in.u8();
-  if (status > static_cast<uint8_t>(Status::not_a_number)) return std::nullopt;
+  if (status > static_cast<uint8_t>(Status::too_large)) return std::nullopt;
   message.status = static_cast<Status>(status);
   message.value = in.string();
   message.number = in.i64();
+  message.values = in.strings();
   return if_complete(in, std::move(message));
 }
 

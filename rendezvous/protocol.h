@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace mtl::wire {
 
@@ -53,20 +54,42 @@ struct Welcome {
   Mac mac = {};            // zero for wrong_token and wrong_version
 };
 
-enum class Op : uint8_t { set = 1, get, add, compare_set };
+enum class Op : uint8_t {
+  set = 1,
+  get,
+  add,
+  compare_set,
+  wait,
+  watch,
+  barrier,
+  exchange,
+  lease,
+  renew,
+  release,
+};
 struct Request {
   Op op = Op::set;
-  std::string key;
-  std::string value;       // set: the value; compare_set: desired
-  std::string expected;    // compare_set
-  int64_t amount = 0;      // add
-  int64_t timeout_ms = 0;  // get
+  std::string key = {};
+  std::string value = {};              // set, exchange, lease: the value; compare_set: desired
+  std::string expected = {};           // compare_set
+  std::vector<std::string> keys = {};  // wait
+  int64_t amount = 0;  // add; watch: the version seen; barrier: participants; exchange: the rank
+  int64_t size = 0;    // exchange
+  int64_t timeout_ms = 0;  // of what waits; lease, renew: for how long
 };
-enum class Status : uint8_t { ok, timeout, not_a_number };
+enum class Status : uint8_t {
+  ok,
+  timeout,
+  not_a_number,
+  taken,      // lease: somebody else has it
+  disagree,   // barrier, exchange: the participants name different numbers
+  too_large,  // exchange: all values together do not fit into a frame
+};
 struct Reply {
   Status status = Status::ok;
-  std::string value;
+  std::string value = {};
   int64_t number = 0;
+  std::vector<std::string> values = {};
 };
 
 // The payload of one frame. Decoders return nothing for anything but a complete, exact message; of

@@ -1,33 +1,31 @@
 // The store's TCP server: one thread, one Session per connection. A session proves the token within
-// the limit or is dropped; afterwards it reads one request, answers it, reads the next. A get() of
-// an absent key parks the session until the key is set, its time is over or its client is gone.
+// the limit or is dropped; afterwards it reads one request, answers it, reads the next. A request
+// that cannot be answered yet (a get() of an absent key, a barrier) parks the session until what it
+// waits for has changed, its time is over or its client is gone.
 //
-// Asio is expensive to compile: it appears in this file and in client.cpp only.
+// Asio is expensive to compile: it appears in this file, client.cpp and the link's files only.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <csignal>
-#include <fcntl.h>
 #include <functional>
 #include <list>
-#include <map>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
-#include <fmt/format.h>
 
 #include "common/error.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/protocol.h"
+#include "rendezvous/sockets.h"
 #include "rendezvous/store.h"
 #include "rendezvous/table.h"
 
@@ -47,19 +45,7 @@ constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
 // A peer whose machine vanished is noticed within about 30 s, whether we wait or write.
-void tune(tcp::socket& socket) {
-  const int fd = socket.native_handle();
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  const auto option = [fd](int level, int name, int value) {
-    ::setsockopt(fd, level, name, &value, sizeof(value));
-  };
-  option(IPPROTO_TCP, TCP_NODELAY, 1);
-  option(SOL_SOCKET, SO_KEEPALIVE, 1);
-  option(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  option(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  option(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  option(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
-}
+constexpr std::chrono::milliseconds kUserTimeout{30'000};
 
 class Session;
 
@@ -70,19 +56,23 @@ struct Room {
   int64_t generation = 0;
   std::chrono::milliseconds auth_timeout;
   KeyTable table;
-  std::unordered_multimap<std::string, std::weak_ptr<Session>> waiting;
-  std::list<std::weak_ptr<Session>> unauthenticated;  // oldest first
+  uint64_t calls = 0, holders = 0;                                       // so far
+  std::unordered_multimap<std::string, std::weak_ptr<Session>> waiting;  // by channel
+  std::list<std::weak_ptr<Session>> unauthenticated;                     // oldest first
 
-  void changed(const std::string& key);
+  // After anything that may have changed the table: those who wait for it are tried again.
+  void serve_changes();
+  std::function<void()> watch_expiry;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(tcp::socket socket, Room& room)
-      : socket_(std::move(socket)), timer_(socket_.get_executor()), room_(room) {}
+      : socket_(std::move(socket)), timer_(socket_.get_executor()), room_(room) {
+    caller_.holder = ++room.holders;
+  }
 
   void start() {
-    tune(socket_);
     place_ = room_.unauthenticated.insert(room_.unauthenticated.end(), weak_from_this());
     while (room_.unauthenticated.size() > kMaxUnauthenticated) {
       const std::shared_ptr<Session> oldest = room_.unauthenticated.front().lock();
@@ -99,30 +89,39 @@ class Session : public std::enable_shared_from_this<Session> {
     read_frame([this] { on_hello(); });
   }
 
-  // The key that this session waits for has a value now.
-  void answer_wait(const std::string& value) {
+  // What this session waits for has changed; it is no longer in the waiting room.
+  void try_again() {
     if (!waiting_) return;
+    KeyTable::Outcome outcome = room_.table.retry(request_, caller_);
+    if (!outcome.reply) {
+      channel_ = std::move(outcome.channel);
+      room_.waiting.emplace(channel_, weak_from_this());
+      return;
+    }
     waiting_ = false;
     timer_.cancel();
     error_code ignored;
     socket_.cancel(ignored);  // the watch for a client that leaves
-    reply({.status = wire::Status::ok, .value = value});
+    reply(*outcome.reply);
   }
 
  private:
   void close() {
+    if (waiting_) room_.table.forget(request_, caller_);
     leave_waiting_room();
     if (!authenticated_ && !closed_) room_.unauthenticated.erase(place_);
     closed_ = true;
     timer_.cancel();
     error_code ignored;
     socket_.close(ignored);
+    room_.table.end_holder(caller_.holder);
+    room_.serve_changes();
   }
 
   void leave_waiting_room() {
     if (!waiting_) return;
     waiting_ = false;
-    const auto [first, last] = room_.waiting.equal_range(request_.key);
+    const auto [first, last] = room_.waiting.equal_range(channel_);
     for (auto it = first; it != last; ++it) {
       if (it->second.lock().get() == this) {
         room_.waiting.erase(it);
@@ -209,44 +208,29 @@ class Session : public std::enable_shared_from_this<Session> {
     request_ = std::move(*request);
     // The buffer of one large value is not kept for the life of the connection.
     payload_ = std::string();
-    switch (request_.op) {
-      case wire::Op::set:
-        room_.table.set(request_.key, std::move(request_.value));
-        reply({});
-        room_.changed(request_.key);
-        break;
-      case wire::Op::get:
-        if (const std::string* value = room_.table.find(request_.key)) {
-          reply({.status = wire::Status::ok, .value = *value});
-        } else {
-          wait_for_key();
-        }
-        break;
-      case wire::Op::add: {
-        const auto sum = room_.table.add(request_.key, request_.amount);
-        if (!sum) return reply({.status = wire::Status::not_a_number, .value = {}});
-        reply({.status = wire::Status::ok, .value = {}, .number = *sum});
-        room_.changed(request_.key);
-        break;
-      }
-      case wire::Op::compare_set:
-        reply({.status = wire::Status::ok,
-               .value = room_.table.compare_set(request_.key, request_.expected, request_.value)});
-        room_.changed(request_.key);
-        break;
+    caller_.call = ++room_.calls;
+    KeyTable::Outcome outcome =
+        room_.table.begin(request_, caller_, std::chrono::steady_clock::now());
+    if (outcome.reply) {
+      reply(*outcome.reply);
+    } else {
+      wait_for(std::move(outcome.channel));
     }
+    room_.serve_changes();
+    room_.watch_expiry();
   }
 
-  void wait_for_key() {
+  void wait_for(std::string channel) {
     waiting_ = true;
-    room_.waiting.emplace(request_.key, weak_from_this());
+    channel_ = std::move(channel);
+    room_.waiting.emplace(channel_, weak_from_this());
     timer_.expires_after(std::clamp(std::chrono::milliseconds(request_.timeout_ms), {}, kLongest));
     timer_.async_wait([this, self = shared_from_this()](error_code error) {
       if (error || !waiting_) return;
       leave_waiting_room();
       error_code ignored;
       socket_.cancel(ignored);
-      reply({.status = wire::Status::timeout, .value = {}});
+      reply(room_.table.give_up(request_, caller_));
     });
     // A client may send nothing while it waits: whatever arrives now is its end.
     socket_.async_wait(tcp::socket::wait_read, [this, self = shared_from_this()](error_code error) {
@@ -255,7 +239,7 @@ class Session : public std::enable_shared_from_this<Session> {
   }
 
   tcp::socket socket_;
-  asio::steady_timer timer_;  // to authenticate; later of the get() under way
+  asio::steady_timer timer_;  // to authenticate; later of the request that waits
   Room& room_;
   std::list<std::weak_ptr<Session>>::iterator place_;
   std::array<char, wire::kLengthBytes> header_ = {};
@@ -264,72 +248,40 @@ class Session : public std::enable_shared_from_this<Session> {
   wire::Hello hello_;
   wire::Challenge challenge_;
   wire::Request request_;
+  KeyTable::Caller caller_;
+  std::string channel_;  // that request_ waits for
   bool authenticated_ = false;
   bool waiting_ = false;
   bool closed_ = false;
 };
 
-void Room::changed(const std::string& key) {
-  const std::string* value = table.find(key);
-  if (value == nullptr) return;
-  const auto [first, last] = waiting.equal_range(key);
-  if (first == last) return;
-  std::vector<std::shared_ptr<Session>> sessions;
-  for (auto it = first; it != last; ++it) {
-    if (auto session = it->second.lock()) sessions.push_back(std::move(session));
+void Room::serve_changes() {
+  for (;;) {
+    const std::vector<std::string> changed = table.take_changed();
+    if (changed.empty()) return;
+    for (const std::string& channel : changed) {
+      const auto [first, last] = waiting.equal_range(channel);
+      if (first == last) continue;
+      std::vector<std::shared_ptr<Session>> sessions;
+      for (auto it = first; it != last; ++it) {
+        if (auto session = it->second.lock()) sessions.push_back(std::move(session));
+      }
+      waiting.erase(first, last);
+      for (const auto& session : sessions) session->try_again();
+    }
   }
-  waiting.erase(first, last);
-  for (const auto& session : sessions) session->answer_wait(*value);
-}
-
-// "[::1]" is how people write an IPv6 address beside a port.
-std::string bare(const std::string& address) {
-  const bool bracketed = address.size() > 2 && address.front() == '[' && address.back() == ']';
-  return bracketed ? address.substr(1, address.size() - 2) : address;
-}
-
-[[noreturn]] void throw_cannot_listen(const StoreServerOptions& options, const error_code& error) {
-  const bool taken = error == asio::error::address_in_use;
-  throw Error(Exit::environment,
-              {.code = "rendezvous.port",
-               .what = fmt::format("cannot listen on {} port {}: {}", options.address, options.port,
-                                   error.message()),
-               .help = taken ? "another program (perhaps an earlier run) has the port; choose "
-                               "another main_process_port, or 0 for a free one"
-                             : "the address must be one of this machine; see: ip address"});
 }
 
 class Server final : public StoreServer {
  public:
   explicit Server(const StoreServerOptions& options)
-      : room_(options.token), acceptor_(io_), pause_(io_) {
+      : room_(options.token), listener_(io_), pause_(io_), expiry_(io_) {
     room_.generation = options.generation;
     room_.auth_timeout = options.auth_timeout;
-    error_code error;
-    tcp::resolver resolver(io_);
-    const auto found = resolver.resolve(bare(options.address), std::to_string(options.port),
-                                        tcp::resolver::passive, error);
-    if (error || found.empty()) {
-      throw Error(Exit::environment,
-                  {.code = "rendezvous.address",
-                   .what = fmt::format("cannot resolve '{}' to listen on it: {}", options.address,
-                                       error.message()),
-                   .help = "give an address of this machine, e.g. its IP, 0.0.0.0 or ::"});
-    }
-    const tcp::endpoint endpoint = found.begin()->endpoint();
-    acceptor_.open(endpoint.protocol(), error);
-    if (error) throw_cannot_listen(options, error);
-    ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
-    // Without it the port of a job that has just ended is refused for a minute.
-    acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    if (endpoint.address().is_v6()) {
-      acceptor_.set_option(asio::ip::v6_only(!endpoint.address().is_unspecified()), error);
-    }
-    acceptor_.bind(endpoint, error);
-    if (error) throw_cannot_listen(options, error);
-    acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (error) throw_cannot_listen(options, error);
-    port_ = acceptor_.local_endpoint().port();
+    Fd listener = net::listen_on(options.address, options.port, kUserTimeout);
+    port_ = net::port_of(listener.get());
+    listener_.assign(listener.release());
+    room_.watch_expiry = [this] { watch_expiry(); };
     accept();
     start_thread();
   }
@@ -343,19 +295,40 @@ class Server final : public StoreServer {
 
  private:
   void accept() {
-    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-      if (error == asio::error::operation_aborted) return;
-      if (!error) std::make_shared<Session>(std::move(socket), room_)->start();
-      if (error == asio::error::no_descriptors || error == asio::error::no_memory ||
-          error == asio::error::no_buffer_space ||
-          error == error_code(ENFILE, boost::system::system_category())) {
+    listener_.async_wait(asio::posix::stream_descriptor::wait_read, [this](error_code error) {
+      if (error) return;
+      Fd fd = net::accept_one(listener_.native_handle());
+      if (!fd && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
         pause_.expires_after(kAcceptPause);
         pause_.async_wait([this](error_code cancelled) {
           if (!cancelled) accept();
         });
         return;
       }
+      if (fd) {
+        tcp::socket socket(io_);
+        socket.assign(tcp::v4(), fd.get(), error);  // the family is of no matter any more
+        if (!error) {
+          fd.release();
+          std::make_shared<Session>(std::move(socket), room_)->start();
+        }
+      }
       accept();
+    });
+  }
+
+  // Leases end without anybody's request.
+  void watch_expiry() {
+    const auto next = room_.table.next_expiry();
+    if (!next || (expiry_set_ && *expiry_set_ <= *next)) return;
+    expiry_set_ = next;
+    expiry_.expires_at(*next);
+    expiry_.async_wait([this](error_code error) {
+      if (error) return;
+      expiry_set_.reset();
+      room_.table.expire(std::chrono::steady_clock::now());
+      room_.serve_changes();
+      watch_expiry();
     });
   }
 
@@ -386,8 +359,10 @@ class Server final : public StoreServer {
 
   Room room_;  // outlives the sessions, which io_ destroys
   asio::io_context io_;
-  tcp::acceptor acceptor_;
+  asio::posix::stream_descriptor listener_;
   asio::steady_timer pause_;
+  asio::steady_timer expiry_;
+  std::optional<KeyTable::Time> expiry_set_;
   uint16_t port_ = 0;
   std::thread thread_;
 };

@@ -1,4 +1,5 @@
-// The store: a small key-value service for the start of a job (who is where, unique ids). Every
+// The store: a small key-value service for the start of a job (who is where, unique ids; barriers,
+// leases, everybody's value to everybody). Every
 // client proves the run's token first (HMAC-SHA256 challenge, both ways); keys of another
 // generation are never seen. A Store may be used by several threads at once.
 #pragma once
@@ -6,9 +7,28 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace mtl {
+
+// A key that is there as long as its holder: it vanishes when it has not been renewed in time, when
+// the holder's process or connection ends, and with this object.
+class StoreLease {
+ public:
+  virtual ~StoreLease() = default;
+  // For as long again as it was taken for. False: it is lost, and perhaps somebody else's.
+  virtual bool renew() = 0;
+};
+
+// What a key holds. The version grows with every change of it, its vanishing included; 0 = nothing
+// was ever there.
+struct StoreValue {
+  bool present = false;
+  std::string value;
+  int64_t version = 0;
+};
 
 class Store {
  public:
@@ -24,6 +44,26 @@ class Store {
   // ("" = still absent).
   virtual std::string compare_set(const std::string& key, const std::string& expected,
                                   const std::string& desired) = 0;
+
+  // Waits until all the keys exist. Throws "rendezvous.timeout" naming those that are missing.
+  virtual void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+  // Waits until the key has a later version than `since`; nothing if that does not happen in time.
+  virtual std::optional<StoreValue> watch(const std::string& key, int64_t since,
+                                          std::chrono::milliseconds timeout);
+  // Waits until `participants` callers have come; then the barrier may be used again. Throws
+  // "rendezvous.timeout" (who gave up does not count as having come), "rendezvous.disagree"
+  // (Exit::run_failed) if another caller named another number.
+  virtual void barrier(const std::string& name, int participants,
+                       std::chrono::milliseconds timeout);
+  // Gives `value` as the one of `rank` (the key KEY/RANK) and returns the values of all `size`
+  // ranks, in one round trip. A key serves one exchange. Throws "rendezvous.timeout" naming the
+  // ranks that have not come, "rendezvous.disagree" if another caller named another size.
+  virtual std::vector<std::string> exchange(const std::string& key, int rank, int size,
+                                            const std::string& value,
+                                            std::chrono::milliseconds timeout);
+  // Sets an absent key for `duration`; null if the key is there.
+  virtual std::unique_ptr<StoreLease> lease(const std::string& key, const std::string& value,
+                                            std::chrono::milliseconds duration);
 };
 
 // In this process (tests, thread ranks).

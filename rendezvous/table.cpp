@@ -1,7 +1,9 @@
 // Keys and values of a store.
 #include "rendezvous/table.h"
 
+#include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -9,9 +11,282 @@
 
 namespace mtl {
 
+namespace {
+
+using wire::Op;
+using wire::Reply;
+using wire::Request;
+using wire::Status;
+
+// More cannot meet in one frame of keys anyway.
+constexpr int64_t kMaxParticipants = 1 << 20;
+
+std::string barrier_channel(const std::string& name) {
+  return "\x01" + name;
+}
+std::string exchange_channel(const std::string& name) {
+  return "\x02" + name;
+}
+std::string key_of_rank(const std::string& name, size_t rank) {
+  return name + "/" + std::to_string(rank);
+}
+
+Reply with_status(Status status) {
+  Reply reply;
+  reply.status = status;
+  return reply;
+}
+Reply with_value(std::string value) {
+  Reply reply;
+  reply.value = std::move(value);
+  return reply;
+}
+KeyTable::Outcome answer(Reply reply) {
+  return {std::move(reply), {}};
+}
+
+KeyTable::Time after(KeyTable::Time now, int64_t ms) {
+  constexpr int64_t kLongest = int64_t{1000} * 3600 * 24 * 365;
+  return now + std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kLongest));
+}
+
+}  // namespace
+
+KeyTable::Outcome KeyTable::begin(Request& request, const Caller& caller, Time now) {
+  expire(now);
+  switch (request.op) {
+    case Op::set:
+      set(request.key, std::move(request.value));
+      return answer({});
+    case Op::add: {
+      const auto sum = add(request.key, request.amount);
+      Reply reply = with_status(sum ? Status::ok : Status::not_a_number);
+      reply.number = sum.value_or(0);
+      return answer(std::move(reply));
+    }
+    case Op::compare_set:
+      return answer(with_value(compare_set(request.key, request.expected, request.value)));
+    case Op::barrier: {
+      Reply arrival = arrive(request, caller);
+      if (arrival.status != Status::ok) return answer(std::move(arrival));
+      return retry(request, caller);
+    }
+    case Op::exchange:
+      if (request.size < 1 || request.size > kMaxParticipants || request.amount < 0 ||
+          request.amount >= request.size) {
+        return answer(with_status(Status::disagree));
+      }
+      set(key_of_rank(request.key, static_cast<size_t>(request.amount)), std::move(request.value));
+      return retry(request, caller);
+    case Op::lease:
+      return take_lease(request, caller, now);
+    case Op::renew:
+      if (!holds(request.key, caller.holder)) return answer(with_status(Status::taken));
+      leases_[request.key].until = after(now, request.timeout_ms);
+      return answer({});
+    case Op::release:
+      if (holds(request.key, caller.holder)) erase(request.key);
+      return answer({});
+    case Op::get:
+    case Op::wait:
+    case Op::watch:
+      return retry(request, caller);
+  }
+  return answer(with_status(Status::disagree));
+}
+
+KeyTable::Outcome KeyTable::retry(const Request& request, const Caller& caller) {
+  switch (request.op) {
+    case Op::get: {
+      const std::string* value = find(request.key);
+      return value != nullptr ? answer(with_value(*value)) : Outcome{std::nullopt, request.key};
+    }
+    case Op::wait:
+      for (const std::string& key : request.keys) {
+        if (find(key) == nullptr) return {std::nullopt, key};
+      }
+      return answer({});
+    case Op::watch: {
+      const auto found = entries_.find(request.key);
+      if (found == entries_.end() || found->second.version <= request.amount) {
+        return {std::nullopt, request.key};
+      }
+      Reply reply = with_value(found->second.value);
+      reply.number = found->second.version;
+      // A key that is gone and one that is empty are different things.
+      if (found->second.present) reply.values.push_back("present");
+      return answer(std::move(reply));
+    }
+    case Op::barrier:
+      if (released_.erase(caller.call) > 0) return answer({});
+      return {std::nullopt, barrier_channel(request.key)};
+    case Op::exchange:
+      return gather(request);
+    default:
+      return answer(with_status(Status::disagree));
+  }
+}
+
+Reply KeyTable::give_up(const Request& request, const Caller& caller) {
+  Reply reply = with_status(Status::timeout);
+  if (request.op == Op::wait) {
+    for (const std::string& key : request.keys) {
+      if (find(key) == nullptr) reply.values.push_back(key);
+    }
+  } else if (request.op == Op::barrier) {
+    const auto found = barriers_.find(request.key);
+    if (found != barriers_.end()) {
+      reply.number = static_cast<int64_t>(found->second.arrived.size());
+    }
+  } else if (request.op == Op::exchange) {
+    for (size_t rank = 0; rank < static_cast<size_t>(request.size); ++rank) {
+      if (find(key_of_rank(request.key, rank)) == nullptr) {
+        reply.values.push_back(std::to_string(rank));
+      }
+    }
+  }
+  forget(request, caller);
+  return reply;
+}
+
+void KeyTable::forget(const Request& request, const Caller& caller) {
+  if (request.op != Op::barrier) return;
+  released_.erase(caller.call);
+  const auto found = barriers_.find(request.key);
+  if (found == barriers_.end()) return;
+  found->second.arrived.erase(caller.call);
+  if (found->second.arrived.empty()) barriers_.erase(found);
+}
+
+Reply KeyTable::arrive(const Request& request, const Caller& caller) {
+  if (request.amount < 1 || request.amount > kMaxParticipants) return with_status(Status::disagree);
+  Barrier& barrier = barriers_[request.key];
+  if (barrier.arrived.empty()) barrier.participants = request.amount;
+  if (barrier.participants != request.amount) {
+    Reply reply = with_status(Status::disagree);
+    reply.number = barrier.participants;
+    return reply;
+  }
+  barrier.arrived.insert(caller.call);
+  if (static_cast<int64_t>(barrier.arrived.size()) == barrier.participants) {
+    released_.insert(barrier.arrived.begin(), barrier.arrived.end());
+    barriers_.erase(request.key);
+    changed_.push_back(barrier_channel(request.key));
+  }
+  return {};
+}
+
+// One look at all keys for the first who asks; from then on the gathering is told of each change.
+KeyTable::Outcome KeyTable::gather(const Request& request) {
+  const auto size = static_cast<size_t>(request.size);
+  const auto [place, first] = gatherings_.try_emplace(request.key);
+  Gathering& gathering = place->second;
+  if (first) {
+    gathering.here.resize(size);
+    for (size_t rank = 0; rank < size; ++rank) {
+      gathering.here[rank] = find(key_of_rank(request.key, rank)) != nullptr;
+      gathering.lacking += gathering.here[rank] ? 0 : 1;
+    }
+  } else if (gathering.here.size() != size) {
+    Reply reply = with_status(Status::disagree);
+    reply.number = static_cast<int64_t>(gathering.here.size());
+    return answer(std::move(reply));
+  }
+  if (gathering.lacking > 0) return {std::nullopt, exchange_channel(request.key)};
+  Reply reply;
+  size_t bytes = 0;
+  for (size_t rank = 0; rank < size; ++rank) {
+    reply.values.push_back(*find(key_of_rank(request.key, rank)));
+    bytes += reply.values.back().size() + 4;
+  }
+  if (bytes > wire::kMaxFrame - 64) reply = with_status(Status::too_large);
+  return answer(std::move(reply));
+}
+
+KeyTable::Outcome KeyTable::take_lease(Request& request, const Caller& caller, Time now) {
+  if (!holds(request.key, caller.holder) && find(request.key) != nullptr) {
+    Reply reply = with_status(Status::taken);
+    reply.value = *find(request.key);
+    return answer(std::move(reply));
+  }
+  set(request.key, std::move(request.value));
+  leases_[request.key] = {caller.holder, after(now, request.timeout_ms)};
+  return answer({});
+}
+
+bool KeyTable::holds(const std::string& key, uint64_t holder) const {
+  const auto found = leases_.find(key);
+  return found != leases_.end() && found->second.holder == holder;
+}
+
+void KeyTable::end_holder(uint64_t holder) {
+  std::vector<std::string> keys;
+  for (const auto& [key, lease] : leases_) {
+    if (lease.holder == holder) keys.push_back(key);
+  }
+  for (const std::string& key : keys) erase(key);
+}
+
+void KeyTable::expire(Time now) {
+  std::vector<std::string> keys;
+  for (const auto& [key, lease] : leases_) {
+    if (lease.until <= now) keys.push_back(key);
+  }
+  for (const std::string& key : keys) erase(key);
+}
+
+std::optional<KeyTable::Time> KeyTable::next_expiry() const {
+  std::optional<Time> first;
+  for (const auto& [key, lease] : leases_) {
+    if (!first || lease.until < *first) first = lease.until;
+  }
+  return first;
+}
+
+std::vector<std::string> KeyTable::take_changed() {
+  return std::exchange(changed_, {});
+}
+
+void KeyTable::changed(const std::string& key, Entry& entry) {
+  entry.version = ++version_;
+  changed_.push_back(key);
+  if (gatherings_.empty()) return;
+  const size_t slash = key.rfind('/');
+  if (slash == key.npos) return;
+  const auto found = gatherings_.find(key.substr(0, slash));
+  if (found == gatherings_.end()) return;
+  Gathering& gathering = found->second;
+  size_t rank = 0;
+  const char* end = key.data() + key.size();
+  const auto parsed = std::from_chars(key.data() + slash + 1, end, rank);
+  if (parsed.ec != std::errc() || parsed.ptr != end || rank >= gathering.here.size() ||
+      key_of_rank(found->first, rank) != key || gathering.here[rank] == entry.present) {
+    return;
+  }
+  gathering.here[rank] = entry.present;
+  gathering.lacking += entry.present ? -1 : 1;
+  if (gathering.lacking == 0) changed_.push_back(exchange_channel(found->first));
+}
+
+void KeyTable::set(const std::string& key, std::string value) {
+  Entry& entry = entries_[key];
+  entry.value = std::move(value);
+  entry.present = true;
+  changed(key, entry);
+}
+
+void KeyTable::erase(const std::string& key) {
+  leases_.erase(key);
+  const auto found = entries_.find(key);
+  if (found == entries_.end() || !found->second.present) return;
+  found->second.value.clear();
+  found->second.present = false;
+  changed(key, found->second);
+}
+
 const std::string* KeyTable::find(const std::string& key) const {
-  const auto found = values_.find(key);
-  return found == values_.end() ? nullptr : &found->second;
+  const auto found = entries_.find(key);
+  return found == entries_.end() || !found->second.present ? nullptr : &found->second.value;
 }
 
 std::optional<int64_t> KeyTable::add(const std::string& key, int64_t amount) {

@@ -1,17 +1,48 @@
 // The keys of a store and what the operations do to them; the local store and the server share it,
-// so that they cannot differ. Not thread-safe.
+// so that they cannot differ. No sockets, no clock of its own, not thread-safe.
+//
+// An operation that cannot be answered yet waits for a channel (a key, a barrier, an exchange).
+// When a channel has changed (take_changed()), those who wait for it are tried again.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "rendezvous/protocol.h"
 
 namespace mtl {
 
 class KeyTable {
  public:
-  void set(const std::string& key, std::string value) { values_[key] = std::move(value); }
+  using Time = std::chrono::steady_clock::time_point;
+  struct Caller {
+    uint64_t call = 0;    // of one operation
+    uint64_t holder = 0;  // of the leases it takes: they end with it
+  };
+  struct Outcome {
+    std::optional<wire::Reply> reply;
+    std::string channel;  // to wait for, without a reply
+  };
+  Outcome begin(wire::Request& request, const Caller& caller, Time now);
+  // After a change of its channel.
+  Outcome retry(const wire::Request& request, const Caller& caller);
+  // Its time is over.
+  wire::Reply give_up(const wire::Request& request, const Caller& caller);
+  // The caller is gone and wants no answer.
+  void forget(const wire::Request& request, const Caller& caller);
+
+  void end_holder(uint64_t holder);
+  void expire(Time now);
+  std::optional<Time> next_expiry() const;
+  std::vector<std::string> take_changed();
+
+  void set(const std::string& key, std::string value);
   // Null if absent; valid until the next change.
   const std::string* find(const std::string& key) const;
   // Nothing if the key holds no integer, or the sum leaves 64 bits (the key is unchanged).
@@ -20,7 +51,38 @@ class KeyTable {
                           const std::string& desired);
 
  private:
-  std::unordered_map<std::string, std::string> values_;
+  struct Entry {
+    std::string value;
+    int64_t version = 0;  // of the last change, in the order of all changes
+    bool present = false;
+  };
+  struct Lease {
+    uint64_t holder = 0;
+    Time until;
+  };
+  struct Barrier {
+    int64_t participants = 0;
+    std::set<uint64_t> arrived;  // calls
+  };
+  // An exchange under way: which of the keys NAME/0 ... are there.
+  struct Gathering {
+    std::vector<bool> here;
+    size_t lacking = 0;
+  };
+  void changed(const std::string& key, Entry& entry);
+  void erase(const std::string& key);
+  Outcome take_lease(wire::Request& request, const Caller& caller, Time now);
+  wire::Reply arrive(const wire::Request& request, const Caller& caller);
+  Outcome gather(const wire::Request& request);
+  bool holds(const std::string& key, uint64_t holder) const;
+
+  std::unordered_map<std::string, Entry> entries_;
+  int64_t version_ = 0;
+  std::unordered_map<std::string, Lease> leases_;
+  std::unordered_map<std::string, Barrier> barriers_;
+  std::unordered_set<uint64_t> released_;  // calls whose barrier is complete
+  std::unordered_map<std::string, Gathering> gatherings_;
+  std::vector<std::string> changed_;
 };
 
 // The errors that both kinds of store report alike.
