@@ -225,7 +225,7 @@ std::string KnownHosts::add(const HostSettings& host, const HostKey& key) {
     if (RAND_bytes(salt.data(), kSha1) != 1) return "no random numbers";
     name = fmt::format("|1|{}|{}", encode(salt), encode(hmac(salt, name)));
   }
-  const std::string line = fmt::format("{} {} {}", name, key.type, key.base64);
+  std::string line = fmt::format("{} {} {}", name, key.type, key.base64);
   try {
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code ignored;
@@ -233,7 +233,9 @@ std::string KnownHosts::add(const HostSettings& host, const HostKey& key) {
       make_directories(folder);
       chmod(folder.c_str(), 0700);
     }
-    append_line(path, line);
+    // A file that somebody edited may lack its last newline.
+    const std::string old = std::filesystem::exists(path, ignored) ? read_file(path) : "";
+    append_line(path, old.empty() || old.ends_with('\n') ? line : "\n" + line);
   } catch (const Error& error) {
     return error.diagnostics().front().what;
   }

@@ -1,6 +1,9 @@
 #include "launcher/ssh/libssh_fleet.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <thread>
 
 #include <sys/socket.h>
@@ -108,7 +111,12 @@ void HostRun::start() {
     add_lines(error.notes, "stderr:", errors_.text());
     failed(error);
   });
-  dial_.start(deadline, options_.connect_timeout);
+  // ConnectTimeout of the configuration can only shorten it, and ends with the authentication.
+  std::chrono::milliseconds patience = options_.connect_timeout;
+  if (const int seconds = route_.host.connect_timeout_s; seconds > 0) {
+    patience = std::min<std::chrono::milliseconds>(patience, std::chrono::seconds(seconds));
+  }
+  dial_.start(Clock::now() + patience, patience);
 }
 
 void HostRun::leave_window() {

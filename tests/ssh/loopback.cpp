@@ -174,7 +174,9 @@ Sshd& Site::sshd(const std::string& name, const std::string& settings, bool know
   const std::string common =
       "AuthorizedKeysFile " + (dir_ / "authorized_keys").string() +
       "\nPidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\n"
-      "KbdInteractiveAuthentication no\nUseDNS no\nMaxStartups 256\nPermitRootLogin yes\n";
+      // A bash that takes itself for an inner one leaves the user's start-up files alone.
+      "KbdInteractiveAuthentication no\nUseDNS no\nMaxStartups 256\nPermitRootLogin yes\n"
+      "SetEnv SHLVL=5\n";
   const std::filesystem::path log = dir_ / ("sshd_" + name + ".log");
   for (int attempt = 0; attempt < 5 && server->port == 0; ++attempt) {
     const int port = free_port();  // another process may take it before sshd does

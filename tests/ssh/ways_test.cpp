@@ -188,7 +188,8 @@ TEST_CASE("OpenSSH as a program: the end of the fleet and of its process ends th
   options.ssh_command = "ssh";
   {
     const auto fleet = start_fleet(options);
-    REQUIRE(first_events(*fleet, 1)[0].kind == FleetEvent::started);
+    const std::vector<FleetEvent> started = first_events(*fleet, 1);
+    REQUIRE(started[0].kind == FleetEvent::started);
     const pid_t far = pid_in(site / "pid");
     CHECK(alive(far));
   }
