@@ -376,8 +376,8 @@ TEST_CASE_FIXTURE(Machines, "after the lab nothing is left of it") {
     CHECK(entries("/sys/fs/cgroup", "mtl-lab-") != cgroups);
     lab.head(shell("setsid sleep 1000 & echo"));  // an orphan on the head
     lab.run(1, shell("setsid sleep 1000 & echo"));
-    CHECK(lab.processes(0).size() == 1);
-    CHECK(lab.processes(1).size() == 1);
+    CHECK(wait_for([&] { return lab.processes(0).size() == 1; }));
+    CHECK(wait_for([&] { return lab.processes(1).size() == 1; }));
     lab.delay(1, 2ms);
     lab.freeze(1);
     lab.kill(2);
