@@ -1,11 +1,15 @@
 // Drives a Controller over a LinkHub until the job is over.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "launcher/controller.h"
 #include "launcher/generation.h"
+#include "launcher/outlet.h"
 #include "rendezvous/link.h"
 
 namespace mtl {
@@ -16,10 +20,11 @@ struct LoopSource {
   std::function<void()> on_ready;
 };
 
-// The controller's voice: links through the hub, words through `ears`.
+// The controller's voice: links through the hub, words through `ears`, which are called in a thread of
+// their own: a stopped terminal must not keep the controller from its work.
 class HubPort final : public ControllerPort {
  public:
-  HubPort(LinkHub& hub, const JobEars& ears) : hub_(hub), ears_(ears) {}
+  HubPort(LinkHub& hub, const JobEars& ears);
   void send(LinkId link, JobMessage kind, int64_t generation, std::string body) override;
   void close(LinkId link) override;
   void notice(const std::string& line) override;
@@ -28,7 +33,10 @@ class HubPort final : public ControllerPort {
 
  private:
   LinkHub& hub_;
+  Consumer notice_, line_;
+  std::map<int, std::array<Consumer, 2>> of_rank_;  // never erased: the outlet points into it
   const JobEars& ears_;
+  Outlet outlet_;  // last, so that it ends first
 };
 
 // Until the controller has an outcome, or `abandon` says so (then nothing is returned). What was
