@@ -45,8 +45,8 @@ bool is_name(std::string_view text) {
 
 bool is_address(std::string_view text) {  // IPv6, with a zone perhaps
   return std::count(text.begin(), text.end(), ':') >= 2 &&
-         std::all_of(text.begin(), text.begin() + static_cast<long>(std::min(text.find('%'),
-                                                                             text.size())),
+         std::all_of(text.begin(),
+                     text.begin() + static_cast<long>(std::min(text.find('%'), text.size())),
                      [](char c) {
                        return isxdigit(static_cast<unsigned char>(c)) || c == ':' || c == '.';
                      });
@@ -167,8 +167,8 @@ bool expand_name(std::string_view text, std::vector<std::string>& names, std::st
   }
   for (const std::string& name : names) {
     if (is_name(name) || is_address(name)) continue;
-    problem = name.empty() ? "a host without a name"
-                           : fmt::format("'{}' is no name of a host", name);
+    problem =
+        name.empty() ? "a host without a name" : fmt::format("'{}' is no name of a host", name);
     return false;
   }
   return true;
@@ -280,8 +280,8 @@ std::vector<Host> parse_hosts(std::string_view text, Diagnostics& diagnostics) {
       entry->second = true;
       diagnostics.add({.code = "hosts.duplicate",
                        .what = fmt::format("host '{}' is given twice", hosts[i].name),
-                       .help = fmt::format("give it once, with all its ranks: {}:{}",
-                                           hosts[i].name, std::max(2, 2 * hosts[i].slots))});
+                       .help = fmt::format("give it once, with all its ranks: {}:{}", hosts[i].name,
+                                           std::max(2, 2 * hosts[i].slots))});
     }
   } while (reader.take(','));
   return hosts;

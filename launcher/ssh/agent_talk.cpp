@@ -41,8 +41,7 @@ std::shared_ptr<AgentTalk::Talk> AgentTalk::start(ssh_session session, const std
   talk->done = std::move(done);
   talk->agent = Fd(fcntl(agent.get(), F_DUPFD_CLOEXEC, 0));
   talk->socket = Fd(fcntl(ssh_get_fd(session), F_DUPFD_CLOEXEC, 0));
-  if (!talk->agent || !talk->socket ||
-      ssh_set_agent_socket(session, agent.get()) != SSH_OK) {
+  if (!talk->agent || !talk->socket || ssh_set_agent_socket(session, agent.get()) != SSH_OK) {
     problem = strerror(errno);
     return nullptr;
   }

@@ -74,9 +74,9 @@ class ChannelStream {
   ssh_channel_callbacks_struct callbacks_{};
   Fd socket_;
   uint64_t watch_ = 0;
-  std::string out_;   // from the channel, for the socket
-  size_t left_ = 0;   // bytes that still lie in libssh
-  std::string in_;    // from the socket, for the channel
+  std::string out_;  // from the channel, for the socket
+  size_t left_ = 0;  // bytes that still lie in libssh
+  std::string in_;   // from the socket, for the channel
   bool eof_ = false, closed_ = false;
   bool reader_gone_ = false;  // nobody reads the socket any more
   bool in_over_ = false;      // nothing more comes from the socket

@@ -15,9 +15,8 @@ namespace {
 constexpr size_t kShownLines = 20;
 
 bool says(const std::string& text, std::initializer_list<const char*> any) {
-  return std::any_of(any.begin(), any.end(), [&](const char* one) {
-    return text.find(one) != std::string::npos;
-  });
+  return std::any_of(any.begin(), any.end(),
+                     [&](const char* one) { return text.find(one) != std::string::npos; });
 }
 
 // "password,keyboard-interactive" of "Permission denied (password,keyboard-interactive)."
@@ -59,12 +58,14 @@ Diagnostic classify(const Host& host, const FleetOptions& options, int exit_code
     error.what = fmt::format("{}: not let in", host.name);
     if (!methods.empty()) error.notes.push_back("the server takes: " + methods);
     error.help = methods.find("publickey") == std::string::npos && !methods.empty()
-                     ? fmt::format("a launcher cannot type passwords: allow keys in its "
-                                   "sshd_config, then: ssh-copy-id {}",
-                                   target)
-                     : fmt::format("put your key there (ssh-copy-id {}); give an agent the keys "
-                                   "that have a passphrase (ssh-add)",
-                                   target);
+                     ? fmt::format(
+                           "a launcher cannot type passwords: allow keys in its "
+                           "sshd_config, then: ssh-copy-id {}",
+                           target)
+                     : fmt::format(
+                           "put your key there (ssh-copy-id {}); give an agent the keys "
+                           "that have a passphrase (ssh-add)",
+                           target);
   } else if (says(errors, {"stdio forwarding failed", "UNKNOWN port 65535", "open failed"})) {
     error.code = "ssh.proxy";
     error.what = fmt::format("{}: cannot be reached through its proxy or jump host", host.name);

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fnmatch.h>
-#include <glob.h>
 #include <pwd.h>
 #include <unistd.h>
 
@@ -12,13 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "common/files.h"
-
 namespace mtl::ssh {
 
 namespace {
-
-constexpr int kIncludeDepth = 16;  // as OpenSSH
 
 // What libssh and this fleet do not do, and what a person would miss. What only serves terminals,
 // other channels or passwords is not here: it has no effect on a command started by a launcher.
@@ -44,53 +38,6 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-// keyword and arguments, with "quotes", `=` after the keyword, and # comments at a word's start.
-struct Words {
-  std::string key, raw;
-  std::vector<std::string> arguments;
-  bool open_quote = false;
-};
-
-Words split(std::string_view line) {
-  Words words;
-  const auto space = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\f'; };
-  size_t at = 0;
-  const auto skip = [&] {
-    while (at < line.size() && space(line[at])) ++at;
-  };
-  skip();
-  if (at == line.size() || line[at] == '#') return words;
-  const size_t start = at;
-  while (at < line.size() && !space(line[at]) && line[at] != '=') ++at;
-  words.key = lower(line.substr(start, at - start));
-  skip();
-  if (at < line.size() && line[at] == '=') ++at;
-  skip();
-  words.raw = line.substr(at);
-  while (!words.raw.empty() && space(words.raw.back())) words.raw.pop_back();
-  while (at < line.size() && line[at] != '#') {
-    std::string word;
-    char quote = 0;
-    for (; at < line.size() && (quote != 0 || !space(line[at])); ++at) {
-      const char c = line[at];
-      if (quote == 0 && (c == '"' || c == '\'')) {
-        quote = c;
-      } else if (quote != 0 && c == quote) {
-        quote = 0;
-      } else if (c == '\\' && at + 1 < line.size() &&
-                 (line[at + 1] == '"' || line[at + 1] == '\'' || line[at + 1] == '\\')) {
-        word += line[++at];
-      } else {
-        word += c;
-      }
-    }
-    words.open_quote = words.open_quote || quote != 0;
-    words.arguments.push_back(std::move(word));
-    skip();
-  }
-  return words;
-}
-
 bool yes(const std::string& value) {
   const std::string text = lower(value);
   return text == "yes" || text == "true";
@@ -100,6 +47,72 @@ std::string hostname_of_machine() {
   char name[256] = "";
   gethostname(name, sizeof name - 1);
   return name;
+}
+
+// The %-tokens of ssh_config(5).
+struct Tokens {
+  std::string host_name, name, user, port, alias;
+  std::string expand(std::string_view text) const {
+    std::string result;
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] != '%' || i + 1 == text.size()) {
+        result += text[i];
+        continue;
+      }
+      const std::string machine = hostname_of_machine();
+      switch (text[++i]) {
+        case 'd':
+          result += home_directory();
+          break;
+        case 'h':
+          result += host_name;
+          break;
+        case 'i':
+          result += std::to_string(getuid());
+          break;
+        case 'k':
+          result += alias.empty() ? name : alias;
+          break;
+        case 'l':
+          result += machine;
+          break;
+        case 'L':
+          result += machine.substr(0, machine.find('.'));
+          break;
+        case 'n':
+          result += name;
+          break;
+        case 'p':
+          result += port;
+          break;
+        case 'r':
+          result += user;
+          break;
+        case 'u':
+          result += local_user();
+          break;
+        default:
+          result += text[i];
+      }
+    }
+    return result;
+  }
+};
+
+// ${NAME} of the environment.
+std::string expand_environment(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (!text.substr(i).starts_with("${")) {
+      result += text[i];
+      continue;
+    }
+    const size_t end = std::min(text.find('}', i), text.size());
+    const char* value = getenv(std::string(text.substr(i + 2, end - i - 2)).c_str());
+    result += value != nullptr ? value : "";
+    i = end;
+  }
+  return result;
 }
 
 }  // namespace
@@ -153,75 +166,6 @@ std::string HostSettings::key() const {
   return text;
 }
 
-Config::Config(const std::string& file) {
-  if (file == "none") return;
-  user_config_ = true;
-  if (!file.empty()) {
-    read(file, true, -1, 0);
-    return;
-  }
-  read(home_directory() + "/.ssh/config", false, -1, 0);
-  user_config_ = false;
-  read("/etc/ssh/ssh_config", false, -1, 0);
-}
-
-void Config::read(const std::string& path, bool required, int block, int depth) {
-  std::error_code ignored;
-  if (!required && !std::filesystem::exists(path, ignored)) return;
-  std::string text;
-  try {
-    text = read_file(path);
-  } catch (const Error& error) {
-    throw Error(Exit::environment, {.code = "ssh.config",
-                                    .what = "the ssh configuration cannot be read",
-                                    .place = Place{path},
-                                    .notes = {error.diagnostics().front().what}});
-  }
-  const int outer = block;
-  int number = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    Words words = split(std::string_view(text).substr(at, end - at));
-    at = end + 1;
-    ++number;
-    if (words.key.empty()) continue;
-    const Place place{path, number};
-    if (words.open_quote || words.arguments.empty()) {
-      throw Error(Exit::config,
-                  {.code = "ssh.config",
-                   .what = words.open_quote ? "a quote is not closed"
-                                            : fmt::format("'{}' has no value", words.key),
-                   .place = place});
-    }
-    if (words.key == "host" || words.key == "match") {
-      blocks_.push_back({words.key == "match", std::move(words.arguments), place, outer});
-      block = static_cast<int>(blocks_.size()) - 1;
-    } else if (words.key == "include") {
-      if (depth == kIncludeDepth) {
-        throw Error(Exit::config, {.code = "ssh.config",
-                                   .what = "files include each other without end",
-                                   .place = place});
-      }
-      for (std::string name : words.arguments) {
-        if (name.starts_with("~/")) name = home_directory() + name.substr(1);
-        if (!name.starts_with('/')) {
-          name = (user_config_ ? home_directory() + "/.ssh/" : "/etc/ssh/") + name;
-        }
-        glob_t found{};
-        if (glob(name.c_str(), 0, nullptr, &found) == 0) {
-          for (size_t i = 0; i < found.gl_pathc; ++i) {
-            read(found.gl_pathv[i], false, block, depth + 1);
-          }
-        }
-        globfree(&found);
-      }
-    } else {
-      lines_.push_back({std::move(words.key), std::move(words.arguments), std::move(words.raw),
-                        place, block});
-    }
-  }
-}
-
 // The first value of a key counts, except where they add up.
 struct Config::Asked {
   std::map<std::string, const Line*> first;
@@ -259,10 +203,9 @@ bool Config::matches(const Block& block, const Host& host, const Asked& asked) {
       holds = criterion == "final";  // there is one pass only
     } else {
       if (i + 1 == block.arguments.size()) {
-        throw Error(Exit::config,
-                    {.code = "ssh.config",
-                     .what = fmt::format("'Match {}' has no value", criterion),
-                     .place = block.place});
+        throw Error(Exit::config, {.code = "ssh.config",
+                                   .what = fmt::format("'Match {}' has no value", criterion),
+                                   .place = block.place});
       }
       const std::string& argument = block.arguments[++i];
       if (criterion == "host") {
@@ -274,24 +217,9 @@ bool Config::matches(const Block& block, const Host& host, const Asked& asked) {
       } else if (criterion == "localuser") {
         holds = matches_patterns({argument}, local_user());
       } else if (criterion == "exec") {
-        std::string command;
-        for (size_t c = 0; c < argument.size(); ++c) {
-          if (argument[c] != '%' || c + 1 == argument.size()) {
-            command += argument[c];
-            continue;
-          }
-          switch (argument[++c]) {
-            case 'h': command += host_name; break;
-            case 'n': command += host.name; break;
-            case 'r': command += user; break;
-            case 'u': command += local_user(); break;
-            case 'p': command += std::to_string(host.port > 0 ? host.port : 22); break;
-            case 'd': command += home_directory(); break;
-            case 'l': command += hostname_of_machine(); break;
-            case 'L': command += hostname_of_machine().substr(0, hostname_of_machine().find('.')); break;
-            default: command += argument[c];
-          }
-        }
+        const std::string command =
+            Tokens{host_name, host.name, user, std::to_string(host.port > 0 ? host.port : 22), ""}
+                .expand(argument);
         const auto [entry, fresh] = commands_.try_emplace(command, false);
         if (fresh) {
           entry->second = system(("( " + command + "\n) </dev/null >/dev/null 2>&1").c_str()) == 0;
@@ -336,14 +264,7 @@ HostSettings Config::of(const Host& host) {
     if (!applies(line.block, host, asked, known)) continue;
     take(line, asked);
     if (line.key == "hostname" && asked.host_name.empty()) {
-      for (size_t i = 0; i < line.arguments[0].size(); ++i) {
-        const char c = line.arguments[0][i];
-        if (c != '%') {
-          asked.host_name += c;
-        } else if (++i < line.arguments[0].size()) {
-          asked.host_name += line.arguments[0][i] == 'h' ? host.name : "%";
-        }
-      }
+      asked.host_name = Tokens{host.name, host.name, "", "", ""}.expand(line.arguments[0]);
     }
     if (line.key == "user" && asked.user.empty()) asked.user = line.arguments[0];
   }
@@ -360,7 +281,8 @@ HostSettings Config::of(const Host& host) {
   settings.user = !host.user.empty() ? host.user : !asked.user.empty() ? asked.user : local_user();
   const auto number = [&](const char* key, int least, int most, int otherwise) {
     const auto found = asked.first.find(key);
-    if (found == asked.first.end() || lower(found->second->arguments[0]) == "none") return otherwise;
+    if (found == asked.first.end() || lower(found->second->arguments[0]) == "none")
+      return otherwise;
     const std::string& text = found->second->arguments[0];
     char* end = nullptr;
     const long value = strtol(text.c_str(), &end, 10);
@@ -378,38 +300,12 @@ HostSettings Config::of(const Host& host) {
   settings.address_family = family == "inet" ? AF_INET : family == "inet6" ? AF_INET6 : AF_UNSPEC;
   settings.bind_address = asked.value("bindaddress");
 
+  const Tokens tokens{settings.host_name, host.name, settings.user, std::to_string(settings.port),
+                      asked.value("hostkeyalias")};
   const auto path = [&](const std::string& text) {
-    std::string result = text;
-    if (result == "~" || result.starts_with("~/")) result = home_directory() + result.substr(1);
-    std::string expanded;
-    for (size_t i = 0; i < result.size(); ++i) {
-      if (result[i] == '$' && i + 1 < result.size() && result[i + 1] == '{') {
-        const size_t end = std::min(result.find('}', i), result.size());
-        const char* value = getenv(result.substr(i + 2, end - i - 2).c_str());
-        expanded += value != nullptr ? value : "";
-        i = end;
-        continue;
-      }
-      if (result[i] != '%' || i + 1 == result.size()) {
-        expanded += result[i];
-        continue;
-      }
-      switch (result[++i]) {
-        case 'd': expanded += home_directory(); break;
-        case 'h': expanded += settings.host_name; break;
-        case 'n': expanded += host.name; break;
-        case 'p': expanded += std::to_string(settings.port); break;
-        case 'r': expanded += settings.user; break;
-        case 'u': expanded += local_user(); break;
-        case 'i': expanded += std::to_string(getuid()); break;
-        case 'k': expanded += asked.first.contains("hostkeyalias") ? asked.value("hostkeyalias")
-                                                                   : host.name; break;
-        case 'l': expanded += hostname_of_machine(); break;
-        case 'L': expanded += hostname_of_machine().substr(0, hostname_of_machine().find('.')); break;
-        default: expanded += result[i];
-      }
-    }
-    return expanded;
+    const bool home = text == "~" || text.starts_with("~/");
+    return (home ? home_directory() : "") +
+           tokens.expand(expand_environment(std::string_view(text).substr(home ? 1 : 0)));
   };
 
   if (const std::string jump = asked.value("proxyjump"); lower(jump) != "none") {
@@ -463,13 +359,13 @@ HostSettings Config::of(const Host& host) {
   };
   settings.known_hosts = files("userknownhostsfile", {home_directory() + "/.ssh/known_hosts",
                                                       home_directory() + "/.ssh/known_hosts2"});
-  settings.global_known_hosts = files("globalknownhostsfile", {"/etc/ssh/ssh_known_hosts",
-                                                               "/etc/ssh/ssh_known_hosts2"});
+  settings.global_known_hosts =
+      files("globalknownhostsfile", {"/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"});
   const std::string policy = lower(asked.value("stricthostkeychecking"));
-  settings.key_policy = policy == "accept-new" || policy == "no" || policy == "off" ||
-                                policy == "false"
-                            ? KeyPolicy::accept_new
-                            : KeyPolicy::strict;
+  settings.key_policy =
+      policy == "accept-new" || policy == "no" || policy == "off" || policy == "false"
+          ? KeyPolicy::accept_new
+          : KeyPolicy::strict;
   settings.hash_known_hosts = yes(asked.value("hashknownhosts"));
 
   settings.ciphers = asked.value("ciphers");

@@ -24,7 +24,7 @@ struct HostSettings {
   int port = 22;
   int address_family = 0;  // AF_UNSPEC, AF_INET, AF_INET6
   std::string bind_address;
-  int connect_timeout_s = 0;  // 0 = not said
+  int connect_timeout_s = 0;       // 0 = not said
   std::vector<std::string> jumps;  // ProxyJump, nearest first: "user@host:port"
   std::string proxy_command;
 
@@ -33,8 +33,8 @@ struct HostSettings {
   bool identities_only = false;
   std::string agent;  // path of its socket; "" = none
 
-  std::string key_alias;  // the name in known_hosts, if not that of the host
-  std::vector<std::string> known_hosts;         // the user's
+  std::string key_alias;                 // the name in known_hosts, if not that of the host
+  std::vector<std::string> known_hosts;  // the user's
   std::vector<std::string> global_known_hosts;
   KeyPolicy key_policy = KeyPolicy::strict;
   bool hash_known_hosts = false;

@@ -2,10 +2,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <unistd.h>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -127,18 +127,17 @@ std::string Connection::waiting_for() const {
 void Connection::start() {
   if (!settings_.proxy_command.empty()) return start_proxy();
   state_ = State::resolving;
-  shared_.resolver.resolve(
-      settings_.host_name, settings_.port, settings_.address_family,
-      [weak = weak_from_this()](const Resolved& resolved) {
-        const auto self = weak.lock();
-        if (!self || self->state_ != State::resolving) return;
-        if (resolved.addresses.empty()) {
-          self->fail({unknown_host(self->settings_, resolved.error)});
-          return;
-        }
-        self->addresses_ = resolved.addresses;
-        self->connect_next();
-      });
+  shared_.resolver.resolve(settings_.host_name, settings_.port, settings_.address_family,
+                           [weak = weak_from_this()](const Resolved& resolved) {
+                             const auto self = weak.lock();
+                             if (!self || self->state_ != State::resolving) return;
+                             if (resolved.addresses.empty()) {
+                               self->fail({unknown_host(self->settings_, resolved.error)});
+                               return;
+                             }
+                             self->addresses_ = resolved.addresses;
+                             self->connect_next();
+                           });
 }
 
 void Connection::connect_next() {
@@ -407,8 +406,8 @@ void Connection::rearm() {
   if (watch_ == 0) return;
   if (ssh_get_fd(session_) == SSH_INVALID_SOCKET) return;  // seen by whoever called libssh
   const bool write = (ssh_get_poll_flags(session_) & SSH_WRITE_PENDING) != 0;
-  shared_.loop.change(watch_, (reading_paused_ ? 0U : unsigned{EPOLLIN}) |
-                                  (write ? unsigned{EPOLLOUT} : 0U));
+  shared_.loop.change(
+      watch_, (reading_paused_ ? 0U : unsigned{EPOLLIN}) | (write ? unsigned{EPOLLOUT} : 0U));
 }
 
 void Connection::fail(Failure failure) {
@@ -433,7 +432,8 @@ Failure Connection::greeting_failure() {
   const char* banner = ssh_get_serverbanner(session_);
   const bool greeted = banner != nullptr && strncmp(banner, "SSH-", 4) == 0;
   // sshd drops what exceeds its MaxStartups, some versions with a word about it.
-  const bool dropped = !greeted && (raw_.in_bytes == 0 || reason.find("Exceeded") != std::string::npos);
+  const bool dropped =
+      !greeted && (raw_.in_bytes == 0 || reason.find("Exceeded") != std::string::npos);
   return {greeting_failed(settings_, reason, greeted, dropped), dropped};
 }
 

@@ -43,10 +43,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Called in the loop; activity() with libssh's callbacks done. To be destroyed by Loop::defer().
   struct User {
     virtual ~User() = default;
-    virtual void ready() = 0;                       // authenticated: channels can be opened
+    virtual void ready() = 0;                         // authenticated: channels can be opened
     virtual void failed(const Failure& failure) = 0;  // before ready()
-    virtual void activity() = 0;                    // after ready(): bytes came, or can be sent
-    virtual void lost(const std::string& why) = 0;  // after ready()
+    virtual void activity() = 0;                      // after ready(): bytes came, or can be sent
+    virtual void lost(const std::string& why) = 0;    // after ready()
   };
 
   Connection(Shared& shared, const HostSettings& settings, User& user);
@@ -54,8 +54,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  void start();               // by TCP, or the proxy command of the settings
-  void start_on(Fd socket);   // connected already
+  void start();              // by TCP, or the proxy command of the settings
+  void start_on(Fd socket);  // connected already
   // What it waits for, for a message about a timeout: "a connection to 10.0.0.1:22".
   std::string waiting_for() const;
   // No answer from the server yet.
@@ -67,7 +67,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void rearm();
 
  private:
-  enum class State { idle, resolving, connecting, greeting, keys, asking, identities, agent, ready, over };
+  enum class State {
+    idle,
+    resolving,
+    connecting,
+    greeting,
+    keys,
+    asking,
+    identities,
+    agent,
+    ready,
+    over
+  };
 
   void connect_next();
   void connected();

@@ -176,10 +176,11 @@ void JumpHost::open(const HostSettings& target, Done done) {
 void JumpHost::begin(Forward& forward) {
   forward.stream = std::make_unique<ChannelStream>(shared_.loop, dial_.connection(), [this] {
     // From a handler of one socket, not from inside the walk over all.
-    if (!activity_due_) shared_.loop.defer([this] {
-      activity_due_ = false;
-      activity();
-    });
+    if (!activity_due_)
+      shared_.loop.defer([this] {
+        activity_due_ = false;
+        activity();
+      });
     activity_due_ = true;
   });
 }
@@ -195,9 +196,9 @@ bool JumpHost::advance(Forward& forward) {
     forward.stream->update();
     return !forward.stream->finished();
   }
-  const int rc = ssh_channel_open_forward(forward.stream->channel(),
-                                          forward.target->host_name.c_str(), forward.target->port,
-                                          "127.0.0.1", 0);
+  const int rc =
+      ssh_channel_open_forward(forward.stream->channel(), forward.target->host_name.c_str(),
+                               forward.target->port, "127.0.0.1", 0);
   if (rc == SSH_AGAIN) return true;
   int ends[2];
   std::string problem;
@@ -208,14 +209,17 @@ bool JumpHost::advance(Forward& forward) {
   }
   if (!problem.empty()) {
     shared_.loop.defer([error = proxy_failed(*forward.target, host_.label(), problem),
-                        done = std::move(forward.done)] { done({Fd(), error}); });
+                        done = std::move(forward.done)] {
+      done({Fd(), error});
+    });
     return false;
   }
   forward.open = true;
   auto theirs = std::make_shared<Fd>(ends[1]);
   forward.stream->attach(Fd(ends[0]), "");
-  shared_.loop.defer(
-      [theirs, done = std::move(forward.done)] { done({std::move(*theirs), std::nullopt}); });
+  shared_.loop.defer([theirs, done = std::move(forward.done)] {
+    done({std::move(*theirs), std::nullopt});
+  });
   return true;
 }
 

@@ -36,8 +36,8 @@ class Dial final : public Connection::User {
   };
 
   // `hops` of the route lie before the host. Both must outlive it.
-  Dial(Shared& shared, JumpHosts& jumps, const HostSettings& host,
-       std::vector<HostSettings> hops, User& user);
+  Dial(Shared& shared, JumpHosts& jumps, const HostSettings& host, std::vector<HostSettings> hops,
+       User& user);
   ~Dial() override;
 
   void start(Clock::time_point deadline, std::chrono::milliseconds patience);

@@ -11,7 +11,8 @@ namespace mtl {
 
 namespace {
 
-// Two sockets of a pair and one of TCP (or a pipe and a pidfd) for each host, and room for the rest.
+// Two sockets of a pair and one of TCP (or a pipe and a pidfd) for each host, and room for the
+// rest.
 constexpr rlim_t kDescriptorsPerHost = 4, kDescriptorsElse = 256;
 
 void make_room_for_descriptors(size_t hosts) {

@@ -42,7 +42,7 @@ struct FleetEvent {
   };
   Kind kind = started;
   size_t host = 0;  // index in FleetOptions::hosts
-  Fd stream;  // a connected AF_UNIX stream socket, non-blocking; its halves close separately
+  Fd stream;        // a connected AF_UNIX stream socket, non-blocking; its halves close separately
   std::optional<Diagnostic> error;
   std::optional<int> exit_code;
   std::string signal;       // "SEGV"; empty = none

@@ -1,5 +1,5 @@
-// known_hosts files: read once for all hosts, then asked for each. Plain, hashed and wildcard names,
-// [host]:port, @revoked and @cert-authority as sshd(8) has them.
+// known_hosts files: read once for all hosts, then asked for each. Plain, hashed and wildcard
+// names, [host]:port, @revoked and @cert-authority as sshd(8) has them.
 #pragma once
 
 #include <map>
@@ -22,9 +22,9 @@ struct HostKey {
 struct KeyCheck {
   enum Result { ok, unknown, changed, revoked };
   Result result = unknown;
-  Place place;               // changed, revoked: the line that says otherwise
-  std::string known_type;    // changed: the type known there
-  bool authority = false;    // unknown, but a @cert-authority is known for the host
+  Place place;             // changed, revoked: the line that says otherwise
+  std::string known_type;  // changed: the type known there
+  bool authority = false;  // unknown, but a @cert-authority is known for the host
 };
 
 class KnownHosts {

@@ -106,8 +106,8 @@ void Loop::run_timers() {
 
 int Loop::wait_ms() const {
   if (timers_.empty()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first -
-                                                                 Clock::now());
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first - Clock::now());
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
 }
 

@@ -43,8 +43,7 @@ std::string list(const std::vector<std::string>& items) {
 
 }  // namespace
 
-void add_lines(std::vector<std::string>& notes, const std::string& title,
-               const std::string& text) {
+void add_lines(std::vector<std::string>& notes, const std::string& title, const std::string& text) {
   if (text.empty()) return;
   std::string note = title;
   for (size_t at = 0; at < text.size();) {
@@ -76,8 +75,8 @@ Diagnostic greeting_failed(const HostSettings& host, const std::string& reason, 
                            bool dropped) {
   Diagnostic error{.code = "ssh.connect", .what = {}};
   if (dropped) {
-    error.what = fmt::format("{}: the server closes the connection before its greeting",
-                             host.label());
+    error.what =
+        fmt::format("{}: the server closes the connection before its greeting", host.label());
     error.help =
         "it may have too many logins at once (MaxStartups of its sshd_config), or refuse this "
         "machine";
@@ -151,12 +150,12 @@ Diagnostic host_key_unknown(const HostSettings& host, const HostKey& key,
   }
   std::string type = key.type.starts_with("ssh-") ? key.type.substr(4) : key.type;
   if (type.starts_with("ecdsa")) type = "ecdsa";
-  error.help = fmt::format(
-      "if that fingerprint is the machine's (ask its owner): {} >> {}",
-      !host.jumps.empty() || !host.proxy_command.empty() || !host.key_alias.empty()
-          ? fmt::format("echo '{} {} {}'", known_name(host), key.type, key.base64)
-          : fmt::format("ssh-keyscan -t {} -p {} {}", type, host.port, host.host_name),
-      file);
+  error.help =
+      fmt::format("if that fingerprint is the machine's (ask its owner): {} >> {}",
+                  !host.jumps.empty() || !host.proxy_command.empty() || !host.key_alias.empty()
+                      ? fmt::format("echo '{} {} {}'", known_name(host), key.type, key.base64)
+                      : fmt::format("ssh-keyscan -t {} -p {} {}", type, host.port, host.host_name),
+                  file);
   return error;
 }
 
@@ -170,12 +169,13 @@ Diagnostic host_key_changed(const HostSettings& host, const HostKey& key,
     return error;
   }
   error.what = fmt::format("{}: its host key is not the known one", host.label());
-  error.notes.push_back(check.known_type == key.type
-                            ? "somebody may be in between, or the machine was installed anew"
-                            : fmt::format("known is one of type {}, which it does not show",
-                                          check.known_type));
-  error.help = fmt::format("if the machine's owner confirms the new key: ssh-keygen -f '{}' -R '{}'",
-                           check.place.file, known_name(host));
+  error.notes.push_back(
+      check.known_type == key.type
+          ? "somebody may be in between, or the machine was installed anew"
+          : fmt::format("known is one of type {}, which it does not show", check.known_type));
+  error.help =
+      fmt::format("if the machine's owner confirms the new key: ssh-keygen -f '{}' -R '{}'",
+                  check.place.file, known_name(host));
   return error;
 }
 
@@ -198,8 +198,9 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story) {
     error.notes.push_back("no ssh agent (SSH_AUTH_SOCK is not set)");
   }
   if (!keys) {
-    error.help = "a launcher cannot type passwords: allow keys there, or reach it by OpenSSH "
-                 "(--ssh_command ssh)";
+    error.help =
+        "a launcher cannot type passwords: allow keys there, or reach it by OpenSSH "
+        "(--ssh_command ssh)";
     if ((story.methods & (SSH_AUTH_METHOD_PASSWORD | SSH_AUTH_METHOD_INTERACTIVE)) != 0) {
       error.help = fmt::format(
           "a launcher cannot type passwords: allow keys in its sshd_config (PubkeyAuthentication), "
@@ -207,13 +208,13 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story) {
           ssh_command(host));
     }
   } else if (!story.locked.empty()) {
-    error.help = "start an agent and give it the key: eval $(ssh-agent); ssh-add " +
-                 story.locked.front();
+    error.help =
+        "start an agent and give it the key: eval $(ssh-agent); ssh-add " + story.locked.front();
   } else if ((story.methods & (SSH_AUTH_METHOD_PASSWORD | SSH_AUTH_METHOD_INTERACTIVE)) != 0) {
     error.help = "put your key there: ssh-copy-id " + ssh_command(host);
   } else {
-    error.help = fmt::format("add your public key to ~/.ssh/authorized_keys of {} there",
-                             host.user);
+    error.help =
+        fmt::format("add your public key to ~/.ssh/authorized_keys of {} there", host.user);
   }
   return error;
 }
@@ -232,8 +233,8 @@ Diagnostic command_failed(const HostSettings& host, const std::string& command,
     error.what = fmt::format("{}: the command ended with {} before it said that it runs",
                              host.label(), *failure.exit_code);
   } else {
-    error.what = fmt::format("{}: the connection ended before the command said that it runs",
-                             host.label());
+    error.what =
+        fmt::format("{}: the connection ended before the command said that it runs", host.label());
   }
   if (!failure.lost.empty()) error.notes.push_back(failure.lost);
   error.notes.push_back("command: " + command);
@@ -277,12 +278,23 @@ bool expand_proxy_command(const HostSettings& host, std::string& command) {
       continue;
     }
     switch (host.proxy_command[++i]) {
-      case 'h': command += host.host_name; break;
-      case 'n': command += host.name; break;
-      case 'p': command += std::to_string(host.port); break;
-      case 'r': command += host.user; break;
-      case '%': command += '%'; break;
-      default: command += fmt::format("%{}", host.proxy_command[i]);
+      case 'h':
+        command += host.host_name;
+        break;
+      case 'n':
+        command += host.name;
+        break;
+      case 'p':
+        command += std::to_string(host.port);
+        break;
+      case 'r':
+        command += host.user;
+        break;
+      case '%':
+        command += '%';
+        break;
+      default:
+        command += fmt::format("%{}", host.proxy_command[i]);
     }
   }
   return true;

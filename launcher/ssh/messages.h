@@ -47,7 +47,7 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story);
 struct StartFailure {
   std::optional<int> exit_code = {};
   std::string signal = {};
-  std::string lost = {};  // the connection was, for this reason
+  std::string lost = {};                // the connection was, for this reason
   std::string noise = {}, errors = {};  // what came on stdout and stderr
 };
 Diagnostic command_failed(const HostSettings& host, const std::string& command,

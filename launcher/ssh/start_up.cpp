@@ -19,7 +19,8 @@ std::string last_lines(std::string_view text, size_t lines) {
   std::string clean;
   for (char c : text.substr(start)) {
     if (c == '\r') continue;
-    const bool control = (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 127;
+    const bool control =
+        (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 127;
     clean += control ? '?' : c;
   }
   return clean;

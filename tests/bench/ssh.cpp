@@ -80,8 +80,8 @@ Cost start_all(const FleetOptions& options) {
       if (event.error && !told) fputs(render(*event.error).c_str(), stderr);
       told = told || event.error;
     }
-    cost.bytes = own ? kilobytes("/proc/self/status", "VmRSS:") * 1024 - memory
-                     : memory_of_children();
+    cost.bytes =
+        own ? kilobytes("/proc/self/status", "VmRSS:") * 1024 - memory : memory_of_children();
   }
   if (!own) cost.cpu_ms += cpu_ms(RUSAGE_CHILDREN);
   return cost;
@@ -136,9 +136,8 @@ int main(int argc, char** argv) {
     for (int i = 0; i < times; ++i) {
       for (Way& way : ways) {
         if (hosts > way.most) continue;
-        FleetOptions options =
-            site.options(std::vector<std::string>(static_cast<size_t>(hosts), "m"),
-                         "exec cat >/dev/null");
+        FleetOptions options = site.options(
+            std::vector<std::string>(static_cast<size_t>(hosts), "m"), "exec cat >/dev/null");
         options.ssh_command = way.command;
         options.connect_timeout = std::chrono::seconds(120);
         way.costs.push_back(in_a_process(options));

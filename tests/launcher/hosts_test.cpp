@@ -20,8 +20,8 @@ std::string shown(const std::vector<Host>& hosts, const Diagnostics& diagnostics
   }
   if (!text.empty()) return text;
   for (const Host& host : hosts) {
-    text += fmt::format("{}{}{}:{}", text.empty() ? "" : " ", host.user.empty() ? "" : host.user + "@",
-                        host.name, host.slots);
+    text += fmt::format("{}{}{}:{}", text.empty() ? "" : " ",
+                        host.user.empty() ? "" : host.user + "@", host.name, host.slots);
   }
   return text;
 }
@@ -52,7 +52,8 @@ TEST_CASE("hosts by comma with slots and users") {
 TEST_CASE("ranges keep their zeros and multiply") {
   CHECK(listed("n[1-3]") == "n1:0 n2:0 n3:0");
   CHECK(listed("n[08-11,20]:2") == "n08:2 n09:2 n10:2 n11:2 n20:2");
-  CHECK(listed("me@r[1-2]n[1-2]-ib,x") == "me@r1n1-ib:0 me@r1n2-ib:0 me@r2n1-ib:0 me@r2n2-ib:0 x:0");
+  CHECK(listed("me@r[1-2]n[1-2]-ib,x") ==
+        "me@r1n1-ib:0 me@r1n2-ib:0 me@r2n1-ib:0 me@r2n2-ib:0 x:0");
   CHECK(listed("n[5]") == "n5:0");
 }
 
@@ -66,9 +67,11 @@ TEST_CASE("IPv6 addresses stand in brackets") {
 }
 
 TEST_CASE("mistakes in a list of hosts") {
-  for (const char* text : {"", ",", "a,", "a,,b", "a:", "a:0", "a:x", "a:-1", "a:1:2", "n[1-", "n[]",
-                           "n[3-1]", "n[a-b]", "n[0-999999]", "-oProxyCommand=x", "a b", "a;b",
-                           "@a", "a@", "$(x)", "[a]x[:]", "n]"}) {
+  for (const char* text : {"",        ",",      "a,",     "a,,b",        "a:",
+                           "a:0",     "a:x",    "a:-1",   "a:1:2",       "n[1-",
+                           "n[]",     "n[3-1]", "n[a-b]", "n[0-999999]", "-oProxyCommand=x",
+                           "a b",     "a;b",    "@a",     "a@",          "$(x)",
+                           "[a]x[:]", "n]"}) {
     CAPTURE(std::string(text));
     CHECK(listed(text).starts_with("hosts.syntax"));
   }

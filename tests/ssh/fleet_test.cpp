@@ -100,8 +100,9 @@ TEST_CASE("a killed command is told by its signal and its last words") {
   Site site;
   site.sshd("m");
   const auto fleet = start_fleet(site.options(
-      {"m"}, "for i in 1 2 3 4 5 6 7 8 9; do echo line $i$i >&2; done; for i in 1 2 3 4 5 6 7 8 9 "
-             "10 11 12 13 14 15 16 17 18 19 20; do echo word $i >&2; done; kill -SEGV $$"));
+      {"m"},
+      "for i in 1 2 3 4 5 6 7 8 9; do echo line $i$i >&2; done; for i in 1 2 3 4 5 6 7 8 9 "
+      "10 11 12 13 14 15 16 17 18 19 20; do echo word $i >&2; done; kill -SEGV $$"));
   REQUIRE(first_events(*fleet, 1)[0].kind == FleetEvent::started);
   const auto ended = next_event(*fleet);
   REQUIRE(ended);
@@ -212,9 +213,9 @@ TEST_CASE("the end of the fleet ends the far stdin") {
   site.sshd("m");
   pid_t far = 0;
   {
-    const auto fleet = start_fleet(
-        site.options({"m"}, "echo $$ >" + (site / "pid").string() + "; cat >/dev/null; echo bye >" +
-                                (site / "bye").string()));
+    const auto fleet = start_fleet(site.options({"m"}, "echo $$ >" + (site / "pid").string() +
+                                                           "; cat >/dev/null; echo bye >" +
+                                                           (site / "bye").string()));
     const std::vector<FleetEvent> started = first_events(*fleet, 1);
     REQUIRE(started[0].kind == FleetEvent::started);
     far = pid_in(site / "pid");

@@ -1,7 +1,6 @@
 #include "ssh/loopback.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -9,12 +8,13 @@
 #include <fcntl.h>
 #include <fstream>
 #include <iterator>
-#include <netinet/in.h>
 #include <poll.h>
 #include <stdexcept>
 #include <thread>
 #include <unistd.h>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -180,10 +180,9 @@ Sshd& Site::sshd(const std::string& name, const std::string& settings, bool know
   const std::filesystem::path log = dir_ / ("sshd_" + name + ".log");
   for (int attempt = 0; attempt < 5 && server->port == 0; ++attempt) {
     const int port = free_port();  // another process may take it before sshd does
-    const std::string file =
-        dir_.file("sshd_config_" + name,
-                  settings + "\nListenAddress 127.0.0.1:" + std::to_string(port) + "\nHostKey " +
-                      server->host_key + "\n" + common);
+    const std::string file = dir_.file(
+        "sshd_config_" + name, settings + "\nListenAddress 127.0.0.1:" + std::to_string(port) +
+                                   "\nHostKey " + server->host_key + "\n" + common);
     server->process = Process({"/usr/sbin/sshd", "-D", "-e", "-f", file}, log);
     if (wait_for([&] { return accepts(port) || !alive(server->process.pid()); }) &&
         alive(server->process.pid())) {
@@ -222,7 +221,8 @@ void Site::know(const Sshd& sshd, const std::string& marker) {
 
 FleetOptions Site::options(const std::vector<std::string>& hosts, const std::string& script) const {
   FleetOptions options;
-  for (const std::string& name : hosts) options.hosts.push_back({.name = name, .user = {}, .place = {}});
+  for (const std::string& name : hosts)
+    options.hosts.push_back({.name = name, .user = {}, .place = {}});
   const std::string file = dir_.file("script_" + std::to_string(std::hash<std::string>{}(script)),
                                      "echo '" + std::string(kMagic) + "'\n" + script + "\n");
   options.command = "exec /bin/sh " + file;

@@ -54,8 +54,8 @@ class Site {
  public:
   Site();
   ~Site();
-  // `settings`: further lines of its sshd_config, which go before ours. Also writes "Host NAME" into
-  // the configuration and the key into known_hosts.
+  // `settings`: further lines of its sshd_config, which go before ours. Also writes "Host NAME"
+  // into the configuration and the key into known_hosts.
   Sshd& sshd(const std::string& name, const std::string& settings = "", bool known = true);
   const Sshd& server(const std::string& name) const;
   // Lines for the configuration; before() counts more than what sshd() wrote.

@@ -1,9 +1,9 @@
 // What happens when a host cannot be used: each way, told by its code and with what to do.
-#include <arpa/inet.h>
 #include <csignal>
 #include <fstream>
-#include <netinet/in.h>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <doctest/doctest.h>
@@ -23,8 +23,9 @@ FleetEvent only_event(const FleetOptions& options) {
 
 std::string failure(const FleetOptions& options, std::string* code) {
   const FleetEvent event = only_event(options);
-  *code = event.kind == FleetEvent::failed ? event.error->code
-          : event.kind == FleetEvent::started ? "started" : "ended";
+  *code = event.kind == FleetEvent::failed    ? event.error->code
+          : event.kind == FleetEvent::started ? "started"
+                                              : "ended";
   return event.error ? render(*event.error) : "";
 }
 
@@ -213,10 +214,10 @@ TEST_CASE("a key with a passphrase: named without an agent and used with one") {
   std::ofstream(site / "askpass") << "#!/bin/sh\necho secret words\n";
   std::filesystem::permissions(site / "askpass", std::filesystem::perms::owner_all);
   std::string output;
-  REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "SSH_ASKPASS_REQUIRE=force",
-                       "SSH_ASKPASS=" + (site / "askpass").string(), "/usr/bin/ssh-add",
-                       site.key()},
-                      &output) == 0);
+  REQUIRE(
+      run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "SSH_ASKPASS_REQUIRE=force",
+                   "SSH_ASKPASS=" + (site / "askpass").string(), "/usr/bin/ssh-add", site.key()},
+                  &output) == 0);
   setenv("SSH_AUTH_SOCK", socket.c_str(), 1);
   text = failure(site.options({"m", "m", "m"}, ""), &code);
   CHECK(code == "started");
@@ -240,7 +241,9 @@ TEST_CASE("start-up files that print do not disturb") {
   for (const char* way : kWays) {
     CAPTURE(std::string(way));
     Site site;
-    site.sshd("m", "ForceCommand echo Welcome; echo; printf 'no newline'; eval \"$SSH_ORIGINAL_COMMAND\"");
+    site.sshd(
+        "m",
+        "ForceCommand echo Welcome; echo; printf 'no newline'; eval \"$SSH_ORIGINAL_COMMAND\"");
     FleetOptions options = site.options({"m"}, "exec cat");
     options.ssh_command = way;
     const auto fleet = start_fleet(options);

@@ -1,4 +1,5 @@
-// The ways to a host: jump hosts, proxy commands, OpenSSH as a program; and what ~/.ssh/config says.
+// The ways to a host: jump hosts, proxy commands, OpenSSH as a program; and what ~/.ssh/config
+// says.
 #include <csignal>
 #include <fstream>
 #include <thread>
@@ -185,8 +186,8 @@ TEST_CASE("OpenSSH as a program: streams and ends and no process left") {
 TEST_CASE("OpenSSH as a program: the end of the fleet and of its process ends the far command") {
   Site site;
   site.sshd("m");
-  FleetOptions options = site.options(
-      {"m"}, "echo $$ >" + (site / "pid").string() + "; cat >/dev/null; rm " + (site / "pid").string());
+  FleetOptions options = site.options({"m"}, "echo $$ >" + (site / "pid").string() +
+                                                 "; cat >/dev/null; rm " + (site / "pid").string());
   options.ssh_command = "ssh";
   {
     const auto fleet = start_fleet(options);
@@ -213,7 +214,8 @@ TEST_CASE("the configuration: first value wins and patterns and includes and tok
   const TempDir dir;
   dir.file("more", "Host inc*\n  User included\n");
   const std::string config =
-      "Include " + (dir / "more").string() + "\n"
+      "Include " + (dir / "more").string() +
+      "\n"
       "Host !bad* ba* \"quoted\"\n  HostName=%h.example.org\n  Port 2200\n"
       "Host *\n  Port 99\n  User general # comment\n  IdentityFile ~/a\n  IdentityFile /b/%r@%h\n"
       "Match host *.example.org user general\n  HostKeyAlias alias\n"
@@ -243,10 +245,11 @@ TEST_CASE("the configuration: proxies and agents and known hosts") {
   const TempDir dir;
   setenv("HOME", "/home/me", 1);
   setenv("SSH_AUTH_SOCK", "/run/agent", 1);
-  ssh::HostSettings settings = asked(
-      dir, "ProxyJump me@a:22, b\nProxyCommand nc %h\nStrictHostKeyChecking accept-new\n"
-           "UserKnownHostsFile ~/one /two\n",
-      "m");
+  ssh::HostSettings settings =
+      asked(dir,
+            "ProxyJump me@a:22, b\nProxyCommand nc %h\nStrictHostKeyChecking accept-new\n"
+            "UserKnownHostsFile ~/one /two\n",
+            "m");
   CHECK(settings.jumps.size() == 1);
   CHECK(settings.jumps[0] == "me@a:22");
   CHECK(settings.proxy_command.empty());
@@ -266,8 +269,9 @@ TEST_CASE("the configuration: proxies and agents and known hosts") {
 TEST_CASE("the configuration: what is not honoured is told once with its place") {
   const TempDir dir;
   std::vector<Diagnostic> warnings;
-  asked(dir, "Host other\n  SetEnv A=b\nHost m\n  CertificateFile ~/c\n  ForwardAgent no\n"
-             "  ServerAliveInterval 5\n",
+  asked(dir,
+        "Host other\n  SetEnv A=b\nHost m\n  CertificateFile ~/c\n  ForwardAgent no\n"
+        "  ServerAliveInterval 5\n",
         "m", &warnings);
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0].code == "ssh.config");
