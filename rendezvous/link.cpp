@@ -8,6 +8,7 @@
 #include <csignal>
 #include <deque>
 #include <future>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <unistd.h>
@@ -173,16 +174,21 @@ class Hub final : public LinkHub {
     {
       const std::lock_guard lock(requests_mutex_);
       requests_.push_back(std::move(request));
-      if (requests_.size() > 1) return;
+      if (requests_.size() > 1) return;  // the hub's thread has been told
     }
     asio::post(io_, [this] { serve_requests(); });
   }
 
+  // A part of them at a time: what the peers say in the meantime has its turn too.
   void serve_requests() {
+    constexpr size_t kAtOnce = 128;
     std::vector<Request> requests;
     {
       const std::lock_guard lock(requests_mutex_);
-      requests.swap(requests_);
+      const auto end = requests_.begin() + std::min<ptrdiff_t>(kAtOnce, std::ssize(requests_));
+      std::move(requests_.begin(), end, std::back_inserter(requests));
+      requests_.erase(requests_.begin(), end);
+      if (!requests_.empty()) asio::post(io_, [this] { serve_requests(); });
     }
     // Everything for one link first, then one write to it.
     std::vector<std::shared_ptr<Peer>> to_write;
@@ -276,7 +282,7 @@ class Hub final : public LinkHub {
   Fd event_fd_;
   std::atomic<LinkId> last_id_{0};
   std::mutex requests_mutex_;
-  std::vector<Request> requests_;
+  std::deque<Request> requests_;
   std::mutex events_mutex_;
   std::deque<LinkEvent> events_;
   bool raised_ = false;                  // event_fd_ is readable

@@ -4,8 +4,9 @@
 //
 //   build/bench/rendezvous [alone] [repetitions=3] [agents...=256 1024 2048 4096]
 //
-// Controller and agents are two hubs of this process on the loopback, so they share its cores; a
-// job has a machine for each agent. Best of the repetitions.
+// Controller and agents are hubs of this process on the loopback (one for the controller, the
+// agents spread over as many as there are cores), so they share its cores; a job has a machine for
+// each agent. Best of the repetitions.
 //
 // The peer, in the same run: torch's TCPStore, if a python3 here has torch. Its server runs as it
 // is (in Python's process, which only waits); its clients are raw sockets of this program that
@@ -128,47 +129,82 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+// Some of the agents. Each decodes its table and looks whether it is right.
+struct Agents {
+  std::unique_ptr<LinkHub> hub;
+  int first = 0, count = 0;
+  double opened = 0;  // since the start, the last of them
+  size_t table_bytes = 0;
+  bool good = true;
+};
+
+void join_all(Agents& agents, uint16_t port, const std::vector<std::string>& joins,
+              Clock::time_point start) {
+  LinkHub& hub = *agents.hub;
+  std::unordered_map<LinkId, size_t> agent_of;
+  for (int i = agents.first; i < agents.first + agents.count; ++i) {
+    agent_of[hub.connect("127.0.0.1", port, std::chrono::seconds(60))] = static_cast<size_t>(i);
+  }
+  int opened = 0, done = 0;
+  while (agents.good && done < agents.count) {
+    const auto event = wait_next(hub);
+    if (!event || event->kind == LinkEvent::lost) {
+      fmt::print(stderr, "an agent was lost: {}\n", event ? event->reason : "no answer");
+      agents.good = false;
+      return;
+    }
+    const size_t mine = agent_of.at(event->link);
+    if (event->kind == LinkEvent::opened) {
+      LinkMessage join;
+      join.kind = kJoin;
+      join.body = joins[mine];
+      hub.send(event->link, std::move(join));
+      if (++opened == agents.count) agents.opened = seconds_since(start);
+      continue;
+    }
+    const auto roster = decode_roster(event->message.body);
+    agents.good = roster && roster->nodes.size() == joins.size() &&
+                  roster->world == 8 * static_cast<int>(joins.size()) &&
+                  roster->nodes[mine].host == offer_of(static_cast<int>(mine)).host &&
+                  roster->nodes[mine].first_rank == 8 * static_cast<int>(mine);
+    agents.table_bytes = event->message.body.size();
+    ++done;
+  }
+}
+
 std::optional<Times> rendezvous(int agents) {
   LinkHubOptions options;
   options.token = make_token();
   const auto server = make_link_hub(options);
-  const auto client = make_link_hub(options);
   const uint16_t port = server->listen("127.0.0.1", 0);
   std::vector<std::string> joins;
   for (int i = 0; i < agents; ++i) joins.push_back(pack(offer_of(i)));
-  Times times;
+  const int parts = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  std::vector<Agents> groups(static_cast<size_t>(parts));
+  for (int i = 0; i < parts; ++i) {
+    Agents& group = groups[static_cast<size_t>(i)];
+    group.hub = make_link_hub(options);
+    group.first = agents * i / parts;
+    group.count = agents * (i + 1) / parts - group.first;
+  }
   std::thread controller([&] { control(*server, agents); });
   const double cpu = cpu_seconds();
   const Clock::time_point start = Clock::now();
-  std::unordered_map<LinkId, int> agent_of;
-  for (int i = 0; i < agents; ++i) {
-    agent_of[client->connect("127.0.0.1", port, std::chrono::seconds(60))] = i;
+  std::vector<std::thread> threads;
+  for (Agents& group : groups) {
+    threads.emplace_back([&group, &joins, port, start] { join_all(group, port, joins, start); });
   }
-  int opened = 0, done = 0;
-  bool good = true;
-  while (good && done < agents) {
-    const auto event = wait_next(*client);
-    if (!event || event->kind == LinkEvent::lost) {
-      fmt::print(stderr, "an agent was lost: {}\n", event ? event->reason : "no answer");
-      good = false;
-    } else if (event->kind == LinkEvent::opened) {
-      LinkMessage join;
-      join.kind = kJoin;
-      join.body = std::move(joins[static_cast<size_t>(agent_of.at(event->link))]);
-      client->send(event->link, std::move(join));
-      if (++opened == agents) times.opened = seconds_since(start);
-    } else {
-      const auto roster = decode_roster(event->message.body);
-      const auto mine = static_cast<size_t>(agent_of.at(event->link));
-      good = roster && roster->nodes.size() == static_cast<size_t>(agents) &&
-             roster->world == 8 * agents && roster->nodes[mine].host == offer_of(int(mine)).host &&
-             roster->nodes[mine].first_rank == 8 * static_cast<int>(mine);
-      times.table_bytes = event->message.body.size();
-      ++done;
-    }
-  }
+  for (auto& thread : threads) thread.join();
+  Times times;
   times.all = seconds_since(start);
   times.cpu = cpu_seconds() - cpu;
+  bool good = true;
+  for (Agents& group : groups) {
+    times.opened = std::max(times.opened, group.opened);
+    times.table_bytes = group.table_bytes;
+    good = good && group.good;
+    if (!good) group.hub.reset();  // the controller sees the end and does not wait for more
+  }
   controller.join();
   return good ? std::optional(times) : std::nullopt;
 }
