@@ -229,7 +229,8 @@ class Agent {
     if (!result_.first_failure || earlier) result_.first_failure = end;
     if (stop_signal_ != 0) return;
     const bool at_once = options_.failure_grace.count() == 0;
-    if (const size_t others = running(); others > 0) {
+    // With somebody above us, it is theirs to say, once for all nodes.
+    if (const size_t others = running(); others > 0 && options_.control == nullptr) {
       notice(fmt::format("{} {}: {} {}{}", ranks_name(end), how_it_ended(end),
                          at_once ? "killed" : "asked", ranks(others), at_once ? "" : " to stop"));
     }

@@ -45,11 +45,6 @@ std::string count_text(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-std::string how(const WorkerEnd& end) {
-  return end.signal != 0 ? "was killed by " + signal_name(end.signal)
-                         : fmt::format("exited with code {}", end.exit_code);
-}
-
 std::string loss_text(LinkEvent::Loss loss, const std::string& reason) {
   return loss == LinkEvent::silent ? reason : "its agent is gone (" + reason + ")";
 }
@@ -170,7 +165,7 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
 
 void Controller::refuse(LinkId link, Diagnostic why) {
   tell("refused: " + why.what);
-  port_.send(link, JobMessage::refuse, 0, encode(std::vector<Diagnostic>{std::move(why)}));
+  port_.send(link, JobMessage::refuse, 0, encode(std::vector<Diagnostic>{why}));
   port_.close(link);
   const std::string host = nodes_[link].host;
   const bool ours = nodes_[link].job.has_value();
@@ -200,6 +195,7 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   nodes_.erase(found);
   membership_.leave(link, now);
   if (node.job) membership_.will_not_come(node.host, now);
+  if (node.stopped) return;  // it had done its part
   if (node.rank >= 0 && state_ != State::gathering) {
     // Of a silent one the end came when it was last heard.
     const auto silence = loss == LinkEvent::silent ? options_.dead_after : milliseconds(0);
@@ -208,7 +204,6 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
                        .loss = loss,
                        .reason = reason,
                        .when = std::chrono::system_clock::now() - silence});
-    if (node.stopped) return;  // it had done its part
     if (state_ == State::running) {
       stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
            failure_grace(), false, now);
@@ -334,8 +329,15 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   ends_.push_back(end);
   if (!failed(end) || state_ != State::running) return;
   const std::string where = end.host.empty() ? "" : " on " + end.host;
-  stop(Stop::failure, fmt::format("{}{} {}", ranks_name(end), where, how(end)), failure_grace(),
-       false, now);
+  int others = roster_.world;
+  for (const WorkerEnd& gone : ends_) others -= gone.ranks;
+  std::string why = fmt::format("{}{} {}", ranks_name(end), where, how_it_ended(end));
+  const milliseconds grace = failure_grace();
+  if (others > 0) {
+    why += fmt::format(": {} {}{}", grace.count() > 0 ? "asked" : "killed",
+                       count_text(others, "rank"), grace.count() > 0 ? " to stop" : "");
+  }
+  stop(Stop::failure, why, grace, false, now);
 }
 
 void Controller::on_stopped(Node& node, const StoppedMessage& message, Time now) {
@@ -498,7 +500,7 @@ void Controller::conclude(Time now) {
         return restart(
             fmt::format("restart {} of {}: {}{} {}", restarts_, options_.max_restarts,
                         ranks_name(*failure), failure->host.empty() ? "" : " on " + failure->host,
-                        how(*failure)),
+                        how_it_ended(*failure)),
             now);
       }
     } else if (stop_ == Stop::growth) {
@@ -533,7 +535,10 @@ void Controller::conclude(Time now) {
 void Controller::restart(const std::string& why, Time now) {
   if (!why.empty()) tell(why);
   state_ = State::gathering;
-  for (auto& [link, node] : nodes_) node.rank = -1;
+  for (auto& [link, node] : nodes_) {
+    node.rank = -1;
+    node.stopped = false;
+  }
   since_ = now;
   next_word_ = now + kFirstWord;
   gather(now);
