@@ -29,6 +29,8 @@ constexpr milliseconds kOtherReasons{1'500};
 constexpr milliseconds kSameMoment{300};
 // Ranks of ours that outlive one of theirs: they have nothing left to finish, but words to say.
 constexpr milliseconds kLastWords{2'000};
+// Of those with the same trouble.
+constexpr size_t kNamedHosts = 8;
 
 constexpr int kRequeue = static_cast<int>(Exit::requeue);
 
@@ -69,9 +71,14 @@ void Controller::expect(LinkId link, const std::string& host, const NodeJob& job
 
 void Controller::host_failed(const std::string& host, const Diagnostic& why, Time now) {
   if (state_ == State::finished) return;
-  membership_.will_not_come(host, now);
-  host_errors_.push_back(why);
+  will_not_come(host, now);
+  host_errors_.push_back({.hosts = {}, .error = why});
   if (state_ == State::gathering) gather(now);
+}
+
+void Controller::will_not_come(const std::string& host, Time now) {
+  ++gone_hosts_;
+  membership_.will_not_come(host, now);
 }
 
 void Controller::received(LinkId link, const LinkMessage& message,
@@ -138,7 +145,8 @@ void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
     return refuse(link, {.code = "launch.version",
                          .what = fmt::format("{} has mtl {}, and this is mtl {}", node.host,
                                              hello.version, options_.version),
-                         .help = "install the same version on all nodes"});
+                         .help = "install the same version on all nodes"},
+                  now);
   }
   if (hello.offer) return on_join(link, *hello.offer, now);
   if (node.job) port_.send(link, JobMessage::prepare, 0, encode(*node.job));
@@ -152,7 +160,8 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
                   {.code = "launch.join",
                    .what = fmt::format("{} cannot take part: {}", offer.host, *refusal),
                    .help = "give every node its own machine_rank, from 0 to num_machines - 1, "
-                           "and every job its own port or --rdzv_id"});
+                           "and every job its own port or --rdzv_id"},
+                  now);
   }
   node.joined = true;
   if (state_ == State::gathering) return gather(now);
@@ -163,29 +172,56 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
   }
 }
 
-void Controller::refuse(LinkId link, Diagnostic why) {
-  tell("refused: " + why.what);
+void Controller::refuse(LinkId link, const Diagnostic& why, Time now) {
+  const Node node = nodes_[link];
+  nodes_.erase(link);
   port_.send(link, JobMessage::refuse, 0, encode(std::vector<Diagnostic>{why}));
   port_.close(link);
-  const std::string host = nodes_[link].host;
-  const bool ours = nodes_[link].job.has_value();
-  nodes_.erase(link);
-  if (ours) {
-    host_errors_.push_back(std::move(why));
-    membership_.will_not_come(host, since_);
-  }
+  if (!node.job) return tell("refused: " + why.what);
+  host_errors_.push_back({.hosts = {}, .error = why});
+  will_not_come(node.host, now);
 }
 
 void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time now) {
   const std::string host = nodes_[link].host;
   for (Diagnostic& problem : problems) {
-    problem.what = host + ": " + problem.what;
-    host_errors_.push_back(std::move(problem));
+    const auto same = [&](const HostError& one) {
+      return !one.hosts.empty() && one.error.code == problem.code &&
+             one.error.what == problem.what && one.error.notes == problem.notes;
+    };
+    const auto known = std::find_if(host_errors_.begin(), host_errors_.end(), same);
+    if (known != host_errors_.end()) {
+      known->hosts.push_back(host);
+    } else {
+      host_errors_.push_back({.hosts = {host}, .error = std::move(problem)});
+    }
   }
   port_.close(link);
   nodes_.erase(link);
-  membership_.will_not_come(host, now);
+  will_not_come(host, now);
   if (state_ == State::gathering) gather(now);
+}
+
+std::vector<Diagnostic> Controller::host_reports() const {
+  std::vector<Diagnostic> reports;
+  const std::vector<std::string>& listed = options_.membership.expected;
+  const auto position = [&](const std::string& host) {
+    return std::find(listed.begin(), listed.end(), host);
+  };
+  for (const HostError& one : host_errors_) {
+    std::vector<std::string> names = one.hosts;
+    std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+      return position(a) < position(b);
+    });
+    std::string hosts;
+    for (size_t i = 0; i < names.size() && i < kNamedHosts; ++i) {
+      hosts += (i > 0 ? ", " : "") + names[i];
+    }
+    if (names.size() > kNamedHosts) hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
+    reports.push_back(one.error);
+    if (!hosts.empty()) reports.back().what = hosts + ": " + one.error.what;
+  }
+  return reports;
 }
 
 void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now) {
@@ -194,7 +230,7 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   const Node node = found->second;
   nodes_.erase(found);
   membership_.leave(link, now);
-  if (node.job) membership_.will_not_come(node.host, now);
+  if (node.job) will_not_come(node.host, now);
   if (node.stopped) return;  // it had done its part
   if (node.rank >= 0 && state_ != State::gathering) {
     // Of a silent one the end came when it was last heard.
@@ -214,10 +250,12 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   }
   if (state_ != State::gathering) return;
   if (node.job) {
-    host_errors_.push_back({.code = "launch.node_lost",
-                            .what = fmt::format("{} was lost before the start: {}", node.host,
-                                                loss_text(loss, reason)),
-                            .help = "try on that host: mtl env"});
+    host_errors_.push_back(
+        {.hosts = {},
+         .error = {.code = "launch.node_lost",
+                   .what = fmt::format("{} was lost before the start: {}", node.host,
+                                       loss_text(loss, reason)),
+                   .help = "try on that host: mtl env"}});
   } else if (node.joined) {
     tell(fmt::format("{} has left: {}", node_text(node), reason));
   }
@@ -240,12 +278,12 @@ void Controller::gather(Time now) {
   if (membership_.ready(now)) return start(now);
   const bool late = now >= since_ + options_.join_timeout;
   if (!membership_.possible() && !impossible_since_) impossible_since_ = now;
-  const bool heard_all = host_errors_.size() + static_cast<size_t>(membership_.present()) >=
-                         options_.membership.expected.size();
+  const bool heard_all = gone_hosts_ + membership_.present() >=
+                         static_cast<int>(options_.membership.expected.size());
   if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
     JobOutcome outcome;
     outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
-    outcome.report = host_errors_;
+    outcome.report = host_reports();
     outcome.report.push_back(
         {.code = "launch.nodes",
          .what = fmt::format(
@@ -267,7 +305,7 @@ void Controller::gather(Time now) {
 
 void Controller::start(Time now) {
   // Those that will be missed are said now: the job goes on without them.
-  for (const Diagnostic& error : host_errors_) {
+  for (const Diagnostic& error : host_reports()) {
     tell(fmt::format("without a host: {} [{}]", error.what, error.code));
   }
   host_errors_.clear();

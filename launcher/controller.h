@@ -108,12 +108,20 @@ class Controller {
     std::chrono::system_clock::time_point when;  // it was last heard of
   };
 
+  // The same on several hosts is one error.
+  struct HostError {
+    std::vector<std::string> hosts;  // empty: `error` names its host itself
+    Diagnostic error;
+  };
+
   void on_hello(LinkId link, const HelloMessage& hello, Time now);
   void on_join(LinkId link, const NodeOffer& offer, Time now);
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
   void on_stopped(Node& node, const StoppedMessage& message, Time now);
-  void refuse(LinkId link, Diagnostic why);
+  void refuse(LinkId link, const Diagnostic& why, Time now);
+  void will_not_come(const std::string& host, Time now);
+  std::vector<Diagnostic> host_reports() const;
   void gather(Time now);
   void start(Time now);
   void stop(Stop reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
@@ -140,7 +148,8 @@ class Controller {
   // gathering
   Time since_;
   Time next_word_;
-  std::vector<Diagnostic> host_errors_;
+  std::vector<HostError> host_errors_;
+  int gone_hosts_ = 0;  // of those expected: will not come, or have come and left
   std::optional<Time> impossible_since_;  // too few hosts can come
 
   // running, stopping

@@ -245,17 +245,22 @@ class Node {
                     .what = "there is no folder " + folder,
                     .help = "start from a folder that all hosts share, or copy it there"});
     } else {
+      const std::vector<std::string>& argv = job_->program.argv;
+      bool program_missing = false;
       for (const std::string& file : job_->needed_files) {
-        if (access(file.c_str(), R_OK) == 0) continue;
+        // A program may be run without being readable.
+        const bool is_program = !argv.empty() && file == argv.front();
+        if (access(file.c_str(), is_program ? F_OK : R_OK) == 0) continue;
+        program_missing = program_missing || is_program;
         problems.add({.code = "launch.remote_files",
                       .what = "cannot read " + file,
                       .help = "it has to be on every host, at the same path (a shared file system, "
                               "or a copy); run.dir of a train.yaml has to be shared"});
       }
-      if (!job_->program.argv.empty()) {
+      if (!argv.empty() && !program_missing) {
         try {
           WorkerCommand command;
-          command.argv = job_->program.argv;
+          command.argv = argv;
           command.env = job_->program.env;
           prepare_launch(command);
         } catch (const Error& error) {
