@@ -12,12 +12,14 @@ using Arguments = std::vector<std::string>;
 int command_config(const Arguments& args);
 int command_launch(const Arguments& args);
 int command_plan(const Arguments& args);
+int command_test(const Arguments& args);
 int command_generate(const Arguments& args);
 int command_logs(const Arguments& args);
 int command_env(const Arguments& args);
 int command_version(const Arguments& args);
 int command_help(const Arguments& args);
 int command_worker(const Arguments& args);
+int command_selftest(const Arguments& args);
 int command_agent(const Arguments& args);
 
 struct Command {

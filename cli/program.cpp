@@ -16,6 +16,7 @@ const std::vector<Command>& commands() {
       {"config", "write, show or explain the settings of this machine", command_config},
       {"plan", "what a run needs: grid, memory, FLOPs, traffic", command_plan},
       {"launch", "train a model, or start any program on every rank", command_launch},
+      {"test", "check a set-up: start, network, a tiny training", command_test},
       {"generate", "write text with a trained model", command_generate},
       {"logs", "what the ranks of a run have printed", command_logs},
       {"env", "what a bug report needs to say about this machine", command_env},
@@ -23,6 +24,7 @@ const std::vector<Command>& commands() {
       {"version", "print the version", command_version},
       {"worker", nullptr, command_worker},
       {"agent", nullptr, command_agent},
+      {"selftest", nullptr, command_selftest},
   };
   return kCommands;
 }

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <signal.h>
@@ -14,22 +13,24 @@
 #include <nlohmann/json.hpp>
 
 #include "common/version.h"
-#include "rendezvous/store.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/comm/rank_threads.h"
-#include "runtime/comm/world.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/run.h"
 #include "runtime/start_block.h"
+#include "runtime/worker_environment.h"
 
 namespace mtl {
 
 namespace fs = std::filesystem;
 
 namespace {
+
+// The store is there before the workers are started.
+constexpr std::chrono::seconds kJoinPatience{30};
 
 // Set when signals arrive, read once per step.
 std::atomic<bool> stop_requested{false};
@@ -55,54 +56,6 @@ void receive_signals() {
       }
     }
   }).detach();
-}
-
-// An integer variable of the environment; `fallback` if it is not set.
-int environment_int(const char* name, int fallback) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return fallback;
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  if (*end != '\0' || value < 0 || value > 1'000'000'000) {
-    throw Error(Exit::environment,
-                {.code = "worker.environment",
-                 .what = fmt::format("{}={} is not a number that fits", name, text),
-                 .help = "start workers with `mtl launch`"});
-  }
-  return static_cast<int>(value);
-}
-
-std::string environment_text(const char* name, const char* fallback) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? fallback : text;
-}
-
-struct WorkerEnvironment {
-  int rank = environment_int("RANK", 0);
-  int world = environment_int("WORLD_SIZE", 1);
-  int rank_threads = environment_int("MTL_RANK_THREADS", 0);  // 0 = one rank, in this process alone
-  int generation = environment_int("TORCHELASTIC_RESTART_COUNT", 0);
-  int token_fd = environment_int("MTL_TOKEN_FD", -1);
-  int progress_fd = environment_int("MTL_PROGRESS_FD", -1);
-  // Started by hand or by another launcher there is nobody who would go on without us.
-  int fence = environment_int("MTL_RUN_FENCE", 1'000'000'000);
-  int port = environment_int("MASTER_PORT", 0);
-  int comm_timeout_s = environment_int("MTL_COMM_TIMEOUT_S", 0);  // 0 = the usual
-  std::string address = environment_text("MASTER_ADDR", "127.0.0.1");
-  std::string node_address = environment_text("MTL_NODE_ADDRESS", "127.0.0.1");
-};
-
-std::string read_token(int fd) {
-  std::string token(256, '\0');
-  const ssize_t n = fd >= 0 ? pread(fd, token.data(), token.size(), 0) : -1;
-  if (n <= 0) {
-    throw Error(Exit::environment,
-                {.code = "worker.token",
-                 .what = "this worker was given no token to join its job with (MTL_TOKEN_FD)",
-                 .help = "start workers with `mtl launch`"});
-  }
-  token.resize(static_cast<size_t>(n));
-  return token;
 }
 
 // What the failure of another rank does to this one.
@@ -328,17 +281,8 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
     return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
   }
   const std::string token = read_token(own.token_fd);
-  const std::unique_ptr<Store> store = connect_store({.address = own.address,
-                                                      .port = static_cast<uint16_t>(own.port),
-                                                      .token = token,
-                                                      .generation = own.generation});
-  WorldOptions options = {.rank = own.rank,
-                          .size = own.world,
-                          .address = own.node_address,
-                          .token = token,
-                          .generation = own.generation};
-  if (own.comm_timeout_s > 0) options.timeout = std::chrono::seconds(own.comm_timeout_s);
-  const std::unique_ptr<CommWorld> world = make_cpu_world(*store, options);
+  const std::unique_ptr<Store> store = join_store(own, token, kJoinPatience);
+  const std::unique_ptr<CommWorld> world = make_cpu_world(*store, world_options(own, token));
   return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
 }
 
@@ -354,7 +298,7 @@ void let_origin_end_first() {
 
 Exit run_worker(const fs::path& run_dir) {
   receive_signals();
-  const WorkerEnvironment environment;
+  const WorkerEnvironment environment = read_worker_environment();
   if (environment.rank_threads > 0) check_threads(environment);
   CheckedRun run =
       check_run({{.train_yaml = (run_dir / "resolved.yaml").string()}, environment.world});
