@@ -9,8 +9,8 @@ namespace {
 
 void runs_well(const std::vector<std::string>& program, const std::string& says,
                const std::vector<std::string>& worlds = {"2", "4"}) {
-  Shell shell;
   const auto env = accelerate_environment();
+  Shell shell;
   for (const std::string& world : worlds) {
     std::vector<std::string> argv = {"launch", "--cpu", "--num_processes", world};
     argv.insert(argv.end(), program.begin(), program.end());
@@ -37,8 +37,8 @@ TEST_CASE("accelerate's distributed data loop passes") {
 }
 
 TEST_CASE("a training with accelerate is the one it is without a launcher") {
+  const auto env = accelerate_environment();
   Shell shell;
-  auto env = accelerate_environment();
   const std::string python = env.at("PATH").substr(0, env.at("PATH").find(':')) + "/python";
   // By hand: each process with the variables that accelerate reads. They meet at a port which the
   // first reserves for them all, bound and not listening.

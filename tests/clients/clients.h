@@ -13,6 +13,7 @@
 
 namespace mtl::test {
 
+// Ends the program, so nothing may be open that has to be closed: asked before anything else.
 [[noreturn]] inline void skip(const std::string& why) {
   std::printf("skipped: %s\n", why.c_str());
   std::exit(77);  // SKIP_RETURN_CODE in tests/CMakeLists.txt
@@ -45,10 +46,9 @@ inline std::map<std::string, std::string> accelerate_environment() {
 }
 
 // Not every mtl has every flag; a test of one that is not there yet says so.
-inline void need_flag(const Shell& shell, const std::string& flag) {
-  if (shell.mtl({"launch", "--help"}).out.find("--" + flag) == std::string::npos) {
-    skip("mtl launch has no --" + flag + " yet");
-  }
+inline void need_flag(const std::string& flag) {
+  const std::string help = Shell().mtl({"launch", "--help"}).out;
+  if (help.find("--" + flag) == std::string::npos) skip("mtl launch has no --" + flag + " yet");
 }
 
 // Lines of `text` that begin with `prefix`.

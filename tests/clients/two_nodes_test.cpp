@@ -54,17 +54,17 @@ std::vector<std::string> by_ssh(const std::vector<std::string>& program) {
 }  // namespace
 
 TEST_CASE_FIXTURE(Machines, "two machines: DistributedDataParallel trains as on one") {
+  need_flag("machine_rank");
+  need_flag("hosts");
+  const auto env = on_a_machine(torch_environment());
   Shell shell;
-  need_flag(shell, "machine_rank");
   const Outcome one =
       shell.mtl({"launch", "--num_processes", "4", client("ddp.py")}, torch_environment());
   REQUIRE_MESSAGE(one.code == 0, one.err);
   Lab lab(2);
-  const auto env = on_a_machine(torch_environment());
   const auto ends = typed_on_both(lab, {}, {client("ddp.py")}, env);
   for (const CommandEnd& end : ends) CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(lines(ends[0].out, "step ") == lines(one.out, "step "));
-  need_flag(shell, "hosts");
   const CommandEnd ssh = lab.run(0, by_ssh({client("ddp.py")}), env, 180s);
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(lines(ssh.out, "step ") == lines(one.out, "step "));
@@ -72,10 +72,11 @@ TEST_CASE_FIXTURE(Machines, "two machines: DistributedDataParallel trains as on 
 }
 
 TEST_CASE_FIXTURE(Machines, "two machines: processes meet and see every variable") {
-  Shell shell;
-  need_flag(shell, "machine_rank");
-  Lab lab(2);
+  need_flag("machine_rank");
+  need_flag("hosts");
   const auto env = on_a_machine(torch_environment());
+  Shell shell;
+  Lab lab(2);
   auto ends = typed_on_both(lab, {}, {client("collectives.py")}, env);
   for (const CommandEnd& end : ends) CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(ends[0].out.find("met 4 of 2 nodes on m1") != std::string::npos);
@@ -83,7 +84,6 @@ TEST_CASE_FIXTURE(Machines, "two machines: processes meet and see every variable
   ends = typed_on_both(lab, {}, check, env);
   for (const CommandEnd& end : ends) CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(ends[0].out.find("all as promised") != std::string::npos);
-  need_flag(shell, "hosts");
   CommandEnd ssh = lab.run(0, by_ssh(check), env, 180s);
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(ssh.out.find("all as promised") != std::string::npos);
@@ -93,11 +93,11 @@ TEST_CASE_FIXTURE(Machines, "two machines: processes meet and see every variable
 }
 
 TEST_CASE_FIXTURE(Machines, "two machines: workers that fail are started again together") {
-  Shell shell;
-  need_flag(shell, "max_restarts");
-  need_flag(shell, "hosts");
-  Lab lab(2);
+  need_flag("max_restarts");
+  need_flag("hosts");
   const auto env = on_a_machine(torch_environment());
+  Shell shell;
+  Lab lab(2);
   std::vector<std::string> argv = by_ssh({"--max_restarts", "3", "--grace", "5",
                                           client("restarts.py")});
   const CommandEnd end = lab.run(0, argv, env, 180s);
@@ -108,10 +108,11 @@ TEST_CASE_FIXTURE(Machines, "two machines: workers that fail are started again t
 }
 
 TEST_CASE_FIXTURE(Machines, "two machines: accelerate's scripts pass") {
-  Shell shell;
-  need_flag(shell, "machine_rank");
-  Lab lab(2);
+  need_flag("machine_rank");
+  need_flag("hosts");
   auto env = on_a_machine(accelerate_environment());
+  Shell shell;
+  Lab lab(2);
   env["HF_HOME"] = (shell.dir() / "hf").string();
   const std::vector<std::vector<std::string>> programs = {
       {"-m", "accelerate.test_utils.scripts.test_script"},
@@ -123,7 +124,6 @@ TEST_CASE_FIXTURE(Machines, "two machines: accelerate's scripts pass") {
       CHECK_MESSAGE(end.code == 0, program.back() << "\n" << end.err);
     }
   }
-  need_flag(shell, "hosts");
   std::vector<std::string> argv = by_ssh({"--cpu", client("train_accelerate.py")});
   const CommandEnd ssh = lab.run(0, argv, env, 180s);
   CHECK_MESSAGE(ssh.code == 0, ssh.err);

@@ -27,15 +27,19 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The workers' program: stamps its start as GENERATION-RANK-HOST, then sleeps; with CRASH set, rank
-// 5 of generation 0 stamps and exits once everybody has started.
+// The workers' program: stamps its start, then sleeps. Asked to crash, rank 5 does so once, a little
+// after everybody has started. (Generations are told by time: torchrun's restart count differs
+// between its nodes.)
 const char* const kWorker = R"SH(#!/bin/sh
-g=${TORCHELASTIC_RESTART_COUNT:-0}
-date +%s.%N > "$1/.$g-$RANK-$(hostname)"
-mv "$1/.$g-$RANK-$(hostname)" "$1/$g-$RANK-$(hostname)"
-if [ "$2" = crash ] && [ "$RANK" = 5 ] && [ "$g" = 0 ]; then
-  while [ "$(ls "$1" | grep -c '^0-')" -lt 8 ]; do sleep 0.01; done
-  sleep 0.3; date +%s.%N > "$1/crash"; exit 1
+name=$RANK-$(hostname)-$$
+date +%s.%N > "$1/.$name"
+mv "$1/.$name" "$1/start-$name"
+if [ "$2" = crash ] && [ "$RANK" = 5 ] && [ ! -e "$1/crash" ]; then
+  while [ "$(ls "$1" | grep -c '^start-')" -lt 8 ]; do sleep 0.01; done
+  sleep 0.3
+  date +%s.%N > "$1/.crash"
+  mv "$1/.crash" "$1/crash"
+  exit 1
 fi
 exec sleep 600
 )SH";
@@ -83,23 +87,18 @@ class Bench {
     ++port_;
     return dir;
   }
-  // Stamps of a generation, of all machines or all but one.
-  static std::vector<double> stamps(const fs::path& dir, int generation) {
-    std::vector<double> found;
-    for (const auto& entry : fs::directory_iterator(dir)) {
-      if (entry.path().filename().string().starts_with(std::to_string(generation) + "-")) {
-        found.push_back(std::stod(file_text(entry.path())));
-      }
-    }
-    std::sort(found.begin(), found.end());
-    return found;
-  }
-  // When the `count`th worker of a generation started; < 0 after `limit`.
-  static double started(const fs::path& dir, int generation, size_t count,
+  // When the `count`th of the workers that started after `since` did so; < 0 after `limit`.
+  static double started(const fs::path& dir, double since, size_t count,
                         std::chrono::milliseconds limit) {
     const auto until = Clock::now() + limit;
     while (Clock::now() < until) {
-      const std::vector<double> found = stamps(dir, generation);
+      std::vector<double> found;
+      for (const auto& entry : fs::directory_iterator(dir)) {
+        if (!entry.path().filename().string().starts_with("start-")) continue;
+        const double stamp = std::stod(file_text(entry.path()));
+        if (stamp > since) found.push_back(stamp);
+      }
+      std::sort(found.begin(), found.end());
       if (found.size() >= count) return found[count - 1];
       std::this_thread::sleep_for(2ms);
     }
@@ -126,22 +125,26 @@ class Bench {
   Measured crash(const std::function<Words(const Words&)>& launch) {
     const fs::path dir = fresh();
     Command job = lab_.start(0, launch({worker_.string(), dir.string(), "crash"}), env());
-    const double again = started(dir, 1, kWorld, 60s);
-    const double died = fs::exists(dir / "crash") ? std::stod(file_text(dir / "crash")) : -1;
-    const std::string said = again < 0 ? job.err().substr(0, 200) : "all 8 again";
+    double died = -1, again = -1;
+    for (const auto until = Clock::now() + 60s; died < 0 && Clock::now() < until;) {
+      if (fs::exists(dir / "crash")) died = std::stod(file_text(dir / "crash"));
+      std::this_thread::sleep_for(2ms);
+    }
+    if (died > 0) again = started(dir, died, kWorld, 60s);
+    const std::string said = died < 0 ? "did not start" : again < 0 ? "not in 60 s" : "all 8 again";
     job.signal(SIGKILL);
     job.wait(10s);
     clean();
     return {again < 0 ? -1 : again - died, said};
   }
 
-  // Something befalls machine 4 while all run: until six ranks run in the next generation.
+  // Something befalls machine 4 while all run: until six ranks have started again.
   Measured lost(const std::function<Words(const Words&)>& launch, const std::string& how,
                 std::chrono::milliseconds limit) {
     const fs::path dir = fresh();
     Command job = lab_.start(0, launch({worker_.string(), dir.string(), "run"}), env());
     Measured measured{-1, "did not start"};
-    if (started(dir, 0, kWorld, 60s) > 0) {
+    if (started(dir, 0.0, kWorld, 60s) > 0) {
       std::this_thread::sleep_for(1s);
       const double since = now();
       how == "cut" ? lab_.cut(4) : lab_.freeze(4);
@@ -151,7 +154,7 @@ class Bench {
         if (noticed < 0 && (job.err() + job.out()).find("m4") != std::string::npos) {
           noticed = now() - since;
         }
-        again = started(dir, 1, 6, 5ms);
+        again = started(dir, since, 6, 5ms);
       }
       char text[80];
       std::snprintf(text, sizeof text, "named after %.2f s", noticed);
@@ -170,7 +173,7 @@ class Bench {
     const fs::path dir = fresh();
     Command job = lab_.start(0, launch({worker_.string(), dir.string(), "run"}), env());
     Measured measured{-1, "did not start"};
-    if (started(dir, 0, kWorld, 60s) > 0) {
+    if (started(dir, 0.0, kWorld, 60s) > 0) {
       std::this_thread::sleep_for(500ms);
       for (const auto& process : lab_.processes(3)) {
         if (process.command.starts_with("sleep 600")) {
@@ -193,8 +196,8 @@ class Bench {
     lab_.stop_sshd(4);
     const double since = now();
     Command job = lab_.start(0, launch({worker_.string(), dir.string(), "run"}), env());
-    const double up = started(dir, 0, 6, 60s);
-    const std::string said = up < 0 ? job.err().substr(0, 200) : "6 ranks";
+    const double up = started(dir, 0.0, 6, 60s);
+    const std::string said = up < 0 ? "did not start" : "6 ranks";
     job.signal(SIGKILL);
     job.wait(10s);
     lab_.start_sshd(4);

@@ -39,7 +39,12 @@ std::vector<Contender> everybody(const Setup& setup, const Words& options, const
   };
 }
 
-Words shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
+// In a file, because torchrun replaces $$ and the like on its command line.
+Words shell(const Setup& setup, const std::string& name, const std::string& script) {
+  const std::filesystem::path file = setup.dir / (name + ".sh");
+  std::ofstream(file) << script << "\n";
+  return {"/bin/sh", file.string()};
+}
 
 // Rank 3, by whatever name the launcher gives it.
 const std::string kRank3 = "[ \"${OMPI_COMM_WORLD_RANK:-${RANK:-$SLURM_PROCID}}\" = 3 ]";
@@ -115,7 +120,7 @@ dist.init_process_group("gloo"); dist.barrier())";
           return time_of(setup, setup.torchrun(8, {}, python));
         }, no_torch, 1},
        {"floor of both: 8 x import torch.distributed at once", [&] {
-          return time_of(setup, shell("for i in 1 2 3 4 5 6 7 8; do /usr/bin/python3 -c "
+          return time_of(setup, shell(setup, "imports", "for i in 1 2 3 4 5 6 7 8; do /usr/bin/python3 -c "
                                       "'import torch.distributed' & done; wait"));
         }, no_torch, 1}});
 }
@@ -129,28 +134,29 @@ void local_rows(const Setup& setup) {
       everybody(setup, {}, {"/bin/true"}, 2));
   workers_row(setup);
   row("rank 3 exits 42, the others sleep", "<= 0.10 s, code 42", setup.runs,
-      everybody(setup, {}, shell(kRank3 + " && exit 42; exec sleep 100"), 2));
+      everybody(setup, {}, shell(setup, "code", kRank3 + " && exit 42; exec sleep 100"), 2));
   row("rank 3 dies of SIGSEGV", "<= 0.10 s, code 139", setup.runs,
-      everybody(setup, {}, shell(kRank3 + " && { ulimit -c 0; kill -SEGV $$; }; exec sleep 100"), 2));
+      everybody(setup, {},
+                shell(setup, "segv", kRank3 + " && { ulimit -c 0; kill -SEGV $$; }; exec sleep 100"),
+                2));
   row("rank 3 exits 1, the others ignore SIGTERM; mtl --grace 2", "<= 2.2 s", 1,
       everybody(setup, {"--grace", "2"},
-                shell("trap '' TERM; " + kRank3 + " && { sleep 0.1; exit 1; }; "
+                shell(setup, "deaf", "trap '' TERM; " + kRank3 + " && { sleep 0.1; exit 1; }; "
                       "n=0; while [ $n -lt 450 ]; do sleep 0.1; n=$((n+1)); done"),
                 1));
-  // A sleep of its own length is a mark that no other process bears.
   std::vector<Contender> killed = everybody(setup, {}, {"/bin/true"}, 1);
   for (Contender& contender : killed) {
     const std::string name = contender.name;
     contender.run = [&setup, name] {
-      // Not on the launcher's command line: a shell computes it.
-      const std::string hidden = "n=3600; exec sleep $n." + std::to_string(getpid());
-      const Words program = {"/bin/sh", "-c", hidden};
+      // Its length is a mark that is on no launcher's command line: a shell puts it together.
+      const std::string mark = "3600." + std::to_string(getpid());
+      const Words program = shell(setup, "sleep", "n=3600; exec sleep $n." + mark.substr(5));
       const Words argv = name == "mtl"      ? setup.mtl_launch(kRanks, {}, program)
                          : name == "mpirun" ? setup.mpirun(kRanks, program)
                          : name == "srun"   ? setup.srun(kRanks, program)
                          : name[0] == 't'   ? setup.torchrun(kRanks, {}, program)
                                             : setup.accelerate(kRanks, program);
-      return orphans(setup, argv, "3600." + std::to_string(getpid()));
+      return orphans(setup, argv, mark);
     };
   }
   row("kill -9 of the launcher of 8 sleeps: until all are gone", "0 orphans", setup.runs, killed);
