@@ -42,7 +42,7 @@ std::string overview(int columns) {
         fmt::format("  {:<{}}", left, column - 2) + wrap_text(right, width, column, column) + '\n';
   };
   row("mtl config default", "write the settings of this machine", 42);
-  row("mtl plan train.yaml", "see what the run needs before it starts", 42);
+  row("mtl plan train.yaml", "see what the run needs beforehand", 42);
   row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 42);
   row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 42);
   text += "\nCommands:\n";

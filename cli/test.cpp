@@ -72,11 +72,11 @@ class Test {
       : json_(json), quiet_(quiet), color_(inspect_terminal(STDOUT_FILENO).color) {}
 
   int run(JobOptions job) {
-    begin_ = Clock::now();
+    begin_ = last_ = Clock::now();
     job.ears.on_line = [&](std::string_view line) { record(line); };
     job.ears.on_output = [&](int, bool, std::string_view line) { said_.emplace_back(line); };
     job.ears.on_notice = [&](std::string_view line) {
-      if (!failed_ && !json_ && !quiet_) fmt::print(stderr, "{}\n", line);
+      if (stages_.empty() && !json_ && !quiet_) fmt::print(stderr, "{}\n", line);
     };
     JobOutcome outcome;
     try {
@@ -118,6 +118,7 @@ class Test {
     const double seconds = record["seconds"];
     if (ok) record["text"] = text;
     stages_.push_back(std::move(record));
+    last_ = Clock::now();
     if (json_ || (quiet_ && ok)) return;
     const std::string mark =
         ok ? (color_ ? "\x1b[32mok\x1b[0m  " : "ok  ") : (color_ ? "\x1b[31mBAD\x1b[0m " : "BAD ");
@@ -142,9 +143,18 @@ class Test {
                       exit_code_ == static_cast<int>(Exit::environment);
     if (!kept) exit_code_ = static_cast<int>(Exit::run_failed);
     const char* stage = kSelftestStages[std::min(stages_.size(), std::size(kSelftestStages) - 1)];
-    if (!errors_.empty()) errors_.front().what = fmt::format("{}: {}", stage, errors_.front().what);
+    if (!errors_.empty()) {
+      Diagnostic& first = errors_.front();
+      first.what = fmt::format("{}: {}", stage, first.what);
+      // There is no output above.
+      if (first.help == "see its output above") {
+        first.help =
+            "start it alone there, and look at what mtl env says there; --log_dir DIR "
+            "keeps all that the ranks print";
+      }
+    }
     if (job.request.mode == LaunchRequest::Mode::member && stages_.empty()) return;
-    row({{"stage", stage}, {"ok", false}, {"seconds", since(begin_)}}, "");
+    row({{"stage", stage}, {"ok", false}, {"seconds", since(last_)}}, "");
   }
 
   void disk() {
@@ -212,7 +222,7 @@ class Test {
   }
 
   const bool json_, quiet_, color_;
-  Clock::time_point begin_;
+  Clock::time_point begin_, last_;  // last_: a stage ended
   std::vector<TestHost> hosts_;
   TestRecord stages_ = TestRecord::array();
   std::vector<Diagnostic> warnings_, errors_;

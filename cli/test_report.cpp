@@ -19,8 +19,8 @@ std::string counted(size_t n, const char* what) {
 }
 
 std::string time_words(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.3g} us", seconds * 1e6);
-  return seconds < 1 ? fmt::format("{:.3g} ms", seconds * 1e3) : fmt::format("{:.3g} s", seconds);
+  if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
+  return seconds < 1 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.3g} s", seconds);
 }
 
 std::string rate_words(double bytes_per_s) {
@@ -61,13 +61,12 @@ std::string rendezvous_words(const TestRecord& ranks, const std::vector<TestHost
     if (ranks[r]["join_s"] > ranks[slowest]["join_s"]) slowest = r;
     barrier = std::max(barrier, ranks[r]["barrier_s"].get<double>());
   }
-  return fmt::format("all joined, the slowest (rank {} on {}) in {}; barrier {}", slowest,
-                     host_of(hosts, slowest), time_words(ranks[slowest]["join_s"]),
-                     time_words(barrier));
+  return fmt::format("slowest rank {} on {}: {}; barrier {}", slowest, host_of(hosts, slowest),
+                     time_words(ranks[slowest]["join_s"]), time_words(barrier));
 }
 
 std::string speed_words(const TestRecord& speed) {
-  return fmt::format("4 B in {}, 8 MiB at {}", time_words(speed["latency_s"]),
+  return fmt::format("4 B {}, 8 MiB {}", time_words(speed["latency_s"]),
                      rate_words(speed["bytes_per_s"]));
 }
 
@@ -119,12 +118,12 @@ std::string network_words(const TestRecord& ranks, const std::vector<TestHost>& 
   }
   warn_slow("memory between the ranks", inside, inside_s, hosts, warnings);
   warn_slow("the network link", leaders, host_s, hosts, warnings);
-  std::string text = "7 operations in 5 types give the right elements";
+  std::string text = "every operation gives the right elements in every type";
   if (slowest != nullptr) {
-    text += fmt::format("\nall_reduce within a host: {}{}", speed_words(*slowest),
+    text += fmt::format("\nwithin a host: all_reduce {}{}", speed_words(*slowest),
                         inside.size() > 1 ? " (the slowest)" : "");
   }
-  if (across != nullptr) text += "\nall_reduce across hosts: " + speed_words(*across);
+  if (across != nullptr) text += "\nbetween hosts: all_reduce " + speed_words(*across);
   return text;
 }
 
@@ -144,8 +143,8 @@ std::string train_words(const TestRecord& ranks) {
   if (world % 2 == 0) {
     text += fmt::format(" and with tp=2{}", world > 2 ? fmt::format(" dp={}", world / 2) : "");
   }
-  return text + (difference == 0 ? ", to the last bit"
-                                 : fmt::format(", at most {:.0e} apart", difference));
+  return text +
+         (difference == 0 ? ", to the last bit" : fmt::format(", within {:.0e}", difference));
 }
 
 std::string clocks_words(const TestRecord& ranks, const std::vector<TestHost>& hosts,
@@ -166,7 +165,7 @@ std::string clocks_words(const TestRecord& ranks, const std::vector<TestHost>& h
                  "file system says, are in another order otherwise",
          .severity = Diagnostic::Severity::warning});
   }
-  return fmt::format("those of the hosts are at most {} apart", time_words(most - least));
+  return fmt::format("at most {} apart", time_words(most - least));
 }
 
 }  // namespace
@@ -225,16 +224,23 @@ std::vector<size_t> slow_ones(std::span<const double> times) {
 std::string stage_row(const std::string& mark, const std::string& name, const std::string& text,
                       double seconds, int columns) {
   constexpr int kText = 17;
-  const int width = std::clamp(columns, 60, 100) - 9;  // before the time
+  const int width = std::clamp(columns, 60, 100);
   std::string row = fmt::format("{}{:<13}", mark, name);
-  std::istringstream lines(wrap_text(text, width, kText, kText));
-  std::string line;
-  std::getline(lines, line);
-  const int used = kText + display_width(line);
-  row += line + std::string(static_cast<size_t>(std::max(1, width - used)), ' ') +
-         fmt::format("{:>7.2f} s\n", seconds);
-  while (std::getline(lines, line)) {
-    row += (line.starts_with(' ') ? line : std::string(kText, ' ') + line) + '\n';
+  bool first = true;
+  std::istringstream paragraphs(text);
+  for (std::string paragraph; std::getline(paragraphs, paragraph);) {
+    // The time stands behind the very first line.
+    std::istringstream lines(wrap_text(paragraph, first ? width - 9 : width, kText, kText));
+    for (std::string line; std::getline(lines, line);) {
+      const int used = display_width(line) + (line.starts_with(' ') ? 0 : kText);
+      if (first) {
+        row += line + std::string(static_cast<size_t>(std::max(0, width - 9 - used)), ' ') +
+               fmt::format("{:>7.2f} s\n", seconds);
+      } else {
+        row += (line.starts_with(' ') ? "" : std::string(kText, ' ')) + line + '\n';
+      }
+      first = false;
+    }
   }
   return row;
 }

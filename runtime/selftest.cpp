@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
+#include <string_view>
 #include <thread>
 #include <unistd.h>
 
@@ -107,6 +109,8 @@ class RankTest {
               {"help", why.help}};
     }
     store_->set(word_key(name, own_.rank), word.dump());
+    // Nothing comes after the last one: who waited here might find that rank 0 is gone.
+    if (std::string_view(name) == std::end(kSelftestStages)[-1] && !word.contains("code")) return;
     read_nodes(Json::parse(store_->get(word_key(name, -1), options_.timeout + kUmpire)));
   }
 
@@ -346,7 +350,7 @@ class Umpire {
     Diagnostic why{.code = "selftest.timeout",
                    .what = fmt::format("{} did not come within {:g} s", ranks,
                                        static_cast<double>(options_.timeout.count()) / 1000)};
-    if (!other.is_null()) why.notes.push_back("another rank: " + other["what"].get<std::string>());
+    if (!other.is_null()) why.notes.push_back(other["what"]);
     const int r = missing.front();
     if (const Json known = spawned(r); !known.is_null()) {
       const int pid = known["pid"];
