@@ -138,22 +138,22 @@ class Test {
     failed_ = true;
     errors_ = outcome.report;
     exit_code_ = outcome.exit_code;
-    if (!outcome.first_failure || outcome.interrupted) return;
+    const bool died = !errors_.empty() && errors_.front().code == "rank.died";
+    if (!died || outcome.interrupted) return;
     const bool kept = exit_code_ == static_cast<int>(Exit::timeout) ||
                       exit_code_ == static_cast<int>(Exit::environment);
     if (!kept) exit_code_ = static_cast<int>(Exit::run_failed);
-    const char* stage = kSelftestStages[std::min(stages_.size(), std::size(kSelftestStages) - 1)];
-    if (!errors_.empty()) {
-      Diagnostic& first = errors_.front();
-      first.what = fmt::format("{}: {}", stage, first.what);
-      // There is no output above.
-      if (first.help == "see its output above") {
-        first.help =
-            "start it alone there, and look at what mtl env says there; --log_dir DIR "
-            "keeps all that the ranks print";
-      }
-    }
+    // On a node without rank 0 nobody knows how far they had come.
     if (job.request.mode == LaunchRequest::Mode::member && stages_.empty()) return;
+    const char* stage = kSelftestStages[std::min(stages_.size(), std::size(kSelftestStages) - 1)];
+    Diagnostic& first = errors_.front();
+    first.what = fmt::format("{}: {}", stage, first.what);
+    // There is no output above.
+    if (first.help == "see its output above") {
+      first.help =
+          "start it alone there, and look at what mtl env says there; --log_dir DIR keeps "
+          "all that the ranks print";
+    }
     row({{"stage", stage}, {"ok", false}, {"seconds", since(last_)}}, "");
   }
 
@@ -253,6 +253,8 @@ JobOptions job_of(const LaunchGiven& given, double timeout_s) {
   if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
     job.program.env.emplace("GOMP_SPINCOUNT", "2000");
   }
+  // A token of the job's own is made only for a program that is asked for.
+  job.prepare = [program = job.program](int, int64_t) { return program; };
   return job;
 }
 

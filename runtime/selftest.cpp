@@ -458,8 +458,9 @@ Exit run_selftest(const SelftestOptions& options) {
                  .help = "a run with launch.spawn=threads needs no set-up to be tested: it is one "
                          "process"});
   }
+  // Who cannot join is to say so before the umpire calls it late.
   std::function<std::shared_ptr<Store>()> join = [&]() -> std::shared_ptr<Store> {
-    return join_store(own, read_token(own.token_fd), options.timeout);
+    return join_store(own, read_token(own.token_fd), options.timeout * 2 / 3);
   };
   if (own.world == 1) {
     join = [store = std::shared_ptr<Store>(make_local_store())] { return store; };
