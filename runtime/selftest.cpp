@@ -70,7 +70,7 @@ class RankTest {
     stage("spawn", [&] { return spawn(join); });
     stage("rendezvous", [&] {
       const auto begin = Clock::now();
-      exchange(*store_, "selftest/barrier", own_.rank, own_.world, "", options_.timeout);
+      exchange(*store_, "selftest/barrier", own_.rank, own_.world, "", patience_);
       return Json{{"join_s", join_s_}, {"barrier_s", since(begin)}};
     });
     stage("network", [&] { return network(); });
@@ -149,8 +149,7 @@ class RankTest {
       return Json::object();
     }
     WorldOptions options = world_options(own_, read_token(own_.token_fd));
-    // A rank that hangs is to be missed by the others before the stage is over.
-    options.timeout = options_.timeout * 2 / 3;
+    options.timeout = patience_;
     world_ = make_cpu_world(*store_, options);
     // Ranks by place: those of nodes in the same one are together.
     std::vector<std::vector<int>> places;
@@ -230,21 +229,21 @@ class RankTest {
     const auto key = [](const char* what, int rank, int round) {
       return fmt::format("selftest/{}/{}/{}", what, rank, round);
     };
-    Json found = {{"ahead_s", 0.0}};
+    Json found = Json::object();
     for (const Node& node : nodes_) {
       const int r = node.first;
       if (r == 0 || (own_.rank != 0 && own_.rank != r)) continue;
       double shortest = INFINITY;
       for (int round = 0; round < 3; ++round) {
         if (own_.rank == r) {
-          store_->get(key("ask", r, round), options_.timeout);
+          store_->get(key("ask", r, round), patience_);
           store_->set(key("time", r, round),
                       std::to_string(now() + (is_wrong("clocks") ? 5'000'000'000 : 0)));
           continue;
         }
         const int64_t asked = now();
         store_->set(key("ask", r, round), "");
-        const int64_t theirs = std::stoll(store_->get(key("time", r, round), options_.timeout));
+        const int64_t theirs = std::stoll(store_->get(key("time", r, round), patience_));
         const int64_t answered = now();
         if (static_cast<double>(answered - asked) >= shortest) continue;
         shortest = static_cast<double>(answered - asked);
@@ -259,6 +258,8 @@ class RankTest {
   static constexpr std::chrono::seconds kUmpire{10};  // for its own part
   const WorkerEnvironment& own_;
   const SelftestOptions& options_;
+  // With others: who waits in vain is to say so before the umpire calls it late itself.
+  const milliseconds patience_ = options_.timeout * 2 / 3;
   const Fault fault_;
   std::shared_ptr<Store> store_;
   std::unique_ptr<CommWorld> world_;
@@ -283,8 +284,9 @@ class Umpire {
         begin_ = Clock::now();
         std::vector<Json> words = collect(*store, stage);
         Json found = Json::array();
-        for (const Json& word : words)
+        for (const Json& word : words) {
           found.push_back(word.contains("found") ? word["found"] : Json());
+        }
         if (spawned_.empty()) spawned_ = found;
         judge(stage, words);
         // Before the next stage, whose line has to come after it.
@@ -317,26 +319,20 @@ class Umpire {
   // another rank's failure did to a rank says nothing.
   void judge(const char* stage, const std::vector<Json>& words) {
     std::vector<int> missing;
-    int waited = -1, suffered = -1;
-    for (int r = static_cast<int>(words.size()) - 1; r >= 0; --r) {
-      const Json& word = words[static_cast<size_t>(r)];
-      if (word.is_null()) missing.insert(missing.begin(), r);
-      if (word.is_null() || !word.contains("code")) continue;
-      if (word["code"] == "comm.peer_lost") {
-        suffered = r;
-      } else if (word["exit"] == static_cast<int>(Exit::timeout)) {
-        waited = r;
-      }
-    }
+    int failed = -1, waited = -1, suffered = -1;
     for (int r = 0; r < own_.world; ++r) {
       const Json& word = words[static_cast<size_t>(r)];
-      const bool own = !word.is_null() && word.contains("code") &&
-                       word["code"] != "comm.peer_lost" &&
-                       word["exit"] != static_cast<int>(Exit::timeout);
-      if (own) end(stage, r, word);
+      if (word.is_null()) missing.push_back(r);
+      if (!word.contains("code")) continue;
+      int& kind = word["code"] == "comm.peer_lost"                  ? suffered
+                  : word["exit"] == static_cast<int>(Exit::timeout) ? waited
+                                                                    : failed;
+      if (kind < 0) kind = r;
     }
-    if (!missing.empty())
+    if (failed >= 0) end(stage, failed, words[static_cast<size_t>(failed)]);
+    if (!missing.empty()) {
       hang(stage, missing, waited < 0 ? Json() : words[static_cast<size_t>(waited)]);
+    }
     for (const int r : {waited, suffered}) {
       if (r >= 0) end(stage, r, words[static_cast<size_t>(r)]);
     }
@@ -475,6 +471,9 @@ Exit run_selftest(const SelftestOptions& options) {
     fmt::print(stderr, "{}", error.what());
     std::fflush(stderr);
     _exit(static_cast<int>(error.exit()));
+  } catch (...) {
+    if (beside.joinable()) beside.detach();
+    throw;
   }
   if (beside.joinable()) beside.join();
   return Exit::done;

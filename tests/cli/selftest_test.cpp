@@ -124,8 +124,12 @@ TEST_CASE("mtl test: what is wrong is named with stage and rank and host") {
        "error[selftest.timeout]: network: rank 3 on 127.0.0.1 did not come within 4 s\n"},
       {"train:0:sleep", 7, "BAD train",
        "error[selftest.timeout]: train: rank 0 on localhost did not come within 4 s\n"},
+      {"rendezvous:2:sleep", 7, "BAD rendezvous",
+       "error[selftest.timeout]: rendezvous: rank 2 on 127.0.0.1 did not come within 4 s\n"},
       {"rendezvous:3:exit", 1, "BAD rendezvous",
        "error[rank.died]: rendezvous: rank 3 (local 1 on 127.0.0.1, pid "},
+      {"clocks:2:sleep", 7, "BAD clocks",
+       "error[selftest.timeout]: clocks: rank 2 on 127.0.0.1 did not come within 4 s\n"},
       {"network:0:exit", 1, "BAD network",
        "error[rank.died]: network: rank 0 (local 0 on localhost, pid "},
       {"train:1:exit", 1, "BAD train",
@@ -138,7 +142,7 @@ TEST_CASE("mtl test: what is wrong is named with stage and rank and host") {
     CHECK(outcome.code == one.code);
     CHECK(has(outcome.out, one.row));
     CHECK_FALSE(has(outcome.out, "all is well"));
-    CHECK_FALSE(has(outcome.out, "ok  clocks"));
+    CHECK_FALSE(has(outcome.out, "ok  disk"));
     CHECK(has(outcome.err, one.error));
     // One error, and the last thing on the screen.
     CHECK(outcome.err.find("error[") == outcome.err.rfind("\nerror[") + 1);
