@@ -66,8 +66,7 @@ bool is_collateral(const Error& error) {
 // The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
 class Rank {
  public:
-  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd,
-       int fence)
+  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd, int fence)
       : run_dir_(run_dir),
         run_(run),
         spec_(run_.resolved.spec),
