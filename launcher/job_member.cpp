@@ -27,7 +27,7 @@ class ControllerThread {
     policy.tell_nodes = true;
     policy.membership.by_rank = !options.request.elastic;
     policy.grows = options.request.elastic;
-    if (options.prepare) policy.token = make_token();
+    if (policy.is_ours) policy.token = make_token();
     controller_.emplace(std::move(policy), port_, std::chrono::steady_clock::now());
     // Signals are the business of the node's thread.
     sigset_t all, before;
