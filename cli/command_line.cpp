@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "common/error.h"
@@ -40,6 +41,10 @@ bool read_number(const std::string& text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+bool is_option(const std::string& arg) {
+  return arg.size() > 1 && arg[0] == '-';
+}
+
 }  // namespace
 
 struct CommandLine::Impl {
@@ -61,6 +66,15 @@ struct CommandLine::Impl {
   std::vector<Option> options;
   std::vector<Positional> positionals;
   std::vector<std::string>* rest = nullptr;
+  bool help_asked = false;
+  const OptionDeclaration help_option = {
+      .name = "help",
+      .short_name = 'h',
+      .is_flag = true,
+      .set = [this](const std::string& value) -> std::optional<std::string> {
+        help_asked = value == "true";
+        return std::nullopt;
+      }};
 
   std::string see_help() const { return "see: mtl " + help_command() + " --help"; }
 
@@ -88,7 +102,7 @@ struct CommandLine::Impl {
 
   // `flag` as typed, perhaps with =value.
   [[noreturn]] void unknown_option(const std::string& typed) const {
-    const std::string flag = typed.substr(0, typed.find('='));
+    const std::string flag = typed.substr(0, typed.find('=', 2));
     std::vector<std::string> candidates = {"--help"};
     for (const Option& option : options) {
       candidates.push_back("--" + underscored(option.is.name));
@@ -103,24 +117,86 @@ struct CommandLine::Impl {
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
 
-  const OptionDeclaration* find_name(const std::string& name) const {
+  // `name` without its dashes. `negated`: it is "no-" and a flag's name.
+  const OptionDeclaration* find(const std::string& name, bool& negated) const {
+    const auto is_called = [](const OptionDeclaration& option, const std::string& wanted) {
+      return wanted == underscored(option.name) ||
+             std::any_of(option.aliases.begin(), option.aliases.end(),
+                         [&](const std::string& alias) { return wanted == underscored(alias); });
+    };
+    const std::string plain = underscored(name);
+    negated = false;
     for (const Option& option : options) {
-      if (name == underscored(option.is.name)) return &option.is;
-      for (const std::string& alias : option.is.aliases) {
-        if (name == underscored(alias)) return &option.is;
+      if (is_called(option.is, plain)) return &option.is;
+    }
+    if (plain == help_option.name) return &help_option;
+    if (!plain.starts_with("no_")) return nullptr;
+    negated = true;
+    for (const Option& option : options) {
+      if (option.is.is_flag && is_called(option.is, plain.substr(3))) return &option.is;
+    }
+    return nullptr;
+  }
+
+  // CLI11 reads `args`; back come the words that are no options of ours, in order, with the `--`
+  // that ended the options. It compares an option that is added with each one before, which takes
+  // milliseconds for the flags of launch, so it gets only those whose names occur in `args`, each
+  // spelled as there. The others could not match, so nothing changes for it.
+  std::vector<std::string> read(CLI::App& app, const std::vector<std::string>& args,
+                                bool values) const {
+    std::vector<std::string> left(args.rbegin(), args.rend());  // CLI11 takes from the back
+    const auto add = [&](const std::string& name, const OptionDeclaration& option, bool negated) {
+      if (app.get_option_no_throw(name) != nullptr) return;
+      const auto given = [this, &args, &left, &option, negated, values](const auto& results) {
+        if (values) give(option, negated, results.back(), args, args.size() - left.size() - 1);
+        return true;
+      };
+      // Each occurrence counts, in order: the setter decides what a second one means.
+      app.add_option(name, given)->expected(option.is_flag ? 0 : 1)->trigger_on_parse();
+    };
+    app.set_help_flag();
+    for (const Option& option : options) {
+      if (option.is.short_name != '\0') add({'-', option.is.short_name}, option.is, false);
+    }
+    add({'-', help_option.short_name}, help_option, false);
+    for (const std::string& arg : args) {
+      if (!arg.starts_with("--")) continue;
+      const std::string name = arg.substr(0, arg.find('='));
+      bool negated = false;
+      const OptionDeclaration* option = find(name.substr(2), negated);
+      if (option != nullptr) add(name, *option, negated);
+    }
+    app.parse(left);
+    return app.remaining();
+  }
+
+  // What CLI11 read for an option. args[at] is the last argument that it took for it: the value,
+  // or what the value is part of.
+  void give(const OptionDeclaration& option, bool negated, std::string value,
+            const std::vector<std::string>& args, size_t at) const {
+    const std::string& arg = args[at];
+    if (option.is_flag) {
+      if (arg.starts_with("--") && arg.ends_with('=')) value.clear();  // CLI11: "true"
+      const auto truth = truth_of(value);
+      if (!truth) {
+        fail("usage.value", fmt::format("--{} wants true or false, got '{}'", option.name, value));
       }
+      value = *truth != negated ? "true" : "false";
+    } else if (value == arg) {
+      if (args[at - 1].ends_with('=')) {
+        fail("usage.value", fmt::format("--{} wants a value, got none", option.name));
+      }
+      if (value == "--") {
+        fail("usage.value", fmt::format("--{} wants a value: {}", option.name, option.value_name));
+      }
+      if (value.starts_with("--")) {
+        fail("usage.value",
+             fmt::format("--{} wants a value, but {} follows it", option.name, value));
+      }
+    } else if (!arg.starts_with("--") && value.starts_with('=')) {
+      value.erase(0, 1);  // -n=4
     }
-    return nullptr;
-  }
 
-  const OptionDeclaration* find_short(char c) const {
-    for (const Option& option : options) {
-      if (option.is.short_name == c && c != '\0') return &option.is;
-    }
-    return nullptr;
-  }
-
-  void give(const OptionDeclaration& option, const std::string& value) const {
     const auto wanted = option.set(value);
     if (!wanted) return;
     std::vector<std::string> words;
@@ -134,86 +210,13 @@ struct CommandLine::Impl {
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
 
-  // One argument that looks like an option. With `values`, gives the values; without, only looks.
-  // Returns whether the next argument is its value.
-  bool take(const std::string& arg, const std::string* next, bool values, bool& help) const {
-    if (arg.starts_with("--")) {
-      const size_t equals = arg.find('=');
-      const std::string name = underscored(arg.substr(2, equals - 2));
-      const OptionDeclaration* option = find_name(name);
-      bool negated = false;
-      if (option == nullptr && name.starts_with("no_")) {
-        option = find_name(name.substr(3));
-        negated = option != nullptr && option->is_flag;
-        if (!negated) option = nullptr;
-      }
-      if (option == nullptr) {
-        if (name == "help" && equals == std::string::npos) {
-          help = true;
-        } else if (values) {
-          unknown_option(arg);
-        }
-        return false;
-      }
-      if (option->is_flag) {
-        if (values) give_flag(*option, arg, equals, negated);
-        return false;
-      }
-      if (equals == std::string::npos) return take_next(*option, next, values);
-      if (values && equals + 1 == arg.size()) {
-        fail("usage.value", fmt::format("--{} wants a value, got none", option->name));
-      }
-      if (values) give(*option, arg.substr(equals + 1));
-      return false;
+  // Of what CLI11 left over: no option may be before the `--`.
+  void refuse_unknown(const std::vector<std::string>& words) const {
+    for (const std::string& word : words) {
+      if (word == "--") return;
+      if (is_option(word)) unknown_option(word);
     }
-    for (size_t i = 1; i < arg.size(); ++i) {
-      const OptionDeclaration* option = find_short(arg[i]);
-      if (option == nullptr && arg[i] == 'h') {
-        help = true;
-        continue;
-      }
-      if (option == nullptr) {
-        if (values) unknown_option(arg);
-        return false;
-      }
-      if (option->is_flag) {
-        if (values) give(*option, "true");
-        continue;
-      }
-      if (i + 1 == arg.size()) return take_next(*option, next, values);
-      if (values) give(*option, arg.substr(i + (arg[i + 1] == '=' ? 2 : 1)));
-      return false;
-    }
-    return false;
   }
-
-  void give_flag(const OptionDeclaration& option, const std::string& arg, size_t equals,
-                 bool negated) const {
-    bool on = true;
-    if (equals != std::string::npos) {
-      const std::string text = arg.substr(equals + 1);
-      const auto truth = truth_of(text);
-      if (!truth) {
-        fail("usage.value", fmt::format("--{} wants true or false, got '{}'", option.name, text));
-      }
-      on = *truth;
-    }
-    give(option, on != negated ? "true" : "false");
-  }
-
-  bool take_next(const OptionDeclaration& option, const std::string* next, bool values) const {
-    if (!values) return next != nullptr;
-    if (next == nullptr) {
-      fail("usage.value", fmt::format("--{} wants a value: {}", option.name, option.value_name));
-    }
-    if (next->starts_with("--")) {
-      fail("usage.value", fmt::format("--{} wants a value, but {} follows it", option.name, *next));
-    }
-    give(option, *next);
-    return true;
-  }
-
-  static bool is_option(const std::string& arg) { return arg.size() > 1 && arg[0] == '-'; }
 
   // "module,m" -> the name, and the short name.
   OptionDeclaration named(const std::string& names, std::string help) const {
@@ -344,26 +347,27 @@ void CommandLine::rest(std::string name, std::vector<std::string>& target, std::
 }
 
 bool CommandLine::parse(const std::vector<std::string>& args) {
-  const Impl& s = *impl_;
+  Impl& s = *impl_;
+  std::vector<std::string> marked = args;
+  // There is always a `--`, and an option that waits for its value there has none.
+  if (std::find(args.begin(), args.end(), "--") == args.end()) marked.push_back("--");
+  CLI::App app;
+  app.allow_extras();
+  s.help_asked = false;
   std::vector<std::string> words;
-  bool help_asked = false;
-  size_t i = 0;
-  for (; i < args.size() && args[i] != "--"; ++i) {
-    if (!Impl::is_option(args[i])) {
-      words.push_back(args[i]);
-      continue;
-    }
-    const bool has_next = i + 1 < args.size() && args[i + 1] != "--";
-    if (s.take(args[i], has_next ? &args[i + 1] : nullptr, true, help_asked)) ++i;
+  try {
+    words = s.read(app, marked, true);
+  } catch (const Error&) {
+    s.refuse_unknown(app.remaining());  // what is wrong first is named
+    throw;
   }
-  if (help_asked) {
+  s.refuse_unknown(words);
+  if (s.help_asked) {
     const std::string text = help(terminal_columns(1));
     std::fwrite(text.data(), 1, text.size(), stdout);
     return false;
   }
-  if (i < args.size()) {
-    words.insert(words.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
-  }
+  words.erase(std::find(words.begin(), words.end(), "--"));
 
   size_t next = 0;
   for (const Impl::Positional& positional : s.positionals) {
@@ -384,25 +388,23 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
 }
 
 SplitArguments CommandLine::split(const std::vector<std::string>& args) const {
+  CLI::App app;
+  app.prefix_command();
+  std::vector<std::string> left;
+  try {
+    left = impl_->read(app, args, false);
+  } catch (const CLI::ArgumentMismatch&) {  // the last option lacks its value: no program follows
+  }
+  auto word = std::find_if(left.begin(), left.end(),
+                           [](const std::string& arg) { return arg == "--" || !is_option(arg); });
   SplitArguments split;
-  size_t i = 0;
-  for (; i < args.size(); ++i) {
-    const std::string& arg = args[i];
-    if (arg == "--") {
-      split.after_separator = true;
-      ++i;
-      break;
-    }
-    if (!Impl::is_option(arg)) break;
-    split.own.push_back(arg);
-    bool ignored = false;
-    const std::string* next = i + 1 < args.size() ? &args[i + 1] : nullptr;
-    if (impl_->take(arg, next, false, ignored)) split.own.push_back(args[++i]);
+  split.own.assign(args.begin(), args.end() - (left.end() - word));
+  if (word != left.end() && *word == "--") {
+    split.after_separator = true;
+    ++word;
   }
-  if (i < args.size()) {
-    split.program = args[i];
-    split.rest.assign(args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
-  }
+  if (word != left.end()) split.program = *word++;
+  split.rest.assign(word, left.end());
   return split;
 }
 

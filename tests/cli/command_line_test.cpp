@@ -106,6 +106,48 @@ TEST_CASE("flags are switched on and off and short options come in one word") {
   CHECK(split.program == "prog");
 }
 
+TEST_CASE("a value may look like anything when = or its place says that it is one") {
+  const std::vector<std::pair<Words, std::string>> table = {
+      {{"--config_file=--cpu", "p", "--cpu"}, "--cpu"},
+      {{"--config_file", "-x", "p"}, "-x"},
+      {{"--config_file", "-5", "p"}, "-5"},
+      {{"--config_file", "[a,b]", "p"}, "[a,b]"},
+      {{"--config_file==x", "p"}, "=x"},
+      {{"--config_file", "=x", "p"}, "=x"},
+      {{"--config-file=a=b", "p"}, "a=b"},
+      {{"--config_file", "", "p"}, ""}};
+  for (const auto& [args, value] : table) {
+    CAPTURE(value);
+    Example example;
+    example.file = "unset";
+    CHECK(example.line.parse(args));
+    CHECK(example.file == value);
+    CHECK(example.program == "p");
+  }
+}
+
+TEST_CASE("the first thing that is wrong is named") {
+  Example example;
+  CHECK(example.refused({"--zzzzz", "--cpu=maybe", "p"}).what ==
+        "mtl launch has no option '--zzzzz'");
+  CHECK(example.refused({"--cpu=maybe", "--zzzzz", "p"}).what ==
+        "--cpu wants true or false, got 'maybe'");
+  CHECK(example.refused({"--cpu=", "p"}).what == "--cpu wants true or false, got ''");
+  CHECK(example.refused({"-mz", "p"}).what == "mtl launch has no option '-z'");
+  CHECK(example.refused({"p", "--config_file", "--", "x"}).what ==
+        "--config_file wants a value: FILE");
+  CHECK(example.refused({"-5", "p"}).code == "usage.unknown_option");
+}
+
+TEST_CASE("a command line can be parsed more than once") {
+  Example example;
+  CHECK(example.line.parse({"--num_processes", "2", "--", "p"}));
+  CHECK(example.line.parse({"p", "--cpu", "a"}));
+  CHECK(example.processes == 2);
+  CHECK(example.cpu);
+  CHECK(example.rest == Words{"a"});
+}
+
 TEST_CASE("what is not given keeps its default") {
   Example example;
   CHECK(example.line.parse({"p"}));
