@@ -14,7 +14,10 @@ void runs_well(const std::vector<std::string>& program, const std::string& says,
   for (const std::string& world : worlds) {
     std::vector<std::string> argv = {"launch", "--cpu", "--num_processes", world};
     argv.insert(argv.end(), program.begin(), program.end());
-    const Outcome outcome = shell.mtl(argv, env);
+    Outcome outcome = shell.mtl(argv, env);
+    for (int again = 0; outcome.code != 0 && chance(outcome.err) && again < 3; ++again) {
+      outcome = shell.mtl(argv, env);
+    }
     CHECK_MESSAGE(outcome.code == 0, outcome.err);
     CHECK_MESSAGE(outcome.out.find(says) != std::string::npos, outcome.out);
   }
