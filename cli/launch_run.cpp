@@ -155,7 +155,10 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
       return 0;
     }
     job.needed_files = {run.dir().string()};
-    if (!job.request.run_id_given) job.request.run_id = run.dir().filename().string();
+    // Where the command is typed on every node, the others cannot know this run's name.
+    if (!job.request.run_id_given && job.request.mode != LaunchRequest::Mode::member) {
+      job.request.run_id = run.dir().filename().string();
+    }
     job.program = worker_program(run.prepared(), run.dir().string());
   }
   job.prepare = [&](int world, int64_t) { return run.generation(world); };

@@ -1,7 +1,9 @@
 // A job whose command is typed on every node. Each process is its node's agent; one is the
 // controller as well, in a thread beside it: machine_rank 0, or with an elastic rendezvous whoever
 // can listen at its address first.
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 #include <thread>
 #include <unistd.h>
 
@@ -12,12 +14,20 @@
 #include "launcher/controller_loop.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
+#include "launcher/network.h"
 #include "launcher/node.h"
 #include "rendezvous/store.h"
 
 namespace mtl {
 
 namespace {
+
+// How long the controller may take to send its last messages (see drive()), and to end a job whose
+// node here is the first to know, beyond the grace of the others.
+constexpr std::chrono::seconds kLastMessages{5};
+constexpr std::chrono::seconds kLastNodes{15};
+// After this a person begins to wonder why nothing happens.
+constexpr std::chrono::seconds kFirstWord{5};
 
 class ControllerThread {
  public:
@@ -34,8 +44,11 @@ class ControllerThread {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] {
-      outcome_ =
+      std::optional<JobOutcome> outcome =
           drive(*controller_, *hub_, {{end_.get(), [] {}}}, [this] { return ending_.load(); });
+      const std::lock_guard lock(mutex_);
+      outcome_ = std::move(outcome);
+      over_.notify_all();
     });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -47,9 +60,11 @@ class ControllerThread {
   ControllerThread(const ControllerThread&) = delete;
   ControllerThread& operator=(const ControllerThread&) = delete;
 
-  // When the job is over: how it ended.
-  std::optional<JobOutcome> join() {
-    thread_.join();
+  // After the end of this node's part: how the job ended. Nothing if this controller never had the
+  // job, because another one answers at the address.
+  std::optional<JobOutcome> outcome(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    over_.wait_for(lock, patience, [&] { return outcome_.has_value(); });
     return outcome_;
   }
 
@@ -60,6 +75,8 @@ class ControllerThread {
   std::atomic<bool> ending_{false};
   HubPort port_;
   std::optional<Controller> controller_;
+  std::mutex mutex_;
+  std::condition_variable over_;
   std::optional<JobOutcome> outcome_;
   std::thread thread_;
 };
@@ -79,6 +96,11 @@ std::unique_ptr<LinkHub> listening_hub(const JobOptions& options,
     if (error.diagnostics().front().code == "rendezvous.port" &&
         error.diagnostics().front().what.find("in use") != std::string::npos) {
       throw;
+    }
+    if (options.ears.on_notice) {
+      options.ears.on_notice(
+          fmt::format("note: {} is no address of {}; it waits for the others on all that it has",
+                      request.address, host_name()));
     }
     hub->listen("::", request.port);
     return hub;
@@ -109,7 +131,11 @@ JobOutcome run_member_job(const JobOptions& options) {
   const std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
   NodeOptions node;
   node.hub = hub.get();
-  node.link = hub->connect(request.address, request.port, request.join_timeout);
+  node.redial = [&](std::chrono::milliseconds patience) {
+    return hub->connect(request.address, request.port, patience);
+  };
+  node.join_timeout = request.join_timeout;
+  node.link = node.redial(std::min<std::chrono::milliseconds>(kFirstWord, request.join_timeout));
   node.version = options.version;
   node.job = node_job(options);
   if (!request.elastic) {
@@ -123,7 +149,8 @@ JobOutcome run_member_job(const JobOptions& options) {
   const NodeResult result = run_node(node);
 
   if (controller) {
-    if (std::optional<JobOutcome> outcome = controller->join()) return std::move(*outcome);
+    const auto patience = result.controller_lost ? request.grace + kLastNodes : kLastMessages;
+    if (auto outcome = controller->outcome(patience)) return std::move(*outcome);
   }
   JobOutcome outcome;
   outcome.exit_code = result.exit_code;

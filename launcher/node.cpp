@@ -20,8 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// When a person begins to wonder why nothing happens.
-constexpr std::chrono::seconds kFirstWord{5};
+// How often a person is told why nothing happens, after the first time.
 constexpr std::chrono::seconds kNextWord{30};
 
 Diagnostic launcher_lost(const LinkEvent& event) {
@@ -75,9 +74,11 @@ class Control final : public AgentControl {
 
 class Node {
  public:
-  explicit Node(const NodeOptions& options) : options_(options), hub_(*options.hub) {
-    next_word_ = Clock::now() + kFirstWord;
-  }
+  explicit Node(const NodeOptions& options)
+      : options_(options),
+        hub_(*options.hub),
+        link_(options.link),
+        give_up_(Clock::now() + options.join_timeout) {}
 
   NodeResult run() {
     while (!result_) {
@@ -97,7 +98,7 @@ class Node {
   AgentControl::Command next_command() {
     using Command = AgentControl::Command;
     while (const std::optional<LinkEvent> event = hub_.next()) {
-      if (event->link != options_.link) continue;
+      if (event->link != link_) continue;
       if (event->kind == LinkEvent::lost) {
         lost_ = *event;
         // At once: whoever counts us as lost may already go on without us.
@@ -125,7 +126,7 @@ class Node {
   }
 
   void send(JobMessage kind, std::string body) {
-    hub_.send(options_.link, {static_cast<uint16_t>(kind), generation(), std::move(body)});
+    hub_.send(link_, {static_cast<uint16_t>(kind), generation(), std::move(body)});
   }
 
  private:
@@ -137,22 +138,26 @@ class Node {
     SignalPipe signals;
     while (!result_ && !assign_) {
       pollfd polled[2] = {{signals.fd(), POLLIN, 0}, {hub_.fd(), POLLIN, 0}};
-      const auto left = std::chrono::ceil<milliseconds>(next_word_ - Clock::now());
-      const int patience = opened_ ? -1 : static_cast<int>(std::max<int64_t>(left.count(), 0));
-      if (poll(polled, 2, patience) == 0) say_waiting();
+      poll(polled, 2, -1);
       for (const int signal : signals.take()) on_signal(signal);
       while (!result_ && !assign_) {
         const std::optional<LinkEvent> event = hub_.next();
         if (!event) break;
-        if (event->link == options_.link) on_event(*event);
+        if (event->link == link_) on_event(*event);
       }
     }
   }
 
-  void say_waiting() {
-    next_word_ = Clock::now() + kNextWord;
-    notice(fmt::format("waiting for the rendezvous at {}: nobody answers there yet",
-                       options_.controller));
+  // Whether it is worth another attempt: the rendezvous may start later than we, and its name be
+  // known later still.
+  bool dial_again(const LinkEvent& event) {
+    const bool patient = event.loss == LinkEvent::refused || event.loss == LinkEvent::unreachable ||
+                         event.loss == LinkEvent::unknown_name;
+    const auto left = std::chrono::ceil<milliseconds>(give_up_ - Clock::now());
+    if (!options_.redial || !patient || left.count() <= 0) return false;
+    notice(fmt::format("waiting for the rendezvous at {}: {}", options_.controller, event.reason));
+    link_ = options_.redial(std::min<milliseconds>(left, kNextWord));
+    return true;
   }
 
   void on_signal(int signal) {
@@ -162,7 +167,8 @@ class Node {
       result_ = {.exit_code = 128 + signal,
                  .report = {{.code = "run.stopped",
                              .what = "stopped on request before the job had started",
-                             .severity = Diagnostic::Severity::warning}}};
+                             .severity = Diagnostic::Severity::warning}},
+                 .controller_lost = false};
     }
     interrupted_ = true;  // the controller says when it is over; once more = at once
   }
@@ -174,12 +180,16 @@ class Node {
         local_address_ = event.local_address;
         return hello();
       case LinkEvent::lost:
+        if (!opened_ && dial_again(event)) return;
         if (!opened_) throw cannot_join(event, options_.controller);
         if (interrupted_) {
-          result_ = {.exit_code = 128 + SIGTERM, .report = {launcher_lost(event)}};
+          result_ = {.exit_code = 128 + SIGTERM,
+                     .report = {launcher_lost(event)},
+                     .controller_lost = true};
         } else {
           result_ = {.exit_code = static_cast<int>(Exit::run_failed),
-                     .report = {launcher_lost(event)}};
+                     .report = {launcher_lost(event)},
+                     .controller_lost = true};
         }
         return;
       case LinkEvent::arrived:
@@ -213,7 +223,7 @@ class Node {
       }
       case JobMessage::refuse:
         if (auto why = decode_diagnostics(message.body)) {
-          result_ = {.exit_code = static_cast<int>(Exit::environment), .report = std::move(*why)};
+          result_ = {.exit_code = static_cast<int>(Exit::environment), .report = std::move(*why), .controller_lost = false};
         }
         return;
       case JobMessage::assign:
@@ -228,7 +238,7 @@ class Node {
         return notice(message.body);
       case JobMessage::finish:
         if (auto finish = decode_finish(message.body)) {
-          result_ = {.exit_code = finish->exit_code, .report = std::move(finish->report)};
+          result_ = {.exit_code = finish->exit_code, .report = std::move(finish->report), .controller_lost = false};
         }
         return;
       default:
@@ -345,7 +355,8 @@ class Node {
     assign_.reset();
     if (lost_) {
       result_ = {.exit_code = static_cast<int>(Exit::run_failed),
-                 .report = {launcher_lost(*lost_)}};
+                 .report = {launcher_lost(*lost_)},
+                 .controller_lost = true};
     }
   }
 
@@ -356,13 +367,14 @@ class Node {
   friend class Control;
   const NodeOptions& options_;
   LinkHub& hub_;
+  LinkId link_;
+  const Clock::time_point give_up_;
   std::optional<NodeJob> job_;
   std::optional<ReservedPort> port_;
   std::optional<AssignMessage> assign_;
   std::optional<NodeResult> result_;
   std::optional<LinkEvent> lost_;
   std::string local_address_;
-  Clock::time_point next_word_;
   bool opened_ = false;
   bool interrupted_ = false;
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,10 @@ struct NodeOptions {
   int rank = -1;  // machine_rank
   // Where the rendezvous is, for what is said while it does not answer.
   std::string controller;
+  // Dials it again, where `link` was dialled: the attempts are short, so that their reasons can be
+  // said, and go on for `join_timeout`.
+  std::function<LinkId(std::chrono::milliseconds patience)> redial;
+  std::chrono::milliseconds join_timeout{600'000};
   // What the workers say goes over the link (rank 0's output and progress); else to `ears`.
   bool remote = false;
   JobEars ears;
@@ -32,6 +37,7 @@ struct NodeOptions {
 struct NodeResult {
   int exit_code = 0;
   std::vector<Diagnostic> report;
+  bool controller_lost = false;
 };
 
 // Throws Error if the rendezvous cannot be joined: "rendezvous.connect", "rendezvous.auth",
