@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,11 @@
 #include "launcher/launch_request.h"
 
 namespace mtl {
+
+// To a terminal that may be gone: the job must not end because nobody hears of it.
+inline void say(std::FILE* out, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+}
 
 struct LaunchOptions {
   RunOptions run;

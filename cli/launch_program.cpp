@@ -127,27 +127,27 @@ int launch_program(const LaunchOptions& options, const std::string& program,
     logs.emplace("mtl-logs");
     logs->keep();
     request.logs.dir = logs->path();
-    if (!options.quiet) fmt::print(stderr, "output of the ranks: {}\n", logs->path().string());
+    if (!options.quiet) say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
   }
   if (!options.quiet && request.mode == LaunchRequest::Mode::local) {
     const std::string notice = threads_notice(request, place_here(request));
-    if (!notice.empty()) fmt::print(stderr, "{}\n", notice);
+    if (!notice.empty()) say(stderr, notice + "\n");
   }
   job.ears.on_notice = [&](std::string_view line) {
-    if (!options.quiet) fmt::print(stderr, "{}\n", line);
+    if (!options.quiet) say(stderr, std::string(line) + "\n");
   };
   if (request.mode == LaunchRequest::Mode::hosts) {
     job.ears.on_output = [](int, bool is_stderr, std::string_view line) {
       std::FILE* out = is_stderr ? stderr : stdout;
-      fmt::print(out, "{}\n", line);
+      say(out, std::string(line) + "\n");
       std::fflush(out);
     };
   }
   const JobOutcome outcome = run_job(job);
   std::fflush(stdout);
   const bool color = inspect_terminal(STDERR_FILENO).color;
-  for (const std::string& warning : outcome.warnings) fmt::print(stderr, "warning: {}\n", warning);
-  for (const Diagnostic& line : outcome.report) fmt::print(stderr, "{}", render(line, color));
+  for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
+  for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
   return outcome.exit_code;
 }
 

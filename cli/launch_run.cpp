@@ -75,12 +75,13 @@ class Run {
   // Where this process is the controller: before the first generation. Throws Error (Exit::done) if
   // the run is complete.
   void open() {
-    if (!directory_.dir.empty()) return;
-    directory_ = open_run(prepared_.checked, prepared_.request.max_nodes);
-    if (prepared_.request.mode != LaunchRequest::Mode::local) {
-      directory_.dir = std::filesystem::absolute(directory_.dir);  // also for the other machines
+    if (directory_.dir.empty()) {
+      directory_ = open_run(prepared_.checked, prepared_.request.max_nodes);
+      if (prepared_.request.mode != LaunchRequest::Mode::local) {
+        directory_.dir = std::filesystem::absolute(directory_.dir);  // also for the other machines
+      }
+      print_warnings(directory_.warnings);
     }
-    print_warnings(directory_.warnings);
     if (!directory_.complete) return;
     const int64_t steps = directory_.resume_step;
     throw Error(
@@ -119,13 +120,14 @@ class Run {
 // The last words of the launcher, below everything that the run printed.
 int conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
-  for (const std::string& warning : outcome.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
   if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
-    fmt::print(stderr, "stopped with a complete checkpoint{}; the same command{} goes on from it\n",
-               dir.empty() ? "" : " in " + dir.string(), fresh ? " without --fresh" : "");
+    say(stderr,
+        fmt::format("stopped with a complete checkpoint{}; the same command{} goes on from it\n",
+                    dir.empty() ? "" : " in " + dir.string(), fresh ? " without --fresh" : ""));
     return outcome.exit_code;
   }
-  for (const Diagnostic& line : outcome.report) fmt::print(stderr, "{}", render(line, color));
+  for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
   if (outcome.exit_code != 0 && !dir.empty() && !outcome.report.empty()) {
     record_failure(dir, outcome.exit_code, outcome.report.front().what);
   }
@@ -151,8 +153,11 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
       run.open();
     } catch (const Error& error) {
       if (error.exit() != Exit::done) throw;
-      print_warnings(error.diagnostics());
-      return 0;
+      // Nodes that wait for this one hear it from the controller.
+      if (job.request.mode != LaunchRequest::Mode::member) {
+        print_warnings(error.diagnostics());
+        return 0;
+      }
     }
     job.needed_files = {run.dir().string()};
     // Where the command is typed on every node, the others cannot know this run's name.

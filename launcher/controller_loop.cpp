@@ -3,21 +3,7 @@
 #include <algorithm>
 #include <poll.h>
 
-#include <fmt/format.h>
-
 namespace mtl {
-
-namespace {
-
-constexpr size_t kQueueBytes = size_t{64} << 20;
-
-}  // namespace
-
-HubPort::HubPort(LinkHub& hub, const JobEars& ears)
-    : hub_(hub), ears_(ears), outlet_(kQueueBytes, -1, Outlet::Policy::drop) {
-  notice_.write = [this](std::string_view block) { each_line(block, ears_.on_notice); };
-  line_.write = [this](std::string_view block) { each_line(block, ears_.on_line); };
-}
 
 void HubPort::send(LinkId link, JobMessage kind, int64_t generation, std::string body) {
   hub_.send(link, {static_cast<uint16_t>(kind), generation, std::move(body)});
@@ -28,28 +14,15 @@ void HubPort::close(LinkId link) {
 }
 
 void HubPort::notice(const std::string& line) {
-  if (ears_.on_notice) outlet_.push(notice_, line + "\n");
+  voice_.notice(line);
 }
 
 void HubPort::output(const OutputMessage& message) {
-  if (!ears_.on_output) return;
-  const auto [found, is_new] = of_rank_.try_emplace(message.rank);
-  if (is_new) {
-    for (const bool is_stderr : {false, true}) {
-      const int rank = message.rank;
-      found->second[is_stderr].write = [this, rank, is_stderr](std::string_view block) {
-        each_line(block, [&](std::string_view line) { ears_.on_output(rank, is_stderr, line); });
-      };
-      found->second[is_stderr].gap = [](int64_t bytes) {
-        return fmt::format("[mtl: {} bytes were not shown: the terminal did not keep up]\n", bytes);
-      };
-    }
-  }
-  outlet_.push(found->second[message.is_stderr], message.text);
+  voice_.output(message.rank, message.is_stderr, message.text);
 }
 
 void HubPort::line(const std::string& text) {
-  if (ears_.on_line) outlet_.push(line_, text + "\n");
+  voice_.line(text);
 }
 
 std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,

@@ -1,15 +1,12 @@
 // Drives a Controller over a LinkHub until the job is over.
 #pragma once
 
-#include <array>
 #include <functional>
-#include <map>
-#include <optional>
 #include <vector>
 
 #include "launcher/controller.h"
 #include "launcher/generation.h"
-#include "launcher/outlet.h"
+#include "launcher/voice.h"
 #include "rendezvous/link.h"
 
 namespace mtl {
@@ -20,11 +17,10 @@ struct LoopSource {
   std::function<void()> on_ready;
 };
 
-// The controller's voice: links through the hub, words through `ears`, which are called in a thread of
-// their own: a stopped terminal must not keep the controller from its work.
+// The controller's voice: links through the hub, words through `ears`.
 class HubPort final : public ControllerPort {
  public:
-  HubPort(LinkHub& hub, const JobEars& ears);
+  HubPort(LinkHub& hub, const JobEars& ears) : hub_(hub), voice_(ears) {}
   void send(LinkId link, JobMessage kind, int64_t generation, std::string body) override;
   void close(LinkId link) override;
   void notice(const std::string& line) override;
@@ -33,10 +29,7 @@ class HubPort final : public ControllerPort {
 
  private:
   LinkHub& hub_;
-  Consumer notice_, line_;
-  std::map<int, std::array<Consumer, 2>> of_rank_;  // never erased: the outlet points into it
-  const JobEars& ears_;
-  Outlet outlet_;  // last, so that it ends first
+  Voice voice_;
 };
 
 // Until the controller has an outcome, or `abandon` says so (then nothing is returned). What was

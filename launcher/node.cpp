@@ -11,6 +11,7 @@
 #include "launcher/network.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
+#include "launcher/voice.h"
 #include "rendezvous/store.h"
 
 namespace mtl {
@@ -58,6 +59,36 @@ Error cannot_join(const LinkEvent& event, const std::string& where) {
 
 class Node;
 
+// A signal that comes while nobody takes them, between this node's own ear and its agent's, waits
+// until somebody does. One that comes when all is over has nothing left to ask for.
+class SignalsHeld {
+ public:
+  SignalsHeld() : before_(hold()) {}
+  ~SignalsHeld() {
+    const sigset_t held = signals();
+    const timespec at_once{};
+    while (sigtimedwait(&held, nullptr, &at_once) > 0) continue;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  static sigset_t hold() {
+    const sigset_t held = signals();
+    sigset_t before;
+    pthread_sigmask(SIG_BLOCK, &held, &before);
+    return before;
+  }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+ private:
+  static sigset_t signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
+    return set;
+  }
+  const sigset_t before_;
+};
+
 // The controller's hand in run_agent.
 class Control final : public AgentControl {
  public:
@@ -78,9 +109,11 @@ class Node {
       : options_(options),
         hub_(*options.hub),
         link_(options.link),
-        give_up_(Clock::now() + options.join_timeout) {}
+        give_up_(Clock::now() + options.join_timeout),
+        voice_(options.ears) {}
 
   NodeResult run() {
+    const SignalsHeld held;
     while (!result_) {
       if (assign_) {
         run_assigned();
@@ -135,6 +168,12 @@ class Node {
   // --- between generations
 
   void wait() {
+    std::vector<int> unheard;
+    listen(unheard);
+    for (const int signal : unheard) raise(signal);  // for the agent
+  }
+
+  void listen(std::vector<int>& unheard) {
     SignalPipe signals;
     while (!result_ && !assign_) {
       pollfd polled[2] = {{signals.fd(), POLLIN, 0}, {hub_.fd(), POLLIN, 0}};
@@ -146,6 +185,8 @@ class Node {
         if (event->link == link_) on_event(*event);
       }
     }
+    SignalsHeld::hold();  // the pipe's end puts the mask back, and it holds them too
+    unheard = signals.take();
   }
 
   // Whether it is worth another attempt: the rendezvous may start later than we, and its name be
@@ -333,8 +374,17 @@ class Node {
 
   void run_assigned() {
     StoppedMessage stopped;
-    JobEars ears = options_.ears;
-    if (options_.remote) {
+    // From the threads of the agent, while notices come here.
+    JobEars ears;
+    if (!options_.remote) {
+      if (options_.ears.on_output) {
+        ears.on_output = [this](int rank, bool is_stderr, std::string_view line) {
+          voice_.output(rank, is_stderr, std::string(line) + "\n");
+        };
+      }
+      ears.on_notice = [this](std::string_view line) { voice_.notice(line); };
+      ears.on_line = [this](std::string_view line) { voice_.line(line); };
+    } else {
       ears.on_output = [this](int rank, bool is_stderr, std::string_view line) {
         send(JobMessage::output, encode(OutputMessage{rank, is_stderr, std::string(line) + "\n"}));
       };
@@ -360,15 +410,14 @@ class Node {
     }
   }
 
-  void notice(const std::string& line) {
-    if (options_.ears.on_notice) options_.ears.on_notice(line);
-  }
+  void notice(const std::string& line) { voice_.notice(line); }
 
   friend class Control;
   const NodeOptions& options_;
   LinkHub& hub_;
   LinkId link_;
   const Clock::time_point give_up_;
+  Voice voice_;
   std::optional<NodeJob> job_;
   std::optional<ReservedPort> port_;
   std::optional<AssignMessage> assign_;

@@ -280,6 +280,12 @@ TEST_CASE_FIXTURE(Machines, "a run typed on two machines has the losses of one a
   }
   CHECK(tiny.losses("two") == tiny.losses("one"));
   CHECK(tiny.weights("two") == tiny.weights("one"));
+  // There is nothing left to do, and both are told.
+  for (Command& command : both("train.steps=8")) {
+    const CommandEnd end = command.wait(kPatience);
+    CHECK_MESSAGE(end.code == 0, end.err);
+    CHECK_MESSAGE(has(end.err, "is complete: 8 steps are done"), end.err);
+  }
   // Ctrl-C at the second machine is as good as at the first.
   auto typed = both("train.steps=100000");
   REQUIRE_MESSAGE(tiny.reached("two", 12), typed[0].err());

@@ -186,7 +186,10 @@ std::vector<Lab::Process> Lab::processes(int machine) const {
   // The head shares its pids with the host: there it is the network that tells.
   for (const pid_t pid : processes_beside(init, machine == 0 ? "net" : "pid")) {
     std::ifstream in("/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary);
-    std::string command{std::istreambuf_iterator<char>(in), {}};
+    // read() alone takes it as an end when the process goes meanwhile.
+    std::string command(4096, '\0');
+    in.read(command.data(), static_cast<std::streamsize>(command.size()));
+    command.resize(static_cast<size_t>(in.gcount()));
     if (command.empty()) continue;  // gone, or a zombie
     for (char& c : command) {
       if (c == '\0') c = ' ';
