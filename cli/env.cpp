@@ -30,6 +30,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/secret.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/version.h"
@@ -74,15 +75,6 @@ std::string size_words(double bytes) {
     ++unit;
   }
   return fmt::format("{:.4g} {}", bytes, units[unit]);
-}
-
-bool is_secret(const std::string& name) {
-  std::string upper = name;
-  for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const char* word : {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"}) {
-    if (upper.find(word) != std::string::npos) return true;
-  }
-  return false;
 }
 
 Json build_facts() {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/launch.h"
+#include "cli/secret.h"
 #include "launcher/worker_env.h"
 
 namespace mtl {
@@ -145,7 +146,9 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
     std::string line = "env";
     for (const std::string& name : taken_out(command)) line += " -u " + name;
     const char* title = "environment";
-    for (const auto& [name, value] : command.env) {
+    for (const auto& [name, given] : command.env) {
+      const bool hidden = is_secret(name) && !name.ends_with("_FD") && !name.ends_with("_FILE");
+      const std::string& value = hidden ? "<secret>" : given;
       text += fmt::format("  {}  {}={}\n", title, name, value);
       title = "           ";
       line += fmt::format(" {}={}", name, shell_word(value));

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -28,11 +29,25 @@ constexpr std::array<std::string_view, 14> kForwarded = {
     "GLOO_",       "UCX_",          "CUDA_LAUNCH", "CUDA_DEVICE", "HF_",
     "TOKENIZERS_", "TRANSFORMERS_", "ACCELERATE_", "WANDB_"};
 
+// The path of a program as this shell would run it; its name if it is not there.
+std::string found_in_path(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string file = folder + "/" + name;
+    if (!folder.empty() && access(file.c_str(), X_OK) == 0) return file;
+  }
+  return name;
+}
+
 JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request,
                       const std::string& program, const std::vector<std::string>& arguments) {
   JobProgram job;
   job.argv = program_argv(options, program, arguments);
   if (request.mode == LaunchRequest::Mode::hosts) {
+    // The interpreter that would run here, a virtual environment's too, and not what a login there
+    // finds first.
+    if (job.argv[0] == "python3") job.argv[0] = found_in_path(job.argv[0]);
     job.env = forwarded_environment(request);
     std::error_code ignored;
     job.working_directory = std::filesystem::current_path(ignored).string();
@@ -127,7 +142,8 @@ int launch_program(const LaunchOptions& options, const std::string& program,
     logs.emplace("mtl-logs");
     logs->keep();
     request.logs.dir = logs->path();
-    if (!options.quiet) say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
+    if (!options.quiet)
+      say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
   }
   if (!options.quiet && request.mode == LaunchRequest::Mode::local) {
     const std::string notice = threads_notice(request, place_here(request));

@@ -142,10 +142,11 @@ void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
   Node& node = nodes_[link];
   if (node.host.empty()) node.host = hello.host;
   if (hello.version != options_.version) {
-    return refuse(link, {.code = "launch.version",
-                         .what = fmt::format("{} has mtl {}, and this is mtl {}", node.host,
-                                             hello.version, options_.version),
-                         .help = "install the same version on all nodes"},
+    return refuse(link,
+                  {.code = "launch.version",
+                   .what = fmt::format("{} has mtl {}, and this is mtl {}", node.host,
+                                       hello.version, options_.version),
+                   .help = "install the same version on all nodes"},
                   now);
   }
   if (hello.offer) return on_join(link, *hello.offer, now);
@@ -217,7 +218,8 @@ std::vector<Diagnostic> Controller::host_reports() const {
     for (size_t i = 0; i < names.size() && i < kNamedHosts; ++i) {
       hosts += (i > 0 ? ", " : "") + names[i];
     }
-    if (names.size() > kNamedHosts) hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
+    if (names.size() > kNamedHosts)
+      hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
     reports.push_back(one.error);
     if (!hosts.empty()) reports.back().what = hosts + ": " + one.error.what;
   }
@@ -242,7 +244,7 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
                        .when = std::chrono::system_clock::now() - silence});
     if (state_ == State::running) {
       stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
-           failure_grace(), false, now);
+           failure_grace(Stop::loss), false, now);
     } else if (all_stopped()) {
       conclude(now);
     }
@@ -250,12 +252,11 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   }
   if (state_ != State::gathering) return;
   if (node.job) {
-    host_errors_.push_back(
-        {.hosts = {},
-         .error = {.code = "launch.node_lost",
-                   .what = fmt::format("{} was lost before the start: {}", node.host,
-                                       loss_text(loss, reason)),
-                   .help = "try on that host: mtl env"}});
+    host_errors_.push_back({.hosts = {},
+                            .error = {.code = "launch.node_lost",
+                                      .what = fmt::format("{} was lost before the start: {}",
+                                                          node.host, loss_text(loss, reason)),
+                                      .help = "try on that host: mtl env"}});
   } else if (node.joined) {
     tell(fmt::format("{} has left: {}", node_text(node), reason));
   }
@@ -278,8 +279,8 @@ void Controller::gather(Time now) {
   if (membership_.ready(now)) return start(now);
   const bool late = now >= since_ + options_.join_timeout;
   if (!membership_.possible() && !impossible_since_) impossible_since_ = now;
-  const bool heard_all = gone_hosts_ + membership_.present() >=
-                         static_cast<int>(options_.membership.expected.size());
+  const bool heard_all =
+      gone_hosts_ + membership_.present() >= static_cast<int>(options_.membership.expected.size());
   if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
     JobOutcome outcome;
     outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
@@ -319,6 +320,11 @@ void Controller::start(Time now) {
       refused.reset();
     } catch (const Error& error) {
       refused = error;
+    } catch (const std::exception& error) {
+      refused = Error(Exit::run_failed,
+                      {.code = "internal",
+                       .what = std::string("unexpected failure: ") + error.what(),
+                       .help = "this is a bug in mtl: please report it with the command"});
     }
     return !refused || refused->exit() == Exit::done;
   });
@@ -345,7 +351,7 @@ void Controller::start(Time now) {
   AssignMessage message;
   message.roster = roster_;
   message.restart_count = static_cast<int>(roster_.generation);
-  message.failure_grace = failure_grace();
+  message.failure_grace = failure_grace(Stop::failure);
   message.program = program;
   message.token = options_.token;
   for (size_t rank = 0; rank < roster_.nodes.size(); ++rank) {
@@ -370,7 +376,7 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   int others = roster_.world;
   for (const WorkerEnd& gone : ends_) others -= gone.ranks;
   std::string why = fmt::format("{}{} {}", ranks_name(end), where, how_it_ended(end));
-  const milliseconds grace = failure_grace();
+  const milliseconds grace = failure_grace(Stop::failure);
   if (others > 0) {
     why += fmt::format(": {} {}{}", grace.count() > 0 ? "asked" : "killed",
                        count_text(others, "rank"), grace.count() > 0 ? " to stop" : "");
@@ -406,11 +412,11 @@ bool Controller::all_stopped() const {
   return active().empty();
 }
 
-milliseconds Controller::failure_grace() const {
+milliseconds Controller::failure_grace(Stop reason) const {
   if (!options_.is_ours) return options_.grace;
   // Started again at once, there is nothing to wait for.
-  const bool again = restarts_ < options_.max_restarts ||
-                     options_.membership.min_nodes < options_.membership.max_nodes;
+  const bool shrinks = options_.membership.min_nodes < options_.membership.max_nodes;
+  const bool again = restarts_ < options_.max_restarts || (reason == Stop::loss && shrinks);
   return again ? milliseconds(0) : std::min(options_.grace, kLastWords);
 }
 
@@ -479,8 +485,12 @@ std::optional<Controller::Time> Controller::next_tick(Time now) const {
 // ---------------------------------------------------------------------------------
 
 std::optional<WorkerEnd> Controller::first_failure() const {
+  // Asked to stop because a node was lost or has come: however they say so (a handler that exits
+  // with 1, a collective that lost its peer), that is no failure of theirs.
+  const bool for_others = stop_ == Stop::growth || stop_ == Stop::loss;
   const WorkerEnd* first = nullptr;
   for (const WorkerEnd& end : ends_) {
+    if (for_others && end.stopped_by_us) continue;
     if (failed(end) && (first == nullptr || end.when < first->when)) first = &end;
   }
   return first != nullptr ? std::optional(*first) : std::nullopt;
@@ -511,6 +521,10 @@ void Controller::conclude(Time now) {
     return end.exit_code == 0 || end.exit_code == kRequeue;
   };
   const bool all_fine = std::all_of(ends_.begin(), ends_.end(), fine);
+  // By themselves, whatever came in the meantime.
+  const bool done = std::all_of(ends_.begin(), ends_.end(), [](const WorkerEnd& end) {
+    return end.exit_code == 0 && !end.stopped_by_us;
+  });
   const bool requeue = std::any_of(ends_.begin(), ends_.end(),
                                    [](const WorkerEnd& end) { return end.exit_code == kRequeue; });
 
@@ -541,14 +555,15 @@ void Controller::conclude(Time now) {
                         how_it_ended(*failure)),
             now);
       }
-    } else if (stop_ == Stop::growth) {
+    } else if (stop_ == Stop::growth && !done) {
       return restart("", now);
     }
   }
 
   if (loss != nullptr) {
-    outcome.exit_code =
-        static_cast<int>(loss->loss == LinkEvent::silent ? Exit::timeout : Exit::run_failed);
+    outcome.exit_code = interrupt_ != 0                   ? 128 + interrupt_
+                        : loss->loss == LinkEvent::silent ? static_cast<int>(Exit::timeout)
+                                                          : static_cast<int>(Exit::run_failed);
     outcome.report = {
         {.code = "launch.node_lost",
          .what = fmt::format("node {} ({}) was lost: {}", loss->node_rank, loss->host,

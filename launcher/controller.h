@@ -135,7 +135,7 @@ class Controller {
   std::string node_text(const Node& node) const;
   std::optional<WorkerEnd> first_failure() const;
   const Loss* first_loss() const;
-  std::chrono::milliseconds failure_grace() const;
+  std::chrono::milliseconds failure_grace(Stop reason) const;
 
   const ControllerOptions options_;
   ControllerPort& port_;

@@ -84,6 +84,20 @@ int node_slots(const NodeJob& job) {
   return slots;
 }
 
+namespace {
+
+// accelerate, unless told to use the CPU, looks for a device and stumbles where there is none.
+bool has_accelerator() {
+  if (!inspect_hardware(false).gpus.empty()) return true;
+  for (const char* device : {"/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci_manager",
+                             "/dev/neuron0", "/dev/mlu_dev0"}) {
+    if (std::filesystem::exists(device)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
                            const ReservedPort& port, const JobEars& ears, AgentControl* control) {
   const JobProgram& program = assign.program ? *assign.program : job.program;
@@ -92,7 +106,9 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
   AgentOptions agent;
   // Where PyTorch's @record leaves what a rank died of.
   const ScratchFolder errors("mtl-errors");
-  agent.workers = node_commands(program, job.config, layout, placement_of(job, layout.local_ranks),
+  LaunchConfig config = job.config;
+  config.use_cpu = config.use_cpu || !has_accelerator();
+  agent.workers = node_commands(program, config, layout, placement_of(job, layout.local_ranks),
                                 program.is_ours ? "" : errors.path().string());
   agent.logs = job.logs;
   if (agent.logs.dir.empty()) agent.logs.dir = program.log_dir;

@@ -86,7 +86,13 @@ std::unique_ptr<LinkHub> listening_hub(const JobOptions& options,
                                        const LinkHubOptions& hub_options) {
   const LaunchRequest& request = options.request;
   std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
+  const bool own_name = request.max_nodes > 1 && !is_loopback(request.address) &&
+                        resolves_to_loopback(request.address);
   try {
+    if (own_name) {
+      hub->listen("::", request.port);
+      return hub;
+    }
     hub->listen(request.address, request.port);
     return hub;
   } catch (const Error& error) {
@@ -145,6 +151,7 @@ JobOutcome run_member_job(const JobOptions& options) {
     node.job->position = 0;  // rank 0's output is seen where the rendezvous is
   }
   node.controller = fmt::format("{} port {}", request.address, request.port);
+  node.on_loopback = request.max_nodes == 1 || is_loopback(request.address);
   node.ears = options.ears;
   const NodeResult result = run_node(node);
 

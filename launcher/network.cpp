@@ -6,6 +6,7 @@
 #include <cstring>
 #include <ifaddrs.h>
 #include <memory>
+#include <netdb.h>
 #include <optional>
 #include <unistd.h>
 
@@ -127,6 +128,17 @@ std::string address_towards(const std::string& peer) {
   if (!fd || connect(fd.get(), generic, size) != 0) return "";
   size = sizeof address;
   return getsockname(fd.get(), generic, &size) == 0 ? text_of(generic) : "";
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || in_network(address, "127.0.0.0/8");
+}
+
+bool resolves_to_loopback(const std::string& name) {
+  addrinfo* list = nullptr;
+  if (getaddrinfo(name.c_str(), nullptr, nullptr, &list) != 0) return false;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
+  return list != nullptr && is_loopback(text_of(list->ai_addr));
 }
 
 std::string host_name() {

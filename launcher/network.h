@@ -29,4 +29,10 @@ std::string address_towards(const std::string& peer);
 
 std::string host_name();
 
+// Whether somebody who writes this means this machine alone: localhost, 127.0.0.1, ::1.
+bool is_loopback(const std::string& address);
+// Whether a name leads to a loopback address here, as a machine's own name does on Debian
+// (127.0.1.1 in /etc/hosts): others cannot reach that.
+bool resolves_to_loopback(const std::string& name);
+
 }  // namespace mtl

@@ -354,7 +354,7 @@ class Node {
     if (!job_->interface.empty()) {
       for (const LocalAddress& local : addresses_of(job_->interface)) add(local.address);
     }
-    add(local_address_);
+    if (options_.on_loopback || !is_loopback(local_address_)) add(local_address_);
     // sshd's "client port server port": the address that the launcher reached us by.
     if (const char* connection = std::getenv("SSH_CONNECTION"); connection && options_.remote) {
       const std::string text = connection;

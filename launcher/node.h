@@ -29,6 +29,8 @@ struct NodeOptions {
   // said, and go on for `join_timeout`.
   std::function<LinkId(std::chrono::milliseconds patience)> redial;
   std::chrono::milliseconds join_timeout{600'000};
+  // The others of the job are on this machine too, where a loopback address reaches them.
+  bool on_loopback = true;
   // What the workers say goes over the link (rank 0's output and progress); else to `ears`.
   bool remote = false;
   JobEars ears;

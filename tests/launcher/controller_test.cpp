@@ -395,3 +395,58 @@ TEST_CASE("hosts: when too few can come all reasons are told at once") {
   REQUIRE(controller.outcome()->report.size() >= 1);
   CHECK(controller.outcome()->report.back().code == "launch.nodes");
 }
+
+TEST_CASE("who was asked to stop for a newcomer has not failed however it ends") {
+  Job job(1, 2, 0, true);
+  job.join(0);
+  job.pass(11s);
+  REQUIRE(job.controller->generation() == 0);
+  job.join(1);
+  job.ended(0, 0, 1, true);  // a handler of TERM that says 1
+  job.ended(0, 1, 139, true);
+  job.stopped(0);
+  CHECK(job.controller->generation() == 1);
+  CHECK(!job.controller->outcome());
+}
+
+TEST_CASE("a job that was done before the newcomer's stop arrived is done") {
+  Job job(1, 2, 0, true);
+  job.join(0);
+  job.pass(11s);
+  job.join(1);
+  job.ended(0, 0, 0);
+  job.ended(0, 1, 0);
+  job.stopped(0);
+  CHECK(job.outcome().exit_code == 0);
+}
+
+TEST_CASE("a request is the reason of the end also when a node is lost on the way") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.controller->interrupt(SIGINT, job.now);
+  job.controller->lost(1, LinkEvent::silent, "nothing heard for 5 s", job.now);
+  job.obey(0);
+  CHECK(job.outcome().exit_code == 130);
+}
+
+TEST_CASE("what goes wrong in preparing is an error and not the end of the process") {
+  ControllerOptions options;
+  options.version = "1";
+  options.prepare = [](int, int64_t) -> std::optional<JobProgram> {
+    throw std::runtime_error("out of luck");
+  };
+  Port port;
+  const auto now = std::chrono::steady_clock::now();
+  Controller controller(options, port, now);
+  NodeOffer offer;
+  offer.host = offer.key = "a";
+  offer.slots = 1;
+  offer.addresses = {"10.0.0.1"};
+  controller.received(
+      1, {static_cast<uint16_t>(JobMessage::hello), 0, encode(HelloMessage{"1", "a", offer})}, 0ns,
+      now);
+  REQUIRE(controller.outcome());
+  CHECK(controller.outcome()->exit_code == 1);
+  CHECK(controller.outcome()->report[0].what.find("out of luck") != std::string::npos);
+}
