@@ -26,7 +26,7 @@ inline pid_t parent_of(pid_t pid) {
 }
 
 // Children of a process, youngest last.
-inline std::vector<pid_t> children_of(pid_t pid) {
+inline std::vector<pid_t> child_pids(pid_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
   std::vector<pid_t> found;
   for (pid_t child = 0; in >> child;) found.push_back(child);
@@ -95,12 +95,12 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
     return 0;
   };
   const auto keeper_of = [&]() -> pid_t {
-    const auto of_agent = children_of(agent_of());
+    const auto of_agent = child_pids(agent_of());
     return of_agent.empty() ? 0 : of_agent[0];
   };
   const auto worker_of = [&]() -> pid_t {
     const pid_t keeper = keeper_of();
-    const auto workers = keeper > 0 ? children_of(keeper) : std::vector<pid_t>();
+    const auto workers = keeper > 0 ? child_pids(keeper) : std::vector<pid_t>();
     return workers.size() > 1 ? workers[random() % 2] : 0;
   };
   pid_t victim = 0;
@@ -156,11 +156,16 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
       continue;
     }
     if (waits && (end.code == 130 || end.code == 143)) continue;
+    // Killed before its agent has spoken, a host is one that cannot be used.
+    if (early && way == "hosts" && end.code == 4 && has(end.err, "error[launch.nodes]")) {
+      if (!has(end.err, Lab::name(machine))) tell("should name the machine");
+      continue;
+    }
     if (errors != 1) tell("should say one error");
     if (target == "worker") {
       if (end.code != 128 + SIGKILL) tell("should give 137");
       if (!has(end.err, "was killed by SIGKILL")) tell("should name the rank");
-      if (way != "local" && !has(end.err, "on m" + std::to_string(machine))) {
+      if (way != "local" && !has(end.err, "on " + Lab::name(machine))) {
         tell("should name the machine");
       }
     } else if (target == "keeper") {
