@@ -540,7 +540,9 @@ void Controller::conclude(Time now) {
   if (interrupt_ == 0) {
     if (loss != nullptr) {
       const bool enough = membership_.present() >= members.min_nodes;
-      const bool free = members.min_nodes < members.max_nodes;
+      // A spare that waits for a place was typed in for this.
+      const bool free = members.min_nodes < members.max_nodes ||
+                        membership_.present() >= members.max_nodes;
       const bool may = free || restarts_ < options_.max_restarts;
       if (may && (enough || options_.grows)) {
         if (!free) ++restarts_;

@@ -47,7 +47,8 @@ NodeLayout layout_of(const NodeJob& job, const AssignMessage& assign, uint16_t p
   layout.first_rank = own.first_rank;
   layout.local_ranks = own.slots;
   layout.node_address = own.address;
-  layout.master_addr = job.master_address.empty() ? first.address : job.master_address;
+  const bool as_typed = !job.master_address.empty() && job.interface.empty();
+  layout.master_addr = as_typed ? job.master_address : first.address;
   // What node 0 holds; nobody else's business there.
   layout.master_port = assign.node_rank == 0 ? port : first.port;
   layout.run_id = job.run_id;
@@ -122,7 +123,10 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
   const bool meets = program.is_ours && !program.threads;
   std::unique_ptr<StoreServer> store;
   if (meets && assign.node_rank == 0 && layout.world > 1) {
-    store = serve_store({.address = layout.num_nodes == 1 ? "127.0.0.1" : layout.node_address,
+    // Where the ranks look for it. A name, or an address that only others know this node by, may
+    // lead to any of its interfaces.
+    const bool known = layout.master_addr == layout.node_address;
+    store = serve_store({.address = known ? layout.node_address : "::",
                          .port = port.port(),
                          .token = token,
                          .generation = assign.restart_count});

@@ -3,6 +3,7 @@
 // can listen at its address first.
 #include <condition_variable>
 #include <csignal>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unistd.h>

@@ -354,6 +354,7 @@ class Node {
     if (!job_->interface.empty()) {
       for (const LocalAddress& local : addresses_of(job_->interface)) add(local.address);
     }
+    // A host's own name often means 127.0.1.1 there, where nobody else finds it.
     if (options_.on_loopback || !is_loopback(local_address_)) add(local_address_);
     // sshd's "client port server port": the address that the launcher reached us by.
     if (const char* connection = std::getenv("SSH_CONNECTION"); connection && options_.remote) {
@@ -366,6 +367,7 @@ class Node {
     for (const LocalAddress& local : local_addresses()) {
       if (!local.is_loopback) add(local.address);
     }
+    add(local_address_);
     add("127.0.0.1");
     return found;
   }

@@ -139,17 +139,31 @@ TEST_CASE_FIXTURE(Machines, "a node with another token is kept out and said so")
 
 TEST_CASE_FIXTURE(Machines, "machines meet over IPv6 and over a second network") {
   Cluster cluster(2);
-  std::string address, interface, used;
-  SUBCASE("an IPv6 address") { used = address = Lab::address(1, 0, true); }
-  SUBCASE("a name of one") { used = address = "m1-6"; }
+  std::string address, interface;
+  SUBCASE("an IPv6 address") { address = Lab::address(1, 0, true); }
+  SUBCASE("a name of one") { address = "m1-6"; }
   SUBCASE("the second network") {
-    used = address = "m1-eth1";
+    address = "m1-eth1";
     interface = "eth1";
+  }
+  SUBCASE("the second network for the ranks only") {
+    address = "m1";
+    interface = "10.78.0.0/16";
+  }
+  SUBCASE("a name that means 127.0.1.1 at home") {
+    address = "m1";
+    REQUIRE(cluster
+                .run(1, {"/bin/sh", "-c",
+                         "grep -v m1$ /etc/hosts > /run/hosts; echo 127.0.1.1 m1 >> /run/hosts; "
+                         "mount --bind /run/hosts /etc/hosts"})
+                .code == 0);
   }
   std::vector<std::string> flags;
   if (!interface.empty()) {
     flags = {"--interface", interface};
-    for (const int machine : {1, 2}) cluster.cut(machine, 0);
+    if (address != "m1") {
+      for (const int machine : {1, 2}) cluster.cut(machine, 0);
+    }
   }
   TinyRun tiny(cluster, 4);
   std::vector<std::string> argv = {"train.yaml", "run.dir=" + (cluster.work() / "run").string(),

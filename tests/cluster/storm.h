@@ -4,6 +4,7 @@
 #pragma once
 
 #include <random>
+#include <unistd.h>
 
 #include "cluster/jobs.h"
 
@@ -31,6 +32,13 @@ inline std::vector<pid_t> child_pids(pid_t pid) {
   std::vector<pid_t> found;
   for (pid_t child = 0; in >> child;) found.push_back(child);
   return found;
+}
+
+inline std::string command_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary);
+  std::string command(4096, '\0');
+  in.read(command.data(), static_cast<std::streamsize>(command.size()));
+  return command.substr(0, static_cast<size_t>(in.gcount()));
 }
 
 // A lab of two machines at least; the job has 4 ranks, two on each of m1 and m2 (local: on the
@@ -99,8 +107,13 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
     return of_agent.empty() ? 0 : of_agent[0];
   };
   const auto worker_of = [&]() -> pid_t {
+    // What workers left behind and the keeper has adopted is not meant: a worker leads its group,
+    // and a helper that leads one has another command line.
     const pid_t keeper = keeper_of();
-    const auto workers = keeper > 0 ? child_pids(keeper) : std::vector<pid_t>();
+    std::vector<pid_t> workers;
+    for (const pid_t pid : keeper > 0 ? child_pids(keeper) : workers) {
+      if (getpgid(pid) == pid && has(command_of(pid), "stormy")) workers.push_back(pid);
+    }
     return workers.size() > 1 ? workers[random() % 2] : 0;
   };
   pid_t victim = 0;

@@ -32,7 +32,7 @@ TEST_CASE_FIXTURE(Machines, "a run over four machines or two has the losses of o
   const auto weights = tiny.weights("one");
   REQUIRE(!weights.empty());
   const std::map<std::string, std::string> layouts = {
-      {"four", "m1,m2,m3,m4"}, {"two", "m1:2,m2:2"}, {"uneven", "m3:3,m1:1"}};
+      {"four", "m1,m2,m3,m4"}, {"two", "m1:2,m2:2"}, {"uneven", "m3:3,m1:1"}, {"other", "m2:4"}};
   for (const auto& [name, hosts] : layouts) {
     const CommandEnd end = tiny.trained(name, {"--hosts", hosts}, kLayout);
     CHECK_MESSAGE(end.code == 0, name, ": ", end.err);

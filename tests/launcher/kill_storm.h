@@ -28,6 +28,21 @@ inline std::vector<pid_t> children_of(pid_t pid) {
   return {std::istream_iterator<pid_t>(in), {}};
 }
 
+// The worker of a rank among the keeper's children, 0 if it does not run yet. What workers left
+// behind and the keeper has adopted is not meant: a worker leads its group, and a helper that leads
+// one has another command line.
+inline pid_t worker_of(pid_t keeper, size_t rank) {
+  const std::string mark = std::string(1, '\0') + "RANK=" + std::to_string(rank) + '\0';
+  for (const pid_t pid : children_of(keeper)) {
+    const std::string place = "/proc/" + std::to_string(pid);
+    if (getpgid(pid) == pid && proc_text(place + "/cmdline").starts_with("/bin/sh") &&
+        ('\0' + proc_text(place + "/environ")).find(mark) != std::string::npos) {
+      return pid;
+    }
+  }
+  return 0;
+}
+
 // Everything that runs with this in its environment.
 inline std::vector<pid_t> tagged(const std::string& tag) {
   std::vector<pid_t> found;
@@ -75,8 +90,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
       const auto of_agent = children_of(agent_pid);
       keeper = of_agent.empty() ? 0 : of_agent[0];
       if (whom == 1) return keeper > 0;
-      const auto workers = keeper > 0 ? children_of(keeper) : std::vector<pid_t>();
-      victim = workers.size() > which ? workers[which] : 0;
+      victim = keeper > 0 ? worker_of(keeper, which) : 0;
       return victim > 0;
     });
     if (whom == 1) victim = keeper;
@@ -87,7 +101,6 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
     const auto of_agent = children_of(agent_pid);
     if (!of_agent.empty()) keeper = of_agent[0];
   }
-  // By then a helper that was adopted could be meant; the workers' numbers are stable.
   kill(victim, SIGKILL);
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed_ms = [&] {
