@@ -272,3 +272,36 @@ TEST_CASE_FIXTURE(Machines, "after a cut the old part saves nothing and the run 
   CHECK_MESSAGE(more.code == 0, more.err);
   CHECK(!has(more.err, "damaged"));
 }
+
+TEST_CASE_FIXTURE(Machines, "a rank that the kernel kills for its memory is named so") {
+  // The agent of m2 runs in a group that may have 100 MiB.
+  const bool v1 = fs::exists("/sys/fs/cgroup/memory");
+  const fs::path root = v1 ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup";
+  Cluster cluster(2);
+  const fs::path group = root / cluster.dir().filename();
+  std::error_code refused;
+  fs::create_directory(group, refused);
+  {
+    std::ofstream limit(group / (v1 ? "memory.limit_in_bytes" : "memory.max"));
+    limit << "104857600" << std::flush;
+    if (!limit) {
+      fs::remove(group, refused);
+      MESSAGE("no limits of memory can be set here");
+      return;
+    }
+  }
+  const std::string limited = cluster.script(
+      "limited", "if [ $(hostname) = m2 ]; then echo $$ > " + group.string() +
+                     "/cgroup.procs; fi\nexec " MTL_PROGRAM " \"$@\"\n");
+  const std::string greedy = cluster.write(
+      "greedy.py", "import os, time\n"
+                   "if os.environ['RANK'] == '1': x = bytearray(400 << 20)\n"
+                   "time.sleep(1000)\n");
+  const CommandEnd end = cluster.launched(
+      {"--hosts", "m1,m2", "--grace", "2", "--remote_program", limited, greedy});
+  CHECK_MESSAGE(end.code == 137, end.err);
+  CHECK_MESSAGE(has(end.err, "rank 1 (local 0 on m2, pid "), end.err);
+  CHECK_MESSAGE(has(end.err, "out-of-memory killer struck in this job's memory cgroup"), end.err);
+  CHECK_NOTHING_LEFT(cluster);
+  fs::remove(group, refused);
+}
