@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/network.h"
+#include "launcher/output_relay.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 #include "launcher/voice.h"
@@ -134,6 +135,7 @@ class Node {
       if (event->link != link_) continue;
       if (event->kind == LinkEvent::lost) {
         lost_ = *event;
+        if (event->loss == LinkEvent::overflow) tell_of_overflow(*event);
         // At once: whoever counts us as lost may already go on without us.
         return {.kind = Command::kill, .why = "the launcher is gone (" + event->reason + ")"};
       }
@@ -143,6 +145,7 @@ class Node {
         case JobMessage::stop: {
           const auto stop = decode_stop(message.body);
           if (!stop || message.generation != generation()) break;
+          hurry();
           if (stop->kill) return {.kind = Command::kill, .why = {}};
           return {.kind = Command::stop, .grace = stop->grace, .why = {}};
         }
@@ -158,11 +161,27 @@ class Node {
     return {};
   }
 
+  // The ranks are to end, or some have ended: who waits for that is not kept waiting by what they
+  // have printed.
+  void hurry() {
+    if (relay_) relay_->hurry();
+  }
+  void ended(const WorkerEnd& end) {
+    send(JobMessage::ended, encode(end));
+    unended_ -= end.ranks;
+    if (unended_ <= 0) hurry();
+  }
+
   void send(JobMessage kind, std::string body) {
     hub_.send(link_, {static_cast<uint16_t>(kind), generation(), std::move(body)});
   }
 
  private:
+  // The link is gone, and the launcher sees only that: our stderr is what still gets there.
+  void tell_of_overflow(const LinkEvent& event) const {
+    if (options_.remote) fmt::print(stderr, "mtl agent: the launcher was lost: {}\n", event.reason);
+  }
+
   int64_t generation() const { return assign_ ? assign_->roster.generation : 0; }
 
   // --- between generations
@@ -387,8 +406,10 @@ class Node {
       ears.on_notice = [this](std::string_view line) { voice_.notice(line); };
       ears.on_line = [this](std::string_view line) { voice_.line(line); };
     } else {
+      relay_.emplace(hub_, link_, generation());
+      unended_ = assign_->roster.nodes[static_cast<size_t>(assign_->node_rank)].slots;
       ears.on_output = [this](int rank, bool is_stderr, std::string_view line) {
-        send(JobMessage::output, encode(OutputMessage{rank, is_stderr, std::string(line) + "\n"}));
+        relay_->line(rank, is_stderr, line);
       };
       ears.on_notice = [this](std::string_view line) {
         send(JobMessage::notice, std::string(line));
@@ -403,6 +424,7 @@ class Node {
       stopped.errors = error.diagnostics();
       stopped.exit_code = static_cast<int>(error.exit());
     }
+    relay_.reset();
     send(JobMessage::stopped, encode(stopped));
     assign_.reset();
     if (lost_) {
@@ -423,6 +445,8 @@ class Node {
   std::optional<NodeJob> job_;
   std::optional<ReservedPort> port_;
   std::optional<AssignMessage> assign_;
+  std::optional<OutputRelay> relay_;  // of a generation, if its output is shown elsewhere
+  int unended_ = 0;                   // ranks of a generation
   std::optional<NodeResult> result_;
   std::optional<LinkEvent> lost_;
   std::string local_address_;
@@ -440,9 +464,10 @@ void Control::started(const WorkerCommand& worker, int pid) {
   node_.send(JobMessage::started, fmt::format("{} {}", worker.rank, pid));
 }
 void Control::ended(const WorkerEnd& end) {
-  node_.send(JobMessage::ended, encode(end));
+  node_.ended(end);
 }
 void Control::interrupted(int signal) {
+  node_.hurry();
   node_.send(JobMessage::interrupted, encode_number(signal));
 }
 

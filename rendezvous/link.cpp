@@ -101,12 +101,18 @@ class Hub final : public LinkHub {
 
   void send(LinkId link, LinkMessage message) override {
     check_body(message);
-    request(Sending{{}, link, outgoing(std::move(message))});
+    Sending sending{{}, link, outgoing(std::move(message))};
+    loop_.backlog.asked(link, static_cast<int64_t>(sending.frame.size()));
+    request(std::move(sending));
   }
 
   void send(const std::vector<LinkId>& links, LinkMessage message) override {
     check_body(message);
-    request(Sending{links, 0, outgoing(std::move(message))});
+    Sending sending{links, 0, outgoing(std::move(message))};
+    for (const LinkId link : links) {
+      loop_.backlog.asked(link, static_cast<int64_t>(sending.frame.size()));
+    }
+    request(std::move(sending));
   }
 
   void close(LinkId link, std::chrono::milliseconds linger) override {
@@ -138,6 +144,8 @@ class Hub final : public LinkHub {
     patience = std::clamp(patience, std::chrono::milliseconds(0), link::kLongest);
     return future.wait_for(patience) == std::future_status::ready;
   }
+
+  size_t queued_bytes(LinkId link) const override { return loop_.backlog.of(link); }
 
   int fd() const override { return event_fd_.get(); }
 
@@ -194,9 +202,10 @@ class Hub final : public LinkHub {
     std::vector<std::shared_ptr<Peer>> to_write;
     const auto send = [&](LinkId id, const Outgoing& frame) {
       const auto found = loop_.peers.find(id);
-      if (found == loop_.peers.end()) return;
-      const std::shared_ptr<Peer> peer = found->second;
-      peer->send(frame);
+      const std::shared_ptr<Peer> peer = found != loop_.peers.end() ? found->second : nullptr;
+      if (peer) peer->send(frame);
+      loop_.backlog.asked(id, -static_cast<int64_t>(frame.size()));
+      if (!peer) return;
       if (to_write.empty() || to_write.back() != peer) to_write.push_back(peer);
     };
     const auto write = [&] {

@@ -94,6 +94,9 @@ class LinkHub {
   virtual void close(LinkId link, std::chrono::milliseconds linger = std::chrono::seconds(2)) = 0;
   // Waits until everything sent on all links is with the kernel; false if that took too long.
   virtual bool flush(std::chrono::milliseconds patience) = 0;
+  // What waits to be handed to the kernel on this link; 0 for one that is gone. For senders of much
+  // that can wait. From any thread.
+  virtual size_t queued_bytes(LinkId link) const = 0;
 
   // Readable while events wait; for poll().
   virtual int fd() const = 0;

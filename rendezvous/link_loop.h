@@ -50,6 +50,39 @@ struct Outgoing {
 
 class Peer;
 
+// Bytes that wait per link, for those who want to know from other threads: asked for by the owner
+// and not seen by the hub's thread yet, and in the queue of the peer.
+class Backlog {
+ public:
+  void asked(LinkId link, int64_t bytes) {
+    change(link, [bytes](Waiting& waiting) { waiting.asked += bytes; });
+  }
+  void queued(LinkId link, size_t bytes) {
+    change(link, [bytes](Waiting& waiting) { waiting.queued = static_cast<int64_t>(bytes); });
+  }
+  size_t of(LinkId link) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = links_.find(link);
+    return found != links_.end() ? static_cast<size_t>(found->second.sum()) : 0;
+  }
+
+ private:
+  struct Waiting {
+    int64_t asked = 0;
+    int64_t queued = 0;
+    int64_t sum() const { return asked + queued; }
+  };
+  template <typename Change>
+  void change(LinkId link, const Change& change) {
+    const std::lock_guard lock(mutex_);
+    const auto place = links_.try_emplace(link).first;
+    change(place->second);
+    if (place->second.sum() == 0) links_.erase(place);
+  }
+  mutable std::mutex mutex_;
+  std::unordered_map<LinkId, Waiting> links_;  // only those for which something waits
+};
+
 // Lets a thread that asks the resolver hand in its answer, or find that the hub is gone.
 struct Gate {
   std::mutex mutex;
@@ -71,6 +104,7 @@ class Loop {
   std::unordered_map<LinkId, std::shared_ptr<Peer>> peers;
   std::function<LinkId()> new_id;
   std::vector<char> scratch;  // of the peer that is being read
+  Backlog backlog;
 
   const auth::Key& key();
   double random() { return std::uniform_real_distribution<double>(0, 1)(random_); }
@@ -190,6 +224,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
     closing,
     gone,
   };
+  void note_queued(int64_t bytes);  // more, or less
   void begin_stream(Fd in, Fd out);
   void end_stream();
   void wait_readable();

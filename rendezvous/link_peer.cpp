@@ -76,8 +76,7 @@ void Peer::adopt(Fd in, Fd out, bool leased) {
   if (stage_ == Stage::gone) return;
   stage_ = Stage::open;
   queue_.push_back({.head = greeting(), .body = nullptr, .urgent = true});
-  queued_ += queue_.back().size();
-  loop_.count(static_cast<int64_t>(queue_.back().size()));
+  note_queued(static_cast<int64_t>(queue_.back().size()));
   greeted_ = false;
   open(leased, boot_time());
   write();
@@ -108,6 +107,12 @@ void Peer::connect(std::string host, uint16_t port, std::chrono::milliseconds pa
     if (const auto self = weak.lock()) self->lose(failure);
   };
   dialer_->start();
+}
+
+void Peer::note_queued(int64_t bytes) {
+  queued_ = static_cast<size_t>(static_cast<int64_t>(queued_) + bytes);
+  if (id_ != 0) loop_.backlog.queued(id_, queued_);
+  loop_.count(bytes);
 }
 
 void Peer::begin_stream(Fd in, Fd out) {
@@ -142,14 +147,15 @@ void Peer::end_stream() {
     in_.close(ignored);
   }
   if (out_.is_open()) out_.close(ignored);
+  auto gone = -static_cast<int64_t>(offset_);
   for (const auto* waiting : {&queue_, &early_}) {
     if (waiting == &early_ && stage_ != Stage::gone) continue;  // for the next attempt
-    for (const Outgoing& frame : *waiting) queued_ -= frame.size();
+    for (const Outgoing& frame : *waiting) gone += static_cast<int64_t>(frame.size());
   }
-  queued_ += offset_;
   offset_ = 0;
   queue_.clear();
   if (stage_ == Stage::gone) early_.clear();
+  note_queued(-gone);
 }
 
 void Peer::wait_readable() {
@@ -276,8 +282,7 @@ bool Peer::take_frame(std::string_view payload) {
 void Peer::say(const std::string& payload) {
   Outgoing frame;
   frame.body = std::make_shared<const std::string>(wire::frame(payload));
-  queued_ += frame.size();
-  loop_.count(static_cast<int64_t>(frame.size()));
+  note_queued(static_cast<int64_t>(frame.size()));
   queue_.push_back(std::move(frame));
   write();
 }
@@ -383,8 +388,7 @@ void Peer::send(Outgoing frame) {
     return lose({LinkEvent::overflow,
                  fmt::format("it does not read: {} bytes wait for it", queued_ + size)});
   }
-  queued_ += size;
-  loop_.count(static_cast<int64_t>(size));
+  note_queued(static_cast<int64_t>(size));
   if (stage_ != Stage::open) {
     early_.push_back(std::move(frame));
   } else if (frame.urgent) {
@@ -440,8 +444,7 @@ void Peer::write() {
       offset_ -= queue_.front().size();
       queue_.pop_front();
     }
-    queued_ -= static_cast<size_t>(sent);
-    loop_.count(-sent);
+    note_queued(-sent);
     if (static_cast<size_t>(sent) < wanted) return wait_writable();
   }
   if (stage_ == Stage::closing) half_close();
@@ -477,9 +480,7 @@ void Peer::drop() {
   const auto self = shared_from_this();
   stage_ = Stage::gone;
   if (dialer_) dialer_->stop();
-  const size_t before = queued_;
   end_stream();
-  loop_.count(static_cast<int64_t>(queued_) - static_cast<int64_t>(before));
   loop_.remove_stranger(*this);
   if (id_ != 0) loop_.peers.erase(id_);
 }
@@ -509,9 +510,7 @@ void Peer::fail(LinkEvent::Loss loss, std::string reason, bool for_good) {
   const auto self = shared_from_this();
   stage_ = Stage::dialing;
   until_ = Nanoseconds::max();
-  const size_t before = queued_;
   end_stream();
-  loop_.count(static_cast<int64_t>(queued_) - static_cast<int64_t>(before));
   dialer_->again({loss, std::move(reason)});
 }
 
