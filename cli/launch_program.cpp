@@ -16,6 +16,7 @@
 #include "common/version.h"
 #include "launcher/job.h"
 #include "launcher/network.h"
+#include "launcher/outlet.h"
 #include "launcher/scratch_folder.h"
 
 namespace mtl {
@@ -89,6 +90,31 @@ void dry_run(const LaunchRequest& request, const JobProgram& job) {
   }
 }
 
+// Lines of other machines' ranks. Those that come while one is written go out together: a write
+// for each would let the launcher print on for a minute after a chatty job has ended.
+class Console {
+ public:
+  Console() : outlet_(size_t{64} << 20, -1, Outlet::Policy::drop) {
+    for (const bool is_stderr : {false, true}) {
+      consumers_[is_stderr].write = [fd = is_stderr ? STDERR_FILENO : STDOUT_FILENO](
+                                        std::string_view block) { write_all(fd, block); };
+      consumers_[is_stderr].gap = [](int64_t bytes) {
+        return fmt::format("[{} bytes are missing here: the console was too slow]\n", bytes);
+      };
+    }
+  }
+  ~Console() {
+    for (Consumer& consumer : consumers_) outlet_.close_gap(consumer);
+  }
+  void line(bool is_stderr, std::string_view text) {
+    outlet_.push(consumers_[is_stderr], std::string(text) + "\n");
+  }
+
+ private:
+  Consumer consumers_[2];
+  Outlet outlet_;
+};
+
 }  // namespace
 
 std::map<std::string, std::string> forwarded_environment(const LaunchRequest& request) {
@@ -149,17 +175,18 @@ int launch_program(const LaunchOptions& options, const std::string& program,
     const std::string notice = threads_notice(request, place_here(request));
     if (!notice.empty()) say(stderr, notice + "\n");
   }
+  std::optional<Console> console;
   job.ears.on_notice = [&](std::string_view line) {
     if (!options.quiet) say(stderr, std::string(line) + "\n");
   };
   if (request.mode == LaunchRequest::Mode::hosts) {
-    job.ears.on_output = [](int, bool is_stderr, std::string_view line) {
-      std::FILE* out = is_stderr ? stderr : stdout;
-      say(out, std::string(line) + "\n");
-      std::fflush(out);
+    console.emplace();
+    job.ears.on_output = [&](int, bool is_stderr, std::string_view line) {
+      console->line(is_stderr, line);
     };
   }
   const JobOutcome outcome = run_job(job);
+  console.reset();
   std::fflush(stdout);
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");

@@ -205,6 +205,28 @@ TEST_CASE("hosts: a request to stop reaches every rank and a second one kills") 
   }
 }
 
+TEST_CASE("hosts: 50 MB of output arrive to the last line") {
+  JobOptions job = on_hosts("yes $(printf '%099d' 0) | head -c 50000000", 1, 1);
+  int64_t lines = 0, others = 0;
+  job.ears.on_output = [&](int, bool, std::string_view line) {
+    ++(line.size() == 99 ? lines : others);
+  };
+  CHECK(run_job(job).exit_code == 0);
+  CHECK(lines == 500'000);
+  CHECK(others == 0);
+}
+
+TEST_CASE("hosts: a rank that prints without end is stopped on request") {
+  const TempDir dir;
+  JobOptions job = on_hosts("echo $$ > " + (dir.path() / "r").string() + "; exec yes", 1, 1);
+  job.ears.on_output = [](int, bool, std::string_view) {};
+  Child launcher([&] { return run_job(job).exit_code; });
+  REQUIRE(pid_in(dir.path() / "r") > 0);
+  std::this_thread::sleep_for(300ms);  // so that there is a backlog
+  kill(launcher.pid(), SIGINT);
+  CHECK(launcher.wait() == 130);
+}
+
 // --- typed on every node
 
 namespace {
