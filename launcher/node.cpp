@@ -161,15 +161,14 @@ class Node {
     return {};
   }
 
-  // The ranks are to end, or some have ended: who waits for that is not kept waiting by what they
-  // have printed.
+  // The ranks are to end: who waits for that is not kept waiting by what they have printed.
   void hurry() {
     if (relay_) relay_->hurry();
   }
   void ended(const WorkerEnd& end) {
     send(JobMessage::ended, encode(end));
     unended_ -= end.ranks;
-    if (unended_ <= 0) hurry();
+    if (unended_ <= 0 && relay_) relay_->ranks_ended();
   }
 
   void send(JobMessage kind, std::string body) {

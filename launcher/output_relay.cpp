@@ -51,6 +51,8 @@ OutputRelay::~OutputRelay() {
 void OutputRelay::line(int rank, bool is_stderr, std::string_view text) {
   std::unique_lock lock(mutex_);
   room_.wait(lock, [this] { return bytes_ < kCollected || dropping_; });
+  // Also of a fast link: millions of short lines may be left.
+  if (end_ && !dropping_) dropping_ = Clock::now() >= *end_;
   if (dropping_) return drop(rank, is_stderr, text);
   if (!thread_.joinable()) {
     // Signals are for the thread that supervises.
@@ -78,6 +80,12 @@ void OutputRelay::line(int rank, bool is_stderr, std::string_view text) {
 void OutputRelay::hurry() {
   const std::lock_guard lock(mutex_);
   hurried_ = true;
+}
+
+void OutputRelay::ranks_ended() {
+  const std::lock_guard lock(mutex_);
+  hurried_ = true;
+  if (!end_) end_ = Clock::now() + options_.patience;
 }
 
 void OutputRelay::finish() {
@@ -128,7 +136,7 @@ void OutputRelay::wait_for_link(std::unique_lock<std::mutex>& lock) {
     look = std::min(2 * look, kLongestLook);
     if (!hurried_) continue;
     waited_ += Clock::now() - before;
-    if (waited_ < options_.patience) continue;
+    if (waited_ < options_.patience && !(end_ && Clock::now() >= *end_)) continue;
     // The little that has been collected goes out all the same: the gap is at the end.
     dropping_ = true;
     room_.notify_one();

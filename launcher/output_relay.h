@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -35,9 +36,11 @@ class OutputRelay {
 
   // One line, without its newline. Blocks while the link does not keep up. From one thread.
   void line(int rank, bool is_stderr, std::string_view text);
-  // Somebody waits for the end (a stop was asked for, the ranks have ended): from now on the link
-  // is waited for no longer than `patience` in all; after that, what comes is dropped. Any thread.
+  // A stop was asked for, and the ranks may have words to say yet: from now on the link is waited
+  // for no longer than `patience` in all; after that, what comes is dropped. Any thread.
   void hurry();
+  // The ranks have ended: what takes longer than `patience` from now on is dropped. Any thread.
+  void ranks_ended();
   // Hurries, hands everything to the hub, and says how much is missing. No line may come after it.
   void finish();
 
@@ -67,6 +70,7 @@ class OutputRelay {
   bool closing_ = false;
   bool dropping_ = false;  // the patience is used up
   Clock::duration waited_{0};
+  std::optional<Clock::time_point> end_;
   Block gap_;  // where the first dropped line came from
   int64_t dropped_ = 0;
   std::thread thread_;

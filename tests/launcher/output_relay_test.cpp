@@ -180,6 +180,9 @@ TEST_CASE("output relay: a slow channel lives and its gap tells the truth") {
   pair.cable.bytes_per_second = 2'000'000;
   constexpr int64_t kLines = 1'000'000;
   constexpr int64_t kBytes = 100 * kLines;
+  bool ended = false;
+  SUBCASE("a stop was asked for") {}
+  SUBCASE("the ranks have ended") { ended = true; }
   std::atomic<size_t> most{0};
   std::atomic<bool> hurried{false};
   std::thread printer([&] {
@@ -189,7 +192,8 @@ TEST_CASE("output relay: a slow channel lives and its gap tells the truth") {
       most = std::max(most.load(), pair.agent->queued_bytes(pair.cable.here));
       if (i == 20'000) {
         tell(*pair.agent, pair.cable.here, JobMessage::ended);
-        relay.hurry();
+        if (ended) relay.ranks_ended();
+        if (!ended) relay.hurry();
       }
     }
     relay.finish();
