@@ -303,6 +303,38 @@ TEST_CASE("a peer that does not read is cut off and the others do not notice") {
   ::close(ends[1]);
 }
 
+TEST_CASE("what waits on a link is known to its sender") {
+  const auto server = make_link_hub(hub_options());
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const LinkId lazy = server->adopt(Fd(ends[0]), Fd(), false);
+  expect(*server, LinkEvent::opened);
+  CHECK(server->queued_bytes(12345) == 0);
+  for (int i = 0; i < 40; ++i) {
+    server->send(lazy, message(1, std::string(100'000, 'x')));
+    // The kernel takes less than 1 MB of it.
+    if (i >= 10) CHECK(server->queued_bytes(lazy) > static_cast<size_t>(i - 9) * 100'000);
+    CHECK(server->queued_bytes(lazy) < static_cast<size_t>(i + 1) * 100'100);
+  }
+  CHECK_FALSE(server->flush(0ms));  // the hub's thread has them now
+  SUBCASE("it is read") {
+    std::vector<char> bytes(1 << 20);
+    size_t got = 0;
+    while (got < 4'000'000) {
+      const ssize_t n = ::recv(ends[1], bytes.data(), bytes.size(), 0);
+      REQUIRE(n > 0);
+      got += static_cast<size_t>(n);
+    }
+    CHECK(server->flush(20s));
+  }
+  SUBCASE("it is given up") {
+    server->close(lazy, 0ms);
+    CHECK(server->flush(20s));
+  }
+  CHECK(server->queued_bytes(lazy) == 0);
+  ::close(ends[1]);
+}
+
 TEST_CASE("200 links at once: each is told apart and one message to all is kept once") {
   const auto server = make_link_hub(hub_options());
   const auto client = make_link_hub(hub_options());
