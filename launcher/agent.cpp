@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <ctime>
 #include <memory>
 #include <poll.h>
 
@@ -29,6 +30,8 @@ constexpr int kRequeue = static_cast<int>(Exit::requeue);
 constexpr std::chrono::milliseconds kLeftoverGrace{2'000};
 // From KILL to giving up on a process in uninterruptible sleep.
 constexpr std::chrono::milliseconds kKillWait{5'000};
+// Between two looks at a lease that is about to end.
+constexpr std::chrono::nanoseconds kLeaseLook{5'000'000};
 
 struct Worker {
   int pid = 0;
@@ -36,6 +39,12 @@ struct Worker {
   bool given_up = false;  // stopped by somebody: has failed and is being killed
   bool running() const { return !ended && !given_up; }
 };
+
+std::chrono::nanoseconds boot_time() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
 
 class Agent {
  public:
@@ -69,7 +78,8 @@ class Agent {
     }
     workers_.resize(launches_.size());
     output_ = std::make_unique<AgentOutput>(options_, launches_);
-    keeper_ = std::make_unique<Keeper>(launches_);  // forked before there are threads of ours
+    if (options_.control) lease_ = options_.control->lease_end();
+    keeper_ = std::make_unique<Keeper>(launches_, lease_);  // forked before our threads are there
     output_->start();
     oom_.emplace();  // reads some files: while the workers start
   }
@@ -84,6 +94,8 @@ class Agent {
     std::optional<Clock::time_point> until = deadline_;
     const std::optional<Clock::time_point> sample = next_sample();
     if (sample && (!until || *sample < *until)) until = sample;
+    const std::optional<Clock::time_point> look = extend_lease();
+    if (look && (!until || *look < *until)) until = look;
     output_->add_to(polled, until);
     int timeout = -1;
     if (until) {
@@ -103,6 +115,19 @@ class Agent {
     if (polled[2].revents != 0) read_control((polled[2].revents & POLLIN) != 0);
     if (sample && Clock::now() >= *sample) look_for_stopped();
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+  }
+
+  // Hands the keeper the lease as it is now. Gives when to look again: after a quarter of what is
+  // left, so that an extension is not missed however late it comes, and about once per heartbeat
+  // while they are answered in time.
+  std::optional<Clock::time_point> extend_lease() {
+    if (!options_.control || stop_signal_ == SIGKILL) return {};
+    const auto end = options_.control->lease_end();
+    if (end && end != lease_ && keeper_->extend(*end)) lease_ = end;
+    if (!lease_) return {};
+    const std::chrono::nanoseconds left = *lease_ - boot_time();
+    if (left.count() <= 0) return {};  // the keeper's word comes
+    return Clock::now() + std::max(left / 4, kLeaseLook);
   }
 
   void read_events() {
@@ -147,6 +172,8 @@ class Agent {
         return on_start_error(bind_error(options_.workers[index], event.status));
       case KeeperEvent::ended:
         return on_end(index, event);
+      case KeeperEvent::lease_over:
+        return on_lease_over();
       case KeeperEvent::all_gone:
         gone_ = true;
         return;
@@ -331,6 +358,15 @@ class Agent {
     }
   }
 
+  void on_lease_over() {
+    if (running() > 0) {
+      if (stop_signal_ == 0) stopped_by_control_ = true;
+      notice(fmt::format("the launcher could not be reached in time: killed {}", ranks(running())));
+      options_.control->lease_over();
+    }
+    kill_all();
+  }
+
   void stop(std::chrono::milliseconds grace) {
     stop_signal_ = SIGTERM;
     stop_time_ = std::chrono::system_clock::now();
@@ -429,6 +465,7 @@ class Agent {
   std::chrono::system_clock::time_point stop_time_;  // when they were first asked
   bool stopped_by_control_ = false;                  // ... and that was not our own idea
   bool control_gone_ = false;
+  std::optional<std::chrono::nanoseconds> lease_;  // as the keeper knows it
   std::optional<Clock::time_point> deadline_;
   bool gone_ = false;
   // The keeper ends before the output: its workers write there.

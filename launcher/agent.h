@@ -89,6 +89,12 @@ class AgentControl {
   // INT, TERM or HUP arrived here, for the first or a further time; the agent does what run_agent
   // says all the same.
   virtual void interrupted(int signal) = 0;
+  // When the workers have to be dead unless this moves before (CLOCK_BOOTTIME): whoever is above
+  // goes on without them soon after. The keeper sees to it, even if the agent itself is stopped.
+  // Nothing = no lease. It only moves forward; asked for again and again.
+  virtual std::optional<std::chrono::nanoseconds> lease_end() const { return {}; }
+  // ... and it has come to that: they were killed; their ends follow, stopped_by_us.
+  virtual void lease_over() {}
 };
 
 // Which output goes where. Bits as torchrun's: 1 = stdout, 2 = stderr, 3 = both.

@@ -15,6 +15,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 
 #include <fmt/format.h>
@@ -105,8 +106,8 @@ struct Moves {  // descriptor in the worker <- here
 
 class KeeperProcess {
  public:
-  KeeperProcess(const std::vector<Launch>& launches, int channel, pid_t agent)
-      : launches_(launches), channel_(channel), agent_(agent) {
+  KeeperProcess(const std::vector<Launch>& launches, int channel, pid_t agent, int64_t lease_ns)
+      : launches_(launches), channel_(channel), agent_(agent), lease_ns_(lease_ns) {
     const size_t count = launches.size();
     workers_.assign(count, -1);
     batch_.reserve(count);
@@ -139,13 +140,24 @@ class KeeperProcess {
     sigaddset(&watched, SIGTERM);
     prctl(PR_SET_PDEATHSIG, SIGTERM);  // the closed channel says the same; two are safer than one
     signals_ = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (getppid() != agent_ || signals_ < 0) _exit(1);
+    // A timeout of poll() would not count the time that the machine sleeps.
+    lease_timer_ = timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (getppid() != agent_ || signals_ < 0 || lease_timer_ < 0) _exit(1);
     spawn_all();
     drop_descriptors();
+    set_lease(lease_ns_);
     for (;;) {
-      pollfd polled[3] = {
-          {signals_, POLLIN, 0}, {channel_, POLLIN, 0}, {exec_failures_, POLLIN, 0}};
-      if (poll(polled, 3, -1) < 0 && errno != EINTR) _exit(1);
+      pollfd polled[4] = {{signals_, POLLIN, 0},
+                          {channel_, POLLIN, 0},
+                          {exec_failures_, POLLIN, 0},
+                          {lease_timer_, POLLIN, 0}};
+      if (poll(polled, 4, -1) < 0 && errno != EINTR) _exit(1);
+      // Before anything else: whoever counts us as lost may have gone on already. An extension that
+      // waits to be read holds all the same: it was granted.
+      if (is_lease_over()) {
+        read_commands();
+        if (is_lease_over()) end_lease();
+      }
       // Failures of execve before the deaths that follow from them.
       if (polled[2].revents != 0) read_exec_failures();
       if (polled[0].revents != 0) read_signals();
@@ -184,7 +196,7 @@ class KeeperProcess {
 
   // The pipes' ends and whatever else the agent had open stay open as long as somebody has them.
   void drop_descriptors() {
-    int kept[3] = {channel_, signals_, exec_failures_};
+    int kept[4] = {channel_, signals_, exec_failures_, lease_timer_};
     std::sort(std::begin(kept), std::end(kept));
     int next = 0;
     for (int fd : kept) {
@@ -224,11 +236,20 @@ class KeeperProcess {
   }
 
   void read_commands() {
-    KeeperCommand command;
-    const ssize_t got = recv(channel_, &command, sizeof command, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got != static_cast<ssize_t>(sizeof command)) return abandon();
-    if (command.kind == KeeperCommand::signal_workers) {
+    while (channel_ >= 0) {
+      KeeperCommand command;
+      const ssize_t got = recv(channel_, &command, sizeof command, MSG_DONTWAIT);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got != static_cast<ssize_t>(sizeof command)) return abandon();
+      obey(command);
+    }
+  }
+
+  void obey(const KeeperCommand& command) {
+    if (command.kind == KeeperCommand::lease) {
+      set_lease(command.until_ns);
+    } else if (command.kind == KeeperCommand::signal_workers) {
       for (size_t i = 0; i < workers_.size(); ++i) {
         const bool meant = command.index < 0 || static_cast<size_t>(command.index) == i;
         if (meant && workers_[i] > 0) kill(workers_[i], command.signal);
@@ -236,6 +257,29 @@ class KeeperProcess {
     } else {
       sweep(command.signal);
     }
+  }
+
+  // 0 = none.
+  void set_lease(int64_t until_ns) {
+    lease_ns_ = until_ns;
+    itimerspec when{};
+    when.it_value.tv_sec = until_ns / 1'000'000'000;
+    when.it_value.tv_nsec = until_ns % 1'000'000'000;
+    timerfd_settime(lease_timer_, TFD_TIMER_ABSTIME, &when, nullptr);
+  }
+
+  bool is_lease_over() const {
+    if (lease_ns_ == 0) return false;
+    timespec now{};
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec >= lease_ns_;
+  }
+
+  void end_lease() {
+    set_lease(0);
+    if (sweep_signal_ == SIGKILL) return;
+    sweep(SIGKILL);  // first: the agent may not be reading
+    send({KeeperEvent::lease_over, 0, 0, 0, 0, 0, 0});
   }
 
   void abandon() {
@@ -312,6 +356,8 @@ class KeeperProcess {
   pid_t agent_;
   int signals_ = -1;
   int exec_failures_ = -1;
+  int lease_timer_ = -1;
+  int64_t lease_ns_;  // when it ends; 0 = never
   int sweep_signal_ = 0;
   std::vector<pid_t> workers_;
   std::vector<pid_t> signalled_;
@@ -384,7 +430,8 @@ Error system_error(const std::string& what, int error) {
                                   "and pids.max of the container"});
 }
 
-Keeper::Keeper(const std::vector<Launch>& launches) {
+Keeper::Keeper(const std::vector<Launch>& launches,
+               std::optional<std::chrono::nanoseconds> lease) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     throw system_error("cannot make a socket pair", errno);
@@ -394,7 +441,7 @@ Keeper::Keeper(const std::vector<Launch>& launches) {
   foreign_ = child_processes();
   prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
   prctl(PR_SET_CHILD_SUBREAPER, 1);  // should the keeper be killed, its descendants come here
-  KeeperProcess keeper(launches, theirs.get(), getpid());
+  KeeperProcess keeper(launches, theirs.get(), getpid(), lease ? lease->count() : 0);
   // The agent's handlers must not run in the keeper.
   sigset_t all, before;
   sigfillset(&all);
@@ -423,6 +470,13 @@ Keeper::Receive Keeper::receive(KeeperEvent& event) {
 void Keeper::send(const KeeperCommand& command) {
   while (::send(channel_.get(), &command, sizeof command, MSG_NOSIGNAL) < 0 && errno == EINTR) {
   }
+}
+
+bool Keeper::extend(std::chrono::nanoseconds lease) {
+  KeeperCommand command;
+  command.kind = KeeperCommand::lease;
+  command.until_ns = lease.count();
+  return ::send(channel_.get(), &command, sizeof command, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
 }
 
 // What came to this process because the keeper was killed: workers, dead by their PDEATHSIG, and

@@ -1,10 +1,14 @@
 // The keeper: the workers' parent process, a small fork of the agent. It is the child subreaper of
 // everything that they start, so that no descendant gets out of reach by changing its session or
-// losing its parent. It knows four things: spawn, signal, reap, and kill all of them when the
-// agent is gone. It talks with the agent over a socket in the fixed-size records below.
+// losing its parent. It knows five things: spawn, signal, reap, kill all of them when the agent is
+// gone, and kill them when a lease ends that the agent did not extend: an agent that is stopped or
+// swapped out cannot end its workers itself, and the job goes on without them then. It talks with
+// the agent over a socket in the fixed-size records below.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +40,7 @@ struct KeeperEvent {
     not_executed,  // execve (or preparing its descriptors) failed with `status` as errno
     not_bound,     // binding it to its CPUs failed with `status` as errno
     ended,         // worker `index` died: `status` is its exit code, `signal` its signal or 0
+    lease_over,    // all workers are killed: comes before their ends
     all_gone,      // no worker and no descendant is left; the keeper ends
   };
   int32_t kind = 0;
@@ -52,16 +57,20 @@ struct KeeperCommand {
     signal_workers,  // `signal` to each worker process that still runs, or to worker `index` only
     sweep,           // `signal` also to what dead workers left behind, now and from now on;
                      // with SIGKILL: to every worker's process group as well
+    lease,           // the lease ends at `until_ns` (CLOCK_BOOTTIME): a sweep with SIGKILL then
   };
   int32_t kind = 0;
   int32_t signal = 0;
   int32_t index = -1;
+  int64_t until_ns = 0;
 };
 
 class Keeper {
  public:
-  // Forks the keeper, which starts the workers. Throws Error (Exit::environment) if it cannot.
-  explicit Keeper(const std::vector<Launch>& launches);
+  // Forks the keeper, which starts the workers. `lease`: when it ends (CLOCK_BOOTTIME); nothing = it
+  // never does, until one is sent. Throws Error (Exit::environment) if it cannot.
+  explicit Keeper(const std::vector<Launch>& launches,
+                  std::optional<std::chrono::nanoseconds> lease = {});
   // Ends whatever is left: the keeper sees the closed channel, kills all, ends. Not waited for
   // longer than a few seconds (a process in uninterruptible sleep cannot be ended by anyone).
   ~Keeper();
@@ -72,6 +81,8 @@ class Keeper {
   enum class Receive { event, nothing, closed };
   Receive receive(KeeperEvent& event);
   void send(const KeeperCommand& command);
+  // Extends the lease; false if the keeper does not read now. Never blocks.
+  bool extend(std::chrono::nanoseconds lease);
   pid_t pid() const { return pid_; }
 
  private:

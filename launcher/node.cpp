@@ -34,6 +34,16 @@ Diagnostic launcher_lost(const LinkEvent& event) {
               "checkpoint"};
 }
 
+// The keeper has killed the ranks because the lease had ended; `reason`: what the link says of it.
+Diagnostic lease_over(const std::string& reason) {
+  return {.code = "launch.controller_lost",
+          .what = fmt::format("the launcher of this job could not be reached in time{}, so the "
+                              "ranks of {} were killed: the others may go on without them",
+                              reason.empty() ? "" : " (" + reason + ")", host_name()),
+          .help = "this process or its machine stood still (Ctrl-Z, SIGSTOP, sleep, out of memory) "
+                  "or the network did; --dead_after S allows longer gaps"};
+}
+
 Error cannot_join(const LinkEvent& event, const std::string& where) {
   switch (event.loss) {
     case LinkEvent::wrong_token:
@@ -99,6 +109,8 @@ class Control final : public AgentControl {
   void started(const WorkerCommand& worker, int pid) override;
   void ended(const WorkerEnd& end) override;
   void interrupted(int signal) override;
+  std::optional<std::chrono::nanoseconds> lease_end() const override;
+  void lease_over() override;
 
  private:
   Node& node_;
@@ -128,6 +140,8 @@ class Node {
   // --- within run_agent
 
   int fd() const { return hub_.fd(); }
+  std::optional<std::chrono::nanoseconds> lease_end() const { return hub_.lease_end(link_); }
+  void end_lease() { lease_over_ = true; }
 
   AgentControl::Command next_command() {
     using Command = AgentControl::Command;
@@ -424,6 +438,15 @@ class Node {
       stopped.exit_code = static_cast<int>(error.exit());
     }
     relay_.reset();
+    if (lease_over_) {
+      // Not a word of having stopped: the ranks did not do their part. To the controller it is a
+      // loss, also if it has not noticed any silence.
+      hub_.close(link_);
+      result_ = {.exit_code = static_cast<int>(Exit::run_failed),
+                 .report = {lease_over(lost_ ? lost_->reason : "")},
+                 .controller_lost = true};
+      return;
+    }
     send(JobMessage::stopped, encode(stopped));
     assign_.reset();
     if (lost_) {
@@ -451,6 +474,7 @@ class Node {
   std::string local_address_;
   bool opened_ = false;
   bool interrupted_ = false;
+  bool lease_over_ = false;
 };
 
 int Control::fd() const {
@@ -468,6 +492,12 @@ void Control::ended(const WorkerEnd& end) {
 void Control::interrupted(int signal) {
   node_.hurry();
   node_.send(JobMessage::interrupted, encode_number(signal));
+}
+std::optional<std::chrono::nanoseconds> Control::lease_end() const {
+  return node_.lease_end();
+}
+void Control::lease_over() {
+  node_.end_lease();
 }
 
 }  // namespace

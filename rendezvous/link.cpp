@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 #include <unistd.h>
+#include <unordered_map>
 #include <unordered_set>
 #include <variant>
 
@@ -59,6 +60,14 @@ class Hub final : public LinkHub {
     }
     loop_.new_id = [this] { return ++last_id_; };
     loop_.drained = [this] { answer_flushes(); };
+    loop_.leased_until = [this](LinkId link, std::optional<link::Nanoseconds> end) {
+      const std::lock_guard lock(leases_mutex_);
+      if (end) {
+        leases_[link] = *end;
+      } else {
+        leases_.erase(link);
+      }
+    };
     start_thread();
   }
 
@@ -146,6 +155,13 @@ class Hub final : public LinkHub {
   }
 
   size_t queued_bytes(LinkId link) const override { return loop_.backlog.of(link); }
+  std::optional<std::chrono::nanoseconds> lease_end(LinkId link) const override {
+    const std::lock_guard lock(leases_mutex_);
+    const auto found = leases_.find(link);
+    return found != leases_.end() ? std::optional(found->second) : std::nullopt;
+  }
+
+  std::chrono::milliseconds dead_after() const override { return options_.dead_after; }
 
   int fd() const override { return event_fd_.get(); }
 
@@ -298,6 +314,8 @@ class Hub final : public LinkHub {
   bool raising_ = false;                 // ... or will be in a moment
   std::unordered_set<LinkId> silenced_;  // closed by the owner, not yet by the thread
   std::vector<std::shared_ptr<std::promise<void>>> flushes_;
+  mutable std::mutex leases_mutex_;
+  std::unordered_map<LinkId, link::Nanoseconds> leases_;  // of the open links that are leased
   asio::io_context io_{1};  // one thread runs it
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   Loop loop_;

@@ -98,6 +98,12 @@ class LinkHub {
   // that can wait. From any thread.
   virtual size_t queued_bytes(LinkId link) const = 0;
 
+  // When the lease of an open link ends unless a heartbeat is answered before: CLOCK_BOOTTIME. For
+  // whoever has to keep it even if this process is stopped. Nothing: the link is not open, or this
+  // side of it is not leased. May be called from any thread.
+  virtual std::optional<std::chrono::nanoseconds> lease_end(LinkId link) const = 0;
+  virtual std::chrono::milliseconds dead_after() const = 0;  // as in the options
+
   // Readable while events wait; for poll().
   virtual int fd() const = 0;
   virtual std::optional<LinkEvent> next() = 0;

@@ -119,6 +119,9 @@ class Loop {
   // A look at the peers' deadlines is due then.
   void wake_at(Nanoseconds when);
 
+  // A leased link's lease has moved; nothing = the link is gone.
+  std::function<void(LinkId, std::optional<Nanoseconds>)> leased_until;
+
   // Bytes that wait in all queues; `drained` is called when none are left.
   void count(int64_t bytes);
   size_t pending() const { return pending_; }
@@ -239,6 +242,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void on_welcome(std::string_view payload);
   void refuse(const wire::Welcome& welcome);
   void open(bool leased, Nanoseconds since);
+  void tell_lease();
   void fail(LinkEvent::Loss loss, std::string reason, bool for_good = false);
   void lose(const Failure& failure);
   void half_close();

@@ -271,6 +271,7 @@ bool Peer::take_frame(std::string_view payload) {
       return stage_ == Stage::open;
     case Frame::Tag::answer:
       pulse_->answered(told(frame->sent), told(frame->clock), boot_time(), system_clock());
+      tell_lease();
       return true;
     case Frame::Tag::greeting:
       return malformed();
@@ -364,6 +365,7 @@ void Peer::open(bool leased, Nanoseconds since) {
   until_ = Nanoseconds::max();
   dialer_.reset();
   pulse_.emplace(leased, loop_.dead_after, since, loop_.random());
+  tell_lease();
   LinkEvent event;
   event.kind = LinkEvent::opened;
   event.link = id_;
@@ -379,6 +381,10 @@ void Peer::open(bool leased, Nanoseconds since) {
   for (Outgoing& frame : early_) queue_.push_back(std::move(frame));
   early_.clear();
   loop_.emit(std::move(event));
+}
+
+void Peer::tell_lease() {
+  if (const auto end = pulse_->lease_end()) loop_.leased_until(id_, end);
 }
 
 void Peer::send(Outgoing frame) {
@@ -483,6 +489,7 @@ void Peer::drop() {
   end_stream();
   loop_.remove_stranger(*this);
   if (id_ != 0) loop_.peers.erase(id_);
+  if (pulse_ && pulse_->lease_end()) loop_.leased_until(id_, std::nullopt);
 }
 
 void Peer::lose(const Failure& failure) {

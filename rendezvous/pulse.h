@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace mtl {
 
@@ -40,6 +41,10 @@ class Pulse {
   // For how long the peer has been quiet (leased: has not answered).
   Time silence(Time now) const { return now - (leased_ ? lease_from_ : heard_); }
   bool dead(Time now) const { return now >= deadline(); }
+  // Leased: until when to believe.
+  std::optional<Time> lease_end() const {
+    return leased_ ? std::optional(deadline()) : std::nullopt;
+  }
   // The next time at which beat_due() or dead() changes.
   Time next_change() const { return next_beat_ < deadline() ? next_beat_ : deadline(); }
   struct Sample {

@@ -1,6 +1,8 @@
 // run_agent under somebody above it: commands, what is told upwards, and which ends count as
 // failures then. Also the grace after a failure, and workers that somebody has stopped.
 #include <algorithm>
+#include <atomic>
+#include <ctime>
 #include <deque>
 #include <fcntl.h>
 #include <mutex>
@@ -54,12 +56,19 @@ class TestControl : public AgentControl {
     signals.push_back(signal);
     if (on_interrupted) on_interrupted();
   }
+  std::optional<std::chrono::nanoseconds> lease_end() const override {
+    return has_lease ? std::optional(lease.load()) : std::nullopt;
+  }
+  void lease_over() override { leases_over += 1; }
 
   std::vector<int> pids, signals;
   std::vector<WorkerEnd> ends;
   std::function<void(int rank, int pid)> on_started;
   std::function<void(const WorkerEnd&)> on_ended;
   std::function<void()> on_interrupted;
+  std::atomic<std::chrono::nanoseconds> lease{};
+  bool has_lease = false;
+  int leases_over = 0;
 
  private:
   Fd fd_;
@@ -78,6 +87,15 @@ std::thread order_when(TestControl& control, std::vector<std::filesystem::path> 
 
 std::string loop(const std::filesystem::path& ready, const std::string& traps = "") {
   return traps + "echo $$ > " + ready.string() + "; while :; do sleep 0.02; done";
+}
+
+// Long enough for a busy machine.
+constexpr milliseconds kLease{2'000};
+
+std::chrono::nanoseconds boot_time() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
 const WorkerEnd& end_of(const AgentResult& result, int rank) {
@@ -325,4 +343,67 @@ TEST_CASE("samples far apart start the count of stopped workers anew") {
     CHECK(at(6'000) == 0);
   }
   CHECK(!StoppedWatch(milliseconds(0)).next());
+}
+
+TEST_CASE("a lease that is extended keeps the workers and one that ends kills them") {
+  TempDir folder;
+  TestControl control;
+  control.has_lease = true;
+  control.lease = boot_time() + kLease;
+  AgentOptions options = shells({loop(folder / "0", "trap '' TERM; "), loop(folder / "1")});
+  options.control = &control;
+  std::string notices;
+  options.on_notice = [&](std::string_view line) { notices += std::string(line) + "\n"; };
+  std::chrono::nanoseconds last{};
+  std::thread above([&] {
+    const auto first = control.lease.load();
+    while (boot_time() < first + milliseconds(100)) {  // longer than the first one
+      control.lease = boot_time() + kLease;
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+    last = control.lease;
+  });
+  const AgentResult result = run_agent(options);
+  const std::chrono::nanoseconds end = boot_time();
+  above.join();
+  CHECK(end >= last);
+  CHECK(result.exit_code == 0);
+  CHECK(!result.first_failure);
+  CHECK(control.leases_over == 1);
+  REQUIRE(result.ends.size() == 2);
+  for (const WorkerEnd& worker : result.ends) {
+    CHECK(worker.stopped_by_us);
+    CHECK(worker.signal == SIGKILL);
+  }
+  CHECK(notices.find("could not be reached in time: killed 2 ranks") != std::string::npos);
+}
+
+TEST_CASE("the keeper ends a lease also of an agent that is stopped and of what workers started") {
+  TempDir folder;
+  Child agent([&] {
+    TestControl control;
+    control.has_lease = true;
+    control.lease = boot_time() + kLease;
+    AgentOptions options =
+        shells({"setsid sh -c 'echo $$ > " + (folder / "helper").string() +
+                "; while :; do sleep 0.02; done' & " + loop(folder / "0")});
+    options.control = &control;
+    std::atomic<bool> over = false;
+    std::thread above([&] {
+      while (!over) {
+        control.lease = std::max(control.lease.load(), boot_time() + kLease);
+        std::this_thread::sleep_for(milliseconds(20));
+      }
+    });
+    const AgentResult result = run_agent(options);
+    over = true;
+    above.join();
+    return control.leases_over == 1 && !result.first_failure ? 0 : 1;
+  });
+  const pid_t worker = pid_in(folder / "0");
+  const pid_t helper = pid_in(folder / "helper");
+  kill(agent.pid(), SIGSTOP);
+  CHECK(wait_for([&] { return !alive(worker) && !alive(helper); }));
+  kill(agent.pid(), SIGCONT);
+  CHECK(agent.wait() == 0);
 }

@@ -291,6 +291,47 @@ TEST_CASE("members: another token does not get in") {
   CHECK(zero.wait() == 0);
 }
 
+TEST_CASE("members: the ranks of a stopped agent are dead before the others go on without it") {
+  const TempDir dir;
+  const uint16_t port = free_port();
+  const auto in = [&](const char* name) { return (dir.path() / name).string(); };
+  // Generation 1 looks at the worker of the node that was lost before it does anything else.
+  const std::string script =
+      "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo $$ > " + in("n$GROUP_RANK") +
+      "; while :; do echo x >> " + in("beat$GROUP_RANK") + "; sleep 0.01; done; fi; "
+      "case \"$(cat /proc/$(cat " + in("n1") + ")/stat 2> /dev/null)\" in "
+      "''|*') Z '*|*') X '*) echo dead > " + in("seen") + ";; *) echo alive > " + in("seen") +
+      ";; esac";
+  const auto node = [&] {
+    JobOptions job = member(script, -1, 2, 1, port);
+    job.request.elastic = true;
+    job.request.min_nodes = 1;
+    job.request.last_call = 60s;  // both are there before that
+    job.request.dead_after = 2s;
+    return job;
+  };
+  Child a([&] { return run_job(node()).exit_code; });
+  wait_for([&] { return !port_owner(port).empty(); });
+  Child b([&] {
+    const JobOutcome outcome = run_job(node());
+    write(dir.path() / "report", outcome.report.empty() ? "" : render(outcome.report[0]));
+    return outcome.exit_code;
+  });
+  pid_in(dir.path() / "n0");
+  const pid_t lost = pid_in(dir.path() / "n1");
+  kill(b.pid(), SIGSTOP);
+  CHECK(a.wait() == 0);
+  CHECK(content(dir.path() / "seen") == "dead\n");
+  CHECK(!alive(lost));
+  CHECK(fs::last_write_time(dir.path() / "beat1") < fs::last_write_time(dir.path() / "seen"));
+  // Continued, it says what has happened, and ends.
+  kill(b.pid(), SIGCONT);
+  CHECK(b.wait() == 1);
+  const std::string report = content(dir.path() / "report");
+  CHECK(report.find("launch.controller_lost") != std::string::npos);
+  CHECK(report.find("could not be reached in time") != std::string::npos);
+}
+
 TEST_CASE("members: elastic, the first one there leads and a lost one is not waited for") {
   const TempDir dir;
   const uint16_t port = free_port();

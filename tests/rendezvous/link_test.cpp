@@ -385,3 +385,28 @@ TEST_CASE("every descriptor is closed in a program that is started") {
   }
   CHECK(link.here > 0);
 }
+
+TEST_CASE("the end of a lease moves with the heartbeats and is known of open leased links only") {
+  const auto server = make_link_hub(hub_options(2s));
+  const auto client = make_link_hub(hub_options(2s));
+  CHECK(!client->lease_end(77));
+  const Pair link = join(*server, *client);
+  CHECK(!server->lease_end(link.there));  // the controller's side
+  const auto first = client->lease_end(link.here);
+  REQUIRE(first);
+  timespec now = {};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  CHECK(*first <= std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec) + 1600ms);
+  const auto moved = [&] {
+    for (int i = 0; i < 2'000; ++i) {
+      if (const auto end = client->lease_end(link.here); end && *end > *first) return true;
+      std::this_thread::sleep_for(5ms);
+    }
+    return false;
+  };
+  CHECK(moved());
+  server->close(link.there);
+  expect(*client, LinkEvent::lost);
+  CHECK(!client->lease_end(link.here));
+  CHECK(client->dead_after() == 2s);
+}
