@@ -188,7 +188,9 @@ auto decode(const std::string& body, Read read) -> std::optional<decltype(read(j
 }  // namespace
 
 std::string encode(const HelloMessage& message) {
-  json object = {{"version", message.version}, {"host", to_text(message.host)}};
+  json object = {{"version", message.version},
+                 {"host", to_text(message.host)},
+                 {"dead_after_ms", milliseconds_of(message.dead_after)}};
   if (message.offer) object["offer"] = to_json(*message.offer);
   return object.dump();
 }
@@ -197,6 +199,8 @@ std::optional<HelloMessage> decode_hello_message(const std::string& body) {
     HelloMessage message;
     message.version = object.at("version");
     message.host = to_bytes(object.at("host"));
+    // Another version may not say it, and is refused for being one.
+    message.dead_after = std::chrono::milliseconds(object.value("dead_after_ms", int64_t{0}));
     if (object.contains("offer")) message.offer = offer_of(object.at("offer"));
     return message;
   });

@@ -73,6 +73,8 @@ struct HelloMessage {
   std::string version;
   std::string host;
   std::optional<NodeOffer> offer;
+  // The leases are only safe if both sides count alike: another value than the job's is refused.
+  std::chrono::milliseconds dead_after{5'000};
 };
 struct AssignMessage {
   int node_rank = 0;

@@ -271,7 +271,10 @@ class Node {
   }
 
   void hello() {
-    HelloMessage message{.version = options_.version, .host = host_name(), .offer = {}};
+    HelloMessage message{.version = options_.version,
+                         .host = host_name(),
+                         .offer = {},
+                         .dead_after = hub_.dead_after()};
     if (options_.job) {
       job_ = *options_.job;
       prepare();

@@ -126,6 +126,26 @@ class Job {
 
 }  // namespace
 
+TEST_CASE("a node that counts silence in another way is refused") {
+  Job job(2, 2);
+  job.join(0);
+  NodeOffer offer;
+  offer.host = "m1";
+  offer.key = offer.host;
+  offer.slots = 2;
+  offer.rank = 1;
+  job.tell(1, JobMessage::hello, encode(HelloMessage{"1", offer.host, offer, 60s}), 0);
+  CHECK(job.port.count(JobMessage::assign) == 0);
+  REQUIRE(job.port.last(JobMessage::refuse, 1) != nullptr);
+  const auto why = decode_diagnostics(job.port.last(JobMessage::refuse, 1)->body);
+  REQUIRE(why);
+  CHECK(why->front().code == "launch.join");
+  CHECK(why->front().what == "m1 was started with --dead_after 60 and this job with 5");
+  CHECK(job.port.closed == std::vector<LinkId>{1});
+  job.join(1);  // the same machine, started as the others
+  CHECK(job.port.count(JobMessage::assign) == 2);
+}
+
 TEST_CASE("a job starts when all nodes are there and ends when all have done their part") {
   Job job(2, 2);
   job.join(1);
