@@ -6,6 +6,7 @@
 #include <ctime>
 #include <memory>
 #include <poll.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -54,7 +55,7 @@ class Agent {
   AgentResult run() {
     result_.started = std::chrono::system_clock::now();
     {
-      SignalPipe signals;
+      SignalPipe signals(options_.control != nullptr);
       start();
       while (!gone_) turn(signals);
       output_->finish();
@@ -292,6 +293,10 @@ class Agent {
   // -----------------------------------------------------------------------------------
 
   void on_signal(int signal) {
+    if (signal == SIGTSTP) {
+      if (!std::exchange(told_not_stopped_, true)) notice(kNotStopped);
+      return;
+    }
     if (signal == SIGUSR1 || signal == SIGQUIT) {
       keeper_->send({KeeperCommand::signal_workers, signal});
       return;
@@ -465,6 +470,7 @@ class Agent {
   std::chrono::system_clock::time_point stop_time_;  // when they were first asked
   bool stopped_by_control_ = false;                  // ... and that was not our own idea
   bool control_gone_ = false;
+  bool told_not_stopped_ = false;
   std::optional<std::chrono::nanoseconds> lease_;  // as the keeper knows it
   std::optional<Clock::time_point> deadline_;
   bool gone_ = false;

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <map>
 #include <unistd.h>
+#include <utility>
 
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -114,7 +115,7 @@ class HostsJob {
         port_(*hub_, options.ears) {}
 
   JobOutcome run() {
-    SignalPipe signals;
+    SignalPipe signals(true);
     ControllerOptions policy = controller_options(options_);
     for (const Host& host : request_.hosts) policy.membership.expected.push_back(host.name);
     Controller controller(std::move(policy), port_, std::chrono::steady_clock::now());
@@ -214,6 +215,10 @@ class HostsJob {
 
   void on_signals(SignalPipe& signals) {
     for (const int signal : signals.take()) {
+      if (signal == SIGTSTP) {
+        if (!std::exchange(told_not_stopped_, true)) port_.notice(kNotStopped);
+        continue;
+      }
       if (signal == SIGUSR1 || signal == SIGQUIT) {
         controller_->pass_on(signal);
         continue;
@@ -238,6 +243,7 @@ class HostsJob {
   std::unique_ptr<SshFleet> fleet_;
   std::vector<size_t> index_of_;  // the fleet's hosts in request_.hosts
   int urged_ = 0;
+  bool told_not_stopped_ = false;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <poll.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -206,7 +207,7 @@ class Node {
   }
 
   void listen(std::vector<int>& unheard) {
-    SignalPipe signals;
+    SignalPipe signals(true);
     while (!result_ && !assign_) {
       pollfd polled[2] = {{signals.fd(), POLLIN, 0}, {hub_.fd(), POLLIN, 0}};
       poll(polled, 2, -1);
@@ -234,6 +235,10 @@ class Node {
   }
 
   void on_signal(int signal) {
+    if (signal == SIGTSTP) {
+      if (!std::exchange(told_not_stopped_, true)) notice(kNotStopped);
+      return;
+    }
     if (signal == SIGUSR1 || signal == SIGQUIT) return;
     send(JobMessage::interrupted, encode_number(signal));
     if (!opened_ || interrupted_) {
@@ -478,6 +483,7 @@ class Node {
   bool opened_ = false;
   bool interrupted_ = false;
   bool lease_over_ = false;
+  bool told_not_stopped_ = false;
 };
 
 int Control::fd() const {

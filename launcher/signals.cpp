@@ -27,7 +27,7 @@ void note_signal(int signal) {
 
 }  // namespace
 
-SignalPipe::SignalPipe() {
+SignalPipe::SignalPipe(bool holds_others) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw system_error("cannot make a pipe", errno);
   read_ = Fd(ends[0]);
@@ -40,7 +40,8 @@ SignalPipe::SignalPipe() {
   }
   sigset_t watched;
   sigemptyset(&watched);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP}) {
+    if (signal == SIGTSTP && !holds_others) continue;
     Previous previous{signal, {}};
     sigaction(signal, nullptr, &previous.action);
     // nohup, or a shell's background job: who ignores these wants them ignored.

@@ -13,8 +13,9 @@ namespace mtl {
 
 class SignalPipe {
  public:
-  // Throws Error if another one lives in this process.
-  SignalPipe();
+  // `holds_others`: other machines count on this process, so that a Ctrl-Z (SIGTSTP) does not stop
+  // it but arrives here too. Throws Error if another one lives in this process.
+  explicit SignalPipe(bool holds_others = false);
   // Puts the previous handlers back.
   ~SignalPipe();
   SignalPipe(const SignalPipe&) = delete;
@@ -33,6 +34,11 @@ class SignalPipe {
   std::vector<Previous> previous_;
   sigset_t mask_;  // of the thread that made it
 };
+
+// What is said when SIGTSTP is not obeyed.
+inline constexpr const char* kNotStopped =
+    "SIGTSTP (Ctrl-Z) is ignored: a launcher that stands still looks to the other machines like a "
+    "dead one, and its ranks would be killed";
 
 // "SIGTERM"; "signal 40" for one without a name.
 std::string signal_name(int signal);

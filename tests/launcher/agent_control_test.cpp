@@ -407,3 +407,24 @@ TEST_CASE("the keeper ends a lease also of an agent that is stopped and of what 
   kill(agent.pid(), SIGCONT);
   CHECK(agent.wait() == 0);
 }
+
+TEST_CASE("Ctrl-Z does not stop an agent that others count on and it says so once") {
+  TempDir folder;
+  Child agent([&] {
+    TestControl control;
+    AgentOptions options = shells({loop(folder / "0")});
+    options.control = &control;
+    int said = 0;
+    options.on_notice = [&](std::string_view line) {
+      said += line.find("SIGTSTP") != std::string_view::npos ? 1 : 0;
+    };
+    control.on_started = [&](int, int) {
+      raise(SIGTSTP);
+      raise(SIGTSTP);
+      control.order({.kind = Command::kill, .why = {}});
+    };
+    run_agent(options);
+    return said == 1 ? 0 : 1;
+  });
+  CHECK(agent.wait() == 0);
+}
