@@ -520,6 +520,8 @@ void Controller::conclude(Time now) {
   const Loss* loss = first_loss();
   if (loss != nullptr && failure && failure->when + kSameMoment < loss->when) loss = nullptr;
   if (loss != nullptr) failure.reset();
+  // Asked to make room for another node: with what code they end is their affair.
+  if (stop_ == Stop::growth && failure && failure->stopped_by_us) failure.reset();
 
   AgentResult result;
   result.first_failure = failure;
@@ -552,8 +554,8 @@ void Controller::conclude(Time now) {
     if (loss != nullptr) {
       const bool enough = membership_.present() >= members.min_nodes;
       // A spare that waits for a place was typed in for this.
-      const bool free = members.min_nodes < members.max_nodes ||
-                        membership_.present() >= members.max_nodes;
+      const bool free =
+          members.min_nodes < members.max_nodes || membership_.present() >= members.max_nodes;
       const bool may = free || restarts_ < options_.max_restarts;
       if (may && (enough || options_.grows)) {
         if (!free) ++restarts_;

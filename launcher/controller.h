@@ -149,7 +149,7 @@ class Controller {
   Time since_;
   Time next_word_;
   std::vector<HostError> host_errors_;
-  int gone_hosts_ = 0;  // of those expected: will not come, or have come and left
+  int gone_hosts_ = 0;                    // of those expected: will not come, or have come and left
   std::optional<Time> impossible_since_;  // too few hosts can come
 
   // running, stopping

@@ -187,6 +187,9 @@ class HostsJob {
     fleet.magic = kAgentMagic;
     fleet.config_file = request_.ssh_config;
     fleet.ssh_command = request_.ssh_command;
+    // Who expects long silences expects a slow start too: on a line that loses 30 % the exchange of
+    // keys alone may take 20 s.
+    fleet.connect_timeout = std::max(fleet.connect_timeout, 2 * request_.dead_after);
     fleet_ = start_fleet(fleet);
   }
 

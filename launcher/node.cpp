@@ -304,7 +304,9 @@ class Node {
       }
       case JobMessage::refuse:
         if (auto why = decode_diagnostics(message.body)) {
-          result_ = {.exit_code = static_cast<int>(Exit::environment), .report = std::move(*why), .controller_lost = false};
+          result_ = {.exit_code = static_cast<int>(Exit::environment),
+                     .report = std::move(*why),
+                     .controller_lost = false};
         }
         return;
       case JobMessage::assign:
@@ -319,7 +321,9 @@ class Node {
         return notice(message.body);
       case JobMessage::finish:
         if (auto finish = decode_finish(message.body)) {
-          result_ = {.exit_code = finish->exit_code, .report = std::move(finish->report), .controller_lost = false};
+          result_ = {.exit_code = finish->exit_code,
+                     .report = std::move(finish->report),
+                     .controller_lost = false};
         }
         return;
       default:

@@ -3,11 +3,12 @@
 // lab) for as many rounds as one likes.
 //   build/bench/kill_storm [rounds=300] [seed=1]
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "cluster/storm.h"
 #include "launcher/kill_storm.h"
 
 #include <cstdio>
 #include <cstdlib>
+
+#include "cluster/storm.h"
 
 namespace {
 

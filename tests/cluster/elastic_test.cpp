@@ -11,10 +11,11 @@ namespace {
 
 std::vector<std::string> join(const std::string& nodes, const std::vector<std::string>& program,
                               const std::string& backend = "c10d") {
-  std::vector<std::string> args = {"--nnodes",         nodes,        "--nproc_per_node", "2",
-                                   "--rdzv_backend",   backend,      "--rdzv_endpoint",  "m1:29400",
-                                   "--rdzv_id",        "job-7",      "--rdzv_conf",
-                                   "last_call_timeout=1", "--grace", "10"};
+  std::vector<std::string> args = {
+      "--nnodes",       nodes,   "--nproc_per_node", "2",
+      "--rdzv_backend", backend, "--rdzv_endpoint",  "m1:29400",
+      "--rdzv_id",      "job-7", "--rdzv_conf",      "last_call_timeout=1",
+      "--grace",        "10"};
   args.insert(args.end(), program.begin(), program.end());
   return args;
 }
@@ -76,7 +77,8 @@ TEST_CASE_FIXTURE(Machines, "elastic: a spare takes the place of a machine that 
   Cluster cluster(4);
   const auto program = staying(cluster);
   std::vector<Command> typed;
-  for (const int machine : {1, 2, 3}) typed.push_back(cluster.launch(join("3:3", program), machine));
+  for (const int machine : {1, 2, 3})
+    typed.push_back(cluster.launch(join("3:3", program), machine));
   REQUIRE_MESSAGE(all_up(cluster, 0, 6), typed[0].err());
   typed.push_back(cluster.launch(join("3:3", program), 4));
   std::this_thread::sleep_for(300ms);
@@ -96,11 +98,18 @@ TEST_CASE_FIXTURE(Machines, "elastic: without the rendezvous' machine the others
   Cluster cluster(3);
   const auto program = staying(cluster);
   std::vector<Command> typed;
-  for (const int machine : {1, 2, 3}) typed.push_back(cluster.launch(join("2:3", program), machine));
+  for (const int machine : {1, 2, 3})
+    typed.push_back(cluster.launch(join("2:3", program), machine));
   REQUIRE_MESSAGE(all_up(cluster, 0, 6), typed[0].err());
-  SUBCASE("power") { cluster.kill(1); }
-  SUBCASE("frost") { cluster.freeze(1); }
-  SUBCASE("process") { typed[0].signal(SIGKILL); }
+  SUBCASE("power") {
+    cluster.kill(1);
+  }
+  SUBCASE("frost") {
+    cluster.freeze(1);
+  }
+  SUBCASE("process") {
+    typed[0].signal(SIGKILL);
+  }
   for (const size_t i : {1, 2}) {
     const CommandEnd end = typed[i].wait(20s);
     CHECK_MESSAGE(end.code == 1, end.err);
@@ -109,7 +118,8 @@ TEST_CASE_FIXTURE(Machines, "elastic: without the rendezvous' machine the others
   for (const int machine : {2, 3}) CHECK(cluster.pids(machine, "stay").empty());
 }
 
-TEST_CASE_FIXTURE(Machines, "elastic: a run of ours grows and shrinks and ends with its checkpoint") {
+TEST_CASE_FIXTURE(Machines,
+                  "elastic: a run of ours grows and shrinks and ends with its checkpoint") {
   Cluster cluster(3);
   TinyRun tiny(cluster, 100'000, 100'000);
   const auto type = [&](int machine) { return tiny.train("run", join("1:3", {}), {}, machine); };

@@ -16,11 +16,10 @@ constexpr std::chrono::seconds kNoticed{15};
 
 // Each rank writes the time, over and over, into a file of its own per generation.
 std::string ticking(const Cluster& cluster) {
-  return cluster.script("tick",
-                        "out=" + (cluster.work() / "t-").string() +
-                            "$TORCHELASTIC_RESTART_COUNT-$RANK\n"
-                            "echo started rank $RANK of $WORLD_SIZE on $(hostname)\n"
-                            "while :; do date +%s.%N >> $out; sleep 0.05; done\n");
+  return cluster.script("tick", "out=" + (cluster.work() / "t-").string() +
+                                    "$TORCHELASTIC_RESTART_COUNT-$RANK\n"
+                                    "echo started rank $RANK of $WORLD_SIZE on $(hostname)\n"
+                                    "while :; do date +%s.%N >> $out; sleep 0.05; done\n");
 }
 
 // Until all ranks of the generation have written.
@@ -91,9 +90,15 @@ TEST_CASE_FIXTURE(Machines, "a lost machine ends a job of fixed size and is name
   Cluster cluster;
   std::string how;
   int code = 7;
-  SUBCASE("power") { how = "kill"; }
-  SUBCASE("cable") { how = "cut"; }
-  SUBCASE("frost") { how = "freeze"; }
+  SUBCASE("power") {
+    how = "kill";
+  }
+  SUBCASE("cable") {
+    how = "cut";
+  }
+  SUBCASE("frost") {
+    how = "freeze";
+  }
   CAPTURE(how);
   Command job = cluster.launch({"--hosts", "m1,m2,m3,m4", "--", ticking(cluster)});
   REQUIRE(all_tick(cluster, 0, 4));
@@ -116,12 +121,18 @@ TEST_CASE_FIXTURE(Machines, "a lost machine ends a job of fixed size and is name
 TEST_CASE_FIXTURE(Machines, "with min and max a job goes on without a lost machine") {
   Cluster cluster;
   std::string how;
-  SUBCASE("power") { how = "kill"; }
-  SUBCASE("cable") { how = "cut"; }
-  SUBCASE("frost") { how = "freeze"; }
+  SUBCASE("power") {
+    how = "kill";
+  }
+  SUBCASE("cable") {
+    how = "cut";
+  }
+  SUBCASE("frost") {
+    how = "freeze";
+  }
   CAPTURE(how);
-  Command job = cluster.launch(
-      {"--hosts", "m1:2,m2:2,m3:2,m4:2", "--nnodes", "3:4", "--", ticking(cluster)});
+  Command job =
+      cluster.launch({"--hosts", "m1:2,m2:2,m3:2,m4:2", "--nnodes", "3:4", "--", ticking(cluster)});
   REQUIRE(all_tick(cluster, 0, 8));
   if (how == "kill") cluster.kill(3);
   if (how == "cut") cluster.cut(3);
@@ -147,11 +158,11 @@ TEST_CASE_FIXTURE(Machines, "with min and max a job goes on without a lost machi
 
 TEST_CASE_FIXTURE(Machines, "one rank that fails is said once and ends all") {
   Cluster cluster;
-  const std::string script = cluster.script(
-      "fail", "if [ $RANK = 5 ]; then sleep 0.3; echo last words >&2; exit 42; fi\n"
-              "trap 'echo $RANK > termed-$RANK; exit 0' TERM\nsleep 1000 & wait\n");
-  const CommandEnd end =
-      cluster.launched({"--hosts", "m1:2,m2:2,m3:2,m4:2", "--", script});
+  const std::string script =
+      cluster.script("fail",
+                     "if [ $RANK = 5 ]; then sleep 0.3; echo last words >&2; exit 42; fi\n"
+                     "trap 'echo $RANK > termed-$RANK; exit 0' TERM\nsleep 1000 & wait\n");
+  const CommandEnd end = cluster.launched({"--hosts", "m1:2,m2:2,m3:2,m4:2", "--", script});
   CHECK(end.code == 42);
   CHECK_MESSAGE(count_of(end.err, "exited with code 42") == 2, end.err);
   CHECK_MESSAGE(has(end.err, "rank 5 on m3 exited with code 42: asked 7 ranks to stop\n"), end.err);
@@ -164,9 +175,10 @@ TEST_CASE_FIXTURE(Machines, "one rank that fails is said once and ends all") {
 TEST_CASE_FIXTURE(Machines, "a failing rank on one machine starts all machines again") {
   Cluster cluster;
   const std::string script = cluster.script(
-      "again", "echo gen $TORCHELASTIC_RESTART_COUNT > ran-$TORCHELASTIC_RESTART_COUNT-$RANK\n"
-               "if [ $RANK = 2 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then kill -SEGV $$; fi\n"
-               "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi\nexec sleep 1000\n");
+      "again",
+      "echo gen $TORCHELASTIC_RESTART_COUNT > ran-$TORCHELASTIC_RESTART_COUNT-$RANK\n"
+      "if [ $RANK = 2 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then kill -SEGV $$; fi\n"
+      "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi\nexec sleep 1000\n");
   const CommandEnd end = cluster.launched(
       {"--hosts", "m1,m2,m3,m4", "--max_restarts", "3", "--grace", "2", "--", script});
   CHECK_MESSAGE(end.code == 0, end.err);
@@ -176,7 +188,8 @@ TEST_CASE_FIXTURE(Machines, "a failing rank on one machine starts all machines a
   CHECK_NOTHING_LEFT(cluster);
 }
 
-TEST_CASE_FIXTURE(Machines, "kill -9 of a rank keeper agent or session is named and leaves nothing") {
+TEST_CASE_FIXTURE(Machines,
+                  "kill -9 of a rank keeper agent or session is named and leaves nothing") {
   Cluster cluster(3);
   Command job = sleepers(cluster, {});
   int code = 0;
@@ -236,9 +249,10 @@ TEST_CASE_FIXTURE(Machines, "a full disk for the logs is a warning and the job g
                                "/mnt/local/logs"})
                 .code == 0);
   }
-  const std::string script = cluster.script(
-      "chatter", "i=0; while [ $i -lt 3000 ]; do echo line $i of rank $RANK, to fill the disk; "
-                 "i=$((i+1)); done\necho done > done-$RANK\n");
+  const std::string script =
+      cluster.script("chatter",
+                     "i=0; while [ $i -lt 3000 ]; do echo line $i of rank $RANK, to fill the disk; "
+                     "i=$((i+1)); done\necho done > done-$RANK\n");
   const CommandEnd end =
       cluster.launched({"--hosts", "m1,m2", "--log_dir", "/mnt/local/logs", "--", script});
   CHECK_MESSAGE(end.code == 0, end.err);
@@ -248,7 +262,8 @@ TEST_CASE_FIXTURE(Machines, "a full disk for the logs is a warning and the job g
   CHECK_NOTHING_LEFT(cluster);
 }
 
-TEST_CASE_FIXTURE(Machines, "after a cut the old part saves nothing and the run goes on with fewer") {
+TEST_CASE_FIXTURE(Machines,
+                  "after a cut the old part saves nothing and the run goes on with fewer") {
   Cluster cluster;
   TinyRun tiny(cluster, 100'000, 1);
   Command job = tiny.train("run", {"--hosts", "m1,m2,m3,m4", "--nnodes", "3:4"});
@@ -267,8 +282,8 @@ TEST_CASE_FIXTURE(Machines, "after a cut the old part saves nothing and the run 
   CHECK_NOTHING_LEFT(cluster);
   // Whatever is committed can be loaded, the last one above all.
   const int stopped = tiny.last_step("run");
-  const CommandEnd more = tiny.trained("run", {"--hosts", "m1,m2,m3"},
-                                       {"train.steps=" + std::to_string(stopped + 2)});
+  const CommandEnd more =
+      tiny.trained("run", {"--hosts", "m1,m2,m3"}, {"train.steps=" + std::to_string(stopped + 2)});
   CHECK_MESSAGE(more.code == 0, more.err);
   CHECK(!has(more.err, "damaged"));
 }
@@ -290,15 +305,16 @@ TEST_CASE_FIXTURE(Machines, "a rank that the kernel kills for its memory is name
       return;
     }
   }
-  const std::string limited = cluster.script(
-      "limited", "if [ $(hostname) = m2 ]; then echo $$ > " + group.string() +
-                     "/cgroup.procs; fi\nexec " MTL_PROGRAM " \"$@\"\n");
-  const std::string greedy = cluster.write(
-      "greedy.py", "import os, time\n"
-                   "if os.environ['RANK'] == '1': x = bytearray(400 << 20)\n"
-                   "time.sleep(1000)\n");
-  const CommandEnd end = cluster.launched(
-      {"--hosts", "m1,m2", "--grace", "2", "--remote_program", limited, greedy});
+  const std::string limited =
+      cluster.script("limited", "if [ $(hostname) = m2 ]; then echo $$ > " + group.string() +
+                                    "/cgroup.procs; fi\nexec " MTL_PROGRAM " \"$@\"\n");
+  const std::string greedy =
+      cluster.write("greedy.py",
+                    "import os, time\n"
+                    "if os.environ['RANK'] == '1': x = bytearray(400 << 20)\n"
+                    "time.sleep(1000)\n");
+  const CommandEnd end =
+      cluster.launched({"--hosts", "m1,m2", "--grace", "2", "--remote_program", limited, greedy});
   CHECK_MESSAGE(end.code == 137, end.err);
   CHECK_MESSAGE(has(end.err, "rank 1 (local 0 on m2, pid "), end.err);
   CHECK_MESSAGE(has(end.err, "out-of-memory killer struck in this job's memory cgroup"), end.err);

@@ -35,11 +35,21 @@ const std::string kSay =
 TEST_CASE_FIXTURE(Machines, "the same command on two or three machines in any order of start") {
   Cluster cluster(3);
   std::vector<int> order;
-  SUBCASE("two, node 0 first") { order = {0, 1}; }
-  SUBCASE("two, node 0 last") { order = {1, 0}; }
-  SUBCASE("three, in order") { order = {0, 1, 2}; }
-  SUBCASE("three, node 0 last") { order = {2, 1, 0}; }
-  SUBCASE("three, node 0 between") { order = {1, 0, 2}; }
+  SUBCASE("two, node 0 first") {
+    order = {0, 1};
+  }
+  SUBCASE("two, node 0 last") {
+    order = {1, 0};
+  }
+  SUBCASE("three, in order") {
+    order = {0, 1, 2};
+  }
+  SUBCASE("three, node 0 last") {
+    order = {2, 1, 0};
+  }
+  SUBCASE("three, node 0 between") {
+    order = {1, 0, 2};
+  }
   const int nodes = static_cast<int>(order.size());
   std::vector<Command> typed;
   for (const int rank : order) {
@@ -69,7 +79,9 @@ TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl
   CHECK_MESSAGE(second.says("waiting for machine_rank 2: 2 nodes of 3 here", 15s), second.err());
   bool on_node_0 = true;
   SUBCASE("at node 0") {}
-  SUBCASE("elsewhere") { on_node_0 = false; }
+  SUBCASE("elsewhere") {
+    on_node_0 = false;
+  }
   (on_node_0 ? first : second).signal(SIGINT);
   for (Command* command : {&first, &second}) {
     const CommandEnd end = command->wait(10s);
@@ -140,8 +152,12 @@ TEST_CASE_FIXTURE(Machines, "a node with another token is kept out and said so")
 TEST_CASE_FIXTURE(Machines, "machines meet over IPv6 and over a second network") {
   Cluster cluster(2);
   std::string address, interface;
-  SUBCASE("an IPv6 address") { address = Lab::address(1, 0, true); }
-  SUBCASE("a name of one") { address = "m1-6"; }
+  SUBCASE("an IPv6 address") {
+    address = Lab::address(1, 0, true);
+  }
+  SUBCASE("a name of one") {
+    address = "m1-6";
+  }
   SUBCASE("the second network") {
     address = "m1-eth1";
     interface = "eth1";
@@ -198,8 +214,7 @@ TEST_CASE_FIXTURE(Machines, "ranks meet on the interface that was asked for") {
 TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once") {
   Cluster cluster(2);
   // A name may come later than the node (a pod's), so it is waited for, and said why.
-  Command waits = cluster.launch(
-      node(1, 2, shell(kSay), {"--join_timeout", "7"}, "nowhere"), 2);
+  Command waits = cluster.launch(node(1, 2, shell(kSay), {"--join_timeout", "7"}, "nowhere"), 2);
   CHECK_MESSAGE(waits.says("waiting for the rendezvous at nowhere port 29500: ", 15s), waits.err());
   const CommandEnd end = waits.wait(30s);
   CHECK_MESSAGE(end.code == 4, end.err);
@@ -277,7 +292,8 @@ TEST_CASE_FIXTURE(Machines, "a node or node 0 that is killed ends the others wit
   CHECK_NOTHING_LEFT(cluster);
 }
 
-TEST_CASE_FIXTURE(Machines, "a run typed on two machines has the losses of one and can be continued") {
+TEST_CASE_FIXTURE(Machines,
+                  "a run typed on two machines has the losses of one and can be continued") {
   Cluster cluster(2);
   TinyRun tiny(cluster, 8);
   REQUIRE(tiny.trained("one", {"--num_processes", "4"}, {"parallel.tp=2"}).code == 0);

@@ -1,5 +1,5 @@
-// A person at a terminal: Ctrl-C, TERM, HUP, a window that is closed. The ranks get their grace, the
-// exit code is as documented, the terminal is as it was, nothing is left.
+// A person at a terminal: Ctrl-C, TERM, HUP, a window that is closed. The ranks get their grace,
+// the exit code is as documented, the terminal is as it was, nothing is left.
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
@@ -55,7 +55,8 @@ class Terminal {
     return std::to_string(modes.c_iflag) + " " + std::to_string(modes.c_oflag) + " " +
            std::to_string(modes.c_cflag) + " " + std::to_string(modes.c_lflag);
   }
-  // The hang-up that a closed window is. Our own end of the slave goes first, else it is no hang-up.
+  // The hang-up that a closed window is. Our own end of the slave goes first, else it is no
+  // hang-up.
   void close_window() {
     if (master_ >= 0) close(master_);
     master_ = -1;
@@ -68,10 +69,10 @@ class Terminal {
 
 // Four ranks that need a moment to end in order, and say so.
 std::vector<std::string> careful(const Cluster& cluster, const std::string& way) {
-  const std::string script = cluster.script(
-      "careful",
-      "trap 'sleep 0.1; echo > graced-$RANK; trap - TERM; kill -TERM $$' TERM\n"
-      "echo > ready-$RANK\nwhile :; do echo working; sleep 0.05; done\n");
+  const std::string script =
+      cluster.script("careful",
+                     "trap 'sleep 0.1; echo > graced-$RANK; trap - TERM; kill -TERM $$' TERM\n"
+                     "echo > ready-$RANK\nwhile :; do echo working; sleep 0.05; done\n");
   std::vector<std::string> args = {"--grace", "20"};
   if (way == "here") {
     args.insert(args.end(), {"--num_processes", "4"});
@@ -157,7 +158,8 @@ TEST_CASE_FIXTURE(Machines, "output that nobody takes does not keep Ctrl-C from 
   Cluster cluster(1);
   // Far more than a terminal holds, of which nothing is read until the end.
   const std::string script = cluster.script(
-      "loud", "echo > ready-$RANK\nwhile :; do echo 1234567890123456789012345678901234567890; done\n");
+      "loud",
+      "echo > ready-$RANK\nwhile :; do echo 1234567890123456789012345678901234567890; done\n");
   Terminal terminal;
   Command job = terminal.start(cluster, 0, {"--hosts", "m1", "--grace", "5", "--", script});
   REQUIRE(wait_until([&] { return cluster.files("ready-").size() == 1; }));
@@ -173,7 +175,8 @@ TEST_CASE_FIXTURE(Machines, "output that nobody takes does not keep Ctrl-C from 
   CHECK_NOTHING_LEFT(cluster);
 }
 
-TEST_CASE_FIXTURE(Machines, "a training run whose window is closed saves and its status line is no harm") {
+TEST_CASE_FIXTURE(Machines,
+                  "a training run whose window is closed saves and its status line is no harm") {
   Cluster cluster(2);
   TinyRun tiny(cluster, 100'000, 100'000);
   Terminal terminal;

@@ -32,7 +32,9 @@ void replace(const fs::path& file, const std::string& from, const std::string& t
   std::ofstream(file, std::ios::binary) << text;
 }
 
-fs::path known_hosts(const Cluster& cluster) { return cluster.home(0) / ".ssh" / "known_hosts"; }
+fs::path known_hosts(const Cluster& cluster) {
+  return cluster.home(0) / ".ssh" / "known_hosts";
+}
 
 // Without the line of m3.
 void forget_m3(const Cluster& cluster, const std::string& instead) {
@@ -124,8 +126,9 @@ TEST_CASE_FIXTURE(Machines, "one host that cannot be used ends the start and is 
   CHECK_NOTHING_LEFT(cluster);
   // With fewer allowed it starts without that host.
   if (words == "refused" || words == "password") {
-    const CommandEnd three = cluster.launched(flags + std::vector<std::string>{
-        "--nnodes", "3:4", "--", "/bin/sh", "-c", "echo $WORLD_SIZE > world-$RANK"});
+    const CommandEnd three =
+        cluster.launched(flags + std::vector<std::string>{"--nnodes", "3:4", "--", "/bin/sh", "-c",
+                                                          "echo $WORLD_SIZE > world-$RANK"});
     CHECK_MESSAGE(three.code == 0, three.err);
     CHECK(cluster.files("world-").size() == 3);
     CHECK(cluster.files("world-")["world-2"] == "3\n");
@@ -209,12 +212,14 @@ TEST_CASE_FIXTURE(Machines, "what is missing on a host is said before anything r
 
 TEST_CASE_FIXTURE(Machines, "a folder that not all hosts have is said before anything runs") {
   Cluster cluster(2);
-  const std::string script = cluster.script("x", "echo ran > " + cluster.work().string() + "/ran\n");
+  const std::string script =
+      cluster.script("x", "echo ran > " + cluster.work().string() + "/ran\n");
   const CommandEnd end =
       cluster
           .start(0, {"/bin/sh", "-c",
                      "mkdir /dev/shm/here && cd /dev/shm/here && exec " MTL_PROGRAM
-                     " launch --hosts m1,m2 -- " + script})
+                     " launch --hosts m1,m2 -- " +
+                         script})
           .wait(kPatience);
   CHECK(end.code == 4);
   CHECK_MESSAGE(has(end.err, "error[launch.remote_files]: m"), end.err);
@@ -231,14 +236,16 @@ TEST_CASE_FIXTURE(Machines, "a host far away or noisy is no error") {
     std::ofstream(cluster.home(1) / ".bashrc")
         << "echo welcome to m1; echo 'mtl-agent 0'; printf 'no end of line'; echo careful >&2\n";
   }
-  SUBCASE("300 ms away") { cluster.delay(1, 300ms); }
+  SUBCASE("300 ms away") {
+    cluster.delay(1, 300ms);
+  }
   SUBCASE("OpenSSH itself") {
     const CommandEnd own = cluster.launched(
         {"--hosts", "m1:2,m2:2", "--ssh_command", "ssh -o LogLevel=ERROR", "--", "hostname"});
     CHECK_MESSAGE(own.code == 0, own.err);
   }
-  const CommandEnd end = cluster.launched(
-      {"--hosts", "m1:2,m2:2", "--", "/bin/sh", "-c", "hostname > ran-$RANK"});
+  const CommandEnd end =
+      cluster.launched({"--hosts", "m1:2,m2:2", "--", "/bin/sh", "-c", "hostname > ran-$RANK"});
   CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(seconds_of(end) < 20);
   CHECK(cluster.files("ran-").size() == 4);

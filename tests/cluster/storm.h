@@ -64,10 +64,11 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
 
   for (const auto& [file, text] : cluster.files("up-")) fs::remove(cluster.work() / file);
   // Helpers: in the worker's group, in a session of its own, orphaned in one.
-  const std::string script = cluster.script(
-      "stormy", "sleep 1000 & setsid sh -c 'trap \"\" TERM; sleep 1000; :' &\n"
-                "(setsid sh -c 'trap \"\" TERM HUP; sleep 1000; :' &)\n"
-                "echo $$ > up-$RANK\nwhile :; do sleep 1000; done\n");
+  const std::string script =
+      cluster.script("stormy",
+                     "sleep 1000 & setsid sh -c 'trap \"\" TERM; sleep 1000; :' &\n"
+                     "(setsid sh -c 'trap \"\" TERM HUP; sleep 1000; :' &)\n"
+                     "echo $$ > up-$RANK\nwhile :; do sleep 1000; done\n");
   std::vector<std::string> args = {"--grace", "0.1"};
   std::vector<Command> commands;
   const auto type = [&](int machine, std::vector<std::string> own) {
@@ -79,9 +80,9 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
   if (way == "hosts") type(0, {"--hosts", "m1:2,m2:2"});
   if (way == "static") {
     for (const int rank : {0, 1}) {
-      type(rank + 1, {"--num_machines", "2", "--machine_rank", std::to_string(rank),
-                      "--main_process_ip", "m1", "--main_process_port", "29600",
-                      "--num_processes", "4"});
+      type(rank + 1,
+           {"--num_machines", "2", "--machine_rank", std::to_string(rank), "--main_process_ip",
+            "m1", "--main_process_port", "29600", "--num_processes", "4"});
     }
   }
   if (way == "elastic") {
@@ -182,7 +183,8 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
         tell("should name the machine");
       }
     } else if (target == "keeper") {
-      if (end.code != 4 || !has(end.err, "error[launch.keeper_died]")) tell("should name the keeper");
+      if (end.code != 4 || !has(end.err, "error[launch.keeper_died]"))
+        tell("should name the keeper");
     } else {
       const bool lost = has(end.err, "was lost") || has(end.err, "error[launch.controller_lost]");
       if (end.code != 1 && end.code != 4) tell("should give 1");

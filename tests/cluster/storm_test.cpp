@@ -1,5 +1,5 @@
-// SIGKILL to a random process of a job, however it was started: nothing is left, and the right thing
-// is said where somebody is left to say it. build/bench/kill_storm does this for longer.
+// SIGKILL to a random process of a job, however it was started: nothing is left, and the right
+// thing is said where somebody is left to say it. build/bench/kill_storm does this for longer.
 #include "cluster/storm.h"
 
 TEST_CASE_FIXTURE(mtl::test::Machines, "a storm of kills over all ways of starting") {

@@ -60,15 +60,17 @@ std::string proc_file(pid_t pid, const char* name) {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Machines, "strangers on its ports do not disturb a run and its token is nowhere") {
+TEST_CASE_FIXTURE(Machines,
+                  "strangers on its ports do not disturb a run and its token is nowhere") {
   Cluster cluster(3);
   const std::string token = cluster.write("token", kSecret);
   fs::permissions(token, fs::perms(0600));
   TinyRun tiny(cluster, 100'000, 100'000);
   const auto node = [&](int rank, const std::string& secret) {
-    return std::vector<std::string>{"--num_machines", "2", "--machine_rank", std::to_string(rank),
-                                    "--main_process_ip", "m1", "--main_process_port", "29500",
-                                    "--num_processes", "4", "--token_file", secret};
+    return std::vector<std::string>{
+        "--num_machines",    "2",  "--machine_rank",      std::to_string(rank),
+        "--main_process_ip", "m1", "--main_process_port", "29500",
+        "--num_processes",   "4",  "--token_file",        secret};
   };
   Command first = tiny.train("run", node(0, token), {"parallel.tp=2"}, 1);
   Command second = tiny.train("run", node(1, token), {"parallel.tp=2"}, 2);
@@ -89,7 +91,8 @@ TEST_CASE_FIXTURE(Machines, "strangers on its ports do not disturb a run and its
     const CommandEnd guess = tiny.train("run", node(1, other), {}, 3).wait(kPatience);
     CHECK_MESSAGE(guess.code == 4, guess.err);
   }
-  for (Command& stranger : strangers) CHECK_MESSAGE(stranger.says("enough", kPatience), stranger.err());
+  for (Command& stranger : strangers)
+    CHECK_MESSAGE(stranger.says("enough", kPatience), stranger.err());
   const int then = tiny.last_step("run");
   CHECK(tiny.reached("run", then + 3));
 

@@ -42,7 +42,8 @@ TEST_CASE_FIXTURE(Machines, "a run over four machines or two has the losses of o
   }
 }
 
-TEST_CASE_FIXTURE(Machines, "what several machines saved goes on with one and the other way round") {
+TEST_CASE_FIXTURE(Machines,
+                  "what several machines saved goes on with one and the other way round") {
   Cluster cluster(2);
   TinyRun tiny(cluster, 12);
   const auto goes_on = [&](const std::string& name, const std::vector<std::string>& first,

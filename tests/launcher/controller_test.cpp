@@ -257,6 +257,73 @@ TEST_CASE("with min:max the job goes on without a lost node and that costs no re
   CHECK(assign->restart_count == 1);
 }
 
+TEST_CASE("ranks that end with an error when they make room for a node have not failed") {
+  Job job(1, 2, 0, true);
+  job.join(0);
+  job.pass(11s);
+  REQUIRE(job.controller->generation() == 0);
+  job.join(1);
+  job.ended(0, 0, 1, true);  // a Python program that says KeyboardInterrupt
+  job.ended(0, 1, 143, true);
+  job.stopped(0);
+  CHECK(!job.controller->outcome());
+  CHECK(job.controller->generation() == 1);
+  CHECK(job.worlds == std::vector<int>{2, 4});
+}
+
+TEST_CASE("a node that is lost after its part was done is no loss") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.ended(1, 2, 0);
+  job.ended(1, 3, 0);
+  job.stopped(1);
+  job.controller->lost(1, LinkEvent::closed, "it closed the connection", job.now);
+  job.ended(0, 0, 0);
+  job.ended(0, 1, 0);
+  job.stopped(0);
+  CHECK(job.outcome().exit_code == 0);
+}
+
+TEST_CASE("a spare takes a lost node's place though the size is fixed") {
+  Job job(2, 2, 0, true);
+  for (int node = 0; node < 3; ++node) job.join(node);
+  job.controller->lost(1, LinkEvent::closed, "it closed the connection", job.now);
+  job.obey(0);
+  CHECK(!job.controller->outcome());
+  CHECK(job.worlds == std::vector<int>{4, 4});
+}
+
+TEST_CASE("hosts: of the same trouble on several one error, after all were heard") {
+  ControllerOptions options;
+  options.membership.min_nodes = options.membership.max_nodes = 3;
+  options.membership.expected = {"a", "b", "c"};
+  options.version = "1";
+  options.prepare = [](int, int64_t) -> std::optional<JobProgram> { return {}; };
+  Port port;
+  const auto now = std::chrono::steady_clock::now();
+  Controller controller(options, port, now);
+  const std::vector<Diagnostic> two = {{.code = "launch.remote_files", .what = "cannot read x"},
+                                       {.code = "launch.interface", .what = "no eth7"}};
+  const auto tell = [&](LinkId link, const std::string& host, JobMessage kind, std::string body) {
+    controller.expect(link, host, NodeJob{});
+    controller.received(link, {static_cast<uint16_t>(kind), 0, std::move(body)}, 0ns, now);
+  };
+  tell(2, "b", JobMessage::problems, encode(two));
+  tell(1, "a", JobMessage::problems, encode(two));
+  CHECK(!controller.outcome());  // four reasons, but of two hosts
+  tell(3, "c", JobMessage::hello, encode(HelloMessage{"2", "c", {}}));
+  controller.tick(now);
+  REQUIRE(controller.outcome());
+  const auto& report = controller.outcome()->report;
+  REQUIRE(report.size() == 4);
+  CHECK(report[0].what == "a, b: cannot read x");
+  CHECK(report[1].what == "a, b: no eth7");
+  CHECK(report[2].code == "launch.version");
+  CHECK(report[2].what == "c has mtl 2, and this is mtl 1");
+  CHECK(report[3].notes[0] == "missing: a, b, c");
+}
+
 TEST_CASE("survivors that fail because their peer's machine vanished do not hide the loss") {
   Job job(2, 2);
   job.join(0);

@@ -106,7 +106,8 @@ TEST_CASE("hosts: all are started again after a crash on one") {
                    "; if [ $RANK = 3 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then "
                    "while [ $(ls " +
                    dir.path().string() +
-                   " | wc -l) -lt 4 ]; do sleep 0.01; done; kill -SEGV $$; fi; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec "
+                   " | wc -l) -lt 4 ]; do sleep 0.01; done; kill -SEGV $$; fi; [ "
+                   "$TORCHELASTIC_RESTART_COUNT = 1 ] || exec "
                    "sleep 1000",
                2, 2);
   job.request.max_restarts = 1;
