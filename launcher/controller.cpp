@@ -520,8 +520,6 @@ void Controller::conclude(Time now) {
   const Loss* loss = first_loss();
   if (loss != nullptr && failure && failure->when + kSameMoment < loss->when) loss = nullptr;
   if (loss != nullptr) failure.reset();
-  // Asked to make room for another node: with what code they end is their affair.
-  if (stop_ == Stop::growth && failure && failure->stopped_by_us) failure.reset();
 
   AgentResult result;
   result.first_failure = failure;
