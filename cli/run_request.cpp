@@ -110,9 +110,10 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
         diagnostic.code == "launch.address" || diagnostic.code == "launch.machine_rank";
     if (!options.plan_only || !meeting) diagnostics.add(diagnostic);
   }
-  run.world = world                 ? *world
-              : run.request.ranks > 0 ? run.request.ranks
-                                      : std::max(1, run.request.local_ranks) * run.request.max_nodes;
+  run.world = world ? *world
+              : run.request.ranks > 0
+                  ? run.request.ranks
+                  : std::max(1, run.request.local_ranks) * run.request.max_nodes;
   request.world = run.world;
   request.sources.default_config = train_settings(file);
   request.sources.default_config_path = file.path;

@@ -44,7 +44,6 @@ struct PreparedRun {
 // Throws one Error with all that is wrong in either file. `world`: how many ranks there will really
 // be, where that is known better than from the settings.
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
-                        const std::vector<std::string>& arguments,
-                        std::optional<int> world = {});
+                        const std::vector<std::string>& arguments, std::optional<int> world = {});
 
 }  // namespace mtl

@@ -153,12 +153,13 @@ void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
     const auto in_seconds = [](milliseconds time) {
       return fmt::format("{:g}", std::chrono::duration<double>(time).count());
     };
-    return refuse(link, {.code = "launch.join",
-                         .what = fmt::format(
-                             "{} was started with --dead_after {} and this job with {}", node.host,
+    return refuse(
+        link,
+        {.code = "launch.join",
+         .what = fmt::format("{} was started with --dead_after {} and this job with {}", node.host,
                              in_seconds(hello.dead_after), in_seconds(options_.dead_after)),
-                         .help = "give every node the same --dead_after"},
-                  now);
+         .help = "give every node the same --dead_after"},
+        now);
   }
   if (hello.offer) return on_join(link, *hello.offer, now);
   if (node.job) port_.send(link, JobMessage::prepare, 0, encode(*node.job));

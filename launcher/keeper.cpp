@@ -430,8 +430,7 @@ Error system_error(const std::string& what, int error) {
                                   "and pids.max of the container"});
 }
 
-Keeper::Keeper(const std::vector<Launch>& launches,
-               std::optional<std::chrono::nanoseconds> lease) {
+Keeper::Keeper(const std::vector<Launch>& launches, std::optional<std::chrono::nanoseconds> lease) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     throw system_error("cannot make a socket pair", errno);

@@ -67,8 +67,8 @@ struct KeeperCommand {
 
 class Keeper {
  public:
-  // Forks the keeper, which starts the workers. `lease`: when it ends (CLOCK_BOOTTIME); nothing = it
-  // never does, until one is sent. Throws Error (Exit::environment) if it cannot.
+  // Forks the keeper, which starts the workers. `lease`: when it ends (CLOCK_BOOTTIME); nothing =
+  // it never does, until one is sent. Throws Error (Exit::environment) if it cannot.
   explicit Keeper(const std::vector<Launch>& launches,
                   std::optional<std::chrono::nanoseconds> lease = {});
   // Ends whatever is left: the keeper sees the closed channel, kills all, ends. Not waited for

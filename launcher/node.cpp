@@ -41,8 +41,9 @@ Diagnostic lease_over(const std::string& reason) {
           .what = fmt::format("the launcher of this job could not be reached in time{}, so the "
                               "ranks of {} were killed: the others may go on without them",
                               reason.empty() ? "" : " (" + reason + ")", host_name()),
-          .help = "this process or its machine stood still (Ctrl-Z, SIGSTOP, sleep, out of memory) "
-                  "or the network did; --dead_after S allows longer gaps"};
+          .help =
+              "this process or its machine stood still (Ctrl-Z, SIGSTOP, sleep, out of memory) "
+              "or the network did; --dead_after S allows longer gaps"};
 }
 
 Error cannot_join(const LinkEvent& event, const std::string& where) {

@@ -29,7 +29,8 @@ struct OutputRelayOptions {
 class OutputRelay {
  public:
   // The hub has to live as long. The thread starts with the first line.
-  OutputRelay(LinkHub& hub, LinkId link, int64_t generation, const OutputRelayOptions& options = {});
+  OutputRelay(LinkHub& hub, LinkId link, int64_t generation,
+              const OutputRelayOptions& options = {});
   ~OutputRelay();  // finish()
   OutputRelay(const OutputRelay&) = delete;
   OutputRelay& operator=(const OutputRelay&) = delete;

@@ -316,7 +316,7 @@ class Hub final : public LinkHub {
   std::vector<std::shared_ptr<std::promise<void>>> flushes_;
   mutable std::mutex leases_mutex_;
   std::unordered_map<LinkId, link::Nanoseconds> leases_;  // of the open links that are leased
-  asio::io_context io_{1};  // one thread runs it
+  asio::io_context io_{1};                                // one thread runs it
   asio::executor_work_guard<asio::io_context::executor_type> work_;
   Loop loop_;
   std::thread thread_;

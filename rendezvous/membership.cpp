@@ -2,8 +2,8 @@
 #include "rendezvous/membership.h"
 
 #include <algorithm>
-#include <numeric>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include <fmt/format.h>

@@ -301,13 +301,14 @@ int64_t begin_generation(const fs::path& dir, const CheckedRun& run) {
 void check_fence(const fs::path& dir, int64_t fence) {
   const int64_t newest = fence_of(dir);
   if (newest <= fence) return;
-  throw Error(Exit::run_failed,
-              {.code = "ckpt.fenced",
-               .what = fmt::format("the run in {} has gone on without this rank: it is at its start "
-                                   "number {}, we are of number {}",
-                                   dir.string(), newest, fence),
-               .help = "nothing to do: this rank was given up (its machine was cut off) and its "
-                       "work has been done again by others"});
+  throw Error(
+      Exit::run_failed,
+      {.code = "ckpt.fenced",
+       .what = fmt::format("the run in {} has gone on without this rank: it is at its start "
+                           "number {}, we are of number {}",
+                           dir.string(), newest, fence),
+       .help = "nothing to do: this rank was given up (its machine was cut off) and its "
+               "work has been done again by others"});
 }
 
 fs::path find_run(const std::string& text) {

@@ -29,7 +29,8 @@ TEST_CASE("accelerate's test_script passes") {
   runs_well({"-m", "accelerate.test_utils.scripts.test_script"}, "**Breakpoint trigger test**");
 }
 TEST_CASE("accelerate's test_sync passes") {
-  runs_well({"-m", "accelerate.test_utils.scripts.test_sync"}, "**Test `accumulate` gradient accumulation with optimizer");
+  runs_well({"-m", "accelerate.test_utils.scripts.test_sync"},
+            "**Test `accumulate` gradient accumulation with optimizer");
 }
 TEST_CASE("accelerate's test_ops passes") {
   runs_well({"-m", "accelerate.test_utils.scripts.test_ops"}, "testing reduce_mean");

@@ -31,8 +31,7 @@ TEST_CASE("DistributedDataParallel trains as it does without a launcher") {
   Shell shell;
   const std::string expected = losses_by_hand(shell, 4, env);
   REQUIRE(std::count(expected.begin(), expected.end(), '\n') == 12);
-  const Outcome outcome =
-      shell.mtl({"launch", "--num_processes", "4", client("ddp.py")}, env);
+  const Outcome outcome = shell.mtl({"launch", "--num_processes", "4", client("ddp.py")}, env);
   CHECK_MESSAGE(outcome.code == 0, outcome.err);
   CHECK(lines(outcome.out, "step ") == expected);
 }
@@ -42,8 +41,7 @@ TEST_CASE("processes meet over env and a store and reduce and gather") {
   Shell shell;
   for (const std::string world : {"1", "4"}) {
     const Outcome outcome =
-        shell.mtl({"launch", "--num_processes", world, client("collectives.py")},
-                  env);
+        shell.mtl({"launch", "--num_processes", world, client("collectives.py")}, env);
     CHECK_MESSAGE(outcome.code == 0, outcome.err);
     CHECK(outcome.out.find("met " + world + " of 1 nodes") != std::string::npos);
   }
@@ -53,9 +51,8 @@ TEST_CASE("a worker sees every variable that torchrun promises") {
   need_flag("max_restarts");
   const auto env = torch_environment();
   Shell shell;
-  const Outcome outcome = shell.mtl(
-      {"launch", "--num_processes", "4", client("elastic_env.py"), "--local", "4"},
-      env);
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "4", client("elastic_env.py"), "--local", "4"}, env);
   CHECK_MESSAGE(outcome.code == 0, outcome.err);
   CHECK(outcome.out == "all as promised\n");
 }
@@ -64,8 +61,8 @@ TEST_CASE("an exception recorded by torch is in the report") {
   need_flag("max_restarts");
   const auto env = torch_environment();
   Shell shell;
-  const Outcome outcome = shell.mtl(
-      {"launch", "--num_processes", "2", "--grace", "5", client("record.py")}, env);
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "2", "--grace", "5", client("record.py")}, env);
   CHECK(outcome.code == 1);
   CHECK_MESSAGE(outcome.err.find("rank 1") != std::string::npos, outcome.err);
   // It is in the error file only: stderr ends with other things.
@@ -78,17 +75,16 @@ TEST_CASE("workers that fail are started again with the next restart count") {
   need_flag("max_restarts");
   const auto env = torch_environment();
   Shell shell;
-  const Outcome outcome =
-      shell.mtl({"launch", "--num_processes", "3", "--max_restarts", "3", "--grace", "5",
-                 client("restarts.py")},
-                env);
+  const Outcome outcome = shell.mtl({"launch", "--num_processes", "3", "--max_restarts", "3",
+                                     "--grace", "5", client("restarts.py")},
+                                    env);
   CHECK_MESSAGE(outcome.code == 0, outcome.err);
   CHECK(lines(outcome.out, "generation ") ==
         "generation 0 of 3 with 3\ngeneration 1 of 3 with 3\ngeneration 2 of 3 with 3\n");
-  const Outcome too_few =
-      shell.mtl({"launch", "--num_processes", "3", "--max_restarts", "1", "--grace", "5",
-                 client("restarts.py")},
-                env);
+  const Outcome too_few = shell.mtl({"launch", "--num_processes", "3", "--max_restarts", "1",
+                                     "--grace", "5", client("restarts.py")},
+                                    env);
   CHECK(too_few.code == 5);
-  CHECK(lines(too_few.out, "generation ") == "generation 0 of 1 with 3\ngeneration 1 of 1 with 3\n");
+  CHECK(lines(too_few.out, "generation ") ==
+        "generation 0 of 1 with 3\ngeneration 1 of 1 with 3\n");
 }

@@ -26,18 +26,12 @@ std::vector<CommandEnd> typed_on_both(const Lab& lab, std::vector<std::string> o
                                       const std::map<std::string, std::string>& env) {
   std::vector<Command> commands;
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<std::string> argv = {MTL_PROGRAM,
-                                     "launch",
-                                     "--num_machines",
-                                     "2",
-                                     "--machine_rank",
-                                     std::to_string(rank),
-                                     "--main_process_ip",
-                                     Lab::address(1),
-                                     "--main_process_port",
-                                     "29511",
-                                     "--num_processes",
-                                     "4"};
+    std::vector<std::string> argv = {MTL_PROGRAM,           "launch",
+                                     "--num_machines",      "2",
+                                     "--machine_rank",      std::to_string(rank),
+                                     "--main_process_ip",   Lab::address(1),
+                                     "--main_process_port", "29511",
+                                     "--num_processes",     "4"};
     argv.insert(argv.end(), options.begin(), options.end());
     argv.insert(argv.end(), program.begin(), program.end());
     commands.push_back(lab.start(rank + 1, argv, env));
@@ -115,8 +109,8 @@ TEST_CASE_FIXTURE(Machines, "two machines: workers that fail are started again t
   const auto env = on_a_machine(torch_environment());
   Shell shell;
   Lab lab(2);
-  const std::vector<std::string> argv = by_ssh({"--max_restarts", "3", "--grace", "5",
-                                          client("restarts.py")});
+  const std::vector<std::string> argv =
+      by_ssh({"--max_restarts", "3", "--grace", "5", client("restarts.py")});
   const CommandEnd end = lab.run(0, argv, env, 180s);
   CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(lines(end.out, "generation ") ==

@@ -384,9 +384,8 @@ TEST_CASE("the keeper ends a lease also of an agent that is stopped and of what 
     TestControl control;
     control.has_lease = true;
     control.lease = boot_time() + kLease;
-    AgentOptions options =
-        shells({"setsid sh -c 'echo $$ > " + (folder / "helper").string() +
-                "; while :; do sleep 0.02; done' & " + loop(folder / "0")});
+    AgentOptions options = shells({"setsid sh -c 'echo $$ > " + (folder / "helper").string() +
+                                   "; while :; do sleep 0.02; done' & " + loop(folder / "0")});
     options.control = &control;
     std::atomic<bool> over = false;
     std::thread above([&] {

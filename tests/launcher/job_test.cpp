@@ -297,12 +297,15 @@ TEST_CASE("members: the ranks of a stopped agent are dead before the others go o
   const uint16_t port = free_port();
   const auto in = [&](const char* name) { return (dir.path() / name).string(); };
   // Generation 1 looks at the worker of the node that was lost before it does anything else.
-  const std::string script =
-      "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo $$ > " + in("n$GROUP_RANK") +
-      "; while :; do echo x >> " + in("beat$GROUP_RANK") + "; sleep 0.01; done; fi; "
-      "case \"$(cat /proc/$(cat " + in("n1") + ")/stat 2> /dev/null)\" in "
-      "''|*') Z '*|*') X '*) echo dead > " + in("seen") + ";; *) echo alive > " + in("seen") +
-      ";; esac";
+  const std::string script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo $$ > " +
+                             in("n$GROUP_RANK") + "; while :; do echo x >> " +
+                             in("beat$GROUP_RANK") +
+                             "; sleep 0.01; done; fi; "
+                             "case \"$(cat /proc/$(cat " +
+                             in("n1") +
+                             ")/stat 2> /dev/null)\" in "
+                             "''|*') Z '*|*') X '*) echo dead > " +
+                             in("seen") + ";; *) echo alive > " + in("seen") + ";; esac";
   const auto node = [&] {
     JobOptions job = member(script, -1, 2, 1, port);
     job.request.elastic = true;

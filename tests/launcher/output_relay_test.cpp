@@ -9,8 +9,9 @@
 #include <thread>
 #include <unistd.h>
 
-#include <doctest/doctest.h>
 #include <sys/socket.h>
+
+#include <doctest/doctest.h>
 
 #include "launcher/job_messages.h"
 #include "launcher/outlet.h"
@@ -98,8 +99,7 @@ Seen see(LinkHub& launcher) {
       each_line(output->text, [&](std::string_view line) {
         if (line.starts_with("[mtl: ")) {
           ++seen.gaps;
-          CHECK(line.ends_with(
-              " bytes of output were not shown: the connection did not keep up]"));
+          CHECK(line.ends_with(" bytes of output were not shown: the connection did not keep up]"));
           std::from_chars(line.data() + 6, line.data() + line.size(), seen.missing);
           return;
         }
@@ -182,7 +182,9 @@ TEST_CASE("output relay: a slow channel lives and its gap tells the truth") {
   constexpr int64_t kBytes = 100 * kLines;
   bool ended = false;
   SUBCASE("a stop was asked for") {}
-  SUBCASE("the ranks have ended") { ended = true; }
+  SUBCASE("the ranks have ended") {
+    ended = true;
+  }
   std::atomic<size_t> most{0};
   std::atomic<bool> hurried{false};
   std::thread printer([&] {

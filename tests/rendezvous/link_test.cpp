@@ -396,7 +396,8 @@ TEST_CASE("the end of a lease moves with the heartbeats and is known of open lea
   REQUIRE(first);
   timespec now = {};
   clock_gettime(CLOCK_BOOTTIME, &now);
-  CHECK(*first <= std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec) + 1600ms);
+  CHECK(*first <=
+        std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec) + 1600ms);
   const auto moved = [&] {
     for (int i = 0; i < 2'000; ++i) {
       if (const auto end = client->lease_end(link.here); end && *end > *first) return true;

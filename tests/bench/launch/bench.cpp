@@ -107,7 +107,8 @@ void row(const std::string& what, const std::string& target, int runs,
     std::string median = contenders[i].absent, range;
     if (!own.empty()) {
       median = show(own[own.size() / 2]);
-      range = show(own.front()) + " - " + show(own.back()) + " (" + std::to_string(own.size()) + ")";
+      range =
+          show(own.front()) + " - " + show(own.back()) + " (" + std::to_string(own.size()) + ")";
     }
     std::printf("| %s | %s | %s | %s | %s | %s |\n", i == 0 ? what.c_str() : "",
                 contenders[i].name.c_str(), median.c_str(), range.c_str(), notes[i].c_str(),
@@ -137,8 +138,8 @@ Words Setup::srun(int ranks, const Words& program) const {
 }
 
 Words Setup::torchrun(int ranks, const Words& options, const Words& program) const {
-  Words words = {"/usr/bin/python3", (dir / "torchrun.py").string(), "--nproc_per_node",
-                 std::to_string(ranks), "--monitor_interval", "0.1"};
+  Words words = {"/usr/bin/python3",    (dir / "torchrun.py").string(), "--nproc_per_node",
+                 std::to_string(ranks), "--monitor_interval",           "0.1"};
   words.insert(words.end(), options.begin(), options.end());
   words.push_back("--no_python");
   words.insert(words.end(), program.begin(), program.end());
@@ -146,9 +147,16 @@ Words Setup::torchrun(int ranks, const Words& options, const Words& program) con
 }
 
 Words Setup::accelerate(int ranks, const Words& program) const {
-  Words words = {venv + "/bin/python", (dir / "accelerate_launch.py").string(), "--multi_gpu",
-                 "--num_processes", std::to_string(ranks), "--monitor_interval", "0.1",
-                 "--main_process_port", "0", "--no_python"};
+  Words words = {venv + "/bin/python",
+                 (dir / "accelerate_launch.py").string(),
+                 "--multi_gpu",
+                 "--num_processes",
+                 std::to_string(ranks),
+                 "--monitor_interval",
+                 "0.1",
+                 "--main_process_port",
+                 "0",
+                 "--no_python"};
   words.insert(words.end(), program.begin(), program.end());
   return words;
 }

@@ -1,5 +1,5 @@
-// What the launcher's benchmark is made of: contenders that run a command line, a table of what came
-// out, and the peers' command lines.
+// What the launcher's benchmark is made of: contenders that run a command line, a table of what
+// came out, and the peers' command lines.
 #pragma once
 
 #include <chrono>
@@ -74,8 +74,8 @@ struct Setup {
   Words torchrun(int ranks, const Words& options, const Words& program) const;
   Words accelerate(int ranks, const Words& program) const;
 };
-// torch 1.13's launcher does not start under Python 3.11 (Std.from_str finds no member 0); this runs
-// `module` with that one function replaced.
+// torch 1.13's launcher does not start under Python 3.11 (Std.from_str finds no member 0); this
+// runs `module` with that one function replaced.
 void write_shim(const std::filesystem::path& path, const std::string& import);
 
 std::string file_text(const std::filesystem::path& path);

@@ -27,9 +27,9 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The workers' program: stamps its start, then sleeps. Asked to crash, rank 5 does so once, a little
-// after everybody has started. (Generations are told by time: torchrun's restart count differs
-// between its nodes.)
+// The workers' program: stamps its start, then sleeps. Asked to crash, rank 5 does so once, a
+// little after everybody has started. (Generations are told by time: torchrun's restart count
+// differs between its nodes.)
 const char* const kWorker = R"SH(#!/bin/sh
 name=$RANK-$(hostname)-$$
 date +%s.%N > "$1/.$name"
@@ -64,20 +64,31 @@ class Bench {
     return words;
   }
   Words mpirun(const Words& program) const {
-    Words words = {"mpirun", "--allow-run-as-root", "--host", kHosts, "-np", "8", "--mca",
-                   "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"};
+    Words words = {"mpirun",
+                   "--allow-run-as-root",
+                   "--host",
+                   kHosts,
+                   "-np",
+                   "8",
+                   "--mca",
+                   "oob_tcp_if_include",
+                   "eth0",
+                   "--mca",
+                   "btl_tcp_if_include",
+                   "eth0"};
     words.insert(words.end(), program.begin(), program.end());
     return words;
   }
   // One torchrun on each of the first `machines`, started by ssh as a person's script would.
   Words torchrun(int machines, const std::string& nodes, const Words& program) const {
-    std::string agent = "/usr/bin/python3 " + (setup_.dir / "torchrun.py").string() +
-                        " --nnodes " + nodes + " --nproc_per_node 2 --monitor_interval 0.1 " +
+    std::string agent = "/usr/bin/python3 " + (setup_.dir / "torchrun.py").string() + " --nnodes " +
+                        nodes + " --nproc_per_node 2 --monitor_interval 0.1 " +
                         "--max_restarts 3 --rdzv_backend c10d --rdzv_id b --rdzv_endpoint m1:" +
                         std::to_string(port_) + " --no_python";
     for (const std::string& word : program) agent += " " + word;
     std::string script;
-    for (int i = 1; i <= machines; ++i) script += "ssh m" + std::to_string(i) + " '" + agent + "' & ";
+    for (int i = 1; i <= machines; ++i)
+      script += "ssh m" + std::to_string(i) + " '" + agent + "' & ";
     return {"/bin/sh", "-c", script + "wait"};
   }
 
@@ -237,8 +248,8 @@ void Bench::rows() {
   const std::string torch_absent = setup_.has_torch ? "" : "not installed";
   const std::string mpi_absent = setup_.has_mpirun ? "" : "not installed";
   const Words hold = {"--max_restarts", "3", "--grace", "2"};
-  const Words elastic = {"--nnodes", "3:4", "--max_restarts", "3",
-                         "--dead_after", "5", "--grace", "2"};
+  const Words elastic = {"--nnodes",     "3:4", "--max_restarts", "3",
+                         "--dead_after", "5",   "--grace",        "2"};
   const auto ours = [&](const Words& options) {
     return [this, options](const Words& program) { return mtl(options, program); };
   };
@@ -251,10 +262,12 @@ void Bench::rows() {
   row("4 ssh machines x 2, true", "<= 0.30 s", setup_.runs,
       {{"mtl", [&] { return whole(mtl({}, {"/bin/true"})); }, mtl_absent},
        {"mpirun", [&] { return whole(mpirun({"/bin/true"})); }, mpi_absent},
-       {"torchrun by ssh", [&] {
+       {"torchrun by ssh",
+        [&] {
           fresh();
           return whole(torchrun(4, "4", {"/bin/true"}));
-        }, torch_absent, 2}});
+        },
+        torch_absent, 2}});
   row("rank 5 crashes: until all 8 run again", "<= 0.3 s", setup_.runs,
       {{"mtl", [&] { return crash(ours(hold)); }, elastic_absent},
        {"torchrun by ssh", [&] { return crash(theirs(4, "4")); }, torch_absent, 2}});
@@ -263,10 +276,16 @@ void Bench::rows() {
        {"torchrun by ssh", [&] { return lost(theirs(4, "3:4"), "cut", 20s); }, torch_absent, 1}});
   row("1 of 4 machines frozen: until 3 go on", "named <= 5.5 s", 2,
       {{"mtl", [&] { return lost(ours(elastic), "freeze", 30s); }, elastic_absent},
-       {"torchrun by ssh", [&] { return lost(theirs(4, "3:4"), "freeze", 20s); }, torch_absent, 1}});
+       {"torchrun by ssh", [&] { return lost(theirs(4, "3:4"), "freeze", 20s); }, torch_absent,
+        1}});
   row("SIGSTOP of a rank: until the job ends", "<= 5.5 s, named", 2,
-      {{"mtl", [&] { return stopped(ours({"--grace", "2"}), 30s); }, mtl_absent},
-       {"mpirun", [&] {
+      {{"mtl",
+        [&] {
+          return stopped(ours({"--grace", "2"}), 30s);
+        },
+        mtl_absent},
+       {"mpirun",
+        [&] {
           // RANK is torch's word; Open MPI's is another.
           return stopped(
               [this](const Words& program) {
@@ -275,24 +294,29 @@ void Bench::rows() {
                 return mpirun({"/bin/sh", "-c", line});
               },
               20s);
-        }, mpi_absent, 1},
+        },
+        mpi_absent, 1},
        {"torchrun by ssh", [&] { return stopped(theirs(4, "4"), 20s); }, torch_absent, 1}});
   row("3:4 machines, the fourth refuses ssh: until 6 ranks run", "<= 1 s", 2,
       {{"mtl", [&] { return three_of_four(ours(elastic)); }, elastic_absent},
        {"torchrun on three", [&] { return three_of_four(theirs(3, "3:4")); }, torch_absent, 1}});
   row("static, machine 1 of 2 never comes: until it is named", "5 s; Ctrl-C at once", 1,
-      {{"mtl", [&] {
+      {{"mtl",
+        [&] {
           return missing({setup_.mtl, "launch", "--num_machines", "2", "--machine_rank", "0",
                           "--main_process_ip", Lab::address(1), "--main_process_port", "29700",
                           "--num_processes", "4", "--", "/bin/true"},
                          "machine_rank 1");
-        }, setup_.has_flag("machine_rank") ? "" : "not yet"},
-       {"torchrun, static", [&] {
-          return missing({"/usr/bin/python3", (setup_.dir / "torchrun.py").string(), "--nnodes", "2",
-                          "--node_rank", "0", "--nproc_per_node", "2", "--master_addr",
+        },
+        setup_.has_flag("machine_rank") ? "" : "not yet"},
+       {"torchrun, static",
+        [&] {
+          return missing({"/usr/bin/python3", (setup_.dir / "torchrun.py").string(), "--nnodes",
+                          "2", "--node_rank", "0", "--nproc_per_node", "2", "--master_addr",
                           Lab::address(1), "--master_port", "29701", "--no_python", "/bin/true"},
                          "rank 1");
-        }, torch_absent}});
+        },
+        torch_absent}});
 }
 
 }  // namespace

@@ -82,26 +82,28 @@ void calibration(const Setup& setup) {
   if (setup.has_torch) {
     torch = time_of(setup, {"/usr/bin/python3", "-c", "import torch.distributed"}).seconds;
   }
-  std::printf("calibration: 8 x fork, exec and wait of true %.1f ms; one import of torch %.2f s; "
-              "%ld cores\n\n",
-              floor[floor.size() / 2] * 1e3, torch, sysconf(_SC_NPROCESSORS_ONLN));
+  std::printf(
+      "calibration: 8 x fork, exec and wait of true %.1f ms; one import of torch %.2f s; "
+      "%ld cores\n\n",
+      floor[floor.size() / 2] * 1e3, torch, sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 void workers_row(const Setup& setup) {
   const std::filesystem::path recipe = setup.dir / "train.yaml";
   {
     std::ofstream text(setup.dir / "corpus.txt");
-    for (int i = 0; i < 4000; ++i) text << "the quick brown fox jumps over the lazy dog " << i << "\n";
+    for (int i = 0; i < 4000; ++i)
+      text << "the quick brown fox jumps over the lazy dog " << i << "\n";
   }
-  std::ofstream(recipe) << "run:\n  name: tiny\n  dir: " << (setup.dir / "runs").string()
-                        << "\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
-                           "train:\n  micro_batch: 1\n  global_batch: 8\n  seq_len: 16\n  steps: 1\n"
-                           "data:\n  train: "
-                        << (setup.dir / "corpus.txt").string()
-                        << "\n  tokenizer:\n    type: chars\n";
+  std::ofstream(recipe)
+      << "run:\n  name: tiny\n  dir: " << (setup.dir / "runs").string()
+      << "\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
+         "train:\n  micro_batch: 1\n  global_batch: 8\n  seq_len: 16\n  steps: 1\n"
+         "data:\n  train: "
+      << (setup.dir / "corpus.txt").string() << "\n  tokenizer:\n    type: chars\n";
   const auto ours = [&](int ranks, const Words& more) {
-    Words argv = {setup.mtl, "launch", "--num_processes", std::to_string(ranks), "--fresh",
-                  recipe.string()};
+    Words argv = {setup.mtl, "launch",       "--num_processes", std::to_string(ranks),
+                  "--fresh", recipe.string()};
     argv.insert(argv.end(), more.begin(), more.end());
     return [&setup, argv] { return time_of(setup, argv); };
   };
@@ -113,16 +115,17 @@ dist.init_process_group("gloo"); dist.barrier())";
   row("8 workers: launch, join, barrier, exit", "<= 60 ms", setup.runs,
       {{"mtl, one step of a tiny model, checkpoint written", ours(8, {})},
        {"mtl, the same with one rank (what is not joining)", ours(1, {"train.global_batch=1"})},
-       {"mtl, 8 gloo workers in Python", [&] {
-          return time_of(setup, setup.mtl_launch(8, {}, python));
-        }, no_torch, 1},
-       {"torchrun, 8 gloo workers in Python", [&] {
-          return time_of(setup, setup.torchrun(8, {}, python));
-        }, no_torch, 1},
-       {"floor of both: 8 x import torch.distributed at once", [&] {
-          return time_of(setup, shell(setup, "imports", "for i in 1 2 3 4 5 6 7 8; do /usr/bin/python3 -c "
+       {"mtl, 8 gloo workers in Python",
+        [&] { return time_of(setup, setup.mtl_launch(8, {}, python)); }, no_torch, 1},
+       {"torchrun, 8 gloo workers in Python",
+        [&] { return time_of(setup, setup.torchrun(8, {}, python)); }, no_torch, 1},
+       {"floor of both: 8 x import torch.distributed at once",
+        [&] {
+          return time_of(setup, shell(setup, "imports",
+                                      "for i in 1 2 3 4 5 6 7 8; do /usr/bin/python3 -c "
                                       "'import torch.distributed' & done; wait"));
-        }, no_torch, 1}});
+        },
+        no_torch, 1}});
 }
 
 }  // namespace
@@ -130,19 +133,20 @@ dist.init_process_group("gloo"); dist.barrier())";
 void local_rows(const Setup& setup) {
   calibration(setup);
   print_head();
-  row("8 x true, start to exit", "<= 15 ms", setup.runs,
-      everybody(setup, {}, {"/bin/true"}, 2));
+  row("8 x true, start to exit", "<= 15 ms", setup.runs, everybody(setup, {}, {"/bin/true"}, 2));
   workers_row(setup);
   row("rank 3 exits 42, the others sleep", "<= 0.10 s, code 42", setup.runs,
       everybody(setup, {}, shell(setup, "code", kRank3 + " && exit 42; exec sleep 100"), 2));
   row("rank 3 dies of SIGSEGV", "<= 0.10 s, code 139", setup.runs,
-      everybody(setup, {},
-                shell(setup, "segv", kRank3 + " && { ulimit -c 0; kill -SEGV $$; }; exec sleep 100"),
-                2));
+      everybody(
+          setup, {},
+          shell(setup, "segv", kRank3 + " && { ulimit -c 0; kill -SEGV $$; }; exec sleep 100"), 2));
   row("rank 3 exits 1, the others ignore SIGTERM; mtl --grace 2", "<= 2.2 s", 1,
       everybody(setup, {"--grace", "2"},
-                shell(setup, "deaf", "trap '' TERM; " + kRank3 + " && { sleep 0.1; exit 1; }; "
-                      "n=0; while [ $n -lt 450 ]; do sleep 0.1; n=$((n+1)); done"),
+                shell(setup, "deaf",
+                      "trap '' TERM; " + kRank3 +
+                          " && { sleep 0.1; exit 1; }; "
+                          "n=0; while [ $n -lt 450 ]; do sleep 0.1; n=$((n+1)); done"),
                 1));
   std::vector<Contender> killed = everybody(setup, {}, {"/bin/true"}, 1);
   for (Contender& contender : killed) {

@@ -1,10 +1,10 @@
-// The launcher against its peers, in one table: start, failure, orphans; with --cluster also on four
-// machines (needs root).
+// The launcher against its peers, in one table: start, failure, orphans; with --cluster also on
+// four machines (needs root).
 //   build/bench/launch [--runs N=5] [--cluster | --only-cluster] [--venv DIR]
-// The contenders of a row run in turn, N times round (slow ones fewer); median, range and the number
-// of runs are shown. The calibration line says how fast this machine was. Peers that are not there
-// say so: torchrun is Debian's torch 1.13, started with one function replaced, without which it does
-// not start on Python 3.11; accelerate comes from scripts/client-venv.
+// The contenders of a row run in turn, N times round (slow ones fewer); median, range and the
+// number of runs are shown. The calibration line says how fast this machine was. Peers that are not
+// there say so: torchrun is Debian's torch 1.13, started with one function replaced, without which
+// it does not start on Python 3.11; accelerate comes from scripts/client-venv.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -56,7 +56,8 @@ int main(int argc, char** argv) {
   setup.has_torch = works({"/usr/bin/python3", "-c", "import torch.distributed"});
   setup.has_mpirun = works({"mpirun", "--version"});
   setup.has_srun = works({"sinfo", "-h"});
-  if (setup.has_torch && works({venv + "/bin/python", "-c", "import accelerate"})) setup.venv = venv;
+  if (setup.has_torch && works({venv + "/bin/python", "-c", "import accelerate"}))
+    setup.venv = venv;
   if (works({setup.mtl, "launch", "--help"})) setup.help = file_text(setup.dir / "probe");
   write_shim(setup.dir / "torchrun.py", "from torch.distributed.run import main");
   write_shim(setup.dir / "accelerate_launch.py", "from accelerate.commands.launch import main");

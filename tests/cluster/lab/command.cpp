@@ -126,8 +126,12 @@ Command::Command(const CommandPlace& place, const std::vector<std::string>& argv
   const std::string err = output_.string() + ".err";
   int report[2];
   if (pipe2(report, O_CLOEXEC) != 0) throw std::runtime_error("lab: no pipe");
-  const Start start{&place,         place.working_directory.c_str(), out.c_str(),
-                    err.c_str(),    argv_pointers.data(),            env_pointers.data(),
+  const Start start{&place,
+                    place.working_directory.c_str(),
+                    out.c_str(),
+                    err.c_str(),
+                    argv_pointers.data(),
+                    env_pointers.data(),
                     report[1]};
   started_ = Clock::now();
   const pid_t child = fork();
@@ -143,8 +147,13 @@ Command::Command(const CommandPlace& place, const std::vector<std::string>& argv
 }
 
 Command::Command(Command&& other) noexcept
-    : output_(std::move(other.output_)), pid_(other.pid_), pidfd_(other.pidfd_),
-      over_(other.over_), status_(other.status_), started_(other.started_), ended_(other.ended_) {
+    : output_(std::move(other.output_)),
+      pid_(other.pid_),
+      pidfd_(other.pidfd_),
+      over_(other.over_),
+      status_(other.status_),
+      started_(other.started_),
+      ended_(other.ended_) {
   other.pid_ = -1;
   other.pidfd_ = -1;
   other.over_ = true;
@@ -163,8 +172,12 @@ void Command::signal(int number) const {
   if (pid_ > 0 && !over_) ::kill(pid_, number);
 }
 
-std::string Command::out() const { return content(output_.string() + ".out"); }
-std::string Command::err() const { return content(output_.string() + ".err"); }
+std::string Command::out() const {
+  return content(output_.string() + ".out");
+}
+std::string Command::err() const {
+  return content(output_.string() + ".err");
+}
 
 bool Command::running() {
   if (!over_ && waitpid(pid_, &status_, WNOHANG) == pid_) {

@@ -70,7 +70,9 @@ Freezer::Freezer(const std::string& name, int machines) : machines_(machines) {
   }
 }
 
-fs::path Freezer::machine_dir(int machine) const { return base_ / std::string("m").append(std::to_string(machine)); }
+fs::path Freezer::machine_dir(int machine) const {
+  return base_ / std::string("m").append(std::to_string(machine));
+}
 
 std::string Freezer::procs_file(int machine) const {
   return available() && machine > 0 ? (machine_dir(machine) / "cgroup.procs").string() : "";
@@ -88,7 +90,8 @@ void Freezer::freeze(int machine) const {
 }
 
 void Freezer::thaw(int machine) const {
-  write_file(machine_dir(machine) / (v2_ ? "cgroup.freeze" : "freezer.state"), v2_ ? "0" : "THAWED");
+  write_file(machine_dir(machine) / (v2_ ? "cgroup.freeze" : "freezer.state"),
+             v2_ ? "0" : "THAWED");
 }
 
 void Freezer::remove() const {

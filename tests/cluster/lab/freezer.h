@@ -1,5 +1,6 @@
-// A cgroup per machine of the lab, by which a whole machine is stopped as it stands: cgroup v2 (also
-// in a hybrid hierarchy), else the v1 freezer, else nothing, and the caller stops the processes.
+// A cgroup per machine of the lab, by which a whole machine is stopped as it stands: cgroup v2
+// (also in a hybrid hierarchy), else the v1 freezer, else nothing, and the caller stops the
+// processes.
 #pragma once
 
 #include <filesystem>

@@ -107,13 +107,21 @@ std::string Lab::ask(const std::string& request) const {
   return answer.substr(answer.size() > 2 ? 3 : 2);
 }
 
-fs::path Lab::home(int machine) const { return dir_ / machine_name(machine) / "home"; }
-fs::path Lab::ssh_config() const { return home(0) / ".ssh" / "config"; }
-fs::path Lab::host_key(int machine) const { return dir_ / machine_name(machine) / "host_key"; }
+fs::path Lab::home(int machine) const {
+  return dir_ / machine_name(machine) / "home";
+}
+fs::path Lab::ssh_config() const {
+  return home(0) / ".ssh" / "config";
+}
+fs::path Lab::host_key(int machine) const {
+  return dir_ / machine_name(machine) / "host_key";
+}
 fs::path Lab::sshd_config(int machine) const {
   return dir_ / machine_name(machine) / "sshd_config";
 }
-std::string Lab::name(int machine) { return machine_name(machine); }
+std::string Lab::name(int machine) {
+  return machine_name(machine);
+}
 std::string Lab::address(int machine, int network, bool ipv6) {
   return machine_address(machine, network, ipv6);
 }
@@ -135,7 +143,9 @@ CommandEnd Lab::run(int machine, const std::vector<std::string>& argv,
   return start(machine, argv, env).wait(within);
 }
 
-void Lab::kill(int machine) { ask("kill " + std::to_string(machine)); }
+void Lab::kill(int machine) {
+  ask("kill " + std::to_string(machine));
+}
 
 void Lab::boot(int machine) {
   Machine& place = inits_.at(static_cast<size_t>(machine));
@@ -177,8 +187,12 @@ void Lab::shape(int machine) const {
       " " + std::to_string(place.loss_percent * 10'000));
 }
 
-void Lab::stop_sshd(int machine) { ask("sshd " + std::to_string(machine) + " off"); }
-void Lab::start_sshd(int machine) { ask("sshd " + std::to_string(machine) + " on"); }
+void Lab::stop_sshd(int machine) {
+  ask("sshd " + std::to_string(machine) + " off");
+}
+void Lab::start_sshd(int machine) {
+  ask("sshd " + std::to_string(machine) + " on");
+}
 
 std::vector<Lab::Process> Lab::processes(int machine) const {
   std::vector<Process> found;

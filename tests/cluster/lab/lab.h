@@ -59,8 +59,8 @@ class Lab {
   }
 
   // The verbs; each has taken effect when it returns.
-  void kill(int machine);   // power loss: no goodbye on any connection
-  void boot(int machine);   // power on again after kill(); fresh memory, the same keys
+  void kill(int machine);    // power loss: no goodbye on any connection
+  void boot(int machine);    // power on again after kill(); fresh memory, the same keys
   void freeze(int machine);  // a hung machine: the kernel acknowledges, no process runs
   void thaw(int machine);
   void cut(int machine, int network = -1);  // the cable; -1 = both
@@ -68,7 +68,7 @@ class Lab {
   // Of eth0, both directions; 0 = none. They hold together; the last of each counts.
   void loss(int machine, int percent);
   void delay(int machine, std::chrono::milliseconds round_trip);
-  void stop_sshd(int machine);  // connections are refused; sessions go on
+  void stop_sshd(int machine);   // connections are refused; sessions go on
   void start_sshd(int machine);  // reads its config again, see sshd_config()
   std::filesystem::path sshd_config(int machine) const;
 

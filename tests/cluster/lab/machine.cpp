@@ -1,6 +1,5 @@
 #include "cluster/lab/machine.h"
 
-#include <arpa/inet.h>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/mount.h>
 #include <sys/signalfd.h>
@@ -251,8 +251,8 @@ void write_lab_files(const fs::path& dir, int machines) {
     const fs::path own = dir / name;
     fs::create_directories(own / "home" / ".ssh");
     fs::permissions(own / "home" / ".ssh", fs::perms(0700));
-    write(own / "passwd",
-          "root:x:0:0:root:" + (own / "home").string() + ":/bin/bash\n" + users, readable);
+    write(own / "passwd", "root:x:0:0:root:" + (own / "home").string() + ":/bin/bash\n" + users,
+          readable);
     if (i == 0) continue;
     write(own / "shadow", "root:*:19000:0:99999:7:::\nsshd:!:19000::::::\n", secret);
     names = name;

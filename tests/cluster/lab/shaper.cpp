@@ -45,8 +45,8 @@ int open_tap(const std::string& name) {
 }  // namespace
 
 Shaper::Shaper(const std::string& left, const std::string& right) {
-  void* memory = mmap(nullptr, sizeof(Settings), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                      -1, 0);
+  void* memory =
+      mmap(nullptr, sizeof(Settings), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::runtime_error("no shared memory");
   settings_ = new (memory) Settings;
   int taps[2] = {-1, -1};

@@ -78,7 +78,8 @@ void ip_batch(const fs::path& file, const std::string& text, bool must_work = tr
 class Warden {
  public:
   explicit Warden(const WardenJob& job)
-      : job_(job), freezer_(job.dir.filename().string(), job.machines),
+      : job_(job),
+        freezer_(job.dir.filename().string(), job.machines),
         machines_(static_cast<size_t>(job.machines) + 1) {}
 
   void up() {
@@ -182,8 +183,7 @@ class Warden {
       }
       unsigned long spaces = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS | CLONE_NEWIPC;
       if (i > 0) spaces |= CLONE_NEWPID;
-      const pid_t pid =
-          static_cast<pid_t>(syscall(SYS_clone, spaces | SIGCHLD, 0, 0, 0, 0));
+      const pid_t pid = static_cast<pid_t>(syscall(SYS_clone, spaces | SIGCHLD, 0, 0, 0, 0));
       if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         run_machine({job_.dir, i, job_.machines, freezer_.procs_file(i), control[1]});
@@ -215,7 +215,8 @@ class Warden {
     pollfd polled{machine.control, POLLIN, 0};
     ssize_t size = -1;
     if (poll(&polled, 1, 20'000) == 1) size = recv(machine.control, answer, sizeof answer, 0);
-    const std::string text = size > 0 ? std::string(answer, static_cast<size_t>(size)) : "no answer";
+    const std::string text =
+        size > 0 ? std::string(answer, static_cast<size_t>(size)) : "no answer";
     if (text != "ok") throw std::runtime_error("machine " + std::to_string(i) + ": " + text);
   }
 
@@ -292,15 +293,15 @@ class Warden {
     if (wanted && !machine.shaper) {
       machine.shaper = std::make_unique<Shaper>(near, far);
       machine.shaper->set(delay_us, loss_ppm);
-      ip_batch(job_.dir / "shape.ip",
-               "link add " + side + " type bridge\nlink set " + side + " up\n" + "link set " + near +
-                   " master " + side + " up\nlink set " + far + " master br0 up\nlink set " +
-                   port_name(i, 0) + " master " + side + "\n");
+      ip_batch(job_.dir / "shape.ip", "link add " + side + " type bridge\nlink set " + side +
+                                          " up\n" + "link set " + near + " master " + side +
+                                          " up\nlink set " + far + " master br0 up\nlink set " +
+                                          port_name(i, 0) + " master " + side + "\n");
     } else if (wanted) {
       machine.shaper->set(delay_us, loss_ppm);
     } else if (machine.shaper) {
-      ip_batch(job_.dir / "shape.ip", "link set " + port_name(i, 0) + " master br0\nlink del " +
-                                          side + "\n");
+      ip_batch(job_.dir / "shape.ip",
+               "link set " + port_name(i, 0) + " master br0\nlink del " + side + "\n");
       machine.shaper.reset();
     }
   }
