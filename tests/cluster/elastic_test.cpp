@@ -127,10 +127,11 @@ TEST_CASE_FIXTURE(Machines,
   REQUIRE_MESSAGE(tiny.reached("run", 2), first.err());
   Command second = type(2);
   REQUIRE_MESSAGE(first.says("m2 has come", kPatience), first.err());
+  // It goes on where it was: growth is a stop with a checkpoint.
+  REQUIRE(wait_until([&] { return cluster.pids(2, "exe worker").size() == 2; }));
+  CHECK(tiny.checkpoints("run").size() == 1);
   const int then = tiny.last_step("run");
   REQUIRE_MESSAGE(tiny.reached("run", then + 2), first.err());
-  // It went on where it was: growth is a stop with a checkpoint.
-  CHECK(!tiny.checkpoints("run").empty());
   second.signal(SIGKILL);
   REQUIRE_MESSAGE(first.says("going on without m2", kPatience), first.err());
   CHECK(tiny.reached("run", tiny.last_step("run") + 2));

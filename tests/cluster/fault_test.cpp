@@ -25,8 +25,11 @@ std::string ticking(const Cluster& cluster) {
 // Until all ranks of the generation have written.
 bool all_tick(const Cluster& cluster, int generation, int world) {
   return wait_until([&] {
-    const auto files = cluster.files("t-" + std::to_string(generation) + "-");
-    return files.size() == static_cast<size_t>(world);
+    int ticking = 0;
+    for (const auto& [name, text] : cluster.files("t-" + std::to_string(generation) + "-")) {
+      ticking += has(text, "\n") ? 1 : 0;
+    }
+    return ticking == world;
   });
 }
 
@@ -273,7 +276,7 @@ TEST_CASE_FIXTURE(Machines,
   const int then = tiny.last_step("run");
   REQUIRE_MESSAGE(tiny.reached("run", then + 3), job.err());
   cluster.heal(4);
-  CHECK_MESSAGE(wait_until([&] { return cluster.pids(4, "mtl").empty(); }, kNoticed),
+  CHECK_MESSAGE(wait_until([&] { return cluster.pids(4, "worker").empty(); }, kNoticed),
                 cluster.left(0s));
   REQUIRE_MESSAGE(tiny.reached("run", tiny.last_step("run") + 3), job.err());
   job.signal(SIGINT);

@@ -33,9 +33,7 @@ bool wait_for(const std::function<bool()>& happened) {
   return true;
 }
 
-std::vector<std::string> shell(const std::string& script) {
-  return {"/bin/sh", "-c", script};
-}
+std::vector<std::string> shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
 
 // Two programs over one TCP connection from `from` to `to`: a line a tick one way, answered. Python
 // because nothing smaller that is always there can listen.
@@ -126,8 +124,9 @@ TEST_CASE_FIXTURE(Machines, "machines have names addresses and a network that en
     CHECK(name.out == Lab::name(i) + "\n");
     // Everyone reaches everyone by every kind of name.
     for (int j = 1; j <= 3; ++j) {
-      for (const std::string& to : {Lab::address(j), Lab::address(j, 1), Lab::address(j, 0, true),
-                                    Lab::name(j), Lab::name(j) + "-6", Lab::name(j) + "-eth1"}) {
+      for (const std::string& to :
+           {Lab::address(j), Lab::address(j, 1), Lab::address(j, 0, true), Lab::name(j),
+            Lab::name(j) + "-6", Lab::name(j) + "-eth1"}) {
         const CommandEnd there =
             lab.run(i, {"/bin/bash", "-c", "exec 3<>/dev/tcp/" + to + "/22 && head -c 4 <&3"});
         CHECK_MESSAGE(there.out == "SSH-", i << " to " << to << ": " << there.err);
@@ -164,8 +163,7 @@ TEST_CASE_FIXTURE(Machines, "ssh goes from the head to every machine and between
   CHECK(wrong.err.find("HOST IDENTIFICATION HAS CHANGED") != std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Machines,
-                  "machines share files but neither pids nor memory nor their own folders") {
+TEST_CASE_FIXTURE(Machines, "machines share files but neither pids nor memory nor their own folders") {
   Lab lab(2);
   const std::string file = lab.dir() / "work" / "shared";
   CHECK(lab.run(1, shell("echo from m1 > " + file)).code == 0);
