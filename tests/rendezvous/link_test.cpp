@@ -189,6 +189,9 @@ TEST_CASE("a connection that does not come about says why") {
 
 TEST_CASE("who accepts and does not answer is unreachable - who hangs up is tried again") {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  // Its connections inherit it: the port can be listened on again while they fade away.
+  const int reuse = 1;
+  REQUIRE(::setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse)) == 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
