@@ -48,8 +48,9 @@ TEST_CASE_FIXTURE(Machines, "40 ms or a loss of 30 % do not make a machine dead"
   }
   SUBCASE("30 % lost") {
     cluster.loss(2, 30);
+    // Typed, not by ssh: there chance decides whether a host is found at all (three lost ARP requests
+    // are "no route to host").
     CHECK(lives(cluster, "30", 2, true) == "");
-    CHECK(lives(cluster, "30", 1, false) == "");
   }
   CHECK_NOTHING_LEFT(cluster);
 }

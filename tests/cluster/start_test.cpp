@@ -190,7 +190,7 @@ TEST_CASE_FIXTURE(Machines, "what is missing on a host is said before anything r
         "thin", "if [ $(hostname) = m3 ]; then PATH=/nowhere; export PATH; fi\nexec " MTL_PROGRAM
                 " \"$@\"\n");
     const std::string script = cluster.write("x.py", "print(1)\n");
-    argv = kAll + std::vector<std::string>{"--remote_program", thin, script};
+    argv = kAll + std::vector<std::string>{"--remote_program", thin, "--", "python3", script};
     code = "launch.program_missing";
     words = "m3: ";
   }
