@@ -68,8 +68,8 @@ std::string check_disk(const fs::path& run_dir) {
 
 class Test {
  public:
-  Test(bool json, bool quiet)
-      : json_(json), quiet_(quiet), color_(inspect_terminal(STDOUT_FILENO).color) {}
+  Test(bool json, bool quiet, const std::optional<std::string>& until)
+      : json_(json), quiet_(quiet), until_(until), color_(inspect_terminal(STDOUT_FILENO).color) {}
 
   int run(JobOptions job) {
     begin_ = last_ = Clock::now();
@@ -86,7 +86,7 @@ class Test {
       outcome.report = error.diagnostics();
     }
     judge(job, outcome);
-    if (!failed_ && exit_code_ == 0 && !hosts_.empty()) disk();
+    if (!failed_ && exit_code_ == 0 && !hosts_.empty() && !until_) disk();
     return conclude();
   }
 
@@ -178,7 +178,7 @@ class Test {
     const std::string verdict =
         hosts_.empty()
             ? "all is well here; the machine with rank 0 says the rest"
-            : fmt::format("all is well{}: {} in {:.1f} s",
+            : fmt::format("all is well{}{}: {} in {:.1f} s", until_ ? " until " + *until_ : "",
                           warnings_.empty()
                               ? ""
                               : fmt::format(", with {} to think about",
@@ -221,7 +221,9 @@ class Test {
     fmt::print("{}\n", all.dump(2, ' ', false, TestRecord::error_handler_t::replace));
   }
 
-  const bool json_, quiet_, color_;
+  const bool json_, quiet_;
+  const std::optional<std::string> until_;
+  const bool color_;
   Clock::time_point begin_, last_;  // last_: a stage ended
   std::vector<TestHost> hosts_;
   TestRecord stages_ = TestRecord::array();
@@ -231,7 +233,8 @@ class Test {
   int exit_code_ = 0;
 };
 
-JobOptions job_of(const LaunchGiven& given, double timeout_s) {
+JobOptions job_of(const LaunchGiven& given, double timeout_s,
+                  const std::optional<std::string>& until) {
   Diagnostics diagnostics;
   const LaunchConfig file = load_launch_config(given, diagnostics);
   JobOptions job;
@@ -241,6 +244,7 @@ JobOptions job_of(const LaunchGiven& given, double timeout_s) {
   job.request.max_restarts = 0;  // what fails is to be seen
   job.version = version();
   job.program.argv = {"/proc/self/exe", "selftest", "--timeout", fmt::format("{}", timeout_s)};
+  if (until) job.program.argv.insert(job.program.argv.end(), {"--until", *until});
   if (job.request.mode == LaunchRequest::Mode::hosts) {
     std::vector<std::string> names;
     for (const Host& host : job.request.hosts) names.push_back(host.name);
@@ -263,6 +267,7 @@ JobOptions job_of(const LaunchGiven& given, double timeout_s) {
 int command_test(const Arguments& args) {
   bool json = false;
   double timeout_s = 15;
+  std::optional<std::string> until;
   LaunchGiven given;
   CommandLine line(
       {"test [the flags of mtl launch]"},
@@ -276,6 +281,8 @@ int command_test(const Arguments& args) {
   line.group("The test");
   line.flag("json", json, "one JSON object, with what every rank found");
   line.option("stage_timeout", "SECONDS", timeout_s, 0.1, "until a stage counts as hanging", "15");
+  line.choice("until", {std::begin(kSelftestStages), std::end(kSelftestStages)}, until,
+              "what comes behind it is not tested", std::end(kSelftestStages)[-1]);
   declare_launch_flags(line, given.flags);
   line.footnote("Exit code: 0 all is well, 4 the environment, 7 a rank hangs, 1 anything else.");
   if (!line.parse(args)) return 0;
@@ -285,7 +292,7 @@ int command_test(const Arguments& args) {
                                         .what = "mtl test has nothing to show without starting",
                                         .help = "leave --dry-run out"});
   }
-  return Test(json, is_on(given, "quiet")).run(job_of(given, timeout_s));
+  return Test(json, is_on(given, "quiet"), until).run(job_of(given, timeout_s, until));
 }
 
 }  // namespace mtl

@@ -67,16 +67,12 @@ class RankTest {
       : own_(own), options_(options), fault_(read_fault()) {}
 
   void run(const std::function<std::shared_ptr<Store>()>& join) {
-    stage("spawn", [&] { return spawn(join); });
-    stage("rendezvous", [&] {
-      const auto begin = Clock::now();
-      exchange(*store_, "selftest/barrier", own_.rank, own_.world, "", patience_);
-      return Json{{"join_s", join_s_}, {"barrier_s", since(begin)}};
-    });
-    stage("network", [&] { return network(); });
-    stage("train", [&] { return train(); });
-    world_.reset();
-    stage("clocks", [&] { return clocks(); });
+    const std::function<Json()> bodies[] = {
+        [&] { return spawn(join); }, [&] { return meet(); },   [&] { return network(); },
+        [&] { return train(); },     [&] { return clocks(); },
+    };
+    static_assert(std::size(bodies) == std::size(kSelftestStages));
+    for (size_t i = 0; i < options_.stages; ++i) stage(i, bodies[i]);
   }
 
  private:
@@ -89,7 +85,8 @@ class RankTest {
     return fault_.stage == stage && fault_.rank == own_.rank && fault_.kind == "wrong";
   }
 
-  void stage(const char* name, const std::function<Json()>& body) {
+  void stage(size_t index, const std::function<Json()>& body) {
+    const char* name = kSelftestStages[index];
     Json word;
     try {
       if (fault_.stage == name && fault_.rank == own_.rank) {
@@ -110,7 +107,7 @@ class RankTest {
     }
     store_->set(word_key(name, own_.rank), word.dump());
     // Nothing comes after the last one: who waited here might find that rank 0 is gone.
-    if (std::string_view(name) == std::end(kSelftestStages)[-1] && !word.contains("code")) return;
+    if (index + 1 == options_.stages && !word.contains("code")) return;
     read_nodes(Json::parse(store_->get(word_key(name, -1), options_.timeout + kUmpire)));
   }
 
@@ -136,6 +133,12 @@ class RankTest {
         {"version", version()},
         {"place", tcp ? std::to_string(own_.node)
                       : fmt::format("{} {} {}", identity.boot, identity.pid_namespace, geteuid())}};
+  }
+
+  Json meet() {
+    const auto begin = Clock::now();
+    exchange(*store_, "selftest/barrier", own_.rank, own_.world, "", patience_);
+    return {{"join_s", join_s_}, {"barrier_s", since(begin)}};
   }
 
   void read_nodes(const Json& nodes) {
@@ -213,6 +216,7 @@ class RankTest {
             "env on them, try MTL_CPU_ISA=avx2, check its memory");
       }
     }
+    world_.reset();
     return {{"steps", alone.size()},
             {"first_loss", alone.front()},
             {"last_loss", alone.back()},
@@ -279,8 +283,8 @@ class Umpire {
     begin_ = Clock::now();
     try {
       const std::shared_ptr<Store> store = join();
-      for (const char* stage : kSelftestStages) {
-        current = stage;
+      for (size_t i = 0; i < options_.stages; ++i) {
+        const char* stage = current = kSelftestStages[i];
         begin_ = Clock::now();
         std::vector<Json> words = collect(*store, stage);
         Json found = Json::array();
@@ -443,6 +447,12 @@ class Umpire {
 };
 
 }  // namespace
+
+size_t selftest_stages_until(std::string_view last) {
+  const auto found = std::find(std::begin(kSelftestStages), std::end(kSelftestStages), last);
+  const auto index = static_cast<size_t>(found - std::begin(kSelftestStages));
+  return std::min(index + 1, std::size(kSelftestStages));
+}
 
 Exit run_selftest(const SelftestOptions& options) {
   const WorkerEnvironment own = read_worker_environment();

@@ -21,7 +21,9 @@
 #pragma once
 
 #include <chrono>
+#include <iterator>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/error.h"
@@ -31,10 +33,13 @@ namespace mtl {
 // In order.
 inline constexpr const char* kSelftestStages[] = {"spawn", "rendezvous", "network", "train",
                                                   "clocks"};
+// How many stages there are up to `last` and with it; all if it is none of them.
+size_t selftest_stages_until(std::string_view last);
 
 struct SelftestOptions {
   std::chrono::milliseconds timeout{15'000};  // of a stage
   std::vector<std::string> hosts;  // by node, as the user calls them; else their own names
+  size_t stages = std::size(kSelftestStages);  // so many of them, from the first
 };
 
 // This process's rank, from the environment that `mtl worker` reads. Throws Error if it cannot join

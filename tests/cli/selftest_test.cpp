@@ -67,6 +67,17 @@ TEST_CASE("mtl test: three ranks have no tp=2 and quiet says only the verdict") 
   CHECK(outcome.out.rfind("all is well: 3 ranks on 1 host (", 0) == 0);
 }
 
+TEST_CASE("mtl test: what comes behind the last stage that is asked for is not tested") {
+  const Outcome outcome = test_setup({"--num_processes", "2", "--until", "rendezvous"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.out, "ok  rendezvous"));
+  CHECK_FALSE(has(outcome.out, "network"));
+  CHECK_FALSE(has(outcome.out, "disk"));
+  CHECK(has(outcome.out, "all is well until rendezvous: 2 ranks"));
+  CHECK(test_setup({"--until", "lunch"}).code == 2);
+}
+
 TEST_CASE("mtl test: two agents, over shared memory and over TCP") {
   const Outcome here = test_setup(kTwoHosts);
   CAPTURE(here.err);

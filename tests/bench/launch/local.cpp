@@ -113,7 +113,12 @@ dist.init_process_group("gloo"); dist.barrier())";
   const Words python = {"/usr/bin/python3", (setup.dir / "gloo.py").string()};
   const std::string no_torch = setup.has_torch ? "" : "not installed";
   row("8 workers: launch, join, barrier, exit", "<= 60 ms", setup.runs,
-      {{"mtl, one step of a tiny model, checkpoint written", ours(8, {})},
+      {{"mtl test --until rendezvous",
+        [&] {
+          return time_of(setup,
+                         {setup.mtl, "test", "--num_processes", "8", "--until", "rendezvous"});
+        }},
+       {"mtl, one step of a tiny model, checkpoint written", ours(8, {})},
        {"mtl, the same with one rank (what is not joining)", ours(1, {"train.global_batch=1"})},
        {"mtl, 8 gloo workers in Python",
         [&] { return time_of(setup, setup.mtl_launch(8, {}, python)); }, no_torch, 1},
