@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <csignal>
 #include <map>
+#include <poll.h>
 #include <unistd.h>
 #include <utility>
 
@@ -26,6 +27,9 @@
 namespace mtl {
 
 namespace {
+
+// For a program of this host to say its first line.
+constexpr int kLocalStartMs = 20'000;
 
 bool is_this_host(const Host& host) {
   if (!host.user.empty() || host.port != 0) return false;
@@ -76,7 +80,7 @@ class LocalAgent {
       sigset_t none;
       sigemptyset(&none);
       sigprocmask(SIG_SETMASK, &none, nullptr);
-      execv(program.c_str(), argv.data());
+      execvp(program.c_str(), argv.data());
       _exit(127);
     }
     if (pid_ < 0) throw system_error("cannot start a process", errno);
@@ -97,13 +101,23 @@ class LocalAgent {
   pid_t pid_ = -1;
 };
 
-// Bytes up to and with the magic line; the fleet does the same for its hosts.
-bool read_magic(int fd) {
+enum class Magic { came, did_not_come, interrupted };
+
+// Bytes up to and with the magic line; the fleet does the same for its hosts. Waits no longer than
+// until something can be read from `interrupt`.
+Magic read_magic(int fd, int interrupt) {
   const std::string line = std::string(kAgentMagic) + "\n";
   std::string got;
   char c = 0;
-  while (got.size() < line.size() && read(fd, &c, 1) == 1) got += c;
-  return got == line;
+  while (got.size() < line.size()) {
+    pollfd waiting[2] = {{fd, POLLIN, 0}, {interrupt, POLLIN, 0}};
+    if (poll(waiting, 2, kLocalStartMs) == 0) return Magic::did_not_come;
+    if (waiting[1].revents != 0) return Magic::interrupted;
+    if (waiting[0].revents == 0) continue;
+    if (read(fd, &c, 1) != 1) return Magic::did_not_come;
+    got += c;
+  }
+  return got == line ? Magic::came : Magic::did_not_come;
 }
 
 class HostsJob {
@@ -123,8 +137,7 @@ class HostsJob {
     job_ = node_job(options_);
     if (job_.token.empty()) job_.token = make_token();
 
-    start_here();
-    start_there();
+    if (start_here(signals.fd())) start_there();
     std::vector<LoopSource> sources = {{signals.fd(), [&] { on_signals(signals); }}};
     if (fleet_) {
       sources.push_back({fleet_->fd(), [&] { on_fleet(); }});
@@ -159,18 +172,22 @@ class HostsJob {
     controller_->expect(link, request_.hosts[index].name, job_of(index));
   }
 
-  void start_here() {
+  // False if a signal has come in the meantime: nothing more is to be started.
+  bool start_here(int interrupt) {
     for (size_t i = 0; i < request_.hosts.size(); ++i) {
       if (!is_this_host(request_.hosts[i])) continue;
       Fd stream;
       agents_.push_back(std::make_unique<LocalAgent>(request_, stream));
-      if (!read_magic(stream.get())) {
+      const Magic magic = read_magic(stream.get(), interrupt);
+      if (magic == Magic::interrupted) return false;
+      if (magic == Magic::did_not_come) {
         throw Error(Exit::environment, {.code = "launch.agent",
                                         .what = "the agent of this host did not start",
                                         .help = "see its message above"});
       }
       adopt(i, std::move(stream));
     }
+    return true;
   }
 
   void start_there() {

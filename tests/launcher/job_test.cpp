@@ -250,6 +250,19 @@ JobOptions member(const std::string& script, int rank, int nodes, int local_rank
 
 }  // namespace
 
+TEST_CASE("hosts: Ctrl-C ends the wait for an agent of this host that says nothing") {
+  const TempDir dir;
+  const fs::path silent = dir.path() / "silent";
+  std::ofstream(silent) << "#!/bin/sh\nkill -INT $PPID; exec cat > /dev/null\n";
+  fs::permissions(silent, fs::perms::owner_all);
+  Child job([&] {
+    JobOptions options = on_hosts("echo never", 2, 1);
+    options.request.remote_program = silent;
+    return run_job(options).exit_code;
+  });
+  CHECK(job.wait() == 128 + SIGINT);
+}
+
 TEST_CASE("members: three nodes with different numbers of ranks") {
   const TempDir dir;
   const uint16_t port = free_port();
