@@ -162,14 +162,14 @@ int launch_program(const LaunchOptions& options, const std::string& program,
     return 0;
   }
   job.version = version();
-  job.needed_files = files_of(options, program);
+  job.program.needed_files = files_of(options, program);
   std::optional<ScratchFolder> logs;
   if (!request.logs.redirected.empty() && request.logs.dir.empty()) {
     logs.emplace("mtl-logs");
     logs->keep();
     request.logs.dir = logs->path();
-    if (!options.quiet)
-      say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
+    // Also with --quiet: nobody could guess it.
+    say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
   }
   if (!options.quiet && request.mode == LaunchRequest::Mode::local) {
     const std::string notice = threads_notice(request, place_here(request));

@@ -27,6 +27,7 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   program.argv = {"/proc/self/exe", "worker", dir};
   program.is_ours = true;
   program.log_dir = dir + "/logs";
+  program.needed_files = {dir};
   program.threads = runs_in_threads(run);
   if (run.request.mode == LaunchRequest::Mode::hosts) {
     program.env = forwarded_environment(run.request);
@@ -159,7 +160,6 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
         return 0;
       }
     }
-    job.needed_files = {run.dir().string()};
     // Where the command is typed on every node, the others cannot know this run's name.
     if (!job.request.run_id_given && job.request.mode != LaunchRequest::Mode::member) {
       job.request.run_id = run.dir().filename().string();

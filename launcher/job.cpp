@@ -25,7 +25,6 @@ NodeJob node_job(const JobOptions& options) {
   job.omp_threads = request.omp_threads;
   job.master_port = request.master_port;
   job.grace = request.grace;
-  job.needed_files = options.needed_files;
   return job;
 }
 

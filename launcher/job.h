@@ -28,7 +28,6 @@ struct JobOptions {
   JobProgram program;
   // Called in the controller's process, before each generation; may throw, see ControllerOptions.
   std::function<JobProgram(int world, int64_t generation)> prepare;
-  std::vector<std::string> needed_files;  // that have to be readable on every host
   JobEars ears;
 };
 

@@ -100,6 +100,7 @@ json to_json(const JobProgram& program) {
           {"env", to_json(program.env)},
           {"cwd", to_text(program.working_directory)},
           {"log_dir", to_text(program.log_dir)},
+          {"needed_files", texts(program.needed_files)},
           {"ours", program.is_ours},
           {"threads", program.threads}};
 }
@@ -109,6 +110,7 @@ JobProgram program_of(const json& object) {
   program.env = map_of(object.at("env"));
   program.working_directory = to_bytes(object.at("cwd"));
   program.log_dir = to_bytes(object.at("log_dir"));
+  program.needed_files = bytes_of(object.at("needed_files"));
   program.is_ours = object.at("ours");
   program.threads = object.at("threads");
   return program;
@@ -222,8 +224,7 @@ std::string encode(const NodeJob& job) {
                        {"omp_threads", job.omp_threads},
                        {"master_port", job.master_port},
                        {"master_address", to_text(job.master_address)},
-                       {"grace_ms", milliseconds_of(job.grace)},
-                       {"needed_files", texts(job.needed_files)}};
+                       {"grace_ms", milliseconds_of(job.grace)}};
   return object.dump();
 }
 std::optional<NodeJob> decode_node_job(const std::string& body) {
@@ -246,7 +247,6 @@ std::optional<NodeJob> decode_node_job(const std::string& body) {
     job.master_port = object.at("master_port");
     job.master_address = to_bytes(object.at("master_address"));
     job.grace = std::chrono::milliseconds(object.at("grace_ms").get<int64_t>());
-    job.needed_files = bytes_of(object.at("needed_files"));
     return job;
   });
 }

@@ -65,8 +65,6 @@ struct NodeJob {
   uint16_t master_port = 0;    // 0 = a free one
   std::string master_address;  // as the user gave it; empty = node 0's
   std::chrono::milliseconds grace{30'000};
-  // What has to be there on every node: the script, the run directory.
-  std::vector<std::string> needed_files;
 };
 
 struct HelloMessage {

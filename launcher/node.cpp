@@ -332,6 +332,22 @@ class Node {
     }
   }
 
+  // False if the program itself is missing.
+  static bool look_for_files(const JobProgram& program, Diagnostics& problems) {
+    bool is_there = true;
+    for (const std::string& file : program.needed_files) {
+      // A program may be run without being readable.
+      const bool is_program = !program.argv.empty() && file == program.argv.front();
+      if (access(file.c_str(), is_program ? F_OK : R_OK) == 0) continue;
+      is_there = is_there && !is_program;
+      problems.add({.code = "launch.remote_files",
+                    .what = "cannot read " + file,
+                    .help = "it has to be on every host, at the same path (a shared file system, "
+                            "or a copy); run.dir of a train.yaml has to be shared"});
+    }
+    return is_there;
+  }
+
   // Whatever would keep the workers from starting is found before anything starts anywhere.
   void prepare() {
     Diagnostics problems;
@@ -342,18 +358,7 @@ class Node {
                     .help = "start from a folder that all hosts share, or copy it there"});
     } else {
       const std::vector<std::string>& argv = job_->program.argv;
-      bool program_missing = false;
-      for (const std::string& file : job_->needed_files) {
-        // A program may be run without being readable.
-        const bool is_program = !argv.empty() && file == argv.front();
-        if (access(file.c_str(), is_program ? F_OK : R_OK) == 0) continue;
-        program_missing = program_missing || is_program;
-        problems.add({.code = "launch.remote_files",
-                      .what = "cannot read " + file,
-                      .help = "it has to be on every host, at the same path (a shared file system, "
-                              "or a copy); run.dir of a train.yaml has to be shared"});
-      }
-      if (!argv.empty() && !program_missing) {
+      if (look_for_files(job_->program, problems) && !argv.empty()) {
         try {
           WorkerCommand command;
           command.argv = argv;
@@ -443,6 +448,12 @@ class Node {
       ears.on_line = [this](std::string_view line) { send(JobMessage::line, std::string(line)); };
     }
     try {
+      if (assign_->program) {
+        // Where each node was typed, this is the first that it hears of the run directory.
+        Diagnostics problems;
+        look_for_files(*assign_->program, problems);
+        problems.throw_if_errors(Exit::environment);
+      }
       Control control(*this);
       const AgentResult result = run_generation(*job_, *assign_, *port_, ears, &control);
       stopped.warnings = result.warnings;

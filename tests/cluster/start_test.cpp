@@ -305,5 +305,20 @@ TEST_CASE_FIXTURE(Machines, "a run directory that is not shared is said before a
   CHECK_MESSAGE(has(end.err, ": cannot read /dev/shm/runs/tiny/"), end.err);
   CHECK(count_of(end.err, "error[launch.remote_files]: m") == 1);
   CHECK(has(end.err, "run.dir of a train.yaml has to be shared"));
+
+  // Typed on each machine, they hear of the directory only when all are there.
+  std::vector<Command> typed;
+  for (const char* rank : {"0", "1"}) {
+    typed.push_back(cluster.launch({"--num_machines", "2", "--machine_rank", rank,
+                                    "--main_process_ip", "m1", "--main_process_port", "29612",
+                                    "--num_processes", "2", "train.yaml", "run.dir=/dev/shm/typed"},
+                                   *rank - '0' + 1));
+  }
+  for (Command& command : typed) {
+    const CommandEnd one = command.wait(kPatience);
+    CHECK_MESSAGE(one.code == 4, one.err);
+    CHECK(count_of(one.err, "error[launch.remote_files]: m2: cannot read /dev/shm/typed/tiny/") ==
+          1);
+  }
   CHECK_NOTHING_LEFT(cluster);
 }

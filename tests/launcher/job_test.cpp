@@ -132,7 +132,7 @@ TEST_CASE("hosts: what is missing is said before anything starts") {
     CHECK(run_job(job).report[0].what.find("/no/such/folder") != std::string::npos);
   }
   SUBCASE("a file") {
-    job.needed_files = {(dir.path() / "script.py").string()};
+    job.program.needed_files = {(dir.path() / "script.py").string()};
     CHECK(run_job(job).report[0].what.find("script.py") != std::string::npos);
   }
   SUBCASE("the interface") {
