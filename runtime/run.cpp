@@ -293,13 +293,14 @@ RunDirectory open_run(const CheckedRun& run, int nodes) {
 int64_t begin_generation(const fs::path& dir, const CheckedRun& run) {
   const int64_t fence = fence_of(dir) + 1;
   write_file_atomic(dir / kFence, std::to_string(fence) + "\n");
+  fence_off_attempts(dir / kCheckpoints, fence);
   write_file_atomic(dir / "resolved.yaml", resolved_yaml(run.resolved));
   write_file_atomic(dir / "plan.json", to_json(run.plan).dump(1) + "\n");
   return fence;
 }
 
 void check_fence(const fs::path& dir, int64_t fence) {
-  const int64_t newest = fence_of(dir);
+  const int64_t newest = fence > 0 ? fence_of(dir) : 0;
   if (newest <= fence) return;
   throw Error(
       Exit::run_failed,

@@ -46,10 +46,11 @@ RunDirectory open_run(const CheckedRun& run, int nodes = 1);
 
 // Before workers start in it, each time: what the run directory says about the layout follows `run`
 // (a job may go on with fewer ranks), and workers that were started before and are still alive
-// somewhere (a machine that was cut off) commit nothing any more. Returns the fence that the new
-// ones are given (MTL_RUN_FENCE); it only ever grows.
+// somewhere (a machine that was cut off) change no checkpoint any more. Returns the fence that the
+// new ones are given (MTL_RUN_FENCE); it only ever grows.
 int64_t begin_generation(const std::filesystem::path& dir, const CheckedRun& run);
-// Throws Error "ckpt.fenced" (Exit::run_failed) if the run has gone on without workers of `fence`.
+// Throws Error "ckpt.fenced" (Exit::run_failed) if the run has gone on without workers of `fence`
+// (0: there is no fence for them).
 void check_fence(const std::filesystem::path& dir, int64_t fence);
 
 // The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or

@@ -210,8 +210,8 @@ class Rank {
         {"data", {{"fingerprint", fmt::format("{:016x}", run_.corpus.train->fingerprint())}}}};
     const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
     for (const Diagnostic& warning :
-         save_checkpoint(dir, state, spec_.checkpoint.keep_last, *trainer_, plan_, *all_ranks_,
-                         [&] { check_fence(run_dir_, fence_); })) {
+         save_checkpoint({dir, fence_}, state, spec_.checkpoint.keep_last, *trainer_, plan_,
+                         *all_ranks_, [&] { check_fence(run_dir_, fence_); })) {
       fmt::print(stderr, "{}", render(warning));
     }
     if (reporter_) reporter_->checkpoint(next_step_, dir);

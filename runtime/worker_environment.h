@@ -21,9 +21,9 @@ struct WorkerEnvironment {
   int generation = 0;    // TORCHELASTIC_RESTART_COUNT
   int token_fd = -1;     // MTL_TOKEN_FD
   int progress_fd = -1;  // MTL_PROGRESS_FD
-  // MTL_RUN_FENCE. Started by hand or by another launcher there is nobody who would go on without
-  // us.
-  int fence = 1'000'000'000;
+  // MTL_RUN_FENCE. 0: started by hand or by another launcher there is nobody who would go on
+  // without us.
+  int fence = 0;
   int comm_timeout_s = 0;                  // MTL_COMM_TIMEOUT_S; 0 = the usual
   int omp_threads = 0;                     // OMP_NUM_THREADS; 0 = not given
   std::string address = "127.0.0.1";       // MASTER_ADDR

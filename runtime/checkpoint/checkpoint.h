@@ -5,8 +5,9 @@
 //     model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing rank
 //     COMMITTED                  XXH3 of the manifest, written last; without it the checkpoint does
 //                                not exist
-// Files, directory and marker are fsynced in that order, so a crash at any instant leaves the
-// previous checkpoint intact.
+// It is written as step-00000100.writing-F, where F is the fence of the ranks that write it, and
+// gets its name when it is complete. Files, directory, marker and name are fsynced in that order,
+// so a crash at any instant leaves the previous checkpoint intact.
 #pragma once
 
 #include <cstdint>
@@ -53,29 +54,48 @@ std::vector<ChunkRecord> chunks_from_json(const nlohmann::json& json);
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints_dir, int64_t step);
 
-// One rank, before anybody writes: makes `dir` (step-*), empty and durable. What an attempt that
-// was never committed left there is deleted. Throws Error ckpt.exists (Exit::data) if a committed
-// checkpoint is there, unless `replace_committed`; ckpt.write (Exit::environment).
-void prepare_checkpoint_dir(const std::filesystem::path& dir, bool replace_committed = false);
+// Who writes which checkpoint. All ranks of an attempt give the same.
+struct CheckpointAttempt {
+  std::filesystem::path dir;  // step-*, where it will be
+  int64_t fence = 0;          // of the ranks that write (run.h); 0 = of a job without fences
+};
+// Where its files lie until it is committed: in a folder of this attempt alone, so that no rank of
+// another fence ever opens a file of it.
+std::filesystem::path written_path(const CheckpointAttempt& attempt);
 
-// Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into `dir` (created if missing) and
-// fsyncs them. Chunks inside a file are named
+// One rank, before anybody writes: makes the attempt's folder, empty. What attempts of this fence
+// and of older ones left is deleted; one of a newer fence is not touched. Throws Error ckpt.exists
+// (Exit::data) if a committed checkpoint is there; ckpt.write (Exit::environment).
+void prepare_checkpoint(const CheckpointAttempt& attempt);
+
+// Each rank: writes its model-rRRRRR/optim-rRRRRR.safetensors into the prepared folder and fsyncs
+// them. Chunks inside a file are named
 // "<tensor>" or "<tensor>@<offset>" when a rank holds several. Returns what it wrote. Throws Error
 // (Exit::environment) ckpt.write with file and reason; the file that could not be completed is
 // removed.
-std::vector<ChunkRecord> write_shards(const std::filesystem::path& dir, int rank,
+std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank,
                                       const std::vector<CheckpointTensor>& tensors);
 
 // One rank, after all shards are written: checks that the chunks tile every tensor exactly
 // (ckpt.tiling) and that the files are as their ranks reported (ckpt.file), writes manifest.json
-// and COMMITTED, points `<parent>/../latest` at it, and deletes all but the newest `keep_last`
-// committed checkpoints (0 = keep all; the new one always stays) and older uncommitted ones.
-// `state` is stored under "state" in the manifest (step, consumed samples, model, tokenizer, data
-// fingerprint ...). An Error means that there is no new checkpoint; what fails after COMMITTED
-// (`latest`, deleting) is returned as warnings ckpt.tidy.
-std::vector<Diagnostic> commit_checkpoint(const std::filesystem::path& dir,
+// and COMMITTED, renames the whole to `dir`, points `<parent>/../latest` at it, and deletes all but
+// the newest `keep_last` committed checkpoints (0 = keep all; the new one always stays) and older
+// uncommitted ones. `state` is stored under "state" in the manifest (step, consumed samples, model,
+// tokenizer, data fingerprint ...), and the fence with it. An Error means that there is no new
+// checkpoint; what fails after the renaming (`latest`, deleting) is returned as warnings ckpt.tidy.
+// Between prepare_checkpoint() and this the caller has read the run's fence, and it was its own.
+std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
                                           const std::vector<ChunkRecord>& chunks,
                                           const nlohmann::json& state, int64_t keep_last);
+
+// When the run's fence has become `fence`, and before ranks of that fence look for a checkpoint: no
+// attempt of an older one changes a checkpoint or `latest` any more, however late a frozen rank
+// wakes up, and wherever it was. A commit cannot read the fence and rename in one instant. But all
+// that it does to checkpoints and `latest` (put in place, replace, take away) is a rename out of
+// its attempt's folder or into it, and here those folders are taken away: a later rename finds
+// nothing. A folder made after this has been made by a rank that reads the new fence before it
+// commits. A lock would not do: a frozen rank keeps it. Throws Error ckpt.write.
+void fence_off_attempts(const std::filesystem::path& checkpoints_dir, int64_t fence);
 
 class CheckpointReader {
  public:
@@ -102,10 +122,9 @@ class CheckpointReader {
   std::unique_ptr<Files> files_;
 };
 
-// The newest committed checkpoint under `checkpoints_dir` ("" if there is none). Uncommitted ones
-// and damaged ones
-// that were passed over are named in `diagnostics` as warnings (ckpt.incomplete); a directory that
-// cannot be listed is an error (ckpt.unreadable).
+// The newest committed checkpoint under `checkpoints_dir` ("" if there is none). Uncommitted and
+// damaged ones and attempts at newer ones that were passed over are named in `diagnostics` as
+// warnings (ckpt.incomplete); a directory that cannot be listed is an error (ckpt.unreadable).
 std::filesystem::path newest_checkpoint(const std::filesystem::path& checkpoints_dir,
                                         Diagnostics& diagnostics);
 

@@ -1,15 +1,13 @@
-// From shards to a checkpoint: preparing its directory, the commit, pruning, and finding the newest
-// one. The order of the steps on disk is the whole point:
-//   shards -> their directory entries -> manifest -> COMMITTED -> `latest` -> pruning
+// From shards to a checkpoint: preparing its folder, the commit, pruning. The order of the steps on
+// disk is the whole point:
+//   shards -> their directory entries -> manifest -> COMMITTED -> its name -> `latest` -> pruning
 // each durable before the next begins. What is to be deleted is renamed first (and the rename made
-// durable), so that no crash leaves a half-deleted directory under a checkpoint's name.
+// durable), so that no crash leaves a half-deleted directory under a checkpoint's name. Every
+// rename in or out of `checkpoints/` has the attempt's folder at its other end: so it fails once
+// another fence has taken that away (fence_off_attempts).
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <fcntl.h>
-#include <optional>
+#include <map>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,6 +17,7 @@
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/shard_files.h"
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/checkpoint/write_error.h"
 
@@ -28,20 +27,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kPrefix = "step-";
-constexpr const char* kDeleted = ".deleted";
-
-// The step of "step-00000100"; nothing for any other name.
-std::optional<int64_t> step_of(const fs::path& dir) {
-  const std::string name = dir.filename().string();
-  const std::string_view prefix = kPrefix;
-  if (!name.starts_with(prefix) || name.size() < prefix.size() + 8) return std::nullopt;
-  int64_t step = 0;
-  const char* end = name.data() + name.size();
-  const auto [last, error] = std::from_chars(name.data() + prefix.size(), end, step);
-  if (error != std::errc() || last != end || step < 0) return std::nullopt;
-  return step;
-}
+constexpr const char* kLatest = "latest";
 
 // Without a trailing slash and with a parent to put `latest` into.
 fs::path normal(const fs::path& dir) {
@@ -49,29 +35,13 @@ fs::path normal(const fs::path& dir) {
   return path.has_filename() ? path : path.parent_path();
 }
 
-void delete_checkpoint(const fs::path& dir) {
-  fs::path doomed = dir;
-  doomed += kDeleted;
-  fs::remove_all(doomed);
-  fs::rename(dir, doomed);
-  sync_directory(dir.parent_path());
-  fs::remove_all(doomed);
-}
-
-struct StepDir {
-  int64_t step;
-  fs::path path;
-};
-
-// Newest first.
-std::vector<StepDir> step_dirs(const fs::path& checkpoints_dir) {
-  std::vector<StepDir> dirs;
-  for (const auto& entry : fs::directory_iterator(checkpoints_dir)) {
-    if (const auto step = step_of(entry.path())) dirs.push_back({*step, entry.path()});
-  }
-  std::sort(dirs.begin(), dirs.end(),
-            [](const StepDir& a, const StepDir& b) { return a.step > b.step; });
-  return dirs;
+// Once committed it stays as it is.
+void refuse_committed(const fs::path& dir) {
+  if (check_commit(dir).state != CommitState::committed) return;
+  throw Error(Exit::data,
+              Diagnostic{.code = "ckpt.exists",
+                         .what = dir.string() + " is a complete checkpoint and stays as it is",
+                         .help = "resume from it, or remove it first"});
 }
 
 // Checks that each file is there as the chunks say, and describes it for the manifest.
@@ -109,48 +79,61 @@ std::map<std::string, ShardFileRecord> describe_files(const fs::path& dir,
   return files;
 }
 
-void point_latest(const fs::path& dir) {
+// Gives the written checkpoint its name.
+void publish(const CheckpointAttempt& attempt, const fs::path& dir) {
+  const fs::path written = written_path(attempt);
+  std::error_code error;
+  // What was never complete there, or is damaged and not set aside, makes room.
+  if (fs::exists(fs::symlink_status(dir, error))) {
+    fs::rename(dir, attempt_path(attempt) / dir.filename());
+  }
+  fs::rename(written, dir);
+  try {
+    sync_directory(dir.parent_path());
+  } catch (const Error&) {
+    // It may be there without being durable: whoever gets an Error finds no checkpoint. Unless the
+    // run has gone on without us, and from it.
+    fs::rename(dir, written, error);
+    if (error && error != std::errc::no_such_file_or_directory) {
+      fs::remove(dir / kMarkerName, error);
+    }
+    throw;
+  }
+}
+
+void point_latest(const CheckpointAttempt& attempt, const fs::path& dir) {
   const fs::path run_dir = dir.parent_path().parent_path();
-  const fs::path latest = run_dir / "latest";
-  const fs::path fresh = run_dir / fmt::format("latest.{}.tmp", ::getpid());
-  fs::remove(fresh);
+  const fs::path latest = run_dir / kLatest;
+  const fs::path fresh = attempt_path(attempt) / kLatest;
   fs::create_directory_symlink(dir.parent_path().filename() / dir.filename(), fresh);
   std::error_code error;
   fs::rename(fresh, latest, error);
-  if (error) {
-    std::error_code ignored;
-    fs::remove(fresh, ignored);
-    throw fs::filesystem_error("cannot replace the link", latest, error);
-  }
+  if (error) throw fs::filesystem_error("cannot replace the link", latest, error);
   sync_directory(run_dir);
 }
 
-void prune(const fs::path& dir, int64_t keep_last) {
-  const fs::path checkpoints_dir = dir.parent_path();
-  for (const auto& entry : fs::directory_iterator(checkpoints_dir)) {
-    // What a crash left of an earlier deletion.
-    if (entry.path().extension() == kDeleted && step_of(entry.path().stem())) {
-      fs::remove_all(entry.path());
-    }
-  }
+// Moves what is not kept into the attempt's folder, which is deleted in the end.
+void prune(const CheckpointAttempt& attempt, const fs::path& dir, int64_t keep_last) {
   if (keep_last <= 0) return;
-  const int64_t step = step_of(dir).value_or(0);
+  const int64_t step = parse_step_name(dir.filename().string())->step;
   // The one just committed counts and stays, wherever its step stands among the others.
   int64_t kept = 1;
-  for (const StepDir& other : step_dirs(checkpoints_dir)) {
-    if (other.path.filename() == dir.filename()) continue;
+  for (const StepDir& other : step_dirs(dir.parent_path())) {
+    if (!other.name.is_checkpoint() || other.path.filename() == dir.filename()) continue;
+    bool goes = false;
     switch (check_commit(other.path).state) {
       case CommitState::committed:
-        if (kept++ >= keep_last) delete_checkpoint(other.path);
+        goes = kept++ >= keep_last;
         break;
       case CommitState::uncommitted:
         // An attempt that failed; newer ones may be somebody's work in progress.
-        if (other.step < step) delete_checkpoint(other.path);
+        goes = other.name.step < step;
         break;
       case CommitState::damaged:  // kept: a person may want to save something from it
       case CommitState::missing:
         break;
     }
+    if (goes) fs::rename(other.path, attempt_path(attempt) / other.path.filename());
   }
 }
 
@@ -175,163 +158,61 @@ void try_to(const std::string& what, std::vector<Diagnostic>& warnings, Call cal
 
 }  // namespace
 
-fs::path checkpoint_path(const fs::path& checkpoints_dir, int64_t step) {
-  return checkpoints_dir / fmt::format("{}{:08d}", kPrefix, step);
-}
-
-void prepare_checkpoint_dir(const fs::path& given_dir, bool replace_committed) {
-  const fs::path dir = normal(given_dir);
-  if (!step_of(dir)) {
+void prepare_checkpoint(const CheckpointAttempt& attempt) {
+  const fs::path dir = normal(attempt.dir);
+  const auto name = parse_step_name(dir.filename().string());
+  if (!name || !name->is_checkpoint()) {
     fail_write(dir, "a checkpoint's directory is named step- and the number of the step");
   }
-  if (check_commit(dir).state == CommitState::committed && !replace_committed) {
-    throw Error(Exit::data,
-                Diagnostic{.code = "ckpt.exists",
-                           .what = dir.string() + " is a complete checkpoint and stays as it is",
-                           .help = "resume from it, or remove it first"});
+  refuse_committed(dir);
+  const fs::path folder = attempt_path(attempt);
+  as_write_error(folder, [&] { make_directories(dir.parent_path()); });
+  std::string in_the_way;
+  try {
+    remove_attempts(dir.parent_path(), attempt.fence);
+  } catch (const fs::filesystem_error& error) {
+    in_the_way = error.code().message();  // only if it is ours; else the commit says it
+  } catch (const Error& error) {
+    in_the_way = error.diagnostics()[0].what;
   }
   try {
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(dir, error))) delete_checkpoint(dir);
-    make_directories(dir);
-    sync_directory(dir.parent_path());
+    if (!fs::create_directory(folder)) fail_write(folder, "cannot clear it: " + in_the_way);
+    fs::create_directory(written_path(attempt));
   } catch (const fs::filesystem_error& error) {
-    fail_write(dir, error.what());
-  } catch (const Error& error) {
-    fail_write(dir, error.diagnostics()[0].what);
+    fail_write(folder, error.code().message());
   }
 }
 
-std::vector<Diagnostic> commit_checkpoint(const fs::path& given_dir,
+std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
                                           const std::vector<ChunkRecord>& chunks,
                                           const nlohmann::json& state, int64_t keep_last) {
-  const fs::path dir = normal(given_dir);
-  if (check_commit(dir).state == CommitState::committed) {
-    throw Error(Exit::data, Diagnostic{.code = "ckpt.exists",
-                                       .what = dir.string() + " is committed already",
-                                       .help = "save under another step, or remove it first"});
-  }
+  const fs::path dir = normal(attempt.dir);
+  refuse_committed(dir);
   check_tiling(chunks, true);
-  const std::string text =
-      manifest_text({.state = state, .files = describe_files(dir, chunks), .chunks = chunks});
-  // A marker that an earlier attempt left must not meet the new manifest.
-  std::error_code error;
-  if (fs::remove(dir / kMarkerName, error); error) fail_write(dir / kMarkerName, error.message());
-  as_write_error(dir, [&] {
-    sync_directory(dir);
-    sync_directory(dir.parent_path());
+  const fs::path written = written_path(attempt);
+  nlohmann::json whole = state;
+  whole["fence"] = attempt.fence;
+  const std::string text = manifest_text(
+      {.state = std::move(whole), .files = describe_files(written, chunks), .chunks = chunks});
+  as_write_error(written / kManifestName,
+                 [&] { write_file_atomic(written / kManifestName, text); });
+  as_write_error(written / kMarkerName, [&] {
+    write_file_atomic(written / kMarkerName, hash_text(Xxh3::of(text)) + "\n");
   });
-  as_write_error(dir / kManifestName, [&] { write_file_atomic(dir / kManifestName, text); });
-  as_write_error(dir / kMarkerName, [&] {
+  as_write_error(dir, [&] {
     try {
-      write_file_atomic(dir / kMarkerName, hash_text(Xxh3::of(text)) + "\n");
-    } catch (const Error&) {
-      // It may be there without being durable: whoever gets an Error finds no checkpoint.
-      fs::remove(dir / kMarkerName, error);
-      throw;
+      publish(attempt, dir);
+    } catch (const fs::filesystem_error& error) {
+      fail_write(dir, error.code().message());
     }
   });
   std::vector<Diagnostic> warnings;
-  try_to("point `latest` at " + dir.string(), warnings, [&] { point_latest(dir); });
+  try_to("point `latest` at " + dir.string(), warnings, [&] { point_latest(attempt, dir); });
   try_to("delete old checkpoints of " + dir.parent_path().string(), warnings,
-         [&] { prune(dir, keep_last); });
+         [&] { prune(attempt, dir, keep_last); });
+  try_to("delete what is left over in " + dir.parent_path().string(), warnings,
+         [&] { remove_attempts(dir.parent_path(), attempt.fence); });
   return warnings;
-}
-
-namespace {
-
-// The step directories of a run, newest first; none if the directory does not exist.
-std::vector<StepDir> list_checkpoints(const fs::path& checkpoints_dir, Diagnostics& diagnostics) {
-  std::error_code error;
-  if (!fs::exists(fs::status(checkpoints_dir, error)) &&
-      (!error || error == std::errc::no_such_file_or_directory ||
-       error == std::errc::not_a_directory)) {
-    return {};
-  }
-  try {
-    return step_dirs(checkpoints_dir);
-  } catch (const fs::filesystem_error& failed) {
-    // Not "no checkpoint": that would start the run from the beginning.
-    diagnostics.add({.code = "ckpt.unreadable",
-                     .what = fmt::format("cannot list {}: {}", checkpoints_dir.string(),
-                                         failed.code().message()),
-                     .help = "make the run directory readable for this user"});
-    return {};
-  }
-}
-
-void passed_over(const fs::path& dir, const std::string& why, Diagnostics& diagnostics) {
-  diagnostics.add({.code = "ckpt.incomplete",
-                   .what = fmt::format("passed over {}: {}", dir.string(), why),
-                   .help = "",
-                   .severity = Diagnostic::Severity::warning});
-}
-
-std::string uncommitted_reason() {
-  return fmt::format("it has no {}, so it was never complete", kMarkerName);
-}
-
-// What is wrong with a committed checkpoint, reading all of it; nothing if it is intact.
-std::optional<std::string> damage_of(const fs::path& dir) {
-  try {
-    CheckpointReader(dir).verify();
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error.diagnostics().front().what;
-  }
-}
-
-void set_aside(const fs::path& dir) {
-  fs::path target = dir.string() + ".damaged";
-  for (int i = 2; fs::exists(target); ++i) target = fmt::format("{}.damaged-{}", dir.string(), i);
-  std::error_code ignored;  // what cannot be renamed stays; saving that step will say so
-  fs::rename(dir, target, ignored);
-}
-
-}  // namespace
-
-fs::path newest_checkpoint(const fs::path& checkpoints_dir, Diagnostics& diagnostics) {
-  for (const StepDir& candidate : list_checkpoints(checkpoints_dir, diagnostics)) {
-    const CommitCheck check = check_commit(candidate.path);
-    if (check.state == CommitState::committed) return candidate.path;
-    if (check.state == CommitState::missing) continue;  // not a directory
-    const bool damaged = check.state == CommitState::damaged;
-    passed_over(candidate.path, damaged ? check.reason : uncommitted_reason(), diagnostics);
-  }
-  return {};
-}
-
-fs::path newest_intact_checkpoint(const fs::path& checkpoints_dir, Damaged damaged,
-                                  Diagnostics& diagnostics) {
-  std::vector<fs::path> spoiled;
-  fs::path intact;
-  for (const StepDir& candidate : list_checkpoints(checkpoints_dir, diagnostics)) {
-    const CommitCheck check = check_commit(candidate.path);
-    if (check.state == CommitState::missing) continue;
-    if (check.state == CommitState::uncommitted) {
-      passed_over(candidate.path, uncommitted_reason(), diagnostics);
-      continue;
-    }
-    const std::optional<std::string> damage =
-        check.state == CommitState::damaged ? check.reason : damage_of(candidate.path);
-    if (!damage) {
-      intact = candidate.path;
-      break;
-    }
-    passed_over(candidate.path, *damage, diagnostics);
-    spoiled.push_back(candidate.path);
-  }
-  if (intact.empty() && !spoiled.empty()) {
-    diagnostics.add(
-        {.code = "ckpt.none_intact",
-         .what = fmt::format("none of the checkpoints in {} is intact", checkpoints_dir.string()),
-         .help = "restore one from a copy, or start a new run with --fresh"});
-    return {};
-  }
-  if (damaged == Damaged::set_aside) {
-    for (const fs::path& dir : spoiled) set_aside(dir);
-  }
-  return intact;
 }
 
 }  // namespace mtl

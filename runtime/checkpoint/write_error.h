@@ -18,6 +18,7 @@ void as_write_error(const std::filesystem::path& path, Call call) {
   try {
     call();
   } catch (const Error& error) {
+    if (error.diagnostics()[0].code == "ckpt.write") throw;
     fail_write(path, error.diagnostics()[0].what);
   }
 }

@@ -16,7 +16,6 @@
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/hash.h"
-#include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/write_error.h"
@@ -177,15 +176,10 @@ void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces) 
 
 }  // namespace
 
-std::vector<ChunkRecord> write_shards(const std::filesystem::path& dir, int rank,
+std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank,
                                       const std::vector<CheckpointTensor>& tensors) {
-  as_write_error(dir, [&] { make_directories(dir); });
-  if (check_commit(dir).state == CommitState::committed) {
-    throw Error(Exit::data,
-                Diagnostic{.code = "ckpt.exists",
-                           .what = dir.string() + " is a complete checkpoint and stays as it is",
-                           .help = "save under another step, or remove it first"});
-  }
+  // Not made here: a rank that comes too late finds nothing to write into.
+  const std::filesystem::path dir = written_path(attempt);
   std::vector<ChunkRecord> chunks;
   for (const bool optimizer : {false, true}) {
     const std::string name =

@@ -2,8 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/checkpoint/checkpoint.h"
-
 namespace mtl {
 
 namespace {
@@ -44,12 +42,9 @@ std::vector<std::string> gather(const std::string& mine, Communicator& world) {
   return parts;
 }
 
-}  // namespace
-
-std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
-                                        const nlohmann::json& state, int64_t keep_last,
-                                        Trainer& trainer, const Plan& plan, Communicator& world,
-                                        const std::function<void()>& still_ours) {
+std::vector<Diagnostic> save(const CheckpointAttempt& attempt, const nlohmann::json& state,
+                             int64_t keep_last, Trainer& trainer, const Plan& plan,
+                             Communicator& world, const std::function<void()>& still_ours) {
   // With ZeRO-1 each replica has its own part; else they take turns.
   const auto dp = static_cast<size_t>(plan.grid.sizes()[Axis::dp]);
   const auto replica = static_cast<size_t>(trainer.coord()[Axis::dp]);
@@ -60,13 +55,13 @@ std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
     if (!parameters[i].counts || (!divided && replica != i % dp)) continue;
     for (CheckpointTensor& tensor : tensors_of(parameters[i])) mine.push_back(std::move(tensor));
   }
-  // Rank 0 clears what an interrupted attempt at the same step left, before anybody writes.
+  // Rank 0 makes the folder, before anybody writes.
   if (world.rank() == 0) {
     if (still_ours) still_ours();
-    prepare_checkpoint_dir(dir);
+    prepare_checkpoint(attempt);
   }
   world.barrier();
-  const std::string written = to_json(write_shards(dir, world.rank(), mine)).dump();
+  const std::string written = to_json(write_shards(attempt, world.rank(), mine)).dump();
   const std::vector<std::string> parts = gather(written, world);
   std::vector<Diagnostic> warnings;
   if (world.rank() == 0) {
@@ -78,11 +73,26 @@ std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
     }
     nlohmann::json whole = state;
     whole["engine"] = trainer.progress();
+    // Again, now that the folder is there: from here on it goes when the fence does.
     if (still_ours) still_ours();
-    warnings = commit_checkpoint(dir, chunks, whole, keep_last);
+    warnings = commit_checkpoint(attempt, chunks, whole, keep_last);
   }
   world.barrier();
   return warnings;
+}
+
+}  // namespace
+
+std::vector<Diagnostic> save_checkpoint(const CheckpointAttempt& attempt,
+                                        const nlohmann::json& state, int64_t keep_last,
+                                        Trainer& trainer, const Plan& plan, Communicator& world,
+                                        const std::function<void()>& still_ours) {
+  try {
+    return save(attempt, state, keep_last, trainer, plan, world, still_ours);
+  } catch (const Error& error) {
+    if (still_ours && error.diagnostics().front().code.starts_with("ckpt.")) still_ours();
+    throw;
+  }
 }
 
 void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer) {

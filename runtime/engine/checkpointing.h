@@ -6,16 +6,17 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/engine/trainer.h"
 
 namespace mtl {
 
 // All ranks together. Every tensor is written once, by one of the ranks that hold it (spread over
-// data-parallel replicas). `state` matters
-// on rank 0, which also returns the warnings: what could not be tidied up around a complete
-// checkpoint. Before rank 0 changes anything in the run's directory it calls `still_ours`, which
-// throws if the run has gone on without us.
-std::vector<Diagnostic> save_checkpoint(const std::filesystem::path& dir,
+// data-parallel replicas). `state` matters on rank 0, which also returns the warnings: what could
+// not be tidied up around a complete checkpoint. `still_ours` throws if the run has gone on without
+// us. Rank 0 calls it before it changes anything in the run's directory and before the commit, and
+// any rank whose part fails: that may be why.
+std::vector<Diagnostic> save_checkpoint(const CheckpointAttempt& attempt,
                                         const nlohmann::json& state, int64_t keep_last,
                                         Trainer& trainer, const Plan& plan, Communicator& world,
                                         const std::function<void()>& still_ours = {});

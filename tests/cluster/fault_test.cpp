@@ -269,7 +269,8 @@ TEST_CASE_FIXTURE(Machines,
                   "after a cut the old part saves nothing and the run goes on with fewer") {
   Cluster cluster;
   TinyRun tiny(cluster, 100'000, 1);
-  Command job = tiny.train("run", {"--hosts", "m1,m2,m3,m4", "--nnodes", "3:4"});
+  Command job =
+      tiny.train("run", {"--hosts", "m1,m2,m3,m4", "--nnodes", "3:4"}, {"checkpoint.keep_last=0"});
   REQUIRE_MESSAGE(tiny.reached("run", 3), job.err());
   cluster.cut(4);
   REQUIRE_MESSAGE(job.says("going on without m4", kNoticed), job.err());
@@ -283,8 +284,17 @@ TEST_CASE_FIXTURE(Machines,
   const CommandEnd end = job.wait(kPatience);
   CHECK_MESSAGE(end.code == 75, end.err);
   CHECK_NOTHING_LEFT(cluster);
-  // Whatever is committed can be loaded, the last one above all.
+  // Every checkpoint is whole, to the byte, and from where the others went on it is theirs.
   const int stopped = tiny.last_step("run");
+  const auto fences = tiny.verified("run");
+  REQUIRE(fences.rbegin()->first == stopped);
+  CHECK(fences.size() == static_cast<size_t>(stopped));
+  const std::vector<int> resumed = tiny.resumed_at("run");
+  REQUIRE(resumed.size() == 1);
+  for (const auto& [step, fence] : fences) {
+    CAPTURE(step);
+    CHECK(fence == (step <= resumed[0] ? 1 : 2));
+  }
   const CommandEnd more =
       tiny.trained("run", {"--hosts", "m1,m2,m3"}, {"train.steps=" + std::to_string(stopped + 2)});
   CHECK_MESSAGE(more.code == 0, more.err);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cluster/jobs.h"
+#include "runtime/checkpoint/checkpoint.h"
 
 namespace mtl::test {
 
@@ -92,6 +93,27 @@ class TinyRun {
     }
     std::sort(found.begin(), found.end());
     return found;
+  }
+  // The fence of every checkpoint by step, after each byte of it was verified. Throws.
+  std::map<int, int> verified(const std::string& name) const {
+    std::map<int, int> fences;
+    for (const std::string& saved : checkpoints(name)) {
+      CheckpointReader reader(run(name) / "checkpoints" / saved);
+      reader.verify();
+      fences[reader.state().at("step").get<int>()] = reader.state().at("fence").get<int>();
+    }
+    return fences;
+  }
+  // The steps that its starts went on from, but for those from the beginning.
+  std::vector<int> resumed_at(const std::string& name) const {
+    std::vector<int> steps;
+    std::istringstream in(text_of(run(name) / "events.jsonl"));
+    for (std::string line; std::getline(in, line);) {
+      const json object = json::parse(line, nullptr, false);
+      if (!object.is_discarded() && object.value("event", "") == "resumed")
+        steps.push_back(object.at("step").get<int>());
+    }
+    return steps;
   }
   // The hashes of every tensor of the last checkpoint, by name and place.
   std::map<std::string, std::string> weights(const std::string& name) const {

@@ -27,7 +27,8 @@ namespace {
 using namespace test;
 namespace fs = std::filesystem;
 
-// Two committed checkpoints and what an attempt at step 3 by more ranks left behind.
+// Two committed checkpoints and what attempts at step 3 by more ranks left behind: one of this
+// version, and one of earlier ones, which wrote into the folder itself.
 struct Scene {
   TempDir dir;
   std::vector<GlobalTensor> model = small_model();
@@ -39,9 +40,10 @@ struct Scene {
     save(checkpoints, 1, model, ranks);
     save(checkpoints, 2, model, ranks);
     auto more = random_layout(model, 3, random);
-    for (int rank = 0; rank < 3; ++rank) {
-      write_shards(checkpoint_path(checkpoints, 3), rank, more[rank].tensors);
-    }
+    const CheckpointAttempt attempt = {checkpoint_path(checkpoints, 3)};
+    prepare_checkpoint(attempt);
+    for (int rank = 0; rank < 3; ++rank) write_shards(attempt, rank, more[rank].tensors);
+    fs::copy(written_path(attempt), attempt.dir);
   }
   // Saves step 3 and prunes step 1.
   void attempt() {
@@ -165,7 +167,8 @@ TEST_CASE("an error of the disk at every change of it") {
 TEST_CASE("a disk that is full after some bytes: the file is named and removed") {
   Scene scene;
   RankTensors rank = whole_layout(scene.model);
-  const auto dir = checkpoint_path(scene.checkpoints, 9);
+  const CheckpointAttempt attempt = {checkpoint_path(scene.checkpoints, 9)};
+  prepare_checkpoint(attempt);
   int pipe_fds[2];
   REQUIRE(::pipe(pipe_fds) == 0);
   const pid_t child = ::fork();
@@ -176,7 +179,7 @@ TEST_CASE("a disk that is full after some bytes: the file is named and removed")
     ::setrlimit(RLIMIT_FSIZE, &limit);
     std::string text = "no error";
     try {
-      write_shards(dir, 0, rank.tensors);
+      write_shards(attempt, 0, rank.tensors);
     } catch (const Error& error) {
       text = error.what();
     }
@@ -193,7 +196,7 @@ TEST_CASE("a disk that is full after some bytes: the file is named and removed")
   CHECK(text.find("ckpt.write") != std::string::npos);
   CHECK(text.find("model-r00000.safetensors") != std::string::npos);
   CHECK(text.find("File too large") != std::string::npos);
-  CHECK(fs::is_empty(dir));
+  CHECK(fs::is_empty(written_path(attempt)));
 }
 
 TEST_CASE("killed at random instants, again and again, in one directory") {

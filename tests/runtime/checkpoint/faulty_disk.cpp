@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <sys/stat.h>
@@ -30,6 +31,7 @@ struct Disk {
   int64_t at = 0;
   int64_t calls = 0;
   int error_number = 0;
+  std::function<void()> meanwhile;
   std::vector<Unsynced> unsynced;
 };
 Disk disk;
@@ -77,6 +79,11 @@ bool trips(bool needs_space) {
       ::_exit(kCrashExit);
     case Fault::power_loss:
       lose_power();
+    case Fault::freeze:
+      disk.armed = false;
+      disk.meanwhile();
+      disk.armed = true;
+      break;
     case Fault::count:
     case Fault::full:
       break;
@@ -114,6 +121,11 @@ void arm(Fault fault, int64_t at, int error_number) {
   disk.at = at;
   disk.error_number = error_number;
   disk.armed = true;
+}
+
+void freeze_at(int64_t at, std::function<void()> meanwhile) {
+  arm(Fault::freeze, at);
+  disk.meanwhile = std::move(meanwhile);
 }
 
 int64_t disarm() {
@@ -159,7 +171,8 @@ ssize_t write(int fd, const void* data, size_t bytes) {
 
 int fsync(int fd) {
   if (faulty::trips(true)) return -1;
-  const int result = static_cast<int>(::syscall(SYS_fsync, fd));
+  // Power is lost in our books alone, so the real disk is not asked: it takes most of the time.
+  const int result = ::fcntl(fd, F_GETFD) < 0 ? -1 : 0;
   if (result == 0) faulty::synced(fd);
   return result;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace mtl::test {
 
@@ -12,12 +13,15 @@ enum class Fault {
   error,       // call `at` fails once
   full,        // from call `at` on, whatever needs space fails with ENOSPC
   crash,       // the process ends at call `at`, a write half done
+  freeze,      // before call `at` the process stands still, and the world goes on: freeze_at()
   power_loss,  // as crash, and whatever was not fsynced is lost: file contents are cut in half, new
                // directory entries are gone, renames undone
 };
 constexpr int kCrashExit = 77;
 
 void arm(Fault fault, int64_t at, int error_number = 0);
+// `meanwhile` is what happens while it is frozen; its own calls are not counted.
+void freeze_at(int64_t at, std::function<void()> meanwhile);
 // The number of calls since arm().
 int64_t disarm();
 

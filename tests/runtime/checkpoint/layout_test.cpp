@@ -144,10 +144,12 @@ TEST_CASE("commit: parts that do not tile are refused, and nothing is committed"
   const auto path = checkpoint_path(dir.path() / "checkpoints", 1);
   RankTensors rank = whole_layout(model);
   fill(rank, model, 1);
-  const auto good = write_shards(path, 0, rank.tensors);
+  prepare_checkpoint({path});
+  const auto good = write_shards({path}, 0, rank.tensors);
   const auto refused = [&](const std::vector<ChunkRecord>& chunks, const std::string& code) {
-    CHECK(code_of([&] { commit_checkpoint(path, chunks, {}, 0); }) == code);
-    CHECK(check_commit(path).state == CommitState::uncommitted);
+    CHECK(code_of([&] { commit_checkpoint({path}, chunks, {}, 0); }) == code);
+    CHECK(check_commit(path).state == CommitState::missing);
+    CHECK(check_commit(written_path({path})).state == CommitState::uncommitted);
   };
   auto bad = good;
   bad[0].extent[0] -= 1;  // a hole
@@ -177,26 +179,26 @@ TEST_CASE("commit: parts that do not tile are refused, and nothing is committed"
   bad = good;
   bad[0].file = "model-r00009.safetensors";
   refused(bad, "ckpt.file");
-  CHECK(commit_checkpoint(path, good, {{"step", 1}}, 0).empty());
+  CHECK(commit_checkpoint({path, 0}, good, {{"step", 1}}, 0).empty());
+  CHECK(CheckpointReader(path).state() == nlohmann::json{{"step", 1}, {"fence", 0}});
   CHECK(intact(path, model));
   // Once committed it stays as it is.
-  CHECK(code_of([&] { commit_checkpoint(path, good, {}, 0); }) == "ckpt.exists");
-  CHECK(code_of([&] { write_shards(path, 0, rank.tensors); }) == "ckpt.exists");
-  CHECK(code_of([&] { prepare_checkpoint_dir(path); }) == "ckpt.exists");
+  CHECK(code_of([&] { commit_checkpoint({path}, good, {}, 0); }) == "ckpt.exists");
+  CHECK(code_of([&] { prepare_checkpoint({path}); }) == "ckpt.exists");
+  CHECK(code_of([&] { prepare_checkpoint({path, 1}); }) == "ckpt.exists");
   CHECK(intact(path, model));
-  prepare_checkpoint_dir(path, true);
-  CHECK(check_commit(path).state == CommitState::uncommitted);
-  CHECK(std::filesystem::is_empty(path));
 }
 
 TEST_CASE("writing: tensors that make no sense are refused before a file exists") {
   const std::vector<GlobalTensor> model = {{"w", DType::f32, {4, 4}, false}};
   TempDir dir;
+  const CheckpointAttempt attempt = {checkpoint_path(dir.path(), 1), 2};
+  prepare_checkpoint(attempt);
   const auto refused = [&](const std::function<void(CheckpointTensor&)>& spoil) {
     RankTensors rank = whole_layout(model);
     spoil(rank.tensors[0]);
-    CHECK(code_of([&] { write_shards(dir.path(), 0, rank.tensors); }) == "ckpt.tensor");
-    CHECK(std::filesystem::is_empty(dir.path()));
+    CHECK(code_of([&] { write_shards(attempt, 0, rank.tensors); }) == "ckpt.tensor");
+    CHECK(std::filesystem::is_empty(written_path(attempt)));
   };
   refused([](CheckpointTensor& t) { t.rects[0].extent[0] = 5; });
   refused([](CheckpointTensor& t) { t.rects[0].local_offset[1] = 1; });

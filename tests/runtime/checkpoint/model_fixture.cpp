@@ -169,29 +169,40 @@ bool correct(const RankTensors& rank, const std::vector<GlobalTensor>& model, ui
   return true;
 }
 
+namespace {
+
+uint64_t salt_of(int64_t step, int64_t fence) {
+  return static_cast<uint64_t>(step + 1'000'000 * fence);
+}
+
+}  // namespace
+
 void save(const std::filesystem::path& checkpoints_dir, int64_t step,
           const std::vector<GlobalTensor>& model, std::vector<RankTensors>& ranks,
-          int64_t keep_last) {
-  const auto dir = checkpoint_path(checkpoints_dir, step);
-  prepare_checkpoint_dir(dir);
+          int64_t keep_last, int64_t fence, const std::function<void()>& still_ours) {
+  const CheckpointAttempt attempt = {checkpoint_path(checkpoints_dir, step), fence};
+  if (still_ours) still_ours();
+  prepare_checkpoint(attempt);
   std::vector<ChunkRecord> chunks;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    fill(ranks[r], model, static_cast<uint64_t>(step));
-    const auto written = write_shards(dir, static_cast<int>(r), ranks[r].tensors);
+    fill(ranks[r], model, salt_of(step, fence));
+    const auto written = write_shards(attempt, static_cast<int>(r), ranks[r].tensors);
     // As it travels between ranks.
     const auto received = chunks_from_json(nlohmann::json::parse(to_json(written).dump()));
     chunks.insert(chunks.end(), received.begin(), received.end());
   }
-  commit_checkpoint(dir, chunks, {{"step", step}}, keep_last);
+  if (still_ours) still_ours();
+  commit_checkpoint(attempt, chunks, {{"step", step}}, keep_last);
 }
 
 bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& model) {
   CheckpointReader reader(dir);
-  const auto step = reader.state().at("step").get<uint64_t>();
+  const auto step = reader.state().at("step").get<int64_t>();
+  const auto fence = reader.state().at("fence").get<int64_t>();
   RankTensors whole = whole_layout(model);
   for (CheckpointTensor& tensor : whole.tensors) reader.read(tensor);
-  return dir == checkpoint_path(dir.parent_path(), static_cast<int64_t>(step)) &&
-         correct(whole, model, step);
+  return dir == checkpoint_path(dir.parent_path(), step) &&
+         correct(whole, model, salt_of(step, fence));
 }
 
 }  // namespace mtl::test

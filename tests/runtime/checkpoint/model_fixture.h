@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -41,11 +42,13 @@ void fill(RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t sa
 // Everything that the rectangles cover is right, and the gaps are untouched.
 bool correct(const RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t salt);
 
-// Prepares, writes and commits a checkpoint of `step` with salt = step and state {"step": step}.
+// Prepares, writes and commits a checkpoint of `step` with state {"step": step}. Its values depend
+// on step and fence. `still_ours` is called where save_checkpoint() does.
 void save(const std::filesystem::path& checkpoints_dir, int64_t step,
           const std::vector<GlobalTensor>& model, std::vector<RankTensors>& ranks,
-          int64_t keep_last = 0);
-// The checkpoint in `dir` is complete, has the state of a step and that step's values.
+          int64_t keep_last = 0, int64_t fence = 0, const std::function<void()>& still_ours = {});
+// The checkpoint in `dir` is complete, has the state of a step and the values of that step and its
+// fence.
 bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& model);
 
 }  // namespace mtl::test

@@ -62,15 +62,31 @@ TEST_CASE("newest: what is not a complete checkpoint is passed over and named") 
   run.save_step(1, 0);
   run.save_step(2, 0);
   fs::create_directories(run.checkpoints / "step-00000003");
-  for (const char* other : {"step-4", "step-0000000x", "step-00000005.deleted", "other"}) {
+  for (const char* other :
+       {"step-4", "step-0000000x", "step-00000005.deleted", "step-00000005.writing-",
+        "step-00000005.writing-1x", "step-00000005.writing-1.deleted", "step-00000005.damaged",
+        "step-00000002.writing-7", "step-00000001.writing-8", "other"}) {
     fs::create_directories(run.checkpoints / other);
   }
   std::ofstream(run.checkpoints / "step-00000009") << "a file";
   CHECK(run.newest(1) == run.checkpoints / "step-00000002");
+  // A whole checkpoint that did not get its name is none.
+  const fs::path attempt = run.checkpoints / "step-00000003.writing-7";
+  fs::create_directories(attempt);
+  fs::copy(run.checkpoints / "step-00000001", attempt, fs::copy_options::recursive);
+  fs::copy(run.checkpoints / "step-00000001", attempt / "checkpoint");
+  CHECK(run.newest(2) == run.checkpoints / "step-00000002");
+  Diagnostics diagnostics;
+  CHECK(newest_intact_checkpoint(run.checkpoints, Damaged::set_aside, diagnostics) ==
+        run.checkpoints / "step-00000002");
+  REQUIRE(diagnostics.all().size() == 2);
+  CHECK(diagnostics.all()[1].what.find(attempt.string() + ": it is not complete") !=
+        std::string::npos);
+  fs::remove_all(attempt);
   std::ofstream(run.checkpoints / "step-00000002" / kManifestName, std::ios::app) << " ";
-  CHECK(run.newest(2) == run.checkpoints / "step-00000001");
+  CHECK(run.newest(3) == run.checkpoints / "step-00000001");  // and an attempt at the same step
   fs::remove(run.checkpoints / "step-00000001" / kMarkerName);
-  CHECK(run.newest(3).empty());
+  CHECK(run.newest(5).empty());
 }
 
 TEST_CASE("pruning keeps the newest K and removes what was never complete") {
@@ -81,6 +97,7 @@ TEST_CASE("pruning keeps the newest K and removes what was never complete") {
   fs::create_directories(run.checkpoints / "step-00000065");
   fs::create_directories(run.checkpoints / "step-00000099");
   fs::create_directories(run.checkpoints / "step-00000001.deleted");
+  fs::create_directories(run.checkpoints / "step-00000099.writing-0" / "checkpoint");
   fs::create_directories(run.checkpoints / "other");
   run.save_step(70, 2);
   CHECK(run.names() ==
@@ -118,10 +135,10 @@ TEST_CASE("latest: a checkpoint is complete even if the link cannot be made") {
   fs::create_directories(run.dir.path() / "latest" / "in the way");
   run.checkpoints = run.dir.path() / "checkpoints" / "";  // a slash at the end changes nothing
   const auto dir = checkpoint_path(run.checkpoints, 1);
-  prepare_checkpoint_dir(dir / "");
+  prepare_checkpoint({dir / ""});
   fill(run.ranks[0], run.model, 1);
-  const auto chunks = write_shards(dir, 0, run.ranks[0].tensors);
-  const auto warnings = commit_checkpoint(dir / "", chunks, {{"step", 1}}, 1);
+  const auto chunks = write_shards({dir}, 0, run.ranks[0].tensors);
+  const auto warnings = commit_checkpoint({dir / ""}, chunks, {{"step", 1}}, 1);
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0].severity == Diagnostic::Severity::warning);
   CHECK(warnings[0].code == "ckpt.tidy");
@@ -129,17 +146,41 @@ TEST_CASE("latest: a checkpoint is complete even if the link cannot be made") {
   CHECK(check_commit(dir).state == CommitState::committed);
 }
 
-TEST_CASE("prepare: an empty directory, and never one of another name") {
+TEST_CASE("prepare: an empty folder of its own, and never one of another name") {
   Run run;
-  const auto dir = checkpoint_path(run.checkpoints, 4);
-  fs::create_directories(dir / "sub");
-  std::ofstream(dir / "model-r00007.safetensors") << "left over";
-  prepare_checkpoint_dir(dir);
-  CHECK(fs::is_empty(dir));
-  CHECK(run.names() == std::set<std::string>{"step-00000004"});
+  const CheckpointAttempt attempt = {checkpoint_path(run.checkpoints, 4), 3};
+  fs::create_directories(written_path(attempt) / "sub");
+  std::ofstream(written_path(attempt) / "model-r00007.safetensors") << "left over";
+  prepare_checkpoint(attempt);
+  CHECK(fs::is_empty(written_path(attempt)));
+  CHECK(run.names() == std::set<std::string>{"step-00000004.writing-3"});
+  // Those of older fences go, whatever their step; nobody touches those of newer ones.
+  prepare_checkpoint({checkpoint_path(run.checkpoints, 2), 4});
+  prepare_checkpoint({checkpoint_path(run.checkpoints, 9), 3});
+  CHECK(run.names() == std::set<std::string>{"step-00000002.writing-4", "step-00000009.writing-3"});
   std::ofstream(run.dir.path() / "thesis.tex") << "precious";
-  CHECK_THROWS_AS(prepare_checkpoint_dir(run.dir.path()), Error);
+  CHECK_THROWS_AS(prepare_checkpoint({run.dir.path()}), Error);
+  CHECK_THROWS_AS(prepare_checkpoint({run.checkpoints / "step-00000002.writing-4"}), Error);
   CHECK(fs::exists(run.dir.path() / "thesis.tex"));
+}
+
+TEST_CASE("a checkpoint replaces what was never one under its name") {
+  Run run;
+  const fs::path dir = checkpoint_path(run.checkpoints, 4);
+  SUBCASE("an attempt of an earlier version") {
+    fs::create_directories(dir / "sub");
+    std::ofstream(dir / "model-r00007.safetensors") << "left over";
+  }
+  SUBCASE("an empty folder") {
+    fs::create_directories(dir);
+  }
+  SUBCASE("a file") {
+    fs::create_directories(run.checkpoints);
+    std::ofstream(dir) << "left over";
+  }
+  run.save_step(4, 0);
+  CHECK(run.names() == std::set<std::string>{"step-00000004"});
+  CHECK(intact(dir, run.model));
 }
 
 // Flips the last byte of a file: data of its last chunk.

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "support/layouts.h"
 #include "support/temp_dir.h"
@@ -97,7 +98,7 @@ Outcome travel(TrainSpec spec, const Way& way, const Journey& journey) {
     }
     for (int64_t step = journey.first; step < journey.end; ++step) {
       if (!journey.to.empty() && step == journey.save_at) {
-        save_checkpoint(journey.to, {{"step", step}}, 0, rank.trainer, rank.plan, rank.world);
+        save_checkpoint({journey.to}, {{"step", step}}, 0, rank.trainer, rank.plan, rank.world);
         collect_state(rank.trainer, outcome.saved);
       }
       const double loss = rank.trainer.step(step, *source, sampler, {}).loss;
@@ -211,5 +212,58 @@ TEST_CASE("any layout loads what any layout saved") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("a rank that was given up between its look at the fence and the commit changes nothing") {
+  const TempDir folder;
+  const TrainSpec spec = gpt2_spec();
+  // What the next fence saved at the same step, by a layout of its own and with other weights.
+  const auto saved_by_others = [&](const fs::path& dir) {
+    TrainSpec other = spec;
+    other.train.seed = 99;
+    run_layout(other, kVocab, {.dp = 2}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      save_checkpoint({dir, 2}, {{"step", 3}}, 0, rank.trainer, rank.plan, rank.world);
+    });
+  };
+  const auto read = [](const fs::path& dir) {
+    std::map<std::string, std::string> files;
+    for (const auto& file : fs::directory_iterator(dir)) {
+      files[file.path().filename()] = read_file(file.path());
+    }
+    return files;
+  };
+  for (const int look : {1, 2}) {
+    CAPTURE(look);
+    const fs::path dir = folder.path() / std::to_string(look) / "checkpoints" / "step-00000003";
+    int64_t fence = 1;
+    int looks = 0;
+    std::map<std::string, std::string> before;
+    const auto still_ours = [&] {
+      if (fence > 1) throw Error(Exit::run_failed, {.code = "ckpt.fenced", .what = ""});
+      if (++looks != look) return;
+      fence = 2;
+      fence_off_attempts(dir.parent_path(), fence);
+      saved_by_others(dir);
+      before = read(dir);
+    };
+    std::string code;
+    run_layout(spec, kVocab, {}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      try {
+        save_checkpoint({dir, 1}, {{"step", 3}}, 1, rank.trainer, rank.plan, rank.world,
+                        still_ours);
+      } catch (const Error& error) {
+        code = error.diagnostics().front().code;
+      }
+    });
+    CHECK(looks == look);
+    CHECK(code == "ckpt.fenced");
+    REQUIRE(!before.empty());
+    CHECK(read(dir) == before);
+    CheckpointReader reader(dir);
+    reader.verify();
+    CHECK(reader.state()["fence"] == 2);
   }
 }

@@ -194,7 +194,7 @@ TEST_CASE("a run that skipped steps resumes with its scale and counts to the bit
         if (step >= saved) whole.steps.push_back(result);
         if (step + 1 != saved) continue;
         progress = rank.trainer.progress();
-        save_checkpoint(dir, {{"step", saved}}, 0, rank.trainer, rank.plan, rank.world);
+        save_checkpoint({dir}, {{"step", saved}}, 0, rank.trainer, rank.plan, rank.world);
       }
       collect(rank.trainer, Which::master, whole.masters);
     });
