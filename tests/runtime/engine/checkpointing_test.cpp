@@ -241,7 +241,7 @@ TEST_CASE("a rank that was given up between its look at the fence and the commit
     int looks = 0;
     std::map<std::string, std::string> before;
     const auto still_ours = [&] {
-      if (fence > 1) throw Error(Exit::run_failed, {.code = "ckpt.fenced", .what = ""});
+      if (fence > 1) throw Error(Exit::run_failed, Diagnostic{.code = "ckpt.fenced", .what = ""});
       if (++looks != look) return;
       fence = 2;
       fence_off_attempts(dir.parent_path(), fence);
