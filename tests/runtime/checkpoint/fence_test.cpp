@@ -133,7 +133,7 @@ TEST_CASE("frozen at every change of the disk: the next fence finds and keeps wh
   CHECK(woke_to_nothing > calls);
 }
 
-TEST_CASE("an open shard of an old fence is in no checkpoint of the new one") {
+TEST_CASE("shards that an old fence goes on writing are in no checkpoint of the new one") {
   Scene scene;
   const CheckpointAttempt old = {checkpoint_path(scene.checkpoints, 3), 1};
   prepare_checkpoint(old);
@@ -142,12 +142,20 @@ TEST_CASE("an open shard of an old fence is in no checkpoint of the new one") {
   REQUIRE(file);
   scene.fence = 2;
   fence_off_attempts(scene.checkpoints, 2);
-  scene.save_as(2, 3, 2, 0);
+  RankTensors late = whole_layout(scene.model);
+  auto layout = random_layout(scene.model, 2, scene.random);
+  int looks = 0;
+  const auto between = [&] {
+    if (++looks < 2) return;
+    // All shards of the new one are written, and it is not committed.
+    CHECK_THROWS_AS(write_shards(old, 0, late.tensors), Error);
+  };
+  save(scene.checkpoints, 3, scene.model, layout, 0, 2, between);
+  CHECK(looks == 2);
   const auto before = scene.visible();
   const std::string garbage(1 << 16, 'x');
   CHECK(::write(file.get(), garbage.data(), garbage.size()) ==
         static_cast<ssize_t>(garbage.size()));
-  RankTensors late = whole_layout(scene.model);
   CHECK_THROWS_AS(write_shards(old, 1, late.tensors), Error);
   CHECK(scene.visible() == before);
   CHECK(intact(old.dir, scene.model));
