@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <system_error>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -104,10 +105,21 @@ void publish(const CheckpointAttempt& attempt, const fs::path& dir) {
 void point_latest(const CheckpointAttempt& attempt, const fs::path& dir) {
   const fs::path run_dir = dir.parent_path().parent_path();
   const fs::path latest = run_dir / kLatest;
-  const fs::path fresh = attempt_path(attempt) / kLatest;
-  fs::create_directory_symlink(dir.parent_path().filename() / dir.filename(), fresh);
+  const fs::path target = dir.parent_path().filename() / dir.filename();
+  fs::path fresh = attempt_path(attempt) / kLatest;
+  fs::create_directory_symlink(target, fresh);
   std::error_code error;
   fs::rename(fresh, latest, error);
+  if (error == std::errc::cross_device_link) {
+    // `checkpoints` is a link to a larger disk. The next commit corrects what a late rank does
+    // here.
+    fresh = run_dir / fmt::format("{}.{}.tmp", kLatest, ::getpid());
+    fs::remove(fresh);
+    fs::create_directory_symlink(target, fresh);
+    fs::rename(fresh, latest, error);
+    std::error_code ignored;
+    if (error) fs::remove(fresh, ignored);
+  }
   if (error) throw fs::filesystem_error("cannot replace the link", latest, error);
   sync_directory(run_dir);
 }

@@ -130,6 +130,23 @@ TEST_CASE("latest: a relative link to the newest commit, also when the run moves
   CHECK(CheckpointReader(run.dir.path() / "moved" / "latest").state()["step"] == 2);
 }
 
+TEST_CASE("latest: also when the checkpoints lie on another file system") {
+  Run run;
+  const TempDir here;
+  const fs::path memory = fs::path("/dev/shm") / here.path().filename();
+  std::error_code none;
+  if (!fs::create_directory(memory, none)) return;
+  fs::create_directory_symlink(memory, run.checkpoints);
+  for (int64_t step : {1, 2}) {
+    run.save_step(step, 1);
+    const fs::path latest = fs::read_symlink(run.dir.path() / "latest");
+    CHECK(latest == checkpoint_path("checkpoints", step));
+  }
+  CHECK(CheckpointReader(run.dir.path() / "latest").state()["step"] == 2);
+  CHECK(run.names() == std::set<std::string>{"step-00000002"});
+  fs::remove_all(memory);
+}
+
 TEST_CASE("latest: a checkpoint is complete even if the link cannot be made") {
   Run run;
   fs::create_directories(run.dir.path() / "latest" / "in the way");
