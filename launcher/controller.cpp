@@ -15,40 +15,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// When a person begins to wonder, and how often after that.
-constexpr seconds kFirstWord{5};
-constexpr seconds kNextWord{30};
 // What a node may take to say that its workers are gone, beyond their grace: a KILL, its 5 s for
 // processes that do not die of it, and the way here.
 constexpr seconds kStopSlack{7};
-// When the job cannot be any more, how long to wait for what the other hosts have to say: a person
-// mends all that is wrong at once.
-constexpr milliseconds kOtherReasons{1'500};
-// Survivors of a lost machine fail in the same instant that its connection is reset. A loss that is
-// noticed this much after the first failure is still its reason.
-constexpr milliseconds kSameMoment{300};
 // Ranks of ours that outlive one of theirs: they have nothing left to finish, but words to say.
 constexpr milliseconds kLastWords{2'000};
-// Of those with the same trouble.
-constexpr size_t kNamedHosts = 8;
-
-constexpr int kRequeue = static_cast<int>(Exit::requeue);
-
-bool obeyed(const WorkerEnd& end) {
-  return end.stopped_by_us && (end.exit_code == 0 || end.exit_code == kRequeue ||
-                               end.exit_code == 128 + SIGTERM || end.exit_code == 128 + SIGKILL);
-}
-
-bool failed(const WorkerEnd& end) {
-  return end.exit_code != 0 && end.exit_code != kRequeue && !obeyed(end);
-}
 
 std::string count_text(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
-
-std::string loss_text(LinkEvent::Loss loss, const std::string& reason) {
-  return loss == LinkEvent::silent ? reason : "its agent is gone (" + reason + ")";
 }
 
 }  // namespace
@@ -57,11 +31,9 @@ Controller::Controller(ControllerOptions options, ControllerPort& port, Time now
     : options_(std::move(options)),
       port_(port),
       membership_(options_.membership),
-      since_(now),
-      next_word_(now + kFirstWord) {}
+      gathering_(options_.membership, options_.join_timeout, now) {}
 
 // --- who is there
-// ---------------------------------------------------------------------------------
 
 void Controller::expect(LinkId link, const std::string& host, const NodeJob& job) {
   Node& node = nodes_[link];
@@ -72,12 +44,12 @@ void Controller::expect(LinkId link, const std::string& host, const NodeJob& job
 void Controller::host_failed(const std::string& host, const Diagnostic& why, Time now) {
   if (state_ == State::finished) return;
   will_not_come(host, now);
-  host_errors_.push_back({.hosts = {}, .error = why});
+  gathering_.trouble(why);
   if (state_ == State::gathering) gather(now);
 }
 
 void Controller::will_not_come(const std::string& host, Time now) {
-  ++gone_hosts_;
+  gathering_.host_gone();
   membership_.will_not_come(host, now);
 }
 
@@ -191,51 +163,17 @@ void Controller::refuse(LinkId link, const Diagnostic& why, Time now) {
   port_.send(link, JobMessage::refuse, 0, encode(std::vector<Diagnostic>{why}));
   port_.close(link);
   if (!node.job) return tell("refused: " + why.what);
-  host_errors_.push_back({.hosts = {}, .error = why});
+  gathering_.trouble(why);
   will_not_come(node.host, now);
 }
 
 void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time now) {
   const std::string host = nodes_[link].host;
-  for (Diagnostic& problem : problems) {
-    const auto same = [&](const HostError& one) {
-      return !one.hosts.empty() && one.error.code == problem.code &&
-             one.error.what == problem.what && one.error.notes == problem.notes;
-    };
-    const auto known = std::find_if(host_errors_.begin(), host_errors_.end(), same);
-    if (known != host_errors_.end()) {
-      known->hosts.push_back(host);
-    } else {
-      host_errors_.push_back({.hosts = {host}, .error = std::move(problem)});
-    }
-  }
+  gathering_.troubles_of(host, std::move(problems));
   port_.close(link);
   nodes_.erase(link);
   will_not_come(host, now);
   if (state_ == State::gathering) gather(now);
-}
-
-std::vector<Diagnostic> Controller::host_reports() const {
-  std::vector<Diagnostic> reports;
-  const std::vector<std::string>& listed = options_.membership.expected;
-  const auto position = [&](const std::string& host) {
-    return std::find(listed.begin(), listed.end(), host);
-  };
-  for (const HostError& one : host_errors_) {
-    std::vector<std::string> names = one.hosts;
-    std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-      return position(a) < position(b);
-    });
-    std::string hosts;
-    for (size_t i = 0; i < names.size() && i < kNamedHosts; ++i) {
-      hosts += (i > 0 ? ", " : "") + names[i];
-    }
-    if (names.size() > kNamedHosts)
-      hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
-    reports.push_back(one.error);
-    if (!hosts.empty()) reports.back().what = hosts + ": " + one.error.what;
-  }
-  return reports;
 }
 
 void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now) {
@@ -249,11 +187,11 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   if (node.rank >= 0 && state_ != State::gathering) {
     // Of a silent one the end came when it was last heard.
     const auto silence = loss == LinkEvent::silent ? options_.dead_after : milliseconds(0);
-    losses_.push_back({.host = node.host,
-                       .node_rank = node.rank,
-                       .loss = loss,
-                       .reason = reason,
-                       .when = std::chrono::system_clock::now() - silence});
+    end_.losses.push_back({.host = node.host,
+                           .node_rank = node.rank,
+                           .loss = loss,
+                           .reason = reason,
+                           .when = std::chrono::system_clock::now() - silence});
     if (state_ == State::running) {
       stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
            failure_grace(Stop::loss), false, now);
@@ -264,11 +202,10 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   }
   if (state_ != State::gathering) return;
   if (node.job) {
-    host_errors_.push_back({.hosts = {},
-                            .error = {.code = "launch.node_lost",
-                                      .what = fmt::format("{} was lost before the start: {}",
-                                                          node.host, loss_text(loss, reason)),
-                                      .help = "try on that host: mtl env"}});
+    gathering_.trouble({.code = "launch.node_lost",
+                        .what = fmt::format("{} was lost before the start: {}", node.host,
+                                            loss_text(loss, reason)),
+                        .help = "try on that host: mtl env"});
   } else if (node.joined) {
     tell(fmt::format("{} has left: {}", node_text(node), reason));
   }
@@ -276,7 +213,6 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
 }
 
 // --- gathering
-// ---------------------------------------------------------------------------------
 
 void Controller::gather(Time now) {
   if (interrupt_ != 0) {
@@ -288,41 +224,17 @@ void Controller::gather(Time now) {
                        .severity = Diagnostic::Severity::warning}};
     return finish(std::move(outcome));
   }
-  if (membership_.ready(now)) return start(now);
-  const bool late = now >= since_ + options_.join_timeout;
-  if (!membership_.possible() && !impossible_since_) impossible_since_ = now;
-  const bool heard_all =
-      gone_hosts_ + membership_.present() >= static_cast<int>(options_.membership.expected.size());
-  if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
-    JobOutcome outcome;
-    outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
-    outcome.report = host_reports();
-    outcome.report.push_back(
-        {.code = "launch.nodes",
-         .what = fmt::format(
-             "{} of the {} nodes that the job needs {} there{}", membership_.present(),
-             options_.membership.min_nodes, membership_.present() == 1 ? "is" : "are",
-             late ? fmt::format(" after {} s", options_.join_timeout.count() / 1000) : ""),
-         .notes = {"missing: " + membership_.missing()},
-         .help = "mend what is said above, leave the host out, or allow fewer nodes: "
-                 "--nnodes MIN:MAX"});
-    return finish(std::move(outcome));
-  }
-  if (now >= next_word_) {
-    next_word_ = now + kNextWord;
-    tell(fmt::format("waiting for {}: {} of {} here after {} s", membership_.missing(),
-                     count_text(membership_.present(), "node"), options_.membership.max_nodes,
-                     std::chrono::duration_cast<seconds>(now - since_).count()));
-  }
+  Gathering::Step step = gathering_.look(membership_, now);
+  if (step.kind == Gathering::Step::start) return start(now);
+  if (step.kind == Gathering::Step::give_up) return finish(std::move(step.outcome));
+  if (!step.word.empty()) tell(step.word);
 }
 
 void Controller::start(Time now) {
   // Those that will be missed are said now: the job goes on without them.
-  for (const Diagnostic& error : host_reports()) {
+  for (const Diagnostic& error : gathering_.take_troubles()) {
     tell(fmt::format("without a host: {} [{}]", error.what, error.code));
   }
-  host_errors_.clear();
-  impossible_since_.reset();
 
   std::optional<JobProgram> program;
   std::optional<Error> refused;
@@ -350,14 +262,12 @@ void Controller::start(Time now) {
     node.rank = -1;
     node.stopped = false;
   }
-  ends_.clear();
-  losses_.clear();
-  errors_.clear();
-  warnings_.clear();
+  end_ = {};
+  end_.nodes = static_cast<int>(roster_.nodes.size());
+  end_.started = std::chrono::system_clock::now();
   stop_ = Stop::none;
   stop_deadline_.reset();
   killed_ = false;
-  started_ = std::chrono::system_clock::now();
   state_ = State::running;
 
   AssignMessage message;
@@ -376,17 +286,16 @@ void Controller::start(Time now) {
 }
 
 // --- running
-// ---------------------------------------------------------------------------------
 
 void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   // All ends by one clock, so that the first can be told.
   end.when -= std::chrono::duration_cast<std::chrono::system_clock::duration>(node.clock_ahead);
   if (options_.membership.max_nodes > 1) end.host = node.host;
-  ends_.push_back(end);
-  if (!failed(end) || state_ != State::running) return;
+  end_.ends.push_back(end);
+  if (!has_failed(end) || state_ != State::running) return;
   const std::string where = end.host.empty() ? "" : " on " + end.host;
   int others = roster_.world;
-  for (const WorkerEnd& gone : ends_) others -= gone.ranks;
+  for (const WorkerEnd& gone : end_.ends) others -= gone.ranks;
   std::string why = fmt::format("{}{} {}", ranks_name(end), where, how_it_ended(end));
   const milliseconds grace = failure_grace(Stop::failure);
   if (others > 0) {
@@ -399,12 +308,12 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
 void Controller::on_stopped(Node& node, const StoppedMessage& message, Time now) {
   node.stopped = true;
   for (const std::string& warning : message.warnings) {
-    warnings_.push_back(node_text(node) + ": " + warning);
+    end_.warnings.push_back(node_text(node) + ": " + warning);
   }
   for (Diagnostic error : message.errors) {
     if (options_.membership.max_nodes > 1) error.what = node.host + ": " + error.what;
-    errors_.push_back(std::move(error));
-    if (error_exit_ == 0) error_exit_ = message.exit_code;
+    end_.errors.push_back(std::move(error));
+    if (end_.error_exit == 0) end_.error_exit = message.exit_code;
   }
   if (!message.errors.empty() && state_ == State::running) {
     stop(Stop::problem, node_text(node) + " could not run its part", milliseconds(0), false, now);
@@ -487,116 +396,51 @@ void Controller::tick(Time now) {
 std::optional<Controller::Time> Controller::next_tick(Time now) const {
   if (state_ == State::stopping) return stop_deadline_;
   if (state_ != State::gathering) return {};
-  Time next = std::min(next_word_, since_ + options_.join_timeout);
-  if (const auto change = membership_.next_change(now)) next = std::min(next, *change);
-  if (impossible_since_) next = std::min(next, *impossible_since_ + kOtherReasons);
-  return next;
+  return gathering_.next_look(membership_, now);
 }
 
 // --- the end of a generation
-// ---------------------------------------------------------------------------------
-
-std::optional<WorkerEnd> Controller::first_failure() const {
-  // Asked to stop because a node was lost or has come: however they say so (a handler that exits
-  // with 1, a collective that lost its peer), that is no failure of theirs.
-  const bool for_others = stop_ == Stop::growth || stop_ == Stop::loss;
-  const WorkerEnd* first = nullptr;
-  for (const WorkerEnd& end : ends_) {
-    if (for_others && end.stopped_by_us) continue;
-    if (failed(end) && (first == nullptr || end.when < first->when)) first = &end;
-  }
-  return first != nullptr ? std::optional(*first) : std::nullopt;
-}
-
-const Controller::Loss* Controller::first_loss() const {
-  const Loss* first = nullptr;
-  for (const Loss& loss : losses_) {
-    if (first == nullptr || loss.when < first->when) first = &loss;
-  }
-  return first;
-}
 
 void Controller::conclude(Time now) {
-  std::optional<WorkerEnd> failure = first_failure();
-  const Loss* loss = first_loss();
-  if (loss != nullptr && failure && failure->when + kSameMoment < loss->when) loss = nullptr;
-  if (loss != nullptr) failure.reset();
+  end_.for_others = stop_ == Stop::growth || stop_ == Stop::loss;
+  end_.interrupt = interrupt_;
+  Verdict verdict = judge(end_);
+  if (interrupt_ == 0 && goes_on(verdict, now)) return;
+  finish(std::move(verdict.outcome));
+}
 
-  AgentResult result;
-  result.first_failure = failure;
-  result.ends = ends_;
-  result.interrupted = interrupt_ != 0;
-  result.started = started_;
-  result.warnings = warnings_;
-
-  const auto fine = [](const WorkerEnd& end) {
-    return end.exit_code == 0 || end.exit_code == kRequeue;
-  };
-  const bool all_fine = std::all_of(ends_.begin(), ends_.end(), fine);
-  // By themselves, whatever came in the meantime.
-  const bool done = std::all_of(ends_.begin(), ends_.end(), [](const WorkerEnd& end) {
-    return end.exit_code == 0 && !end.stopped_by_us;
-  });
-  const bool requeue = std::any_of(ends_.begin(), ends_.end(),
-                                   [](const WorkerEnd& end) { return end.exit_code == kRequeue; });
-
-  JobOutcome outcome;
-  outcome.interrupted = interrupt_ != 0;
-  outcome.warnings = warnings_;
-  if (!errors_.empty()) {
-    outcome.exit_code = error_exit_;
-    outcome.report = errors_;
-    return finish(std::move(outcome));
-  }
+bool Controller::goes_on(const Verdict& verdict, Time now) {
   const MembershipOptions& members = options_.membership;
-  if (interrupt_ == 0) {
-    if (loss != nullptr) {
+  const bool restarts_left = restarts_ < options_.max_restarts;
+  switch (verdict.reason) {
+    case Verdict::Reason::problem:
+      return false;
+    case Verdict::Reason::loss: {
       const bool enough = membership_.present() >= members.min_nodes;
       // A spare that waits for a place was typed in for this.
       const bool free =
           members.min_nodes < members.max_nodes || membership_.present() >= members.max_nodes;
-      const bool may = free || restarts_ < options_.max_restarts;
-      if (may && (enough || options_.grows)) {
-        if (!free) ++restarts_;
-        return restart(fmt::format("going on without {}", loss->host), now);
-      }
-    } else if (failure) {
-      if (restarts_ < options_.max_restarts && may_restart(failure->exit_code, options_.is_ours)) {
-        ++restarts_;
-        return restart(
-            fmt::format("restart {} of {}: {}{} {}", restarts_, options_.max_restarts,
-                        ranks_name(*failure), failure->host.empty() ? "" : " on " + failure->host,
-                        how_it_ended(*failure)),
-            now);
-      }
-    } else if (stop_ == Stop::growth && !done) {
-      return restart("", now);
+      if (!(free || restarts_left) || !(enough || options_.grows)) return false;
+      if (!free) ++restarts_;
+      restart(fmt::format("going on without {}", verdict.loss->host), now);
+      return true;
     }
+    case Verdict::Reason::failure: {
+      const WorkerEnd& failure = *verdict.failure;
+      if (!restarts_left || !may_restart(failure.exit_code, options_.is_ours)) return false;
+      ++restarts_;
+      restart(fmt::format("restart {} of {}: {}{} {}", restarts_, options_.max_restarts,
+                          ranks_name(failure), failure.host.empty() ? "" : " on " + failure.host,
+                          how_it_ended(failure)),
+              now);
+      return true;
+    }
+    case Verdict::Reason::none:
+      if (stop_ != Stop::growth || verdict.done) return false;
+      restart("", now);
+      return true;
   }
-
-  if (loss != nullptr) {
-    outcome.exit_code = interrupt_ != 0                   ? 128 + interrupt_
-                        : loss->loss == LinkEvent::silent ? static_cast<int>(Exit::timeout)
-                                                          : static_cast<int>(Exit::run_failed);
-    outcome.report = {
-        {.code = "launch.node_lost",
-         .what = fmt::format("node {} ({}) was lost: {}", loss->node_rank, loss->host,
-                             loss_text(loss->loss, loss->reason)),
-         .notes = {fmt::format("{} other nodes were stopped because of it",
-                               roster_.nodes.size() - 1)},
-         .help = "look at that machine: is it up, reachable, out of memory? Jobs that go on "
-                 "without a lost node: --nnodes MIN:MAX"}};
-  } else if (all_fine) {
-    outcome.exit_code = requeue ? kRequeue : 0;
-  } else if (failure) {
-    outcome.exit_code = failure->exit_code;
-    outcome.first_failure = failure;
-    outcome.report = {failure_report(result)};
-  } else {
-    outcome.exit_code = 128 + (interrupt_ != 0 ? interrupt_ : SIGTERM);
-    outcome.report = {failure_report(result)};
-  }
-  finish(std::move(outcome));
+  return false;
 }
 
 void Controller::restart(const std::string& why, Time now) {
@@ -606,8 +450,7 @@ void Controller::restart(const std::string& why, Time now) {
     node.rank = -1;
     node.stopped = false;
   }
-  since_ = now;
-  next_word_ = now + kFirstWord;
+  gathering_.begin(now);
   gather(now);
 }
 
@@ -622,7 +465,6 @@ void Controller::finish(JobOutcome outcome) {
 }
 
 // --- words
-// ---------------------------------------------------------------------------------
 
 void Controller::tell(const std::string& line) {
   port_.notice(line);

@@ -1,5 +1,6 @@
-// The controller of a job on several nodes: who is in, what each generation runs, what happens when
-// something fails, and what is said about it in the end. A state machine without sockets, threads
+// The controller of a job on several nodes: what each generation runs, what happens when something
+// fails, and who is told. Why nodes are not there yet is in gathering.h, why a generation ended in
+// verdict.h. A state machine without sockets, threads
 // or a clock of its own: it is told what has happened and when, and it talks through a port.
 // Whoever drives it (job_hosts.cpp, job_member.cpp) owns the links.
 //
@@ -19,8 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/agent.h"
+#include "launcher/gathering.h"
 #include "launcher/job_messages.h"
+#include "launcher/verdict.h"
 #include "rendezvous/membership.h"
 
 namespace mtl {
@@ -40,17 +42,6 @@ struct ControllerOptions {
   // be fewer, and its error ends the job if not. Exit::done: there is nothing to do.
   std::function<std::optional<JobProgram>(int world, int64_t generation)> prepare;
   std::string token;  // for the workers, if the nodes do not know it
-};
-
-// How a job ended.
-struct JobOutcome {
-  int exit_code = 0;
-  bool interrupted = false;
-  // The headline; warnings if nothing failed. Empty = all is done.
-  std::vector<Diagnostic> report;
-  std::vector<std::string> warnings;
-  // A rank that failed is the reason (and not a lost node, a program that is missing ...).
-  std::optional<WorkerEnd> first_failure;
 };
 
 class ControllerPort {
@@ -100,19 +91,6 @@ class Controller {
     bool stopped = false;
     std::chrono::nanoseconds clock_ahead{0};
   };
-  struct Loss {
-    std::string host;
-    int node_rank;
-    LinkEvent::Loss loss;
-    std::string reason;
-    std::chrono::system_clock::time_point when;  // it was last heard of
-  };
-
-  // The same on several hosts is one error.
-  struct HostError {
-    std::vector<std::string> hosts;  // empty: `error` names its host itself
-    Diagnostic error;
-  };
 
   void on_hello(LinkId link, const HelloMessage& hello, Time now);
   void on_join(LinkId link, const NodeOffer& offer, Time now);
@@ -121,20 +99,18 @@ class Controller {
   void on_stopped(Node& node, const StoppedMessage& message, Time now);
   void refuse(LinkId link, const Diagnostic& why, Time now);
   void will_not_come(const std::string& host, Time now);
-  std::vector<Diagnostic> host_reports() const;
   void gather(Time now);
   void start(Time now);
   void stop(Stop reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
             Time now);
   void conclude(Time now);
+  bool goes_on(const Verdict& verdict, Time now);
   void restart(const std::string& why, Time now);
   void finish(JobOutcome outcome);
   std::vector<LinkId> active() const;
   bool all_stopped() const;
   void tell(const std::string& line);
   std::string node_text(const Node& node) const;
-  std::optional<WorkerEnd> first_failure() const;
-  const Loss* first_loss() const;
   std::chrono::milliseconds failure_grace(Stop reason) const;
 
   const ControllerOptions options_;
@@ -145,24 +121,14 @@ class Controller {
   Roster roster_;
   int restarts_ = 0;
 
-  // gathering
-  Time since_;
-  Time next_word_;
-  std::vector<HostError> host_errors_;
-  int gone_hosts_ = 0;                    // of those expected: will not come, or have come and left
-  std::optional<Time> impossible_since_;  // too few hosts can come
+  Gathering gathering_;
 
   // running, stopping
-  std::vector<WorkerEnd> ends_;
-  std::vector<Loss> losses_;
-  std::vector<Diagnostic> errors_;  // of nodes that could not run their part
-  int error_exit_ = 0;
-  std::vector<std::string> warnings_;
+  GenerationEnd end_;
   Stop stop_ = Stop::none;
   int interrupt_ = 0;  // the signal
   std::optional<Time> stop_deadline_;
   bool killed_ = false;
-  std::chrono::system_clock::time_point started_;
 
   std::optional<JobOutcome> outcome_;
 };

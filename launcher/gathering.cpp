@@ -1,0 +1,128 @@
+#include "launcher/gathering.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace mtl {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// When a person begins to wonder, and how often after that.
+constexpr seconds kFirstWord{5};
+constexpr seconds kNextWord{30};
+// When the job cannot be any more, how long to wait for what the other hosts have to say: a person
+// mends all that is wrong at once.
+constexpr milliseconds kOtherReasons{1'500};
+// Of those with the same trouble.
+constexpr size_t kNamedHosts = 8;
+
+}  // namespace
+
+Gathering::Gathering(const MembershipOptions& options, milliseconds join_timeout, Time now)
+    : options_(options), join_timeout_(join_timeout) {
+  begin(now);
+}
+
+void Gathering::begin(Time now) {
+  since_ = now;
+  next_word_ = now + kFirstWord;
+}
+
+void Gathering::trouble(const Diagnostic& why) {
+  troubles_.push_back({.hosts = {}, .error = why});
+}
+
+void Gathering::troubles_of(const std::string& host, std::vector<Diagnostic> problems) {
+  for (Diagnostic& problem : problems) {
+    const auto same = [&](const Trouble& one) {
+      return !one.hosts.empty() && one.error.code == problem.code &&
+             one.error.what == problem.what && one.error.notes == problem.notes;
+    };
+    const auto known = std::find_if(troubles_.begin(), troubles_.end(), same);
+    if (known != troubles_.end()) {
+      known->hosts.push_back(host);
+    } else {
+      troubles_.push_back({.hosts = {host}, .error = std::move(problem)});
+    }
+  }
+}
+
+std::vector<Diagnostic> Gathering::take_troubles() {
+  std::vector<Diagnostic> all = reports();
+  troubles_.clear();
+  impossible_since_.reset();
+  return all;
+}
+
+std::vector<Diagnostic> Gathering::reports() const {
+  std::vector<Diagnostic> reports;
+  const std::vector<std::string>& listed = options_.expected;
+  const auto position = [&](const std::string& host) {
+    return std::find(listed.begin(), listed.end(), host);
+  };
+  for (const Trouble& one : troubles_) {
+    std::vector<std::string> names = one.hosts;
+    std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+      return position(a) < position(b);
+    });
+    std::string hosts;
+    for (size_t i = 0; i < names.size() && i < kNamedHosts; ++i) {
+      hosts += (i > 0 ? ", " : "") + names[i];
+    }
+    if (names.size() > kNamedHosts) {
+      hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
+    }
+    reports.push_back(one.error);
+    if (!hosts.empty()) reports.back().what = hosts + ": " + one.error.what;
+  }
+  return reports;
+}
+
+Diagnostic Gathering::not_enough(const Membership& members, bool late) const {
+  return {.code = "launch.nodes",
+          .what = fmt::format("{} of the {} nodes that the job needs {} there{}", members.present(),
+                              options_.min_nodes, members.present() == 1 ? "is" : "are",
+                              late ? fmt::format(" after {} s", join_timeout_.count() / 1000) : ""),
+          .notes = {"missing: " + members.missing()},
+          .help =
+              "mend what is said above, leave the host out, or allow fewer nodes: "
+              "--nnodes MIN:MAX"};
+}
+
+Gathering::Step Gathering::look(const Membership& members, Time now) {
+  Step step;
+  if (members.ready(now)) {
+    step.kind = Step::start;
+    return step;
+  }
+  const bool late = now >= since_ + join_timeout_;
+  if (!members.possible() && !impossible_since_) impossible_since_ = now;
+  const bool heard_all =
+      gone_hosts_ + members.present() >= static_cast<int>(options_.expected.size());
+  if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
+    step.kind = Step::give_up;
+    step.outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
+    step.outcome.report = reports();
+    step.outcome.report.push_back(not_enough(members, late));
+  } else if (now >= next_word_) {
+    next_word_ = now + kNextWord;
+    step.word =
+        fmt::format("waiting for {}: {} node{} of {} here after {} s", members.missing(),
+                    members.present(), members.present() == 1 ? "" : "s", options_.max_nodes,
+                    std::chrono::duration_cast<seconds>(now - since_).count());
+  }
+  return step;
+}
+
+Gathering::Time Gathering::next_look(const Membership& members, Time now) const {
+  Time next = std::min(next_word_, since_ + join_timeout_);
+  if (const auto change = members.next_change(now)) next = std::min(next, *change);
+  if (impossible_since_) next = std::min(next, *impossible_since_ + kOtherReasons);
+  return next;
+}
+
+}  // namespace mtl

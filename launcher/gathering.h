@@ -1,0 +1,61 @@
+// The time in which a job waits for its nodes: whether it starts, waits on or gives up, and what is
+// said meanwhile. Who is there, Membership knows; here is why others are not, and how long it has
+// lasted.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "launcher/verdict.h"
+#include "rendezvous/membership.h"
+
+namespace mtl {
+
+class Gathering {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Gathering(const MembershipOptions& options, std::chrono::milliseconds join_timeout, Time now);
+
+  // Once more, after a generation.
+  void begin(Time now);
+  // One of those expected will not come, or has come and left.
+  void host_gone() { ++gone_hosts_; }
+  // Why: `why` names its host.
+  void trouble(const Diagnostic& why);
+  // The same on several hosts is one error.
+  void troubles_of(const std::string& host, std::vector<Diagnostic> problems);
+  // All of it, and it is forgotten: the job goes on without those hosts.
+  std::vector<Diagnostic> take_troubles();
+
+  struct Step {
+    enum Kind { wait, start, give_up };
+    Kind kind = wait;
+    std::string word;    // for people who wait; mostly empty
+    JobOutcome outcome;  // of giving up
+  };
+  Step look(const Membership& members, Time now);
+  // When to look again without anything else happening.
+  Time next_look(const Membership& members, Time now) const;
+
+ private:
+  struct Trouble {
+    std::vector<std::string> hosts;  // empty: `error` names its host itself
+    Diagnostic error;
+  };
+  std::vector<Diagnostic> reports() const;
+  Diagnostic not_enough(const Membership& members, bool late) const;
+
+  const MembershipOptions options_;
+  const std::chrono::milliseconds join_timeout_;
+  Time since_;
+  Time next_word_;
+  std::vector<Trouble> troubles_;
+  int gone_hosts_ = 0;
+  std::optional<Time> impossible_since_;  // too few hosts can come
+};
+
+}  // namespace mtl

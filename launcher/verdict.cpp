@@ -1,0 +1,123 @@
+#include "launcher/verdict.h"
+
+#include <algorithm>
+#include <csignal>
+
+#include <fmt/format.h>
+
+namespace mtl {
+
+namespace {
+
+// Survivors of a lost machine fail in the same instant that its connection is reset. A loss that is
+// noticed this much after the first failure is still its reason.
+constexpr std::chrono::milliseconds kSameMoment{300};
+
+constexpr int kRequeue = static_cast<int>(Exit::requeue);
+
+bool is_fine(const WorkerEnd& end) {
+  return end.exit_code == 0 || end.exit_code == kRequeue;
+}
+
+bool obeyed(const WorkerEnd& end) {
+  return end.stopped_by_us &&
+         (is_fine(end) || end.exit_code == 128 + SIGTERM || end.exit_code == 128 + SIGKILL);
+}
+
+std::optional<WorkerEnd> first_failure(const GenerationEnd& generation) {
+  const WorkerEnd* first = nullptr;
+  for (const WorkerEnd& end : generation.ends) {
+    // Asked to stop because of others: however they say so (a handler that exits with 1, a
+    // collective that lost its peer), that is no failure of theirs.
+    if (generation.for_others && end.stopped_by_us) continue;
+    if (has_failed(end) && (first == nullptr || end.when < first->when)) first = &end;
+  }
+  return first != nullptr ? std::optional(*first) : std::nullopt;
+}
+
+std::optional<NodeLoss> first_loss(const GenerationEnd& generation) {
+  const auto first =
+      std::min_element(generation.losses.begin(), generation.losses.end(),
+                       [](const NodeLoss& a, const NodeLoss& b) { return a.when < b.when; });
+  return first != generation.losses.end() ? std::optional(*first) : std::nullopt;
+}
+
+Diagnostic loss_report(const NodeLoss& loss, int nodes) {
+  return {.code = "launch.node_lost",
+          .what = fmt::format("node {} ({}) was lost: {}", loss.node_rank, loss.host,
+                              loss_text(loss.loss, loss.reason)),
+          .notes = {fmt::format("{} other nodes were stopped because of it", nodes - 1)},
+          .help =
+              "look at that machine: is it up, reachable, out of memory? Jobs that go on "
+              "without a lost node: --nnodes MIN:MAX"};
+}
+
+// What failure_report() writes about.
+AgentResult as_result(const GenerationEnd& generation, const std::optional<WorkerEnd>& failure) {
+  AgentResult result;
+  result.first_failure = failure;
+  result.ends = generation.ends;
+  result.interrupted = generation.interrupt != 0;
+  result.started = generation.started;
+  result.warnings = generation.warnings;
+  return result;
+}
+
+}  // namespace
+
+bool has_failed(const WorkerEnd& end) {
+  return !is_fine(end) && !obeyed(end);
+}
+
+std::string loss_text(LinkEvent::Loss loss, const std::string& reason) {
+  return loss == LinkEvent::silent ? reason : "its agent is gone (" + reason + ")";
+}
+
+Verdict judge(const GenerationEnd& end) {
+  Verdict verdict;
+  JobOutcome& outcome = verdict.outcome;
+  outcome.interrupted = end.interrupt != 0;
+  outcome.warnings = end.warnings;
+  if (!end.errors.empty()) {
+    verdict.reason = Verdict::Reason::problem;
+    outcome.exit_code = end.error_exit;
+    outcome.report = end.errors;
+    return verdict;
+  }
+
+  verdict.done = std::all_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
+    return one.exit_code == 0 && !one.stopped_by_us;
+  });
+  std::optional<WorkerEnd> failure = first_failure(end);
+  std::optional<NodeLoss> loss = first_loss(end);
+  if (loss && failure && failure->when + kSameMoment < loss->when) loss.reset();
+  if (loss) {
+    verdict.reason = Verdict::Reason::loss;
+    outcome.exit_code = end.interrupt != 0                ? 128 + end.interrupt
+                        : loss->loss == LinkEvent::silent ? static_cast<int>(Exit::timeout)
+                                                          : static_cast<int>(Exit::run_failed);
+    outcome.report = {loss_report(*loss, end.nodes)};
+    verdict.loss = std::move(loss);
+    return verdict;
+  }
+
+  if (std::all_of(end.ends.begin(), end.ends.end(), is_fine)) {
+    const bool requeue = std::any_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
+      return one.exit_code == kRequeue;
+    });
+    outcome.exit_code = requeue ? kRequeue : 0;
+    return verdict;
+  }
+  outcome.report = {failure_report(as_result(end, failure))};
+  if (failure) {
+    verdict.reason = Verdict::Reason::failure;
+    outcome.exit_code = failure->exit_code;
+    outcome.first_failure = failure;
+    verdict.failure = std::move(failure);
+  } else {
+    outcome.exit_code = 128 + (end.interrupt != 0 ? end.interrupt : SIGTERM);
+  }
+  return verdict;
+}
+
+}  // namespace mtl

@@ -1,0 +1,70 @@
+// How a generation of a job ended, judged when all of its nodes have stopped: what was the reason,
+// and what is said if the job ends with it. Pure: whether the job goes on all the same (a restart
+// that is left, a node that may be missing) is the controller's to say.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "launcher/agent.h"
+#include "rendezvous/link.h"
+
+namespace mtl {
+
+// How a job ended.
+struct JobOutcome {
+  int exit_code = 0;
+  bool interrupted = false;
+  // The headline; warnings if nothing failed. Empty = all is done.
+  std::vector<Diagnostic> report;
+  std::vector<std::string> warnings;
+  // A rank that failed is the reason (and not a lost node, a program that is missing ...).
+  std::optional<WorkerEnd> first_failure;
+};
+
+struct NodeLoss {
+  std::string host;
+  int node_rank = -1;
+  LinkEvent::Loss loss = LinkEvent::closed;
+  std::string reason;
+  std::chrono::system_clock::time_point when;  // it was last heard of
+};
+
+// What has become of a generation. All times by one clock.
+struct GenerationEnd {
+  int nodes = 0;
+  std::chrono::system_clock::time_point started;
+  std::vector<WorkerEnd> ends;
+  std::vector<NodeLoss> losses;
+  std::vector<Diagnostic> errors;  // of nodes that could not run their part
+  int error_exit = 0;
+  std::vector<std::string> warnings;
+  // The ranks were asked to stop because a node was lost or has come.
+  bool for_others = false;
+  int interrupt = 0;  // the signal of a person or a scheduler
+};
+
+struct Verdict {
+  enum class Reason {
+    none,     // ... of its own: the ranks are done, or were asked to stop
+    problem,  // a node could not run its part
+    loss,
+    failure,
+  };
+  Reason reason = Reason::none;
+  std::optional<NodeLoss> loss;
+  std::optional<WorkerEnd> failure;
+  bool done = false;   // every rank by itself, whatever came in the meantime
+  JobOutcome outcome;  // if the job ends with this generation
+};
+
+Verdict judge(const GenerationEnd& end);
+
+// By itself, and not because it was asked to stop.
+bool has_failed(const WorkerEnd& end);
+std::string loss_text(LinkEvent::Loss loss, const std::string& reason);
+
+}  // namespace mtl
