@@ -41,16 +41,11 @@ void Controller::expect(LinkId link, const std::string& host, const NodeJob& job
   node.job = job;
 }
 
-void Controller::host_failed(const std::string& host, const Diagnostic& why, Time now) {
+void Controller::host_failed(int position, const Diagnostic& why, Time now) {
   if (state_ == State::finished) return;
-  will_not_come(host, now);
+  membership_.will_not_come(position);
   gathering_.trouble(why);
   if (state_ == State::gathering) gather(now);
-}
-
-void Controller::will_not_come(const std::string& host, Time now) {
-  gathering_.host_gone();
-  membership_.will_not_come(host, now);
 }
 
 void Controller::received(LinkId link, const LinkMessage& message,
@@ -164,15 +159,17 @@ void Controller::refuse(LinkId link, const Diagnostic& why, Time now) {
   port_.close(link);
   if (!node.job) return tell("refused: " + why.what);
   gathering_.trouble(why);
-  will_not_come(node.host, now);
+  membership_.will_not_come(node.job->position);
+  if (state_ == State::gathering) gather(now);
 }
 
 void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time now) {
-  const std::string host = nodes_[link].host;
-  gathering_.troubles_of(host, std::move(problems));
+  const Node node = nodes_[link];
+  const int position = node.job ? node.job->position : -1;
+  gathering_.troubles_of(position, node.host, std::move(problems));
   port_.close(link);
   nodes_.erase(link);
-  will_not_come(host, now);
+  membership_.will_not_come(position);
   if (state_ == State::gathering) gather(now);
 }
 
@@ -182,34 +179,37 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
   const Node node = found->second;
   nodes_.erase(found);
   membership_.leave(link, now);
-  if (node.job) will_not_come(node.host, now);
-  if (node.stopped) return;  // it had done its part
-  if (node.rank >= 0 && state_ != State::gathering) {
-    // Of a silent one the end came when it was last heard.
-    const auto silence = loss == LinkEvent::silent ? options_.dead_after : milliseconds(0);
-    end_.losses.push_back({.host = node.host,
-                           .node_rank = node.rank,
-                           .loss = loss,
-                           .reason = reason,
-                           .when = std::chrono::system_clock::now() - silence});
-    if (state_ == State::running) {
-      stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
-           failure_grace(Stop::loss), false, now);
-    } else if (all_stopped()) {
-      conclude(now);
-    }
-    return;
-  }
-  if (state_ != State::gathering) return;
+  if (node.job) membership_.will_not_come(node.job->position);
+  if (node.rank >= 0 && !node.stopped) return on_loss(node, loss, reason, now);
+  // It has no part in what runs now, but it could have had one in the next generation.
   if (node.job) {
     gathering_.trouble({.code = "launch.node_lost",
-                        .what = fmt::format("{} was lost before the start: {}", node.host,
+                        .what = fmt::format("{} was lost {}: {}", node.host,
+                                            node.stopped ? "after its ranks had ended"
+                                                         : "before its ranks had started",
                                             loss_text(loss, reason)),
                         .help = "try on that host: mtl env"});
   } else if (node.joined) {
     tell(fmt::format("{} has left: {}", node_text(node), reason));
   }
-  gather(now);
+  if (state_ == State::gathering) gather(now);
+}
+
+void Controller::on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason,
+                         Time now) {
+  // Of a silent one the end came when it was last heard.
+  const auto silence = loss == LinkEvent::silent ? options_.dead_after : milliseconds(0);
+  end_.losses.push_back({.host = node.host,
+                         .node_rank = node.rank,
+                         .loss = loss,
+                         .reason = reason,
+                         .when = std::chrono::system_clock::now() - silence});
+  if (state_ == State::running) {
+    stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
+         failure_grace(Stop::loss), false, now);
+  } else if (all_stopped()) {
+    conclude(now);
+  }
 }
 
 // --- gathering
@@ -225,12 +225,12 @@ void Controller::gather(Time now) {
     return finish(std::move(outcome));
   }
   Gathering::Step step = gathering_.look(membership_, now);
-  if (step.kind == Gathering::Step::start) return start(now);
+  if (step.kind == Gathering::Step::start) return start();
   if (step.kind == Gathering::Step::give_up) return finish(std::move(step.outcome));
   if (!step.word.empty()) tell(step.word);
 }
 
-void Controller::start(Time now) {
+void Controller::start() {
   // Those that will be missed are said now: the job goes on without them.
   for (const Diagnostic& error : gathering_.take_troubles()) {
     tell(fmt::format("without a host: {} [{}]", error.what, error.code));
@@ -282,7 +282,6 @@ void Controller::start(Time now) {
     message.node_rank = static_cast<int>(rank);
     port_.send(link, JobMessage::assign, roster_.generation, encode(message));
   }
-  (void)now;
 }
 
 // --- running
@@ -422,7 +421,11 @@ bool Controller::goes_on(const Verdict& verdict, Time now) {
           members.min_nodes < members.max_nodes || membership_.present() >= members.max_nodes;
       if (!(free || restarts_left) || !(enough || options_.grows)) return false;
       if (!free) ++restarts_;
-      restart(fmt::format("going on without {}", verdict.loss->host), now);
+      std::string why = free ? fmt::format("going on without {}", verdict.loss->host)
+                             : fmt::format("restart {} of {}: {} was lost", restarts_,
+                                           options_.max_restarts, verdict.loss->host);
+      if (!enough) why += fmt::format("; waiting for {}", membership_.missing());
+      restart(why, now);
       return true;
     }
     case Verdict::Reason::failure: {

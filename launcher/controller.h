@@ -62,8 +62,8 @@ class Controller {
 
   // A link of a host of ours: `job` is what the node there is asked to prepare.
   void expect(LinkId link, const std::string& host, const NodeJob& job);
-  // A host of ours that cannot be reached.
-  void host_failed(const std::string& host, const Diagnostic& why, Time now);
+  // A host of ours that cannot be reached; its position in MembershipOptions::expected.
+  void host_failed(int position, const Diagnostic& why, Time now);
 
   void received(LinkId link, const LinkMessage& message, std::chrono::nanoseconds clock_ahead,
                 Time now);
@@ -97,10 +97,10 @@ class Controller {
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
   void on_stopped(Node& node, const StoppedMessage& message, Time now);
+  void on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason, Time now);
   void refuse(LinkId link, const Diagnostic& why, Time now);
-  void will_not_come(const std::string& host, Time now);
   void gather(Time now);
-  void start(Time now);
+  void start();
   void stop(Stop reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
             Time now);
   void conclude(Time now);

@@ -20,6 +20,13 @@ constexpr milliseconds kOtherReasons{1'500};
 // Of those with the same trouble.
 constexpr size_t kNamedHosts = 8;
 
+std::string who_is_there(int present, int needed) {
+  if (needed == 1) return "the node that the job needs is not there";
+  if (present == 0) return fmt::format("none of the {} nodes that the job needs is there", needed);
+  return fmt::format("only {} of the {} nodes that the job needs {} there", present, needed,
+                     present == 1 ? "is" : "are");
+}
+
 }  // namespace
 
 Gathering::Gathering(const MembershipOptions& options, milliseconds join_timeout, Time now)
@@ -36,7 +43,8 @@ void Gathering::trouble(const Diagnostic& why) {
   troubles_.push_back({.hosts = {}, .error = why});
 }
 
-void Gathering::troubles_of(const std::string& host, std::vector<Diagnostic> problems) {
+void Gathering::troubles_of(int position, const std::string& host,
+                            std::vector<Diagnostic> problems) {
   for (Diagnostic& problem : problems) {
     const auto same = [&](const Trouble& one) {
       return !one.hosts.empty() && one.error.code == problem.code &&
@@ -44,9 +52,9 @@ void Gathering::troubles_of(const std::string& host, std::vector<Diagnostic> pro
     };
     const auto known = std::find_if(troubles_.begin(), troubles_.end(), same);
     if (known != troubles_.end()) {
-      known->hosts.push_back(host);
+      known->hosts.emplace_back(position, host);
     } else {
-      troubles_.push_back({.hosts = {host}, .error = std::move(problem)});
+      troubles_.push_back({.hosts = {{position, host}}, .error = std::move(problem)});
     }
   }
 }
@@ -60,18 +68,12 @@ std::vector<Diagnostic> Gathering::take_troubles() {
 
 std::vector<Diagnostic> Gathering::reports() const {
   std::vector<Diagnostic> reports;
-  const std::vector<std::string>& listed = options_.expected;
-  const auto position = [&](const std::string& host) {
-    return std::find(listed.begin(), listed.end(), host);
-  };
   for (const Trouble& one : troubles_) {
-    std::vector<std::string> names = one.hosts;
-    std::sort(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-      return position(a) < position(b);
-    });
+    std::vector<std::pair<int, std::string>> names = one.hosts;
+    std::sort(names.begin(), names.end());
     std::string hosts;
     for (size_t i = 0; i < names.size() && i < kNamedHosts; ++i) {
-      hosts += (i > 0 ? ", " : "") + names[i];
+      hosts += (i > 0 ? ", " : "") + names[i].second;
     }
     if (names.size() > kNamedHosts) {
       hosts += fmt::format(" and {} more", names.size() - kNamedHosts);
@@ -84,9 +86,8 @@ std::vector<Diagnostic> Gathering::reports() const {
 
 Diagnostic Gathering::not_enough(const Membership& members, bool late) const {
   return {.code = "launch.nodes",
-          .what = fmt::format("{} of the {} nodes that the job needs {} there{}", members.present(),
-                              options_.min_nodes, members.present() == 1 ? "is" : "are",
-                              late ? fmt::format(" after {} s", join_timeout_.count() / 1000) : ""),
+          .what = who_is_there(members.present(), options_.min_nodes) +
+                  (late ? fmt::format(" after {} s", join_timeout_.count() / 1000) : ""),
           .notes = {"missing: " + members.missing()},
           .help =
               "mend what is said above, leave the host out, or allow fewer nodes: "
@@ -101,8 +102,7 @@ Gathering::Step Gathering::look(const Membership& members, Time now) {
   }
   const bool late = now >= since_ + join_timeout_;
   if (!members.possible() && !impossible_since_) impossible_since_ = now;
-  const bool heard_all =
-      gone_hosts_ + members.present() >= static_cast<int>(options_.expected.size());
+  const bool heard_all = members.awaited() == 0;
   if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
     step.kind = Step::give_up;
     step.outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);

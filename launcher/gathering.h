@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -22,12 +23,10 @@ class Gathering {
 
   // Once more, after a generation.
   void begin(Time now);
-  // One of those expected will not come, or has come and left.
-  void host_gone() { ++gone_hosts_; }
-  // Why: `why` names its host.
+  // Why one of those expected does not come, or has left: `why` names its host.
   void trouble(const Diagnostic& why);
-  // The same on several hosts is one error.
-  void troubles_of(const std::string& host, std::vector<Diagnostic> problems);
+  // The same on several hosts is one error. `position`: in the list of hosts.
+  void troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems);
   // All of it, and it is forgotten: the job goes on without those hosts.
   std::vector<Diagnostic> take_troubles();
 
@@ -43,7 +42,8 @@ class Gathering {
 
  private:
   struct Trouble {
-    std::vector<std::string> hosts;  // empty: `error` names its host itself
+    std::vector<std::pair<int, std::string>>
+        hosts;  // with their positions; empty: `error` names its host itself
     Diagnostic error;
   };
   std::vector<Diagnostic> reports() const;
@@ -54,7 +54,6 @@ class Gathering {
   Time since_;
   Time next_word_;
   std::vector<Trouble> troubles_;
-  int gone_hosts_ = 0;
   std::optional<Time> impossible_since_;  // too few hosts can come
 };
 

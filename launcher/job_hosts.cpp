@@ -220,7 +220,7 @@ class HostsJob {
           break;
         case FleetEvent::failed:
           controller_->host_failed(
-              name,
+              static_cast<int>(index),
               event->error.value_or(Diagnostic{.code = "ssh.connect", .what = name + " failed"}),
               std::chrono::steady_clock::now());
           break;

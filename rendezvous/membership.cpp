@@ -39,8 +39,7 @@ Membership::Membership(const MembershipOptions& options) : options_(options) {
   if (options_.by_rank) options_.min_nodes = options_.max_nodes;
   options_.max_nodes = std::max(options_.max_nodes, options_.min_nodes);
   for (const std::string& host : options_.expected) {
-    expected_by_host_.emplace(host, expected_.size());
-    expected_.push_back({host, awaited, {}});
+    expected_.push_back({host, unheard, {}});
   }
   awaited_ = static_cast<int>(expected_.size());
 }
@@ -94,7 +93,7 @@ std::optional<std::string> Membership::join(LinkId link, const NodeOffer& offer,
   if (options_.by_rank) by_rank_[offer.rank] = link;
   nodes_[link] = std::move(node);
   last_arrival_ = now;
-  if (Expected* expected = find_expected(offer)) {
+  if (Expected* expected = find_expected(offer.position); expected && expected->state != here) {
     set_state(*expected, here);
     expected->link = link;
   }
@@ -108,26 +107,13 @@ const Membership::Node* Membership::find(const Index& index, const Key& key) con
 }
 
 void Membership::set_state(Expected& one, State state) {
-  awaited_ += (state == awaited) - (one.state == awaited);
+  awaited_ += (state == unheard) - (one.state == unheard);
   one.state = state;
 }
 
-// By its position in the list if the controller knows it, else by name.
-Membership::Expected* Membership::find_expected(const NodeOffer& offer) {
-  if (offer.position >= 0 && static_cast<size_t>(offer.position) < expected_.size()) {
-    Expected& one = expected_[static_cast<size_t>(offer.position)];
-    if (one.state != here) return &one;
-  }
-  return find_expected(offer.host, [](State state) { return state != here; });
-}
-
-template <typename Wanted>
-Membership::Expected* Membership::find_expected(const std::string& host, const Wanted& wanted) {
-  const auto [first, last] = expected_by_host_.equal_range(host);
-  for (auto it = first; it != last; ++it) {
-    if (wanted(expected_[it->second].state)) return &expected_[it->second];
-  }
-  return nullptr;
+Membership::Expected* Membership::find_expected(int position) {
+  if (position < 0 || static_cast<size_t>(position) >= expected_.size()) return nullptr;
+  return &expected_[static_cast<size_t>(position)];
 }
 
 void Membership::leave(LinkId link, Time) {
@@ -147,9 +133,9 @@ Membership::Expected* Membership::find_expected_of(LinkId link) {
   return found == expected_.end() ? nullptr : &*found;
 }
 
-void Membership::will_not_come(const std::string& host, Time) {
-  Expected* one = find_expected(host, [](State state) { return state == awaited; });
-  if (one != nullptr) set_state(*one, gone);
+void Membership::will_not_come(int position) {
+  Expected* one = find_expected(position);
+  if (one != nullptr && one->state == unheard) set_state(*one, gone);
 }
 
 bool Membership::ready(Time now) const {
@@ -183,7 +169,7 @@ std::string Membership::missing() const {
     return names.empty() ? "" : "machine_rank " + some_of(names);
   }
   // Those that may still come; if there are none, those that should have.
-  for (const State state : {awaited, gone}) {
+  for (const State state : {unheard, gone}) {
     for (const Expected& one : expected_) {
       if (one.state == state) names.push_back(one.host);
     }

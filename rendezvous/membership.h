@@ -75,8 +75,9 @@ class Membership {
   std::optional<std::string> join(LinkId link, const NodeOffer& offer, Time now);
   // Gone; its place is kept for its key until the next assign().
   void leave(LinkId link, Time now);
-  // An expected host that will not come (ssh refused it).
-  void will_not_come(const std::string& host, Time now);
+  // The expected host at this place of the list will not come (ssh refused it). Not by its name:
+  // one machine may be there twice.
+  void will_not_come(int position);
 
   // Whether assign() would make a generation worth starting. After a loss it is so at once if
   // min_nodes are left: last_call counts only for who has come since the last assign().
@@ -86,6 +87,8 @@ class Membership {
   // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes".
   std::string missing() const;
   int present() const;
+  // Expected hosts that have neither come nor are known not to.
+  int awaited() const { return awaited_; }
   // False once min_nodes cannot be reached any more (all expected hosts have answered).
   bool possible() const;
 
@@ -108,17 +111,15 @@ class Membership {
     std::string host;
   };
   // Of an expected host: not heard of yet; has joined; will not come, or has come and left.
-  enum State { awaited, here, gone };
+  enum State { unheard, here, gone };
   struct Expected {
     std::string host;
-    State state = awaited;
+    State state = unheard;
     LinkId link = 0;
   };
   template <typename Index, typename Key>
   const Node* find(const Index& index, const Key& key) const;
-  Expected* find_expected(const NodeOffer& offer);
-  template <typename Wanted>
-  Expected* find_expected(const std::string& host, const Wanted& wanted);
+  Expected* find_expected(int position);
   Expected* find_expected_of(LinkId link);
   void set_state(Expected& one, State state);
   Time last_call_end() const;
@@ -126,7 +127,6 @@ class Membership {
 
   MembershipOptions options_;
   std::vector<Expected> expected_;
-  std::unordered_multimap<std::string, size_t> expected_by_host_;
   int awaited_ = 0;
   std::map<LinkId, Node> nodes_;
   std::unordered_map<std::string, LinkId> by_key_;

@@ -86,38 +86,55 @@ TEST_CASE("expected hosts: known bad is as good as here and too few left is impo
   options.expected = {"m1", "m2", "m3", "m4"};
   Membership members(options);
   CHECK(members.missing() == "m1, m2, m3, m4");
-  members.join(1, offer("m1"), kStart);
-  members.join(2, offer("m2"), kStart);
+  members.join(1, offer("m1", 2, -1, 0), kStart);
+  members.join(2, offer("m2", 2, -1, 1), kStart);
   // Its own name is another one than in our list, but we know whom we asked.
   members.join(3, offer("m3.lan", 2, -1, 2), kStart);
   CHECK(members.missing() == "m4");
   CHECK_FALSE(members.ready(kStart));
   CHECK(members.possible());
   SUBCASE("the fourth refuses") {
-    members.will_not_come("m4", kStart);
+    members.will_not_come(3);
     CHECK(members.ready(kStart));
     CHECK(members.possible());
-    CHECK(hosts_of(members.assign()) == Names{"m3.lan", "m1", "m2"});
+    CHECK(hosts_of(members.assign()) == Names{"m1", "m2", "m3.lan"});
     members.leave(2, kStart);
     CHECK_FALSE(members.possible());
     CHECK(members.missing() == "m2, m4");
     // It comes all the same.
-    members.join(9, offer("m4"), kStart);
+    members.join(9, offer("m4", 2, -1, 3), kStart);
     CHECK(members.possible());
     CHECK(members.ready(kStart));
   }
   SUBCASE("two more are lost") {
-    members.will_not_come("m4", kStart);
-    members.will_not_come("nobody", kStart);
+    members.will_not_come(3);
+    members.will_not_come(-1);
+    members.will_not_come(4);
     members.leave(1, kStart);
     CHECK_FALSE(members.possible());
     CHECK_FALSE(members.ready(kStart + 1h));
   }
   SUBCASE("all four") {
-    members.join(4, offer("m4"), kStart);
+    members.join(4, offer("m4", 2, -1, 3), kStart);
     CHECK(members.ready(kStart));
     CHECK(members.missing().empty());
   }
+}
+
+TEST_CASE("expected hosts: one that is listed twice may come once and fail once") {
+  MembershipOptions options = between(2, 3);
+  options.expected = {"m1", "m1", "m2"};
+  Membership members(options);
+  members.will_not_come(0);
+  NodeOffer second = offer("m1", 2, -1, 1);
+  members.join(1, second, kStart);
+  CHECK(members.awaited() == 1);
+  CHECK(members.missing() == "m2");
+  // What came is lost: the other of that name has no part in it.
+  members.leave(1, kStart);
+  members.will_not_come(1);
+  CHECK(members.awaited() == 1);
+  CHECK_FALSE(members.possible());
 }
 
 TEST_CASE("static ranks: each once in their order the missing ones named") {
