@@ -1,7 +1,7 @@
 #include "launcher/controller.h"
 
 #include <algorithm>
-#include <csignal>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -23,6 +23,15 @@ constexpr milliseconds kLastWords{2'000};
 
 std::string count_text(int count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+JobOutcome stopped_early(int signal, const char* what) {
+  JobOutcome outcome;
+  outcome.exit_code = 128 + signal;
+  outcome.interrupted = true;
+  outcome.report = {
+      {.code = "run.stopped", .what = what, .severity = Diagnostic::Severity::warning}};
+  return outcome;
 }
 
 }  // namespace
@@ -72,11 +81,7 @@ void Controller::received(LinkId link, const LinkMessage& message,
       return;
     case JobMessage::interrupted:
       if (const auto signal = decode_number(message.body)) {
-        if (options_.membership.max_nodes > 1) {
-          tell(fmt::format("{}: {} arrived there, so the job is stopped", node_text(node),
-                           signal_name(static_cast<int>(*signal))));
-        }
-        interrupt(static_cast<int>(*signal), now);
+        on_interrupted(link, static_cast<int>(*signal), now);
       }
       return;
     default:
@@ -98,7 +103,7 @@ void Controller::received(LinkId link, const LinkMessage& message,
       if (auto end = decode_end(message.body)) on_ended(node, std::move(*end), now);
       return;
     case JobMessage::stopped:
-      if (const auto stopped = decode_stopped(message.body)) on_stopped(node, *stopped, now);
+      if (const auto stopped = decode_stopped(message.body)) on_stopped(link, *stopped, now);
       return;
     default:
       return;
@@ -144,6 +149,7 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
                   now);
   }
   node.joined = true;
+  node.is_own = offer.position >= 0 && offer.position == options_.own_position;
   if (state_ == State::gathering) return gather(now);
   if (state_ == State::running && options_.grows &&
       static_cast<int>(roster_.nodes.size()) < options_.membership.max_nodes) {
@@ -216,13 +222,8 @@ void Controller::on_loss(const Node& node, LinkEvent::Loss loss, const std::stri
 
 void Controller::gather(Time now) {
   if (interrupt_ != 0) {
-    JobOutcome outcome;
-    outcome.exit_code = 128 + interrupt_;
-    outcome.interrupted = true;
-    outcome.report = {{.code = "run.stopped",
-                       .what = "the job was stopped on request before it had started",
-                       .severity = Diagnostic::Severity::warning}};
-    return finish(std::move(outcome));
+    return finish(
+        stopped_early(interrupt_, "the job was stopped on request before it had started"));
   }
   Gathering::Step step = gathering_.look(membership_, now);
   if (step.kind == Gathering::Step::start) return start();
@@ -304,18 +305,27 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   stop(Stop::failure, why, grace, false, now);
 }
 
-void Controller::on_stopped(Node& node, const StoppedMessage& message, Time now) {
+void Controller::on_stopped(LinkId link, const StoppedMessage& message, Time now) {
+  Node& node = nodes_.at(link);
+  if (node.stopped) return;
   node.stopped = true;
   for (const std::string& warning : message.warnings) {
     end_.warnings.push_back(node_text(node) + ": " + warning);
   }
-  for (Diagnostic error : message.errors) {
+  std::vector<Diagnostic> errors = message.errors;
+  for (Diagnostic& error : errors) {
     if (options_.membership.max_nodes > 1) error.what = node.host + ": " + error.what;
-    end_.errors.push_back(std::move(error));
-    if (end_.error_exit == 0) end_.error_exit = message.exit_code;
   }
-  if (!message.errors.empty() && state_ == State::running) {
-    stop(Stop::problem, node_text(node) + " could not run its part", milliseconds(0), false, now);
+  // Of one that leaves they are nobody else's trouble.
+  if (node.leaving != 0) {
+    let_go(link, errors, message.exit_code);
+  } else if (!errors.empty()) {
+    end_.errors.insert(end_.errors.end(), errors.begin(), errors.end());
+    if (end_.error_exit == 0) end_.error_exit = message.exit_code;
+    if (state_ == State::running) {
+      const std::string why = node_text(node) + " could not run its part";
+      return stop(Stop::problem, why, milliseconds(0), false, now);
+    }
   }
   if (all_stopped()) conclude(now);
 }
@@ -347,6 +357,84 @@ void Controller::interrupt(int signal, Time now) {
   if (state_ == State::gathering) return gather(now);
   if (again) return stop(Stop::request, "killed at once, on request", milliseconds(0), true, now);
   stop(Stop::request, "", options_.grace, false, now);
+}
+
+void Controller::on_interrupted(LinkId link, int signal, Time now) {
+  Node& node = nodes_.at(link);
+  if (node.leaving != 0) return;  // its agent knows what a second signal means
+  const bool again = std::exchange(node.interrupted, true);
+  if (!again && may_leave(link)) return leave(link, signal, now);
+  // A scheduler signals every node: that is one request.
+  if (!again && interrupt_ != 0) return;
+  if (!again && options_.membership.max_nodes > 1) {
+    tell(fmt::format("{}: {} arrived there, so the job is stopped", node_text(node),
+                     signal_name(signal)));
+  }
+  interrupt(signal, now);
+}
+
+// Whether the job can do without this node, so that a signal there need not be the end of all.
+bool Controller::may_leave(LinkId link) const {
+  const Node& node = nodes_.at(link);
+  if (node.is_own || interrupt_ != 0) return false;
+  if (state_ != State::gathering && node.rank < 0) return true;  // a spare
+  const MembershipOptions& members = options_.membership;
+  if (members.min_nodes >= members.max_nodes) return false;
+  int others = membership_.present() - (membership_.is_present(link) ? 1 : 0);
+  if (state_ == State::gathering) {
+    others += membership_.awaited() - (node.job && !node.joined ? 1 : 0);
+  }
+  return others >= members.min_nodes;
+}
+
+// A cloud takes a machine back, or a person needs it: the others end in order, so that ours save
+// where they are, and go on without it. Nobody has failed, so no restart is used up.
+void Controller::leave(LinkId link, int signal, Time now) {
+  Node& node = nodes_.at(link);
+  node.leaving = signal;
+  membership_.leave(link, now);
+  if (node.job) membership_.will_not_come(node.job->position);
+  std::string why =
+      fmt::format("{}: {} arrived there: it leaves", node_text(node), signal_name(signal));
+  if (node.rank < 0 || node.stopped) {
+    tell(why);
+    let_go(link, {}, 0);
+    if (state_ == State::gathering) gather(now);
+    return;
+  }
+  if (!end_.first_leave) end_.first_leave = std::chrono::system_clock::now();
+  if (stop_ != Stop::failure && stop_ != Stop::problem) {
+    why += ", and the job goes on with " + nodes_left();
+  }
+  if (state_ == State::running) return stop(Stop::leave, why, options_.grace, false, now);
+  tell(why);
+}
+
+// One that leaves has nothing left to do here. It ends as the whole job would, had the signal been
+// meant for all: with what became of its own ranks.
+void Controller::let_go(LinkId link, const std::vector<Diagnostic>& errors, int error_exit) {
+  const Node node = nodes_.at(link);
+  JobOutcome outcome =
+      stopped_early(node.leaving, "this node left on request before it had a part");
+  if (node.rank >= 0) {
+    const RosterNode& row = roster_.nodes[static_cast<size_t>(node.rank)];
+    GenerationEnd own;
+    own.nodes = 1;
+    own.started = end_.started;
+    own.errors = errors;
+    own.error_exit = error_exit;
+    own.interrupt = node.leaving;
+    for (const WorkerEnd& end : end_.ends) {
+      if (end.rank >= row.first_rank && end.rank < row.first_rank + row.slots) {
+        own.ends.push_back(end);
+      }
+    }
+    outcome = judge(own).outcome;
+  }
+  const FinishMessage message{.exit_code = outcome.exit_code, .report = outcome.report};
+  port_.send(link, JobMessage::finish, 0, encode(message));
+  port_.close(link);
+  nodes_.erase(link);
 }
 
 void Controller::pass_on(int signal) {
@@ -401,7 +489,7 @@ std::optional<Controller::Time> Controller::next_tick(Time now) const {
 // --- the end of a generation
 
 void Controller::conclude(Time now) {
-  end_.for_others = stop_ == Stop::growth || stop_ == Stop::loss;
+  end_.for_others = stop_ == Stop::growth || stop_ == Stop::loss || stop_ == Stop::leave;
   end_.interrupt = interrupt_;
   Verdict verdict = judge(end_);
   if (interrupt_ == 0 && goes_on(verdict, now)) return;
@@ -438,6 +526,10 @@ bool Controller::goes_on(const Verdict& verdict, Time now) {
               now);
       return true;
     }
+    case Verdict::Reason::leave:
+      if (verdict.done) return false;
+      restart(stop_ == Stop::leave ? "" : "going on with " + nodes_left(), now);
+      return true;
     case Verdict::Reason::none:
       if (stop_ != Stop::growth || verdict.done) return false;
       restart("", now);
@@ -475,6 +567,10 @@ void Controller::tell(const std::string& line) {
   for (const auto& [link, node] : nodes_) {
     if (node.joined) port_.send(link, JobMessage::notice, roster_.generation, line);
   }
+}
+
+std::string Controller::nodes_left() const {
+  return count_text(std::min(membership_.present(), options_.membership.max_nodes), "node");
 }
 
 std::string Controller::node_text(const Node& node) const {

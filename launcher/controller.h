@@ -30,8 +30,11 @@ namespace mtl {
 struct ControllerOptions {
   MembershipOptions membership;
   std::string version;
-  bool is_ours = false;     // the program is mtl's own runtime
-  bool grows = false;       // a node that comes late leads to a new generation
+  bool is_ours = false;  // the program is mtl's own runtime
+  bool grows = false;    // a node that comes late leads to a new generation
+  // NodeOffer::position of the node in the controller's own process: a signal there is meant for
+  // the job. One at another node makes that leave, if the others may go on. -1 = none.
+  int own_position = -1;
   bool tell_nodes = false;  // notices go to the nodes, where people are, and not to the port
   int max_restarts = 0;     // after failures of ranks; the loss of a node is free while min < max
   std::chrono::milliseconds join_timeout{600'000};
@@ -68,7 +71,7 @@ class Controller {
   void received(LinkId link, const LinkMessage& message, std::chrono::nanoseconds clock_ahead,
                 Time now);
   void lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now);
-  // A person or a scheduler wants it to stop; the second time at once.
+  // A person or a scheduler wants the job to stop; the second time at once.
   void interrupt(int signal, Time now);
   // Something that the ranks are to get (USR1, QUIT).
   void pass_on(int signal);
@@ -81,7 +84,7 @@ class Controller {
 
  private:
   enum class State { gathering, running, stopping, finished };
-  enum class Stop { none, failure, loss, request, growth, problem };
+  enum class Stop { none, failure, loss, leave, request, growth, problem };
 
   struct Node {
     std::string host;
@@ -89,6 +92,9 @@ class Controller {
     bool joined = false;
     int rank = -1;  // in the roster; -1 = not in this generation
     bool stopped = false;
+    bool is_own = false;
+    bool interrupted = false;
+    int leaving = 0;  // the signal that it leaves with: it is in no further generation
     std::chrono::nanoseconds clock_ahead{0};
   };
 
@@ -96,7 +102,11 @@ class Controller {
   void on_join(LinkId link, const NodeOffer& offer, Time now);
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
-  void on_stopped(Node& node, const StoppedMessage& message, Time now);
+  void on_stopped(LinkId link, const StoppedMessage& message, Time now);
+  void on_interrupted(LinkId link, int signal, Time now);
+  bool may_leave(LinkId link) const;
+  void leave(LinkId link, int signal, Time now);
+  void let_go(LinkId link, const std::vector<Diagnostic>& errors, int error_exit);
   void on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason, Time now);
   void refuse(LinkId link, const Diagnostic& why, Time now);
   void gather(Time now);
@@ -111,6 +121,7 @@ class Controller {
   bool all_stopped() const;
   void tell(const std::string& line);
   std::string node_text(const Node& node) const;
+  std::string nodes_left() const;
   std::chrono::milliseconds failure_grace(Stop reason) const;
 
   const ControllerOptions options_;

@@ -30,6 +30,10 @@ constexpr std::chrono::seconds kLastNodes{15};
 // After this a person begins to wonder why nothing happens.
 constexpr std::chrono::seconds kFirstWord{5};
 
+// Of the node beside the controller, among those without one: the first, so that rank 0's output is
+// seen where the rendezvous is.
+constexpr int kOwnPosition = 0;
+
 class ControllerThread {
  public:
   ControllerThread(const JobOptions& options, std::unique_ptr<LinkHub> hub)
@@ -38,6 +42,7 @@ class ControllerThread {
     policy.tell_nodes = true;
     policy.membership.by_rank = !options.request.elastic;
     policy.grows = options.request.elastic;
+    policy.own_position = kOwnPosition;
     if (policy.is_ours) policy.token = make_token();
     controller_.emplace(std::move(policy), port_, std::chrono::steady_clock::now());
     // Signals are the business of the node's thread.
@@ -149,7 +154,7 @@ JobOutcome run_member_job(const JobOptions& options) {
     node.rank = request.machine_rank;
     node.job->master_address = request.address;
   } else if (controller) {
-    node.job->position = 0;  // rank 0's output is seen where the rendezvous is
+    node.job->position = kOwnPosition;
   }
   node.controller = fmt::format("{} port {}", request.address, request.port);
   node.on_loopback = request.max_nodes == 1 || is_loopback(request.address);

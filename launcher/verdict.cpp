@@ -9,8 +9,8 @@ namespace mtl {
 
 namespace {
 
-// Survivors of a lost machine fail in the same instant that its connection is reset. A loss that is
-// noticed this much after the first failure is still its reason.
+// Survivors of a machine that is lost, or leaves, fail in the same instant that its connection is
+// reset. A loss that is noticed this much after the first failure is still its reason.
 constexpr std::chrono::milliseconds kSameMoment{300};
 
 constexpr int kRequeue = static_cast<int>(Exit::requeue);
@@ -90,7 +90,10 @@ Verdict judge(const GenerationEnd& end) {
   });
   std::optional<WorkerEnd> failure = first_failure(end);
   std::optional<NodeLoss> loss = first_loss(end);
-  if (loss && failure && failure->when + kSameMoment < loss->when) loss.reset();
+  const auto before = [&](std::chrono::system_clock::time_point when) {
+    return failure && failure->when + kSameMoment < when;
+  };
+  if (loss && before(loss->when)) loss.reset();
   if (loss) {
     verdict.reason = Verdict::Reason::loss;
     outcome.exit_code = end.interrupt != 0                ? 128 + end.interrupt
@@ -101,6 +104,10 @@ Verdict judge(const GenerationEnd& end) {
     return verdict;
   }
 
+  if (end.first_leave && !before(*end.first_leave)) {
+    verdict.reason = Verdict::Reason::leave;
+    failure.reset();
+  }
   if (std::all_of(end.ends.begin(), end.ends.end(), is_fine)) {
     const bool requeue = std::any_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
       return one.exit_code == kRequeue;

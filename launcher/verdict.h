@@ -42,8 +42,10 @@ struct GenerationEnd {
   std::vector<Diagnostic> errors;  // of nodes that could not run their part
   int error_exit = 0;
   std::vector<std::string> warnings;
-  // The ranks were asked to stop because a node was lost or has come.
+  // The ranks were asked to stop because a node was lost, leaves or has come.
   bool for_others = false;
+  // When the first node said that it leaves.
+  std::optional<std::chrono::system_clock::time_point> first_leave;
   int interrupt = 0;  // the signal of a person or a scheduler
 };
 
@@ -52,6 +54,7 @@ struct Verdict {
     none,     // ... of its own: the ranks are done, or were asked to stop
     problem,  // a node could not run its part
     loss,
+    leave,  // a node was told to, and the others stopped for it
     failure,
   };
   Reason reason = Reason::none;

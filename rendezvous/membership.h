@@ -87,6 +87,7 @@ class Membership {
   // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes".
   std::string missing() const;
   int present() const;
+  bool is_present(LinkId link) const { return nodes_.count(link) > 0; }
   // Expected hosts that have neither come nor are known not to.
   int awaited() const { return awaited_; }
   // False once min_nodes cannot be reached any more (all expected hosts have answered).

@@ -118,6 +118,37 @@ TEST_CASE_FIXTURE(Machines, "elastic: without the rendezvous' machine the others
   for (const int machine : {2, 3}) CHECK(cluster.pids(machine, "stay").empty());
 }
 
+TEST_CASE_FIXTURE(Machines, "elastic: a machine that is taken back leaves and the others go on") {
+  Cluster cluster(3);
+  // They end of the signal, and those of m3 only when they have to.
+  const std::string script =
+      cluster.script("stay",
+                     "me=$TORCHELASTIC_RESTART_COUNT-$RANK\n"
+                     "trap 'echo > asked-$me; [ $(hostname) = m3 ] || { trap - TERM; "
+                     "kill -TERM $$; }' TERM\n"
+                     "echo $WORLD_SIZE $(hostname) > up-$me\nwhile :; do sleep 0.05; done\n");
+  std::vector<Command> typed;
+  for (const int machine : {1, 2, 3}) {
+    typed.push_back(cluster.launch(join("1:3", {"--grace", "600", "--", script}), machine));
+  }
+  REQUIRE_MESSAGE(all_up(cluster, 0, 6), typed[0].err());
+  typed[2].signal(SIGTERM);
+  REQUIRE(wait_until([&] { return cluster.files("asked-0-").size() == 6; }));
+  const std::string word = "m3: SIGTERM arrived there: it leaves, and the job goes on with 2 nodes";
+  CHECK_MESSAGE(typed[0].says(word, 5s), typed[0].err());
+  CHECK_MESSAGE(typed[2].says(word, 5s), typed[2].err());
+  typed[2].signal(SIGTERM);  // 600 s are too long
+  CHECK(typed[2].wait(kPatience).code == 143);
+  REQUIRE_MESSAGE(all_up(cluster, 1, 4), typed[0].err());
+  for (const auto& [name, text] : cluster.files("up-1-")) CHECK_FALSE(has(text, "m3"));
+  typed[0].signal(SIGINT);  // where the rendezvous is, it is meant for all
+  for (const size_t i : {0, 1}) {
+    const CommandEnd end = typed[i].wait(kPatience);
+    CHECK_MESSAGE(end.code == 130, end.err);
+  }
+  CHECK_NOTHING_LEFT(cluster);
+}
+
 TEST_CASE_FIXTURE(Machines,
                   "elastic: a run of ours grows and shrinks and ends with its checkpoint") {
   Cluster cluster(3);
@@ -134,6 +165,16 @@ TEST_CASE_FIXTURE(Machines,
   REQUIRE_MESSAGE(tiny.reached("run", then + 2), first.err());
   second.signal(SIGKILL);
   REQUIRE_MESSAGE(first.says("going on without m2", kPatience), first.err());
+  CHECK(tiny.reached("run", tiny.last_step("run") + 2));
+  // One that is asked to leave saves with the others.
+  Command third = type(3);
+  REQUIRE_MESSAGE(first.says("m3 has come", kPatience), first.err());
+  REQUIRE(wait_until([&] { return cluster.pids(3, "exe worker").size() == 2; }));
+  REQUIRE_MESSAGE(tiny.reached("run", tiny.last_step("run") + 2), first.err());
+  third.signal(SIGTERM);
+  const CommandEnd left = third.wait(kPatience);
+  CHECK_MESSAGE(left.code == 75, left.err);
+  CHECK_MESSAGE(first.says("goes on with 1 node", 5s), first.err());
   CHECK(tiny.reached("run", tiny.last_step("run") + 2));
   first.signal(SIGINT);
   const CommandEnd end = first.wait(kPatience);
