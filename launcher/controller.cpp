@@ -61,20 +61,24 @@ void Controller::received(LinkId link, const LinkMessage& message,
                           std::chrono::nanoseconds clock_ahead, Time now) {
   if (state_ == State::finished) return;
   const auto kind = static_cast<JobMessage>(message.kind);
+  const auto found = nodes_.find(link);
+  // Who is in has said who it is.
+  const bool joined = found != nodes_.end() && found->second.joined;
   if (kind == JobMessage::hello) {
     const auto hello = decode_hello_message(message.body);
-    if (hello) on_hello(link, *hello, now);
+    if (hello && !joined) on_hello(link, *hello, now);
     return;
   }
-  const auto found = nodes_.find(link);
   if (found == nodes_.end()) return;
   Node& node = found->second;
   node.clock_ahead = clock_ahead;
   switch (kind) {
     case JobMessage::join:
+      if (joined) return;
       if (const auto offer = decode_offer(message.body)) on_join(link, *offer, now);
       return;
     case JobMessage::problems:
+      if (joined) return;
       if (auto problems = decode_diagnostics(message.body)) {
         on_problems(link, std::move(*problems), now);
       }
@@ -279,7 +283,7 @@ void Controller::start() {
   message.token = options_.token;
   for (size_t rank = 0; rank < roster_.nodes.size(); ++rank) {
     const LinkId link = roster_.nodes[rank].link;
-    nodes_[link].rank = static_cast<int>(rank);
+    nodes_.at(link).rank = static_cast<int>(rank);
     message.node_rank = static_cast<int>(rank);
     port_.send(link, JobMessage::assign, roster_.generation, encode(message));
   }
@@ -291,6 +295,7 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   // All ends by one clock, so that the first can be told.
   end.when -= std::chrono::duration_cast<std::chrono::system_clock::duration>(node.clock_ahead);
   if (options_.membership.max_nodes > 1) end.host = node.host;
+  if (node.stopped) return;
   end_.ends.push_back(end);
   if (!has_failed(end) || state_ != State::running) return;
   const std::string where = end.host.empty() ? "" : " on " + end.host;
