@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/restart.h"
 #include "launcher/signals.h"
 
 namespace mtl {
@@ -40,7 +39,12 @@ Controller::Controller(ControllerOptions options, ControllerPort& port, Time now
     : options_(std::move(options)),
       port_(port),
       membership_(options_.membership),
-      gathering_(options_.membership, options_.join_timeout, now) {}
+      gathering_(options_.membership, options_.join_timeout, now),
+      restarts_({.most = options_.max_restarts,
+                 .is_ours = options_.is_ours,
+                 .waits = options_.grows,
+                 .min_nodes = options_.membership.min_nodes,
+                 .max_nodes = options_.membership.max_nodes}) {}
 
 // --- who is there
 
@@ -114,29 +118,29 @@ void Controller::received(LinkId link, const LinkMessage& message,
   }
 }
 
+std::optional<Diagnostic> Controller::refusal(const HelloMessage& hello,
+                                              const std::string& host) const {
+  if (hello.version != options_.version) {
+    return Diagnostic{.code = "launch.version",
+                      .what = fmt::format("{} has mtl {}, and this is mtl {}", host, hello.version,
+                                          options_.version),
+                      .help = "install the same version on all nodes"};
+  }
+  if (hello.dead_after == options_.dead_after) return {};
+  const auto in_seconds = [](milliseconds time) {
+    return fmt::format("{:g}", std::chrono::duration<double>(time).count());
+  };
+  return Diagnostic{
+      .code = "launch.join",
+      .what = fmt::format("{} was started with --dead_after {} and this job with {}", host,
+                          in_seconds(hello.dead_after), in_seconds(options_.dead_after)),
+      .help = "give every node the same --dead_after"};
+}
+
 void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
   Node& node = nodes_[link];
   if (node.host.empty()) node.host = hello.host;
-  if (hello.version != options_.version) {
-    return refuse(link,
-                  {.code = "launch.version",
-                   .what = fmt::format("{} has mtl {}, and this is mtl {}", node.host,
-                                       hello.version, options_.version),
-                   .help = "install the same version on all nodes"},
-                  now);
-  }
-  if (hello.dead_after != options_.dead_after) {
-    const auto in_seconds = [](milliseconds time) {
-      return fmt::format("{:g}", std::chrono::duration<double>(time).count());
-    };
-    return refuse(
-        link,
-        {.code = "launch.join",
-         .what = fmt::format("{} was started with --dead_after {} and this job with {}", node.host,
-                             in_seconds(hello.dead_after), in_seconds(options_.dead_after)),
-         .help = "give every node the same --dead_after"},
-        now);
-  }
+  if (const auto why = refusal(hello, node.host)) return refuse(link, *why, now);
   if (hello.offer) return on_join(link, *hello.offer, now);
   if (node.job) port_.send(link, JobMessage::prepare, 0, encode(*node.job));
 }
@@ -157,7 +161,7 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
   if (state_ == State::gathering) return gather(now);
   if (state_ == State::running && options_.grows &&
       static_cast<int>(roster_.nodes.size()) < options_.membership.max_nodes) {
-    stop(Stop::growth, fmt::format("{} has come: the job goes on with it", offer.host),
+    stop(StopReason::growth, fmt::format("{} has come: the job goes on with it", offer.host),
          options_.grace, false, now);
   }
 }
@@ -215,8 +219,8 @@ void Controller::on_loss(const Node& node, LinkEvent::Loss loss, const std::stri
                          .reason = reason,
                          .when = std::chrono::system_clock::now() - silence});
   if (state_ == State::running) {
-    stop(Stop::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
-         failure_grace(Stop::loss), false, now);
+    stop(StopReason::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
+         failure_grace(StopReason::loss), false, now);
   } else if (all_stopped()) {
     conclude(now);
   }
@@ -270,7 +274,6 @@ void Controller::start() {
   end_ = {};
   end_.nodes = static_cast<int>(roster_.nodes.size());
   end_.started = std::chrono::system_clock::now();
-  stop_ = Stop::none;
   stop_deadline_.reset();
   killed_ = false;
   state_ = State::running;
@@ -278,7 +281,7 @@ void Controller::start() {
   AssignMessage message;
   message.roster = roster_;
   message.restart_count = static_cast<int>(roster_.generation);
-  message.failure_grace = failure_grace(Stop::failure);
+  message.failure_grace = failure_grace(StopReason::failure);
   message.program = program;
   message.token = options_.token;
   for (size_t rank = 0; rank < roster_.nodes.size(); ++rank) {
@@ -302,12 +305,12 @@ void Controller::on_ended(Node& node, WorkerEnd end, Time now) {
   int others = roster_.world;
   for (const WorkerEnd& gone : end_.ends) others -= gone.ranks;
   std::string why = fmt::format("{}{} {}", ranks_name(end), where, how_it_ended(end));
-  const milliseconds grace = failure_grace(Stop::failure);
+  const milliseconds grace = failure_grace(StopReason::failure);
   if (others > 0) {
     why += fmt::format(": {} {}{}", grace.count() > 0 ? "asked" : "killed",
                        count_text(others, "rank"), grace.count() > 0 ? " to stop" : "");
   }
-  stop(Stop::failure, why, grace, false, now);
+  stop(StopReason::failure, why, grace, false, now);
 }
 
 void Controller::on_stopped(LinkId link, const StoppedMessage& message, Time now) {
@@ -329,7 +332,7 @@ void Controller::on_stopped(LinkId link, const StoppedMessage& message, Time now
     if (end_.error_exit == 0) end_.error_exit = message.exit_code;
     if (state_ == State::running) {
       const std::string why = node_text(node) + " could not run its part";
-      return stop(Stop::problem, why, milliseconds(0), false, now);
+      return stop(StopReason::problem, why, milliseconds(0), false, now);
     }
   }
   if (all_stopped()) conclude(now);
@@ -347,12 +350,10 @@ bool Controller::all_stopped() const {
   return active().empty();
 }
 
-milliseconds Controller::failure_grace(Stop reason) const {
+milliseconds Controller::failure_grace(StopReason reason) const {
   if (!options_.is_ours) return options_.grace;
   // Started again at once, there is nothing to wait for.
-  const bool shrinks = options_.membership.min_nodes < options_.membership.max_nodes;
-  const bool again = restarts_ < options_.max_restarts || (reason == Stop::loss && shrinks);
-  return again ? milliseconds(0) : std::min(options_.grace, kLastWords);
+  return restarts_.expected_after(reason) ? milliseconds(0) : std::min(options_.grace, kLastWords);
 }
 
 void Controller::interrupt(int signal, Time now) {
@@ -360,8 +361,9 @@ void Controller::interrupt(int signal, Time now) {
   const bool again = interrupt_ != 0;
   if (!again) interrupt_ = signal;
   if (state_ == State::gathering) return gather(now);
-  if (again) return stop(Stop::request, "killed at once, on request", milliseconds(0), true, now);
-  stop(Stop::request, "", options_.grace, false, now);
+  if (again)
+    return stop(StopReason::request, "killed at once, on request", milliseconds(0), true, now);
+  stop(StopReason::request, "", options_.grace, false, now);
 }
 
 void Controller::on_interrupted(LinkId link, int signal, Time now) {
@@ -408,10 +410,10 @@ void Controller::leave(LinkId link, int signal, Time now) {
     return;
   }
   if (!end_.first_leave) end_.first_leave = std::chrono::system_clock::now();
-  if (stop_ != Stop::failure && stop_ != Stop::problem) {
+  if (end_.stop != StopReason::failure && end_.stop != StopReason::problem) {
     why += ", and the job goes on with " + nodes_left();
   }
-  if (state_ == State::running) return stop(Stop::leave, why, options_.grace, false, now);
+  if (state_ == State::running) return stop(StopReason::leave, why, options_.grace, false, now);
   tell(why);
 }
 
@@ -448,12 +450,12 @@ void Controller::pass_on(int signal) {
   }
 }
 
-void Controller::stop(Stop reason, const std::string& why, milliseconds grace, bool kill,
+void Controller::stop(StopReason reason, const std::string& why, milliseconds grace, bool kill,
                       Time now) {
   if (state_ == State::running) {
     state_ = State::stopping;
-    stop_ = reason;
-  } else if (kill ? killed_ : reason != Stop::request) {
+    end_.stop = reason;
+  } else if (kill ? killed_ : reason != StopReason::request) {
     return;  // it is being stopped already
   }
   killed_ = killed_ || kill;
@@ -472,7 +474,8 @@ void Controller::tick(Time now) {
       return gather(now);
     case State::stopping: {
       if (!stop_deadline_ || now < *stop_deadline_) return;
-      if (!killed_) return stop(stop_, "not stopped in time: killed", milliseconds(0), true, now);
+      if (!killed_)
+        return stop(end_.stop, "not stopped in time: killed", milliseconds(0), true, now);
       // An agent that neither dies nor kills: its part is given up.
       for (const LinkId link : active()) {
         port_.close(link);
@@ -494,53 +497,12 @@ std::optional<Controller::Time> Controller::next_tick(Time now) const {
 // --- the end of a generation
 
 void Controller::conclude(Time now) {
-  end_.for_others = stop_ == Stop::growth || stop_ == Stop::loss || stop_ == Stop::leave;
   end_.interrupt = interrupt_;
   Verdict verdict = judge(end_);
-  if (interrupt_ == 0 && goes_on(verdict, now)) return;
-  finish(std::move(verdict.outcome));
-}
-
-bool Controller::goes_on(const Verdict& verdict, Time now) {
-  const MembershipOptions& members = options_.membership;
-  const bool restarts_left = restarts_ < options_.max_restarts;
-  switch (verdict.reason) {
-    case Verdict::Reason::problem:
-      return false;
-    case Verdict::Reason::loss: {
-      const bool enough = membership_.present() >= members.min_nodes;
-      // A spare that waits for a place was typed in for this.
-      const bool free =
-          members.min_nodes < members.max_nodes || membership_.present() >= members.max_nodes;
-      if (!(free || restarts_left) || !(enough || options_.grows)) return false;
-      if (!free) ++restarts_;
-      std::string why = free ? fmt::format("going on without {}", verdict.loss->host)
-                             : fmt::format("restart {} of {}: {} was lost", restarts_,
-                                           options_.max_restarts, verdict.loss->host);
-      if (!enough) why += fmt::format("; waiting for {}", membership_.missing());
-      restart(why, now);
-      return true;
-    }
-    case Verdict::Reason::failure: {
-      const WorkerEnd& failure = *verdict.failure;
-      if (!restarts_left || !may_restart(failure.exit_code, options_.is_ours)) return false;
-      ++restarts_;
-      restart(fmt::format("restart {} of {}: {}{} {}", restarts_, options_.max_restarts,
-                          ranks_name(failure), failure.host.empty() ? "" : " on " + failure.host,
-                          how_it_ended(failure)),
-              now);
-      return true;
-    }
-    case Verdict::Reason::leave:
-      if (verdict.done) return false;
-      restart(stop_ == Stop::leave ? "" : "going on with " + nodes_left(), now);
-      return true;
-    case Verdict::Reason::none:
-      if (stop_ != Stop::growth || verdict.done) return false;
-      restart("", now);
-      return true;
+  if (interrupt_ == 0) {
+    if (const auto why = restarts_.after(verdict, membership_)) return restart(*why, now);
   }
-  return false;
+  finish(std::move(verdict.outcome));
 }
 
 void Controller::restart(const std::string& why, Time now) {

@@ -1,6 +1,6 @@
 // The controller of a job on several nodes: what each generation runs, what happens when something
 // fails, and who is told. Why nodes are not there yet is in gathering.h, why a generation ended in
-// verdict.h. A state machine without sockets, threads
+// verdict.h, whether there is another in restart.h. A state machine without sockets, threads
 // or a clock of its own: it is told what has happened and when, and it talks through a port.
 // Whoever drives it (job_hosts.cpp, job_member.cpp) owns the links.
 //
@@ -22,6 +22,7 @@
 
 #include "launcher/gathering.h"
 #include "launcher/job_messages.h"
+#include "launcher/restart.h"
 #include "launcher/verdict.h"
 #include "rendezvous/membership.h"
 
@@ -84,7 +85,6 @@ class Controller {
 
  private:
   enum class State { gathering, running, stopping, finished };
-  enum class Stop { none, failure, loss, leave, request, growth, problem };
 
   struct Node {
     std::string host;
@@ -98,6 +98,7 @@ class Controller {
     std::chrono::nanoseconds clock_ahead{0};
   };
 
+  std::optional<Diagnostic> refusal(const HelloMessage& hello, const std::string& host) const;
   void on_hello(LinkId link, const HelloMessage& hello, Time now);
   void on_join(LinkId link, const NodeOffer& offer, Time now);
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
@@ -111,10 +112,9 @@ class Controller {
   void refuse(LinkId link, const Diagnostic& why, Time now);
   void gather(Time now);
   void start();
-  void stop(Stop reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
+  void stop(StopReason reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
             Time now);
   void conclude(Time now);
-  bool goes_on(const Verdict& verdict, Time now);
   void restart(const std::string& why, Time now);
   void finish(JobOutcome outcome);
   std::vector<LinkId> active() const;
@@ -122,7 +122,7 @@ class Controller {
   void tell(const std::string& line);
   std::string node_text(const Node& node) const;
   std::string nodes_left() const;
-  std::chrono::milliseconds failure_grace(Stop reason) const;
+  std::chrono::milliseconds failure_grace(StopReason reason) const;
 
   const ControllerOptions options_;
   ControllerPort& port_;
@@ -130,13 +130,12 @@ class Controller {
   State state_ = State::gathering;
   std::map<LinkId, Node> nodes_;
   Roster roster_;
-  int restarts_ = 0;
 
   Gathering gathering_;
+  Restarts restarts_;
 
   // running, stopping
   GenerationEnd end_;
-  Stop stop_ = Stop::none;
   int interrupt_ = 0;  // the signal
   std::optional<Time> stop_deadline_;
   bool killed_ = false;

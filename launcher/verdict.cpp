@@ -25,11 +25,14 @@ bool obeyed(const WorkerEnd& end) {
 }
 
 std::optional<WorkerEnd> first_failure(const GenerationEnd& generation) {
+  const bool for_others = generation.stop == StopReason::growth ||
+                          generation.stop == StopReason::loss ||
+                          generation.stop == StopReason::leave;
   const WorkerEnd* first = nullptr;
   for (const WorkerEnd& end : generation.ends) {
     // Asked to stop because of others: however they say so (a handler that exits with 1, a
     // collective that lost its peer), that is no failure of theirs.
-    if (generation.for_others && end.stopped_by_us) continue;
+    if (for_others && end.stopped_by_us) continue;
     if (has_failed(end) && (first == nullptr || end.when < first->when)) first = &end;
   }
   return first != nullptr ? std::optional(*first) : std::nullopt;
@@ -85,9 +88,6 @@ Verdict judge(const GenerationEnd& end) {
     return verdict;
   }
 
-  verdict.done = std::all_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
-    return one.exit_code == 0 && !one.stopped_by_us;
-  });
   std::optional<WorkerEnd> failure = first_failure(end);
   std::optional<NodeLoss> loss = first_loss(end);
   const auto before = [&](std::chrono::system_clock::time_point when) {
@@ -104,9 +104,16 @@ Verdict judge(const GenerationEnd& end) {
     return verdict;
   }
 
-  if (end.first_leave && !before(*end.first_leave)) {
+  const bool left = end.first_leave && !before(*end.first_leave);
+  if (left) failure.reset();
+  // Every rank by itself, whatever came in the meantime.
+  const bool done = std::all_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
+    return one.exit_code == 0 && !one.stopped_by_us;
+  });
+  if (!done && left) {
     verdict.reason = Verdict::Reason::leave;
-    failure.reset();
+  } else if (!done && !failure && end.stop == StopReason::growth) {
+    verdict.reason = Verdict::Reason::growth;
   }
   if (std::all_of(end.ends.begin(), end.ends.end(), is_fine)) {
     const bool requeue = std::any_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {

@@ -33,6 +33,9 @@ struct NodeLoss {
   std::chrono::system_clock::time_point when;  // it was last heard of
 };
 
+// Why a generation was asked to stop: the first reason.
+enum class StopReason { none, failure, loss, leave, request, growth, problem };
+
 // What has become of a generation. All times by one clock.
 struct GenerationEnd {
   int nodes = 0;
@@ -42,8 +45,7 @@ struct GenerationEnd {
   std::vector<Diagnostic> errors;  // of nodes that could not run their part
   int error_exit = 0;
   std::vector<std::string> warnings;
-  // The ranks were asked to stop because a node was lost, leaves or has come.
-  bool for_others = false;
+  StopReason stop = StopReason::none;
   // When the first node said that it leaves.
   std::optional<std::chrono::system_clock::time_point> first_leave;
   int interrupt = 0;  // the signal of a person or a scheduler
@@ -51,16 +53,16 @@ struct GenerationEnd {
 
 struct Verdict {
   enum class Reason {
-    none,     // ... of its own: the ranks are done, or were asked to stop
+    over,     // the ranks are done, or the job was asked to stop
     problem,  // a node could not run its part
     loss,
-    leave,  // a node was told to, and the others stopped for it
     failure,
+    leave,   // a node has left, and the others stopped for it
+    growth,  // they stopped for one that has come
   };
-  Reason reason = Reason::none;
+  Reason reason = Reason::over;
   std::optional<NodeLoss> loss;
   std::optional<WorkerEnd> failure;
-  bool done = false;   // every rank by itself, whatever came in the meantime
   JobOutcome outcome;  // if the job ends with this generation
 };
 
