@@ -1,5 +1,6 @@
 // Machines that join a rendezvous and get their ranks there: between a least and a most number,
 // with late ones, lost ones, some that come back, and the loss of the rendezvous itself.
+#include <algorithm>
 #include <csignal>
 
 #include "cluster/tiny_run.h"
@@ -146,6 +147,25 @@ TEST_CASE_FIXTURE(Machines, "elastic: a machine that is taken back leaves and th
     const CommandEnd end = typed[i].wait(kPatience);
     CHECK_MESSAGE(end.code == 130, end.err);
   }
+  CHECK_NOTHING_LEFT(cluster);
+}
+
+TEST_CASE_FIXTURE(Machines, "hosts: a machine that is taken back leaves and the others go on") {
+  Cluster cluster(3);
+  std::vector<std::string> args = {"--hosts", "m1,m2,m3", "--nnodes", "2:3", "--grace", "10"};
+  for (const std::string& word : staying(cluster)) args.push_back(word);
+  Command job = cluster.launch(args);
+  REQUIRE_MESSAGE(all_up(cluster, 0, 3), job.err());
+  const auto agents = cluster.pids(3, "agent --stdio");  // and its keeper, which came later
+  REQUIRE(!agents.empty());
+  kill(*std::min_element(agents.begin(), agents.end()), SIGTERM);
+  REQUIRE_MESSAGE(all_up(cluster, 1, 2), job.err());
+  CHECK(has(job.err(), "m3: SIGTERM arrived there: it leaves, and the job goes on with 2 nodes"));
+  CHECK_FALSE(has(job.err(), "lost"));
+  CHECK(wait_until([&] { return cluster.pids(3, "stay").empty(); }));
+  job.signal(SIGINT);
+  const CommandEnd end = job.wait(kPatience);
+  CHECK_MESSAGE(end.code == 0, end.err);
   CHECK_NOTHING_LEFT(cluster);
 }
 

@@ -589,6 +589,14 @@ TEST_CASE("hosts: when too few can come all reasons are told at once") {
   CHECK(controller.outcome()->exit_code == 4);
   REQUIRE(controller.outcome()->report.size() >= 1);
   CHECK(controller.outcome()->report.back().code == "launch.nodes");
+  CHECK(controller.outcome()->report.back().what ==
+        "none of the 2 nodes that the job needs is there");
+}
+
+TEST_CASE("when nobody comes at all the words are those for one node") {
+  Job job(1, 1);
+  job.pass(61s);
+  CHECK(job.outcome().report.back().what == "the node that the job needs is not there after 60 s");
 }
 
 TEST_CASE("who was asked to stop for a newcomer has not failed however it ends") {
