@@ -23,7 +23,7 @@ constexpr size_t kNamedHosts = 8;
 std::string who_is_there(int present, int needed) {
   if (needed == 1) return "the node that the job needs is not there";
   if (present == 0) return fmt::format("none of the {} nodes that the job needs is there", needed);
-  return fmt::format("only {} of the {} nodes that the job needs {} there", present, needed,
+  return fmt::format("{} of the {} nodes that the job needs {} there", present, needed,
                      present == 1 ? "is" : "are");
 }
 
