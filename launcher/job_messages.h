@@ -9,7 +9,7 @@
 //   ctl   -> assign     generation, your node rank, the table (and what to run)
 //   agent -> started, output, line, notice, ended ... stopped
 //   ctl   -> stop, signal, notice
-//   ctl   -> finish     the job is over: its exit code and headline
+//   ctl   -> finish     the job is over, or your part of it if you leave: exit code and headline
 //
 // Every message carries its generation; what belongs to another one is dropped by the receiver.
 #pragma once
