@@ -8,9 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -22,6 +19,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/request_store.h"
+#include "rendezvous/sockets.h"
 #include "rendezvous/store.h"
 
 namespace mtl {
@@ -63,15 +61,8 @@ class Connection {
     run_until(deadline, result, "no answer");
     const int fd = socket_.native_handle();
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-    const auto option = [fd](int level, int name, int value) {
-      ::setsockopt(fd, level, name, &value, sizeof(value));
-    };
-    option(IPPROTO_TCP, TCP_NODELAY, 1);
-    option(SOL_SOCKET, SO_KEEPALIVE, 1);
-    option(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-    option(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-    option(IPPROTO_TCP, TCP_KEEPCNT, 4);
-    option(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
+    net::tune(fd, kReplyGrace);
+    net::tune_for_messages(fd);
   }
 
   void send(const std::string& payload, Clock::time_point deadline) {

@@ -38,14 +38,15 @@ std::string peer_address(int fd);
 std::string local_address(int fd);
 
 // Listens with the longest backlog that the system allows; "::" serves IPv4 too. What is accepted
-// inherits tune(). Throws Error "rendezvous.address" / "rendezvous.port" (Exit::environment).
+// inherits both kinds of tune(). Throws Error "rendezvous.address" / "rendezvous.port"
+// (Exit::environment).
 Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout);
 uint16_t port_of(int listener);
 // One connection, or an empty Fd and errno.
 Fd accept_one(int listener);
 
-// A connect under way (error EINPROGRESS) or done (0); else an empty Fd and why. `from` (may be
-// null) is the local address to use.
+// A connect under way (error EINPROGRESS) or done (0), tuned both ways; else an empty Fd and why.
+// `from` (may be null) is the local address to use.
 struct Dial {
   Fd socket;
   int error = 0;
@@ -56,8 +57,12 @@ Dial dial(const Address& to, const Address* from, std::chrono::milliseconds user
 // of this host may, when the kernel picks that very port for our end) counts as refused.
 int dial_result(int fd);
 
-// Small messages leave at once, a peer whose machine vanished is noticed even when nothing is read,
-// and lost packets of a nearly idle link are repeated at a steady pace instead of ever more rarely.
+// Small messages leave at once, and a peer whose machine vanished is noticed: after `user_timeout`
+// where something waits for its acknowledgement, after half a minute where nothing is said.
 void tune(int fd, std::chrono::milliseconds user_timeout);
+// And for connections of few and short messages, heartbeats above all: what a bad line loses is
+// repeated at a steady pace instead of ever more rarely, and what waits to be sent waits where a
+// heartbeat can overtake it. Not for streams that are to fill a line.
+void tune_for_messages(int fd);
 
 }  // namespace mtl::net

@@ -4,14 +4,13 @@
 #include <cstring>
 #include <unistd.h>
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
 
 #include "launcher/ssh/messages.h"
+#include "rendezvous/sockets.h"
 
 namespace mtl::ssh {
 
@@ -19,14 +18,9 @@ namespace {
 
 // Of one that stays without an answer: the far side's death is noticed by heartbeats long before;
 // this only frees what the connection holds, and must not end one over a lossy line.
-constexpr int kUserTimeoutMs = 20'000;
-constexpr int kKeepIdleS = 10, kKeepIntervalS = 5, kKeepCount = 3;
+constexpr std::chrono::seconds kUserTimeout{20};
 // A pump takes at most so many reads of libssh (4 KiB each), so that no host holds the loop.
 constexpr int kReadsAtOnce = 32;
-
-void set(int fd, int level, int name, int value) {
-  setsockopt(fd, level, name, &value, sizeof value);  // what is not possible is done without
-}
 
 // The host keys that are asked for: those of known types first.
 std::string host_key_order(const HostSettings& settings, const std::vector<std::string>& known) {
@@ -151,13 +145,8 @@ void Connection::connect_next() {
       continue;
     }
     const int fd = socket_.get();
-    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
-    set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
-    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleS);
-    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalS);
-    set(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
+    net::tune(fd, kUserTimeout);
+    net::tune_for_messages(fd);
     if (!settings_.bind_address.empty()) {
       sockaddr_storage from{};
       socklen_t size = 0;

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <boost/asio/awaitable.hpp>
@@ -32,6 +31,7 @@
 
 #include "rendezvous/auth.h"
 #include "rendezvous/protocol.h"
+#include "rendezvous/sockets.h"
 
 namespace mtl::tcp {
 
@@ -61,15 +61,7 @@ constexpr size_t kMaxControlFrame = 1 << 16;
 void tune(Socket& socket) {
   const int fd = socket.native_handle();
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  const auto option = [fd](int level, int name, int value) {
-    ::setsockopt(fd, level, name, &value, sizeof(value));
-  };
-  option(IPPROTO_TCP, TCP_NODELAY, 1);
-  option(SOL_SOCKET, SO_KEEPALIVE, 1);
-  option(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  option(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  option(IPPROTO_TCP, TCP_KEEPCNT, 4);
-  option(IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
+  net::tune(fd, 30s);
 }
 
 // Between ranks of one host that TCP joins all the same (containers), what is under way should
