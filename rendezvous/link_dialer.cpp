@@ -1,6 +1,7 @@
-// Connecting. The kernel repeats a lost SYN after 1, 2, 4 ... s; short attempts of our own are much
-// faster when packets are lost or the listener's backlog is full, and random pauses keep thousands
-// of agents from knocking in step.
+// Connecting. The kernel repeats a lost SYN after 1, 2, 4 ... s; further attempts of our own beside
+// those that have not been answered yet are much faster when packets are lost or the listener's
+// backlog is full: the first to be answered is taken (as in RFC 8305, "Happy Eyeballs"). Random
+// pauses keep thousands of agents from knocking in step.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,8 +18,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Until another one is begun beside it: at first, and after so many rounds through the addresses.
 constexpr milliseconds kFirstAttempt{250};
+constexpr int kQuickRounds = 8;
 constexpr milliseconds kLongestAttempt{2'000};
+// Beyond them the oldest is given up.
+constexpr size_t kAttemptsAtOnce = 8;
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{500};
 
@@ -57,7 +62,6 @@ Dialer::Dialer(Loop& loop, std::string host, uint16_t port, milliseconds patienc
       begin_(boot_time()),
       deadline_(begin_ + std::clamp(patience, milliseconds(0), kLongest)),
       timer_(loop.io),
-      socket_(loop.io),
       attempt_(kFirstAttempt),
       pause_(kFirstPause) {}
 
@@ -83,12 +87,15 @@ void Dialer::start() {
 
 // In a thread of its own, which may hang for as long as the system's resolver pleases.
 void Dialer::look_up() {
-  const auto work = [gate = loop_.gate, host = host_, port = port_, self = weak_from_this()] {
+  const int serial = ++serial_;
+  const auto work = [gate = loop_.gate, host = host_, port = port_, self = weak_from_this(),
+                     serial] {
     net::Lookup lookup = net::look_up(host, port);
     const std::lock_guard lock(gate->mutex);
     if (gate->io == nullptr) return;
-    asio::post(*gate->io, [self, lookup = std::move(lookup)]() mutable {
-      if (const auto dialer = self.lock()) dialer->use(std::move(lookup));
+    asio::post(*gate->io, [self, serial, lookup = std::move(lookup)]() mutable {
+      const auto dialer = self.lock();
+      if (dialer && dialer->serial_ == serial) dialer->use(std::move(lookup));
     });
   };
   try {
@@ -98,7 +105,6 @@ void Dialer::look_up() {
     none.error = error.what();
     return use(std::move(none));
   }
-  const int serial = ++serial_;
   timer_.expires_after(std::max(Nanoseconds(0), deadline_ - boot_time()));
   timer_.async_wait([this, self = shared_from_this(), serial](error_code error) {
     if (error || serial != serial_ || stopped_) return;
@@ -142,45 +148,64 @@ void Dialer::next() {
                                                     strerror(dial.error))});
     }
     if (dial.error == EINPROGRESS) return wait_for(std::move(dial.socket));
-    if (dial.error == 0) return connected(std::move(dial.socket));
+    if (dial.error == 0) {
+      drop_attempts();
+      return connected(std::move(dial.socket));
+    }
     note({loss_of(dial.error), fmt::format("{}: {}", target(), strerror(dial.error))});
   }
 }
 
 void Dialer::wait_for(Fd socket) {
   const int serial = ++serial_;
+  const auto attempt = std::make_shared<asio::posix::stream_descriptor>(loop_.io);
   error_code error;
-  socket_.assign(socket.get(), error);
+  attempt->assign(socket.get(), error);
   if (error) {
     note({LinkEvent::broken, error.message()});
     return pause();
   }
   socket.release();
-  socket_.async_wait(asio::posix::stream_descriptor::wait_write,
-                     [this, self = shared_from_this(), serial](error_code aborted) {
-                       if (aborted || serial != serial_ || stopped_) return;
-                       ++serial_;
-                       timer_.cancel();
-                       Fd done(socket_.release());
-                       const int result = net::dial_result(done.get());
-                       if (result == 0) return connected(std::move(done));
-                       note({loss_of(result), fmt::format("{}: {}", target(), strerror(result))});
-                       next();
-                     });
+  attempts_.push_back(attempt);
+  if (attempts_.size() > kAttemptsAtOnce) {
+    attempts_.front()->close(error);
+    attempts_.pop_front();
+  }
+  pausing_ = false;
+  attempt->async_wait(asio::posix::stream_descriptor::wait_write, [this, self = shared_from_this(),
+                                                                   attempt](error_code aborted) {
+    if (aborted || stopped_ || !attempt->is_open()) return;
+    const bool newest = attempt == attempts_.back() && !pausing_;
+    attempts_.remove(attempt);
+    Fd done(attempt->release());
+    const int result = net::dial_result(done.get());
+    if (result != 0) note({loss_of(result), fmt::format("{}: {}", target(), strerror(result))});
+    if (result != 0 && !newest) return;  // the next one is under way
+    ++serial_;
+    timer_.cancel();
+    if (result != 0) return next();
+    drop_attempts();
+    connected(std::move(done));
+  });
   const Nanoseconds left = deadline_ - boot_time();
   const Nanoseconds limit = std::min<Nanoseconds>(attempt_, std::max(left, Nanoseconds(1)));
   timer_.expires_after(limit);
   timer_.async_wait([this, self = shared_from_this(), serial, limit](error_code aborted) {
     if (aborted || serial != serial_ || stopped_) return;
     ++serial_;
-    error_code ignored;
-    socket_.close(ignored);
+    pausing_ = true;
     // An attempt that the deadline cut short says less than what was seen before.
     if (!failure_ || limit >= attempt_) {
       note({LinkEvent::unreachable, fmt::format("{}: no answer", target())});
     }
     next();
   });
+}
+
+void Dialer::drop_attempts() {
+  error_code ignored;
+  for (const auto& attempt : attempts_) attempt->close(ignored);
+  attempts_.clear();
 }
 
 void Dialer::again(const Failure& failure) {
@@ -194,7 +219,8 @@ void Dialer::pause() {
   const Nanoseconds now = boot_time();
   if (now >= deadline_) return give_up();
   const auto length = std::chrono::duration_cast<Nanoseconds>(pause_ * (0.5 + loop_.random()));
-  attempt_ = std::min(2 * attempt_, kLongestAttempt);
+  pausing_ = true;
+  if (++rounds_ >= kQuickRounds) attempt_ = std::min(2 * attempt_, kLongestAttempt);
   pause_ = std::min(pause_ + pause_ / 4, kLongestPause);
   const int serial = ++serial_;
   timer_.expires_after(std::min(length, deadline_ - now));
@@ -218,6 +244,7 @@ void Dialer::note(const Failure& failure) {
 void Dialer::give_up() {
   if (stopped_) return;
   stopped_ = true;
+  drop_attempts();
   if (!failure_) failure_ = Failure{LinkEvent::unreachable, "no time to try"};
   const double seconds = std::chrono::duration<double>(boot_time() - begin_).count();
   failure_->reason += fmt::format(" (tried for {:.1f} s)", seconds);
@@ -228,8 +255,7 @@ void Dialer::stop() {
   stopped_ = true;
   ++serial_;
   timer_.cancel();
-  error_code ignored;
-  socket_.close(ignored);
+  drop_attempts();
 }
 
 }  // namespace mtl::link

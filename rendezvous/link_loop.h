@@ -174,6 +174,7 @@ class Dialer : public std::enable_shared_from_this<Dialer> {
   void use(net::Lookup lookup);
   void next();
   void wait_for(Fd socket);
+  void drop_attempts();
   void pause();
   void note(const Failure& failure);
   void give_up();
@@ -184,18 +185,19 @@ class Dialer : public std::enable_shared_from_this<Dialer> {
   const uint16_t port_;
   const std::string from_;
   const Nanoseconds begin_, deadline_;
-  asio::steady_timer timer_;
-  asio::posix::stream_descriptor socket_;
+  asio::steady_timer timer_;  // of the newest attempt, of the pause or of the look-up
+  std::list<std::shared_ptr<asio::posix::stream_descriptor>> attempts_;  // newest last
+  bool pausing_ = false;  // the newest attempt has had its time, or there is none
   std::vector<net::Address> addresses_;
   std::optional<net::Address> from_address_;
   size_t next_ = 0;
   bool named_ = false;  // not numeric: the resolver may say something else later
   bool stopped_ = false;
+  int rounds_ = 0;
   std::chrono::milliseconds attempt_, pause_;
-  Nanoseconds pause_started_{0};
   std::optional<Failure> failure_;  // the most telling one of this round or the one before
   bool new_round_ = true;
-  int serial_ = 0;  // handlers of earlier attempts do nothing
+  int serial_ = 0;  // handlers of earlier timers and look-ups do nothing
 };
 
 // One connection.

@@ -1,7 +1,10 @@
 // Links between two hubs of this process: messages, order, ends, errors.
 #include "rendezvous/link.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <fcntl.h>
+#include <fstream>
 #include <map>
 #include <set>
 #include <thread>
@@ -13,6 +16,7 @@
 #include "common/error.h"
 #include "link_support.h"
 #include "rendezvous/link_frames.h"
+#include "rendezvous/sockets.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -212,6 +216,49 @@ TEST_CASE("who accepts and does not answer is unreachable - who hangs up is trie
   const auto server = make_link_hub(hub_options());
   server->listen("127.0.0.1", port);
   expect(*client, LinkEvent::opened);
+}
+
+TEST_CASE("while an attempt has no answer others are made beside it and one is enough") {
+  // A listener whose backlog is full does not answer, as if the first packets were lost.
+  const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE(::bind(listener.get(), any, sizeof(address)) == 0);
+  REQUIRE(::listen(listener.get(), 0) == 0);
+  socklen_t length = sizeof(address);
+  ::getsockname(listener.get(), any, &length);
+  const Fd filling(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(filling.get(), any, sizeof(address)) == 0);
+  // Connections to it under way: lines "... 0100007F:PORT 02 ..." (SYN_SENT).
+  char mark[40];
+  std::snprintf(mark, sizeof mark, "0100007F:%04X 02 ", ntohs(address.sin_port));
+  const auto under_way = [&] {
+    std::ifstream in("/proc/self/net/tcp");
+    int found = 0;
+    for (std::string line; std::getline(in, line);) found += line.find(mark) != std::string::npos;
+    return found;
+  };
+  const auto client = make_link_hub(hub_options());
+  const LinkId id = client->connect("127.0.0.1", ntohs(address.sin_port), 60s);
+  const auto until = [](auto happened) {
+    for (int i = 0; i < 2'000 && !happened(); ++i) std::this_thread::sleep_for(10ms);
+    return happened();
+  };
+  CHECK(until([&] { return under_way() >= 3; }));
+  // Who is let in is spoken to.
+  std::vector<Fd> accepted;
+  const auto spoken_to = [&] {
+    while (Fd one = net::accept_one(listener.get())) accepted.push_back(std::move(one));
+    char byte = 0;
+    return std::any_of(accepted.begin(), accepted.end(), [&](const Fd& fd) {
+      return ::recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
+    });
+  };
+  CHECK(until(spoken_to));
+  client->close(id, 0ms);
+  CHECK(until([&] { return under_way() == 0; }));
 }
 
 TEST_CASE("the listener may start later - and the local address may be chosen") {
