@@ -1,7 +1,9 @@
 #include "launcher/ssh/connection.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <unistd.h>
 
 #include <sys/epoll.h>
@@ -19,6 +21,12 @@ namespace {
 // Of one that stays without an answer: the far side's death is noticed by heartbeats long before;
 // this only frees what the connection holds, and must not end one over a lossy line.
 constexpr std::chrono::seconds kUserTimeout{20};
+// The kernel repeats a lost SYN after 1, 2, 4 ... s. So after this time without an answer another
+// attempt is made beside those that wait, to the next address or the same one, and the first to be
+// answered is taken (as in RFC 8305, "Happy Eyeballs"); the first few at the short distance.
+constexpr std::chrono::milliseconds kNextAttempt{400}, kLaterAttempts{1'000};
+constexpr int kQuickAttempts = 6;
+constexpr size_t kAttemptsAtOnce = 6;  // beyond them the oldest is given up
 // A pump takes at most so many reads of libssh (4 KiB each), so that no host holds the loop.
 constexpr int kReadsAtOnce = 32;
 
@@ -78,6 +86,7 @@ Connection::Connection(Shared& shared, const HostSettings& settings, User& user)
 Connection::~Connection() {
   state_ = State::over;
   if (talk_) shared_.agent.abandon(talk_);
+  drop_attempts();
   close_watch();
   if (event_ != nullptr) {
     ssh_event_remove_session(event_, session_);
@@ -103,7 +112,7 @@ std::string Connection::waiting_for() const {
     case State::resolving:
       return fmt::format("the address of '{}'", settings_.host_name);
     case State::connecting:
-      return fmt::format("a connection to {}", addresses_[next_address_ - 1].text());
+      return fmt::format("a connection to {}", targets_[last_target_].address.text());
     case State::greeting:
       if (session_ != nullptr && ssh_get_serverbanner(session_) != nullptr) {
         return "the exchange of keys";
@@ -129,22 +138,32 @@ void Connection::start() {
                                self->fail({unknown_host(self->settings_, resolved.error)});
                                return;
                              }
-                             self->addresses_ = resolved.addresses;
+                             for (const Address& address : resolved.addresses) {
+                               self->targets_.push_back({address, false, std::nullopt});
+                             }
+                             self->state_ = State::connecting;
                              self->connect_next();
                            });
 }
 
 void Connection::connect_next() {
-  state_ = State::connecting;
-  while (next_address_ < addresses_.size()) {
-    const Address& address = addresses_[next_address_++];
-    close_watch();
-    socket_ = Fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!socket_) {
-      connect_error_ = strerror(errno);
+  shared_.loop.cancel(next_attempt_);
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const size_t index = next_target_++ % targets_.size();
+    Target& target = targets_[index];
+    if (target.given_up) continue;
+    const Address& address = target.address;
+    last_target_ = index;
+    const auto give_up = [&](const std::string& error) {
+      connect_error_ = error;
+      target.given_up = true;
+    };
+    Fd attempt(socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!attempt) {
+      give_up(strerror(errno));
       continue;
     }
-    const int fd = socket_.get();
+    const int fd = attempt.get();
     net::tune(fd, kUserTimeout);
     net::tune_for_messages(fd);
     if (!settings_.bind_address.empty()) {
@@ -152,22 +171,58 @@ void Connection::connect_next() {
       socklen_t size = 0;
       if (!numeric_address(settings_.bind_address, address.storage.ss_family, from, size) ||
           bind(fd, reinterpret_cast<const sockaddr*>(&from), size) != 0) {
-        connect_error_ = fmt::format("BindAddress {}: {}", settings_.bind_address, strerror(errno));
+        give_up(fmt::format("BindAddress {}: {}", settings_.bind_address, strerror(errno)));
         continue;
       }
     }
     if (connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) {
-      return connected();
+      return connected(std::move(attempt));
     }
-    if (errno == EINPROGRESS) {
-      watch_ = shared_.loop.watch(fd, EPOLLOUT, [this](uint32_t events) { on_socket(events); });
-      return;
+    if (errno != EINPROGRESS) {
+      give_up(strerror(errno));
+      continue;
     }
-    connect_error_ = strerror(errno);
+    if (attempts_.size() == kAttemptsAtOnce) {
+      shared_.loop.unwatch(attempts_.front().watch);
+      attempts_.pop_front();
+    }
+    attempts_.push_back({std::move(attempt), 0, index, Clock::now()});
+    const auto place = std::prev(attempts_.end());
+    place->watch =
+        shared_.loop.watch(fd, EPOLLOUT, [this, place](uint32_t) { attempt_over(place); });
+    const auto pause = ++attempts_made_ < kQuickAttempts ? kNextAttempt : kLaterAttempts;
+    next_attempt_ = shared_.loop.at(Clock::now() + pause, [this] { connect_next(); });
+    return;
   }
-  close_watch();
-  socket_.reset();
-  fail({refused(settings_, addresses_.empty() ? "" : addresses_.back().text(), connect_error_)});
+  if (!attempts_.empty()) return;
+  fail({refused(settings_, targets_[last_target_].address.text(), connect_error_)});
+}
+
+void Connection::attempt_over(std::list<Attempt>::iterator attempt) {
+  Attempt over = std::move(*attempt);
+  shared_.loop.unwatch(over.watch);
+  attempts_.erase(attempt);
+  int error = 0;
+  socklen_t size = sizeof error;
+  getsockopt(over.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error == 0) return connected(std::move(over.socket));
+  connect_error_ = strerror(error);
+  Target& target = targets_[over.address];
+  // "No route to host" is also what is said after three lost questions for its hardware address; a
+  // host is unreachable that is so twice. All attempts hear it that were under way.
+  const bool first = error == EHOSTUNREACH && !target.unreachable;
+  const bool same = error == EHOSTUNREACH && target.unreachable && over.begun < *target.unreachable;
+  if (first) target.unreachable = Clock::now();
+  if (!first && !same) target.given_up = true;
+  const bool known = std::any_of(attempts_.begin(), attempts_.end(),
+                                 [&](const Attempt& other) { return other.begun > over.begun; });
+  if (!known) connect_next();  // else it has been made, and its time runs
+}
+
+void Connection::drop_attempts() {
+  shared_.loop.cancel(next_attempt_);
+  for (const Attempt& attempt : attempts_) shared_.loop.unwatch(attempt.watch);
+  attempts_.clear();
 }
 
 void Connection::start_on(Fd socket) {
@@ -194,9 +249,9 @@ void Connection::start_proxy() {
   start_on(std::move(ours));
 }
 
-void Connection::connected() {
-  close_watch();
-  open_session();
+void Connection::connected(Fd socket) {
+  drop_attempts();
+  start_on(std::move(socket));
 }
 
 void Connection::open_session() {
@@ -233,20 +288,11 @@ void Connection::open_session() {
   }
   if (settings_.compression) ssh_options_set(session_, SSH_OPTIONS_COMPRESSION, "yes");
   ssh_set_counters(session_, &raw_, nullptr);
-  watch_ = shared_.loop.watch(socket_.release(), EPOLLIN,
-                              [this](uint32_t events) { on_socket(events); });
+  watch_ = shared_.loop.watch(socket_.release(), EPOLLIN, [this](uint32_t) { on_socket(); });
   step();
 }
 
-void Connection::on_socket(uint32_t events) {
-  if (state_ == State::connecting) {
-    int error = 0;
-    socklen_t size = sizeof error;
-    getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error == 0 && (events & EPOLLOUT) != 0) return connected();
-    connect_error_ = strerror(error);
-    return connect_next();
-  }
+void Connection::on_socket() {
   if (state_ == State::ready) return pump();
   step();
 }
@@ -359,8 +405,7 @@ void Connection::ask_agent() {
     if (ssh_get_fd(session_) == SSH_INVALID_SOCKET) {
       return fail(auth_failure(ssh_get_error(session_)));
     }
-    watch_ = shared_.loop.watch(ssh_get_fd(session_), EPOLLIN,
-                                [this](uint32_t events) { on_socket(events); });
+    watch_ = shared_.loop.watch(ssh_get_fd(session_), EPOLLIN, [this](uint32_t) { on_socket(); });
     if (outcome != SSH_AUTH_SUCCESS) {
       return fail(auth_failure(outcome == SSH_AUTH_ERROR ? ssh_get_error(session_) : ""));
     }

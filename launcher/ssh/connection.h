@@ -3,6 +3,7 @@
 // repeated when the socket is ready, but for the talk with an ssh agent, which has its own thread.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -80,10 +81,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
     over
   };
 
+  // One attempt to connect; several are under way while none is answered.
+  struct Attempt {
+    Fd socket;
+    uint64_t watch = 0;
+    size_t address = 0;
+    Clock::time_point begun;
+  };
+  struct Target {
+    Address address;
+    bool given_up = false;
+    std::optional<Clock::time_point> unreachable;  // so it was said, then
+  };
+
   void connect_next();
-  void connected();
+  void attempt_over(std::list<Attempt>::iterator attempt);
+  void drop_attempts();
+  void connected(Fd socket);
   void open_session();
-  void on_socket(uint32_t events);
+  void on_socket();
   void step();
   void pump();
   void start_proxy();
@@ -99,8 +115,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const HostSettings& settings_;
   User& user_;
   State state_ = State::idle;
-  std::vector<Address> addresses_;
-  size_t next_address_ = 0;
+  std::vector<Target> targets_;
+  std::list<Attempt> attempts_;  // newest last
+  size_t next_target_ = 0, last_target_ = 0;
+  int attempts_made_ = 0;
+  uint64_t next_attempt_ = 0;  // the timer
   std::string connect_error_;
   Fd socket_;  // until libssh has it
   uint64_t watch_ = 0;
