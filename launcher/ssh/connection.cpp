@@ -6,6 +6,8 @@
 #include <iterator>
 #include <unistd.h>
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -125,6 +127,14 @@ std::string Connection::waiting_for() const {
     default:
       return "authentication";
   }
+}
+
+bool Connection::on_lossy_line() const {
+  if (state_ < State::greeting || state_ == State::over || session_ == nullptr) return false;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return getsockopt(ssh_get_fd(session_), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+         info.tcpi_total_retrans > 0;
 }
 
 void Connection::start() {

@@ -61,6 +61,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string waiting_for() const;
   // No answer from the server yet.
   bool silent() const { return state_ < State::keys; }
+  // Connected over TCP, before ready(), and packets of ours were lost.
+  bool on_lossy_line() const;
 
   ssh_session session() { return session_; }
   void pause_reading(bool paused);  // of a stream whose reader does not keep up

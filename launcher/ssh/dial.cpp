@@ -16,6 +16,10 @@ namespace {
 
 constexpr int kMaxHops = 8;
 constexpr int kMaxTries = 12;
+// Over a line that loses packets a handshake may stand still for seconds, as the far kernel repeats
+// what was lost ever more rarely: then another one is made beside it, and the first one wins.
+constexpr std::chrono::milliseconds kBeside{1'500}, kLookAtLine{500};
+constexpr size_t kTriesAtOnce = 3;
 constexpr int kFirstPauseMs = 100, kLongestPauseMs = 2'000;
 
 // "user@host:port", "[fd00::1]:22", "ssh://..." of a ProxyJump.
@@ -77,6 +81,12 @@ Dial::Dial(Shared& shared, JumpHosts& jumps, const HostSettings& host,
 Dial::~Dial() {
   shared_.loop.cancel(timer_);
   shared_.loop.cancel(retry_);
+  shared_.loop.cancel(beside_);
+}
+
+bool Dial::silent() const {
+  return std::all_of(tries_.begin(), tries_.end(),
+                     [](const auto& one) { return one->connection->silent(); });
 }
 
 void Dial::start(Clock::time_point deadline, std::chrono::milliseconds patience) {
@@ -85,8 +95,8 @@ void Dial::start(Clock::time_point deadline, std::chrono::milliseconds patience)
   timer_ = shared_.loop.at(deadline, [this] {
     if (over_) return;
     std::string what = "its turn";
-    if (connection_) {
-      what = connection_->waiting_for();
+    if (!tries_.empty()) {
+      what = tries_.front()->connection->waiting_for();
     } else if (!hops_.empty()) {
       what = fmt::format("the jump host {}", hops_.back().label());
     }
@@ -95,43 +105,74 @@ void Dial::start(Clock::time_point deadline, std::chrono::milliseconds patience)
   try_once();
 }
 
+Connection& Dial::add_try() {
+  const auto& added = tries_.emplace_back(std::make_shared<Try>(*this));
+  added->connection = std::make_shared<Connection>(shared_, host_, *added);
+  return *added->connection;
+}
+
 void Dial::try_once() {
-  ++tries_;
-  connection_.reset();
+  ++tried_;
   if (hops_.empty()) {
-    connection_ = std::make_shared<Connection>(shared_, host_, *this);
-    connection_->start();
+    add_try().start();
+    beside_ = shared_.loop.at(Clock::now() + kBeside, [this] { try_beside(); });
     return;
   }
   JumpHost& jump = jumps_.get(hops_, deadline_, patience_);
   jump.open(host_, [this, weak = std::weak_ptr(alive_)](JumpHost::Opened opened) {
     if (weak.expired() || over_) return;
     if (opened.error) return give_up(*opened.error);
-    connection_ = std::make_shared<Connection>(shared_, host_, *this);
-    connection_->start_on(std::move(opened.socket));
+    add_try().start_on(std::move(opened.socket));
   });
+}
+
+void Dial::try_beside() {
+  if (over_ || tries_.empty() || tries_.size() >= kTriesAtOnce) return;
+  const bool lossy = tries_.back()->connection->on_lossy_line();
+  if (lossy) add_try().start();
+  beside_ =
+      shared_.loop.at(Clock::now() + (lossy ? kBeside : kLookAtLine), [this] { try_beside(); });
+}
+
+void Dial::drop(std::list<std::shared_ptr<Try>> tries) {
+  shared_.loop.defer([dropped = std::move(tries)] {});
 }
 
 void Dial::hang_up() {
   over_ = true;
   shared_.loop.cancel(timer_);
   shared_.loop.cancel(retry_);
-  connection_.reset();
+  shared_.loop.cancel(beside_);
+  tries_.clear();
 }
 
-void Dial::ready() {
+void Dial::ready(Try& ready) {
   if (over_) return;
   over_ = true;
   shared_.loop.cancel(timer_);
+  shared_.loop.cancel(beside_);
+  std::list<std::shared_ptr<Try>> others;
+  others.swap(tries_);
+  const auto found = std::find_if(others.begin(), others.end(),
+                                  [&](const auto& one) { return one.get() == &ready; });
+  tries_.splice(tries_.end(), others, found);
+  drop(std::move(others));
   user_.ready();
 }
 
-void Dial::failed(const Failure& failure) {
+void Dial::failed(Try& failed, const Failure& failure) {
   if (over_) return;
+  const auto found = std::find_if(tries_.begin(), tries_.end(),
+                                  [&](const auto& one) { return one.get() == &failed; });
+  std::list<std::shared_ptr<Try>> gone;
+  gone.splice(gone.end(), tries_, found);
+  drop(std::move(gone));
+  if (!tries_.empty()) return;  // what is wrong for good the other one will hear too
+  shared_.loop.cancel(beside_);
   // A pause with some chance in it, so that those who were dropped together do not return together.
-  const int longest = std::min(kFirstPauseMs << std::min(tries_, 8), kLongestPauseMs);
+  const int longest = std::min(kFirstPauseMs << std::min(tried_, 8), kLongestPauseMs);
   const auto pause = std::chrono::milliseconds(random_between(longest / 2, longest));
-  if (!failure.again || tries_ >= kMaxTries || Clock::now() + pause >= deadline_) {
+  if (!failure.again || tried_ >= kMaxTries || Clock::now() + pause >= deadline_) {
     return give_up(failure.error);
   }
   retry_ = shared_.loop.at(Clock::now() + pause, [this] { try_once(); });
@@ -141,9 +182,10 @@ void Dial::give_up(const Diagnostic& error) {
   over_ = true;
   shared_.loop.cancel(timer_);
   shared_.loop.cancel(retry_);
+  shared_.loop.cancel(beside_);
   shared_.loop.defer([this, weak = std::weak_ptr(alive_), error] {
     if (weak.expired()) return;
-    connection_.reset();
+    tries_.clear();
     user_.failed(error);
   });
 }

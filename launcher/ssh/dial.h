@@ -1,5 +1,6 @@
 // An authenticated connection to one host: through its jump hosts, again when a busy server drops
-// us, until a deadline. Jump hosts are shared: one connection each, with a channel per host behind.
+// us, a second one beside the first where the line loses packets, until a deadline. Jump hosts are
+// shared: one connection each, with a channel per host behind.
 #pragma once
 
 #include <list>
@@ -25,7 +26,7 @@ Route route_to(const Host& host, Config& config);
 
 class JumpHosts;
 
-class Dial final : public Connection::User {
+class Dial final {
  public:
   struct User {
     virtual ~User() = default;
@@ -38,32 +39,45 @@ class Dial final : public Connection::User {
   // `hops` of the route lie before the host. Both must outlive it.
   Dial(Shared& shared, JumpHosts& jumps, const HostSettings& host, std::vector<HostSettings> hops,
        User& user);
-  ~Dial() override;
+  ~Dial();
 
   void start(Clock::time_point deadline, std::chrono::milliseconds patience);
-  Connection& connection() { return *connection_; }
-  void hang_up();  // the user hears nothing more
-  bool silent() const { return !connection_ || connection_->silent(); }
+  Connection& connection() { return *tries_.front()->connection; }  // the one that is ready
+  void hang_up();                                                   // the user hears nothing more
+  bool silent() const;
 
  private:
+  struct Try final : Connection::User {
+    explicit Try(Dial& of) : dial(of) {}
+    void ready() override { dial.ready(*this); }
+    void failed(const Failure& failure) override { dial.failed(*this, failure); }
+    void activity() override { dial.user_.activity(); }
+    void lost(const std::string& why) override { dial.user_.lost(why); }
+    Dial& dial;
+    std::shared_ptr<Connection> connection;
+  };
+
+  Connection& add_try();
   void try_once();
-  void ready() override;
-  void failed(const Failure& failure) override;
-  void activity() override { user_.activity(); }
-  void lost(const std::string& why) override { user_.lost(why); }
+  void try_beside();
+  void watch_line();
+  void ready(Try& ready);
+  void failed(Try& failed, const Failure& failure);
   void give_up(const Diagnostic& error);
+  // Not at once: their handlers may be running.
+  void drop(std::list<std::shared_ptr<Try>> tries);
 
   Shared& shared_;
   JumpHosts& jumps_;
   const HostSettings& host_;
   std::vector<HostSettings> hops_;
   User& user_;
-  std::shared_ptr<Connection> connection_;
+  std::list<std::shared_ptr<Try>> tries_;  // oldest first; none or one, but over lossy lines
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Clock::time_point deadline_;
   std::chrono::milliseconds patience_{0};
-  uint64_t timer_ = 0, retry_ = 0;
-  int tries_ = 0;
+  uint64_t timer_ = 0, retry_ = 0, beside_ = 0;
+  int tried_ = 0;
   bool over_ = false;
 };
 
