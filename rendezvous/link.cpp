@@ -148,7 +148,7 @@ class Hub final : public LinkHub {
     std::future<void> future = done->get_future();
     run([this, done] {
       flushes_.push_back(done);
-      if (loop_.pending() == 0) answer_flushes();
+      if (loop_.is_drained()) answer_flushes();
     });
     patience = std::clamp(patience, std::chrono::milliseconds(0), link::kLongest);
     return future.wait_for(patience) == std::future_status::ready;

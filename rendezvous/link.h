@@ -92,7 +92,8 @@ class LinkHub {
   virtual void send(const std::vector<LinkId>& links, LinkMessage message) = 0;
   // What has been sent goes out first (for at most `linger`); no more events of it come.
   virtual void close(LinkId link, std::chrono::milliseconds linger = std::chrono::seconds(2)) = 0;
-  // Waits until everything sent on all links is with the kernel; false if that took too long.
+  // Waits until everything sent on all links is with the kernel, and links that were closed have
+  // ended: who leaves before that may take their last words back. False if that took too long.
   virtual bool flush(std::chrono::milliseconds patience) = 0;
   // What waits to be handed to the kernel on this link; 0 for one that is gone. For senders of much
   // that can wait. From any thread.

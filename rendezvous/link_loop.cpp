@@ -156,13 +156,19 @@ void Loop::remove_stranger(Peer& peer) {
 }
 
 void Loop::add_closing(std::shared_ptr<Peer> peer) {
+  ++closings_;
   closing_.push_back(peer);
   wake_at(peer->next_change());
 }
 
+void Loop::closing_over() {
+  --closings_;
+  if (is_drained() && drained) drained();
+}
+
 void Loop::count(int64_t bytes) {
   pending_ = static_cast<size_t>(static_cast<int64_t>(pending_) + bytes);
-  if (pending_ == 0 && drained) drained();
+  if (is_drained() && drained) drained();
 }
 
 void Loop::wake_at(Nanoseconds when) {

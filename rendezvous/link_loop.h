@@ -116,15 +116,18 @@ class Loop {
   void remove_stranger(Peer& peer);
   // A link that the owner has closed and whose last words are still on their way.
   void add_closing(std::shared_ptr<Peer> peer);
+  void closing_over();
   // A look at the peers' deadlines is due then.
   void wake_at(Nanoseconds when);
 
   // A leased link's lease has moved; nothing = the link is gone.
   std::function<void(LinkId, std::optional<Nanoseconds>)> leased_until;
 
-  // Bytes that wait in all queues; `drained` is called when none are left.
+  // Bytes that wait in all queues.
   void count(int64_t bytes);
-  size_t pending() const { return pending_; }
+  // Nothing waits, and the peers of closed links have read their last words, or had time to.
+  // `drained` is called when it becomes so.
+  bool is_drained() const { return pending_ == 0 && closings_ == 0; }
   std::function<void()> drained;
 
  private:
@@ -153,6 +156,7 @@ class Loop {
   asio::steady_timer timer_;
   Nanoseconds tick_at_{Nanoseconds::max()};
   size_t pending_ = 0;
+  int closings_ = 0;
   friend class Peer;
 };
 

@@ -484,9 +484,11 @@ void Peer::half_close() {
 void Peer::drop() {
   if (stage_ == Stage::gone) return;
   const auto self = shared_from_this();
+  const bool closing = stage_ == Stage::closing;
   stage_ = Stage::gone;
   if (dialer_) dialer_->stop();
   end_stream();
+  if (closing) loop_.closing_over();
   loop_.remove_stranger(*this);
   if (id_ != 0) loop_.peers.erase(id_);
   if (pulse_ && pulse_->lease_end()) loop_.leased_until(id_, std::nullopt);

@@ -18,8 +18,8 @@ constexpr int kMaxHops = 8;
 constexpr int kMaxTries = 12;
 // Over a line that loses packets a handshake may stand still for seconds, as the far kernel repeats
 // what was lost ever more rarely: then another one is made beside it, and the first one wins.
-constexpr std::chrono::milliseconds kBeside{1'500}, kLookAtLine{500};
-constexpr size_t kTriesAtOnce = 3;
+constexpr std::chrono::milliseconds kBeside{700}, kLookAtLine{200};
+constexpr size_t kTriesAtOnce = 4;
 constexpr int kFirstPauseMs = 100, kLongestPauseMs = 2'000;
 
 // "user@host:port", "[fd00::1]:22", "ssh://..." of a ProxyJump.

@@ -329,6 +329,26 @@ TEST_CASE("after close no event of that link comes and its last words go out") {
   CHECK(client->flush(20s));
 }
 
+TEST_CASE("flush waits for those whose link was closed to have read what was said last") {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const auto hub = make_link_hub(hub_options());
+  const LinkId link = hub->adopt(Fd(ends[0]), Fd(), false);
+  Fd peer(ends[1]);
+  expect(*hub, LinkEvent::opened);
+  hub->send(link, message(1, "the end"));
+  hub->close(link, 20s);
+  // The kernel has it, the peer does not: whoever leaves now may take it back.
+  CHECK_FALSE(hub->flush(50ms));
+  std::thread reader([&peer] {
+    char bytes[1000];
+    while (::read(peer.get(), bytes, sizeof bytes) > 0) continue;
+    peer.reset();
+  });
+  CHECK(hub->flush(20s));
+  reader.join();
+}
+
 TEST_CASE("a peer that does not read is cut off and the others do not notice") {
   LinkHubOptions options = hub_options();
   options.max_queued_bytes = 1 << 20;
