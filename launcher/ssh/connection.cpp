@@ -29,6 +29,9 @@ constexpr std::chrono::seconds kUserTimeout{20};
 constexpr std::chrono::milliseconds kNextAttempt{400}, kLaterAttempts{1'000};
 constexpr int kQuickAttempts = 6;
 constexpr size_t kAttemptsAtOnce = 6;  // beyond them the oldest is given up
+// "No route to host" is also what is said after three lost questions for its hardware address, at
+// intervals of a second. A host that is off is to be named soon: two more.
+constexpr std::chrono::milliseconds kSecondChance{1'500};
 // A pump takes at most so many reads of libssh (4 KiB each), so that no host holds the loop.
 constexpr int kReadsAtOnce = 32;
 
@@ -162,6 +165,10 @@ void Connection::connect_next() {
     const size_t index = next_target_++ % targets_.size();
     Target& target = targets_[index];
     if (target.given_up) continue;
+    if (target.unreachable && Clock::now() - *target.unreachable > kSecondChance) {
+      target.given_up = true;
+      continue;
+    }
     const Address& address = target.address;
     last_target_ = index;
     const auto give_up = [&](const std::string& error) {
@@ -200,11 +207,12 @@ void Connection::connect_next() {
     const auto place = std::prev(attempts_.end());
     place->watch =
         shared_.loop.watch(fd, EPOLLOUT, [this, place](uint32_t) { attempt_over(place); });
-    const auto pause = ++attempts_made_ < kQuickAttempts ? kNextAttempt : kLaterAttempts;
+    const bool quick = ++attempts_made_ < kQuickAttempts || target.unreachable;
+    const auto pause = quick ? kNextAttempt : kLaterAttempts;
     next_attempt_ = shared_.loop.at(Clock::now() + pause, [this] { connect_next(); });
     return;
   }
-  if (!attempts_.empty()) return;
+  drop_attempts();
   fail({refused(settings_, targets_[last_target_].address.text(), connect_error_)});
 }
 
@@ -218,8 +226,7 @@ void Connection::attempt_over(std::list<Attempt>::iterator attempt) {
   if (error == 0) return connected(std::move(over.socket));
   connect_error_ = strerror(error);
   Target& target = targets_[over.address];
-  // "No route to host" is also what is said after three lost questions for its hardware address; a
-  // host is unreachable that is so twice. All attempts hear it that were under way.
+  // All attempts hear of it that were under way.
   const bool first = error == EHOSTUNREACH && !target.unreachable;
   const bool same = error == EHOSTUNREACH && target.unreachable && over.begun < *target.unreachable;
   if (first) target.unreachable = Clock::now();
