@@ -384,7 +384,8 @@ TEST_CASE("what waits on a link is known to its sender") {
     server->send(lazy, message(1, std::string(100'000, 'x')));
     // The kernel takes less than 1 MB of it.
     if (i >= 10) CHECK(server->queued_bytes(lazy) > static_cast<size_t>(i - 9) * 100'000);
-    CHECK(server->queued_bytes(lazy) < static_cast<size_t>(i + 1) * 100'100);
+    // The one that the hub's thread is just queueing may be counted twice.
+    CHECK(server->queued_bytes(lazy) < static_cast<size_t>(i + 2) * 100'100);
   }
   CHECK_FALSE(server->flush(0ms));  // the hub's thread has them now
   SUBCASE("it is read") {
