@@ -53,8 +53,6 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
 // The same in a line per rank.
 std::string rank_table(const std::vector<WorkerCommand>& commands,
                        const std::vector<RankPlacement>& placement, const std::string& host);
-// A word as a shell would need it.
-std::string shell_word(const std::string& word);
 // What each rank executes: the interpreter in front of a script or a module.
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments);

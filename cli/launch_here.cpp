@@ -7,6 +7,7 @@
 
 #include "cli/launch.h"
 #include "cli/secret.h"
+#include "launcher/shell_word.h"
 #include "launcher/worker_env.h"
 
 namespace mtl {
@@ -84,22 +85,6 @@ std::vector<std::string> taken_out(const WorkerCommand& command) {
 }
 
 }  // namespace
-
-std::string shell_word(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,@%+";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string text = "'";
-  for (char c : word) {
-    if (c == '\'') {
-      text += "'\\''";
-    } else {
-      text += c;
-    }
-  }
-  text += '\'';
-  return text;
-}
 
 NodeLayout layout_here(const LaunchRequest& request, int master_port) {
   NodeLayout layout;

@@ -20,6 +20,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/network.h"
+#include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/ssh/fleet.h"
 #include "rendezvous/store.h"
@@ -35,13 +36,6 @@ bool is_this_host(const Host& host) {
   if (!host.user.empty() || host.port != 0) return false;
   return host.name == "localhost" || host.name == "127.0.0.1" || host.name == "::1" ||
          host.name == host_name();
-}
-
-// As one word of a shell's command line.
-std::string shell_word(const std::string& text) {
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
-  return word + "'";
 }
 
 std::string own_program() {

@@ -2,7 +2,6 @@
 // controller as well, in a thread beside it: machine_rank 0, or with an elastic rendezvous whoever
 // can listen at its address first.
 #include <condition_variable>
-#include <csignal>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -12,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "common/quiet_threads.h"
 #include "launcher/controller_loop.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
@@ -45,10 +45,7 @@ class ControllerThread {
     policy.own_position = kOwnPosition;
     if (policy.is_ours) policy.token = make_token();
     controller_.emplace(std::move(policy), port_, std::chrono::steady_clock::now());
-    // Signals are the business of the node's thread.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked for_the_thread;
     thread_ = std::thread([this] {
       std::optional<JobOutcome> outcome =
           drive(*controller_, *hub_, {{end_.get(), [] {}}}, [this] { return ending_.load(); });
@@ -56,7 +53,6 @@ class ControllerThread {
       outcome_ = std::move(outcome);
       over_.notify_all();
     });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~ControllerThread() {
     ending_ = true;

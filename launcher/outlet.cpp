@@ -1,11 +1,12 @@
 #include "launcher/outlet.h"
 
 #include <cerrno>
-#include <csignal>
 #include <poll.h>
 #include <unistd.h>
 
 #include <sys/eventfd.h>
+
+#include "common/quiet_threads.h"
 
 namespace mtl {
 
@@ -22,12 +23,8 @@ Outlet::Outlet(size_t capacity_bytes, int wake, Policy policy)
     : capacity_(capacity_bytes), wake_(wake), policy_(policy), moved_(Clock::now()) {}
 
 void Outlet::start_thread() {
-  // Signals are for the thread that supervises; a closed pipe is an error code here.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked for_the_thread;
   thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Outlet::~Outlet() {

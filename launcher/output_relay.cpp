@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <csignal>
 
 #include <fmt/format.h>
 
+#include "common/quiet_threads.h"
 #include "launcher/job_messages.h"
 
 namespace mtl {
@@ -55,12 +55,8 @@ void OutputRelay::line(int rank, bool is_stderr, std::string_view text) {
   if (end_ && !dropping_) dropping_ = Clock::now() >= *end_;
   if (dropping_) return drop(rank, is_stderr, text);
   if (!thread_.joinable()) {
-    // Signals are for the thread that supervises.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked for_the_thread;
     thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   const bool was_empty = blocks_.empty();
   const bool was_complete = block_complete();

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <future>
 #include <iterator>
@@ -23,6 +22,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/quiet_threads.h"
 #include "rendezvous/link_loop.h"
 
 namespace mtl {
@@ -275,21 +275,16 @@ class Hub final : public LinkHub {
     (void)!::read(event_fd_.get(), &count, sizeof(count));
   }
 
-  // Signals are the business of the program's own threads.
   void start_thread() {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked for_the_thread;
     try {
       thread_ = std::thread([this] { run_loop(); });
     } catch (const std::system_error& error) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw Error(Exit::environment,
                   {.code = "rendezvous.links",
                    .what = fmt::format("cannot start a thread: {}", error.what()),
                    .help = "raise the limit of processes and threads (ulimit -u, pids.max)"});
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   // One connection's failure (no memory, no random bytes) must not end the others.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <functional>
 #include <list>
 #include <optional>
@@ -23,6 +22,7 @@
 #include <boost/asio/write.hpp>
 
 #include "common/error.h"
+#include "common/quiet_threads.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/sockets.h"
@@ -332,18 +332,9 @@ class Server final : public StoreServer {
     });
   }
 
-  // Signals are the business of the program's own threads.
   void start_thread() {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      thread_ = std::thread([this] { run(); });
-    } catch (...) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const SignalsBlocked for_the_thread;
+    thread_ = std::thread([this] { run(); });
   }
 
   // One session's failure (no memory, no random bytes) must not end the service of the others.

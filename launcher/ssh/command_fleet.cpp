@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <fcntl.h>
 #include <random>
@@ -16,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "common/quiet_threads.h"
 #include "launcher/ssh/child.h"
 #include "launcher/ssh/events.h"
 #include "launcher/ssh/loop.h"
@@ -262,16 +262,13 @@ class CommandFleet final : public SshFleet {
     for (size_t i = 0; i < options_.hosts.size(); ++i) {
       runs_.push_back(std::make_unique<CommandRun>(loop_, events_, places_, options_, i));
     }
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked for_the_thread;
     // The children die with the thread that started them: this one.
     thread_ = std::thread([this] {
       loop_.defer([this] { fill(); });
       loop_.run();
       runs_.clear();
     });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~CommandFleet() override {
     loop_.stop();

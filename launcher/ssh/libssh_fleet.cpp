@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <thread>
 
 #include <sys/socket.h>
 
+#include "common/quiet_threads.h"
 #include "launcher/ssh/events.h"
 #include "launcher/ssh/messages.h"
 #include "launcher/ssh/start_up.h"
@@ -258,13 +258,8 @@ class LibsshFleet final : public SshFleet {
       window_.hosts.push_back(std::make_unique<HostRun>(shared_, jumps_, events_, window_, options_,
                                                         std::move(routes[i]), i));
     }
-    // Signals are the business of the owner's thread; of the new one's, that of writes to sockets
-    // that are closed at their other end must not come either.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked for_the_thread;
     thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~LibsshFleet() override {
     shared_.loop.stop();
