@@ -109,7 +109,9 @@ TEST_CASE("who wrote its error first has failed first") {
   // Rank 0 fails, writes so, and takes long to end; rank 1 dies of the lost connection.
   write(folder / "source", torch_error("the cause", time(nullptr) - 30));
   const std::string cause = "trap '' TERM; cp " + f + "/source $TORCHELASTIC_ERROR_FILE; echo > " +
-                            f + "/written; while [ ! -s " + f + "/gone ]; do sleep 0.01; done; ";
+                            f + "/written; while [ ! -s " + f +
+                            "/gone ]; do sleep 0.01; done; while kill -0 $(cat " + f +
+                            "/gone) 2> " + f + "/null; do sleep 0.01; done; ";
   AgentOptions options = shells(
       {cause + "exit 5",
        "while [ ! -s " + f + "/written ]; do sleep 0.01; done; echo $$ > " + f + "/gone; exit 3"});
