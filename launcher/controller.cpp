@@ -88,8 +88,10 @@ void Controller::received(LinkId link, const LinkMessage& message,
       }
       return;
     case JobMessage::interrupted:
-      if (const auto signal = decode_number(message.body)) {
-        on_interrupted(link, static_cast<int>(*signal), now);
+      if (auto interrupted = decode_interrupted(message.body)) {
+        interrupted->when -=
+            std::chrono::duration_cast<std::chrono::system_clock::duration>(clock_ahead);
+        on_interrupted(link, *interrupted, now);
       }
       return;
     default:
@@ -148,6 +150,17 @@ void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
 void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
   Node& node = nodes_[link];
   node.host = offer.host;
+  // The same command typed twice on a machine must not cost the first one its place.
+  const auto holder = state_ == State::running ? membership_.link_of(offer.key) : std::nullopt;
+  if (holder && *holder != link && nodes_.at(*holder).rank >= 0 && !nodes_.at(*holder).stopped) {
+    return refuse(link,
+                  {.code = "launch.join",
+                   .what = fmt::format("{} cannot take part: '{}' is in the job already and runs",
+                                       offer.host, offer.key),
+                   .help = "was the same command typed twice? After a crash of that machine, try "
+                           "again when the job has noticed it"},
+                  now);
+  }
   if (const auto refusal = membership_.join(link, offer, now)) {
     return refuse(link,
                   {.code = "launch.join",
@@ -161,6 +174,7 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
   if (state_ == State::gathering) return gather(now);
   if (state_ == State::running && options_.grows &&
       static_cast<int>(roster_.nodes.size()) < options_.membership.max_nodes) {
+    disturbed_at(std::chrono::system_clock::now());
     stop(StopReason::growth, fmt::format("{} has come: the job goes on with it", offer.host),
          options_.grace, false, now);
   }
@@ -180,9 +194,10 @@ void Controller::refuse(LinkId link, const Diagnostic& why, Time now) {
 void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time now) {
   const Node node = nodes_[link];
   const int position = node.job ? node.job->position : -1;
-  gathering_.troubles_of(position, node.host, std::move(problems));
+  port_.send(link, JobMessage::refuse, 0, encode(problems));
   port_.close(link);
   nodes_.erase(link);
+  gathering_.troubles_of(position, node.host, std::move(problems));
   membership_.will_not_come(position);
   if (state_ == State::gathering) gather(now);
 }
@@ -261,12 +276,20 @@ void Controller::start() {
     }
     return !refused || refused->exit() == Exit::done;
   });
+  if (refused && without_ && refused->exit() != Exit::done) {
+    // A layout that fits no fewer ranks is not what ended the job.
+    for (const Diagnostic& why : refused->diagnostics()) {
+      without_->warnings.push_back("it cannot go on with fewer nodes: " + why.what);
+    }
+    return finish(std::move(*without_));
+  }
   if (refused) {
     JobOutcome outcome;
     outcome.exit_code = static_cast<int>(refused->exit());
     outcome.report = refused->diagnostics();
     return finish(std::move(outcome));
   }
+  without_.reset();
   for (auto& [link, node] : nodes_) {
     node.rank = -1;
     node.stopped = false;
@@ -327,6 +350,8 @@ void Controller::on_stopped(LinkId link, const StoppedMessage& message, Time now
   // Of one that leaves they are nobody else's trouble.
   if (node.leaving != 0) {
     let_go(link, errors, message.exit_code);
+  } else if (!errors.empty() && may_leave(link)) {
+    return leave_for_trouble(link, errors, message.exit_code, now);
   } else if (!errors.empty()) {
     end_.errors.insert(end_.errors.end(), errors.begin(), errors.end());
     if (end_.error_exit == 0) end_.error_exit = message.exit_code;
@@ -366,11 +391,12 @@ void Controller::interrupt(int signal, Time now) {
   stop(StopReason::request, "", options_.grace, false, now);
 }
 
-void Controller::on_interrupted(LinkId link, int signal, Time now) {
+void Controller::on_interrupted(LinkId link, const InterruptedMessage& message, Time now) {
   Node& node = nodes_.at(link);
+  const int signal = message.signal;
   if (node.leaving != 0) return;  // its agent knows what a second signal means
   const bool again = std::exchange(node.interrupted, true);
-  if (!again && may_leave(link)) return leave(link, signal, now);
+  if (!again && may_leave(link)) return leave(link, message, now);
   // A scheduler signals every node: that is one request.
   if (!again && interrupt_ != 0) return;
   if (!again && options_.membership.max_nodes > 1) {
@@ -384,9 +410,11 @@ void Controller::on_interrupted(LinkId link, int signal, Time now) {
 bool Controller::may_leave(LinkId link) const {
   const Node& node = nodes_.at(link);
   if (node.is_own || interrupt_ != 0) return false;
-  if (state_ != State::gathering && node.rank < 0) return true;  // a spare
   const MembershipOptions& members = options_.membership;
-  if (members.min_nodes >= members.max_nodes) return false;
+  const bool spare = state_ != State::gathering && node.rank < 0;
+  // Unless it is about to be let in, nobody misses it.
+  if (spare && state_ == State::running) return true;
+  if (!spare && members.min_nodes >= members.max_nodes) return false;
   int others = membership_.present() - (membership_.is_present(link) ? 1 : 0);
   if (state_ == State::gathering) {
     others += membership_.awaited() - (node.job && !node.joined ? 1 : 0);
@@ -396,25 +424,52 @@ bool Controller::may_leave(LinkId link) const {
 
 // A cloud takes a machine back, or a person needs it: the others end in order, so that ours save
 // where they are, and go on without it. Nobody has failed, so no restart is used up.
-void Controller::leave(LinkId link, int signal, Time now) {
+void Controller::leave(LinkId link, const InterruptedMessage& message, Time now) {
   Node& node = nodes_.at(link);
-  node.leaving = signal;
+  node.leaving = message.signal;
   membership_.leave(link, now);
   if (node.job) membership_.will_not_come(node.job->position);
   std::string why =
-      fmt::format("{}: {} arrived there: it leaves", node_text(node), signal_name(signal));
+      fmt::format("{}: {} arrived there: it leaves", node_text(node), signal_name(message.signal));
   if (node.rank < 0 || node.stopped) {
     tell(why);
     let_go(link, {}, 0);
     if (state_ == State::gathering) gather(now);
     return;
   }
-  if (!end_.first_leave) end_.first_leave = std::chrono::system_clock::now();
+  end_.left = true;
+  disturbed_at(message.when);
   if (end_.stop != StopReason::failure && end_.stop != StopReason::problem) {
     why += ", and the job goes on with " + nodes_left();
   }
   if (state_ == State::running) return stop(StopReason::leave, why, options_.grace, false, now);
   tell(why);
+}
+
+// A node that cannot run its part (a machine that came late, without the run's directory) is no
+// reason to end the others' job, where they are enough.
+void Controller::leave_for_trouble(LinkId link, const std::vector<Diagnostic>& errors,
+                                   int exit_code, Time now) {
+  Node& node = nodes_.at(link);
+  node.leaving = SIGTERM;
+  membership_.leave(link, now);
+  if (node.job) membership_.will_not_come(node.job->position);
+  const std::string why = fmt::format("{} [{}]: the job goes on with {}", errors.front().what,
+                                      errors.front().code, nodes_left());
+  let_go(link, errors, exit_code);
+  end_.left = true;
+  disturbed_at(std::chrono::system_clock::now());
+  if (state_ == State::running) {
+    return stop(StopReason::leave, why, failure_grace(StopReason::loss), false, now);
+  }
+  tell(why);
+  if (all_stopped()) conclude(now);
+}
+
+// The word of it may have been on its way for longer than the ranks needed to notice.
+void Controller::disturbed_at(std::chrono::system_clock::time_point when) {
+  when = std::min(when, std::chrono::system_clock::now());
+  if (!end_.disturbed || when < *end_.disturbed) end_.disturbed = when;
 }
 
 // One that leaves has nothing left to do here. It ends as the whole job would, had the signal been
@@ -500,7 +555,12 @@ void Controller::conclude(Time now) {
   end_.interrupt = interrupt_;
   Verdict verdict = judge(end_);
   if (interrupt_ == 0) {
-    if (const auto why = restarts_.after(verdict, membership_)) return restart(*why, now);
+    if (const auto why = restarts_.after(verdict, membership_)) {
+      const bool fewer =
+          verdict.reason == Verdict::Reason::leave || verdict.reason == Verdict::Reason::loss;
+      if (fewer) without_ = std::move(verdict.outcome);
+      return restart(*why, now);
+    }
   }
   finish(std::move(verdict.outcome));
 }

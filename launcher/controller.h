@@ -104,9 +104,12 @@ class Controller {
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
   void on_stopped(LinkId link, const StoppedMessage& message, Time now);
-  void on_interrupted(LinkId link, int signal, Time now);
+  void on_interrupted(LinkId link, const InterruptedMessage& message, Time now);
   bool may_leave(LinkId link) const;
-  void leave(LinkId link, int signal, Time now);
+  void leave(LinkId link, const InterruptedMessage& message, Time now);
+  void leave_for_trouble(LinkId link, const std::vector<Diagnostic>& errors, int exit_code,
+                         Time now);
+  void disturbed_at(std::chrono::system_clock::time_point when);
   void let_go(LinkId link, const std::vector<Diagnostic>& errors, int error_exit);
   void on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason, Time now);
   void refuse(LinkId link, const Diagnostic& why, Time now);
@@ -137,6 +140,8 @@ class Controller {
   // running, stopping
   GenerationEnd end_;
   int interrupt_ = 0;  // the signal
+  // How the job would have ended when it was to go on with fewer nodes: that counts if it cannot.
+  std::optional<JobOutcome> without_;
   std::optional<Time> stop_deadline_;
   bool killed_ = false;
 

@@ -97,16 +97,16 @@ class LocalAgent {
 
 enum class Magic { came, did_not_come, interrupted };
 
-// Bytes up to and with the magic line; the fleet does the same for its hosts. Waits no longer than
-// until something can be read from `interrupt`.
-Magic read_magic(int fd, int interrupt) {
+// Bytes up to and with the magic line; the fleet does the same for its hosts. `interrupted` is
+// asked when something can be read from `signals`.
+Magic read_magic(int fd, int signals, const std::function<bool()>& interrupted) {
   const std::string line = std::string(kAgentMagic) + "\n";
   std::string got;
   char c = 0;
   while (got.size() < line.size()) {
-    pollfd waiting[2] = {{fd, POLLIN, 0}, {interrupt, POLLIN, 0}};
+    pollfd waiting[2] = {{fd, POLLIN, 0}, {signals, POLLIN, 0}};
     if (poll(waiting, 2, kLocalStartMs) == 0) return Magic::did_not_come;
-    if (waiting[1].revents != 0) return Magic::interrupted;
+    if (waiting[1].revents != 0 && interrupted()) return Magic::interrupted;
     if (waiting[0].revents == 0) continue;
     if (read(fd, &c, 1) != 1) return Magic::did_not_come;
     got += c;
@@ -131,7 +131,7 @@ class HostsJob {
     job_ = node_job(options_);
     if (job_.token.empty()) job_.token = make_token();
 
-    if (start_here(signals.fd())) start_there();
+    if (start_here(signals)) start_there();
     std::vector<LoopSource> sources = {{signals.fd(), [&] { on_signals(signals); }}};
     if (fleet_) {
       sources.push_back({fleet_->fd(), [&] { on_fleet(); }});
@@ -166,13 +166,16 @@ class HostsJob {
     controller_->expect(link, request_.hosts[index].name, job_of(index));
   }
 
-  // False if a signal has come in the meantime: nothing more is to be started.
-  bool start_here(int interrupt) {
+  // False if the job was asked to stop in the meantime: nothing more is to be started.
+  bool start_here(SignalPipe& signals) {
     for (size_t i = 0; i < request_.hosts.size(); ++i) {
       if (!is_this_host(request_.hosts[i])) continue;
       Fd stream;
       agents_.push_back(std::make_unique<LocalAgent>(request_, stream));
-      const Magic magic = read_magic(stream.get(), interrupt);
+      const Magic magic = read_magic(stream.get(), signals.fd(), [&] {
+        on_signals(signals);
+        return urged_ > 0;
+      });
       if (magic == Magic::interrupted) return false;
       if (magic == Magic::did_not_come) {
         throw Error(Exit::environment, {.code = "launch.agent",

@@ -77,6 +77,16 @@ std::map<int, int> int_map_of(const json& all) {
   return map;
 }
 
+json to_json(std::chrono::system_clock::time_point when) {
+  using std::chrono::nanoseconds;
+  return std::chrono::duration_cast<nanoseconds>(when.time_since_epoch()).count();
+}
+std::chrono::system_clock::time_point time_of(const json& nanoseconds) {
+  using std::chrono::system_clock;
+  const std::chrono::nanoseconds since_epoch(nanoseconds.get<int64_t>());
+  return system_clock::time_point(std::chrono::duration_cast<system_clock::duration>(since_epoch));
+}
+
 json to_json(const NodeOffer& offer) {
   return {{"host", to_text(offer.host)}, {"key", to_text(offer.key)},
           {"slots", offer.slots},        {"rank", offer.rank},
@@ -347,7 +357,6 @@ std::optional<StoppedMessage> decode_stopped(const std::string& body) {
 
 std::string encode(const WorkerEnd& end) {
   using std::chrono::duration_cast;
-  using std::chrono::nanoseconds;
   return json({{"rank", end.rank},
                {"ranks", end.ranks},
                {"local_rank", end.local_rank},
@@ -356,7 +365,7 @@ std::string encode(const WorkerEnd& end) {
                {"exit", end.exit_code},
                {"signal", end.signal},
                {"stopped", end.stopped_by_us},
-               {"when_ns", duration_cast<nanoseconds>(end.when.time_since_epoch()).count()},
+               {"when_ns", to_json(end.when)},
                {"last_lines", texts(end.last_lines)},
                {"log", to_text(end.log.string())},
                {"notes", texts(end.notes)}})
@@ -373,9 +382,7 @@ std::optional<WorkerEnd> decode_end(const std::string& body) {
     end.exit_code = object.at("exit");
     end.signal = object.at("signal");
     end.stopped_by_us = object.at("stopped");
-    end.when = std::chrono::system_clock::time_point(
-        std::chrono::duration_cast<std::chrono::system_clock::duration>(
-            std::chrono::nanoseconds(object.at("when_ns").get<int64_t>())));
+    end.when = time_of(object.at("when_ns"));
     end.last_lines = bytes_of(object.at("last_lines"));
     end.log = to_bytes(object.at("log"));
     end.notes = bytes_of(object.at("notes"));
@@ -391,6 +398,19 @@ std::optional<FinishMessage> decode_finish(const std::string& body) {
     FinishMessage message;
     message.exit_code = object.at("exit");
     message.report = diagnostics_of(object.at("report"));
+    return message;
+  });
+}
+
+std::string encode(const InterruptedMessage& message) {
+  const json object = {{"signal", message.signal}, {"when_ns", to_json(message.when)}};
+  return object.dump();
+}
+std::optional<InterruptedMessage> decode_interrupted(const std::string& body) {
+  return decode(body, [](const json& object) {
+    InterruptedMessage message;
+    message.signal = object.at("signal");
+    message.when = time_of(object.at("when_ns"));
     return message;
   });
 }

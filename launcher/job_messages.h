@@ -99,6 +99,11 @@ struct StoppedMessage {
   std::vector<Diagnostic> errors;
   int exit_code = 0;
 };
+// INT, TERM or HUP at a node.
+struct InterruptedMessage {
+  int signal = 0;
+  std::chrono::system_clock::time_point when = {};  // by the node's clock
+};
 struct FinishMessage {
   int exit_code = 0;
   std::vector<Diagnostic> report;
@@ -114,7 +119,8 @@ std::string encode(const StopMessage& message);
 std::string encode(const StoppedMessage& message);
 std::string encode(const WorkerEnd& end);
 std::string encode(const FinishMessage& message);
-std::string encode_number(int64_t number);  // signal, interrupted
+std::string encode(const InterruptedMessage& message);
+std::string encode_number(int64_t number);  // signal
 
 // Nothing for anything but a complete message.
 std::optional<HelloMessage> decode_hello_message(const std::string& body);
@@ -127,6 +133,7 @@ std::optional<StopMessage> decode_stop(const std::string& body);
 std::optional<StoppedMessage> decode_stopped(const std::string& body);
 std::optional<WorkerEnd> decode_end(const std::string& body);
 std::optional<FinishMessage> decode_finish(const std::string& body);
+std::optional<InterruptedMessage> decode_interrupted(const std::string& body);
 std::optional<int64_t> decode_number(const std::string& body);
 
 }  // namespace mtl

@@ -241,7 +241,8 @@ class Node {
       return;
     }
     if (signal == SIGUSR1 || signal == SIGQUIT) return;
-    send(JobMessage::interrupted, encode_number(signal));
+    send(JobMessage::interrupted,
+         encode(InterruptedMessage{signal, std::chrono::system_clock::now()}));
     if (!opened_ || interrupted_) {
       result_ = {.exit_code = 128 + signal,
                  .report = {{.code = "run.stopped",
@@ -516,7 +517,8 @@ void Control::ended(const WorkerEnd& end) {
 }
 void Control::interrupted(int signal) {
   node_.hurry();
-  node_.send(JobMessage::interrupted, encode_number(signal));
+  node_.send(JobMessage::interrupted,
+             encode(InterruptedMessage{signal, std::chrono::system_clock::now()}));
 }
 std::optional<std::chrono::nanoseconds> Control::lease_end() const {
   return node_.lease_end();

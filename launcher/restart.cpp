@@ -38,6 +38,7 @@ std::optional<std::string> Restarts::after(const Verdict& verdict, const Members
                          failure.host.empty() ? "" : " on " + failure.host, how_it_ended(failure));
     }
     case Verdict::Reason::leave: {
+      if (members.present() < options_.min_nodes && !options_.waits) return {};
       const int nodes = std::min(members.present(), options_.max_nodes);
       return fmt::format("going on with {} node{}", nodes, nodes == 1 ? "" : "s");
     }

@@ -104,13 +104,14 @@ Verdict judge(const GenerationEnd& end) {
     return verdict;
   }
 
-  const bool left = end.first_leave && !before(*end.first_leave);
-  if (left) failure.reset();
+  // Ranks whose peers have stopped for it fail of that, asked or not.
+  const bool disturbed = end.disturbed && !before(*end.disturbed);
+  if (disturbed) failure.reset();
   // Every rank by itself, whatever came in the meantime.
   const bool done = std::all_of(end.ends.begin(), end.ends.end(), [](const WorkerEnd& one) {
     return one.exit_code == 0 && !one.stopped_by_us;
   });
-  if (!done && left) {
+  if (!done && disturbed && end.left) {
     verdict.reason = Verdict::Reason::leave;
   } else if (!done && !failure && end.stop == StopReason::growth) {
     verdict.reason = Verdict::Reason::growth;

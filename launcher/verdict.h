@@ -46,8 +46,9 @@ struct GenerationEnd {
   int error_exit = 0;
   std::vector<std::string> warnings;
   StopReason stop = StopReason::none;
-  // When the first node said that it leaves.
-  std::optional<std::chrono::system_clock::time_point> first_leave;
+  // Since when ranks may have been asked to stop for another node's sake: it leaves, or has come.
+  std::optional<std::chrono::system_clock::time_point> disturbed;
+  bool left = false;  // a node has left
   int interrupt = 0;  // the signal of a person or a scheduler
 };
 

@@ -88,6 +88,11 @@ class Membership {
   std::string missing() const;
   int present() const;
   bool is_present(LinkId link) const { return nodes_.count(link) > 0; }
+  // By which the node with this key is here.
+  std::optional<LinkId> link_of(const std::string& key) const {
+    const auto found = by_key_.find(key);
+    return found != by_key_.end() ? std::optional(found->second) : std::nullopt;
+  }
   // Expected hosts that have neither come nor are known not to.
   int awaited() const { return awaited_; }
   // False once min_nodes cannot be reached any more (all expected hosts have answered).

@@ -136,15 +136,28 @@ class Rank {
 
   bool is_due(int64_t every) const { return every > 0 && next_step_ % every == 0; }
 
+  // Of the checkpoint that all ranks go on from; 0 = there is none. Rank 0 looks: a client of a
+  // network file system may show an older list of the folder to another rank.
+  int64_t newest_step() {
+    double step = 0;
+    if (world_.rank() == 0) {
+      Diagnostics warnings;
+      const fs::path newest = newest_checkpoint(run_dir_ / "checkpoints", warnings);
+      warnings.throw_if_errors(Exit::data);
+      if (!newest.empty()) step = CheckpointReader(newest).state().at("step").get<double>();
+    }
+    all_ranks_->broadcast(Tensor(&step, DType::f64, {1}), 0);
+    return static_cast<int64_t>(step);
+  }
+
   void start() {
-    Diagnostics warnings;
-    const fs::path checkpoint = newest_checkpoint(run_dir_ / "checkpoints", warnings);
-    warnings.throw_if_errors(Exit::data);
-    if (checkpoint.empty()) {
+    next_step_ = newest_step();
+    fs::path checkpoint;
+    if (next_step_ == 0) {
       trainer_->initialise();
     } else {
+      checkpoint = checkpoint_path(run_dir_ / "checkpoints", next_step_);
       load_checkpoint(checkpoint, *trainer_);
-      next_step_ = CheckpointReader(checkpoint).state().at("step").get<int64_t>();
     }
     // All ranks at once: they share the machine, so the sum is what the machine gives to this job.
     all_ranks_->barrier();

@@ -134,6 +134,8 @@ std::string Connection::waiting_for() const {
 
 bool Connection::on_lossy_line() const {
   if (state_ < State::greeting || state_ == State::over || session_ == nullptr) return false;
+  // The session is another thread's then, and a person may be asked to touch a key: once is enough.
+  if (state_ == State::agent) return false;
   tcp_info info{};
   socklen_t size = sizeof info;
   return getsockopt(ssh_get_fd(session_), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&

@@ -6,6 +6,7 @@
 // rename in or out of `checkpoints/` has the attempt's folder at its other end: so it fails once
 // another fence has taken that away (fence_off_attempts).
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <system_error>
 #include <unistd.h>
@@ -95,7 +96,9 @@ void publish(const CheckpointAttempt& attempt, const fs::path& dir) {
     // It may be there without being durable: whoever gets an Error finds no checkpoint. Unless the
     // run has gone on without us, and from it.
     fs::rename(dir, written, error);
-    if (error && error != std::errc::no_such_file_or_directory) {
+    const bool gone = error == std::errc::no_such_file_or_directory ||
+                      error == std::error_code(ESTALE, std::generic_category());
+    if (error && !gone) {
       fs::remove(dir / kMarkerName, error);
     }
     throw;
@@ -220,6 +223,8 @@ std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
   });
   std::vector<Diagnostic> warnings;
   try_to("point `latest` at " + dir.string(), warnings, [&] { point_latest(attempt, dir); });
+  // What `latest` still points to must stay.
+  if (!warnings.empty()) return warnings;
   try_to("delete old checkpoints of " + dir.parent_path().string(), warnings,
          [&] { prune(attempt, dir, keep_last); });
   try_to("delete what is left over in " + dir.parent_path().string(), warnings,

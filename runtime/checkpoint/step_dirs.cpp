@@ -101,18 +101,26 @@ fs::path written_path(const CheckpointAttempt& attempt) {
 void remove_attempts(const fs::path& checkpoints_dir, int64_t fence) {
   // What was moved into them must not be back in its place, half deleted, after a power loss.
   sync_directory(checkpoints_dir);
+  std::optional<fs::filesystem_error> first;
   for (const StepDir& dir : step_dirs(checkpoints_dir)) {
     if (!dir.name.deleted && (!dir.name.fence || *dir.name.fence > fence)) continue;
-    if (fs::is_directory(dir.path)) sync_directory(dir.path);
-    fs::remove_all(dir.path);
+    try {
+      if (fs::is_directory(dir.path)) sync_directory(dir.path);
+      fs::remove_all(dir.path);
+    } catch (const fs::filesystem_error& error) {
+      // One that cannot be deleted keeps nobody from deleting the others.
+      if (!first) first = error;
+    }
   }
+  if (first) throw *first;
 }
 
 void fence_off_attempts(const fs::path& checkpoints_dir, int64_t fence) {
-  std::error_code error;
-  if (!fs::is_directory(checkpoints_dir, error)) return;
   as_write_error(checkpoints_dir, [&] {
     try {
+      // Nothing is there yet. Whatever else keeps us from looking is an error, or an old rank could
+      // go on.
+      if (!fs::exists(checkpoints_dir)) return;
       // Of a folder that it has changed itself, a client of a network file system takes a fresh
       // list.
       const fs::path probe = checkpoints_dir / fmt::format(".fence-{}", fence);

@@ -169,7 +169,8 @@ class History final : public ControllerPort {
     if (dice < 45) return lose(link);
     if (dice < 52) {
       const int signal = below(2) == 0 ? SIGTERM : SIGINT;
-      return tell(link, JobMessage::interrupted, encode_number(signal), node->generation);
+      return tell(link, JobMessage::interrupted, encode(InterruptedMessage{signal}),
+                  node->generation);
     }
     if (dice < 54) {  // mostly what it may not say any more
       if (!node->joined) node->refused = true;
@@ -344,7 +345,7 @@ class History final : public ControllerPort {
     const auto outcome = controller_->outcome()->exit_code;
     const int64_t generation = controller_->generation();
     for (const auto& [link, node] : nodes_) {
-      tell(link, JobMessage::interrupted, encode_number(SIGTERM), generation);
+      tell(link, JobMessage::interrupted, encode(InterruptedMessage{SIGTERM}), generation);
       tell(link, JobMessage::stopped, encode(StoppedMessage{}), generation);
       controller_->lost(link, LinkEvent::closed, "gone", now_);
     }

@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 using namespace mtl;
 using namespace std::chrono_literals;
@@ -62,7 +63,7 @@ class Job {
     options.grace = 30s;
     options.prepare = [this](int world, int64_t) -> std::optional<JobProgram> {
       worlds.push_back(world);
-      if (world > legal_world) {
+      if (world > legal_world || world < least_world) {
         throw Error(Exit::config, Diagnostic{.code = "mesh.world", .what = "no such layout"});
       }
       return {};
@@ -71,16 +72,17 @@ class Job {
     controller.emplace(std::move(options), port, now);
   }
 
-  void join(int node) {
+  void join(int node) { join(node, node); }
+  void join(LinkId link, int node) {
     NodeOffer offer;
-    offer.host = "m" + std::to_string(node);
+    offer.host = fmt::format("m{}", node);
     offer.key = offer.host;
     offer.slots = 2;
     offer.rank = elastic_ ? -1 : node;
     offer.position = node == 0 ? 0 : -1;
-    offer.addresses = {"10.0.0." + std::to_string(node)};
+    offer.addresses = {fmt::format("10.0.0.{}", node)};
     offer.port = 1000;
-    tell(node, JobMessage::hello, encode(HelloMessage{"1", offer.host, offer}), 0);
+    tell(link, JobMessage::hello, encode(HelloMessage{"1", offer.host, offer}), 0);
   }
   void tell(LinkId link, JobMessage kind, std::string body, int64_t generation) {
     controller->received(link, {static_cast<uint16_t>(kind), generation, std::move(body)}, 0ns,
@@ -102,8 +104,11 @@ class Job {
     tell(node, JobMessage::stopped, encode(StoppedMessage{}), controller->generation());
   }
   // A signal arrived at the node.
-  void signalled(int node, int signal) {
-    tell(node, JobMessage::interrupted, encode_number(signal), controller->generation());
+  void signalled(int node, int signal) { signalled(node, signal, std::chrono::milliseconds(0)); }
+  void signalled(int node, int signal, std::chrono::milliseconds when) {
+    tell(node, JobMessage::interrupted,
+         encode(InterruptedMessage{signal, std::chrono::system_clock::now() + when}),
+         controller->generation());
   }
   std::optional<FinishMessage> finished(int node) const {
     const Said* last = port.last(JobMessage::finish, node);
@@ -128,7 +133,7 @@ class Job {
   std::optional<Controller> controller;
   std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now();
   std::vector<int> worlds;
-  int legal_world = 1000;
+  int legal_world = 1000, least_world = 0;
 
  private:
   bool elastic_ = false;
@@ -815,6 +820,88 @@ TEST_CASE("who leaves without a part is let go at once") {
     CHECK(job.finished(1)->exit_code == 0);
     CHECK(job.port.count(JobMessage::stop) == 0);
   }
+}
+
+TEST_CASE("what ranks do when others stopped for a newcomer is no failure") {
+  Job job(1, 3, 0, true);
+  for (const int node : {0, 1}) job.join(node);
+  job.pass(11s);
+  job.join(2);
+  job.obey(0);
+  // Its peers were gone before it was asked itself.
+  job.ended(1, 2, 1, false);
+  job.ended(1, 3, 1, false);
+  job.stopped(1);
+  CHECK(!job.controller->outcome());
+  CHECK(job.worlds == std::vector<int>{4, 6});
+}
+
+TEST_CASE("a newcomer that cannot run its part is let go and the others go on") {
+  Job job(1, 3, 0, true);
+  for (const int node : {0, 1}) job.join(node);
+  job.pass(11s);
+  job.join(2);
+  for (const int node : {0, 1}) job.obey(node);
+  StoppedMessage stopped;
+  stopped.errors = {{.code = "launch.remote_files", .what = "cannot read /runs/a"}};
+  stopped.exit_code = 4;
+  job.tell(2, JobMessage::stopped, encode(stopped), 1);
+  REQUIRE(job.finished(2));
+  CHECK(job.finished(2)->exit_code == 4);
+  CHECK(job.port.notices.back() ==
+        "m2: cannot read /runs/a [launch.remote_files]: the job goes on with 2 nodes");
+  for (const int node : {0, 1}) job.obey(node);
+  job.pass(11s);
+  CHECK(!job.controller->outcome());
+  CHECK(job.worlds == std::vector<int>{4, 6, 4});
+}
+
+TEST_CASE("a layout that fits no fewer nodes ends the job as the signal did") {
+  Job job(1, 2, 0, true, true);
+  job.least_world = 4;
+  for (const int node : {0, 1}) job.join(node);
+  job.signalled(1, SIGTERM);
+  for (const int rank : {2, 3}) job.ended(1, rank, 75, true);
+  job.stopped(1);
+  for (const int rank : {0, 1}) job.ended(0, rank, 75, true);
+  job.stopped(0);
+  job.pass(11s);
+  CHECK(job.outcome().exit_code == 75);
+  REQUIRE(job.outcome().warnings.size() == 1);
+  CHECK(job.outcome().warnings[0] == "it cannot go on with fewer nodes: no such layout");
+}
+
+TEST_CASE("a newcomer that is about to be let in is counted") {
+  Job job(2, 3, 0, true);
+  for (const int node : {0, 1}) job.join(node);
+  job.pass(11s);
+  job.join(2);
+  job.signalled(1, SIGTERM);
+  job.signalled(2, SIGTERM);
+  CHECK(job.port.notices.back() == "m2: SIGTERM arrived there, so the job is stopped");
+  for (const int node : {0, 1}) job.obey(node);
+  CHECK(job.outcome().exit_code == 143);
+}
+
+TEST_CASE("a word of leaving that was long under way still explains what peers did") {
+  Job job(1, 2, 0, true);
+  for (const int node : {0, 1}) job.join(node);
+  job.ended(0, 0, 1, false, -400ms);
+  job.signalled(1, SIGTERM, -1000ms);
+  for (const int node : {0, 1}) job.obey(node);
+  job.pass(11s);
+  CHECK(!job.controller->outcome());
+  CHECK(job.worlds == std::vector<int>{4, 2});
+}
+
+TEST_CASE("a command that is typed twice does not cost the first one its place") {
+  Job job(2, 2, 1);
+  for (const int node : {0, 1}) job.join(node);
+  job.join(7, 1);
+  CHECK(job.port.count(JobMessage::refuse) == 1);
+  job.ended(0, 0, 3);
+  for (const int node : {0, 1}) job.obey(node);
+  CHECK(job.worlds == std::vector<int>{4, 4});
 }
 
 TEST_CASE("a failure long before a node leaves counts as one") {
