@@ -42,7 +42,7 @@ const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},  {3, 2},   {2, 15},   {5,
 }  // namespace
 
 TEST_CASE("gelu_forward gives the bits of the matmul's epilogue") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {37, 601}, {64, 3072}}) {
       for (const DType type : kComputeTypes) {
@@ -83,7 +83,7 @@ TEST_CASE("gelu of an element does not depend on its place") {
 }
 
 TEST_CASE("swiglu_forward against the reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const auto& [n, f] : kShapes) {
       for (const DType type : kComputeTypes) {
@@ -99,7 +99,7 @@ TEST_CASE("swiglu_forward against the reference") {
 }
 
 TEST_CASE("swiglu_backward against the reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(4);
     for (const auto& [n, f] : kShapes) {
       for (const DType type : kComputeTypes) {
@@ -115,7 +115,7 @@ TEST_CASE("swiglu_backward against the reference") {
 }
 
 TEST_CASE("swiglu_backward is the finite difference of the forward op") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(5);
     const int64_t n = 3, f = 19;
     Held x(DType::f32, {n, 2 * f}), dy(DType::f32, {n, f}), dx(DType::f32, {n, 2 * f});
@@ -146,7 +146,7 @@ TEST_CASE("swiglu_backward is the finite difference of the forward op") {
 }
 
 TEST_CASE("swiglu of large gates is their limit") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     const std::vector<double> gates = {-1e30, -1000, -100, -89, -87, -50,  -20, 0,
                                        20,    50,    87,   89,  100, 1000, 1e30};
     const auto f = static_cast<int64_t>(gates.size());

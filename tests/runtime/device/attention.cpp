@@ -1,11 +1,14 @@
-// CpuAttention against a double-precision reference that stores the whole score matrix, finite
-// differences of that reference, and the invariances: number of threads, repetition.
+// Attention of the CPU and of the CUDA kernels (on the host) against a double-precision reference
+// that stores the whole score matrix, finite differences of that reference, and the invariances:
+// number of threads, repetition, the order of a block's warps.
 #include "runtime/device/cpu/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <omp.h>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <Random123/philox.h>
@@ -35,13 +38,19 @@ double from_bf16(uint16_t value) {
   return x;
 }
 
-// Memory of any type; f16 by libgcc's conversions.
+// Memory of any type, aligned to 16 bytes or, with `offset` elements before, not; f16 by libgcc's
+// conversions.
 struct Buffer {
   DType dtype;
+  size_t offset;
   std::vector<float> f32;
   std::vector<uint16_t> bf16;
   std::vector<_Float16> f16;
-  Buffer(DType type, const std::vector<double>& values) : dtype(type) {
+  Buffer(DType type, const std::vector<double>& values, size_t offset_ = 0)
+      : dtype(type), offset(offset_) {
+    if (type == DType::f32) f32.resize(offset);
+    if (type == DType::bf16) bf16.resize(offset);
+    if (type == DType::f16) f16.resize(offset);
     for (const double x : values) {
       if (type == DType::f32) f32.push_back(static_cast<float>(x));
       if (type == DType::bf16) bf16.push_back(to_bf16(x));
@@ -49,15 +58,16 @@ struct Buffer {
     }
   }
   Tensor tensor(int64_t rows, int64_t cols) {
-    void* data = f32.data();
-    if (dtype == DType::bf16) data = bf16.data();
-    if (dtype == DType::f16) data = f16.data();
+    void* data = f32.data() + offset;
+    if (dtype == DType::bf16) data = bf16.data() + offset;
+    if (dtype == DType::f16) data = f16.data() + offset;
     return Tensor(data, dtype, {rows, cols});
   }
   std::vector<double> values() const {
     std::vector<double> result(f32.begin(), f32.end());
     for (const uint16_t x : bf16) result.push_back(from_bf16(x));
     for (const _Float16 x : f16) result.push_back(static_cast<double>(x));
+    result.erase(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(offset));
     return result;
   }
 };
@@ -159,21 +169,44 @@ struct Run {
   std::vector<double> qkv, dout, out, lse, dqkv;  // as stored
 };
 
-Run run(const AttentionShape& s, DType dtype, double width = 1, mtl::Isa isa = mtl::cpu_isa()) {
+// What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned
+// (tensor cores, where type and head_dim allow) or one element off (the path for everything).
+struct Engine {
+  enum { cpu, cuda, cuda_misaligned } kind = cpu;
+  mtl::Isa isa = mtl::cpu_isa();
+
+  std::string name() const {
+    return kind == cpu ? mtl::name_of(isa) : kind == cuda ? "cuda" : "cuda, misaligned";
+  }
+  size_t offset() const { return kind == cuda_misaligned ? 1 : 0; }
+  void forward(const mtl::Attention& args) const {
+    if (kind == cpu) return mtl::CpuAttention(isa).forward(args);
+    mtl::test::EmulatedCuda device;
+    static_cast<mtl::Device&>(device).attention_forward(args);
+  }
+  void backward(const mtl::AttentionBackward& args) const {
+    if (kind == cpu) return mtl::CpuAttention(isa).backward(args);
+    mtl::test::EmulatedCuda device;
+    static_cast<mtl::Device&>(device).attention_backward(args);
+  }
+};
+const Engine kCuda = {Engine::cuda}, kCudaMisaligned = {Engine::cuda_misaligned};
+
+Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {
   const int64_t rows = s.batch * s.seq, in = (s.heads + 2 * s.kv_heads) * s.head_dim,
                 wide = s.heads * s.head_dim;
-  Buffer qkv(dtype, random_values(rows * in, 1, width));
-  Buffer dout(dtype, random_values(rows * wide, 2, 1));
+  const size_t offset = engine.offset();
+  Buffer qkv(dtype, random_values(rows * in, 1, width), offset);
+  Buffer dout(dtype, random_values(rows * wide, 2, 1), offset);
   // Filled with NaN, so that what is not written is seen.
-  Buffer out(dtype, std::vector<double>(static_cast<size_t>(rows * wide), NAN));
-  Buffer dqkv(dtype, std::vector<double>(static_cast<size_t>(rows * in), NAN));
-  Buffer lse(DType::f32, std::vector<double>(static_cast<size_t>(rows * s.heads), NAN));
-  mtl::CpuAttention attention(isa);
-  attention.forward(
+  Buffer out(dtype, std::vector<double>(static_cast<size_t>(rows * wide), NAN), offset);
+  Buffer dqkv(dtype, std::vector<double>(static_cast<size_t>(rows * in), NAN), offset);
+  Buffer lse(DType::f32, std::vector<double>(static_cast<size_t>(rows * s.heads), NAN), offset);
+  engine.forward(
       {s, qkv.tensor(rows, in), out.tensor(rows, wide), lse.tensor(s.batch * s.heads, s.seq)});
-  attention.backward({s, qkv.tensor(rows, in), out.tensor(rows, wide),
-                      lse.tensor(s.batch * s.heads, s.seq), dout.tensor(rows, wide),
-                      dqkv.tensor(rows, in)});
+  engine.backward({s, qkv.tensor(rows, in), out.tensor(rows, wide),
+                   lse.tensor(s.batch * s.heads, s.seq), dout.tensor(rows, wide),
+                   dqkv.tensor(rows, in)});
   return {qkv.values(), dout.values(), out.values(), lse.values(), dqkv.values()};
 }
 
@@ -205,8 +238,8 @@ AttentionShape shape(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads
   return s;
 }
 
-void check(const AttentionShape& s, DType dtype, mtl::Isa isa) {
-  CAPTURE(mtl::name_of(isa));
+void check(const AttentionShape& s, DType dtype, const Engine& engine) {
+  CAPTURE(engine.name());
   CAPTURE(s.alibi);
   CAPTURE(s.seq);
   CAPTURE(s.heads);
@@ -214,12 +247,13 @@ void check(const AttentionShape& s, DType dtype, mtl::Isa isa) {
   CAPTURE(s.head_dim);
   CAPTURE(s.dropout.probability);
   CAPTURE(static_cast<int>(dtype));
-  const Run got = run(s, dtype, 1, isa);
+  const Run got = run(s, dtype, 1, engine);
   const Reference want = reference(s, got.qkv, &got.dout);
   // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
-  // terms with errors that average out. bf16: P and dS are rounded to 2^-9 each before they are
-  // summed, and so are results; a dK or dV sums over `seq` queries and the group. f16: only what is
-  // stored is rounded, to 2^-11 at values up to 2, `out` before delta reads it.
+  // terms with errors that average out. bf16: P and dS are rounded to 2^-8 of them each before they
+  // are summed, and so are results: 2 units in `out`; a dK or dV sums over `seq` queries and the
+  // group. f16: the same with 2^-11 on tensor cores; the CPU rounds only what is stored, `out`
+  // before delta reads it.
   const double sums = std::sqrt(static_cast<double>(s.seq * s.heads / s.kv_heads));
   const double boost = 1 / (1 - static_cast<double>(s.dropout.probability));
   const double unit = dtype == DType::f32 ? 0x1p-22 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
@@ -229,7 +263,8 @@ void check(const AttentionShape& s, DType dtype, mtl::Isa isa) {
 }
 
 void check(const AttentionShape& s, DType dtype) {
-  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) check(s, dtype, isa);
+  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) check(s, dtype, {Engine::cpu, isa});
+  check(s, dtype, kCuda);
 }
 
 TEST_CASE("attention: forward and backward over awkward shapes") {
@@ -272,31 +307,160 @@ TEST_CASE("attention: ALiBi of the global head") {
   }
 }
 
+constexpr DType k16Bits[] = {DType::bf16, DType::f16};
+
+TEST_CASE("attention: tensor cores at the edges of their tiles") {
+  for (const DType dtype : k16Bits) {
+    check(shape(1, 1, 1, 1, 64), dtype, kCuda);
+    check(shape(2, 15, 2, 1, 96), dtype, kCuda);
+    check(shape(1, 16, 1, 1, 128), dtype, kCuda);
+    check(shape(2, 17, 8, 1, 64), dtype, kCuda);
+    check(shape(1, 31, 1, 1, 128), dtype, kCuda);
+    check(shape(1, 33, 1, 1, 96), dtype, kCuda);
+    check(shape(1, 63, 4, 1, 128), dtype, kCuda);
+    check(shape(1, 64, 1, 1, 96), dtype, kCuda);
+    check(shape(1, 65, 1, 1, 128), dtype, kCuda);
+    check(shape(2, 127, 2, 2, 64), dtype, kCuda);
+    check(shape(1, 128, 2, 1, 128), dtype, kCuda);
+    check(shape(1, 129, 1, 1, 64), dtype, kCuda);
+    check(shape(1, 129, 1, 1, 128), dtype, kCuda);
+    check(shape(1, 200, 4, 2, 64), dtype, kCuda);
+    // Between the compiled dimensions: columns of zeros.
+    check(shape(2, 33, 2, 1, 8), dtype, kCuda);
+    check(shape(1, 66, 1, 1, 40), dtype, kCuda);
+    check(shape(1, 66, 2, 1, 72), dtype, kCuda);
+    check(shape(1, 66, 2, 2, 120), dtype, kCuda);
+  }
+}
+
+TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
+  struct Scope {
+    size_t before = std::exchange(mtl::gpu_on_host::most_shared_bytes, size_t{99} << 10);
+    ~Scope() { mtl::gpu_on_host::most_shared_bytes = before; }
+  } scope;
+  check(shape(1, 66, 2, 1, 64), DType::f16, kCuda);
+  check(shape(1, 130, 2, 1, 96, 0.1f), DType::bf16, kCuda);
+  check(with_alibi(shape(1, 130, 2, 2, 128)), DType::bf16, kCuda);
+  check(shape(1, 100, 4, 2, 128, 0.1f), DType::f16, kCuda);
+}
+
+TEST_CASE("attention: the path for everything on 16-bit types") {
+  for (const DType dtype : k16Bits) {
+    check(shape(2, 33, 2, 1, 64), dtype, kCudaMisaligned);
+    check(with_alibi(shape(1, 65, 4, 2, 128, 0.2f)), dtype, kCudaMisaligned);
+    check(shape(1, 40, 2, 2, 136), dtype, kCuda);
+    check(with_alibi(shape(1, 35, 2, 1, 256, 0.2f)), dtype, kCuda);
+    check(with_alibi(shape(1, 40, 3, 1, 12, 0.2f)), dtype, kCuda);
+  }
+  check(with_alibi(shape(2, 35, 2, 1, 256, 0.2f)), DType::f32, kCudaMisaligned);
+}
+
+TEST_CASE("attention: dropout and ALiBi together on tensor cores") {
+  for (const DType dtype : k16Bits) {
+    check(with_alibi(shape(2, 68, 4, 1, 64, 0.3f)), dtype, kCuda);
+    check(with_alibi(shape(1, 131, 2, 1, 128, 0.1f)), dtype, kCuda);  // words one by one
+    check(with_alibi(shape(1, 132, 2, 2, 96, 0.5f)), dtype, kCuda);
+  }
+}
+
+TEST_CASE("attention: a scale that is not positive") {
+  for (const float scale : {-0.125f, 0.0f}) {
+    AttentionShape s = shape(1, 40, 2, 1, 64);
+    s.scale = scale;
+    for (const DType dtype : kTypes) check(s, dtype, kCuda);
+  }
+}
+
+TEST_CASE("attention: the last queries alone are the same as of the whole sequence") {
+  for (const DType dtype : kTypes) {
+    for (const int64_t first : {0, 1, 63, 64, 128, 130, 199, 200}) {
+      AttentionShape s = with_alibi(shape(1, 200, 2, 1, 64, 0.1f));
+      const int64_t in = 4 * 64, wide = 2 * 64;
+      for (const Engine& engine : {Engine{}, kCuda, kCudaMisaligned}) {
+        if (engine.kind == Engine::cuda_misaligned && dtype != DType::f16) continue;
+        CAPTURE(engine.name());
+        CAPTURE(first);
+        const auto forward = [&](int64_t first_query) {
+          s.first_query = first_query;
+          Buffer qkv(dtype, random_values(200 * in, 1, 1), engine.offset());
+          Buffer out(dtype, std::vector<double>(static_cast<size_t>(200 * wide)), engine.offset());
+          Buffer lse(DType::f32, std::vector<double>(400));
+          engine.forward({s, qkv.tensor(200, in), out.tensor(200, wide), lse.tensor(2, 200)});
+          return out.values();
+        };
+        const std::vector<double> whole = forward(0), part = forward(first);
+        const auto skipped = static_cast<std::ptrdiff_t>(first * wide);
+        CHECK(std::equal(part.begin() + skipped, part.end(), whole.begin() + skipped));
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: the order of a block's warps does not matter") {
+  using mtl::gpu_on_host::Schedule;
+  const AttentionShape shapes[] = {
+      with_alibi(shape(1, 200, 2, 1, 64, 0.1f)),
+      shape(1, 130, 2, 1, 96, 0.1f),
+      shape(1, 160, 2, 1, 128),
+  };
+  for (const AttentionShape& s : shapes) {
+    for (const Engine& engine : {kCuda, kCudaMisaligned}) {
+      CAPTURE(engine.name());
+      CAPTURE(s.head_dim);
+      const Run want = run(s, DType::bf16, 1, engine);
+      for (const Schedule& schedule :
+           {Schedule{Schedule::in_step, true}, Schedule{Schedule::first_ahead, false},
+            Schedule{Schedule::first_ahead, true}, Schedule{Schedule::last_ahead, false},
+            Schedule{Schedule::last_ahead, true}, Schedule{Schedule::random, true}}) {
+        if (engine.kind == Engine::cuda_misaligned && schedule.order != Schedule::last_ahead) {
+          continue;  // its warps share nothing
+        }
+        CAPTURE(static_cast<int>(schedule.order));
+        CAPTURE(schedule.early_copies);
+        const mtl::gpu_on_host::ScheduleScope scope(schedule);
+        const Run got = run(s, DType::bf16, 1, engine);
+        CHECK(got.out == want.out);
+        CHECK(got.lse == want.lse);
+        CHECK(got.dqkv == want.dqkv);
+      }
+    }
+  }
+}
+
 TEST_CASE("attention: ALiBi of a part of the heads is the same as of all heads") {
   AttentionShape whole = with_alibi(shape(1, 100, 6, 6, 16));
   whole.first_head = 0;
   whole.total_heads = 6;
-  const Run all = run(whole, DType::f32);
   AttentionShape part = whole;
   part.heads = part.kv_heads = 2;
   part.first_head = 4;
   const int64_t dim = 16, wide = 6 * dim;
-  std::vector<double> qkv;
-  for (int64_t row = 0; row < 100; ++row) {
-    for (int64_t kind = 0; kind < 3; ++kind) {
-      const auto from = all.qkv.begin() + row * 3 * wide + kind * wide + 4 * dim;
-      qkv.insert(qkv.end(), from, from + 2 * dim);
+  for (const Engine& engine : {Engine{}, kCuda}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      CAPTURE(engine.name());
+      const Run all = run(whole, dtype, 1, engine);
+      std::vector<double> qkv;
+      for (int64_t row = 0; row < 100; ++row) {
+        for (int64_t kind = 0; kind < 3; ++kind) {
+          const auto from = all.qkv.begin() + row * 3 * wide + kind * wide + 4 * dim;
+          qkv.insert(qkv.end(), from, from + 2 * dim);
+        }
+      }
+      Buffer in(dtype, qkv);
+      Buffer out(dtype, std::vector<double>(100 * 32)), lse(DType::f32, std::vector<double>(200));
+      engine.forward({part, in.tensor(100, 96), out.tensor(100, 32), lse.tensor(2, 100)});
+      std::vector<double> want;
+      for (int64_t row = 0; row < 100; ++row) {
+        const auto from = all.out.begin() + row * wide + 4 * dim;
+        want.insert(want.end(), from, from + 2 * dim);
+      }
+      CHECK(out.values() == want);
     }
   }
-  Buffer in(DType::f32, qkv);
-  Buffer out(DType::f32, std::vector<double>(100 * 32)), lse(DType::f32, std::vector<double>(200));
-  mtl::CpuAttention().forward({part, in.tensor(100, 96), out.tensor(100, 32), lse.tensor(2, 100)});
-  std::vector<double> want;
-  for (int64_t row = 0; row < 100; ++row) {
-    const auto from = all.out.begin() + row * wide + 4 * dim;
-    want.insert(want.end(), from, from + 2 * dim);
-  }
-  CHECK(out.values() == want);
+}
+
+TEST_CASE("attention: ALiBi of more heads than travel at once") {
+  check(with_alibi(shape(1, 3, 300, 300, 4)), DType::f32, kCuda);
 }
 
 TEST_CASE("alibi_slope: the published slopes") {
@@ -320,7 +484,7 @@ TEST_CASE("alibi_slope: the published slopes") {
 
 TEST_CASE("attention: backward agrees with finite differences of the reference") {
   AttentionShape s = with_alibi(shape(1, 70, 2, 1, 8, 0.2f));
-  const Run got = run(s, DType::f32);
+  const Run got = run(s, DType::f32), cuda = run(s, DType::f32, 1, kCuda);
   const auto objective = [&](const std::vector<double>& qkv) {
     const Reference r = reference(s, qkv, nullptr);
     double sum = 0;
@@ -335,16 +499,24 @@ TEST_CASE("attention: backward agrees with finite differences of the reference")
     qkv[at] -= 2 * h;
     const double slope = (up - objective(qkv)) / (2 * h);
     CHECK(std::abs(slope - got.dqkv[at]) <= 2e-5);  // f32 gradients of size 1 from 70 terms
+    CHECK(std::abs(slope - cuda.dqkv[at]) <= 2e-5);
   }
 }
 
 TEST_CASE("attention: large scores neither overflow nor lose the maximum") {
   const AttentionShape s = shape(1, 100, 1, 1, 32);
-  const Run got = run(s, DType::f32, 60);  // scores up to several thousand
-  const Reference want = reference(s, got.qkv, &got.dout);
-  // Scores of size 5000 carry f32 errors of 5000 * 2^-22, and so do probabilities, times values 60.
-  CHECK(largest_difference(got.lse, want.lse) <= 5000 * 0x1p-21);
-  CHECK(largest_difference(got.out, want.out) <= 60 * 5000 * 0x1p-20);
+  for (const Engine& engine : {Engine{}, kCuda}) {
+    for (const DType dtype : kTypes) {
+      CAPTURE(engine.name());
+      const Run got = run(s, dtype, 60, engine);  // scores up to several thousand
+      const Reference want = reference(s, got.qkv, &got.dout);
+      // Scores of size 5000 carry f32 errors of 5000 * 2^-22, and so do probabilities, times values
+      // 60; these and what is stored are rounded to 16 bits.
+      const double unit = dtype == DType::f32 ? 0 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+      CHECK(largest_difference(got.lse, want.lse) <= 5000 * 0x1p-21);
+      CHECK(largest_difference(got.out, want.out) <= 60 * (5000 * 0x1p-20 + 2 * unit));
+    }
+  }
 }
 
 TEST_CASE("attention: bit-equal for every number of threads and from run to run") {
@@ -388,18 +560,23 @@ TEST_CASE("attention: arguments that do not fit are refused") {
   const auto matrix = [&](int64_t r, int64_t c) {
     return Tensor(memory.data(), DType::f32, {r, c});
   };
-  mtl::CpuAttention attention;
-  AttentionShape s = shape(1, 4, 3, 2, 8);
-  CHECK_THROWS_AS(attention.forward({s, matrix(4, 56), matrix(4, 24), matrix(3, 4)}), mtl::Error);
-  s.kv_heads = 1;
-  CHECK_THROWS_AS(attention.forward({s, matrix(4, 41), matrix(4, 24), matrix(3, 4)}), mtl::Error);
-  CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 3)}), mtl::Error);
-  s.alibi = true;
-  s.total_heads = 4;  // and the local heads would be 2 to 4
-  CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
-  s.alibi = false;
-  s.dropout.probability = 1;
-  CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+  for (const Engine& attention : {Engine{}, kCuda}) {
+    AttentionShape s = shape(1, 4, 3, 2, 8);
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 56), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    s.kv_heads = 1;
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 41), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 3)}), mtl::Error);
+    s.alibi = true;
+    s.total_heads = 4;  // and the local heads would be 2 to 4
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    s.alibi = false;
+    s.dropout.probability = 1;
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    s.dropout.probability = 0;
+    CHECK_THROWS_AS(attention.backward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4),
+                                        matrix(4, 23), matrix(4, 40)}),
+                    mtl::Error);
+  }
 }
 
 }  // namespace

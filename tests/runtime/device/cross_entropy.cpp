@@ -83,7 +83,7 @@ std::vector<double> reference_gradient(const std::vector<double>& logits, const 
 }  // namespace
 
 TEST_CASE("cross-entropy against the reference, with padding and ignored targets") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Problem& problem : kProblems) {
       for (const DType type : kComputeTypes) {
@@ -138,7 +138,7 @@ TEST_CASE("cross-entropy against the reference, with padding and ignored targets
 
 TEST_CASE("small probabilities keep their relative accuracy in the gradient") {
   // What training sees of a vocabulary of 50k: gradients of 1e-5 and less, many of them.
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(4);
     const Problem problem = {2, 5000, 5000, 4};
     Shard shard(DType::f32, problem.rows, problem.columns);
@@ -161,7 +161,7 @@ TEST_CASE("small probabilities keep their relative accuracy in the gradient") {
 }
 
 TEST_CASE("two half-shards, reduced by hand, are the full vocabulary") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const DType type : kComputeTypes) {
       const int64_t rows = 9, half = 130, valid = 251;  // the second shard has 9 padding columns
@@ -223,7 +223,7 @@ TEST_CASE("two half-shards, reduced by hand, are the full vocabulary") {
 }
 
 TEST_CASE("a shard that is all padding contributes nothing") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     Shard shard(DType::f32, 3, 20);
     device.fill(shard.logits.view, 7);
     const CrossEntropy args = shard.args(100, 0);
@@ -242,7 +242,7 @@ TEST_CASE("a shard that is all padding contributes nothing") {
 }
 
 TEST_CASE("the gradient is the finite difference of the loss") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     const Problem problem = {4, 23, 21, 2};
     Shard shard(DType::f32, problem.rows, problem.columns);
@@ -271,7 +271,7 @@ TEST_CASE("the gradient is the finite difference of the loss") {
 }
 
 TEST_CASE("the vector exp, seen through rows of one column") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     const int64_t n = 200001;
     Shard shard(DType::f32, n, 1);
     for (int64_t i = 0; i < n; ++i) {
@@ -292,7 +292,7 @@ TEST_CASE("the vector exp, seen through rows of one column") {
     device.cross_entropy_sum(special.args(0, 1));
     CHECK(special.sum_exp[0] == 1);
     CHECK(special.sum_exp[1] == 0);
-    CHECK(special.sum_exp[2] == 0);
+    CHECK(special.sum_exp[2] < 1e-38);  // 0, or a subnormal number
     CHECK(special.sum_exp[3] == 0);
     CHECK(std::isnan(special.sum_exp[4]));
     CHECK(special.sum_exp[5] == 1);
@@ -300,7 +300,7 @@ TEST_CASE("the vector exp, seen through rows of one column") {
 }
 
 TEST_CASE("a NaN among the logits reaches the loss") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     for (const int64_t at : {0, 17, 99}) {
       for (const DType type : kComputeTypes) {
         Shard shard(type, 1, 100);

@@ -120,7 +120,7 @@ TEST_CASE("position_forward and position_backward against the reference") {
     int64_t rows, seq, cols, first_row;
     float probability;
   };
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Case c : {Case{1, 1, 1, 0, 0},
                          {6, 3, 7, 0, 0.1f},
@@ -185,7 +185,7 @@ TEST_CASE("position_forward and position_backward against the reference") {
 }
 
 TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1},
                                      {1, 5},
@@ -232,7 +232,7 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
 }
 
 TEST_CASE("the gradients of position and dropout ops are their finite differences") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     const int64_t batch = 2, seq = 3, cols = 5, rows = batch * seq;
     const Dropout dropout = {0.4f, 5};

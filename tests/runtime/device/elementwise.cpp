@@ -5,12 +5,17 @@ namespace mtl::test {
 
 namespace {
 
+// Its conversions have one NaN, whatever they were given.
+bool is_gpu(const Device& device) {
+  return device.communicates_beside();
+}
+
 const int64_t kSizes[] = {1, 3, 15, 16, 17, 63, 64, 65, 255, 4095, 4096, 4097, 10007};
 
 }  // namespace
 
 TEST_CASE("fill, scale and add of every size") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const int64_t n : kSizes) {
       for (const DType type : kComputeTypes) {
@@ -36,7 +41,7 @@ TEST_CASE("fill, scale and add of every size") {
 }
 
 TEST_CASE("copy keeps every bit") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(6);
     for (const DType type : {DType::f32, DType::bf16, DType::f64, DType::i32, DType::u8}) {
       for (const int64_t n : {1, 65, (1 << 20) + 3}) {
@@ -54,7 +59,7 @@ TEST_CASE("copy keeps every bit") {
 TEST_CASE("outputs that go around the caches are whole") {
   // More than 8 MB per thread, at aligned addresses, with a tail.
   const int64_t n = (int64_t{3} << 21) + 5;
-  for_each_isa([&](Device& device) {
+  for_each_device([&](Device& device) {
     auto* wide = static_cast<float*>(device.allocate(static_cast<size_t>(n) * 4));
     auto* narrow = static_cast<uint16_t*>(device.allocate(static_cast<size_t>(2 * n) * 2));
     device.fill(Tensor(wide, DType::f32, {n}), 2.5f);
@@ -77,7 +82,8 @@ TEST_CASE("outputs that go around the caches are whole") {
 }
 
 TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
+    const bool one_nan = is_gpu(device);
     Held all(DType::bf16, {65536}), wide(DType::f32, {65536}), back(DType::bf16, {65536});
     for (int64_t i = 0; i < 65536; ++i) all.view.as<uint16_t>()[i] = static_cast<uint16_t>(i);
     device.cast(all.view, wide.view);
@@ -87,7 +93,8 @@ TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") 
       const uint32_t bits = wide.view.as<uint32_t>()[i];
       wrong += bits != i << 16;
       const bool nan = (i & 0x7fff) > 0x7f80;
-      wrong += back.view.as<uint16_t>()[i] != (nan ? i | 0x40 : i);
+      const uint16_t got = back.view.as<uint16_t>()[i];
+      wrong += nan && one_nan ? (got & 0x7fff) <= 0x7f80 : got != (nan ? i | 0x40 : i);
     }
     CHECK(wrong == 0);
 
@@ -106,8 +113,9 @@ TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") 
     std::memcpy(from.view.data, patterns.data(), patterns.size() * 4);
     device.cast(from.view, to.view);
     for (int64_t i = 0; i < n; ++i) {
-      wrong += to.view.as<uint16_t>()[i] !=
-               bf16_of_float(std::bit_cast<float>(patterns[static_cast<size_t>(i)]));
+      const auto x = std::bit_cast<float>(patterns[static_cast<size_t>(i)]);
+      const uint16_t got = to.view.as<uint16_t>()[i];
+      wrong += std::isnan(x) && one_nan ? (got & 0x7fff) <= 0x7f80 : got != bf16_of_float(x);
     }
     CHECK(wrong == 0);
     device.cast(from.view, from.view);  // same type: a copy
@@ -116,7 +124,8 @@ TEST_CASE("cast is exact: every bf16 there and back, rounding to nearest even") 
 }
 
 TEST_CASE("cast is exact: every f16 there and back, rounding to nearest even") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
+    const bool one_nan = is_gpu(device);
     Held all(DType::f16, {65536}), wide(DType::f32, {65536}), back(DType::f16, {65536});
     for (int64_t i = 0; i < 65536; ++i) all.view.as<uint16_t>()[i] = static_cast<uint16_t>(i);
     device.cast(all.view, wide.view);
@@ -128,7 +137,8 @@ TEST_CASE("cast is exact: every f16 there and back, rounding to nearest even") {
       wrong += nan ? !std::isnan(value)
                    : std::bit_cast<uint32_t>(value) !=
                          std::bit_cast<uint32_t>(float_of_f16(static_cast<uint16_t>(i)));
-      wrong += back.view.as<uint16_t>()[i] != (nan ? i | 0x200 : i);
+      const uint16_t got = back.view.as<uint16_t>()[i];
+      wrong += nan && one_nan ? (got & 0x7fff) <= 0x7c00 : got != (nan ? i | 0x200 : i);
     }
     CHECK(wrong == 0);
 
@@ -158,7 +168,8 @@ TEST_CASE("cast is exact: every f16 there and back, rounding to nearest even") {
       const uint32_t bits = patterns[static_cast<size_t>(i)];
       const uint16_t got = to.view.as<uint16_t>()[i];
       if ((bits & 0x7fffffff) > 0x7f800000) {  // quiet, of the same sign
-        wrong += (got & 0x7fff) <= 0x7c00 || (got & 0x200) == 0 || got >> 15 != bits >> 31;
+        wrong +=
+            (got & 0x7fff) <= 0x7c00 || (got & 0x200) == 0 || (!one_nan && got >> 15 != bits >> 31);
       } else {
         wrong += got != f16_of_float(std::bit_cast<float>(bits));
       }
@@ -168,7 +179,7 @@ TEST_CASE("cast is exact: every f16 there and back, rounding to nearest even") {
 }
 
 TEST_CASE("what f16 cannot hold becomes infinite in every op that stores it") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     Held x(DType::f16, {37}), y(DType::f16, {37});
     device.fill(x.view, 65519.9f);  // still nearer to 65504
     CHECK(x.values() == std::vector<double>(37, 65504.0));
@@ -188,7 +199,7 @@ TEST_CASE("what f16 cannot hold becomes infinite in every op that stores it") {
 }
 
 TEST_CASE("all_finite finds one infinite or NaN element anywhere") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(9);
     for (const DType type : kComputeTypes) {
       const double largest =
@@ -217,7 +228,7 @@ TEST_CASE("all_finite finds one infinite or NaN element anywhere") {
 }
 
 TEST_CASE("bias_grad sums the rows") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1},
                                      {1, 100},
@@ -250,7 +261,7 @@ TEST_CASE("bias_grad sums the rows") {
 }
 
 TEST_CASE("embedding_forward copies rows, with zeros for ids of other shards") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const auto& [n, cols] :
          {std::pair<int64_t, int64_t>{1, 1}, {9, 7}, {257, 64}, {40, 768}}) {
@@ -277,7 +288,7 @@ TEST_CASE("embedding_forward copies rows, with zeros for ids of other shards") {
 }
 
 TEST_CASE("embedding_backward adds in token order, bit for bit") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(4);
     for (const auto& [n, cols] :
          {std::pair<int64_t, int64_t>{1, 1}, {50, 7}, {300, 129}, {64, 768}}) {

@@ -52,7 +52,7 @@ std::vector<double> replaced(std::vector<double> rows, int64_t cols, const Case&
 }  // namespace
 
 TEST_CASE("head_norm_forward norms its columns, keeps them raw and touches no others") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Case& c : kCases) {
       for (const DType type : kComputeTypes) {
@@ -91,7 +91,7 @@ TEST_CASE("head_norm_forward norms its columns, keeps them raw and touches no ot
 }
 
 TEST_CASE("head_norm_backward against the formulas in double precision") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const Case& c : kCases) {
       for (const DType type : kComputeTypes) {
@@ -155,7 +155,7 @@ TEST_CASE("head_norm_backward against the formulas in double precision") {
 }
 
 TEST_CASE("head_norm_backward is the finite difference of the forward reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const Case& c :
          {Case{2, 2, 1, 0, 0, 0}, Case{3, 2, 7, 2, 3, 0}, Case{2, 3, 19, 1, 0, 4}}) {

@@ -42,7 +42,7 @@ const Shape kShapes[] = {{1, 1, 0},    {1, 7, 0},    {5, 2, 0},     {3, 16, 1}, 
 }  // namespace
 
 TEST_CASE("layernorm_forward against the reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Shape& shape : kShapes) {
       for (const DType type : kComputeTypes) {
@@ -85,7 +85,7 @@ TEST_CASE("layernorm_forward against the reference") {
 
 TEST_CASE("layernorm keeps its accuracy far from zero") {
   // Values 4096 +- 1: the sum of squares minus the squared mean would have no digit left in f32.
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(5);
     Held x(DType::f32, {4, 768}), y(DType::f32, {4, 768}), gamma(DType::f32, {768});
     Held mean(DType::f32, {4}), rstd(DType::f32, {4});
@@ -103,7 +103,7 @@ TEST_CASE("layernorm keeps its accuracy far from zero") {
 }
 
 TEST_CASE("layernorm_backward against the formulas in double precision") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const Shape& shape : kShapes) {
       if (shape.cols <= 2) continue;  // rstd is ill-conditioned there; finite differences cover it
@@ -173,7 +173,7 @@ TEST_CASE("layernorm_backward against the formulas in double precision") {
 }
 
 TEST_CASE("layernorm_backward is the finite difference of the forward reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {2, 3}, {3, 19}}) {
       Held x(DType::f32, {rows, cols}), dy(DType::f32, {rows, cols}), y(DType::f32, {rows, cols});

@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/device/cpu/cpu_device.h"
+#include "support/emulated_cuda.h"
 
 namespace mtl::test {
 
@@ -37,11 +38,14 @@ inline uint16_t f16_of_float(float x) {
   return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
 }
 
-// A tensor that owns its memory, at an address that is no multiple of a vector's size, with a guard
-// of known bytes behind it.
+// A tensor that owns its memory, with a guard of known bytes behind it; at an address that is no
+// multiple of a vector's size, where nothing else is said.
 class Held {
  public:
-  Held(DType dtype, std::initializer_list<int64_t> shape, int64_t offset = 1)
+  // From a multiple of 16 bytes to the tensor, in elements.
+  inline static int64_t usual_offset = 1;
+
+  Held(DType dtype, std::initializer_list<int64_t> shape, int64_t offset = usual_offset)
       : view(nullptr, dtype, shape),
         guard_at_(static_cast<size_t>(offset * bytes_of(dtype) + view.bytes())),
         bytes_(guard_at_ + kGuard, 0) {
@@ -139,14 +143,43 @@ inline std::vector<Isa> isas_of_this_machine() {
   return isas;
 }
 
+// While it lives, tensors begin at multiples of 16 bytes, as the arena's do.
+class AlignedTensors {
+ public:
+  AlignedTensors() { Held::usual_offset = 0; }
+  ~AlignedTensors() { Held::usual_offset = 1; }
+  AlignedTensors(const AlignedTensors&) = delete;
+  AlignedTensors& operator=(const AlignedTensors&) = delete;
+};
+
 // body(device) for each instruction set of this machine, with two threads.
 template <class Body>
-void for_each_isa(Body body) {
+void for_each_cpu_device(Body body) {
   for (const Isa isa : isas_of_this_machine()) {
     CpuDevice device(2, isa);
     INFO("device: " << device.description());
     body(static_cast<Device&>(device));
   }
+}
+
+// body(device) for the kernels of the CUDA engine on the host: at odd addresses, and at those that
+// allow packs of elements.
+template <class Body>
+void for_each_cuda_device(Body body) {
+  EmulatedCuda cuda;
+  {
+    INFO("device: " << cuda.description() << ", odd addresses");
+    body(static_cast<Device&>(cuda));
+  }
+  const AlignedTensors aligned;
+  INFO("device: " << cuda.description() << ", aligned addresses");
+  body(static_cast<Device&>(cuda));
+}
+
+template <class Body>
+void for_each_device(Body body) {
+  for_each_cpu_device(body);
+  for_each_cuda_device(body);
 }
 
 // Storing moves a value by at most half a unit in the last of 8 bits (bf16: 2^-8 of it) or of 11

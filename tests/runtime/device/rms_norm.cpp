@@ -34,7 +34,7 @@ const Shape kShapes[] = {{1, 1, 0},    {1, 7, 0},    {5, 2, 0},     {3, 16, 1}, 
 }  // namespace
 
 TEST_CASE("RMS norm forward against the reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Shape& shape : kShapes) {
       for (const DType type : kComputeTypes) {
@@ -71,7 +71,7 @@ TEST_CASE("RMS norm forward against the reference") {
 }
 
 TEST_CASE("RMS norm backward against the formulas in double precision") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     for (const Shape& shape : kShapes) {
       for (const DType type : kComputeTypes) {
@@ -132,7 +132,7 @@ TEST_CASE("RMS norm backward against the formulas in double precision") {
 }
 
 TEST_CASE("RMS norm backward is the finite difference of the forward reference") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {2, 3}, {3, 19}}) {
       Held x(DType::f32, {rows, cols}), dy(DType::f32, {rows, cols}), y(DType::f32, {rows, cols});

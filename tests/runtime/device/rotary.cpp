@@ -44,7 +44,7 @@ std::vector<double> turned(const Held& x, const Held& table, const Case& c, bool
 }  // namespace
 
 TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const Case& c : kCases) {
       for (const DType type : kComputeTypes) {
@@ -80,7 +80,7 @@ TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") 
 }
 
 TEST_CASE("rope backward is the gradient of rope") {
-  for_each_isa([](Device& device) {
+  for_each_device([](Device& device) {
     std::mt19937 random(2);
     const Case c = {.rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
     const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;

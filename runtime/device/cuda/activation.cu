@@ -1,0 +1,131 @@
+// GELU alone and SwiGLU: one pass. Bytes per element of the output, with s the size of the type:
+// gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of dy) 5 s.
+#include "runtime/device/cuda/activation.h"
+#include "runtime/device/cuda/kernels.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+template <typename T>
+struct Gelu {
+  const T* x;
+  T* y;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    Floats<N> values = load<N>(x + i);
+    for (int k = 0; k < N; ++k) values.at[k] = gelu(values.at[k]);
+    store(y + i, values);
+  }
+};
+
+template <typename T>
+struct GeluBackward {
+  T* dy;
+  const T* aux;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    const Floats<N> x = load<N>(aux + i);
+    Floats<N> d = load<N>(dy + i);
+    for (int k = 0; k < N; ++k) d.at[k] *= gelu_derivative(x.at[k]);
+    store(dy + i, d);
+  }
+};
+
+// Rows of width f in y and dy, of 2 f in x and dx. A block's warps take a row each, so that nobody
+// divides an element's index by the width.
+template <typename T>
+struct Swiglu {
+  const T* x;
+  const T* dy;
+  T* out;
+  int64_t rows, width;
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(Swiglu<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const T* gate = a.x + row * 2 * a.width;
+    T* y = a.out + row * a.width;
+    MTL_UNROLL(2)
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      const Floats<N> g = load<N>(gate + i);
+      Floats<N> u = load<N>(gate + a.width + i);
+      for (int k = 0; k < N; ++k) u.at[k] *= g.at[k] * sigmoid(g.at[k]).value;
+      store(y + i, u);
+    }
+  }
+}
+
+// With s = sigmoid(g): silu'(g) = s + g s (1 - s).
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(Swiglu<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const T* gate = a.x + row * 2 * a.width;
+    const T* dy = a.dy + row * a.width;
+    T* dgate = a.out + row * 2 * a.width;
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      Floats<N> g = load<N>(gate + i), u = load<N>(gate + a.width + i);
+      const Floats<N> d = load<N>(dy + i);
+      for (int k = 0; k < N; ++k) {
+        const Sigmoid s = sigmoid(g.at[k]);
+        const float silu = g.at[k] * s.value;
+        g.at[k] = d.at[k] * u.at[k] * (s.value + silu * s.rest);
+        u.at[k] = d.at[k] * silu;
+      }
+      store(dgate + i, g);
+      store(dgate + a.width + i, u);
+    }
+  }
+}
+
+}  // namespace
+
+void gelu_forward(Queue& queue, Tensor x, Tensor y) {
+  with_type(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_pack<kPackOf<T>>(aligned({x.data, y.data}), [&](auto pack) {
+      each<decltype(pack)::value>(queue, x.numel(), Gelu<T>{x.as<const T>(), y.as<T>()});
+    });
+  });
+}
+
+void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
+  with_type(dy.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_pack<kPackOf<T>>(aligned({dy.data, aux.data}), [&](auto pack) {
+      each<decltype(pack)::value>(queue, dy.numel(),
+                                  GeluBackward<T>{dy.as<T>(), aux.as<const T>()});
+    });
+  });
+}
+
+void swiglu_forward(Queue& queue, Tensor x, Tensor y) {
+  with_type(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Swiglu<T> args = {x.as<const T>(), nullptr, y.as<T>(), y.rows(), y.cols()};
+    const bool packs = aligned({x.data, y.data}) && args.width % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(swiglu_forward_kernel<T, decltype(pack)::value>, blocks_for(queue, args.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), args);
+    });
+  });
+}
+
+void swiglu_backward(Queue& queue, Tensor dy, Tensor x, Tensor dx) {
+  with_type(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Swiglu<T> args = {x.as<const T>(), dy.as<const T>(), dx.as<T>(), dy.rows(), dy.cols()};
+    const bool packs = aligned({x.data, dy.data, dx.data}) && args.width % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(swiglu_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, args.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), args);
+    });
+  });
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,193 @@
+// What the attention kernels share: a call as a kernel sees it, where heads lie, dropout, and the
+// statistics that backward needs per query.
+//
+// There are two paths. attention_rows.h takes any type, head_dim and alignment, a warp per row, on
+// the CUDA cores. attention_tiles.h is for 16-bit types with tensor cores: head_dim a multiple of 8
+// up to 128 and tensors aligned to 16 bytes. Both have the steps of arXiv 2205.14135 and 2307.08691
+// (online softmax, log-sum-exp saved, probabilities computed again in backward).
+//
+// Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
+// keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores
+// and dP are computed a second time). That is 7 products instead of the 5 of a kernel that adds dQ
+// with atomics.
+//
+// For sm_90a, where wgmma is what reaches the tensor cores' full rate (not written: nothing here
+// could run it). Forward: 128 queries x 128 keys, two warpgroups with 64 rows each and one warp
+// that only loads (setmaxnreg 240/24; cp.async.bulk.tensor into 128-byte-swizzled K and V stages
+// behind mbarriers); S = Q K^T with both from shared memory, P stays in registers as operand A of P
+// V; the scores of tile j + 1 are issued before the softmax of tile j, and the two warpgroups take
+// turns (named barriers), so that one's exponentials run under the other's products (arXiv
+// 2407.08608). dK/dV: 128 keys, S^T = K Q^T in 64-row wgmmas as here; Q and dO staged by the copy
+// engine.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "runtime/device/cuda/kernels.h"
+
+namespace mtl::cuda {
+
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+// The most queries that a tile has: as many statistics may be read behind a head's last query.
+inline constexpr int kMostQueries = 128;
+inline int64_t stats_stride(int64_t seq) {
+  return (seq + kMostQueries - 1 + 63) / 64 * 64;
+}
+
+// Of one query: its log-sum-exp in units of log2 (infinite for padding, so that its probabilities
+// are 0) and the sum of dO * O.
+struct alignas(8) QueryStats {
+  float lse2, delta;
+};
+
+struct AttentionWork {
+  const void* qkv = nullptr;
+  void* out = nullptr;  // backward reads it
+  float* lse = nullptr;
+  const void* dout = nullptr;
+  void* dqkv = nullptr;
+  // ALiBi: of the local heads, times log2(e); null without.
+  const float* slopes = nullptr;
+  QueryStats* stats = nullptr;  // backward: [batch, heads, stats_stride]
+  int64_t row_stride = 0, out_stride = 0, stats_stride = 0;
+  int batch = 0, seq = 0, heads = 0, kv_heads = 0, group = 0, head_dim = 0, first_query = 0;
+  float scale = 1, scale2 = 1;  // the second times log2(e)
+  // Dropout: kept iff the element's word is >= keep_from; 0 without.
+  uint32_t keep_from = 0;
+  float keep_scale = 1;
+  uint64_t key = 0;
+  uint64_t first_head = 0, total_heads = 0;  // of the first sequence's first head, of a sequence
+};
+
+// Where a (sequence, head) is.
+struct HeadPlace {
+  int64_t row;     // the first one of the sequence
+  int head, kv;    // local
+  int64_t of_all;  // b * heads + head
+  uint64_t first;  // dropout's element of its first query and key
+};
+__device__ inline HeadPlace place_of(const AttentionWork& w, int b, int head) {
+  const auto seq = static_cast<uint64_t>(w.seq);
+  return {int64_t{b} * w.seq, head, head / w.group, int64_t{b} * w.heads + head,
+          (w.first_head + static_cast<uint64_t>(b) * w.total_heads + static_cast<uint64_t>(head)) *
+              seq * seq};
+}
+// Columns of qkv.
+__device__ inline int64_t query_column(const AttentionWork& w, const HeadPlace& place) {
+  return int64_t{place.head} * w.head_dim;
+}
+__device__ inline int64_t key_column(const AttentionWork& w, const HeadPlace& place) {
+  return (int64_t{w.heads} + place.kv) * w.head_dim;
+}
+__device__ inline int64_t value_column(const AttentionWork& w, const HeadPlace& place) {
+  return (int64_t{w.heads} + w.kv_heads + place.kv) * w.head_dim;
+}
+
+// 2^x; -infinity gives 0.
+__device__ inline float exp2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+
+// --- dropout: four elements to a counter
+
+__device__ inline bool is_kept(const AttentionWork& w, uint64_t element) {
+  uint32_t words[4];
+  philox(element / 4, w.key, words);
+  const uint32_t low = (element & 1) != 0 ? words[1] : words[0];
+  const uint32_t high = (element & 1) != 0 ? words[3] : words[2];
+  return ((element & 2) != 0 ? high : low) >= w.keep_from;
+}
+// Bit i: whether element 4 * counter + i is kept.
+__device__ inline uint32_t four_kept(const AttentionWork& w, uint64_t counter) {
+  uint32_t words[4];
+  philox(counter, w.key, words);
+  const auto bit = [&](uint32_t word) { return word >= w.keep_from ? 1u : 0u; };
+  return bit(words[0]) | bit(words[1]) << 1 | bit(words[2]) << 2 | bit(words[3]) << 3;
+}
+
+// --- host
+
+// Writes the slopes of a call with ALiBi; they travel as the kernel's argument.
+struct SlopeChunk {
+  static constexpr int kCount = 256;
+  float at[kCount];
+};
+template <typename = void>
+__global__ void store_slopes(SlopeChunk chunk, int count, float* slopes) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < count) slopes[i] = chunk.at[i];
+}
+
+inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, const Tensor& out,
+                                    const Tensor& lse) {
+  AttentionWork w;
+  w.qkv = qkv.data;
+  w.out = out.data;
+  w.lse = lse.as<float>();
+  w.row_stride = qkv.cols();
+  w.out_stride = out.cols();
+  w.batch = static_cast<int>(s.batch);
+  w.seq = static_cast<int>(s.seq);
+  w.heads = static_cast<int>(s.heads);
+  w.kv_heads = static_cast<int>(s.kv_heads);
+  w.group = static_cast<int>(s.heads / s.kv_heads);
+  w.head_dim = static_cast<int>(s.head_dim);
+  w.first_query = static_cast<int>(s.first_query);
+  w.scale = s.scale;
+  w.scale2 = s.scale * kLog2e;
+  if (s.dropout) {
+    const Mask mask(s.dropout);
+    w.keep_from = mask.threshold;
+    w.keep_scale = mask.scale;
+    w.key = mask.key;
+  }
+  w.total_heads = static_cast<uint64_t>(s.total_heads);
+  w.first_head = static_cast<uint64_t>(s.first_sequence * s.total_heads + s.first_head);
+  return w;
+}
+
+// Enqueues the slopes of a call with ALiBi into `memory` (f32 [heads]).
+inline void prepare_slopes(Queue& queue, const AttentionShape& s, AttentionWork& w, float* memory) {
+  if (!s.alibi) return;
+  w.slopes = memory;
+  for (int first = 0; first < w.heads; first += SlopeChunk::kCount) {
+    const int count = std::min(SlopeChunk::kCount, w.heads - first);
+    SlopeChunk chunk = {};
+    for (int i = 0; i < count; ++i) {
+      chunk.at[i] = alibi_slope(s.first_head + first + i, s.total_heads) * kLog2e;
+    }
+    launch(store_slopes<>, dim3(1), dim3(SlopeChunk::kCount), 0, queue.stream(), chunk, count,
+           memory + first);
+  }
+}
+
+// What a block may have of shared memory: on every GPU from sm_80 on, and on this one.
+inline constexpr size_t kLeastShared = size_t{99} << 10;
+inline size_t most_shared_bytes() {
+#if defined(__CUDACC__)
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device), "the current device");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "shared memory of a block");
+  return static_cast<size_t>(bytes);
+#else
+  return gpu_on_host::most_shared_bytes;
+#endif
+}
+
+inline bool aligned(const Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
+// Throws Error "device.attention" when the arguments do not fit, as the CPU engine does.
+void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& out,
+                     const Tensor& lse);
+
+}  // namespace mtl::cuda

@@ -1,0 +1,357 @@
+// Attention backward on tensor cores, a kernel for dK and dV and one for dQ, and which path a call
+// takes. Why two: attention.h.
+#include <algorithm>
+#include <type_traits>
+
+#include "common/error.h"
+#include "runtime/device/cuda/attention_rows.h"
+#include "runtime/device/cuda/attention_tiles.h"
+
+namespace mtl::cuda {
+namespace {
+
+// kSmall: where a block has no more than 99 KiB of shared memory (sm_86, sm_89, sm_120).
+template <int kDim, bool kSmall>
+struct QueryTiles {
+  // A warp has 16 kM queries.
+  static constexpr int kWarps = 4, kM = kSmall && kDim == 128 ? 1 : 2;
+  static constexpr int kQueries = kWarps * 16 * kM, kKeys = 32;
+  static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
+  static constexpr int kRow = kRowElements<kDim>;
+  // Q and dO, and two stages of K and V.
+  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * (2 * kQueries + 2 * 2 * kKeys);
+};
+
+// dQ of a tile of queries: S = Q K^T, dP = dO V^T, dS = P (dP - delta), dQ = scale dS K.
+template <typename T, int kDim, bool kSmall>
+__global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
+    attention_query_tiles(AttentionWork w, int tiles) {
+  using Tiles = QueryTiles<kDim, kSmall>;
+  constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
+  MTL_DYNAMIC_SHARED(shared);
+  T* const queries = reinterpret_cast<T*>(shared);
+  T* const douts = queries + Tiles::kQueries * Tiles::kRow;
+  T* const stages = douts + Tiles::kQueries * Tiles::kRow;
+  constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
+
+  // The last queries see the most keys: they start first.
+  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
+  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
+  const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
+  const T* const key_rows = rows + key_column(w, place);
+  const T* const value_rows = rows + value_column(w, place);
+
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int warp_row = warp * 16 * kM, warp_query = first + warp_row;
+  const int q = warp_query + lane / 4;  // of this lane's first sums
+  const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+  const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
+
+  const auto copy_keys = [&](int tile, int stage) {
+    const int k = tile * Tiles::kKeys;
+    T* const to = stages + stage * kStage;
+    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to, key_rows + k * w.row_stride, w.row_stride,
+                                                   w.seq - k, w.head_dim);
+    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
+                                                   w.row_stride, w.seq - k, w.head_dim);
+  };
+  copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
+      queries, rows + first * w.row_stride + query_column(w, place), w.row_stride, w.seq - first,
+      w.head_dim);
+  copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
+      douts,
+      static_cast<const T*>(w.dout) + (place.row + first) * w.out_stride + query_column(w, place),
+      w.out_stride, w.seq - first, w.head_dim);
+  copy_keys(0, 0);
+  copy_async_commit();
+
+  float dq[kM][kDim / 8][4];
+  clear(dq);
+  const int key_tiles = (min(w.seq, first + Tiles::kQueries) + Tiles::kKeys - 1) / Tiles::kKeys;
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    if (tile + 1 < key_tiles) {
+      copy_keys(tile + 1, (tile + 1) % 2);
+      copy_async_commit();
+    }
+    const int k = tile * Tiles::kKeys;
+    if (k > warp_query + 16 * kM - 1 || warp_query >= w.seq) continue;
+    const T* const keys = stages + tile % 2 * kStage;
+    float s[kM][kN][4], dp[kM][kN][4];
+    clear(s);
+    multiply_rows<T, kDim>(s, queries + warp_row * Tiles::kRow + offsets.a, keys + offsets.b);
+    clear(dp);
+    multiply_rows<T, kDim>(dp, douts + warp_row * Tiles::kRow + offsets.a,
+                           keys + kValues + offsets.b);
+    const float factor =
+        finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
+    PackedSums<kM, kN> ds;
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      // Read for each tile: registers are scarcer than loads from a cache. There is padding behind
+      // the last query.
+      const QueryStats* const from =
+          w.stats + place.of_all * w.stats_stride + warp_query + 16 * m + lane / 4;
+      const QueryStats stats[2] = {from[0], from[8]};
+      uint32_t kept = 0xffffffffu;
+      if (w.keep_from != 0) {
+        const int64_t element = int64_t{warp_query + 16 * m} * w.seq + k;
+        kept = kept_of_sums<true, kN>(w, place.first + static_cast<uint64_t>(element));
+      }
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        float x[4];
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          const float p = exp2_of(fmaf(s[m][n][i], factor, -stats[i / 2].lse2));
+          const float kept_dp = (kept >> (4 * n + i) & 1) != 0 ? dp[m][n][i] * w.keep_scale : 0.0f;
+          x[i] = p * (kept_dp - stats[i / 2].delta);
+        }
+        ds[m][n][0] = pack_two<T>(x[0], x[1]);
+        ds[m][n][1] = pack_two<T>(x[2], x[3]);
+      }
+    }
+    multiply_sums<T, kDim>(dq, ds, keys + offsets.a);
+  }
+  if (warp_query >= w.seq) return;
+  float scale[kM][2];
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = w.scale;
+  T* const to =
+      static_cast<T*>(w.dqkv) + (place.row + warp_query) * w.row_stride + query_column(w, place);
+  store_rows<T, kDim>(dq, scale, queries + warp_row * Tiles::kRow, to, w.row_stride,
+                      w.seq - warp_query, w.head_dim);
+}
+
+template <int kDim, bool kSmall>
+struct KeyTiles {
+  // A warp has 16 kM keys, and dK and dV of them.
+  static constexpr int kWarps = kSmall && kDim > 64 ? 4 : 8, kM = 1;
+  static constexpr int kKeys = kWarps * 16 * kM, kQueries = kDim == 128 ? 48 : 64;
+  static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
+  static constexpr int kRow = kRowElements<kDim>;
+  // Q, dO and the statistics of a tile of queries.
+  static constexpr size_t kStageBytes =
+      sizeof(uint16_t) * kRow * 2 * kQueries + sizeof(QueryStats) * kQueries;
+  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * 2 * kKeys + 2 * kStageBytes;
+};
+
+// dK and dV of a tile of keys, over the query heads of their group, in order. Transposed, so that
+// the sums of keys x queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO,
+// dK = scale dS^T Q.
+template <typename T, int kDim, bool kSmall>
+__global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
+    attention_key_tiles(AttentionWork w) {
+  using Tiles = KeyTiles<kDim, kSmall>;
+  constexpr int kM = Tiles::kM, kN = Tiles::kQueries / 8;
+  MTL_DYNAMIC_SHARED(shared);
+  T* const keys = reinterpret_cast<T*>(shared);
+  T* const values = keys + Tiles::kKeys * Tiles::kRow;
+  unsigned char* const stages = shared + sizeof(T) * Tiles::kRow * 2 * Tiles::kKeys;
+  constexpr int kDouts = Tiles::kQueries * Tiles::kRow;  // elements into a stage
+
+  // The first keys are seen by the most queries: they start first.
+  const int heads = w.batch * w.kv_heads, head = static_cast<int>(blockIdx.x) % heads;
+  const int first = static_cast<int>(blockIdx.x) / heads * Tiles::kKeys;
+  const int b = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
+  const HeadPlace first_place = place_of(w, b, first_head);
+  const T* const rows = static_cast<const T*>(w.qkv) + first_place.row * w.row_stride;
+  const T* const dout_rows = static_cast<const T*>(w.dout) + first_place.row * w.out_stride;
+
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int warp_row = warp * 16 * kM, warp_key = first + warp_row;
+  const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+
+  const auto copy_queries = [&](int member, int tile, int stage) {
+    unsigned char* const to = stages + static_cast<size_t>(stage) * Tiles::kStageBytes;
+    T* const elements = reinterpret_cast<T*>(to);
+    const int q = tile * Tiles::kQueries;
+    const int64_t column = int64_t{first_head + member} * w.head_dim;
+    copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(elements, rows + q * w.row_stride + column,
+                                                      w.row_stride, w.seq - q, w.head_dim);
+    copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(elements + kDouts,
+                                                      dout_rows + q * w.out_stride + column,
+                                                      w.out_stride, w.seq - q, w.head_dim);
+    const QueryStats* const stats = w.stats + (first_place.of_all + member) * w.stats_stride + q;
+    auto* const stats_to = reinterpret_cast<QueryStats*>(elements + 2 * kDouts);
+    for (int i = static_cast<int>(threadIdx.x); i < Tiles::kQueries / 2; i += Tiles::kThreads) {
+      copy_async(stats_to + 2 * i, stats + 2 * i);
+    }
+  };
+  const int first_tile = first / Tiles::kQueries;
+  const int last_tile = (w.seq + Tiles::kQueries - 1) / Tiles::kQueries;
+  copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
+      keys, rows + first * w.row_stride + key_column(w, first_place), w.row_stride, w.seq - first,
+      w.head_dim);
+  copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
+      values, rows + first * w.row_stride + value_column(w, first_place), w.row_stride,
+      w.seq - first, w.head_dim);
+  copy_queries(0, first_tile, 0);
+  copy_async_commit();
+
+  float dk[kM][kDim / 8][4], dv[kM][kDim / 8][4];
+  clear(dk);
+  clear(dv);
+  int member = 0, tile = first_tile;
+  for (int stage = 0; member < w.group; stage ^= 1) {
+    copy_async_wait<0>();
+    __syncthreads();
+    const int q = tile * Tiles::kQueries, in_group = member;
+    if (++tile == last_tile) {
+      tile = first_tile;
+      ++member;
+    }
+    if (member < w.group) {
+      copy_queries(member, tile, stage ^ 1);
+      copy_async_commit();
+    }
+    if (q + Tiles::kQueries - 1 < warp_key || warp_key >= w.seq) continue;
+    const T* const queries =
+        reinterpret_cast<const T*>(stages + static_cast<size_t>(stage) * Tiles::kStageBytes);
+    const T* const douts = queries + kDouts;
+    const auto* const stats = reinterpret_cast<const QueryStats*>(queries + 2 * kDouts);
+    float scores[kM][kN][4], dp[kM][kN][4];
+    clear(scores);
+    multiply_rows<T, kDim>(scores, keys + warp_row * Tiles::kRow + offsets.a, queries + offsets.b);
+    clear(dp);
+    multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
+    PackedSums<kM, kN> p, ds;
+    const bool diagonal = q < warp_key + 16 * kM - 1;
+    const int head_in_all = first_head + in_group;
+    const float slope = w.slopes != nullptr ? w.slopes[head_in_all] : 0.0f;
+    // From the first key to the first query of this lane's first sums.
+    const int distance = q + lane % 4 * 2 - (warp_key + lane / 4);
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      uint32_t kept = 0xffffffffu;
+      if (w.keep_from != 0) {
+        const HeadPlace place = place_of(w, b, head_in_all);
+        const int64_t element = int64_t{q} * w.seq + warp_key + 16 * m;
+        kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
+      }
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        const Pack<QueryStats, 2> both =
+            *reinterpret_cast<const Pack<QueryStats, 2>*>(stats + 8 * n + lane % 4 * 2);
+        float weight[4], gradient[4];
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          const int behind = distance + 8 * n + i % 2 - (16 * m + i / 2 * 8);  // query - key
+          float x = fmaf(scores[m][n][i], w.scale2, -both.at[i % 2].lse2);
+          if (w.slopes != nullptr) x = fmaf(-slope, static_cast<float>(behind), x);
+          if (diagonal && behind < 0) x = -INFINITY;
+          const bool keep = (kept >> (4 * n + i) & 1) != 0;
+          weight[i] = exp2_of(x);
+          const float kept_dp = keep ? dp[m][n][i] * w.keep_scale : 0.0f;
+          gradient[i] = weight[i] * (kept_dp - both.at[i % 2].delta);
+          if (!keep) weight[i] = 0;
+        }
+        MTL_UNROLL()
+        for (int i = 0; i < 2; ++i) {
+          p[m][n][i] = pack_two<T>(weight[2 * i], weight[2 * i + 1]);
+          ds[m][n][i] = pack_two<T>(gradient[2 * i], gradient[2 * i + 1]);
+        }
+      }
+    }
+    multiply_sums<T, kDim>(dv, p, douts + offsets.a);
+    multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
+  }
+  if (warp_key >= w.seq) return;
+  float key_factor[kM][2], value_factor[kM][2];
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    key_factor[m][0] = key_factor[m][1] = w.scale;
+    value_factor[m][0] = value_factor[m][1] = w.keep_scale;
+  }
+  T* const to = static_cast<T*>(w.dqkv) + (first_place.row + warp_key) * w.row_stride;
+  store_rows<T, kDim>(dk, key_factor, keys + warp_row * Tiles::kRow,
+                      to + key_column(w, first_place), w.row_stride, w.seq - warp_key, w.head_dim);
+  store_rows<T, kDim>(dv, value_factor, values + warp_row * Tiles::kRow,
+                      to + value_column(w, first_place), w.row_stride, w.seq - warp_key,
+                      w.head_dim);
+}
+
+template <typename T, int kDim, bool kSmall>
+void launch_tiles(Queue& queue, const AttentionWork& w) {
+  using Keys = KeyTiles<kDim, kSmall>;
+  using Queries = QueryTiles<kDim, kSmall>;
+  static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
+  const int64_t key_tiles = (w.seq + Keys::kKeys - 1) / Keys::kKeys;
+  launch(attention_key_tiles<T, kDim, kSmall>,
+         dim3(static_cast<unsigned>(key_tiles * w.batch * w.kv_heads)), dim3(Keys::kThreads),
+         Keys::kSharedBytes, queue.stream(), w);
+  const int query_tiles = (w.seq + Queries::kQueries - 1) / Queries::kQueries;
+  launch(attention_query_tiles<T, kDim, kSmall>,
+         dim3(static_cast<unsigned>(int64_t{query_tiles} * w.batch * w.heads)),
+         dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, query_tiles);
+}
+
+template <typename T>
+void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
+  const dim3 rows_block(kRowWarps * kWarp);
+  const int64_t stats = int64_t{w.batch} * w.heads * w.stats_stride;
+  launch(attention_stats<T>, dim3(static_cast<unsigned>(stats / kRowWarps)), rows_block, 0,
+         queue.stream(), w);
+  if constexpr (!std::is_same_v<T, float>) {
+    if (tiles) {
+      with_tile_dim(w.head_dim, [&](auto dim) {
+        constexpr int kDim = decltype(dim)::value;
+        constexpr size_t kNeeded =
+            std::max(KeyTiles<kDim, false>::kSharedBytes, QueryTiles<kDim, false>::kSharedBytes);
+        if (kNeeded <= kLeastShared || kNeeded <= most_shared_bytes()) {
+          launch_tiles<T, kDim, false>(queue, w);
+        } else if constexpr (kNeeded > kLeastShared) {
+          static_assert(KeyTiles<kDim, true>::kSharedBytes <= kLeastShared &&
+                        QueryTiles<kDim, true>::kSharedBytes <= kLeastShared);
+          launch_tiles<T, kDim, true>(queue, w);
+        }
+      });
+      return;
+    }
+  }
+  launch(attention_key_rows<T>, grid_of_rows(w, w.kv_heads, 0), rows_block,
+         rows_shared_bytes(w, 4, 2), queue.stream(), w);
+  launch(attention_query_rows<T>, grid_of_rows(w, w.heads, 0), rows_block,
+         rows_shared_bytes(w, 3, 1), queue.stream(), w);
+}
+
+}  // namespace
+
+void attention_backward(Queue& queue, const AttentionBackward& args) {
+  const AttentionShape& s = args.shape;
+  check_attention(s, args.qkv, args.out, args.lse);
+  if (args.dout.dtype != args.qkv.dtype || args.dout.numel() != args.out.numel() ||
+      args.dqkv.dtype != args.qkv.dtype || args.dqkv.numel() != args.qkv.numel()) {
+    Diagnostic diagnostic;
+    diagnostic.code = "device.attention";
+    diagnostic.what = "attention backward: dout and dqkv must look like out and qkv";
+    diagnostic.help = "this is a defect of mtl; please report it with the command line";
+    throw Error(Exit::run_failed, diagnostic);
+  }
+  if (s.batch == 0 || s.seq == 0) return;
+  AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
+  w.dout = args.dout.data;
+  w.dqkv = args.dqkv.data;
+  w.stats_stride = stats_stride(s.seq);
+  const size_t stats = sizeof(QueryStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride);
+  auto* const memory = static_cast<unsigned char*>(
+      queue.scratch(stats + sizeof(float) * static_cast<size_t>(s.heads)));
+  w.stats = reinterpret_cast<QueryStats*>(memory);
+  prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + stats));
+  const bool tiles = fits_tiles(s) && aligned(args.qkv) && aligned(args.out) &&
+                     aligned(args.dout) && aligned(args.dqkv);
+  switch (args.qkv.dtype) {
+    case DType::bf16:
+      return backward_as<Bf16>(queue, w, tiles);
+    case DType::f16:
+      return backward_as<Half>(queue, w, tiles);
+    default:
+      return backward_as<float>(queue, w, tiles);
+  }
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,244 @@
+// Attention forward: the kernel for tensor cores, and which path a call takes.
+#include <string>
+#include <type_traits>
+
+#include "common/error.h"
+#include "runtime/device/cuda/attention_rows.h"
+#include "runtime/device/cuda/attention_tiles.h"
+
+namespace mtl::cuda {
+
+void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& out,
+                     const Tensor& lse) {
+  const auto require = [](bool condition, const std::string& what) {
+    if (condition) return;
+    Diagnostic diagnostic;
+    diagnostic.code = "device.attention";
+    diagnostic.what = what;
+    diagnostic.help = "this is a defect of mtl; please report it with the command line";
+    throw Error(Exit::run_failed, diagnostic);
+  };
+  using std::to_string;
+  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0,
+          "attention with " + to_string(s.heads) + " heads over " + to_string(s.kv_heads) +
+              " KV heads of " + to_string(s.head_dim));
+  const int64_t rows = s.batch * s.seq;
+  require(qkv.rows() == rows && qkv.cols() == (s.heads + 2 * s.kv_heads) * s.head_dim &&
+              out.rows() == rows && out.cols() == s.heads * s.head_dim,
+          "attention over " + to_string(rows) + " rows with qkv [" + to_string(qkv.rows()) + ", " +
+              to_string(qkv.cols()) + "] and out [" + to_string(out.rows()) + ", " +
+              to_string(out.cols()) + "]");
+  require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,
+          "attention needs lse as f32 [batch, heads, seq]");
+  require(is_compute_type(qkv.dtype) && out.dtype == qkv.dtype,
+          "attention of unsupported element types");
+  require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
+  require(s.dropout.probability >= 0 && s.dropout.probability < 1,
+          "dropout with probability " + to_string(s.dropout.probability));
+  require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
+          "ALiBi for heads " + to_string(s.first_head) + " to " +
+              to_string(s.first_head + s.heads) + " of " + to_string(s.total_heads));
+}
+
+namespace {
+
+template <int kDim>
+struct ForwardTiles {
+  static constexpr int kWarps = 4, kM = 2;  // a warp has 16 kM queries
+  static constexpr int kQueries = kWarps * 16 * kM, kKeys = kDim == 64 ? 48 : 32;
+  static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
+  static constexpr int kRow = kRowElements<kDim>;
+  // Queries, and two stages of keys and values.
+  static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * (kQueries + 2 * 2 * kKeys);
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
+    attention_forward_tiles(AttentionWork w, int tiles) {
+  using Tiles = ForwardTiles<kDim>;
+  constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
+  MTL_DYNAMIC_SHARED(shared);
+  T* const queries = reinterpret_cast<T*>(shared);
+  T* const stages = queries + Tiles::kQueries * Tiles::kRow;
+  constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
+
+  // The last queries see the most keys: they start first.
+  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
+  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
+  const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
+  const T* const key_rows = rows + key_column(w, place);
+  const T* const value_rows = rows + value_column(w, place);
+
+  const int warp = static_cast<int>(threadIdx.x / kWarp),
+            lane = static_cast<int>(threadIdx.x % kWarp);
+  const int warp_row = warp * 16 * kM, warp_query = first + warp_row;
+  const int q = warp_query + lane / 4;  // of this lane's first sums
+  const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
+  const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
+
+  const auto copy_keys = [&](int tile, int stage) {
+    const int k = tile * Tiles::kKeys;
+    T* const to = stages + stage * kStage;
+    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to, key_rows + k * w.row_stride, w.row_stride,
+                                                   w.seq - k, w.head_dim);
+    copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(to + kValues, value_rows + k * w.row_stride,
+                                                   w.row_stride, w.seq - k, w.head_dim);
+  };
+  copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
+      queries, rows + first * w.row_stride + query_column(w, place), w.row_stride, w.seq - first,
+      w.head_dim);
+  copy_keys(0, 0);
+  copy_async_commit();
+
+  float o[kM][kDim / 8][4], top[kM][2], total[kM][2];
+  clear(o);
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    top[m][0] = top[m][1] = -INFINITY;
+    total[m][0] = total[m][1] = 0;
+  }
+  const int key_tiles = (min(w.seq, first + Tiles::kQueries) + Tiles::kKeys - 1) / Tiles::kKeys;
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    if (tile + 1 < key_tiles) {
+      copy_keys(tile + 1, (tile + 1) % 2);
+      copy_async_commit();
+    }
+    const int k = tile * Tiles::kKeys;
+    if (k > warp_query + 16 * kM - 1 || warp_query >= w.seq) continue;
+    const T* const keys = stages + tile % 2 * kStage;
+    float s[kM][kN][4];
+    clear(s);
+    multiply_rows<T, kDim>(s, queries + warp_row * Tiles::kRow + offsets.a, keys + offsets.b);
+    const float factor =
+        finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
+    float before[kM][2];
+    bool rescale = false;
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      MTL_UNROLL()
+      for (int half = 0; half < 2; ++half) {
+        float most = -INFINITY;
+        MTL_UNROLL()
+        for (int n = 0; n < kN; ++n) {
+          most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+        const float new_top = fmaxf(top[m][half], most * factor);
+        before[m][half] = exp2_of(top[m][half] - new_top);
+        rescale = rescale || before[m][half] != 1.0f;
+        top[m][half] = new_top;
+        float sum = 0;
+        MTL_UNROLL()
+        for (int n = 0; n < kN; ++n) {
+          MTL_UNROLL()
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            s[m][n][i] = exp2_of(fmaf(s[m][n][i], factor, -new_top));
+            sum += s[m][n][i];
+          }
+        }
+        total[m][half] = fmaf(total[m][half], before[m][half], sum);
+      }
+    }
+    // Mostly the maximum is found within a few tiles.
+    if (__any_sync(kAllLanes, rescale ? 1 : 0) != 0) {
+      MTL_UNROLL()
+      for (int m = 0; m < kM; ++m) {
+        MTL_UNROLL()
+        for (int n = 0; n < kDim / 8; ++n) {
+          MTL_UNROLL()
+          for (int i = 0; i < 4; ++i) o[m][n][i] *= before[m][i / 2];
+        }
+      }
+    }
+    PackedSums<kM, kN> p;
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      uint32_t kept = 0xffffffffu;
+      if (w.keep_from != 0) {
+        const int64_t element = int64_t{warp_query + 16 * m} * w.seq + k;
+        kept = kept_of_sums<true, kN>(w, place.first + static_cast<uint64_t>(element));
+      }
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          if ((kept >> (4 * n + i) & 1) == 0) s[m][n][i] = 0;
+        }
+        MTL_UNROLL()
+        for (int i = 0; i < 2; ++i) {
+          p[m][n][i] = pack_two<T>(s[m][n][2 * i], s[m][n][2 * i + 1]);
+        }
+      }
+    }
+    multiply_sums<T, kDim>(o, p, keys + kValues + offsets.a);
+  }
+  if (warp_query >= w.seq) return;
+
+  float factor[kM][2];
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int half = 0; half < 2; ++half) {
+      float sum = total[m][half];
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      factor[m][half] = w.keep_scale / sum;
+      const int row = q + 16 * m + 8 * half;
+      if (lane % 4 == 0 && row < w.seq) {
+        w.lse[place.of_all * w.seq + row] = top[m][half] * kLn2 + logf(sum);
+      }
+    }
+  }
+  T* const out =
+      static_cast<T*>(w.out) + (place.row + warp_query) * w.out_stride + query_column(w, place);
+  store_rows<T, kDim>(o, factor, queries + warp_row * Tiles::kRow, out, w.out_stride,
+                      w.seq - warp_query, w.head_dim);
+}
+
+template <typename T>
+void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
+  if constexpr (!std::is_same_v<T, float>) {
+    if (tiles) {
+      with_tile_dim(w.head_dim, [&](auto dim) {
+        using Tiles = ForwardTiles<decltype(dim)::value>;
+        static_assert(Tiles::kSharedBytes <= kLeastShared);
+        const int last = (w.seq + Tiles::kQueries - 1) / Tiles::kQueries;
+        const int count = last - w.first_query / Tiles::kQueries;
+        launch(attention_forward_tiles<T, decltype(dim)::value>,
+               dim3(static_cast<unsigned>(int64_t{count} * w.batch * w.heads)),
+               dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w, last);
+      });
+      return;
+    }
+  }
+  launch(attention_forward_rows<T>, grid_of_rows(w, w.heads, w.first_query),
+         dim3(kRowWarps * kWarp), rows_shared_bytes(w, 2, 1), queue.stream(), w);
+}
+
+}  // namespace
+
+void attention_forward(Queue& queue, const Attention& args) {
+  const AttentionShape& s = args.shape;
+  check_attention(s, args.qkv, args.out, args.lse);
+  if (s.batch == 0 || s.first_query == s.seq) return;
+  AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
+  if (s.alibi) {
+    void* const memory = queue.scratch(sizeof(float) * static_cast<size_t>(s.heads));
+    prepare_slopes(queue, s, w, static_cast<float*>(memory));
+  }
+  const bool tiles = fits_tiles(s) && aligned(args.qkv) && aligned(args.out);
+  switch (args.qkv.dtype) {
+    case DType::bf16:
+      return forward_as<Bf16>(queue, w, tiles);
+    case DType::f16:
+      return forward_as<Half>(queue, w, tiles);
+    default:
+      return forward_as<float>(queue, w, tiles);
+  }
+}
+
+}  // namespace mtl::cuda

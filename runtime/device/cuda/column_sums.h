@@ -1,0 +1,57 @@
+// Sums over the rows of a matrix in two stages: chunks of rows, cut by the shape alone, each by a
+// block per 32 packs of columns; then combine() adds the chunks in order.
+#pragma once
+
+#include "runtime/device/cuda/kernels.h"
+
+namespace mtl::cuda {
+
+// At least 32 rows; with few columns more chunks, so that a GPU has enough blocks.
+inline RowChunks column_chunks(int64_t rows, int64_t cols) {
+  return RowChunks(rows, 32, std::clamp<int64_t>((int64_t{1} << 18) / cols, 64, 1024));
+}
+
+// partials[(chunk * kOutputs + o) * cols + column] = the sums of what source.add<N>(row, column,
+// sums) adds for the chunk's rows: warp w takes rows w, w + 8, ..., and the warps are added in
+// order. `cols` is a multiple of N.
+template <int N, int kOutputs, typename Source>
+__global__ void __launch_bounds__(kBlock)
+    column_sums_kernel(Source source, int64_t rows, int64_t cols, int64_t rows_per_chunk,
+                       float* partials) {
+  constexpr int kWidth = static_cast<int>(kWarp) * N;
+  __shared__ float shared[kOutputs][kWarps][kWidth];
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first_column = int64_t{blockIdx.x} * kWidth;
+  const int64_t column = first_column + lane * N;
+  const int64_t begin = int64_t{blockIdx.y} * rows_per_chunk;
+  const int64_t end = min(begin + rows_per_chunk, rows);
+  Floats<N> sums[kOutputs];
+  if (column < cols) {
+    MTL_UNROLL(4)
+    for (int64_t row = begin + warp; row < end; row += kWarps) {
+      source.template add<N>(row, column, sums);
+    }
+  }
+  for (int o = 0; o < kOutputs; ++o) {
+    for (int k = 0; k < N; ++k) shared[o][warp][lane * N + k] = sums[o].at[k];
+  }
+  __syncthreads();
+  const auto width = static_cast<int>(min(int64_t{kWidth}, cols - first_column));
+  for (int i = static_cast<int>(threadIdx.x); i < kOutputs * width; i += kBlock) {
+    const int o = i / width, c = i % width;
+    float sum = shared[o][0][c];
+    for (int w = 1; w < kWarps; ++w) sum += shared[o][w][c];
+    partials[(int64_t{blockIdx.y} * kOutputs + o) * cols + first_column + c] = sum;
+  }
+}
+
+template <int N, int kOutputs, typename Source>
+void column_sums(Queue& queue, const Source& source, int64_t rows, int64_t cols,
+                 const RowChunks& chunks, float* partials) {
+  const dim3 grid(static_cast<unsigned>(divide_up(cols, int64_t{kWarp} * N)),
+                  static_cast<unsigned>(chunks.count));
+  launch(column_sums_kernel<N, kOutputs, Source>, grid, dim3(kBlock), 0, queue.stream(), source,
+         rows, cols, chunks.rows, partials);
+}
+
+}  // namespace mtl::cuda

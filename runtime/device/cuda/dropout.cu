@@ -1,0 +1,99 @@
+// Rows with dropout: one pass. Bytes per element, with s the size of the type: bias_dropout_add 3
+// s, dropout_backward and position_forward 2 s; biases and positions are small or stay in the L2
+// cache. Philox costs about 20 integer instructions per element.
+#include "runtime/device/cuda/add_rows.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+template <typename T>
+struct Rows {
+  const T *x, *addend, *residual;
+  T* out;
+  int64_t rows, cols, row0, period;
+  Mask mask;
+  uint64_t first_element;
+};
+
+// A warp per row.
+template <typename T, int N, bool kMasked>
+__global__ void __launch_bounds__(kBlock, 3) add_rows_kernel(Rows<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const int64_t first = row * a.cols;
+    const T* addend = a.addend;
+    if (addend != nullptr && a.period > 1) addend += (a.row0 + row) % a.period * a.cols;
+    MTL_UNROLL(2)
+    for (int64_t c = threadIdx.x % kWarp * N; c < a.cols; c += kWarp * N) {
+      const int64_t i = first + c;
+      Floats<N> values = load<N>(a.x + i), residual;
+      if (a.residual != nullptr) residual = load<N>(a.residual + i);
+      if (addend != nullptr) {
+        const Floats<N> more = load<N>(addend + c);
+        for (int k = 0; k < N; ++k) values.at[k] += more.at[k];
+      }
+      if constexpr (kMasked) {
+        const Floats<N> factors =
+            mask_factors<N>(a.mask, a.first_element + static_cast<uint64_t>(i));
+        for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
+      }
+      if (a.residual != nullptr) {
+        for (int k = 0; k < N; ++k) values.at[k] += residual.at[k];
+      }
+      store(a.out + i, values);
+    }
+  }
+}
+
+}  // namespace
+
+void add_rows(Queue& queue, const AddRows& args) {
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Rows<T> rows = {args.x.as<const T>(),
+                          args.addend.as<const T>(),
+                          args.residual.as<const T>(),
+                          args.out.as<T>(),
+                          args.x.rows(),
+                          args.x.cols(),
+                          args.row0,
+                          args.period,
+                          args.dropout ? Mask(args.dropout) : Mask(),
+                          static_cast<uint64_t>(args.first_element)};
+    // Then the first element of a row is a multiple of four, too, as mask_factors wants it.
+    const bool packs =
+        aligned({rows.x, rows.addend, rows.residual, rows.out}) && rows.cols % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      constexpr int N = decltype(pack)::value;
+      launch(args.dropout ? add_rows_kernel<T, N, true> : add_rows_kernel<T, N, false>,
+             blocks_for(queue, rows.rows, kWarps), dim3(kBlock), 0, queue.stream(), rows);
+    });
+  });
+}
+
+void bias_dropout_add(Queue& queue, Tensor x, Tensor bias, Tensor residual, Tensor out,
+                      Dropout dropout, int64_t first_row) {
+  add_rows(queue, {.x = x,
+                   .addend = bias,
+                   .residual = residual,
+                   .out = out,
+                   .dropout = dropout,
+                   .first_element = first_row * x.cols()});
+}
+
+void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) {
+  if (!dropout) {
+    if (dx.data != dout.data) copy(queue, dout, dx);
+    return;
+  }
+  add_rows(queue, {.x = dout,
+                   .addend = {},
+                   .residual = {},
+                   .out = dx,
+                   .dropout = dropout,
+                   .first_element = first_row * dout.cols()});
+}
+
+}  // namespace mtl::cuda

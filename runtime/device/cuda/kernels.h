@@ -1,0 +1,285 @@
+// What the memory-bound kernels share: packs of elements, loops over elements, sums over the
+// threads of a row, Philox.
+//
+// Two paths through memory, chosen once per launch on the host: packs of N elements that are 16
+// bytes, where every address allows it, else N = 1 (tensors at odd addresses, widths that are no
+// multiple of a pack). Kernels are written once, for any N.
+//
+// The floor of such a kernel is the bytes it has to move over the memory's bandwidth: each file
+// says how many bytes per element its kernels read and write.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <type_traits>
+
+#include "runtime/device/cuda/ops.h"
+
+#if defined(__CUDACC__)
+#define MTL_PRAGMA(text) _Pragma(#text)
+#define MTL_UNROLL(times) MTL_PRAGMA(unroll times)
+#else
+#define MTL_UNROLL(times)
+#endif
+
+namespace mtl::cuda {
+
+inline constexpr int kBlock = 256;  // threads of a block where nothing else is said
+inline constexpr int kWarps = kBlock / static_cast<int>(kWarp);
+// So many fill a multiprocessor's 2,048 threads.
+inline constexpr int kBlocksPerMultiprocessor = 8;
+
+template <typename T>
+inline constexpr int kPackOf = 16 / static_cast<int>(sizeof(T));
+
+// --- on the host
+
+// body(T{}) for the type of activations.
+template <typename Body>
+void with_type(DType dtype, Body body) {
+  if (dtype == DType::bf16) {
+    body(Bf16{});
+  } else if (dtype == DType::f16) {
+    body(Half{});
+  } else {
+    body(float{});
+  }
+}
+
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+// body(Constant<packs ? N : 1>).
+template <int N, typename Body>
+void with_pack(bool packs, Body body) {
+  if (packs) {
+    body(Constant<N>{});
+  } else {
+    body(Constant<1>{});
+  }
+}
+
+inline bool aligned(std::initializer_list<const void*> pointers, size_t bytes = 16) {
+  return std::all_of(pointers.begin(), pointers.end(), [bytes](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+  });
+}
+
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// The blocks of a grid that strides over `work`, of which a block takes `per_block` at a time.
+inline dim3 blocks_for(const Queue& queue, int64_t work, int64_t per_block) {
+  const int64_t most = int64_t{queue.multiprocessors()} * kBlocksPerMultiprocessor;
+  return dim3(static_cast<unsigned>(std::min(divide_up(work, per_block), most)));
+}
+
+// A cutting of rows into chunks for sums over them: at least `least` rows each, at most `most`
+// chunks. Of the shape alone, so that the order of the sums is, too.
+struct RowChunks {
+  RowChunks(int64_t total, int64_t least, int64_t most)
+      : rows(std::max(least, divide_up(total, most))), count(divide_up(total, rows)) {}
+  int64_t rows, count;
+};
+
+// reduction.cu: out[c] (+)= the sum over the chunks of partials[chunk * stride + c], in order.
+void combine(Queue& queue, const float* partials, int64_t chunks, int64_t stride, int64_t cols,
+             float* out, bool accumulate);
+
+// --- elements
+
+template <int N>
+struct Floats {
+  float at[N] = {};
+};
+
+// N elements at a multiple of their size, or of 16 bytes.
+template <int N, typename T>
+__device__ inline Floats<N> load(const T* from) {
+  constexpr int kPiece = N < kPackOf<T> ? N : kPackOf<T>;
+  Floats<N> result;
+  for (int first = 0; first < N; first += kPiece) {
+    const auto pack = *reinterpret_cast<const Pack<T, kPiece>*>(from + first);
+    for (int k = 0; k < kPiece; ++k) result.at[first + k] = to_float(pack.at[k]);
+  }
+  return result;
+}
+// Two 16-bit floats as they lie in memory.
+template <typename T>
+__device__ inline uint32_t both_of(float low, float high) {
+#if defined(__CUDACC__)
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return uint32_t{__bfloat16_as_ushort(both.y)} << 16 | __bfloat16_as_ushort(both.x);
+  } else {
+    const __half2 both = __floats2half2_rn(low, high);
+    return uint32_t{__half_as_ushort(both.y)} << 16 | __half_as_ushort(both.x);
+  }
+#else
+  return uint32_t{from_float<T>(high).bits} << 16 | from_float<T>(low).bits;
+#endif
+}
+// By one instruction: nvcc cuts an assignment of a pack, or of a uint4, into its elements where the
+// loop around it is unrolled (seen in its PTX), but not this.
+template <int kWords>
+__device__ inline void store_words(void* to, const uint32_t (&words)[kWords]) {
+#if defined(__CUDACC__)
+  if constexpr (kWords == 4) {
+    __stwb(static_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
+  } else if constexpr (kWords == 2) {
+    __stwb(static_cast<uint2*>(to), make_uint2(words[0], words[1]));
+  } else {
+    *static_cast<uint32_t*>(to) = words[0];
+  }
+#else
+  std::memcpy(to, words, sizeof words);
+#endif
+}
+__device__ inline uint32_t word_of(float x) {
+#if defined(__CUDACC__)
+  return __float_as_uint(x);
+#else
+  return __builtin_bit_cast(uint32_t, x);
+#endif
+}
+
+template <int N, typename T>
+__device__ inline void store(T* to, const Floats<N>& values) {
+  if constexpr (N == 1) {
+    *to = from_float<T>(values.at[0]);
+  } else {
+    constexpr int kPiece = N < kPackOf<T> ? N : kPackOf<T>;
+    constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+    for (int first = 0; first < N; first += kPiece) {
+      uint32_t words[kPiece / kPerWord];
+      for (int k = 0; k < kPiece; k += kPerWord) {
+        if constexpr (kPerWord == 2) {
+          words[k / 2] = both_of<T>(values.at[first + k], values.at[first + k + 1]);
+        } else {
+          words[k] = word_of(values.at[first + k]);
+        }
+      }
+      store_words(to + first, words);
+    }
+  }
+}
+
+// op.at<N>(i) for every pack, op.at<1>(i) for what is left behind the last.
+template <int N, typename Op>
+__global__ void __launch_bounds__(kBlock) each_kernel(Op op, int64_t n) {
+  const int64_t packs = n / N;
+  const int64_t threads = int64_t{gridDim.x} * kBlock;
+  const int64_t me = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  for (int64_t pack = me; pack < packs; pack += threads) op.template at<N>(pack * N);
+  if constexpr (N > 1) {
+    const int64_t i = packs * N + me;
+    if (i < n) op.template at<1>(i);
+  }
+}
+template <int N, typename Op>
+void each(Queue& queue, int64_t n, const Op& op) {
+  // The last elements need up to N - 1 threads.
+  launch(each_kernel<N, Op>, blocks_for(queue, n, int64_t{kBlock} * N), dim3(kBlock), 0,
+         queue.stream(), op, n);
+}
+
+// --- teams: kTeam threads, one warp of several in a block or the whole block, that share a row
+
+// The sums over a team of each of the values, on all its threads, in a fixed order. `shared` has
+// room for the values of every warp of the block; all threads of a team have to come.
+template <int kTeam, int kValues>
+__device__ inline void team_sum(float (&values)[kValues], float* shared) {
+  for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
+  if constexpr (kTeam > static_cast<int>(kWarp)) {
+    constexpr int kTeamWarps = kTeam / static_cast<int>(kWarp);
+    const unsigned warp = threadIdx.x / kWarp;
+    __syncthreads();  // some may still read the last sums
+    if (threadIdx.x % kWarp == 0) {
+      for (int i = 0; i < kValues; ++i) shared[warp * kValues + i] = values[i];
+    }
+    __syncthreads();
+    for (int i = 0; i < kValues; ++i) {
+      float sum = shared[i];
+      for (int w = 1; w < kTeamWarps; ++w) sum += shared[w * kValues + i];
+      values[i] = sum;
+    }
+  }
+}
+
+template <int kTeam>
+__device__ inline float team_max(float value, float* shared) {
+  value = warp_max(value);
+  if constexpr (kTeam > static_cast<int>(kWarp)) {
+    __syncthreads();
+    if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
+    __syncthreads();
+    for (int w = 0; w < kTeam / static_cast<int>(kWarp); ++w) value = fmaxf(value, shared[w]);
+  }
+  return value;
+}
+
+// --- dropout
+
+// Dropout as kernels take it: word >= probability * 2^32 for an integer word, so the threshold is
+// the product rounded up, exact in f64 and below 2^32 for every float below 1.
+struct Mask {
+  Mask() = default;
+  explicit Mask(const Dropout& dropout) {
+    const auto probability = static_cast<double>(dropout.probability);
+    key = dropout.key;
+    threshold = static_cast<uint32_t>(std::ceil(std::ldexp(probability, 32)));
+    scale = static_cast<float>(1.0 / (1.0 - probability));
+  }
+  uint64_t key = 0;
+  uint32_t threshold = 0;
+  float scale = 1;
+};
+
+// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11)
+// of counter (counter, 0).
+__device__ inline void philox(uint64_t counter, uint64_t key, uint32_t (&words)[4]) {
+  uint32_t x0 = static_cast<uint32_t>(counter), x1 = static_cast<uint32_t>(counter >> 32);
+  uint32_t x2 = 0, x3 = 0;
+  uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
+  MTL_UNROLL(10)
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t high0 = __umulhi(0xD2511F53u, x0), low0 = 0xD2511F53u * x0;
+    const uint32_t high1 = __umulhi(0xCD9E8D57u, x2), low1 = 0xCD9E8D57u * x2;
+    x0 = high1 ^ x1 ^ key0;
+    x1 = low1;
+    x2 = high0 ^ x3 ^ key1;
+    x3 = low0;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  words[0] = x0, words[1] = x1, words[2] = x2, words[3] = x3;
+}
+
+// The factors of elements first .. first + N - 1; with N > 1, `first` is a multiple of four: then
+// one Philox makes four of them.
+template <int N>
+__device__ inline Floats<N> mask_factors(const Mask& mask, uint64_t first) {
+  static_assert(N == 1 || N % 4 == 0);
+  Floats<N> factors;
+  uint32_t words[4];
+  if constexpr (N == 1) {
+    philox(first / 4, mask.key, words);
+    const unsigned i = first % 4;
+    const uint32_t word = i < 2 ? (i == 0 ? words[0] : words[1]) : (i == 2 ? words[2] : words[3]);
+    factors.at[0] = word >= mask.threshold ? mask.scale : 0.0f;
+  } else {
+    for (int quad = 0; quad < N / 4; ++quad) {
+      philox(first / 4 + static_cast<uint64_t>(quad), mask.key, words);
+      for (int k = 0; k < 4; ++k) {
+        factors.at[4 * quad + k] = words[k] >= mask.threshold ? mask.scale : 0.0f;
+      }
+    }
+  }
+  return factors;
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,353 @@
+// Layer and RMS normalisation. Bytes per element, with s the size of the type: forward 2 s (rows
+// too long for registers are read three times, the second and third mostly from the L2 cache);
+// backward 3 s, 4 s with add_to_dx (long rows and those without packs: 5 s or 6 s), and 16 per
+// column and chunk of rows for the sums of gamma and beta.
+//
+// A row is the work of a team: a warp (up to 4 packs per lane), else a block. Mean first, then the
+// variance about it, both from the same registers: no cancellation for rows far from zero.
+#include "runtime/device/cuda/column_sums.h"
+#include "runtime/device/cuda/kernels.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+constexpr int kHeldPacks = 4;  // of a row's elements per thread
+
+template <typename T>
+struct Forward {
+  const T *x, *gamma, *beta;
+  T* y;
+  float *mean, *rstd;
+  int64_t rows;
+  int cols;
+  float eps;
+};
+
+// f(i, Floats<N>) for a team's packs of a row: from registers (kHeld packs per thread), or read
+// again at each call (kHeld = 0).
+template <typename T, int N, int kTeam, int kHeld>
+class Row {
+ public:
+  __device__ Row(const T* x, int cols) : x_(x), cols_(cols), rank_(threadIdx.x % kTeam) {
+    for (int j = 0; j < kHeld; ++j) {
+      if (at(j) < cols_) held_[j] = *reinterpret_cast<const Pack<T, N>*>(x_ + at(j));
+    }
+  }
+  template <typename F>
+  __device__ void each(F f) const {
+    if constexpr (kHeld > 0) {
+      for (int j = 0; j < kHeld; ++j) {
+        if (at(j) < cols_) f(at(j), widened(held_[j]));
+      }
+    } else {
+      MTL_UNROLL(4)
+      for (int i = rank_ * N; i < cols_; i += kTeam * N) f(i, load<N>(x_ + i));
+    }
+  }
+
+ private:
+  __device__ int at(int j) const { return (j * kTeam + rank_) * N; }
+  __device__ static Floats<N> widened(const Pack<T, N>& pack) {
+    Floats<N> result;
+    for (int k = 0; k < N; ++k) result.at[k] = to_float(pack.at[k]);
+    return result;
+  }
+  const T* x_;
+  int cols_, rank_;
+  Pack<T, N> held_[kHeld > 0 ? kHeld : 1] = {};
+};
+
+template <typename T, int N, int kTeam, int kHeld>
+__global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a) {
+  __shared__ float shared[kWarps];
+  constexpr int kTeams = kBlock / kTeam;
+  const bool first = threadIdx.x % kTeam == 0;
+  const float inverse = 1.0f / static_cast<float>(a.cols);
+  for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
+       row += int64_t{gridDim.x} * kTeams) {
+    const Row<T, N, kTeam, kHeld> x(a.x + row * a.cols, a.cols);
+    float mean = 0;
+    if (a.mean != nullptr) {
+      float sum[1] = {};
+      x.each([&](int, const Floats<N>& values) {
+        for (int k = 0; k < N; ++k) sum[0] += values.at[k];
+      });
+      team_sum<kTeam>(sum, shared);
+      mean = sum[0] * inverse;
+      if (first) a.mean[row] = mean;
+    }
+    float squares[1] = {};
+    x.each([&](int, const Floats<N>& values) {
+      for (int k = 0; k < N; ++k) squares[0] += (values.at[k] - mean) * (values.at[k] - mean);
+    });
+    team_sum<kTeam>(squares, shared);
+    const float rstd = 1.0f / sqrtf(squares[0] * inverse + a.eps);
+    if (first) a.rstd[row] = rstd;
+    T* const y = a.y + row * a.cols;
+    x.each([&](int i, Floats<N> values) {
+      const Floats<N> gamma = load<N>(a.gamma + i);
+      Floats<N> beta;
+      if (a.beta != nullptr) beta = load<N>(a.beta + i);
+      for (int k = 0; k < N; ++k) {
+        values.at[k] = (values.at[k] - mean) * rstd * gamma.at[k] + beta.at[k];
+      }
+      store(y + i, values);
+    });
+  }
+}
+
+template <typename T>
+struct Backward {
+  const T *dy, *x, *gamma;
+  const float *mean, *rstd;
+  T* dx;
+  int64_t rows;
+  int cols;
+  bool add_to_dx;
+  int64_t rows_per_chunk;
+  float* partials;  // [chunks, 2, cols]: the sums for gamma, then those for beta
+  float inverse;    // 1 / cols
+};
+
+// With n = (x - mean) rstd and g = dy gamma:
+//   dx = rstd (g - mean(g) - n mean(g n)),  dgamma = sum dy n,  dbeta = sum dy.
+// Without mean: n = x rstd, and dx without mean(g).
+template <typename T, int N>
+__device__ inline void write_dx(const Backward<T>& a, int64_t i, Floats<N> g, const Floats<N>& n,
+                                float mean_g, float mean_gn, float rstd) {
+  for (int k = 0; k < N; ++k) g.at[k] = (g.at[k] - mean_g - n.at[k] * mean_gn) * rstd;
+  if (a.add_to_dx) {
+    const Floats<N> before = load<N>(a.dx + i);
+    for (int k = 0; k < N; ++k) g.at[k] += before.at[k];
+  }
+  store(a.dx + i, g);
+}
+
+// Keeps the compiler from holding a pack's elements widened, too, over a sum of the team: it would
+// need twice the registers.
+template <typename T, int N>
+__device__ inline void forget_widened([[maybe_unused]] Pack<T, N>& pack) {
+#if defined(__CUDACC__)
+  static_assert(sizeof pack == 16);
+  auto* const words = reinterpret_cast<uint32_t*>(&pack);
+  asm volatile("" : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]));
+#endif
+}
+
+// A block per chunk of rows; threads hold a row's x and dy, and the sums for gamma and beta of
+// their columns over all the rows their team takes.
+template <typename T, int N, int kThreads, int kTeam, int kHeld>
+__global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Backward<T> a) {
+  constexpr int kTeams = kThreads / kTeam, kWidth = kTeam * kHeld * N;
+  __shared__ float shared[2 * kThreads / kWarp];
+  const int team = static_cast<int>(threadIdx.x) / kTeam;
+  const int rank = static_cast<int>(threadIdx.x) % kTeam;
+  Floats<N> dgamma[kHeld], dbeta[kHeld];
+  const int64_t begin = int64_t{blockIdx.x} * a.rows_per_chunk;
+  const auto count = static_cast<int>(min(a.rows_per_chunk, a.rows - begin));
+  for (int r = team; r < count; r += kTeams) {
+    const int64_t row = begin + r, base = row * a.cols;
+    Pack<T, N> x[kHeld] = {}, dy[kHeld] = {};
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = (j * kTeam + rank) * N;
+      if (i >= a.cols) continue;
+      x[j] = *reinterpret_cast<const Pack<T, N>*>(a.x + base + i);
+      dy[j] = *reinterpret_cast<const Pack<T, N>*>(a.dy + base + i);
+    }
+    const float mean = a.mean != nullptr ? a.mean[row] : 0.0f, rstd = a.rstd[row];
+    float sums[2] = {};
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = (j * kTeam + rank) * N;
+      if (i >= a.cols) continue;
+      const Floats<N> gamma = load<N>(a.gamma + i);
+      for (int k = 0; k < N; ++k) {
+        const float d = to_float(dy[j].at[k]), n = (to_float(x[j].at[k]) - mean) * rstd;
+        const float g = d * gamma.at[k];
+        sums[0] += g;
+        sums[1] += g * n;
+        dgamma[j].at[k] += d * n;
+        dbeta[j].at[k] += d;
+      }
+    }
+    team_sum<kTeam>(sums, shared);
+    const float mean_g = a.mean != nullptr ? sums[0] * a.inverse : 0.0f;
+    const float mean_gn = sums[1] * a.inverse;
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = (j * kTeam + rank) * N;
+      if (i >= a.cols) continue;
+      forget_widened(x[j]);
+      forget_widened(dy[j]);
+      Floats<N> g = load<N>(a.gamma + i), n;
+      for (int k = 0; k < N; ++k) {
+        g.at[k] *= to_float(dy[j].at[k]);
+        n.at[k] = (to_float(x[j].at[k]) - mean) * rstd;
+      }
+      write_dx<T, N>(a, base + i, g, n, mean_g, mean_gn, rstd);
+    }
+  }
+  float* const to = a.partials + int64_t{blockIdx.x} * 2 * a.cols;
+  if constexpr (kTeams == 1) {
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = (j * kTeam + rank) * N;
+      if (i >= a.cols) continue;
+      store(to + i, dgamma[j]);
+      store(to + a.cols + i, dbeta[j]);
+    }
+  } else {
+    // The teams' sums are added in order.
+    __shared__ float both[2][kTeams > 1 ? kWidth : 1];
+    for (int t = 0; t < kTeams; ++t) {
+      __syncthreads();
+      if (team != t) continue;
+      for (int j = 0; j < kHeld; ++j) {
+        const int i = (j * kTeam + rank) * N;
+        for (int k = 0; k < N; ++k) {
+          both[0][i + k] = t == 0 ? dgamma[j].at[k] : both[0][i + k] + dgamma[j].at[k];
+          both[1][i + k] = t == 0 ? dbeta[j].at[k] : both[1][i + k] + dbeta[j].at[k];
+        }
+      }
+    }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < a.cols; i += kThreads) {
+      to[i] = both[0][i];
+      to[a.cols + i] = both[1][i];
+    }
+  }
+}
+
+// Any row: dx alone, reading twice. The sums for gamma and beta are then sums over columns.
+template <typename T, int N, int kTeam>
+__global__ void __launch_bounds__(kBlock) dx_kernel(Backward<T> a) {
+  __shared__ float shared[2 * kWarps];
+  constexpr int kTeams = kBlock / kTeam;
+  for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
+       row += int64_t{gridDim.x} * kTeams) {
+    const int64_t base = row * a.cols;
+    const float mean = a.mean != nullptr ? a.mean[row] : 0.0f, rstd = a.rstd[row];
+    const auto pack = [&](int i, Floats<N>& g, Floats<N>& n) {
+      g = load<N>(a.gamma + i);
+      n = load<N>(a.x + base + i);
+      const Floats<N> dy = load<N>(a.dy + base + i);
+      for (int k = 0; k < N; ++k) {
+        g.at[k] *= dy.at[k];
+        n.at[k] = (n.at[k] - mean) * rstd;
+      }
+    };
+    float sums[2] = {};
+    Floats<N> g, n;
+    for (int i = static_cast<int>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
+      pack(i, g, n);
+      for (int k = 0; k < N; ++k) {
+        sums[0] += g.at[k];
+        sums[1] += g.at[k] * n.at[k];
+      }
+    }
+    team_sum<kTeam>(sums, shared);
+    const float mean_g = a.mean != nullptr ? sums[0] * a.inverse : 0.0f;
+    for (int i = static_cast<int>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
+      pack(i, g, n);
+      write_dx<T, N>(a, base + i, g, n, mean_g, sums[1] * a.inverse, rstd);
+    }
+  }
+}
+
+template <typename T>
+struct GammaAndBeta {
+  const T *dy, *x;
+  const float *mean, *rstd;
+  int64_t cols;
+  template <int N>
+  __device__ void add(int64_t row, int64_t column, Floats<N> (&sums)[2]) const {
+    const Floats<N> d = load<N>(dy + row * cols + column), v = load<N>(x + row * cols + column);
+    const float center = mean != nullptr ? mean[row] : 0.0f, r = rstd[row];
+    for (int k = 0; k < N; ++k) {
+      sums[0].at[k] += d.at[k] * ((v.at[k] - center) * r);
+      sums[1].at[k] += d.at[k];
+    }
+  }
+};
+
+}  // namespace
+
+void layernorm_forward(Queue& queue, const LayerNorm& args) {
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Forward<T> a = {
+        args.x.as<const T>(), args.gamma.as<const T>(),        args.beta.as<const T>(),
+        args.y.as<T>(),       args.mean.as<float>(),           args.rstd.as<float>(),
+        args.x.rows(),        static_cast<int>(args.x.cols()), args.eps};
+    constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp);
+    const auto run = [&](auto kernel, int team) {
+      launch(kernel, blocks_for(queue, a.rows, kBlock / team), dim3(kBlock), 0, queue.stream(), a);
+    };
+    if (!aligned({a.x, a.gamma, a.beta, a.y}) || a.cols % N != 0) {
+      if (a.cols <= 1024) {
+        run(forward_kernel<T, 1, kLanes, 0>, kLanes);
+      } else {
+        run(forward_kernel<T, 1, kBlock, 0>, kBlock);
+      }
+    } else if (a.cols <= kLanes * kHeldPacks * N) {
+      run(forward_kernel<T, N, kLanes, kHeldPacks>, kLanes);
+    } else if (a.cols <= kBlock * kHeldPacks * N) {
+      run(forward_kernel<T, N, kBlock, kHeldPacks>, kBlock);
+    } else {
+      run(forward_kernel<T, N, kBlock, 0>, kBlock);
+    }
+  });
+}
+
+void layernorm_backward(Queue& queue, const LayerNormBackward& args) {
+  const int64_t rows = args.x.rows(), cols = args.x.cols();
+  const RowChunks chunks(rows, 32, 256);
+  auto* partials = static_cast<float*>(
+      queue.scratch(static_cast<size_t>(chunks.count * 2 * cols) * sizeof(float)));
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Backward<T> a = {args.dy.as<const T>(),
+                           args.x.as<const T>(),
+                           args.gamma.as<const T>(),
+                           args.mean.as<const float>(),
+                           args.rstd.as<const float>(),
+                           args.dx.as<T>(),
+                           rows,
+                           static_cast<int>(cols),
+                           args.add_to_dx,
+                           chunks.rows,
+                           partials,
+                           1.0f / static_cast<float>(cols)};
+    constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp), kLarge = 512;
+    const bool packs = aligned({a.dy, a.x, a.gamma, a.dx}) && cols % N == 0;
+    const dim3 one_per_chunk(static_cast<unsigned>(chunks.count));
+    if (packs && cols <= kLanes * kHeldPacks * N) {
+      launch(backward_kernel<T, N, kBlock, kLanes, kHeldPacks>, one_per_chunk, dim3(kBlock), 0,
+             queue.stream(), a);
+    } else if (packs && cols <= kLarge * N) {
+      launch(backward_kernel<T, N, kLarge, kLarge, 1>, one_per_chunk, dim3(kLarge), 0,
+             queue.stream(), a);
+    } else if (packs && cols <= kLarge * 2 * N) {
+      launch(backward_kernel<T, N, kLarge, kLarge, 2>, one_per_chunk, dim3(kLarge), 0,
+             queue.stream(), a);
+    } else {
+      with_pack<N>(packs, [&](auto pack) {
+        constexpr int kPack = decltype(pack)::value;
+        column_sums<kPack, 2>(queue, GammaAndBeta<T>{a.dy, a.x, a.mean, a.rstd, cols}, rows, cols,
+                              chunks, partials);
+        if (cols <= 1024) {
+          launch(dx_kernel<T, kPack, kLanes>, blocks_for(queue, rows, kBlock / kLanes),
+                 dim3(kBlock), 0, queue.stream(), a);
+        } else {
+          launch(dx_kernel<T, kPack, kBlock>, blocks_for(queue, rows, 1), dim3(kBlock), 0,
+                 queue.stream(), a);
+        }
+      });
+    }
+  });
+  combine(queue, partials, chunks.count, 2 * cols, cols, args.dgamma.as<float>(), args.accumulate);
+  if (args.dbeta) {
+    combine(queue, partials + cols, chunks.count, 2 * cols, cols, args.dbeta.as<float>(),
+            args.accumulate);
+  }
+}
+
+}  // namespace mtl::cuda

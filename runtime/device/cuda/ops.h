@@ -1,0 +1,78 @@
+// The ops of Device on a GPU, without a device: each enqueues its kernels on a stream. A family per
+// .cu file; what an op does is said in device.h. The same sources run on the host in the tests
+// (gpu.h), so nothing here may need a driver.
+//
+// All reductions have an order that depends on shapes alone, never on how many multiprocessors
+// there are or which block comes first: no floating-point atomics.
+#pragma once
+
+#include <cstddef>
+
+#include "runtime/device/cuda/gpu.h"
+#include "runtime/device/device.h"
+
+namespace mtl::cuda {
+
+// Where an op enqueues its kernels, and memory for partial results.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+  virtual Stream stream() const = 0;
+  // How many blocks a grid that strides over its work should have at most.
+  virtual int multiprocessors() const = 0;
+  // At least `bytes` of device memory, 256-byte aligned, for the op that asks: what was there is
+  // overwritten by the next op. One piece per op.
+  virtual void* scratch(size_t bytes) = 0;
+};
+
+// elementwise.cu
+void fill(Queue& queue, Tensor x, float value);
+void cast(Queue& queue, Tensor from, Tensor to);
+void scale(Queue& queue, Tensor x, float factor);
+void add(Queue& queue, Tensor x, Tensor y);
+void copy(Queue& queue, Tensor from, Tensor to);
+// activation.cu
+void gelu_forward(Queue& queue, Tensor x, Tensor y);
+// dy <- dy * gelu_tanh'(aux), in place: what cuBLASLt's epilogue would do.
+void gelu_backward(Queue& queue, Tensor dy, Tensor aux);
+void swiglu_forward(Queue& queue, Tensor x, Tensor y);
+void swiglu_backward(Queue& queue, Tensor dy, Tensor x, Tensor dx);
+// norm.cu
+void layernorm_forward(Queue& queue, const LayerNorm& args);
+void layernorm_backward(Queue& queue, const LayerNormBackward& args);
+// head_norm.cu
+void head_norm_forward(Queue& queue, const HeadNorm& args);
+void head_norm_backward(Queue& queue, const HeadNormBackward& args);
+// rope.cu
+void rope(Queue& queue, const Rope& args);
+// attention_forward.cu, attention_backward.cu
+void attention_forward(Queue& queue, const Attention& args);
+void attention_backward(Queue& queue, const AttentionBackward& args);
+// embedding.cu
+void embedding_forward(Queue& queue, Tensor tokens, Tensor table, int64_t first, Tensor out);
+void embedding_backward(Queue& queue, Tensor tokens, Tensor dout, int64_t first, Tensor dtable);
+// position.cu
+void position_forward(Queue& queue, Tensor x, Tensor positions, int64_t seq, Tensor out,
+                      Dropout dropout, int64_t first_row);
+void position_backward(Queue& queue, Tensor dout, int64_t seq, Tensor dx, Tensor dpositions,
+                       bool accumulate, Dropout dropout, int64_t first_row);
+// dropout.cu
+void bias_dropout_add(Queue& queue, Tensor x, Tensor bias, Tensor residual, Tensor out,
+                      Dropout dropout, int64_t first_row);
+void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row);
+// cross_entropy.cu
+void cross_entropy_max(Queue& queue, const CrossEntropy& args);
+void cross_entropy_sum(Queue& queue, const CrossEntropy& args);
+void cross_entropy_loss(Queue& queue, const CrossEntropy& args);
+void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale);
+// reduction.cu
+void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate);
+void sum(Queue& queue, Tensor x, Tensor out, bool accumulate);
+void sum_squares(Queue& queue, Tensor x, Tensor partials);
+// Into one i32 on the device: not 0 if there is an infinity or a NaN.
+void find_not_finite(Queue& queue, Tensor x, Tensor found);
+// optimizer.cu
+void adamw(Queue& queue, const AdamW& args);
+void sgd(Queue& queue, const Sgd& args);
+
+}  // namespace mtl::cuda

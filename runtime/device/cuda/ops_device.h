@@ -1,0 +1,76 @@
+// Device's ops by those of ops.h, for whoever has a Queue: the GPU (cuda_device.h), and the tests'
+// GPU on the host.
+#pragma once
+
+#include "runtime/device/cuda/ops.h"
+
+namespace mtl::cuda {
+
+class OpsDevice : public Device, protected Queue {
+ public:
+  void fill(Tensor x, float value) override { cuda::fill(*this, x, value); }
+  void cast(Tensor from, Tensor to) override { cuda::cast(*this, from, to); }
+  void scale(Tensor x, float factor) override { cuda::scale(*this, x, factor); }
+  void add(Tensor x, Tensor y) override { cuda::add(*this, x, y); }
+  void copy(Tensor from, Tensor to) override { cuda::copy(*this, from, to); }
+  void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
+    cuda::bias_grad(*this, dy, db, accumulate);
+  }
+  void layernorm_forward(const LayerNorm& args) override { cuda::layernorm_forward(*this, args); }
+  void layernorm_backward(const LayerNormBackward& args) override {
+    cuda::layernorm_backward(*this, args);
+  }
+  void head_norm_forward(const HeadNorm& args) override { cuda::head_norm_forward(*this, args); }
+  void head_norm_backward(const HeadNormBackward& args) override {
+    cuda::head_norm_backward(*this, args);
+  }
+  void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(*this, x, y); }
+  void swiglu_forward(Tensor x, Tensor y) override { cuda::swiglu_forward(*this, x, y); }
+  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
+    cuda::swiglu_backward(*this, dy, x, dx);
+  }
+  void rope(const Rope& args) override { cuda::rope(*this, args); }
+  void attention_forward(const Attention& args) override { cuda::attention_forward(*this, args); }
+  void attention_backward(const AttentionBackward& args) override {
+    cuda::attention_backward(*this, args);
+  }
+  void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
+    cuda::embedding_forward(*this, tokens, table, first, out);
+  }
+  void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) override {
+    cuda::embedding_backward(*this, tokens, dout, first, dtable);
+  }
+  void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    cuda::position_forward(*this, x, positions, seq, out, dropout, first_row);
+  }
+  void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
+                         Dropout dropout, int64_t first_row) override {
+    cuda::position_backward(*this, dout, seq, dx, dpositions, accumulate, dropout, first_row);
+  }
+  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    cuda::bias_dropout_add(*this, x, bias, residual, out, dropout, first_row);
+  }
+  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
+    cuda::dropout_backward(*this, dout, dx, dropout, first_row);
+  }
+  void cross_entropy_max(const CrossEntropy& args) override {
+    cuda::cross_entropy_max(*this, args);
+  }
+  void cross_entropy_sum(const CrossEntropy& args) override {
+    cuda::cross_entropy_sum(*this, args);
+  }
+  void cross_entropy_loss(const CrossEntropy& args) override {
+    cuda::cross_entropy_loss(*this, args);
+  }
+  void cross_entropy_backward(const CrossEntropy& args, float scale) override {
+    cuda::cross_entropy_backward(*this, args, scale);
+  }
+  void sum(Tensor x, Tensor out, bool accumulate) override { cuda::sum(*this, x, out, accumulate); }
+  void sum_squares(Tensor x, Tensor partials) override { cuda::sum_squares(*this, x, partials); }
+  void adamw(const AdamW& args) override { cuda::adamw(*this, args); }
+  void sgd(const Sgd& args) override { cuda::sgd(*this, args); }
+};
+
+}  // namespace mtl::cuda

@@ -1,0 +1,60 @@
+// The CUDA engine's kernels on the host (gpu_on_host.h) as a Device: what differs from the real one
+// is that memory is the host's, that everything is done when an op returns, and that matrix
+// products are the CPU engine's (the real ones are cuBLASLt's).
+#pragma once
+
+#include <vector>
+
+#include "runtime/device/cpu/cpu_device.h"
+#include "runtime/device/cuda/ops_device.h"
+
+namespace mtl::test {
+
+class EmulatedCuda final : public cuda::OpsDevice {
+ public:
+  explicit EmulatedCuda(int multiprocessors = 3) : multiprocessors_(multiprocessors) {}
+  bool communicates_beside() const override { return true; }
+  std::string description() const override { return "cuda kernels on the host"; }
+  void* allocate(size_t bytes) override { return cpu_.allocate(bytes); }
+  void free(void* pointer) override { cpu_.free(pointer); }
+  void copy_from_host(Tensor destination, const void* source) override {
+    cpu_.copy_from_host(destination, source);
+  }
+  void copy_to_host(void* destination, Tensor source) override {
+    cpu_.copy_to_host(destination, source);
+  }
+  void synchronize() override {}
+  // An op of the CUDA engine that Device has only as a matmul's epilogue.
+  void gelu_backward(Tensor dy, Tensor aux) { cuda::gelu_backward(*this, dy, aux); }
+  // The activation by our own kernel, as on the GPU: gelu_forward has to give the same bits.
+  void matmul(const Matmul& args) override {
+    Matmul product = args;
+    product.epilogue = Epilogue::none;
+    if (args.epilogue == Epilogue::gelu) product.c = args.aux;
+    cpu_.matmul(product);
+    if (args.epilogue == Epilogue::gelu) cuda::gelu_forward(*this, args.aux, args.c);
+    if (args.epilogue == Epilogue::gelu_grad) cuda::gelu_backward(*this, args.c, args.aux);
+  }
+  bool all_finite(Tensor x) override {
+    int32_t found = 0;
+    cuda::find_not_finite(*this, x, Tensor(&found, DType::i32, {1}));
+    return found == 0;
+  }
+
+ private:
+  cuda::Stream stream() const override { return nullptr; }
+  int multiprocessors() const override { return multiprocessors_; }
+  // NaNs each time: an op must not find what another has left. One more allocation per op, so that
+  // AddressSanitizer sees where it ends.
+  void* scratch(size_t bytes) override {
+    scratch_.assign((bytes + 511) / 256 * 256, 0xff);
+    const auto misfit = reinterpret_cast<uintptr_t>(scratch_.data()) % 256;
+    return scratch_.data() + (misfit == 0 ? 0 : 256 - misfit);
+  }
+
+  int multiprocessors_;
+  CpuDevice cpu_{1, Isa::base};
+  std::vector<unsigned char> scratch_;
+};
+
+}  // namespace mtl::test

@@ -1,0 +1,420 @@
+#include "support/gpu_on_host.h"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/half.h"
+#include "support/fiber.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace mtl::gpu_on_host {
+
+namespace {
+
+constexpr unsigned kMostThreads = 1024;
+
+Schedule schedule;
+
+struct Copy {
+  void* to;
+  const void* from;  // nullptr: zeros
+};
+
+void carry_out(const std::vector<Copy>& group) {
+  for (const Copy& copy : group) {
+    if (copy.from != nullptr) {
+      std::memcpy(copy.to, copy.from, 16);
+    } else {
+      std::memset(copy.to, 0, 16);
+    }
+  }
+}
+
+// A thread of the block that runs; then one of the next block, which goes on where this one ended.
+struct Fiber {
+  explicit Fiber(unsigned i, void (*entry)()) : linear(i), context(entry) {}
+  unsigned linear;
+  Context context;
+  dim3 index;
+  enum { runnable, at_block_barrier, at_warp, done } state = done;
+  unsigned mask = 0;  // of the lanes that it waits for
+  std::vector<std::vector<Copy>> groups;
+  std::vector<Copy> open_group;
+};
+
+struct Warp {
+  // What lanes have brought to exchanges that are not complete.
+  unsigned char brought[32 * kLaneBytes];
+  // What complete ones have made. Lanes may be at different exchanges (their masks may differ), so
+  // each result stays until all its readers have come to their next.
+  unsigned char results[33][32 * kLaneBytes];
+  unsigned readers[33];
+  int reads[32];     // the result that a lane may still read; -1: none
+  unsigned present;  // the lanes that there are
+  unsigned waiting;  // those at an exchange
+};
+
+class Machine {
+ public:
+  void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+    body_ = &body;
+    threads_ = block.x * block.y * block.z;
+    while (fibers_.size() < threads_) {
+      const auto i = static_cast<unsigned>(fibers_.size());
+      fibers_.push_back(std::make_unique<Fiber>(i, &Machine::enter));
+    }
+    if (warps_.size() < (threads_ + 31) / 32) warps_.resize((threads_ + 31) / 32);
+    for (unsigned i = 0; i < threads_; ++i) {
+      fibers_[i]->index = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
+    }
+    // Of exactly that size, so that AddressSanitizer knows its end.
+    const std::unique_ptr<unsigned char[]> shared(new unsigned char[shared_bytes + 128]);
+    const auto misfit = reinterpret_cast<uintptr_t>(shared.get()) % 128;
+    const auto gap = misfit == 0 ? 0 : 128 - misfit;
+    shared_ = shared.get() + gap;
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(shared_ + shared_bytes, 128 - gap);
+#endif
+    random_.seed(schedule.seed);
+    gridDim = grid;
+    blockDim = block;
+    const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    try {
+      // From the last to the first: a kernel must not rely on an order.
+      for (uint64_t i = blocks; i-- > 0;) {
+        blockIdx =
+            dim3(static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
+                 static_cast<unsigned>(i / grid.x / grid.y));
+        std::memset(shared_, 0xff, shared_bytes);  // NaN in any float type
+        backwards_ = schedule.order == Schedule::alternating
+                         ? i % 2 != 0
+                         : schedule.order == Schedule::last_ahead;
+        run_block();
+      }
+    } catch (...) {
+      // Fibers that have stopped somewhere are of no more use.
+      fibers_.clear();
+      failure_ = nullptr;
+      shared_ = nullptr;
+      throw;
+    }
+    shared_ = nullptr;
+  }
+
+  unsigned char* shared() {
+    return shared_;
+  }
+  Fiber& current() {
+    return *current_;
+  }
+
+  void block_barrier() {
+    current_->state = Fiber::at_block_barrier;
+    ++at_barrier_;
+    go_on();
+  }
+
+  const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
+    Fiber& self = *current_;
+    const unsigned lane = self.linear % 32;
+    Warp& warp = warps_[self.linear / 32];
+    if ((mask >> lane & 1) == 0) {
+      throw std::runtime_error("a warp operation whose mask does not name the lane that calls it");
+    }
+    if ((mask & ~warp.present) != 0) {
+      throw std::runtime_error("a warp operation names a lane that is not there");
+    }
+    if (warp.reads[lane] >= 0) warp.readers[warp.reads[lane]] &= ~(1u << lane);
+    if (bytes > 0) std::memcpy(warp.brought + lane * kLaneBytes, mine, bytes);
+    self.mask = mask;
+    self.state = Fiber::at_warp;
+    warp.waiting |= 1u << lane;
+    if (complete(warp, self.linear / 32, mask)) {
+      make_result(warp, mask, bytes);
+      // The last one to come lets all go on, itself first and all before other warps: a warp gets
+      // as far as it can, so that one which overtakes others shows.
+      warp.waiting &= ~mask;
+      self.state = Fiber::runnable;
+      const bool late = schedule.order == Schedule::random && random_() % 16 == 0;
+      for (unsigned left = mask & ~(1u << lane); left != 0; left &= left - 1) {
+        Fiber& other =
+            *fibers_[self.linear / 32 * 32 + static_cast<unsigned>(std::countr_zero(left))];
+        if (schedule.order == Schedule::in_step || late) {
+          make_ready(other);
+          continue;
+        }
+        other.state = Fiber::runnable;
+        ready_[--ready_begin_ % kMostThreads] = &other;
+      }
+    } else {
+      go_on();
+    }
+    return warp.results[warp.reads[lane]];
+  }
+
+ private:
+  static void enter();
+
+  // What a fiber does all its life: one thread of each block.
+  void live() {
+    current_->context.arrived();
+    for (;;) {
+      try {
+        (*body_)();
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+      Fiber& self = *current_;
+      self.state = Fiber::done;
+      ++done_;
+      // Copies that nobody waited for arrive some time.
+      for (const auto& group : self.groups) carry_out(group);
+      self.groups.clear();
+      self.open_group.clear();
+      go_on();
+    }
+  }
+
+  void run_block() {
+    for (unsigned w = 0; w < (threads_ + 31) / 32; ++w) {
+      Warp& warp = warps_[w];
+      std::fill(warp.reads, warp.reads + 32, -1);
+      std::fill(warp.readers, warp.readers + 33, 0);
+      warp.waiting = 0;
+      warp.present = threads_ - w * 32 < 32 ? (1u << threads_ % 32) - 1 : 0xffffffffu;
+    }
+    done_ = at_barrier_ = ready_begin_ = ready_end_ = 0;
+    make_all_ready();
+    while (ready_begin_ != ready_end_) {
+      run_next(scheduler_);
+      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+      if (done_ == threads_) return;
+      open_barrier();
+    }
+  }
+
+  // Nobody can run, and not all are done.
+  void open_barrier() {
+    if (done_ + at_barrier_ < threads_) {
+      throw std::runtime_error(
+          "threads of a block wait for each other: a warp operation names a lane that waits at a "
+          "barrier or is gone");
+    }
+    // Threads that have returned count as arrived on real GPUs too, but a kernel that relies on it
+    // is hard to read.
+    if (done_ > 0) throw std::runtime_error("a barrier that a thread of the block does not reach");
+    at_barrier_ = 0;
+    make_all_ready();
+  }
+
+  void make_all_ready() {
+    if (schedule.order == Schedule::random) {
+      std::vector<unsigned> order((threads_ + 31) / 32);
+      std::iota(order.begin(), order.end(), 0u);
+      std::shuffle(order.begin(), order.end(), random_);
+      for (const unsigned warp : order) {
+        for (unsigned i = 32 * warp; i < std::min(threads_, 32 * warp + 32); ++i) {
+          make_ready(*fibers_[i]);
+        }
+      }
+      return;
+    }
+    for (unsigned i = 0; i < threads_; ++i) {
+      make_ready(*fibers_[backwards_ ? threads_ - 1 - i : i]);
+    }
+  }
+  void make_ready(Fiber& fiber) {
+    fiber.state = Fiber::runnable;
+    ready_[ready_end_++ % kMostThreads] = &fiber;
+  }
+
+  // The running fiber has stopped: another one's turn, or the scheduler's where there is none.
+  void go_on() {
+    Fiber& self = *current_;
+    if (ready_begin_ == ready_end_ || failure_) {
+      self.context.switch_to(scheduler_);
+    } else {
+      run_next(self.context);
+    }
+  }
+  void run_next(Context& from) {
+    Fiber& next = *ready_[ready_begin_++ % kMostThreads];
+    if (&next.context == &from) return;
+    current_ = &next;
+    threadIdx = next.index;
+    from.switch_to(next.context);
+  }
+
+  static void make_result(Warp& warp, unsigned mask, size_t bytes) {
+    int free = 0;  // one of 33: 32 lanes read at most 32 others
+    while (warp.readers[free] != 0) ++free;
+    unsigned char* const result = warp.results[free];
+    warp.readers[free] = mask;
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+      const auto lane = static_cast<size_t>(std::countr_zero(left));
+      warp.reads[lane] = free;
+      if (bytes == 0) continue;
+      std::memcpy(result + lane * kLaneBytes, warp.brought + lane * kLaneBytes, bytes);
+    }
+  }
+  bool complete(const Warp& warp, unsigned index, unsigned mask) const {
+    if ((warp.waiting & mask) != mask) return false;
+    for (unsigned left = mask; left != 0; left &= left - 1) {
+      const unsigned i = index * 32 + static_cast<unsigned>(std::countr_zero(left));
+      if (fibers_[i]->mask != mask) return false;
+    }
+    return true;
+  }
+
+  Context scheduler_;
+  const std::function<void()>* body_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Warp> warps_;
+  Fiber* ready_[kMostThreads] = {};
+  unsigned ready_begin_ = 0, ready_end_ = 0;
+  unsigned threads_ = 0, done_ = 0, at_barrier_ = 0;
+  bool backwards_ = false;
+  unsigned char* shared_ = nullptr;
+  Fiber* current_ = nullptr;
+  std::exception_ptr failure_;
+  std::mt19937 random_;
+};
+
+// One, whose fibers are used again by every launch. Kernels run on one thread of the process.
+Machine& machine() {
+  static Machine one;
+  return one;
+}
+
+void Machine::enter() {
+  machine().live();
+}
+
+}  // namespace
+
+ScheduleScope::ScheduleScope(const Schedule& now) : before_(std::exchange(schedule, now)) {}
+ScheduleScope::~ScheduleScope() {
+  schedule = before_;
+}
+
+uint16_t float_to_bf16(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+uint16_t float_to_half(float x) {
+  return f32_to_f16(x);
+}
+float half_to_float(uint16_t bits) {
+  return f16_to_f32(bits);
+}
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+  const unsigned threads = block.x * block.y * block.z;
+  if (threads == 0 || threads > kMostThreads) {
+    throw std::runtime_error("a block of " + std::to_string(threads) + " threads");
+  }
+  if (grid.y > 65535 || grid.z > 65535) throw std::runtime_error("a grid beyond 65,535 in y or z");
+  if (shared_bytes > most_shared_bytes) {
+    throw std::runtime_error(std::to_string(shared_bytes) + " bytes of dynamic shared memory");
+  }
+  machine().run(grid, block, shared_bytes, body);
+}
+
+unsigned char* dynamic_shared() {
+  return machine().shared();
+}
+void block_barrier() {
+  machine().block_barrier();
+}
+const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
+  return machine().exchange(mask, mine, bytes);
+}
+unsigned lane() {
+  return machine().current().linear % 32;
+}
+
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                  float (*widen)(uint16_t)) {
+  struct Mine {
+    uint32_t a[4], b[2];
+  } mine;
+  std::memcpy(mine.a, a, sizeof a);
+  std::memcpy(mine.b, b, sizeof b);
+  const unsigned char* all = exchange(0xffffffffu, &mine, sizeof mine);
+  // Register `i` of a lane: two elements along k.
+  const auto word = [&](unsigned from, size_t offset, unsigned i) {
+    uint32_t both = 0;
+    std::memcpy(&both, all + from * kLaneBytes + offset + i * sizeof both, sizeof both);
+    return both;
+  };
+  const unsigned g = lane() / 4, t = lane() % 4;
+  for (unsigned k = 0; k < 8; ++k) {  // elements 2k and 2k + 1
+    float rows[2][2], columns[2][2];
+    for (unsigned i = 0; i < 2; ++i) {
+      const uint32_t row = word(4 * g + k % 4, offsetof(Mine, a), i + k / 4 * 2);
+      const uint32_t column = word(4 * (2 * t + i) + k % 4, offsetof(Mine, b), k / 4);
+      for (int part = 0; part < 2; ++part) {
+        rows[i][part] = widen(half_of(row, part));
+        columns[i][part] = widen(half_of(column, part));
+      }
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+      for (int part = 0; part < 2; ++part) d[i] += rows[i / 2][part] * columns[i % 2][part];
+    }
+  }
+}
+
+void load_tiles(uint32_t (&r)[4], const void* row, bool transposed) {
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+    throw std::runtime_error("a row of a tile that is not aligned to 16 bytes");
+  }
+  const unsigned char* all = exchange(0xffffffffu, &row, sizeof row);
+  const auto element = [&](unsigned tile, unsigned i, unsigned j) {
+    const uint16_t* from = nullptr;
+    std::memcpy(&from, all + (8 * tile + i) * kLaneBytes, sizeof from);
+    return uint32_t{from[j]};
+  };
+  const unsigned g = lane() / 4, t = lane() % 4;
+  for (unsigned tile = 0; tile < 4; ++tile) {
+    r[tile] = transposed ? element(tile, 2 * t, g) | element(tile, 2 * t + 1, g) << 16
+                         : element(tile, g, 2 * t) | element(tile, g, 2 * t + 1) << 16;
+  }
+}
+
+void copy_async(void* shared, const void* global, bool valid) {
+  for (const void* pointer : {static_cast<const void*>(shared), global}) {
+    if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) continue;
+    if (pointer == global && !valid) continue;
+    throw std::runtime_error("an asynchronous copy that is not aligned to 16 bytes");
+  }
+  const Copy copy = {shared, valid ? global : nullptr};
+  if (schedule.early_copies) return carry_out({copy});
+  machine().current().open_group.push_back(copy);
+}
+void copy_async_commit() {
+  Fiber& self = machine().current();
+  self.groups.push_back(std::move(self.open_group));
+  self.open_group.clear();
+}
+void copy_async_wait(int pending) {
+  Fiber& self = machine().current();
+  while (self.groups.size() > static_cast<size_t>(pending)) {
+    carry_out(self.groups.front());
+    self.groups.erase(self.groups.begin());
+  }
+}
+
+}  // namespace mtl::gpu_on_host

@@ -1,0 +1,208 @@
+// CUDA's execution model on the host, for the tests of kernels (runtime/device/cuda/gpu.h): a
+// block's threads are fibers that run one after the other and stop at barriers, shuffles and the
+// like, in every second block from the last thread to the first, and a warp as far as it can before
+// the next; blocks run one after the other, in an order that is not theirs. What it finds: wrong
+// arithmetic and indices (with AddressSanitizer also one byte beyond a tensor or the dynamic shared
+// memory), barriers that not all threads reach, shuffles without a lane that was named,
+// asynchronous copies that are read before they were waited for, shared memory that is read before
+// it was written (dynamic shared memory begins as NaN). What it cannot find: races that no order of
+// whole threads between barriers shows (Schedule has several orders); how fast it is.
+//
+// Arithmetic: f32 as the host has it, so tanhf or expf differ from the GPU's in the last bits, and
+// tensor cores sum in f32 in the order of k.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+// CUDA's own words, as nvcc has them without an include.
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+
+// Of the fiber that runs.
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace mtl::gpu_on_host {
+
+uint16_t float_to_bf16(float x);
+uint16_t float_to_half(float x);
+float half_to_float(uint16_t bits);
+
+// Runs `body` once for each thread of the grid. Fails (an exception with the reason) where a GPU
+// would hang or the launch would be refused (more than 1,024 threads, more than
+// most_shared_bytes of dynamic shared memory).
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+
+// What a block may have of dynamic shared memory: an H100's, unless a test says less.
+inline size_t most_shared_bytes = size_t{227} << 10;
+
+// The order in which a block's threads run between barriers, and when asynchronous copies arrive:
+// results must not depend on either.
+struct Schedule {
+  enum Order {
+    alternating,  // the next two, block by block
+    first_ahead,  // the first warp to the barrier, then the second
+    last_ahead,   // the last thread first
+    in_step,      // every warp to its next shuffle (or the like) in turn
+    random,       // a warp by lot, for a while
+  } order = alternating;
+  bool early_copies = false;  // when they are started, else when they are waited for
+  unsigned seed = 1;
+};
+// Of the launches until it is destroyed.
+class ScheduleScope {
+ public:
+  explicit ScheduleScope(const Schedule& schedule);
+  ~ScheduleScope();
+  ScheduleScope(const ScheduleScope&) = delete;
+  ScheduleScope& operator=(const ScheduleScope&) = delete;
+
+ private:
+  Schedule before_;
+};
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void*,
+            Arguments&&... arguments) {
+  const std::tuple<std::remove_cvref_t<Parameters>...> copies(
+      static_cast<Parameters>(arguments)...);
+  run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+}
+
+unsigned char* dynamic_shared();
+
+void block_barrier();
+// Every named lane brings `bytes` of its own; when all are there, each may read those of the
+// others: lane i's at result + i * kLaneBytes, until its next call.
+inline constexpr size_t kLaneBytes = 64;
+const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes);
+unsigned lane();
+
+template <typename T>
+T shuffle(unsigned mask, T value, unsigned from) {
+  static_assert(sizeof(T) <= kLaneBytes);
+  const unsigned char* all = exchange(mask, &value, sizeof value);
+  T result = value;
+  if (from < 32 && (mask >> from & 1) != 0)
+    std::memcpy(&result, all + from * kLaneBytes, sizeof(T));
+  return result;
+}
+
+// Element `i` of a register of two.
+inline uint16_t half_of(uint32_t both, int i) {
+  return static_cast<uint16_t>(both >> (16 * i));
+}
+// As cuda::mma_m16n8k16; `widen` turns an element into f32.
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                  float (*widen)(uint16_t));
+void load_tiles(uint32_t (&r)[4], const void* row, bool transposed);
+void copy_async(void* shared, const void* global, bool valid);
+void copy_async_commit();
+void copy_async_wait(int pending);
+
+}  // namespace mtl::gpu_on_host
+
+inline void __syncthreads() {
+  mtl::gpu_on_host::block_barrier();
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  mtl::gpu_on_host::exchange(mask, nullptr, 0);
+}
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
+  const auto lane = static_cast<int>(mtl::gpu_on_host::lane());
+  return mtl::gpu_on_host::shuffle(mask, value,
+                                   static_cast<unsigned>(lane / width * width + from % width));
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned bits) {
+  return mtl::gpu_on_host::shuffle(mask, value, mtl::gpu_on_host::lane() ^ bits);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by) {
+  return mtl::gpu_on_host::shuffle(mask, value, mtl::gpu_on_host::lane() + by);
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+  return mtl::gpu_on_host::shuffle(mask, value, mtl::gpu_on_host::lane() - by);
+}
+inline unsigned __ballot_sync(unsigned mask, int vote) {
+  const unsigned char* all = mtl::gpu_on_host::exchange(mask, &vote, sizeof vote);
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    int one = 0;
+    std::memcpy(&one, all + i * mtl::gpu_on_host::kLaneBytes, sizeof one);
+    if (one != 0) bits |= 1u << i;
+  }
+  return bits;
+}
+inline int __any_sync(unsigned mask, int vote) {
+  return __ballot_sync(mask, vote) != 0;
+}
+inline int __all_sync(unsigned mask, int vote) {
+  return __ballot_sync(mask, vote) == mask;
+}
+
+inline float rsqrtf(float x) {
+  return 1.0f / std::sqrt(x);
+}
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float __logf(float x) {
+  return std::log(x);
+}
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
+inline int __popc(unsigned x) {
+  return std::popcount(x);
+}
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(uint64_t{a} * b >> 32);
+}
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+template <typename T, typename U>
+T atomicAdd(T* address, U value) {
+  const T before = *address;
+  *address = static_cast<T>(before + value);
+  return before;
+}
+template <typename T, typename U>
+T atomicOr(T* address, U value) {
+  const T before = *address;
+  *address = static_cast<T>(before | value);
+  return before;
+}
+using std::max;
+using std::min;
