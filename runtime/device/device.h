@@ -181,6 +181,8 @@ class Device {
   virtual bool communicates_beside() const = 0;
   virtual std::string description()
       const = 0;  // "cpu: 2 threads, avx512, bf16 by AMX (oneDNN 2.6.3)"
+  // Whether the host may read and write allocated memory itself, once the device is idle.
+  virtual bool host_memory() const { return true; }
 
   // Memory for the arena, 4096-byte aligned, zeroed. With a communicator whose transport wants its
   // own memory (shared memory between ranks) the arena comes from Communicator::allocate instead.
