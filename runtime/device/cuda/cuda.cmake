@@ -1,0 +1,99 @@
+# libmtl_cuda.so: everything of the GPU engine that includes a CUDA header, loaded at run time
+# (runtime/device/load_cuda.h). Needs nvcc, the static runtime and cuBLASLt; never libcuda or NVML,
+# which only a machine with a driver has.
+#
+# nvcc is called by commands of our own: the CMake of Debian 12 is older than CUDA 13 (it drops
+# -std=c++20, and its check of the compiler takes longer than the kernels).
+set(MTL_CUDA AUTO CACHE STRING "the GPU engine: AUTO (where nvcc is found), ON or OFF")
+set_property(CACHE MTL_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+if(MTL_CUDA STREQUAL "AUTO" AND MTL_SANITIZE)
+  message(STATUS "GPU engine: not built with sanitizers (its kernels run on the host in the tests)")
+  return()
+endif()
+if(NOT MTL_CUDA STREQUAL "AUTO" AND NOT MTL_CUDA)
+  message(STATUS "GPU engine: not built (MTL_CUDA=${MTL_CUDA})")
+  return()
+endif()
+set(hints ${CUDAToolkit_ROOT} $ENV{CUDAToolkit_ROOT} $ENV{CUDA_HOME} /usr/local/cuda)
+find_program(MTL_NVCC nvcc HINTS ${hints} PATH_SUFFIXES bin)
+if(MTL_NVCC)
+  get_filename_component(toolkit ${MTL_NVCC} REALPATH)
+  get_filename_component(toolkit ${toolkit}/../.. ABSOLUTE)
+  foreach(library cudart_static cublasLt)
+    find_library(MTL_LIBRARY_${library} ${library} HINTS ${toolkit} NO_DEFAULT_PATH
+      PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib targets/sbsa-linux/lib)
+  endforeach()
+endif()
+if(NOT MTL_NVCC OR NOT MTL_LIBRARY_cudart_static OR NOT MTL_LIBRARY_cublasLt)
+  set(missing "no CUDA toolkit with nvcc, libcudart_static and libcublasLt (CUDAToolkit_ROOT names one)")
+  if(MTL_CUDA STREQUAL "AUTO")
+    message(STATUS "GPU engine: not built: ${missing}")
+    return()
+  endif()
+  message(FATAL_ERROR "MTL_CUDA=ON: ${missing}")
+endif()
+message(STATUS "GPU engine: with ${MTL_NVCC}")
+
+set(MTL_CUDA_ARCHITECTURES 80 90 100 CACHE STRING
+  "compute capabilities that libmtl_cuda.so has code for, ascending; PTX of the last one too")
+set(architectures)
+foreach(arch ${MTL_CUDA_ARCHITECTURES})
+  list(APPEND architectures -gencode arch=compute_${arch},code=sm_${arch})
+endforeach()
+list(GET MTL_CUDA_ARCHITECTURES -1 newest)
+list(GET MTL_CUDA_ARCHITECTURES 0 oldest)
+list(APPEND architectures -gencode arch=compute_${newest},code=compute_${newest})
+
+set(folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/device/cuda)
+set(nvcc_flags -std=c++20 -ccbin ${CMAKE_CXX_COMPILER} -I${CMAKE_CURRENT_SOURCE_DIR}
+  -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wshadow
+  $<$<CONFIG:Debug>:-g> $<$<NOT:$<CONFIG:Debug>>:-O3> $<$<NOT:$<CONFIG:Debug>>:-DNDEBUG>)
+if(MTL_WERROR)
+  list(APPEND nvcc_flags -Werror=all-warnings -Xcompiler=-Werror)
+endif()
+
+# mtl_nvcc(OUT SOURCE FLAG...): compiles one file; OUT receives the object.
+function(mtl_nvcc out source)
+  file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${source})
+  string(REPLACE "/" "." name ${name})
+  set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+  add_custom_command(OUTPUT ${object}
+    COMMAND ${CCACHE_FOR_NVCC} ${MTL_NVCC} ${nvcc_flags} ${ARGN} -x cu -MD -MF ${object}.d -c
+      ${source} -o ${object}
+    DEPENDS ${source} DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
+    COMMENT "nvcc ${name}")
+  set(${out} ${object} PARENT_SCOPE)
+endfunction()
+set(CCACHE_FOR_NVCC)
+if(CCACHE)
+  set(CCACHE_FOR_NVCC ${CCACHE})
+endif()
+file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda)
+
+# Kernels for every architecture; what only calls them for one. The other .cpp files do without
+# nvcc.
+set(objects)
+file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
+foreach(source ${kernels})
+  mtl_nvcc(object ${source} ${architectures})
+  list(APPEND objects ${object})
+endforeach()
+mtl_nvcc(object ${folder}/cuda_device.cpp -gencode arch=compute_${oldest},code=sm_${oldest})
+list(APPEND objects ${object})
+file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+list(FILTER sources EXCLUDE REGEX /cuda_device\\.cpp$)
+
+add_library(mtl_cuda MODULE ${sources} ${objects})
+target_include_directories(mtl_cuda SYSTEM PRIVATE ${toolkit}/include)
+target_link_libraries(mtl_cuda PRIVATE mtl_runtime mtl_flags ${MTL_LIBRARY_cudart_static}
+  ${MTL_LIBRARY_cublasLt} dl rt)
+# mtl's own functions are in here a second time: nothing of them is to be seen from outside, and what
+# is not used (oneDNN, OpenMP) is not to be loaded.
+set_target_properties(mtl_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
+  INSTALL_RPATH "$ORIGIN;/usr/local/cuda/lib64"
+  LINK_DEPENDS ${folder}/plugin.map)
+target_link_options(mtl_cuda PRIVATE -Wl,--version-script=${folder}/plugin.map -Wl,-z,defs
+  -Wl,--as-needed -Wl,--gc-sections)
+install(TARGETS mtl_cuda LIBRARY DESTINATION lib/mtl)

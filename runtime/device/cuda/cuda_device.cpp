@@ -1,0 +1,281 @@
+// One GPU: memory, one stream that every op is enqueued on, copies from and to the host, and what
+// becomes of a Matmul. Compiled by nvcc, for the kernels' launches (ops.h), but without a kernel of
+// its own.
+#include "runtime/device/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <unordered_map>
+
+#include "common/error.h"
+#include "runtime/device/cuda/cuda_errors.h"
+#include "runtime/device/cuda/lt_matmul.h"
+#include "runtime/device/cuda/ops_device.h"
+#include "runtime/device/cuda/refusals.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+// Pinned memory in which data of the host waits to be copied, or arrives: a ring of slots, each
+// free again when the copy that used it is done.
+class Staging {
+ public:
+  static constexpr size_t kSlotBytes = size_t{1} << 20;
+  static constexpr size_t kSlots = 16;
+
+  Staging() {
+    check(cudaHostAlloc(reinterpret_cast<void**>(&memory_), kSlotBytes * kSlots,
+                        cudaHostAllocDefault),
+          "pinned memory for copies");
+    for (cudaEvent_t& event : done_) {
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event");
+    }
+  }
+  ~Staging() {
+    for (const cudaEvent_t event : done_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+    cudaFreeHost(memory_);
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // The next slot, once what it held has been copied. An event that was never recorded is done.
+  size_t take() {
+    const size_t slot = next_++ % kSlots;
+    wait(slot);
+    return slot;
+  }
+  char* at(size_t slot) const { return memory_ + slot * kSlotBytes; }
+  void copied(size_t slot, Stream stream) {
+    check(cudaEventRecord(done_[slot], stream), "an event");
+  }
+  void wait(size_t slot) { check(cudaEventSynchronize(done_[slot]), "waiting for a copy"); }
+
+ private:
+  char* memory_ = nullptr;
+  std::array<cudaEvent_t, kSlots> done_ = {};
+  size_t next_ = 0;
+};
+
+class OwnedStream {
+ public:
+  // It does not wait for the default stream, which nothing of ours uses.
+  OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); }
+  ~OwnedStream() { cudaStreamDestroy(stream_); }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  Stream get() const { return stream_; }
+
+ private:
+  Stream stream_ = nullptr;
+};
+
+class CudaDevice final : public OpsDevice {
+ public:
+  CudaDevice(int index, std::string name, bool mig, std::string description)
+      : index_(index), name_(std::move(name)), mig_(mig), description_(std::move(description)) {
+    check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
+          "asking for the multiprocessors");
+    found_ = allocate(sizeof(int32_t));
+  }
+  ~CudaDevice() override {
+    cudaStreamSynchronize(stream_.get());
+    cudaFree(scratch_);
+    for (const auto& [pointer, base] : allocations_) cudaFree(base);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  bool communicates_beside() const override { return true; }
+  bool host_memory() const override { return false; }
+  std::string description() const override { return description_; }
+
+  void* allocate(size_t bytes) override {
+    // cudaMalloc aligns to 256 bytes.
+    void* const base = gpu_memory(bytes + kAlignment);
+    const auto address = (reinterpret_cast<uintptr_t>(base) + kAlignment - 1) / kAlignment;
+    void* const pointer = reinterpret_cast<void*>(address * kAlignment);
+    allocations_.emplace(pointer, base);
+    // Done when it is handed out: a transport may use it from another stream.
+    check(cudaMemsetAsync(pointer, 0, bytes, stream_.get()), "clearing memory");
+    synchronize();
+    return pointer;
+  }
+  void free(void* pointer) override {
+    const auto found = allocations_.find(pointer);
+    if (found == allocations_.end()) return;
+    // Waits for what still uses it. Called by destructors: a failed device has said so before.
+    cudaFree(found->second);
+    allocations_.erase(found);
+  }
+
+  void copy_from_host(Tensor destination, const void* source) override {
+    const auto bytes = static_cast<size_t>(destination.bytes());
+    for (size_t done = 0; done < bytes; done += Staging::kSlotBytes) {
+      const size_t piece = std::min(Staging::kSlotBytes, bytes - done);
+      const size_t slot = staging_.take();
+      std::memcpy(staging_.at(slot), static_cast<const char*>(source) + done, piece);
+      check(cudaMemcpyAsync(destination.as<char>() + done, staging_.at(slot), piece,
+                            cudaMemcpyHostToDevice, stream_.get()),
+            "copying to the GPU");
+      staging_.copied(slot, stream_.get());
+    }
+  }
+
+  // Half of the slots are on their way while the others are emptied.
+  void copy_to_host(void* destination, Tensor source) override {
+    const auto bytes = static_cast<size_t>(source.bytes());
+    const size_t pieces = (bytes + Staging::kSlotBytes - 1) / Staging::kSlotBytes;
+    const auto length = [&](size_t i) {
+      return std::min(Staging::kSlotBytes, bytes - i * Staging::kSlotBytes);
+    };
+    std::array<size_t, Staging::kSlots / 2> slots = {};
+    size_t started = 0;
+    for (size_t i = 0; i < pieces; ++i) {
+      for (; started < std::min(pieces, i + slots.size()); ++started) {
+        const size_t slot = slots[started % slots.size()] = staging_.take();
+        check(cudaMemcpyAsync(staging_.at(slot), source.as<char>() + started * Staging::kSlotBytes,
+                              length(started), cudaMemcpyDeviceToHost, stream_.get()),
+              "copying from the GPU");
+        staging_.copied(slot, stream_.get());
+      }
+      const size_t slot = slots[i % slots.size()];
+      staging_.wait(slot);
+      std::memcpy(static_cast<char*>(destination) + i * Staging::kSlotBytes, staging_.at(slot),
+                  length(i));
+    }
+  }
+
+  void synchronize() override {
+    check(cudaStreamSynchronize(stream_.get()), "the work on the GPU");
+  }
+
+  void matmul(const Matmul& args) override {
+    if (const std::string what = misfit(args); !what.empty()) {
+      throw Error(Exit::run_failed,
+                  {.code = "device.matmul",
+                   .what = what,
+                   .help = "this is a defect of mtl; please report it with the command line"});
+    }
+    if (args.c.numel() == 0) return;
+    for (const Fuse fuse : {Fuse::all, Fuse::bias, Fuse::nothing}) {
+      const MatmulPlan plan = plan_matmul(args, fuse);
+      Steps steps(*this);
+      // The first slice of a plan in slices speaks for the others.
+      LtGemm first = plan.gemm;
+      void* result = plan.into == MatmulPlan::Into::aux ? args.aux.data : args.c.data;
+      if (plan.into == MatmulPlan::Into::wide) {
+        first.columns = plan.slice_rows;
+        result = steps.wide(plan.slice_rows, args.c.cols()).data;
+      }
+      if (fuse != Fuse::nothing &&
+          !lt_.has(first,
+                   {args.b.data, args.a.data, result, plan.bias_in_gemm ? args.bias.data : nullptr,
+                    plan.gemm.ld_aux > 0 ? args.aux.data : nullptr})) {
+        continue;
+      }
+      run_matmul(plan, args, steps);
+      return;
+    }
+  }
+
+  bool all_finite(Tensor x) override {
+    const Tensor found(found_, DType::i32, {1});
+    find_not_finite(*this, x, found);
+    int32_t host = 0;
+    copy_to_host(&host, found);
+    return host == 0;
+  }
+
+  CudaHandle handle() const { return {index_, stream_.get()}; }
+
+ private:
+  static constexpr uintptr_t kAlignment = 4096;
+
+  class Steps final : public MatmulSteps {
+   public:
+    explicit Steps(CudaDevice& device) : device_(device) {}
+    void gemm(const LtGemm& gemm, const void* first, const void* second, void* result,
+              const void* bias, void* aux) override {
+      device_.lt_.run(gemm, {first, second, result, bias, aux}, device_.stream());
+    }
+    Tensor wide(int64_t rows, int64_t columns) override {
+      const auto bytes = static_cast<size_t>(rows * columns * bytes_of(DType::f32));
+      return Tensor(device_.scratch(bytes), DType::f32, {rows, columns});
+    }
+    void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) override {
+      cuda::add_bias(device_, from, bias, to, accumulate);
+    }
+    void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(device_, x, y); }
+    void gelu_backward(Tensor dy, Tensor aux) override { cuda::gelu_backward(device_, dy, aux); }
+
+   private:
+    CudaDevice& device_;
+  };
+
+  Stream stream() const override { return stream_.get(); }
+  int multiprocessors() const override { return multiprocessors_; }
+
+  void* scratch(size_t bytes) override {
+    if (bytes > scratch_bytes_) {
+      // Kernels that were enqueued may still use the old one. It grows a few times in the first
+      // step and then no more.
+      synchronize();
+      check(cudaFree(scratch_), "memory for partial results");
+      scratch_ = nullptr;
+      scratch_bytes_ = 0;
+      const size_t wanted = (bytes + (size_t{1} << 20) - 1) >> 20 << 20;
+      scratch_ = gpu_memory(wanted);
+      scratch_bytes_ = wanted;
+    }
+    return scratch_;
+  }
+
+  void* gpu_memory(size_t bytes) {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error != cudaErrorMemoryAllocation) {
+      check(error, "allocating memory");
+      return memory;
+    }
+    cudaGetLastError();  // it is told here and shall not be found by the next kernel
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    throw Error(Exit::out_of_memory, memory_refusal({.name = name_,
+                                                     .mig = mig_,
+                                                     .asked = static_cast<int64_t>(bytes),
+                                                     .free = static_cast<int64_t>(free),
+                                                     .total = static_cast<int64_t>(total)}));
+  }
+
+  const int index_;
+  const std::string name_;
+  const bool mig_;
+  const std::string description_;
+  int multiprocessors_ = 1;
+  OwnedStream stream_;
+  Staging staging_;
+  LtMatmul lt_;
+  std::unordered_map<void*, void*> allocations_;  // as handed out -> as CUDA gave it
+  void* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
+  void* found_ = nullptr;  // i32, for all_finite()
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cuda_device(int index, const std::string& name, bool mig,
+                                         const std::string& description) {
+  const cudaError_t error = cudaSetDevice(index);
+  if (error != cudaSuccess) refuse_start(error);
+  return std::make_unique<CudaDevice>(index, name, mig, description);
+}
+
+CudaHandle handle_of(Device& device) {
+  return dynamic_cast<CudaDevice&>(device).handle();
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,44 @@
+#include "runtime/device/cuda/cuda_errors.h"
+
+#include "runtime/device/cuda/refusals.h"
+
+namespace mtl::cuda {
+
+static_assert(kMemoryAllocation == static_cast<int>(cudaErrorMemoryAllocation) &&
+              kInitialization == static_cast<int>(cudaErrorInitializationError) &&
+              kStubLibrary == static_cast<int>(cudaErrorStubLibrary) &&
+              kInsufficientDriver == static_cast<int>(cudaErrorInsufficientDriver) &&
+              kDevicesUnavailable == static_cast<int>(cudaErrorDevicesUnavailable) &&
+              kNoDevice == static_cast<int>(cudaErrorNoDevice) &&
+              kInvalidDevice == static_cast<int>(cudaErrorInvalidDevice) &&
+              kNoKernelImage == static_cast<int>(cudaErrorNoKernelImageForDevice) &&
+              kEccUncorrectable == static_cast<int>(cudaErrorECCUncorrectable) &&
+              kUnsupportedPtx == static_cast<int>(cudaErrorUnsupportedPtxVersion) &&
+              kOperatingSystem == static_cast<int>(cudaErrorOperatingSystem) &&
+              kSystemNotReady == static_cast<int>(cudaErrorSystemNotReady) &&
+              kDriverMismatch == static_cast<int>(cudaErrorSystemDriverMismatch) &&
+              kCompatNotSupported == static_cast<int>(cudaErrorCompatNotSupportedOnDevice));
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw Error(Exit::run_failed, failure(static_cast<int>(error), cudaGetErrorString(error), what));
+}
+
+void refuse_start(cudaError_t error) {
+  int driver = 0, runtime = 0;
+  // Without a driver this succeeds and says 0.
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  throw Error(Exit::environment, start_refusal(static_cast<int>(error), cudaGetErrorString(error),
+                                               driver, runtime, driver_signs()));
+}
+
+int start_cuda() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) refuse_start(error);
+  if (count == 0) refuse_start(cudaErrorNoDevice);
+  return count;
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,238 @@
+#include "runtime/device/cuda/lt_matmul.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <map>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/device/cuda/cuda_errors.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+// NVIDIA's recommendation for Hopper (cuBLAS documentation, "cublasSetWorkspace"); others want
+// less.
+constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+
+void check(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw Error(Exit::run_failed,
+              {.code = "device.matmul",
+               .what = fmt::format("{}: cuBLASLt says: {}", what, cublasLtGetStatusString(status)),
+               .help = "this is a defect of mtl; please report it with the command line"});
+}
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::f16:
+      return CUDA_R_16F;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+cublasLtEpilogue_t epilogue_of(LtEpilogue epilogue) {
+  switch (epilogue) {
+    case LtEpilogue::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case LtEpilogue::gelu_aux:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case LtEpilogue::gelu_aux_bias:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case LtEpilogue::dgelu:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case LtEpilogue::none:
+      break;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// Up to 16 bytes, the most that one load or a bulk copy wants: what lies beyond is chance, and the
+// choice of an algorithm, so the order of its sums, is not to depend on where an arena begins or on
+// how a layout of ranks cuts it.
+uint32_t alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  for (uint32_t bytes = 16; bytes > 1; bytes /= 2) {
+    if (address % bytes == 0) return bytes;
+  }
+  return 1;
+}
+
+// cuBLASLt's descriptors end with their owner.
+template <typename Handle, cublasStatus_t (*kDestroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  ~Owned() {
+    if (handle_ != nullptr) kDestroy(handle_);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  Handle* out() { return &handle_; }
+  operator Handle() const { return handle_; }  // NOLINT: as the library takes it
+
+ private:
+  Handle handle_ = nullptr;
+};
+using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+template <typename T>
+void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t attribute, T value) {
+  check(cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof value),
+        "describing a product");
+}
+template <typename T>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         T value) {
+  check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+        "choosing an algorithm");
+}
+
+struct Prepared {
+  Description description;
+  Layout first, second, result;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool there = false;
+};
+
+using Key = std::tuple<DType, DType, DType, LtEpilogue, int64_t, int64_t, int64_t, int64_t, int64_t,
+                       int64_t, int64_t, uint32_t, uint32_t>;
+
+Key key_of(const LtGemm& gemm, const LtMatmul::Operands& operands) {
+  const auto flags = static_cast<uint32_t>(gemm.transpose_first) |
+                     static_cast<uint32_t>(gemm.transpose_second) << 1 |
+                     static_cast<uint32_t>(gemm.add) << 2;
+  uint32_t alignments = 0;  // each at most 16: five bits
+  for (const void* pointer :
+       {operands.first, operands.second, static_cast<const void*>(operands.result), operands.bias,
+        static_cast<const void*>(operands.aux)}) {
+    alignments = alignments << 5 | alignment_of(pointer);
+  }
+  return {gemm.type, gemm.result_type, gemm.bias_type, gemm.epilogue,  gemm.rows,   gemm.columns,
+          gemm.k,    gemm.ld_first,    gemm.ld_second, gemm.ld_result, gemm.ld_aux, flags,
+          alignments};
+}
+
+void set_pointers(const Prepared& prepared, const LtMatmul::Operands& operands) {
+  if (operands.bias != nullptr) {
+    set(prepared.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+  }
+  if (operands.aux != nullptr) {
+    set(prepared.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.aux);
+  }
+}
+
+}  // namespace
+
+struct LtMatmul::Impl {
+  Owned<cublasLtHandle_t, cublasLtDestroy> handle;
+  void* workspace = nullptr;
+  std::map<Key, Prepared> cache;
+
+  Impl() {
+    check(cublasLtCreate(handle.out()), "starting cuBLASLt");
+    cuda::check(cudaMalloc(&workspace, kWorkspaceBytes), "memory for cuBLASLt");
+  }
+  ~Impl() { cudaFree(workspace); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const Prepared& prepared(const LtGemm& gemm, const Operands& operands) {
+    const auto [entry, is_new] = cache.try_emplace(key_of(gemm, operands));
+    if (is_new) prepare(gemm, operands, entry->second);
+    return entry->second;
+  }
+
+  void prepare(const LtGemm& gemm, const Operands& operands, Prepared& made) {
+    const cudaDataType_t type = type_of(gemm.type), result = type_of(gemm.result_type);
+    // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
+    check(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+          "describing a product");
+    const auto op = [](bool transpose) {
+      return static_cast<int32_t>(transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
+    };
+    set(made.description, CUBLASLT_MATMUL_DESC_TRANSA, op(gemm.transpose_first));
+    set(made.description, CUBLASLT_MATMUL_DESC_TRANSB, op(gemm.transpose_second));
+    set(made.description, CUBLASLT_MATMUL_DESC_EPILOGUE,
+        static_cast<uint32_t>(epilogue_of(gemm.epilogue)));
+    if (operands.bias != nullptr) {
+      set(made.description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+          static_cast<int32_t>(type_of(gemm.bias_type)));
+    }
+    if (operands.aux != nullptr) {
+      set(made.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gemm.ld_aux);
+    }
+    set_pointers(made, operands);
+
+    const auto layout = [](Layout& out, cudaDataType_t of, int64_t rows, int64_t columns,
+                           int64_t ld) {
+      check(cublasLtMatrixLayoutCreate(out.out(), of, static_cast<uint64_t>(rows),
+                                       static_cast<uint64_t>(columns), ld),
+            "describing a matrix");
+    };
+    // As stored, before op().
+    const bool tf = gemm.transpose_first, ts = gemm.transpose_second;
+    layout(made.first, type, tf ? gemm.k : gemm.rows, tf ? gemm.rows : gemm.k, gemm.ld_first);
+    layout(made.second, type, ts ? gemm.columns : gemm.k, ts ? gemm.k : gemm.columns,
+           gemm.ld_second);
+    layout(made.result, result, gemm.rows, gemm.columns, gemm.ld_result);
+
+    Preference preference;
+    check(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
+    // A product may be cut along k only if its parts are summed in f32 in the workspace: neither in
+    // the result's own type nor in place, part after part.
+    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(operands.first));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(operands.second));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(operands.result));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(operands.result));
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, made.description, made.first, made.second,
+                                       made.result, made.result, preference, 1, &found, &count);
+    // Not every form has one; that is what the callers' other plans are for.
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
+      check(status, "choosing an algorithm");
+    }
+    made.there =
+        status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+    made.algorithm = found.algo;
+  }
+};
+
+LtMatmul::LtMatmul() : impl_(std::make_unique<Impl>()) {}
+LtMatmul::~LtMatmul() = default;
+
+bool LtMatmul::has(const LtGemm& gemm, const Operands& operands) {
+  return impl_->prepared(gemm, operands).there;
+}
+
+void LtMatmul::run(const LtGemm& gemm, const Operands& operands, cudaStream_t stream) {
+  const Prepared& prepared = impl_->prepared(gemm, operands);
+  if (!prepared.there) check(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
+  set_pointers(prepared, operands);
+  const float one = 1, before = gemm.add ? 1.0f : 0.0f;
+  check(cublasLtMatmul(impl_->handle, prepared.description, &one, operands.first, prepared.first,
+                       operands.second, prepared.second, &before, operands.result, prepared.result,
+                       operands.result, prepared.result, &prepared.algorithm, impl_->workspace,
+                       kWorkspaceBytes, stream),
+        "a matrix product");
+}
+
+std::string LtMatmul::version() {
+  const size_t v = cublasLtGetVersion();
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+}  // namespace mtl::cuda

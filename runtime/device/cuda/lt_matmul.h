@@ -1,0 +1,39 @@
+// Products by cuBLASLt: one handle, workspace and cache of algorithms per device. Thin on purpose:
+// what is decided about a product is decided in matmul_plan.h, which tests prove on the host.
+#pragma once
+
+#include <memory>
+
+#include "runtime/device/cuda/matmul_plan.h"
+
+struct CUstream_st;  // as cudaStream_t points to
+
+namespace mtl::cuda {
+
+class LtMatmul {
+ public:
+  // On the current device.
+  LtMatmul();
+  ~LtMatmul();
+  LtMatmul(const LtMatmul&) = delete;
+  LtMatmul& operator=(const LtMatmul&) = delete;
+
+  struct Operands {
+    const void* first;
+    const void* second;
+    void* result;
+    const void* bias;  // or null
+    void* aux;         // or null
+  };
+  // Whether cuBLASLt has an algorithm for it. Asked once for a form, shape and alignment.
+  bool has(const LtGemm& gemm, const Operands& operands);
+  void run(const LtGemm& gemm, const Operands& operands, CUstream_st* stream);
+
+  static std::string version();  // "13.1.0"
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mtl::cuda

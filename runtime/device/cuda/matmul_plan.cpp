@@ -1,0 +1,136 @@
+#include "runtime/device/cuda/matmul_plan.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace mtl::cuda {
+
+namespace {
+
+struct Shape {
+  explicit Shape(const Matmul& args)
+      : m(args.c.rows()), n(args.c.cols()), k(args.transpose_a ? args.a.rows() : args.a.cols()) {}
+  int64_t m, n, k;
+};
+
+// cuBLASLt's documentation: the leading dimension of the aux matrix is a multiple of 8 elements.
+bool aux_fits(int64_t n) {
+  return n % 8 == 0;
+}
+
+}  // namespace
+
+std::string misfit(const Matmul& args) {
+  const Shape shape(args);
+  const int64_t m = args.transpose_a ? args.a.cols() : args.a.rows();
+  const int64_t n = args.transpose_b ? args.b.rows() : args.b.cols();
+  const int64_t k_of_b = args.transpose_b ? args.b.cols() : args.b.rows();
+  if (shape.k != k_of_b || shape.m != m || shape.n != n) {
+    return fmt::format("matmul of [{}, {}] by [{}, {}] into [{}, {}]: the shapes do not fit", m,
+                       shape.k, k_of_b, n, shape.m, shape.n);
+  }
+  const DType type = args.a.dtype;
+  if (!is_compute_type(type) || args.b.dtype != type ||
+      (args.c.dtype != type && args.c.dtype != DType::f32)) {
+    return "matmul of unsupported element types";
+  }
+  if (args.bias) {
+    if (args.bias.numel() != n) {
+      return fmt::format("matmul with {} columns and a bias of {} elements", n, args.bias.numel());
+    }
+    if (!is_compute_type(args.bias.dtype) ||
+        (type != DType::f32 && args.bias.dtype != type && args.bias.dtype != DType::f32)) {
+      return "matmul with a bias of an unsupported element type";
+    }
+  }
+  if (args.epilogue == Epilogue::none) return {};
+  if (!args.aux || args.aux.numel() != shape.m * n || args.aux.dtype != args.c.dtype) {
+    return "a GELU epilogue needs `aux` with the shape and type of the result";
+  }
+  if (args.accumulate) return "a GELU epilogue cannot accumulate";
+  return {};
+}
+
+MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
+  const Shape shape(args);
+  const bool gelu = args.epilogue == Epilogue::gelu;
+  const bool gelu_grad = args.epilogue == Epilogue::gelu_grad;
+  MatmulPlan plan;
+  LtGemm& gemm = plan.gemm;
+  gemm.type = args.a.dtype;
+  gemm.result_type = args.c.dtype;
+  gemm.rows = shape.n;
+  gemm.columns = shape.m;
+  gemm.k = shape.k;
+  // B [k, n] in rows is [n, k] in columns, as it is wanted; stored [n, k] it has to be turned.
+  gemm.transpose_first = args.transpose_b;
+  gemm.ld_first = args.transpose_b ? shape.k : shape.n;
+  gemm.transpose_second = args.transpose_a;
+  gemm.ld_second = args.transpose_a ? shape.m : shape.k;
+  gemm.ld_result = shape.n;
+  gemm.add = args.accumulate;
+
+  // cuBLASLt's documentation: a bias has the type of D (but with fp8).
+  const bool bias_in_gemm = args.bias && args.bias.dtype == args.c.dtype && fuse != Fuse::nothing;
+  if (args.bias) gemm.bias_type = args.bias.dtype;
+  plan.bias_in_gemm = bias_in_gemm;
+  const bool bias_is_done = !args.bias || bias_in_gemm;
+  if (fuse == Fuse::all && bias_is_done && aux_fits(shape.n)) {
+    // DGELU has no bias to add: its relative with one sums it up.
+    if (gelu) gemm.epilogue = args.bias ? LtEpilogue::gelu_aux_bias : LtEpilogue::gelu_aux;
+    if (gelu_grad && !args.bias) gemm.epilogue = LtEpilogue::dgelu;
+    if (gemm.epilogue != LtEpilogue::none) {
+      gemm.ld_aux = shape.n;
+      return plan;
+    }
+  }
+  if (bias_in_gemm) gemm.epilogue = LtEpilogue::bias;
+  if (gelu) plan.then = MatmulPlan::Then::gelu;
+  if (gelu_grad) plan.then = MatmulPlan::Then::gelu_grad;
+  plan.into = gelu ? MatmulPlan::Into::aux : MatmulPlan::Into::c;
+  if (bias_is_done) return plan;
+  // In f32 the bias is added in place. A 16-bit sum would be rounded twice: a slice of it goes
+  // through f32.
+  plan.add_bias = true;
+  if (args.c.dtype == DType::f32) return plan;
+  plan.into = MatmulPlan::Into::wide;
+  gemm.result_type = DType::f32;
+  gemm.add = false;
+  plan.add_before = args.accumulate;
+  // Whole tiles of rows, and slices that begin as aligned as the whole.
+  constexpr int64_t kTile = 64;
+  const int64_t row_bytes = shape.n * bytes_of(DType::f32);
+  plan.slice_rows = std::min(shape.m, std::max(kTile, kWideBytes / row_bytes / kTile * kTile));
+  return plan;
+}
+
+void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps) {
+  const Shape shape(args);
+  const bool gelu = args.epilogue == Epilogue::gelu;
+  void* const bias = plan.bias_in_gemm ? args.bias.data : nullptr;
+  const Tensor sum = gelu ? args.aux : args.c;  // what the GELU or its derivative begins with
+  if (plan.into != MatmulPlan::Into::wide) {
+    void* const aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr;
+    const Tensor& result = plan.into == MatmulPlan::Into::aux ? args.aux : args.c;
+    steps.gemm(plan.gemm, args.b.data, args.a.data, result.data, bias, aux);
+    if (plan.add_bias) steps.add_bias(result, args.bias, result, false);
+  } else {
+    for (int64_t first = 0; first < shape.m; first += plan.slice_rows) {
+      LtGemm slice = plan.gemm;
+      slice.columns = std::min(plan.slice_rows, shape.m - first);
+      // Of a transposed A some columns: its rows stay as far apart as they are.
+      const void* const a = static_cast<const char*>(args.a.data) +
+                            first * (args.transpose_a ? 1 : shape.k) * bytes_of(args.a.dtype);
+      const Tensor wide = steps.wide(slice.columns, shape.n);
+      steps.gemm(slice, args.b.data, a, wide.data, bias, nullptr);
+      const Tensor rows(sum.slice(first * shape.n, slice.columns * shape.n).data, sum.dtype,
+                        {slice.columns, shape.n});
+      steps.add_bias(wide, args.bias, rows, plan.add_before);
+    }
+  }
+  if (plan.then == MatmulPlan::Then::gelu) steps.gelu_forward(args.aux, args.c);
+  if (plan.then == MatmulPlan::Then::gelu_grad) steps.gelu_backward(args.c, args.aux);
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,77 @@
+// How a Matmul of device.h becomes a call of cuBLASLt and, where cuBLASLt has no such epilogue,
+// kernels of ours behind it. Pure, so that tests prove the indices without a GPU: they execute
+// these plans literally on the host.
+//
+// cuBLASLt thinks in columns. A row-major [r, c] matrix is, bit for bit, a column-major [c, r] one
+// with leading dimension c; so C = op(A) op(B) is asked for as C^T = op(B)^T op(A)^T: B comes
+// first, the rows of D are the n columns of C, and a bias over n is what cuBLASLt calls a bias over
+// D's rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/device/device.h"
+
+namespace mtl::cuda {
+
+// What cuBLASLt may do besides the product. It says only when asked for an algorithm whether it has
+// one, so a plan is made with the first, and made again with the next where there is none.
+enum class Fuse { all, bias, nothing };
+
+enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu };
+
+// D[rows, columns] = op(first)[rows, k] op(second)[k, columns] + beta D, all column-major.
+struct LtGemm {
+  DType type = DType::f32;         // of first and second
+  DType result_type = DType::f32;  // of D
+  int64_t rows = 0, columns = 0, k = 0;
+  bool transpose_first = false, transpose_second = false;
+  int64_t ld_first = 0, ld_second = 0, ld_result = 0;
+  bool add = false;  // beta = 1
+  LtEpilogue epilogue = LtEpilogue::none;
+  DType bias_type = DType::f32;
+  int64_t ld_aux = 0;
+  bool operator==(const LtGemm&) const = default;
+};
+
+struct MatmulPlan {
+  LtGemm gemm;
+  bool bias_in_gemm = false;
+  // Where the product goes: to C, to aux (the value before a GELU), or, in f32, to memory beside
+  // the tensors, of `slice_rows` rows of C at a time.
+  enum class Into { c, aux, wide } into = Into::c;
+  int64_t slice_rows = 0;
+  // Then, in this order, by kernels of ours: the bias onto the product (from `wide` also onto what
+  // C was), and the GELU.
+  bool add_bias = false;
+  bool add_before = false;
+  enum class Then { nothing, gelu, gelu_grad } then = Then::nothing;
+};
+
+// The least that `wide` is meant to take, as far as 64 rows do.
+inline constexpr int64_t kWideBytes = int64_t{32} << 20;
+
+// `args` fit together (misfit() is empty); m, n and k > 0.
+MatmulPlan plan_matmul(const Matmul& args, Fuse fuse);
+
+// Who carries out the steps of a plan: the GPU, or a test.
+class MatmulSteps {
+ public:
+  virtual ~MatmulSteps() = default;
+  // `bias` and `aux` may be null.
+  virtual void gemm(const LtGemm& gemm, const void* first, const void* second, void* result,
+                    const void* bias, void* aux) = 0;
+  // f32 [rows, columns], until the next call.
+  virtual Tensor wide(int64_t rows, int64_t columns) = 0;
+  // to = (accumulate ? to : 0) + from + bias; `from` f32, may be `to`.
+  virtual void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) = 0;
+  virtual void gelu_forward(Tensor x, Tensor y) = 0;
+  virtual void gelu_backward(Tensor dy, Tensor aux) = 0;  // in place
+};
+void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps);
+
+// What does not fit, empty if everything does.
+std::string misfit(const Matmul& args);
+
+}  // namespace mtl::cuda

@@ -1,0 +1,109 @@
+// What libmtl_cuda.so gives to mtl (cuda_plugin.h): its one symbol, and the GPUs that CUDA shows.
+#include <cuda_runtime_api.h>
+
+#include <fmt/format.h>
+
+#include "common/version.h"
+#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_errors.h"
+#include "runtime/device/cuda/lt_matmul.h"
+#include "runtime/device/cuda/refusals.h"
+#include "runtime/device/cuda_plugin.h"
+
+namespace mtl {
+
+// runtime/comm/nccl; null where the library is built without NCCL.
+std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& options,
+                                           Device& device) __attribute__((weak));
+
+namespace cuda {
+
+namespace {
+
+std::string uuid_words(const cudaUUID_t& uuid, bool mig) {
+  std::string words = mig ? "MIG" : "GPU";
+  for (size_t i = 0; i < sizeof uuid.bytes; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) words += '-';
+    words += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return words;
+}
+
+CudaDeviceFacts device_facts(int index) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties");
+  CudaDeviceFacts facts;
+  facts.name = properties.name;
+  // CUDA has no other word for it.
+  facts.mig = facts.name.find(" MIG ") != std::string::npos;
+  facts.uuid = uuid_words(properties.uuid, facts.mig);
+  facts.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
+                          properties.pciDeviceID);
+  facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  facts.major = properties.major;
+  facts.minor = properties.minor;
+  facts.multiprocessors = properties.multiProcessorCount;
+  facts.refusal = capability_refusal(facts.name, facts.major, facts.minor);
+  return facts;
+}
+
+void ask_free_memory(int index, CudaDeviceFacts& facts) {
+  size_t free = 0, total = 0;
+  const cudaError_t error =
+      cudaSetDevice(index) == cudaSuccess ? cudaMemGetInfo(&free, &total) : cudaGetLastError();
+  if (error == cudaSuccess) {
+    facts.free_bytes = static_cast<int64_t>(free);
+  } else if (facts.refusal.empty()) {
+    facts.refusal = cudaGetErrorString(error);
+  }
+}
+
+CudaFacts facts(bool free_memory) {
+  const int count = start_cuda();
+  CudaFacts facts;
+  check(cudaDriverGetVersion(&facts.driver), "asking for the driver's version");
+  check(cudaRuntimeGetVersion(&facts.runtime), "asking for the runtime's version");
+  facts.driver_name = driver_signs().kernel_module;
+  for (int i = 0; i < count; ++i) {
+    facts.devices.push_back(device_facts(i));
+    if (free_memory) ask_free_memory(i, facts.devices.back());
+  }
+  return facts;
+}
+
+std::unique_ptr<Device> make_device(int index) {
+  const CudaFacts all = facts(false);
+  const auto count = static_cast<int>(all.devices.size());
+  const DriverSigns signs = driver_signs();
+  if (index < 0 || index >= count) {
+    throw Error(Exit::environment,
+                index_refusal(index, count, all.devices.front().mig, signs.visible));
+  }
+  const CudaDeviceFacts& own = all.devices[static_cast<size_t>(index)];
+  if (!own.refusal.empty()) {
+    throw Error(Exit::environment, {.code = "gpu.capability",
+                                    .what = own.refusal,
+                                    .help = "MTL_DEVICE=cpu (mtl launch --cpu) runs on the CPU"});
+  }
+  const std::string driver =
+      all.driver_name.empty() ? "for CUDA " + version_words(all.driver) : all.driver_name;
+  return make_cuda_device(
+      index, own.name, own.mig,
+      fmt::format("cuda:{} {}, {} GiB, sm_{}{}, driver {}, cuBLASLt {}", index, own.name,
+                  own.memory_bytes >> 30, own.major, own.minor, driver, LtMatmul::version()));
+}
+
+}  // namespace
+
+}  // namespace cuda
+
+}  // namespace mtl
+
+extern "C" __attribute__((visibility("default"))) const mtl::CudaPlugin* mtl_cuda_plugin() {
+  static const std::string version = mtl::version();
+  static const mtl::CudaPlugin plugin = {.version = version.c_str(),
+                                         .facts = mtl::cuda::facts,
+                                         .make_device = mtl::cuda::make_device,
+                                         .make_nccl_world = &mtl::make_nccl_world};
+  return &plugin;
+}
