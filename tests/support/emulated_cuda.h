@@ -24,7 +24,10 @@ class EmulatedCuda final : public cuda::OpsDevice {
     cpu_.copy_to_host(destination, source);
   }
   void synchronize() override {}
-  // An op of the CUDA engine that Device has only as a matmul's epilogue.
+  // The steps around a product that are kernels of ours; Device has them only as its parts.
+  void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) {
+    cuda::add_bias(*this, from, bias, to, accumulate);
+  }
   void gelu_backward(Tensor dy, Tensor aux) { cuda::gelu_backward(*this, dy, aux); }
   // The activation by our own kernel, as on the GPU: gelu_forward has to give the same bits.
   void matmul(const Matmul& args) override {

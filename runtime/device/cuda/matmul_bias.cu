@@ -22,7 +22,6 @@ __global__ void __launch_bounds__(kThreads)
     const Pack<Bias, kN> addend = *reinterpret_cast<const Pack<Bias, kN>*>(bias + column);
     Pack<To, kN> result;
     if (accumulate) result = *reinterpret_cast<const Pack<To, kN>*>(to + i);
-#pragma unroll
     for (int j = 0; j < kN; ++j) {
       float x = sum.at[j] + to_float(addend.at[j]);
       if (accumulate) x += to_float(result.at[j]);

@@ -1,0 +1,376 @@
+// What becomes of a Matmul on a GPU, executed literally on the host: cuBLASLt's part by a
+// column-major product in double precision, the steps behind it by their very kernels (run by
+// support/gpu_on_host.h). Proves every index, leading dimension and transposition of the plans.
+#include "runtime/device/cuda/matmul_plan.h"
+
+#include <cmath>
+#include <set>
+#include <tuple>
+
+#include "runtime/device/ops_test.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using cuda::Fuse;
+using cuda::LtEpilogue;
+using cuda::LtGemm;
+using cuda::MatmulPlan;
+
+namespace {
+
+double value_at(DType dtype, const void* data, int64_t i) {
+  const auto at = static_cast<size_t>(i);
+  switch (dtype) {
+    case DType::bf16:
+      return static_cast<double>(float_of_bf16(static_cast<const uint16_t*>(data)[at]));
+    case DType::f16:
+      return static_cast<double>(float_of_f16(static_cast<const uint16_t*>(data)[at]));
+    default:
+      return static_cast<double>(static_cast<const float*>(data)[at]);
+  }
+}
+void store_at(DType dtype, void* data, int64_t i, double value) {
+  const auto at = static_cast<size_t>(i);
+  const auto x = static_cast<float>(value);
+  switch (dtype) {
+    case DType::bf16:
+      static_cast<uint16_t*>(data)[at] = bf16_of_float(x);
+      break;
+    case DType::f16:
+      static_cast<uint16_t*>(data)[at] = f16_of_float(x);
+      break;
+    default:
+      static_cast<float*>(data)[at] = x;
+  }
+}
+
+constexpr double kRoot = 0.79788456080286535588;
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(kRoot * (x + 0.044715 * x * x * x)));
+}
+double gelu_slope(double x) {
+  const double t = std::tanh(kRoot * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * x * x);
+}
+
+// cuBLASLt as its documentation describes it.
+class HostSteps final : public cuda::MatmulSteps {
+ public:
+  void gemm(const LtGemm& g, const void* first, const void* second, void* result, const void* bias,
+            void* aux) override {
+    const bool with_bias =
+        g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
+    const bool with_aux = g.epilogue == LtEpilogue::gelu_aux ||
+                          g.epilogue == LtEpilogue::gelu_aux_bias ||
+                          g.epilogue == LtEpilogue::dgelu;
+    REQUIRE(with_bias == (bias != nullptr));
+    REQUIRE(with_aux == (aux != nullptr));
+    // What cuBLASLt refuses.
+    REQUIRE(g.ld_first >= (g.transpose_first ? g.k : g.rows));
+    REQUIRE(g.ld_second >= (g.transpose_second ? g.columns : g.k));
+    REQUIRE(g.ld_result >= g.rows);
+    REQUIRE((g.result_type == g.type || g.result_type == DType::f32));
+    if (with_bias) REQUIRE(g.bias_type == g.result_type);
+    if (with_aux) {
+      REQUIRE(g.ld_aux % 8 == 0);
+      REQUIRE(g.ld_aux >= g.rows);
+      REQUIRE(!g.add);
+    }
+    ++products;
+    for (int64_t column = 0; column < g.columns; ++column) {
+      for (int64_t row = 0; row < g.rows; ++row) {
+        double sum = 0;
+        for (int64_t p = 0; p < g.k; ++p) {
+          // Element [i, j] of a column-major matrix is at i + j * ld.
+          const int64_t a = g.transpose_first ? p + row * g.ld_first : row + p * g.ld_first;
+          const int64_t b =
+              g.transpose_second ? column + p * g.ld_second : p + column * g.ld_second;
+          sum += value_at(g.type, first, a) * value_at(g.type, second, b);
+        }
+        const int64_t at = row + column * g.ld_result;
+        if (g.add) sum += value_at(g.result_type, result, at);
+        if (with_bias) sum += value_at(g.bias_type, bias, row);
+        if (g.epilogue == LtEpilogue::dgelu) {
+          sum *= gelu_slope(value_at(g.result_type, aux, row + column * g.ld_aux));
+        } else if (with_aux) {
+          store_at(g.result_type, aux, row + column * g.ld_aux, sum);
+          sum = gelu(value_at(g.result_type, aux, row + column * g.ld_aux));
+        }
+        store_at(g.result_type, result, at, sum);
+      }
+    }
+  }
+  Tensor wide(int64_t rows, int64_t columns) override {
+    wide_.assign(static_cast<size_t>(rows * columns), NAN);
+    return Tensor(wide_.data(), DType::f32, {rows, columns});
+  }
+  void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) override {
+    cuda_.add_bias(from, bias, to, accumulate);
+  }
+  void gelu_forward(Tensor x, Tensor y) override { cuda_.gelu_forward(x, y); }
+  void gelu_backward(Tensor dy, Tensor aux) override { cuda_.gelu_backward(dy, aux); }
+
+  int products = 0;
+
+ private:
+  EmulatedCuda cuda_;
+  std::vector<float> wide_;
+};
+
+struct Form {
+  int64_t m, n, k;
+  bool ta = false, tb = false, accumulate = false;
+  DType in = DType::f32, out = DType::f32;
+  int bias = 0;  // 0 none, 1 f32, 2 16 bits
+  Epilogue epilogue = Epilogue::none;
+};
+
+// Tensors of a form, random, with a Matmul over them.
+struct Problem {
+  explicit Problem(const Form& f)
+      : random(static_cast<unsigned>(f.m * 131 + f.n * 17 + f.k)),
+        a(f.in, {f.ta ? f.k : f.m, f.ta ? f.m : f.k}),
+        b(f.in, {f.tb ? f.n : f.k, f.tb ? f.k : f.n}),
+        c(f.out, {f.m, f.n}),
+        aux(f.out, {f.m, f.n}),
+        bias(f.bias == 2 ? (f.in == DType::f16 ? DType::f16 : DType::bf16) : DType::f32, {f.n}) {
+    a.randomize(random);
+    b.randomize(random);
+    c.randomize(random);
+    aux.randomize(random, 2);
+    bias.randomize(random);
+    args.a = a.view;
+    args.b = b.view;
+    args.c = c.view;
+    args.transpose_a = f.ta;
+    args.transpose_b = f.tb;
+    args.accumulate = f.accumulate;
+    if (f.bias != 0) args.bias = bias.view;
+    args.epilogue = f.epilogue;
+    if (f.epilogue != Epilogue::none) args.aux = aux.view;
+  }
+  std::mt19937 random;
+  Held a, b, c, aux, bias;
+  Matmul args;
+};
+
+// Of one rounded value.
+double rounding(DType dtype, double value) {
+  return storage_error(dtype, value) + std::abs(value) * 0x1p-23;
+}
+
+void check_plan(const Form& f, Fuse fuse) {
+  CAPTURE(f.m);
+  CAPTURE(f.n);
+  CAPTURE(f.k);
+  CAPTURE(f.ta);
+  CAPTURE(f.tb);
+  CAPTURE(f.accumulate);
+  CAPTURE(static_cast<int>(f.in));
+  CAPTURE(static_cast<int>(f.out));
+  CAPTURE(f.bias);
+  CAPTURE(static_cast<int>(f.epilogue));
+  CAPTURE(static_cast<int>(fuse));
+  Problem p(f);
+  const std::vector<double> before = p.c.values(), aux_before = p.aux.values();
+  REQUIRE(cuda::misfit(p.args).empty());
+  const MatmulPlan plan = cuda::plan_matmul(p.args, fuse);
+  HostSteps steps;
+  cuda::run_matmul(plan, p.args, steps);
+
+  double worst = 0;
+  for (int64_t i = 0; i < f.m; ++i) {
+    for (int64_t j = 0; j < f.n; ++j) {
+      const int64_t at = i * f.n + j;
+      double sum = 0;
+      for (int64_t q = 0; q < f.k; ++q) {
+        sum += p.a[f.ta ? q * f.m + i : i * f.k + q] * p.b[f.tb ? j * f.k + q : q * f.n + j];
+      }
+      // The product, what it is added to and the bias are each f32 at least once on the way.
+      double size = std::abs(sum);
+      if (f.accumulate) size += std::abs(before[static_cast<size_t>(at)]);
+      if (f.bias != 0) size += std::abs(p.bias[j]);
+      const double summed = size * 0x1p-22;
+      if (f.accumulate) sum += before[static_cast<size_t>(at)];
+      if (f.bias != 0) sum += p.bias[j];
+      double expected = sum, allowed = summed + rounding(f.out, sum) + 1e-30;
+      if (f.epilogue == Epilogue::gelu) {
+        worst = std::max(worst, std::abs(p.aux[at] - sum) / allowed);
+        expected = gelu(p.aux[at]);
+        allowed = rounding(f.out, expected) + 0x1p-20 * (std::abs(p.aux[at]) + 1e-10);
+      } else if (f.epilogue == Epilogue::gelu_grad) {
+        const double slope = gelu_slope(aux_before[static_cast<size_t>(at)]);
+        expected = sum * slope;
+        allowed = (summed + rounding(f.out, sum)) * std::abs(slope) + rounding(f.out, expected) +
+                  0x1p-19 * std::abs(sum) + 1e-30;
+      }
+      worst = std::max(worst, std::abs(p.c[at] - expected) / allowed);
+    }
+  }
+  CHECK(worst <= 1.0);
+  if (f.epilogue == Epilogue::gelu_grad) CHECK(p.aux.values() == aux_before);
+}
+
+constexpr Fuse kFuses[] = {Fuse::all, Fuse::bias, Fuse::nothing};
+
+void check_all(const Form& form) {
+  for (const Fuse fuse : kFuses) check_plan(form, fuse);
+}
+
+// The types of operands and result that there are.
+constexpr std::tuple<DType, DType> kTypes[] = {{DType::f32, DType::f32},
+                                               {DType::bf16, DType::f32},
+                                               {DType::bf16, DType::bf16},
+                                               {DType::f16, DType::f16},
+                                               {DType::f16, DType::f32}};
+
+}  // namespace
+
+TEST_CASE("cuda matmul: plans of every form give the product") {
+  const int64_t sizes[][3] = {{1, 1, 1},   {1, 17, 3},  {3, 1, 65},  {17, 3, 12},
+                              {13, 24, 7}, {33, 16, 5}, {16, 16, 16}};
+  for (const auto& s : sizes) {
+    for (const auto& [in, out] : kTypes) {
+      for (const int form : {0, 1, 2, 3}) {
+        for (const bool accumulate : {false, true}) {
+          check_plan({s[0], s[1], s[2], form % 2 == 1, form / 2 == 1, accumulate, in, out}, Fuse::all);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda matmul: plans with a bias, onto nothing or onto what is there") {
+  const int64_t sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {13, 24, 7}};
+  for (const auto& s : sizes) {
+    for (const auto& [in, out] : kTypes) {
+      for (const int bias : {1, 2}) {
+        for (const bool ta : {false, true}) {
+          for (const bool accumulate : {false, true}) {
+            check_all({s[0], s[1], s[2], ta, true, accumulate, in, out, bias});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda matmul: plans with GELU and its gradient") {
+  // Multiples of 8 columns, where the epilogue may take it, and others.
+  const int64_t sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {13, 24, 7}, {2, 8, 1}};
+  for (const auto& s : sizes) {
+    for (const auto& [in, out] : kTypes) {
+      for (const int bias : {0, 1, 2}) {
+        for (const Epilogue epilogue : {Epilogue::gelu, Epilogue::gelu_grad}) {
+          check_all({s[0], s[1], s[2], false, true, false, in, out, bias, epilogue});
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
+  // 64 rows of 128 Ki columns fill what a slice may take.
+  const Form form{130, 131'072, 2, false, false, true, DType::bf16, DType::bf16, 1};
+  const Problem p(form);
+  const MatmulPlan plan = cuda::plan_matmul(p.args, Fuse::all);
+  CHECK(plan.into == MatmulPlan::Into::wide);
+  CHECK(plan.slice_rows == 64);
+  CHECK(plan.gemm.result_type == DType::f32);
+  CHECK(!plan.gemm.add);
+  CHECK(plan.add_before);
+  // The same in small, by a plan cut by hand: 3 + 3 + 1 rows.
+  for (const bool ta : {false, true}) {
+    for (const Epilogue epilogue : {Epilogue::none, Epilogue::gelu, Epilogue::gelu_grad}) {
+      const Form small{7, 10, 5, ta, true, false, DType::bf16, DType::bf16, 1, epilogue};
+      Problem whole(small), cut(small);
+      MatmulPlan small_plan = cuda::plan_matmul(whole.args, Fuse::all);
+      REQUIRE(small_plan.slice_rows == 7);
+      HostSteps steps;
+      cuda::run_matmul(small_plan, whole.args, steps);
+      CHECK(steps.products == 1);
+      small_plan.slice_rows = 3;
+      cuda::run_matmul(small_plan, cut.args, steps);
+      CHECK(steps.products == 4);
+      CHECK(whole.c.bytes() == cut.c.bytes());
+      CHECK(whole.aux.bytes() == cut.aux.bytes());
+    }
+  }
+}
+
+TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") {
+  const auto plan_of = [](const Form& form, Fuse fuse = Fuse::all) {
+    const Problem p(form);
+    return cuda::plan_matmul(p.args, fuse);
+  };
+  const auto is_one_call = [](const MatmulPlan& plan) {
+    return plan.into == MatmulPlan::Into::c && !plan.add_bias &&
+           plan.then == MatmulPlan::Then::nothing;
+  };
+  const DType bf16 = DType::bf16, f32 = DType::f32;
+  // A linear layer with a bias, its GELU, the gradient of both, of its input and of its weight.
+  const MatmulPlan layer = plan_of({64, 48, 32, false, true, false, bf16, bf16, 2});
+  CHECK(is_one_call(layer));
+  CHECK(layer.gemm == LtGemm{.type = bf16,
+                             .result_type = bf16,
+                             .rows = 48,
+                             .columns = 64,
+                             .k = 32,
+                             .transpose_first = true,
+                             .transpose_second = false,
+                             .ld_first = 32,
+                             .ld_second = 32,
+                             .ld_result = 48,
+                             .epilogue = LtEpilogue::bias,
+                             .bias_type = bf16});
+  const Form activated{64, 48, 32, false, true, false, bf16, bf16, 2, Epilogue::gelu};
+  CHECK(is_one_call(plan_of(activated)));
+  CHECK(plan_of(activated).gemm.epilogue == LtEpilogue::gelu_aux_bias);
+  CHECK(plan_of(activated).gemm.ld_aux == 48);
+  Form gradient = activated;
+  gradient.bias = 0;
+  CHECK(plan_of(gradient).gemm.epilogue == LtEpilogue::gelu_aux);
+  gradient.epilogue = Epilogue::gelu_grad;
+  CHECK(is_one_call(plan_of(gradient)));
+  CHECK(plan_of(gradient).gemm.epilogue == LtEpilogue::dgelu);
+  CHECK(is_one_call(plan_of({64, 48, 32, false, false, false, bf16, bf16})));
+  const MatmulPlan weight = plan_of({64, 48, 32, true, false, true, bf16, f32});
+  CHECK(is_one_call(weight));
+  CHECK(weight.gemm.add);
+  CHECK(weight.gemm.result_type == f32);
+  CHECK(weight.gemm.transpose_second);
+  CHECK(weight.gemm.ld_second == 64);
+
+  // Where cuBLASLt has no such epilogue, the bias stays in it and a kernel makes the GELU.
+  const MatmulPlan plain = plan_of(activated, Fuse::bias);
+  CHECK(plain.into == MatmulPlan::Into::aux);
+  CHECK(plain.gemm.epilogue == LtEpilogue::bias);
+  CHECK(plain.then == MatmulPlan::Then::gelu);
+  Form odd = activated;  // no leading dimension for aux
+  odd.n = 47;
+  CHECK(plan_of(odd).gemm.epilogue == LtEpilogue::bias);
+  // A bias in another type than the result's.
+  CHECK(plan_of({64, 48, 32, false, true, false, bf16, f32, 2}).add_bias);
+  CHECK(plan_of({64, 48, 32, false, true, false, f32, f32, 2}).gemm.epilogue == LtEpilogue::none);
+}
+
+TEST_CASE("cuda matmul: arguments that do not fit are said") {
+  Problem p({4, 3, 2});
+  CHECK(cuda::misfit(p.args).empty());
+  Matmul wrong = p.args;
+  wrong.transpose_a = true;
+  CHECK(cuda::misfit(wrong).find("do not fit") != std::string::npos);
+  wrong = p.args;
+  wrong.c.dtype = DType::bf16;
+  CHECK(cuda::misfit(wrong).find("types") != std::string::npos);
+  wrong = p.args;
+  wrong.bias = p.c.view;
+  CHECK(cuda::misfit(wrong).find("bias of 12 elements") != std::string::npos);
+  wrong = p.args;
+  wrong.epilogue = Epilogue::gelu;
+  CHECK(cuda::misfit(wrong).find("aux") != std::string::npos);
+  wrong.aux = p.aux.view;
+  CHECK(cuda::misfit(wrong).empty());
+  wrong.accumulate = true;
+  CHECK(cuda::misfit(wrong).find("accumulate") != std::string::npos);
+}
