@@ -75,15 +75,7 @@ class Generator {
         tokenizer_(tokenizer_from_json(reader_.state().at("tokenizer"))),
         device_(make_cpu_device()),
         model_(shape_, *device_) {
-    model_.fill([&](const ParamRow& row, const std::vector<int64_t>& shape, Tensor weights) {
-      CheckpointTensor tensor;
-      tensor.name = row.name;
-      tensor.shape = row.shape;
-      tensor.local_shape = shape;
-      tensor.rects = local_rects(row, GridSizes{}, Coord{});
-      tensor.data = weights.data;
-      reader_.read(tensor);
-    });
+    model_.load(reader_);
   }
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@
 
 namespace mtl {
 
-// A rank's part of one global tensor, in host memory.
+// A rank's part of one global tensor: in host memory, or where only `fetch` and `store` get at it.
 struct CheckpointTensor {
   std::string
       name;  // "transformer.wte.weight", or + ".exp_avg" / ".exp_avg_sq" in the optimizer files
@@ -34,6 +35,11 @@ struct CheckpointTensor {
   std::vector<ParamRect> rects;      // which parts of the global tensor `data` holds, and where
   int64_t first = 0;  // the element of the flattened local tensor that `data` begins with
   void* data = nullptr;
+  // Where `data` is not in host memory: its number of elements, and how to copy `n` of them from
+  // element `at` on.
+  int64_t count = 0;
+  std::function<void(int64_t at, int64_t n, void* to)> fetch = {};
+  std::function<void(int64_t at, int64_t n, const void* from)> store = {};
   bool optimizer = false;  // goes to the optim-* file
 };
 
@@ -103,7 +109,7 @@ class CheckpointReader {
   explicit CheckpointReader(const std::filesystem::path& dir);
   const nlohmann::json& state() const { return state_; }
   const std::vector<ChunkRecord>& chunks() const { return chunks_; }
-  // Fills `tensor.data` from whatever chunks intersect its rectangles; verifies the XXH3 of every
+  // Fills the tensor from whatever chunks intersect its rectangles; verifies the XXH3 of every
   // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is
   // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
   // covered, ckpt.file when a file is missing or has another size.

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/elements.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
@@ -36,9 +37,9 @@ struct Scatter {
   int64_t done = 0;  // elements of the current run
 };
 
-// Where the elements of a local tensor go: it begins `first` elements before `data`.
+// Where the elements of a local tensor go: it begins `first` elements before what is held of it.
 struct Target {
-  char* data = nullptr;
+  ElementWriter* elements = nullptr;
   int64_t first = 0;
 };
 
@@ -51,8 +52,8 @@ void scatter(Scatter& part, std::span<const char> bytes, int64_t begin, int64_t 
     const int64_t run_end = (part.run.a() + part.run.length()) * element;
     if (from >= end) return;
     const int64_t to = std::min(run_end, end);
-    std::memcpy(target.data + (part.run.b() + part.done - target.first) * element,
-                bytes.data() + (from - begin), static_cast<size_t>(to - from));
+    target.elements->write(part.run.b() + part.done - target.first,
+                           {bytes.data() + (from - begin), static_cast<size_t>(to - from)});
     part.done += (to - from) / element;
     if (to < run_end) return;
   }
@@ -211,10 +212,11 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
            "use another checkpoint");
     }
   }
+  ElementWriter elements(tensor);
   for (auto& [index, parts] : needed) {
-    files_->stream(chunks_[index], index, parts, bytes_of(tensor.dtype),
-                   {static_cast<char*>(tensor.data), tensor.first});
+    files_->stream(chunks_[index], index, parts, bytes_of(tensor.dtype), {&elements, tensor.first});
   }
+  elements.flush();
 }
 
 void CheckpointReader::verify() {

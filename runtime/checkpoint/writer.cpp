@@ -15,6 +15,7 @@
 
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/elements.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/safetensors.h"
@@ -138,17 +139,16 @@ std::vector<Piece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool 
 
 uint64_t append_piece(ShardFile& file, const Piece& piece) {
   const CheckpointTensor& tensor = *piece.tensor;
-  const auto* data = static_cast<const char*>(tensor.data);
-  const int64_t element = bytes_of(tensor.dtype);
+  ElementReader elements(tensor);
   Xxh3 hash;
   const Dims origin(piece.rect->extent.size(), 0);
   for (RunCursor run(tensor.local_shape, piece.rect->local_offset, piece.rect->extent, origin,
                      piece.rect->extent);
        !run.done(); run.next()) {
-    const std::string_view bytes(data + (run.a() - tensor.first) * element,
-                                 static_cast<size_t>(run.length() * element));
-    hash.update(bytes.data(), bytes.size());
-    file.append(bytes);
+    elements.read(run.a() - tensor.first, run.length(), [&](std::string_view bytes) {
+      hash.update(bytes.data(), bytes.size());
+      file.append(bytes);
+    });
   }
   return hash.digest();
 }

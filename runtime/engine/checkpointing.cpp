@@ -4,9 +4,21 @@
 
 namespace mtl {
 
+void point_at(CheckpointTensor& tensor, Device& device, Tensor elements) {
+  tensor.data = elements.data;
+  if (device.host_memory()) return;
+  tensor.count = elements.numel();
+  tensor.fetch = [&device, elements](int64_t at, int64_t n, void* to) {
+    device.copy_to_host(to, elements.slice(at, n));
+  };
+  tensor.store = [&device, elements](int64_t at, int64_t n, const void* from) {
+    device.copy_from_host(elements.slice(at, n), from);
+  };
+}
+
 namespace {
 
-std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter) {
+std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device& device) {
   auto tensor = [&](const std::string& suffix, Tensor data, bool optimizer) {
     CheckpointTensor entry;
     entry.name = parameter.row->name + suffix;
@@ -15,7 +27,7 @@ std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter) {
     entry.local_shape = parameter.local_shape;
     entry.rects = parameter.rects;
     entry.first = parameter.part.first;
-    entry.data = data.data;
+    point_at(entry, device, data);
     entry.optimizer = optimizer;
     return entry;
   };
@@ -53,7 +65,8 @@ std::vector<Diagnostic> save(const CheckpointAttempt& attempt, const nlohmann::j
   const std::vector<ParameterState> parameters = trainer.state();
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].counts || (!divided && replica != i % dp)) continue;
-    for (CheckpointTensor& tensor : tensors_of(parameters[i])) mine.push_back(std::move(tensor));
+    for (CheckpointTensor& tensor : tensors_of(parameters[i], trainer.device()))
+      mine.push_back(std::move(tensor));
   }
   // Rank 0 makes the folder, before anybody writes.
   if (world.rank() == 0) {
@@ -98,7 +111,7 @@ std::vector<Diagnostic> save_checkpoint(const CheckpointAttempt& attempt,
 void load_checkpoint(const std::filesystem::path& dir, Trainer& trainer) {
   CheckpointReader reader(dir);
   for (const ParameterState& parameter : trainer.state()) {
-    for (CheckpointTensor& tensor : tensors_of(parameter)) reader.read(tensor);
+    for (CheckpointTensor& tensor : tensors_of(parameter, trainer.device())) reader.read(tensor);
   }
   trainer.weights_changed();
   const nlohmann::json& state = reader.state();

@@ -11,6 +11,9 @@
 
 namespace mtl {
 
+// Lets a checkpoint be written from, or read into, memory of `device`.
+void point_at(CheckpointTensor& tensor, Device& device, Tensor elements);
+
 // All ranks together. Every tensor is written once, by one of the ranks that hold it (spread over
 // data-parallel replicas). `state` matters on rank 0, which also returns the warnings: what could
 // not be tidied up around a complete checkpoint. `still_ours` throws if the run has gone on without

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "runtime/engine/checkpointing.h"
 #include "runtime/engine/rope_table.h"
 
 namespace mtl {
@@ -47,6 +48,18 @@ void SoloModel::fill(
   for (const ParamPlacement& param : layout_.params) {
     fill_one(table_[param.row], param.shape, weights.slice(param.offset, param.numel));
   }
+}
+
+void SoloModel::load(CheckpointReader& reader) {
+  fill([&](const ParamRow& row, const std::vector<int64_t>& shape, Tensor weights) {
+    CheckpointTensor tensor;
+    tensor.name = row.name;
+    tensor.shape = row.shape;
+    tensor.local_shape = shape;
+    tensor.rects = local_rects(row, GridSizes{}, Coord{});
+    point_at(tensor, device_, weights);
+    reader.read(tensor);
+  });
 }
 
 std::vector<float> SoloModel::next_logits(std::span<const int32_t> ids, int64_t past) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/comm/queue.h"
 #include "runtime/comm/self_world.h"
 #include "runtime/model/chunk.h"
@@ -22,6 +23,8 @@ class SoloModel {
   // Hands out every parameter to be filled: its row, its shape in memory, its f32 elements.
   void fill(const std::function<void(const ParamRow& row, const std::vector<int64_t>& shape,
                                      Tensor weights)>& fill_one);
+  // The same from a checkpoint.
+  void load(CheckpointReader& reader);
   // The logits that follow `ids[past, ...)`; those before `past` were given by earlier calls, and
   // their keys and values are still there. At most shape.max_seq ids.
   std::vector<float> next_logits(std::span<const int32_t> ids, int64_t past);

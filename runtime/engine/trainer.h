@@ -90,6 +90,7 @@ class Trainer {
 
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
+  Device& device() { return device_; }
 
  private:
   // health.nan=skip is for single steps; so many in a row mean that the weights are lost.

@@ -30,7 +30,7 @@ std::unique_ptr<TokenSource> markov_tokens(int64_t size, int32_t vocab) {
 
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
                 const std::function<void(RankContext&)>& body, int64_t epoch,
-                const MakeWorld& make_world) {
+                const MakeWorld& make_world, const MakeDevice& make_device) {
   spec.parallel.tp = layout.tp;
   spec.parallel.dp = layout.dp;
   spec.parallel.pp = layout.pp;
@@ -48,7 +48,7 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   std::exception_ptr first_failure;
   auto run_rank = [&](int rank) {
     try {
-      const std::unique_ptr<Device> device = make_cpu_device(1);
+      const std::unique_ptr<Device> device = make_device ? make_device() : make_cpu_device(1);
       const std::unique_ptr<CommWorld> world = [&]() -> std::unique_ptr<CommWorld> {
         if (world_size == 1) return make_self_world();
         if (make_world) return make_world(*store, rank, world_size);
@@ -97,12 +97,14 @@ void for_each_run(const ParameterState& parameter, Visit visit) {
 std::mutex collecting;
 
 // Copies a rank's part of a parameter, or of what belongs to it, to its place.
-void gather_part(const ParameterState& parameter, Tensor part, GlobalTensors& into) {
+void gather_part(const ParameterState& parameter, Device& device, Tensor part,
+                 GlobalTensors& into) {
   std::vector<float>& global = into[parameter.row->name];
   global.resize(static_cast<size_t>(parameter.row->numel()));
-  const float* values = part.as<float>();
+  std::vector<float> values(static_cast<size_t>(part.numel()));
+  device.copy_to_host(values.data(), part);
   for_each_run(parameter, [&](int64_t to, int64_t from, int64_t count) {
-    std::copy_n(values + from, count, global.data() + to);
+    std::copy_n(values.data() + from, count, global.data() + to);
   });
 }
 
@@ -112,7 +114,8 @@ void collect(Trainer& trainer, Which which, GlobalTensors& into) {
   const std::lock_guard lock(collecting);
   for (const ParameterState& parameter : trainer.state()) {
     if (!parameter.counts) continue;
-    gather_part(parameter, which == Which::master ? parameter.master : parameter.grad, into);
+    gather_part(parameter, trainer.device(),
+                which == Which::master ? parameter.master : parameter.grad, into);
   }
 }
 
@@ -120,17 +123,23 @@ void collect_moments(Trainer& trainer, std::map<std::string, GlobalTensors>& int
   const std::lock_guard lock(collecting);
   for (const ParameterState& parameter : trainer.state()) {
     if (!parameter.counts) continue;
-    for (const auto& [name, moment] : parameter.moments) gather_part(parameter, moment, into[name]);
+    for (const auto& [name, moment] : parameter.moments) {
+      gather_part(parameter, trainer.device(), moment, into[name]);
+    }
   }
 }
 
 void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value) {
   for (const ParameterState& parameter : trainer.state()) {
-    float* part = parameter.master.as<float>();
+    std::vector<float> part(static_cast<size_t>(parameter.master.numel()));
+    trainer.device().copy_to_host(part.data(), parameter.master);
     for_each_run(parameter, [&](int64_t at, int64_t to, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) part[to + i] = value(*parameter.row, at + i);
+      for (int64_t i = 0; i < count; ++i) {
+        part[static_cast<size_t>(to + i)] = value(*parameter.row, at + i);
+      }
     });
+    trainer.device().copy_from_host(parameter.master, part.data());
   }
   trainer.weights_changed();
 }

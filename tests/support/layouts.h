@@ -53,11 +53,12 @@ struct RankContext {
 
 // Makes the plan for `spec` with the layout's degrees, starts one thread per rank, runs `body` on
 // each, and rethrows the first exception. `epoch`: sequences of the text, where epochs matter.
-// `make_world`: of several ranks, if not shared memory.
+// `make_world`: of several ranks, if not shared memory. `make_device`: if not the CPU's.
 using MakeWorld = std::function<std::unique_ptr<CommWorld>(Store&, int rank, int size)>;
+using MakeDevice = std::function<std::unique_ptr<Device>()>;
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
                 const std::function<void(RankContext&)>& body, int64_t epoch = 0,
-                const MakeWorld& make_world = {});
+                const MakeWorld& make_world = {}, const MakeDevice& make_device = {});
 
 // Collects a rank's part of each global tensor; call on every rank with the same (locked inside)
 // target.

@@ -1,12 +1,11 @@
 // What becomes of a Matmul on a GPU, executed literally on the host: cuBLASLt's part by a
 // column-major product in double precision, the steps behind it by their very kernels (run by
 // support/gpu_on_host.h). Proves every index, leading dimension and transposition of the plans.
-#include "runtime/device/cuda/matmul_plan.h"
-
 #include <cmath>
 #include <set>
 #include <tuple>
 
+#include "runtime/device/cuda/matmul_plan.h"
 #include "runtime/device/ops_test.h"
 
 using namespace mtl;
@@ -233,7 +232,8 @@ TEST_CASE("cuda matmul: plans of every form give the product") {
     for (const auto& [in, out] : kTypes) {
       for (const int form : {0, 1, 2, 3}) {
         for (const bool accumulate : {false, true}) {
-          check_plan({s[0], s[1], s[2], form % 2 == 1, form / 2 == 1, accumulate, in, out}, Fuse::all);
+          check_plan({s[0], s[1], s[2], form % 2 == 1, form / 2 == 1, accumulate, in, out},
+                     Fuse::all);
         }
       }
     }

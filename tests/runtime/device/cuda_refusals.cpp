@@ -1,7 +1,5 @@
 // Why a GPU cannot be used: the words for what CUDA and the system may say, and, where the library
 // was built, what the real one says on a machine without a GPU.
-#include "runtime/device/cuda/refusals.h"
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "common/version.h"
+#include "runtime/device/cuda/refusals.h"
 #include "runtime/device/load_cuda.h"
 #include "support/temp_dir.h"
 
@@ -121,8 +120,9 @@ TEST_CASE("cuda refusals: other ways not to start") {
   const auto why = [](int error) {
     return start_refusal(error, "the words", 13000, 13000, working());
   };
-  for (const int error : {int{kInitialization}, int{kOperatingSystem}, int{kDevicesUnavailable},
-                          int{kSystemNotReady}, int{kDriverMismatch}, int{kCompatNotSupported}, 999}) {
+  for (const int error :
+       {int{kInitialization}, int{kOperatingSystem}, int{kDevicesUnavailable}, int{kSystemNotReady},
+        int{kDriverMismatch}, int{kCompatNotSupported}, 999}) {
     CHECK(why(error).code == "gpu.driver");
     CHECK(says(why(error), "CUDA does not start: the words"));
     CHECK(says(why(error), "driver 580.65.06 for CUDA 13.0, mtl built with CUDA 13.0"));

@@ -1,0 +1,206 @@
+// A CPU whose memory the host cannot touch, as that of a GPU: the pages are there while an op or a
+// copy runs, and a read or write at any other time is a segmentation fault. Ops refuse tensors that
+// are not in its memory. What passes over it, never takes an address of the device for one of its
+// own, nor the other way round.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include <sys/mman.h>
+
+#include "runtime/device/cpu/cpu_device.h"
+
+namespace mtl::test {
+
+class GuardedDevice final : public Device {
+ public:
+  GuardedDevice() = default;
+  ~GuardedDevice() override {
+    for (const auto& [begin, bytes] : regions_) munmap(reinterpret_cast<void*>(begin), bytes);
+  }
+  GuardedDevice(const GuardedDevice&) = delete;
+  GuardedDevice& operator=(const GuardedDevice&) = delete;
+
+  int64_t ops() const { return ops_; }                    // and copies
+  int64_t largest_copy() const { return largest_copy_; }  // in bytes
+
+  bool communicates_beside() const override { return false; }
+  bool host_memory() const override { return false; }
+  std::string description() const override { return "guarded " + cpu_.description(); }
+  void* allocate(size_t bytes) override {
+    const size_t size = (bytes / kPage + 1) * kPage;
+    void* const memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::runtime_error("no memory");
+    regions_.emplace(reinterpret_cast<uintptr_t>(memory), size);
+    return memory;
+  }
+  void free(void* pointer) override {
+    const auto found = regions_.find(reinterpret_cast<uintptr_t>(pointer));
+    if (found == regions_.end()) return;
+    munmap(pointer, found->second);
+    regions_.erase(found);
+  }
+  void copy_from_host(Tensor destination, const void* source) override {
+    check_host(source, destination.bytes());
+    op({destination}, [&] { cpu_.copy_from_host(destination, source); });
+  }
+  void copy_to_host(void* destination, Tensor source) override {
+    check_host(destination, source.bytes());
+    op({source}, [&] { cpu_.copy_to_host(destination, source); });
+  }
+  void synchronize() override {}
+
+  void fill(Tensor x, float value) override {
+    op({x}, [&] { cpu_.fill(x, value); });
+  }
+  void cast(Tensor from, Tensor to) override {
+    op({from, to}, [&] { cpu_.cast(from, to); });
+  }
+  void scale(Tensor x, float factor) override {
+    op({x}, [&] { cpu_.scale(x, factor); });
+  }
+  void add(Tensor x, Tensor y) override {
+    op({x, y}, [&] { cpu_.add(x, y); });
+  }
+  void copy(Tensor from, Tensor to) override {
+    op({from, to}, [&] { cpu_.copy(from, to); });
+  }
+  void matmul(const Matmul& m) override {
+    op({m.a, m.b, m.c, m.bias, m.aux}, [&] { cpu_.matmul(m); });
+  }
+  void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
+    op({dy, db}, [&] { cpu_.bias_grad(dy, db, accumulate); });
+  }
+  void layernorm_forward(const LayerNorm& l) override {
+    op({l.x, l.gamma, l.beta, l.y, l.mean, l.rstd}, [&] { cpu_.layernorm_forward(l); });
+  }
+  void layernorm_backward(const LayerNormBackward& l) override {
+    op({l.dy, l.x, l.gamma, l.mean, l.rstd, l.dx, l.dgamma, l.dbeta},
+       [&] { cpu_.layernorm_backward(l); });
+  }
+  void head_norm_forward(const HeadNorm& h) override {
+    op({h.x, h.raw, h.gamma, h.rstd}, [&] { cpu_.head_norm_forward(h); });
+  }
+  void head_norm_backward(const HeadNormBackward& h) override {
+    op({h.dx, h.raw, h.gamma, h.rstd, h.dgamma}, [&] { cpu_.head_norm_backward(h); });
+  }
+  void gelu_forward(Tensor x, Tensor y) override {
+    op({x, y}, [&] { cpu_.gelu_forward(x, y); });
+  }
+  void swiglu_forward(Tensor x, Tensor y) override {
+    op({x, y}, [&] { cpu_.swiglu_forward(x, y); });
+  }
+  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
+    op({dy, x, dx}, [&] { cpu_.swiglu_backward(dy, x, dx); });
+  }
+  void rope(const Rope& r) override {
+    op({r.qkv, r.table}, [&] { cpu_.rope(r); });
+  }
+  void attention_forward(const Attention& a) override {
+    op({a.qkv, a.out, a.lse}, [&] { cpu_.attention_forward(a); });
+  }
+  void attention_backward(const AttentionBackward& a) override {
+    op({a.qkv, a.out, a.lse, a.dout, a.dqkv}, [&] { cpu_.attention_backward(a); });
+  }
+  void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
+    op({tokens, table, out}, [&] { cpu_.embedding_forward(tokens, table, first, out); });
+  }
+  void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) override {
+    op({tokens, dout, dtable}, [&] { cpu_.embedding_backward(tokens, dout, first, dtable); });
+  }
+  void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    op({x, positions, out},
+       [&] { cpu_.position_forward(x, positions, seq, out, dropout, first_row); });
+  }
+  void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
+                         Dropout dropout, int64_t first_row) override {
+    op({dout, dx, dpositions},
+       [&] { cpu_.position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row); });
+  }
+  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    op({x, bias, residual, out},
+       [&] { cpu_.bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  }
+  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
+    op({dout, dx}, [&] { cpu_.dropout_backward(dout, dx, dropout, first_row); });
+  }
+  void cross_entropy_max(const CrossEntropy& c) override {
+    op(tensors_of(c), [&] { cpu_.cross_entropy_max(c); });
+  }
+  void cross_entropy_sum(const CrossEntropy& c) override {
+    op(tensors_of(c), [&] { cpu_.cross_entropy_sum(c); });
+  }
+  void cross_entropy_loss(const CrossEntropy& c) override {
+    op(tensors_of(c), [&] { cpu_.cross_entropy_loss(c); });
+  }
+  void cross_entropy_backward(const CrossEntropy& c, float scale) override {
+    op(tensors_of(c), [&] { cpu_.cross_entropy_backward(c, scale); });
+  }
+  void sum(Tensor x, Tensor out, bool accumulate) override {
+    op({x, out}, [&] { cpu_.sum(x, out, accumulate); });
+  }
+  void sum_squares(Tensor x, Tensor partials) override {
+    op({x, partials}, [&] { cpu_.sum_squares(x, partials); });
+  }
+  void adamw(const AdamW& a) override {
+    op({a.master, a.exp_avg, a.exp_avg_sq, a.grad, a.weights}, [&] { cpu_.adamw(a); });
+  }
+  void sgd(const Sgd& s) override {
+    op({s.master, s.momentum_buffer, s.grad, s.weights}, [&] { cpu_.sgd(s); });
+  }
+  bool all_finite(Tensor x) override {
+    bool finite = false;
+    op({x}, [&] { finite = cpu_.all_finite(x); });
+    return finite;
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  using Tensors = std::vector<Tensor>;
+
+  static Tensors tensors_of(const CrossEntropy& c) {
+    return {c.logits, c.targets, c.row_max, c.sum_exp, c.target_logit, c.loss};
+  }
+
+  bool is_mine(const void* data, int64_t bytes) const {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    auto region = regions_.upper_bound(address);
+    if (region == regions_.begin()) return false;
+    --region;
+    return address + static_cast<uintptr_t>(bytes) <= region->first + region->second;
+  }
+  void check_host(const void* data, int64_t bytes) {
+    largest_copy_ = std::max(largest_copy_, bytes);
+    if (bytes > 0 && is_mine(data, 1)) throw std::logic_error("the host's side is the device's");
+  }
+  void protect(int protection) {
+    for (const auto& [begin, bytes] : regions_) {
+      mprotect(reinterpret_cast<void*>(begin), bytes, protection);
+    }
+  }
+
+  template <typename Body>
+  void op(const Tensors& tensors, const Body& body) {
+    ++ops_;
+    for (const Tensor& tensor : tensors) {
+      if (tensor && !is_mine(tensor.data, tensor.bytes())) {
+        throw std::logic_error("an op on memory of the host");
+      }
+    }
+    protect(PROT_READ | PROT_WRITE);
+    body();
+    protect(PROT_NONE);
+  }
+
+  CpuDevice cpu_{1, cpu_isa()};
+  std::map<uintptr_t, size_t> regions_;
+  int64_t ops_ = 0, largest_copy_ = 0;
+};
+
+}  // namespace mtl::test
