@@ -26,6 +26,7 @@
 #include <sys/utsname.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line.h"
@@ -36,6 +37,7 @@
 #include "common/version.h"
 #include "launcher/launch_config.h"
 #include "launcher/placement.h"
+#include "runtime/device/load_cuda.h"
 
 namespace mtl {
 
@@ -160,6 +162,35 @@ Json gpu_facts(const NodeHardware& hardware) {
   for (const GpuDevice& gpu : hardware.gpus) {
     facts["gpus"].push_back(fmt::format(
         "{} {} {} NUMA {}", gpu.id, gpu.name.empty() ? "(unknown)" : gpu.name, gpu.pci, gpu.numa));
+  }
+  return facts;
+}
+
+// What the GPU engine says of this machine: its GPUs, or why there is none to use.
+Json engine_facts() {
+  Json facts;
+  if (!has_cuda_library()) {
+    facts["libmtl_cuda.so"] = fmt::format("not in {}", fmt::join(cuda_library_places(), " or "));
+    return facts;
+  }
+  try {
+    const CudaFacts found = load_cuda().facts(false);
+    facts["cuda"] =
+        fmt::format("{}.{}, the driver's {}.{}", found.runtime / 1000, found.runtime % 1000 / 10,
+                    found.driver / 1000, found.driver % 1000 / 10);
+    facts["devices"] = Json::array();
+    for (size_t i = 0; i < found.devices.size(); ++i) {
+      const CudaDeviceFacts& gpu = found.devices[i];
+      facts["devices"].push_back(fmt::format(
+          "{}: {}, {}, sm_{}{}, {} multiprocessors, {} {}{}", i, gpu.name,
+          size_words(static_cast<double>(gpu.memory_bytes)), gpu.major, gpu.minor,
+          gpu.multiprocessors, gpu.pci, gpu.uuid, gpu.refusal.empty() ? "" : ": " + gpu.refusal));
+    }
+  } catch (const Error& error) {
+    const Diagnostic& why = error.diagnostics().front();
+    facts["unusable"] = why.what;
+    facts["code"] = why.code;
+    facts["help"] = why.help;
   }
   return facts;
 }
@@ -378,6 +409,7 @@ int command_env(const Arguments& args) {
   facts["cpu"] = cpu_facts(hardware);
   facts["memory"] = memory_facts();
   facts["gpu"] = gpu_facts(hardware);
+  facts["gpu engine"] = engine_facts();
   facts["libraries"] = library_facts();
   facts["network"] = network_facts();
   facts["limits"] = limit_facts();

@@ -10,6 +10,7 @@
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/data/data.h"
+#include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
 #include "runtime/run.h"
 
@@ -73,7 +74,7 @@ class Generator {
       : reader_(checkpoint),
         shape_(model_shape_from_json(reader_.state().at("model"))),
         tokenizer_(tokenizer_from_json(reader_.state().at("tokenizer"))),
-        device_(make_cpu_device()),
+        device_(make_device({}).device),
         model_(shape_, *device_) {
     model_.load(reader_);
   }

@@ -1,5 +1,6 @@
 #include "runtime/worker.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -15,6 +16,7 @@
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/comm/rank_threads.h"
+#include "runtime/device/make_device.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/trainer.h"
@@ -66,7 +68,8 @@ bool is_collateral(const Error& error) {
 // The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
 class Rank {
  public:
-  Rank(const fs::path& run_dir, const CheckedRun& run, CommWorld& world, int progress_fd, int fence)
+  Rank(const fs::path& run_dir, const CheckedRun& run, MadeDevice& device, CommWorld& world,
+       int progress_fd, int fence)
       : run_dir_(run_dir),
         run_(run),
         spec_(run_.resolved.spec),
@@ -74,7 +77,8 @@ class Rank {
         world_(world),
         progress_fd_(progress_fd),
         fence_(fence),
-        device_(make_cpu_device()) {
+        made_(device),
+        device_(device.device.get()) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
     all_ranks_ = world_.group(everybody);
@@ -170,7 +174,7 @@ class Rank {
                                       .resume_step = next_step_,
                                       .log_every = spec_.log.every});
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
-                                        .device = device_->description(),
+                                        .device = made_.description(),
                                         .matmul_rate = rate,
                                         .checkpoint = checkpoint,
                                         .resume_step = next_step_}));
@@ -255,7 +259,8 @@ class Rank {
   CommWorld& world_;
   const int progress_fd_;
   const int fence_;
-  std::unique_ptr<Device> device_;
+  const MadeDevice& made_;
+  Device* const device_;
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<Reporter> reporter_;
@@ -281,21 +286,45 @@ void check_threads(const WorkerEnvironment& environment) {
 Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
   Exit of_rank_0 = Exit::done;  // all agree: the ranks stop together
   run_rank_threads(own.world, [&](CommWorld& world) {
-    const Exit exit = Rank(run_dir, run, world, own.progress_fd, own.fence).run();
+    MadeDevice device =
+        make_device({.local_rank = world.rank(), .world = own.world, .rank_threads = true});
+    const Exit exit = Rank(run_dir, run, device, world, own.progress_fd, own.fence).run();
     if (world.rank() == 0) of_rank_0 = exit;
   });
   return of_rank_0;
 }
 
+// A rank on a GPU and one on a CPU have no transport in common.
+void agree_on_device(Store& store, const MadeDevice& own, const WorldOptions& options) {
+  const std::string mine = own.cuda != nullptr ? "a GPU" : "the CPU";
+  const std::vector<std::string> all =
+      store.exchange("device", options.rank, options.size, mine, options.timeout);
+  const auto other = std::find_if(all.begin(), all.end(),
+                                  [&](const std::string& theirs) { return theirs != mine; });
+  if (other == all.end()) return;
+  throw Error(Exit::environment,
+              {.code = "gpu.ranks",
+               .what = fmt::format("rank {} computes on {} and rank {} on {}", options.rank, mine,
+                                   other - all.begin(), *other),
+               .notes = {fmt::format("rank {}: {}", options.rank, own.description())},
+               .help = "mtl env on each machine says why; MTL_DEVICE=cpu (mtl launch --cpu) or "
+                       "MTL_DEVICE=cuda makes them alike"});
+}
+
 Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
+  MadeDevice device = make_device({.local_rank = own.local_rank, .world = own.world});
   if (own.world == 1) {
     const std::unique_ptr<CommWorld> world = make_self_world();
-    return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
+    return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
   }
   const std::string token = read_token(own.token_fd);
   const std::unique_ptr<Store> store = join_store(own, token, kJoinPatience);
-  const std::unique_ptr<CommWorld> world = make_cpu_world(*store, world_options(own, token));
-  return Rank(run_dir, run, *world, own.progress_fd, own.fence).run();
+  const WorldOptions options = world_options(own, token);
+  agree_on_device(*store, device, options);
+  const std::unique_ptr<CommWorld> world =
+      device.cuda != nullptr ? device.cuda->make_nccl_world(*store, options, *device.device)
+                             : make_cpu_world(*store, options);
+  return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
 }
 
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we

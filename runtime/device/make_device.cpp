@@ -1,0 +1,84 @@
+#include "runtime/device/make_device.h"
+
+#include <cstdlib>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "runtime/device/load_cuda.h"
+
+namespace mtl {
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// As CUDA reads it: nothing, or something that is no device first, hides all of them.
+bool hides_all(const char* visible) {
+  if (visible == nullptr) return false;
+  const std::string text = visible;
+  return text.empty() || text.starts_with("-") || text == "none" || text == "void" ||
+         text == "NoDevFiles";
+}
+
+}  // namespace
+
+DeviceSigns device_signs() {
+  const std::string use_cpu = variable("ACCELERATE_USE_CPU");
+  return {.wanted = variable("MTL_DEVICE"),
+          .use_cpu = use_cpu == "True" || use_cpu == "true" || use_cpu == "1",
+          .gpu_files = access("/dev/nvidiactl", F_OK) == 0,
+          .visible = std::getenv("CUDA_VISIBLE_DEVICES"),
+          .library = has_cuda_library()};
+}
+
+DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& request) {
+  const bool threads = request.rank_threads && request.world > 1;
+  if (signs.wanted == "cpu") return {};
+  if (signs.wanted == "cuda") {
+    if (!threads) return {.gpu = true, .why = {}};
+    throw Error(Exit::environment,
+                {.code = "gpu.ranks",
+                 .what = "MTL_DEVICE=cuda, and the ranks are threads of one process",
+                 .help = "use launch.spawn=processes: a rank on a GPU is a process"});
+  }
+  if (!signs.wanted.empty() && signs.wanted != "auto") {
+    throw Error(Exit::usage, {.code = "device.name",
+                              .what = fmt::format("MTL_DEVICE={} is no device", signs.wanted),
+                              .help = "it is auto, cpu or cuda"});
+  }
+  if (!signs.gpu_files) return {.gpu = false, .why = "no NVIDIA GPU here"};
+  if (signs.use_cpu) return {};
+  if (hides_all(signs.visible)) {
+    return {.gpu = false, .why = "CUDA_VISIBLE_DEVICES hides the GPUs"};
+  }
+  if (threads) return {.gpu = false, .why = "no GPU: the ranks are threads of one process"};
+  if (!signs.library) {
+    return {.gpu = false, .why = "no GPU: libmtl_cuda.so is not installed, see mtl env"};
+  }
+  return {.gpu = true, .why = {}};
+}
+
+std::string MadeDevice::description() const {
+  return device->description() + (why.empty() ? "" : " (" + why + ")");
+}
+
+MadeDevice make_device(const DeviceRequest& request) {
+  const DeviceChoice choice = choose_device(device_signs(), request);
+  if (!choice.gpu) return {.device = make_cpu_device(), .why = choice.why};
+  const CudaPlugin& plugin = load_cuda();
+  if (request.world > 1 && plugin.make_nccl_world == nullptr) {
+    throw Error(Exit::environment,
+                {.code = "gpu.ranks",
+                 .what = fmt::format("{} ranks on GPUs, and libmtl_cuda.so is built without NCCL",
+                                     request.world),
+                 .help = "train with one rank, or on the CPU: MTL_DEVICE=cpu (mtl launch --cpu)"});
+  }
+  return {.device = plugin.make_device(request.local_rank), .why = {}, .cuda = &plugin};
+}
+
+}  // namespace mtl

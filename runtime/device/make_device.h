@@ -1,0 +1,47 @@
+// Which engine a rank computes on: the CPU's, or a GPU's by libmtl_cuda.so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "runtime/device/cuda_plugin.h"
+
+namespace mtl {
+
+struct DeviceRequest {
+  int local_rank = 0;
+  int world = 1;
+  bool rank_threads = false;  // all ranks are threads of one process
+};
+
+// What there is to know before anything is loaded.
+struct DeviceSigns {
+  std::string wanted;             // MTL_DEVICE; "" = auto
+  bool use_cpu = false;           // ACCELERATE_USE_CPU, as mtl launch --cpu sets it
+  bool gpu_files = false;         // /dev/nvidiactl is there
+  const char* visible = nullptr;  // CUDA_VISIBLE_DEVICES
+  bool library = false;           // libmtl_cuda.so is there
+};
+DeviceSigns device_signs();
+
+struct DeviceChoice {
+  bool gpu = false;
+  std::string why;  // not the other one; empty where somebody asked for this one
+};
+// `auto` takes the GPU where this machine has one and the library is there: a GPU that then does
+// not work is an error, never a run on the CPU that nobody wanted. Throws Error (Exit::usage)
+// device.name for an MTL_DEVICE that is none, (Exit::environment) gpu.ranks where ranks in threads
+// ask for GPUs.
+DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& request);
+
+struct MadeDevice {
+  std::unique_ptr<Device> device;
+  std::string why;                   // as chosen
+  const CudaPlugin* cuda = nullptr;  // null: the CPU
+  // "cpu: 2 threads, ... (no NVIDIA GPU here)"
+  std::string description() const;
+};
+// In the thread that uses it. Throws what choose_device() and CudaPlugin::make_device do.
+MadeDevice make_device(const DeviceRequest& request);
+
+}  // namespace mtl
