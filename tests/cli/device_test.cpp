@@ -1,0 +1,78 @@
+// Which device a run takes, as a user meets it; and a whole run on a device behind a library, whose
+// memory the program cannot touch (tests/support/fake_cuda.cpp).
+#include "cli/tiny_run.h"
+
+using namespace mtl::test;
+
+namespace {
+
+using Env = std::map<std::string, std::string>;
+
+const Env kStandIn = {{"MTL_DEVICE", "cuda"}, {"MTL_CUDA_LIBRARY", MTL_FAKE_CUDA_LIBRARY}};
+
+Outcome train(const Shell& shell, const Env& env, std::vector<std::string> settings = {}) {
+  settings.insert(settings.begin(), {"launch", "train.yaml"});
+  return shell.mtl(settings, env);
+}
+
+}  // namespace
+
+TEST_CASE("a run on a device that the program cannot look into is the run on the CPU") {
+  std::map<std::string, std::string> tensors;
+  std::string words;
+  for (const bool behind : {false, true}) {
+    Shell shell;
+    write_recipe(shell, 6);
+    const Env env = behind ? kStandIn : Env{{"MTL_DEVICE", "cpu"}, {"OMP_NUM_THREADS", "1"}};
+    Outcome outcome = train(shell, env, {"checkpoint.every=3", "train.steps=6"});
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(has(outcome.err, "device   guarded cpu: 1 thread") == behind);
+    // And goes on from its checkpoint.
+    outcome = train(shell, env, {"checkpoint.every=3", "train.steps=8"});
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(has(outcome.err, "resume   after step 6"));
+    outcome = shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}, env);
+    CHECK(outcome.code == 0);
+    if (behind) {
+      CHECK(tensors_of(run_of(shell) / "latest") == tensors);
+      CHECK(outcome.out == words);
+    }
+    tensors = tensors_of(run_of(shell) / "latest");
+    words = outcome.out;
+    CHECK(words.size() >= 20);
+  }
+}
+
+TEST_CASE("a device that cannot be had ends the run with the reason") {
+  Shell shell;
+  write_recipe(shell, 5);
+  Outcome outcome = train(shell, {{"MTL_DEVICE", "cuda"}, {"MTL_CUDA_LIBRARY", "/nowhere.so"}});
+  CHECK(outcome.code == 4);
+  CHECK(has(outcome.err, "error[gpu.library]"));
+  CHECK(has(outcome.err, "/nowhere.so"));
+  outcome = train(shell, {{"MTL_DEVICE", "quantum"}});
+  CHECK(outcome.code == 2);
+  CHECK(has(outcome.err, "error[device.name]"));
+  CHECK(has(outcome.err, "it is auto, cpu or cuda"));
+  // Several ranks need NCCL, which the stand-in has not; as threads they cannot have GPUs.
+  for (const char* spawn : {"processes", "threads"}) {
+    outcome =
+        train(shell, kStandIn,
+              {"parallel.dp=2", std::string("launch.spawn=") + spawn, "--num_processes", "2"});
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 4);
+    CHECK(has(outcome.err, "error[gpu.ranks]"));
+  }
+}
+
+TEST_CASE("mtl env lists the GPUs of the engine or says why there is none") {
+  const Shell shell;
+  Outcome outcome = shell.mtl({"env"}, kStandIn);
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.out, "0: Stand-in, 1 GiB, sm_90, 1 multiprocessors, 0000:00:00.0 GPU-0"));
+  outcome = shell.mtl({"env"}, {{"MTL_CUDA_LIBRARY", "/nowhere.so"}});
+  CHECK(outcome.code == 0);
+  CHECK(has(outcome.out, "not in /nowhere.so"));
+}

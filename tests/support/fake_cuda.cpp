@@ -1,0 +1,42 @@
+// A stand-in for libmtl_cuda.so: the way through the loader into another library, and a device
+// whose memory the program cannot touch (guarded_device.h), where there is no GPU.
+#include "common/error.h"
+#include "common/version.h"
+#include "runtime/device/cuda_plugin.h"
+#include "support/guarded_device.h"
+
+namespace {
+
+mtl::CudaFacts facts(bool) {
+  mtl::CudaFacts facts;
+  facts.driver = facts.runtime = 13000;
+  facts.devices.push_back({.name = "Stand-in",
+                           .uuid = "GPU-0",
+                           .pci = "0000:00:00.0",
+                           .memory_bytes = int64_t{1} << 30,
+                           .major = 9,
+                           .minor = 0,
+                           .multiprocessors = 1,
+                           .mig = false,
+                           .refusal = {}});
+  return facts;
+}
+
+std::unique_ptr<mtl::Device> make_device(int index) {
+  if (index != 0) {
+    throw mtl::Error(mtl::Exit::environment,
+                     {.code = "gpu.index", .what = "there is one stand-in", .help = "use it"});
+  }
+  return std::make_unique<mtl::test::GuardedDevice>();
+}
+
+}  // namespace
+
+extern "C" const mtl::CudaPlugin* mtl_cuda_plugin() {
+  static const std::string version = mtl::version();
+  static const mtl::CudaPlugin plugin = {.version = version.c_str(),
+                                         .facts = facts,
+                                         .make_device = make_device,
+                                         .make_nccl_world = nullptr};
+  return &plugin;
+}
