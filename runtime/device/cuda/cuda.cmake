@@ -86,6 +86,8 @@ list(FILTER sources EXCLUDE REGEX /cuda_device\\.cpp$)
 
 add_library(mtl_cuda MODULE ${sources} ${objects})
 target_include_directories(mtl_cuda SYSTEM PRIVATE ${toolkit}/include)
+list(JOIN MTL_CUDA_ARCHITECTURES "," listed)
+target_compile_definitions(mtl_cuda PRIVATE MTL_CUDA_ARCHITECTURES=${listed})
 target_link_libraries(mtl_cuda PRIVATE mtl_runtime mtl_flags ${MTL_LIBRARY_cudart_static}
   ${MTL_LIBRARY_cublasLt} dl rt)
 # mtl's own functions are in here a second time: nothing of them is to be seen from outside, and what

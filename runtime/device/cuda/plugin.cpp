@@ -43,7 +43,8 @@ CudaDeviceFacts device_facts(int index) {
   facts.major = properties.major;
   facts.minor = properties.minor;
   facts.multiprocessors = properties.multiProcessorCount;
-  facts.refusal = capability_refusal(facts.name, facts.major, facts.minor);
+  static constexpr int kBuilt[] = {MTL_CUDA_ARCHITECTURES};
+  facts.refusal = capability_refusal(facts.name, facts.major, facts.minor, kBuilt);
   return facts;
 }
 
@@ -83,7 +84,9 @@ std::unique_ptr<Device> make_device(int index) {
   if (!own.refusal.empty()) {
     throw Error(Exit::environment, {.code = "gpu.capability",
                                     .what = own.refusal,
-                                    .help = "MTL_DEVICE=cpu (mtl launch --cpu) runs on the CPU"});
+                                    .help = "build mtl for it (cmake -DMTL_CUDA_ARCHITECTURES=..., "
+                                            "80 at least); MTL_DEVICE=cpu (mtl launch --cpu) runs "
+                                            "on the CPU"});
   }
   const std::string driver =
       all.driver_name.empty() ? "for CUDA " + version_words(all.driver) : all.driver_name;

@@ -187,11 +187,19 @@ Diagnostic index_refusal(int index, int count, bool mig, const char* visible) {
   return refusal;
 }
 
-std::string capability_refusal(const std::string& name, int major, int minor) {
-  // sm_80, sm_90, sm_100 and, for what is newer, PTX that the driver compiles.
-  if (major >= 8) return {};
-  return fmt::format("{} has compute capability {}.{}; mtl is built for 8.0 (A100) and newer", name,
-                     major, minor);
+std::string capability_refusal(const std::string& name, int major, int minor,
+                               std::span<const int> built) {
+  const int own = 10 * major + minor;
+  std::string all;
+  for (const int one : built) {
+    // Code runs on devices of the same major capability and the same or a later minor one.
+    if (one <= own && (one / 10 == major || one == built.back())) return {};
+    all += fmt::format("{}{}.{}", all.empty() ? "" : ", ", one / 10, one % 10);
+  }
+  return fmt::format(
+      "{} has compute capability {}.{}; this libmtl_cuda.so is for {} and newer than "
+      "the last",
+      name, major, minor, all);
 }
 
 Diagnostic memory_refusal(const MemoryFacts& facts) {

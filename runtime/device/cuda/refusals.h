@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "common/error.h"
@@ -45,8 +46,10 @@ Diagnostic start_refusal(int error, const std::string& words, int driver, int ru
 // LOCAL_RANK `index` among `count` devices; `mig`: what is visible is a part of a GPU.
 Diagnostic index_refusal(int index, int count, bool mig, const char* visible);
 
-// Empty if kernels for this device are in the library. `oldest`: 80 = 8.0.
-std::string capability_refusal(const std::string& name, int major, int minor);
+// Empty if the library has kernels for this device. `built`: capabilities in ascending order, 80 =
+// 8.0; of the last one there is PTX too, which the driver compiles for any newer device.
+std::string capability_refusal(const std::string& name, int major, int minor,
+                               std::span<const int> built);
 
 struct MemoryFacts {
   std::string name;  // of the device

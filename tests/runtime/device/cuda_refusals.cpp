@@ -146,8 +146,16 @@ TEST_CASE("cuda refusals: a local rank without a GPU, parts of GPUs, old GPUs") 
   CHECK(says(why, "MIG"));
   CHECK(says(why, "an instance of its own"));
 
-  CHECK(says(capability_refusal("Tesla T4", 7, 5), "Tesla T4 has compute capability 7.5"));
-  for (const int major : {8, 9, 10, 12, 15}) CHECK(capability_refusal("new", major, 0).empty());
+  const int usual[] = {80, 90, 100}, one[] = {90};
+  CHECK(says(capability_refusal("Tesla T4", 7, 5, usual), "Tesla T4 has compute capability 7.5"));
+  CHECK(says(capability_refusal("Tesla T4", 7, 5, usual), "is for 8.0, 9.0, 10.0"));
+  for (const auto& [major, minor] : {std::pair(8, 0), {8, 9}, {9, 0}, {10, 3}, {12, 0}, {15, 1}}) {
+    CHECK(capability_refusal("x", major, minor, usual).empty());
+  }
+  CHECK(!capability_refusal("A100", 8, 0, one).empty());
+  CHECK(!capability_refusal("L40S", 8, 9, one).empty());
+  CHECK(capability_refusal("H200", 9, 0, one).empty());
+  CHECK(capability_refusal("B200", 10, 0, one).empty());  // by its PTX
 }
 
 TEST_CASE("cuda refusals: memory, and failures of later calls") {
