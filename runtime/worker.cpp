@@ -322,7 +322,8 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   const WorldOptions options = world_options(own, token);
   agree_on_device(*store, device, options);
   const std::unique_ptr<CommWorld> world =
-      device.cuda != nullptr ? device.cuda->make_nccl_world(*store, options, *device.device)
+      device.cuda != nullptr ? device.cuda->make_nccl_world(*store, options, *device.device,
+                                                            (run_dir / "crash").string())
                              : make_cpu_world(*store, options);
   return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
 }

@@ -45,10 +45,10 @@ struct CudaPlugin {
   // The engine on device `index` of those visible. Belongs to the thread that makes it. Throws
   // Error (Exit::environment) "gpu.*".
   std::unique_ptr<Device> (*make_device)(int index);
-  // The transport of ranks on GPUs, over `device`, which is one of make_device; null = not built
-  // in.
+  // The transport of ranks on GPUs, over `device`, which is one of make_device. What it knows of a
+  // failure is left in `crash_dir`. Null = not built in.
   std::unique_ptr<CommWorld> (*make_nccl_world)(Store& store, const WorldOptions& options,
-                                                Device& device);
+                                                Device& device, const std::string& crash_dir);
 };
 
 // The library's only symbol.

@@ -82,7 +82,12 @@ endforeach()
 mtl_nvcc(object ${folder}/cuda_device.cpp -gencode arch=compute_${oldest},code=sm_${oldest})
 list(APPEND objects ${object})
 file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
-list(FILTER sources EXCLUDE REGEX /cuda_device\\.cpp$)
+list(FILTER sources EXCLUDE REGEX "/(cuda_device|nccl_plugin)\\.cpp$")
+# The transport, if it is there.
+file(GLOB nccl CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/runtime/comm/nccl/*.cpp)
+if(nccl)
+  list(APPEND sources ${nccl} ${folder}/nccl_plugin.cpp)
+endif()
 
 add_library(mtl_cuda MODULE ${sources} ${objects})
 target_include_directories(mtl_cuda SYSTEM PRIVATE ${toolkit}/include)

@@ -12,9 +12,10 @@
 
 namespace mtl {
 
-// runtime/comm/nccl; null where the library is built without NCCL.
+// nccl_plugin.cpp; null where the library is built without it.
 std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& options,
-                                           Device& device) __attribute__((weak));
+                                           Device& device, const std::string& crash_dir)
+    __attribute__((weak));
 
 namespace cuda {
 
