@@ -48,7 +48,7 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
   std::exception_ptr first_failure;
   auto run_rank = [&](int rank) {
     try {
-      const std::unique_ptr<Device> device = make_device ? make_device() : make_cpu_device(1);
+      const std::unique_ptr<Device> device = make_device ? make_device(rank) : make_cpu_device(1);
       const std::unique_ptr<CommWorld> world = [&]() -> std::unique_ptr<CommWorld> {
         if (world_size == 1) return make_self_world();
         if (make_world) return make_world(*store, rank, world_size);

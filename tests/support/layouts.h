@@ -53,9 +53,10 @@ struct RankContext {
 
 // Makes the plan for `spec` with the layout's degrees, starts one thread per rank, runs `body` on
 // each, and rethrows the first exception. `epoch`: sequences of the text, where epochs matter.
-// `make_world`: of several ranks, if not shared memory. `make_device`: if not the CPU's.
+// `make_world`: of several ranks, if not shared memory. `make_device`: before it and in the same
+// thread, if not the CPU.
 using MakeWorld = std::function<std::unique_ptr<CommWorld>(Store&, int rank, int size)>;
-using MakeDevice = std::function<std::unique_ptr<Device>()>;
+using MakeDevice = std::function<std::unique_ptr<Device>(int rank)>;
 void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
                 const std::function<void(RankContext&)>& body, int64_t epoch = 0,
                 const MakeWorld& make_world = {}, const MakeDevice& make_device = {});

@@ -114,8 +114,9 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };
-      const Story cpu = story_of(spec, dir(), [] { return make_cpu_device(1); });
-      const Story guarded = story_of(spec, dir(), [] { return std::make_unique<GuardedDevice>(); });
+      const Story cpu = story_of(spec, dir(), [](int) { return make_cpu_device(1); });
+      const Story guarded =
+          story_of(spec, dir(), [](int) { return std::make_unique<GuardedDevice>(); });
       CHECK(cpu.losses == guarded.losses);
       CHECK(cpu.norms == guarded.norms);
       CHECK(cpu.valid == guarded.valid);
