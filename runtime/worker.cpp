@@ -1,6 +1,5 @@
 #include "runtime/worker.h"
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -294,23 +293,6 @@ Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   return of_rank_0;
 }
 
-// A rank on a GPU and one on a CPU have no transport in common.
-void agree_on_device(Store& store, const MadeDevice& own, const WorldOptions& options) {
-  const std::string mine = own.cuda != nullptr ? "a GPU" : "the CPU";
-  const std::vector<std::string> all =
-      store.exchange("device", options.rank, options.size, mine, options.timeout);
-  const auto other = std::find_if(all.begin(), all.end(),
-                                  [&](const std::string& theirs) { return theirs != mine; });
-  if (other == all.end()) return;
-  throw Error(Exit::environment,
-              {.code = "gpu.ranks",
-               .what = fmt::format("rank {} computes on {} and rank {} on {}", options.rank, mine,
-                                   other - all.begin(), *other),
-               .notes = {fmt::format("rank {}: {}", options.rank, own.description())},
-               .help = "mtl env on each machine says why; MTL_DEVICE=cpu (mtl launch --cpu) or "
-                       "MTL_DEVICE=cuda makes them alike"});
-}
-
 Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
   MadeDevice device = make_device({.local_rank = own.local_rank, .world = own.world});
   if (own.world == 1) {
@@ -320,7 +302,9 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   const std::string token = read_token(own.token_fd);
   const std::unique_ptr<Store> store = join_store(own, token, kJoinPatience);
   const WorldOptions options = world_options(own, token);
-  agree_on_device(*store, device, options);
+  check_alike(
+      store->exchange("device", options.rank, options.size, kind_of(device), options.timeout),
+      options.rank, device);
   const std::unique_ptr<CommWorld> world =
       device.cuda != nullptr ? device.cuda->make_nccl_world(*store, options, *device.device,
                                                             (run_dir / "crash").string())

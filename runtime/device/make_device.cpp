@@ -1,5 +1,6 @@
 #include "runtime/device/make_device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <unistd.h>
 
@@ -65,6 +66,24 @@ DeviceChoice choose_device(const DeviceSigns& signs, const DeviceRequest& reques
 
 std::string MadeDevice::description() const {
   return device->description() + (why.empty() ? "" : " (" + why + ")");
+}
+
+std::string kind_of(const MadeDevice& made) {
+  return made.cuda != nullptr ? "a GPU" : "the CPU";
+}
+
+void check_alike(const std::vector<std::string>& kinds, int rank, const MadeDevice& own) {
+  const std::string mine = kind_of(own);
+  const auto other = std::find_if(kinds.begin(), kinds.end(),
+                                  [&](const std::string& theirs) { return theirs != mine; });
+  if (other == kinds.end()) return;
+  throw Error(Exit::environment,
+              {.code = "gpu.ranks",
+               .what = fmt::format("rank {} computes on {} and rank {} on {}", rank, mine,
+                                   other - kinds.begin(), *other),
+               .notes = {fmt::format("rank {}: {}", rank, own.description())},
+               .help = "mtl env on each machine says why; MTL_DEVICE=cpu (mtl launch --cpu) or "
+                       "MTL_DEVICE=cuda makes them alike"});
 }
 
 MadeDevice make_device(const DeviceRequest& request) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "runtime/device/cuda_plugin.h"
 
@@ -43,5 +44,11 @@ struct MadeDevice {
 };
 // In the thread that uses it. Throws what choose_device() and CudaPlugin::make_device do.
 MadeDevice make_device(const DeviceRequest& request);
+
+// What a rank computes on, in words that the ranks of a run compare: they have a transport in
+// common only if all are alike. Throws Error (Exit::environment) gpu.ranks naming the first other
+// one.
+std::string kind_of(const MadeDevice& made);
+void check_alike(const std::vector<std::string>& kinds, int rank, const MadeDevice& own);
 
 }  // namespace mtl

@@ -70,6 +70,7 @@ class Shell {
     setenv("HF_HOME", (dir() / "hf").c_str(), 1);
     for (const char* name : {"NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "COLUMNS"})
       unsetenv(name);
+    setenv("MTL_DEVICE", "cpu", 1);  // also on a machine with a GPU
     for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
     execv(words[0], words.data());
     _exit(98);

@@ -80,3 +80,20 @@ TEST_CASE("device: the description says why it is not the other") {
   made.why = "no NVIDIA GPU here";
   CHECK(made.description() == made.device->description() + " (no NVIDIA GPU here)");
 }
+
+TEST_CASE("device: ranks that compute on different things are told apart") {
+  const CudaPlugin plugin{};
+  const MadeDevice cpu{.device = make_cpu_device(1), .why = "no NVIDIA GPU here"};
+  const MadeDevice gpu{.device = make_cpu_device(1), .why = "", .cuda = &plugin};
+  CHECK_NOTHROW(check_alike({kind_of(cpu), kind_of(cpu)}, 1, cpu));
+  CHECK_NOTHROW(check_alike({kind_of(gpu), kind_of(gpu)}, 0, gpu));
+  try {
+    check_alike({kind_of(cpu), kind_of(cpu), kind_of(gpu)}, 1, cpu);
+    FAIL("not noticed");
+  } catch (const Error& error) {
+    const Diagnostic& why = error.diagnostics().front();
+    CHECK(why.code == "gpu.ranks");
+    CHECK(why.what == "rank 1 computes on the CPU and rank 2 on a GPU");
+    CHECK(why.notes.front().find("no NVIDIA GPU here") != std::string::npos);
+  }
+}
