@@ -1,6 +1,12 @@
 // Communicator: collectives among a group of ranks. Transports: shm/ (ranks of one host; arenas
-// resident in shared memory), later tcp/ and nccl/. Sums are taken in rank order on every
-// transport, in f32 for bf16 and f16 data, so the result is the same on all ranks and transports.
+// resident in shared memory), tcp/, and nccl/ in the CUDA plug-in. On the CPU's transports sums are
+// taken in rank order, in f32 for bf16 and f16 data, so the result is the same on all ranks and
+// transports. NCCL adds in an order of its own (nccl/nccl_communicator.h).
+//
+// A transport of the CPU has done an operation when it returns. One that works on a device's
+// streams has enqueued it among the device's ops: it is done before ops that are enqueued later
+// begin, and what the host must know of it, the device's copy_to_host() and synchronize() wait for.
+// barrier(), and operations on memory of the host, wait on every transport.
 //
 // All ranks of a group call the same operations in the same order. An operation throws Error
 // "comm.timeout" (Exit::timeout) when a peer does not arrive within the world's timeout, and
@@ -16,6 +22,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,6 +49,19 @@ struct Traffic {
   }
 };
 
+// Where a group's operations go on beside the device's ops: a stream of a device. Belongs to the
+// thread of the device.
+class CommLane {
+ public:
+  virtual ~CommLane() = default;
+  // The group's operations that `work` calls begin when the device's ops enqueued so far are done,
+  // in order among themselves. Returns their number, ascending from 1.
+  virtual uint64_t run(const std::function<void()>& work) = 0;
+  // Ops that the device is given from now on begin when these operations, and so all before them,
+  // are done.
+  virtual void join(uint64_t number) = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -63,6 +83,11 @@ class Communicator {
   virtual void send(Tensor x, int to) = 0;
   virtual void recv(Tensor x, int from) = 0;
   virtual const Traffic& traffic() const = 0;  // since the group was made
+  // Null: operations are done when they return, and another thread can do them beside.
+  virtual CommLane* lane() { return nullptr; }
+  // Throws the failure that the world has had, if any. After the host has waited for a device whose
+  // streams communicate: a failed operation ends the wait too, and its result is worth nothing.
+  virtual void check() {}
 };
 
 // The transport of one job as seen by one rank: makes the groups and the memory that they like

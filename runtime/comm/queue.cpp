@@ -1,12 +1,14 @@
 // One mutex for what both threads use; started_ is its owner's, the work itself runs without it.
 #include "runtime/comm/queue.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
 namespace mtl {
 
-CommQueue::CommQueue(bool asynchronous) : asynchronous_(asynchronous) {}
+CommQueue::CommQueue(bool asynchronous, CommLane* lane)
+    : asynchronous_(asynchronous), lane_(asynchronous ? lane : nullptr) {}
 
 CommQueue::~CommQueue() {
   {
@@ -15,6 +17,7 @@ CommQueue::~CommQueue() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  if (lane_ != nullptr && !error_) execute([this] { lane_->join(started_); });
   if (!error_ || thrown_) return;
   try {
     std::rethrow_exception(error_);
@@ -26,6 +29,10 @@ CommQueue::~CommQueue() {
 }
 
 CommQueue::Ticket CommQueue::start(std::function<void()> work) {
+  if (lane_ != nullptr) {
+    if (!error_) execute([&] { started_ = lane_->run(work); });
+    return started_;
+  }
   if (!asynchronous_) {
     if (!error_) execute(work);  // there is no other thread
     done_ = ++started_;
@@ -42,14 +49,16 @@ CommQueue::Ticket CommQueue::start(std::function<void()> work) {
 
 CommQueue::Ticket CommQueue::start(int64_t bytes, std::function<void()> work) {
   constexpr int64_t kWorthOverlapping = 256 << 10;  // a copy of so much takes about a wake-up
-  if (bytes >= kWorthOverlapping) return start(std::move(work));
+  if (lane_ != nullptr || bytes >= kWorthOverlapping) return start(std::move(work));
   wait_all();
   work();
   return started_;
 }
 
 void CommQueue::wait(Ticket ticket) {
+  if (lane_ != nullptr && !error_) execute([&] { lane_->join(ticket); });
   std::unique_lock lock(mutex_);
+  if (lane_ != nullptr) done_ = std::max(done_, ticket);
   changed_.wait(lock, [&] { return done_ >= ticket; });
   if (!error_) return;
   thrown_ = true;

@@ -1,6 +1,8 @@
-// CommQueue: communication that runs beside computation, a FIFO of work with a thread of its own
-// (CPU). One queue serves one group, so that all ranks of the group issue its collectives in the
-// same order whatever the other groups do.
+// CommQueue: communication that runs beside computation, a FIFO of work. One queue serves one
+// group, so that all ranks of the group issue its collectives in the same order whatever the other
+// groups do. It has a thread of its own where operations are done when they return (CPU); where the
+// group has a lane, the work is enqueued there at once, and `wait` makes the device wait, not the
+// host.
 #pragma once
 
 #include <condition_variable>
@@ -11,6 +13,8 @@
 #include <mutex>
 #include <thread>
 
+#include "runtime/comm/communicator.h"
+
 namespace mtl {
 
 // What start()ed work throws ends the queue: later work is dropped, and every wait throws the same.
@@ -19,10 +23,11 @@ class CommQueue {
  public:
   using Ticket = uint64_t;
 
-  // asynchronous = false: start() does the work at once, so that nothing overlaps.
-  explicit CommQueue(bool asynchronous);
-  // Finishes what was started. An error that no wait has thrown is printed to stderr: somebody
-  // relied on work that was not done.
+  // asynchronous = false: start() does the work at once, so that nothing overlaps. `lane`: of the
+  // group, null on a CPU; it outlives the queue.
+  explicit CommQueue(bool asynchronous, CommLane* lane = nullptr);
+  // Finishes what was started, or lets the device wait for it. An error that no wait has thrown is
+  // printed to stderr: somebody relied on work that was not done.
   ~CommQueue();
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
@@ -31,9 +36,10 @@ class CommQueue {
   Ticket start(std::function<void()> work);
   // Work that moves so many bytes: small work is done at once, behind what was started before (and
   // what it throws is thrown here), because handing it over costs more than it hides.
+  // On a lane that costs next to nothing: all work goes there.
   Ticket start(int64_t bytes, std::function<void()> work);
-  // Returns when the work of this ticket, and so all before it, is done; rethrows the error of it
-  // or of other work that has failed by then.
+  // Returns when the work of this ticket, and so all before it, is done, as the device's later ops
+  // see it; rethrows the error of it or of other work that has failed by then.
   void wait(Ticket ticket);
   void wait_all();
 
@@ -42,10 +48,12 @@ class CommQueue {
   void execute(const std::function<void()>& work);
 
   const bool asynchronous_;
+  CommLane* const lane_;  // null unless asynchronous
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> waiting_;
-  Ticket started_ = 0;  // how many works; the ticket of a work is its number, from 1
+  // How many works; the ticket of a work is its number, from 1. On a lane: the last number there.
+  Ticket started_ = 0;
   Ticket done_ = 0;
   std::exception_ptr error_;
   bool thrown_ = false;  // error_, by a wait

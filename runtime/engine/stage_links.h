@@ -12,7 +12,10 @@ class StageLinks {
  public:
   // `groups` outlives this. Virtual stages go round: the first stage follows the last one.
   StageLinks(const RankGroups& groups, bool overlap)
-      : groups_(groups), overlap_(overlap), activations_(true), gradients_(true) {}
+      : groups_(groups),
+        overlap_(overlap),
+        activations_(true, groups[Link::activations].lane()),
+        gradients_(true, groups[Link::gradients].lane()) {}
 
   // Activations go to the next stage, gradients to the one before.
   void send(Link link, Tensor x);

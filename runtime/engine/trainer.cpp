@@ -45,9 +45,11 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       parameters_(plan.table, stage_.layout, arena_),
       links_(groups_, spec.parallel.overlap.p2p),
       tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()
-                                                       : spec.parallel.overlap.tp == "true"),
-      data_queue_(spec.parallel.overlap.grad_reduce ||
-                  spec.parallel.overlap.param_gather != "false"),
+                                                       : spec.parallel.overlap.tp == "true",
+                    groups_[Link::tensor].lane()),
+      data_queue_(
+          spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false",
+          groups_[Link::data].lane()),
       tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_{device,      tensor_parallel_, plan.model,     arena_,
                parameters_, plan.recompute,   spec.train.seed},
@@ -271,6 +273,7 @@ void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
   device_.copy_to_host(host, sum);
   result.loss = host[0] / static_cast<double>(plan_.tokens_of_step(step));
   result.grad_norm = optimizer_.gradient_norm(std::span(host).subspan(1)) / scale_.value();
+  groups_.world().check();
   result.requests = take(host + 1);
 }
 
@@ -356,6 +359,7 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
   }
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
+  groups_.world().check();
   return host[0] / host[1];
 }
 

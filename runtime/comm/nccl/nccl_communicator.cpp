@@ -1,0 +1,307 @@
+#include "runtime/comm/nccl/nccl_communicator.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "runtime/comm/check.h"
+#include "runtime/comm/operation.h"
+
+namespace mtl::nccl {
+
+namespace {
+
+DataType type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return kFloat32;
+    case DType::bf16:
+      return kBfloat16;
+    case DType::f16:
+      return kFloat16;
+    case DType::f64:
+      return kFloat64;
+    case DType::i32:
+      return kInt32;
+    case DType::u8:
+      return kUint8;
+  }
+  return kUint8;
+}
+
+size_t count_of(const Tensor& x) {
+  return static_cast<size_t>(x.numel());
+}
+
+char* part_of(void* all, int64_t bytes, int rank) {
+  return static_cast<char*>(all) + rank * bytes;
+}
+
+std::string words(const char* op, const Tensor& x) {
+  return fmt::format("{}({} x {})", op, x.numel(), safetensors_name(x.dtype));
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<State> state, GroupName name)
+    : state_(std::move(state)), name_(std::move(name)) {
+  const auto own = std::find(name_.ranks.begin(), name_.ranks.end(), state_->rank());
+  rank_ = static_cast<int>(own - name_.ranks.begin());
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  for (const Mark& mark : marks_) state_->give_event(mark.event);
+  for (const Copy& copy : copies_) state_->streams().free(copy.memory);
+  if (staging_ != nullptr) state_->streams().free(staging_);
+  if (lane_ != nullptr) state_->streams().destroy_stream(lane_);
+}
+
+// --- the lane
+
+Stream NcclCommunicator::stream() {
+  return beside_ ? lane_ : state_->streams().compute();
+}
+
+uint64_t NcclCommunicator::run(const std::function<void()>& work) {
+  state_->check();
+  Streams& streams = state_->streams();
+  if (lane_ == nullptr) lane_ = streams.make_stream();
+  const Event gate = state_->take_event();
+  streams.record(gate, streams.compute());
+  streams.wait(lane_, gate);
+  state_->give_event(gate);
+  ++begun_;
+  beside_ = true;
+  try {
+    work();
+  } catch (...) {
+    beside_ = false;
+    throw;
+  }
+  beside_ = false;
+  const Event end = state_->take_event();
+  streams.record(end, lane_);
+  marks_.push_back({begun_, end});
+  return begun_;
+}
+
+void NcclCommunicator::join(uint64_t number) {
+  if (number <= joined_) return;
+  const auto next = std::find_if(marks_.begin(), marks_.end(),
+                                 [&](const Mark& mark) { return mark.number > number; });
+  if (next != marks_.begin()) {
+    state_->streams().wait(state_->streams().compute(), std::prev(next)->event);
+  }
+  // An event may be recorded again: who waits for it already, waits for the record there was.
+  for (auto mark = marks_.begin(); mark != next; ++mark) state_->give_event(mark->event);
+  marks_.erase(marks_.begin(), next);
+  joined_ = number;
+}
+
+// --- how operations reach NCCL
+
+Comm& NcclCommunicator::everybody() {
+  if (!everybody_) {
+    everybody_ = state_->begin_connect(name_);
+    state_->finish_connect(*everybody_);
+  }
+  return *everybody_;
+}
+
+NcclCommunicator::Pair& NcclCommunicator::pair(int peer) {
+  const auto found = pairs_.find(peer);
+  if (found != pairs_.end()) return found->second;
+  const int own = state_->rank(), other = name_.ranks[static_cast<size_t>(peer)];
+  const auto begin = [&](int from, int to) {
+    const int ranks[] = {from, to};
+    return state_->begin_connect(
+        {.key = comm::group_key(ranks, name_.key), .ranks = {from, to}, .messages = true});
+  };
+  // Both directions at once, lower rank's first: one that waits for the first message of the other
+  // while that one waits for ours must still come together.
+  Pair made;
+  if (own < other) {
+    made.to = begin(own, other);
+    made.from = begin(other, own);
+  } else {
+    made.from = begin(other, own);
+    made.to = begin(own, other);
+  }
+  state_->finish_connect(*made.to);
+  state_->finish_connect(*made.from);
+  return pairs_[peer] = std::move(made);
+}
+
+void NcclCommunicator::collective(const std::string& what, int64_t bytes,
+                                  const std::function<Result(CommHandle, Stream)>& call) {
+  Comm& comm = everybody();
+  // All ranks enqueue a group's collectives in one order; the device must keep to it too.
+  if (beside_) {
+    collectives_until_ = begun_;
+  } else {
+    join(collectives_until_);
+  }
+  message(comm, what, bytes, call);
+}
+
+void NcclCommunicator::message(Comm& comm, const std::string& what, int64_t bytes,
+                               const std::function<Result(CommHandle, Stream)>& call) {
+  const Stream where = stream();
+  state_->enqueue(comm, where, what, bytes, [&](CommHandle handle) { return call(handle, where); });
+}
+
+// --- tensors of the host
+
+char* NcclCommunicator::staging(int64_t bytes) {
+  if (bytes > staging_bytes_) {
+    if (staging_ != nullptr) state_->streams().free(staging_);
+    staging_ = nullptr;
+    staging_ = state_->streams().allocate(static_cast<size_t>(bytes));
+    staging_bytes_ = bytes;
+  }
+  return static_cast<char*>(staging_);
+}
+
+void NcclCommunicator::copy(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0 && to != from) {
+    state_->streams().copy(to, from, static_cast<size_t>(bytes), stream());
+  }
+}
+
+void NcclCommunicator::finish(void* host, const void* staged, int64_t bytes) {
+  copy(host, staged, bytes);
+  const Event end = state_->take_event();
+  state_->streams().record(end, stream());
+  state_->wait(end);
+  state_->give_event(end);
+}
+
+// --- operations
+
+void NcclCommunicator::barrier() {
+  state_->check();
+  if (size() == 1) return;
+  char* word = staging(sizeof(float));
+  collective("barrier", sizeof(float), [&](CommHandle handle, Stream where) {
+    return state_->api().all_reduce(word, word, 1, kFloat32, kSum, handle, where);
+  });
+  finish(nullptr, nullptr, 0);
+}
+
+void NcclCommunicator::all_reduce(Tensor x, Reduce op) {
+  comm::check_reducible("all_reduce", x);
+  if (size() == 1 || x.numel() == 0) return;
+  traffic_.all_reduce += x.bytes();
+  const bool staged = !on_device(x);
+  void* data = staged ? staging(x.bytes()) : x.data;
+  if (staged) copy(data, x.data, x.bytes());
+  collective(comm::describe(
+                 {.op = comm::Op::all_reduce, .dtype = x.dtype, .reduce = op, .numel = x.numel()}),
+             x.bytes(), [&](CommHandle handle, Stream where) {
+               return state_->api().all_reduce(data, data, count_of(x), type_of(x.dtype),
+                                               op == Reduce::sum ? kSum : kMax, handle, where);
+             });
+  if (staged) finish(x.data, data, x.bytes());
+}
+
+void NcclCommunicator::reduce_scatter(Tensor all, Tensor mine) {
+  comm::check_reducible("reduce_scatter", all);
+  comm::check_part("reduce_scatter", mine, all, rank_, size());
+  if (all.numel() == 0) return;
+  if (size() == 1) return copy(mine.data, all.data, mine.bytes());
+  traffic_.reduce_scatter += all.bytes();
+  const bool staged = !on_device(all);
+  void* from = staged ? staging(all.bytes()) : all.data;
+  void* to = staged ? part_of(from, mine.bytes(), rank_) : mine.data;
+  if (staged) copy(from, all.data, all.bytes());
+  collective(words("reduce_scatter", all), all.bytes(), [&](CommHandle handle, Stream where) {
+    return state_->api().reduce_scatter(from, to, count_of(mine), type_of(mine.dtype), kSum, handle,
+                                        where);
+  });
+  if (staged) finish(mine.data, to, mine.bytes());
+}
+
+void NcclCommunicator::all_gather(Tensor mine, Tensor all) {
+  comm::check_part("all_gather", mine, all, rank_, size());
+  if (all.numel() == 0) return;
+  if (size() == 1) return copy(all.data, mine.data, mine.bytes());
+  traffic_.all_gather += all.bytes();
+  const bool staged = !on_device(all);
+  void* to = staged ? staging(all.bytes()) : all.data;
+  void* from = staged ? part_of(to, mine.bytes(), rank_) : mine.data;
+  if (staged) copy(from, mine.data, mine.bytes());
+  collective(words("all_gather", all), all.bytes(), [&](CommHandle handle, Stream where) {
+    return state_->api().all_gather(from, to, count_of(mine), type_of(mine.dtype), handle, where);
+  });
+  if (staged) finish(all.data, to, all.bytes());
+}
+
+void NcclCommunicator::broadcast(Tensor x, int root) {
+  comm::check_member("broadcast", root, size());
+  if (size() == 1 || x.numel() == 0) return;
+  traffic_.broadcast += x.bytes();
+  const bool staged = !on_device(x);
+  void* data = staged ? staging(x.bytes()) : x.data;
+  if (staged) copy(data, x.data, x.bytes());
+  collective(comm::describe(
+                 {.op = comm::Op::broadcast, .dtype = x.dtype, .root = root, .numel = x.numel()}),
+             x.bytes(), [&](CommHandle handle, Stream where) {
+               return state_->api().broadcast(data, data, count_of(x), type_of(x.dtype), root,
+                                              handle, where);
+             });
+  if (staged) finish(x.data, data, x.bytes());
+}
+
+void NcclCommunicator::send(Tensor x, int to) {
+  comm::check_peer("send", to, rank_, size());
+  traffic_.send += x.bytes();
+  if (x.numel() == 0) return;
+  Comm& comm = *pair(to).to;
+  const auto leave = [&](const void* data) {
+    message(comm, words("send", x), x.bytes(), [&](CommHandle handle, Stream where) {
+      return state_->api().send(data, count_of(x), type_of(x.dtype), 1, handle, where);
+    });
+  };
+  if (beside_ && on_device(x)) return leave(x.data);
+  free_copies();
+  void* memory = state_->streams().allocate(static_cast<size_t>(x.bytes()));
+  copies_.push_back({memory, UINT64_MAX});
+  if (on_device(x)) {
+    copy(memory, x.data, x.bytes());
+  } else {
+    copy(memory, x.data, x.bytes());
+    finish(nullptr, nullptr, 0);  // the host may write it again
+  }
+  if (beside_) {
+    copies_.back().sent = begun_;
+    return leave(memory);
+  }
+  copies_.back().sent = run([&] { leave(memory); });
+}
+
+void NcclCommunicator::recv(Tensor x, int from) {
+  comm::check_peer("recv", from, rank_, size());
+  if (x.numel() == 0) return;
+  Comm& comm = *pair(from).from;
+  const bool staged = !on_device(x);
+  void* data = staged ? staging(x.bytes()) : x.data;
+  message(comm, words("recv", x), x.bytes(), [&](CommHandle handle, Stream where) {
+    return state_->api().recv(data, count_of(x), type_of(x.dtype), 0, handle, where);
+  });
+  if (staged) finish(x.data, data, x.bytes());
+}
+
+// Of the sends whose ends are known to have come.
+void NcclCommunicator::free_copies() {
+  while (!copies_.empty()) {
+    const uint64_t sent = copies_.front().sent;
+    const auto mark = std::find_if(marks_.begin(), marks_.end(),
+                                   [&](const Mark& other) { return other.number >= sent; });
+    // Joined: freeing waits for what is under way on the device.
+    if (mark != marks_.end() && !state_->streams().reached(mark->event)) return;
+    state_->streams().free(copies_.front().memory);
+    copies_.pop_front();
+  }
+}
+
+}  // namespace mtl::nccl

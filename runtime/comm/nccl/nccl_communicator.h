@@ -1,0 +1,91 @@
+// Collectives and messages of a group through NCCL.
+//
+// Where things run. A collective is enqueued in the device's compute stream, among its ops; within
+// CommLane::run() in a stream of the group beside it, between two events. A message goes through a
+// communicator of its own for each direction between two ranks: NCCL's sends wait for their
+// receivers, and two ranks that send to each other before they receive would otherwise wait for
+// each other for ever. For the same reason a send outside of run() leaves from a copy, beside.
+//
+// Sums. NCCL adds in the order of its rings and trees, and rounds sums of bf16 and f16 at every
+// step, so they are not the bits of the CPU's transports; NCCL_ALGO=Ring with NCCL_PROTO=Simple
+// makes them at least the same from run to run of one layout on one machine. The layout tests
+// compare bits on the CPU and bounds on GPUs.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/nccl/nccl_state.h"
+
+namespace mtl::nccl {
+
+class NcclCommunicator final : public Communicator, private CommLane {
+ public:
+  NcclCommunicator(std::shared_ptr<State> state, GroupName name);
+  ~NcclCommunicator() override;
+
+  int size() const override { return static_cast<int>(name_.ranks.size()); }
+  int rank() const override { return rank_; }
+  void barrier() override;
+  void all_reduce(Tensor x, Reduce op) override;
+  void reduce_scatter(Tensor all, Tensor mine) override;
+  void all_gather(Tensor mine, Tensor all) override;
+  void broadcast(Tensor x, int root) override;
+  void send(Tensor x, int to) override;
+  void recv(Tensor x, int from) override;
+  const Traffic& traffic() const override { return traffic_; }
+  CommLane* lane() override { return size() > 1 ? this : nullptr; }
+  void check() override { state_->check(); }
+
+ private:
+  // The two directions between us and a peer.
+  struct Pair {
+    std::shared_ptr<Comm> to, from;
+  };
+  struct Mark {
+    uint64_t number;
+    Event event;
+  };
+  struct Copy {
+    void* memory;
+    uint64_t sent;  // number on the lane
+  };
+
+  uint64_t run(const std::function<void()>& work) override;
+  void join(uint64_t number) override;
+
+  Stream stream();
+  Comm& everybody();
+  Pair& pair(int peer);
+  void collective(const std::string& what, int64_t bytes,
+                  const std::function<Result(CommHandle, Stream)>& call);
+  void message(Comm& comm, const std::string& what, int64_t bytes,
+               const std::function<Result(CommHandle, Stream)>& call);
+  // Memory of the device for a tensor of the host; copy() enqueues, finish() waits as well.
+  char* staging(int64_t bytes);
+  void copy(void* to, const void* from, int64_t bytes);
+  void finish(void* host, const void* staged, int64_t bytes);
+  bool on_device(const Tensor& x) { return state_->streams().on_device(x.data); }
+  void free_copies();
+
+  const std::shared_ptr<State> state_;
+  const GroupName name_;
+  int rank_ = 0;
+  std::shared_ptr<Comm> everybody_;
+  std::map<int, Pair> pairs_;
+  Traffic traffic_;
+
+  Stream lane_ = nullptr;
+  bool beside_ = false;
+  uint64_t begun_ = 0, joined_ = 0;  // numbers on the lane
+  uint64_t collectives_until_ = 0;   // the last number that had a collective
+  std::deque<Mark> marks_;           // of what is not joined yet, ascending
+  std::deque<Copy> copies_;
+  void* staging_ = nullptr;
+  int64_t staging_bytes_ = 0;
+};
+
+}  // namespace mtl::nccl

@@ -1,0 +1,507 @@
+#include "runtime/comm/nccl/nccl_state.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "runtime/comm/operation.h"
+
+namespace mtl::nccl {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kWatchEvery = 20ms;
+constexpr auto kListenFor = std::chrono::minutes(10);  // then the question is put again
+constexpr auto kAnswerPatience = 5s;
+constexpr size_t kEntriesTold = 256;
+
+double seconds(std::chrono::milliseconds time) {
+  return static_cast<double>(time.count()) / 1000;
+}
+
+std::string to_hex(const UniqueId& id) {
+  std::string text;
+  for (const char c : id.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+
+UniqueId from_hex(const std::string& text) {
+  UniqueId id = {};
+  for (size_t i = 0; i < sizeof(id.bytes) && 2 * i + 1 < text.size(); ++i) {
+    id.bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+  }
+  return id;
+}
+
+Error peer_lost(std::string what) {
+  return Error(Exit::run_failed, {.code = "comm.peer_lost",
+                                  .what = std::move(what),
+                                  .help = "look at the first failure; this one follows from it"});
+}
+
+}  // namespace
+
+State::State(Store& store, const WorldOptions& options, std::unique_ptr<Streams> streams,
+             const Api& api, std::filesystem::path crash_dir)
+    : store_(store),
+      options_(options),
+      prefix_(fmt::format("nccl/{}/", options.generation)),
+      streams_(std::move(streams)),
+      api_(api),
+      crash_dir_(std::move(crash_dir)),
+      recorder_(options.rank) {
+  watchdog_ = std::thread([this] { watch(); });
+  listener_ = std::thread([this] { listen(); });
+}
+
+State::~State() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  try {
+    store_.set(key(fmt::format("alarm/{}", rank())), "end");  // wakes the listener
+  } catch (const std::exception&) {                           // then it has woken by itself
+  }
+  watchdog_.join();
+  listener_.join();
+  if (failed_) abort_all();  // what was being made when the others were aborted
+  // All begin to close before any is waited for: peers may close theirs in another order.
+  for (const auto& comm : comms_) {
+    if (comm->handle != nullptr) api_.comm_finalize(comm->handle);
+  }
+  const auto until = Clock::now() + std::min<std::chrono::milliseconds>(options_.timeout, 10s);
+  for (const auto& comm : comms_) {
+    if (comm->handle == nullptr) continue;
+    Result result = kInProgress;
+    while (api_.comm_get_async_error(comm->handle, &result) == kSuccess && result == kInProgress &&
+           Clock::now() < until) {
+      std::this_thread::sleep_for(1ms);
+    }
+    if (result == kSuccess) {
+      api_.comm_destroy(comm->handle);
+    } else {
+      api_.comm_abort(comm->handle);
+    }
+  }
+  for (auto& [stream, flights] : flights_) {
+    for (const Flight& flight : flights) {
+      events_.push_back(flight.start);
+      events_.push_back(flight.end);
+    }
+  }
+  for (const Event event : events_) streams_->destroy_event(event);
+  for (void* memory : memory_) streams_->free(memory);
+}
+
+std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
+  check();
+  const auto comm = std::make_shared<Comm>();
+  comm->name = name;
+  const std::string own_key = fmt::format("{:016x}", name.key);
+  const int leader = *std::min_element(name.ranks.begin(), name.ranks.end());
+  store_.set(key(fmt::format("here/{}/{}", own_key, rank())), "here");
+  UniqueId id = {};
+  if (leader == rank()) {
+    const Result result = api_.get_unique_id(&id);
+    if (result != kSuccess) throw broken(*comm, nullptr, result);
+    store_.set(key("id/" + own_key), to_hex(id));
+  } else {
+    const auto until = Clock::now() + options_.timeout;
+    std::optional<StoreValue> value;
+    while (!(value = store_.watch(key("id/" + own_key), 0, 500ms)) || !value->present) {
+      check();
+      if (Clock::now() < until) continue;
+      fail(missing_at(*comm));
+      check();
+    }
+    id = from_hex(value->value);
+  }
+  const auto place = std::find(name.ranks.begin(), name.ranks.end(), rank());
+  Config config;
+  config.blocking = 0;
+  Result result = kSuccess;
+  {
+    const std::scoped_lock lock(comm->mutex);
+    result = api_.comm_init_rank_config(&comm->handle, static_cast<int>(name.ranks.size()), id,
+                                        static_cast<int>(place - name.ranks.begin()), &config);
+  }
+  if (result != kSuccess && result != kInProgress) {
+    fail(broken(*comm, comm->handle, result));
+    check();
+  }
+  recorder_.add_group(name);
+  const std::scoped_lock lock(mutex_);
+  comms_.push_back(comm);
+  return comm;
+}
+
+void State::finish_connect(Comm& comm) {
+  const auto until = Clock::now() + options_.timeout;
+  settle(comm, [&] {
+    if (Clock::now() >= until) fail(missing_at(comm));
+    // Those who never connected to us cannot tell us otherwise.
+    const std::string left = store_.compare_set(key("left"), "", "");
+    if (!left.empty()) fail(peer_lost(fmt::format("rank {} has failed", left)));
+  });
+}
+
+// Until NCCL has done what it does in the background.
+void State::settle(Comm& comm, const std::function<void()>& each_second) {
+  auto next = Clock::now() + std::min<std::chrono::milliseconds>(1s, options_.timeout);
+  for (;;) {
+    check();
+    Result result = kSuccess;
+    CommHandle handle = nullptr;
+    {
+      const std::scoped_lock lock(comm.mutex);
+      handle = comm.handle;
+      if (handle != nullptr) {
+        const Result asked = api_.comm_get_async_error(handle, &result);
+        if (asked != kSuccess) result = asked;
+      }
+    }
+    // Without a handle it is being aborted: the failure is there, or about to be.
+    if (handle != nullptr && result == kSuccess) return;
+    if (handle != nullptr && result != kInProgress) fail(broken(comm, handle, result));
+    if (Clock::now() >= next) {
+      each_second();
+      next = Clock::now() + 1s;
+    }
+    std::this_thread::sleep_for(100us);
+  }
+}
+
+void State::enqueue(Comm& comm, Stream stream, std::string what, int64_t bytes,
+                    const std::function<Result(CommHandle)>& call) {
+  check();
+  Flight flight;
+  {
+    const std::scoped_lock lock(mutex_);
+    flight.comm = *std::find_if(comms_.begin(), comms_.end(),
+                                [&](const auto& other) { return other.get() == &comm; });
+  }
+  flight.start = take_event();
+  flight.end = take_event();
+  flight.sequence = ++comm.sequence;
+  flight.slot = recorder_.enqueued(comm.name.key, flight.sequence, what, bytes);
+  flight.what = std::move(what);
+  streams_->record(flight.start, stream);
+  Result result = kSuccess;
+  CommHandle handle = nullptr;
+  {
+    const std::scoped_lock lock(comm.mutex);
+    handle = comm.handle;
+    if (handle != nullptr) result = call(handle);
+  }
+  if (handle == nullptr || result == kInProgress) {
+    // The first operation makes connections; or the communicator was aborted, and this throws.
+    const auto until = Clock::now() + options_.timeout;
+    settle(comm, [&] {
+      if (Clock::now() >= until) timed_out(flight);
+    });
+  } else if (result != kSuccess) {
+    fail(broken(comm, handle, result));
+    check();
+  }
+  streams_->record(flight.end, stream);
+  {
+    const std::scoped_lock lock(mutex_);
+    flights_[stream].push_back(std::move(flight));
+  }
+  changed_.notify_all();
+}
+
+void State::wait(Event event) {
+  for (int i = 0; !streams_->reached(event); ++i) {
+    check();
+    if (i < 1000) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(50us);
+    }
+  }
+  check();  // an aborted operation ends too
+}
+
+void State::check() {
+  if (!failed_) return;
+  const std::scoped_lock lock(mutex_);
+  throw Error(*failure_);
+}
+
+void State::fail(const Error& error) {
+  if (failing_.exchange(true)) {
+    while (!failed_) std::this_thread::sleep_for(100us);
+    return;
+  }
+  Diagnostic diagnostic = error.diagnostics().front();
+  const std::string file = write_dump(diagnostic.code + ": " + diagnostic.what);
+  if (!file.empty()) diagnostic.notes.push_back("the last operations of this rank: " + file);
+  {
+    const std::scoped_lock lock(mutex_);
+    failure_.emplace(error.exit(), diagnostic);
+  }
+  failed_ = true;
+  abort_all();
+}
+
+void State::leave() {
+  std::vector<int> peers;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& comm : comms_) {
+      peers.insert(peers.end(), comm->name.ranks.begin(), comm->name.ranks.end());
+    }
+  }
+  fail(peer_lost(fmt::format("rank {} has left the job", rank())));
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  try {
+    store_.set(key("left"), std::to_string(rank()));
+  } catch (const std::exception&) {
+    return;  // the job's end has come first
+  }
+  for (const int peer : peers) {
+    if (peer != rank()) alarm(peer, "left");
+  }
+}
+
+Event State::take_event() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!events_.empty()) {
+      const Event event = events_.back();
+      events_.pop_back();
+      return event;
+    }
+  }
+  return streams_->make_event();
+}
+
+void State::give_event(Event event) {
+  const std::scoped_lock lock(mutex_);
+  events_.push_back(event);
+}
+
+void* State::allocate(size_t bytes) {
+  void* memory = streams_->allocate(std::max<size_t>(bytes, 1));
+  const std::scoped_lock lock(mutex_);
+  memory_.push_back(memory);
+  return memory;
+}
+
+void State::watch() {
+  try {
+    streams_->enter_thread();
+    for (;;) {
+      {
+        std::unique_lock lock(mutex_);
+        // With nothing under way NCCL still tells of peers that are gone, but there is no hurry.
+        const bool idle = std::all_of(flights_.begin(), flights_.end(),
+                                      [](const auto& entry) { return entry.second.empty(); });
+        changed_.wait_for(lock, idle ? 10 * kWatchEvery : kWatchEvery, [&] { return stopping_; });
+        if (stopping_ || failed_) return;
+      }
+      look_at_flights();
+      look_at_comms();
+    }
+  } catch (const Error& error) {
+    fail(error);
+  } catch (const std::exception& error) {
+    fail(Error(Exit::run_failed,
+               {.code = "comm.nccl",
+                .what = fmt::format("communication cannot be watched: {}", error.what())}));
+  }
+}
+
+void State::look_at_flights() {
+  std::optional<Flight> late;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (auto& [stream, flights] : flights_) {
+      while (!flights.empty()) {
+        Flight& flight = flights.front();
+        const uint64_t group = flight.comm->name.key;
+        if (!flight.started && streams_->reached(flight.start)) {
+          flight.started = Clock::now();
+          recorder_.started(flight.slot, group, flight.sequence);
+        }
+        if (!flight.started) break;
+        if (!streams_->reached(flight.end)) {
+          if (Clock::now() - *flight.started > options_.timeout) late = flight;
+          break;
+        }
+        recorder_.finished(flight.slot, group, flight.sequence);
+        events_.push_back(flight.start);
+        events_.push_back(flight.end);
+        flights.pop_front();
+      }
+    }
+  }
+  if (late) timed_out(*late);
+}
+
+void State::look_at_comms() {
+  std::vector<std::shared_ptr<Comm>> comms;
+  {
+    const std::scoped_lock lock(mutex_);
+    comms = comms_;
+  }
+  for (const auto& comm : comms) {
+    std::optional<Error> error;
+    {
+      const std::scoped_lock lock(comm->mutex);
+      if (comm->handle == nullptr) continue;
+      Result result = kSuccess;
+      const Result asked = api_.comm_get_async_error(comm->handle, &result);
+      if (asked != kSuccess) result = asked;
+      if (result != kSuccess && result != kInProgress) error = broken(*comm, comm->handle, result);
+    }
+    if (error) return fail(*error);
+  }
+}
+
+void State::timed_out(const Flight& flight) {
+  asking_ = true;
+  const GroupName& group = flight.comm->name;
+  publish_flight();
+  for (const int peer : group.ranks) {
+    if (peer != rank()) alarm(peer, "timeout");
+  }
+  std::vector<FlightDump> dumps = {recorder_.dump("")};
+  const auto until =
+      Clock::now() + std::min<std::chrono::milliseconds>(kAnswerPatience, options_.timeout * 4);
+  for (const int peer : group.ranks) {
+    if (peer == rank()) continue;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    try {
+      const std::string text = store_.get(key(fmt::format("flight/{}", peer)), std::max(left, 1ms));
+      if (auto dump = parse_flight(text)) dumps.push_back(std::move(*dump));
+    } catch (const std::exception&) {  // silent
+    }
+  }
+  const Stalled stalled = why_stalled(group, flight.sequence, dumps);
+  const bool differ = !stalled.different.empty();
+  Diagnostic diagnostic;
+  diagnostic.code = differ ? "comm.mismatch" : "comm.timeout";
+  diagnostic.what =
+      fmt::format("operation {} of {}, {}, has not ended within {} s: {}", flight.sequence,
+                  words_of(group), flight.what, seconds(options_.timeout),
+                  stalled.words.empty() ? "all its ranks have come to it"
+                                        : fmt::format("{}", fmt::join(stalled.words, ", ")));
+  diagnostic.help =
+      differ ? "all ranks must run the same program with the same configuration"
+      : stalled.words.empty()
+          ? "look at the network between these ranks (NCCL_DEBUG=INFO tells what NCCL uses)"
+          : "the logs of the ranks that are named say what they were doing";
+  fail(Error(differ ? Exit::run_failed : Exit::timeout, diagnostic));
+}
+
+void State::publish_flight() {
+  try {
+    store_.set(key(fmt::format("flight/{}", rank())),
+               to_json_lines(recorder_.dump(""), kEntriesTold));
+  } catch (const std::exception&) {  // nobody will ask, then
+  }
+}
+
+void State::alarm(int peer, const char* why) {
+  try {
+    store_.set(key(fmt::format("alarm/{}", peer)),
+               nlohmann::json({{"by", rank()}, {"why", why}}).dump());
+  } catch (const std::exception&) {
+  }
+}
+
+void State::listen() {
+  int64_t version = 0;
+  try {
+    streams_->enter_thread();
+    for (;;) {
+      const auto value = store_.watch(key(fmt::format("alarm/{}", rank())), version, kListenFor);
+      {
+        const std::scoped_lock lock(mutex_);
+        if (stopping_) return;
+      }
+      if (!value || !value->present) continue;
+      version = value->version;
+      const nlohmann::json json = nlohmann::json::parse(value->value, nullptr, false);
+      if (!json.is_object()) continue;
+      const int by = json.value("by", -1);
+      if (json.value("why", "") != "timeout") {
+        return fail(peer_lost(fmt::format("rank {} has failed", by)));
+      }
+      publish_flight();
+      // Two that wait for a third both say so.
+      if (asking_) continue;
+      return fail(peer_lost(fmt::format("rank {} has waited too long for others", by)));
+    }
+  } catch (const std::exception&) {  // without the store nobody can call us
+  }
+}
+
+Error State::broken(const Comm& comm, CommHandle handle, Result result) const {
+  const char* last = api_.get_last_error(handle);
+  std::string what =
+      fmt::format("NCCL reports for {}: {}", words_of(comm.name), api_.get_error_string(result));
+  if (last != nullptr && *last != '\0') what += fmt::format(" ({})", last);
+  if (result == kRemoteError) return peer_lost(std::move(what));
+  return Error(Exit::run_failed,
+               {.code = "comm.nccl",
+                .what = std::move(what),
+                .help = "NCCL_DEBUG=INFO tells more (start the run with it in the environment)"});
+}
+
+Error State::missing_at(const Comm& comm) {
+  std::vector<int> missing;
+  for (const int member : comm.name.ranks) {
+    const std::string there = key(fmt::format("here/{:016x}/{}", comm.name.key, member));
+    if (store_.compare_set(there, "", "").empty()) missing.push_back(member);
+  }
+  return Error(
+      Exit::timeout,
+      {.code = "comm.timeout",
+       .what = fmt::format("rank {} has waited {} s for {} to connect: {}", rank(),
+                           seconds(options_.timeout), words_of(comm.name),
+                           missing.empty() ? "all are there, but NCCL has not connected them"
+                                           : fmt::format("missing: {}", fmt::join(missing, ", "))),
+       .help = missing.empty()
+                   ? "look at the network between them (NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME names "
+                     "the interface)"
+                   : "the logs of the ranks that are missing say what they were doing"});
+}
+
+void State::abort_all() {
+  std::vector<std::shared_ptr<Comm>> comms;
+  {
+    const std::scoped_lock lock(mutex_);
+    comms = comms_;
+  }
+  for (const auto& comm : comms) {
+    const std::scoped_lock lock(comm->mutex);
+    if (comm->handle == nullptr) continue;
+    api_.comm_abort(comm->handle);
+    comm->handle = nullptr;
+  }
+}
+
+std::string State::write_dump(const std::string& reason) {
+  if (crash_dir_.empty()) return "";
+  const auto file = crash_dir_ / fmt::format("nccl-rank-{}.jsonl", rank());
+  try {
+    make_directories(crash_dir_);
+    write_file_atomic(file, to_json_lines(recorder_.dump(reason)));
+    return file.string();
+  } catch (const std::exception&) {  // the failure itself matters more
+    return "";
+  }
+}
+
+}  // namespace mtl::nccl

@@ -1,0 +1,27 @@
+// The transport of GPUs: NCCL, one rank per GPU.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "rendezvous/store.h"
+#include "runtime/comm/communicator.h"
+#include "runtime/comm/nccl/api.h"
+#include "runtime/comm/nccl/streams.h"
+#include "runtime/comm/world.h"
+
+namespace mtl {
+
+struct NcclOptions {
+  const nccl::Api* api = nullptr;   // null: the library that this machine has
+  std::filesystem::path crash_dir;  // of the run: where a failing rank leaves its flight recorder
+};
+
+// Collective over the world. `store` outlives the world: groups connect through it when they first
+// communicate. Throws what Communicator documents, and "comm.nccl_missing", "comm.nccl_version",
+// "comm.gpu_shared" (Exit::environment) and "comm.nccl" (Exit::run_failed: NCCL reports an error).
+std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& options,
+                                           std::unique_ptr<nccl::Streams> streams,
+                                           const NcclOptions& nccl = {});
+
+}  // namespace mtl

@@ -1,0 +1,159 @@
+// The engine's communication ordered by streams and events, as on GPUs: the same numbers, bit by
+// bit, as with communication that is done when it returns, whether what is enqueued runs as late or
+// as early as its dependencies let it, or all at once with sends that wait for their receivers.
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "support/fake_gpu.h"
+#include "support/layouts.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr int32_t kVocab = 61;
+constexpr int64_t kSteps = 3;
+
+TrainSpec spec_of(bool llama) {
+  TrainSpec spec;
+  spec.model.layers = 4;
+  spec.model.hidden = 32;
+  spec.model.heads = 4;
+  spec.model.dropout.hidden = 0.1;
+  if (llama) {
+    spec.model.kv_heads = 2;
+    spec.model.ffn = 80;
+    spec.model.activation = "swiglu";
+    spec.model.norm.type = "rmsnorm";
+    spec.model.position.type = "rope";
+    spec.model.bias = false;
+    spec.model.tie_embeddings = false;
+  }
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 1;
+  spec.train.seq_len = 16;
+  spec.train.steps = kSteps;
+  spec.train.seed = 11;
+  spec.lr.max = 1e-3;
+  return spec;
+}
+
+struct Outcome {
+  std::vector<double> numbers;  // losses, gradient norms, the loss of the validation
+  GlobalTensors masters;
+};
+
+void train(RankContext& rank, const TokenSource& tokens, Outcome& outcome,
+           const std::function<void()>& settle) {
+  const Sampler sampler(tokens.size(), rank.plan.seq, SampleOrder::random, 11);
+  rank.trainer.initialise();
+  std::vector<double> numbers;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const StepResult result = rank.trainer.step(step, tokens, sampler, {});
+    numbers.push_back(result.loss);
+    numbers.push_back(result.grad_norm);
+  }
+  numbers.push_back(rank.trainer.evaluate(tokens, 6));
+  rank.trainer.state();  // weights that are still being gathered
+  settle();
+  collect(rank.trainer, Which::master, outcome.masters);
+  if (rank.rank == 0) outcome.numbers = numbers;
+}
+
+Outcome on_cpu(const TrainSpec& spec, Layout layout) {
+  const auto tokens = markov_tokens(2000, kVocab);
+  Outcome outcome;
+  run_layout(spec, kVocab, layout,
+             [&](RankContext& rank) { train(rank, *tokens, outcome, [] {}); });
+  return outcome;
+}
+
+Outcome on_streams(const TrainSpec& spec, Layout layout, When when) {
+  const auto tokens = markov_tokens(2000, kVocab);
+  Outcome outcome;
+  std::vector<std::unique_ptr<FakeGpu>> gpus(static_cast<size_t>(layout.world()));
+  const auto gpu_of = [&](int rank) -> std::unique_ptr<FakeGpu>& {
+    return gpus[static_cast<size_t>(rank)];
+  };
+  run_layout(
+      spec, kVocab, layout,
+      [&](RankContext& rank) {
+        train(rank, *tokens, outcome, [&] { gpu_of(rank.rank)->finish(); });
+      },
+      0,
+      [&](Store& store, int rank, int size) {
+        WorldOptions options;
+        options.rank = rank;
+        options.size = size;
+        options.timeout = std::chrono::seconds(60);
+        return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
+                               {.api = &fake_nccl(), .crash_dir = {}});
+      },
+      [&](int rank) {
+        gpu_of(rank) = std::make_unique<FakeGpu>(when);
+        return make_fake_device(*gpu_of(rank));
+      });
+  return outcome;
+}
+
+void compare(const TrainSpec& spec, Layout layout) {
+  CAPTURE(layout.tp);
+  CAPTURE(layout.dp);
+  CAPTURE(layout.pp);
+  CAPTURE(layout.virtual_stages);
+  const Outcome cpu = on_cpu(spec, layout);
+  REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
+  for (const When when : kWhen) {
+    CAPTURE(name_of(when));
+    const Outcome streams = on_streams(spec, layout, when);
+    CHECK(streams.numbers == cpu.numbers);
+    CHECK(streams.masters == cpu.masters);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("streams: tensor parallelism with and without sequence parallelism") {
+  for (const char* sp : {"false", "true"}) {
+    TrainSpec spec = spec_of(sp[0] == 't');
+    spec.parallel.sp = sp;
+    compare(spec, {.tp = 2});
+    compare(spec, {.tp = 4});
+  }
+}
+
+TEST_CASE("streams: data parallelism with shards and without and with overlap and without") {
+  for (const int zero : {0, 1}) {
+    for (const bool overlap : {true, false}) {
+      CAPTURE(zero);
+      CAPTURE(overlap);
+      TrainSpec spec = spec_of(zero == 1);
+      spec.parallel.zero = zero;
+      spec.parallel.overlap.grad_reduce = overlap;
+      spec.parallel.overlap.param_gather = overlap ? "auto" : "false";
+      compare(spec, {.dp = 2});
+    }
+  }
+}
+
+TEST_CASE("streams: pipelines") {
+  for (const bool overlap : {true, false}) {
+    CAPTURE(overlap);
+    TrainSpec spec = spec_of(overlap);
+    spec.parallel.overlap.p2p = overlap;
+    compare(spec, {.pp = 2});
+    compare(spec, {.pp = 4});
+    compare(spec, {.pp = 2, .virtual_stages = 2});
+  }
+}
+
+TEST_CASE("streams: all at once") {
+  TrainSpec spec = spec_of(false);
+  compare(spec, {.tp = 2, .dp = 2, .pp = 2});
+  compare(spec_of(true), {.dp = 2, .pp = 2, .virtual_stages = 2});
+}

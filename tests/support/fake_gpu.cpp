@@ -1,0 +1,641 @@
+#include "support/fake_gpu.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "runtime/comm/reduce.h"
+
+namespace mtl::test {
+
+namespace {
+
+// A rank that waits so long for another waits for ever.
+constexpr auto kHopeless = std::chrono::seconds(60);
+
+}  // namespace
+
+const char* name_of(When when) {
+  return when == When::late ? "late" : when == When::early ? "early" : "threads";
+}
+
+// --- streams
+
+struct FakeGpu::Item {
+  Kind kind = Kind::plain;
+  std::function<void()> work;  // none: waits for `event`
+  Event event;
+};
+
+FakeGpu::FakeGpu(When when)
+    : when_(when), owner_(std::this_thread::get_id()), compute_(std::make_unique<Stream>()) {
+  compute_->computes = true;
+  if (when_ == When::threads) {
+    compute_->thread = std::thread([this, stream = compute_.get()] { serve(stream); });
+  }
+}
+
+FakeGpu::~FakeGpu() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (compute_->thread.joinable()) compute_->thread.join();
+  for (const auto& stream : streams_) {
+    if (stream->thread.joinable()) stream->thread.join();
+  }
+}
+
+FakeGpu::Stream* FakeGpu::make_stream() {
+  const std::scoped_lock lock(mutex_);
+  streams_.push_back(std::make_unique<Stream>());
+  Stream* stream = streams_.back().get();
+  if (when_ == When::threads) stream->thread = std::thread([this, stream] { serve(stream); });
+  return stream;
+}
+
+void FakeGpu::enqueue(Stream* stream, Kind kind, std::function<void()> work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    items_[stream].push_back({kind, std::move(work), {}});
+    ++stream->enqueued;
+  }
+  changed_.notify_all();
+  if (when_ == When::early && !stream->computes) run_until(stream, stream->enqueued);
+}
+
+void FakeGpu::wait(Stream* stream, Event event) {
+  {
+    const std::scoped_lock lock(mutex_);
+    items_[stream].push_back({Kind::plain, nullptr, event});
+    ++stream->enqueued;
+  }
+  changed_.notify_all();
+}
+
+bool FakeGpu::reached(const Event& event) {
+  // The host that asks is about to wait.
+  if (when_ != When::threads && std::this_thread::get_id() == owner_ && event.stream != nullptr) {
+    run_until(event.stream, event.position);
+  }
+  const std::scoped_lock lock(mutex_);
+  return event.stream == nullptr || event.stream->done >= event.position;
+}
+
+void FakeGpu::run_until(Stream* stream, uint64_t position) {
+  if (when_ != When::threads) {
+    advance(stream, position);
+  } else {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || stream->done >= position; });
+  }
+  rethrow();
+}
+
+void FakeGpu::rethrow() {
+  const std::scoped_lock lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+}
+
+void FakeGpu::finish() {
+  run_until(compute_.get(), compute_->enqueued);
+  for (const auto& stream : streams_) run_until(stream.get(), stream->enqueued);
+}
+
+// In the thread of the rank alone.
+void FakeGpu::advance(Stream* stream, uint64_t position) {
+  while (stream->done < position) {
+    Item item;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (stream->busy) throw std::logic_error("a stream waits for itself");
+      item = std::move(items_[stream].front());
+      items_[stream].pop_front();
+      stream->busy = true;
+    }
+    if (!item.work) {
+      if (item.event.stream != nullptr) advance(item.event.stream, item.event.position);
+    } else {
+      if (item.kind == Kind::meets_peers) run_sends();
+      item.work();
+    }
+    const std::scoped_lock lock(mutex_);
+    stream->busy = false;
+    ++stream->done;
+  }
+}
+
+// What peers may be waiting for, as far as nothing else is in front of it.
+void FakeGpu::run_sends() {
+  for (const auto& stream : streams_) {
+    for (;;) {
+      {
+        const std::scoped_lock lock(mutex_);
+        if (stream->busy || items_[stream.get()].empty()) break;
+        const Item& next = items_[stream.get()].front();
+        const bool ready = !next.work && (next.event.stream == nullptr ||
+                                          next.event.stream->done >= next.event.position);
+        if (!ready && next.kind != Kind::send) break;
+      }
+      advance(stream.get(), stream->done + 1);
+    }
+  }
+}
+
+void FakeGpu::serve(Stream* stream) {
+  for (;;) {
+    Item item;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ending_ || !items_[stream].empty(); });
+      if (items_[stream].empty() || error_) return;
+      item = std::move(items_[stream].front());
+      items_[stream].pop_front();
+      if (!item.work) {
+        changed_.wait(lock, [&] {
+          return error_ || item.event.stream == nullptr ||
+                 item.event.stream->done >= item.event.position;
+        });
+      }
+    }
+    try {
+      if (item.work) item.work();
+    } catch (...) {
+      const std::scoped_lock lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+    {
+      const std::scoped_lock lock(mutex_);
+      ++stream->done;
+    }
+    changed_.notify_all();
+  }
+}
+
+void* FakeGpu::allocate(size_t bytes) {
+  constexpr size_t kAlign = 4096;
+  auto block = std::make_unique<std::vector<char>>(bytes + kAlign, 0);
+  const auto address = reinterpret_cast<uintptr_t>(block->data());
+  char* memory = block->data() + ((address + kAlign - 1) / kAlign * kAlign - address);
+  const std::scoped_lock lock(mutex_);
+  memory_[memory] = std::move(block);
+  return memory;
+}
+
+void FakeGpu::free(void* memory) {
+  finish();  // as cudaFree
+  const std::scoped_lock lock(mutex_);
+  memory_.erase(static_cast<const char*>(memory));
+}
+
+bool FakeGpu::owns(const void* memory) {
+  const std::scoped_lock lock(mutex_);
+  const auto* at = static_cast<const char*>(memory);
+  auto behind = memory_.upper_bound(at);
+  if (behind == memory_.begin()) return false;
+  --behind;
+  return at < behind->second->data() + behind->second->size();
+}
+
+namespace {
+
+using Kind = FakeGpu::Kind;
+
+class FakeStreams final : public nccl::Streams {
+ public:
+  FakeStreams(FakeGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
+  ~FakeStreams() override {
+    for (FakeGpu::Event* event : events_) delete event;
+  }
+  nccl::Stream compute() const override { return handle(gpu_.compute()); }
+  nccl::Stream make_stream() override { return handle(gpu_.make_stream()); }
+  void destroy_stream(nccl::Stream stream) override { delete static_cast<Handle*>(stream); }
+  nccl::Event make_event() override {
+    const std::scoped_lock lock(mutex_);
+    events_.push_back(new FakeGpu::Event);
+    return events_.back();
+  }
+  void destroy_event(nccl::Event) override {}
+  void record(nccl::Event event, nccl::Stream stream) override {
+    FakeGpu::Stream* of = static_cast<Handle*>(stream)->stream;
+    const std::scoped_lock lock(mutex_);
+    *static_cast<FakeGpu::Event*>(event) = {of, of->enqueued};
+  }
+  void wait(nccl::Stream stream, nccl::Event event) override {
+    gpu_.wait(static_cast<Handle*>(stream)->stream, value_of(event));
+  }
+  bool reached(nccl::Event event) override { return gpu_.reached(value_of(event)); }
+  void* allocate(size_t bytes) override { return gpu_.allocate(bytes); }
+  void free(void* memory) override { gpu_.free(memory); }
+  bool on_device(const void* memory) override { return gpu_.owns(memory); }
+  void copy(void* to, const void* from, size_t bytes, nccl::Stream stream) override {
+    gpu_.enqueue(static_cast<Handle*>(stream)->stream, Kind::plain,
+                 [=] { std::memcpy(to, from, bytes); });
+  }
+  std::string device_id() const override { return fmt::format("fake {}", rank_); }
+  void enter_thread() override {}
+
+  // A stream's handle knows its GPU, so that NCCL does.
+  struct Handle {
+    FakeGpu* gpu;
+    FakeGpu::Stream* stream;
+  };
+
+ private:
+  nccl::Stream handle(FakeGpu::Stream* stream) const {
+    if (stream != gpu_.compute()) return new Handle{&gpu_, stream};
+    compute_ = {&gpu_, stream};
+    return &compute_;
+  }
+  FakeGpu::Event value_of(nccl::Event event) {
+    const std::scoped_lock lock(mutex_);
+    return *static_cast<FakeGpu::Event*>(event);
+  }
+
+  FakeGpu& gpu_;
+  const int rank_;
+  mutable Handle compute_ = {};
+  std::mutex mutex_;
+  std::vector<FakeGpu::Event*> events_;
+};
+
+// --- NCCL
+
+// The ranks of a communicator, and what they have brought to it.
+struct Group {
+  struct Round {
+    std::map<int, std::vector<char>> inputs;
+    size_t left = 0;
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  int size = 0, joined = 0;
+  std::map<uint64_t, Round> rounds;
+  std::deque<std::vector<char>> messages;
+  uint64_t received = 0;
+};
+
+struct FakeComm {
+  std::shared_ptr<Group> group;
+  int rank = 0;
+  uint64_t enqueued = 0, run = 0;
+  std::atomic<bool> aborted{false};
+};
+
+std::mutex registry_mutex;
+std::map<std::string, std::shared_ptr<Group>> registry;
+uint64_t next_id = 0;
+std::vector<std::shared_ptr<FakeComm>> all_comms;  // they outlive those who abort them
+
+FakeComm* of(nccl::CommHandle handle) {
+  return reinterpret_cast<FakeComm*>(handle);
+}
+
+void wait_in(FakeComm* comm, std::unique_lock<std::mutex>& lock,
+             const std::function<bool()>& ready) {
+  const bool there =
+      comm->group->changed.wait_for(lock, kHopeless, [&] { return comm->aborted || ready(); });
+  if (!there) throw std::runtime_error("a rank has waited for its peers for ever");
+}
+
+void begin(FakeComm* comm, uint64_t number) {
+  if (++comm->run != number) {
+    throw std::runtime_error("operations of a communicator have overtaken each other");
+  }
+}
+
+using Finish = std::function<void(const std::vector<const void*>&)>;
+
+// Everybody's input to everybody.
+nccl::Result collective(nccl::CommHandle handle, nccl::Stream stream, const void* input,
+                        size_t bytes, Finish finish) {
+  FakeComm* comm = of(handle);
+  const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
+  const uint64_t number = ++comm->enqueued;
+  gpu->enqueue(where, Kind::meets_peers, [=, finish = std::move(finish)] {
+    begin(comm, number);
+    Group& group = *comm->group;
+    std::vector<std::vector<char>> inputs;
+    {
+      std::unique_lock lock(group.mutex);
+      const char* from = static_cast<const char*>(input);
+      group.rounds[number].inputs[comm->rank].assign(from, from + bytes);
+      group.changed.notify_all();
+      Group::Round& round = group.rounds[number];
+      wait_in(comm, lock, [&] { return round.inputs.size() == static_cast<size_t>(group.size); });
+      if (comm->aborted) return;
+      for (const auto& [rank, data] : round.inputs) inputs.push_back(data);
+      if (++round.left == inputs.size()) group.rounds.erase(number);
+    }
+    std::vector<const void*> addresses;
+    for (const auto& data : inputs) addresses.push_back(data.data());
+    finish(addresses);
+  });
+  return nccl::kSuccess;
+}
+
+DType dtype_of(nccl::DataType type) {
+  switch (type) {
+    case nccl::kInt32:
+      return DType::i32;
+    case nccl::kFloat16:
+      return DType::f16;
+    case nccl::kFloat32:
+      return DType::f32;
+    case nccl::kFloat64:
+      return DType::f64;
+    case nccl::kBfloat16:
+      return DType::bf16;
+    case nccl::kUint8:
+      return DType::u8;
+  }
+  return DType::u8;
+}
+
+// Elements [first, first + count) of the inputs.
+void reduce(nccl::DataType type, nccl::RedOp op, const std::vector<const void*>& all, size_t first,
+            size_t count, void* output) {
+  const DType dtype = dtype_of(type);
+  std::vector<const void*> inputs;
+  for (const void* input : all) {
+    inputs.push_back(static_cast<const char*>(input) +
+                     first * static_cast<size_t>(bytes_of(dtype)));
+  }
+  reduce_in_order(dtype, op == nccl::kSum ? Reduce::sum : Reduce::max, inputs, {&output, 1},
+                  static_cast<int64_t>(count));
+}
+
+size_t size_of(nccl::DataType type) {
+  return static_cast<size_t>(bytes_of(dtype_of(type)));
+}
+
+nccl::Api make_api() {
+  using namespace nccl;
+  Api api;
+  api.get_version = [](int* version) {
+    *version = 22809;
+    return kSuccess;
+  };
+  api.get_unique_id = [](UniqueId* id) {
+    const std::scoped_lock lock(registry_mutex);
+    *id = {};
+    std::snprintf(id->bytes, sizeof(id->bytes), "%llu", static_cast<unsigned long long>(++next_id));
+    return kSuccess;
+  };
+  api.comm_init_rank_config = [](CommHandle* handle, int size, UniqueId id, int rank, Config*) {
+    const std::scoped_lock lock(registry_mutex);
+    std::shared_ptr<Group>& group = registry[id.bytes];
+    if (!group) group = std::make_shared<Group>();
+    auto comm = std::make_shared<FakeComm>();
+    comm->group = group;
+    comm->rank = rank;
+    group->size = size;
+    const std::scoped_lock inner(group->mutex);
+    ++group->joined;
+    all_comms.push_back(comm);
+    *handle = reinterpret_cast<CommHandle>(comm.get());
+    return kInProgress;
+  };
+  api.comm_get_async_error = [](CommHandle handle, Result* result) {
+    const std::scoped_lock lock(of(handle)->group->mutex);
+    *result = of(handle)->group->joined == of(handle)->group->size ? kSuccess : kInProgress;
+    return kSuccess;
+  };
+  api.comm_finalize = [](CommHandle) { return kSuccess; };
+  api.comm_destroy = [](CommHandle) { return kSuccess; };
+  api.comm_abort = [](CommHandle handle) {
+    const std::scoped_lock lock(of(handle)->group->mutex);
+    of(handle)->aborted = true;
+    of(handle)->group->changed.notify_all();
+    return kSuccess;
+  };
+  api.get_error_string = [](Result) { return "an error"; };
+  api.get_last_error = [](CommHandle) { return ""; };
+  api.all_reduce = [](const void* from, void* to, size_t count, DataType type, RedOp op,
+                      CommHandle handle, Stream stream) {
+    return collective(
+        handle, stream, from, count * size_of(type),
+        [=](const std::vector<const void*>& all) { reduce(type, op, all, 0, count, to); });
+  };
+  api.reduce_scatter = [](const void* from, void* to, size_t count, DataType type, RedOp op,
+                          CommHandle handle, Stream stream) {
+    const size_t size = static_cast<size_t>(of(handle)->group->size);
+    const size_t rank = static_cast<size_t>(of(handle)->rank);
+    return collective(handle, stream, from, size * count * size_of(type),
+                      [=](const std::vector<const void*>& all) {
+                        reduce(type, op, all, rank * count, count, to);
+                      });
+  };
+  api.all_gather = [](const void* from, void* to, size_t count, DataType type, CommHandle handle,
+                      Stream stream) {
+    const size_t bytes = count * size_of(type);
+    return collective(handle, stream, from, bytes, [=](const std::vector<const void*>& all) {
+      for (size_t i = 0; i < all.size(); ++i) {
+        std::memcpy(static_cast<char*>(to) + i * bytes, all[i], bytes);
+      }
+    });
+  };
+  api.broadcast = [](const void* from, void* to, size_t count, DataType type, int root,
+                     CommHandle handle, Stream stream) {
+    const size_t bytes = count * size_of(type);
+    return collective(handle, stream, from, bytes, [=](const std::vector<const void*>& all) {
+      std::memcpy(to, all[static_cast<size_t>(root)], bytes);
+    });
+  };
+  api.send = [](const void* from, size_t count, DataType type, int, CommHandle handle,
+                Stream stream) {
+    FakeComm* comm = of(handle);
+    const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
+    const uint64_t number = ++comm->enqueued;
+    const size_t bytes = count * size_of(type);
+    const bool until_received = gpu->when() == When::threads;
+    gpu->enqueue(where, Kind::send, [=] {
+      begin(comm, number);
+      Group& group = *comm->group;
+      std::unique_lock lock(group.mutex);
+      const char* data = static_cast<const char*>(from);
+      group.messages.emplace_back(data, data + bytes);
+      group.changed.notify_all();
+      if (until_received) {
+        wait_in(comm, lock, [&] { return group.received >= number; });
+      }
+    });
+    return kSuccess;
+  };
+  api.recv = [](void* to, size_t count, DataType type, int, CommHandle handle, Stream stream) {
+    FakeComm* comm = of(handle);
+    const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
+    const uint64_t number = ++comm->enqueued;
+    const size_t bytes = count * size_of(type);
+    gpu->enqueue(where, Kind::meets_peers, [=] {
+      begin(comm, number);
+      Group& group = *comm->group;
+      std::unique_lock lock(group.mutex);
+      wait_in(comm, lock, [&] { return !group.messages.empty(); });
+      if (comm->aborted) return;
+      if (group.messages.front().size() != bytes) throw std::runtime_error("another message");
+      std::memcpy(to, group.messages.front().data(), bytes);
+      group.messages.pop_front();
+      ++group.received;
+      group.changed.notify_all();
+    });
+    return kSuccess;
+  };
+  return api;
+}
+
+// --- the device
+
+class FakeDevice final : public Device {
+ public:
+  explicit FakeDevice(FakeGpu& gpu) : gpu_(gpu), cpu_(make_cpu_device(1)) {}
+
+  bool communicates_beside() const override { return true; }
+  std::string description() const override { return "fake gpu"; }
+  void* allocate(size_t bytes) override { return gpu_.allocate(bytes); }
+  void free(void* memory) override { gpu_.free(memory); }
+  void copy_from_host(Tensor to, const void* source) override {
+    const auto* from = static_cast<const char*>(source);
+    later([to, data = std::vector<char>(from, from + to.bytes())] {
+      std::memcpy(to.data, data.data(), data.size());
+    });
+  }
+  void copy_to_host(void* to, Tensor source) override {
+    synchronize();
+    std::memcpy(to, source.data, static_cast<size_t>(source.bytes()));
+  }
+  void synchronize() override { gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued); }
+  bool all_finite(Tensor x) override {
+    synchronize();
+    return cpu_->all_finite(x);
+  }
+
+  void fill(Tensor x, float value) override {
+    later([=, this] { cpu_->fill(x, value); });
+  }
+  void cast(Tensor from, Tensor to) override {
+    later([=, this] { cpu_->cast(from, to); });
+  }
+  void scale(Tensor x, float f) override {
+    later([=, this] { cpu_->scale(x, f); });
+  }
+  void add(Tensor x, Tensor y) override {
+    later([=, this] { cpu_->add(x, y); });
+  }
+  void copy(Tensor from, Tensor to) override {
+    later([=, this] { cpu_->copy(from, to); });
+  }
+  void matmul(const Matmul& args) override {
+    later([=, this] { cpu_->matmul(args); });
+  }
+  void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
+    later([=, this] { cpu_->bias_grad(dy, db, accumulate); });
+  }
+  void layernorm_forward(const LayerNorm& args) override {
+    later([=, this] { cpu_->layernorm_forward(args); });
+  }
+  void layernorm_backward(const LayerNormBackward& args) override {
+    later([=, this] { cpu_->layernorm_backward(args); });
+  }
+  void head_norm_forward(const HeadNorm& args) override {
+    later([=, this] { cpu_->head_norm_forward(args); });
+  }
+  void head_norm_backward(const HeadNormBackward& args) override {
+    later([=, this] { cpu_->head_norm_backward(args); });
+  }
+  void gelu_forward(Tensor x, Tensor y) override {
+    later([=, this] { cpu_->gelu_forward(x, y); });
+  }
+  void swiglu_forward(Tensor x, Tensor y) override {
+    later([=, this] { cpu_->swiglu_forward(x, y); });
+  }
+  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
+    later([=, this] { cpu_->swiglu_backward(dy, x, dx); });
+  }
+  void rope(const Rope& args) override {
+    later([=, this] { cpu_->rope(args); });
+  }
+  void attention_forward(const Attention& args) override {
+    later([=, this] { cpu_->attention_forward(args); });
+  }
+  void attention_backward(const AttentionBackward& args) override {
+    later([=, this] { cpu_->attention_backward(args); });
+  }
+  void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
+    later([=, this] { cpu_->embedding_forward(tokens, table, first, out); });
+  }
+  void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) override {
+    later([=, this] { cpu_->embedding_backward(tokens, dout, first, dtable); });
+  }
+  void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    later([=, this] { cpu_->position_forward(x, positions, seq, out, dropout, first_row); });
+  }
+  void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
+                         Dropout dropout, int64_t first_row) override {
+    later([=, this] {
+      cpu_->position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row);
+    });
+  }
+  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
+                        int64_t first_row) override {
+    later([=, this] { cpu_->bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  }
+  void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
+    later([=, this] { cpu_->dropout_backward(dout, dx, dropout, first_row); });
+  }
+  void cross_entropy_max(const CrossEntropy& args) override {
+    later([=, this] { cpu_->cross_entropy_max(args); });
+  }
+  void cross_entropy_sum(const CrossEntropy& args) override {
+    later([=, this] { cpu_->cross_entropy_sum(args); });
+  }
+  void cross_entropy_loss(const CrossEntropy& args) override {
+    later([=, this] { cpu_->cross_entropy_loss(args); });
+  }
+  void cross_entropy_backward(const CrossEntropy& args, float scale) override {
+    later([=, this] { cpu_->cross_entropy_backward(args, scale); });
+  }
+  void sum(Tensor x, Tensor out, bool accumulate) override {
+    later([=, this] { cpu_->sum(x, out, accumulate); });
+  }
+  void sum_squares(Tensor x, Tensor partials) override {
+    later([=, this] { cpu_->sum_squares(x, partials); });
+  }
+  void adamw(const AdamW& args) override {
+    later([=, this] { cpu_->adamw(args); });
+  }
+  void sgd(const Sgd& args) override {
+    later([=, this] { cpu_->sgd(args); });
+  }
+
+ private:
+  void later(std::function<void()> work) {
+    gpu_.enqueue(gpu_.compute(), Kind::plain, std::move(work));
+  }
+
+  FakeGpu& gpu_;
+  const std::unique_ptr<Device> cpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_fake_device(FakeGpu& gpu) {
+  return std::make_unique<FakeDevice>(gpu);
+}
+
+std::unique_ptr<nccl::Streams> make_fake_streams(FakeGpu& gpu, int rank) {
+  return std::make_unique<FakeStreams>(gpu, rank);
+}
+
+const nccl::Api& fake_nccl() {
+  static const nccl::Api api = make_api();
+  return api;
+}
+
+}  // namespace mtl::test
