@@ -130,19 +130,22 @@ void FakeGpu::advance(Stream* stream, uint64_t position) {
   }
 }
 
-// What peers may be waiting for, as far as nothing else is in front of it.
+// What peers may be waiting for, as far as nothing that meets peers is in front of it.
 void FakeGpu::run_sends() {
-  for (const auto& stream : streams_) {
-    for (;;) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& stream : streams_) {
       {
         const std::scoped_lock lock(mutex_);
-        if (stream->busy || items_[stream.get()].empty()) break;
+        if (stream->busy || items_[stream.get()].empty()) continue;
         const Item& next = items_[stream.get()].front();
-        const bool ready = !next.work && (next.event.stream == nullptr ||
-                                          next.event.stream->done >= next.event.position);
-        if (!ready && next.kind != Kind::send) break;
+        const FakeGpu::Event& event = next.event;
+        const bool waits =
+            !next.work && event.stream != nullptr && event.stream->done < event.position;
+        if (waits || next.kind == Kind::meets_peers) continue;
       }
       advance(stream.get(), stream->done + 1);
+      moved = true;
     }
   }
 }

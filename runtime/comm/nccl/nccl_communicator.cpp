@@ -51,7 +51,10 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<State> state, GroupName name)
 
 NcclCommunicator::~NcclCommunicator() {
   for (const Mark& mark : marks_) state_->give_event(mark.event);
-  for (const Copy& copy : copies_) state_->streams().free(copy.memory);
+  for (const auto& [peer, pair] : pairs_) {
+    for (const Slot& slot : pair.slots) state_->give_event(slot.sent);
+    if (pair.stream != nullptr) state_->streams().destroy_stream(pair.stream);
+  }
   if (staging_ != nullptr) state_->streams().free(staging_);
   if (lane_ != nullptr) state_->streams().destroy_stream(lane_);
 }
@@ -141,11 +144,6 @@ void NcclCommunicator::collective(const std::string& what, int64_t bytes,
   } else {
     join(collectives_until_);
   }
-  message(comm, what, bytes, call);
-}
-
-void NcclCommunicator::message(Comm& comm, const std::string& what, int64_t bytes,
-                               const std::function<Result(CommHandle, Stream)>& call) {
   const Stream where = stream();
   state_->enqueue(comm, where, what, bytes, [&](CommHandle handle) { return call(handle, where); });
 }
@@ -252,56 +250,57 @@ void NcclCommunicator::broadcast(Tensor x, int root) {
   if (staged) finish(x.data, data, x.bytes());
 }
 
+NcclCommunicator::Slot& NcclCommunicator::slot_of(Pair& pair, int64_t bytes) {
+  // The interleaved pipeline needs two; more lets a rank run ahead of its neighbour.
+  constexpr int64_t kLeast = 2, kMost = 8;
+  const auto count =
+      static_cast<size_t>(std::clamp(state_->buffered_bytes() / bytes, kLeast, kMost));
+  Streams& streams = state_->streams();
+  if (pair.stream == nullptr) pair.stream = streams.make_stream();
+  if (pair.next >= std::max(count, pair.slots.size())) pair.next = 0;
+  if (pair.next == pair.slots.size()) {
+    pair.slots.emplace_back().sent = state_->take_event();
+  } else {
+    streams.wait(stream(), pair.slots[pair.next].sent);
+  }
+  Slot& slot = pair.slots[pair.next++];
+  if (slot.bytes < bytes) {
+    // The old room stays until the world ends: freeing waits for the device, which may be waiting
+    // for a peer.
+    slot.memory = static_cast<char*>(state_->allocate(static_cast<size_t>(bytes)));
+    slot.bytes = bytes;
+  }
+  return slot;
+}
+
 void NcclCommunicator::send(Tensor x, int to) {
   comm::check_peer("send", to, rank_, size());
   traffic_.send += x.bytes();
   if (x.numel() == 0) return;
-  Comm& comm = *pair(to).to;
-  const auto leave = [&](const void* data) {
-    message(comm, words("send", x), x.bytes(), [&](CommHandle handle, Stream where) {
-      return state_->api().send(data, count_of(x), type_of(x.dtype), 1, handle, where);
-    });
-  };
-  if (beside_ && on_device(x)) return leave(x.data);
-  free_copies();
-  void* memory = state_->streams().allocate(static_cast<size_t>(x.bytes()));
-  copies_.push_back({memory, UINT64_MAX});
-  if (on_device(x)) {
-    copy(memory, x.data, x.bytes());
-  } else {
-    copy(memory, x.data, x.bytes());
-    finish(nullptr, nullptr, 0);  // the host may write it again
-  }
-  if (beside_) {
-    copies_.back().sent = begun_;
-    return leave(memory);
-  }
-  copies_.back().sent = run([&] { leave(memory); });
+  Pair& pair = this->pair(to);
+  Slot& slot = slot_of(pair, x.bytes());
+  copy(slot.memory, x.data, x.bytes());
+  if (!on_device(x)) finish(nullptr, nullptr, 0);  // the host may write it again
+  Streams& streams = state_->streams();
+  streams.record(slot.sent, stream());
+  streams.wait(pair.stream, slot.sent);
+  state_->enqueue(*pair.to, pair.stream, words("send", x), x.bytes(), [&](CommHandle handle) {
+    return state_->api().send(slot.memory, count_of(x), type_of(x.dtype), 1, handle, pair.stream);
+  });
+  streams.record(slot.sent, pair.stream);
 }
 
 void NcclCommunicator::recv(Tensor x, int from) {
   comm::check_peer("recv", from, rank_, size());
   if (x.numel() == 0) return;
-  Comm& comm = *pair(from).from;
+  const std::shared_ptr<Comm> comm = pair(from).from;
   const bool staged = !on_device(x);
   void* data = staged ? staging(x.bytes()) : x.data;
-  message(comm, words("recv", x), x.bytes(), [&](CommHandle handle, Stream where) {
+  const Stream where = stream();
+  state_->enqueue(*comm, where, words("recv", x), x.bytes(), [&](CommHandle handle) {
     return state_->api().recv(data, count_of(x), type_of(x.dtype), 0, handle, where);
   });
   if (staged) finish(x.data, data, x.bytes());
-}
-
-// Of the sends whose ends are known to have come.
-void NcclCommunicator::free_copies() {
-  while (!copies_.empty()) {
-    const uint64_t sent = copies_.front().sent;
-    const auto mark = std::find_if(marks_.begin(), marks_.end(),
-                                   [&](const Mark& other) { return other.number >= sent; });
-    // Joined: freeing waits for what is under way on the device.
-    if (mark != marks_.end() && !state_->streams().reached(mark->event)) return;
-    state_->streams().free(copies_.front().memory);
-    copies_.pop_front();
-  }
 }
 
 }  // namespace mtl::nccl

@@ -1,10 +1,12 @@
 // Collectives and messages of a group through NCCL.
 //
 // Where things run. A collective is enqueued in the device's compute stream, among its ops; within
-// CommLane::run() in a stream of the group beside it, between two events. A message goes through a
-// communicator of its own for each direction between two ranks: NCCL's sends wait for their
-// receivers, and two ranks that send to each other before they receive would otherwise wait for
-// each other for ever. For the same reason a send outside of run() leaves from a copy, beside.
+// CommLane::run() in a stream of the group beside it, between two events.
+//
+// Messages. NCCL's sends wait for their receivers, so two ranks that both send before they receive
+// would wait for each other for ever; the interleaved pipeline does that. So a send leaves from a
+// copy, in a stream and through a communicator of its own for each direction between two ranks, and
+// holds nobody up until the copies of earlier sends have taken all the room.
 //
 // Sums. NCCL adds in the order of its rings and trees, and rounds sums of bf16 and f16 at every
 // step, so they are not the bits of the CPU's transports; NCCL_ALGO=Ring with NCCL_PROTO=Simple
@@ -41,17 +43,22 @@ class NcclCommunicator final : public Communicator, private CommLane {
   void check() override { state_->check(); }
 
  private:
+  // What is sent leaves from here.
+  struct Slot {
+    char* memory = nullptr;
+    int64_t bytes = 0;
+    Event sent = nullptr;
+  };
   // The two directions between us and a peer.
   struct Pair {
     std::shared_ptr<Comm> to, from;
+    Stream stream = nullptr;  // of what we send
+    std::vector<Slot> slots;
+    size_t next = 0;
   };
   struct Mark {
     uint64_t number;
     Event event;
-  };
-  struct Copy {
-    void* memory;
-    uint64_t sent;  // number on the lane
   };
 
   uint64_t run(const std::function<void()>& work) override;
@@ -62,14 +69,13 @@ class NcclCommunicator final : public Communicator, private CommLane {
   Pair& pair(int peer);
   void collective(const std::string& what, int64_t bytes,
                   const std::function<Result(CommHandle, Stream)>& call);
-  void message(Comm& comm, const std::string& what, int64_t bytes,
-               const std::function<Result(CommHandle, Stream)>& call);
+  // The next room for a message, free when stream() has come so far.
+  Slot& slot_of(Pair& pair, int64_t bytes);
   // Memory of the device for a tensor of the host; copy() enqueues, finish() waits as well.
   char* staging(int64_t bytes);
   void copy(void* to, const void* from, int64_t bytes);
   void finish(void* host, const void* staged, int64_t bytes);
   bool on_device(const Tensor& x) { return state_->streams().on_device(x.data); }
-  void free_copies();
 
   const std::shared_ptr<State> state_;
   const GroupName name_;
@@ -83,7 +89,6 @@ class NcclCommunicator final : public Communicator, private CommLane {
   uint64_t begun_ = 0, joined_ = 0;  // numbers on the lane
   uint64_t collectives_until_ = 0;   // the last number that had a collective
   std::deque<Mark> marks_;           // of what is not joined yet, ascending
-  std::deque<Copy> copies_;
   void* staging_ = nullptr;
   int64_t staging_bytes_ = 0;
 };

@@ -47,13 +47,14 @@ Error peer_lost(std::string what) {
 }  // namespace
 
 State::State(Store& store, const WorldOptions& options, std::unique_ptr<Streams> streams,
-             const Api& api, std::filesystem::path crash_dir)
+             const Api& api, std::filesystem::path crash_dir, int64_t buffered_bytes)
     : store_(store),
       options_(options),
       prefix_(fmt::format("nccl/{}/", options.generation)),
       streams_(std::move(streams)),
       api_(api),
       crash_dir_(std::move(crash_dir)),
+      buffered_bytes_(buffered_bytes),
       recorder_(options.rank) {
   watchdog_ = std::thread([this] { watch(); });
   listener_ = std::thread([this] { listen(); });

@@ -39,9 +39,9 @@ struct Comm {
 
 class State {
  public:
-  // `crash_dir`: where the flight recorder goes on failure; empty = nowhere.
+  // `crash_dir`, `buffered_bytes`: as in NcclOptions.
   State(Store& store, const WorldOptions& options, std::unique_ptr<Streams> streams, const Api& api,
-        std::filesystem::path crash_dir);
+        std::filesystem::path crash_dir, int64_t buffered_bytes);
   ~State();
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -50,6 +50,7 @@ class State {
   int size() const { return options_.size; }
   Streams& streams() { return *streams_; }
   const Api& api() const { return api_; }
+  int64_t buffered_bytes() const { return buffered_bytes_; }
 
   // Collective over the ranks of the name. begin_connect() waits for the lowest of them at most.
   std::shared_ptr<Comm> begin_connect(const GroupName& name);
@@ -103,6 +104,7 @@ class State {
   const std::unique_ptr<Streams> streams_;
   const Api& api_;
   const std::filesystem::path crash_dir_;
+  const int64_t buffered_bytes_;
   FlightRecorder recorder_;
 
   mutable std::mutex mutex_;  // of all that follows but the atomics

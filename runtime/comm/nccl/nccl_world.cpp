@@ -69,8 +69,8 @@ std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& opt
   if (nccl::check_cards(cards, options.rank, nccl::wants_shared_gpus())) {
     nccl::pretend_own_host(options.rank);
   }
-  return std::make_unique<NcclWorld>(
-      std::make_shared<nccl::State>(store, options, std::move(streams), api, nccl.crash_dir));
+  return std::make_unique<NcclWorld>(std::make_shared<nccl::State>(
+      store, options, std::move(streams), api, nccl.crash_dir, nccl.buffered_bytes));
 }
 
 }  // namespace mtl

@@ -13,8 +13,12 @@
 namespace mtl {
 
 struct NcclOptions {
-  const nccl::Api* api = nullptr;   // null: the library that this machine has
-  std::filesystem::path crash_dir;  // of the run: where a failing rank leaves its flight recorder
+  const nccl::Api* api = nullptr;  // null: the library that this machine has
+  // Of the run: where a failing rank leaves its flight recorder; empty: nowhere.
+  std::filesystem::path crash_dir = {};
+  // Of messages between two ranks, in one direction; room for two there is always. As much as the
+  // CPU's transports buffer.
+  int64_t buffered_bytes = 64 << 20;
 };
 
 // Collective over the world. `store` outlives the world: groups connect through it when they first

@@ -73,7 +73,7 @@ Outcome on_cpu(const TrainSpec& spec, Layout layout) {
   return outcome;
 }
 
-Outcome on_streams(const TrainSpec& spec, Layout layout, When when) {
+Outcome on_streams(const TrainSpec& spec, Layout layout, When when, int64_t buffered) {
   const auto tokens = markov_tokens(2000, kVocab);
   Outcome outcome;
   std::vector<std::unique_ptr<FakeGpu>> gpus(static_cast<size_t>(layout.world()));
@@ -92,7 +92,7 @@ Outcome on_streams(const TrainSpec& spec, Layout layout, When when) {
         options.size = size;
         options.timeout = std::chrono::seconds(60);
         return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
-                               {.api = &fake_nccl(), .crash_dir = {}});
+                               {.api = &fake_nccl(), .crash_dir = {}, .buffered_bytes = buffered});
       },
       [&](int rank) {
         gpu_of(rank) = std::make_unique<FakeGpu>(when);
@@ -110,9 +110,14 @@ void compare(const TrainSpec& spec, Layout layout) {
   REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
   for (const When when : kWhen) {
     CAPTURE(name_of(when));
-    const Outcome streams = on_streams(spec, layout, when);
-    CHECK(streams.numbers == cpu.numbers);
-    CHECK(streams.masters == cpu.masters);
+    // Without pipelines there are no messages.
+    for (const int64_t buffered : {int64_t{0}, int64_t{64} << 20}) {
+      if (layout.pp == 1 && buffered == 0) continue;
+      CAPTURE(buffered);
+      const Outcome streams = on_streams(spec, layout, when, buffered);
+      CHECK(streams.numbers == cpu.numbers);
+      CHECK(streams.masters == cpu.masters);
+    }
   }
 }
 
@@ -149,6 +154,9 @@ TEST_CASE("streams: pipelines") {
     compare(spec, {.pp = 2});
     compare(spec, {.pp = 4});
     compare(spec, {.pp = 2, .virtual_stages = 2});
+    spec.model.layers = 8;
+    compare(spec, {.pp = 4, .virtual_stages = 2});
+    compare(spec, {.pp = 2, .virtual_stages = 4});
   }
 }
 
