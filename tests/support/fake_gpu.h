@@ -4,6 +4,7 @@
 // it, so that one that is missing gives wrong numbers every time.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -44,7 +45,7 @@ class FakeGpu {
 
   // --- for the device, the streams and the NCCL below
   struct Stream {
-    uint64_t enqueued = 0, done = 0;
+    std::atomic<uint64_t> enqueued = 0, done = 0;
     bool busy = false;
     bool computes = false;
     std::thread thread;
@@ -60,6 +61,8 @@ class FakeGpu {
   void wait(Stream* stream, Event event);
   bool reached(const Event& event);
   void run_until(Stream* stream, uint64_t position);
+  // Called while work waits for a peer, which may be waiting for us.
+  void idle();
   void* allocate(size_t bytes);
   void free(void* memory);
   bool owns(const void* memory);

@@ -1,6 +1,7 @@
 #include "runtime/comm/nccl/nccl_communicator.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include <fmt/format.h>
 
@@ -52,8 +53,9 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<State> state, GroupName name)
 NcclCommunicator::~NcclCommunicator() {
   for (const Mark& mark : marks_) state_->give_event(mark.event);
   for (const auto& [peer, pair] : pairs_) {
-    for (const Slot& slot : pair.slots) state_->give_event(slot.sent);
-    if (pair.stream != nullptr) state_->streams().destroy_stream(pair.stream);
+    pair->connector.join();
+    for (const Slot& slot : pair->slots) state_->give_event(slot.sent);
+    state_->streams().destroy_stream(pair->stream);
   }
   if (staging_ != nullptr) state_->streams().free(staging_);
   if (lane_ != nullptr) state_->streams().destroy_stream(lane_);
@@ -112,27 +114,52 @@ Comm& NcclCommunicator::everybody() {
 }
 
 NcclCommunicator::Pair& NcclCommunicator::pair(int peer) {
-  const auto found = pairs_.find(peer);
-  if (found != pairs_.end()) return found->second;
-  const int own = state_->rank(), other = name_.ranks[static_cast<size_t>(peer)];
+  std::unique_ptr<Pair>& pair = pairs_[peer];
+  if (pair) return *pair;
+  state_->check();
+  pair = std::make_unique<Pair>();
+  pair->stream = state_->streams().make_stream();
+  pair->connector = std::thread([this, made = pair.get(), own = state_->rank(),
+                                 other = name_.ranks[static_cast<size_t>(peer)]] {
+    try {
+      state_->streams().enter_thread();
+      connect(*made, own, other);
+    } catch (const Error& error) {
+      state_->fail(error);  // of the world: whoever waits for the pair finds it there
+    } catch (const std::exception& error) {
+      state_->fail(Error(Exit::run_failed,
+                         Diagnostic{.code = "comm.nccl", .what = error.what(), .help = ""}));
+    }
+  });
+  return *pair;
+}
+
+void NcclCommunicator::connect(Pair& pair, int own, int other) {
   const auto begin = [&](int from, int to) {
     const int ranks[] = {from, to};
     return state_->begin_connect(
         {.key = comm::group_key(ranks, name_.key), .ranks = {from, to}, .messages = true});
   };
-  // Both directions at once, lower rank's first: one that waits for the first message of the other
-  // while that one waits for ours must still come together.
-  Pair made;
-  if (own < other) {
-    made.to = begin(own, other);
-    made.from = begin(other, own);
-  } else {
-    made.from = begin(other, own);
-    made.to = begin(own, other);
+  // Both at once, lower rank's first.
+  const auto up = begin(std::min(own, other), std::max(own, other));
+  const auto down = begin(std::max(own, other), std::min(own, other));
+  state_->finish_connect(*up);
+  state_->finish_connect(*down);
+  const std::scoped_lock lock(pair.mutex);
+  pair.to = own < other ? up : down;
+  pair.from = own < other ? down : up;
+  for (const auto& send : pair.waiting) send();
+  pair.waiting.clear();
+  pair.connected = true;
+  pair.changed.notify_all();
+}
+
+void NcclCommunicator::wait_connected(Pair& pair) {
+  std::unique_lock lock(pair.mutex);
+  while (
+      !pair.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return pair.connected; })) {
+    state_->check();
   }
-  state_->finish_connect(*made.to);
-  state_->finish_connect(*made.from);
-  return pairs_[peer] = std::move(made);
 }
 
 void NcclCommunicator::collective(const std::string& what, int64_t bytes,
@@ -251,16 +278,17 @@ void NcclCommunicator::broadcast(Tensor x, int root) {
 }
 
 NcclCommunicator::Slot& NcclCommunicator::slot_of(Pair& pair, int64_t bytes) {
-  // The interleaved pipeline needs two; more lets a rank run ahead of its neighbour.
+  // One keeps the interleaved pipeline going (tests/runtime/engine/streams_test.cpp); with more a
+  // rank can run ahead of its neighbour.
   constexpr int64_t kLeast = 2, kMost = 8;
   const auto count =
       static_cast<size_t>(std::clamp(state_->buffered_bytes() / bytes, kLeast, kMost));
   Streams& streams = state_->streams();
-  if (pair.stream == nullptr) pair.stream = streams.make_stream();
   if (pair.next >= std::max(count, pair.slots.size())) pair.next = 0;
   if (pair.next == pair.slots.size()) {
     pair.slots.emplace_back().sent = state_->take_event();
   } else {
+    wait_connected(pair);  // else what is there has not even begun to leave
     streams.wait(stream(), pair.slots[pair.next].sent);
   }
   Slot& slot = pair.slots[pair.next++];
@@ -284,20 +312,29 @@ void NcclCommunicator::send(Tensor x, int to) {
   Streams& streams = state_->streams();
   streams.record(slot.sent, stream());
   streams.wait(pair.stream, slot.sent);
-  state_->enqueue(*pair.to, pair.stream, words("send", x), x.bytes(), [&](CommHandle handle) {
-    return state_->api().send(slot.memory, count_of(x), type_of(x.dtype), 1, handle, pair.stream);
-  });
-  streams.record(slot.sent, pair.stream);
+  const auto leave = [this, x, &pair, memory = slot.memory, sent = slot.sent] {
+    state_->enqueue(*pair.to, pair.stream, words("send", x), x.bytes(), [&](CommHandle handle) {
+      return state_->api().send(memory, count_of(x), type_of(x.dtype), 1, handle, pair.stream);
+    });
+    state_->streams().record(sent, pair.stream);
+  };
+  const std::scoped_lock lock(pair.mutex);
+  if (pair.connected) {
+    leave();
+  } else {
+    pair.waiting.push_back(leave);
+  }
 }
 
 void NcclCommunicator::recv(Tensor x, int from) {
   comm::check_peer("recv", from, rank_, size());
   if (x.numel() == 0) return;
-  const std::shared_ptr<Comm> comm = pair(from).from;
+  Pair& pair = this->pair(from);
+  wait_connected(pair);
   const bool staged = !on_device(x);
   void* data = staged ? staging(x.bytes()) : x.data;
   const Stream where = stream();
-  state_->enqueue(*comm, where, words("recv", x), x.bytes(), [&](CommHandle handle) {
+  state_->enqueue(*pair.from, where, words("recv", x), x.bytes(), [&](CommHandle handle) {
     return state_->api().recv(data, count_of(x), type_of(x.dtype), 0, handle, where);
   });
   if (staged) finish(x.data, data, x.bytes());

@@ -14,9 +14,13 @@
 // compare bits on the CPU and bounds on GPUs.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "runtime/comm/communicator.h"
@@ -49,12 +53,19 @@ class NcclCommunicator final : public Communicator, private CommLane {
     int64_t bytes = 0;
     Event sent = nullptr;
   };
-  // The two directions between us and a peer.
+  // The two directions between us and a peer. They connect in a thread, and what is sent before
+  // leaves then: ranks that all send first must not all wait here for each other.
   struct Pair {
     std::shared_ptr<Comm> to, from;
     Stream stream = nullptr;  // of what we send
     std::vector<Slot> slots;
     size_t next = 0;
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool connected = false;
+    std::vector<std::function<void()>> waiting;  // sends
+    std::thread connector;
   };
   struct Mark {
     uint64_t number;
@@ -67,6 +78,8 @@ class NcclCommunicator final : public Communicator, private CommLane {
   Stream stream();
   Comm& everybody();
   Pair& pair(int peer);
+  void connect(Pair& pair, int own, int other);
+  void wait_connected(Pair& pair);
   void collective(const std::string& what, int64_t bytes,
                   const std::function<Result(CommHandle, Stream)>& call);
   // The next room for a message, free when stream() has come so far.
@@ -81,7 +94,7 @@ class NcclCommunicator final : public Communicator, private CommLane {
   const GroupName name_;
   int rank_ = 0;
   std::shared_ptr<Comm> everybody_;
-  std::map<int, Pair> pairs_;
+  std::map<int, std::unique_ptr<Pair>> pairs_;
   Traffic traffic_;
 
   Stream lane_ = nullptr;

@@ -167,3 +167,60 @@ TEST_CASE("collectives of two groups overlap with each other in queues of their 
           queue_b.wait_all();
         })) == "");
 }
+
+namespace {
+
+// Tells what it was asked for.
+class TellingLane final : public CommLane {
+ public:
+  uint64_t run(const std::function<void()>& work) override {
+    work();
+    told += "run ";
+    return ++number_;
+  }
+  void join(uint64_t number) override { told += "join" + std::to_string(number) + " "; }
+  std::string told;
+
+ private:
+  uint64_t number_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("on a lane work of any size is enqueued at once and waiting is the device's") {
+  TellingLane lane;
+  {
+    CommQueue queue(true, &lane);
+    std::vector<std::thread::id> ids;
+    const auto note = [&] { ids.push_back(std::this_thread::get_id()); };
+    const auto first = queue.start(note);
+    queue.start(1, note);
+    CHECK(lane.told == "run run ");
+    CHECK(ids == std::vector<std::thread::id>(2, std::this_thread::get_id()));
+    queue.wait(first);
+    queue.wait_all();
+    CHECK(lane.told == "run run join1 join2 ");
+    queue.start(note);
+  }
+  CHECK(lane.told == "run run join1 join2 run join3 ");
+  lane.told.clear();
+  // Not asynchronous: the operations are in the order of the device's ops.
+  CommQueue queue(false, &lane);
+  int done = 0;
+  queue.wait(queue.start([&] { ++done; }));
+  CHECK(done == 1);
+  CHECK(lane.told == "");
+}
+
+TEST_CASE("an error on a lane drops the later work and every wait throws it") {
+  TellingLane lane;
+  CommQueue queue(true, &lane);
+  int done = 0;
+  const auto good = queue.start([&] { ++done; });
+  const auto bad = queue.start([] { throw std::runtime_error("the first error"); });
+  queue.start([&] { ++done; });
+  CHECK(error_of([&] { queue.wait(bad); }) == "the first error");
+  CHECK(error_of([&] { queue.wait(good); }) == "the first error");
+  CHECK(error_of([&] { queue.wait_all(); }) == "the first error");
+  CHECK(done == 1);
+}
