@@ -151,6 +151,27 @@ void FakeGpu::run_sends() {
   }
 }
 
+std::string FakeGpu::describe() {
+  const std::scoped_lock lock(mutex_);
+  std::string text;
+  const auto add = [&](Stream* stream, const std::string& name) {
+    text += fmt::format("{}: {} of {}{}", name, stream->done.load(), stream->enqueued.load(),
+                        stream->busy ? ", busy" : "");
+    if (!items_[stream].empty()) {
+      const Item& next = items_[stream].front();
+      text += next.work ? fmt::format(", next of kind {}", static_cast<int>(next.kind))
+              : next.event.stream == nullptr
+                  ? std::string(", next waits for nothing")
+                  : fmt::format(", next waits for {} of {}", next.event.position,
+                                next.event.stream->done.load());
+    }
+    text += "; ";
+  };
+  add(compute_.get(), "compute");
+  for (size_t i = 0; i < streams_.size(); ++i) add(streams_[i].get(), fmt::format("stream {}", i));
+  return text;
+}
+
 void FakeGpu::idle() {
   if (when_ != When::threads && std::this_thread::get_id() == owner_) run_sends();
 }
@@ -249,6 +270,7 @@ class FakeStreams final : public nccl::Streams {
                  [=] { std::memcpy(to, from, bytes); });
   }
   std::string device_id() const override { return fmt::format("fake {}", rank_); }
+  void host_waits() override { gpu_.idle(); }
   void enter_thread() override {}
 
   // A stream's handle knows its GPU, so that NCCL does.
@@ -312,7 +334,8 @@ void wait_in(FakeGpu* gpu, FakeComm* comm, std::unique_lock<std::mutex>& lock,
   while (!comm->group->changed.wait_for(lock, std::chrono::milliseconds(1),
                                         [&] { return comm->aborted || ready(); })) {
     if (std::chrono::steady_clock::now() > until) {
-      throw std::runtime_error("a rank has waited for its peers for ever");
+      throw std::runtime_error("a rank has waited for its peers for ever; its streams: " +
+                               gpu->describe());
     }
     lock.unlock();
     gpu->idle();

@@ -63,6 +63,8 @@ class FakeGpu {
   void run_until(Stream* stream, uint64_t position);
   // Called while work waits for a peer, which may be waiting for us.
   void idle();
+  // What each stream has done, and what is next.
+  std::string describe();
   void* allocate(size_t bytes);
   void free(void* memory);
   bool owns(const void* memory);

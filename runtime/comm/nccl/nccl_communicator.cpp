@@ -155,10 +155,14 @@ void NcclCommunicator::connect(Pair& pair, int own, int other) {
 }
 
 void NcclCommunicator::wait_connected(Pair& pair) {
-  std::unique_lock lock(pair.mutex);
-  while (
-      !pair.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return pair.connected; })) {
+  const auto connected = [&] {
+    std::unique_lock lock(pair.mutex);
+    return pair.changed.wait_for(lock, std::chrono::milliseconds(10),
+                                 [&] { return pair.connected; });
+  };
+  while (!connected()) {
     state_->check();
+    state_->streams().host_waits();
   }
 }
 
@@ -309,10 +313,9 @@ void NcclCommunicator::send(Tensor x, int to) {
   Slot& slot = slot_of(pair, x.bytes());
   copy(slot.memory, x.data, x.bytes());
   if (!on_device(x)) finish(nullptr, nullptr, 0);  // the host may write it again
-  Streams& streams = state_->streams();
-  streams.record(slot.sent, stream());
-  streams.wait(pair.stream, slot.sent);
+  state_->streams().record(slot.sent, stream());
   const auto leave = [this, x, &pair, memory = slot.memory, sent = slot.sent] {
+    state_->streams().wait(pair.stream, sent);  // until it is copied
     state_->enqueue(*pair.to, pair.stream, words("send", x), x.bytes(), [&](CommHandle handle) {
       return state_->api().send(memory, count_of(x), type_of(x.dtype), 1, handle, pair.stream);
     });

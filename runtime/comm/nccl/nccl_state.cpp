@@ -116,8 +116,9 @@ std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
   } else {
     const auto until = Clock::now() + options_.timeout;
     std::optional<StoreValue> value;
-    while (!(value = store_.watch(key("id/" + own_key), 0, 500ms)) || !value->present) {
+    while (!(value = store_.watch(key("id/" + own_key), 0, 100ms)) || !value->present) {
       check();
+      streams_->host_waits();
       if (Clock::now() < until) continue;
       fail(missing_at(*comm));
       check();
@@ -175,6 +176,7 @@ void State::settle(Comm& comm, const std::function<void()>& each_second) {
       each_second();
       next = Clock::now() + 1s;
     }
+    streams_->host_waits();
     std::this_thread::sleep_for(100us);
   }
 }

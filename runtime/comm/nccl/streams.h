@@ -36,6 +36,9 @@ class Streams {
   virtual void copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
   // Tells two GPUs of a job apart (the UUID), and what people call it.
   virtual std::string device_id() const = 0;
+  // The host waits for peers, and asks again and again. A GPU's streams run by themselves; those of
+  // the tests go on here.
+  virtual void host_waits() {}
   // Called first by every thread that helps.
   virtual void enter_thread() = 0;
 };

@@ -90,7 +90,7 @@ nccl::FlightDump dump_of(int rank, const nccl::GroupName& group, uint64_t enqueu
 
 TEST_CASE("nccl: every collective gives every rank the right bits on memory of the host") {
   for (const When when : kWhen) {
-    CAPTURE(name_of(when));
+    CAPTURE(std::string(name_of(when)));
     CHECK(problem_of(run_gpus(3, when, [](RankOfGpus& rank) {
             const std::vector<int> all = all_ranks(3);
             const auto group = rank.world.group(all);
@@ -110,7 +110,7 @@ TEST_CASE("nccl: every collective gives every rank the right bits on memory of t
 
 TEST_CASE("nccl: operations of a device are ordered behind its ops and before the later ones") {
   for (const When when : kWhen) {
-    CAPTURE(name_of(when));
+    CAPTURE(std::string(name_of(when)));
     CHECK(problem_of(run_gpus(2, when, [](RankOfGpus& rank) {
             const auto device = make_fake_device(rank.gpu);
             const auto group = rank.world.group(all_ranks(2));
@@ -136,7 +136,7 @@ TEST_CASE("nccl: operations of a device are ordered behind its ops and before th
 
 TEST_CASE("nccl: ranks that send to each other before they receive do not wait for ever") {
   for (const When when : kWhen) {
-    CAPTURE(name_of(when));
+    CAPTURE(std::string(name_of(when)));
     CHECK(problem_of(run_gpus(2, when, [](RankOfGpus& rank) {
             const auto device = make_fake_device(rank.gpu);
             const auto group = rank.world.group(all_ranks(2));

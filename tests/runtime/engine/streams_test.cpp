@@ -109,7 +109,7 @@ void compare(const TrainSpec& spec, Layout layout) {
   const Outcome cpu = on_cpu(spec, layout);
   REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
   for (const When when : kWhen) {
-    CAPTURE(name_of(when));
+    CAPTURE(std::string(name_of(when)));
     // Without pipelines there are no messages.
     for (const int64_t buffered : {int64_t{0}, int64_t{64} << 20}) {
       if (layout.pp == 1 && buffered == 0) continue;
