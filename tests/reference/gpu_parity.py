@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""mtl against PyTorch on this machine: losses and the first step's gradients of a GPT-2 and a LLaMA.
+
+  gpu_parity.py MTL [--device cuda|cpu] [--small] [--types fp32,bf16]
+
+Trains a few steps with MTL (`mtl launch`) at a learning rate that changes no weight, then computes
+the same losses and gradients with PyTorch from the checkpoint's weights. The gradients of mtl are
+read from the optimizer's first moment after one step, which is (1 - beta1) times the gradient.
+Needs PyTorch alone. PyTorch computes in float64 (the truth) and, for the bound, in bfloat16.
+
+  fp32   losses within 1e-4 (relative), gradients within 1e-4 (relative Frobenius distance)
+  bf16   each within twice the distance that PyTorch in bfloat16 has from the truth on the same
+         batches (two programs that round in different places are each that far away), or within
+         1e-3 (losses) and 1e-2 (gradients), whichever is more
+
+Prints a line per comparison and ends with 0 if all hold, 1 if one does not, 2 if it could not run.
+"""
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+STEPS = 4
+BETA1 = 0.9
+
+SHAPES = {
+    "gpt2": {"layers": 12, "hidden": 768, "heads": 12},
+    "llama": {"layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816,
+              "activation": "swiglu", "norm": {"type": "rmsnorm"},
+              "position": {"type": "rope"}, "bias": False, "tie_embeddings": False},
+}
+SMALL = {
+    "gpt2": {"layers": 2, "hidden": 64, "heads": 4},
+    "llama": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 160,
+              "activation": "swiglu", "norm": {"type": "rmsnorm"},
+              "position": {"type": "rope"}, "bias": False, "tie_embeddings": False},
+}
+
+
+def text(size):
+    chance = random.Random(1)
+    words = ["".join(chance.choice("abcdefghij") for _ in range(chance.randint(2, 6)))
+             for _ in range(200)]
+    out = []
+    while sum(map(len, out)) + len(out) < size:
+        out += [chance.choice(words) for _ in range(1000)]
+    return " ".join(out).encode()
+
+
+def train(mtl, folder, shape, dtype, seq, batch):
+    """The run directory. JSON is YAML."""
+    settings = {
+        "run": {"name": "parity", "dir": str(folder / "runs")},
+        "model": shape,
+        "train": {"global_batch": batch, "micro_batch": batch // 2, "seq_len": seq,
+                  "steps": STEPS, "seed": 5},
+        "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95]},
+        "lr": {"max": 1e-30, "min": 0.0, "warmup": 0},
+        "data": {"train": str(folder / "text.txt"), "sampler": "sequential",
+                 "tokenizer": {"type": "bytes"}},
+        "checkpoint": {"every": 1, "keep_last": STEPS},
+        "log": {"every": 1},
+        "precision": {"dtype": dtype},
+    }
+    (folder / "train.yaml").write_text(json.dumps(settings))
+    done = subprocess.run([mtl, "launch", "--num_processes", "1", str(folder / "train.yaml")],
+                          capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"mtl launch ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    for line in done.stdout.splitlines() + done.stderr.splitlines():
+        if line.startswith("device"):
+            print(f"# {line}")
+    return next((folder / "runs" / "parity").iterdir())
+
+
+def tensors(checkpoint, device):
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    files = {name: (checkpoint / name).read_bytes() for name in manifest["files"]}
+    out = {}
+    for name, entry in manifest["tensors"].items():
+        if entry["dtype"] != "F32":
+            raise RuntimeError(f"{name} is {entry['dtype']}")
+        whole = torch.zeros(entry["shape"], dtype=torch.float32)
+        for chunk in entry["chunks"]:
+            begin = chunk["byte_offset"]
+            part = torch.frombuffer(bytearray(files[chunk["file"]][begin:begin + chunk["bytes"]]),
+                                    dtype=torch.float32).reshape(chunk["extent"])
+            place = tuple(slice(o, o + e) for o, e in zip(chunk["offset"], chunk["extent"]))
+            whole[place] = part
+        out[name] = whole.to(device)
+    return out, manifest["state"]["model"]
+
+
+def gpt2(w, model, x):
+    b, t = x.shape
+    heads, eps = model["heads"], model["norm_eps"]
+    # x W + b, W is [in, out].
+    linear = lambda a, p: F.linear(a, w[p + ".weight"].t(), w[p + ".bias"])
+    norm = lambda a, p: F.layer_norm(a, a.shape[-1:], w[p + ".weight"], w[p + ".bias"], eps)
+    s = w["transformer.wte.weight"][x] + w["transformer.wpe.weight"][:t]
+    for n in range(model["layers"]):
+        p = f"transformer.h.{n}."
+        qkv = linear(norm(s, p + "ln_1"), p + "attn.c_attn").split(s.shape[-1], dim=-1)
+        q, k, v = (a.view(b, t, heads, -1).transpose(1, 2) for a in qkv)
+        s = s + linear(attend(q, k, v), p + "attn.c_proj")
+        f = F.gelu(linear(norm(s, p + "ln_2"), p + "mlp.c_fc"), approximate="tanh")
+        s = s + linear(f, p + "mlp.c_proj")
+    return F.linear(norm(s, "transformer.ln_f"), w["transformer.wte.weight"])
+
+
+def llama(w, model, x):
+    b, t = x.shape
+    heads, kv_heads, d = model["heads"], model["kv_heads"], model["head_dim"]
+    eps = model["norm_eps"]
+    linear = lambda a, p: F.linear(a, w[p + ".weight"])
+
+    def norm(a, p):
+        wide = a if a.dtype == torch.float64 else a.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * w[p + ".weight"]).to(a.dtype)
+
+    base = model.get("rope_base", 10000.0)
+    inverse = base ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
+    angles = torch.outer(torch.arange(t, dtype=torch.float64, device=x.device), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+
+    def rotate(a):
+        first, second = a.chunk(2, dim=-1)
+        cos, sin = (f(angles).to(a.dtype) for f in (torch.cos, torch.sin))
+        return a * cos + torch.cat((-second, first), dim=-1) * sin
+
+    s = w["model.embed_tokens.weight"][x]
+    for n in range(model["layers"]):
+        p = f"model.layers.{n}."
+        a = norm(s, p + "input_layernorm")
+        part = lambda name, count: linear(a, p + f"self_attn.{name}_proj").view(
+            b, t, count, d).transpose(1, 2)
+        q, k, v = rotate(part("q", heads)), rotate(part("k", kv_heads)), part("v", kv_heads)
+        k, v = (z.repeat_interleave(heads // kv_heads, dim=1) for z in (k, v))
+        s = s + linear(attend(q, k, v), p + "self_attn.o_proj")
+        a = norm(s, p + "post_attention_layernorm")
+        f = F.silu(linear(a, p + "mlp.gate_proj")) * linear(a, p + "mlp.up_proj")
+        s = s + linear(f, p + "mlp.down_proj")
+    return F.linear(norm(s, "model.norm"), w["lm_head.weight"])
+
+
+def attend(q, k, v):
+    b, heads, t, d = q.shape
+    wide = lambda z: z if z.dtype == torch.float64 else z.float()
+    scores = wide(q) @ wide(k).transpose(-1, -2) / math.sqrt(d)
+    future = torch.ones(t, t, dtype=torch.bool, device=q.device).triu(1)
+    weights = scores.masked_fill(future, -math.inf).softmax(-1).to(v.dtype)
+    return (weights @ v).transpose(1, 2).reshape(b, t, heads * d)
+
+
+def compute(weights, model, batches, dtype):
+    """Losses of all batches, gradients of the first."""
+    w = {name: value.to(dtype).requires_grad_() for name, value in weights.items()}
+    forward = gpt2 if model["family"] == "gpt2" else llama
+    losses, gradients = [], {}
+    for i, ids in enumerate(batches):
+        with torch.set_grad_enabled(i == 0):
+            logits = forward(w, model, ids[:, :-1])
+            logits = logits if dtype == torch.float64 else logits.float()
+            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        if i == 0:
+            loss.backward()
+            gradients = {name: value.grad.double() for name, value in w.items()}
+        losses.append(loss.item())
+    return losses, gradients
+
+
+def distance(a, b):
+    return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mtl")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--types", default="fp32,bf16")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("PyTorch sees no GPU here")
+        return 2
+    torch.backends.cuda.matmul.allow_tf32 = False
+    seq, batch = (32, 4) if options.small else (256, 4)
+    good = True
+    for name, shape in (SMALL if options.small else SHAPES).items():
+        for dtype in options.types.split(","):
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = Path(temporary)
+                data = text(2 * (STEPS * batch * seq + 1) + 4096)
+                (folder / "text.txt").write_bytes(data)
+                run = train(options.mtl, folder, shape, dtype, seq, batch)
+                lines = [json.loads(line) for line in
+                         (run / "metrics.jsonl").read_text().splitlines()]
+                ours = [line["loss"] for line in lines if "loss" in line]
+                found, model = tensors(run / "checkpoints" / "step-00000001", options.device)
+            weights = {k: v for k, v in found.items() if ".exp_avg" not in k}
+            moments = {k: found[k + ".exp_avg"].double() / (1 - BETA1) for k in weights}
+            ids = torch.tensor(list(data[:STEPS * batch * seq + 1]), device=options.device)
+            windows = ids.unfold(0, seq + 1, seq)
+            batches = [windows[i * batch:(i + 1) * batch] for i in range(STEPS)]
+            # mtl computes with weights rounded to its type.
+            rounded = (weights if dtype == "fp32"
+                       else {k: v.bfloat16().float() for k, v in weights.items()})
+            losses, gradients = compute(rounded, model, batches, torch.float64)
+            loss_bound, bounds = 1e-4, {k: 1e-4 for k in gradients}
+            if dtype == "bf16":
+                rough, rough_gradients = compute(rounded, model, batches, torch.bfloat16)
+                loss_bound = max(1e-3, 2 * max(abs(a / b - 1) for a, b in zip(rough, losses)))
+                bounds = {k: max(1e-2, 2 * distance(rough_gradients[k], gradients[k]))
+                          for k in gradients}
+            worst = max(abs(a / b - 1) for a, b in zip(ours, losses))
+            holds = len(ours) == STEPS and worst <= loss_bound
+            good = good and holds
+            print(f"{'ok' if holds else 'FAILED':6} {name} {dtype}: {len(ours)} losses within "
+                  f"{worst:.1e} (bound {loss_bound:.1e})")
+            ratios = {k: distance(moments[k], gradients[k]) / bounds[k] for k in gradients}
+            at = max(ratios, key=ratios.get)
+            holds = all(value <= 1 for value in ratios.values())
+            good = good and holds
+            print(f"{'ok' if holds else 'FAILED':6} {name} {dtype}: {len(ratios)} gradients, the "
+                  f"furthest {at} at {ratios[at] * bounds[at]:.1e} (bound {bounds[at]:.1e})")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (RuntimeError, OSError, StopIteration) as error:
+        print(f"could not run: {error}")
+        sys.exit(2)
