@@ -2,6 +2,7 @@
 """mtl against PyTorch on this machine: losses and the first step's gradients of a GPT-2 and a LLaMA.
 
   gpu_parity.py MTL [--device cuda|cpu] [--small] [--types fp32,bf16]
+  gpu_parity.py MTL --ranks   layouts of 2 and 4 ranks against one rank, without PyTorch's part
 
 Trains a few steps with MTL (`mtl launch`) at a learning rate that changes no weight, then computes
 the same losses and gradients with PyTorch from the checkpoint's weights. The gradients of mtl are
@@ -12,6 +13,7 @@ Needs PyTorch alone. PyTorch computes in float64 (the truth) and, for the bound,
   bf16   each within twice the distance that PyTorch in bfloat16 has from the truth on the same
          batches (two programs that round in different places are each that far away), or within
          1e-3 (losses) and 1e-2 (gradients), whichever is more
+  ranks  losses of training steps within 1e-4 of those of one rank, in fp32
 
 Prints a line per comparison and ends with 0 if all hold, 1 if one does not, 2 if it could not run.
 """
@@ -54,15 +56,23 @@ def text(size):
     return " ".join(out).encode()
 
 
-def train(mtl, folder, shape, dtype, seq, batch):
+# With a learning rate that is worth the name.
+LAYOUTS = {"1 rank": {}, "dp 2": {"dp": 2}, "tp 2": {"tp": 2}, "pp 2": {"pp": 2},
+           "tp 2, dp 2": {"tp": 2, "dp": 2}, "pp 2, dp 2": {"pp": 2, "dp": 2}}
+
+
+def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30):
     """The run directory. JSON is YAML."""
+    parallel = parallel or {}
+    processes = math.prod(parallel.values())
     settings = {
         "run": {"name": "parity", "dir": str(folder / "runs")},
         "model": shape,
-        "train": {"global_batch": batch, "micro_batch": batch // 2, "seq_len": seq,
+        "train": {"global_batch": batch, "micro_batch": max(1, batch // 4), "seq_len": seq,
                   "steps": STEPS, "seed": 5},
         "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95]},
-        "lr": {"max": 1e-30, "min": 0.0, "warmup": 0},
+        "parallel": parallel,
+        "lr": {"max": rate, "min": 0.0, "warmup": 0},
         "data": {"train": str(folder / "text.txt"), "sampler": "sequential",
                  "tokenizer": {"type": "bytes"}},
         "checkpoint": {"every": 1, "keep_last": STEPS},
@@ -70,7 +80,7 @@ def train(mtl, folder, shape, dtype, seq, batch):
         "precision": {"dtype": dtype},
     }
     (folder / "train.yaml").write_text(json.dumps(settings))
-    done = subprocess.run([mtl, "launch", "--num_processes", "1", str(folder / "train.yaml")],
+    done = subprocess.run([mtl, "launch", "--num_processes", str(processes), str(folder / "train.yaml")],
                           capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"mtl launch ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -177,6 +187,29 @@ def compute(weights, model, batches, dtype):
     return losses, gradients
 
 
+def losses_of(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def compare_layouts(mtl):
+    good, alone = True, []
+    for name, shape in SMALL.items():
+        for words, parallel in LAYOUTS.items():
+            with tempfile.TemporaryDirectory() as temporary:
+                (Path(temporary) / "text.txt").write_bytes(text(20000))
+                losses = losses_of(train(mtl, Path(temporary), shape, "fp32", 32, 8, parallel,
+                                         rate=1e-3))
+            if not parallel:
+                alone = losses
+            worst = max(abs(a / b - 1) for a, b in zip(losses, alone))
+            holds = len(losses) == STEPS and worst <= 1e-4
+            good = good and holds
+            print(f"{'ok' if holds else 'FAILED':6} {name}, {words}: {len(losses)} losses within "
+                  f"{worst:.1e} of one rank's (bound 1e-04)")
+    return 0 if good else 1
+
+
 def distance(a, b):
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
@@ -187,7 +220,10 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--types", default="fp32,bf16")
+    parser.add_argument("--ranks", action="store_true")
     options = parser.parse_args()
+    if options.ranks:
+        return compare_layouts(options.mtl)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("PyTorch sees no GPU here")
         return 2
@@ -201,9 +237,7 @@ def main():
                 data = text(2 * (STEPS * batch * seq + 1) + 4096)
                 (folder / "text.txt").write_bytes(data)
                 run = train(options.mtl, folder, shape, dtype, seq, batch)
-                lines = [json.loads(line) for line in
-                         (run / "metrics.jsonl").read_text().splitlines()]
-                ours = [line["loss"] for line in lines if "loss" in line]
+                ours = losses_of(run)
                 found, model = tensors(run / "checkpoints" / "step-00000001", options.device)
             weights = {k: v for k, v in found.items() if ".exp_avg" not in k}
             moments = {k: found[k + ".exp_avg"].double() / (1 - BETA1) for k in weights}
