@@ -46,7 +46,9 @@ TrainSpec spec_of(bool llama) {
 struct Outcome {
   std::vector<double> numbers;  // losses, gradient norms, the loss of the validation
   GlobalTensors masters;
+  std::map<int, std::vector<Traffic>> traffic;  // by rank: of each link
 };
+std::mutex outcome_mutex;
 
 void train(RankContext& rank, const TokenSource& tokens, Outcome& outcome,
            const std::function<void()>& settle) {
@@ -63,6 +65,10 @@ void train(RankContext& rank, const TokenSource& tokens, Outcome& outcome,
   settle();
   collect(rank.trainer, Which::master, outcome.masters);
   if (rank.rank == 0) outcome.numbers = numbers;
+  const std::scoped_lock lock(outcome_mutex);
+  for (int link = 0; link < kLinks; ++link) {
+    outcome.traffic[rank.rank].push_back(rank.trainer.groups()[static_cast<Link>(link)].traffic());
+  }
 }
 
 Outcome on_cpu(const TrainSpec& spec, Layout layout) {
@@ -117,6 +123,8 @@ void compare(const TrainSpec& spec, Layout layout) {
       const Outcome streams = on_streams(spec, layout, when, buffered);
       CHECK(streams.numbers == cpu.numbers);
       CHECK(streams.masters == cpu.masters);
+      const bool as_counted = streams.traffic == cpu.traffic;
+      CHECK(as_counted);
     }
   }
 }
