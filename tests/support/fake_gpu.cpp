@@ -439,8 +439,8 @@ nccl::Api make_api() {
     auto comm = std::make_shared<FakeComm>();
     comm->group = group;
     comm->rank = rank;
-    group->size = size;
     const std::scoped_lock inner(group->mutex);
+    group->size = size;
     ++group->joined;
     all_comms.push_back(comm);
     *handle = reinterpret_cast<CommHandle>(comm.get());
