@@ -10,7 +10,8 @@ using namespace mtl;
 namespace {
 
 DeviceSigns machine_with_gpu() {
-  return {.wanted = "", .use_cpu = false, .gpu_files = true, .visible = nullptr, .library = true};
+  return {
+      .wanted = "auto", .use_cpu = false, .gpu_files = true, .visible = nullptr, .library = true};
 }
 
 std::string code_of(const DeviceSigns& signs, const DeviceRequest& request) {
@@ -28,8 +29,6 @@ TEST_CASE("device: auto takes the GPU where there is one and the library") {
   CHECK(choose_device(machine_with_gpu(), {}).gpu);
   CHECK(choose_device(machine_with_gpu(), {.world = 8}).gpu);
   DeviceSigns signs = machine_with_gpu();
-  signs.wanted = "auto";
-  CHECK(choose_device(signs, {}).gpu);
   CHECK(choose_device(signs, {}).why.empty());
   signs.visible = "0";
   CHECK(choose_device(signs, {}).gpu);
@@ -50,6 +49,13 @@ TEST_CASE("device: auto takes the GPU where there is one and the library") {
   CHECK(!threads.gpu);
   CHECK(threads.why.find("threads") != std::string::npos);
   CHECK(choose_device(machine_with_gpu(), {.rank_threads = true}).gpu);
+}
+
+TEST_CASE("device: nobody gets the GPU unasked as long as the engine has never run on one") {
+  DeviceSigns signs = machine_with_gpu();
+  signs.wanted = "";
+  CHECK(!choose_device(signs, {}).gpu);
+  CHECK(choose_device(signs, {}).why.find("MTL_DEVICE=auto") != std::string::npos);
 }
 
 TEST_CASE("device: who asks for the CPU gets it without a word") {
