@@ -49,6 +49,10 @@ struct CudaPlugin {
   // failure is left in `crash_dir`. Null = not built in.
   std::unique_ptr<CommWorld> (*make_nccl_world)(Store& store, const WorldOptions& options,
                                                 Device& device, const std::string& crash_dir);
+  // Host memory that all GPUs read and write in place, by the same address: slow, and what the
+  // tests of the ops hold their tensors in.
+  void* (*allocate_shared)(size_t bytes);
+  void (*free_shared)(void* memory);
 };
 
 // The library's only symbol.

@@ -101,7 +101,13 @@ MadeDevice make_device(const DeviceRequest& request) {
                                      request.world),
                  .help = "train with one rank, or on the CPU: MTL_DEVICE=cpu (mtl launch --cpu)"});
   }
-  return {.device = plugin.make_device(request.local_rank), .why = {}, .cuda = &plugin};
+  int index = request.local_rank;
+  // Several ranks on one GPU, for tests on a machine that has only one (comm/nccl/environment.h).
+  if (variable("MTL_SHARE_GPU") == "1") {
+    const auto count = static_cast<int>(plugin.facts(false).devices.size());
+    if (count > 0) index %= count;
+  }
+  return {.device = plugin.make_device(index), .why = {}, .cuda = &plugin};
 }
 
 }  // namespace mtl

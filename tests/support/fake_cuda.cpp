@@ -37,6 +37,8 @@ extern "C" const mtl::CudaPlugin* mtl_cuda_plugin() {
   static const mtl::CudaPlugin plugin = {.version = version.c_str(),
                                          .facts = facts,
                                          .make_device = make_device,
-                                         .make_nccl_world = nullptr};
+                                         .make_nccl_world = nullptr,
+                                         .allocate_shared = nullptr,
+                                         .free_shared = nullptr};
   return &plugin;
 }

@@ -97,6 +97,16 @@ std::unique_ptr<Device> make_device(int index) {
                   own.memory_bytes >> 30, own.major, own.minor, driver, LtMatmul::version()));
 }
 
+void* allocate_shared(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+        "allocating memory that the host and GPUs share");
+  return memory;
+}
+void free_shared(void* memory) {
+  check(cudaFreeHost(memory), "freeing memory that the host and GPUs share");
+}
+
 }  // namespace
 
 }  // namespace cuda
@@ -108,6 +118,8 @@ extern "C" __attribute__((visibility("default"))) const mtl::CudaPlugin* mtl_cud
   static const mtl::CudaPlugin plugin = {.version = version.c_str(),
                                          .facts = mtl::cuda::facts,
                                          .make_device = mtl::cuda::make_device,
-                                         .make_nccl_world = &mtl::make_nccl_world};
+                                         .make_nccl_world = &mtl::make_nccl_world,
+                                         .allocate_shared = mtl::cuda::allocate_shared,
+                                         .free_shared = mtl::cuda::free_shared};
   return &plugin;
 }

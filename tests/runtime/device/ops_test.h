@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/device/cpu/cpu_device.h"
+#include "runtime/device/device_under_test.h"
 #include "support/emulated_cuda.h"
 
 namespace mtl::test {
@@ -48,9 +49,9 @@ class Held {
   Held(DType dtype, std::initializer_list<int64_t> shape, int64_t offset = usual_offset)
       : view(nullptr, dtype, shape),
         guard_at_(static_cast<size_t>(offset * bytes_of(dtype) + view.bytes())),
-        bytes_(guard_at_ + kGuard, 0) {
-    std::memset(bytes_.data() + guard_at_, 0x5a, kGuard);
-    view.data = bytes_.data() + offset * bytes_of(dtype);
+        bytes_(make_test_memory(guard_at_ + kGuard)) {
+    std::memset(bytes_.get() + guard_at_, 0x5a, kGuard);
+    view.data = bytes_.get() + offset * bytes_of(dtype);
   }
   ~Held() {
     for (size_t i = 0; i < kGuard; ++i) {
@@ -127,7 +128,7 @@ class Held {
  private:
   static constexpr size_t kGuard = 64;
   size_t guard_at_;
-  std::vector<uint8_t> bytes_;
+  TestMemory bytes_;
 };
 
 inline std::vector<Isa> isas_of_this_machine() {
@@ -162,23 +163,24 @@ void for_each_cpu_device(Body body) {
   }
 }
 
-// body(device) for the kernels of the CUDA engine on the host: at odd addresses, and at those that
-// allow packs of elements.
+// body(device) for the kernels of the CUDA engine, on the host or on a GPU: at odd addresses, and
+// at those that allow packs of elements.
 template <class Body>
 void for_each_cuda_device(Body body) {
-  EmulatedCuda cuda;
+  EmulatedCuda emulated;
+  Device& cuda = gpu_under_test() != nullptr ? *gpu_under_test() : emulated;
   {
     INFO("device: " << cuda.description() << ", odd addresses");
-    body(static_cast<Device&>(cuda));
+    body(cuda);
   }
   const AlignedTensors aligned;
   INFO("device: " << cuda.description() << ", aligned addresses");
-  body(static_cast<Device&>(cuda));
+  body(cuda);
 }
 
 template <class Body>
 void for_each_device(Body body) {
-  for_each_cpu_device(body);
+  if (gpu_under_test() == nullptr) for_each_cpu_device(body);
   for_each_cuda_device(body);
 }
 

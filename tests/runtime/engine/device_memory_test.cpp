@@ -81,7 +81,7 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir,
   run([&](RankContext& rank) {
     rank.trainer.initialise();
     steps(rank, 0, 3);
-    save_checkpoint(dir, {{"step", 3}}, 0, rank.trainer, rank.plan, rank.world);
+    save_checkpoint({dir}, {{"step", 3}}, 0, rank.trainer, rank.plan, rank.world);
   });
   run([&](RankContext& rank) {
     load_checkpoint(dir, rank.trainer);
@@ -136,7 +136,7 @@ TEST_CASE("a device that the host cannot look into continues a text") {
   ModelShape shape;
   run_layout(spec, kVocab, {}, [&](RankContext& rank) {
     rank.trainer.initialise();
-    save_checkpoint(dir, {{"step", 1}}, 0, rank.trainer, rank.plan, rank.world);
+    save_checkpoint({dir}, {{"step", 1}}, 0, rank.trainer, rank.plan, rank.world);
     shape = rank.plan.model;
   });
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
