@@ -1,0 +1,161 @@
+// Training steps of usual shapes on one GPU: model FLOP/s against the GPU's peak, memory against
+// the plan's, and where the time goes.
+//   MTL_DEVICE=cuda build/bench/train_gpu [SHAPE ...]      (default: 124m 1.5b llama-8b)
+// Shapes: 124m, 1.5b (GPT-2), llama-8b (Llama 3's layers, 16 of 32, and its vocabulary), tiny (to
+// try the program anywhere). Model FLOPs count causal attention once and recompute not at all; the
+// peak is that of the catalogue (runtime/plan/gpus.h). Median of the steps behind the first three;
+// the first step's time is the start's, with algorithms chosen. The parts come from further steps
+// that wait after every op (timed_device.h).
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "runtime/device/load_cuda.h"
+#include "runtime/device/make_device.h"
+#include "runtime/engine/trainer.h"
+#include "runtime/plan/gpus.h"
+#include "spread_tokens.h"
+#include "timed_device.h"
+
+using namespace mtl;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Shape {
+  bool llama;
+  int64_t vocab, layers, hidden, heads, kv_heads, ffn, batch, seq;
+  int steps;
+};
+const std::map<std::string, Shape> kShapes = {
+    {"tiny", {false, 512, 2, 64, 4, 4, 256, 2, 64, 4}},
+    {"124m", {false, 50257, 12, 768, 12, 12, 3072, 32, 1024, 20}},
+    {"1.5b", {false, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 10}},
+    {"llama-8b", {true, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 8}},
+};
+
+TrainSpec spec_of(const Shape& shape) {
+  TrainSpec spec;
+  spec.model.layers = shape.layers;
+  spec.model.hidden = shape.hidden;
+  spec.model.heads = shape.heads;
+  spec.model.kv_heads = shape.kv_heads;
+  spec.model.ffn = shape.ffn;
+  spec.model.max_seq = shape.seq;
+  if (shape.llama) {
+    spec.model.activation = "swiglu";
+    spec.model.norm.type = "rmsnorm";
+    spec.model.position.type = "rope";
+    spec.model.position.base = 500000;
+    spec.model.bias = false;
+    spec.model.tie_embeddings = false;
+  }
+  spec.train.global_batch = shape.batch;
+  spec.train.seq_len = shape.seq;
+  spec.train.steps = 1000;
+  spec.precision.dtype = "bf16";
+  return spec;
+}
+
+double peak_of(const MadeDevice& made) {
+  if (made.cuda == nullptr) return 0;
+  const CudaDeviceFacts facts = made.cuda->facts(false).devices.at(0);
+  const auto model = gpu_model({.name = facts.name,
+                                .major = facts.major,
+                                .minor = facts.minor,
+                                .multiprocessors = facts.multiprocessors});
+  return model ? peak_flops(*model, DType::bf16) : 0;
+}
+
+void run(const std::string& name, const Shape& shape, MadeDevice& made, double peak) {
+  ResolvedSpec resolved;
+  resolved.spec = spec_of(shape);
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = shape.vocab}, 1, diagnostics);
+  diagnostics.throw_if_errors();
+  const SpreadTokens source(shape.vocab);
+  const Sampler sampler(source.size(), shape.seq, SampleOrder::random, 1);
+  const auto world = make_self_world();
+  bench::TimedDevice timed(*made.device);
+  std::vector<double> seconds;
+  double first = 0, loss = 0;
+  int64_t used = 0;
+  const auto steps = [&](Device& device, int count, const std::function<void(int)>& done) {
+    Trainer trainer(plan, resolved.spec, device, *world);
+    trainer.initialise();
+    for (int step = 0; step < count; ++step) {
+      const auto start = Clock::now();
+      loss = trainer.step(step, source, sampler, {}).loss;
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+      done(step);
+    }
+  };
+  steps(*made.device, 3 + shape.steps, [&](int step) {
+    if (step != 3 || made.cuda == nullptr) return;
+    const CudaDeviceFacts facts = made.cuda->facts(true).devices.at(0);
+    used = facts.memory_bytes - facts.free_bytes;
+  });
+  first = seconds.front();
+  seconds.erase(seconds.begin(), seconds.begin() + 3);
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2];
+  const auto tokens = static_cast<double>(plan.tokens_of_step(0));
+  const double rate = plan.cost.flops_per_token * tokens / median;
+  fmt::print(
+      "{:9} {:6.2f} {:4} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:7.3f}\n",
+      name, static_cast<double>(plan.cost.parameters) / 1e9, shape.batch, shape.seq, first, median,
+      tokens / median, rate / 1e12, peak > 0 ? fmt::format("{:.1f} %", 100 * rate / peak) : "-",
+      static_cast<double>(plan.total_bytes()) / (1 << 30), static_cast<double>(used) / (1 << 30),
+      loss);
+  std::fflush(stdout);
+
+  seconds.clear();
+  constexpr int kTimedSteps = 2;
+  steps(timed, 1 + kTimedSteps, [&](int step) {
+    if (step == 0) timed.clear();
+  });
+  std::vector<std::pair<std::string, bench::TimedDevice::Share>> parts(timed.shares().begin(),
+                                                                       timed.shares().end());
+  std::sort(parts.begin(), parts.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  for (const auto& [part, share] : parts) {
+    fmt::print("          {:28} {:9.3f} ms {:6} calls a step\n", part,
+               1e3 * share.seconds / kTimedSteps, share.calls / kTimedSteps);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> names(argv + 1, argv + argc);
+  if (names.empty()) names = {"124m", "1.5b", "llama-8b"};
+  try {
+    MadeDevice made = make_device({});
+    const double peak = peak_of(made);
+    fmt::print("{}; peak bf16 {}\n", made.description(),
+               peak > 0 ? fmt::format("{:.0f} TFLOP/s", peak / 1e12) : "unknown");
+    fmt::print(
+        "shape      10^9    B      T   first s  median s   tokens/s model TF/s  of peak  plan GiB "
+        "used GiB    loss\n");
+    for (const std::string& name : names) {
+      const auto shape = kShapes.find(name);
+      if (shape == kShapes.end()) {
+        fmt::print(stderr, "there is no shape {}: tiny, 124m, 1.5b, llama-8b\n", name);
+        return 2;
+      }
+      run(name, shape->second, made, peak);
+    }
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}", error.what());
+    return static_cast<int>(error.exit());
+  }
+  return 0;
+}
