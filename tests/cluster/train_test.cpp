@@ -83,9 +83,12 @@ TEST_CASE_FIXTURE(Machines, "Ctrl-C of a run on two machines saves it and gives 
   CHECK(has(end.err, "SIGINT: asked the job to stop"));
   CHECK(has(end.err, "stopped with a complete checkpoint"));
   CHECK(!has(end.err, "error["));
-  CHECK(tiny.checkpoints("run").size() == 2);
   CHECK_NOTHING_LEFT(cluster);
   const int stopped = tiny.last_step("run");
+  // USR1 may reach two ranks in different steps, which then ask for a checkpoint each.
+  const std::vector<std::string> saved = tiny.checkpoints("run");
+  CHECK(saved.size() >= 2);
+  CHECK(saved.back() == mtl::checkpoint_path("", stopped).filename());
   const CommandEnd more = tiny.trained("run", kThere, with_steps(stopped + 2));
   CHECK_MESSAGE(more.code == 0, more.err);
   CHECK(tiny.last_step("run") == stopped + 2);
