@@ -1,6 +1,7 @@
 #include "launcher/controller.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include <fmt/format.h>
