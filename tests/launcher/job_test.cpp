@@ -253,8 +253,7 @@ JobOptions member(const std::string& script, int rank, int nodes, int local_rank
 TEST_CASE("hosts: Ctrl-C ends the wait for an agent of this host that says nothing") {
   const TempDir dir;
   const fs::path silent = dir.path() / "silent";
-  // The first one is no reason to leave hosts out.
-  std::ofstream(silent) << "#!/bin/sh\nkill -USR1 $PPID; sleep 0.2; kill -INT $PPID; exec cat > " +
+  std::ofstream(silent) << "#!/bin/sh\nkill -INT $PPID; exec cat > " +
                                (dir.path() / "null").string() + "\n";
   fs::permissions(silent, fs::perms::owner_all);
   Child job([&] {
@@ -263,6 +262,20 @@ TEST_CASE("hosts: Ctrl-C ends the wait for an agent of this host that says nothi
     return run_job(options).exit_code;
   });
   CHECK(job.wait() == 128 + SIGINT);
+}
+
+TEST_CASE("hosts: a signal that is for the ranks leaves no host out") {
+  const TempDir dir;
+  const fs::path slow = dir.path() / "slow";
+  std::ofstream(slow) << "#!/bin/sh\nkill -USR1 $PPID; exec " MTL_PROGRAM " \"$@\"\n";
+  fs::permissions(slow, fs::perms::owner_all);
+  Child job([&] {
+    JobOptions options = on_hosts("exit 0", 2, 1);
+    options.request.remote_program = slow;
+    options.request.join_timeout = 20s;
+    return run_job(options).exit_code;
+  });
+  CHECK(job.wait() == 0);
 }
 
 TEST_CASE("members: three nodes with different numbers of ranks") {
