@@ -14,10 +14,7 @@ void runs_well(const std::vector<std::string>& program, const std::string& says,
   for (const std::string& world : worlds) {
     std::vector<std::string> argv = {"launch", "--cpu", "--num_processes", world};
     argv.insert(argv.end(), program.begin(), program.end());
-    Outcome outcome = shell.mtl(argv, env);
-    for (int again = 0; outcome.code != 0 && chance(outcome.err) && again < 3; ++again) {
-      outcome = shell.mtl(argv, env);
-    }
+    const Outcome outcome = without_chance([&] { return shell.mtl(argv, env); });
     CHECK_MESSAGE(outcome.code == 0, outcome.err);
     CHECK_MESSAGE(outcome.out.find(says) != std::string::npos, outcome.out);
   }
@@ -58,12 +55,15 @@ ranks = [subprocess.Popen([sys.executable, sys.argv[2]], env=dict(os.environ, RA
 sys.exit(max(rank.wait() for rank in ranks))
 )";
   for (const std::string world : {"2", "4"}) {
-    const Outcome expected =
-        shell.run({python, "-c", by_hand, world, client("train_accelerate.py")}, env);
+    const Outcome expected = without_chance([&] {
+      return shell.run({python, "-c", by_hand, world, client("train_accelerate.py")}, env);
+    });
     REQUIRE_MESSAGE(expected.code == 0, expected.err);
     REQUIRE(lines(expected.out, "epoch 2 ").size() > 10);
-    const Outcome outcome = shell.mtl(
-        {"launch", "--cpu", "--num_processes", world, client("train_accelerate.py")}, env);
+    const Outcome outcome = without_chance([&] {
+      return shell.mtl({"launch", "--cpu", "--num_processes", world, client("train_accelerate.py")},
+                       env);
+    });
     CHECK_MESSAGE(outcome.code == 0, outcome.err);
     CHECK(lines(outcome.out, "epoch ") == lines(expected.out, "epoch "));
     CHECK(lines(outcome.out, "processes ") == "processes " + world + "\n");

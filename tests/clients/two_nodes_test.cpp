@@ -69,14 +69,16 @@ TEST_CASE_FIXTURE(Machines, "two machines: DistributedDataParallel trains as on 
   need_flag("hosts");
   const auto env = on_a_machine(torch_environment());
   Shell shell;
-  const Outcome one =
-      shell.mtl({"launch", "--num_processes", "4", client("ddp.py")}, torch_environment());
+  const Outcome one = without_chance([&] {
+    return shell.mtl({"launch", "--num_processes", "4", client("ddp.py")}, torch_environment());
+  });
   REQUIRE_MESSAGE(one.code == 0, one.err);
   Lab lab(2);
-  const auto ends = typed_on_both(lab, {}, {client("ddp.py")}, env);
+  const auto ends = without_chance([&] { return typed_on_both(lab, {}, {client("ddp.py")}, env); });
   for (const CommandEnd& end : ends) CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(lines(ends[0].out, "step ") == lines(one.out, "step "));
-  const CommandEnd ssh = lab.run(0, by_ssh({client("ddp.py")}), env, 180s);
+  const CommandEnd ssh =
+      without_chance([&] { return lab.run(0, by_ssh({client("ddp.py")}), env, 180s); });
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(lines(ssh.out, "step ") == lines(one.out, "step "));
   CHECK(left_on(lab) == "");
@@ -88,7 +90,8 @@ TEST_CASE_FIXTURE(Machines, "two machines: processes meet and see every variable
   const auto env = on_a_machine(torch_environment());
   Shell shell;
   Lab lab(2);
-  auto ends = typed_on_both(lab, {}, {client("collectives.py")}, env);
+  auto ends =
+      without_chance([&] { return typed_on_both(lab, {}, {client("collectives.py")}, env); });
   for (const CommandEnd& end : ends) CHECK_MESSAGE(end.code == 0, end.err);
   CHECK(ends[0].out.find("met 4 of 2 nodes on m1") != std::string::npos);
   const std::vector<std::string> check = {client("elastic_env.py"), "--nodes", "2", "--local", "2"};
@@ -98,7 +101,7 @@ TEST_CASE_FIXTURE(Machines, "two machines: processes meet and see every variable
   CommandEnd ssh = lab.run(0, by_ssh(check), env, 180s);
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(ssh.out.find("all as promised") != std::string::npos);
-  ssh = lab.run(0, by_ssh({client("collectives.py")}), env, 180s);
+  ssh = without_chance([&] { return lab.run(0, by_ssh({client("collectives.py")}), env, 180s); });
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(ssh.out.find("met 4 of 2 nodes on m1") != std::string::npos);
 }
@@ -131,10 +134,7 @@ TEST_CASE_FIXTURE(Machines, "two machines: accelerate's scripts pass") {
       {"-m", "accelerate.test_utils.scripts.test_ops"},
       {client("train_accelerate.py")}};
   for (const auto& program : programs) {
-    auto ends = typed_on_both(lab, {"--cpu"}, program, env);
-    for (int again = 0; again < 3 && (chance(ends[0].err) || chance(ends[1].err)); ++again) {
-      ends = typed_on_both(lab, {"--cpu"}, program, env);
-    }
+    const auto ends = without_chance([&] { return typed_on_both(lab, {"--cpu"}, program, env); });
     for (const CommandEnd& end : ends) {
       CHECK_MESSAGE(end.code == 0, program.back() << "\n" << end.err);
     }
@@ -142,7 +142,7 @@ TEST_CASE_FIXTURE(Machines, "two machines: accelerate's scripts pass") {
   // ssh brings no PATH along, and the environment is not the far side's usual one.
   const std::vector<std::string> argv =
       by_ssh({"--cpu", "--env", "PATH=" + env.at("PATH"), client("train_accelerate.py")});
-  const CommandEnd ssh = lab.run(0, argv, env, 180s);
+  const CommandEnd ssh = without_chance([&] { return lab.run(0, argv, env, 180s); });
   CHECK_MESSAGE(ssh.code == 0, ssh.err);
   CHECK(ssh.out.find("processes 4") != std::string::npos);
 }
