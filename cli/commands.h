@@ -14,6 +14,8 @@ int command_launch(const Arguments& args);
 int command_plan(const Arguments& args);
 int command_test(const Arguments& args);
 int command_generate(const Arguments& args);
+int command_data(const Arguments& args);
+int command_ckpt(const Arguments& args);
 int command_logs(const Arguments& args);
 int command_env(const Arguments& args);
 int command_version(const Arguments& args);

@@ -18,6 +18,8 @@ const std::vector<Command>& commands() {
       {"launch", "train a model, or start any program on every rank", command_launch},
       {"test", "check a set-up: start, network, a tiny training", command_test},
       {"generate", "write text with a trained model", command_generate},
+      {"data", "make and inspect corpora and tokenizers", command_data},
+      {"ckpt", "inspect, convert, check and thin out checkpoints", command_ckpt},
       {"logs", "what the ranks of a run have printed", command_logs},
       {"env", "what a bug report needs to say about this machine", command_env},
       {"help", "exit codes, settings, errors, or a command", command_help},

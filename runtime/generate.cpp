@@ -73,7 +73,7 @@ class Generator {
   explicit Generator(const fs::path& checkpoint)
       : reader_(checkpoint),
         shape_(model_shape_from_json(reader_.state().at("model"))),
-        tokenizer_(tokenizer_from_json(reader_.state().at("tokenizer"))),
+        tokenizer_(tokenizer_from_json(reader_.tokenizer())),
         device_(make_device({}).device),
         model_(shape_, *device_) {
     model_.load(reader_);

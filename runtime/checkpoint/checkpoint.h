@@ -108,6 +108,8 @@ class CheckpointReader {
   // Throws Error (Exit::data) ckpt.missing, ckpt.incomplete, ckpt.manifest, ckpt.version.
   explicit CheckpointReader(const std::filesystem::path& dir);
   const nlohmann::json& state() const { return state_; }
+  // As tokenizer_from_json() reads it.
+  nlohmann::json tokenizer() const { return state_.at("tokenizer"); }
   const std::vector<ChunkRecord>& chunks() const { return chunks_; }
   // Fills the tensor from whatever chunks intersect its rectangles; verifies the XXH3 of every
   // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@ class Tokenizer {
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual nlohmann::json to_json()
       const = 0;  // complete: stored with the run and with each checkpoint
+  // The token that ends a document, if the tokenizer has one.
+  virtual std::optional<int32_t> eod() const { return std::nullopt; }
 };
 // The 256 bytes.
 std::unique_ptr<Tokenizer> make_byte_tokenizer();

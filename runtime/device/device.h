@@ -119,6 +119,12 @@ struct AttentionShape {
   int64_t first_query = 0;
   // ALiBi: scores += alibi_slope(first_head + h, total_heads) * (k - q).
   bool alibi = false;
+  // A query sees the newest this many keys, its own included (sliding window); 0 = all before it.
+  int64_t window = 0;
+  // i32 [batch*seq]: the first key, from 0 within the sequence, that the query of that row sees;
+  // ascending within a sequence and never behind the query (documents packed into a sequence).
+  // Without it: all.
+  Tensor first_key = {};
 };
 // The slope of head `head` (from 0) of `heads` (arXiv 2108.12409). With n the largest power of two
 // <= heads: 2^(-8 (head + 1) / n) for head < n, then every second of the slopes of 2n heads,

@@ -66,7 +66,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
   shape.max_seq = model.max_seq > 0 ? model.max_seq : spec.train.seq_len;
-  shape.bias = model.bias;
+  shape.bias = shape.qkv_bias = model.bias;
   shape.tie_embeddings = model.tie_embeddings;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
@@ -140,6 +140,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("max_seq").get_to(shape.max_seq);
   json.at("norm_eps").get_to(shape.norm_eps);
   json.at("bias").get_to(shape.bias);
+  shape.qkv_bias = shape.bias;
   json.at("tie_embeddings").get_to(shape.tie_embeddings);
   // Checkpoints of version 0.1 say only GPT-2's values, by leaving these out.
   shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));

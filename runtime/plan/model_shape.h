@@ -46,6 +46,13 @@ struct ModelShape {
   RopeScaling rope_scaling;
   bool qk_norm = false;
   bool bias = true;
+  bool qkv_bias = true;  // of the projection to queries, keys and values: Qwen2 has this one alone
+  // Queries see the newest this many positions, their own included (Mistral); 0 = all before them.
+  int64_t sliding_window = 0;
+  // Mixture of experts (Mixtral): the feed-forward block of every layer is this many, of which each
+  // token takes `experts_per_token`; 0 = one block for all.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
   bool tie_embeddings = true;
   double dropout_hidden = 0;
   double dropout_attention = 0;

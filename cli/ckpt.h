@@ -1,0 +1,6 @@
+// The members of `mtl ckpt`.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace mtl {}  // namespace mtl

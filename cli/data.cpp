@@ -1,0 +1,16 @@
+// mtl data: corpora and tokenizers; one file per member.
+#include "cli/data.h"
+
+#include "cli/group.h"
+
+namespace mtl {
+
+int command_data(const Arguments& args) {
+  static const std::vector<Command> kMembers = {};
+  return run_group("data",
+                   "Makes corpora out of text, looks into them, and trains tokenizers. A corpus is "
+                   "a pair of files, PREFIX.bin and PREFIX.idx, in Megatron's format.",
+                   kMembers, args);
+}
+
+}  // namespace mtl

@@ -1,0 +1,6 @@
+// The members of `mtl data`.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace mtl {}  // namespace mtl

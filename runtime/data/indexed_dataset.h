@@ -1,0 +1,83 @@
+// Megatron-LM's indexed dataset: PREFIX.bin has the token ids of all sequences one after the other,
+// little-endian, without a header; PREFIX.idx says where they begin:
+//   0      9 bytes   "MMIDIDX\0\0"
+//   9      u64       version, 1
+//   17     u8        type of a token: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16
+//   18     u64       S, sequences
+//   26     u64       D, documents + 1
+//   34     i32[S]    tokens of each sequence
+//          i64[S]    byte of the .bin at which each begins
+//          i64[D]    sequence at which each document begins; the first is 0, the last S
+//          i8[S]     modality of each sequence; only in multimodal corpora, and nothing says so
+// (megatron/core/datasets/indexed_dataset.py). Such files come from strangers: nothing in them is
+// trusted, and a corpus that passes the constructor has every sequence inside its .bin.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8 };
+int64_t bytes_of(TokenType type);
+// Megatron's choice for GPT: u16 for vocabularies below 65,500, else i32.
+TokenType token_type_for(int64_t vocab_size);
+
+// PREFIX of "PREFIX", "PREFIX.bin" or "PREFIX.idx".
+std::filesystem::path indexed_prefix(const std::filesystem::path& path);
+// Whether PREFIX.idx exists.
+bool is_indexed_dataset(const std::filesystem::path& path);
+
+// Mapped, read only; safe to read from several threads.
+class IndexedDataset {
+ public:
+  // Throws Error (Exit::data): data.missing, data.unreadable, data.index (names the file, the
+  // offset and what is wrong there).
+  explicit IndexedDataset(const std::filesystem::path& prefix);
+  ~IndexedDataset();
+  IndexedDataset(const IndexedDataset&) = delete;
+  IndexedDataset& operator=(const IndexedDataset&) = delete;
+
+  const std::filesystem::path& prefix() const;
+  TokenType type() const;
+  int64_t sequences() const;
+  int64_t documents() const;
+  int64_t tokens() const;
+  int32_t length(int64_t sequence) const;          // tokens
+  int64_t document_begin(int64_t document) const;  // its first sequence; documents() -> sequences()
+  // Tokens [first, first + out.size()) of a sequence; the range lies inside it. Throws Error
+  // data.token for an id that is negative or beyond i32.
+  void read(int64_t sequence, int64_t first, std::span<int32_t> out) const;
+
+ private:
+  struct Files;
+  std::unique_ptr<Files> files_;
+};
+
+// Writes PREFIX.bin and PREFIX.idx under temporary names and gives them their own at the end: a
+// corpus is there whole or not at all.
+class IndexedDatasetWriter {
+ public:
+  // Throws Error (Exit::environment) data.write, also from the other members.
+  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
+  ~IndexedDatasetWriter();  // what was not finished is removed
+  IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
+  IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
+
+  // Throws Error (Exit::data) data.token for an id that the type does not hold.
+  void add_sequence(std::span<const int32_t> ids);
+  void end_document();
+  // All sequences and documents of another corpus of the same type, behind the others.
+  void append(const IndexedDataset& other);
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace mtl
