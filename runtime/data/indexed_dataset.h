@@ -10,9 +10,11 @@
 //          i64[D]    sequence at which each document begins; the first is 0, the last S
 //          i8[S]     modality of each sequence; only in multimodal corpora, and nothing says so
 // (megatron/core/datasets/indexed_dataset.py). Such files come from strangers: nothing in them is
-// trusted, and a corpus that passes the constructor has every sequence inside its .bin.
+// trusted. A corpus that passes the constructor is laid out as Megatron's writer does it: sequences
+// one after the other without a gap, all of the .bin used, every document inside.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -32,7 +34,10 @@ std::filesystem::path indexed_prefix(const std::filesystem::path& path);
 // Whether PREFIX.idx exists.
 bool is_indexed_dataset(const std::filesystem::path& path);
 
-// Mapped, read only; safe to read from several threads.
+// Mapped, read only; safe to read from several threads. A file that becomes shorter under a mapping
+// has zeros or SIGBUS where its end was: each read() therefore looks at the sizes of both files
+// again and throws data.index for one that has changed. (A file that is replaced by renaming
+// another one over it does no harm: the mapping is of the old one.)
 class IndexedDataset {
  public:
   // Throws Error (Exit::data): data.missing, data.unreadable, data.index (names the file, the
@@ -52,28 +57,56 @@ class IndexedDataset {
   // Tokens [first, first + out.size()) of a sequence; the range lies inside it. Throws Error
   // data.token for an id that is negative or beyond i32.
   void read(int64_t sequence, int64_t first, std::span<int32_t> out) const;
+  bool has_modalities() const;
+  // Bytes [first, first + count) of the .bin, at most until the file changes: call
+  // check_unchanged() after the use. Both throw data.index.
+  std::span<const std::byte> bytes(int64_t first, int64_t count) const;
+  void check_unchanged() const;
 
  private:
   struct Files;
   std::unique_ptr<Files> files_;
 };
 
-// Writes PREFIX.bin and PREFIX.idx under temporary names and gives them their own at the end: a
-// corpus is there whole or not at all.
+// Writes PREFIX.bin and PREFIX.idx under temporary names (PREFIX.bin.part and others beside it) and
+// gives them their own at the end: a corpus is there whole or not at all. Memory does not grow with
+// the corpus. One that was there before stays until finish(), which replaces it.
 class IndexedDatasetWriter {
  public:
-  // Throws Error (Exit::environment) data.write, also from the other members.
+  // How far a writer has come.
+  struct Position {
+    int64_t sequences = 0, documents = 0, tokens = 0;
+  };
+
+  // Throws Error (Exit::environment) data.write, also from the other members; data.busy, if another
+  // process is writing the same.
   IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type);
-  ~IndexedDatasetWriter();  // what was not finished is removed
+  // Goes on where an earlier writer, which kept its files, was at a sync(); what it wrote after
+  // that is dropped. Throws Error (Exit::data) data.resume if its files are not there, or shorter.
+  IndexedDatasetWriter(const std::filesystem::path& prefix, TokenType type,
+                       const Position& position);
+  ~IndexedDatasetWriter();  // what was not finished is removed, unless keep_parts()
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
   IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
 
   // Throws Error (Exit::data) data.token for an id that the type does not hold.
   void add_sequence(std::span<const int32_t> ids);
   void end_document();
-  // All sequences and documents of another corpus of the same type, behind the others.
+  // All sequences and documents of another corpus of the same type, behind the others. Throws Error
+  // (Exit::data) data.merge for another type, and for one with modalities.
   void append(const IndexedDataset& other);
+  Position position() const;
+  // Everything so far is on the disk afterwards.
+  Position sync();
+  // Leaves the temporary files behind if this writer does not finish.
+  void keep_parts();
   void finish();
+
+  // After a crash inside finish(): gives the files their names if that was all that was missing.
+  // True if PREFIX is finished then.
+  static bool complete_finish(const std::filesystem::path& prefix);
+  // Removes what an earlier writer kept.
+  static void remove_parts(const std::filesystem::path& prefix);
 
  private:
   struct State;
