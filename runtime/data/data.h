@@ -20,8 +20,15 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;
-  // Throws Error "data.token" (Exit::data) for text that the vocabulary cannot spell.
+  // The tokens of a text, and nothing before or behind it (no BOS). Special tokens that are written
+  // in the text ("<|endoftext|>") are text. Where the vocabulary is one of Unicode, what is not
+  // UTF-8 is U+FFFD, as in Python's decode("utf-8", errors="replace"). Throws Error "data.token"
+  // (Exit::data) for text that the vocabulary cannot spell. Safe to call from several threads.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // The same, but special tokens that are written in the text are those tokens.
+  virtual std::vector<int32_t> encode_with_special(std::string_view text) const {
+    return encode(text);
+  }
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   virtual nlohmann::json to_json()
       const = 0;  // complete: stored with the run and with each checkpoint

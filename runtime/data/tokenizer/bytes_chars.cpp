@@ -9,14 +9,15 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/data/data.h"
+#include "runtime/data/tokenizer/hf_tokenizer.h"
 #include "runtime/data/utf8.h"
 
 namespace mtl {
 
 namespace {
 
-constexpr const char* kFormat = "mtl.tokenizer";
-constexpr int kVersion = 1;
+using tokenizer::kFormat;
+using tokenizer::kVersion;
 
 [[noreturn]] void fail(std::string code, std::string what, std::string help) {
   throw Error(
@@ -126,6 +127,10 @@ class CharTokenizer : public Tokenizer {
        "use the tokenizer.json that mtl wrote beside the run or into the checkpoint");
 }
 
+}  // namespace
+
+namespace tokenizer {
+
 std::unique_ptr<Tokenizer> chars_from_json(const nlohmann::json& json) {
   const auto found = json.find("characters");
   if (found == json.end() || !found->is_string()) fail_json("'characters' has to be a string");
@@ -146,7 +151,7 @@ std::unique_ptr<Tokenizer> chars_from_json(const nlohmann::json& json) {
   return std::make_unique<CharTokenizer>(std::move(characters));
 }
 
-}  // namespace
+}  // namespace tokenizer
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
@@ -168,28 +173,6 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
          "give a text with at least one character");
   }
   return std::make_unique<CharTokenizer>(std::move(characters));
-}
-
-std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json) {
-  if (!json.is_object()) fail_json("it is not a JSON object");
-  const auto format = json.find("format");
-  if (format == json.end() || *format != kFormat) {
-    fail_json(fmt::format("'format' has to be \"{}\"", kFormat));
-  }
-  const auto version = json.find("version");
-  if (version == json.end() || !version->is_number_integer()) {
-    fail_json("'version' has to be a number");
-  }
-  if (*version != kVersion) {
-    fail_json(
-        fmt::format("version {} is unknown; this mtl reads version {}", version->dump(), kVersion));
-  }
-  const auto type = json.find("type");
-  if (type == json.end() || !type->is_string()) fail_json("'type' has to be a string");
-  if (*type == "bytes") return make_byte_tokenizer();
-  if (*type == "chars") return chars_from_json(json);
-  fail_json(fmt::format("type {} is neither \"bytes\" nor \"chars\"",
-                        type->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
 }
 
 }  // namespace mtl

@@ -1,0 +1,240 @@
+// Which tokenizer a person means, and the files that belong to it.
+#include "runtime/data/load_tokenizer.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "runtime/data/tokenizer/byte_alphabet.h"
+#include "runtime/data/tokenizer/hf_tokenizer.h"
+#include "runtime/data/tokenizer/json_fields.h"
+#include "runtime/data/utf8.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+using tokenizer::refuse;
+using tokenizer::shown;
+
+namespace {
+
+constexpr const char* kEndOfText = "<|endoftext|>";
+constexpr size_t kMaxFile = size_t{1} << 30;
+
+std::string read(const fs::path& path) {
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  const auto fail = [&](const char* code, std::string what, std::string help) {
+    throw Error(Exit::data,
+                Diagnostic{.code = code, .what = std::move(what), .help = std::move(help)});
+  };
+  if (!there) {
+    fail("data.missing", fmt::format("the tokenizer file '{}' does not exist", path.string()),
+         "relative paths start at the directory where the command runs");
+  }
+  if (!fs::is_regular_file(path, error)) {
+    fail("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
+         "give the path of a tokenizer file");
+  }
+  if (fs::file_size(path, error) > kMaxFile) {
+    fail(
+        "data.unreadable",
+        fmt::format("'{}' is larger than {} bytes, which no tokenizer is", path.string(), kMaxFile),
+        "give the path of a tokenizer file");
+  }
+  try {
+    return read_file(path);
+  } catch (const Error& failed) {
+    fail("data.unreadable", failed.diagnostics().front().what,
+         "make the file readable for this user on every node");
+  }
+  return {};
+}
+
+// A token as the configuration files name it: "</s>" or {"content": "</s>", ...}.
+std::string token_name(const nlohmann::json& config, const char* key) {
+  const nlohmann::json* value = tokenizer::optional_member(config, key);
+  if (value != nullptr && value->is_object()) {
+    value = tokenizer::optional_member(*value, "content");
+  }
+  return value != nullptr && value->is_string() ? value->get<std::string>() : "";
+}
+
+// What ends a text, by the files beside tokenizer.json.
+std::string eos_beside(const fs::path& folder) {
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    std::error_code ignored;
+    const fs::path path = folder / name;
+    if (!fs::is_regular_file(path, ignored)) continue;
+    const auto config = tokenizer::parse_json(read(path), path.string());
+    if (std::string eos = token_name(config, "eos_token"); !eos.empty()) return eos;
+  }
+  return "";
+}
+
+std::unique_ptr<Tokenizer> with_eod(nlohmann::json json, const TokenizerOptions& options) {
+  if (!options.eod.empty()) json["eod"] = options.eod;
+  return tokenizer_from_json(json);
+}
+
+std::unique_ptr<Tokenizer> load_json(fs::path path, const TokenizerOptions& options) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) path /= "tokenizer.json";
+  const nlohmann::json json = tokenizer::parse_json(read(path), path.string());
+  const bool ours = json.is_object() && json.contains("format");
+  if (ours && options.type != "hf") return with_eod(json, options);
+  if (!ours && options.type == "mtl") {
+    refuse(path.string(), "is not a tokenizer that mtl wrote",
+           "for Hugging Face's tokenizer.json use data.tokenizer.type: hf");
+  }
+  const std::string eod = options.eod.empty() ? eos_beside(path.parent_path()) : options.eod;
+  return tokenizer::make_hf_tokenizer(json, eod, path.string());
+}
+
+std::unique_ptr<Tokenizer> load_gpt2(const TokenizerOptions& options) {
+  if (options.vocab.empty() || options.merges.empty()) {
+    refuse("", "gpt2-bpe needs two files, vocab.json and merges.txt",
+           "give them as data.tokenizer.vocab and data.tokenizer.merges");
+  }
+  const auto vocab = tokenizer::parse_json(read(options.vocab), options.vocab);
+  const nlohmann::json file = tokenizer::gpt2_as_hf(vocab, read(options.merges));
+  return tokenizer::make_hf_tokenizer(file, options.eod, options.vocab + " and " + options.merges);
+}
+
+nlohmann::json hf_file(nlohmann::json vocab, nlohmann::json pre_tokenizer, nlohmann::json decoder) {
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", nlohmann::json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", std::move(pre_tokenizer)},
+          {"post_processor", nullptr},
+          {"decoder", std::move(decoder)},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", false},
+            {"vocab", std::move(vocab)},
+            {"merges", nlohmann::json::array()}}}};
+}
+
+nlohmann::json byte_level(bool use_regex) {
+  return {{"type", "ByteLevel"},
+          {"add_prefix_space", false},
+          {"trim_offsets", true},
+          {"use_regex", use_regex}};
+}
+
+}  // namespace
+
+namespace tokenizer {
+
+nlohmann::json gpt2_as_hf(const nlohmann::json& vocab, std::string_view merges) {
+  nlohmann::json file = hf_file(vocab, byte_level(true), byte_level(true));
+  file["post_processor"] = byte_level(true);
+  nlohmann::json& list = file["model"]["merges"];
+  for (size_t begin = 0; begin < merges.size();) {
+    const size_t end = std::min(merges.find('\n', begin), merges.size());
+    std::string_view line = merges.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (!line.empty() && !line.starts_with("#version")) list.push_back(std::string(line));
+    begin = end + 1;
+  }
+  const nlohmann::json* end_of_text = optional_member(vocab, kEndOfText);
+  if (end_of_text != nullptr) {
+    file["added_tokens"].push_back({{"id", *end_of_text},
+                                    {"content", kEndOfText},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false},
+                                    {"special", true}});
+  }
+  return file;
+}
+
+}  // namespace tokenizer
+
+std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options) {
+  const std::string& type = options.type;
+  if (type == "bytes") return make_byte_tokenizer();
+  if (type == "gpt2-bpe") return load_gpt2(options);
+  const bool by_content = type.empty();
+  if (by_content && options.file.empty() && !options.vocab.empty()) return load_gpt2(options);
+  if (type != "hf" && type != "sentencepiece" && type != "mtl" && !by_content) {
+    refuse("", fmt::format("{} is not a tokenizer that mtl has", shown(type)),
+           "use bytes, chars, gpt2-bpe, hf or sentencepiece as data.tokenizer.type");
+  }
+  if (options.file.empty()) {
+    refuse("", fmt::format("the tokenizer {} needs a file", type),
+           "give it as data.tokenizer.file");
+  }
+  if (type == "sentencepiece" || (by_content && options.file.ends_with(".model"))) {
+    return tokenizer::make_sentencepiece_tokenizer(read(options.file), options.eod, options.file);
+  }
+  return load_json(options.file, options);
+}
+
+std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json) {
+  const std::string place = "not a tokenizer that mtl can read";
+  if (!json.is_object()) refuse(place, "it is not a JSON object");
+  if (!json.contains("format") && json.contains("model")) {
+    return tokenizer::make_hf_tokenizer(json, "", "the tokenizer");
+  }
+  if (tokenizer::string_member(json, "format", place) != tokenizer::kFormat) {
+    refuse(place, fmt::format("'format' has to be \"{}\"", tokenizer::kFormat));
+  }
+  const nlohmann::json& version = tokenizer::member(json, "version", place);
+  if (!version.is_number_integer()) refuse(place, "'version' has to be a number");
+  if (version != tokenizer::kVersion) {
+    refuse(place, fmt::format("version {} is unknown; this mtl reads version {}", version.dump(),
+                              tokenizer::kVersion));
+  }
+  const std::string& type = tokenizer::string_member(json, "type", place);
+  if (type == "bytes") return make_byte_tokenizer();
+  if (type == "chars") return tokenizer::chars_from_json(json);
+  if (type == "sentencepiece") return tokenizer::sentencepiece_from_json(json);
+  if (type == "hf") {
+    return tokenizer::make_hf_tokenizer(tokenizer::member(json, "tokenizer", place),
+                                        tokenizer::string_member(json, "eod", place, ""),
+                                        "the tokenizer");
+  }
+  refuse(place, fmt::format("type {} is unknown", shown(type)),
+         "use the tokenizer.json that mtl wrote beside the run or into the checkpoint");
+}
+
+nlohmann::json to_hf_tokenizer(const Tokenizer& tokenizer) {
+  const nlohmann::json json = tokenizer.to_json();
+  const std::string type = json.at("type");
+  if (type == "hf") return json.at("tokenizer");
+  nlohmann::json vocab;
+  if (type == "bytes") {
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const char one = static_cast<char>(byte);
+      vocab[tokenizer::to_byte_characters({&one, 1})] = byte;
+    }
+    return hf_file(std::move(vocab), byte_level(false), byte_level(false));
+  }
+  if (type == "chars") {
+    const std::string characters = json.at("characters");
+    for (size_t at = 0; at < characters.size();) {
+      const size_t begin = at;
+      char32_t ignored = 0;
+      read_utf8(characters, at, ignored);
+      vocab[characters.substr(begin, at - begin)] = vocab.size();
+    }
+    return hf_file(std::move(vocab), nullptr, {{"type", "Fuse"}});
+  }
+  refuse("", fmt::format("a tokenizer of type {} cannot be written as tokenizer.json", type),
+         "keep the *.model file beside the model: Hugging Face reads it as it is");
+}
+
+}  // namespace mtl
