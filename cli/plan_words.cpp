@@ -64,7 +64,13 @@ std::string blocks_words(const ModelShape& model) {
       break;
   }
   if (model.qk_norm) text += ", QK-norm";
+  if (model.sliding_window > 0) {
+    text += fmt::format(", window of {} positions", grouped(model.sliding_window));
+  }
   text += model.bias ? ", biases" : ", no biases";
+  if (model.qkv_bias != model.bias) {
+    text += model.qkv_bias ? " but of queries, keys and values" : " of queries, keys and values";
+  }
   return text + (model.tie_embeddings ? ", tied embeddings" : ", untied head");
 }
 

@@ -44,6 +44,7 @@ AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
   attention.first_head = heads_ * context_.tp.rank();
   attention.total_heads = shape.heads;
   attention.alibi = shape.position == PositionType::alibi;
+  attention.window = shape.sliding_window;
   return attention;
 }
 

@@ -1,6 +1,21 @@
 #include "runtime/plan/cost.h"
 
+#include <algorithm>
+
 namespace mtl {
+
+namespace {
+
+// Positions that a query sees on average, the diagonal counted half: the area under the causal
+// mask, without the triangle that a window leaves out.
+double seen_positions(const ModelShape& shape, int64_t seq) {
+  const auto all = static_cast<double>(seq);
+  if (shape.sliding_window == 0) return all / 2;
+  const auto window = static_cast<double>(std::min(shape.sliding_window, seq));
+  return window - window * window / (2 * all);
+}
+
+}  // namespace
 
 double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   const auto h = static_cast<double>(shape.hidden);
@@ -8,7 +23,7 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   const auto kv = static_cast<double>(shape.kv_width());
   const double mlp = static_cast<double>((shape.mlp_parts() + 1) * shape.ffn) * h;
   const double attention = h * (q + 2 * kv) + q * h;
-  return 6 * (mlp + attention) + 6 * q * static_cast<double>(seq);
+  return 6 * (mlp + attention) + 12 * q * seen_positions(shape, seq);
 }
 
 double flops_per_token_of_head(const ModelShape& shape) {

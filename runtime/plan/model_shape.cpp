@@ -35,7 +35,8 @@ Enum kind_of(const char* const (&names)[N], const std::string& name) {
 Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && activation == Activation::gelu_tanh &&
                     position == PositionType::learned && kv_heads == heads &&
-                    heads * head_dim == hidden && !qk_norm;
+                    heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
+                    sliding_window == 0;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
@@ -66,7 +67,9 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
   shape.max_seq = model.max_seq > 0 ? model.max_seq : spec.train.seq_len;
-  shape.bias = shape.qkv_bias = model.bias;
+  shape.bias = model.bias;
+  shape.qkv_bias = model.qkv_bias == "auto" ? model.bias : model.qkv_bias == "true";
+  shape.sliding_window = model.sliding_window;
   shape.tie_embeddings = model.tie_embeddings;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
@@ -113,6 +116,9 @@ nlohmann::json to_json(const ModelShape& shape) {
                          {"qk_norm", shape.qk_norm},
                          {"bias", shape.bias},
                          {"tie_embeddings", shape.tie_embeddings}};
+  // Only where they say something: what has none is read by older versions too.
+  if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
+  if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
   if (shape.position == PositionType::rope) {
     json["rope_base"] = shape.rope_base;
     const RopeScaling& scaling = shape.rope_scaling;
@@ -140,7 +146,8 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("max_seq").get_to(shape.max_seq);
   json.at("norm_eps").get_to(shape.norm_eps);
   json.at("bias").get_to(shape.bias);
-  shape.qkv_bias = shape.bias;
+  shape.qkv_bias = json.value("qkv_bias", shape.bias);
+  shape.sliding_window = json.value("sliding_window", int64_t{0});
   json.at("tie_embeddings").get_to(shape.tie_embeddings);
   // Checkpoints of version 0.1 say only GPT-2's values, by leaving these out.
   shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));

@@ -68,7 +68,7 @@ class TableBuilder {
     int segments = 1;
   };
   void add_linear(int layer, const std::string& slot, int64_t in, const std::vector<Part>& parts,
-                  Split split, double std) {
+                  Split split, double std, bool bias) {
     const bool out_in = shape_.family() == Family::llama;
     const int out_axis = out_in ? 0 : 1;
     for (const Part& part : parts) {
@@ -80,7 +80,7 @@ class TableBuilder {
       row.out_in = out_in;
       divide(row, part);
     }
-    if (!shape_.bias) return;
+    if (!bias) return;
     for (const Part& part : parts) {
       // A row-parallel bias is added once, after the reduction: replicated.
       ParamRow& row = add(layer, slot + ".bias", part.name + ".bias", {part.out},
@@ -114,13 +114,14 @@ void add_gpt2(TableBuilder& table, const ModelShape& shape, double residual_std)
     const int64_t width = shape.query_width();
     table.add_norm(layer, "attn.norm", base + "ln_1");
     table.add_linear(layer, "attn.qkv", h, {{base + "attn.c_attn", 3 * width, 0, 3}}, Split::column,
-                     std);
+                     std, shape.qkv_bias);
     table.add_linear(layer, "attn.proj", width, {{base + "attn.c_proj", h}}, Split::row,
-                     residual_std);
+                     residual_std, shape.bias);
     table.add_norm(layer, "mlp.norm", base + "ln_2");
-    table.add_linear(layer, "mlp.up", h, {{base + "mlp.c_fc", shape.ffn}}, Split::column, std);
+    table.add_linear(layer, "mlp.up", h, {{base + "mlp.c_fc", shape.ffn}}, Split::column, std,
+                     shape.bias);
     table.add_linear(layer, "mlp.down", shape.ffn, {{base + "mlp.c_proj", h}}, Split::row,
-                     residual_std);
+                     residual_std, shape.bias);
   }
   const int head = static_cast<int>(shape.layers);
   table.add_norm(head, "norm", "transformer.ln_f");
@@ -143,23 +144,24 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
                      {{attention + "q_proj", shape.query_width()},
                       {attention + "k_proj", shape.kv_width(), shape.kv_heads},
                       {attention + "v_proj", shape.kv_width(), shape.kv_heads}},
-                     Split::column, std);
+                     Split::column, std, shape.qkv_bias);
     if (shape.qk_norm) {
       table.add_head_norm(layer, "attn.q_norm", attention + "q_norm");
       table.add_head_norm(layer, "attn.k_norm", attention + "k_norm");
     }
     table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
-                     Split::row, residual_std);
+                     Split::row, residual_std, shape.bias);
     table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
     if (shape.activation == Activation::swiglu) {
       table.add_linear(layer, "mlp.up", h,
                        {{mlp + "gate_proj", shape.ffn}, {mlp + "up_proj", shape.ffn}},
-                       Split::column, std);
+                       Split::column, std, shape.bias);
     } else {
-      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", shape.ffn}}, Split::column, std);
+      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", shape.ffn}}, Split::column, std,
+                       shape.bias);
     }
     table.add_linear(layer, "mlp.down", shape.ffn, {{mlp + "down_proj", h}}, Split::row,
-                     residual_std);
+                     residual_std, shape.bias);
   }
   const int head = static_cast<int>(shape.layers);
   table.add_norm(head, "norm", "model.norm");

@@ -45,6 +45,8 @@ struct TrainSpec {
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len
     bool bias = true;
+    std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
+    int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
     bool qk_norm = false;  // RMS norm of every query and key head
     bool tie_embeddings = true;
     int64_t vocab_pad_to = 128;

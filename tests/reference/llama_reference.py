@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
-Three models of four layers, in the manner of gpt2_reference.py: LLaMA itself, a variant with what
-Llama 3 and Qwen 3 add, and one with ALiBi. README.md beside this file defines every number exactly.
+Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
+and Qwen 3, Qwen 2, and Mistral add, and one with ALiBi. README.md beside this file defines every
+number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
   llama_small_grads.safetensors  its gradients of the first step (before clipping)
   llama_scaled.json              Llama-3 frequencies, norms of queries and keys, biases: 10 steps
+  llama_qwen2.json               biases of queries, keys and values alone, tied: 10 steps
+  llama_window.json              a sliding window: 10 steps
   llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
 """
 import math
@@ -26,6 +29,8 @@ SCALED = {**LLAMA, "head_dim": 32, "bias": True, "qk_norm": True,
           "position": {"type": "rope", "base": 10000.0,
                        "scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                                    "high_freq_factor": 4.0, "original_max_seq": 32}}}
+QWEN2 = {**LLAMA, "qkv_bias": True, "tie_embeddings": True}
+WINDOW = {**LLAMA, "sliding_window": 13}
 ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
          "position": {"type": "alibi"}, "tie_embeddings": True}
 
@@ -37,7 +42,8 @@ def parameters(model):
 
     def matrix(name, rows, columns):
         yield name + ".weight", (rows, columns)
-        if model["bias"]:
+        qkv = name.endswith(("q_proj", "k_proj", "v_proj")) and model.get("qkv_bias", False)
+        if model["bias"] or qkv:
             yield name + ".bias", (rows,)
 
     def norm(name):
@@ -108,6 +114,9 @@ def make_forward(model):
         angles = torch.cat((angles, angles), dim=-1)
         cos64, sin64 = angles.cos(), angles.sin()
     future = torch.full((SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
+    if "sliding_window" in model:  # the newest so many positions, the query's own included
+        past = places[None, :] <= places[:, None] - model["sliding_window"]
+        future = future.masked_fill(past, -math.inf)
     if kind == "alibi":
         slopes = torch.tensor([2.0 ** (-8 * (i + 1) / heads) for i in range(heads)],
                               dtype=torch.float64)
@@ -169,7 +178,8 @@ def main():
     result, gradients = compare(parameters(LLAMA), make_forward(LLAMA), LLAMA, bf16=True)
     write_json(out / "llama_small.json", result)
     write_safetensors(out / "llama_small_grads.safetensors", gradients)
-    for name, model in (("llama_scaled", SCALED), ("llama_alibi", ALIBI)):
+    for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
+                        ("llama_alibi", ALIBI)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

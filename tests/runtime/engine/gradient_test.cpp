@@ -104,6 +104,11 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.position.scaling.original_max_seq = 4;
     check_gradients(spec);
   }
+  SUBCASE("biases of queries and keys and values alone") {
+    TrainSpec spec = tiny_llama();
+    spec.model.qkv_bias = "true";
+    check_gradients(spec);
+  }
   SUBCASE("ALiBi") {
     TrainSpec spec = tiny_spec();
     spec.model.position.type = "alibi";

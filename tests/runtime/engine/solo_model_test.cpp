@@ -32,7 +32,7 @@ ModelShape llama_shape() {
   shape.position = PositionType::rope;
   shape.kv_heads = 1;
   shape.qk_norm = true;
-  shape.bias = false;
+  shape.bias = shape.qkv_bias = false;
   shape.tie_embeddings = false;
   return shape;
 }

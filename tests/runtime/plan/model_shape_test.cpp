@@ -1,5 +1,6 @@
 #include "runtime/plan/model_shape.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -71,6 +72,8 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.rope_scaling.original_max_seq == b.rope_scaling.original_max_seq);
   CHECK(a.qk_norm == b.qk_norm);
   CHECK(a.bias == b.bias);
+  CHECK(a.qkv_bias == b.qkv_bias);
+  CHECK(a.sliding_window == b.sliding_window);
   CHECK(a.tie_embeddings == b.tie_embeddings);
 }
 
@@ -86,6 +89,44 @@ TEST_CASE("the parameters of Llama 2 and 3 are counted as everybody counts them"
   ModelShape small = llama(16, 2048, 32, 8, 8192, 128256);
   small.tie_embeddings = true;
   CHECK(parameters(small) == 1'235'814'400);  // Llama-3.2-1B
+}
+
+TEST_CASE("Qwen2 and Mistral are counted as everybody counts them") {
+  const auto parameters = [](const ModelShape& shape) {
+    return cost(shape, shard_table(shape, false), 4096).parameters;
+  };
+  ModelShape qwen = llama(28, 3584, 28, 4, 18944, 152064);
+  qwen.qkv_bias = true;
+  CHECK(parameters(qwen) == 7'615'616'512);  // Qwen2-7B
+  qwen = llama(24, 896, 14, 2, 4864, 151936);
+  qwen.qkv_bias = qwen.tie_embeddings = true;
+  CHECK(parameters(qwen) == 494'032'768);  // Qwen2-0.5B
+  ModelShape mistral = llama(32, 4096, 32, 8, 14336, 32000);
+  mistral.sliding_window = 4096;
+  CHECK(parameters(mistral) == 7'241'732'096);  // Mistral-7B
+}
+
+TEST_CASE("what a model lets its queries see is counted in its FLOPs") {
+  ModelShape shape = llama(2, 64, 4, 4, 128, 100);
+  // Twice as many for each pair of a query and a key, forward; three times that with backward. The
+  // diagonal counts half.
+  const auto attention = [&](int64_t seq) {
+    ModelShape blind = shape;
+    blind.sliding_window = 0;
+    return flops_per_token_of_layer(shape, seq) - flops_per_token_of_layer(blind, seq) +
+           6.0 * 64 * static_cast<double>(seq);
+  };
+  for (const int64_t window : {1, 5, 16, 17, 32, 33}) {
+    CAPTURE(window);
+    shape.sliding_window = window;
+    double pairs = 0;
+    for (int64_t q = 0; q < 32; ++q) {
+      for (int64_t k = std::max<int64_t>(0, q - window + 1); k <= q; ++k) pairs += k == q ? 0.5 : 1;
+      // The edge of the window counts half too, where it lies within the sequence.
+      if (q >= window) pairs += 0.5;
+    }
+    CHECK(attention(32) == doctest::Approx(12 * 64 * pairs / 32));
+  }
 }
 
 TEST_CASE("FLOPs of a Llama are six per weight of its matrices and token beside attention") {
@@ -120,9 +161,15 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.rope_base = 500000;
   other.rope_scaling = {true, 32, 2, 5, 4096};
   other.qk_norm = true;
-  other.bias = false;
+  other.bias = other.qkv_bias = false;
   other.tie_embeddings = false;
   CHECK(other.family() == Family::llama);
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.qkv_bias = true;
+  other.sliding_window = 7;
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.bias = true;
+  other.qkv_bias = false;
   check_equal(model_shape_from_json(to_json(other)), other);
   other.position = PositionType::alibi;
   other.rope_base = 10000;
@@ -141,6 +188,8 @@ TEST_CASE("a checkpoint of version 0.1 is a GPT-2") {
   CHECK(shape.activation == Activation::gelu_tanh);
   CHECK(shape.position == PositionType::learned);
   CHECK_FALSE(shape.qk_norm);
+  CHECK(shape.qkv_bias);
+  CHECK(shape.sliding_window == 0);
   CHECK(shape.padded_vocab == 128);
   auto unknown = json;
   unknown["activation"] = "relu";

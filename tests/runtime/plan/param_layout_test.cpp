@@ -29,7 +29,7 @@ ModelShape model(bool llama, bool tied, int64_t layers, int64_t head_dim) {
     shape.activation = Activation::swiglu;
     shape.position = PositionType::rope;
     shape.qk_norm = true;
-    shape.bias = false;
+    shape.bias = shape.qkv_bias = false;
   }
   return shape;
 }

@@ -32,7 +32,7 @@ ModelShape small_llama(int64_t heads = 4, int64_t kv_heads = 2, int64_t head_dim
   shape.norm = NormType::rmsnorm;
   shape.activation = Activation::swiglu;
   shape.position = PositionType::rope;
-  shape.bias = false;
+  shape.bias = shape.qkv_bias = false;
   return shape;
 }
 
@@ -102,6 +102,7 @@ Division random_division() {
     shape = small_llama(12, kv_heads, 2);
     shape.qk_norm = true;
     shape.bias = *rc::gen::arbitrary<bool>();
+    shape.qkv_bias = *rc::gen::arbitrary<bool>();
     shape.tie_embeddings = false;
   }
   return {shard_table(shape, false), tensor_parallel(tp), tp};
@@ -128,7 +129,7 @@ TEST_CASE("the rows of a GPT-2 carry Hugging Face's names and shapes, in forward
 
   ModelShape untied = small_shape();
   untied.tie_embeddings = false;
-  untied.bias = false;
+  untied.bias = untied.qkv_bias = false;
   const auto bare = shard_table(untied, false);
   CHECK(bare.back().name == "lm_head.weight");
   CHECK(find_row(bare, 0, "attn.qkv.bias") == nullptr);
@@ -200,6 +201,30 @@ TEST_CASE("the rows of a Llama carry Hugging Face's names and shapes and share s
     CHECK(row.decays == (row.shape.size() == 2));
   }
   CHECK(find_row(table, 0, "mlp.down.weight")->init_std == doctest::Approx(0.02 / 2));
+}
+
+TEST_CASE("a Qwen2 has biases on queries and keys and values alone") {
+  ModelShape shape = small_llama();
+  shape.qkv_bias = true;
+  std::vector<std::string> biases;
+  for (const ParamRow& row : shard_table(shape, false)) {
+    if (row.name.ends_with(".bias")) biases.push_back(row.name);
+  }
+  const std::vector<std::string> expected = {
+      "model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.k_proj.bias",
+      "model.layers.0.self_attn.v_proj.bias", "model.layers.1.self_attn.q_proj.bias",
+      "model.layers.1.self_attn.k_proj.bias", "model.layers.1.self_attn.v_proj.bias"};
+  CHECK(biases == expected);
+  // The other way round: a GPT-2 it is not.
+  shape = small_shape();
+  shape.qkv_bias = false;
+  CHECK(shape.family() == Family::llama);
+  CHECK(find_row(shard_table(shape, false), 0, "attn.qkv.bias") == nullptr);
+  CHECK(find_row(shard_table(shape, false), 0, "attn.proj.bias") != nullptr);
+  shape.qkv_bias = true;
+  CHECK(shape.family() == Family::gpt2);
+  shape.sliding_window = 4;
+  CHECK(shape.family() == Family::llama);
 }
 
 TEST_CASE("TP sums the gradients of what its ranks hold in common but use differently") {

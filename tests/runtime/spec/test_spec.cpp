@@ -74,6 +74,8 @@ TEST_CASE("every key can be set to what it is not") {
                      "model.kv_heads=2",
                      "model.head_dim=8",
                      "model.qk_norm=true",
+                     "model.qkv_bias=true",
+                     "model.sliding_window=40",
                      "train.samples=auto",
                      "train.tokens=auto",
                      "train.accumulate=auto",
@@ -140,6 +142,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.qk_norm);
+  CHECK(s.model.qkv_bias == "true");
+  CHECK(s.model.sliding_window == 40);
   CHECK(s.model.activation == "swiglu");
   CHECK(s.train.accumulate_by == "step");
   CHECK(s.train.batch_ramp == std::map<int64_t, int64_t>{{0, 8}, {1000, 16}});
