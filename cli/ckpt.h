@@ -3,4 +3,9 @@
 
 #include "cli/commands.h"
 
-namespace mtl {}  // namespace mtl
+namespace mtl {
+
+int command_ckpt_export(const Arguments& args);
+int command_ckpt_import(const Arguments& args);
+
+}  // namespace mtl

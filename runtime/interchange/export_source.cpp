@@ -1,0 +1,52 @@
+#include "runtime/interchange/export_source.h"
+
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "common/half.h"
+
+namespace mtl {
+
+ExportSource::ExportSource(const std::filesystem::path& checkpoint)
+    : reader_(checkpoint), shape_(model_shape_from_json(reader_.state().at("model"))) {}
+
+std::vector<float> ExportSource::read(const std::string& name, const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t d : shape) elements *= d;
+  std::vector<float> values(static_cast<size_t>(elements));
+  CheckpointTensor tensor;
+  tensor.name = name;
+  tensor.shape = tensor.local_shape = shape;
+  tensor.rects = {
+      {std::vector<int64_t>(shape.size(), 0), std::vector<int64_t>(shape.size(), 0), shape}};
+  tensor.data = values.data();
+  reader_.read(tensor);
+  return values;
+}
+
+namespace {
+
+uint16_t to_bf16(float value) {
+  const auto bits = __builtin_bit_cast(uint32_t, value);
+  // A NaN stays one.
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+}  // namespace
+
+std::string to_dtype(const std::vector<float>& values, DType dtype) {
+  std::string bytes(values.size() * static_cast<size_t>(bytes_of(dtype)), '\0');
+  if (dtype == DType::f32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = dtype == DType::bf16 ? to_bf16(values[i]) : f32_to_f16(values[i]);
+    std::memcpy(bytes.data() + 2 * i, &half, 2);
+  }
+  return bytes;
+}
+
+}  // namespace mtl

@@ -1,0 +1,200 @@
+#include "runtime/interchange/foreign_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "common/half.h"
+#include "runtime/checkpoint/elements.h"
+
+namespace mtl {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& parameter, const std::string& what) {
+  throw Error(Exit::data, {.code = "import.tensor",
+                           .what = fmt::format("'{}': {}", parameter, what),
+                           .help = "the files are damaged or of another model than they say"});
+}
+
+template <class T>
+T load(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// `count` elements, `stride` bytes apart.
+void convert(DType dtype, const char* from, int64_t stride, int64_t count, float* to) {
+  switch (dtype) {
+    case DType::bf16:
+      for (int64_t i = 0; i < count; ++i, from += stride) {
+        const uint32_t bits = uint32_t{load<uint16_t>(from)} << 16;
+        std::memcpy(to + i, &bits, sizeof bits);
+      }
+      return;
+    case DType::f16:
+      for (int64_t i = 0; i < count; ++i, from += stride) {
+        to[i] = f16_to_f32(load<uint16_t>(from));
+      }
+      return;
+    case DType::f64:
+      for (int64_t i = 0; i < count; ++i, from += stride) {
+        to[i] = static_cast<float>(load<double>(from));
+      }
+      return;
+    case DType::f32:
+      if (stride == 4) {
+        std::memcpy(to, from, static_cast<size_t>(count) * 4);
+        return;
+      }
+      for (int64_t i = 0; i < count; ++i, from += stride) to[i] = load<float>(from);
+      return;
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+}
+
+// The source's strides by axis of the parameter.
+Dims strides_of(const WeightPiece& piece) {
+  Dims strides = piece.source.strides;
+  if (piece.transposed) std::reverse(strides.begin(), strides.end());
+  return strides;
+}
+
+// The last byte of a tensor is inside its file; sums do not overflow.
+bool fits_file(const StridedTensor& source) {
+  if (source.byte_offset < 0 || source.strides.size() != source.shape.size()) return false;
+  const auto elements = volume(source.shape);
+  if (!elements) return false;
+  if (*elements == 0) return true;
+  const auto last = last_element(source.shape, source.strides);
+  const auto bytes = static_cast<int64_t>(source.file->bytes().size());
+  const int64_t element = bytes_of(source.dtype);
+  return last && source.byte_offset <= bytes - element &&
+         *last <= (bytes - element - source.byte_offset) / element;
+}
+
+void copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& wanted,
+                 const CheckpointTensor& tensor, ElementWriter& elements) {
+  const Dims strides = strides_of(piece);
+  const Dims local = contiguous_strides(tensor.local_shape);
+  const size_t dims = common.extent.size();
+  const int64_t element = bytes_of(piece.source.dtype);
+  Dims at = piece.at;
+  if (piece.transposed) std::reverse(at.begin(), at.end());
+  int64_t from = 0, to = 0;  // elements, of the corner
+  for (size_t d = 0; d < dims; ++d) {
+    from += (at[d] + common.offset[d] - piece.rect.offset[d]) * strides[d];
+    to += (wanted.local_offset[d] + common.offset[d] - wanted.global_offset[d]) * local[d];
+  }
+  const char* const base = piece.source.file->bytes().data() + piece.source.byte_offset;
+  // At most two dimensions, or one row of each: the last axis is converted in bounded parts.
+  const int64_t columns = common.extent[dims - 1];
+  const int64_t column_stride = strides[dims - 1] * element;
+  constexpr int64_t kPart = 1 << 16;
+  std::vector<float> part(static_cast<size_t>(std::min(columns, kPart)));
+  Dims index(dims, 0);
+  while (true) {
+    int64_t row_from = from, row_to = to;
+    for (size_t d = 0; d + 1 < dims; ++d) {
+      row_from += index[d] * strides[d];
+      row_to += index[d] * local[d];
+    }
+    for (int64_t done = 0; done < columns; done += kPart) {
+      const int64_t count = std::min(kPart, columns - done);
+      convert(piece.source.dtype, base + row_from * element + done * column_stride, column_stride,
+              count, part.data());
+      elements.write(row_to + done - tensor.first,
+                     {reinterpret_cast<const char*>(part.data()), static_cast<size_t>(count) * 4});
+    }
+    size_t d = dims - 1;
+    while (d > 0 && ++index[d - 1] == common.extent[d - 1]) index[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+}  // namespace
+
+Dims contiguous_strides(const Dims& shape) {
+  Dims strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  return strides;
+}
+
+std::optional<int64_t> last_element(const Dims& shape, const Dims& strides) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  int64_t last = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    int64_t along = 0;
+    if (strides[d] < 0 || __builtin_mul_overflow(shape[d] - 1, strides[d], &along) ||
+        along > kMost || (last += along) > kMost) {
+      return std::nullopt;
+    }
+  }
+  return last;
+}
+
+void ForeignWeights::add(const std::string& parameter, const Dims& shape, WeightPiece piece) {
+  if (!is_compute_type(piece.source.dtype) && piece.source.dtype != DType::f64) {
+    fail(parameter, "its elements are integers");
+  }
+  if (shape.empty() || !inside(piece.rect, shape)) fail(parameter, "a part lies outside it");
+  Dims extent = piece.rect.extent;
+  if (piece.transposed) std::reverse(extent.begin(), extent.end());
+  if (!inside({piece.at, extent}, piece.source.shape)) {
+    fail(parameter, fmt::format("the tensor of {} in {} is too small for its part",
+                                to_string(piece.source.shape), piece.source.file->path().string()));
+  }
+  if (!fits_file(piece.source)) {
+    fail(parameter, "it does not lie inside " + piece.source.file->path().string());
+  }
+  Parameter& known = parameters_[parameter];
+  if (!known.pieces.empty() && known.shape != shape) fail(parameter, "its parts disagree");
+  known.shape = shape;
+  known.pieces.push_back(std::move(piece));
+}
+
+void ForeignWeights::check_tiling() const {
+  for (const auto& [name, parameter] : parameters_) {
+    int64_t covered = 0;
+    std::vector<Rect> rects;
+    for (const WeightPiece& piece : parameter.pieces) {
+      rects.push_back(piece.rect);
+      covered += *volume(piece.rect.extent);
+    }
+    if (const auto hole = first_hole(parameter.shape, rects)) {
+      fail(name, fmt::format("nothing is there of {}", to_string(*hole)));
+    }
+    if (covered != *volume(parameter.shape)) fail(name, "two parts of it overlap");
+  }
+}
+
+void ForeignWeights::read(CheckpointTensor& tensor) const {
+  const auto found = parameters_.find(tensor.name);
+  if (found == parameters_.end()) fail(tensor.name, "there is no such tensor");
+  const Parameter& parameter = found->second;
+  bool same =
+      parameter.shape.size() == tensor.shape.size() && parameter.shape[0] >= tensor.shape[0];
+  for (size_t d = 1; same && d < tensor.shape.size(); ++d) {
+    same = parameter.shape[d] == tensor.shape[d];
+  }
+  if (!same) {
+    fail(tensor.name, fmt::format("it is {} there, {} is needed", to_string(parameter.shape),
+                                  to_string(tensor.shape)));
+  }
+  ElementWriter elements(tensor);
+  for (const ParamRect& rect : tensor.rects) {
+    const Rect wanted{rect.global_offset, rect.extent};
+    for (const WeightPiece& piece : parameter.pieces) {
+      if (const auto common = intersection(wanted, piece.rect)) {
+        copy_common(piece, *common, rect, tensor, elements);
+      }
+    }
+  }
+  elements.flush();
+}
+
+}  // namespace mtl

@@ -1,0 +1,131 @@
+// Writing config.json (hf_config.h).
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/interchange/hf_config.h"
+
+namespace mtl {
+
+namespace {
+
+std::vector<std::string> obstacles(const ModelShape& shape) {
+  std::vector<std::string> notes;
+  const auto add = [&](bool obstacle, const char* note) {
+    if (obstacle) notes.emplace_back(note);
+  };
+  add(shape.norm != NormType::rmsnorm,
+      "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
+      "heads as heads");
+  add(shape.activation != Activation::swiglu, "model.activation gelu: only GPT-2 has it");
+  add(shape.position != PositionType::rope,
+      "model.position.type: the families beside GPT-2 have rope");
+  add(shape.qk_norm && shape.qkv_bias, "model.qk_norm with biases: Qwen3 has none");
+  add(shape.bias && !shape.qkv_bias, "biases everywhere but of queries, keys and values");
+  add(shape.bias && shape.sliding_window > 0, "model.sliding_window with biases everywhere");
+  add(shape.experts > 0 && (shape.bias || shape.qkv_bias || shape.qk_norm),
+      "experts with biases or model.qk_norm: Mixtral has neither");
+  return notes;
+}
+
+}  // namespace
+
+HfModel hf_model_of(const ModelShape& shape) {
+  if (shape.family() == Family::gpt2 && shape.experts == 0) return {shape, "GPT2LMHeadModel"};
+  if (std::vector<std::string> notes = obstacles(shape); !notes.empty()) {
+    throw Error(Exit::data,
+                {.code = "export.family",
+                 .what = "no family of Hugging Face's computes what this model computes",
+                 .notes = std::move(notes),
+                 .help = "mtl ckpt merge writes its tensors under their own names, for a program "
+                         "of yours"});
+  }
+  if (shape.experts > 0) return {shape, "MixtralForCausalLM"};
+  if (shape.qk_norm) return {shape, "Qwen3ForCausalLM"};
+  if (!shape.bias && shape.qkv_bias) return {shape, "Qwen2ForCausalLM"};
+  if (shape.sliding_window > 0) return {shape, "MistralForCausalLM"};
+  return {shape, "LlamaForCausalLM"};
+}
+
+nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens,
+                                    const std::string& dtype) {
+  const ModelShape& shape = model.shape;
+  const auto id = [](const std::optional<int64_t>& token) {
+    return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+  };
+  const bool gpt2 = model.architecture == "GPT2LMHeadModel";
+  nlohmann::ordered_json config = {{"architectures", {model.architecture}},
+                                   {"bos_token_id", id(tokens.bos)},
+                                   {"eos_token_id", id(tokens.eos)},
+                                   {"vocab_size", shape.vocab},
+                                   {"initializer_range", shape.init_std},
+                                   {"tie_word_embeddings", shape.tie_embeddings},
+                                   {"torch_dtype", dtype},
+                                   {"use_cache", true}};
+  if (gpt2) {
+    config.update(nlohmann::ordered_json{{"model_type", "gpt2"},
+                                         {"n_layer", shape.layers},
+                                         {"n_embd", shape.hidden},
+                                         {"n_head", shape.heads},
+                                         {"n_inner", shape.ffn},
+                                         {"n_positions", shape.max_seq},
+                                         {"activation_function", "gelu_new"},
+                                         {"layer_norm_epsilon", shape.norm_eps},
+                                         {"embd_pdrop", shape.dropout_hidden},
+                                         {"resid_pdrop", shape.dropout_hidden},
+                                         {"attn_pdrop", shape.dropout_attention}});
+    return config;
+  }
+  config.update(nlohmann::ordered_json{{"num_hidden_layers", shape.layers},
+                                       {"hidden_size", shape.hidden},
+                                       {"num_attention_heads", shape.heads},
+                                       {"num_key_value_heads", shape.kv_heads},
+                                       {"head_dim", shape.head_dim},
+                                       {"intermediate_size", shape.ffn},
+                                       {"max_position_embeddings", shape.max_seq},
+                                       {"hidden_act", "silu"},
+                                       {"rms_norm_eps", shape.norm_eps},
+                                       {"rope_theta", shape.rope_base},
+                                       {"rope_scaling", nullptr},
+                                       {"attention_dropout", shape.dropout_attention}});
+  if (shape.rope_scaling.llama3) {
+    const RopeScaling& scaling = shape.rope_scaling;
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", scaling.factor},
+                              {"low_freq_factor", scaling.low_freq_factor},
+                              {"high_freq_factor", scaling.high_freq_factor},
+                              {"original_max_position_embeddings", scaling.original_max_seq}};
+  }
+  const auto window = [&] {
+    return shape.sliding_window > 0 ? nlohmann::ordered_json(shape.sliding_window)
+                                    : nlohmann::ordered_json();
+  };
+  const auto switched_window = [&] {
+    config["use_sliding_window"] = shape.sliding_window > 0;
+    config["sliding_window"] = window();
+    // Layers below this one would see everything.
+    config["max_window_layers"] = shape.sliding_window > 0 ? 0 : shape.layers;
+  };
+  if (model.architecture == "MixtralForCausalLM") {
+    config["model_type"] = "mixtral";
+    config["num_local_experts"] = shape.experts;
+    config["num_experts_per_tok"] = shape.experts_per_token;
+    config["sliding_window"] = window();
+  } else if (model.architecture == "Qwen3ForCausalLM") {
+    config["model_type"] = "qwen3";
+    config["attention_bias"] = false;
+    switched_window();
+  } else if (model.architecture == "Qwen2ForCausalLM") {
+    config["model_type"] = "qwen2";
+    switched_window();
+  } else if (model.architecture == "MistralForCausalLM") {
+    config["model_type"] = "mistral";
+    config["sliding_window"] = window();
+  } else {
+    config["model_type"] = "llama";
+    config["attention_bias"] = shape.bias;
+    config["mlp_bias"] = shape.bias;
+  }
+  return config;
+}
+
+}  // namespace mtl

@@ -1,0 +1,142 @@
+// Hugging Face folders (export.h).
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/interchange/export.h"
+#include "runtime/interchange/export_source.h"
+#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_tokenizer.h"
+#include "runtime/interchange/new_folder.h"
+#include "runtime/plan/shard_table.h"
+#include "runtime/run.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+// Consecutive parameters that share a file.
+std::vector<std::vector<ParamRow>> into_shards(std::vector<ParamRow> table, int64_t element,
+                                               int64_t most) {
+  std::vector<std::vector<ParamRow>> shards(1);
+  int64_t bytes = 0;
+  for (ParamRow& row : table) {
+    const int64_t size = row.numel() * element;
+    if (bytes > 0 && bytes + size > most) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += size;
+    shards.back().push_back(std::move(row));
+  }
+  return shards;
+}
+
+const char* torch_name(DType dtype) {
+  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
+}
+
+}  // namespace
+
+fs::path checkpoint_to_export(const std::string& run) {
+  const fs::path path = find_run(run);
+  if (fs::exists(path / "manifest.json")) return path;
+  Diagnostics passed_over;
+  const fs::path newest =
+      newest_intact_checkpoint(path / "checkpoints", Damaged::pass_over, passed_over);
+  passed_over.throw_if_errors(Exit::data);
+  for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
+  if (newest.empty()) {
+    throw Error(Exit::data, {.code = "ckpt.missing",
+                             .what = path.string() + " has no complete checkpoint yet",
+                             .help = "train it first"});
+  }
+  return newest;
+}
+
+ExportReport export_hf(const ExportOptions& options) {
+  ExportSource source(options.checkpoint);
+  const HfModel model = hf_model_of(source.shape());
+  ExportReport report{.kind = model.architecture};
+  ModelShape shape = source.shape();
+  std::set<std::string> ours;
+  for (const ParamRow& row : shard_table(shape, false)) ours.insert(row.name);
+  // GPT2LMHeadModel has all its biases: those that ours does without are zeros.
+  if (shape.family() == Family::gpt2) shape.bias = shape.qkv_bias = true;
+  const std::vector<ParamRow> table = shard_table(shape, false);
+
+  NewFolder folder(options.out);
+  const HfTokens tokens =
+      write_hf_tokenizer(source.reader().tokenizer(), shape, folder, report.warnings);
+  folder.write("config.json",
+               hf_config_of(model, tokens, torch_name(options.dtype)).dump(2) + "\n");
+  OrderedJson generation = {{"_from_model_config", true}};
+  if (tokens.bos) generation["bos_token_id"] = *tokens.bos;
+  if (tokens.eos) generation["eos_token_id"] = *tokens.eos;
+  folder.write("generation_config.json", generation.dump(2) + "\n");
+
+  const auto shards = into_shards(table, bytes_of(options.dtype), options.max_shard_bytes);
+  OrderedJson weight_map;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name =
+        shards.size() == 1 ? "model.safetensors"
+                           : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    std::vector<SafetensorsEntry> entries;
+    for (const ParamRow& row : shards[i]) {
+      entries.push_back({.name = row.name,
+                         .dtype = std::string(safetensors_name(options.dtype)),
+                         .shape = row.shape});
+      weight_map[row.name] = name;
+    }
+    SafetensorsFile file(folder.path() / name, entries);
+    for (const ParamRow& row : shards[i]) {
+      const std::vector<float> values =
+          ours.contains(row.name) ? source.read(row.name, row.shape)
+                                  : std::vector<float>(static_cast<size_t>(row.numel()), 0.0f);
+      file.append(to_dtype(values, options.dtype));
+      report.parameters += row.numel();
+    }
+    file.finish();
+  }
+  report.files = static_cast<int64_t>(shards.size());
+  report.bytes = report.parameters * bytes_of(options.dtype);
+  if (shards.size() > 1) {
+    const OrderedJson index = {{"metadata", {{"total_size", report.bytes}}},
+                               {"weight_map", weight_map}};
+    folder.write("model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  folder.commit();
+  return report;
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& option) {
+  static const std::pair<const char*, double> kUnits[] = {
+      {"", 1},      {"B", 1},       {"KB", 1e3},       {"MB", 1e6},     {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 1024.}, {"MiB", 1048576.}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  size_t end = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+  }
+  std::string unit = text.substr(std::min(end, text.size()));
+  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
+  for (const auto& [name, bytes] : kUnits) {
+    const bool same = std::equal(unit.begin(), unit.end(), name, name + std::string(name).size(),
+                                 [](char a, char b) { return std::tolower(a) == std::tolower(b); });
+    if (same && value * bytes >= 1 && value * bytes < 0x1p62) {
+      return static_cast<int64_t>(value * bytes);
+    }
+  }
+  throw Error(Exit::usage, {.code = "usage.value",
+                            .what = fmt::format("--{} wants a size such as 5GB or 500MB, not '{}'",
+                                                option, text)});
+}
+
+}  // namespace mtl

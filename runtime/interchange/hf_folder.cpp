@@ -1,0 +1,235 @@
+// Hugging Face folders: config.json and model.safetensors, whole or in shards with an index;
+// pytorch_model.bin where nothing else is there.
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/strict_json.h"
+#include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/torch_file.h"
+#include "runtime/plan/shard_table.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMostJson = size_t{64} << 20;
+
+[[noreturn]] void fail(const char* code, const std::string& what, const std::string& help) {
+  throw Error(Exit::data, {.code = code, .what = what, .help = help});
+}
+
+nlohmann::json read_json(const fs::path& path) {
+  try {
+    const MappedFile file(path);
+    if (file.bytes().size() > kMostJson) throw JsonProblem("larger than 64 MiB");
+    return parse_strict_json(file.bytes());
+  } catch (const JsonProblem& problem) {
+    fail("import.file", fmt::format("{}: {}", path.string(), problem.what()),
+         "the file is damaged; fetch it again");
+  }
+}
+
+// A name in an index leads to a file beside it, nowhere else.
+bool plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
+}
+
+ForeignTensors read_one(const fs::path& path) {
+  return path.extension() == ".safetensors" ? read_safetensors(path) : read_torch_tensors(path);
+}
+
+// Everything of the shards that an index names.
+ForeignTensors read_sharded(const fs::path& index) {
+  const nlohmann::json json = read_json(index);
+  const auto bad = [&](const std::string& what) {
+    fail("import.file", fmt::format("{}: {}", index.string(), what),
+         "the index is damaged or not of this model; fetch it again");
+  };
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (!json.is_object() || map == json.end() || !map->is_object()) bad("it has no 'weight_map'");
+  std::set<std::string> files;
+  for (const auto& [name, file] : map->items()) {
+    if (!file.is_string() || !plain_name(file.get<std::string>())) {
+      bad(fmt::format("'{}' is said to be in {}, which is no name of a file in the folder", name,
+                      file.dump(-1, ' ', true)));
+    }
+    files.insert(file.get<std::string>());
+  }
+  ForeignTensors all;
+  std::map<std::string, std::string> where;
+  for (const std::string& file : files) {
+    if (!fs::exists(index.parent_path() / file)) {
+      fail("import.missing",
+           fmt::format("{} is not there, and {} names it", (index.parent_path() / file).string(),
+                       index.filename().string()),
+           "fetch the missing shards");
+    }
+    ForeignTensors some = read_one(index.parent_path() / file);
+    const auto take = [&](const std::string& name) {
+      const auto [known, fresh] = where.emplace(name, file);
+      if (!fresh) bad(fmt::format("tensor '{}' is in {} and in {}", name, known->second, file));
+    };
+    for (auto& [name, tensor] : some.tensors) {
+      take(name);
+      all.tensors.emplace(name, std::move(tensor));
+    }
+    for (auto& [name, dtype] : some.others) {
+      take(name);
+      all.others.emplace(name, dtype);
+    }
+  }
+  for (const auto& [name, file] : map->items()) {
+    const auto found = where.find(name);
+    if (found == where.end() || found->second != file.get<std::string>()) {
+      bad(fmt::format("tensor '{}' is not in {}", name, file.get<std::string>()));
+    }
+  }
+  return all;
+}
+
+ForeignTensors read_weights(const fs::path& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json"}) {
+    const fs::path path = folder / name;
+    if (!fs::exists(path)) continue;
+    return path.extension() == ".json" ? read_sharded(path) : read_one(path);
+  }
+  fail("import.missing", folder.string() + " has a config.json and no weights",
+       "model.safetensors, or model.safetensors.index.json with its shards, belongs there");
+}
+
+// Buffers that older versions saved beside the weights.
+bool is_buffer(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+// The public names of our parameters are Hugging Face's; a base model's lack the first part.
+void assign(const ModelShape& shape, const ForeignTensors& there, const fs::path& folder,
+            ForeignWeights& weights) {
+  constexpr size_t kMostNotes = 12;
+  std::vector<std::string> notes;
+  std::set<std::string> used;
+  for (const ParamRow& row : shard_table(shape, false)) {
+    std::string name = row.name;
+    const auto is_there = [&] {
+      return there.tensors.contains(name) || there.others.contains(name);
+    };
+    if (!is_there()) name = row.name.substr(row.name.find('.') + 1);
+    if (!is_there() || row.name.starts_with("lm_head")) name = row.name;
+    if (!is_there()) {
+      notes.push_back(fmt::format("missing: {} {}", row.name, to_string(row.shape)));
+      continue;
+    }
+    used.insert(name);
+    const auto tensor = there.tensors.find(name);
+    if (tensor == there.tensors.end()) {
+      notes.push_back(fmt::format("{} is of type {}", name, there.others.at(name)));
+    } else if (tensor->second.shape != row.shape) {
+      notes.push_back(fmt::format("{} is {}, and by config.json it is {}", name,
+                                  to_string(tensor->second.shape), to_string(row.shape)));
+    } else {
+      weights.add(row.name, row.shape,
+                  {.rect = {Dims(row.shape.size(), 0), row.shape},
+                   .source = tensor->second,
+                   .at = Dims(row.shape.size(), 0)});
+    }
+  }
+  const auto unexpected = [&](const std::string& name) {
+    // A tied head is the embedding, whatever else the file says (as transformers does it).
+    const bool tied = shape.tie_embeddings && name == "lm_head.weight";
+    if (!used.contains(name) && !is_buffer(name) && !tied) {
+      notes.push_back("unexpected: " + name);
+    }
+  };
+  for (const auto& [name, tensor] : there.tensors) unexpected(name);
+  for (const auto& [name, dtype] : there.others) unexpected(name);
+  if (notes.empty()) return;
+  const size_t count = notes.size();
+  if (count > kMostNotes) {
+    notes.resize(kMostNotes);
+    notes.push_back(fmt::format("and {} more", count - kMostNotes));
+  }
+  throw Error(Exit::data,
+              {.code = "import.tensor",
+               .what = fmt::format("{}: its tensors are not those of the model that its "
+                                   "config.json describes",
+                                   folder.string()),
+               .notes = std::move(notes),
+               .help = "fetch config.json and weights of the same model; adapters (LoRA) have to "
+                       "be merged into it first"});
+}
+
+}  // namespace
+
+bool float_dtype(std::string_view name, DType& dtype) {
+  for (const DType known : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    if (safetensors_name(known) != name) continue;
+    dtype = known;
+    return true;
+  }
+  return false;
+}
+
+ForeignTensors read_safetensors(const fs::path& path) {
+  const auto file = std::make_shared<const MappedFile>(path);
+  const auto header = parse_safetensors_header(
+      file->bytes(), static_cast<int64_t>(file->bytes().size()), path.string());
+  ForeignTensors all;
+  for (const SafetensorsEntry& entry : header.entries) {
+    StridedTensor tensor{.file = file,
+                         .byte_offset = header.data_start + entry.begin,
+                         .shape = entry.shape,
+                         .strides = contiguous_strides(entry.shape)};
+    if (float_dtype(entry.dtype, tensor.dtype)) {
+      all.tensors.emplace(entry.name, std::move(tensor));
+    } else {
+      all.others.emplace(entry.name, entry.dtype);
+    }
+  }
+  return all;
+}
+
+ForeignModel open_hf_folder(const fs::path& path) {
+  Diagnostics diagnostics;
+  const fs::path config = path / "config.json";
+  const HfModel model = model_from_hf_config(read_json(config), config.string(), diagnostics);
+  diagnostics.throw_if_errors(Exit::data);
+  ForeignModel foreign{.kind = "Hugging Face " + model.architecture,
+                       .shape = model.shape,
+                       .weights = {},
+                       .warnings = diagnostics.all()};
+  assign(model.shape, read_weights(path), path, foreign.weights);
+  return foreign;
+}
+
+bool is_foreign_model(const fs::path& path) {
+  if (fs::exists(path / "config.json") || fs::exists(path / "latest_checkpointed_iteration.txt")) {
+    return true;
+  }
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path, ignored)) {
+    if (entry.path().filename().string().starts_with("mp_rank_")) return true;
+  }
+  return false;
+}
+
+ForeignModel open_foreign_model(const fs::path& path) {
+  if (fs::exists(path / "config.json")) return open_hf_folder(path);
+  if (is_foreign_model(path)) return open_megatron_folder(path);
+  fail("import.missing",
+       path.string() + (fs::exists(path) ? " holds no model that mtl can read" : " is not there"),
+       "give a Hugging Face folder (config.json and safetensors) or a Megatron checkpoint in torch "
+       "format (latest_checkpointed_iteration.txt, or a folder with mp_rank_*)");
+}
+
+}  // namespace mtl

@@ -1,0 +1,107 @@
+#include "runtime/interchange/hf_tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/data/load_tokenizer.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+// Resolved where the tokenizers' room is linked in.
+[[gnu::weak]] std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options);
+[[gnu::weak]] nlohmann::json to_hf_tokenizer(const Tokenizer& tokenizer);
+
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+// A token that begins a text has no name in the format; these are what it is called.
+const char* const kBegin[] = {"<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"};
+
+}  // namespace
+
+HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
+                            const NewFolder& folder, std::vector<Diagnostic>& warnings) {
+  HfTokens tokens;
+  const auto warn = [&](const std::string& what) {
+    warnings.push_back({.code = "export.tokenizer",
+                        .what = "the folder has no tokenizer: " + what,
+                        .help = "put the tokenizer's own files beside the model",
+                        .severity = Diagnostic::Severity::warning});
+    return tokens;
+  };
+  if (json.is_null()) return warn("the checkpoint has none");
+  if (to_hf_tokenizer == nullptr) return warn("this build cannot write one");
+  nlohmann::json written;
+  try {
+    const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(json);
+    if (const auto eod = tokenizer->eod()) tokens.eos = *eod;
+    written = to_hf_tokenizer(*tokenizer);
+  } catch (const Error& error) {
+    return warn(error.diagnostics()[0].what);
+  }
+  OrderedJson config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                        {"model_max_length", shape.max_seq},
+                        {"clean_up_tokenization_spaces", false}};
+  OrderedJson special = OrderedJson::object();
+  const auto name = [&](const char* key, const nlohmann::json& token) {
+    config[key] = special[key] = token.at("content");
+  };
+  if (const auto added = written.find("added_tokens"); added != written.end()) {
+    for (const nlohmann::json& token : *added) {
+      const int64_t id = token.at("id").get<int64_t>();
+      for (const char* begin : kBegin) {
+        if (token.at("content") == begin && !tokens.bos) tokens.bos = id;
+      }
+      if (tokens.eos == id) name("eos_token", token);
+    }
+    // GPT-2 has one token for both ends.
+    if (!tokens.bos && shape.family() == Family::gpt2) tokens.bos = tokens.eos;
+    for (const nlohmann::json& token : *added) {
+      if (tokens.bos == token.at("id").get<int64_t>()) name("bos_token", token);
+    }
+  }
+  folder.write("tokenizer.json", written.dump(2) + "\n");
+  folder.write("tokenizer_config.json", config.dump(2) + "\n");
+  folder.write("special_tokens_map.json", special.dump(2) + "\n");
+  return tokens;
+}
+
+std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::string& given) {
+  if (given == "bytes") return make_byte_tokenizer();
+  TokenizerOptions options;
+  const auto from_folder = [&](const fs::path& dir) {
+    if (fs::exists(dir / "tokenizer.json")) {
+      options.file = (dir / "tokenizer.json").string();
+    } else if (fs::exists(dir / "vocab.json") && fs::exists(dir / "merges.txt")) {
+      options.type = "gpt2-bpe";
+      options.vocab = (dir / "vocab.json").string();
+      options.merges = (dir / "merges.txt").string();
+    } else if (fs::exists(dir / "tokenizer.model")) {
+      options.type = "sentencepiece";
+      options.file = (dir / "tokenizer.model").string();
+    } else {
+      return false;
+    }
+    return true;
+  };
+  if (given.empty()) {
+    if (!from_folder(folder)) return nullptr;
+  } else if (!fs::is_directory(given)) {
+    options.file = given;
+  } else if (!from_folder(given)) {
+    throw Error(Exit::data, {.code = "data.missing",
+                             .what = given + " has no tokenizer.json, vocab.json with merges.txt, "
+                                             "or tokenizer.model",
+                             .help = "give a file, or a folder with one"});
+  }
+  if (load_tokenizer == nullptr) {
+    throw Error(Exit::data, {.code = "data.tokenizer",
+                             .what = "this build reads no tokenizer files",
+                             .help = "--tokenizer bytes"});
+  }
+  return load_tokenizer(options);
+}
+
+}  // namespace mtl

@@ -1,0 +1,28 @@
+// The tokenizer that comes and goes with a model's folder.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "common/error.h"
+#include "runtime/data/data.h"
+#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/new_folder.h"
+
+namespace mtl {
+
+// Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json, if the format can hold
+// the tokenizer; else there is a warning export.tokenizer. Returns its special tokens.
+HfTokens write_hf_tokenizer(const nlohmann::json& tokenizer, const ModelShape& shape,
+                            const NewFolder& folder, std::vector<Diagnostic>& warnings);
+
+// From a file or folder that `given` names ("bytes" is one too), else from the model's folder; null
+// if there is none. Throws data.tokenizer.
+std::unique_ptr<Tokenizer> find_tokenizer(const std::filesystem::path& folder,
+                                          const std::string& given);
+
+}  // namespace mtl

@@ -1,0 +1,177 @@
+#include "runtime/interchange/import.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/version.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/hf_tokenizer.h"
+#include "runtime/interchange/new_folder.h"
+#include "runtime/plan/shard_table.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// What is not divisible by 128 is padded in memory only.
+void set_vocab(ModelShape& shape, int64_t vocab) {
+  shape.vocab = vocab;
+  shape.padded_vocab = (vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+}
+
+// A checkpoint of this version says all that makes the model what it is, or there is none.
+void check_known(const ModelShape& shape, const std::string& kind) {
+  const ModelShape known = model_shape_from_json(to_json(shape));
+  const bool same = known.sliding_window == shape.sliding_window &&
+                    known.qkv_bias == shape.qkv_bias && known.experts == shape.experts &&
+                    known.experts_per_token == shape.experts_per_token;
+  if (same) return;
+  throw Error(Exit::data, {.code = "import.family",
+                           .what = "this version cannot run this model: " + kind,
+                           .help = "a later version of mtl may"});
+}
+
+// As an element range is asked for, it is read from the files: no tensor is in memory as a whole.
+CheckpointTensor streamed(const ParamRow& row, const ForeignWeights& weights) {
+  CheckpointTensor tensor;
+  tensor.name = row.name;
+  tensor.shape = tensor.local_shape = row.shape;
+  tensor.rects = {{Dims(row.shape.size(), 0), Dims(row.shape.size(), 0), row.shape}};
+  tensor.count = row.numel();
+  tensor.fetch = [tensor, &weights](int64_t at, int64_t count, void* to) {
+    CheckpointTensor part = tensor;
+    part.fetch = {};
+    part.first = at;
+    part.rects = clip_to_range(tensor.rects, tensor.local_shape, at, count);
+    part.data = to;
+    weights.read(part);
+  };
+  return tensor;
+}
+
+// A scalar of YAML that means the same text whatever is in it.
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string train_yaml_of(const ModelShape& shape, const std::string& name, const fs::path& from,
+                          const fs::path& tokenizer, const std::string& comment) {
+  const char* const positions[] = {"learned", "rope", "alibi", "none"};
+  // A length to begin with; the model has positions for more.
+  const int64_t seq_len = std::min<int64_t>(shape.max_seq, 1024);
+  std::string text = comment;
+  const auto line = [&](const char* format, const auto&... values) {
+    text += fmt::format(fmt::runtime(format), values...) + "\n";
+  };
+  line("run:\n  name: {}", quoted(name));
+  line("init:\n  from: {}", quoted(from.string()));
+  line("model:");
+  line("  layers: {}\n  hidden: {}\n  heads: {}\n  kv_heads: {}\n  head_dim: {}\n  ffn: {}",
+       shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn);
+  line("  activation: {}", shape.activation == Activation::swiglu ? "swiglu" : "gelu");
+  line("  norm: {{type: {}, eps: {}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
+       shape.norm_eps);
+  line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
+  if (shape.position == PositionType::rope) {
+    line("    base: {}", shape.rope_base);
+    if (shape.rope_scaling.llama3) {
+      const RopeScaling& scaling = shape.rope_scaling;
+      line(
+          "    scaling:\n      type: llama3\n      factor: {}\n      low_freq_factor: {}\n"
+          "      high_freq_factor: {}\n      original_max_seq: {}",
+          scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor,
+          scaling.original_max_seq);
+    }
+  }
+  line("  max_seq: {}\n  bias: {}", shape.max_seq, shape.bias);
+  if (shape.qkv_bias != shape.bias) line("  qkv_bias: {}", shape.qkv_bias);
+  if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
+  if (shape.experts > 0) {
+    line("  experts: {}\n  experts_per_token: {}", shape.experts, shape.experts_per_token);
+  }
+  if (shape.qk_norm) line("  qk_norm: true");
+  line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);
+  line("train:\n  seq_len: {}\n  global_batch: 8\n  steps: 1000", seq_len);
+  line("lr:\n  max: 2e-5\n  warmup: 50");
+  line("data:\n  # train: corpus.txt");
+  if (!tokenizer.empty()) {
+    line("  tokenizer: {{type: mtl, file: {}}}", quoted(tokenizer.string()));
+  }
+  line("checkpoint:\n  every: 200");
+  return text;
+}
+
+ImportReport import_model(const ImportOptions& options) {
+  ForeignModel foreign = open_foreign_model(options.source);
+  ModelShape& shape = foreign.shape;
+  ImportReport report{.kind = foreign.kind, .warnings = std::move(foreign.warnings)};
+  const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options.source, options.tokenizer);
+  const auto warn = [&](const std::string& what, const std::string& help) {
+    report.warnings.push_back({.code = "import.vocab",
+                               .what = what,
+                               .help = help,
+                               .severity = Diagnostic::Severity::warning});
+  };
+  if (tokenizer == nullptr) {
+    warn(options.source.string() +
+             " has no tokenizer, so that the model neither reads nor writes "
+             "text",
+         "import it again with --tokenizer FILE");
+  } else if (tokenizer->vocab_size() > shape.vocab) {
+    throw Error(Exit::data,
+                {.code = "import.vocab",
+                 .what = fmt::format("the tokenizer has {} tokens, and the model knows {}",
+                                     tokenizer->vocab_size(), shape.vocab),
+                 .help = "is it the tokenizer of this model? --tokenizer FILE names another"});
+  } else if (tokenizer->vocab_size() < shape.vocab) {
+    warn(fmt::format("the model's vocabulary has {} rows and the tokenizer {} tokens: the rest, "
+                     "which no text uses, is left out",
+                     shape.vocab, tokenizer->vocab_size()),
+         "nothing, if the tokenizer is the model's own");
+    set_vocab(shape, tokenizer->vocab_size());
+  }
+
+  check_known(shape, foreign.kind);
+  NewFolder folder(options.out);
+  const std::vector<ParamRow> table = shard_table(shape, false);
+  std::vector<CheckpointTensor> tensors;
+  for (const ParamRow& row : table) {
+    tensors.push_back(streamed(row, foreign.weights));
+    report.parameters += row.numel();
+  }
+  const CheckpointAttempt attempt{checkpoint_path(folder.path() / "checkpoints", 0), 0};
+  prepare_checkpoint(attempt);
+  const std::vector<ChunkRecord> chunks = write_shards(attempt, 0, tensors);
+  const nlohmann::json tokenizer_json = tokenizer ? tokenizer->to_json() : nlohmann::json();
+  const nlohmann::json state = {{"step", 0},
+                                {"samples", 0},
+                                {"tokens", 0},
+                                {"mtl", version()},
+                                {"model", to_json(shape)},
+                                {"tokenizer", tokenizer_json},
+                                {"imported", {{"from", foreign.kind}}}};
+  for (const Diagnostic& warning : commit_checkpoint(attempt, chunks, state, 0)) {
+    report.warnings.push_back(warning);
+  }
+  const fs::path place = fs::absolute(options.out).lexically_normal();
+  if (tokenizer) folder.write("tokenizer.json", tokenizer_json.dump() + "\n");
+  folder.write("train.yaml",
+               train_yaml_of(shape, place.has_filename() ? place.filename().string() : "imported",
+                             place, tokenizer ? place / "tokenizer.json" : fs::path(),
+                             fmt::format("# {}, imported by mtl ckpt import. Training goes on from "
+                                         "its weights with a fresh optimizer:\n"
+                                         "#   mtl launch train.yaml data.train=FILE\n",
+                                         foreign.kind)));
+  folder.commit();
+  report.shape = shape;
+  report.tokenizer = tokenizer != nullptr;
+  report.checkpoint = checkpoint_path(place / "checkpoints", 0);
+  return report;
+}
+
+}  // namespace mtl

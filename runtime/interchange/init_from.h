@@ -1,0 +1,42 @@
+// init.from: a run that starts from somebody's weights, in any layout, with a fresh optimizer.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/error.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/plan/model_shape.h"
+
+namespace mtl {
+
+class Trainer;
+
+class InitialWeights {
+ public:
+  // A run or checkpoint of mtl, a Hugging Face folder, or a Megatron checkpoint. Throws Error
+  // (Exit::data), code init.missing when it is none of them, else as their readers.
+  explicit InitialWeights(const std::string& path);
+  ~InitialWeights();
+
+  const ModelShape& shape() const { return shape_; }
+  // One error init.mismatch for each setting that makes `model` another model. Learned positions
+  // and vocabulary may be more there than here: the first ones are taken.
+  void check(const ModelShape& model, const std::function<Place(const std::string& key)>& place_of,
+             Diagnostics& diagnostics) const;
+  // Fills the parts that a rank owns. The tensor's shape is set to what it is there.
+  void read(CheckpointTensor& tensor) const;
+
+ private:
+  struct Impl;
+  std::string path_;
+  ModelShape shape_;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Each rank reads its rectangles into the master weights. After Trainer::initialise().
+void load_initial_weights(const std::string& path, Trainer& trainer);
+
+}  // namespace mtl

@@ -1,0 +1,151 @@
+// The Megatron split (export.h).
+#include <map>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/version.h"
+#include "runtime/interchange/export.h"
+#include "runtime/interchange/export_source.h"
+#include "runtime/interchange/foreign_weights.h"
+#include "runtime/interchange/megatron_layout.h"
+#include "runtime/interchange/new_folder.h"
+
+namespace mtl {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  throw Error(Exit::usage, {.code = "export.split",
+                            .what = what,
+                            .help = "choose other degrees: --tp 1 --pp 1 always divides"});
+}
+
+// Copies a part of a parameter to its place in Megatron's tensor.
+void place(const MegatronPart& part, const Dims& from_shape, const std::vector<float>& from,
+           const Dims& to_shape, std::vector<float>& to) {
+  const bool matrix = from_shape.size() == 2;
+  const Dims from_stride = contiguous_strides(from_shape), to_stride = contiguous_strides(to_shape);
+  const int64_t rows = matrix ? part.rect.extent[0] : 1;
+  const int64_t columns = part.rect.extent.back();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t source =
+          matrix ? (part.rect.offset[0] + r) * from_stride[0] + part.rect.offset[1] + c
+                 : part.rect.offset[0] + c;
+      const int64_t row = part.transposed ? c : r, column = part.transposed ? r : c;
+      const int64_t target =
+          matrix ? (part.at[0] + row) * to_stride[0] + part.at[1] + column : part.at[0] + c;
+      to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)];
+    }
+  }
+}
+
+// What Megatron calls its settings.
+nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& options,
+                               int64_t padded_vocab) {
+  const char* const positions[] = {"learned_absolute", "rope", "alibi", "none"};
+  nlohmann::ordered_json args = {
+      {"num_layers", shape.layers},
+      {"hidden_size", shape.hidden},
+      {"num_attention_heads", shape.heads},
+      {"group_query_attention", shape.kv_heads != shape.heads},
+      {"num_query_groups", shape.kv_heads},
+      {"kv_channels", shape.head_dim},
+      {"ffn_hidden_size", shape.ffn},
+      {"max_position_embeddings", shape.max_seq},
+      {"vocab_size", shape.vocab},
+      {"padded_vocab_size", padded_vocab},
+      {"position_embedding_type", positions[static_cast<size_t>(shape.position)]},
+      {"swiglu", shape.activation == Activation::swiglu},
+      {"openai_gelu", shape.activation == Activation::gelu_tanh},
+      {"normalization", shape.norm == NormType::rmsnorm ? "RMSNorm" : "LayerNorm"},
+      {"norm_epsilon", shape.norm_eps},
+      {"add_bias_linear", shape.bias},
+      {"add_qkv_bias", shape.qkv_bias},
+      {"qk_layernorm", shape.qk_norm},
+      {"untie_embeddings_and_output_weights", !shape.tie_embeddings},
+      {"tensor_model_parallel_size", options.tp},
+      {"pipeline_model_parallel_size", options.pp}};
+  if (shape.position == PositionType::rope) {
+    args["rotary_base"] = shape.rope_base;
+    args["use_rope_scaling"] = shape.rope_scaling.llama3;
+    if (shape.rope_scaling.llama3) args["rope_scaling_factor"] = shape.rope_scaling.factor;
+  }
+  return args;
+}
+
+}  // namespace
+
+ExportReport export_megatron_split(const ExportOptions& options) {
+  ExportSource source(options.checkpoint);
+  const ModelShape& shape = source.shape();
+  if (const std::string obstacle = megatron_obstacle(shape, options.tp); !obstacle.empty()) {
+    fail(obstacle);
+  }
+  if (shape.layers % options.pp != 0) {
+    fail(fmt::format("{} layers do not divide by pp {}", shape.layers, options.pp));
+  }
+  const std::vector<ParamRow> table = shard_table(shape, false);
+  // Megatron's own rule: a multiple of 128 for each rank.
+  const int64_t multiple = shape.vocab_pad_to * options.tp;
+  const int64_t padded = (shape.vocab + multiple - 1) / multiple * multiple;
+  NewFolder folder(options.out);
+  ExportReport report{.kind = fmt::format("Megatron split, tp {} x pp {}", options.tp, options.pp)};
+  for (int pp = 0; pp < options.pp; ++pp) {
+    for (int tp = 0; tp < options.tp; ++tp) {
+      const MegatronRank rank{.tp = options.tp,
+                              .tp_rank = tp,
+                              .first_layer = shape.layers / options.pp * pp,
+                              .layers = shape.layers / options.pp,
+                              .embedding = pp == 0,
+                              .head = pp == options.pp - 1,
+                              .vocab_rows = padded / options.tp};
+      std::vector<MegatronTensor> tensors = megatron_tensors(shape, table, rank);
+      if (shape.tie_embeddings && rank.head && !rank.embedding) {
+        // The last stage's copy of a tied embedding.
+        const MegatronRank first{.tp = options.tp,
+                                 .tp_rank = tp,
+                                 .embedding = true,
+                                 .head = false,
+                                 .vocab_rows = rank.vocab_rows};
+        MegatronTensor copy = megatron_tensors(shape, table, first).front();
+        copy.name = "output_layer.weight";
+        tensors.push_back(std::move(copy));
+      }
+      std::vector<SafetensorsEntry> entries;
+      for (const MegatronTensor& tensor : tensors) {
+        entries.push_back({.name = tensor.name,
+                           .dtype = std::string(safetensors_name(options.dtype)),
+                           .shape = tensor.shape});
+      }
+      const std::string name = fmt::format("pytorch_model_tp_{}_pp_{}.safetensors", tp, pp);
+      SafetensorsFile file(folder.path() / name, entries);
+      for (const MegatronTensor& tensor : tensors) {
+        std::vector<float> values(static_cast<size_t>(*volume(tensor.shape)), 0.0f);
+        std::map<size_t, std::vector<float>> parameters;
+        for (const MegatronPart& part : tensor.parts) {
+          const ParamRow& row = table[part.row];
+          std::vector<float>& parameter = parameters[part.row];
+          if (parameter.empty()) parameter = source.read(row.name, row.shape);
+          place(part, row.shape, parameter, tensor.shape, values);
+        }
+        file.append(to_dtype(values, options.dtype));
+        report.bytes += static_cast<int64_t>(values.size()) * bytes_of(options.dtype);
+      }
+      file.finish();
+      ++report.files;
+    }
+  }
+  for (const ParamRow& row : table) report.parameters += row.numel();
+  const nlohmann::ordered_json split = {{"format", "mtl.megatron-split"},
+                                        {"version", 1},
+                                        {"mtl", version()},
+                                        {"step", source.reader().state().value("step", 0)},
+                                        {"args", args_of(shape, options, padded)}};
+  folder.write("model-split.json", split.dump(2) + "\n");
+  folder.commit();
+  return report;
+}
+
+}  // namespace mtl

@@ -1,0 +1,478 @@
+// Megatron-LM's checkpoints in `torch` format:
+//   latest_checkpointed_iteration.txt            a number, or "release"
+//   iter_0000500/mp_rank_TT[_PPP]/model_optim_rng.pt
+// Files of all ranks are joined: tensor-parallel shards, pipeline stages with their virtual ones,
+// both generations of names (Megatron core's and the older ones). The optimizer's state is left.
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "common/files.h"
+#include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/megatron_layout.h"
+#include "runtime/interchange/torch_file.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail(const char* code, const std::string& what, const std::string& help) {
+  throw Error(Exit::data, {.code = code, .what = what, .help = help});
+}
+
+std::optional<int> whole_number(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < 0) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+fs::path iteration_folder(const fs::path& path) {
+  const fs::path tracker = path / "latest_checkpointed_iteration.txt";
+  if (!fs::exists(tracker)) return path;
+  std::string text = read_file(tracker, 64);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
+  if (text == "release") return path / text;
+  const auto iteration = whole_number(text);
+  if (!iteration) fail("import.file", tracker.string() + " names no iteration", "");
+  return path / fmt::format("iter_{:07}", *iteration);
+}
+
+// By (tp rank, pp rank).
+std::map<std::pair<int, int>, fs::path> rank_files(const fs::path& folder) {
+  std::map<std::pair<int, int>, fs::path> files;
+  std::error_code error;
+  bool distributed = false;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    distributed |= name == "metadata.json" || name == ".metadata" || name.ends_with(".distcp");
+    if (!name.starts_with("mp_rank_")) continue;
+    std::vector<std::optional<int>> numbers;
+    for (std::string_view rest = std::string_view(name).substr(8); !rest.empty();) {
+      const size_t end = std::min(rest.find('_'), rest.size());
+      numbers.push_back(whole_number(rest.substr(0, end)));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+    if (numbers.empty() || numbers.size() > 3 ||
+        std::count(numbers.begin(), numbers.end(), std::nullopt) > 0) {
+      continue;
+    }
+    if (numbers.size() == 3) {
+      fail("import.family", entry.path().string() + " is of a model with expert parallelism",
+           "export it to Hugging Face with Megatron's tools and import that");
+    }
+    fs::path file = entry.path() / "model_optim_rng.pt";
+    if (!fs::exists(file)) file = entry.path() / "model_rng.pt";
+    if (!fs::exists(file)) {
+      fail("import.missing", entry.path().string() + " has no model_optim_rng.pt",
+           "copy the folders of all ranks");
+    }
+    files[{*numbers[0], numbers.size() > 1 ? *numbers[1] : 0}] = file;
+  }
+  if (files.empty() && distributed) {
+    fail("import.family", folder.string() + " is in Megatron's torch_dist format",
+         "convert it: start Megatron with --ckpt-convert-format torch --ckpt-convert-save DIR");
+  }
+  if (files.empty()) {
+    fail("import.missing", folder.string() + " has no mp_rank_* folders",
+         "copy the folders of all ranks");
+  }
+  return files;
+}
+
+// The settings of the run, as far as they say what the model computes.
+class Args {
+ public:
+  Args(const TorchFile& file, Diagnostics& diagnostics) : file_(file), diagnostics_(diagnostics) {
+    const Pickle& pickle = file.pickle();
+    const Pickle::Value* const args = pickle.find(file.root(), "args");
+    if (args != nullptr) attributes_ = file.attributes(*args);
+    if (attributes_ == nullptr) {
+      fail("import.file", file.path().string() + " has no 'args', from which the shape follows",
+           "it is not a checkpoint of Megatron's training");
+    }
+  }
+
+  const Pickle::Value* find(std::string_view key) const {
+    const Pickle::Value* const value = file_.pickle().find(*attributes_, key);
+    return value == nullptr || value->kind == Pickle::Kind::none ? nullptr : value;
+  }
+  int64_t size(const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+    const Pickle::Value* const value = find(key);
+    if (value == nullptr && otherwise) return *otherwise;
+    constexpr int64_t kMost = 1 << 30;
+    if (value == nullptr || value->kind != Pickle::Kind::integer || value->integer < 1 ||
+        value->integer > kMost) {
+      refuse(fmt::format("args.{} is {}", key, value == nullptr ? "missing" : "not a size"));
+      return 1;
+    }
+    return value->integer;
+  }
+  double number(const char* key, double otherwise) {
+    const Pickle::Value* const value = find(key);
+    if (value == nullptr) return otherwise;
+    if (value->kind == Pickle::Kind::integer) return static_cast<double>(value->integer);
+    if (value->kind == Pickle::Kind::real) return value->number;
+    refuse(fmt::format("args.{} is not a number", key));
+    return otherwise;
+  }
+  bool boolean(const char* key, bool otherwise) {
+    const Pickle::Value* const value = find(key);
+    if (value == nullptr) return otherwise;
+    if (value->kind == Pickle::Kind::boolean) return value->integer != 0;
+    refuse(fmt::format("args.{} is not true or false", key));
+    return otherwise;
+  }
+  std::string text(const char* key, const std::string& otherwise) {
+    const Pickle::Value* const value = find(key);
+    if (value == nullptr) return otherwise;
+    if (value->kind == Pickle::Kind::text) return std::string(value->text);
+    refuse(fmt::format("args.{} is not a name", key));
+    return otherwise;
+  }
+  void require_off(const char* key, const char* why) {
+    const Pickle::Value* const value = find(key);
+    if (value == nullptr || (value->kind == Pickle::Kind::boolean && value->integer == 0)) return;
+    refuse(fmt::format("args.{} is set: {}", key, why));
+  }
+  void refuse(const std::string& what) {
+    diagnostics_.add({.code = "import.config",
+                      .what = fmt::format("{}: {}", file_.path().string(), what),
+                      .help = "this model cannot be run by mtl"});
+  }
+
+ private:
+  const TorchFile& file_;
+  Diagnostics& diagnostics_;
+  const Pickle::Value* attributes_ = nullptr;
+};
+
+ModelShape shape_of(Args& args) {
+  ModelShape shape;
+  shape.layers = args.size("num_layers");
+  shape.hidden = args.size("hidden_size");
+  shape.heads = args.size("num_attention_heads");
+  shape.kv_heads = args.boolean("group_query_attention", false)
+                       ? args.size("num_query_groups", shape.heads)
+                       : shape.heads;
+  shape.head_dim = args.size("kv_channels", std::max<int64_t>(1, shape.hidden / shape.heads));
+  shape.max_seq = args.size("max_position_embeddings", 2048);
+  const bool swiglu = args.boolean("swiglu", false);
+  shape.ffn = args.size("ffn_hidden_size", 4 * shape.hidden);
+  shape.activation = swiglu ? Activation::swiglu : Activation::gelu_tanh;
+  shape.bias = shape.qkv_bias = args.boolean("add_bias_linear", true);
+  if (args.boolean("add_qkv_bias", false)) shape.qkv_bias = true;
+  if (!swiglu) {
+    // Megatron's fused kernel and openai_gelu are the tanh form, plain F.gelu is not.
+    const bool tanh = args.boolean("openai_gelu", false) ||
+                      (args.boolean("bias_gelu_fusion", true) && shape.bias);
+    if (!tanh) args.refuse("its GELU is the exact form (no bias_gelu_fusion, no openai_gelu)");
+  }
+  const std::string norm = args.text("normalization", "LayerNorm");
+  if (norm != "LayerNorm" && norm != "RMSNorm") args.refuse("args.normalization is " + norm);
+  shape.norm = norm == "RMSNorm" ? NormType::rmsnorm : NormType::layernorm;
+  shape.norm_eps =
+      args.number(args.find("norm_epsilon") ? "norm_epsilon" : "layernorm_epsilon", 1e-5);
+  std::string position = args.text("position_embedding_type", "learned_absolute");
+  if (args.boolean("use_rotary_position_embeddings", false)) position = "rope";
+  if (position == "rope") {
+    shape.position = PositionType::rope;
+    shape.rope_base = args.number("rotary_base", 10000);
+    if (args.number("rotary_percent", 1) != 1) {
+      args.refuse("args.rotary_percent is not 1, and whole heads are rotated here");
+    }
+    if (args.boolean("use_rope_scaling", false)) {
+      // Megatron has Llama 3.1's numbers in its code, and the factor as a setting.
+      shape.rope_scaling.llama3 = true;
+      shape.rope_scaling.factor = args.number("rope_scaling_factor", 8);
+    }
+  } else if (position == "none") {
+    shape.position = PositionType::none;
+  } else if (position != "learned_absolute") {
+    args.refuse("args.position_embedding_type is " + position);
+  }
+  shape.qk_norm = args.boolean("qk_layernorm", false);
+  if (shape.qk_norm && shape.norm != NormType::rmsnorm) {
+    args.refuse("norms of queries and keys are RMS norms here");
+  }
+  shape.tie_embeddings = !args.boolean("untie_embeddings_and_output_weights", false);
+  shape.init_std = args.number("init_method_std", 0.02);
+  for (const auto& [key, why] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"num_experts", "mixtures of experts are not imported from Megatron yet"},
+           {"apply_layernorm_1p", "norm weights are stored around 0"},
+           {"apply_residual_connection_post_layernorm", "the residual is taken before the norm"},
+           {"rotary_interleaved", "halves of a head are rotated together here"},
+           {"squared_relu", "the activation is GELU or SwiGLU here"},
+           {"quick_geglu", "the activation is GELU or SwiGLU here"},
+           {"multi_latent_attention", "attention is over plain keys and values here"},
+           {"softmax_scale", "scores are scaled by the width of a head"},
+           {"attention_output_gate", "there is none here"},
+           {"window_size", "sliding windows are not imported from Megatron yet"},
+           {"spec", "the layers have a specification of their own"}}) {
+    args.require_off(key, why);
+  }
+  if (shape.heads % shape.kv_heads != 0) args.refuse("heads cannot share key heads evenly");
+  return shape;
+}
+
+// What older versions call it, in Megatron core's words.
+std::string core_name(std::string name) {
+  const auto drop = [&](std::string_view prefix) {
+    if (name.starts_with(prefix)) name.erase(0, prefix.size());
+  };
+  drop("module.");
+  drop("language_model.");
+  for (const char* stack : {"encoder.", "transformer."}) {
+    if (name.starts_with(stack)) name = "decoder." + name.substr(std::string_view(stack).size());
+  }
+  static const std::pair<std::string_view, std::string_view> kWords[] = {
+      {".attention.", ".self_attention."},
+      {".query_key_value.", ".linear_qkv."},
+      {".self_attention.dense.", ".self_attention.linear_proj."},
+      {".dense_h_to_4h.", ".linear_fc1."},
+      {".dense_4h_to_h.", ".linear_fc2."},
+      {".input_norm.", ".input_layernorm."},
+      {".post_attention_layernorm.", ".pre_mlp_layernorm."},
+      {".post_attention_norm.", ".pre_mlp_layernorm."},
+      {".final_norm.", ".final_layernorm."},
+      {".self_attention.linear_qkv.layer_norm_", ".input_layernorm."},
+      {".mlp.linear_fc1.layer_norm_", ".pre_mlp_layernorm."}};
+  for (const auto& [old, core] : kWords) {
+    if (const size_t at = name.find(old); at != std::string::npos) {
+      name.replace(at, old.size(), core);
+    }
+  }
+  return name;
+}
+
+using Named = std::map<std::string, Pickle::Id>;
+
+// Nested dicts, with the keys joined by dots. A dict may hold itself, so there is a limit.
+constexpr size_t kMostNames = 1'000'000;
+void flatten(const TorchFile& file, Pickle::Id id, const std::string& prefix, int depth,
+             Named& into, size_t& seen) {
+  const Pickle& pickle = file.pickle();
+  const Pickle::Value& value = pickle[id];
+  if (value.kind != Pickle::Kind::dict) {
+    if (value.kind == Pickle::Kind::call) into.emplace(core_name(prefix), id);
+    return;
+  }
+  for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+    const Pickle::Value& key = pickle[value.items[i]];
+    if (key.kind != Pickle::Kind::text) continue;
+    if (depth > 16 || key.text.size() > 1000 || ++seen > kMostNames) {
+      fail("import.file", file.path().string() + ": its 'model' is nested without end", "");
+    }
+    flatten(file, value.items[i + 1],
+            prefix.empty() ? std::string(key.text) : prefix + "." + std::string(key.text),
+            depth + 1, into, seen);
+  }
+}
+
+Pickle::Id id_of(const TorchFile& file, const std::string& key) {
+  const Pickle::Value& root = file.root();
+  for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
+    if (file.pickle()[root.items[i]].text == key) return root.items[i + 1];
+  }
+  return UINT32_MAX;
+}
+
+// The tensors of one rank: one set, or one per virtual stage.
+std::vector<Named> models_of(const TorchFile& file) {
+  std::vector<Named> models;
+  size_t seen = 0;
+  if (file.root().kind == Pickle::Kind::dict) {
+    if (const Pickle::Id id = id_of(file, "model"); id != UINT32_MAX) {
+      flatten(file, id, "", 0, models.emplace_back(), seen);
+    }
+    for (int chunk = 0; models.empty() || chunk > 0; ++chunk) {
+      const Pickle::Id id = id_of(file, fmt::format("model{}", chunk));
+      if (id == UINT32_MAX) break;
+      flatten(file, id, "", 0, models.emplace_back(), seen);
+    }
+  }
+  if (models.empty()) {
+    fail("import.file", file.path().string() + " has no 'model'",
+         "it is not a checkpoint of Megatron's training");
+  }
+  return models;
+}
+
+int64_t layers_in(const Named& model) {
+  constexpr std::string_view kLayers = "decoder.layers.";
+  std::set<int> layers;
+  for (const auto& [name, id] : model) {
+    if (!name.starts_with(kLayers)) continue;
+    const size_t dot = std::min(name.find('.', kLayers.size()), name.size());
+    if (const auto layer =
+            whole_number(std::string_view(name).substr(kLayers.size(), dot - kLayers.size()))) {
+      layers.insert(*layer);
+    }
+  }
+  return static_cast<int64_t>(layers.size());
+}
+
+bool is_left_out(const std::string& name, bool tied) {
+  return name.ends_with("_extra_state") || name.find("rotary_pos_emb") != std::string::npos ||
+         name.ends_with("inv_freq") || name == "word_embeddings_for_head.weight" ||
+         (tied && name == "output_layer.weight");
+}
+
+struct Joiner {
+  const ModelShape& shape;
+  const std::vector<ParamRow>& table;
+  ForeignWeights& weights;
+  std::vector<std::string> notes = {};
+
+  void join(const TorchFile& file, const Named& model, const MegatronRank& rank) {
+    std::set<std::string> used;
+    for (const MegatronTensor& wanted : megatron_tensors(shape, table, rank)) {
+      used.insert(wanted.name);
+      const auto found = model.find(wanted.name);
+      std::string other;
+      const auto tensor = found == model.end() ? std::nullopt : file.tensor(found->second, other);
+      if (!tensor) {
+        notes.push_back(
+            fmt::format("{}: {} {}", file.path().string(), wanted.name,
+                        found == model.end() ? "is missing" : "is no tensor of floats"));
+        continue;
+      }
+      if (tensor->shape != wanted.shape) {
+        notes.push_back(fmt::format("{}: {} is {}, and by args it is {}", file.path().string(),
+                                    wanted.name, to_string(tensor->shape),
+                                    to_string(wanted.shape)));
+        continue;
+      }
+      // Copies are read from the first rank.
+      if (wanted.replicated && rank.tp_rank != 0) continue;
+      for (const MegatronPart& part : wanted.parts) {
+        weights.add(
+            table[part.row].name, table[part.row].shape,
+            {.rect = part.rect, .source = *tensor, .at = part.at, .transposed = part.transposed});
+      }
+    }
+    for (const auto& [name, id] : model) {
+      if (used.contains(name) || is_left_out(name, shape.tie_embeddings)) continue;
+      notes.push_back(fmt::format("{}: {} is unexpected", file.path().string(), name));
+    }
+  }
+};
+
+}  // namespace
+
+ForeignModel open_megatron_folder(const fs::path& path) {
+  const fs::path folder = iteration_folder(path);
+  const auto paths = rank_files(folder);
+  const int tp = std::prev(paths.end())->first.first + 1;
+  int pp = 1;
+  for (const auto& [rank, file] : paths) pp = std::max(pp, rank.second + 1);
+  // Counted before anything is made for each: the numbers are names of folders.
+  if (static_cast<size_t>(tp) > paths.size() || static_cast<size_t>(pp) > paths.size() ||
+      static_cast<size_t>(tp) * static_cast<size_t>(pp) != paths.size()) {
+    fail("import.missing",
+         fmt::format("{} has {} of the {} folders mp_rank_* of tp {} x pp {}", folder.string(),
+                     paths.size(), int64_t{tp} * pp, tp, pp),
+         "copy the folders of all ranks");
+  }
+  std::map<std::pair<int, int>, std::unique_ptr<TorchFile>> files;
+  for (const auto& [rank, file] : paths) files[rank] = std::make_unique<TorchFile>(file);
+
+  Diagnostics diagnostics;
+  const TorchFile& first = *files.at({0, 0});
+  Args args(first, diagnostics);
+  ForeignModel foreign{.kind = "Megatron", .shape = shape_of(args), .weights = {}, .warnings = {}};
+  ModelShape& shape = foreign.shape;
+  for (const auto& [key, degree] : {std::pair("tensor_model_parallel_size", tp),
+                                    std::pair("pipeline_model_parallel_size", pp)}) {
+    if (args.find(key) != nullptr && args.size(key) != degree) {
+      args.refuse(
+          fmt::format("args.{} is {}, and there are folders of {}", key, args.size(key), degree));
+    }
+  }
+  const Pickle::Value* const version = first.pickle().find(first.root(), "checkpoint_version");
+  const double number = version == nullptr                    ? 0
+                        : version->kind == Pickle::Kind::real ? version->number
+                        : version->kind == Pickle::Kind::integer
+                            ? static_cast<double>(version->integer)
+                            : 0;
+  if (number < 2) {
+    args.refuse(
+        fmt::format("its checkpoint_version is {}: before 2.0 the rows of Q, K and V were "
+                    "in another order",
+                    number));
+  }
+  if (const std::string obstacle = megatron_obstacle(shape, tp); !obstacle.empty()) {
+    args.refuse(obstacle);
+  }
+  diagnostics.throw_if_errors(Exit::data);
+
+  // Virtual stages: every rank has as many, and they take turns.
+  std::map<std::pair<int, int>, std::vector<Named>> models;
+  for (const auto& [rank, file] : files) models[rank] = models_of(*file);
+  const size_t chunks = models.at({0, 0}).size();
+  const auto embedding = models.at({0, 0})[0].find("embedding.word_embeddings.weight");
+  std::string other;
+  const auto words = embedding == models.at({0, 0})[0].end()
+                         ? std::nullopt
+                         : first.tensor(embedding->second, other);
+  if (!words || words->shape.size() != 2) {
+    fail("import.tensor", first.path().string() + " has no word embeddings",
+         "it is not a checkpoint of a GPT model");
+  }
+  const int64_t padded = words->shape[0] * tp;
+  shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
+  shape.vocab_pad_to = TrainSpec{}.model.vocab_pad_to;
+  shape.padded_vocab =
+      (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+  const std::vector<ParamRow> table = shard_table(shape, false);
+  Joiner joiner{shape, table, foreign.weights};
+  MegatronRank rank{.tp = tp, .vocab_rows = words->shape[0]};
+  for (size_t chunk = 0; chunk < chunks; ++chunk) {
+    for (int stage = 0; stage < pp; ++stage) {
+      for (int t = 0; t < tp; ++t) {
+        if (models.at({t, stage}).size() != chunks) {
+          fail("import.tensor",
+               files.at({t, stage})->path().string() +
+                   " has another number of virtual stages than the first rank",
+               "the folders are of different runs");
+        }
+      }
+      rank.layers = layers_in(models.at({0, stage})[chunk]);
+      rank.embedding = chunk == 0 && stage == 0;
+      rank.head = chunk == chunks - 1 && stage == pp - 1;
+      if (rank.first_layer + rank.layers > shape.layers) break;
+      for (int t = 0; t < tp; ++t) {
+        rank.tp_rank = t;
+        joiner.join(*files.at({t, stage}), models.at({t, stage})[chunk], rank);
+      }
+      rank.first_layer += rank.layers;
+    }
+  }
+  if (rank.first_layer != shape.layers) {
+    joiner.notes.push_back(
+        fmt::format("its stages have not {} layers, as args.num_layers says", shape.layers));
+  }
+  if (!joiner.notes.empty()) {
+    constexpr size_t kMostNotes = 12;
+    const size_t count = joiner.notes.size();
+    if (count > kMostNotes) {
+      joiner.notes.resize(kMostNotes);
+      joiner.notes.push_back(fmt::format("and {} more", count - kMostNotes));
+    }
+    throw Error(Exit::data, {.code = "import.tensor",
+                             .what = folder.string() + ": its tensors are not those of the model "
+                                                       "that its args describe",
+                             .notes = std::move(joiner.notes),
+                             .help = "is it a GPT model of Megatron-LM's?"});
+  }
+  foreign.weights.check_tiling();
+  return foreign;
+}
+
+}  // namespace mtl

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Small models of others for the tests of runtime/interchange, with their logits.
+
+Needs PyTorch (1.13 or later), transformers (4.40 or later), safetensors and NumPy:
+
+  python3 interchange_reference.py            writes interchange/ beside this file
+  python3 interchange_reference.py check DIR LOGITS.json
+                                              loads a folder with transformers and compares its
+                                              logits with those in LOGITS.json (of our exports)
+
+Hugging Face folders have random weights, large enough that attention is far from uniform. The
+Megatron directories are those models again, in the files that Megatron-LM's torch format has:
+fused and interleaved, cut over TP 2 x PP 2, with an argparse.Namespace and what else its pickles
+carry.
+"""
+import argparse
+import collections
+import json
+import os
+import shutil
+import sys
+
+import numpy
+import torch
+import transformers
+from safetensors.torch import load_file
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interchange")
+VOCAB = 96
+PROMPTS = [[5, 17, 3, 88, 41, 2], [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 0, 60, 7, 42, 95, 31, 9]]
+
+
+def llama_like(hidden=32, **more):
+    return dict(vocab_size=VOCAB, hidden_size=hidden, intermediate_size=hidden * 3 // 2, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, **more)
+
+
+def configs():
+    yield "gpt2", transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4,
+                                          n_positions=64, n_inner=64, bos_token_id=0,
+                                          eos_token_id=0, layer_norm_epsilon=1e-5)
+    yield "llama", transformers.LlamaConfig(rope_theta=5000.0, **llama_like())
+    yield "llama-tied", transformers.LlamaConfig(tie_word_embeddings=True, **llama_like())
+    yield "mistral", transformers.MistralConfig(sliding_window=4, **llama_like())
+    yield "qwen2", transformers.Qwen2Config(rope_theta=10000.0, tie_word_embeddings=True,
+                                            **llama_like())
+    yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
+                                                sliding_window=None, **llama_like(16))
+
+
+def randomise(model):
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            scale = 0.25 if parameter.dim() > 1 else 0.1
+            norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(scale * noise + (1 if norm else 0))
+            # Values that float16 and bfloat16 hold exactly make no difference to the tests and
+            # let the same model be stored in either.
+            parameter.copy_(parameter.to(torch.bfloat16).float())
+
+
+def logits_of(model):
+    model.eval()
+    with torch.no_grad():
+        return [[round(float(x), 6) for x in model(torch.tensor([ids])).logits[0, -1].double()]
+                for ids in PROMPTS]
+
+
+def make_folders():
+    for name, config in configs():
+        config._attn_implementation = "eager"  # the sliding window is in its mask
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        randomise(model)
+        folder = os.path.join(HERE, name)
+        # GPT-2 in shards, one in bfloat16, one as pytorch_model.bin.
+        if name in ("qwen2", "mistral"):
+            model = model.to(torch.bfloat16)
+        model.save_pretrained(folder, max_shard_size="16KB" if name == "gpt2" else "1GB",
+                              safe_serialization=name != "llama-tied")
+        model = model.float()
+        with open(os.path.join(folder, "logits.json"), "w") as out:
+            json.dump({"prompts": PROMPTS, "logits": logits_of(model)}, out)
+
+
+# Megatron -----------------------------------------------------------------------------------------
+
+def split(tensor, parts, axis=0):
+    return [part.contiguous() for part in tensor.chunk(parts, axis)]
+
+
+def fuse_qkv(q, k, v, groups):
+    """Rows per key head: its queries, its key, its value (each [out, ...])."""
+    rows = []
+    for part in zip(q.chunk(groups), k.chunk(groups), v.chunk(groups)):
+        rows.extend(part)
+    return torch.cat(rows)
+
+
+def pad_vocab(tensor, rows):
+    return torch.cat([tensor, torch.full((rows - tensor.shape[0], tensor.shape[1]), 0.125)])
+
+
+def llama_tensors(source, config):
+    """Megatron core's names, whole tensors; the axis that TP cuts, or None."""
+    groups = config.num_key_value_heads
+    for n in range(config.num_hidden_layers):
+        old, new = f"model.layers.{n}.", f"decoder.layers.{n}."
+        attention, mlp = old + "self_attn.", old + "mlp."
+        # Transformer Engine has the norms inside the projections.
+        yield new + "self_attention.linear_qkv.layer_norm_weight", \
+            source[old + "input_layernorm.weight"], None
+        yield new + "self_attention.linear_qkv.weight", \
+            fuse_qkv(*[source[attention + f"{x}_proj.weight"] for x in "qkv"], groups), 0
+        yield new + "self_attention.linear_qkv._extra_state", None, None
+        yield new + "self_attention.linear_proj.weight", source[attention + "o_proj.weight"], 1
+        yield new + "mlp.linear_fc1.layer_norm_weight", \
+            source[old + "post_attention_layernorm.weight"], None
+        yield new + "mlp.linear_fc1.weight", \
+            (source[mlp + "gate_proj.weight"], source[mlp + "up_proj.weight"]), "gated"
+        yield new + "mlp.linear_fc2.weight", source[mlp + "down_proj.weight"], 1
+    yield "decoder.final_layernorm.weight", source["model.norm.weight"], None
+
+
+def gpt2_tensors(source, config):
+    """The older names, in nested dicts joined by dots."""
+    for n in range(config.n_layer):
+        old, new = f"transformer.h.{n}.", f"encoder.layers.{n}."
+        for ours, theirs in (("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm")):
+            for kind in ("weight", "bias"):
+                yield f"{new}{theirs}.{kind}", source[f"{old}{ours}.{kind}"], None
+        q, k, v = source[old + "attn.c_attn.weight"].t().chunk(3)
+        yield new + "self_attention.query_key_value.weight", fuse_qkv(q, k, v, config.n_head), 0
+        q, k, v = source[old + "attn.c_attn.bias"].chunk(3)
+        yield new + "self_attention.query_key_value.bias", fuse_qkv(q, k, v, config.n_head), 0
+        for ours, theirs, axis in (("attn.c_proj", "self_attention.dense", 1),
+                                   ("mlp.c_fc", "mlp.dense_h_to_4h", 0),
+                                   ("mlp.c_proj", "mlp.dense_4h_to_h", 1)):
+            yield f"{new}{theirs}.weight", source[f"{old}{ours}.weight"].t(), axis
+            yield f"{new}{theirs}.bias", source[f"{old}{ours}.bias"], 0 if axis == 0 else None
+    yield "encoder.final_layernorm.weight", source["transformer.ln_f.weight"], None
+    yield "encoder.final_layernorm.bias", source["transformer.ln_f.bias"], None
+
+
+class Unknown:
+    """Something of Megatron's own in its args."""
+    def __init__(self):
+        self.x = [1, 2]
+
+
+def write_megatron(name, tensors, embeddings, head, args, tp, pp, layers, nest, release, dtype):
+    folder = os.path.join(HERE, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    step = "release" if release else "iter_0000500"
+    padded = 56 * tp
+    args = argparse.Namespace(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+                              padded_vocab_size=padded, params_dtype=torch.bfloat16,
+                              data_path=["a", "b"], lr=3e-4, num_experts=None, **args)
+    for p in range(pp):
+        ranks = [collections.OrderedDict() for _ in range(tp)]
+        for old, tensor, axis in tensors:
+            key = old
+            if ".layers." in old:
+                before, n, after = old.split(".layers.")[0], *old.split(".layers.")[1].split(".", 1)
+                if int(n) * pp // layers != p:
+                    continue
+                key = f"{before}.layers.{int(n) % (layers // pp)}.{after}"
+            elif p != pp - 1:
+                continue
+            if axis == "gated":
+                parts = [torch.cat(pair) for pair in zip(*[split(t, tp) for t in tensor])]
+            elif axis is None:
+                parts = [tensor] * tp
+            else:
+                parts = split(tensor, tp, axis)
+            for rank, part in zip(ranks, parts):
+                rank[key] = part
+        for t, rank in enumerate(ranks):
+            for key, tensor in embeddings.items():
+                if p == 0:
+                    rank[key] = split(pad_vocab(tensor, padded), tp)[t] if "word" in key else tensor
+            if p == pp - 1:
+                rank[head[0]] = split(pad_vocab(head[1], padded), tp)[t]
+            for key, tensor in rank.items():
+                rank[key] = tensor if tensor is None else tensor.to(dtype)
+            # Views that share a storage, and a matrix that lies transposed in memory.
+            for key in list(rank):
+                if key.endswith("mlp.linear_fc2.weight"):
+                    rank[key] = rank[key].t().contiguous().t()
+            vectors = [k for k, v in rank.items() if v is not None and v.dim() == 1]
+            joined = torch.cat([torch.zeros(3, dtype=dtype)] + [rank[k] for k in vectors])
+            at = 3
+            for key in vectors:
+                rank[key] = joined[at:at + rank[key].numel()]
+                at += rank[key].numel()
+            parts = f"mp_rank_{t:02}" + (f"_{p:03}" if pp > 1 else "")
+            path = os.path.join(folder, step, parts)
+            os.makedirs(path)
+            state = {"args": args, "checkpoint_version": 3.0, "iteration": 500,
+                     "model": nest(rank), "num_floating_point_operations_so_far": 1 << 70,
+                     "rng_state": [{"np_rng_state": numpy.random.RandomState(1).get_state()[:1],
+                                    "torch_rng_state": torch.tensor([1, 2], dtype=torch.uint8)}],
+                     "opt_param_scheduler": {"max_lr": 1e-4}}
+            torch.save(state, os.path.join(path, "model_optim_rng.pt"))
+    with open(os.path.join(folder, "latest_checkpointed_iteration.txt"), "w") as out:
+        out.write("release" if release else "500")
+
+
+def flat(rank):
+    return rank
+
+
+def nested(rank):
+    """As before Megatron core: dicts by module."""
+    encoder, embedding, top = collections.OrderedDict(), {}, {}
+    for key, tensor in rank.items():
+        if key.startswith("encoder."):
+            encoder[key[len("encoder."):]] = tensor
+        elif key.startswith("embedding."):
+            _, module, kind = key.split(".")
+            embedding.setdefault(module, collections.OrderedDict())[kind] = tensor
+        else:
+            module, kind = key.split(".")
+            top[module] = {kind: tensor}
+    model = {"encoder": encoder}
+    if embedding:
+        model["embedding"] = embedding
+    return {"language_model": model, **top}
+
+
+def whole(name):
+    folder = os.path.join(HERE, name)
+    state = {}
+    for file in sorted(os.listdir(folder)):
+        if file.endswith(".safetensors"):
+            state.update(load_file(os.path.join(folder, file)))
+    return state, transformers.AutoConfig.from_pretrained(folder)
+
+
+def make_megatron():
+    source, config = whole("llama")
+    write_megatron(
+        "megatron-llama", list(llama_tensors(source, config)),
+        {"embedding.word_embeddings.weight": source["model.embed_tokens.weight"]},
+        ("output_layer.weight", source["lm_head.weight"]),
+        dict(num_layers=2, hidden_size=32, num_attention_heads=4, group_query_attention=True,
+             num_query_groups=2, kv_channels=8, ffn_hidden_size=48, max_position_embeddings=64,
+             vocab_size=VOCAB, position_embedding_type="rope", rotary_base=5000,
+             rotary_percent=1.0, swiglu=True, normalization="RMSNorm", norm_epsilon=1e-5,
+             add_bias_linear=False, untie_embeddings_and_output_weights=True,
+             add_qkv_bias=False, qk_layernorm=False, something=Unknown()),
+        tp=2, pp=2, layers=2, nest=flat, release=False, dtype=torch.bfloat16)
+    source, config = whole("gpt2")
+    write_megatron(
+        "megatron-gpt2", list(gpt2_tensors(source, config)),
+        {"embedding.word_embeddings.weight": source["transformer.wte.weight"],
+         "embedding.position_embeddings.weight": source["transformer.wpe.weight"]},
+        ("word_embeddings_for_head.weight", source["transformer.wte.weight"]),
+        dict(num_layers=2, hidden_size=32, num_attention_heads=4, kv_channels=8,
+             ffn_hidden_size=64, max_position_embeddings=64, vocab_size=VOCAB,
+             layernorm_epsilon=1e-5, bias_gelu_fusion=True),
+        tp=2, pp=2, layers=2, nest=nested, release=True, dtype=torch.float32)
+
+
+def check(folder, expected):
+    """Our export, in transformers."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32,
+                                                              attn_implementation="eager")
+    with open(expected) as text:
+        numbers = json.load(text)
+    worst = 0.0
+    model.eval()
+    for ids, ours in zip(numbers["prompts"], numbers["logits"]):
+        with torch.no_grad():
+            theirs = model(torch.tensor([ids])).logits[0, -1].double()
+        worst = max(worst, float((theirs - torch.tensor(ours, dtype=torch.double)).abs().max()))
+    print(f"{folder}: {type(model).__name__}, largest difference {worst:.2e}")
+    return worst <= 1e-4
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] == "check":
+        sys.exit(0 if check(sys.argv[2], sys.argv[3]) else 1)
+    make_folders()
+    make_megatron()

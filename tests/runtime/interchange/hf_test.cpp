@@ -1,0 +1,214 @@
+// Hugging Face folders: what transformers wrote gives transformers' logits here, and comes out
+// again as it was.
+#include <fstream>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "reference_folders.h"
+#include "runtime/interchange/export.h"
+#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/import.h"
+
+using namespace mtl;
+using namespace mtl::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::pair<const char*, const char*> kFolders[] = {
+    {"gpt2", "GPT2LMHeadModel"},        {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},
+    {"qwen2", "Qwen2ForCausalLM"},      {"mixtral", "MixtralForCausalLM"}};
+
+// Whether this version's engine and checkpoints have what the family needs.
+bool runs(const std::string& name) {
+  const auto config = nlohmann::json::parse(read_file(reference_folder(name) / "config.json"));
+  Diagnostics diagnostics;
+  const ModelShape shape = model_from_hf_config(config, "config.json", diagnostics).shape;
+  const ModelShape known = model_shape_from_json(to_json(shape));
+  return known.sliding_window == shape.sliding_window && known.qkv_bias == shape.qkv_bias &&
+         known.experts == shape.experts;
+}
+
+// The bytes of every tensor of a folder, by name.
+std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
+  std::map<std::string, std::string> bytes;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    for (const auto& [name, tensor] : read_safetensors(entry.path()).tensors) {
+      int64_t elements = 1;
+      for (const int64_t d : tensor.shape) elements *= d;
+      bytes[name] =
+          tensor.file->bytes().substr(static_cast<size_t>(tensor.byte_offset),
+                                      static_cast<size_t>(elements * bytes_of(tensor.dtype)));
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("imported models give the logits of transformers and are exported as they came") {
+  for (const auto& [name, architecture] : kFolders) {
+    CAPTURE(std::string(name));
+    if (!runs(name)) {
+      MESSAGE("this engine does not run ", std::string(name));
+      continue;
+    }
+    const Scratch scratch;
+    const ImportReport imported =
+        import_model({.source = reference_folder(name), .out = scratch / "run", .tokenizer = {}});
+    CHECK(imported.kind == std::string("Hugging Face ") + architecture);
+    CHECK(logits_distance(imported.checkpoint, name) <= 1e-4);
+
+    const ExportReport exported =
+        export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"});
+    CHECK(exported.kind == architecture);
+    CHECK(exported.parameters == imported.parameters);
+    const ForeignModel theirs = open_hf_folder(reference_folder(name));
+    const ForeignModel ours = open_hf_folder(scratch / "hf");
+    CHECK(all_weights(ours) == all_weights(theirs));
+    CHECK(to_json(ours.shape) == to_json(theirs.shape));
+    CHECK(ours.warnings.empty());
+    CHECK(theirs.warnings.empty());
+
+    // Once more: the same bytes.
+    import_model({.source = scratch / "hf", .out = scratch / "run2", .tokenizer = {}});
+    export_hf({.checkpoint = scratch / "run2/checkpoints/step-00000000", .out = scratch / "hf2"});
+    for (const char* file : {"config.json", "generation_config.json", "model.safetensors"}) {
+      CHECK(read_file(scratch / "hf" / file) == read_file(scratch / "hf2" / file));
+    }
+  }
+}
+
+TEST_CASE("the same tensors in shards and in other types") {
+  const Scratch scratch;
+  const auto imported =
+      import_model({.source = reference_folder("llama"), .out = scratch / "run", .tokenizer = {}});
+  const auto whole = all_weights(imported.checkpoint);
+  export_hf({.checkpoint = imported.checkpoint, .out = scratch / "one"});
+  const auto report = export_hf(
+      {.checkpoint = imported.checkpoint, .out = scratch / "many", .max_shard_bytes = 10'000});
+  CHECK(report.files > 4);
+  const auto index =
+      nlohmann::json::parse(read_file(scratch / "many/model.safetensors.index.json"));
+  CHECK(index.at("metadata").at("total_size") == report.bytes);
+  CHECK(index.at("weight_map").size() == whole.size());
+  CHECK(tensor_bytes(scratch / "many") == tensor_bytes(scratch / "one"));
+  CHECK(all_weights(open_hf_folder(scratch / "many")) == whole);
+  // The reference's values are ones that bfloat16 holds.
+  export_hf({.checkpoint = imported.checkpoint, .out = scratch / "bf16", .dtype = DType::bf16});
+  CHECK(all_weights(open_hf_folder(scratch / "bf16")) == whole);
+  CHECK(fs::file_size(scratch / "bf16/model.safetensors") <
+        fs::file_size(scratch / "one/model.safetensors") * 6 / 10);
+  export_hf({.checkpoint = imported.checkpoint, .out = scratch / "fp16", .dtype = DType::f16});
+  const auto halves = all_weights(open_hf_folder(scratch / "fp16"));
+  for (const auto& [name, values] : whole) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      REQUIRE(halves.at(name)[i] == doctest::Approx(values[i]).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("a folder is there whole or not at all") {
+  const Scratch scratch;
+  const auto imported =
+      import_model({.source = reference_folder("llama"), .out = scratch / "run", .tokenizer = {}});
+  CHECK(code_of([&] {
+          import_model(
+              {.source = reference_folder("llama"), .out = scratch / "run", .tokenizer = {}});
+        }) == "export.exists");
+  // A checkpoint whose bytes have changed: found while the folder is being written.
+  for (const auto& entry : fs::directory_iterator(imported.checkpoint)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x55');
+  }
+  CHECK(code_of([&] { export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"}); }) ==
+        "ckpt.checksum");
+  size_t left = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(scratch / "")) ++left;
+  CHECK(left == 1);  // the run
+}
+
+TEST_CASE("what changes the mathematics is read or refused") {
+  const auto problems = [](const char* name, const nlohmann::json& changes) {
+    auto config = nlohmann::json::parse(read_file(reference_folder(name) / "config.json"));
+    config.update(changes);
+    Diagnostics diagnostics;
+    model_from_hf_config(config, "config.json", diagnostics);
+    std::string codes;
+    for (const Diagnostic& d : diagnostics.all()) {
+      codes += d.severity == Diagnostic::Severity::error ? d.code : "warning";
+      codes += " ";
+    }
+    return codes;
+  };
+  CHECK(problems("llama", nlohmann::json::object()) == "");
+  CHECK(problems("llama", {{"hidden_act", "gelu"}}) == "import.config ");
+  CHECK(problems("llama", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}) ==
+        "import.config ");
+  CHECK(problems("llama", {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}}}) ==
+        "import.config import.config import.config ");
+  CHECK(problems("llama", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("llama", {{"attention_bias", true}, {"mlp_bias", true}}) == "");
+  CHECK(problems("llama", {{"quantization_config", {{"bits", 4}}}}) == "import.config ");
+  CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
+  CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
+  CHECK(problems("llama", {{"num_hidden_layers", 1e300}}) == "import.config ");
+  CHECK(problems("llama", {{"hidden_size", -4}}) == "import.config ");
+  CHECK(problems("llama", {{"num_attention_heads", 0}}) == "import.config ");
+  CHECK(problems("llama", {{"logit_softcapping", 30.0}}) == "warning ");
+  CHECK(problems("llama", {{"model_type", "gemma"}}) == "import.family ");
+  CHECK(problems("llama", {{"architectures", {"LlamaForSequenceClassification"}}}) ==
+        "import.family ");
+  CHECK(problems("llama", {{"architectures", {"LlamaModel"}}}) == "");
+  CHECK(problems("gpt2", {{"activation_function", "relu"}}) == "import.config ");
+  CHECK(problems("gpt2", {{"scale_attn_weights", false}}) == "import.config ");
+  CHECK(problems("gpt2", {{"scale_attn_by_inverse_layer_idx", true}}) == "import.config ");
+  CHECK(problems("qwen2",
+                 {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}}) ==
+        "import.config ");
+
+  auto config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 4.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 3.0},
+                            {"original_max_position_embeddings", 32}};
+  config["head_dim"] = 16;
+  Diagnostics diagnostics;
+  const HfModel model = model_from_hf_config(config, "config.json", diagnostics);
+  CHECK(model.shape.rope_scaling.factor == 4.0);
+  CHECK(model.shape.rope_scaling.original_max_seq == 32);
+  CHECK(model.shape.head_dim == 16);
+  CHECK(to_json(model_from_hf_config(hf_config_of(model, {}, "float32"), "", diagnostics).shape) ==
+        to_json(model.shape));
+  config = nlohmann::json::parse(read_file(reference_folder("mistral") / "config.json"));
+  CHECK(model_from_hf_config(config, "", diagnostics).shape.sliding_window == 4);
+  config.erase("sliding_window");
+  CHECK(model_from_hf_config(config, "", diagnostics).shape.sliding_window == 4096);
+  CHECK(!diagnostics.has_errors());
+}
+
+TEST_CASE("models that no family holds are refused with what is in the way") {
+  ModelShape shape;
+  shape.layers = shape.heads = shape.kv_heads = 2;
+  shape.head_dim = 8;
+  shape.hidden = 16;
+  shape.position = PositionType::alibi;
+  std::string text;
+  CHECK(code_of([&] { hf_model_of(shape); }, &text) == "export.family");
+  CHECK(text.find("model.position.type") != std::string::npos);
+  CHECK(text.find("model.activation") != std::string::npos);
+  shape.position = PositionType::rope;
+  shape.norm = NormType::rmsnorm;
+  shape.activation = Activation::swiglu;
+  CHECK(hf_model_of(shape).architecture == "LlamaForCausalLM");
+  shape.bias = shape.qkv_bias = false;
+  shape.qk_norm = true;
+  CHECK(hf_model_of(shape).architecture == "Qwen3ForCausalLM");
+}
