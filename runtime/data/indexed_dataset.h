@@ -29,6 +29,9 @@ int64_t bytes_of(TokenType type);
 // Megatron's choice for GPT: u16 for vocabularies below 65,500, else i32.
 TokenType token_type_for(int64_t vocab_size);
 
+// Ids as bytes of the type, ids.size() * bytes_of(type) of them; false if one does not fit.
+bool store_tokens(TokenType type, std::span<const int32_t> ids, std::byte* to);
+
 // PREFIX of "PREFIX", "PREFIX.bin" or "PREFIX.idx".
 std::filesystem::path indexed_prefix(const std::filesystem::path& path);
 // Whether PREFIX.idx exists.
@@ -76,6 +79,8 @@ class IndexedDatasetWriter {
   // How far a writer has come.
   struct Position {
     int64_t sequences = 0, documents = 0, tokens = 0;
+    int64_t open_tokens = 0;     // of them, of a sequence that is not ended
+    int64_t open_sequences = 0;  // of a document that is not ended
   };
 
   // Throws Error (Exit::environment) data.write, also from the other members; data.busy, if another
@@ -92,6 +97,10 @@ class IndexedDatasetWriter {
   // Throws Error (Exit::data) data.token for an id that the type does not hold.
   void add_sequence(std::span<const int32_t> ids);
   void end_document();
+  // The same in pieces, of tokens as they are in the .bin (store_tokens()). Throws data.token where
+  // a sequence becomes longer than the format can say.
+  void add_tokens(std::span<const std::byte> tokens);
+  void end_sequence();
   // All sequences and documents of another corpus of the same type, behind the others. Throws Error
   // (Exit::data) data.merge for another type, and for one with modalities.
   void append(const IndexedDataset& other);

@@ -48,7 +48,11 @@ bool store(std::span<const int32_t> ids, std::byte* to) {
   return fits;
 }
 
-bool store(TokenType type, std::span<const int32_t> ids, std::byte* to) {
+constexpr size_t kBlock = 8192;  // numbers that are copied at once
+
+}  // namespace
+
+bool store_tokens(TokenType type, std::span<const int32_t> ids, std::byte* to) {
   switch (type) {
     case TokenType::u8:
       return store<uint8_t>(ids, to);
@@ -66,10 +70,6 @@ bool store(TokenType type, std::span<const int32_t> ids, std::byte* to) {
   return false;
 }
 
-constexpr size_t kBlock = 8192;  // numbers that are copied at once
-
-}  // namespace
-
 struct IndexedDatasetWriter::State {
   State(const fs::path& where, TokenType token_type, PartFile::Start start)
       : prefix(where),
@@ -78,16 +78,27 @@ struct IndexedDatasetWriter::State {
         lengths(lengths_path(where), start, false),
         documents(documents_path(where), start, false) {}
 
+  void count_tokens(size_t count) {
+    at.tokens += static_cast<int64_t>(count);
+    at.open_tokens += static_cast<int64_t>(count);
+    if (at.open_tokens <= std::numeric_limits<int32_t>::max()) return;
+    throw Error(Exit::data, {.code = "data.token",
+                             .what = fmt::format("a sequence of more than {} tokens, which is what "
+                                                 "the format can say of one",
+                                                 std::numeric_limits<int32_t>::max()),
+                             .help = "split the document (mtl data tokenize: --document line)"});
+  }
   void put_length(int64_t tokens) {
     const auto length = static_cast<int32_t>(tokens);
     lengths.write(&length, sizeof length);
     ++at.sequences;
-    at.tokens += tokens;
+    ++at.open_sequences;
+    at.open_tokens = 0;
   }
   void put_document(int64_t end) {
     documents.write(&end, sizeof end);
     ++at.documents;
-    last_end = end;
+    at.open_sequences = 0;
   }
 
   void write_index() {
@@ -125,7 +136,6 @@ struct IndexedDatasetWriter::State {
   TokenType type;
   PartFile bin, lengths, documents;
   Position at;
-  int64_t last_end = 0;  // sequences that belong to a finished document
   bool keep = false;
   bool finished = false;
 };
@@ -151,7 +161,6 @@ IndexedDatasetWriter::IndexedDatasetWriter(const fs::path& prefix, TokenType typ
   cut(state_->lengths, position.sequences * 4);
   cut(state_->documents, position.documents * 8);
   state_->at = position;
-  state_->last_end = position.sequences;
 }
 
 IndexedDatasetWriter::~IndexedDatasetWriter() {
@@ -164,17 +173,10 @@ IndexedDatasetWriter::~IndexedDatasetWriter() {
 
 void IndexedDatasetWriter::add_sequence(std::span<const int32_t> ids) {
   State& state = *state_;
-  if (ids.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    throw Error(Exit::data,
-                {.code = "data.token",
-                 .what = fmt::format("a sequence of {} tokens; the format holds at most {}",
-                                     ids.size(), std::numeric_limits<int32_t>::max()),
-                 .help = "split the document"});
-  }
   const auto size = static_cast<size_t>(bytes_of(state.type));
   for (size_t done = 0; done < ids.size();) {
     const auto block = ids.subspan(done, std::min(ids.size() - done, kBlock));
-    if (!store(state.type, block, state.bin.grow(block.size() * size))) {
+    if (!store_tokens(state.type, block, state.bin.grow(block.size() * size))) {
       throw Error(
           Exit::data,
           {.code = "data.token",
@@ -183,9 +185,19 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> ids) {
                                done, done + block.size() - 1, size, state.bin.part_path().string()),
            .help = "the vocabulary is larger than it says, or the type is too narrow"});
     }
+    state.count_tokens(block.size());
     done += block.size();
   }
-  state.put_length(static_cast<int64_t>(ids.size()));
+  end_sequence();
+}
+
+void IndexedDatasetWriter::add_tokens(std::span<const std::byte> tokens) {
+  state_->count_tokens(tokens.size() / static_cast<size_t>(bytes_of(state_->type)));
+  state_->bin.write(tokens.data(), tokens.size());
+}
+
+void IndexedDatasetWriter::end_sequence() {
+  state_->put_length(state_->at.open_tokens);
 }
 
 void IndexedDatasetWriter::end_document() {
@@ -206,7 +218,7 @@ void IndexedDatasetWriter::append(const IndexedDataset& other) {
                                    static_cast<int>(state.type)),
          .help = "only corpora of one kind go into one file; use a blend of both: data.train"});
   }
-  if (state.last_end != state.at.sequences) end_document();
+  if (state.at.open_sequences > 0) end_document();
   const int64_t bytes = other.tokens() * bytes_of(state.type);
   for (int64_t done = 0; done < bytes;) {
     const auto count = std::min<int64_t>(bytes - done, PartFile::kLargest);
@@ -214,6 +226,7 @@ void IndexedDatasetWriter::append(const IndexedDataset& other) {
     state.bin.write(block.data(), block.size());
     done += count;
   }
+  state.at.tokens += other.tokens();
   const int64_t offset = state.at.sequences;
   for (int64_t i = 0; i < other.sequences(); ++i) state.put_length(other.length(i));
   for (int64_t i = 1; i <= other.documents(); ++i) {
@@ -239,7 +252,8 @@ void IndexedDatasetWriter::keep_parts() {
 
 void IndexedDatasetWriter::finish() {
   State& state = *state_;
-  if (state.last_end != state.at.sequences) end_document();
+  if (state.at.open_tokens > 0) end_sequence();
+  if (state.at.open_sequences > 0) end_document();
   state.bin.sync();
   state.write_index();
   // From here on a crash leaves what complete_finish() needs. The old .idx goes first: it must not

@@ -1,0 +1,46 @@
+// Where text comes from: files, directories, globs and standard input; plain, gzip (also of several
+// members) or zstd (also of several frames), told by their first bytes, not by their names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace mtl {
+
+enum class TextFormat { jsonl, text };
+
+struct TextInput {
+  std::string path;  // "-" is standard input
+  TextFormat format = TextFormat::jsonl;
+  int64_t bytes = 0;  // on disk; 0 for what is not a regular file
+  int64_t modified_ns = 0;
+};
+
+struct TextInputs {
+  std::vector<TextInput> files;
+  int64_t passed_over = 0;  // files of directories that are neither JSONL nor text by their names
+};
+
+// Names in the order given; what a directory (with all below it) or a glob stands for, in the order
+// of its bytes. `format` is "jsonl", "text" or empty: then by the name, with or without .gz or
+// .zst: .jsonl .ndjson .json and standard input are JSON Lines, everything else is text. Throws
+// Error (Exit::data) data.missing, data.unreadable, data.empty.
+TextInputs find_inputs(const std::vector<std::string>& names, const std::string& format);
+
+class TextReader {
+ public:
+  virtual ~TextReader() = default;
+  // Up to `count` bytes of text, 0 only at the end. Throws Error (Exit::data) data.unreadable,
+  // data.compressed (damaged or cut off).
+  virtual size_t read(char* to, size_t count) = 0;
+  // Bytes of the file that have been used, for the progress.
+  virtual int64_t position() const = 0;
+};
+
+// Begins at byte `skip` of the text (as it is when unpacked).
+std::unique_ptr<TextReader> open_text(const TextInput& input, int64_t skip);
+
+}  // namespace mtl

@@ -1,0 +1,480 @@
+// Text becomes the corpus that Megatron's preprocess_data.py would make of it, from any packing,
+// with any number of threads, interrupted anywhere; and what cannot be used is named with its line.
+#include "runtime/data/tokenize_corpus.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "runtime/data/text_input.h"
+#include "runtime/data/text_units.h"
+#include "support/temp_dir.h"
+
+namespace mtl {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::TempDir;
+
+const fs::path kReference = fs::path(MTL_SOURCE_DIR) / "tests/reference/indexed";
+
+// Gives the ids that GPT-2's tokenizer gave for a few texts.
+class TableTokenizer : public Tokenizer {
+ public:
+  void add(const std::string& text, std::vector<int32_t> ids) { table_[text] = std::move(ids); }
+  int64_t vocab_size() const override { return 50257; }
+  std::optional<int32_t> eod() const override { return 50256; }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    return table_.at(std::string(text));
+  }
+  std::string decode(std::span<const int32_t>) const override { return {}; }
+  json to_json() const override { return {{"table", table_}}; }
+
+ private:
+  std::map<std::string, std::vector<int32_t>> table_;
+};
+
+// Bytes, with one more id that ends a document.
+class BytesWithEod : public Tokenizer {
+ public:
+  explicit BytesWithEod(int32_t eod = 256) : eod_(eod) {}
+  int64_t vocab_size() const override { return eod_ + 1; }
+  std::optional<int32_t> eod() const override { return eod_; }
+  std::vector<int32_t> encode(std::string_view text) const override {
+    if (text.find('\x01') != std::string_view::npos) {
+      throw Error(Exit::data, Diagnostic{.code = "data.token", .what = "cannot spell \\x01"});
+    }
+    std::vector<int32_t> ids;
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) text += id < 256 ? static_cast<char>(id) : '|';
+    return text;
+  }
+  json to_json() const override { return {{"type", "bytes"}, {"eod", eod_}}; }
+
+ private:
+  int32_t eod_;
+};
+
+std::string gzip(const std::string& text) {
+  z_stream stream{};
+  REQUIRE(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+  std::string out(text.size() + 1000, '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  const size_t size = ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3);
+  REQUIRE(!ZSTD_isError(size));
+  out.resize(size);
+  return out;
+}
+
+// Documents as text, "a|b" for two sequences, each document on its own.
+std::vector<std::string> documents_of(const fs::path& prefix) {
+  const IndexedDataset dataset(prefix);
+  const BytesWithEod tokenizer;
+  std::vector<std::string> documents;
+  for (int64_t d = 0; d < dataset.documents(); ++d) {
+    std::string text;
+    for (int64_t s = dataset.document_begin(d); s < dataset.document_begin(d + 1); ++s) {
+      std::vector<int32_t> ids(dataset.length(s));
+      dataset.read(s, 0, ids);
+      if (!text.empty()) text += '/';
+      text += tokenizer.decode(ids);
+    }
+    documents.push_back(text);
+  }
+  return documents;
+}
+
+using Lines = std::vector<std::string>;
+
+struct Case {
+  TempDir dir;
+  TokenizeOptions options;
+  BytesWithEod tokenizer;
+  std::vector<Diagnostic> warnings;
+
+  Case() { options.prefix = dir / "out"; }
+  TokenizeReport run() {
+    return tokenize_corpus(tokenizer, options,
+                           {{}, [this](const Diagnostic& d) { warnings.push_back(d); }});
+  }
+  Lines made() {
+    run();
+    return documents_of(options.prefix);
+  }
+  Diagnostic refused(const std::string& code) {
+    try {
+      run();
+    } catch (const Error& error) {
+      CHECK(error.diagnostics().front().code == code);
+      CHECK(!error.diagnostics().front().help.empty());
+      return error.diagnostics().front();
+    }
+    FAIL("no error");
+    return {};
+  }
+};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string json_line(const std::string& text) {
+  return json{{"text", text}}.dump() + "\n";
+}
+
+TEST_CASE("tokenize: what Megatron makes of the same lines byte for byte") {
+  TableTokenizer tokenizer;
+  const json reference = json::parse(read_file(kReference / "gpt2.json"));
+  std::string lines = read_file(kReference / "gpt2.jsonl");
+  size_t begin = 0;
+  for (const json& document : reference.at("documents")) {
+    const size_t end = lines.find('\n', begin);
+    const json line = json::parse(lines.substr(begin, end - begin));
+    begin = end + 1;
+    std::vector<int32_t> ids;
+    if (!document.empty()) ids = document[0].get<std::vector<int32_t>>();
+    if (!ids.empty()) ids.pop_back();  // the end of the document, added by Megatron
+    tokenizer.add(line.at("text"), ids);
+  }
+  for (const int64_t workers : {1, 3}) {
+    TempDir dir;
+    TokenizeOptions options;
+    options.inputs = {(kReference / "gpt2.jsonl").string()};
+    options.prefix = dir / "gpt2";
+    options.append_eod = true;
+    options.workers = workers;
+    const TokenizeReport report = tokenize_corpus(tokenizer, options, {});
+    CHECK(read_file(dir / "gpt2.bin") == read_file(kReference / "gpt2.bin"));
+    CHECK(read_file(dir / "gpt2.idx") == read_file(kReference / "gpt2.idx"));
+    const auto meta = read_corpus_meta(dir / "gpt2");
+    REQUIRE(meta);
+    CHECK(meta->documents == 4);
+    CHECK(meta->sequences == 3);
+    CHECK(meta->eod == 50256);
+    CHECK(meta->documents_end_in_eod);
+    CHECK(meta->tokenizer_hash == hash_of(tokenizer));
+    CHECK_NOTHROW(check_corpus_meta(*meta, IndexedDataset(dir / "gpt2")));
+    CHECK(report.outputs.at(0).meta.tokens == meta->tokens);
+    // The pair, what it says of itself and its tokenizer: nothing else is left.
+    CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 4);
+  }
+}
+
+TEST_CASE("tokenize: any packing, directories and globs, in a stable order") {
+  Case c;
+  std::string big;
+  Lines expected;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::string text = "line " + std::to_string(i * 7919) + std::string(i % 97, 'x');
+    expected.push_back(text + "|");
+    big += json_line(text);
+  }
+  const std::string first = big.substr(0, 300'001), rest = big.substr(300'001);
+  fs::create_directories(c.dir / "in/sub");
+  c.dir.file("in/a.jsonl.gz", gzip(first) + gzip(rest) + std::string(512, '\0'));
+  c.dir.file("in/b.jsonl", big);
+  c.dir.file("in/c.json.zst", zstd(first) + zstd(rest));
+  c.dir.file("in/.hidden.jsonl", "{");
+  c.dir.file("in/readme.pdf", "{");
+  c.dir.file("in/sub/d.ndjson", big.substr(0, big.size() - 1));  // no newline at the end
+  Lines four;
+  for (int i = 0; i < 4; ++i) four.insert(four.end(), expected.begin(), expected.end());
+  c.options.append_eod = true;
+  c.options.workers = 3;
+  c.options.inputs = {(c.dir / "in").string()};
+  CHECK(c.made() == four);
+  c.options.fresh = true;
+  CHECK(c.run().passed_over == 1);
+  c.options.inputs = {(c.dir / "in/*.js*").string(), (c.dir / "in/s*").string()};
+  c.options.workers = 1;
+  CHECK(c.made() == four);
+  // A wrong name changes nothing about the packing.
+  c.dir.file("packed.jsonl", gzip(big));
+  c.options.inputs = {(c.dir / "packed.jsonl").string()};
+  CHECK(c.made() == expected);
+}
+
+TEST_CASE("tokenize: damaged packing is an error that names the file") {
+  Case c;
+  std::string text;
+  for (int i = 0; i < 5'000; ++i) text += json_line(std::to_string(i * 7919));
+  const auto refused = [&](const std::string& name, const std::string& content) {
+    c.options.fresh = true;
+    c.options.inputs = {c.dir.file(name, content)};
+    const Diagnostic diagnostic = c.refused("data.compressed");
+    CHECK(contains(diagnostic.what, name));
+    CHECK(!fs::exists(c.dir / "out.idx"));
+  };
+  const std::string gz = gzip(text), zst = zstd(text);
+  refused("cut.gz", gz.substr(0, gz.size() / 2));
+  refused("cut2.gz", gz.substr(0, gz.size() - 3));
+  refused("tail.gz", gz + "garbage");
+  std::string flipped = gz;
+  flipped[gz.size() / 2] ^= 0x10;
+  refused("flip.gz", flipped);
+  refused("cut.zst", zst.substr(0, zst.size() / 2));
+  refused("cut2.zst", zst.substr(0, zst.size() - 1));
+  refused("tail.zst", zst + "garbage");
+}
+
+TEST_CASE("tokenize: lists of texts and several keys and empty documents") {
+  Case c;
+  c.options.inputs = {c.dir.file("in.jsonl",
+                                 "{\"a\": [\"x\", \"\", \"yz\"], \"b\": \"1\"}\n"
+                                 "\n"
+                                 "{\"b\": \"\\u00e9\", \"a\": \"\", \"c\": 3}\r\n"
+                                 "{\"a\": \"first\", \"a\": \"last\", \"b\": []}\n")};
+  c.options.json_keys = {"b", "a"};
+  c.options.append_eod = true;
+  const TokenizeReport report = c.run();
+  CHECK(report.blank_lines == 1);
+  REQUIRE(report.outputs.size() == 2);
+  CHECK(report.outputs[0].prefix == c.dir / "out_b_document");
+  CHECK(documents_of(c.dir / "out_b_document") == Lines{"1|", "\u00e9|", ""});
+  CHECK(documents_of(c.dir / "out_a_document") == Lines{"x/yz|", "", "last|"});
+  CHECK(read_corpus_meta(c.dir / "out_a_document")->json_key == "a");
+}
+
+TEST_CASE("tokenize: a bad line is named and can be passed over") {
+  const std::pair<const char*, const char*> kBad[] = {
+      {"{\"text\": \"a\"", "not JSON"},
+      {"{\"text\": \"a\"} x", "not JSON"},
+      {"[\"text\"]", "not a JSON object"},
+      {"{\"txt\": \"a\"}", "no 'text' among its keys: 'txt'"},
+      {"{\"text\": 1}", "neither a string"},
+      {"{\"text\": null}", "neither a string"},
+      {"{\"text\": [\"a\", 1]}", "an element"},
+      {"{\"text\": \"\xff\"}", "not JSON"},
+      {"{\"text\": \"\\u0001\"}", "spell"},
+      {"{}", "it has none"},
+      {"{\"text\": \"\\ud800\"}", "not JSON"}};
+  for (const auto& [line, reason] : kBad) {
+    CAPTURE(line);
+    Case c;
+    c.options.inputs = {
+        c.dir.file("in.jsonl", json_line("one") + "\n" + line + "\n" + json_line("two"))};
+    const Diagnostic diagnostic = c.refused("data.line");
+    CHECK(contains(diagnostic.what, reason));
+    REQUIRE(diagnostic.place);
+    CHECK(diagnostic.place->file == c.options.inputs[0]);
+    CHECK(diagnostic.place->line == 3);
+    CHECK(!fs::exists(c.dir / "out.bin"));
+    // The same command goes on with it.
+    c.options.skip_bad = true;
+    const TokenizeReport report = c.run();
+    CHECK(report.bad_lines == 1);
+    REQUIRE(c.warnings.size() == 1);
+    CHECK(c.warnings[0].place->line == 3);
+    CHECK(documents_of(c.dir / "out") == Lines{"one", "two"});
+  }
+}
+
+TEST_CASE("tokenize: a line that is too long for memory is a bad line") {
+  Case c;
+  c.options.inputs = {c.dir.file(
+      "in.jsonl",
+      json_line("one") + json_line(std::string(kLongestLine + 5, 'x')) + json_line("two"))};
+  CHECK(contains(c.refused("data.line").what, "16777"));
+  c.options.skip_bad = true;
+  CHECK(c.made() == Lines{"one", "two"});
+  CHECK(c.warnings.at(0).place->line == 2);
+  // One that just fits is encoded in pieces.
+  Case fits;
+  const std::string text(kLongestLine - 100, 'y');
+  fits.options.inputs = {fits.dir.file("in.jsonl", json_line(text))};
+  CHECK(fits.made() == Lines{text});
+}
+
+TEST_CASE("tokenize: plain text by files and by lines") {
+  Case c;
+  c.options.append_eod = true;
+  const std::string a = c.dir.file("a.txt", "\xEF\xBB\xBFone\n\ntwo\r\n"), b = c.dir.file("b", ""),
+                    d = c.dir.file("d.txt", "three");
+  c.options.inputs = {a, b, d};
+  CHECK(c.made() == Lines{"one\n\ntwo\r\n|", "", "three|"});
+  CHECK(read_corpus_meta(c.options.prefix)->json_key.empty());
+  c.options.fresh = true;
+  c.options.lines_are_documents = true;
+  CHECK(c.made() == Lines{"one|", "two|", "three|"});
+  // What a name says can be overruled.
+  c.options.inputs = {c.dir.file("e.jsonl", "{\n}")};
+  c.options.format = "text";
+  CHECK(c.made() == Lines{"{|", "}|"});
+}
+
+TEST_CASE("tokenize: a text larger than a piece is one document all the same") {
+  std::string text;
+  while (text.size() < 5 * kPieceBytes) {
+    text += "some words, \xc3\xa9 and number " + std::to_string(text.size());
+    text += text.size() % 5 == 0 ? "\n\n  " : "\n";
+  }
+  for (const bool lines : {false, true}) {
+    for (const bool no_space : {false, true}) {
+      CAPTURE(lines);
+      CAPTURE(no_space);
+      Case c;
+      std::string content = text;
+      if (lines) std::replace(content.begin(), content.end(), '\n', ' ');
+      if (no_space) content.assign(text.size(), 'z');
+      c.options.inputs = {c.dir.file("a.txt", lines ? content + "\r\nlast\n" : content)};
+      c.options.lines_are_documents = lines;
+      c.options.workers = 2;
+      c.options.append_eod = true;
+      const TokenizeReport report = c.run();
+      CHECK((report.forced_cuts > 0) == no_space);
+      const Lines expected = lines ? Lines{content + "|", "last|"} : Lines{content + "|"};
+      CHECK((documents_of(c.dir / "out") == expected));
+    }
+  }
+}
+
+TEST_CASE("tokenize: cuts never split a character and prefer places between words") {
+  bool forced = false;
+  CHECK(cut_point("aaa bbb\nccc ddd", 12, forced) == 11);
+  CHECK(cut_point("aaa bbb cccc\nddd eee", 15, forced) == 13);
+  CHECK(!forced);
+  CHECK(cut_point("aaaaaaaaaaaaaaaaaaaaaaaa", 16, forced) == 16);
+  CHECK(forced);
+  // Two spaces, or a space of Unicode beside it, are no such place.
+  forced = false;
+  CHECK(cut_point("aaaaaaaaaaaaaa  aaaaaa", 16, forced) == 16);
+  CHECK(forced);
+  const std::string e = "\xf0\x9f\x98\x80";
+  for (size_t most = 8; most < 16; ++most) {
+    CHECK(cut_point(e + e + e + e + e, most, forced) == most / 4 * 4);
+  }
+}
+
+TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") {
+  std::string lines, plain;
+  for (int i = 0; i < 30'000; ++i) lines += json_line("document " + std::to_string(i * 7919));
+  while (plain.size() < 3 * kPieceBytes) plain += "word " + std::to_string(plain.size()) + "\n";
+  Case whole;
+  const std::vector<std::string> inputs = {
+      whole.dir.file("a.jsonl", lines), whole.dir.file("b.txt", plain),
+      whole.dir.file("c.jsonl.gz", gzip(lines)), whole.dir.file("d.jsonl.zst", zstd(lines))};
+  whole.options.inputs = inputs;
+  whole.options.append_eod = true;
+  whole.run();
+  struct Stop {};
+  for (const int64_t every : {1, 2, 5}) {
+    Case c;
+    c.options.inputs = inputs;
+    c.options.append_eod = true;
+    c.options.workers = 2;
+    c.options.journal_every_s = 0;
+    int stops = 0;
+    for (bool done = false; !done;) {
+      int64_t steps = 0;
+      int64_t last = -1;
+      const auto stop = [&](const TokenizeProgress& progress) {
+        if (progress.tokens != last && ++steps > every) {
+          ++stops;
+          throw Stop();
+        }
+        last = progress.tokens;
+      };
+      try {
+        const TokenizeReport report = tokenize_corpus(c.tokenizer, c.options, {stop, {}});
+        CHECK(report.resumed_at > 0);
+        done = true;
+      } catch (const Stop&) {
+        CHECK(!fs::exists(c.dir / "out.idx"));
+      }
+      REQUIRE(stops < 1000);
+    }
+    CHECK(stops > 1);
+    CHECK((read_file(c.dir / "out.bin") == read_file(whole.dir / "out.bin")));
+    CHECK((read_file(c.dir / "out.idx") == read_file(whole.dir / "out.idx")));
+    CHECK((read_file(c.dir / "out.meta.json") == read_file(whole.dir / "out.meta.json")));
+  }
+}
+
+TEST_CASE("tokenize: it goes on only with the same inputs and tokenizer and settings") {
+  Case c;
+  const std::string input =
+      c.dir.file("in.jsonl", json_line("one") + std::string(kUnitBytes, ' ') + "\n{");
+  c.options.inputs = {input};
+  c.refused("data.line");
+  CHECK(fs::exists(c.dir / "out.journal.json"));
+  c.options.append_eod = true;
+  CHECK(contains(c.refused("data.resume").what, "end of document: no"));
+  c.options.append_eod = false;
+  c.tokenizer = BytesWithEod(300);
+  CHECK(contains(c.refused("data.resume").what, "tokenizer"));
+  c.tokenizer = BytesWithEod();
+  c.dir.file("in.jsonl", json_line("two"));
+  CHECK(contains(c.refused("data.resume").what, "inputs"));
+  write_file_atomic(c.dir / "out.journal.json", "{");
+  CHECK(contains(c.refused("data.resume").what, "damaged"));
+  c.options.fresh = true;
+  CHECK(c.made() == Lines{"two"});
+  c.options.fresh = false;
+  c.refused("data.exists");
+  CHECK(documents_of(c.dir / "out") == Lines{"two"});
+}
+
+TEST_CASE("tokenize: a crash while the files get their names is completed") {
+  Case c;
+  c.options.inputs = {c.dir.file("in.jsonl", "{\"a\": \"1\", \"b\": \"2\"}\n")};
+  c.options.json_keys = {"a", "b"};
+  struct Stop {};
+  // Everything is in and the journal says so, then one of two is finished by hand.
+  try {
+    tokenize_corpus(c.tokenizer, c.options,
+                    {[](const TokenizeProgress& progress) {
+                       if (progress.documents > 0) throw Stop();
+                     },
+                     {}});
+  } catch (const Stop&) {
+  }
+  c.options.journal_every_s = 0;
+  c.run();
+  CHECK(documents_of(c.dir / "out_a_document") == Lines{"1"});
+  CHECK(documents_of(c.dir / "out_b_document") == Lines{"2"});
+}
+
+TEST_CASE("tokenize: what it is asked for must be possible") {
+  Case c;
+  c.options.inputs = {c.dir.file("in.jsonl", json_line("one"))};
+  c.options.append_eod = true;
+  const auto bytes = make_byte_tokenizer();
+  CHECK_THROWS_WITH_AS(tokenize_corpus(*bytes, c.options, {}), doctest::Contains("append_eod"),
+                       Error);
+  c.options.inputs = {(c.dir / "none.jsonl").string()};
+  c.refused("data.missing");
+  c.options.inputs = {(c.dir / "none*.jsonl").string()};
+  c.refused("data.missing");
+  fs::create_directory(c.dir / "empty");
+  c.options.inputs = {(c.dir / "empty").string()};
+  c.refused("data.empty");
+}
+
+}  // namespace
+}  // namespace mtl
