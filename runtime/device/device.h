@@ -83,6 +83,8 @@ struct Rope {
   int64_t seq = 0;  // row i has position (first_row + i) % seq
   int64_t first_row = 0;
   bool backward = false;  // turns back: the gradient
+  // i32 [n]: the positions of the rows, where they do not simply count; each a row of the table.
+  Tensor positions = {};
 };
 
 // RMS normalisation of each head's vector (QK-norm), in place on the columns [first_column,
@@ -123,7 +125,7 @@ struct AttentionShape {
   int64_t window = 0;
   // i32 [batch*seq]: the first key, from 0 within the sequence, that the query of that row sees;
   // ascending within a sequence and never behind the query (documents packed into a sequence).
-  // Without it: all.
+  // Without it: all. Both limits hold where both are given.
   Tensor first_key = {};
 };
 // The slope of head `head` (from 0) of `heads` (arXiv 2108.12409). With n the largest power of two

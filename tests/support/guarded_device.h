@@ -98,13 +98,13 @@ class GuardedDevice final : public Device {
     op({dy, x, dx}, [&] { cpu_.swiglu_backward(dy, x, dx); });
   }
   void rope(const Rope& r) override {
-    op({r.qkv, r.table}, [&] { cpu_.rope(r); });
+    op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
   }
   void attention_forward(const Attention& a) override {
-    op({a.qkv, a.out, a.lse}, [&] { cpu_.attention_forward(a); });
+    op({a.qkv, a.out, a.lse, a.shape.first_key}, [&] { cpu_.attention_forward(a); });
   }
   void attention_backward(const AttentionBackward& a) override {
-    op({a.qkv, a.out, a.lse, a.dout, a.dqkv}, [&] { cpu_.attention_backward(a); });
+    op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key}, [&] { cpu_.attention_backward(a); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     op({tokens, table, out}, [&] { cpu_.embedding_forward(tokens, table, first, out); });

@@ -54,6 +54,9 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
   require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
           fmt::format("ALiBi for heads {} to {} of {}", s.first_head, s.first_head + s.heads,
                       s.total_heads));
+  require(s.window >= 0, fmt::format("attention with a window of {} keys", s.window));
+  require(!s.first_key || (s.first_key.dtype == DType::i32 && s.first_key.numel() == rows),
+          "attention needs first_key as i32 [batch * seq]");
 }
 
 // What `slopes` of a task points into: one for each local head; none without ALiBi.
@@ -77,6 +80,7 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
   task.seq = s.seq;
   task.head_dim = s.head_dim;
   task.scale = s.scale;
+  task.window = s.window;
   if (s.dropout) {
     task.keep_threshold =
         static_cast<uint64_t>(std::ceil(static_cast<double>(s.dropout.probability) * 4294967296.0));
@@ -103,6 +107,7 @@ void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, cons
       static_cast<uint64_t>((s.first_sequence + b) * s.total_heads + s.first_head + h) *
       static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
   if (s.alibi) task.slopes = slopes.data() + h;
+  if (s.first_key) task.first_key = s.first_key.as<const int32_t>() + row;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ void CpuDevice::rope(const Rope& args) {
   assert(args.head_dim % 2 == 0 && cols == (args.heads + 2 * args.kv_heads) * args.head_dim);
   assert(args.table.dtype == DType::f32 && args.table.cols() == args.head_dim);
   assert(args.seq > 0 && args.table.rows() >= args.seq && args.first_row >= 0);
+  assert(!args.positions || (args.positions.dtype == DType::i32 && args.positions.numel() == rows));
   const int64_t heads = args.heads + args.kv_heads;
   const int64_t row_bytes = cols * bytes_of(qkv.dtype);
   const auto rope_rows = typed(qkv.dtype).rope;
@@ -23,7 +24,8 @@ void CpuDevice::rope(const Rope& args) {
                .dim = args.head_dim,
                .row0 = args.first_row + begin,
                .seq = args.seq,
-               .backward = args.backward});
+               .backward = args.backward,
+               .positions = args.positions ? args.positions.as<const int32_t>() + begin : nullptr});
   });
 }
 

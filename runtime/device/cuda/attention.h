@@ -21,6 +21,7 @@
 // engine.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -49,6 +50,9 @@ struct AttentionWork {
   void* dqkv = nullptr;
   // ALiBi: of the local heads, times log2(e); null without.
   const float* slopes = nullptr;
+  // What a query may not see at the other end: null and 0 without.
+  const int32_t* first_key = nullptr;  // [batch, seq]
+  int window = 0;
   QueryStats* stats = nullptr;  // backward: [batch, heads, stats_stride]
   int64_t row_stride = 0, out_stride = 0, stats_stride = 0;
   int batch = 0, seq = 0, heads = 0, kv_heads = 0, group = 0, head_dim = 0, first_query = 0;
@@ -83,6 +87,35 @@ __device__ inline int64_t key_column(const AttentionWork& w, const HeadPlace& pl
 __device__ inline int64_t value_column(const AttentionWork& w, const HeadPlace& place) {
   return (int64_t{w.heads} + w.kv_heads + place.kv) * w.head_dim;
 }
+
+// The first key that a query sees, of the sequence whose rows begin at `row`; it does not fall from
+// one query to the next.
+__device__ inline int first_seen(const AttentionWork& w, int64_t row, int q) {
+  int first = w.first_key != nullptr ? w.first_key[row + q] : 0;
+  if (w.window > 0) first = max(first, q - w.window + 1);
+  return first;
+}
+// The queries that see a key k end before this one.
+__device__ inline int end_of_seeing(const AttentionWork& w, int64_t row, int k) {
+  int seeing = k, blind = w.seq;  // a key is seen by its own query
+  while (blind - seeing > 1) {
+    const int middle = seeing + (blind - seeing) / 2;
+    if (first_seen(w, row, middle) <= k) {
+      seeing = middle;
+    } else {
+      blind = middle;
+    }
+  }
+  return blind;
+}
+__host__ __device__ inline bool is_limited(const AttentionWork& w) {
+  return w.first_key != nullptr || w.window > 0;
+}
+// The score, in units of log2, of a key that a query does not see. Finite: where a query sees
+// nothing of a tile, the sums from there are multiplied by 0 as soon as it meets a key that it
+// sees, its own at the latest; and small enough that what rounding leaves of it less itself is
+// about 1.
+inline constexpr float kUnseen = -0x1p24f;
 
 // 2^x; -infinity gives 0.
 __device__ inline float exp2_of(float x) {
@@ -140,6 +173,8 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.group = static_cast<int>(s.heads / s.kv_heads);
   w.head_dim = static_cast<int>(s.head_dim);
   w.first_query = static_cast<int>(s.first_query);
+  if (s.first_key) w.first_key = s.first_key.as<const int32_t>();
+  w.window = static_cast<int>(std::min(s.window, s.seq));
   w.scale = s.scale;
   w.scale2 = s.scale * kLog2e;
   if (s.dropout) {

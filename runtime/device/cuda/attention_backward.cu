@@ -23,7 +23,7 @@ struct QueryTiles {
 };
 
 // dQ of a tile of queries: S = Q K^T, dP = dO V^T, dS = P (dP - delta), dQ = scale dS K.
-template <typename T, int kDim, bool kSmall>
+template <typename T, int kDim, bool kSmall, bool kLimited>
 __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     attention_query_tiles(AttentionWork w, int tiles) {
   using Tiles = QueryTiles<kDim, kSmall>;
@@ -64,13 +64,15 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
       douts,
       static_cast<const T*>(w.dout) + (place.row + first) * w.out_stride + query_column(w, place),
       w.out_stride, w.seq - first, w.head_dim);
-  copy_keys(0, 0);
+  int first_tile = 0;
+  if constexpr (kLimited) first_tile = first_seen(w, place.row, first) / Tiles::kKeys;
+  copy_keys(first_tile, first_tile % 2);
   copy_async_commit();
 
   float dq[kM][kDim / 8][4];
   clear(dq);
   const int key_tiles = (min(w.seq, first + Tiles::kQueries) + Tiles::kKeys - 1) / Tiles::kKeys;
-  for (int tile = 0; tile < key_tiles; ++tile) {
+  for (int tile = first_tile; tile < key_tiles; ++tile) {
     copy_async_wait<0>();
     __syncthreads();
     if (tile + 1 < key_tiles) {
@@ -88,6 +90,7 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
                            keys + kValues + offsets.b);
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
+    if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);
     PackedSums<kM, kN> ds;
     MTL_UNROLL()
     for (int m = 0; m < kM; ++m) {
@@ -142,7 +145,7 @@ struct KeyTiles {
 // dK and dV of a tile of keys, over the query heads of their group, in order. Transposed, so that
 // the sums of keys x queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO,
 // dK = scale dS^T Q.
-template <typename T, int kDim, bool kSmall>
+template <typename T, int kDim, bool kSmall, bool kLimited>
 __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     attention_key_tiles(AttentionWork w) {
   using Tiles = KeyTiles<kDim, kSmall>;
@@ -183,7 +186,11 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     }
   };
   const int first_tile = first / Tiles::kQueries;
-  const int last_tile = (w.seq + Tiles::kQueries - 1) / Tiles::kQueries;
+  int queries_end = w.seq;
+  if constexpr (kLimited) {
+    queries_end = end_of_seeing(w, first_place.row, min(first + Tiles::kKeys, w.seq) - 1);
+  }
+  const int last_tile = (queries_end + Tiles::kQueries - 1) / Tiles::kQueries;
   copy_tile<kDim, Tiles::kKeys, Tiles::kThreads>(
       keys, rows + first * w.row_stride + key_column(w, first_place), w.row_stride, w.seq - first,
       w.head_dim);
@@ -244,6 +251,11 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
           float x = fmaf(scores[m][n][i], w.scale2, -both.at[i % 2].lse2);
           if (w.slopes != nullptr) x = fmaf(-slope, static_cast<float>(behind), x);
           if (diagonal && behind < 0) x = -INFINITY;
+          if constexpr (kLimited) {
+            const int query = min(q + 8 * n + lane % 4 * 2 + i % 2, w.seq - 1);
+            const int key = warp_key + lane / 4 + 16 * m + i / 2 * 8;
+            if (key < first_seen(w, first_place.row, query)) x = -INFINITY;
+          }
           const bool keep = (kept >> (4 * n + i) & 1) != 0;
           weight[i] = exp2_of(x);
           const float kept_dp = keep ? dp[m][n][i] * w.keep_scale : 0.0f;
@@ -275,17 +287,17 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
                       w.head_dim);
 }
 
-template <typename T, int kDim, bool kSmall>
+template <typename T, int kDim, bool kSmall, bool kLimited>
 void launch_tiles(Queue& queue, const AttentionWork& w) {
   using Keys = KeyTiles<kDim, kSmall>;
   using Queries = QueryTiles<kDim, kSmall>;
   static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
   const int64_t key_tiles = (w.seq + Keys::kKeys - 1) / Keys::kKeys;
-  launch(attention_key_tiles<T, kDim, kSmall>,
+  launch(attention_key_tiles<T, kDim, kSmall, kLimited>,
          dim3(static_cast<unsigned>(key_tiles * w.batch * w.kv_heads)), dim3(Keys::kThreads),
          Keys::kSharedBytes, queue.stream(), w);
   const int query_tiles = (w.seq + Queries::kQueries - 1) / Queries::kQueries;
-  launch(attention_query_tiles<T, kDim, kSmall>,
+  launch(attention_query_tiles<T, kDim, kSmall, kLimited>,
          dim3(static_cast<unsigned>(int64_t{query_tiles} * w.batch * w.heads)),
          dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, query_tiles);
 }
@@ -302,13 +314,16 @@ void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
         constexpr int kDim = decltype(dim)::value;
         constexpr size_t kNeeded =
             std::max(KeyTiles<kDim, false>::kSharedBytes, QueryTiles<kDim, false>::kSharedBytes);
-        if (kNeeded <= kLeastShared || kNeeded <= most_shared_bytes()) {
-          launch_tiles<T, kDim, false>(queue, w);
-        } else if constexpr (kNeeded > kLeastShared) {
-          static_assert(KeyTiles<kDim, true>::kSharedBytes <= kLeastShared &&
-                        QueryTiles<kDim, true>::kSharedBytes <= kLeastShared);
-          launch_tiles<T, kDim, true>(queue, w);
-        }
+        with_limits(w, [&](auto limited) {
+          constexpr bool kLimited = decltype(limited)::value;
+          if (kNeeded <= kLeastShared || kNeeded <= most_shared_bytes()) {
+            launch_tiles<T, kDim, false, kLimited>(queue, w);
+          } else if constexpr (kNeeded > kLeastShared) {
+            static_assert(KeyTiles<kDim, true>::kSharedBytes <= kLeastShared &&
+                          QueryTiles<kDim, true>::kSharedBytes <= kLeastShared);
+            launch_tiles<T, kDim, true, kLimited>(queue, w);
+          }
+        });
       });
       return;
     }

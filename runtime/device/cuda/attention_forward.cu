@@ -38,6 +38,9 @@ void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& o
   require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
           "ALiBi for heads " + to_string(s.first_head) + " to " +
               to_string(s.first_head + s.heads) + " of " + to_string(s.total_heads));
+  require(s.window >= 0, "attention with a window of " + to_string(s.window) + " keys");
+  require(!s.first_key || (s.first_key.dtype == DType::i32 && s.first_key.numel() == rows),
+          "attention needs first_key as i32 [batch * seq]");
 }
 
 namespace {
@@ -52,7 +55,7 @@ struct ForwardTiles {
   static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * (kQueries + 2 * 2 * kKeys);
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, bool kLimited>
 __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     attention_forward_tiles(AttentionWork w, int tiles) {
   using Tiles = ForwardTiles<kDim>;
@@ -88,7 +91,9 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(
       queries, rows + first * w.row_stride + query_column(w, place), w.row_stride, w.seq - first,
       w.head_dim);
-  copy_keys(0, 0);
+  int first_tile = 0;
+  if constexpr (kLimited) first_tile = first_seen(w, place.row, first) / Tiles::kKeys;
+  copy_keys(first_tile, first_tile % 2);
   copy_async_commit();
 
   float o[kM][kDim / 8][4], top[kM][2], total[kM][2];
@@ -99,7 +104,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     total[m][0] = total[m][1] = 0;
   }
   const int key_tiles = (min(w.seq, first + Tiles::kQueries) + Tiles::kKeys - 1) / Tiles::kKeys;
-  for (int tile = 0; tile < key_tiles; ++tile) {
+  for (int tile = first_tile; tile < key_tiles; ++tile) {
     copy_async_wait<0>();
     __syncthreads();
     if (tile + 1 < key_tiles) {
@@ -114,6 +119,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
     multiply_rows<T, kDim>(s, queries + warp_row * Tiles::kRow + offsets.a, keys + offsets.b);
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
+    if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);
     float before[kM][2];
     bool rescale = false;
     MTL_UNROLL()
@@ -208,9 +214,11 @@ void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
         static_assert(Tiles::kSharedBytes <= kLeastShared);
         const int last = (w.seq + Tiles::kQueries - 1) / Tiles::kQueries;
         const int count = last - w.first_query / Tiles::kQueries;
-        launch(attention_forward_tiles<T, decltype(dim)::value>,
-               dim3(static_cast<unsigned>(int64_t{count} * w.batch * w.heads)),
-               dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w, last);
+        with_limits(w, [&](auto limited) {
+          launch(attention_forward_tiles<T, decltype(dim)::value, decltype(limited)::value>,
+                 dim3(static_cast<unsigned>(int64_t{count} * w.batch * w.heads)),
+                 dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w, last);
+        });
       });
       return;
     }

@@ -70,18 +70,21 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
   __syncwarp();
   const float slope = w.slopes != nullptr ? w.slopes[at.head] : 0.0f;
   float top = -INFINITY, total = 0;  // in units of log2; a lane's share
-  for (int first = 0; first <= q; first += static_cast<int>(kWarp)) {
+  const int low = first_seen(w, place.row, q);
+  for (int first = low - low % static_cast<int>(kWarp); first <= q;
+       first += static_cast<int>(kWarp)) {
     const int k = first + lane, count = min(static_cast<int>(kWarp), q + 1 - first);
+    const bool seen = k >= low && k <= q;
     float x = -INFINITY;
-    if (k <= q) {
+    if (seen) {
       x = dot(query, keys + k * w.row_stride, dim) * w.scale2 + slope * static_cast<float>(k - q);
     }
     const float new_top = fmaxf(top, warp_max(x));
     const float before = exp2f(top - new_top);
-    float p = k <= q ? exp2f(x - new_top) : 0.0f;
+    float p = seen ? exp2f(x - new_top) : 0.0f;
     top = new_top;
     total = total * before + p;
-    if (w.keep_from != 0 && k <= q) {
+    if (w.keep_from != 0 && seen) {
       const uint64_t element = place.first + static_cast<uint64_t>(int64_t{q} * w.seq + k);
       p = is_kept(w, element) ? p * w.keep_scale : 0.0f;
     }
@@ -167,9 +170,13 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_query_rows(Atte
   }
   __syncwarp();
   const float slope = w.slopes != nullptr ? w.slopes[at.head] : 0.0f;
-  for (int first = 0; first <= q; first += static_cast<int>(kWarp)) {
+  const int low = first_seen(w, place.row, q);
+  for (int first = low - low % static_cast<int>(kWarp); first <= q;
+       first += static_cast<int>(kWarp)) {
     const int k = first + lane, count = min(static_cast<int>(kWarp), q + 1 - first);
-    if (k <= q) {
+    if (k < low) {
+      weights[lane] = 0;
+    } else if (k <= q) {
       const float score = dot(query, keys + k * w.row_stride, dim);
       const float dp = dot(dout, values + k * w.row_stride, dim);
       weights[lane] = row_gradient(w, place, slope, q, k, score, dp).ds;
@@ -210,15 +217,16 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
     key_sums[d] = value_sums[d] = 0;
   }
   __syncwarp();
+  const int end = is_limited(w) ? end_of_seeing(w, first_place.row, k) : w.seq;
   for (int member = 0; member < w.group; ++member) {
     const HeadPlace place = place_of(w, at.b, at.head * w.group + member);
     const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
     const T* const queries = rows + query_column(w, place);
     const T* const dout =
         static_cast<const T*>(w.dout) + place.row * w.out_stride + query_column(w, place);
-    for (int first = k; first < w.seq; first += static_cast<int>(kWarp)) {
-      const int q = first + lane, count = min(static_cast<int>(kWarp), w.seq - first);
-      if (q < w.seq) {
+    for (int first = k; first < end; first += static_cast<int>(kWarp)) {
+      const int q = first + lane, count = min(static_cast<int>(kWarp), end - first);
+      if (q < end) {
         const float score = dot(key, queries + q * w.row_stride, dim);
         const float dp = dot(value, dout + q * w.out_stride, dim);
         const RowGradient r = row_gradient(w, place, slope, q, k, score, dp);

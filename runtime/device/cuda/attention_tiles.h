@@ -164,6 +164,29 @@ __device__ inline float finish_scores(const AttentionWork& w, float slope, float
   return w.slopes != nullptr ? 1.0f : w.scale2;
 }
 
+// Hides what queries do not see at the other end, of 16 kM rows of queries and 8 kN columns of
+// keys, of which `q` and `k` are this lane's first ones. `factor`: what the scores are multiplied
+// by next.
+template <int kM, int kN>
+__device__ inline void hide_keys(const AttentionWork& w, int64_t row, float (&s)[kM][kN][4], int q,
+                                 int k, float factor) {
+  const float unseen = kUnseen / factor;
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int half = 0; half < 2; ++half) {
+      const int low = first_seen(w, row, min(q + 16 * m + 8 * half, w.seq - 1));
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 2; ++i) {
+          if (k + 8 * n + i < low) s[m][n][2 * half + i] = unseen;
+        }
+      }
+    }
+  }
+}
+
 // Which of the elements that a thread has of a product's sums are kept: bit 4 n + i for sums [n][i]
 // of 16 rows, whose first row and column are element `first`. kQueryRows: rows are queries and
 // columns keys, else the other way round. Where the sequence is a multiple of 4, the four keys of a
@@ -239,6 +262,15 @@ __device__ inline void store_rows(const float (&c)[kM][kDim / 8][4], const float
 }
 
 // What is compiled: head_dim rounded up to one of these, with zeros.
+// And whether queries see only the newer keys: what most calls do not need is not in their kernels.
+template <typename Body>
+void with_limits(const AttentionWork& w, Body body) {
+  if (is_limited(w)) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
 template <typename Body>
 void with_tile_dim(int head_dim, Body body) {
   if (head_dim <= 64) {

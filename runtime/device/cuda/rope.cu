@@ -14,6 +14,7 @@ struct Args {
   int64_t rows, stride, seq, first_row;
   int heads, half;  // q and k heads; half the size of one
   float direction;
+  const int32_t* positions;  // null: they count
 };
 
 // A warp per row; a lane turns N pairs at a time.
@@ -23,7 +24,9 @@ __global__ void __launch_bounds__(kBlock) rope_kernel(Args<T> a) {
   const int packs = a.half / N;  // of a head
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
        row += warps) {
-    const float* const cosines = a.table + (a.first_row + row) % a.seq * (2 * a.half);
+    const int64_t position =
+        a.positions == nullptr ? (a.first_row + row) % a.seq : int64_t{a.positions[row]};
+    const float* const cosines = a.table + position * (2 * a.half);
     T* const x = a.qkv + row * a.stride;
     MTL_UNROLL(2)
     for (int item = static_cast<int>(threadIdx.x % kWarp); item < a.heads * packs;
@@ -56,7 +59,8 @@ void rope(Queue& queue, const Rope& args) {
                        args.first_row,
                        static_cast<int>(args.heads + args.kv_heads),
                        static_cast<int>(args.head_dim / 2),
-                       args.backward ? -1.0f : 1.0f};
+                       args.backward ? -1.0f : 1.0f,
+                       args.positions ? args.positions.as<const int32_t>() : nullptr};
     // Of heads whose half is whole packs, every half of every row is aligned if the first is.
     const bool packs = aligned({a.qkv, a.table}) && a.half % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {

@@ -107,7 +107,10 @@ Reference reference(const AttentionShape& s, const std::vector<double>& qkv,
         const int64_t row = (b * s.seq + t) * stride;
         std::vector<double> p(u(t + 1)), mask(u(t + 1), 1);
         double top = -1e300, sum = 0;
-        for (int64_t j = 0; j <= t; ++j) {
+        int64_t first = s.first_key ? s.first_key.as<const int32_t>()[b * s.seq + t] : 0;
+        if (s.window > 0) first = std::max(first, t - s.window + 1);
+        std::fill(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(first), -INFINITY);
+        for (int64_t j = first; j <= t; ++j) {
           double x = 0;
           for (int64_t d = 0; d < D; ++d) {
             x += qkv[u(row + q_at + d)] * qkv[u((b * s.seq + j) * stride + k_at + d)];
@@ -309,6 +312,97 @@ TEST_CASE("attention: ALiBi of the global head") {
 
 constexpr DType k16Bits[] = {DType::bf16, DType::f16};
 
+// The first keys of sequences that are cut at random into documents, of `mean` tokens or so; the
+// second and third of them right behind one another.
+struct Documents {
+  std::vector<int32_t> first_key;
+  Documents(const AttentionShape& s, unsigned mean, unsigned seed) {
+    std::mt19937 random(seed);
+    for (int64_t b = 0; b < s.batch; ++b) {
+      int32_t first = 0;
+      for (int64_t t = 0; t < s.seq; ++t) {
+        if (t > 0 && (random() % mean == 0 || t == 2 || t == 3)) first = static_cast<int32_t>(t);
+        first_key.push_back(first);
+      }
+    }
+  }
+  AttentionShape of(AttentionShape s) {
+    s.first_key = Tensor(first_key.data(), DType::i32, {static_cast<int64_t>(first_key.size())});
+    return s;
+  }
+};
+
+void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype,
+                          const Engine& engine) {
+  CAPTURE(mean);
+  CAPTURE(s.window);
+  Documents documents(s, mean, 7 + mean);
+  check(documents.of(s), dtype, engine);
+}
+void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype) {
+  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) {
+    check_with_documents(s, mean, dtype, {Engine::cpu, isa});
+  }
+  check_with_documents(s, mean, dtype, kCuda);
+}
+
+AttentionShape with_window(AttentionShape s, int64_t window) {
+  s.window = window;
+  return s;
+}
+
+TEST_CASE("attention: nothing is seen across the documents of a sequence") {
+  for (const DType dtype : kTypes) {
+    check_with_documents(shape(1, 1, 1, 1, 1), 2, dtype);
+    check_with_documents(shape(2, 17, 3, 1, 5), 3, dtype);
+    check_with_documents(shape(2, 65, 4, 2, 64), 20, dtype);
+    check_with_documents(shape(1, 130, 2, 1, 128), 40, dtype);
+    check_with_documents(with_alibi(shape(2, 257, 2, 2, 80, 0.1f)), 90, dtype);
+    check_with_documents(shape(1, 260, 4, 2, 96, 0.3f), 1000, dtype);
+  }
+  for (const DType dtype : k16Bits) {
+    check_with_documents(shape(2, 200, 2, 1, 64, 0.1f), 30, dtype, kCudaMisaligned);
+    check_with_documents(shape(2, 300, 2, 1, 64), 1, dtype, kCuda);  // each token on its own
+  }
+}
+
+TEST_CASE("attention: a sliding window") {
+  for (const DType dtype : kTypes) {
+    check(with_window(shape(2, 17, 3, 1, 5), 1), dtype);
+    check(with_window(shape(2, 65, 4, 2, 64), 17), dtype);
+    check(with_window(shape(1, 200, 2, 1, 64, 0.1f), 64), dtype);
+    check(with_window(with_alibi(shape(1, 257, 2, 2, 33)), 65), dtype);
+    check(with_window(shape(1, 66, 1, 1, 128), 66), dtype);
+    check(with_window(shape(1, 66, 1, 1, 96), 1000), dtype);
+    check_with_documents(with_window(shape(2, 257, 4, 1, 64), 40), 50, dtype);
+  }
+  check(with_window(shape(1, 130, 2, 1, 40), 33), DType::bf16, kCudaMisaligned);
+}
+
+TEST_CASE("attention: what a document gives does not depend on what lies before it") {
+  // As far as blocks go together the bits are the same: a document at the start of a block of 64.
+  constexpr int64_t kFirst = 128, kSeq = 250, kDim = 32, kIn = 4 * kDim, kWide = 2 * kDim;
+  for (const DType dtype : kTypes) {
+    AttentionShape alone = shape(1, kSeq - kFirst, 2, 1, kDim), packed = shape(1, kSeq, 2, 1, kDim);
+    std::vector<int32_t> first_key(kSeq, 0);
+    std::fill(first_key.begin() + kFirst, first_key.end(), static_cast<int32_t>(kFirst));
+    packed.first_key = Tensor(first_key.data(), DType::i32, {kSeq});
+    const std::vector<double> values = random_values(kSeq * kIn, 3, 1);
+    Buffer all(dtype, values), own(dtype, {values.begin() + kFirst * kIn, values.end()});
+    Buffer all_out(dtype, std::vector<double>(kSeq * kWide)),
+        all_lse(DType::f32, std::vector<double>(2 * kSeq));
+    Buffer own_out(dtype, std::vector<double>((kSeq - kFirst) * kWide)),
+        own_lse(DType::f32, std::vector<double>(2 * (kSeq - kFirst)));
+    const Engine engine;
+    engine.forward(
+        {packed, all.tensor(kSeq, kIn), all_out.tensor(kSeq, kWide), all_lse.tensor(2, kSeq)});
+    engine.forward({alone, own.tensor(kSeq - kFirst, kIn), own_out.tensor(kSeq - kFirst, kWide),
+                    own_lse.tensor(2, kSeq - kFirst)});
+    const std::vector<double> got = all_out.values();
+    CHECK(std::vector<double>(got.begin() + kFirst * kWide, got.end()) == own_out.values());
+  }
+}
+
 TEST_CASE("attention: tensor cores at the edges of their tiles") {
   for (const DType dtype : k16Bits) {
     check(shape(1, 1, 1, 1, 64), dtype, kCuda);
@@ -483,23 +577,27 @@ TEST_CASE("alibi_slope: the published slopes") {
 }
 
 TEST_CASE("attention: backward agrees with finite differences of the reference") {
-  AttentionShape s = with_alibi(shape(1, 70, 2, 1, 8, 0.2f));
-  const Run got = run(s, DType::f32), cuda = run(s, DType::f32, 1, kCuda);
-  const auto objective = [&](const std::vector<double>& qkv) {
-    const Reference r = reference(s, qkv, nullptr);
-    double sum = 0;
-    for (size_t i = 0; i < r.out.size(); ++i) sum += r.out[i] * got.dout[i];
-    return sum;
-  };
-  for (size_t at = 0; at < got.qkv.size(); at += 97) {
-    std::vector<double> qkv = got.qkv;
-    const double h = 1e-5;
-    qkv[at] += h;
-    const double up = objective(qkv);
-    qkv[at] -= 2 * h;
-    const double slope = (up - objective(qkv)) / (2 * h);
-    CHECK(std::abs(slope - got.dqkv[at]) <= 2e-5);  // f32 gradients of size 1 from 70 terms
-    CHECK(std::abs(slope - cuda.dqkv[at]) <= 2e-5);
+  for (const bool limited : {false, true}) {
+    AttentionShape s = with_alibi(shape(1, 70, 2, 1, 8, 0.2f));
+    Documents documents(s, 25, 3);
+    if (limited) s = documents.of(with_window(s, 20));
+    const Run got = run(s, DType::f32), cuda = run(s, DType::f32, 1, kCuda);
+    const auto objective = [&](const std::vector<double>& qkv) {
+      const Reference r = reference(s, qkv, nullptr);
+      double sum = 0;
+      for (size_t i = 0; i < r.out.size(); ++i) sum += r.out[i] * got.dout[i];
+      return sum;
+    };
+    for (size_t at = 0; at < got.qkv.size(); at += 97) {
+      std::vector<double> qkv = got.qkv;
+      const double h = 1e-5;
+      qkv[at] += h;
+      const double up = objective(qkv);
+      qkv[at] -= 2 * h;
+      const double slope = (up - objective(qkv)) / (2 * h);
+      CHECK(std::abs(slope - got.dqkv[at]) <= 2e-5);  // f32 gradients of size 1 from 70 terms
+      CHECK(std::abs(slope - cuda.dqkv[at]) <= 2e-5);
+    }
   }
 }
 
@@ -573,6 +671,12 @@ TEST_CASE("attention: arguments that do not fit are refused") {
     s.dropout.probability = 1;
     CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
     s.dropout.probability = 0;
+    s.window = -1;
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    s.window = 0;
+    s.first_key = Tensor(memory.data(), DType::i32, {3});
+    CHECK_THROWS_AS(attention.forward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4)}), mtl::Error);
+    s.first_key = {};
     CHECK_THROWS_AS(attention.backward({s, matrix(4, 40), matrix(4, 24), matrix(3, 4),
                                         matrix(4, 23), matrix(4, 40)}),
                     mtl::Error);

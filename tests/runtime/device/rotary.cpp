@@ -79,6 +79,45 @@ TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") 
   });
 }
 
+TEST_CASE("rope by positions that are given turns a row as if it were alone") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(3);
+    constexpr int64_t kRows = 70, kHeads = 3, kKvHeads = 1, kSeq = 40;
+    for (const int64_t dim : {16, 20}) {
+      for (const DType type : kComputeTypes) {
+        for (const bool backward : {false, true}) {
+          Held qkv(type, {kRows, (kHeads + 2 * kKvHeads) * dim}), table(DType::f32, {kSeq, dim});
+          Held positions(DType::i32, {kRows});
+          qkv.randomize(random);
+          fill_table(table, dim);
+          const std::vector<double> before = qkv.values();
+          Rope args = {.qkv = qkv.view,
+                       .heads = kHeads,
+                       .kv_heads = kKvHeads,
+                       .head_dim = dim,
+                       .table = table.view,
+                       .seq = kSeq,
+                       .backward = backward,
+                       .positions = positions.view};
+          for (int64_t r = 0; r < kRows; ++r)
+            positions.set(r, static_cast<double>(random() % kSeq));
+          device.rope(args);
+          const std::vector<double> got = qkv.values();
+          const int64_t cols = qkv.view.cols();
+          for (int64_t i = 0; i < qkv.size(); ++i) qkv.set(i, before[static_cast<size_t>(i)]);
+          args.positions = {};
+          for (int64_t r = 0; r < kRows; ++r) {
+            args.qkv = Tensor(qkv.view.slice(r * cols, cols).data, type, {1, cols});
+            args.first_row = static_cast<int64_t>(positions[r]);
+            device.rope(args);
+          }
+          CHECK(got == qkv.values());
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("rope backward is the gradient of rope") {
   for_each_device([](Device& device) {
     std::mt19937 random(2);

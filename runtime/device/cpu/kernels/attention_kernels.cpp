@@ -211,6 +211,30 @@ void mask_diagonal(float* s) {
   }
 }
 
+// The first key that a query sees; it does not fall from one query to the next.
+int64_t first_seen(const AttentionTask& t, int64_t query) {
+  if (query >= t.seq) query = t.seq - 1;  // padding
+  int64_t first = t.first_key == nullptr ? 0 : t.first_key[query];
+  if (t.window > 0 && query - t.window + 1 > first) first = query - t.window + 1;
+  return first;
+}
+// The first block of keys that some query of block i sees.
+int64_t first_block_seen(const AttentionTask& t, int64_t i) {
+  return first_seen(t, i * kB) / kB;
+}
+
+// Sets what the queries of block i may not see of the keys of block j because it is too old. A
+// query of which a whole block is hidden gets there sums that its later keys, its own at the
+// latest, multiply by 0.
+void mask_unseen(const AttentionTask& t, int64_t i, int64_t j, float* s) {
+  if (first_seen(t, i * kB + kB - 1) <= j * kB) return;
+  for (int64_t c = 0; c < kB; ++c) {
+    int64_t hidden = first_seen(t, i * kB + c) - j * kB;
+    if (hidden > kB) hidden = kB;
+    for (int64_t r = 0; r < hidden; ++r) s[r * kB + c] = kMasked;
+  }
+}
+
 // Scores -> unnormalised probabilities as operand B; updates the running maximum m (in units of
 // log2) and sum l, and returns in alpha the factor for what was summed before.
 template <typename P>
@@ -298,7 +322,7 @@ void forward_as(const AttentionTask& t) {
   const int64_t D = padded(t.head_dim);
   const S *q = static_cast<const S*>(t.q), *k = static_cast<const S*>(t.k),
           *v = static_cast<const S*>(t.v);
-  for (int64_t j = 0; j < t.last_block; ++j) {
+  for (int64_t j = first_block_seen(t, t.first_block); j < t.last_block; ++j) {
     const int64_t from = j * kB * t.qkv_stride, to = j * kB * D;
     pack_rows(k + from, t.qkv_stride, rows_in(t, j), t.head_dim, D, w.k + to);
     pack_columns(v + from, t.qkv_stride, rows_in(t, j), t.head_dim, D, w.v + to);
@@ -311,18 +335,20 @@ void forward_as(const AttentionTask& t) {
       m[c] = kMasked;
       l[c] = 0;
     }
-    for (int64_t j = 0; j <= i; ++j) {
+    const int64_t begin = first_block_seen(t, i);
+    for (int64_t j = begin; j <= i; ++j) {
       gemm(w.k + j * kB * D, D, w.q, kB, w.s, kB, kB, kB, D, false);
       if (t.slopes != nullptr) add_alibi(t.slopes[0], i, j, w.s);
       if (j == i) mask_diagonal(w.s);
+      mask_unseen(t, i, j, w.s);
       if (w.mask != nullptr) dropout_block(t, t.first_element, i, j, w.mask);
       softmax_step(w.s, t.scale * kLog2e, w.mask, m, l, alpha, w.p);
-      if (j > 0) {
+      if (j > begin) {
         for (int64_t d = 0; d < D; ++d) {
           for (int64_t c = 0; c < kB; ++c) w.o[d * kB + c] *= alpha[c];
         }
       }
-      gemm(w.v + j * kB * D, kB, w.p, kB, w.o, kB, D, kB, kB, j > 0);
+      gemm(w.v + j * kB * D, kB, w.p, kB, w.o, kB, D, kB, kB, j > begin);
     }
     S* out = static_cast<S*>(t.out) + i * kB * t.out_stride;
     for (int64_t c = 0; c < rows; ++c) {
@@ -407,17 +433,20 @@ void backward_as(const AttentionTask& t) {
     }
     for (int64_t j = 0; j < n; ++j) {
       for (int64_t i = j; i < n; ++i) {
+        const int64_t begin = first_block_seen(t, i);
+        if (begin > j) break;  // nor do later queries see a key of this block
         gemm(w.k + j * block, D, w.q_t + i * block, kB, w.s, kB, kB, kB, D, false);
         gemm(w.v + j * block, D, w.dout_t + i * block, kB, w.dp, kB, kB, kB, D, false);
         if (t.slopes != nullptr) add_alibi(t.slopes[g], i, j, w.s);
         if (i == j) mask_diagonal(w.s);
+        mask_unseen(t, i, j, w.s);
         if (w.mask != nullptr) dropout_block(t, first, i, j, w.mask);
         gradient_step(w.s, w.dp, t.scale * kLog2e, w.mask, w.lse2 + i * kB, w.delta + i * kB, w.p,
                       w.ds_a, w.ds_b);
         const bool sum = g > 0 || i > j;
         gemm(w.p, kB, w.dout + i * block, D, w.dv + j * block, D, kB, D, kB, sum);
         gemm(w.ds_a, kB, w.q + i * block, D, w.dk + j * block, D, kB, D, kB, sum);
-        gemm(w.k_t + j * block, kB, w.ds_b, kB, w.dq + i * block, kB, D, kB, kB, j > 0);
+        gemm(w.k_t + j * block, kB, w.ds_b, kB, w.dq + i * block, kB, D, kB, kB, j > begin);
       }
     }
     S* dq = static_cast<S*>(t.dq) + g * dim;

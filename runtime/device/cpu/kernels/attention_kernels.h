@@ -31,6 +31,10 @@ struct AttentionTask {
   // ALiBi: slopes of the query heads of this task, divided by `scale` (they are added to what
   // `scale` multiplies); null without.
   const float* slopes = nullptr;
+  // What a query may not see at the other end: keys before first_key[query] (ascending, at most the
+  // query; null: none) and before query - window + 1 (0: none).
+  const int32_t* first_key = nullptr;
+  int64_t window = 0;
   // Forward only: the blocks of queries to compute.
   int64_t first_block = 0, last_block = 0;
   // Backward only: `group` query heads in a row share the KV head (q, out, dout and dq advance by

@@ -11,7 +11,9 @@ void rope(const RopeRows& args) {
   const int64_t half = args.dim / 2;
   const float direction = args.backward ? -1.0f : 1.0f;
   for (int64_t r = 0; r < args.rows; ++r) {
-    const float* cosines = args.table + (args.row0 + r) % args.seq * args.dim;
+    const int64_t position =
+        args.positions == nullptr ? (args.row0 + r) % args.seq : args.positions[r];
+    const float* cosines = args.table + position * args.dim;
     const float* sines = cosines + half;
     T* first = static_cast<T*>(args.x) + r * args.stride;
     for (int64_t h = 0; h < args.heads; ++h, first += args.dim) {
