@@ -40,6 +40,8 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // The distinct Unicode characters of `text`, sorted by code point (nanoGPT's char-level
 // vocabulary). Throws "data.utf8" with the byte offset.
 std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text);
+// Of a corpus of which only the ids are known: text is numbers with spaces between them.
+std::unique_ptr<Tokenizer> make_id_tokenizer(int64_t vocab);
 // Throws "data.tokenizer" for what to_json() of this or an earlier version did not write.
 std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json);
 
@@ -62,6 +64,8 @@ struct Corpus {
 struct TextCorpusOptions {
   std::string path;
   std::string tokenizer = "bytes";  // bytes | chars
+  // Instead: one that is there already; the corpus then has none of its own.
+  const Tokenizer* given = nullptr;
   // Weights of contiguous ranges: train first, then valid, then (if given) one left for tests.
   std::vector<double> split = {90, 10};
   int64_t seq_len = 0;  // each non-empty split needs at least seq_len + 1 tokens
@@ -83,6 +87,8 @@ class Sampler {
  public:
   Sampler(int64_t corpus_tokens, int64_t seq_len, SampleOrder order, uint64_t seed);
   int64_t offset(int64_t index) const;
+  // Windows that do not repeat: of a sequential sampler those of one pass; a random one never ends.
+  int64_t size() const;
   // inputs and targets [count, seq_len], row-major, of samples first .. first+count-1.
   void fill(const TokenSource& source, int64_t first, int64_t count, std::span<int32_t> inputs,
             std::span<int32_t> targets) const;

@@ -8,7 +8,7 @@
 #include <Random123/philox.h>
 #include <fmt/format.h>
 
-#include "runtime/data/data.h"
+#include "runtime/data/samples.h"
 
 namespace mtl {
 
@@ -56,6 +56,10 @@ int64_t Sampler::offset(int64_t index) const {
                                     static_cast<uint64_t>(corpus_tokens_ - seq_len_)));
 }
 
+int64_t Sampler::size() const {
+  return order_ == SampleOrder::sequential ? (corpus_tokens_ - 1) / seq_len_ : kEndless;
+}
+
 void Sampler::fill(const TokenSource& source, int64_t first, int64_t count,
                    std::span<int32_t> inputs, std::span<int32_t> targets) const {
   std::vector<int32_t> window(seq_len_ + 1);
@@ -63,6 +67,16 @@ void Sampler::fill(const TokenSource& source, int64_t first, int64_t count,
     source.read(offset(first + i), window);
     std::copy_n(window.begin(), seq_len_, inputs.begin() + i * seq_len_);
     std::copy_n(window.begin() + 1, seq_len_, targets.begin() + i * seq_len_);
+  }
+}
+
+void TokenWindows::fill(int64_t first, int64_t count, const SampleBatch& batch) const {
+  sampler_.fill(source_, first, count, batch.inputs, batch.targets);
+  // One document, as far as a row of tokens tells.
+  std::fill(batch.first_key.begin(), batch.first_key.end(), 0);
+  const size_t seq = batch.positions.size() / static_cast<size_t>(std::max<int64_t>(count, 1));
+  for (size_t i = 0; i < batch.positions.size(); ++i) {
+    batch.positions[i] = static_cast<int32_t>(i % seq);
   }
 }
 

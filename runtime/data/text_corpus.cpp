@@ -36,8 +36,13 @@ class Loader {
     std::string text;
     if (!read_text(text) || !good_split) return {};
     Corpus corpus;
-    if (!(corpus.tokenizer = make_tokenizer(text))) return {};
-    auto tokens = tokenize(*corpus.tokenizer, std::move(text));
+    std::shared_ptr<const TokenArray> tokens;
+    if (options_.given != nullptr) {
+      if (!(tokens = tokenize_whole(*options_.given, text))) return {};
+    } else {
+      if (!(corpus.tokenizer = make_tokenizer(text))) return {};
+      tokens = tokenize(*corpus.tokenizer, std::move(text));
+    }
     const std::vector<int64_t> bounds = split_bounds(tokens->size());
     if (!check_lengths(bounds)) return {};
     corpus.train = make_token_range(tokens, 0, bounds[0]);
@@ -163,6 +168,22 @@ class Loader {
     }
     try {
       return make_char_tokenizer(text);
+    } catch (const Error& error) {
+      for (const Diagnostic& diagnostic : error.diagnostics()) {
+        add(diagnostic.code, fmt::format("'{}': {}", options_.path, diagnostic.what),
+            diagnostic.help, diagnostic.notes);
+      }
+      return nullptr;
+    }
+  }
+
+  // At once: where a text may be cut, only its tokenizer knows.
+  std::shared_ptr<const TokenArray> tokenize_whole(const Tokenizer& tokenizer,
+                                                   const std::string& text) {
+    try {
+      auto tokens = std::make_shared<TokenArray>(tokenizer.vocab_size());
+      tokens->append(tokenizer.encode(text));
+      return tokens;
     } catch (const Error& error) {
       for (const Diagnostic& diagnostic : error.diagnostics()) {
         add(diagnostic.code, fmt::format("'{}': {}", options_.path, diagnostic.what),

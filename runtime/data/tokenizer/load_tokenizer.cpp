@@ -201,6 +201,13 @@ std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json) {
   const std::string& type = tokenizer::string_member(json, "type", place);
   if (type == "bytes") return make_byte_tokenizer();
   if (type == "chars") return tokenizer::chars_from_json(json);
+  if (type == "ids") {
+    const nlohmann::json& vocab = tokenizer::member(json, "vocab", place);
+    if (!vocab.is_number_unsigned() || vocab < 1 || vocab > 2147483647) {
+      refuse(place, "'vocab' has to be a number from 1 to 2147483647");
+    }
+    return make_id_tokenizer(vocab.get<int64_t>());
+  }
   if (type == "sentencepiece") return tokenizer::sentencepiece_from_json(json);
   if (type == "hf") {
     return tokenizer::make_hf_tokenizer(tokenizer::member(json, "tokenizer", place),
