@@ -58,13 +58,17 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       reducer_(plan, stage_, groups_, tensor_queue_, data_queue_, arena_.tensor("grads"),
                spec.parallel.overlap.grad_reduce),
       optimizer_(plan, stage_, spec.optimizer, device, arena_, groups_, data_queue_, coord_),
-      scale_(spec.precision.loss_scale, plan.compute == DType::f16) {
+      scale_(spec.precision.loss_scale, plan.compute == DType::f16),
+      first_key_(arena_.find("first_key")),
+      position_ids_(arena_.find("position_ids")) {
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
   if (const Tensor table = arena_.find_tensor("rope")) {
     device.copy_from_host(table, rope_table(plan.model).data());
   }
   host_tokens_.resize(static_cast<size_t>(plan.micro_batch * plan.seq));
   host_targets_.resize(host_tokens_.size());
+  if (first_key_) host_first_key_.resize(host_tokens_.size());
+  if (position_ids_) host_positions_.resize(host_tokens_.size());
 }
 
 Trainer::~Trainer() = default;
@@ -126,21 +130,32 @@ void Trainer::restore_progress(const nlohmann::json& progress, int64_t step, int
   }
 }
 
-void Trainer::load_batch(const TokenSource& source, const Sampler& sampler, int64_t first,
-                         int64_t count, const Chunk& chunk, int slot, bool training) {
+void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
+                         int slot, bool training) {
   const auto tokens = static_cast<size_t>(count * plan_.seq);
   const std::span<int32_t> inputs = std::span(host_tokens_).first(tokens);
   const std::span<int32_t> targets = std::span(host_targets_).first(tokens);
-  sampler.fill(source, first, count, inputs, targets);
-  for (const std::span<int32_t> ids : {inputs, targets}) {
-    for (int32_t id : ids) {
-      if (id >= 0 && id < plan_.model.vocab) continue;
-      throw Error(Exit::data, {.code = "data.token_range",
-                               .what = fmt::format(
-                                   "token {} in samples {}..{} is outside the vocabulary ({} ids)",
-                                   id, first, first + count - 1, plan_.model.vocab),
-                               .help = "the corpus was made with another tokenizer than the run"});
-    }
+  SampleBatch batch{inputs, targets};
+  if (first_key_) batch.first_key = std::span(host_first_key_).first(tokens);
+  if (position_ids_) batch.positions = std::span(host_positions_).first(tokens);
+  samples.fill(first, count, batch);
+  int32_t largest = 0, smallest = 0, smallest_target = 0;
+  int64_t counted = 0;
+  for (size_t i = 0; i < tokens; ++i) {
+    largest = std::max({largest, inputs[i], targets[i]});
+    smallest = std::min(smallest, inputs[i]);
+    smallest_target = std::min(smallest_target, targets[i]);
+    counted += targets[i] >= 0;
+  }
+  if (largest >= plan_.model.vocab || smallest < 0 || smallest_target < -1) {
+    throw Error(Exit::data, {.code = "data.token_range",
+                             .what = fmt::format(
+                                 "token {} in samples {}..{} is outside the vocabulary ({} ids)",
+                                 smallest < 0           ? smallest
+                                 : smallest_target < -1 ? smallest_target
+                                                        : largest,
+                                 first, first + count - 1, plan_.model.vocab),
+                             .help = "the corpus was made with another tokenizer than the run"});
   }
   const auto n = static_cast<int64_t>(tokens);
   if (chunk.range().embedding) {
@@ -149,7 +164,30 @@ void Trainer::load_batch(const TokenSource& source, const Sampler& sampler, int6
   }
   if (chunk.range().head) {
     device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), targets.data());
+    counted_ += counted;
   }
+  if (first_key_) {
+    device_.copy_from_host(first_key_.in(slot).slice(0, n), host_first_key_.data());
+  }
+  if (position_ids_) {
+    device_.copy_from_host(position_ids_.in(slot).slice(0, n), host_positions_.data());
+  }
+}
+
+std::vector<SampleRange> Trainer::sample_ranges(int64_t step) const {
+  std::vector<SampleRange> ranges;
+  const bool reads = stage_.chunks.front().embedding || stage_.chunks.back().head;
+  if (step >= plan_.steps || (!reads && !needs_documents())) return ranges;
+  Instruction in;
+  for (in.micro_batch = 0; in.micro_batch < plan_.batch.at(step).micro_batches; ++in.micro_batch) {
+    const Pass pass = pass_of(in, step);
+    ranges.push_back({first_sample(step) + pass.first_sequence, pass.sequences});
+  }
+  return ranges;
+}
+
+double Trainer::correction(int64_t step, double counted) const {
+  return counted > 0 ? static_cast<double>(plan_.tokens_of_step(step)) / counted : 0.0;
 }
 
 void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) {
@@ -179,13 +217,13 @@ Tensor Trainer::stream_gradient(const Pass& pass) const {
   return stream_rows_of(context_, arena_.get("dresidual"), pass);
 }
 
-void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
-                                NotFiniteSearch* search) {
+void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteSearch* search) {
   const BatchPhase& batch = plan_.batch.at(step);
   const StepSchedule& schedule = plan_.schedules.at(batch.micro_batches);
   const int64_t first_of_step = first_sample(step);
   const auto last = static_cast<int>(batch.micro_batches) - 1;
   tied_.begin_step();
+  counted_ = 0;
   Instruction forwarded;  // the newest forward, as long as nothing ran after it
   forwarded.micro_batch = -1;
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
@@ -197,11 +235,15 @@ void Trainer::run_micro_batches(int64_t step, const TokenSource& source, const S
     }
     switch (in.op) {
       case Op::load:
-        load_batch(source, sampler, first_of_step + pass.first_sequence, pass.sequences, chunk,
-                   in.slot, true);
+        load_batch(samples, first_of_step + pass.first_sequence, pass.sequences, chunk, in.slot,
+                   true);
         break;
       case Op::forward:
         links_.sent(Link::activations);
+        if (needs_documents() && !chunk.range().embedding && !chunk.range().head) {
+          load_batch(samples, first_of_step + pass.first_sequence, pass.sequences, chunk, in.slot,
+                     true);
+        }
         chunk.forward(pass, [&](int64_t layer) {
           if (in.micro_batch == 0) optimizer_.require(in.chunk, layer);
         });
@@ -264,23 +306,32 @@ Requests take(const double* in) {
 
 void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
   const Tensor sum = arena_.tensor("loss_sum");
-  double host[1 + kRequests] = {};
+  double host[2 + kRequests] = {};
   put(requests, host + 1);
-  device_.copy_from_host(sum.slice(1, kRequests), host + 1);
+  const int64_t values = sum.numel();  // the last one counts targets, if not all count
+  const bool head = stage_.chunks.back().head;
+  if (head) host[1 + kRequests] = static_cast<double>(counted_);
+  device_.copy_from_host(sum.slice(1, values - 1), host + 1);
   // Stages without the head have no losses.
-  if (!stage_.chunks.back().head) device_.copy_from_host(sum.slice(0, 1), host);
+  if (!head) device_.copy_from_host(sum.slice(0, 1), host);
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
-  result.loss = host[0] / static_cast<double>(plan_.tokens_of_step(step));
-  result.grad_norm = optimizer_.gradient_norm(std::span(host).subspan(1)) / scale_.value();
+  auto tokens = static_cast<double>(plan_.tokens_of_step(step));
+  correction_ = 1;
+  if (values > static_cast<int64_t>(1 + kRequests)) {
+    correction_ = correction(step, host[1 + kRequests]);
+    tokens = std::max(host[1 + kRequests], 1.0);
+  }
+  result.loss = host[0] / tokens;
+  result.grad_norm = optimizer_.gradient_norm(std::span(host).subspan(1, kRequests)) /
+                     scale_.value() * correction_;
   groups_.world().check();
   result.requests = take(host + 1);
 }
 
-StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler& sampler,
-                         Requests requests) {
+StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests) {
   StepResult result;
-  run_micro_batches(step, source, sampler);
+  run_micro_batches(step, samples);
   result.loss_scale = scale_.value();
   agree(step, requests, result);
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -289,7 +340,7 @@ StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler&
   const bool bad = !finite && (!scaled_too_far || scale_.at_minimum());
   bad_in_a_row_ = bad ? bad_in_a_row_ + 1 : 0;
   if (bad && (spec_.health.nan != "skip" || bad_in_a_row_ > kMostBadStepsInARow)) {
-    throw Error(Exit::run_failed, diverged(step, result, source, sampler));
+    throw Error(Exit::run_failed, diverged(step, result, samples));
   }
   if (finite || scaled_too_far) scale_.step_done(scaled_too_far);
   result.lr = learning_rate(spec_, plan_.steps, updates_);
@@ -300,6 +351,7 @@ StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler&
     const double clip = spec_.optimizer.clip;
     if (clip > 0) update.grad_scale = std::min(1.0, clip / (result.grad_norm + 1e-6));
     update.grad_scale /= result.loss_scale;
+    update.grad_scale *= correction_;
     update.step = ++updates_;
     optimizer_.update(update);
     if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
@@ -313,26 +365,29 @@ StepResult Trainer::step(int64_t step, const TokenSource& source, const Sampler&
   return result;
 }
 
-double Trainer::gradients(int64_t step, const TokenSource& source, const Sampler& sampler) {
+double Trainer::gradients(int64_t step, const Samples& samples) {
   StepResult result;
   optimizer_.require_all();
-  run_micro_batches(step, source, sampler);
+  run_micro_batches(step, samples);
   agree(step, {}, result);
+  if (correction_ != 1) {
+    device_.scale(arena_.tensor("grads"), static_cast<float>(correction_));
+  }
   return result.loss;
 }
 
-double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
+double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   optimizer_.require_all();
-  int64_t windows = (source.size() - 1) / plan_.seq;
+  int64_t windows = samples.size();
   if (wanted > 0) windows = std::min(windows, wanted);
-  const Sampler sampler(source.size(), plan_.seq, SampleOrder::sequential, 0);
   const int64_t replicas = plan_.grid.sizes()[Axis::dp], replica = coord_[Axis::dp];
   const int64_t begin = windows * replica / replicas;
   const int64_t end = windows * (replica + 1) / replicas;
   const Tensor sum = arena_.tensor("loss_sum");
   const bool head = stage_.chunks.back().head;
-  double host[3] = {0, head ? static_cast<double>((end - begin) * plan_.seq) : 0.0};
+  double host[2 + kRequests] = {};
   device_.copy_from_host(sum, host);
+  counted_ = 0;
   // Each chunk in turn takes as many micro-batches as fill the pipeline.
   const int64_t in_turn = plan_.grid.sizes()[Axis::pp] * plan_.micro_batch;
   for (int64_t turn = begin; turn < end; turn += in_turn) {
@@ -342,8 +397,9 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
       pass.seq = plan_.seq;
       for (int64_t first = turn; first < turn_end; first += pass.sequences) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
-        const bool ends = chunk.range().embedding || chunk.range().head;
-        if (ends) load_batch(source, sampler, first, pass.sequences, chunk, pass.slot, false);
+        if (chunk.range().embedding || chunk.range().head || needs_documents()) {
+          load_batch(samples, first, pass.sequences, chunk, pass.slot, false);
+        }
         // A chunk without layers passes on what it receives, in the same memory.
         if (chunk.range().layers == 0) links_.sent(Link::activations);
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
@@ -357,10 +413,12 @@ double Trainer::evaluate(const TokenSource& source, int64_t wanted) {
       }
     }
   }
+  if (head) host[1] = static_cast<double>(counted_);
+  device_.copy_from_host(sum.slice(1, 1), host + 1);
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
   groups_.world().check();
-  return host[0] / host[1];
+  return host[0] / std::max(host[1], 1.0);
 }
 
 void Trainer::look_at_gradients(int64_t layer, NotFiniteSearch& search) {
@@ -382,14 +440,13 @@ std::string in_words(double value) {
 
 }  // namespace
 
-Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const TokenSource& source,
-                             const Sampler& sampler) {
+Diagnostic Trainer::diverged(int64_t step, const StepResult& result, const Samples& samples) {
   NotFiniteSearch search(plan_, device_);
   optimizer_.require_all();
   for (const ParamPlacement& param : stage_.layout.params) {
     search.weights(param.row, arena_.tensor("weights").slice(param.offset, param.numel));
   }
-  run_micro_batches(step, source, sampler, &search);
+  run_micro_batches(step, samples, &search);
   const std::string where = search.agree(groups_.world());
   return {.code = "loss.nan",
           .what = fmt::format("step {}: loss {} and gradient norm {}: the run has diverged",

@@ -12,7 +12,7 @@
 
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/queue.h"
-#include "runtime/data/data.h"
+#include "runtime/data/samples.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/gradients.h"
 #include "runtime/engine/health.h"
@@ -44,7 +44,7 @@ struct Requests {
 };
 
 struct StepResult {
-  double loss = 0;        // mean over the tokens of the global batch
+  double loss = 0;        // mean over the tokens of the global batch that count
   double grad_norm = 0;   // before clipping
   double lr = 0;          // of a skipped step: what it would have had
   bool skipped = false;   // no update: overflow (fp16), or numbers that are none (health.nan=skip)
@@ -80,13 +80,27 @@ class Trainer {
 
   // Step `step` (from 0) of training: its samples are those that the plan's batch schedule gives
   // it. `requests` are this rank's wishes; the result says those of all ranks.
-  StepResult step(int64_t step, const TokenSource& source, const Sampler& sampler,
-                  Requests requests);
+  StepResult step(int64_t step, const Samples& samples, Requests requests);
   // Forward and backward of the same, without the update: the gradients stay for the reader
   // (tests).
-  double gradients(int64_t step, const TokenSource& source, const Sampler& sampler);
-  // Mean loss per token over the first `windows` windows of `source` in order (0 = all).
-  double evaluate(const TokenSource& source, int64_t windows);
+  double gradients(int64_t step, const Samples& samples);
+  // Mean loss per token that counts over the first `wanted` samples (0 = all, which must end).
+  double evaluate(const Samples& samples, int64_t wanted);
+  // The same of windows of a row of tokens; evaluate() takes them in order.
+  StepResult step(int64_t step, const TokenSource& source, const Sampler& sampler,
+                  Requests requests) {
+    return this->step(step, TokenWindows(source, sampler), requests);
+  }
+  double gradients(int64_t step, const TokenSource& source, const Sampler& sampler) {
+    return gradients(step, TokenWindows(source, sampler));
+  }
+  double evaluate(const TokenSource& source, int64_t wanted) {
+    const Sampler in_order(source.size(), plan_.seq, SampleOrder::sequential, 0);
+    return evaluate(TokenWindows(source, in_order), wanted);
+  }
+  // The samples that a step reads on this rank, in the order of its micro-batches; empty where its
+  // part of the model reads none.
+  std::vector<SampleRange> sample_ranges(int64_t step) const;
 
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
@@ -98,10 +112,13 @@ class Trainer {
 
   struct Memory;
   Pass pass_of(const Instruction& in, int64_t step) const;
-  void load_batch(const TokenSource& source, const Sampler& sampler, int64_t first, int64_t count,
-                  const Chunk& chunk, int slot, bool training);
-  void run_micro_batches(int64_t step, const TokenSource& source, const Sampler& sampler,
-                         NotFiniteSearch* search = nullptr);
+  // Tokens for the ends of the model, and for every chunk where the documents in a sequence begin.
+  void load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
+                  int slot, bool training);
+  bool needs_documents() const { return static_cast<bool>(first_key_) || position_ids_; }
+  void run_micro_batches(int64_t step, const Samples& samples, NotFiniteSearch* search = nullptr);
+  // What gradients, made for the mean over all tokens, are to be multiplied by.
+  double correction(int64_t step, double counted) const;
   Tensor stream_gradient(const Pass& pass) const;
   // After all gradients are summed: the loss, the norm and the requests of all ranks.
   void agree(int64_t step, Requests requests, StepResult& result);
@@ -110,8 +127,7 @@ class Trainer {
   float loss_scale(int64_t step) const;
   void look_at_gradients(int64_t layer, NotFiniteSearch& search);
   // What to say of a step whose loss or gradient is no number: runs its passes again to find where.
-  Diagnostic diverged(int64_t step, const StepResult& result, const TokenSource& source,
-                      const Sampler& sampler);
+  Diagnostic diverged(int64_t step, const StepResult& result, const Samples& samples);
 
   const Plan& plan_;
   const TrainSpec& spec_;
@@ -134,7 +150,10 @@ class Trainer {
   LossScale scale_;
   int64_t updates_ = 0, skipped_ = 0, bad_in_a_row_ = 0;
   int64_t samples_ahead_ = 0;  // of the plan's batches: those before a checkpoint were others
-  std::vector<int32_t> host_tokens_, host_targets_;
+  Buffer first_key_, position_ids_;
+  std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
+  int64_t counted_ = 0;    // targets that this rank's micro-batches count, of the pass under way
+  double correction_ = 1;  // of the newest step
 };
 
 }  // namespace mtl

@@ -27,7 +27,9 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       dattended_(context.arena.find("attn.dcontext")),
       dqkv_(context.arena.find("attn.dqkv")),
       dnormed_(context.arena.find("attn.dnormed")),
-      rope_table_(context.arena.find_tensor("rope")) {}
+      rope_table_(context.arena.find_tensor("rope")),
+      first_key_(context.arena.find("first_key")),
+      position_ids_(context.arena.find("position_ids")) {}
 
 AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
   const ModelShape& shape = context_.shape;
@@ -45,6 +47,7 @@ AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
   attention.total_heads = shape.heads;
   attention.alibi = shape.position == PositionType::alibi;
   attention.window = shape.sliding_window;
+  if (first_key_) attention.first_key = values_of(first_key_, pass);
   return attention;
 }
 
@@ -69,7 +72,8 @@ Rope AttentionBlock::rope(const Pass& pass, Tensor qkv) const {
           .head_dim = context_.shape.head_dim,
           .table = rope_table_,
           .seq = pass.past + pass.seq,
-          .first_row = pass.past};
+          .first_row = pass.past,
+          .positions = position_ids_ ? values_of(position_ids_, pass) : Tensor()};
 }
 
 void AttentionBlock::place_heads(const Pass& pass) const {

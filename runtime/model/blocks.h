@@ -24,13 +24,15 @@ class EmbeddingBlock {
 
  private:
   void add_positions(const Pass& pass, Tensor stream) const;
+  // The positions of this rank's rows, where they do not simply count.
+  Tensor own_position_ids(const Pass& pass) const;
 
   const BlockContext& context_;
   VocabShard shard_;
   Parameter tokens_, positions_;
   // With a tied head on the same rank the gradient is collected by distinct token: row ids, rows.
   Buffer tied_slots_, tied_grad_;
-  Buffer ids_, output_, branch_, dresidual_;
+  Buffer ids_, output_, branch_, position_ids_, dresidual_;
 };
 
 // x + dropout(proj(attention(qkv(norm(x))))); heads split over TP.
@@ -58,6 +60,7 @@ class AttentionBlock {
   Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, output_;
   Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
   Tensor rope_table_;
+  Buffer first_key_, position_ids_;  // of documents in a sequence
 };
 
 // x + dropout(down(act(up(norm(x))))), act = GELU or SwiGLU; the inner dimension split over TP.

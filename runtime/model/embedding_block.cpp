@@ -12,6 +12,7 @@ EmbeddingBlock::EmbeddingBlock(const BlockContext& context, const std::string& o
       ids_(context.arena.get("tokens")),
       output_(context.arena.get(output)),
       branch_(context.arena.get("branch")),
+      position_ids_(context.arena.find("position_ids")),
       dresidual_(context.arena.find("dresidual")) {}
 
 void EmbeddingBlock::forward(const Pass& pass) const {
@@ -31,6 +32,14 @@ void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
     if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
     return;
   }
+  if (position_ids_) {
+    // Rows of the table that any token may have.
+    const Tensor rows = context_.tp.own_rows(rows_of(branch_, pass));
+    context_.device.embedding_forward(own_position_ids(pass), positions_.weight, 0, rows);
+    context_.device.add(rows, stream);
+    if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
+    return;
+  }
   const Tensor table = positions_.weight;
   const int64_t cols = table.cols(), rows = table.rows() - pass.past;
   const Tensor positions(table.slice(pass.past * cols, rows * cols).data, table.dtype,
@@ -38,11 +47,22 @@ void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
   context_.device.position_forward(stream, positions, pass.seq, stream, dropout, first_row);
 }
 
+Tensor EmbeddingBlock::own_position_ids(const Pass& pass) const {
+  const Tensor all = values_of(position_ids_, pass);
+  if (!context_.tp.sequence()) return all;
+  const int64_t own = all.numel() / context_.tp.size();
+  return all.slice(context_.tp.rank() * own, own);
+}
+
 void EmbeddingBlock::backward(const Pass& pass) const {
   const Tensor dx = stream_rows_of(context_, dresidual_, pass);
   const Dropout dropout = dropout_for(context_, pass, -1, DropoutSite::embedding);
   const int64_t first_row = first_stream_row(context_, pass);
-  if (positions_) {
+  if (positions_ && position_ids_) {
+    if (dropout) context_.device.dropout_backward(dx, dx, dropout, first_row);
+    if (!pass.accumulate) context_.device.fill(positions_.grad, 0.0f);
+    context_.device.embedding_backward(own_position_ids(pass), dx, 0, positions_.grad);
+  } else if (positions_) {
     context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate, dropout,
                                       first_row);
   } else if (dropout) {

@@ -138,8 +138,12 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
   arena.category = MemoryCategory::activations;
   const int64_t slot = arena.at();
   arena.in_slot = true;
+  // Of the documents, for whatever chunk has the slot.
+  if (needs.first_keys) arena.add("first_key", DType::i32, {d.n});
+  if (needs.position_ids) arena.add("position_ids", DType::i32, {d.n});
+  const int64_t chunks = arena.at();
   for (const ChunkRange& chunk : needs.chunks) {
-    arena.go_to(slot);
+    arena.go_to(chunks);
     if (chunk.embedding) arena.add("tokens", DType::i32, {d.n});
     if (chunk.embedding && needs.training) arena.add("tied.slots", DType::i32, {d.n});
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
@@ -204,7 +208,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   // Sums of squares by row of the table, for the gradient norm, and behind them the requests
   // of all ranks (stop, checkpoint).
   arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 2});
-  arena.add("loss_sum", DType::f64, {3});  // sum of the losses, and those requests
+  // Sum of the losses, and those requests; and of the targets that count, if not all do.
+  arena.add("loss_sum", DType::f64, {needs.counted ? 4 : 3});
   const int64_t phases = arena.at();
   if (head) {
     arena.add("logits", compute, {d.n, d.vocab});

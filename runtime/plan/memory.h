@@ -60,7 +60,10 @@ struct MemoryNeeds {
   DType compute = DType::f32;
   OptimizerKind optimizer = OptimizerKind::adamw;
   Recompute recompute = {};
-  bool training = true;  // false = generation: no gradients, optimizer or backward
+  bool training = true;       // false = generation: no gradients, optimizer or backward
+  bool first_keys = false;    // no attention across the documents of a sequence
+  bool position_ids = false;  // positions that begin anew with each document
+  bool counted = false;       // some targets do not count
   int64_t tokens() const { return micro_batch * seq; }
 };
 

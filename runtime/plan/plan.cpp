@@ -164,6 +164,12 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     needs.compute = plan.compute;
     needs.optimizer = plan.optimizer;
     needs.recompute = plan.recompute;
+    needs.first_keys = spec.data.reset_attention_at_eod;
+    needs.position_ids =
+        spec.data.reset_positions_at_eod &&
+        (plan.model.position == PositionType::rope ||
+         (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
+    needs.counted = spec.data.mask_eod_loss;
     stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
     stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,
                                        layout.sizes, needs.micro_batches);

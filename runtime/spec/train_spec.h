@@ -72,7 +72,7 @@ struct TrainSpec {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false
       bool p2p = true;
-      std::string tp = "auto";            // auto | true | false
+      std::string tp = "auto";  // auto | true | false
     } overlap;
     double bucket_mb = 0;  // gradients that travel together, MB of fp32; 0 = auto
   } parallel;
@@ -139,9 +139,28 @@ struct TrainSpec {
     double std = 0.02;
   } init;
   struct Data {
-    std::string train;                     // path of a UTF-8 text, required
-    std::vector<double> split = {90, 10};  // train, valid weights
-    std::string sampler = "random";        // random | sequential
+    // A path, or several in one text ("p1 p2" or "w1 p1 w2 p2", as Megatron-LM's --data-path), or a
+    // list; weight 0 = none is given. `train` is required.
+    struct Source {
+      std::string path;
+      double weight = 0;
+      bool operator==(const Source&) const = default;
+    };
+    std::string train, valid;
+    std::vector<Source> train_list, valid_list;  // not empty: instead of the text
+    std::string format = "auto";                 // auto | text | megatron | nanogpt | llmc
+    int64_t vocab = 0;  // ids of a corpus without a tokenizer; 0 = the tokenizer's
+    int64_t eod = -1;   // -1 = the tokenizer's
+    std::vector<double> split = {90, 10};  // train, valid, test weights
+    std::string sampler = "random";    // random | sequential | megatron | single | cyclic | feistel
+    std::string cache;                 // folder of Megatron's indices; empty = none
+    int64_t workers = 1;               // threads that read ahead
+    std::string on_change = "refuse";  // refuse | accept: a resumed run whose data is another
+    // Where a document of a packed sequence ends (its EOD token): positions begin anew, attention
+    // does not look back, and what follows the token is not learned from it.
+    bool reset_positions_at_eod = false;
+    bool reset_attention_at_eod = false;
+    bool mask_eod_loss = false;
     struct Tokenizer {
       std::string type = "bytes";  // bytes | chars
     } tokenizer;
