@@ -191,16 +191,28 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
   differs("optimizer.type", spec.optimizer.type, state.value("optimizer", "adamw"));
   differs("train.seed", std::to_string(spec.train.seed),
           std::to_string(state.value("seed", spec.train.seed)));
-  if (run.corpus.tokenizer->to_json() != state.at("tokenizer") ||
-      fmt::format("{:016x}", run.corpus.train->fingerprint()) !=
-          state.at("data").at("fingerprint").get<std::string>()) {
+  if (run.corpus.tokenizer->to_json() != state.at("tokenizer")) {
     diagnostics.add({.code = "resume.data",
-                     .what =
-                         "cannot resume: the training text, its split or its tokenizer has changed "
-                         "since the checkpoint",
-                     .place = run.resolved.place_of("data.train"),
+                     .what = "cannot resume: the tokenizer has changed since the checkpoint",
+                     .place = run.resolved.place_of("data.tokenizer.type"),
                      .notes = {"the checkpoint is " + checkpoint.string()},
                      .help = help});
+  }
+  const bool accept = spec.data.on_change == "accept";
+  for (const DataDifference& difference :
+       data_differences(run.corpus.identity(), state.at("data"))) {
+    diagnostics.add(
+        {.code = "resume.data",
+         .what = fmt::format("{}: {}", accept ? "the run goes on with other data" : "cannot resume",
+                             difference.what),
+         .place = run.resolved.place_of(difference.key),
+         .notes = {"the checkpoint is " + checkpoint.string()},
+         .help = accept
+                     ? fmt::format("nothing to do (data.on_change=accept): the first sequence is "
+                                   "number {}, behind those that were consumed",
+                                   state.value("samples", int64_t{0}))
+                     : help + "; data.on_change=accept goes on with the new data",
+         .severity = accept ? Diagnostic::Severity::warning : Diagnostic::Severity::error});
   }
 }
 
@@ -221,23 +233,20 @@ CheckedRun check_run(const RunRequest& request) {
   const TrainSpec& spec = run.resolved.spec;
 
   Diagnostics data;
-  if (!spec.data.train.empty()) {
-    run.corpus = load_text_corpus({.path = spec.data.train,
-                                   .tokenizer = spec.data.tokenizer.type,
-                                   .split = spec.data.split,
-                                   .seq_len = spec.train.seq_len},
-                                  run.resolved.place_of("data.train"), data);
-  }
+  run.corpus = load_run_data(run.resolved, data);
   // The rules of the plan mean something only for values that are in range by themselves. Without a
   // text they are checked as if it were one sequence of bytes, so that everything wrong is said at
   // once.
   if (spec_is_sound) {
     DataFacts facts{.vocab = 256, .sequences = 1};
     if (run.corpus.tokenizer) facts.vocab = run.corpus.tokenizer->vocab_size();
-    if (run.corpus.train && spec.train.seq_len > 0) {
-      facts.sequences = (run.corpus.train->size() - 1) / spec.train.seq_len;
+    if (run.corpus.tokenizer && spec.train.seq_len > 0) {
+      facts.sequences = (run.corpus.train_tokens - 1) / spec.train.seq_len;
     }
     run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
+    if (run.corpus.tokenizer && !diagnostics.has_errors()) {
+      order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), data);
+    }
   }
   const bool only_data = !diagnostics.has_errors();
   for (const Diagnostic& diagnostic : data.all()) diagnostics.add(diagnostic);
@@ -264,6 +273,7 @@ RunDirectory open_run(const CheckedRun& run, int nodes) {
       Diagnostics mismatches;
       check_same(run, state, checkpoint, mismatches);
       mismatches.throw_if_errors(Exit::config);
+      for (const Diagnostic& warning : mismatches.all()) opened.warnings.push_back(warning);
       opened.lock = std::move(lock);
       opened.dir = candidate;
       opened.checkpoint = checkpoint;

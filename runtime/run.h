@@ -8,8 +8,8 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "runtime/data/data.h"
 #include "runtime/plan/plan.h"
+#include "runtime/run_data.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -24,7 +24,7 @@ struct RunRequest {
 struct CheckedRun {
   ResolvedSpec resolved;
   Plan plan;
-  Corpus corpus;
+  RunData corpus;
   std::vector<Diagnostic> warnings;
 };
 CheckedRun check_run(const RunRequest& request);

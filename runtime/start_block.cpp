@@ -22,8 +22,8 @@ std::string layout_line(const Plan& plan, bool threads) {
   const GridSizes& sizes = plan.grid.sizes();
   const ScheduleShape& schedule = plan.largest().shape;
   const bool one = plan.grid.world() == 1;
-  const char* ranks = threads ? (one ? "thread" : "threads of one process")
-                              : (one ? "process" : "processes");
+  const char* ranks =
+      threads ? (one ? "thread" : "threads of one process") : (one ? "process" : "processes");
   std::string text = fmt::format("{} {} = {} data x {} tensor parallel", plan.grid.world(), ranks,
                                  sizes[Axis::dp], sizes[Axis::tp]);
   if (schedule.stages > 1) {
@@ -37,11 +37,12 @@ std::string layout_line(const Plan& plan, bool threads) {
 }
 
 std::string memory_line(const Plan& plan) {
-  const auto largest = std::max_element(
-      plan.stages.begin(), plan.stages.end(), [](const StagePlan& a, const StagePlan& b) {
-        return a.memory.total_bytes < b.memory.total_bytes;
-      });
-  std::string text = fmt::format("{} per rank", human_bytes(static_cast<double>(plan.peak_bytes())));
+  const auto largest = std::max_element(plan.stages.begin(), plan.stages.end(),
+                                        [](const StagePlan& a, const StagePlan& b) {
+                                          return a.memory.total_bytes < b.memory.total_bytes;
+                                        });
+  std::string text =
+      fmt::format("{} per rank", human_bytes(static_cast<double>(plan.peak_bytes())));
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     const int64_t bytes = largest->memory.bytes_of_category(category);
@@ -54,14 +55,21 @@ std::string memory_line(const Plan& plan) {
 std::string batch_line(const Plan& plan) {
   const std::vector<BatchPhase>& phases = plan.batch.phases();
   const BatchPhase& first = phases.front();
-  std::string text = fmt::format(
-      "{} sequences of {} = {} tokens per step, {} micro-batch{} of {} per rank",
-      first.global_batch, plan.seq, first.global_batch * plan.seq, first.micro_batches,
-      first.micro_batches == 1 ? "" : "es", plan.micro_batch);
+  std::string text =
+      fmt::format("{} sequences of {} = {} tokens per step, {} micro-batch{} of {} per rank",
+                  first.global_batch, plan.seq, first.global_batch * plan.seq, first.micro_batches,
+                  first.micro_batches == 1 ? "" : "es", plan.micro_batch);
   for (size_t i = 1; i < phases.size(); ++i) {
     text += fmt::format("; {} from step {}", phases[i].global_batch, phases[i].first_step);
   }
   return text;
+}
+
+std::string data_name(const TrainSpec& spec) {
+  const auto& list = spec.data.train_list;
+  if (list.empty()) return spec.data.train;
+  return list.size() == 1 ? list.front().path
+                          : fmt::format("{} and {} more", list.front().path, list.size() - 1);
 }
 
 }  // namespace
@@ -69,7 +77,7 @@ std::string batch_line(const Plan& plan) {
 std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& facts) {
   const Plan& plan = run.plan;
   const TrainSpec& spec = run.resolved.spec;
-  const auto train_tokens = static_cast<double>(run.corpus.train->size());
+  const auto train_tokens = static_cast<double>(run.corpus.train_tokens);
   const double epochs =
       static_cast<double>(plan.batch.first_sample(plan.steps) * plan.seq) / train_tokens;
   return {
@@ -80,13 +88,12 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
                   compute_name(plan.compute), facts.matmul_rate / 1e9),
       "memory   " + memory_line(plan),
       fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
-                  spec.data.train, compact_count(train_tokens),
-                  compact_count(static_cast<double>(run.corpus.valid->size())), epochs),
+                  data_name(spec), compact_count(train_tokens),
+                  compact_count(static_cast<double>(run.corpus.valid_tokens)), epochs),
       "batch    " + batch_line(plan),
-      facts.checkpoint.empty()
-          ? fmt::format("start    from scratch, seed {}", spec.train.seed)
-          : fmt::format("resume   after step {} ({})", facts.resume_step,
-                        facts.checkpoint.filename().string()),
+      facts.checkpoint.empty() ? fmt::format("start    from scratch, seed {}", spec.train.seed)
+                               : fmt::format("resume   after step {} ({})", facts.resume_step,
+                                             facts.checkpoint.filename().string()),
   };
 }
 

@@ -15,6 +15,7 @@
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/comm/rank_threads.h"
+#include "runtime/data/prefetch.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
@@ -101,18 +102,17 @@ class Rank {
   using Clock = std::chrono::steady_clock;
 
   Exit train() {
-    const Sampler sampler(
-        run_.corpus.train->size(), plan_.seq,
-        spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random,
-        spec_.train.seed);
+    Prefetch samples(*run_.corpus.train, plan_.seq, static_cast<int>(spec_.data.workers),
+                     spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
+    samples.announce(trainer_->sample_ranges(next_step_));
     const int64_t steps = plan_.steps;
     int64_t saved_at = next_step_;
     while (next_step_ < steps) {
       const auto begin = Clock::now();
       const bool checkpoint_now = checkpoint_requested.exchange(false);
-      const StepResult result =
-          trainer_->step(next_step_, *run_.corpus.train, sampler,
-                         {.stop = stop_requested, .checkpoint = checkpoint_now});
+      samples.announce(trainer_->sample_ranges(next_step_ + 1));
+      const StepResult result = trainer_->step(
+          next_step_, samples, {.stop = stop_requested, .checkpoint = checkpoint_now});
       ++next_step_;
       report(result, std::chrono::duration<double>(Clock::now() - begin).count());
       const bool last = next_step_ == steps;
@@ -207,23 +207,22 @@ class Rank {
   }
 
   void evaluate() {
-    if (run_.corpus.valid->size() <= plan_.seq) return;
+    if (run_.corpus.valid->size() == 0) return;
     const int64_t batch = plan_.batch.at(next_step_ - 1).global_batch;
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
   }
 
   void save() {
-    const nlohmann::json state = {
-        {"step", next_step_},
-        {"samples", trainer_->first_sample(next_step_)},
-        {"tokens", trainer_->first_sample(next_step_) * plan_.seq},
-        {"optimizer", spec_.optimizer.type},
-        {"seed", spec_.train.seed},
-        {"mtl", version()},
-        {"model", to_json(plan_.model)},
-        {"tokenizer", run_.corpus.tokenizer->to_json()},
-        {"data", {{"fingerprint", fmt::format("{:016x}", run_.corpus.train->fingerprint())}}}};
+    const nlohmann::json state = {{"step", next_step_},
+                                  {"samples", trainer_->first_sample(next_step_)},
+                                  {"tokens", trainer_->first_sample(next_step_) * plan_.seq},
+                                  {"optimizer", spec_.optimizer.type},
+                                  {"seed", spec_.train.seed},
+                                  {"mtl", version()},
+                                  {"model", to_json(plan_.model)},
+                                  {"tokenizer", run_.corpus.tokenizer->to_json()},
+                                  {"data", run_.corpus.identity()}};
     const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
     for (const Diagnostic& warning :
          save_checkpoint({dir, fence_}, state, spec_.checkpoint.keep_last, *trainer_, plan_,

@@ -160,4 +160,97 @@ std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
   return std::nullopt;
 }
 
+std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
+                                       std::vector<double>& numbers) {
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is not a list", row.key)});
+  }
+  if (value.items.empty() || value.items.size() > 3) {
+    return diagnose(row, value.place,
+                    {"config.range", fmt::format("{} has {} numbers instead of one to three",
+                                                 row.key, value.items.size())});
+  }
+  std::vector<double> read;
+  for (const YamlValue& item : value.items) {
+    if (item.kind != YamlValue::Kind::scalar || item.quoted) {
+      return diagnose(
+          row, item.place,
+          {"config.type", fmt::format("{}: item {} is not a number", row.key, read.size() + 1)});
+    }
+    if (auto problem = read_double(row.key, item.text, read.emplace_back())) {
+      return diagnose(row, item.place, std::move(*problem));
+    }
+    if (!in_range(row, read.back())) {
+      return diagnose(row, item.place, out_of_range(row, quoted(item.text)));
+    }
+  }
+  if (read.front() <= 0) {
+    return diagnose(row, value.items.front().place,
+                    out_of_range(row, fmt::format("{}: the first weight must be above 0",
+                                                  quoted(value.items.front().text))));
+  }
+  numbers = std::move(read);
+  return std::nullopt;
+}
+
+std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
+                                       const TextOrSources& result) {
+  if (value.kind == YamlValue::Kind::scalar) {
+    if (auto problem = read_text(row, value.text, *result.text)) {
+      return diagnose(row, value.place, std::move(*problem));
+    }
+    result.list->clear();
+    return std::nullopt;
+  }
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is a section", row.key)});
+  }
+  if (value.items.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
+  std::vector<TrainSpec::Data::Source> list;
+  size_t weighted = 0;
+  for (const YamlValue& item : value.items) {
+    TrainSpec::Data::Source& source = list.emplace_back();
+    const std::string name = fmt::format("{}: item {}", row.key, list.size());
+    if (item.kind == YamlValue::Kind::scalar) {
+      source.path = item.text;
+    } else if (item.kind == YamlValue::Kind::map) {
+      for (const YamlValue::Entry& entry : item.entries) {
+        const bool scalar = entry.value.kind == YamlValue::Kind::scalar;
+        if (entry.key == "path" && scalar) {
+          source.path = entry.value.text;
+        } else if (entry.key == "weight" && scalar && !entry.value.quoted) {
+          if (auto problem = read_double(name, entry.value.text, source.weight)) {
+            return diagnose(row, entry.value.place, std::move(*problem));
+          }
+          if (!(source.weight > 0 && source.weight <= 1e12)) {
+            return diagnose(row, entry.value.place,
+                            {"config.range", fmt::format("{}: the weight must be above 0", name)});
+          }
+        } else {
+          return diagnose(
+              row, entry.key_place,
+              {"config.type", fmt::format("{} has {}, which is neither a path nor a weight", name,
+                                          quoted(entry.key))});
+        }
+      }
+    }
+    if (source.path.empty()) {
+      return diagnose(row, item.place, {"config.type", fmt::format("{} has no path", name)});
+    }
+    weighted += source.weight > 0;
+  }
+  if (weighted > 0 && weighted < list.size()) {
+    return diagnose(
+        row, value.place,
+        {"config.range", fmt::format("{}: {} of {} have a weight", row.key, weighted, list.size()),
+         "give all of them a weight, or none"});
+  }
+  // Nothing of what stood there before is left.
+  result.text->clear();
+  *result.list = std::move(list);
+  return std::nullopt;
+}
+
 }  // namespace mtl::spec

@@ -20,4 +20,10 @@ std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& val
 std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
                                      std::vector<std::string>& words);
 
+// One to three numbers, the first above 0.
+std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
+                                       std::vector<double>& numbers);
+std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
+                                       const TextOrSources& result);
+
 }  // namespace mtl::spec

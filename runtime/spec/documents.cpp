@@ -85,6 +85,16 @@ std::vector<ordered_json> value_schemas(const Row& row) {
   if (std::holds_alternative<spec::WordOrList>(field)) {
     return {word_schema(row), {{"type", "array"}, {"items", integer}, {"minItems", 1}}};
   }
+  if (std::holds_alternative<spec::TextOrSources>(field)) {
+    const ordered_json path = {{"type", {"string", "number"}}, {"minLength", 1}};
+    ordered_json weighted = {{"type", "object"}, {"additionalProperties", false}};
+    weighted["required"] = ordered_json::array({"path"});
+    weighted["properties"]["path"] = path;
+    weighted["properties"]["weight"] = {{"type", "number"}, {"exclusiveMinimum", 0}};
+    ordered_json item;
+    item["anyOf"] = {path, weighted};
+    return {path, {{"type", "array"}, {"items", item}, {"minItems", 1}}};
+  }
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
     return {
         {{"type", "array"}, {"items", word_schema(row)}, {"minItems", 1}, {"uniqueItems", true}}};
@@ -94,6 +104,9 @@ std::vector<ordered_json> value_schemas(const Row& row) {
   add_range(row, number);
   if (spec::is_number_list(field)) {
     return {ordered_json{{"type", "array"}, {"items", number}, {"minItems", 2}, {"maxItems", 2}}};
+  }
+  if (std::holds_alternative<std::vector<double>*>(field)) {
+    return {ordered_json{{"type", "array"}, {"items", number}, {"minItems", 1}, {"maxItems", 3}}};
   }
   if (std::holds_alternative<double*>(field)) return {number};
   if (std::holds_alternative<bool*>(field)) return {ordered_json{{"type", "boolean"}}};

@@ -26,10 +26,15 @@ struct WordOrList {
   std::string* word = nullptr;
   std::vector<int64_t>* list = nullptr;
 };
+// A text, or a list of paths with weights, which is empty where the text decides.
+struct TextOrSources {
+  std::string* text = nullptr;
+  std::vector<TrainSpec::Data::Source>* list = nullptr;
+};
 // Where a value lives. A list of texts holds some of the row's choices, each at most once.
 using Field =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<double>*,
-                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*>;
+                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*, TextOrSources>;
 
 // An allowed value of a row with a fixed set of values.
 struct Choice {

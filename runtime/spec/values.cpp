@@ -43,8 +43,7 @@ bool is_integer(const Field& field) {
 }
 
 bool is_number_list(const Field& field) {
-  return std::holds_alternative<std::vector<double>*>(field) ||
-         std::holds_alternative<DoublePair>(field);
+  return std::holds_alternative<DoublePair>(field);
 }
 
 bool is_auto(const Row& row, const TrainSpec& spec) {
@@ -78,16 +77,18 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   if (is_number_list(field)) {
     double pair[2] = {0, 0};
     if (auto diagnostic = read_pair(row, value, pair)) return diagnostic;
-    if (const auto* both = std::get_if<DoublePair>(&field)) {
-      *both->first = pair[0];
-      *both->second = pair[1];
-      return std::nullopt;
-    }
-    if (pair[0] <= 0) {
-      return complain(out_of_range(
-          row, fmt::format("[{}, {}]: the first weight must be above 0", pair[0], pair[1])));
-    }
-    *std::get<std::vector<double>*>(field) = {pair[0], pair[1]};
+    const DoublePair both = std::get<DoublePair>(field);
+    *both.first = pair[0];
+    *both.second = pair[1];
+    return std::nullopt;
+  }
+  if (auto* const* to = std::get_if<std::vector<double>*>(&field)) {
+    return read_numbers(row, value, **to);
+  }
+  if (const auto* to = std::get_if<TextOrSources>(&field)) {
+    if (!automatic) return read_sources(row, value, *to);
+    to->text->clear();
+    to->list->clear();
     return std::nullopt;
   }
   if (auto* const* to = std::get_if<Ramp*>(&field)) {
@@ -188,6 +189,20 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
           },
           [](std::vector<std::string>* words) {
             return fmt::format("[{}]", fmt::join(*words, ", "));
+          },
+          [&](TextOrSources value) {
+            if (value.list->empty()) {
+              if (value.text->empty() && !row.auto_doc.empty()) return std::string("auto");
+              return needs_quotes(*value.text) ? nlohmann::json(*value.text).dump() : *value.text;
+            }
+            std::vector<std::string> items;
+            for (const TrainSpec::Data::Source& source : *value.list) {
+              const std::string path = nlohmann::json(source.path).dump();
+              items.push_back(source.weight > 0
+                                  ? fmt::format("{{path: {}, weight: {}}}", path, source.weight)
+                                  : path);
+            }
+            return fmt::format("[{}]", fmt::join(items, ", "));
           }},
       row.field(copy));
 }
@@ -202,7 +217,8 @@ std::string range_text(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
   if (std::holds_alternative<bool*>(field) || std::holds_alternative<std::string*>(field) ||
-      std::holds_alternative<std::vector<std::string>*>(field)) {
+      std::holds_alternative<std::vector<std::string>*>(field) ||
+      std::holds_alternative<TextOrSources>(field)) {
     return {};
   }
   if (row.above_min || row.below_max) {
@@ -227,6 +243,8 @@ std::string type_text(const Row& row) {
   if (is_integer(field)) return "integer";
   if (std::holds_alternative<Ramp*>(field)) return "integer or map of integers";
   if (is_number_list(field)) return "two numbers";
+  if (std::holds_alternative<std::vector<double>*>(field)) return "one to three numbers";
+  if (std::holds_alternative<TextOrSources>(field)) return "path or list of paths with weights";
   if (std::holds_alternative<bool*>(field)) return "true or false";
   if (std::holds_alternative<double*>(field)) return "number";
   return row.is_path ? "path" : "text";
@@ -259,6 +277,13 @@ std::string expected(const Row& row) {
   if (is_number_list(field)) {
     TrainSpec built_in;
     return fmt::format("two numbers {}, like {}", range, print_value(row, built_in));
+  }
+  if (std::holds_alternative<std::vector<double>*>(field)) {
+    TrainSpec built_in;
+    return fmt::format("one to three numbers {}, like {}", range, print_value(row, built_in));
+  }
+  if (std::holds_alternative<TextOrSources>(field)) {
+    return "a path or a list like [{path: a, weight: 0.3}, {path: b, weight: 0.7}]" + auto_text;
   }
   if (!values.empty()) return (values.size() > 1 ? "one of " : "") + type_text(row) + auto_text;
   if (std::holds_alternative<bool*>(field)) return "true or false";

@@ -1,0 +1,57 @@
+// The data of a run: from data.* in train.yaml to the samples that its ranks read.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "common/error.h"
+#include "runtime/data/documents.h"
+#include "runtime/data/samples.h"
+#include "runtime/spec/train_spec.h"
+
+namespace mtl {
+
+struct RunData {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::optional<int32_t> eod;  // the token that ends a document
+  int64_t train_tokens = 0, valid_tokens = 0;
+  // From order_samples() on. `valid` has nothing (size 0) if there is nothing to evaluate on.
+  std::shared_ptr<const Samples> train, valid;
+
+  // One file or row of shards, and the parts of it that are trained and evaluated on (empty: none).
+  struct Source {
+    std::string path, format;
+    double weight = 0;
+    std::shared_ptr<const Documents> train, valid;
+    std::vector<std::string> files;          // whose content tells it from another
+    std::shared_ptr<const TokenSource> row;  // instead: all of what is told by its tokens
+  };
+  std::vector<Source> sources;
+
+  // What decides which tokens sample k is, for a resumed run to be compared with: sources with
+  // their content's hash, split, sampler, sequence length, documents. Computed once; reads files.
+  const nlohmann::json& identity() const;
+  struct Identity;
+  std::shared_ptr<Identity> identity_;
+};
+
+// Opens and splits what data.* names and finds its tokenizer. Adds data.* to `diagnostics` and
+// returns what is not usable then.
+RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics);
+// Puts the samples in order for a run of `samples` sequences; adds what is wrong to `diagnostics`.
+void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
+                   Diagnostics& diagnostics);
+
+// How the data that a run would go on with differs from that of its checkpoint: one sentence for
+// each difference, with the key that makes it.
+struct DataDifference {
+  std::string key, what;
+};
+std::vector<DataDifference> data_differences(const nlohmann::json& here,
+                                             const nlohmann::json& checkpoint);
+
+}  // namespace mtl

@@ -1,0 +1,258 @@
+// From data.* to samples: sources of every kind, splits, blends, what is refused, and what a
+// resumed run notices.
+#include "runtime/run_data.h"
+
+#include <fstream>
+#include <numeric>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "support/temp_dir.h"
+
+namespace mtl {
+namespace {
+
+using test::TempDir;
+namespace fs = std::filesystem;
+
+// A corpus of `documents` of 1 to 40 tokens; token ids below 100, 99 ends each.
+void write_corpus(const fs::path& prefix, int documents, int first) {
+  IndexedDatasetWriter writer(prefix, TokenType::u16);
+  for (int d = 0; d < documents; ++d) {
+    std::vector<int32_t> tokens(static_cast<size_t>(d * 7 % 40 + 1));
+    std::iota(tokens.begin(), tokens.end(), first + d);
+    for (int32_t& token : tokens) token %= 99;
+    tokens.back() = 99;
+    writer.add_sequence(tokens);
+    writer.end_document();
+  }
+  writer.finish();
+}
+
+ResolvedSpec spec_of(const std::string& train) {
+  ResolvedSpec resolved;
+  resolved.spec.data.train = train;
+  resolved.spec.data.vocab = 100;
+  resolved.spec.train.seq_len = 16;
+  return resolved;
+}
+
+RunData load(const ResolvedSpec& resolved, int64_t samples) {
+  Diagnostics diagnostics;
+  RunData data = load_run_data(resolved, diagnostics);
+  diagnostics.throw_if_errors(Exit::data);
+  order_samples(data, resolved, samples, diagnostics);
+  diagnostics.throw_if_errors(Exit::data);
+  return data;
+}
+
+std::string refusal(const ResolvedSpec& resolved, int64_t samples = 100) {
+  try {
+    load(resolved, samples);
+  } catch (const Error& error) {
+    return error.diagnostics().front().code + ": " + error.diagnostics().front().what;
+  }
+  return "nothing";
+}
+
+std::vector<int32_t> inputs_of(const Samples& samples, int64_t first, int64_t count, int64_t seq) {
+  std::vector<int32_t> inputs(static_cast<size_t>(count * seq)), targets(inputs.size());
+  samples.fill(first, count, {inputs, targets});
+  return inputs;
+}
+
+TEST_CASE("run data: every sampler over every kind of source") {
+  const TempDir dir;
+  write_corpus(dir.path() / "corpus", 200, 0);
+  {
+    std::ofstream out(dir.path() / "raw.bin", std::ios::binary);
+    for (uint16_t i = 0; i < 4000; ++i) {
+      const uint16_t id = i % 100;
+      out.write(reinterpret_cast<const char*>(&id), 2);
+    }
+  }
+  std::ofstream(dir.path() / "text.txt") << std::string(4000, 'x');
+  for (const char* name : {"corpus", "raw.bin", "text.txt"}) {
+    for (const char* sampler :
+         {"random", "sequential", "megatron", "single", "cyclic", "feistel"}) {
+      CAPTURE(name);
+      CAPTURE(sampler);
+      ResolvedSpec resolved = spec_of((dir.path() / name).string());
+      if (name == std::string("text.txt")) resolved.spec.data.vocab = 0;
+      resolved.spec.data.sampler = sampler;
+      const RunData data = load(resolved, 600);
+      CHECK(data.train_tokens > 3000);
+      CHECK(data.valid_tokens > 300);
+      const std::vector<int32_t> all = inputs_of(*data.train, 0, 600, 16);
+      const RunData again = load(resolved, 600);
+      // A part at a time is the same.
+      CHECK(inputs_of(*again.train, 590, 7, 16) ==
+            std::vector<int32_t>(all.begin() + 590 * 16, all.begin() + 597 * 16));
+      CHECK(data.valid->size() == (data.valid_tokens - 1) / 16);
+      inputs_of(*data.valid, 0, data.valid->size(), 16);
+      CHECK(data_differences(data.identity(), again.identity()).empty());
+    }
+  }
+}
+
+TEST_CASE("run data: blends by list, by Megatron's words, and without weights") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  write_corpus(dir.path() / "b", 300, 5);
+  const std::string a = (dir.path() / "a").string(), b = (dir.path() / "b").string();
+  for (const char* sampler : {"megatron", "random", "sequential", "feistel", "cyclic"}) {
+    CAPTURE(sampler);
+    ResolvedSpec words = spec_of("0.3 " + a + " 0.7 " + b), list = spec_of("");
+    list.spec.data.train_list = {{a, 3}, {b, 7}};
+    words.spec.data.sampler = list.spec.data.sampler = sampler;
+    const RunData one = load(words, 1000), two = load(list, 1000);
+    CHECK(inputs_of(*one.train, 0, 1000, 16) == inputs_of(*two.train, 0, 1000, 16));
+    CHECK(one.train->size() >= 1000);
+  }
+  // Without weights one pass over all: what is longer than that is refused at once.
+  ResolvedSpec plain = spec_of(a + " " + b);
+  plain.spec.data.sampler = "megatron";
+  const RunData once = load(plain, 300);
+  CHECK(once.train->size() == 300);
+  CHECK(refusal(plain, 1000).starts_with("data.exhausted: samples 0..999 are asked for"));
+  plain.spec.data.sampler = "random";
+  CHECK(load(plain, 1000).train->size() == 1000);
+}
+
+TEST_CASE("run data: validation of its own leaves all of data.train to train on") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  write_corpus(dir.path() / "b", 100, 5);
+  ResolvedSpec resolved = spec_of((dir.path() / "a").string());
+  const RunData split = load(resolved, 10);
+  resolved.spec.data.valid = (dir.path() / "b").string();
+  const RunData own = load(resolved, 10);
+  CHECK(own.train_tokens == split.train_tokens + split.valid_tokens);
+  CHECK(own.valid_tokens > 1000);
+  resolved.spec.data.valid.clear();
+  resolved.spec.data.split = {1};
+  const RunData none = load(resolved, 10);
+  CHECK(none.train_tokens == own.train_tokens);
+  CHECK(none.valid->size() == 0);
+}
+
+TEST_CASE("run data: a cache is used and made again when it is damaged") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  ResolvedSpec resolved = spec_of((dir.path() / "a").string());
+  resolved.spec.data.sampler = "megatron";
+  const std::vector<int32_t> want = inputs_of(*load(resolved, 500).train, 0, 500, 16);
+  resolved.spec.data.cache = (dir.path() / "cache").string();
+  const auto files = [&] {
+    std::vector<fs::path> all;
+    for (const auto& entry : fs::directory_iterator(dir.path() / "cache")) all.push_back(entry);
+    return all;
+  };
+  CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
+  REQUIRE(files().size() == 1);
+  CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
+  // A file that says something else shows that it is read.
+  const fs::path file = files().front();
+  const auto damaged = [&](int64_t at) {
+    std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(at);
+    out.put('\x7f');
+  };
+  for (const int64_t at : {int64_t{2}, int64_t{20}, int64_t{70}, int64_t{2000}}) {
+    damaged(at);
+    CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
+  }
+  fs::resize_file(file, 1000);
+  CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
+  fs::resize_file(file, 3);
+  CHECK(inputs_of(*load(resolved, 500).train, 0, 500, 16) == want);
+  CHECK(files().size() == 1);
+}
+
+TEST_CASE("run data: what is refused") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  std::ofstream(dir.path() / "text.txt") << std::string(4000, 'x');
+  ResolvedSpec resolved = spec_of((dir.path() / "a").string());
+  resolved.spec.data.vocab = 0;
+  CHECK(refusal(resolved).find("does not say which tokenizer") != std::string::npos);
+  resolved.spec.data.vocab = 50;
+  const RunData data = load(resolved, 100);
+  std::vector<int32_t> inputs(16 * 100), targets(16 * 100);
+  CHECK_THROWS_WITH_AS(data.train->fill(0, 100, {inputs, targets}),
+                       doctest::Contains("outside the vocabulary of 50"), Error);
+  resolved.spec.data.vocab = 100;
+  resolved.spec.data.mask_eod_loss = true;
+  CHECK(refusal(resolved) == "data.tokenizer: the tokenizer has no token that ends a document");
+  resolved.spec.data.eod = 100;
+  CHECK(refusal(resolved).starts_with("data.token: data.eod 100 is outside"));
+  resolved.spec.data.eod = 99;
+  load(resolved, 100).train->fill(0, 100, {inputs, targets});
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if ((inputs[i] == 99) != (targets[i] == -1)) FAIL_CHECK("at " << i);
+  }
+  resolved.spec.train.seq_len = 1'000'000;
+  CHECK(refusal(resolved).starts_with("data.too_short"));
+  ResolvedSpec missing = spec_of((dir.path() / "none").string());
+  CHECK(refusal(missing).starts_with("data.missing"));
+  ResolvedSpec chars =
+      spec_of((dir.path() / "text.txt").string() + " " + (dir.path() / "text.txt").string());
+  chars.spec.data.vocab = 0;
+  chars.spec.data.tokenizer.type = "chars";
+  CHECK(refusal(chars).find("takes the characters of one text") != std::string::npos);
+}
+
+TEST_CASE("run data: a resumed run names each difference") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  write_corpus(dir.path() / "b", 200, 5);
+  ResolvedSpec resolved = spec_of("");
+  const std::string a = (dir.path() / "a").string(), b = (dir.path() / "b").string();
+  resolved.spec.data.train_list = {{a, 0.5}, {b, 0.5}};
+  resolved.spec.data.sampler = "megatron";
+  const nlohmann::json before = load(resolved, 500).identity();
+  const auto keys = [&](const ResolvedSpec& changed, int64_t samples = 500) {
+    std::string all;
+    for (const DataDifference& difference :
+         data_differences(load(changed, samples).identity(), before)) {
+      all += difference.key + " ";
+    }
+    return all;
+  };
+  CHECK(keys(resolved) == "");
+  ResolvedSpec changed = resolved;
+  changed.spec.data.cache = (dir.path() / "cache").string();
+  changed.spec.data.workers = 0;
+  changed.spec.train.micro_batch = 7;
+  CHECK(keys(changed) == "");
+  changed.spec.data.split = {80, 20};
+  CHECK(keys(changed).find("data.split") != std::string::npos);
+  changed = resolved;
+  changed.spec.data.train_list[0].weight = 0.25;
+  CHECK(keys(changed) == "data.train ");
+  changed = resolved;
+  std::swap(changed.spec.data.train_list[0], changed.spec.data.train_list[1]);
+  CHECK(keys(changed) == "data.train data.train ");
+  changed = resolved;
+  changed.spec.train.seq_len = 15;
+  CHECK(keys(changed).find("train.seq_len") != std::string::npos);
+  changed = resolved;
+  changed.spec.data.sampler = "random";
+  CHECK(keys(changed).find("data.sampler") != std::string::npos);
+  CHECK(keys(resolved, 5000).find("data.sampler") != std::string::npos);  // more epochs
+  changed = resolved;
+  changed.spec.data.eod = 99;
+  changed.spec.data.mask_eod_loss = true;
+  CHECK(keys(changed) == "data.mask_eod_loss ");
+  // The same content elsewhere is the same corpus; other content at the same place is not.
+  for (const char* end : {".bin", ".idx"}) fs::copy(a + end, (dir.path() / "c").string() + end);
+  changed = resolved;
+  changed.spec.data.train_list[0].path = (dir.path() / "c").string();
+  CHECK(keys(changed) == "");
+  write_corpus(dir.path() / "a", 200, 1);
+  CHECK(keys(resolved) == "data.train ");
+}
+
+}  // namespace
+}  // namespace mtl
