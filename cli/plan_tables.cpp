@@ -175,6 +175,14 @@ std::string memory_table(const Plan& plan) {
   });
 }
 
+std::string snapshot_line(const Plan& plan) {
+  int64_t most = 0;
+  for (const StagePlan& stage : plan.stages) most = std::max(most, stage.snapshot_bytes);
+  if (most == 0) return {};
+  return fmt::format("  and {} of the host for the copy of a checkpoint (checkpoint.async)\n",
+                     human_bytes(static_cast<double>(most)));
+}
+
 std::string link_table(const Plan& plan, int columns) {
   std::string text =
       fmt::format("  {:<11}{:>6}{:>8}{:>11}{:>10}{:>10}{:>10}{:>10}\n", "link", "ranks", "stage",

@@ -96,7 +96,7 @@ int64_t machine_memory_bytes() {
 // The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
 void check_memory(const CheckedRun& run, int nodes) {
   const Plan& plan = run.plan;
-  const int64_t needed = plan.total_bytes() / nodes;
+  const int64_t needed = (plan.total_bytes() + plan.snapshot_bytes()) / nodes;
   const int64_t there = machine_memory_bytes();
   if (needed <= there) return;
   constexpr double kGiB = 1 << 30;
@@ -117,13 +117,13 @@ void check_memory(const CheckedRun& run, int nodes) {
        .place = run.resolved.place_of("train.micro_batch"),
        .notes = {fmt::format(
            "the largest: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
-           "scratch {:.1f} GiB",
+           "scratch {:.1f}, copy for checkpoints {:.1f} GiB",
            gib(MemoryCategory::weights), gib(MemoryCategory::gradients),
            gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
-           gib(MemoryCategory::scratch))},
+           gib(MemoryCategory::scratch), static_cast<double>(largest->snapshot_bytes) / kGiB)},
        .help =
            "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp or "
-           "pp, or make the model smaller (see: mtl plan)"});
+           "pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl plan)"});
 }
 
 // Two launches in one run directory would write each other's checkpoints. The lock goes with the
@@ -141,8 +141,9 @@ Fd lock_run(const fs::path& dir) {
 }
 
 // One error for each setting that makes the checkpoint another model's or another text's.
-void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::path& checkpoint,
+void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
+  const nlohmann::json& state = reader.state();
   const std::string help =
       "--fresh starts a new run; to continue this one, put the old value back "
       "(parallel.*, batch sizes and lr.* may change)";
@@ -191,7 +192,7 @@ void check_same(const CheckedRun& run, const nlohmann::json& state, const fs::pa
   differs("optimizer.type", spec.optimizer.type, state.value("optimizer", "adamw"));
   differs("train.seed", std::to_string(spec.train.seed),
           std::to_string(state.value("seed", spec.train.seed)));
-  if (run.corpus.tokenizer->to_json() != state.at("tokenizer")) {
+  if (run.corpus.tokenizer->to_json() != reader.tokenizer()) {
     diagnostics.add({.code = "resume.data",
                      .what = "cannot resume: the tokenizer has changed since the checkpoint",
                      .place = run.resolved.place_of("data.tokenizer.type"),
@@ -269,9 +270,10 @@ RunDirectory open_run(const CheckedRun& run, int nodes) {
       passed_over.throw_if_errors(Exit::data);
       for (const Diagnostic& warning : passed_over.all()) opened.warnings.push_back(warning);
       if (checkpoint.empty()) continue;
-      const nlohmann::json state = CheckpointReader(checkpoint).state();
+      const CheckpointReader reader(checkpoint);
+      const nlohmann::json& state = reader.state();
       Diagnostics mismatches;
-      check_same(run, state, checkpoint, mismatches);
+      check_same(run, reader, checkpoint, mismatches);
       mismatches.throw_if_errors(Exit::config);
       for (const Diagnostic& warning : mismatches.all()) opened.warnings.push_back(warning);
       opened.lock = std::move(lock);
@@ -334,6 +336,36 @@ fs::path find_run(const std::string& text) {
       {.code = "run.missing",
        .what = fmt::format("'{}' is neither a run, nor the name of one, nor a checkpoint", text),
        .help = "give a directory such as runs/NAME or runs/NAME/ID"});
+}
+
+fs::path find_checkpoint(const std::string& text) {
+  const fs::path run = find_run(text);
+  if (fs::exists(run / "manifest.json")) return run;
+  Diagnostics passed_over;
+  const fs::path newest = newest_checkpoint(run / kCheckpoints, passed_over);
+  passed_over.throw_if_errors(Exit::data);
+  if (newest.empty()) {
+    throw Error(Exit::data, {.code = "ckpt.missing",
+                             .what = run.string() + " has no complete checkpoint",
+                             .help = "see: mtl ckpt ls " + run.string()});
+  }
+  return newest;
+}
+
+KeepRules keep_rules(const TrainSpec::Checkpoint& settings) {
+  return {.last = settings.keep_last,
+          .every = settings.keep_every,
+          .best = settings.keep_best.k,
+          .metric = settings.keep_best.metric,
+          .lowest = settings.keep_best.mode == "min"};
+}
+
+KeepRules keep_rules_of_run(const fs::path& dir) {
+  const fs::path yaml = dir / "resolved.yaml";
+  if (!fs::exists(yaml)) return {};
+  Diagnostics diagnostics;
+  const ResolvedSpec resolved = load_spec({.train_yaml = yaml.string()}, diagnostics);
+  return diagnostics.has_errors() ? KeepRules{} : keep_rules(resolved.spec.checkpoint);
 }
 
 }  // namespace mtl

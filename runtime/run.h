@@ -8,6 +8,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/checkpoint/keep_rules.h"
 #include "runtime/plan/plan.h"
 #include "runtime/run_data.h"
 #include "runtime/spec/train_spec.h"
@@ -56,5 +57,13 @@ void check_fence(const std::filesystem::path& dir, int64_t fence);
 // The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or
 // a checkpoint directory.
 std::filesystem::path find_run(const std::string& text);
+// The checkpoint that a person means by RUN or CHECKPOINT: it, or the newest complete one of the
+// run. It is not verified. Throws Error (Exit::data) run.missing, ckpt.missing.
+std::filesystem::path find_checkpoint(const std::string& text);
+
+// checkpoint.keep_*, and those of a run directory by its resolved.yaml (all stay, if that cannot be
+// read).
+KeepRules keep_rules(const TrainSpec::Checkpoint& settings);
+KeepRules keep_rules_of_run(const std::filesystem::path& dir);
 
 }  // namespace mtl

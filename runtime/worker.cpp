@@ -9,16 +9,20 @@
 #include <thread>
 #include <unistd.h>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/comm/rank_threads.h"
 #include "runtime/data/prefetch.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/calibrate.h"
+#include "runtime/engine/checkpoint_saver.h"
 #include "runtime/engine/checkpointing.h"
+#include "runtime/engine/save_times.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/run.h"
@@ -78,11 +82,15 @@ class Rank {
         progress_fd_(progress_fd),
         fence_(fence),
         made_(device),
-        device_(device.device.get()) {
+        device_(device.device.get()),
+        save_times_(std::chrono::seconds(spec_.checkpoint.every_time), Clock::now()) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
     all_ranks_ = world_.group(everybody);
     trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, world_);
+    saver_ =
+        std::make_unique<CheckpointSaver>(*trainer_, plan_, *all_ranks_, spec_.checkpoint.async,
+                                          [this] { check_fence(run_dir_, fence_); });
   }
 
   Exit run() {
@@ -106,23 +114,29 @@ class Rank {
                      spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
     samples.announce(trainer_->sample_ranges(next_step_));
     const int64_t steps = plan_.steps;
-    int64_t saved_at = next_step_;
+    saved_at_ = next_step_;
     while (next_step_ < steps) {
       const auto begin = Clock::now();
-      const bool checkpoint_now = checkpoint_requested.exchange(false);
+      const bool checkpoint_now = checkpoint_requested.exchange(false) || save_is_due();
       samples.announce(trainer_->sample_ranges(next_step_ + 1));
-      const StepResult result = trainer_->step(
-          next_step_, samples, {.stop = stop_requested, .checkpoint = checkpoint_now});
+      const StepResult result = guarded_step(
+          samples,
+          {.stop = stop_requested, .checkpoint = checkpoint_now, .saving = saver_->writing()});
       ++next_step_;
+      loss_ = result.loss;
+      saver_->step_done(result.requests.saving);
+      report_saves();
       report(result, std::chrono::duration<double>(Clock::now() - begin).count());
       const bool last = next_step_ == steps;
       const bool stop = result.requests.stop && !last;
       if (is_due(spec_.train.eval.every) || last) evaluate();
-      if (is_due(spec_.checkpoint.every) || last || stop || result.requests.checkpoint) {
+      if (last || stop) {
+        save_and_wait();
+      } else if (is_due(spec_.checkpoint.every) || result.requests.checkpoint) {
+        if (compares_valid_loss() && evaluated_at_ != next_step_) evaluate();
         save();
-        saved_at = next_step_;
       }
-      if (stop) return stopped(saved_at);
+      if (stop) return stopped();
     }
     finish();
     return Exit::done;
@@ -138,6 +152,11 @@ class Rank {
   }
 
   bool is_due(int64_t every) const { return every > 0 && next_step_ % every == 0; }
+
+  bool compares_valid_loss() const {
+    const TrainSpec::Checkpoint::KeepBest& best = spec_.checkpoint.keep_best;
+    return best.k > 0 && best.metric == "valid_loss";
+  }
 
   // Of the checkpoint that all ranks go on from; 0 = there is none. Rank 0 looks: a client of a
   // network file system may show an older list of the folder to another rank.
@@ -210,33 +229,134 @@ class Rank {
     if (run_.corpus.valid->size() == 0) return;
     const int64_t batch = plan_.batch.at(next_step_ - 1).global_batch;
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
+    evaluated_at_ = next_step_;
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
   }
 
-  void save() {
-    const nlohmann::json state = {{"step", next_step_},
-                                  {"samples", trainer_->first_sample(next_step_)},
-                                  {"tokens", trainer_->first_sample(next_step_) * plan_.seq},
-                                  {"optimizer", spec_.optimizer.type},
-                                  {"seed", spec_.train.seed},
-                                  {"mtl", version()},
-                                  {"model", to_json(plan_.model)},
-                                  {"tokenizer", run_.corpus.tokenizer->to_json()},
-                                  {"data", run_.corpus.identity()}};
-    const fs::path dir = checkpoint_path(run_dir_ / "checkpoints", next_step_);
-    for (const Diagnostic& warning :
-         save_checkpoint({dir, fence_}, state, spec_.checkpoint.keep_last, *trainer_, plan_,
-                         *all_ranks_, [&] { check_fence(run_dir_, fence_); })) {
-      fmt::print(stderr, "{}", render(warning));
-    }
-    if (reporter_) reporter_->checkpoint(next_step_, dir);
+  // For rank 0 to ask for; the others follow.
+  bool save_is_due() const {
+    return world_.rank() == 0 && save_times_.due(next_step_, Clock::now());
   }
 
-  Exit stopped(int64_t saved_at) {
+  // A step that diverges changes nothing. So what is there before it can be saved, and is worth it.
+  StepResult guarded_step(const Samples& samples, const Requests& requests) {
+    try {
+      return trainer_->step(next_step_, samples, requests);
+    } catch (const Error& error) {
+      // All ranks throw this one together; of others nobody knows who is still there.
+      if (error.diagnostics().front().code != "loss.nan") throw;
+      std::vector<Diagnostic> diagnostics = error.diagnostics();
+      diagnostics.front().notes.push_back(save_before_divergence());
+      throw Error(error.exit(), std::move(diagnostics));
+    }
+  }
+
+  std::string save_before_divergence() {
+    saver_->finish();
+    report_saves();
+    if (saved_at_ == next_step_ && next_step_ > 0) {
+      return fmt::format("the state before it is the checkpoint of step {}", next_step_);
+    }
+    if (next_step_ == 0) return "nothing is saved: it is the first step";
+    if (!state_is_finite(*trainer_, *all_ranks_)) {
+      return "the state before it is not saved: it has numbers that are not finite, from a step "
+             "before";
+    }
+    begin_save();
+    const bool saved = saver_->finish();
+    report_saves();
+    return saved ? fmt::format("the state before it is saved as the checkpoint of step {}",
+                               next_step_)
+                 : "the state before it could not be saved";
+  }
+
+  nlohmann::json state_of_run() {
+    nlohmann::json metrics = {{"loss", loss_}};
+    if (valid_loss_ && evaluated_at_ == next_step_) metrics["valid_loss"] = *valid_loss_;
+    const GridSizes& sizes = plan_.grid.sizes();
+    nlohmann::json layout = {{"world", plan_.grid.world()}, {"zero", spec_.parallel.zero}};
+    for (int i = 0; i < kAxes; ++i) {
+      layout[axis_name(static_cast<Axis>(i))] = sizes[static_cast<Axis>(i)];
+    }
+    return {{"step", next_step_},
+            {"samples", trainer_->first_sample(next_step_)},
+            {"tokens", trainer_->first_sample(next_step_) * plan_.seq},
+            {"optimizer", spec_.optimizer.type},
+            {"seed", spec_.train.seed},
+            {"mtl", version()},
+            {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+            {"layout", std::move(layout)},
+            {"metrics", std::move(metrics)},
+            {"model", to_json(plan_.model)},
+            {"data", run_.corpus.identity()}};
+  }
+
+  void begin_save() {
+    SaveRequest request;
+    request.attempt = {checkpoint_path(run_dir_ / "checkpoints", next_step_), fence_};
+    if (world_.rank() == 0) {
+      request.state = state_of_run();
+      request.extras = {{kTokenizerFile, run_.corpus.tokenizer->to_json().dump() + "\n"}};
+    }
+    request.keep = keep_rules(spec_.checkpoint);
+    saved_at_ = next_step_;
+    save_times_.began(Clock::now());
+    saver_->begin(std::move(request));
+  }
+
+  // At most one at a time.
+  void save() {
+    saver_->finish();
+    report_saves();
+    begin_save();
+    report_saves();
+  }
+
+  // What the run is to end with. A disk gets a second chance, then that is an error.
+  void save_and_wait() {
+    save();
+    if (!saver_->finish()) {
+      report_saves();
+      begin_save();
+    }
+    const bool saved = saver_->finish();
+    std::optional<SaveOutcome> outcome = report_saves();
+    if (saved) return;
+    if (saver_->failed_here() && outcome && outcome->failure) {
+      throw Error(Exit::environment, *outcome->failure);
+    }
+    all_ranks_->barrier();  // until the rank that failed has left
+  }
+
+  // Of a save that has ended meanwhile. It is said once that a disk does not take checkpoints, and
+  // once that it does again.
+  std::optional<SaveOutcome> report_saves() {
+    std::optional<SaveOutcome> outcome = saver_->take_outcome();
+    if (!outcome || !reporter_) return outcome;
+    const std::optional<StepName> name = parse_step_name(outcome->attempt.dir.filename().string());
+    const int64_t step = name ? name->step : next_step_;
+    if (outcome->failure) {
+      Diagnostic warning = *outcome->failure;
+      warning.what = fmt::format("checkpoint of step {} not written: {}", step, warning.what);
+      warning.help =
+          "free space or repair the file system; training goes on, and it is tried again";
+      reporter_->warning("checkpoint_failed", step, warning, save_times_.failures() == 0);
+      save_times_.failed(next_step_);
+      return outcome;
+    }
+    save_times_.succeeded();
+    for (const Diagnostic& warning : outcome->warnings) {
+      reporter_->warning("checkpoint_untidy", step, warning);
+    }
+    reporter_->checkpoint(step, outcome->attempt.dir);
+    return outcome;
+  }
+
+  Exit stopped() {
     if (reporter_) {
       reporter_->finish("stopped",
                         {fmt::format("stopped on request after step {}; checkpoint {} is complete",
-                                     next_step_, saved_at)});
+                                     next_step_, saved_at_)});
     }
     return Exit::requeue;
   }
@@ -261,11 +381,16 @@ class Rank {
   Device* const device_;
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<CheckpointSaver> saver_;
+  SaveTimes save_times_;
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
   double matmul_rate_ = 1;
   double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;
+  int64_t saved_at_ = 0;  // of the newest save begun
+  int64_t evaluated_at_ = -1;
+  double loss_ = 0;
   int64_t steps_seen_ = 0;
   int64_t skipped_ = 0;
 };

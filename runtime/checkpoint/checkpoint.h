@@ -1,7 +1,8 @@
 // Checkpoints (design: global tensors under public names; any layout loads any checkpoint):
 //   step-00000100/
 //     manifest.json              tensor -> {dtype, shape, chunks [{offset, extent, file,
-//                                byte_offset, bytes, xxh3}]}, files, trainer state
+//                                byte_offset, bytes, xxh3}]}, files, extra files, trainer state
+//     tokenizer.json             extra files: small, whole in one piece, hashed as a whole
 //     model-r00000.safetensors, optim-r00000.safetensors ...   one pair per writing rank
 //     COMMITTED                  XXH3 of the manifest, written last; without it the checkpoint does
 //                                not exist
@@ -21,6 +22,7 @@
 
 #include "common/dtype.h"
 #include "common/error.h"
+#include "runtime/checkpoint/keep_rules.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {
@@ -82,17 +84,33 @@ void prepare_checkpoint(const CheckpointAttempt& attempt);
 std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank,
                                       const std::vector<CheckpointTensor>& tensors);
 
+// A file that belongs to a checkpoint beside the tensors, and is small: the tokenizer.
+struct ExtraFile {
+  std::string name;  // a plain file name, not one of those above
+  std::string content;
+};
+inline constexpr const char* kTokenizerFile = "tokenizer.json";
+
 // One rank, after all shards are written: checks that the chunks tile every tensor exactly
-// (ckpt.tiling) and that the files are as their ranks reported (ckpt.file), writes manifest.json
-// and COMMITTED, renames the whole to `dir`, points `<parent>/../latest` at it, and deletes all but
-// the newest `keep_last` committed checkpoints (0 = keep all; the new one always stays) and older
-// uncommitted ones. `state` is stored under "state" in the manifest (step, consumed samples, model,
-// tokenizer, data fingerprint ...), and the fence with it. An Error means that there is no new
-// checkpoint; what fails after the renaming (`latest`, deleting) is returned as warnings ckpt.tidy.
-// Between prepare_checkpoint() and this the caller has read the run's fence, and it was its own.
+// (ckpt.tiling) and that the files are as their ranks reported (ckpt.file), writes the extra files,
+// manifest.json and COMMITTED, renames the whole to `dir`, points `<parent>/../latest` (and `best`,
+// if that is a rule) at it, and deletes the committed checkpoints that `keep` does not keep (the
+// new one always stays) and older uncommitted ones. `state` is stored under "state" in the manifest
+// (step, consumed samples, model, metrics, data fingerprint ...), and the fence with it. An Error
+// means that there is no new checkpoint; what fails after the renaming (`latest`, deleting) is
+// returned as warnings ckpt.tidy. Between prepare_checkpoint() and this the caller has read the
+// run's fence, and it was its own.
 std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
                                           const std::vector<ChunkRecord>& chunks,
-                                          const nlohmann::json& state, int64_t keep_last);
+                                          const nlohmann::json& state, const KeepRules& keep,
+                                          const std::vector<ExtraFile>& extras = {});
+// One rank, once nobody writes into the attempt's folder any more: deletes what is in it. What
+// cannot be deleted is left to the next attempt.
+void abandon_checkpoint(const CheckpointAttempt& attempt);
+// What `keep` says of the committed checkpoints in `checkpoints_dir`, by their manifests. Throws
+// filesystem_error.
+std::vector<SavedStep> saved_steps(const std::filesystem::path& checkpoints_dir,
+                                   const KeepRules& keep);
 
 // When the run's fence has become `fence`, and before ranks of that fence look for a checkpoint: no
 // attempt of an older one changes a checkpoint or `latest` any more, however late a frozen rank
@@ -108,15 +126,26 @@ class CheckpointReader {
   // Throws Error (Exit::data) ckpt.missing, ckpt.incomplete, ckpt.manifest, ckpt.version.
   explicit CheckpointReader(const std::filesystem::path& dir);
   const nlohmann::json& state() const { return state_; }
-  // As tokenizer_from_json() reads it.
-  nlohmann::json tokenizer() const { return state_.at("tokenizer"); }
+  // The names of the extra files, and what is in one. Throws ckpt.file, ckpt.checksum.
+  std::vector<std::string> extras() const;
+  std::string extra(const std::string& name) const;
+  // As tokenizer_from_json() reads it: the file kTokenizerFile; of a checkpoint of version 1 what
+  // stands in the state.
+  nlohmann::json tokenizer() const;
   const std::vector<ChunkRecord>& chunks() const { return chunks_; }
   // Fills the tensor from whatever chunks intersect its rectangles; verifies the XXH3 of every
   // chunk it touches once (ckpt.checksum names file and tensor). ckpt.tensor when the name is
   // absent, ckpt.shape when the global shape or dtype differs, ckpt.hole when a part is not
   // covered, ckpt.file when a file is missing or has another size.
   void read(CheckpointTensor& tensor);
-  // Checks every chunk that read() has not touched yet. Throws ckpt.checksum, ckpt.file.
+  // The same of several at once, by a few threads; those with `store` one after the other.
+  void read(std::vector<CheckpointTensor>& tensors);
+  // All that is wrong with it, at most `most`: every byte that has not been verified yet is read,
+  // by a few threads. Each names the file, and the tensor where it is one (ckpt.checksum,
+  // ckpt.file).
+  Diagnostics find_damage(size_t most = SIZE_MAX);
+  // Checks every chunk that read() has not touched yet, and the extra files. Throws ckpt.checksum,
+  // ckpt.file.
   void verify();
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;

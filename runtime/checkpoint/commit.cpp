@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/checkpoint/write_error.h"
+#include "runtime/checkpoint/write_parts.h"
 
 namespace mtl {
 
@@ -30,6 +32,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kLatest = "latest";
+constexpr const char* kBest = "best";
 
 // Without a trailing slash and with a parent to put `latest` into.
 fs::path normal(const fs::path& dir) {
@@ -105,40 +108,56 @@ void publish(const CheckpointAttempt& attempt, const fs::path& dir) {
   }
 }
 
-void point_latest(const CheckpointAttempt& attempt, const fs::path& dir) {
+// Points `<run>/<name>` at the checkpoint in `dir`.
+void point_link(const CheckpointAttempt& attempt, const char* name, const fs::path& dir) {
   const fs::path run_dir = dir.parent_path().parent_path();
-  const fs::path latest = run_dir / kLatest;
+  const fs::path link = run_dir / name;
   const fs::path target = dir.parent_path().filename() / dir.filename();
-  fs::path fresh = attempt_path(attempt) / kLatest;
-  fs::create_directory_symlink(target, fresh);
   std::error_code error;
-  fs::rename(fresh, latest, error);
+  if (fs::read_symlink(link, error) == target && !error) return;
+  fs::path fresh = attempt_path(attempt) / name;
+  fs::create_directory_symlink(target, fresh);
+  fs::rename(fresh, link, error);
   if (error == std::errc::cross_device_link) {
     // `checkpoints` is a link to a larger disk. The next commit corrects what a late rank does
     // here.
-    fresh = run_dir / fmt::format("{}.{}.tmp", kLatest, ::getpid());
+    fresh = run_dir / fmt::format("{}.{}.tmp", name, ::getpid());
     fs::remove(fresh);
     fs::create_directory_symlink(target, fresh);
-    fs::rename(fresh, latest, error);
+    fs::rename(fresh, link, error);
     std::error_code ignored;
     if (error) fs::remove(fresh, ignored);
   }
-  if (error) throw fs::filesystem_error("cannot replace the link", latest, error);
+  if (error) throw fs::filesystem_error("cannot replace the link", link, error);
   sync_directory(run_dir);
 }
 
+// What is pointed at stays: `best` goes before its checkpoint does.
+void drop_best(const CheckpointAttempt& attempt, const fs::path& checkpoint) {
+  const fs::path link = checkpoint.parent_path().parent_path() / kBest;
+  std::error_code error;
+  if (fs::read_symlink(link, error).filename() != checkpoint.filename() || error) return;
+  fs::rename(link, attempt_path(attempt) / kBest, error);
+  if (error == std::errc::cross_device_link) fs::remove(link, error);
+  sync_directory(link.parent_path());
+}
+
 // Moves what is not kept into the attempt's folder, which is deleted in the end.
-void prune(const CheckpointAttempt& attempt, const fs::path& dir, int64_t keep_last) {
-  if (keep_last <= 0) return;
+void prune(const CheckpointAttempt& attempt, const fs::path& dir, const KeepRules& keep,
+           const std::vector<SavedStep>& saved) {
   const int64_t step = parse_step_name(dir.filename().string())->step;
-  // The one just committed counts and stays, wherever its step stands among the others.
-  int64_t kept = 1;
+  std::set<int64_t> stay;
+  std::set<int64_t> known;
+  for (const Kept& kept : judge(keep, saved, step)) {
+    known.insert(kept.step);
+    if (kept.stays()) stay.insert(kept.step);
+  }
   for (const StepDir& other : step_dirs(dir.parent_path())) {
     if (!other.name.is_checkpoint() || other.path.filename() == dir.filename()) continue;
     bool goes = false;
     switch (check_commit(other.path).state) {
       case CommitState::committed:
-        goes = kept++ >= keep_last;
+        goes = known.contains(other.name.step) && !stay.contains(other.name.step);
         break;
       case CommitState::uncommitted:
         // An attempt that failed; newer ones may be somebody's work in progress.
@@ -148,8 +167,22 @@ void prune(const CheckpointAttempt& attempt, const fs::path& dir, int64_t keep_l
       case CommitState::missing:
         break;
     }
-    if (goes) fs::rename(other.path, attempt_path(attempt) / other.path.filename());
+    if (!goes) continue;
+    drop_best(attempt, other.path);
+    fs::rename(other.path, attempt_path(attempt) / other.path.filename());
   }
+}
+
+// The extra files, durable but for their names.
+std::map<std::string, ExtraFileRecord> write_extras(const fs::path& dir,
+                                                    const std::vector<ExtraFile>& extras) {
+  std::map<std::string, ExtraFileRecord> records;
+  for (const ExtraFile& extra : extras) {
+    as_write_error(dir / extra.name, [&] { write_file_atomic(dir / extra.name, extra.content); });
+    records[extra.name] = {.bytes = static_cast<int64_t>(extra.content.size()),
+                           .xxh3 = Xxh3::of(extra.content)};
+  }
+  return records;
 }
 
 // Runs what may fail without harm to the checkpoint, which is complete by now.
@@ -198,22 +231,58 @@ void prepare_checkpoint(const CheckpointAttempt& attempt) {
   }
 }
 
+void write_manifest(const fs::path& dir, const std::vector<ChunkRecord>& chunks,
+                    const nlohmann::json& state, const std::vector<ExtraFile>& extras) {
+  const std::string text = manifest_text({.state = state,
+                                          .extras = write_extras(dir, extras),
+                                          .files = describe_files(dir, chunks),
+                                          .chunks = chunks});
+  as_write_error(dir / kManifestName, [&] { write_file_atomic(dir / kManifestName, text); });
+  as_write_error(dir / kMarkerName,
+                 [&] { write_file_atomic(dir / kMarkerName, hash_text(Xxh3::of(text)) + "\n"); });
+}
+
+void write_new_checkpoint(const fs::path& out, const nlohmann::json& state,
+                          const std::vector<ExtraFile>& extras,
+                          const std::vector<std::vector<CheckpointTensor>>& ranks) {
+  const fs::path dir = normal(out);
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(dir, error))) {
+    throw Error(Exit::usage, Diagnostic{.code = "ckpt.exists",
+                                        .what = dir.string() + " is there already",
+                                        .help = "give a directory that is not there yet"});
+  }
+  fs::path written = dir;
+  written += fmt::format(".{}.tmp", ::getpid());
+  as_write_error(written, [&] { make_directories(written); });
+  try {
+    std::vector<ChunkRecord> chunks;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      for (ChunkRecord& chunk : write_shards_into(written, static_cast<int>(rank), ranks[rank])) {
+        chunks.push_back(std::move(chunk));
+      }
+    }
+    check_tiling(chunks, true);
+    write_manifest(written, chunks, state, extras);
+    fs::rename(written, dir, error);
+    if (error) fail_write(dir, error.message());
+    as_write_error(dir, [&] { sync_directory(dir.parent_path()); });
+  } catch (...) {
+    fs::remove_all(written, error);
+    throw;
+  }
+}
+
 std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
                                           const std::vector<ChunkRecord>& chunks,
-                                          const nlohmann::json& state, int64_t keep_last) {
+                                          const nlohmann::json& state, const KeepRules& keep,
+                                          const std::vector<ExtraFile>& extras) {
   const fs::path dir = normal(attempt.dir);
   refuse_committed(dir);
   check_tiling(chunks, true);
-  const fs::path written = written_path(attempt);
   nlohmann::json whole = state;
   whole["fence"] = attempt.fence;
-  const std::string text = manifest_text(
-      {.state = std::move(whole), .files = describe_files(written, chunks), .chunks = chunks});
-  as_write_error(written / kManifestName,
-                 [&] { write_file_atomic(written / kManifestName, text); });
-  as_write_error(written / kMarkerName, [&] {
-    write_file_atomic(written / kMarkerName, hash_text(Xxh3::of(text)) + "\n");
-  });
+  write_manifest(written_path(attempt), chunks, whole, extras);
   as_write_error(dir, [&] {
     try {
       publish(attempt, dir);
@@ -222,14 +291,45 @@ std::vector<Diagnostic> commit_checkpoint(const CheckpointAttempt& attempt,
     }
   });
   std::vector<Diagnostic> warnings;
-  try_to("point `latest` at " + dir.string(), warnings, [&] { point_latest(attempt, dir); });
+  try_to("point `latest` at " + dir.string(), warnings, [&] { point_link(attempt, kLatest, dir); });
   // What `latest` still points to must stay.
   if (!warnings.empty()) return warnings;
-  try_to("delete old checkpoints of " + dir.parent_path().string(), warnings,
-         [&] { prune(attempt, dir, keep_last); });
+  try_to("delete old checkpoints of " + dir.parent_path().string(), warnings, [&] {
+    if (keep.last <= 0 && keep.best <= 0) return;
+    const std::vector<SavedStep> saved = saved_steps(dir.parent_path(), keep);
+    const auto best = keep.best > 0 ? best_step(keep, saved) : std::nullopt;
+    if (best) point_link(attempt, kBest, checkpoint_path(dir.parent_path(), *best));
+    if (keep.last > 0) prune(attempt, dir, keep, saved);
+  });
   try_to("delete what is left over in " + dir.parent_path().string(), warnings,
          [&] { remove_attempts(dir.parent_path(), attempt.fence); });
   return warnings;
+}
+
+void abandon_checkpoint(const CheckpointAttempt& attempt) {
+  std::error_code ignored;
+  fs::remove_all(attempt_path(attempt), ignored);
+}
+
+std::vector<SavedStep> saved_steps(const fs::path& checkpoints_dir, const KeepRules& keep) {
+  std::vector<SavedStep> saved;
+  for (const StepDir& dir : step_dirs(checkpoints_dir)) {
+    if (!dir.name.is_checkpoint()) continue;
+    const CommitCheck check = check_commit(dir.path);
+    if (check.state != CommitState::committed) continue;
+    saved.push_back({.step = dir.name.step});
+    if (keep.best <= 0) continue;  // reading all of a manifest takes a while
+    try {
+      const Manifest manifest = parse_manifest(check.manifest, dir.path / kManifestName);
+      const nlohmann::json metrics = manifest.state.value("metrics", nlohmann::json::object());
+      const auto found = metrics.find(keep.metric);
+      if (found != metrics.end() && found->is_number()) saved.back().metric = found->get<double>();
+    } catch (const Error&) {
+      // Of another version: it counts among the last ones.
+    } catch (const nlohmann::json::exception&) {
+    }
+  }
+  return saved;
 }
 
 }  // namespace mtl

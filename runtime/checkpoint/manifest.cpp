@@ -18,7 +18,6 @@ namespace mtl {
 namespace {
 
 constexpr const char* kFormat = "mtl.checkpoint";
-constexpr int64_t kVersion = 1;
 
 [[noreturn]] void fail(std::string code, std::string what, std::string help) {
   throw Error(
@@ -53,16 +52,32 @@ void check_tensor(std::vector<const ChunkRecord*>& chunks, bool complete) {
                                             to_string(first.shape)));
     }
   }
-  // Sorted by the first axis, a part can only overlap those that begin before it ends there.
-  std::sort(chunks.begin(), chunks.end(),
-            [](const ChunkRecord* a, const ChunkRecord* b) { return a->offset < b->offset; });
+  // Sorted by an axis, a part can only overlap those that begin before it ends there: the axis at
+  // which most parts begin in different places, so that there are few.
+  size_t axis = 0;
+  size_t most = 0;
+  for (size_t d = 0; d < first.shape.size(); ++d) {
+    std::set<int64_t> begins;
+    for (const ChunkRecord* chunk : chunks) begins.insert(chunk->offset[d]);
+    if (begins.size() > most) axis = d;
+    most = std::max(most, begins.size());
+  }
+  std::sort(chunks.begin(), chunks.end(), [&](const ChunkRecord* a, const ChunkRecord* b) {
+    if (!a->offset.empty() && a->offset[axis] != b->offset[axis]) {
+      return a->offset[axis] < b->offset[axis];
+    }
+    return a->offset < b->offset;
+  });
   for (size_t i = 0; i < chunks.size(); ++i) {
     const Rect rect = rect_of(*chunks[i]);
     const int64_t rect_volume = *volume(rect.extent);
     covered += rect_volume;
     if (rect_volume == 0) continue;
     for (size_t j = i + 1; j < chunks.size(); ++j) {
-      if (!rect.offset.empty() && chunks[j]->offset[0] >= rect.offset[0] + rect.extent[0]) break;
+      if (!rect.offset.empty() &&
+          chunks[j]->offset[axis] >= rect.offset[axis] + rect.extent[axis]) {
+        break;
+      }
       if (const auto common = intersection(rect, rect_of(*chunks[j]))) {
         fail_tiling(first.tensor, fmt::format("{} is in {} and in {}", to_string(*common),
                                               chunks[i]->file, chunks[j]->file));
@@ -97,6 +112,17 @@ void check_files(const Manifest& manifest) {
                                     chunk.tensor, chunk.bytes, chunk.byte_offset, chunk.file,
                                     file->second.bytes));
     }
+  }
+}
+
+void read_extras(const nlohmann::json& extras, Manifest& manifest) {
+  if (!extras.is_object()) throw JsonProblem("'extras' is not an object");
+  for (const auto& [name, file] : extras.items()) {
+    if (!plain_name(name)) throw JsonProblem("'extras' has a name that is no plain file name");
+    if (manifest.files.contains(name) || name == kManifestName || name == kMarkerName) {
+      throw JsonProblem(fmt::format("'extras' has '{}', which is another kind of file", name));
+    }
+    manifest.extras[name] = {.bytes = json_size(file, "bytes"), .xxh3 = json_hash(file, "xxh3")};
   }
 }
 
@@ -170,11 +196,13 @@ std::string manifest_text(const Manifest& manifest) {
                    {"header_bytes", file.header_bytes},
                    {"header_xxh3", hash_text(file.header_xxh3)}};
   }
-  const nlohmann::json json = {{"format", kFormat},
-                               {"version", kVersion},
-                               {"state", manifest.state},
-                               {"files", std::move(files)},
-                               {"tensors", to_json(manifest.chunks)}};
+  nlohmann::json extras = nlohmann::json::object();
+  for (const auto& [name, file] : manifest.extras) {
+    extras[name] = {{"bytes", file.bytes}, {"xxh3", hash_text(file.xxh3)}};
+  }
+  const nlohmann::json json = {{"format", kFormat},         {"version", kManifestVersion},
+                               {"state", manifest.state},   {"extras", std::move(extras)},
+                               {"files", std::move(files)}, {"tensors", to_json(manifest.chunks)}};
   try {
     return json.dump(1) + "\n";
   } catch (const nlohmann::json::exception& error) {
@@ -190,13 +218,13 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
     if (json_string(json, "format") != kFormat) {
       throw JsonProblem(fmt::format("'format' is not \"{}\"", kFormat));
     }
-    const int64_t version = json_size(json, "version");
-    if (version != kVersion) {
+    manifest.version = json_size(json, "version");
+    if (manifest.version > kManifestVersion || manifest.version < kOldestManifestVersion) {
       fail("ckpt.version",
-           fmt::format("{}: checkpoint version {}; this mtl reads version {}", path.string(),
-                       version, kVersion),
-           version > kVersion ? "use the mtl that wrote it, or a newer one"
-                              : "use another checkpoint");
+           fmt::format("{}: checkpoint version {}; this mtl reads versions {} to {}", path.string(),
+                       manifest.version, kOldestManifestVersion, kManifestVersion),
+           manifest.version > kManifestVersion ? "use the mtl that wrote it, or a newer one"
+                                               : "use another checkpoint");
     }
     manifest.state = json_member(json, "state");
     const nlohmann::json& files = json_member(json, "files");
@@ -211,6 +239,7 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
         throw JsonProblem(fmt::format("'{}' has a header longer than itself", name));
       }
     }
+    if (manifest.version > 1) read_extras(json_member(json, "extras"), manifest);
     manifest.chunks = chunks_from_json(json_member(json, "tensors"));
     check_files(manifest);
     check_tiling(manifest.chunks, false);

@@ -21,8 +21,19 @@ struct ShardFileRecord {
   uint64_t header_xxh3 = 0;
 };
 
+struct ExtraFileRecord {
+  int64_t bytes = 0;
+  uint64_t xxh3 = 0;
+};
+
+// Version 2 has the extra files; in version 1 the tokenizer stands in the state.
+inline constexpr int64_t kManifestVersion = 2;
+inline constexpr int64_t kOldestManifestVersion = 1;
+
 struct Manifest {
+  int64_t version = kManifestVersion;
   nlohmann::json state;
+  std::map<std::string, ExtraFileRecord> extras = {};
   std::map<std::string, ShardFileRecord> files;
   std::vector<ChunkRecord> chunks;
 };

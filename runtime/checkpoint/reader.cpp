@@ -2,10 +2,16 @@
 // A chunk is streamed through one buffer that is hashed and scattered from at once; the first time
 // it is touched all of it is read, so that its hash can be checked, later only what is needed.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
+#include <thread>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,6 +22,7 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/shard_files.h"
+#include "runtime/checkpoint/strict_json.h"
 
 namespace mtl {
 
@@ -64,40 +71,54 @@ void scatter(Scatter& part, std::span<const char> bytes, int64_t begin, int64_t 
 struct CheckpointReader::Files {
   std::filesystem::path dir;
   std::map<std::string, ShardFileRecord> records;
+  std::map<std::string, ExtraFileRecord> extras;
   std::map<std::string, std::vector<size_t>, std::less<>> chunks_of;  // by tensor
-  std::map<std::string, OpenShard> open;
+  std::mutex mutex;  // of what follows; several threads read
+  std::map<std::string, std::shared_ptr<const OpenShard>> open;
   std::set<std::string> verified_headers;
   std::set<size_t> verified_chunks;
 
-  const OpenShard& get(const std::string& name) {
-    if (const auto found = open.find(name); found != open.end()) return found->second;
-    if (open.size() >= kMaxOpen) open.clear();
+  bool is_verified(size_t chunk) {
+    const std::lock_guard lock(mutex);
+    return verified_chunks.contains(chunk);
+  }
+
+  // Two threads may both open a file; one of them is kept.
+  std::shared_ptr<const OpenShard> get(const std::string& name) {
+    bool verified = false;
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto found = open.find(name); found != open.end()) return found->second;
+      verified = verified_headers.contains(name);
+    }
     const auto path = dir / name;
-    OpenShard shard = open_shard(path);
+    auto shard = std::make_shared<const OpenShard>(open_shard(path, Links::refuse));
     const ShardFileRecord& record = records.at(name);
-    if (shard.bytes != record.bytes) {
+    if (shard->bytes != record.bytes) {
       fail("ckpt.file",
-           fmt::format("{} has {} bytes instead of {}", path.string(), shard.bytes, record.bytes),
+           fmt::format("{} has {} bytes instead of {}", path.string(), shard->bytes, record.bytes),
            "the checkpoint is damaged; use another one");
     }
-    if (!verified_headers.contains(name)) {
+    if (!verified) {
       std::string header(static_cast<size_t>(record.header_bytes), '\0');
-      read_at(shard, path, 0, header);
+      read_at(*shard, path, 0, header);
       if (Xxh3::of(header) != record.header_xxh3) {
         fail("ckpt.checksum", fmt::format("{}: the header fails its checksum", path.string()),
              "the file was damaged after it was written; use another checkpoint");
       }
-      verified_headers.insert(name);
     }
+    const std::lock_guard lock(mutex);
+    verified_headers.insert(name);
+    if (open.size() >= kMaxOpen) open.clear();
     return open.emplace(name, std::move(shard)).first->second;
   }
 
   // Reads the bytes of `chunk` that `parts` need, all of them if it was not verified yet.
   void stream(const ChunkRecord& chunk, size_t index, std::vector<Scatter>& parts, int64_t element,
               const Target& target) {
-    const OpenShard& shard = get(chunk.file);
+    const std::shared_ptr<const OpenShard> shard = get(chunk.file);
     const auto path = dir / chunk.file;
-    const bool verify = !verified_chunks.contains(index);
+    const bool verify = !is_verified(index);
     int64_t begin = verify ? 0 : chunk.bytes;
     int64_t end = verify ? chunk.bytes : 0;
     if (!verify) {
@@ -116,7 +137,7 @@ struct CheckpointReader::Files {
     while (begin < end) {
       const auto bytes = static_cast<size_t>(std::min<int64_t>(buffer.size(), end - begin));
       const std::span<char> filled(buffer.data(), bytes);
-      read_at(shard, path, chunk.byte_offset + begin, filled);
+      read_at(*shard, path, chunk.byte_offset + begin, filled);
       if (verify) hash.update(filled.data(), filled.size());
       for (Scatter& part : parts) scatter(part, filled, begin, element, target);
       begin += static_cast<int64_t>(bytes);
@@ -128,9 +149,46 @@ struct CheckpointReader::Files {
                        to_string(Rect{chunk.offset, chunk.extent})),
            "the file was damaged after it was written; use another checkpoint");
     }
+    const std::lock_guard lock(mutex);
     verified_chunks.insert(index);
   }
 };
+
+namespace {
+
+// More than a disk needs to be busy, and few enough for a machine with many ranks.
+constexpr size_t kThreads = 4;
+
+// Calls work(i) for each i < count, by a few threads, in ascending order as far as that goes. After
+// an exception no more are begun, and that of the smallest i is thrown.
+void in_parallel(size_t count, const std::function<void(size_t)>& work) {
+  const size_t cores = std::max<size_t>(1, std::thread::hardware_concurrency());
+  const size_t threads = std::min({kThreads, cores, count});
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  size_t first = SIZE_MAX;
+  std::exception_ptr thrown;
+  const auto run = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        next = count;
+        const std::lock_guard lock(mutex);
+        if (i >= first) return;
+        first = i;
+        thrown = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < threads; ++i) others.emplace_back(run);
+  run();
+  for (std::thread& other : others) other.join();
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+}  // namespace
 
 CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir) {
   CommitCheck check = check_commit(dir);
@@ -154,10 +212,56 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir)
   files_ = std::make_unique<Files>();
   files_->dir = dir;
   files_->records = std::move(manifest.files);
+  files_->extras = std::move(manifest.extras);
   for (size_t i = 0; i < chunks_.size(); ++i) files_->chunks_of[chunks_[i].tensor].push_back(i);
 }
 
 CheckpointReader::~CheckpointReader() = default;
+
+std::vector<std::string> CheckpointReader::extras() const {
+  std::vector<std::string> names;
+  for (const auto& [name, ignored] : files_->extras) names.push_back(name);
+  return names;
+}
+
+std::string CheckpointReader::extra(const std::string& name) const {
+  const auto path = dir_ / name;
+  const auto found = files_->extras.find(name);
+  if (found == files_->extras.end()) {
+    fail("ckpt.file", fmt::format("{} has no file '{}'", dir_.string(), name),
+         "the checkpoint is of another program or version; use another one");
+  }
+  const OpenShard file = open_shard(path, Links::refuse);
+  if (file.bytes != found->second.bytes) {
+    fail("ckpt.file",
+         fmt::format("{} has {} bytes instead of {}", path.string(), file.bytes,
+                     found->second.bytes),
+         "the checkpoint is damaged; use another one");
+  }
+  std::string content(static_cast<size_t>(file.bytes), '\0');
+  read_at(file, path, 0, content);
+  if (Xxh3::of(content) != found->second.xxh3) {
+    fail("ckpt.checksum", fmt::format("{} fails its checksum", path.string()),
+         "the file was damaged after it was written; use another checkpoint");
+  }
+  return content;
+}
+
+nlohmann::json CheckpointReader::tokenizer() const {
+  if (files_->extras.contains(kTokenizerFile)) {
+    try {
+      return parse_strict_json(extra(kTokenizerFile));
+    } catch (const JsonProblem& problem) {
+      fail("ckpt.manifest", fmt::format("{}: {}", (dir_ / kTokenizerFile).string(), problem.what()),
+           "use another checkpoint");
+    }
+  }
+  const auto found = state_.find("tokenizer");
+  if (found == state_.end()) {
+    fail("ckpt.manifest", dir_.string() + " has no tokenizer", "use another checkpoint");
+  }
+  return *found;
+}
 
 void CheckpointReader::read(CheckpointTensor& tensor) {
   const auto found = files_->chunks_of.find(tensor.name);
@@ -219,11 +323,67 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
   elements.flush();
 }
 
-void CheckpointReader::verify() {
-  std::vector<Scatter> nowhere;
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (!files_->verified_chunks.contains(i)) files_->stream(chunks_[i], i, nowhere, 1, {});
+void CheckpointReader::read(std::vector<CheckpointTensor>& tensors) {
+  const bool anywhere = std::any_of(tensors.begin(), tensors.end(),
+                                    [](const CheckpointTensor& t) { return bool(t.store); });
+  if (anywhere) {
+    for (CheckpointTensor& tensor : tensors) read(tensor);
+    return;
   }
+  in_parallel(tensors.size(), [&](size_t i) { read(tensors[i]); });
+}
+
+Diagnostics CheckpointReader::find_damage(size_t most) {
+  // In the order of the disk.
+  std::vector<size_t> left;
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (!files_->is_verified(i)) left.push_back(i);
+  }
+  std::sort(left.begin(), left.end(), [&](size_t a, size_t b) {
+    return std::tie(chunks_[a].file, chunks_[a].byte_offset) <
+           std::tie(chunks_[b].file, chunks_[b].byte_offset);
+  });
+  std::map<size_t, Diagnostic> found;  // by place in `left`
+  std::set<std::string> unusable;      // files of which one thing is said once
+  std::mutex mutex;
+  in_parallel(left.size(), [&](size_t i) {
+    const ChunkRecord& chunk = chunks_[left[i]];
+    {
+      const std::lock_guard lock(mutex);
+      if (found.size() >= most || unusable.contains(chunk.file)) return;
+    }
+    std::vector<Scatter> nowhere;
+    try {
+      files_->get(chunk.file);
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      if (unusable.insert(chunk.file).second) found.emplace(i, error.diagnostics().front());
+      return;
+    }
+    try {
+      files_->stream(chunk, left[i], nowhere, 1, {});
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      found.emplace(i, error.diagnostics().front());
+    }
+  });
+  Diagnostics damage;
+  size_t count = 0;
+  for (auto& [place, diagnostic] : found) {
+    if (count++ < most) damage.add(std::move(diagnostic));
+  }
+  for (const std::string& name : extras()) {
+    try {
+      extra(name);
+    } catch (const Error& error) {
+      if (count++ < most) damage.add(error.diagnostics().front());
+    }
+  }
+  return damage;
+}
+
+void CheckpointReader::verify() {
+  find_damage(1).throw_if_errors(Exit::data);
 }
 
 }  // namespace mtl

@@ -26,9 +26,13 @@ namespace {
 
 }  // namespace
 
-OpenShard open_shard(const std::filesystem::path& path) {
+OpenShard open_shard(const std::filesystem::path& path, Links links) {
   OpenShard shard;
-  shard.fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const int no_links = links == Links::refuse ? O_NOFOLLOW : 0;
+  shard.fd = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links));
+  if (!shard.fd && no_links != 0 && errno == ELOOP) {
+    fail_file(path, "is a symbolic link, and a checkpoint's files lie in its own folder");
+  }
   struct stat info = {};
   if (!shard.fd || ::fstat(shard.fd.get(), &info) != 0) {
     fail_file(path, std::generic_category().message(errno));

@@ -16,7 +16,11 @@ struct OpenShard {
   Fd fd;
   int64_t bytes = 0;
 };
-OpenShard open_shard(const std::filesystem::path& path);
+enum class Links {
+  follow,
+  refuse,  // the file itself is no link: what it links to may be anywhere
+};
+OpenShard open_shard(const std::filesystem::path& path, Links links = Links::follow);
 void read_at(const OpenShard& shard, const std::filesystem::path& path, int64_t offset,
              std::span<char> out);
 

@@ -17,12 +17,19 @@ void fail_write(const std::filesystem::path& path, const std::string& reason) {
                                  "run the same command again: it resumes"});
 }
 
-void fail_write(const std::filesystem::path& path, int error_number) {
+void fail_write(const std::filesystem::path& path, int error_number, int64_t needed) {
   std::string reason = std::generic_category().message(error_number);
   if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
     std::error_code unknown;
     const auto space = std::filesystem::space(path.parent_path(), unknown);
-    if (!unknown) reason += fmt::format(" ({} MiB available)", space.available >> 20);
+    constexpr double kMiB = 1 << 20;
+    const double there = static_cast<double>(space.available) / kMiB;
+    if (!unknown && needed > 0) {
+      reason += fmt::format(" ({:.1f} MiB needed, {:.1f} MiB free)",
+                            static_cast<double>(needed) / kMiB, there);
+    } else if (!unknown) {
+      reason += fmt::format(" ({:.1f} MiB free)", there);
+    }
   }
   fail_write(path, reason);
 }

@@ -1,6 +1,7 @@
 // Every failure to write a checkpoint is one error, ckpt.write, whatever call it came from.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -10,7 +11,9 @@ namespace mtl {
 
 // Throws Error (Exit::environment) ckpt.write with the file and the system's reason.
 [[noreturn]] void fail_write(const std::filesystem::path& path, const std::string& reason);
-[[noreturn]] void fail_write(const std::filesystem::path& path, int error_number);
+// `needed`: bytes of the whole file, which are named when the disk is full; 0 = not known.
+[[noreturn]] void fail_write(const std::filesystem::path& path, int error_number,
+                             int64_t needed = 0);
 
 // Runs `call`, whose errors file.* of common/files.h become ckpt.write.
 template <class Call>

@@ -20,6 +20,7 @@
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/write_error.h"
+#include "runtime/checkpoint/write_parts.h"
 
 namespace mtl {
 
@@ -30,11 +31,12 @@ constexpr size_t kBufferBytes = size_t{4} << 20;
 // One file that is either complete and on the disk, or removed.
 class ShardFile {
  public:
-  explicit ShardFile(std::filesystem::path path) : path_(std::move(path)) {
+  ShardFile(std::filesystem::path path, int64_t bytes) : path_(std::move(path)), bytes_(bytes) {
     // What an earlier attempt left is not written through: it may be linked or open elsewhere.
     if (::unlink(path_.c_str()) != 0 && errno != ENOENT) fail_write(path_, errno);
     fd_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (!fd_) fail_write(path_, errno);
+    reserve();
     buffer_.reserve(kBufferBytes);
   }
   ~ShardFile() {
@@ -56,13 +58,22 @@ class ShardFile {
 
   void finish() {
     flush();
-    if (::fsync(fd_.get()) != 0) fail_write(path_, errno);
+    if (::fsync(fd_.get()) != 0) fail_write(path_, errno, bytes_);
     // Network file systems tell some write errors only here.
-    if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(path_, errno);
+    if (::close(fd_.release()) != 0 && errno != EINTR) fail_write(path_, errno, bytes_);
     finished_ = true;
   }
 
  private:
+  // A disk that has no room says so now, and not when it is full for everybody else too.
+  void reserve() {
+    if (bytes_ <= 0 || ::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, 0, bytes_) == 0) return;
+    if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return;
+    const int why = errno;
+    ::unlink(path_.c_str());
+    fail_write(path_, why, bytes_);
+  }
+
   void flush() {
     write(buffer_);
     buffer_.clear();
@@ -72,12 +83,21 @@ class ShardFile {
     while (!bytes.empty()) {
       const ssize_t put = ::write(fd_.get(), bytes.data(), bytes.size());
       if (put < 0 && errno == EINTR) continue;
-      if (put < 0) fail_write(path_, errno);
+      if (put < 0) fail_write(path_, errno, bytes_);
       bytes.remove_prefix(static_cast<size_t>(put));
+      written_ += put;
+    }
+    // The disk works while the next bytes are hashed, and fsync has less to wait for.
+    if (written_ - started_ >= kWritebackBytes) {
+      ::sync_file_range(fd_.get(), started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
+      started_ = written_;
     }
   }
 
+  static constexpr int64_t kWritebackBytes = int64_t{16} << 20;
   std::filesystem::path path_;
+  const int64_t bytes_;  // of the whole
+  int64_t written_ = 0, started_ = 0;
   Fd fd_;
   std::string buffer_;
   bool finished_ = false;
@@ -153,7 +173,8 @@ uint64_t append_piece(ShardFile& file, const Piece& piece) {
   return hash.digest();
 }
 
-void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces) {
+void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces,
+                 const std::string& format) {
   std::vector<SafetensorsEntry> entries;
   int64_t end = 0;
   for (const Piece& piece : pieces) {
@@ -164,8 +185,8 @@ void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces) 
                        .end = end + piece.chunk.bytes});
     end += piece.chunk.bytes;
   }
-  const std::string header = safetensors_header(entries, {{"format", "mtl.checkpoint"}});
-  ShardFile file(path);
+  const std::string header = safetensors_header(entries, {{"format", format}});
+  ShardFile file(path, static_cast<int64_t>(header.size()) + end);
   file.append(header);
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i].chunk.byte_offset = static_cast<int64_t>(header.size()) + entries[i].begin;
@@ -179,14 +200,25 @@ void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces) 
 std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank,
                                       const std::vector<CheckpointTensor>& tensors) {
   // Not made here: a rank that comes too late finds nothing to write into.
-  const std::filesystem::path dir = written_path(attempt);
+  return write_shards_into(written_path(attempt), rank, tensors);
+}
+
+void write_safetensors(const std::filesystem::path& path,
+                       const std::vector<CheckpointTensor>& tensors) {
+  std::vector<Piece> pieces = pieces_of(tensors, false, path.filename().string());
+  // Others' readers look for this word.
+  write_shard(path, pieces, "pt");
+}
+
+std::vector<ChunkRecord> write_shards_into(const std::filesystem::path& dir, int rank,
+                                           const std::vector<CheckpointTensor>& tensors) {
   std::vector<ChunkRecord> chunks;
   for (const bool optimizer : {false, true}) {
     const std::string name =
         fmt::format("{}-r{:05d}.safetensors", optimizer ? "optim" : "model", rank);
     std::vector<Piece> pieces = pieces_of(tensors, optimizer, name);
     if (pieces.empty()) continue;
-    write_shard(dir / name, pieces);
+    write_shard(dir / name, pieces, "mtl.checkpoint");
     for (Piece& piece : pieces) chunks.push_back(std::move(piece.chunk));
   }
   as_write_error(dir, [&] { sync_directory(dir); });

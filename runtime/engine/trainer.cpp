@@ -293,13 +293,14 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
 namespace {
 
 // Requests travel as numbers beside sums that are exchanged anyway.
-constexpr size_t kRequests = 2;
+constexpr size_t kRequests = 3;
 void put(const Requests& requests, double* out) {
   out[0] = requests.stop ? 1.0 : 0.0;
   out[1] = requests.checkpoint ? 1.0 : 0.0;
+  out[2] = requests.saving ? 1.0 : 0.0;
 }
 Requests take(const double* in) {
-  return {in[0] > 0, in[1] > 0};
+  return {.stop = in[0] > 0, .checkpoint = in[1] > 0, .saving = in[2] > 0};
 }
 
 }  // namespace

@@ -41,6 +41,7 @@ struct ParameterState {
 struct Requests {
   bool stop = false;
   bool checkpoint = false;
+  bool saving = false;  // no wish: its part of a checkpoint is still being written
 };
 
 struct StepResult {

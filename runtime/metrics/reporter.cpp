@@ -10,6 +10,8 @@
 #include <string_view>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include "runtime/metrics/format.h"
 #include "runtime/metrics/record.h"
 #include "runtime/metrics/run_files.h"
@@ -216,6 +218,17 @@ void Reporter::checkpoint(int64_t step, const std::filesystem::path& path) {
   s.event("checkpoint", {{"step", step}, {"path", s.checkpoint}});
   s.send({{"kind", "checkpoint"}, {"time", s.time()}, {"step", step}, {"path", s.checkpoint}});
   s.write_status(true);
+}
+
+void Reporter::warning(const std::string& name, int64_t step, const Diagnostic& diagnostic,
+                       bool shown) {
+  State& s = *state_;
+  s.event(name, {{"step", step}, {"code", diagnostic.code}, {"reason", diagnostic.what}});
+  if (!shown) return;
+  std::string text = fmt::format("[{}] {}", diagnostic.code, diagnostic.what);
+  for (const std::string& note : diagnostic.notes) text += "; " + note;
+  if (!diagnostic.help.empty()) text += "; " + diagnostic.help;
+  s.send({{"kind", "warning"}, {"text", text}});
 }
 
 void Reporter::finish(const std::string& state, const std::vector<std::string>& lines) {

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "common/error.h"
+
 namespace mtl {
 
 struct StepReport {
@@ -55,6 +57,10 @@ class Reporter {
   void step(const StepReport& report);
   void eval(int64_t step, double valid_loss);
   void checkpoint(int64_t step, const std::filesystem::path& path);
+  // Something that a person should know of and that does not end the run, as the event `name` with
+  // code and reason; `shown`: also where the progress is seen.
+  void warning(const std::string& name, int64_t step, const Diagnostic& diagnostic,
+               bool shown = true);
   // state: "done" | "stopped" | "failed". A Reporter destroyed after start() without finish()
   // records "failed".
   void finish(const std::string& state, const std::vector<std::string>& lines);

@@ -206,10 +206,10 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   if (needs.sequence_parallel) arena.add("gathered", compute, {d.n, d.h});
   arena.add("dresidual", compute, {d.stream, d.h});  // gradient of the residual stream
   // Sums of squares by row of the table, for the gradient norm, and behind them the requests
-  // of all ranks (stop, checkpoint).
-  arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 2});
+  // of all ranks (stop, checkpoint, saving).
+  arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 3});
   // Sum of the losses, and those requests; and of the targets that count, if not all do.
-  arena.add("loss_sum", DType::f64, {needs.counted ? 4 : 3});
+  arena.add("loss_sum", DType::f64, {needs.counted ? 5 : 4});
   const int64_t phases = arena.at();
   if (head) {
     arena.add("logits", compute, {d.n, d.vocab});

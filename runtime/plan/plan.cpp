@@ -8,6 +8,7 @@
 
 #include "runtime/plan/no_effect.h"
 #include "runtime/plan/rules.h"
+#include "runtime/plan/saved_parts.h"
 
 namespace mtl {
 
@@ -112,6 +113,12 @@ int64_t Plan::total_bytes() const {
   return total * (grid.world() / grid.sizes()[Axis::pp]);
 }
 
+int64_t Plan::snapshot_bytes() const {
+  int64_t total = 0;
+  for (const StagePlan& stage : stages) total += stage.snapshot_bytes;
+  return total * (grid.world() / grid.sizes()[Axis::pp]);
+}
+
 Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
                Diagnostics& diagnostics) {
   const TrainSpec& spec = resolved.spec;
@@ -170,6 +177,10 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
         (plan.model.position == PositionType::rope ||
          (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
     needs.counted = spec.data.mask_eod_loss;
+    if (spec.checkpoint.async) {
+      const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
+      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, dp, moments);
+    }
     stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
     stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,
                                        layout.sizes, needs.micro_batches);

@@ -34,6 +34,9 @@ struct StagePlan {
   ParamLayout layout;
   MemoryPlan memory;
   StageTraffic traffic;  // of a step with the most micro-batches
+  // In host memory, beside the arena: what a rank copies to write a checkpoint while training goes
+  // on (checkpoint.async); 0 = it does not.
+  int64_t snapshot_bytes = 0;
 };
 
 // The schedule of a step with so many micro-batches.
@@ -68,6 +71,8 @@ struct Plan {
   // Of the rank that needs most, and of all ranks together.
   int64_t peak_bytes() const;
   int64_t total_bytes() const;
+  // All ranks' copies for checkpoints, not part of the above.
+  int64_t snapshot_bytes() const;
 };
 
 // Checks every rule that ties values together (codes mesh.*, batch.*, model.*, lr.*, recompute.*,

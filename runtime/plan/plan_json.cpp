@@ -84,6 +84,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   nlohmann::json memory = {{"total_bytes", stage.memory.total_bytes},
                            {"slots", stage.memory.slots},
                            {"slot_bytes", stage.memory.slot_bytes}};
+  if (stage.snapshot_bytes > 0) memory["checkpoint_copy_on_host"] = stage.snapshot_bytes;
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     memory[category_name(category)] = stage.memory.bytes_of_category(category);

@@ -73,6 +73,10 @@ ordered_json word_schema(const Row& row) {
 std::vector<ordered_json> value_schemas(const Row& row) {
   TrainSpec any;
   const Field field = row.field(any);
+  if (row.is_duration) {
+    return {ordered_json{{"const", 0}},
+            ordered_json{{"type", "string"}, {"pattern", "^(0|[0-9]+(_[0-9]+)*[smhd])$"}}};
+  }
   if (spec::is_integer(field)) return integer_schemas(row, row.suffixes);
   ordered_json integer;
   integer["anyOf"] = integer_schemas(row, false);

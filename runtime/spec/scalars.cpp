@@ -131,6 +131,47 @@ std::optional<Problem> read_integer(const std::string& name, const std::string& 
   return std::nullopt;
 }
 
+namespace {
+
+struct TimeUnit {
+  char letter;
+  int64_t seconds;
+};
+// The largest first.
+constexpr TimeUnit kTimeUnits[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+
+}  // namespace
+
+std::optional<Problem> read_duration(const std::string& name, const std::string& text,
+                                     int64_t& seconds) {
+  if (text == "0") {
+    seconds = 0;
+    return std::nullopt;
+  }
+  for (const TimeUnit& unit : kTimeUnits) {
+    if (text.size() < 2 || text.back() != unit.letter) continue;
+    int64_t count = 0;
+    if (auto problem = read_integer(name, text.substr(0, text.size() - 1), false, count)) {
+      return problem;
+    }
+    if (count < 0 || count > INT64_MAX / unit.seconds) {
+      return Problem{"config.range", fmt::format("{} cannot be {}", name, quoted(text))};
+    }
+    seconds = count * unit.seconds;
+    return std::nullopt;
+  }
+  return Problem{"config.type", fmt::format("{}: {} is not a time", name, quoted(text))};
+}
+
+std::string duration_text(int64_t seconds) {
+  for (const TimeUnit& unit : kTimeUnits) {
+    if (seconds > 0 && seconds % unit.seconds == 0) {
+      return fmt::format("{}{}", seconds / unit.seconds, unit.letter);
+    }
+  }
+  return "0";
+}
+
 std::optional<Problem> read_double(const std::string& name, const std::string& text,
                                    double& result) {
   const char* begin = text.data();

@@ -28,6 +28,10 @@ std::string number_text(double value);
 // G, where allowed). Exact: what is written must be a whole number and fit 64 bits.
 std::optional<Problem> read_integer(const std::string& name, const std::string& text, bool suffixes,
                                     int64_t& result);
+// "90s", "30m", "12h", "1d", or 0, in seconds.
+std::optional<Problem> read_duration(const std::string& name, const std::string& text,
+                                     int64_t& seconds);
+std::string duration_text(int64_t seconds);
 std::optional<Problem> read_double(const std::string& name, const std::string& text,
                                    double& result);
 // One of the row's choices.

@@ -58,6 +58,7 @@ struct Row {
   bool is_name = false;       // of a string: the name of a folder
   std::string auto_doc = {};  // if not empty, `auto` is allowed and stored as 0 or as nothing
   bool suffixes = false;      // of an integer, of the keys of a ramp: k, M, G are allowed
+  bool is_duration = false;   // of an integer: seconds, written as 90s, 30m, 12h, 1d
   double min = std::numeric_limits<double>::lowest();
   double max = std::numeric_limits<double>::max();
   bool above_min = false;  // min itself is not allowed

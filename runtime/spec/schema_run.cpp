@@ -30,6 +30,7 @@ Section checkpoint_section() {
       .docs =
           {
               {"checkpoint", "Checkpoints."},
+              {"checkpoint.keep_best", "Checkpoints that stay because they are good."},
           },
       .rows =
           {
@@ -40,12 +41,56 @@ Section checkpoint_section() {
                .min = 0,
                .max = kSteps,
                .known_as = {"save_interval", "save_steps", "checkpointing_steps", "save_every"}},
+              {.key = "checkpoint.every_time",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.every_time; },
+               .doc = "Time after which a checkpoint is written in any case, since the one before; "
+                      "0: steps alone count. The clock of rank 0 decides for all.",
+               .is_duration = true,
+               .min = 0,
+               .max = 31 * 86400,
+               .known_as = {"save_interval_minutes", "every_n_train_minutes",
+                            "train_time_interval"}},
+              {.key = "checkpoint.async",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.async; },
+               .doc =
+                   "Whether training goes on while a checkpoint is written: each rank copies its "
+                   "part first, and `mtl plan` shows the memory of the copy.",
+               .known_as = {"async_save", "async_mode"}},
               {.key = "checkpoint.keep_last",
                .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_last; },
                .doc = "Checkpoints that are kept; older ones are deleted. 0: all are kept.",
                .min = 0,
                .max = kMany,
                .known_as = {"save_total_limit", "total_limit", "keep"}},
+              {.key = "checkpoint.keep_every",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_every; },
+               .doc =
+                   "Beside the last ones, checkpoints of every so manieth step stay for good; 0: "
+                   "none.",
+               .suffixes = true,
+               .min = 0,
+               .max = kSteps,
+               .known_as = {"save_retain_interval", "keep_interval"}},
+              {.key = "checkpoint.keep_best.k",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_best.k; },
+               .doc =
+                   "Beside the last ones, so many with the best metric stay, and the link `best` "
+                   "points at the best of them; 0: none.",
+               .min = 0,
+               .max = kMany,
+               .known_as = {"save_top_k", "best_n_checkpoints"}},
+              {.key = "checkpoint.keep_best.metric",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_best.metric; },
+               .doc = "What is compared.",
+               .choices = {{"valid_loss",
+                            "the loss on the validation text, measured at each "
+                            "checkpoint"},
+                           {"loss", "the training loss of the last step"}},
+               .known_as = {"monitor", "metric_for_best_model"}},
+              {.key = "checkpoint.keep_best.mode",
+               .field = [](TrainSpec& s) -> Field { return &s.checkpoint.keep_best.mode; },
+               .doc = "Which value is best.",
+               .choices = {{"min", "the lowest"}, {"max", "the highest"}}},
               {.key = "checkpoint.resume",
                .field = [](TrainSpec& s) -> Field { return &s.checkpoint.resume; },
                .doc = "Whether a run goes on from its newest checkpoint.",
@@ -58,8 +103,6 @@ Section checkpoint_section() {
       .unavailable =
           {
               {"checkpoint.dir", "checkpoints live in the run's folder, see `run.dir`"},
-              {"checkpoint.keep_best", "the last ones are kept, see `checkpoint.keep_last`"},
-              {"checkpoint.async", "checkpoints are written between steps"},
           },
   };
 }

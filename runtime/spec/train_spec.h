@@ -166,8 +166,16 @@ struct TrainSpec {
     } tokenizer;
   } data;
   struct Checkpoint {
-    int64_t every = 0;            // steps; 0 = only at the end
-    int64_t keep_last = 3;        // 0 = keep all
+    int64_t every = 0;       // steps; 0 = only at the end
+    int64_t every_time = 0;  // and seconds; 0 = no matter how long it takes
+    bool async = true;       // written while training goes on
+    int64_t keep_last = 3;   // 0 = keep all
+    int64_t keep_every = 0;  // and those of every so manieth step; 0 = none
+    struct KeepBest {
+      int64_t k = 0;
+      std::string metric = "valid_loss";  // valid_loss | loss
+      std::string mode = "min";           // min | max
+    } keep_best;
     std::string resume = "auto";  // auto | never | must
   } checkpoint;
   struct Log {

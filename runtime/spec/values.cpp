@@ -116,9 +116,9 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   if (is_integer(field)) {
     int64_t number = 0;
     if (!automatic) {
-      if (const auto problem = read_integer(row.key, text, row.suffixes, number)) {
-        return complain(*problem);
-      }
+      const auto problem = row.is_duration ? read_duration(row.key, text, number)
+                                           : read_integer(row.key, text, row.suffixes, number);
+      if (problem) return complain(*problem);
       if (!in_range(row, number)) return complain(out_of_range(row, quoted(text)));
     }
     std::visit(
@@ -163,7 +163,7 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
       Overloaded{
           [](bool* value) { return std::string(*value ? "true" : "false"); },
           [&](int* value) { return number(*value); },
-          [&](int64_t* value) { return number(*value); },
+          [&](int64_t* value) { return row.is_duration ? duration_text(*value) : number(*value); },
           [&](uint64_t* value) { return number(*value); },
           [&](double* value) { return number(*value); },
           [&](std::string* value) {
@@ -221,6 +221,10 @@ std::string range_text(const Row& row) {
       std::holds_alternative<TextOrSources>(field)) {
     return {};
   }
+  if (row.is_duration) {
+    return fmt::format("{} to {}", duration_text(static_cast<int64_t>(row.min)),
+                       duration_text(static_cast<int64_t>(row.max)));
+  }
   if (row.above_min || row.below_max) {
     return fmt::format("{} {}, {} {}", row.above_min ? "above" : "at least", number_text(row.min),
                        row.below_max ? "below" : "at most", number_text(row.max));
@@ -240,6 +244,7 @@ std::string type_text(const Row& row) {
     return fmt::format("{} or list of integers", fmt::join(values, " or "));
   }
   if (!values.empty()) return fmt::format("{}", fmt::join(values, " or "));
+  if (row.is_duration) return "time like `30m`";
   if (is_integer(field)) return "integer";
   if (std::holds_alternative<Ramp*>(field)) return "integer or map of integers";
   if (is_number_list(field)) return "two numbers";
@@ -270,6 +275,7 @@ std::string expected(const Row& row) {
     return fmt::format("a whole number {}, or a map to such numbers like {}{}", range, row.example,
                        auto_text);
   }
+  if (row.is_duration) return fmt::format("a time {}: 90s, 30m, 12h or 1d{}", range, auto_text);
   if (is_integer(field)) return fmt::format("a whole number {}{}", range, auto_text);
   if (std::holds_alternative<double*>(field)) {
     return fmt::format("a number {}{}", range, auto_text);

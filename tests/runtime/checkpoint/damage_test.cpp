@@ -168,7 +168,7 @@ TEST_CASE("manifests that are committed but make no sense") {
   };
   using Json = nlohmann::json;
   CHECK(code([](Json&) {}).empty());
-  CHECK(code([](Json& j) { j["version"] = 2; }) == "ckpt.version");
+  CHECK(code([](Json& j) { j["version"] = 3; }) == "ckpt.version");
   const int64_t huge = int64_t{1} << 62;
   const std::vector<std::function<void(Json&)>> spoils = {
       [](Json& j) { j["format"] = "other"; },

@@ -147,7 +147,7 @@ TEST_CASE("commit: parts that do not tile are refused, and nothing is committed"
   prepare_checkpoint({path});
   const auto good = write_shards({path}, 0, rank.tensors);
   const auto refused = [&](const std::vector<ChunkRecord>& chunks, const std::string& code) {
-    CHECK(code_of([&] { commit_checkpoint({path}, chunks, {}, 0); }) == code);
+    CHECK(code_of([&] { commit_checkpoint({path}, chunks, {}, {}); }) == code);
     CHECK(check_commit(path).state == CommitState::missing);
     CHECK(check_commit(written_path({path})).state == CommitState::uncommitted);
   };
@@ -179,11 +179,11 @@ TEST_CASE("commit: parts that do not tile are refused, and nothing is committed"
   bad = good;
   bad[0].file = "model-r00009.safetensors";
   refused(bad, "ckpt.file");
-  CHECK(commit_checkpoint({path, 0}, good, {{"step", 1}}, 0).empty());
+  CHECK(commit_checkpoint({path, 0}, good, {{"step", 1}}, {}).empty());
   CHECK(CheckpointReader(path).state() == nlohmann::json{{"step", 1}, {"fence", 0}});
   CHECK(intact(path, model));
   // Once committed it stays as it is.
-  CHECK(code_of([&] { commit_checkpoint({path}, good, {}, 0); }) == "ckpt.exists");
+  CHECK(code_of([&] { commit_checkpoint({path}, good, {}, {}); }) == "ckpt.exists");
   CHECK(code_of([&] { prepare_checkpoint({path}); }) == "ckpt.exists");
   CHECK(code_of([&] { prepare_checkpoint({path, 1}); }) == "ckpt.exists");
   CHECK(intact(path, model));

@@ -192,7 +192,7 @@ void save(const std::filesystem::path& checkpoints_dir, int64_t step,
     chunks.insert(chunks.end(), received.begin(), received.end());
   }
   if (still_ours) still_ours();
-  commit_checkpoint(attempt, chunks, {{"step", step}}, keep_last);
+  commit_checkpoint(attempt, chunks, {{"step", step}}, {.last = keep_last});
 }
 
 bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& model) {

@@ -155,7 +155,7 @@ TEST_CASE("latest: a checkpoint is complete even if the link cannot be made") {
   prepare_checkpoint({dir / ""});
   fill(run.ranks[0], run.model, 1);
   const auto chunks = write_shards({dir}, 0, run.ranks[0].tensors);
-  const auto warnings = commit_checkpoint({dir / ""}, chunks, {{"step", 1}}, 1);
+  const auto warnings = commit_checkpoint({dir / ""}, chunks, {{"step", 1}}, {.last = 1});
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0].severity == Diagnostic::Severity::warning);
   CHECK(warnings[0].code == "ckpt.tidy");

@@ -1,0 +1,98 @@
+// All weights in files that everybody reads (rewrite.h).
+#include <algorithm>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/elements_as_double.h"
+#include "runtime/checkpoint/rewrite.h"
+#include "runtime/checkpoint/whole_tensor.h"
+#include "runtime/checkpoint/write_error.h"
+#include "runtime/checkpoint/write_parts.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kPieceElements = int64_t{1} << 20;
+
+// One weight, in the type that is wanted.
+CheckpointTensor weight(CheckpointReader& reader, const TensorInfo& tensor, DType stored,
+                        DType wanted) {
+  return streamed(
+      tensor, wanted, [&reader, tensor, stored, wanted](int64_t at, int64_t n, void* to) {
+        if (stored == wanted) return read_elements(reader, tensor, stored, at, n, to);
+        std::vector<char> piece;
+        for (int64_t done = 0; done < n; done += kPieceElements) {
+          const int64_t count = std::min(kPieceElements, n - done);
+          piece.resize(static_cast<size_t>(count * bytes_of(stored)));
+          read_elements(reader, tensor, stored, at + done, count, piece.data());
+          for (int64_t i = 0; i < count; ++i) {
+            store_double(wanted, element_as_double(stored, piece.data(), i), to, done + i);
+          }
+        }
+      });
+}
+
+// Beside `path`, and under its name when it is complete.
+void write_atomic(const fs::path& path, const std::vector<CheckpointTensor>& tensors) {
+  fs::path fresh = path;
+  fresh += ".tmp";
+  write_safetensors(fresh, tensors);
+  std::error_code error;
+  fs::rename(fresh, path, error);
+  if (error) fail_write(path, error.message());
+}
+
+}  // namespace
+
+std::vector<fs::path> merge_weights(const fs::path& checkpoint, const fs::path& out,
+                                    std::optional<DType> dtype, int64_t max_file_bytes) {
+  CheckpointReader reader(checkpoint);
+  std::vector<std::vector<CheckpointTensor>> files(1);
+  int64_t total = 0, in_file = 0;
+  for (const TensorInfo& tensor : tensors_of(reader)) {
+    if (tensor.optimizer) continue;
+    const DType stored = dtype_of(tensor, checkpoint.string());
+    const bool number = stored != DType::i32 && stored != DType::u8;
+    const DType wanted = dtype && number ? *dtype : stored;
+    const int64_t bytes = tensor.elements * bytes_of(wanted);
+    if (max_file_bytes > 0 && in_file > 0 && in_file + bytes > max_file_bytes) {
+      files.emplace_back();
+      in_file = 0;
+    }
+    files.back().push_back(weight(reader, tensor, stored, wanted));
+    in_file += bytes;
+    total += bytes;
+  }
+  const fs::path whole = fs::absolute(out);
+  as_write_error(whole, [&] { make_directories(whole.parent_path()); });
+  if (files.size() == 1) {
+    write_atomic(whole, files[0]);
+    as_write_error(whole, [&] { sync_directory(whole.parent_path()); });
+    return {out};
+  }
+  std::vector<fs::path> written;
+  nlohmann::json map = nlohmann::json::object();
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string name =
+        fmt::format("{}-{:05d}-of-{:05d}.safetensors", whole.stem().string(), i + 1, files.size());
+    write_atomic(whole.parent_path() / name, files[i]);
+    for (const CheckpointTensor& tensor : files[i]) map[tensor.name] = name;
+    written.push_back(out.parent_path() / name);
+  }
+  const std::string index = whole.stem().string() + ".safetensors.index.json";
+  const nlohmann::json json = {{"metadata", {{"total_size", total}}},
+                               {"weight_map", std::move(map)}};
+  as_write_error(whole.parent_path() / index,
+                 [&] { write_file_atomic(whole.parent_path() / index, json.dump(2) + "\n"); });
+  written.push_back(out.parent_path() / index);
+  return written;
+}
+
+}  // namespace mtl

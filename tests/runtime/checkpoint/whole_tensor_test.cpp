@@ -1,0 +1,140 @@
+// Tensors read in pieces of any size, and what the commands that stream them make of it.
+#include "runtime/checkpoint/whole_tensor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "common/files.h"
+#include "model_fixture.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/compare.h"
+#include "runtime/checkpoint/elements_as_double.h"
+#include "runtime/checkpoint/rewrite.h"
+#include "runtime/checkpoint/shard_files.h"
+#include "runtime/checkpoint/write_parts.h"
+#include "support/temp_dir.h"
+
+namespace mtl {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+TEST_CASE("whole tensors: any range of elements, whatever layout wrote them") {
+  const auto model = small_model();
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    TempDir dir;
+    auto writers = random_layout(model, 1 + static_cast<int>(random() % 4), random);
+    save(dir.path() / "checkpoints", 7, model, writers);
+    CheckpointReader reader(checkpoint_path(dir.path() / "checkpoints", 7));
+    const std::vector<TensorInfo> tensors = tensors_of(reader);
+    REQUIRE(tensors.size() == model.size());
+    for (const TensorInfo& tensor : tensors) {
+      const auto found = std::find_if(model.begin(), model.end(),
+                                      [&](const auto& t) { return t.name == tensor.name; });
+      REQUIRE(found != model.end());
+      const std::vector<char> truth = true_bytes(*found, 7);
+      const auto element = static_cast<int64_t>(bytes_of(found->dtype));
+      CHECK(tensor.optimizer == found->optimizer);
+      for (int i = 0; i < 20; ++i) {
+        const auto size = static_cast<uint64_t>(tensor.elements);
+        const auto at = static_cast<int64_t>(size == 0 ? 0 : random() % size);
+        const auto n =
+            static_cast<int64_t>(size == 0 ? 0 : 1 + random() % (size - static_cast<uint64_t>(at)));
+        std::vector<char> bytes(static_cast<size_t>(n * element));
+        read_elements(reader, tensor, found->dtype, at, n, bytes.data());
+        CHECK(std::equal(bytes.begin(), bytes.end(), truth.begin() + at * element));
+      }
+    }
+  }
+}
+
+// A checkpoint of one f32 tensor.
+void write_one(const fs::path& dir, std::vector<float> values, int64_t step) {
+  CheckpointTensor tensor;
+  tensor.name = "w";
+  tensor.shape = tensor.local_shape = {static_cast<int64_t>(values.size())};
+  tensor.rects = {{{0}, {0}, tensor.shape}};
+  tensor.data = values.data();
+  tensor.count = tensor.shape[0];
+  write_new_checkpoint(dir, {{"step", step}}, {}, {{tensor}});
+}
+
+TEST_CASE("compare: differences are counted and measured, and a NaN is never small") {
+  TempDir dir;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  write_one(dir.path() / "a", {1, 2, 3, nan, 0}, 1);
+  write_one(dir.path() / "b", {1, 2.5, 3, nan, 1e-3F}, 2);
+  write_one(dir.path() / "c", {1, nan, 3, nan, 0}, 1);
+  write_one(dir.path() / "d", {1, 2}, 1);
+  CHECK(compare(dir.path() / "a", dir.path() / "a", true).none());
+  const auto ab = compare(dir.path() / "a", dir.path() / "b", true);
+  REQUIRE(ab.tensors.size() == 1);
+  CHECK(ab.tensors[0].elements == 2);
+  CHECK(ab.tensors[0].max_abs == doctest::Approx(0.5));
+  CHECK(ab.tensors[0].max_rel == doctest::Approx(1.0));
+  REQUIRE(ab.state.size() == 1);
+  CHECK(ab.state[0].at("path") == "/step");
+  CHECK(compare(dir.path() / "a", dir.path() / "b", false).state.empty());
+  CHECK(std::isnan(compare(dir.path() / "a", dir.path() / "c", true).tensors.at(0).max_abs));
+  CHECK(compare(dir.path() / "a", dir.path() / "d", true).tensors.at(0).what == "shape");
+  CHECK_THROWS_AS(write_one(dir.path() / "a", {1}, 1), Error);
+}
+
+TEST_CASE("average: summed in double precision, written whole or not at all") {
+  TempDir dir;
+  write_one(dir.path() / "a", {1, 16777216, 0.1F}, 1);
+  write_one(dir.path() / "b", {2, 1, 0.2F}, 2);
+  write_one(dir.path() / "c", {6, 1, 0.3F}, 3);
+  write_one(dir.path() / "other", {6, 1}, 3);
+  const std::vector<fs::path> three = {dir.path() / "a", dir.path() / "b", dir.path() / "c"};
+  average_checkpoints(three, dir.path() / "mean");
+  CheckpointReader reader(dir.path() / "mean");
+  std::vector<float> mean(3);
+  read_elements(reader, tensors_of(reader).at(0), DType::f32, 0, 3, mean.data());
+  CHECK(mean[0] == 3);
+  CHECK(mean[1] == static_cast<float>(16777218.0 / 3));  // in f32 the two ones would be lost
+  CHECK(reader.state().at("average_of").size() == 3);
+  try {
+    average_checkpoints({dir.path() / "a", dir.path() / "other"}, dir.path() / "x");
+    FAIL("averaged two models");
+  } catch (const Error& error) {
+    CHECK(error.diagnostics()[0].code == "ckpt.shape");
+  }
+  size_t entries = 0;
+  for (const auto& ignored : fs::directory_iterator(dir.path())) entries += ignored.exists();
+  CHECK(entries == 5);  // nothing half written is left
+}
+
+TEST_CASE("merge: weights alone, in the type that is asked for, nearest even") {
+  TempDir dir;
+  // 1 + 2^-8 lies between two bf16 numbers, as does 1 + 3 * 2^-8; ties go to even.
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  write_one(dir.path() / "a", {1 + 0x1p-8F, 1 + 0x1.8p-7F, -2, 3.39e38F, nan}, 1);
+  const auto files = merge_weights(dir.path() / "a", dir.path() / "m.safetensors", DType::bf16, 0);
+  REQUIRE(files.size() == 1);
+  const ShardStart start = read_shard_start(files[0]);
+  REQUIRE(start.header.entries.size() == 1);
+  CHECK(start.header.entries[0].name == "w");
+  CHECK(start.header.entries[0].dtype == "BF16");
+  const std::string text = read_file(files[0]);
+  std::vector<uint16_t> bits(5);
+  std::memcpy(bits.data(), text.data() + start.header.data_start, 10);
+  CHECK(bits[0] == 0x3f80);
+  CHECK(bits[1] == 0x3f82);
+  CHECK(bits[2] == 0xc000);
+  CHECK(std::isnan(element_as_double(DType::bf16, bits.data(), 4)));
+}
+
+}  // namespace
+}  // namespace mtl
