@@ -1,0 +1,70 @@
+// mtl ckpt show CHECKPOINT: what is in one.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/ckpt_members.h"
+#include "cli/command_line.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/whole_tensor.h"
+#include "runtime/run.h"
+
+namespace mtl {
+
+int command_ckpt_show(const Arguments& args) {
+  std::string which;
+  bool json = false;
+  CommandLine line({"ckpt show [--json] CHECKPOINT"},
+                   "Prints the state of a checkpoint (step, data, model, metrics) and its tensors "
+                   "with type, shape and the parts that they are stored in. Reads the manifest "
+                   "only.");
+  line.example("mtl ckpt show runs/shakespeare", "the newest of that run");
+  line.example("mtl ckpt show --json CHECKPOINT | jq .state.model", "for programs");
+  line.positional("CHECKPOINT", which, "checkpoints/step-*, or a run: its newest");
+  line.flag("json", json, "one JSON document, schema mtl.ckpt-show/1");
+  if (!line.parse(args)) return 0;
+  const std::filesystem::path dir = find_checkpoint(which);
+  const CheckpointReader reader(dir);
+  const std::vector<TensorInfo> tensors = tensors_of(reader);
+  if (json) {
+    nlohmann::json list = nlohmann::json::object();
+    for (const TensorInfo& tensor : tensors) {
+      list[tensor.name] = {{"dtype", tensor.dtype},
+                           {"shape", tensor.shape},
+                           {"chunks", tensor.chunks},
+                           {"optimizer", tensor.optimizer}};
+    }
+    fmt::print("{}\n", nlohmann::json{{"schema", "mtl.ckpt-show/1"},
+                                      {"checkpoint", dir.string()},
+                                      {"state", reader.state()},
+                                      {"extra_files", reader.extras()},
+                                      {"tensors", std::move(list)}}
+                           .dump(2));
+    return 0;
+  }
+  fmt::print("{}\n", dir.string());
+  for (const auto& [key, value] : reader.state().items()) {
+    std::string text = value.dump();
+    constexpr size_t kMost = 160;
+    if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+    fmt::print("  {:<12} {}\n", key, text);
+  }
+  if (!reader.extras().empty()) {
+    fmt::print("  {:<12} {}\n", "files", fmt::join(reader.extras(), ", "));
+  }
+  size_t width = 6;
+  int64_t elements = 0;
+  for (const TensorInfo& tensor : tensors) {
+    width = std::max(width, tensor.name.size());
+    if (!tensor.optimizer) elements += tensor.elements;
+  }
+  fmt::print("\n{:<{}}  {:<6}  {:<20}  {:>6}\n", "tensor", width, "dtype", "shape", "parts");
+  for (const TensorInfo& tensor : tensors) {
+    fmt::print("{:<{}}  {:<6}  {:<20}  {:>6}\n", tensor.name, width, tensor.dtype,
+               fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.chunks);
+  }
+  fmt::print("{} tensors; the model has {} parameters\n", tensors.size(), elements);
+  return 0;
+}
+
+}  // namespace mtl

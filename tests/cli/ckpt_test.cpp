@@ -1,0 +1,298 @@
+// mtl ckpt on the checkpoints of a real run, and real runs that are killed or whose disk fails
+// while they save in the background.
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <set>
+
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include <doctest/doctest.h>
+
+#include "runtime/checkpoint/checkpoint.h"
+#include "tiny_run.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+std::vector<int64_t> steps_of(const Shell& shell, const std::string& run) {
+  const Outcome listed = shell.mtl({"ckpt", "ls", "--json", run});
+  REQUIRE(listed.code == 0);
+  std::vector<int64_t> steps;
+  for (const json& entry : json::parse(listed.out).at("checkpoints")) {
+    if (entry.at("status") == "committed") steps.push_back(entry.at("step"));
+  }
+  return steps;
+}
+
+void flip(const fs::path& path, int64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const char byte = static_cast<char>(file.get() ^ 4);
+  file.seekp(at);
+  file.put(byte);
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and thinned out") {
+  Shell shell;
+  write_recipe(shell, 20);
+  const Outcome trained =
+      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "parallel.tp=2",
+                 "checkpoint.keep_last=0", "checkpoint.keep_best.k=1"});
+  CAPTURE(trained.err);
+  REQUIRE(trained.code == 0);
+  const std::string run = run_of(shell).string();
+  CHECK(steps_of(shell, run) == std::vector<int64_t>{20, 15, 10, 5});
+  const Outcome table = shell.mtl({"ckpt", "ls", run});
+  CHECK(has(table.out, "tp2"));
+  CHECK(has(table.out, "(latest)"));
+  CHECK(count(table.out, "(best)") == 1);
+  const json newest = json::parse(shell.mtl({"ckpt", "ls", "--json", run}).out)["checkpoints"][0];
+  CHECK(newest["valid_loss"].is_number());
+  CHECK(newest["layout"]["tp"] == 2);
+  CHECK(newest["bytes"] > 100'000);
+
+  const json shown = json::parse(shell.mtl({"ckpt", "show", "--json", run}).out);
+  CHECK(shown["state"]["step"] == 20);
+  CHECK(shown["tensors"]["transformer.wte.weight.exp_avg"]["optimizer"] == true);
+  CHECK(shown["extra_files"] == json::array({"tokenizer.json"}));
+
+  const std::string step10 = run + "/checkpoints/step-00000010";
+  const std::string step20 = run + "/checkpoints/step-00000020";
+  CHECK(shell.mtl({"ckpt", "diff", step10, step10}).code == 0);
+  const Outcome differs = shell.mtl({"ckpt", "diff", "--json", step10, step20});
+  CHECK(differs.code == 1);
+  CHECK(json::parse(differs.out)["tensors"][0]["max_abs"] > 0);
+
+  // Rewritten into other files it is the same checkpoint, and mtl generate reads it.
+  int number = 0;
+  for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
+           {"--shards", "1"}, {"--shards", "5"}, {"--tp", "4", "--pp", "2", "--dp", "2"}}) {
+    const std::string out = "other" + std::to_string(++number);
+    std::vector<std::string> args = {"ckpt", "reshard", step20, "-o", out};
+    args.insert(args.end(), layout.begin(), layout.end());
+    const Outcome resharded = shell.mtl(args);
+    CAPTURE(resharded.err);
+    CHECK(resharded.code == 0);
+    CHECK(shell.mtl({"ckpt", "diff", step20, out}).code == 0);
+    CHECK(shell.mtl({"ckpt", "verify", out}).code == 0);
+  }
+  const auto text_of = [&](const std::string& from) {
+    return shell.mtl({"generate", "--tokens", "20", "--seed", "3", from, "the"}).out;
+  };
+  CHECK(text_of("other3") == text_of(step20));
+  CHECK(shell.mtl({"ckpt", "reshard", step20, "-o", "other1"}).code == 2);
+  CHECK(shell.mtl({"ckpt", "reshard", step20, "-o", "x", "--tp", "3"}).code == 2);
+
+  // The mean of one with itself is itself; of two it is between them.
+  CHECK(shell.mtl({"ckpt", "average", "-o", "same", step20, step20}).code == 0);
+  const json same =
+      json::parse(shell.mtl({"ckpt", "diff", "--json", "--tensors_only", step20, "same"}).out);
+  for (const json& tensor : same["tensors"]) CHECK(tensor["what"] == "only in A");
+  CHECK(same["tensors"].size() == 2 * same["equal_tensors"].get<size_t>());
+  CHECK(shell.mtl({"ckpt", "average", "-o", "mean", step10, step20}).code == 0);
+  const auto distance = [&](const std::string& a, const std::string& b) {
+    for (const json& tensor :
+         json::parse(shell.mtl({"ckpt", "diff", "--json", a, b}).out)["tensors"]) {
+      if (tensor["tensor"] == "transformer.wte.weight") return tensor["max_abs"].get<double>();
+    }
+    return 0.0;
+  };
+  CHECK(distance(step10, "mean") == doctest::Approx(distance(step10, step20) / 2).epsilon(1e-3));
+  CHECK_FALSE(text_of("mean").empty());
+
+  CHECK(shell.mtl({"ckpt", "merge", run, "-o", "model.safetensors"}).code == 0);
+  CHECK(shell.mtl({"ckpt", "merge", run, "-o", "half.safetensors", "--dtype", "bf16"}).code == 0);
+  CHECK(fs::file_size(shell.dir() / "half.safetensors") <
+        fs::file_size(shell.dir() / "model.safetensors") * 6 / 10);
+  const Outcome many =
+      shell.mtl({"ckpt", "merge", run, "-o", "out/w.safetensors", "--max_shard_size", "20KB"});
+  CHECK(many.code == 0);
+  const json index = json::parse(file_text(shell.dir() / "out/w.safetensors.index.json"));
+  CHECK(index["weight_map"].size() == same["equal_tensors"]);
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    CHECK(fs::exists(shell.dir() / "out" / file.get<std::string>()));
+  }
+  CHECK(shell.mtl({"ckpt", "merge", run, "--max_shard_size", "much"}).code == 2);
+
+  const Outcome would = shell.mtl({"ckpt", "prune", "--keep_last", "1", "--keep_every", "10",
+                                   "--keep_best", "0", "--dry_run", "--json", run});
+  CHECK(json::parse(would.out)["deleted"].size() == 2);
+  CHECK(steps_of(shell, run).size() == 4);
+  CHECK(
+      shell
+          .mtl({"ckpt", "prune", "--keep_last", "1", "--keep_every", "10", "--keep_best", "0", run})
+          .code == 0);
+  CHECK(steps_of(shell, run) == std::vector<int64_t>{20, 10});
+
+  // Every file and every tensor that is damaged is named.
+  CHECK(shell.mtl({"ckpt", "verify", run}).code == 0);
+  const json manifest = json::parse(file_text(fs::path(step10) / "manifest.json"));
+  const json& chunk = manifest["tensors"]["transformer.wpe.weight"]["chunks"][0];
+  flip(fs::path(step10) / chunk["file"].get<std::string>(), chunk["byte_offset"]);
+  flip(fs::path(step10) / "tokenizer.json", 3);
+  const Outcome damaged = shell.mtl({"ckpt", "verify", run});
+  CHECK(damaged.code == 6);
+  CHECK(has(damaged.err, "'transformer.wpe.weight'"));
+  CHECK(has(damaged.err, chunk["file"].get<std::string>()));
+  CHECK(has(damaged.err, "tokenizer.json"));
+  CHECK(has(damaged.out, "step-00000020  intact"));
+  CHECK(has(damaged.out, "2 damaged"));
+  CHECK(shell.mtl({"ckpt", "merge", step10, "-o", "bad.safetensors"}).code == 6);
+  CHECK(!fs::exists(shell.dir() / "bad.safetensors"));
+}
+
+TEST_CASE("a run goes on from a checkpoint of every version of the format") {
+  const fs::path stored = fs::path(MTL_SOURCE_DIR) / "tests/bwc";
+  for (const char* version : {"checkpoint-v1", "checkpoint-v2"}) {
+    CAPTURE(version);
+    Shell shell;
+    for (const char* file : {"train.yaml", "corpus.txt"}) {
+      fs::copy(stored / "recipe" / file, shell.dir() / file);
+    }
+    // A run that got no further than this.
+    REQUIRE(shell.mtl({"launch", "train.yaml", "train.steps=1"}).code == 0);
+    fs::path run;
+    for (const auto& entry : fs::directory_iterator(shell.dir() / "runs/old")) run = entry.path();
+    fs::remove_all(run / "checkpoints");
+    fs::copy(stored / version, run / "checkpoints", fs::copy_options::recursive);
+    const Outcome more = shell.mtl({"launch", "train.yaml"});
+    CAPTURE(more.err);
+    CHECK(more.code == 0);
+    CHECK(json::parse(file_text(run / "status.json"))["step"] == 6);
+    CHECK(fs::exists(run / "checkpoints/step-00000003"));
+    CHECK(shell.mtl({"ckpt", "verify", run.string()}).code == 0);
+  }
+}
+
+// MTL_KILLS=300 is the bar; the suite has time for a few.
+TEST_CASE("killed at random instants of saving in the background: the newest complete one loads") {
+  const char* const wanted = std::getenv("MTL_KILLS");
+  const int kills = wanted != nullptr ? std::atoi(wanted) : 6;
+  Shell shell;
+  write_recipe(shell, 1'000'000);
+  std::mt19937_64 random(17);
+  int64_t newest = 0;
+  int unfinished = 0;
+  for (int round = 0; round < kills; ++round) {
+    CAPTURE(round);
+    const pid_t pid = shell.start({MTL_PROGRAM, "launch", "train.yaml", "checkpoint.every=1",
+                                   "checkpoint.keep_last=3", "log.every=1"});
+    wait_for_text(shell, "step=" + std::to_string(newest + 2) + " ");
+    const json status = json::parse(file_text(run_of(shell) / "status.json"));
+    ::usleep(static_cast<useconds_t>(random() % 30'000));
+    ::kill(status.at("pid").get<pid_t>(), SIGKILL);
+    const Outcome outcome = shell.finish(pid);
+    CAPTURE(outcome.err);
+    CHECK(outcome.code != 0);
+    if (newest > 0) CHECK(has(outcome.err, "step " + std::to_string(newest)));
+    const fs::path checkpoints = run_of(shell) / "checkpoints";
+    for (const auto& entry : fs::directory_iterator(checkpoints)) {
+      unfinished += has(entry.path().filename().string(), ".writing-");
+    }
+    // Whatever has its marker is whole, and the newest of these is where the next start goes on.
+    Diagnostics passed_over;
+    const fs::path path = newest_checkpoint(checkpoints, passed_over);
+    REQUIRE(!path.empty());
+    for (const int64_t step : steps_of(shell, run_of(shell).string())) {
+      CHECK_NOTHROW(CheckpointReader(checkpoint_path(checkpoints, step)).verify());
+      CHECK(checkpoint_path(checkpoints, step) <= path);
+    }
+    const auto step = CheckpointReader(path).state().at("step").get<int64_t>();
+    CHECK(step >= newest);
+    newest = step;
+  }
+  MESSAGE(kills << " kills, " << unfinished << " within a save; step " << newest);
+}
+
+TEST_CASE("a full disk: one warning, training goes on, and it is tried again until it succeeds") {
+  Shell shell, side;  // one for the run, one to look at it
+  write_recipe(shell, 5);
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  const fs::path disk = shell.dir() / "small";
+  fs::create_directories(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1400k") != 0) {
+    MESSAGE("skipped: may not mount a small disk here");
+    return;
+  }
+  const fs::path run = run_of(shell);
+  fs::copy(run / "checkpoints", disk / "checkpoints", fs::copy_options::recursive);
+  fs::remove_all(run / "checkpoints");
+  fs::create_directory_symlink(disk / "checkpoints", run / "checkpoints");
+  // What is there may stay, and nothing more fits.
+  { std::ofstream(disk / "filler") << std::string(2 << 20, 'x'); }
+  const pid_t pid =
+      shell.start({MTL_PROGRAM, "launch", "train.yaml", "train.steps=1000000", "checkpoint.every=5",
+                   "checkpoint.keep_last=1", "log.every=1000000"});
+  wait_for_text(shell, "[ckpt.write]");
+  const std::vector<int64_t> kept = steps_of(side, run.string());
+  CHECK(kept == std::vector<int64_t>{5});
+  CHECK(side.mtl({"ckpt", "verify", run.string()}).code == 0);
+  const std::string said = file_text(shell.dir() / "stderr.txt");
+  CHECK(has(said, "No space left on device"));
+  CHECK(has(said, "MiB needed"));
+  CHECK(has(said, "training goes on"));
+  CHECK(kill(pid, 0) == 0);
+  fs::remove(disk / "filler");
+  const size_t before = count(said, "checkpoint=");
+  for (int i = 0; i < 600 && count(file_text(shell.dir() / "stderr.txt"), "checkpoint=") <= before;
+       ++i) {
+    usleep(100'000);
+  }
+  kill(pid, SIGTERM);
+  const Outcome stopped = shell.finish(pid);
+  CAPTURE(stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK(count(stopped.err, "[ckpt.write]") == 1);
+  CHECK(has(file_text(run / "events.jsonl"), "checkpoint_failed"));
+  CHECK(steps_of(side, run.string()).front() > 5);
+  CHECK(side.mtl({"ckpt", "verify", run.string()}).code == 0);
+  ::umount2(disk.c_str(), MNT_DETACH);
+}
+
+TEST_CASE("input and output errors of fsync: training goes on, and older checkpoints stay whole") {
+  Shell shell, side;
+  if (side.run({"/bin/sh", "-c", "command -v fiu-run && command -v fiu-ctrl"}).code != 0) {
+    MESSAGE("skipped: libfiu's programs are not here");
+    return;
+  }
+  write_recipe(shell, 1'000'000);
+  const pid_t pid =
+      shell.start({"/usr/bin/env", "fiu-run", "-x", MTL_PROGRAM, "launch", "train.yaml",
+                   "checkpoint.every=5", "checkpoint.keep_last=2", "log.every=1000000"});
+  wait_for_text(shell, "checkpoint=");
+  const std::string worker =
+      std::to_string(json::parse(file_text(run_of(shell) / "status.json")).at("pid").get<int>());
+  const std::string enable = "fiu-ctrl -c 'enable name=posix/io/sync/fsync,failinfo=5' " + worker;
+  CHECK(std::system(enable.c_str()) == 0);
+  wait_for_text(shell, "[ckpt.write]");
+  const std::string said = file_text(shell.dir() / "stderr.txt");
+  CHECK(has(said, "Input/output error"));
+  CHECK(kill(pid, 0) == 0);
+  CHECK(side.mtl({"ckpt", "verify", run_of(shell).string()}).code == 0);
+  const size_t before = count(said, "checkpoint=");
+  const std::string disable = "fiu-ctrl -c 'disable name=posix/io/sync/fsync' " + worker;
+  CHECK(std::system(disable.c_str()) == 0);
+  for (int i = 0; i < 600 && count(file_text(shell.dir() / "stderr.txt"), "checkpoint=") <= before;
+       ++i) {
+    usleep(100'000);
+  }
+  kill(pid, SIGTERM);
+  const Outcome stopped = shell.finish(pid);
+  CAPTURE(stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK(count(stopped.err, "[ckpt.write]") == 1);
+  CHECK(side.mtl({"ckpt", "verify", run_of(shell).string()}).code == 0);
+}
