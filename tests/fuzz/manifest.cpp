@@ -1,0 +1,39 @@
+// libFuzzer: manifest.json of a checkpoint. Whatever the text, it is refused with an Error or every
+// chunk lies inside its tensor and its file, and no file is outside the folder.
+#include "runtime/checkpoint/manifest.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "common/error.h"
+#include "runtime/checkpoint/rectangles.h"
+#include "runtime/checkpoint/safetensors.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const mtl::Manifest manifest =
+        mtl::parse_manifest({reinterpret_cast<const char*>(data), size}, "manifest.json");
+    const auto plain = [](const std::string& name) {
+      return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos;
+    };
+    for (const auto& [name, file] : manifest.files) {
+      if (!plain(name) || file.header_bytes > file.bytes) std::abort();
+    }
+    for (const auto& [name, file] : manifest.extras) {
+      if (!plain(name) || file.bytes < 0) std::abort();
+    }
+    for (const mtl::ChunkRecord& chunk : manifest.chunks) {
+      const auto file = manifest.files.find(chunk.file);
+      if (file == manifest.files.end() || !mtl::inside({chunk.offset, chunk.extent}, chunk.shape) ||
+          chunk.byte_offset < file->second.header_bytes ||
+          chunk.byte_offset > file->second.bytes - chunk.bytes ||
+          chunk.bytes != *mtl::volume(chunk.extent) * mtl::safetensors_element_bytes(chunk.dtype)) {
+        std::abort();
+      }
+    }
+    mtl::manifest_text(manifest);
+  } catch (const mtl::Error&) {
+  }
+  return 0;
+}
