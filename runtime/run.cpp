@@ -18,6 +18,7 @@
 #include "common/files.h"
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/interchange/init_from.h"
 
 namespace mtl {
 
@@ -224,6 +225,21 @@ bool values_are_sound(const Diagnostics& diagnostics) {
   });
 }
 
+// What init.from names is the model that the run trains.
+void check_initial_weights(const ResolvedSpec& resolved, const ModelShape& model,
+                           Diagnostics& diagnostics) {
+  try {
+    InitialWeights(resolved.spec.init.from)
+        .check(
+            model, [&](const std::string& key) { return resolved.place_of(key); }, diagnostics);
+  } catch (const Error& error) {
+    for (Diagnostic diagnostic : error.diagnostics()) {
+      if (!diagnostic.place) diagnostic.place = resolved.place_of("init.from");
+      diagnostics.add(std::move(diagnostic));
+    }
+  }
+}
+
 }  // namespace
 
 CheckedRun check_run(const RunRequest& request) {
@@ -247,6 +263,9 @@ CheckedRun check_run(const RunRequest& request) {
     run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
       order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), data);
+    }
+    if (!spec.init.from.empty() && run.corpus.tokenizer && !diagnostics.has_errors()) {
+      check_initial_weights(run.resolved, run.plan.model, data);
     }
   }
   const bool only_data = !diagnostics.has_errors();
@@ -326,7 +345,9 @@ void check_fence(const fs::path& dir, int64_t fence) {
 
 fs::path find_run(const std::string& text) {
   const fs::path path(text);
-  if (fs::exists(path / "manifest.json") || fs::exists(path / "resolved.yaml")) return path;
+  for (const char* mark : {"manifest.json", "resolved.yaml", kCheckpoints}) {
+    if (fs::exists(path / mark)) return path;
+  }
   for (const fs::path& candidate : {path, fs::path("runs") / path}) {
     const std::vector<fs::path> runs = runs_of(candidate);
     if (!runs.empty()) return runs.front();

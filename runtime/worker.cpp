@@ -24,6 +24,7 @@
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/save_times.h"
 #include "runtime/engine/trainer.h"
+#include "runtime/interchange/init_from.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/run.h"
 #include "runtime/start_block.h"
@@ -177,6 +178,7 @@ class Rank {
     fs::path checkpoint;
     if (next_step_ == 0) {
       trainer_->initialise();
+      if (!spec_.init.from.empty()) load_initial_weights(spec_.init.from, *trainer_);
     } else {
       checkpoint = checkpoint_path(run_dir_ / "checkpoints", next_step_);
       load_checkpoint(checkpoint, *trainer_);

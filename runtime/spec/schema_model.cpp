@@ -233,6 +233,16 @@ Section init_section() {
           },
       .rows =
           {
+              {.key = "init.from",
+               .field = [](TrainSpec& s) -> Field { return &s.init.from; },
+               .doc = "A model whose weights the run starts from, with a fresh optimizer: a run or "
+                      "checkpoint of mtl, a Hugging Face folder, or a Megatron checkpoint in torch "
+                      "format. Its shape has to be the one that `model` says.",
+               .example = "runs/base",
+               .auto_doc = "weights drawn from `train.seed`",
+               .is_path = true,
+               .known_as = {"init_from", "pretrained_checkpoint", "model_name_or_path",
+                            "load_weights_from", "finetune_from"}},
               {.key = "init.std",
                .field = [](TrainSpec& s) -> Field { return &s.init.std; },
                .doc = "Standard deviation of the initial weights.",

@@ -136,6 +136,7 @@ struct TrainSpec {
     std::string wsd_style = "cosine";  // exponential | linear | cosine | minus_sqrt
   } lr;
   struct Init {
+    std::string from;  // path of a model whose weights the run starts from; "" = none
     double std = 0.02;
   } init;
   struct Data {
