@@ -146,6 +146,64 @@ struct AttentionBackward {
   Tensor dqkv;  // written
 };
 
+// Mixture of experts: every token goes to k of E feed-forward blocks, none is dropped (Mixtral,
+// arXiv 2401.04088). An assignment t k + j is the j-th expert of token t, experts ascending. For
+// the matmuls, assignments are put into rows: by expert, then by token.
+struct ExpertRoutes {
+  Tensor weights;  // f32 [n, k]: softmax over the chosen logits, which is that over all, made to
+                   // add up to 1
+  Tensor experts;  // i32 [n, k]
+  Tensor rows;     // i32 [n, k]: the row of an assignment
+  Tensor assignments;  // i32 [n k]: the assignment of a row
+  Tensor counts;       // i32 [E]: rows of each expert
+};
+struct RouteExperts {
+  Tensor
+      logits;  // f32 [n, E]; the k largest win, among equals the smaller index; a NaN is smallest
+  ExpertRoutes routes;  // written
+};
+// The gradient of the logits, of what follows from the weights and of two losses, each a mean over
+// tokens:
+//  - aux, the load-balancing loss (Switch Transformer, arXiv 2101.03961, (4) to (6); for k experts
+//    as Megatron-LM moe_utils.py's): of a sequence of S tokens, E / (k S^2) sum_i n_i sum_t p_ti,
+//    with p the softmax over all logits and n_i the tokens of the sequence that expert i gets
+//    (counted, no gradient). 1 when balanced. It is the mean over tokens of
+//    sum_i p_ti E n_i / (k S).
+//  - z (ST-MoE, arXiv 2202.08906, (5)): the square of log sum exp of the logits.
+struct RouteExpertsBackward {
+  Tensor logits;
+  ExpertRoutes routes;
+  Tensor dweights;      // f32 [n, k]
+  Tensor dlogits;       // compute type [n, E], written
+  int64_t seq = 0;      // tokens of a sequence; divides n
+  float aux_scale = 0;  // gradient of a token's aux, and of its z
+  float z_scale = 0;
+  Tensor losses;  // f32 [2, n], written: aux, then z, of each token
+};
+// to[i] = from[index[i] / divide], times weights[index[i]] if there are weights.
+struct GatherRows {
+  Tensor from;   // [n, c]
+  Tensor index;  // i32 [m]
+  int64_t divide = 1;
+  Tensor weights;  // f32
+  Tensor to;       // [m, c]
+};
+// to[t] = the sum over j, ascending and in f32, of from[rows[t, j]], each times weights[t, j] if
+// there are weights.
+struct CombineRows {
+  Tensor from;     // [m, c]
+  Tensor rows;     // i32 [n, k]
+  Tensor weights;  // f32 [n, k]
+  Tensor to;       // [n, c]
+};
+// The way back through y[i] = weights[index[i]] x[i]: dweights[index[i]] = x[i] . dy[i], and dy
+// becomes the gradient of x.
+struct WeighRowsBackward {
+  Tensor x, dy;              // [m, c]
+  Tensor index;              // i32 [m]
+  Tensor weights, dweights;  // f32
+};
+
 // Vocabulary-parallel cross-entropy on a shard of the logits: [n, local columns], of which `valid`
 // are real and stand for ids first .. first+valid-1 (padding columns follow). Three small results
 // are reduced over TP between the calls.
@@ -220,6 +278,12 @@ class Device {
   virtual void swiglu_forward(Tensor x, Tensor y) = 0;
   // dx [n, 2f], written, distinct from x.
   virtual void swiglu_backward(Tensor dy, Tensor x, Tensor dx) = 0;
+  // A token is routed by its logits alone, so ranks and passes that see equal logits agree.
+  virtual void route_experts(const RouteExperts& args) = 0;
+  virtual void route_experts_backward(const RouteExpertsBackward& args) = 0;
+  virtual void gather_rows(const GatherRows& args) = 0;
+  virtual void combine_rows(const CombineRows& args) = 0;
+  virtual void weigh_rows_backward(const WeighRowsBackward& args) = 0;
   virtual void rope(const Rope& args) = 0;
   virtual void attention_forward(const Attention& args) = 0;
   virtual void attention_backward(const AttentionBackward& args) = 0;

@@ -77,6 +77,21 @@ class TimedDevice final : public Device {
   void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
     timed("activation", [&] { device_.swiglu_backward(dy, x, dx); });
   }
+  void route_experts(const RouteExperts& args) override {
+    timed("experts", [&] { device_.route_experts(args); });
+  }
+  void route_experts_backward(const RouteExpertsBackward& args) override {
+    timed("experts", [&] { device_.route_experts_backward(args); });
+  }
+  void gather_rows(const GatherRows& args) override {
+    timed("experts", [&] { device_.gather_rows(args); });
+  }
+  void combine_rows(const CombineRows& args) override {
+    timed("experts", [&] { device_.combine_rows(args); });
+  }
+  void weigh_rows_backward(const WeighRowsBackward& args) override {
+    timed("experts", [&] { device_.weigh_rows_backward(args); });
+  }
   void rope(const Rope& args) override {
     timed("rope", [&] { device_.rope(args); });
   }

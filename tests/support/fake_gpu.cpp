@@ -604,6 +604,21 @@ class FakeDevice final : public Device {
   void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
     later([=, this] { cpu_->swiglu_backward(dy, x, dx); });
   }
+  void route_experts(const RouteExperts& args) override {
+    later([=, this] { cpu_->route_experts(args); });
+  }
+  void route_experts_backward(const RouteExpertsBackward& args) override {
+    later([=, this] { cpu_->route_experts_backward(args); });
+  }
+  void gather_rows(const GatherRows& args) override {
+    later([=, this] { cpu_->gather_rows(args); });
+  }
+  void combine_rows(const CombineRows& args) override {
+    later([=, this] { cpu_->combine_rows(args); });
+  }
+  void weigh_rows_backward(const WeighRowsBackward& args) override {
+    later([=, this] { cpu_->weigh_rows_backward(args); });
+  }
   void rope(const Rope& args) override {
     later([=, this] { cpu_->rope(args); });
   }

@@ -97,6 +97,22 @@ class GuardedDevice final : public Device {
   void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
     op({dy, x, dx}, [&] { cpu_.swiglu_backward(dy, x, dx); });
   }
+  void route_experts(const RouteExperts& r) override {
+    op(tensors_of(r.routes, {r.logits}), [&] { cpu_.route_experts(r); });
+  }
+  void route_experts_backward(const RouteExpertsBackward& r) override {
+    op(tensors_of(r.routes, {r.logits, r.dweights, r.dlogits, r.losses}),
+       [&] { cpu_.route_experts_backward(r); });
+  }
+  void gather_rows(const GatherRows& g) override {
+    op({g.from, g.index, g.weights, g.to}, [&] { cpu_.gather_rows(g); });
+  }
+  void combine_rows(const CombineRows& c) override {
+    op({c.from, c.rows, c.weights, c.to}, [&] { cpu_.combine_rows(c); });
+  }
+  void weigh_rows_backward(const WeighRowsBackward& w) override {
+    op({w.x, w.dy, w.index, w.weights, w.dweights}, [&] { cpu_.weigh_rows_backward(w); });
+  }
   void rope(const Rope& r) override {
     op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
   }
@@ -166,6 +182,11 @@ class GuardedDevice final : public Device {
 
   static Tensors tensors_of(const CrossEntropy& c) {
     return {c.logits, c.targets, c.row_max, c.sum_exp, c.target_logit, c.loss};
+  }
+
+  static Tensors tensors_of(const ExpertRoutes& r, Tensors others) {
+    others.insert(others.end(), {r.weights, r.experts, r.rows, r.assignments, r.counts});
+    return others;
   }
 
   bool is_mine(const void* data, int64_t bytes) const {

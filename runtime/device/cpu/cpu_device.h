@@ -63,6 +63,11 @@ class CpuDevice final : public Device {
   void gelu_forward(Tensor x, Tensor y) override;
   void swiglu_forward(Tensor x, Tensor y) override;
   void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override;
+  void route_experts(const RouteExperts& args) override;
+  void route_experts_backward(const RouteExpertsBackward& args) override;
+  void gather_rows(const GatherRows& args) override;
+  void combine_rows(const CombineRows& args) override;
+  void weigh_rows_backward(const WeighRowsBackward& args) override;
   void rope(const Rope& args) override;
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }

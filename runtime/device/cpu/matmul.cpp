@@ -57,7 +57,8 @@ memory::data_type type_of(DType dtype) {
   throw Error(Exit::run_failed, diagnostic);
 }
 
-constexpr int64_t kSlice = 3072;  // of k, see run_sliced
+constexpr int64_t kSlice = 3072;       // of k, see run_sliced
+constexpr size_t kMostEntries = 4096;  // primitives that are kept
 
 struct Shape {
   int64_t m, n, k;
@@ -150,6 +151,9 @@ CpuMatmul::Impl::Entry& CpuMatmul::Impl::entry(const Shape& shape, const Matmul&
   }
   const Key key{shape.m, shape.n, shape.k, shape.row_of_a, flags, omp_get_max_threads()};
   if (const auto found = entries.find(key); found != entries.end()) return found->second;
+
+  // Experts have another number of rows each time: what was made for each is not kept for ever.
+  if (entries.size() >= kMostEntries) entries.clear();
 
   using tag = memory::format_tag;
   const auto type = type_of(args.a.dtype);

@@ -46,6 +46,12 @@ void layernorm_backward(Queue& queue, const LayerNormBackward& args);
 // head_norm.cu
 void head_norm_forward(Queue& queue, const HeadNorm& args);
 void head_norm_backward(Queue& queue, const HeadNormBackward& args);
+// experts.cu
+void route_experts(Queue& queue, const RouteExperts& args);
+void route_experts_backward(Queue& queue, const RouteExpertsBackward& args);
+void gather_rows(Queue& queue, const GatherRows& args);
+void combine_rows(Queue& queue, const CombineRows& args);
+void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
 // attention_forward.cu, attention_backward.cu

@@ -29,6 +29,15 @@ class OpsDevice : public Device, protected Queue {
   void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
     cuda::swiglu_backward(*this, dy, x, dx);
   }
+  void route_experts(const RouteExperts& args) override { cuda::route_experts(*this, args); }
+  void route_experts_backward(const RouteExpertsBackward& args) override {
+    cuda::route_experts_backward(*this, args);
+  }
+  void gather_rows(const GatherRows& args) override { cuda::gather_rows(*this, args); }
+  void combine_rows(const CombineRows& args) override { cuda::combine_rows(*this, args); }
+  void weigh_rows_backward(const WeighRowsBackward& args) override {
+    cuda::weigh_rows_backward(*this, args);
+  }
   void rope(const Rope& args) override { cuda::rope(*this, args); }
   void attention_forward(const Attention& args) override { cuda::attention_forward(*this, args); }
   void attention_backward(const AttentionBackward& args) override {

@@ -10,6 +10,7 @@ void add_norm_kernels(VectorKernels& table);
 void add_head_norm_kernels(VectorKernels& table);
 void add_rotary_kernels(VectorKernels& table);
 void add_activation_kernels(VectorKernels& table);
+void add_expert_kernels(VectorKernels& table);
 void add_position_kernels(VectorKernels& table);
 void add_cross_entropy_kernels(VectorKernels& table);
 void add_optimizer_kernels(VectorKernels& table);

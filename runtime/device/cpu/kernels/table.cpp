@@ -12,6 +12,7 @@ VectorKernels table() {
   add_head_norm_kernels(table);
   add_rotary_kernels(table);
   add_activation_kernels(table);
+  add_expert_kernels(table);
   add_position_kernels(table);
   add_cross_entropy_kernels(table);
   add_optimizer_kernels(table);

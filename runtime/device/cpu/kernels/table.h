@@ -67,6 +67,16 @@ struct Swiglu {
   int64_t rows, width;
 };
 
+// to = the sum over j of rows[j] of `from`, times weights[j] unless `weights` is null.
+struct CombineRow {
+  const void* from;  // rows of `cols`
+  const int32_t* rows;
+  const float* weights;
+  int64_t count;
+  void* to;
+  int64_t cols;
+};
+
 // out = residual + mask * (x + addend[(row0 + row) % period])
 struct AddRows {
   const void *x, *addend, *residual;  // addend and residual may be null
@@ -137,6 +147,11 @@ struct TypedKernels {
   void (*rope)(const RopeRows& args);
   void (*swiglu_forward)(const Swiglu& args);
   void (*swiglu_backward)(const Swiglu& args);
+  // to = weight * from
+  void (*scale_row)(const void* from, float weight, void* to, int64_t cols);
+  void (*combine_row)(const CombineRow& args);
+  // Returns x . dy, and multiplies dy with the weight.
+  float (*weigh_row_backward)(const void* x, void* dy, float weight, int64_t cols);
   void (*add_rows)(const AddRows& args);
   void (*position_backward)(const PositionBackward& args);
   // y += x, y f32.

@@ -1,0 +1,208 @@
+// Mixture of experts: who goes where, and rows on their way there and back.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "runtime/device/cpu/cpu_device.h"
+
+namespace mtl {
+
+namespace {
+
+// A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
+float rank_of(float logit) {
+  return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
+}
+
+// The k experts of one token, ascending.
+void choose(const float* logits, int64_t experts, int64_t k, int32_t* chosen) {
+  for (int64_t j = 0; j < k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < experts; ++e) {
+      if (std::find(chosen, chosen + j, static_cast<int32_t>(e)) != chosen + j) continue;
+      if (best < 0 || rank_of(logits[e]) > rank_of(logits[best])) best = e;
+    }
+    chosen[j] = static_cast<int32_t>(best);
+  }
+  std::sort(chosen, chosen + k);
+}
+
+// Softmax over the chosen logits.
+void weigh(const float* logits, const int32_t* chosen, int64_t k, float* weights) {
+  float largest = logits[chosen[0]];
+  for (int64_t j = 1; j < k; ++j) largest = std::max(largest, logits[chosen[j]]);
+  float sum = 0;
+  for (int64_t j = 0; j < k; ++j) sum += weights[j] = std::exp(logits[chosen[j]] - largest);
+  for (int64_t j = 0; j < k; ++j) weights[j] /= sum;
+}
+
+// What the ops that go over tokens share.
+struct Routes {
+  explicit Routes(const ExpertRoutes& routes)
+      : tokens(routes.weights.rows()),
+        k(routes.weights.cols()),
+        experts(routes.counts.numel()),
+        weights(routes.weights.as<float>()),
+        chosen(routes.experts.as<int32_t>()) {
+    assert(k >= 1 && k <= experts);
+    assert(routes.experts.numel() == tokens * k && routes.rows.numel() == tokens * k);
+    assert(routes.assignments.numel() == tokens * k);
+  }
+  int64_t tokens, k, experts;
+  float* weights;
+  int32_t* chosen;
+};
+
+// The gradient of one token's logits. `load[e]`: E n_e / (k S) of its sequence.
+void logits_backward(const float* logits, const Routes& routes, int64_t token,
+                     const float* dweights, const float* load, const RouteExpertsBackward& args,
+                     float* dlogits) {
+  const int64_t experts = routes.experts, k = routes.k;
+  const float* weights = routes.weights + token * k;
+  const int32_t* chosen = routes.chosen + token * k;
+  // The softmax over all.
+  float largest = logits[0];
+  for (int64_t e = 1; e < experts; ++e) largest = std::max(largest, logits[e]);
+  float sum = 0;
+  for (int64_t e = 0; e < experts; ++e) sum += dlogits[e] = std::exp(logits[e] - largest);
+  float aux = 0;
+  for (int64_t e = 0; e < experts; ++e) aux += (dlogits[e] /= sum) * load[e];
+  const float z = largest + std::log(sum);
+  float* losses = args.losses.as<float>();
+  losses[token] = aux;
+  losses[routes.tokens + token] = z * z;
+  for (int64_t e = 0; e < experts; ++e) {
+    dlogits[e] *= args.aux_scale * (load[e] - aux) + args.z_scale * 2 * z;
+  }
+  // The softmax over the chosen.
+  float mean = 0;
+  for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[token * k + j];
+  for (int64_t j = 0; j < k; ++j) {
+    dlogits[chosen[j]] += weights[j] * (dweights[token * k + j] - mean);
+  }
+}
+
+}  // namespace
+
+void CpuDevice::route_experts(const RouteExperts& args) {
+  const Routes routes(args.routes);
+  assert(args.logits.dtype == DType::f32 && args.logits.cols() == routes.experts &&
+         args.logits.rows() == routes.tokens);
+  const auto* logits = args.logits.as<const float>();
+  split_rows(routes.tokens, routes.experts * routes.k, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* own = logits + t * routes.experts;
+      int32_t* chosen = routes.chosen + t * routes.k;
+      choose(own, routes.experts, routes.k, chosen);
+      weigh(own, chosen, routes.k, routes.weights + t * routes.k);
+    }
+  });
+  // Sorted by counting: few numbers, on one thread.
+  auto* counts = args.routes.counts.as<int32_t>();
+  const int64_t assignments = routes.tokens * routes.k;
+  std::fill_n(counts, routes.experts, 0);
+  for (int64_t a = 0; a < assignments; ++a) ++counts[routes.chosen[a]];
+  std::vector<int32_t> next(static_cast<size_t>(routes.experts), 0);
+  for (size_t e = 1; e < next.size(); ++e) next[e] = next[e - 1] + counts[e - 1];
+  auto* rows = args.routes.rows.as<int32_t>();
+  auto* by_row = args.routes.assignments.as<int32_t>();
+  for (int64_t a = 0; a < assignments; ++a) {
+    const int32_t row = next[static_cast<size_t>(routes.chosen[a])]++;
+    rows[a] = row;
+    by_row[row] = static_cast<int32_t>(a);
+  }
+}
+
+void CpuDevice::route_experts_backward(const RouteExpertsBackward& args) {
+  const Routes routes(args.routes);
+  const int64_t experts = routes.experts;
+  assert(args.logits.dtype == DType::f32 && args.logits.numel() == routes.tokens * experts);
+  assert(args.dweights.dtype == DType::f32 && args.dweights.numel() == routes.tokens * routes.k);
+  assert(args.dlogits.numel() == args.logits.numel());
+  assert(args.losses.dtype == DType::f32 && args.losses.numel() == 2 * routes.tokens);
+  assert(args.seq > 0 && routes.tokens % args.seq == 0);
+  const auto* logits = args.logits.as<const float>();
+  const auto* dweights = args.dweights.as<const float>();
+  const auto from_f32 = typed(args.dlogits.dtype).from_f32;
+  const int64_t row_bytes = experts * bytes_of(args.dlogits.dtype);
+  const auto balanced = static_cast<float>(routes.k * args.seq) / static_cast<float>(experts);
+  split(routes.tokens / args.seq, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> load(static_cast<size_t>(experts)), row(static_cast<size_t>(experts));
+    std::vector<int64_t> counts(static_cast<size_t>(experts));
+    for (int64_t first = begin * args.seq; first < end * args.seq; first += args.seq) {
+      std::fill(counts.begin(), counts.end(), 0);
+      for (int64_t a = first * routes.k; a < (first + args.seq) * routes.k; ++a) {
+        ++counts[static_cast<size_t>(routes.chosen[a])];
+      }
+      for (size_t e = 0; e < load.size(); ++e) load[e] = static_cast<float>(counts[e]) / balanced;
+      for (int64_t t = first; t < first + args.seq; ++t) {
+        logits_backward(logits + t * experts, routes, t, dweights, load.data(), args, row.data());
+        from_f32(row.data(), args.dlogits.as<char>() + t * row_bytes, experts);
+      }
+    }
+  });
+}
+
+void CpuDevice::gather_rows(const GatherRows& args) {
+  const int64_t cols = args.from.cols(), row_bytes = cols * bytes_of(args.from.dtype);
+  assert(args.to.dtype == args.from.dtype && args.to.cols() == cols);
+  assert(args.index.dtype == DType::i32 && args.to.rows() == args.index.numel());
+  const auto* index = args.index.as<const int32_t>();
+  const auto* weights = args.weights.as<const float>();
+  const auto scale_row = typed(args.from.dtype).scale_row;
+  split_rows(args.index.numel(), cols, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = index[i] / args.divide;
+      assert(row >= 0 && row < args.from.rows());
+      const char* from = args.from.as<const char>() + row * row_bytes;
+      char* to = args.to.as<char>() + i * row_bytes;
+      if (weights) {
+        scale_row(from, weights[index[i]], to, cols);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(row_bytes));
+      }
+    }
+  });
+}
+
+void CpuDevice::combine_rows(const CombineRows& args) {
+  const int64_t cols = args.to.cols(), count = args.rows.cols();
+  assert(args.from.dtype == args.to.dtype && args.from.cols() == cols);
+  assert(args.rows.dtype == DType::i32 && args.rows.rows() == args.to.rows());
+  const auto* rows = args.rows.as<const int32_t>();
+  const auto* weights = args.weights.as<const float>();
+  const int64_t row_bytes = cols * bytes_of(args.to.dtype);
+  const auto combine_row = typed(args.to.dtype).combine_row;
+  split_rows(args.to.rows(), count * cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      combine_row({.from = args.from.data,
+                   .rows = rows + t * count,
+                   .weights = weights ? weights + t * count : nullptr,
+                   .count = count,
+                   .to = args.to.as<char>() + t * row_bytes,
+                   .cols = cols});
+    }
+  });
+}
+
+void CpuDevice::weigh_rows_backward(const WeighRowsBackward& args) {
+  const int64_t cols = args.x.cols(), row_bytes = cols * bytes_of(args.x.dtype);
+  assert(args.dy.dtype == args.x.dtype && args.dy.numel() == args.x.numel());
+  assert(args.index.dtype == DType::i32 && args.index.numel() == args.x.rows());
+  const auto* index = args.index.as<const int32_t>();
+  const auto* weights = args.weights.as<const float>();
+  auto* dweights = args.dweights.as<float>();
+  const auto weigh_row_backward = typed(args.x.dtype).weigh_row_backward;
+  split_rows(args.x.rows(), cols, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      dweights[index[i]] =
+          weigh_row_backward(args.x.as<const char>() + i * row_bytes,
+                             args.dy.as<char>() + i * row_bytes, weights[index[i]], cols);
+    }
+  });
+}
+
+}  // namespace mtl

@@ -1,0 +1,346 @@
+// Mixture of experts. Routing works on the logits of each token, E floats: little beside the rows.
+// Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows (k + 1) s,
+// weigh_rows_backward 3 s.
+#include "runtime/device/cuda/kernels.h"
+
+namespace mtl::cuda {
+
+namespace {
+
+struct Routing {
+  explicit Routing(const ExpertRoutes& routes)
+      : tokens(routes.weights.rows()),
+        k(static_cast<int>(routes.weights.cols())),
+        experts(static_cast<int>(routes.counts.numel())),
+        weights(routes.weights.as<float>()),
+        chosen(routes.experts.as<int32_t>()),
+        rows(routes.rows.as<int32_t>()),
+        assignments(routes.assignments.as<int32_t>()),
+        counts(routes.counts.as<int32_t>()) {}
+  int64_t tokens;
+  int k, experts;
+  float* weights;
+  int32_t *chosen, *rows, *assignments, *counts;
+};
+
+// A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
+__device__ inline float rank_of(float logit) {
+  return logit != logit ? -INFINITY : logit;
+}
+
+// A thread per token.
+__global__ void __launch_bounds__(kBlock) choose_kernel(const float* all_logits, Routing r) {
+  const int64_t threads = int64_t{gridDim.x} * kBlock;
+  for (int64_t t = int64_t{blockIdx.x} * kBlock + threadIdx.x; t < r.tokens; t += threads) {
+    const float* logits = all_logits + t * r.experts;
+    int32_t* chosen = r.chosen + t * r.k;
+    for (int j = 0; j < r.k; ++j) {
+      // Of those that come behind the one before, in the order of rank and then of index.
+      int best = -1;
+      for (int e = 0; e < r.experts; ++e) {
+        if (j > 0) {
+          const float before = rank_of(logits[chosen[j - 1]]), own = rank_of(logits[e]);
+          if (own > before || (own == before && e <= chosen[j - 1])) continue;
+        }
+        if (best < 0 || rank_of(logits[e]) > rank_of(logits[best])) best = e;
+      }
+      chosen[j] = best;
+    }
+    for (int j = 1; j < r.k; ++j) {
+      const int32_t one = chosen[j];
+      int at = j;
+      for (; at > 0 && chosen[at - 1] > one; --at) chosen[at] = chosen[at - 1];
+      chosen[at] = one;
+    }
+    float* weights = r.weights + t * r.k;
+    float largest = logits[chosen[0]];
+    for (int j = 1; j < r.k; ++j) largest = fmaxf(largest, logits[chosen[j]]);
+    float sum = 0;
+    for (int j = 0; j < r.k; ++j) sum += weights[j] = expf(logits[chosen[j]] - largest);
+    for (int j = 0; j < r.k; ++j) weights[j] /= sum;
+  }
+}
+
+// The assignment of token t to expert e, -1 if there is none.
+__device__ inline int64_t assignment_of(const Routing& r, int64_t t, int e) {
+  if (t >= r.tokens) return -1;
+  for (int j = 0; j < r.k; ++j) {
+    if (r.chosen[t * r.k + j] == e) return t * r.k + j;
+  }
+  return -1;
+}
+
+// A block per expert counts its tokens.
+__global__ void __launch_bounds__(kBlock) count_kernel(Routing r) {
+  __shared__ int32_t of_warp[kWarps];
+  const int e = static_cast<int>(blockIdx.x);
+  int32_t count = 0;
+  for (int64_t first = 0; first < r.tokens; first += kBlock) {
+    const bool has = assignment_of(r, first + threadIdx.x, e) >= 0;
+    count += __popc(__ballot_sync(kAllLanes, has ? 1 : 0));
+  }
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = count;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  int32_t sum = 0;
+  for (int warp = 0; warp < kWarps; ++warp) sum += of_warp[warp];
+  r.counts[e] = sum;
+}
+
+// And gives them rows behind those of the experts before it, in the order of the tokens.
+__global__ void __launch_bounds__(kBlock) place_kernel(Routing r) {
+  __shared__ int32_t of_warp[kWarps];
+  const int e = static_cast<int>(blockIdx.x);
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  int32_t next = 0;
+  for (int before = 0; before < e; ++before) next += r.counts[before];
+  for (int64_t first = 0; first < r.tokens; first += kBlock) {
+    const int64_t assignment = assignment_of(r, first + threadIdx.x, e);
+    const unsigned votes = __ballot_sync(kAllLanes, assignment >= 0 ? 1 : 0);
+    if (lane == 0) of_warp[warp] = __popc(votes);
+    __syncthreads();
+    int32_t row = next + __popc(votes & ((1u << lane) - 1));
+    for (unsigned w = 0; w < kWarps; ++w) {
+      if (w < warp) row += of_warp[w];
+      next += of_warp[w];
+    }
+    if (assignment >= 0) {
+      r.rows[assignment] = row;
+      r.assignments[row] = static_cast<int32_t>(assignment);
+    }
+    __syncthreads();  // before the next turn writes of_warp
+  }
+}
+
+template <typename T>
+struct Backward {
+  Routing routing;
+  const float* logits;
+  const float* dweights;
+  T* dlogits;
+  float* losses;
+  int64_t seq;
+  float aux_scale, z_scale, balanced;
+};
+
+// A block per sequence: its tokens per expert, then a thread per token.
+template <typename T>
+__global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
+  MTL_DYNAMIC_SHARED(memory);
+  auto* const load = reinterpret_cast<float*>(memory);
+  auto* const counts = reinterpret_cast<int32_t*>(memory) + a.routing.experts;
+  const Routing& r = a.routing;
+  const int64_t first = int64_t{blockIdx.x} * a.seq;
+  for (int e = static_cast<int>(threadIdx.x); e < r.experts; e += kBlock) counts[e] = 0;
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < a.seq * r.k; i += kBlock) {
+    atomicAdd(counts + r.chosen[first * r.k + i], 1);  // whole numbers: any order is the same
+  }
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < r.experts; e += kBlock) {
+    load[e] = static_cast<float>(counts[e]) / a.balanced;
+  }
+  __syncthreads();
+  for (int64_t t = first + threadIdx.x; t < first + a.seq; t += kBlock) {
+    const float* logits = a.logits + t * r.experts;
+    float largest = logits[0];
+    for (int e = 1; e < r.experts; ++e) largest = fmaxf(largest, logits[e]);
+    float sum = 0;
+    for (int e = 0; e < r.experts; ++e) sum += expf(logits[e] - largest);
+    float aux = 0;
+    for (int e = 0; e < r.experts; ++e) aux += expf(logits[e] - largest) / sum * load[e];
+    const float z = largest + logf(sum);
+    a.losses[t] = aux;
+    a.losses[r.tokens + t] = z * z;
+    const float* weights = r.weights + t * r.k;
+    const float* dweights = a.dweights + t * r.k;
+    const int32_t* chosen = r.chosen + t * r.k;
+    float mean = 0;
+    for (int j = 0; j < r.k; ++j) mean += weights[j] * dweights[j];
+    int j = 0;  // experts ascend in `chosen` too
+    for (int e = 0; e < r.experts; ++e) {
+      float d =
+          expf(logits[e] - largest) / sum * (a.aux_scale * (load[e] - aux) + a.z_scale * 2.0f * z);
+      if (j < r.k && chosen[j] == e) {
+        d += weights[j] * (dweights[j] - mean);
+        ++j;
+      }
+      a.dlogits[t * r.experts + e] = from_float<T>(d);
+    }
+  }
+}
+
+// Rows of `width` elements, a warp each.
+template <typename T>
+struct Gather {
+  const T* from;
+  const int32_t* index;
+  const float* weights;
+  T* to;
+  int64_t rows, width, divide;
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) gather_kernel(Gather<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const int64_t index = a.index[row];
+    const float weight = a.weights != nullptr ? a.weights[index] : 1.0f;
+    const T* from = a.from + index / a.divide * a.width;
+    T* to = a.to + row * a.width;
+    MTL_UNROLL(2)
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      Floats<N> x = load<N>(from + i);
+      for (int k = 0; k < N; ++k) x.at[k] *= weight;
+      store(to + i, x);
+    }
+  }
+}
+
+template <typename T>
+struct Combine {
+  const T* from;
+  const int32_t* rows;
+  const float* weights;
+  T* to;
+  int64_t tokens, width;
+  int k;
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) combine_kernel(Combine<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; token < a.tokens;
+       token += warps) {
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      Floats<N> sum;
+      for (int j = 0; j < a.k; ++j) {
+        const int64_t at = token * a.k + j;
+        const float weight = a.weights != nullptr ? a.weights[at] : 1.0f;
+        const Floats<N> x = load<N>(a.from + a.rows[at] * a.width + i);
+        for (int k = 0; k < N; ++k) sum.at[k] += weight * x.at[k];
+      }
+      store(a.to + token * a.width + i, sum);
+    }
+  }
+}
+
+template <typename T>
+struct Weigh {
+  const T* x;
+  T* dy;
+  const int32_t* index;
+  const float* weights;
+  float* dweights;
+  int64_t rows, width;
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
+  const int64_t warps = int64_t{gridDim.x} * kWarps;
+  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
+       row += warps) {
+    const int32_t index = a.index[row];
+    const float weight = a.weights[index];
+    float sum = 0;
+    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
+      const Floats<N> x = load<N>(a.x + row * a.width + i);
+      Floats<N> d = load<N>(a.dy + row * a.width + i);
+      for (int k = 0; k < N; ++k) {
+        sum += x.at[k] * d.at[k];
+        d.at[k] *= weight;
+      }
+      store(a.dy + row * a.width + i, d);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % kWarp == 0) a.dweights[index] = sum;
+  }
+}
+
+}  // namespace
+
+void route_experts(Queue& queue, const RouteExperts& args) {
+  const Routing routing(args.routes);
+  const dim3 blocks(static_cast<unsigned>(routing.experts));
+  launch(choose_kernel, blocks_for(queue, routing.tokens, kBlock), dim3(kBlock), 0, queue.stream(),
+         args.logits.as<const float>(), routing);
+  launch(count_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing);
+  launch(place_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing);
+}
+
+void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
+  const Routing routing(args.routes);
+  with_type(args.dlogits.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Backward<T> backward = {
+        routing,
+        args.logits.as<const float>(),
+        args.dweights.as<const float>(),
+        args.dlogits.as<T>(),
+        args.losses.as<float>(),
+        args.seq,
+        args.aux_scale,
+        args.z_scale,
+        static_cast<float>(routing.k * args.seq) / static_cast<float>(routing.experts)};
+    launch(route_backward_kernel<T>, dim3(static_cast<unsigned>(routing.tokens / args.seq)),
+           dim3(kBlock), static_cast<size_t>(routing.experts) * 2 * sizeof(float), queue.stream(),
+           backward);
+  });
+}
+
+void gather_rows(Queue& queue, const GatherRows& args) {
+  with_type(args.from.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Gather<T> gather = {args.from.as<const T>(),
+                              args.index.as<const int32_t>(),
+                              args.weights.as<const float>(),
+                              args.to.as<T>(),
+                              args.index.numel(),
+                              args.from.cols(),
+                              args.divide};
+    const bool packs = aligned({gather.from, gather.to}) && gather.width % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(gather_kernel<T, decltype(pack)::value>, blocks_for(queue, gather.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), gather);
+    });
+  });
+}
+
+void combine_rows(Queue& queue, const CombineRows& args) {
+  with_type(args.from.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Combine<T> combine = {args.from.as<const T>(),
+                                args.rows.as<const int32_t>(),
+                                args.weights.as<const float>(),
+                                args.to.as<T>(),
+                                args.to.rows(),
+                                args.to.cols(),
+                                static_cast<int>(args.rows.cols())};
+    const bool packs = aligned({combine.from, combine.to}) && combine.width % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(combine_kernel<T, decltype(pack)::value>, blocks_for(queue, combine.tokens, kWarps),
+             dim3(kBlock), 0, queue.stream(), combine);
+    });
+  });
+}
+
+void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args) {
+  with_type(args.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    const Weigh<T> weigh = {args.x.as<const T>(),
+                            args.dy.as<T>(),
+                            args.index.as<const int32_t>(),
+                            args.weights.as<const float>(),
+                            args.dweights.as<float>(),
+                            args.x.rows(),
+                            args.x.cols()};
+    const bool packs = aligned({weigh.x, weigh.dy}) && weigh.width % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(weigh_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, weigh.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), weigh);
+    });
+  });
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,370 @@
+// Mixture of experts: routing against a search by sorting, its gradient against finite differences
+// of the losses in double precision, rows against plain loops.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test {
+
+namespace {
+
+// Tokens, experts, and how many of them a token has.
+struct Shape {
+  int64_t n, experts, k, seq;
+};
+const Shape kShapes[] = {{1, 2, 2, 1},   {6, 4, 2, 3},      {40, 8, 2, 40}, {300, 3, 2, 100},
+                         {64, 16, 4, 8}, {515, 60, 6, 103}, {33, 5, 5, 11}, {12, 128, 3, 4}};
+
+// The tensors of a routing.
+struct Routed {
+  Routed(const Shape& s)
+      : shape(s),
+        logits(DType::f32, {s.n, s.experts}),
+        weights(DType::f32, {s.n, s.k}),
+        experts(DType::i32, {s.n, s.k}),
+        rows(DType::i32, {s.n, s.k}),
+        assignments(DType::i32, {s.n * s.k}),
+        counts(DType::i32, {s.experts}) {}
+  ExpertRoutes routes() const {
+    return {.weights = weights.view,
+            .experts = experts.view,
+            .rows = rows.view,
+            .assignments = assignments.view,
+            .counts = counts.view};
+  }
+  void route(Device& device) { device.route_experts({.logits = logits.view, .routes = routes()}); }
+  double logit(int64_t t, int64_t e) const { return logits[t * shape.experts + e]; }
+
+  const Shape shape;
+  Held logits, weights, experts, rows, assignments, counts;
+};
+
+// The k experts of a token by a stable sort of all, ascending.
+std::vector<int64_t> best_experts(const Routed& r, int64_t t) {
+  std::vector<int64_t> order(static_cast<size_t>(r.shape.experts));
+  std::iota(order.begin(), order.end(), 0);
+  const auto rank = [&](int64_t e) {
+    const double logit = r.logit(t, e);
+    return std::isnan(logit) ? -std::numeric_limits<double>::infinity() : logit;
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return rank(a) > rank(b); });
+  order.resize(static_cast<size_t>(r.shape.k));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// Who is chosen, and where the rows lie; for any logits.
+void check_places(const Routed& r) {
+  const int64_t k = r.shape.k;
+  std::vector<int64_t> expected_assignments;
+  for (int64_t e = 0; e < r.shape.experts; ++e) {
+    const size_t before = expected_assignments.size();
+    for (int64_t t = 0; t < r.shape.n; ++t) {
+      const std::vector<int64_t> best = best_experts(r, t);
+      const auto at = std::find(best.begin(), best.end(), e);
+      if (at != best.end()) expected_assignments.push_back(t * k + (at - best.begin()));
+    }
+    CHECK(r.counts[e] == static_cast<double>(expected_assignments.size() - before));
+  }
+  int64_t wrong = 0;
+  for (int64_t t = 0; t < r.shape.n; ++t) {
+    const std::vector<int64_t> best = best_experts(r, t);
+    for (int64_t j = 0; j < k; ++j) {
+      wrong += r.experts[t * k + j] != static_cast<double>(best[static_cast<size_t>(j)]);
+    }
+  }
+  CHECK(wrong == 0);
+  for (int64_t row = 0; row < r.shape.n * k; ++row) {
+    const int64_t a = expected_assignments[static_cast<size_t>(row)];
+    wrong += r.assignments[row] != static_cast<double>(a);
+    wrong += r.rows[a] != static_cast<double>(row);
+  }
+  CHECK(wrong == 0);
+}
+
+// Softmax over all, and over the chosen made to add up to 1: Mixtral's order of things.
+std::vector<double> mixtral_weights(const Routed& r) {
+  std::vector<double> weights;
+  for (int64_t t = 0; t < r.shape.n; ++t) {
+    double all = 0, chosen = 0;
+    for (int64_t e = 0; e < r.shape.experts; ++e) all += std::exp(r.logit(t, e));
+    const std::vector<int64_t> best = best_experts(r, t);
+    for (const int64_t e : best) chosen += std::exp(r.logit(t, e)) / all;
+    for (const int64_t e : best) weights.push_back(std::exp(r.logit(t, e)) / all / chosen);
+  }
+  return weights;
+}
+
+// What route_experts_backward is the gradient of, for the experts that were chosen:
+// sum over tokens of dweights . weights + aux_scale * aux + z_scale * z.
+struct Losses {
+  double total = 0;
+  std::vector<double> aux, z;  // by token
+};
+Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double z_scale) {
+  const Shape& s = r.shape;
+  Losses losses;
+  for (int64_t t = 0; t < s.n; ++t) {
+    double all = 0, chosen = 0;
+    for (int64_t e = 0; e < s.experts; ++e) all += std::exp(r.logit(t, e));
+    for (int64_t j = 0; j < s.k; ++j) {
+      chosen += std::exp(r.logit(t, static_cast<int64_t>(r.experts[t * s.k + j])));
+    }
+    for (int64_t j = 0; j < s.k; ++j) {
+      const auto e = static_cast<int64_t>(r.experts[t * s.k + j]);
+      losses.total += dweights[t * s.k + j] * std::exp(r.logit(t, e)) / chosen;
+    }
+    const int64_t first = t / s.seq * s.seq;
+    double aux = 0;
+    for (int64_t e = 0; e < s.experts; ++e) {
+      double tokens = 0;
+      for (int64_t a = first * s.k; a < (first + s.seq) * s.k; ++a) {
+        tokens += r.experts[a] == static_cast<double>(e);
+      }
+      aux += std::exp(r.logit(t, e)) / all * tokens * static_cast<double>(s.experts) /
+             static_cast<double>(s.k * s.seq);
+    }
+    losses.aux.push_back(aux);
+    losses.z.push_back(std::pow(std::log(all), 2));
+    losses.total += aux_scale * losses.aux.back() + z_scale * losses.z.back();
+  }
+  return losses;
+}
+
+}  // namespace
+
+TEST_CASE("route_experts against a search by sorting") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(1);
+    for (const Shape& shape : kShapes) {
+      INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts);
+      Routed r(shape);
+      r.logits.randomize(random, 2);
+      r.route(device);
+      check_places(r);
+      check_close(r.weights, mixtral_weights(r), 1e-6, "weights");
+    }
+  });
+}
+
+TEST_CASE(
+    "route_experts: the smaller index wins a tie, and NaN and infinities choose experts too") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(2);
+    Routed ties({50, 6, 3, 50});
+    ties.logits.randomize_ids(random, 0, 3);
+    ties.route(device);
+    check_places(ties);
+    const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+    Routed odd({4, 4, 2, 1});
+    const double values[] = {nan, nan,       nan, nan, 1,         nan,       nan, nan,
+                             2,   -infinity, 1,   nan, -infinity, -infinity, nan, -infinity};
+    for (int64_t i = 0; i < 16; ++i) odd.logits.set(i, values[i]);
+    odd.route(device);
+    check_places(odd);
+  });
+}
+
+TEST_CASE("route_experts_backward is the finite difference of what it belongs to") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(3);
+    for (const Shape& shape : {Shape{6, 4, 2, 3}, Shape{10, 7, 3, 5}, Shape{4, 3, 3, 2}}) {
+      for (const auto& [aux, z] : {std::pair{0.0, 0.0}, {0.3, 0.0}, {0.0, 0.2}, {0.5, 0.1}}) {
+        INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << ", aux " << aux
+                     << ", z " << z);
+        Routed r(shape);
+        Held dweights(DType::f32, {shape.n, shape.k}), losses(DType::f32, {2, shape.n});
+        Held dlogits(DType::f32, {shape.n, shape.experts});
+        r.logits.randomize(random);
+        dweights.randomize(random);
+        r.route(device);
+        device.route_experts_backward({.logits = r.logits.view,
+                                       .routes = r.routes(),
+                                       .dweights = dweights.view,
+                                       .dlogits = dlogits.view,
+                                       .seq = shape.seq,
+                                       .aux_scale = static_cast<float>(aux),
+                                       .z_scale = static_cast<float>(z),
+                                       .losses = losses.view});
+        const Losses expected = losses_of(r, dweights, aux, z);
+        std::vector<double> both = expected.aux;
+        both.insert(both.end(), expected.z.begin(), expected.z.end());
+        check_close(losses, both, 2e-5, "losses");
+        std::vector<double> differences;
+        for (int64_t i = 0; i < r.logits.size(); ++i) {
+          const double at = r.logits[i];
+          r.logits.set(i, at + 0x1p-8);
+          const double up = losses_of(r, dweights, aux, z).total;
+          r.logits.set(i, at - 0x1p-8);
+          const double down = losses_of(r, dweights, aux, z).total;
+          r.logits.set(i, at);
+          differences.push_back((up - down) * 0x1p7);
+        }
+        // Third derivatives below 4 times h^2 / 6; logits in f32 are off by 2^-24 of h.
+        check_close(dlogits, differences, 3e-5, "dlogits");
+      }
+    }
+  });
+}
+
+TEST_CASE("route_experts_backward in every type and of many tokens") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(4);
+    for (const Shape& shape : kShapes) {
+      for (const DType type : kComputeTypes) {
+        INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << " type "
+                     << safetensors_name(type));
+        Routed r(shape);
+        Held dweights(DType::f32, {shape.n, shape.k}), losses(DType::f32, {2, shape.n});
+        Held dlogits(type, {shape.n, shape.experts});
+        r.logits.randomize(random, 1.5);
+        dweights.randomize(random);
+        r.route(device);
+        device.route_experts_backward({.logits = r.logits.view,
+                                       .routes = r.routes(),
+                                       .dweights = dweights.view,
+                                       .dlogits = dlogits.view,
+                                       .seq = shape.seq,
+                                       .aux_scale = 0.25f,
+                                       .z_scale = 0.125f,
+                                       .losses = losses.view});
+        const std::vector<double> weights = r.weights.values();
+        const Losses expected = losses_of(r, dweights, 0.25, 0.125);
+        std::vector<double> gradient;
+        for (int64_t t = 0; t < shape.n; ++t) {
+          double all = 0, mean = 0;
+          for (int64_t e = 0; e < shape.experts; ++e) all += std::exp(r.logit(t, e));
+          for (int64_t j = t * shape.k; j < (t + 1) * shape.k; ++j)
+            mean += weights[static_cast<size_t>(j)] * dweights[j];
+          for (int64_t e = 0; e < shape.experts; ++e) {
+            double load = 0, own = 0;
+            for (int64_t a = t / shape.seq * shape.seq * shape.k;
+                 a < (t / shape.seq + 1) * shape.seq * shape.k; ++a) {
+              load += r.experts[a] == static_cast<double>(e);
+            }
+            load *= static_cast<double>(shape.experts) / static_cast<double>(shape.k * shape.seq);
+            for (int64_t j = t * shape.k; j < (t + 1) * shape.k; ++j) {
+              if (r.experts[j] == static_cast<double>(e)) {
+                own = weights[static_cast<size_t>(j)] * (dweights[j] - mean);
+              }
+            }
+            gradient.push_back(own + std::exp(r.logit(t, e)) / all *
+                                         (0.25 * (load - expected.aux[static_cast<size_t>(t)]) +
+                                          0.25 * std::log(all)));
+          }
+        }
+        check_close(dlogits, gradient, 2e-5, "dlogits");
+      }
+    }
+  });
+}
+
+TEST_CASE("rows of experts against plain loops") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(5);
+    for (const Shape& shape : {Shape{1, 2, 2, 1}, Shape{37, 6, 3, 37}, Shape{300, 4, 2, 300}}) {
+      for (const int64_t cols : {1, 7, 16, 33, 768}) {
+        for (const DType type : kComputeTypes) {
+          INFO(shape.n << " tokens of " << cols << ", type " << safetensors_name(type));
+          const int64_t m = shape.n * shape.k;
+          Routed r(shape);
+          r.logits.randomize(random);
+          r.route(device);
+          Held x(type, {shape.n, cols}), y(type, {shape.n, cols});
+          Held gathered(type, {m, cols}), weighed(type, {m, cols});
+          x.randomize(random);
+          GatherRows gather = {.from = x.view,
+                               .index = r.assignments.view,
+                               .divide = shape.k,
+                               .weights = {},
+                               .to = gathered.view};
+          device.gather_rows(gather);
+          gather.weights = r.weights.view;
+          gather.to = weighed.view;
+          device.gather_rows(gather);
+          std::vector<double> plain, times;
+          for (int64_t row = 0; row < m; ++row) {
+            const auto a = static_cast<int64_t>(r.assignments[row]);
+            for (int64_t c = 0; c < cols; ++c) {
+              plain.push_back(x[a / shape.k * cols + c]);
+              times.push_back(plain.back() * r.weights[a]);
+            }
+          }
+          check_close(gathered, plain, 0, "gathered");
+          check_close(weighed, times, 1e-6, "weighed");
+
+          Held from(type, {m, cols});
+          from.randomize(random);
+          for (const bool weights : {false, true}) {
+            device.combine_rows({.from = from.view,
+                                 .rows = r.rows.view,
+                                 .weights = weights ? r.weights.view : Tensor{},
+                                 .to = y.view});
+            std::vector<double> sums;
+            for (int64_t t = 0; t < shape.n; ++t) {
+              for (int64_t c = 0; c < cols; ++c) {
+                double sum = 0;
+                for (int64_t a = t * shape.k; a < (t + 1) * shape.k; ++a) {
+                  sum += from[static_cast<int64_t>(r.rows[a]) * cols + c] *
+                         (weights ? r.weights[a] : 1);
+                }
+                sums.push_back(sum);
+              }
+            }
+            check_close(y, sums, 2e-6, "combined");
+          }
+
+          Held dy(type, {m, cols}), dweights(DType::f32, {shape.n, shape.k});
+          dy.randomize(random);
+          const std::vector<double> before = dy.values();
+          device.weigh_rows_backward({.x = from.view,
+                                      .dy = dy.view,
+                                      .index = r.assignments.view,
+                                      .weights = r.weights.view,
+                                      .dweights = dweights.view});
+          std::vector<double> dx, dots(static_cast<size_t>(m));
+          for (int64_t row = 0; row < m; ++row) {
+            const auto a = static_cast<int64_t>(r.assignments[row]);
+            for (int64_t i = row * cols; i < (row + 1) * cols; ++i) {
+              dx.push_back(before[static_cast<size_t>(i)] * r.weights[a]);
+              dots[static_cast<size_t>(a)] += before[static_cast<size_t>(i)] * from[i];
+            }
+          }
+          check_close(dy, dx, 1e-6, "dx");
+          check_close(dweights, dots, 2e-5 * std::sqrt(static_cast<double>(cols)), "dweights");
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("experts: results do not depend on threads") {
+  const Shape shape = {700, 9, 3, 100};
+  const auto bytes = [&](int threads) {
+    CpuDevice device(threads, cpu_isa());
+    std::mt19937 random(6);
+    Routed r(shape);
+    r.logits.randomize(random);
+    r.route(device);
+    Held dweights(DType::f32, {shape.n, shape.k}), losses(DType::f32, {2, shape.n});
+    Held dlogits(DType::bf16, {shape.n, shape.experts});
+    dweights.randomize(random);
+    device.route_experts_backward({.logits = r.logits.view,
+                                   .routes = r.routes(),
+                                   .dweights = dweights.view,
+                                   .dlogits = dlogits.view,
+                                   .seq = shape.seq,
+                                   .aux_scale = 1,
+                                   .z_scale = 1,
+                                   .losses = losses.view});
+    return std::vector{r.assignments.bytes(), r.weights.bytes(), dlogits.bytes(), losses.bytes()};
+  };
+  const auto one = bytes(1);
+  CHECK(bytes(2) == one);
+  CHECK(bytes(3) == one);
+}
+
+}  // namespace mtl::test
