@@ -97,9 +97,13 @@ std::string plan_text(const Plan& plan, int columns) {
   };
   line("model", model_words(plan.model));
   line("", blocks_words(plan.model));
-  line("parameters",
-       fmt::format("{} ({})", compact_count(static_cast<double>(plan.cost.parameters)),
-                   grouped(plan.cost.parameters)));
+  const auto count = [](int64_t parameters) {
+    return fmt::format("{} ({})", compact_count(static_cast<double>(parameters)),
+                       grouped(parameters));
+  };
+  std::string parameters = count(plan.cost.parameters);
+  if (plan.model.experts > 0) parameters += "; active " + count(plan.cost.active_parameters);
+  line("parameters", parameters);
   line("grid", grid_words(plan.grid));
   text += group_lines(plan.grid, columns);
   if (sizes[Axis::tp] > 1) line("sequence", sequence_words(plan));

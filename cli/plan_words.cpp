@@ -48,6 +48,9 @@ std::string model_words(const ModelShape& model) {
 std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
   text += model.activation == Activation::swiglu ? ", swiglu" : ", gelu";
+  if (model.experts > 0) {
+    text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
+  }
   switch (model.position) {
     case PositionType::learned:
       text += ", learned positions";

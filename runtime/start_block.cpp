@@ -10,12 +10,18 @@ namespace mtl {
 
 namespace {
 
-std::string model_line(const ModelShape& model, int64_t parameters) {
+std::string model_line(const ModelShape& model, const Cost& cost) {
   std::string heads = fmt::format("{} heads", model.heads);
   if (model.kv_heads != model.heads) heads += fmt::format(" ({} of keys)", model.kv_heads);
-  return fmt::format("{} parameters: {} layers, hidden {}, {}, vocabulary {}",
-                     compact_count(static_cast<double>(parameters)), model.layers, model.hidden,
-                     heads, model.vocab);
+  std::string parameters = compact_count(static_cast<double>(cost.parameters)) + " parameters";
+  std::string experts;
+  if (model.experts > 0) {
+    parameters +=
+        fmt::format(" ({} active)", compact_count(static_cast<double>(cost.active_parameters)));
+    experts = fmt::format(", {} of {} experts", model.experts_per_token, model.experts);
+  }
+  return fmt::format("{}: {} layers, hidden {}, {}{}, vocabulary {}", parameters, model.layers,
+                     model.hidden, heads, experts, model.vocab);
 }
 
 std::string layout_line(const Plan& plan, bool threads) {
@@ -82,7 +88,7 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
       static_cast<double>(plan.batch.first_sample(plan.steps) * plan.seq) / train_tokens;
   return {
       "run      " + facts.run_dir.string(),
-      "model    " + model_line(plan.model, plan.cost.parameters),
+      "model    " + model_line(plan.model, plan.cost),
       "layout   " + layout_line(plan, spec.launch.spawn == "threads"),
       fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all ranks", facts.device,
                   compute_name(plan.compute), facts.matmul_rate / 1e9),

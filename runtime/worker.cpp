@@ -223,6 +223,11 @@ class Rank {
                                                           plan_.batch.first_sample(next_step_));
     report.step_skipped = result.skipped;
     report.skipped = skipped_ = result.skipped_so_far;
+    if (plan_.model.experts > 0) {
+      const auto layers = static_cast<double>(plan_.model.layers);
+      report.moe_aux_loss = result.moe_aux_loss / layers;
+      report.moe_z_loss = result.moe_z_loss / layers;
+    }
     if (plan_.compute == DType::f16) report.loss_scale = result.loss_scale;
     reporter_->step(report);
   }

@@ -224,6 +224,8 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   const auto last = static_cast<int>(batch.micro_batches) - 1;
   tied_.begin_step();
   counted_ = 0;
+  const double zeros[2] = {};
+  device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
   Instruction forwarded;  // the newest forward, as long as nothing ran after it
   forwarded.micro_batch = -1;
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
@@ -293,7 +295,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
 namespace {
 
 // Requests travel as numbers beside sums that are exchanged anyway.
-constexpr size_t kRequests = 3;
+constexpr size_t kRequests = StepSums::kCounted - StepSums::kRequests;
 void put(const Requests& requests, double* out) {
   out[0] = requests.stop ? 1.0 : 0.0;
   out[1] = requests.checkpoint ? 1.0 : 0.0;
@@ -307,27 +309,28 @@ Requests take(const double* in) {
 
 void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
   const Tensor sum = arena_.tensor("loss_sum");
-  double host[2 + kRequests] = {};
-  put(requests, host + 1);
-  const int64_t values = sum.numel();  // the last one counts targets, if not all count
+  double host[StepSums::kAll] = {};
+  put(requests, host + StepSums::kRequests);
   const bool head = stage_.chunks.back().head;
-  if (head) host[1 + kRequests] = static_cast<double>(counted_);
-  device_.copy_from_host(sum.slice(1, values - 1), host + 1);
+  if (head) host[StepSums::kCounted] = static_cast<double>(counted_);
+  device_.copy_from_host(
+      sum.slice(StepSums::kRequests, StepSums::kCounted + 1 - StepSums::kRequests),
+      host + StepSums::kRequests);
   // Stages without the head have no losses.
   if (!head) device_.copy_from_host(sum.slice(0, 1), host);
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
-  auto tokens = static_cast<double>(plan_.tokens_of_step(step));
-  correction_ = 1;
-  if (values > static_cast<int64_t>(1 + kRequests)) {
-    correction_ = correction(step, host[1 + kRequests]);
-    tokens = std::max(host[1 + kRequests], 1.0);
-  }
-  result.loss = host[0] / tokens;
-  result.grad_norm = optimizer_.gradient_norm(std::span(host).subspan(1, kRequests)) /
-                     scale_.value() * correction_;
+  const double counted = host[StepSums::kCounted];
+  const double tokens = std::max(counted, 1.0);
+  correction_ = correction(step, counted);
+  result.loss = host[StepSums::kLoss] / tokens;
+  result.moe_aux_loss = host[StepSums::kRouter] / tokens;
+  result.moe_z_loss = host[StepSums::kRouter + 1] / tokens;
+  result.grad_norm =
+      optimizer_.gradient_norm(std::span(host).subspan(StepSums::kRequests, kRequests)) /
+      scale_.value() * correction_;
   groups_.world().check();
-  result.requests = take(host + 1);
+  result.requests = take(host + StepSums::kRequests);
 }
 
 StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests) {
@@ -366,7 +369,7 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
   return result;
 }
 
-double Trainer::gradients(int64_t step, const Samples& samples) {
+StepResult Trainer::gradients(int64_t step, const Samples& samples) {
   StepResult result;
   optimizer_.require_all();
   run_micro_batches(step, samples);
@@ -374,7 +377,7 @@ double Trainer::gradients(int64_t step, const Samples& samples) {
   if (correction_ != 1) {
     device_.scale(arena_.tensor("grads"), static_cast<float>(correction_));
   }
-  return result.loss;
+  return result;
 }
 
 double Trainer::evaluate(const Samples& samples, int64_t wanted) {
@@ -384,9 +387,9 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   const int64_t replicas = plan_.grid.sizes()[Axis::dp], replica = coord_[Axis::dp];
   const int64_t begin = windows * replica / replicas;
   const int64_t end = windows * (replica + 1) / replicas;
-  const Tensor sum = arena_.tensor("loss_sum");
+  const Tensor sum = arena_.tensor("loss_sum").slice(0, 2);
   const bool head = stage_.chunks.back().head;
-  double host[2 + kRequests] = {};
+  double host[2] = {};
   device_.copy_from_host(sum, host);
   counted_ = 0;
   // Each chunk in turn takes as many micro-batches as fill the pipeline.

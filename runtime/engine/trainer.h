@@ -51,6 +51,9 @@ struct StepResult {
   bool skipped = false;   // no update: overflow (fp16), or numbers that are none (health.nan=skip)
   double loss_scale = 1;  // that this step ran with
   int64_t skipped_so_far = 0;
+  // Of the routers of a mixture of experts: means over the tokens of the global batch, summed over
+  // the layers, without their weights. Not part of `loss`, but of what is minimised.
+  double moe_aux_loss = 0, moe_z_loss = 0;
   Requests requests;  // of all ranks together
 };
 
@@ -84,7 +87,7 @@ class Trainer {
   StepResult step(int64_t step, const Samples& samples, Requests requests);
   // Forward and backward of the same, without the update: the gradients stay for the reader
   // (tests).
-  double gradients(int64_t step, const Samples& samples);
+  StepResult gradients(int64_t step, const Samples& samples);
   // Mean loss per token that counts over the first `wanted` samples (0 = all, which must end).
   double evaluate(const Samples& samples, int64_t wanted);
   // The same of windows of a row of tokens; evaluate() takes them in order.
@@ -92,7 +95,7 @@ class Trainer {
                   Requests requests) {
     return this->step(step, TokenWindows(source, sampler), requests);
   }
-  double gradients(int64_t step, const TokenSource& source, const Sampler& sampler) {
+  StepResult gradients(int64_t step, const TokenSource& source, const Sampler& sampler) {
     return gradients(step, TokenWindows(source, sampler));
   }
   double evaluate(const TokenSource& source, int64_t wanted) {

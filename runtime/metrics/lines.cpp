@@ -92,6 +92,7 @@ std::string plain_line(const StepReport& report, std::string_view time) {
       whole(report.tokens_per_s), report.mfu,
       gib >= 99.95 ? fmt::format("{:.0f}", gib) : fmt::format("{:.3g}", gib), whole(report.eta_s));
   if (report.loss_scale > 0) line += fmt::format(" loss_scale={}", report.loss_scale);
+  if (report.moe_aux_loss > 0) line += fmt::format(" moe_aux={:.3f}", report.moe_aux_loss);
   if (report.skipped > 0) line += fmt::format(" skipped={}", report.skipped);
   return line;
 }

@@ -38,6 +38,10 @@ Json step_json(const StepReport& report, const std::string& time) {
   json["mfu"] = report.mfu;
   json["memory_bytes"] = report.memory_bytes;
   if (report.loss_scale > 0) json["loss_scale"] = report.loss_scale;
+  if (report.moe_aux_loss > 0) {
+    json["moe_aux_loss"] = report.moe_aux_loss;
+    json["moe_z_loss"] = report.moe_z_loss;
+  }
   if (report.skipped > 0) json["skipped"] = report.skipped;
   return json;
 }
@@ -56,6 +60,10 @@ StepReport step_from_json(const Json& record) {
   report.eta_s = number(record, "eta_s");
   report.skipped = integer(record, "skipped");
   if (record.contains("loss_scale")) report.loss_scale = number(record, "loss_scale");
+  if (record.contains("moe_aux_loss")) {
+    report.moe_aux_loss = number(record, "moe_aux_loss");
+    report.moe_z_loss = number(record, "moe_z_loss");
+  }
   return report;
 }
 

@@ -32,6 +32,9 @@ struct StepReport {
   bool step_skipped = false;  // this step changed no weight
   int64_t skipped = 0;        // such steps of the whole run, this one included
   double loss_scale = 0;      // that this step ran with (fp16); 0 = none
+  // Of a mixture of experts: mean over its layers of the load-balancing loss (1 = balanced) and the
+  // z-loss of its routers; 0 = there are none.
+  double moe_aux_loss = 0, moe_z_loss = 0;
 };
 
 struct ReporterOptions {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
@@ -83,6 +84,48 @@ class MlpBlock {
   Linear up_, down_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
+};
+
+// The same with experts: x + dropout(sum over a token's experts of weight *
+// down(act(up(norm(x))))), SwiGLU (Mixtral, arXiv 2401.04088). The router sees all tokens on every
+// TP rank and decides the same there; the inner dimension of every expert is split over TP. Routing
+// needs the numbers of tokens per expert on the host: one small copy forward and one backward.
+class MoeBlock {
+ public:
+  // `output` as of MlpBlock.
+  MoeBlock(const BlockContext& context, int64_t layer, const std::string& output);
+  void forward(const Pass& pass) const;
+  void backward(const Pass& pass) const;
+  Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
+
+ private:
+  struct Expert {
+    Linear up, down;
+  };
+  // Calls work(expert, first row, rows) for every expert that has rows, idle(expert) for others.
+  template <class Work, class Idle>
+  void each_expert(const std::vector<int32_t>& counts, const Work& work, const Idle& idle) const;
+  // The rows of each expert.
+  std::vector<int32_t> counts(const Pass& pass) const;
+  ExpertRoutes routes(const Pass& pass) const;
+  // Rows [first, first + count) of those that the assignments of a pass have in a planned buffer.
+  Tensor expert_rows(const Buffer& planned, const Pass& pass, int64_t first, int64_t count) const;
+  Tensor expert_rows(const Buffer& planned, const Pass& pass) const;
+  // Routing, up and activation, from all rows of the normalised stream; returns counts().
+  std::vector<int32_t> expand(const Pass& pass, Tensor x) const;
+  // The gradient of the router's logits, from that of the weights; adds up the router's losses.
+  void route_backward(const Pass& pass) const;
+
+  const BlockContext& context_;
+  int64_t layer_;
+  Norm norm_;
+  Linear router_;
+  std::vector<Expert> experts_;
+  Buffer logits_, weights_, chosen_, rows_, assignments_, counts_;
+  Buffer before_act_, activated_, output_;
+  Buffer branch_, gathered_, dresidual_, expert_rows_, dbefore_act_, dactivated_, dnormed_;
+  Buffer dweights_, dlogits_, losses_;
+  Tensor loss_sums_;  // of aux and z
 };
 
 // Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy

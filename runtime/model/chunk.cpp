@@ -1,6 +1,7 @@
 #include "runtime/model/chunk.h"
 
 #include <ranges>
+#include <utility>
 
 namespace mtl {
 
@@ -9,13 +10,30 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
   const std::string input = stream_after(context.shape, range, range.first_layer - 1);
   if (range.embedding) embedding_.emplace(context, input);
   for (int64_t number = range.first_layer; number < range.end_layer(); ++number) {
-    layers_.push_back({AttentionBlock(context, number),
-                       MlpBlock(context, number, stream_after(context.shape, range, number))});
+    const std::string behind = stream_after(context.shape, range, number);
+    AttentionBlock attention(context, number);
+    if (context.shape.experts > 0) {
+      layers_.push_back({std::move(attention), MoeBlock(context, number, behind)});
+    } else {
+      layers_.push_back({std::move(attention), MlpBlock(context, number, behind)});
+    }
   }
   if (range.head) head_.emplace(context);
   input_ = context.arena.get(input);
   output_ = context.arena.find(kChunkOutput);
   dresidual_ = context.arena.find("dresidual");
+}
+
+void Chunk::Layer::mlp_forward(const Pass& pass) const {
+  std::visit([&](const auto& block) { block.forward(pass); }, mlp);
+}
+
+void Chunk::Layer::mlp_backward(const Pass& pass) const {
+  std::visit([&](const auto& block) { block.backward(pass); }, mlp);
+}
+
+Tensor Chunk::Layer::output(const Pass& pass) const {
+  return std::visit([&](const auto& block) { return block.output(pass); }, mlp);
 }
 
 Tensor Chunk::group_input(const LayerGroup& group, const Pass& pass) const {
@@ -49,8 +67,8 @@ void Chunk::forward_layers(const Pass& pass, const Before& before) const {
     for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
       if (before) before(number);
       layer(number).attention.forward(pass);
-      layer(number).mlp.forward(pass);
-      inspect(number, "output of the layer", layer(number).mlp.output(pass));
+      layer(number).mlp_forward(pass);
+      inspect(number, "output of the layer", layer(number).output(pass));
     }
   }
 }
@@ -71,12 +89,14 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
     layer(number).attention.forward(pass);
     Pass last = pass;
     last.again = number + 1 == group.end_layer();
-    layer(number).mlp.forward(last);
+    layer(number).mlp_forward(last);
   }
 }
 
-void Chunk::backward(const Pass& pass, float loss_scale, bool logits_are_there,
+void Chunk::backward(const Pass& micro_batch, float loss_scale, bool logits_are_there,
                      const Done& done) const {
+  Pass pass = micro_batch;
+  pass.loss_scale = loss_scale;
   auto finished = [&](int64_t number) {
     if (pass.inspect != nullptr) {
       (*pass.inspect)(number, "gradient of the residual stream",
@@ -91,7 +111,7 @@ void Chunk::backward(const Pass& pass, float loss_scale, bool logits_are_there,
   for (const LayerGroup& group : groups_ | std::views::reverse) {
     if (group.again) forward_again(pass, group);
     for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
-      layer(number).mlp.backward(pass);
+      layer(number).mlp_backward(pass);
       layer(number).attention.backward(pass);
       finished(number);
     }

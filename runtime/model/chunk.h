@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "runtime/model/blocks.h"
@@ -42,7 +43,10 @@ class Chunk {
  private:
   struct Layer {
     AttentionBlock attention;
-    MlpBlock mlp;
+    std::variant<MlpBlock, MoeBlock> mlp;
+    void mlp_forward(const Pass& pass) const;
+    void mlp_backward(const Pass& pass) const;
+    Tensor output(const Pass& pass) const;
   };
   const Layer& layer(int64_t number) const {
     return layers_[static_cast<size_t>(number - range_.first_layer)];

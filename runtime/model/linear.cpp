@@ -17,13 +17,21 @@ void Linear::forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue, Tensor 
                   .aux = aux});
 }
 
-void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux) const {
+void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
+                            bool accumulate) const {
   device_.matmul({.a = dy,
                   .b = weight_.weight,
                   .c = dx,
                   .transpose_b = !weight_.out_in,
+                  .accumulate = accumulate,
                   .epilogue = epilogue,
                   .aux = aux});
+}
+
+void Linear::backward_weight_of_nothing(bool accumulate) const {
+  if (accumulate) return;
+  device_.fill(weight_.grad, 0.0f);
+  if (bias_) device_.fill(bias_.grad, 0.0f);
 }
 
 void Linear::backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const {

@@ -14,12 +14,14 @@ class Linear {
   // y = x W (+ bias); the bias only of a column-parallel linear.
   void forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue = Epilogue::none,
                Tensor aux = {}) const;
-  // dx = dy W^T, partial sums when the linear is column-parallel.
-  void backward_input(Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none,
-                      Tensor aux = {}) const;
+  // dx (+)= dy W^T, partial sums when the linear is column-parallel.
+  void backward_input(Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none, Tensor aux = {},
+                      bool accumulate = false) const;
   // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
   // it where the bias is added to the residual stream.
   void backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const;
+  // The gradients of no rows.
+  void backward_weight_of_nothing(bool accumulate) const;
   Tensor bias() const { return bias_.weight; }
 
  private:

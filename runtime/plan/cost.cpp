@@ -21,7 +21,9 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   const auto h = static_cast<double>(shape.hidden);
   const auto q = static_cast<double>(shape.query_width());
   const auto kv = static_cast<double>(shape.kv_width());
-  const double mlp = static_cast<double>((shape.mlp_parts() + 1) * shape.ffn) * h;
+  double mlp =
+      static_cast<double>(shape.active_experts() * (shape.mlp_parts() + 1) * shape.ffn) * h;
+  if (shape.experts > 0) mlp += h * static_cast<double>(shape.experts);  // the router
   const double attention = h * (q + 2 * kv) + q * h;
   return 6 * (mlp + attention) + 12 * q * seen_positions(shape, seq);
 }
@@ -32,7 +34,15 @@ double flops_per_token_of_head(const ModelShape& shape) {
 
 Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t seq) {
   Cost result;
-  for (const ParamRow& row : table) result.parameters += row.numel();
+  int64_t experts = 0;
+  for (const ParamRow& row : table) {
+    result.parameters += row.numel();
+    if (row.slot.starts_with("mlp.expert")) experts += row.numel();
+  }
+  result.active_parameters = result.parameters;
+  if (shape.experts > 0) {
+    result.active_parameters -= experts / shape.experts * (shape.experts - shape.experts_per_token);
+  }
   result.flops_per_token =
       static_cast<double>(shape.layers) * flops_per_token_of_layer(shape, seq) +
       flops_per_token_of_head(shape);

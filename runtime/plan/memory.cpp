@@ -73,9 +73,12 @@ struct Dims {
         context(heads * shape.head_dim),
         qkv((heads + 2 * kv_heads) * shape.head_dim),
         ffn(shape.ffn / needs.tp),
+        rows(n * shape.active_experts()),
         vocab(vocab_shard(shape, needs.tp, 0).rows) {}
   int64_t n, stream;  // tokens, and those of the residual stream
-  int64_t h, heads, kv_heads, context, qkv, ffn, vocab;
+  int64_t h, heads, kv_heads, context, qkv, ffn;
+  int64_t rows;  // of feed-forward blocks: a token has one for each of its experts
+  int64_t vocab;
 };
 
 // One buffer that a layer keeps, or makes again.
@@ -112,8 +115,16 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   if (layernorm) save("mlp.mean", DType::f32, {d.stream});
   save("mlp.rstd", DType::f32, {d.stream});
   save("mlp.normed", compute, {d.stream, d.h}, recompute.norms || recompute.mlp);
-  save("mlp.before_act", compute, {d.n, shape.mlp_parts() * d.ffn}, recompute.mlp);
-  save("mlp.activated", compute, {d.n, d.ffn}, recompute.mlp_activation || recompute.mlp);
+  if (shape.experts > 0) {
+    save("mlp.logits", DType::f32, {d.n, shape.experts}, recompute.mlp);
+    save("mlp.weights", DType::f32, {d.n, shape.experts_per_token}, recompute.mlp);
+    save("mlp.experts", DType::i32, {d.n, shape.experts_per_token}, recompute.mlp);
+    save("mlp.rows", DType::i32, {d.n, shape.experts_per_token}, recompute.mlp);
+    save("mlp.assignments", DType::i32, {d.rows}, recompute.mlp);
+    save("mlp.counts", DType::i32, {shape.experts}, recompute.mlp);
+  }
+  save("mlp.before_act", compute, {d.rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
+  save("mlp.activated", compute, {d.rows, d.ffn}, recompute.mlp_activation || recompute.mlp);
   return list;
 }
 
@@ -198,6 +209,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});
   if (!needs.training) {
+    if (shape.experts > 0) arena.add("mlp.expert_rows", compute, {d.rows, d.h});
     arena.add("logits", compute, {1, d.vocab});
     arena.count(begin);
     return;
@@ -208,8 +220,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   // Sums of squares by row of the table, for the gradient norm, and behind them the requests
   // of all ranks (stop, checkpoint, saving).
   arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 3});
-  // Sum of the losses, and those requests; and of the targets that count, if not all do.
-  arena.add("loss_sum", DType::f64, {needs.counted ? 5 : 4});
+  arena.add("loss_sum", DType::f64, {StepSums::kAll});
   const int64_t phases = arena.at();
   if (head) {
     arena.add("logits", compute, {d.n, d.vocab});
@@ -220,8 +231,16 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("attn.dqkv", compute, {d.n, d.qkv});
   arena.add("attn.dnormed", compute, {d.n, d.h});
   arena.go_to(phases);  // mlp, backward
-  arena.add("mlp.dbefore_act", compute, {d.n, shape.mlp_parts() * d.ffn});
-  if (shape.activation == Activation::swiglu) arena.add("mlp.dactivated", compute, {d.n, d.ffn});
+  if (shape.experts > 0) {
+    // Rows on their way to the experts and back, forward too: the logits of the head, which lie
+    // here as well, are used before any other forward.
+    arena.add("mlp.expert_rows", compute, {d.rows, d.h});
+    arena.add("mlp.dweights", DType::f32, {d.rows});
+    arena.add("mlp.dlogits", compute, {d.n, shape.experts});
+    arena.add("mlp.losses", DType::f32, {2, d.n});  // aux and z of each token
+  }
+  arena.add("mlp.dbefore_act", compute, {d.rows, shape.mlp_parts() * d.ffn});
+  if (shape.activation == Activation::swiglu) arena.add("mlp.dactivated", compute, {d.rows, d.ffn});
   arena.add("mlp.dnormed", compute, {d.n, d.h});
   arena.go_to(phases);  // update: sums of squares by chunks of the parameters
   int64_t squares = 0;

@@ -63,12 +63,19 @@ struct MemoryNeeds {
   bool training = true;       // false = generation: no gradients, optimizer or backward
   bool first_keys = false;    // no attention across the documents of a sequence
   bool position_ids = false;  // positions that begin anew with each document
-  bool counted = false;       // some targets do not count
   int64_t tokens() const { return micro_batch * seq; }
 };
 
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".
 std::string layer_buffer(int64_t layer, const char* name);
+// The sums of a step in the buffer "loss_sum" (f64), which all ranks exchange: where each begins.
+struct StepSums {
+  static constexpr int64_t kLoss = 0;      // of the targets that count
+  static constexpr int64_t kRequests = 1;  // of all ranks: stop, checkpoint, saving
+  static constexpr int64_t kCounted = 4;   // the targets that count
+  static constexpr int64_t kRouter = 5;    // aux and z loss of a mixture of experts
+  static constexpr int64_t kAll = 7;
+};
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

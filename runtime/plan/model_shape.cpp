@@ -36,7 +36,7 @@ Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && activation == Activation::gelu_tanh &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
-                    sliding_window == 0;
+                    sliding_window == 0 && experts == 0;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
@@ -70,6 +70,10 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.bias = model.bias;
   shape.qkv_bias = model.qkv_bias == "auto" ? model.bias : model.qkv_bias == "true";
   shape.sliding_window = model.sliding_window;
+  shape.experts = model.moe.experts;
+  shape.experts_per_token = shape.experts > 0 ? model.moe.topk : 0;
+  shape.moe_aux_loss = model.moe.aux_loss;
+  shape.moe_z_loss = model.moe.z_loss;
   shape.tie_embeddings = model.tie_embeddings;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
@@ -119,6 +123,10 @@ nlohmann::json to_json(const ModelShape& shape) {
   // Only where they say something: what has none is read by older versions too.
   if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
+  if (shape.experts > 0) {
+    json["experts"] = shape.experts;
+    json["experts_per_token"] = shape.experts_per_token;
+  }
   if (shape.position == PositionType::rope) {
     json["rope_base"] = shape.rope_base;
     const RopeScaling& scaling = shape.rope_scaling;
@@ -148,6 +156,8 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("bias").get_to(shape.bias);
   shape.qkv_bias = json.value("qkv_bias", shape.bias);
   shape.sliding_window = json.value("sliding_window", int64_t{0});
+  shape.experts = json.value("experts", int64_t{0});
+  shape.experts_per_token = json.value("experts_per_token", int64_t{0});
   json.at("tie_embeddings").get_to(shape.tie_embeddings);
   // Checkpoints of version 0.1 say only GPT-2's values, by leaving these out.
   shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));

@@ -53,6 +53,8 @@ struct ModelShape {
   // token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  double moe_aux_loss = 0;  // weights of the two losses of a router (runtime/device/device.h)
+  double moe_z_loss = 0;
   bool tie_embeddings = true;
   double dropout_hidden = 0;
   double dropout_attention = 0;
@@ -63,6 +65,8 @@ struct ModelShape {
   int64_t kv_width() const { return kv_heads * head_dim; }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
   int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
+  // Feed-forward blocks that a token goes through, each of width ffn.
+  int64_t active_experts() const { return experts > 0 ? experts_per_token : 1; }
 };
 
 // The angle per position of each pair of a head: base^(-2i / head_dim), scaled as Llama 3 does it

@@ -24,6 +24,12 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         "model.position.type is not rope");
   check("model.position.scaling.factor", position.scaling.type == "llama3", position.scaling.factor,
         built_in.model.position.scaling.factor, "model.position.scaling.type is not llama3");
+  const TrainSpec::Model::Moe& moe = spec.model.moe;
+  const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
+  const char* const no_experts = "model.moe.experts is 0";
+  check("model.moe.topk", moe.experts > 0, moe.topk, no_moe.topk, no_experts);
+  check("model.moe.aux_loss", moe.experts > 0, moe.aux_loss, no_moe.aux_loss, no_experts);
+  check("model.moe.z_loss", moe.experts > 0, moe.z_loss, no_moe.z_loss, no_experts);
   check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,
         built_in.parallel.schedule, "parallel.pp is 1");
   check("parallel.stage_layout", spec.parallel.pp > 1, spec.parallel.stage_balance,

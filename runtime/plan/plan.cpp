@@ -176,7 +176,6 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
         spec.data.reset_positions_at_eod &&
         (plan.model.position == PositionType::rope ||
          (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
-    needs.counted = spec.data.mask_eod_loss;
     if (spec.checkpoint.async) {
       const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
       stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, dp, moments);

@@ -155,7 +155,9 @@ nlohmann::json to_json(const Plan& plan) {
           {"stages", stages},
           {"schedules", schedules},
           {"cost",
-           {{"parameters", plan.cost.parameters}, {"flops_per_token", plan.cost.flops_per_token}}}};
+           {{"parameters", plan.cost.parameters},
+            {"active_parameters", plan.cost.active_parameters},
+            {"flops_per_token", plan.cost.flops_per_token}}}};
 }
 
 }  // namespace mtl

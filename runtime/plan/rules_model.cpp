@@ -41,6 +41,19 @@ void check_model(const RuleInput& input, RuleBook& book) {
                         "{}",
                         scaling.low_freq_factor, scaling.high_freq_factor),
             "Llama 3.1 has 1 and 4");
+  if (model.experts > 0) {
+    book.rule("model.moe", "model.moe.topk", model.experts_per_token <= model.experts,
+              fmt::format("model.moe.topk {} is more than model.moe.experts {}",
+                          model.experts_per_token, model.experts),
+              fmt::format("use topk <= {}", model.experts));
+    book.rule(
+        "model.moe", "model.moe.experts", model.activation == Activation::swiglu,
+        fmt::format("experts are SwiGLU blocks, and model.activation is {}", given.activation),
+        "set model.activation=swiglu");
+    book.rule("model.moe", "model.moe.experts", !model.bias,
+              "experts have no biases, and model.bias is true",
+              "set model.bias=false (model.qkv_bias may stay true)");
+  }
   book.rule("model.max_seq", "model.max_seq", model.max_seq >= input.spec.train.seq_len,
             fmt::format("model.max_seq {} is shorter than train.seq_len {}", model.max_seq,
                         input.spec.train.seq_len),

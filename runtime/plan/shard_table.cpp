@@ -60,6 +60,15 @@ class TableBuilder {
         .grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
 
+  // Scores the experts for each token: every TP rank has all of it, and the gradient of its own
+  // part of the experts' sums.
+  void add_router(int layer, const std::string& slot, const std::string& name) {
+    ParamRow& row = add(layer, slot + ".weight", name + ".weight", {shape_.experts, shape_.hidden},
+                        -1, InitKind::normal, shape_.init_std);
+    row.out_in = true;
+    row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
+  }
+
   // One matmul, whose output columns may be several parameters in public.
   struct Part {
     std::string name;
@@ -128,6 +137,21 @@ void add_gpt2(TableBuilder& table, const ModelShape& shape, double residual_std)
   if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
 }
 
+// Mixtral's: w1 is the gate, w3 up, w2 down.
+void add_experts(TableBuilder& table, const ModelShape& shape, int layer, const std::string& base,
+                 double residual_std) {
+  const int64_t h = shape.hidden;
+  table.add_router(layer, "mlp.router", base + "gate");
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const std::string expert = fmt::format("{}experts.{}.", base, e);
+    table.add_linear(layer, expert_slot(e, "up"), h,
+                     {{expert + "w1", shape.ffn}, {expert + "w3", shape.ffn}}, Split::column,
+                     shape.init_std, false);
+    table.add_linear(layer, expert_slot(e, "down"), shape.ffn, {{expert + "w2", h}}, Split::row,
+                     residual_std, false);
+  }
+}
+
 void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std) {
   const double std = shape.init_std;
   const int64_t h = shape.hidden;
@@ -152,6 +176,10 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
     table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
                      Split::row, residual_std, shape.bias);
     table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
+    if (shape.experts > 0) {
+      add_experts(table, shape, layer, base + "block_sparse_moe.", residual_std);
+      continue;
+    }
     if (shape.activation == Activation::swiglu) {
       table.add_linear(layer, "mlp.up", h,
                        {{mlp + "gate_proj", shape.ffn}, {mlp + "up_proj", shape.ffn}},
@@ -174,6 +202,10 @@ int64_t ParamRow::numel() const {
   int64_t n = 1;
   for (int64_t d : shape) n *= d;
   return n;
+}
+
+std::string expert_slot(int64_t expert, const char* linear) {
+  return fmt::format("mlp.expert{}.{}", expert, linear);
 }
 
 std::vector<ParamRow> shard_table(const ModelShape& shape, bool sequence_parallel) {

@@ -43,6 +43,9 @@ struct ParamRow {
   int64_t numel() const;  // global, unpadded
 };
 
+// The slot of a linear of an expert: "mlp.expert3.up".
+std::string expert_slot(int64_t expert, const char* linear);
+
 // A rectangle of a parameter: where it lies in the global tensor and in the rank's local tensor.
 struct ParamRect {
   std::vector<int64_t> global_offset;

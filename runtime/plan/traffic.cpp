@@ -121,9 +121,9 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       data.all_reduce += layout.total * 4;
     }
   }
-  if (dp * pp > 1) traffic[Link::loss].all_reduce += (needs.counted ? 4 : 3) * 8;
+  if (dp * pp > 1) traffic[Link::loss].all_reduce += StepSums::kAll * 8;
   if (tp * pp > 1) {
-    traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 2) * 8;
+    traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
   }
   return traffic;
 }

@@ -12,6 +12,9 @@ Section model_section() {
               {"model.norm", "Normalisation."},
               {"model.position", "Positions."},
               {"model.position.scaling", "A change of the rotary frequencies for long contexts."},
+              {"model.moe",
+               "Mixture of experts, as Mixtral: every layer has several feed-forward blocks, and "
+               "each token goes through some of them; none is dropped."},
               {"model.dropout", "Dropout; the pattern does not depend on the layout of ranks."},
           },
       .rows =
@@ -189,6 +192,38 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.qk_norm; },
                .doc = "An RMS norm of every query and key head, before the rotation.",
                .known_as = {"qk_layernorm", "use_qk_norm", "qk_rms_norm"}},
+              {.key = "model.moe.experts",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.experts; },
+               .doc = "Feed-forward blocks of a layer, each of width `model.ffn`; 0: one for all "
+                      "tokens, without a router.",
+               .min = 0,
+               .max = 1024,
+               .known_as = {"num_experts", "num_local_experts", "n_experts", "n_routed_experts",
+                            "moe_num_experts"}},
+              {.key = "model.moe.topk",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.topk; },
+               .doc = "Experts that each token goes through: those that the router scores highest, "
+                      "weighted by the softmax of their scores. One alone would always weigh 1, "
+                      "and the router would not learn.",
+               .min = 2,
+               .max = 1024,
+               .known_as = {"moe_router_topk", "num_experts_per_tok", "router_topk", "top_k",
+                            "experts_per_token", "num_experts_per_token"}},
+              {.key = "model.moe.aux_loss",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.aux_loss; },
+               .doc = "Weight of the load-balancing loss of every layer; it is that of each "
+                      "sequence, 1 when balanced. 0.01 is usual; 0: none.",
+               .min = 0,
+               .max = 1000,
+               .known_as = {"moe_aux_loss_coeff", "router_aux_loss_coef", "aux_loss_coeff",
+                            "load_balancing_loss"}},
+              {.key = "model.moe.z_loss",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.z_loss; },
+               .doc = "Weight of the z-loss of every layer, which keeps the router's scores small. "
+                      "0.001 is usual; 0: none.",
+               .min = 0,
+               .max = 1000,
+               .known_as = {"moe_z_loss_coeff", "router_z_loss_coef", "z_loss_coeff"}},
               {.key = "model.tie_embeddings",
                .field = [](TrainSpec& s) -> Field { return &s.model.tie_embeddings; },
                .doc = "The output layer uses the token embedding's weights.",
@@ -220,7 +255,8 @@ Section model_section() {
           },
       .unavailable =
           {
-              {"model.moe", "there are no mixtures of experts"},
+              {"model.moe.capacity", "no token is dropped"},
+              {"model.moe.dispatcher", "every rank has all experts"},
           },
   };
 }

@@ -136,7 +136,7 @@ Section parallel_section() {
       .unavailable =
           {
               {"parallel.cp", "sequences are not divided over ranks"},
-              {"parallel.ep", "there are no mixtures of experts"},
+              {"parallel.ep", "every rank has all experts, whole or divided over parallel.tp"},
               {"parallel.order", "ranks are ordered tp-dp-pp"},
               {"parallel.timeout", "there is no such limit to set"},
           },

@@ -48,6 +48,13 @@ struct TrainSpec {
     std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
     int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
     bool qk_norm = false;  // RMS norm of every query and key head
+    // Mixture of experts (model.moe.*): the feed-forward block of every layer is `experts` of them.
+    struct Moe {
+      int64_t experts = 0;  // 0 = one block for all tokens
+      int64_t topk = 2;     // experts of a token
+      double aux_loss = 0;  // weight of the load-balancing loss
+      double z_loss = 0;    // weight of the router's z-loss
+    } moe;
     bool tie_embeddings = true;
     int64_t vocab_pad_to = 128;
     struct Dropout {

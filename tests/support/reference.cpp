@@ -49,6 +49,12 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   model.sliding_window = json.value("sliding_window", int64_t{0});
   json.at("norm").at("type").get_to(model.norm.type);
   json.at("norm").at("eps").get_to(model.norm.eps);
+  if (const auto moe = json.find("moe"); moe != json.end()) {
+    moe->at("experts").get_to(model.moe.experts);
+    moe->at("topk").get_to(model.moe.topk);
+    moe->at("aux_loss").get_to(model.moe.aux_loss);
+    moe->at("z_loss").get_to(model.moe.z_loss);
+  }
   const nlohmann::json& position = json.at("position");
   position.at("type").get_to(model.position.type);
   model.position.base = position.value("base", model.position.base);

@@ -188,7 +188,7 @@ TEST_CASE("a step of a ramp is the step of a run that always has its batch") {
     double loss = 0;
     run_layout(spec, kVocab, {}, [&](RankContext& rank) {
       rank.trainer.initialise();
-      loss = rank.trainer.gradients(step, *source, sampler);
+      loss = rank.trainer.gradients(step, *source, sampler).loss;
       collect(rank.trainer, Which::grad, gradients);
     });
     return loss;

@@ -51,6 +51,12 @@ TrainSpec llama_spec(const std::string& dtype) {
   return spec;
 }
 
+TrainSpec mixtral_spec(const std::string& dtype) {
+  TrainSpec spec = llama_spec(dtype);
+  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
+  return spec;
+}
+
 // All that a short run gives away.
 struct Story {
   std::vector<double> losses, norms;
@@ -110,7 +116,7 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   const TempDir folder;
   int number = 0;
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
-    for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype)}) {
+    for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype), mixtral_spec(dtype)}) {
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };

@@ -22,7 +22,7 @@ constexpr int32_t kVocab = 61;
 constexpr int64_t kSteps = 20;     // of what is compared within bounds
 constexpr int64_t kBitSteps = 10;  // of what is compared bit by bit: nothing is left to drift
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied };
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
 constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                              Model::llama_tied};
 // Models that run every row; the others run those where their heads matter.
@@ -40,7 +40,7 @@ TrainSpec spec_of(Model model) {
   // Costs most of the time of so small a model.
   spec.model.dropout.attention = runs_all(model) ? 0.0 : 0.1;
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
-  if (model == Model::llama_tied || model == Model::llama_untied) {
+  if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
     spec.model.activation = "swiglu";
@@ -48,6 +48,10 @@ TrainSpec spec_of(Model model) {
     spec.model.position.type = "rope";
     spec.model.bias = false;
     spec.model.qk_norm = true;
+  }
+  if (model == Model::mixtral) {
+    spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
+    spec.model.qk_norm = false;
   }
   spec.train.global_batch = 8;
   spec.train.micro_batch = 1;
@@ -61,7 +65,7 @@ TrainSpec spec_of(Model model) {
 
 struct Trajectory {
   GlobalTensors initial, first_gradients;
-  std::vector<double> losses, norms, scales;
+  std::vector<double> losses, norms, scales, aux, z;
   // After kBitSteps.
   GlobalTensors weights;
   double valid = 0;
@@ -82,6 +86,8 @@ Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps) {
         result.losses.push_back(done.loss);
         result.norms.push_back(done.grad_norm);
         result.scales.push_back(done.loss_scale);
+        result.aux.push_back(done.moe_aux_loss);
+        result.z.push_back(done.moe_z_loss);
       }
       if (step + 1 != kBitSteps) continue;
       collect(rank.trainer, Which::master, result.weights);
@@ -279,7 +285,8 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
     s.recompute.distribute = true;
   };
   const auto no_overlap = [](TrainSpec& s) {
-    s.parallel.overlap = {.grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
+    s.parallel.overlap = {
+        .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
   };
   const std::vector<Row> rows = {
       {{.tp = 2},
@@ -332,6 +339,65 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
   for (const Model model : kModels) {
     CAPTURE(static_cast<int>(model));
     check_rows(spec_of(model), rows, runs_all(model), [](const Row&) { return kFp32; });
+  }
+}
+
+TEST_CASE("layout matrix: a mixture of experts does the same") {
+  const auto mlp = [](TrainSpec& s) {
+    s.recompute.mode = "selective";
+    s.recompute.modules = {"mlp"};
+  };
+  const auto mlp_act = [](TrainSpec& s) {
+    s.recompute.mode = "selective";
+    s.recompute.modules = {"core_attn", "mlp_act", "norm"};
+  };
+  // The micro-batches of `two` have two sequences: the router's losses are those of each.
+  const std::vector<Row> rows = {
+      {{},
+       false,
+       {{"pp 2", {.pp = 2}},
+        {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}},
+        {"pp 4 gpipe", {.pp = 4}, gpipe},
+        {"mlp recompute", {}, mlp},
+        {"mlp activation recompute", {}, mlp_act},
+        {"full recompute in pp 2", {.pp = 2}, full}}},
+      {{.dp = 2},
+       false,
+       {{"zero 0", {.dp = 2}, zero0}, {"pp 2 small buckets", {.dp = 2, .pp = 2}, small_buckets}}},
+      {{.tp = 2}, false, {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}},
+      {{.tp = 2},
+       true,
+       {{"pp 2 virtual 2", {.tp = 2, .pp = 2, .virtual_stages = 2}},
+        {"full recompute", {.tp = 2}, full},
+        {"mlp recompute", {.tp = 2}, mlp}}},
+      {{.tp = 4}, false, {{"pp 2", {.tp = 4, .pp = 2}}}},
+      {{.tp = 4}, true, {{"selective recompute", {.tp = 4}, selective}}},
+      {{.tp = 2, .dp = 2},
+       true,
+       {{"zero 0", {.tp = 2, .dp = 2}, zero0}, {"pp 2", {.tp = 2, .dp = 2, .pp = 2}}}},
+  };
+  const TrainSpec spec = spec_of(Model::mixtral);
+  check_rows(spec, rows, true, [](const Row&) { return kFp32; });
+
+  // What is minimised does not depend on how the batch is cut either.
+  const Trajectory single = train(spec, {}, kBitSteps);
+  TrainSpec whole = spec;
+  whole.train.micro_batch = 4;
+  for (const auto& [layout, changed] : {std::pair{Layout{.dp = 2}, spec},
+                                        {Layout{.tp = 2, .pp = 2}, spec},
+                                        {Layout{}, whole},
+                                        {Layout{.dp = 2}, whole}}) {
+    CAPTURE(layout.tp);
+    CAPTURE(layout.dp);
+    const Trajectory other = train(changed, layout, kBitSteps);
+    check_near(other, single, kFp32);
+    for (size_t step = 0; step < single.aux.size(); ++step) {
+      CAPTURE(step);
+      CHECK(single.aux[step] > 8 * 0.99);  // of eight layers
+      CHECK(single.z[step] > 8);
+      CHECK(other.aux[step] == doctest::Approx(single.aux[step]).epsilon(1e-4));
+      CHECK(other.z[step] == doctest::Approx(single.z[step]).epsilon(1e-4));
+    }
   }
 }
 

@@ -43,6 +43,15 @@ ModelShape alibi_shape() {
   return shape;
 }
 
+ModelShape mixtral_shape() {
+  ModelShape shape = llama_shape();
+  shape.qk_norm = false;
+  shape.qkv_bias = true;
+  shape.experts = 5;
+  shape.experts_per_token = 2;
+  return shape;
+}
+
 // A small model with random weights.
 class Model {
  public:
@@ -65,7 +74,7 @@ class Model {
 TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape()}) {
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), mixtral_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {

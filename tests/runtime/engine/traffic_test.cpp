@@ -16,9 +16,9 @@ namespace {
 
 constexpr int32_t kVocab = 61;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied };
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
 constexpr Model kModels[] = {Model::gpt2_tied, Model::gpt2_untied, Model::llama_tied,
-                             Model::llama_untied};
+                             Model::llama_untied, Model::mixtral};
 
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 16 sequences a
 // step in micro-batches of one.
@@ -28,7 +28,11 @@ TrainSpec spec_of(Model model) {
   spec.model.hidden = 32;
   spec.model.heads = 4;
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
-  if (model == Model::llama_tied || model == Model::llama_untied) {
+  if (model == Model::mixtral) {
+    spec.model.moe = {.experts = 3, .topk = 2, .aux_loss = 0.01};
+    spec.model.qkv_bias = "true";
+  }
+  if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
     spec.model.activation = "swiglu";

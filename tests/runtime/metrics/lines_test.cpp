@@ -57,6 +57,8 @@ TEST_CASE("skipped steps and the loss scale are shown where there are any") {
         "loss 3.2147, gradient norm inf: no update, loss scale 1048576; 3 steps skipped so far");
   report.loss = std::numeric_limits<double>::quiet_NaN();
   report.loss_scale = 0;
+  report.moe_aux_loss = 1.25;
+  CHECK(plain_line(report, "T").ends_with(" eta_s=33120 moe_aux=1.250 skipped=3"));
   report.skipped = 1;
   CHECK(skip_text(report) == "loss nan, gradient norm inf: no update; 1 step skipped so far");
 }

@@ -16,6 +16,7 @@
 
 #include "common/error.h"
 #include "runtime/metrics/format.h"
+#include "runtime/metrics/record.h"
 #include "runtime/metrics/run_files.h"
 #include "support/temp_dir.h"
 
@@ -159,11 +160,16 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   StepReport report = step(1);
   report.skipped = 7;
   report.loss_scale = 2048;
+  report.moe_aux_loss = 1.5;
+  report.moe_z_loss = 0.25;
   reporter.step(report);
   reporter.finish("done", {});
   const json status = json::parse(text_of(dir.path() / "status.json"));
   CHECK(status["skipped"] == 7);
   CHECK(status["loss_scale"] == 2048);
+  const StepReport back = step_from_json(Json::parse(pipe.records()[1].dump()));
+  CHECK(back.moe_aux_loss == 1.5);
+  CHECK(back.moe_z_loss == 0.25);
 }
 
 TEST_CASE("the last step of an interrupted run is logged too") {

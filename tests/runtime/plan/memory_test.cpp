@@ -24,6 +24,17 @@ ModelShape shape_124m() {
   return shape;
 }
 
+ModelShape shape_moe() {
+  ModelShape shape = shape_124m();
+  shape.activation = Activation::swiglu;
+  shape.norm = NormType::rmsnorm;
+  shape.position = PositionType::rope;
+  shape.bias = shape.qkv_bias = false;
+  shape.experts = 8;
+  shape.experts_per_token = 2;
+  return shape;
+}
+
 ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
@@ -60,7 +71,7 @@ int64_t layer_of(const BufferPlan& buffer) {
 std::string phase_of(const BufferPlan& buffer) {
   if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
   if (buffer.name.starts_with("attn.d")) return "attention";
-  if (buffer.name.starts_with("mlp.d")) return "mlp";
+  if (buffer.name.starts_with("mlp.")) return "mlp";
   return buffer.name == "squares" ? "update" : "";
 }
 
@@ -133,12 +144,15 @@ TEST_CASE("buffers overlap only where they live at different times") {
       {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
       {"generation", {.chunks = whole, .training = false}},
   };
-  for (const Case& c : cases) {
+  for (size_t i = 0; i < 2 * std::size(cases); ++i) {
+    const Case& c = cases[i / 2];
     CAPTURE(c.name);
+    const ModelShape shape = i % 2 == 0 ? shape_124m() : shape_moe();
     MemoryNeeds needs = c.needs;
     needs.micro_batch = 2;
     needs.seq = 128;
-    const MemoryPlan plan = plan_of(shape_124m(), needs);
+    CAPTURE(shape.experts);
+    const MemoryPlan plan = plan_of(shape, needs);
     CHECK(plan.slots == needs.slots);
     int64_t category_bytes = 0;
     for (int64_t bytes : plan.category_bytes) category_bytes += bytes;
@@ -164,6 +178,22 @@ TEST_CASE("buffers overlap only where they live at different times") {
         CHECK(may_overlap(a, b, needs));
       }
     }
+  }
+}
+
+TEST_CASE("every token has a row for each of its experts and no more") {
+  const MemoryPlan plan = plan_of(shape_moe(), {.micro_batch = 2, .seq = 128, .tp = 2});
+  const auto shape = [&](const char* name) { return plan.find(name)->shape; };
+  using Dims = std::vector<int64_t>;
+  CHECK(shape("layer3.mlp.before_act") == Dims{512, 3072});
+  CHECK(shape("layer3.mlp.activated") == Dims{512, 1536});
+  CHECK(shape("layer3.mlp.logits") == Dims{256, 8});
+  CHECK(shape("layer3.mlp.assignments") == Dims{512});
+  CHECK(shape("mlp.expert_rows") == Dims{512, 768});
+  const MemoryPlan again =
+      plan_of(shape_moe(), {.micro_batch = 2, .seq = 128, .recompute = {.mlp = true}});
+  for (const char* name : {"before_act", "activated", "logits", "weights", "rows", "counts"}) {
+    CHECK_FALSE(again.find(layer_buffer(0, "mlp.") + name)->in_slot);
   }
 }
 

@@ -74,6 +74,8 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.bias == b.bias);
   CHECK(a.qkv_bias == b.qkv_bias);
   CHECK(a.sliding_window == b.sliding_window);
+  CHECK(a.experts == b.experts);
+  CHECK(a.experts_per_token == b.experts_per_token);
   CHECK(a.tie_embeddings == b.tie_embeddings);
 }
 
@@ -104,6 +106,20 @@ TEST_CASE("Qwen2 and Mistral are counted as everybody counts them") {
   ModelShape mistral = llama(32, 4096, 32, 8, 14336, 32000);
   mistral.sliding_window = 4096;
   CHECK(parameters(mistral) == 7'241'732'096);  // Mistral-7B
+}
+
+TEST_CASE("Mixtral is counted as everybody counts it, all of it and what is active") {
+  ModelShape shape = llama(32, 4096, 32, 8, 14336, 32000);
+  shape.experts = 8;
+  shape.experts_per_token = 2;
+  const Cost cost = mtl::cost(shape, shard_table(shape, false), 4096);
+  CHECK(cost.parameters == 46'702'792'704);         // Mixtral-8x7B
+  CHECK(cost.active_parameters == 12'879'925'248);  // "13B active parameters"
+  const double matrices = 12'879'925'248.0 - 32000.0 * 4096 - 65 * 4096;
+  CHECK(cost.flops_per_token == doctest::Approx(6 * matrices + 6.0 * 32 * 4096 * 4096));
+  shape.experts = shape.experts_per_token = 0;
+  const Cost dense = mtl::cost(shape, shard_table(shape, false), 4096);
+  CHECK(dense.active_parameters == dense.parameters);
 }
 
 TEST_CASE("what a model lets its queries see is counted in its FLOPs") {
@@ -168,6 +184,10 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.qkv_bias = true;
   other.sliding_window = 7;
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.experts = 6;
+  other.experts_per_token = 3;
+  CHECK(other.family() == Family::llama);
+  check_equal(model_shape_from_json(to_json(other)), other);
   other.bias = true;
   other.qkv_bias = false;
   check_equal(model_shape_from_json(to_json(other)), other);
@@ -190,6 +210,8 @@ TEST_CASE("a checkpoint of version 0.1 is a GPT-2") {
   CHECK_FALSE(shape.qk_norm);
   CHECK(shape.qkv_bias);
   CHECK(shape.sliding_window == 0);
+  CHECK(shape.experts == 0);
+  CHECK(shape.experts_per_token == 0);
   CHECK(shape.padded_vocab == 128);
   auto unknown = json;
   unknown["activation"] = "relu";

@@ -480,6 +480,28 @@ TEST_CASE("rules of the learning rate") {
        },
        1, "lr.warmup", "lr.warmup", "lr.warmup 1 leaves no step to decay: the run has 1 step",
        "use lr.warmup=0"},
+      {"more experts per token than there are",
+       [](TrainSpec& s) {
+         s.model.moe = {.experts = 4, .topk = 5};
+         s.model.activation = "swiglu";
+         s.model.bias = false;
+       },
+       1, "model.moe", "model.moe.topk", "model.moe.topk 5 is more than model.moe.experts 4",
+       "use topk <= 4"},
+      {"experts of another kind",
+       [](TrainSpec& s) {
+         s.model.moe.experts = 4;
+         s.model.bias = false;
+       },
+       1, "model.moe", "model.moe.experts",
+       "experts are SwiGLU blocks, and model.activation is gelu", "set model.activation=swiglu"},
+      {"experts with biases",
+       [](TrainSpec& s) {
+         s.model.moe.experts = 4;
+         s.model.activation = "swiglu";
+       },
+       1, "model.moe", "model.moe.experts", "experts have no biases, and model.bias is true",
+       "set model.bias=false (model.qkv_bias may stay true)"},
       {"a final decay that begins before the warm-up ends",
        [](TrainSpec& s) {
          s.lr.schedule = "wsd";

@@ -104,6 +104,8 @@ Division random_division() {
     shape.bias = *rc::gen::arbitrary<bool>();
     shape.qkv_bias = *rc::gen::arbitrary<bool>();
     shape.tie_embeddings = false;
+    shape.experts = *rc::gen::element<int64_t>(0, 3);
+    shape.experts_per_token = shape.experts > 0 ? 2 : 0;
   }
   return {shard_table(shape, false), tensor_parallel(tp), tp};
 }
@@ -225,6 +227,51 @@ TEST_CASE("a Qwen2 has biases on queries and keys and values alone") {
   CHECK(shape.family() == Family::gpt2);
   shape.sliding_window = 4;
   CHECK(shape.family() == Family::llama);
+}
+
+TEST_CASE("the rows of a Mixtral carry Hugging Face's names") {
+  ModelShape shape = small_llama();
+  shape.experts = 3;
+  shape.experts_per_token = 2;
+  for (const bool sequence_parallel : {false, true}) {
+    const auto table = shard_table(shape, sequence_parallel);
+    struct Expected {
+      const char *name, *slot;
+      std::vector<int64_t> shape;
+      int tp_axis;
+      bool over_tp;
+    };
+    const Expected block[] = {
+        {"gate", "mlp.router.weight", {3, 32}, -1, true},
+        {"experts.0.w1", "mlp.expert0.up.weight", {128, 32}, 0, false},
+        {"experts.0.w3", "mlp.expert0.up.weight", {128, 32}, 0, false},
+        {"experts.0.w2", "mlp.expert0.down.weight", {32, 128}, 1, false},
+        {"experts.1.w1", "mlp.expert1.up.weight", {128, 32}, 0, false},
+        {"experts.1.w3", "mlp.expert1.up.weight", {128, 32}, 0, false},
+        {"experts.1.w2", "mlp.expert1.down.weight", {32, 128}, 1, false},
+        {"experts.2.w1", "mlp.expert2.up.weight", {128, 32}, 0, false},
+        {"experts.2.w3", "mlp.expert2.up.weight", {128, 32}, 0, false},
+        {"experts.2.w2", "mlp.expert2.down.weight", {32, 128}, 1, false},
+    };
+    // Embedding, two layers of two norms and four projections and these, and the last norm.
+    REQUIRE(table.size() == 1 + 2 * (6 + std::size(block)) + 1);
+    for (size_t i = 0; i < std::size(block); ++i) {
+      const ParamRow& row = table[1 + (6 + std::size(block)) + 6 + i];
+      CAPTURE(row.name);
+      CHECK(row.name ==
+            std::string("model.layers.1.block_sparse_moe.") + block[i].name + ".weight");
+      CHECK(row.slot == block[i].slot);
+      CHECK(row.shape == block[i].shape);
+      CHECK(row.tp_axis == block[i].tp_axis);
+      CHECK(row.out_in);
+      CHECK(row.decays);
+      // Each TP rank has the router's gradient of its part of the experts.
+      CHECK(row.grad_sum_over.has(Axis::tp) == block[i].over_tp);
+    }
+    CHECK(find_row(table, 1, "mlp.up.weight") == nullptr);
+    CHECK(find_row(table, 0, "mlp.expert1.down.weight")->init_std == doctest::Approx(0.02 / 2));
+    CHECK(find_row(table, 0, "mlp.router.weight")->init_std == doctest::Approx(0.02));
+  }
 }
 
 TEST_CASE("TP sums the gradients of what its ranks hold in common but use differently") {

@@ -76,6 +76,7 @@ TEST_CASE("every key can be set to what it is not") {
                      "model.qk_norm=true",
                      "model.qkv_bias=true",
                      "model.sliding_window=40",
+                     "model.moe={experts: 4, topk: 3, aux_loss: 0.01, z_loss: 1e-3}",
                      "train.samples=auto",
                      "train.tokens=auto",
                      "train.accumulate=auto",
@@ -144,6 +145,10 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.qk_norm);
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
+  CHECK(s.model.moe.experts == 4);
+  CHECK(s.model.moe.topk == 3);
+  CHECK(s.model.moe.aux_loss == 0.01);
+  CHECK(s.model.moe.z_loss == 1e-3);
   CHECK(s.model.activation == "swiglu");
   CHECK(s.train.accumulate_by == "step");
   CHECK(s.train.batch_ramp == std::map<int64_t, int64_t>{{0, 8}, {1000, 16}});
@@ -372,7 +377,7 @@ TEST_CASE("unknown keys lead to the key that was meant") {
 
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
   for (const char* setting :
-       {"parallel.cp=2", "model.moe.experts=8", "launch={kind: local}", "log.tensorboard=x",
+       {"parallel.cp=2", "model.moe.capacity=1.25", "parallel.ep=2", "launch={kind: local}", "log.tensorboard=x",
         "checkpoint.async=true", "train.epochs=2", "health={straggler: true}"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available in this version") != std::string::npos);
