@@ -69,6 +69,22 @@ TEST_CASE("ranks are shown as ranges") {
   CHECK(ranks_text({0, 2, 4, 6, 8, 10, 12, 14, 16}) == "0 2 4 6 8 10 12 14 ...");
 }
 
+TEST_CASE("a mixture of experts says what is active of it") {
+  TrainSpec spec = small_spec();
+  spec.model.ffn = 512;
+  spec.model.moe.experts = 8;
+  spec.model.qkv_bias = "true";
+  spec.model.sliding_window = 128;
+  CHECK(
+      plan_text(plan_of(spec, 1), 120)
+          .starts_with(
+              R"(model       8 layers, hidden 256, 8 heads (2 KV heads), ffn 512, vocabulary 65 (128 rows in memory)
+            rmsnorm, swiglu, 2 of 8 experts per token, rotary positions, window of 128 positions, no biases but of
+            queries, keys and values, tied embeddings
+parameters  27M (26 516 992); active 7.6M (7 642 624)
+)"));
+}
+
 TEST_CASE("a plan says what a person wants to know before a run") {
   TrainSpec spec = small_spec();
   spec.parallel.tp = 4;

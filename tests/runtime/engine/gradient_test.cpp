@@ -163,3 +163,31 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     check_gradients(spec);
   }
 }
+
+TEST_CASE("an expert without tokens has no gradient, whatever the step before left there") {
+  TrainSpec spec = tiny_mixtral();
+  spec.model.moe = {.experts = 12, .topk = 2, .aux_loss = 0.1};
+  spec.train.global_batch = 2;
+  const auto source = markov_tokens(200, 11);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 3);
+  for (const int64_t micro_batch : {2, 1}) {
+    CAPTURE(micro_batch);
+    spec.train.micro_batch = micro_batch;
+    GlobalTensors fresh, later;
+    for (GlobalTensors* gradients : {&fresh, &later}) {
+      run_layout(spec, 11, {}, [&](RankContext& rank) {
+        rank.trainer.initialise();
+        if (gradients == &later) rank.trainer.gradients(0, *source, sampler);
+        rank.trainer.gradients(1, *source, sampler);
+        collect(rank.trainer, Which::grad, *gradients);
+      });
+    }
+    CHECK(fresh == later);
+    int64_t idle = 0, busy = 0;
+    for (const auto& [name, gradient] : fresh) {
+      if (name.find(".experts.") != std::string::npos) ++(norm_of(gradient) == 0 ? idle : busy);
+    }
+    CHECK(idle > 0);
+    CHECK(busy > idle);
+  }
+}
