@@ -14,10 +14,10 @@ namespace mtl {
 struct TokenizerOptions {
   // bytes | gpt2-bpe | hf | sentencepiece | mtl: a tokenizer.json that mtl wrote.
   // (chars is made from the text: make_char_tokenizer.) Empty: by the file's content.
-  std::string type;
-  std::string file;           // hf: tokenizer.json, or a folder with one; sentencepiece: *.model
-  std::string vocab, merges;  // gpt2-bpe: vocab.json, merges.txt
-  std::string eod;            // the token that ends a document; empty: as the files say
+  std::string type = {};
+  std::string file = {};  // hf: tokenizer.json, or a folder with one; sentencepiece: *.model
+  std::string vocab = {}, merges = {};  // gpt2-bpe: vocab.json, merges.txt
+  std::string eod = {};                 // the token that ends a document; empty: as the files say
 };
 // Throws Error (Exit::data): data.tokenizer (names the file, the place in it, and what to do),
 // data.missing, data.unreadable.

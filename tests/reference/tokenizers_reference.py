@@ -13,6 +13,7 @@ Needs: pip install tokenizers==0.19.1 tiktoken numpy. Special tokens in the text
 bytes.decode("utf-8", errors="replace") makes of it.
 """
 import argparse
+import base64
 import glob
 import json
 import os
@@ -58,7 +59,13 @@ BROKEN = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x8
 
 
 def assigned(c):
-    return unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")
+    """Characters that every side knows. Python 3.11, PCRE2 10.42 and the Oniguruma of `tokenizers`
+    have Unicode 14; the tables of marks of `tokenizers`' normalizers are older, so that marks
+    younger than Unicode 3.2 are left out."""
+    category = unicodedata.category(chr(c))
+    if category[0] == "M" and unicodedata.ucd_3_2_0.category(chr(c)) == "Cn":
+        return False
+    return category not in ("Cn", "Cs", "Co")
 
 
 def alphabet(ranges):
@@ -184,19 +191,9 @@ def tokenizers_to_make():
     }
 
 
-def make(args):
+def train_tokenizers(directory, texts, byte_vocab, other_vocab):
     import tokenizers
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    os.makedirs(args.dir, exist_ok=True)
-    text = Text(20261121, args.shared)
-    total, train = 0, []
-    with open(os.path.join(args.dir, "documents.bin"), "wb") as f:
-        while total < args.mb * 1_000_000:
-            document = text.document(text.random.choice([10, 100, 300, 1000, 3000] * 20 + [200000]))
-            f.write(struct.pack("<I", len(document)) + document)
-            if total < 2_000_000:
-                train.append(document.decode("utf-8", errors="replace"))
-            total += len(document)
     for name, how in tokenizers_to_make().items():
         byte = isinstance(how["decoder"], tokenizers.decoders.ByteLevel)
         options = {"unk_token": how.get("unk"), "fuse_unk": how.get("fuse_unk"),
@@ -210,21 +207,34 @@ def make(args):
         unknown = [how["unk"]] if "unk" in how else []
         if how.get("byte_fallback"):
             unknown += ["<0x%02X>" % b for b in range(256)]
-        options = {"limit_alphabet": None if byte else 300, "end_of_word_suffix": how.get("suffix"),
+        options = {"limit_alphabet": None if byte else other_vocab // 3, "end_of_word_suffix": how.get("suffix"),
                    "initial_alphabet": pre_tokenizers.ByteLevel.alphabet() if byte else None}
         trainer = trainers.BpeTrainer(
-            vocab_size=1000 if "unk" in how else 3000, show_progress=False,
+            vocab_size=other_vocab if "unk" in how else byte_vocab, show_progress=False,
             special_tokens=unknown, **{k: v for k, v in options.items() if v is not None})
-        tokenizer.train_from_iterator(train, trainer)
+        tokenizer.train_from_iterator(texts, trainer)
         tokenizer.add_special_tokens(how.get("special", []))
         tokenizer.add_tokens(how.get("plain", []))
         data = json.loads(tokenizer.to_str())
         # What the trainer was told is special is only a token of the vocabulary.
         data["added_tokens"] = [t for t in data["added_tokens"] if t["content"] not in unknown]
         data["model"]["ignore_merges"] = how.get("ignore_merges", False)
-        with open(os.path.join(args.dir, name + ".json"), "w", encoding="utf-8") as f:
+        with open(os.path.join(directory, name + ".json"), "w", encoding="utf-8") as f:
             json.dump(data, f, ensure_ascii=False)
-        print(name, tokenizer.get_vocab_size())
+
+
+def make(args):
+    os.makedirs(args.dir, exist_ok=True)
+    text = Text(20261121, args.shared)
+    total, train = 0, []
+    with open(os.path.join(args.dir, "documents.bin"), "wb") as f:
+        while total < args.mb * 1_000_000:
+            document = text.document(text.random.choice([10, 100, 300, 1000, 3000] * 20 + [200000]))
+            f.write(struct.pack("<I", len(document)) + document)
+            if total < 2_000_000:
+                train.append(document.decode("utf-8", errors="replace"))
+            total += len(document)
+    train_tokenizers(args.dir, train, 3000, 1000)
 
 
 def load(path):
@@ -270,7 +280,7 @@ def compare(args):
     def report(name, mine, theirs, line):
         nonlocal failed
         wrong = tokens = count = 0
-        for i, t in enumerate(theirs):
+        for i, t in enumerate(theirs):  # (a generator: the ids of all texts would be gigabytes)
             tokens += len(t)
             count += 1
             if len(t) != len(mine[i]) or not np.array_equal(t, mine[i]):
@@ -294,10 +304,63 @@ def compare(args):
             continue
         tokenizer = load(path)
         mine, line = ours(args, path, os.path.join(args.dir, "ids.bin"))
-        theirs = (e.ids for i in range(0, len(texts), 64)
-                  for e in tokenizer.encode_batch(texts[i:i + 64], add_special_tokens=False))
+        theirs = (e.ids for i in range(0, len(texts), 500)
+                  for e in tokenizer.encode_batch(texts[i:i + 500], add_special_tokens=False))
         report("tokenizers " + name, mine, theirs, line)
     sys.exit(1 if failed else 0)
+
+
+def fnv1a64(data):
+    h = 0xcbf29ce484222325
+    for b in data:
+        h = (h ^ b) * 0x100000001b3 % 2**64
+    return "%016x" % h
+
+
+def golden(args):
+    """Small tokenizers, texts, and of each pair the number of ids, and the hashes of the ids (i32,
+    little-endian) and of the decoded text; the trainer's merges for a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    os.makedirs(args.dir, exist_ok=True)
+    text = Text(7, args.shared)
+    documents = [text.document(n) for n in [60] * 40 + [200] * 20 + [800] * 5]
+    documents += [s.encode() for s in SPACES + CONTRACTIONS + SPECIAL] + BROKEN
+    documents += [b"", b" ", b"a", b"a" * 300, " [MASK]  <mask>a <mask>, <extra>\n".encode()]
+    strings = [d.decode("utf-8", errors="replace") for d in documents]
+    for old in glob.glob(os.path.join(args.dir, "*.json")):
+        os.remove(old)
+    train_tokenizers(args.dir, strings, 330, 330)
+    out = {"texts": [base64.b64encode(d).decode() for d in documents], "tokenizers": {}}
+
+    def expected(encode, decode):
+        rows = []
+        for s in strings:
+            ids = encode(s)
+            rows.append([len(ids), fnv1a64(struct.pack("<%di" % len(ids), *ids)),
+                         fnv1a64(decode(ids).encode())])
+        return rows
+
+    for path in sorted(glob.glob(os.path.join(args.dir, "*.json"))):
+        tokenizer = load(path)
+        rows = expected(lambda s: tokenizer.encode(s, add_special_tokens=False).ids,
+                        lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        tokenizer.encode_special_tokens = False
+        special = [tokenizer.encode(s, add_special_tokens=False).ids for s in strings[-5:]]
+        with open(path, encoding="utf-8") as f:
+            out["tokenizers"][os.path.splitext(os.path.basename(path))[0]] = {
+                "file": json.load(f), "expected": rows, "with_special_last": special}
+    tiktoken = gpt2_tiktoken(args.shared)
+    out["gpt2"] = expected(tiktoken.encode_ordinary, tiktoken.decode)
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.train_from_iterator([text.prose[:20000]], trainers.BpeTrainer(
+        vocab_size=500, min_frequency=2, show_progress=False, special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    out["trained"] = {"text_bytes": 20000, "merges": json.loads(trained.to_str())["model"]["merges"]}
+    with open(args.o, "w", encoding="utf-8") as f:
+        json.dump(out, f, ensure_ascii=True, separators=(",", ":"))
+        f.write("\n")
+    print(os.path.getsize(args.o), "bytes")
 
 
 def main():
@@ -311,7 +374,7 @@ def main():
     p.add_argument("--only", nargs="*")
     p.add_argument("-o", default="tests/reference/tokenizers.json")
     args = p.parse_args()
-    {"make": make, "compare": compare}[args.what](args)
+    {"make": make, "compare": compare, "golden": golden}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ void Bpe::read_vocab(const nlohmann::json& vocab, const std::string& place) {
   const int64_t limit = 4 * count + kSpareIds;
   int64_t largest = 0;
   for (const auto& [token, id] : vocab.items()) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(limit)) {
+    if (!id.is_number_integer() || id < 0 || id >= limit) {
       refuse(place, fmt::format("the id of {} is {}: it has to be a whole number below {}, for a "
                                 "vocabulary of {}",
                                 shown(token), shown(id.dump()), limit, count));

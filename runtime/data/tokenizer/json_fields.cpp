@@ -92,7 +92,7 @@ bool bool_member(const nlohmann::json& object, const char* key, const std::strin
 int64_t size_member(const nlohmann::json& object, const char* key, const std::string& place,
                     int64_t maximum) {
   const nlohmann::json& value = member(object, key, place);
-  if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(maximum)) {
+  if (!value.is_number_integer() || value < 0 || value > maximum) {
     refuse(place, fmt::format("'{}' has to be a whole number from 0 to {}", key, maximum));
   }
   return value.get<int64_t>();

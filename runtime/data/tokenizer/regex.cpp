@@ -24,7 +24,10 @@ constexpr const char* kNotSpaces =
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
     "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-"
     "\\x{10ffff}";
-constexpr const char* kWord = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
+// Letters, marks and numbers of most kinds, by Oniguruma 6.9.8's own table.
+constexpr const char* kWord =
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}"
+    "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
 constexpr const char* kHex = "0-9a-fA-F";
 
 class Translator {
@@ -40,15 +43,13 @@ class Translator {
       } else {
         if (depth_ == 0 && c == '{') check_interval(at);
         if (c == '[') {
-          if (depth_ > 0 && pattern_.substr(at, 2) != "[:") no("a class inside a class");
-          if (depth_ == 0) {
-            ++depth_;
-            out_ += c;
-            ++at;
-            if (at < pattern_.size() && pattern_[at] == '^') out_ += pattern_[at++];
-            if (at < pattern_.size() && pattern_[at] == ']') no("']' as the first of a class");
-            continue;
-          }
+          if (depth_ > 0) no("a class inside a class");
+          ++depth_;
+          out_ += c;
+          ++at;
+          if (at < pattern_.size() && pattern_[at] == '^') out_ += pattern_[at++];
+          if (at < pattern_.size() && pattern_[at] == ']') no("']' as the first of a class");
+          continue;
         } else if (c == ']' && depth_ > 0) {
           --depth_;
         } else if (depth_ > 0 && pattern_.substr(at, 2) == "&&") {
@@ -209,7 +210,12 @@ Regex::Regex(std::string_view pattern, const std::string& place) : code_(new Cod
   const std::string translated = to_pcre(pattern, place);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // To Oniguruma ^ and $ are always those of lines.
+  // To Oniguruma ^ and $ are always those of lines, and a line ends with \n.
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
+  if (!context) throw std::bad_alloc();
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  pcre2_set_parens_nest_limit(context.get(), 100);
   code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
                               PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
                               &error, &offset, nullptr);

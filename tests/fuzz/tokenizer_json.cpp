@@ -1,0 +1,37 @@
+// libFuzzer: tokenizer.json of a stranger. It is refused with the reason, or reads, and then
+// encodes and decodes without a crash. The first line of the input is the file, the rest a text
+// (a file without a newline encodes a fixed text).
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/error.h"
+#include "runtime/data/data.h"
+#include "runtime/data/token_text.h"
+#include "runtime/data/tokenizer/hf_tokenizer.h"
+#include "runtime/data/tokenizer/json_fields.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t newline = input.find('\n');
+  const std::string_view text = newline == std::string_view::npos
+                                    ? "the  text's\n\n\xF0\x9F\x98\x80 12345 \xff <a>"
+                                    : input.substr(newline + 1);
+  try {
+    const auto json = mtl::tokenizer::parse_json(input.substr(0, newline), "fuzz");
+    const auto tokenizer = mtl::tokenizer_from_json(json);
+    const auto ids = tokenizer->encode(text);
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= tokenizer->vocab_size()) __builtin_trap();
+    }
+    tokenizer->decode(ids);
+    tokenizer->encode_with_special(text);
+    mtl::TokenText stream(*tokenizer, {});
+    for (size_t i = 0; i < ids.size() && i < 100; ++i) stream.add(ids[i]);
+    mtl::tokenizer_from_json(tokenizer->to_json());
+  } catch (const mtl::Error&) {
+    // refused with the reason
+  }
+  return 0;
+}
