@@ -6,7 +6,9 @@
 namespace mtl {
 
 int command_data(const Arguments& args) {
-  static const std::vector<Command> kMembers = {};
+  static const std::vector<Command> kMembers = {
+      {"train-tokenizer", "make a tokenizer for a text", command_data_train_tokenizer},
+  };
   return run_group("data",
                    "Makes corpora out of text, looks into them, and trains tokenizers. A corpus is "
                    "a pair of files, PREFIX.bin and PREFIX.idx, in Megatron's format.",

@@ -3,4 +3,8 @@
 
 #include "cli/commands.h"
 
-namespace mtl {}  // namespace mtl
+namespace mtl {
+
+int command_data_train_tokenizer(const Arguments& args);
+
+}  // namespace mtl

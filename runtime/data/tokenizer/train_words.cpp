@@ -1,0 +1,301 @@
+// The words of the texts that a tokenizer is made from: one thread reads blocks, the others cut
+// them into words and count. A text file is one text, in blocks that end where a line begins with a
+// letter: every pattern cuts there, so the blocks do not show in the result. Each line of a .jsonl
+// file is a text.
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <fcntl.h>
+#include <mutex>
+#include <simdjson.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+#include <unordered_map>
+
+#include <sys/stat.h>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "runtime/data/tokenizer/pre_tokenizer.h"
+#include "runtime/data/tokenizer/train_bpe.h"
+#include "runtime/data/tokenizer/unicode.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+json pre_tokenizer_of(const std::string& pattern);
+
+namespace {
+
+constexpr size_t kBlock = size_t{4} << 20;
+
+// As OpenAI's o200k_base: words are cut at changes of case, too.
+constexpr const char* kO200kPattern =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+struct Block {
+  std::string text = {};
+  const fs::path* file = nullptr;
+  int64_t line = 0;  // of a .jsonl file: of the block's first
+  bool json_lines = false;
+};
+
+[[noreturn]] void fail(const char* code, std::string what, std::string help) {
+  throw Error(Exit::data,
+              Diagnostic{.code = code, .what = std::move(what), .help = std::move(help)});
+}
+
+struct Hash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+using Counts = std::unordered_map<std::string, uint64_t, Hash, std::equal_to<>>;
+
+class Counting {
+ public:
+  Counting(const TokenizerTraining& training, const std::function<void(int64_t)>& progress)
+      : training_(training),
+        pre_tokenizer_json_(pre_tokenizer_of(training.pattern)),
+        pre_tokenizer_(&pre_tokenizer_json_, "pre_tokenizer"),
+        progress_(progress) {}
+
+  WordCounts run(const std::vector<fs::path>& files) {
+    const int hardware = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    const int threads = training_.threads > 0 ? training_.threads : hardware;
+    std::vector<Counts> counts(static_cast<size_t>(threads));
+    std::vector<std::thread> workers;
+    for (Counts& mine : counts) {
+      workers.emplace_back([this, &mine] { guarded([&] { work(mine); }); });
+    }
+    limit_ = 2 * counts.size();
+    guarded([&] {
+      for (const fs::path& file : files) read(file);
+    });
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& worker : workers) worker.join();
+    if (failure_) std::rethrow_exception(failure_);
+    WordCounts all;
+    for (Counts& some : counts) {
+      for (const auto& [word, count] : some) all[word] += count;
+      some.clear();
+    }
+    if (all.empty())
+      fail("data.empty", "there is no text in the files", "give a text to learn from");
+    return all;
+  }
+
+ private:
+  // The first failure of any thread ends them all.
+  void guarded(const std::function<void()>& what) {
+    try {
+      what();
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = std::current_exception();
+      }
+      changed_.notify_all();
+    }
+  }
+
+  void read(const fs::path& path) {
+    const std::string name = path.filename().string();
+    for (const char* packed : {".gz", ".zst", ".xz", ".bz2"}) {
+      if (!name.ends_with(packed)) continue;
+      fail("data.unreadable", fmt::format("'{}' is compressed", path.string()),
+           "give the unpacked text: a sample of some 100 MB is enough for a tokenizer");
+    }
+    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat info = {};
+    if (!fd || ::fstat(fd.get(), &info) != 0) {
+      const int error = errno;
+      fail(error == ENOENT || error == ENOTDIR ? "data.missing" : "data.unreadable",
+           fmt::format("cannot read '{}': {}", path.string(),
+                       std::generic_category().message(error)),
+           "give texts or .jsonl files; relative paths start at the working directory");
+    }
+    if (!S_ISREG(info.st_mode)) {
+      fail("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
+           "give texts or .jsonl files");
+    }
+    Block next{.file = &path, .line = 1, .json_lines = name.ends_with(".jsonl")};
+    std::string rest;
+    for (bool end = false; !end;) {
+      std::string text = std::move(rest);
+      rest.clear();
+      const size_t had = text.size();
+      text.resize(had + kBlock);
+      size_t size = had;
+      while (size < text.size()) {
+        const ssize_t got = ::read(fd.get(), text.data() + size, text.size() - size);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+          fail("data.unreadable",
+               fmt::format("cannot read '{}': {}", path.string(),
+                           std::generic_category().message(errno)),
+               "look at the disk");
+        }
+        if (got == 0) {
+          end = true;
+          break;
+        }
+        size += static_cast<size_t>(got);
+      }
+      bytes_ += static_cast<int64_t>(size - had);
+      text.resize(size);
+      if (!end) {
+        const size_t cut = next.json_lines ? text.rfind('\n') + 1 : cut_of(text);
+        if (cut == 0) {  // not yet a whole line
+          rest = std::move(text);
+          continue;
+        }
+        rest = text.substr(cut);
+        text.resize(cut);
+      }
+      const auto lines = std::count(text.begin(), text.end(), '\n');
+      next.text = std::move(text);
+      if (!put(next)) return;
+      next.line += lines;
+      if (progress_) progress_(bytes_);
+    }
+  }
+
+  // Where a line begins with a letter; if there is no such place in a long text, between
+  // characters.
+  static size_t cut_of(const std::string& text) {
+    for (size_t at = text.size() - 1; at > 1; --at) {
+      const char c = text[at];
+      if (text[at - 1] == '\n' && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) return at;
+    }
+    if (text.size() < 8 * kBlock) return 0;
+    size_t at = text.size() - 1;
+    while (at > 1 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    return at;
+  }
+
+  // False when there is nobody left to take it.
+  bool put(Block& block) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.size() < limit_ || failure_; });
+    if (failure_) return false;
+    queue_.push_back(block);
+    block.text.clear();
+    lock.unlock();
+    changed_.notify_all();
+    return true;
+  }
+
+  void work(Counts& counts) {
+    tokenizer::Pieces pieces;
+    std::string buffer;
+    simdjson::dom::parser parser;
+    for (;;) {
+      Block block;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return !queue_.empty() || ended_ || failure_; });
+        if (failure_ || queue_.empty()) return;
+        block = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      changed_.notify_all();
+      if (block.json_lines) {
+        count_lines(block, parser, pieces, buffer, counts);
+      } else {
+        count(block.text, pieces, buffer, counts);
+      }
+    }
+  }
+
+  void count_lines(const Block& block, simdjson::dom::parser& parser, tokenizer::Pieces& pieces,
+                   std::string& buffer, Counts& counts) {
+    int64_t line = block.line;
+    for (size_t begin = 0; begin < block.text.size(); ++line) {
+      const size_t end = std::min(block.text.find('\n', begin), block.text.size());
+      const std::string_view text = std::string_view(block.text).substr(begin, end - begin);
+      begin = end + 1;
+      if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+      simdjson::dom::element element;
+      std::string_view value;
+      auto error = parser.parse(text.data(), text.size()).get(element);
+      if (!error) error = element[training_.key].get(value);
+      if (error) {
+        fail("data.json",
+             fmt::format("{}:{}: {}", block.file->string(), line,
+                         error == simdjson::NO_SUCH_FIELD
+                             ? fmt::format("there is no key '{}'", training_.key)
+                             : std::string(simdjson::error_message(error))),
+             "each line has to be a JSON object with the text under --key");
+      }
+      count(value, pieces, buffer, counts);
+    }
+  }
+
+  void count(std::string_view text, tokenizer::Pieces& pieces, std::string& buffer,
+             Counts& counts) {
+    text = tokenizer::whole_utf8(text, buffer);
+    pre_tokenizer_.split(text, true, pieces);
+    for (const tokenizer::Piece& piece : pieces.now) {
+      const auto found = counts.find(piece.text);
+      if (found == counts.end()) {
+        counts.emplace(piece.text, 1);
+      } else {
+        ++found->second;
+      }
+    }
+  }
+
+  const TokenizerTraining& training_;
+  const json pre_tokenizer_json_;
+  const tokenizer::PreTokenizer pre_tokenizer_;
+  const std::function<void(int64_t)>& progress_;
+  int64_t bytes_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Block> queue_;
+  size_t limit_ = 2;
+  bool ended_ = false;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+std::vector<std::string> tokenizer_patterns() {
+  return {"gpt2", "llama3", "qwen2", "o200k"};
+}
+
+json pre_tokenizer_of(const std::string& pattern) {
+  json byte_level = {{"type", "ByteLevel"},
+                     {"add_prefix_space", false},
+                     {"trim_offsets", true},
+                     {"use_regex", pattern == "gpt2"}};
+  if (pattern == "gpt2") return byte_level;
+  const std::string regex(pattern == "llama3"  ? tokenizer::kLlama3Pattern
+                          : pattern == "qwen2" ? tokenizer::kQwen2Pattern
+                                               : kO200kPattern);
+  return {{"type", "Sequence"},
+          {"pretokenizers",
+           {{{"type", "Split"},
+             {"pattern", {{"Regex", regex}}},
+             {"behavior", "Isolated"},
+             {"invert", false}},
+            byte_level}}};
+}
+
+WordCounts count_words(const std::vector<fs::path>& files, const TokenizerTraining& training,
+                       const std::function<void(int64_t)>& progress) {
+  return Counting(training, progress).run(files);
+}
+
+}  // namespace mtl
