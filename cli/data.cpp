@@ -7,6 +7,11 @@ namespace mtl {
 
 int command_data(const Arguments& args) {
   static const std::vector<Command> kMembers = {
+      {"tokenize", "text to a corpus", command_data_tokenize},
+      {"preview", "the first documents of a corpus, as text", command_data_preview},
+      {"stats", "what is in a corpus: lengths, frequent tokens", command_data_stats},
+      {"verify", "whether a corpus is whole and fits its vocabulary", command_data_verify},
+      {"merge", "several corpora into one", command_data_merge},
       {"train-tokenizer", "make a tokenizer for a text", command_data_train_tokenizer},
   };
   return run_group("data",

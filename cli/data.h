@@ -5,6 +5,11 @@
 
 namespace mtl {
 
+int command_data_tokenize(const Arguments& args);
+int command_data_preview(const Arguments& args);
+int command_data_stats(const Arguments& args);
+int command_data_verify(const Arguments& args);
+int command_data_merge(const Arguments& args);
 int command_data_train_tokenizer(const Arguments& args);
 
 }  // namespace mtl

@@ -114,8 +114,6 @@ class IndexedDatasetWriter {
   // After a crash inside finish(): gives the files their names if that was all that was missing.
   // True if PREFIX is finished then.
   static bool complete_finish(const std::filesystem::path& prefix);
-  // Removes what an earlier writer kept.
-  static void remove_parts(const std::filesystem::path& prefix);
 
  private:
   struct State;

@@ -281,12 +281,4 @@ bool IndexedDatasetWriter::complete_finish(const fs::path& prefix) {
   return fs::exists(idx_path(prefix), ignored);
 }
 
-void IndexedDatasetWriter::remove_parts(const fs::path& prefix) {
-  std::error_code ignored;
-  for (const fs::path& path :
-       {bin_path(prefix), idx_path(prefix), lengths_path(prefix), documents_path(prefix)}) {
-    fs::remove(part(path), ignored);
-  }
-}
-
 }  // namespace mtl

@@ -69,6 +69,7 @@ TextInput describe(const std::string& path, const std::string& format) {
                  : "check the permissions");
   }
   if (S_ISREG(info.st_mode)) {
+    input.repeatable = true;
     input.bytes = info.st_size;
     input.modified_ns = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
   }

@@ -17,6 +17,7 @@ struct TextInput {
   TextFormat format = TextFormat::jsonl;
   int64_t bytes = 0;  // on disk; 0 for what is not a regular file
   int64_t modified_ns = 0;
+  bool repeatable = false;  // a regular file: it can be read again from any place
 };
 
 struct TextInputs {

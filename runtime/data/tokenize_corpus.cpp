@@ -46,7 +46,7 @@ class Run {
         type_(token_type_for(tokenizer.vocab_size())),
         inputs_(find_inputs(options.inputs, options.format)),
         journaled_(std::none_of(inputs_.files.begin(), inputs_.files.end(),
-                                [](const TextInput& file) { return file.path == "-"; })) {}
+                                [](const TextInput& file) { return !file.repeatable; })) {}
 
   TokenizeReport run() {
     check();
@@ -287,7 +287,7 @@ class Run {
   const std::vector<fs::path> prefixes_;
   const TokenType type_;
   const TextInputs inputs_;
-  const bool journaled_;  // standard input cannot be read a second time
+  const bool journaled_;  // a pipe cannot be read a second time
   const Clock::time_point started_ = Clock::now();
   std::vector<std::unique_ptr<IndexedDatasetWriter>> writers_;
   TokenizeJournal journal_;

@@ -61,7 +61,7 @@ std::vector<std::filesystem::path> output_prefixes(const TokenizeOptions& option
 
 // Throws Error: data.missing, data.unreadable, data.empty, data.compressed; data.line (a bad line,
 // with its place); data.eod; data.exists; data.resume; data.busy, data.write, file.*. Unless it
-// reads standard input, what was done is kept, and the same call goes on with it.
+// reads standard input or another pipe, what was done is kept, and the same call goes on with it.
 TokenizeReport tokenize_corpus(const Tokenizer& tokenizer, const TokenizeOptions& options,
                                const TokenizeCallbacks& callbacks);
 

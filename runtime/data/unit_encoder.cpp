@@ -186,6 +186,11 @@ EncodedUnit UnitEncoder::encode(const TextUnit& unit) {
       out.keys[k].sequence_counts.resize(sizes[k][2]);
     }
   }
+  if (json_->parser.capacity() > 4 * kUnitBytes) {
+    // After a line of 16 MiB, not every thread keeps memory for the next one.
+    json_ = std::make_unique<Json>();
+    if (json_->parser.allocate(kUnitBytes)) throw std::bad_alloc();
+  }
   return out;
 }
 
