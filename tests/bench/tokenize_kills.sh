@@ -23,7 +23,7 @@ while ((killed < kills)); do
   while true; do
     tokenize parts &
     pid=$!
-    sleep "$(awk -v ms="$whole_ms" -v seed="$RANDOM$killed" 'BEGIN { srand(seed); print rand() * ms / 2000 }')"
+    sleep "$(awk -v ms="$whole_ms" -v seed="$RANDOM$killed" 'BEGIN { srand(seed); print rand() * ms / 1000 }')"
     if kill -9 "$pid" 2>/dev/null && ! wait "$pid" 2>/dev/null; then
       killed=$((killed + 1))
       [[ ! -e parts.idx || -e parts.bin ]] || { echo 'an .idx without its .bin'; exit 1; }
@@ -35,7 +35,9 @@ while ((killed < kills)); do
   done
   rounds=$((rounds + 1))
   ok=1
-  for ending in bin idx meta.json tokenizer.json; do cmp -s "whole.$ending" "parts.$ending" || ok=0; done
+  for ending in bin idx tokenizer.json; do cmp -s "whole.$ending" "parts.$ending" || ok=0; done
+  # It names the file beside it.
+  sed 's/parts[.]/whole./' parts.meta.json | cmp -s - whole.meta.json || ok=0
   [[ ! -e parts.journal.json ]] || ok=0
   same=$((same + ok))
   rm -f parts*

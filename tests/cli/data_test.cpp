@@ -28,6 +28,12 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+bool has_ended(pid_t pid) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == pid;
+}
+
 TEST_CASE(
     "mtl data: from lines to a corpus that is previewed and counted and verified and merged") {
   const Shell shell;
@@ -65,10 +71,11 @@ TEST_CASE("mtl data tokenize: killed at any moment the same command goes on to t
       MTL_PROGRAM,       "data", "tokenize",  "--tokenizer", "bytes",
       "--journal_every", "0",    "--workers", "2",           "-o"};
   auto whole = command, killed = command;
-  whole.insert(whole.end(), {"whole", "in.jsonl"});
-  killed.insert(killed.end(), {"killed", "in.jsonl"});
+  // Of the same name in another directory: the meta.json names the file beside it.
+  whole.insert(whole.end(), {"whole/x", "in.jsonl"});
+  killed.insert(killed.end(), {"killed/x", "in.jsonl"});
   REQUIRE(shell.run(whole).code == 0);
-  const fs::path journal = shell.dir() / "killed.journal.json";
+  const fs::path journal = shell.dir() / "killed/x.journal.json";
   int kills = 0;
   Outcome outcome;
   for (bool done = false; !done && kills < 5;) {
@@ -91,10 +98,10 @@ TEST_CASE("mtl data tokenize: killed at any moment the same command goes on to t
   INFO(outcome.err);
   CHECK(outcome.code == 0);
   for (const char* ending : {".bin", ".idx", ".meta.json", ".tokenizer.json"}) {
-    CHECK((file_text(shell.dir() / (std::string("killed") + ending)) ==
-           file_text(shell.dir() / (std::string("whole") + ending))));
+    CHECK((file_text(shell.dir() / (std::string("killed/x") + ending)) ==
+           file_text(shell.dir() / (std::string("whole/x") + ending))));
   }
-  CHECK(!fs::exists(shell.dir() / "killed.journal.json"));
+  CHECK(!fs::exists(shell.dir() / "killed/x.journal.json"));
 }
 
 TEST_CASE(
