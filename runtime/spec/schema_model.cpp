@@ -275,8 +275,8 @@ Section init_section() {
                       "checkpoint of mtl, a Hugging Face folder, or a Megatron checkpoint in torch "
                       "format. Its shape has to be the one that `model` says.",
                .example = "runs/base",
-               .auto_doc = "weights drawn from `train.seed`",
                .is_path = true,
+               .auto_doc = "weights drawn from `train.seed`",
                .known_as = {"init_from", "pretrained_checkpoint", "model_name_or_path",
                             "load_weights_from", "finetune_from"}},
               {.key = "init.std",
