@@ -15,14 +15,19 @@ namespace {
 struct Verdict {
   std::filesystem::path path;
   std::vector<Diagnostic> damage;
+  bool gone = false;
 };
 
 Verdict verify_one(const std::filesystem::path& dir) {
+  Verdict verdict{dir, {}};
   try {
-    return {dir, CheckpointReader(dir).find_damage().all()};
+    verdict.damage = CheckpointReader(dir).find_damage().all();
   } catch (const Error& error) {
-    return {dir, error.diagnostics()};
+    verdict.damage = error.diagnostics();
   }
+  // A run that is under way deletes what its rules do not keep.
+  verdict.gone = !std::filesystem::exists(dir);
+  return verdict;
 }
 
 }  // namespace
@@ -55,6 +60,10 @@ int command_ckpt_verify(const Arguments& args) {
   bool damaged = false;
   nlohmann::json list = nlohmann::json::array();
   for (const Verdict& verdict : verdicts) {
+    if (verdict.gone) {
+      fmt::print(stderr, "passed over {}: deleted meanwhile\n", verdict.path.string());
+      continue;
+    }
     damaged = damaged || !verdict.damage.empty();
     nlohmann::json problems = nlohmann::json::array();
     for (const Diagnostic& problem : verdict.damage) {

@@ -22,7 +22,9 @@ void as_write_error(const std::filesystem::path& path, Call call) {
     call();
   } catch (const Error& error) {
     if (error.diagnostics()[0].code == "ckpt.write") throw;
-    fail_write(path, error.diagnostics()[0].what);
+    const std::string& what = error.diagnostics()[0].what;
+    const std::string known = "cannot write " + path.string() + ": ";
+    fail_write(path, what.starts_with(known) ? what.substr(known.size()) : what);
   }
 }
 

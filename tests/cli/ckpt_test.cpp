@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "tiny_run.h"
@@ -23,7 +24,8 @@ std::vector<int64_t> steps_of(const Shell& shell, const std::string& run) {
   const Outcome listed = shell.mtl({"ckpt", "ls", "--json", run});
   REQUIRE(listed.code == 0);
   std::vector<int64_t> steps;
-  for (const json& entry : json::parse(listed.out).at("checkpoints")) {
+  const json list = json::parse(listed.out);
+  for (const json& entry : list.at("checkpoints")) {
     if (entry.at("status") == "committed") steps.push_back(entry.at("step"));
   }
   return steps;
@@ -35,6 +37,17 @@ void flip(const fs::path& path, int64_t at) {
   const char byte = static_cast<char>(file.get() ^ 4);
   file.seekp(at);
   file.put(byte);
+}
+
+// Of rank 0, once it has said so. At most a minute.
+pid_t worker_of(const fs::path& run) {
+  json status;
+  for (int i = 0; i < 600 && !status.contains("pid"); ++i) {
+    status = json::parse(file_text(run / "status.json"), nullptr, false);
+    if (!status.is_object()) status = json::object();
+    if (!status.contains("pid")) usleep(100'000);
+  }
+  return status.at("pid").get<pid_t>();
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -80,7 +93,7 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
   int number = 0;
   for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
            {"--shards", "1"}, {"--shards", "5"}, {"--tp", "4", "--pp", "2", "--dp", "2"}}) {
-    const std::string out = "other" + std::to_string(++number);
+    const std::string out = fmt::format("other{}", ++number);
     std::vector<std::string> args = {"ckpt", "reshard", step20, "-o", out};
     args.insert(args.end(), layout.begin(), layout.end());
     const Outcome resharded = shell.mtl(args);
@@ -104,8 +117,8 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
   CHECK(same["tensors"].size() == 2 * same["equal_tensors"].get<size_t>());
   CHECK(shell.mtl({"ckpt", "average", "-o", "mean", step10, step20}).code == 0);
   const auto distance = [&](const std::string& a, const std::string& b) {
-    for (const json& tensor :
-         json::parse(shell.mtl({"ckpt", "diff", "--json", a, b}).out)["tensors"]) {
+    const json difference = json::parse(shell.mtl({"ckpt", "diff", "--json", a, b}).out);
+    for (const json& tensor : difference.at("tensors")) {
       if (tensor["tensor"] == "transformer.wte.weight") return tensor["max_abs"].get<double>();
     }
     return 0.0;
@@ -190,14 +203,14 @@ TEST_CASE("killed at random instants of saving in the background: the newest com
     CAPTURE(round);
     const pid_t pid = shell.start({MTL_PROGRAM, "launch", "train.yaml", "checkpoint.every=1",
                                    "checkpoint.keep_last=3", "log.every=1"});
-    wait_for_text(shell, "step=" + std::to_string(newest + 2) + " ");
-    const json status = json::parse(file_text(run_of(shell) / "status.json"));
-    ::usleep(static_cast<useconds_t>(random() % 30'000));
-    ::kill(status.at("pid").get<pid_t>(), SIGKILL);
+    wait_for_text(shell, newest == 0 ? "checkpoint=" : fmt::format("step={} ", newest + 2));
+    const pid_t worker = worker_of(run_of(shell));
+    ::usleep(static_cast<useconds_t>(random() % 300'000));
+    ::kill(worker, SIGKILL);
     const Outcome outcome = shell.finish(pid);
     CAPTURE(outcome.err);
     CHECK(outcome.code != 0);
-    if (newest > 0) CHECK(has(outcome.err, "step " + std::to_string(newest)));
+    if (newest > 0) CHECK(has(outcome.err, fmt::format("step {}", newest)));
     const fs::path checkpoints = run_of(shell) / "checkpoints";
     for (const auto& entry : fs::directory_iterator(checkpoints)) {
       unfinished += has(entry.path().filename().string(), ".writing-");
@@ -273,8 +286,7 @@ TEST_CASE("input and output errors of fsync: training goes on, and older checkpo
       shell.start({"/usr/bin/env", "fiu-run", "-x", MTL_PROGRAM, "launch", "train.yaml",
                    "checkpoint.every=5", "checkpoint.keep_last=2", "log.every=1000000"});
   wait_for_text(shell, "checkpoint=");
-  const std::string worker =
-      std::to_string(json::parse(file_text(run_of(shell) / "status.json")).at("pid").get<int>());
+  const std::string worker = fmt::format("{}", worker_of(run_of(shell)));
   const std::string enable = "fiu-ctrl -c 'enable name=posix/io/sync/fsync,failinfo=5' " + worker;
   CHECK(std::system(enable.c_str()) == 0);
   wait_for_text(shell, "[ckpt.write]");

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -52,7 +53,7 @@ std::map<std::string, uint64_t> parts_of(const fs::path& dir) {
   std::map<std::string, uint64_t> parts;
   for (const ChunkRecord& chunk : reader.chunks()) {
     std::string key = chunk.tensor + chunk.file;
-    for (const int64_t offset : chunk.offset) key += "," + std::to_string(offset);
+    for (const int64_t offset : chunk.offset) key += fmt::format(",{}", offset);
     parts[key] = chunk.xxh3;
   }
   return parts;
