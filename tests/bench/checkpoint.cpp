@@ -164,7 +164,7 @@ void overlap(const fs::path& folder, int rounds, int threads) {
   diagnostics.throw_if_errors();
   const auto device = make_cpu_device(threads);
   const auto world = make_self_world();
-  const auto all = world->group({0});
+  const auto all = world->group(std::vector<int>{0});
   Trainer trainer(plan, spec, *device, *world);
   trainer.initialise();
   const SpreadTokens source(kVocab);

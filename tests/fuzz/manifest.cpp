@@ -4,11 +4,38 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/error.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "seeds.h"
+
+std::vector<std::string> mtl::fuzz::seeds() {
+  Manifest manifest;
+  manifest.state = {{"step", 3}, {"metrics", {{"loss", 1.5}}}};
+  manifest.extras["tokenizer.json"] = {.bytes = 12, .xxh3 = 7};
+  manifest.files["model-r00000.safetensors"] = {.bytes = 200, .header_bytes = 100};
+  ChunkRecord chunk{.tensor = "wte.weight",
+                    .dtype = "F32",
+                    .shape = {4, 4},
+                    .offset = {0, 0},
+                    .extent = {4, 2},
+                    .file = "model-r00000.safetensors",
+                    .byte_offset = 100,
+                    .bytes = 32,
+                    .xxh3 = 1};
+  manifest.chunks = {chunk};
+  chunk.offset = {0, 2};
+  chunk.byte_offset = 132;
+  manifest.chunks.push_back(chunk);
+  std::string text = manifest_text(manifest);
+  std::string old = text;
+  old.replace(old.find("\"version\": 2"), 12, "\"version\": 1");
+  return {text, old};
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {

@@ -2,9 +2,21 @@
 // every tensor that it names lies inside the file.
 #include "runtime/checkpoint/safetensors.h"
 
+#include "seeds.h"
+
+std::vector<std::string> mtl::fuzz::seeds() {
+  const std::vector<SafetensorsEntry> entries = {{"empty", "F32", {0, 3}, 0, 0},
+                                                 {"wte.weight", "BF16", {2, 3}, 0, 12},
+                                                 {"scale", "F64", {}, 12, 20}};
+  return {safetensors_header({}, {}),
+          safetensors_header(entries, {{"format", "pt"}}) + std::string(20, 'd')};
+}
+
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/error.h"
 #include "runtime/checkpoint/rectangles.h"

@@ -80,7 +80,7 @@ TEST_CASE("bit flips anywhere in any file are found and named") {
   for (const fs::path& path : files) {
     const std::string good = read_file(path);
     const std::string name = path.filename().string();
-    for (int i = 0; i < 150; ++i) {
+    for (int i = 0; i < 340; ++i) {
       std::string bad = good;
       const size_t at = random() % bad.size();
       bad[at] = static_cast<char>(bad[at] ^ (1 << random() % 8));
