@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/data/data.h"
+#include "runtime/data/token_text.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
 #include "runtime/run.h"
@@ -111,19 +111,23 @@ class Generator {
 
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
   Generator generator(checkpoint_of(find_run(options.run)));
-  std::vector<int32_t> ids = generator.tokenizer().encode(options.prompt);
+  std::vector<int32_t> ids = generator.tokenizer().encode_with_special(options.prompt);
   if (ids.empty()) {
     throw Error(Exit::usage,
                 {.code = "generate.prompt",
                  .what = "the prompt is empty",
                  .help = "give at least one character to begin with, e.g. a newline: $'\\n'"});
   }
+  TokenText text(generator.tokenizer(), ids);
+  const std::optional<int32_t> eod = generator.tokenizer().eod();
   for (int64_t i = 0; i < options.tokens; ++i) {
     std::vector<float> logits = generator.next_logits(ids);
     const int32_t next = sample(logits, options, i);
+    if (next == eod) break;  // the document is at its end
     ids.push_back(next);
-    emit(generator.tokenizer().decode({&next, 1}));
+    emit(text.add(next));
   }
+  emit(text.rest());
 }
 
 }  // namespace mtl

@@ -13,6 +13,7 @@
 
 #include "runtime/data/blend.h"
 #include "runtime/data/corpus_meta.h"
+#include "runtime/data/load_tokenizer.h"
 #include "runtime/data/megatron_order.h"
 #include "runtime/data/orders.h"
 #include "runtime/data/token_files.h"
@@ -130,6 +131,8 @@ class Loader {
     }
     if (spec_.data.vocab > 0) {
       tokenizer_ = make_id_tokenizer(spec_.data.vocab);
+    } else if (type != "bytes" && type != "chars") {
+      return load_files();
     } else if (type == "bytes" && (format == "text" || is_given("data.tokenizer.type"))) {
       tokenizer_ = make_byte_tokenizer();
     } else if (format == "megatron" && corpus_tokenizer(train.front().path)) {
@@ -147,6 +150,24 @@ class Loader {
            "use data.tokenizer.type=bytes");
       return false;
     }
+    return true;
+  }
+
+  bool load_files() {
+    const TrainSpec::Data::Tokenizer& files = spec_.data.tokenizer;
+    const Place place = place_;
+    place_ = resolved_.place_of("data.tokenizer.type");
+    try {
+      tokenizer_ = load_tokenizer({.type = files.type,
+                                   .file = files.file,
+                                   .vocab = files.vocab,
+                                   .merges = files.merges,
+                                   .eod = files.eod});
+    } catch (const Error& error) {
+      fail(error);
+      return false;
+    }
+    place_ = place;
     return true;
   }
 

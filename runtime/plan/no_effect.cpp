@@ -55,6 +55,14 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("lr.min", !constant, lr.min, built_in.lr.min, "lr.schedule is constant");
   check("lr.decay", !constant && lr.schedule != "inverse_sqrt", lr.decay, built_in.lr.decay,
         "the schedule has no end");
+  const TrainSpec::Data::Tokenizer& tokenizer = spec.data.tokenizer;
+  const bool gpt2 = tokenizer.type == "gpt2-bpe";
+  const bool file = tokenizer.type == "hf" || tokenizer.type == "sentencepiece";
+  const char* other = "data.tokenizer.type is another one";
+  check("data.tokenizer.file", file, tokenizer.file, std::string(), other);
+  check("data.tokenizer.vocab", gpt2, tokenizer.vocab, std::string(), other);
+  check("data.tokenizer.merges", gpt2, tokenizer.merges, std::string(), other);
+  check("data.tokenizer.eod", gpt2 || file, tokenizer.eod, std::string(), other);
   const TrainSpec::Precision::LossScale& scale = spec.precision.loss_scale;
   const bool fp16 = spec.precision.dtype == "fp16";
   check("precision.loss_scale.initial", fp16, scale.initial, built_in.precision.loss_scale.initial,

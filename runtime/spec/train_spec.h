@@ -170,7 +170,10 @@ struct TrainSpec {
     bool reset_attention_at_eod = false;
     bool mask_eod_loss = false;
     struct Tokenizer {
-      std::string type = "bytes";  // bytes | chars
+      std::string type = "bytes";  // bytes | chars | gpt2-bpe | hf | sentencepiece
+      std::string file;            // tokenizer.json, a folder with one, or *.model
+      std::string vocab, merges;   // of gpt2-bpe
+      std::string eod;             // the token that ends a document; empty: as the files say
     } tokenizer;
   } data;
   struct Checkpoint {

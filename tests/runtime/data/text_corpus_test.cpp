@@ -1,4 +1,5 @@
 // Loading a text: the splits are the text, and every problem says what and where.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -9,8 +10,10 @@
 #include <sys/stat.h>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "runtime/data/data.h"
+#include "runtime/data/load_tokenizer.h"
 #include "runtime/data/token_array.h"
 #include "support/temp_dir.h"
 
@@ -217,6 +220,32 @@ TEST_CASE("damaged UTF-8 is found with its offset, but bytes take it") {
   CHECK(contains(problems[0].what, "offset 9"));
   CHECK(contains(problems[0].what, "a.txt"));
   load({.path = path, .tokenizer = "bytes", .split = {1}, .seq_len = 1});
+}
+
+TEST_CASE("a text is tokenized with the files of others, and its ids do not depend on blocks") {
+  const TempDir dir;
+  // Longer than a block of 1 MB, and a word lies across its end.
+  std::string text;
+  while (text.size() < (1 << 20) + 5000) text += "some words \n\n";
+  const auto tokenizer = make_byte_tokenizer();
+  nlohmann::json file = to_hf_tokenizer(*tokenizer);
+  file["pre_tokenizer"]["use_regex"] = true;
+  file["model"]["vocab"]["wo"] = 256;
+  file["model"]["vocab"]["words"] = 257;
+  file["model"]["vocab"]["rds"] = 258;
+  file["model"]["vocab"]["ds"] = 259;
+  file["model"]["merges"] = {"w o", "d s", "r ds", "wo rds"};
+  const std::string path = dir.file("tokenizer.json", file.dump());
+  const auto given = load_tokenizer({.type = "hf", .file = path});
+  Diagnostics diagnostics;
+  const Corpus corpus = load_text_corpus(
+      {.path = dir.file("a.txt", text), .given = given.get(), .split = {1}, .seq_len = 4}, {},
+      diagnostics);
+  REQUIRE(diagnostics.all().empty());
+  const auto ids = all(*corpus.train);
+  CHECK(ids == given->encode(text));
+  CHECK(given->decode(ids) == text);
+  CHECK(std::count(ids.begin(), ids.end(), 257) > 70'000);
 }
 
 }  // namespace

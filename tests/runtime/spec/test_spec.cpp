@@ -385,7 +385,7 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
   }
   for (const char* setting :
        {"model.activation=geglu", "model.position.type=yarn", "precision.dtype=fp8",
-        "optimizer.type=lion", "lr.schedule=polynomial", "data.tokenizer.type=gpt2-bpe",
+        "optimizer.type=lion", "lr.schedule=polynomial", "data.tokenizer.type=tiktoken",
         "recompute.modules=[moe]", "model.position.scaling.type=yarn"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available") != std::string::npos);
