@@ -36,7 +36,5 @@ struct ForeignTensors {
 };
 // A safetensors file.
 ForeignTensors read_safetensors(const std::filesystem::path& path);
-// The dtype of a safetensors name, if it is a floating-point number that is known here.
-bool float_dtype(std::string_view name, DType& dtype);
 
 }  // namespace mtl

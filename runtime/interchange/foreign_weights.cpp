@@ -118,6 +118,15 @@ void copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& 
 
 }  // namespace
 
+bool float_dtype(std::string_view name, DType& dtype) {
+  for (const DType known : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    if (safetensors_name(known) != name) continue;
+    dtype = known;
+    return true;
+  }
+  return false;
+}
+
 Dims contiguous_strides(const Dims& shape) {
   Dims strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];

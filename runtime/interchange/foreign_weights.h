@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/dtype.h"
@@ -25,6 +26,8 @@ struct StridedTensor {
   Dims shape;
   Dims strides;  // elements
 };
+// The dtype of a safetensors name, if it is a floating-point number that is known here.
+bool float_dtype(std::string_view name, DType& dtype);
 // Row-major strides.
 Dims contiguous_strides(const Dims& shape);
 // How far the last element is from the first; nothing if a stride is negative or that is beyond

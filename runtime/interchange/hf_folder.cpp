@@ -171,15 +171,6 @@ void assign(const ModelShape& shape, const ForeignTensors& there, const fs::path
 
 }  // namespace
 
-bool float_dtype(std::string_view name, DType& dtype) {
-  for (const DType known : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
-    if (safetensors_name(known) != name) continue;
-    dtype = known;
-    return true;
-  }
-  return false;
-}
-
 ForeignTensors read_safetensors(const fs::path& path) {
   const auto file = std::make_shared<const MappedFile>(path);
   const auto header = parse_safetensors_header(

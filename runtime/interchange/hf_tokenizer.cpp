@@ -8,10 +8,6 @@ namespace mtl {
 
 namespace fs = std::filesystem;
 
-// Resolved where the tokenizers' room is linked in.
-[[gnu::weak]] std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options);
-[[gnu::weak]] nlohmann::json to_hf_tokenizer(const Tokenizer& tokenizer);
-
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -32,7 +28,6 @@ HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
     return tokens;
   };
   if (json.is_null()) return warn("the checkpoint has none");
-  if (to_hf_tokenizer == nullptr) return warn("this build cannot write one");
   nlohmann::json written;
   try {
     const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(json);
@@ -95,11 +90,6 @@ std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::str
                              .what = given + " has no tokenizer.json, vocab.json with merges.txt, "
                                              "or tokenizer.model",
                              .help = "give a file, or a folder with one"});
-  }
-  if (load_tokenizer == nullptr) {
-    throw Error(Exit::data, {.code = "data.tokenizer",
-                             .what = "this build reads no tokenizer files",
-                             .help = "--tokenizer bytes"});
   }
   return load_tokenizer(options);
 }

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/files.h"
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/data/load_tokenizer.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/interchange/new_folder.h"
@@ -57,10 +59,31 @@ std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// Puts the tokenizer's file into the run directory, which will be `place`. Returns what
+// data.tokenizer says of it.
+std::string write_tokenizer(const Tokenizer& tokenizer, const ImportOptions& options,
+                            const NewFolder& folder, const fs::path& place) {
+  if (tokenizer.to_json().value("type", "") == "bytes") return "{type: bytes}";
+  const auto of_type = [&](const char* type, const char* name) {
+    return fmt::format("{{type: {}, file: {}}}", type, quoted((place / name).string()));
+  };
+  try {
+    folder.write("tokenizer.json", to_hf_tokenizer(tokenizer).dump() + "\n");
+    return of_type("hf", "tokenizer.json");
+  } catch (const Error& error) {
+    if (error.diagnostics()[0].code != "data.tokenizer") throw;
+  }
+  // SentencePiece has a file of its own.
+  fs::path model = options.tokenizer.empty() ? options.source : fs::path(options.tokenizer);
+  if (fs::is_directory(model)) model /= "tokenizer.model";
+  folder.write("tokenizer.model", read_file(model));
+  return of_type("sentencepiece", "tokenizer.model");
+}
+
 }  // namespace
 
 std::string train_yaml_of(const ModelShape& shape, const std::string& name, const fs::path& from,
-                          const fs::path& tokenizer, const std::string& comment) {
+                          const std::string& tokenizer, const std::string& comment) {
   const char* const positions[] = {"learned", "rope", "alibi", "none"};
   // A length to begin with; the model has positions for more.
   const int64_t seq_len = std::min<int64_t>(shape.max_seq, 1024);
@@ -92,16 +115,14 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   if (shape.qkv_bias != shape.bias) line("  qkv_bias: {}", shape.qkv_bias);
   if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
   if (shape.experts > 0) {
-    line("  experts: {}\n  experts_per_token: {}", shape.experts, shape.experts_per_token);
+    line("  moe: {{experts: {}, topk: {}}}", shape.experts, shape.experts_per_token);
   }
   if (shape.qk_norm) line("  qk_norm: true");
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);
   line("train:\n  seq_len: {}\n  global_batch: 8\n  steps: 1000", seq_len);
   line("lr:\n  max: 2e-5\n  warmup: 50");
   line("data:\n  # train: corpus.txt");
-  if (!tokenizer.empty()) {
-    line("  tokenizer: {{type: mtl, file: {}}}", quoted(tokenizer.string()));
-  }
+  if (!tokenizer.empty()) line("  tokenizer: {}", tokenizer);
   line("checkpoint:\n  every: 200");
   return text;
 }
@@ -155,14 +176,15 @@ ImportReport import_model(const ImportOptions& options) {
                                 {"model", to_json(shape)},
                                 {"tokenizer", tokenizer_json},
                                 {"imported", {{"from", foreign.kind}}}};
-  for (const Diagnostic& warning : commit_checkpoint(attempt, chunks, state, 0)) {
+  for (const Diagnostic& warning : commit_checkpoint(attempt, chunks, state, {})) {
     report.warnings.push_back(warning);
   }
   const fs::path place = fs::absolute(options.out).lexically_normal();
-  if (tokenizer) folder.write("tokenizer.json", tokenizer_json.dump() + "\n");
+  std::string tokenizer_yaml;
+  if (tokenizer) tokenizer_yaml = write_tokenizer(*tokenizer, options, folder, place);
   folder.write("train.yaml",
                train_yaml_of(shape, place.has_filename() ? place.filename().string() : "imported",
-                             place, tokenizer ? place / "tokenizer.json" : fs::path(),
+                             place, tokenizer_yaml,
                              fmt::format("# {}, imported by mtl ckpt import. Training goes on from "
                                          "its weights with a fresh optimizer:\n"
                                          "#   mtl launch train.yaml data.train=FILE\n",

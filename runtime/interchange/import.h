@@ -30,9 +30,9 @@ struct ImportReport {
 // export.exists, ckpt.write; import.vocab when the tokenizer has more tokens than the model.
 ImportReport import_model(const ImportOptions& options);
 
-// The train.yaml of a model.
+// The train.yaml of a model. `tokenizer`: what data.tokenizer says, as YAML; empty: nothing.
 std::string train_yaml_of(const ModelShape& shape, const std::string& name,
-                          const std::filesystem::path& init_from,
-                          const std::filesystem::path& tokenizer, const std::string& comment);
+                          const std::filesystem::path& init_from, const std::string& tokenizer,
+                          const std::string& comment);
 
 }  // namespace mtl

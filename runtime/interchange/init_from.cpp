@@ -66,8 +66,8 @@ void InitialWeights::check(const ModelShape& model,
       {"qkv_bias", "model.qkv_bias"},
       {"qk_norm", "model.qk_norm"},
       {"sliding_window", "model.sliding_window"},
-      {"experts", "model.experts"},
-      {"experts_per_token", "model.experts_per_token"},
+      {"experts", "model.moe.experts"},
+      {"experts_per_token", "model.moe.topk"},
       {"tie_embeddings", "model.tie_embeddings"}};
   const nlohmann::json here = to_json(model), there = to_json(shape_);
   const auto differs = [&](const char* key, const std::string& mine, const std::string& theirs) {

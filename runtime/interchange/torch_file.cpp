@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "runtime/checkpoint/safetensors.h"
-
 namespace mtl {
 
 namespace fs = std::filesystem;

@@ -5,6 +5,7 @@
 #include <random>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -37,8 +38,8 @@ std::string zip(const std::vector<std::pair<std::string, std::string>>& entries)
     const std::string common = little<uint16_t>(0) + little<uint16_t>(0) + little<uint32_t>(0) +
                                little<uint32_t>(0) + little(size) + little(size) +
                                little(static_cast<uint16_t>(name.size())) + little<uint16_t>(0);
-    file += "PK\3\4" + little<uint16_t>(20) + common + name + bytes;
-    directory += "PK\1\2" + little<uint16_t>(20) + little<uint16_t>(20) + common +
+    file += std::string("PK\3\4") + little<uint16_t>(20) + common + name + bytes;
+    directory += std::string("PK\1\2") + little<uint16_t>(20) + little<uint16_t>(20) + common +
                  little<uint16_t>(0) + little<uint16_t>(0) + little<uint16_t>(0) +
                  little<uint32_t>(0) + little(at) + name;
   }
@@ -49,14 +50,14 @@ std::string zip(const std::vector<std::pair<std::string, std::string>>& entries)
 }
 
 std::string text(const std::string& value) {
-  return "X" + little(static_cast<uint32_t>(value.size())) + value;
+  return std::string("X") + little(static_cast<uint32_t>(value.size())) + value;
 }
 
 // {"w": a float tensor of `shape` and `strides` from element `first` of storage "0" of 4 elements}
 std::string tensor_pickle(int32_t first, int32_t rows, int32_t columns, int32_t stride,
                           const std::string& storage = "FloatStorage",
                           const std::string& key = "0") {
-  const auto integer = [](int32_t value) { return "J" + little(value); };
+  const auto integer = [](int32_t value) { return std::string("J") + little(value); };
   return std::string("\x80\2}", 3) + text("w") + "ctorch._utils\n_rebuild_tensor_v2\n((" +
          text("storage") + "ctorch\n" + storage + "\n" + text(key) + text("cpu") + integer(4) +
          "tQ" + integer(first) + integer(rows) + integer(columns) + "\x86" + integer(stride) +
@@ -99,7 +100,7 @@ TEST_CASE("nothing in a pickle is executed and what torch.save does not write is
   std::string message;
   // os.system("touch ..."): a placeholder, and no tensor.
   const std::string call = std::string("\x80\2}", 3) + text("w") + "cposix\nsystem\n" +
-                           text("touch " + marker.string()) + "\x85Rs.";
+                           text(fmt::format("touch {}", marker.string())) + "\x85Rs.";
   CHECK(fixture.read(call, &message) == "import.file");
   CHECK(!fs::exists(marker));
   for (const std::string& bad : {

@@ -1,0 +1,101 @@
+// A model's tokenizer goes with it, and decides how much of the vocabulary there is.
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "reference_folders.h"
+#include "runtime/data/data.h"
+#include "runtime/engine/init.h"
+#include "runtime/generate.h"
+#include "runtime/interchange/export.h"
+#include "runtime/interchange/import.h"
+
+using namespace mtl;
+using namespace mtl::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A checkpoint of a random small model over bytes, with a vocabulary that is larger than that.
+fs::path make_checkpoint(const fs::path& run, int64_t vocab) {
+  ModelShape shape;
+  shape.layers = 1;
+  shape.heads = shape.kv_heads = 2;
+  shape.head_dim = 8;
+  shape.hidden = 16;
+  shape.ffn = 64;
+  shape.vocab = vocab;
+  shape.vocab_pad_to = 1;
+  shape.padded_vocab = vocab;
+  shape.max_seq = 32;
+  shape.init_std = 0.3;
+  std::vector<std::vector<float>> storage;
+  std::vector<CheckpointTensor> tensors;
+  const auto table = shard_table(shape, false);
+  for (const ParamRow& row : table) {
+    storage.emplace_back(static_cast<size_t>(row.numel()));
+    initialise(row, GridSizes{}, Coord{}, 3, storage.back().data());
+    CheckpointTensor tensor;
+    tensor.name = row.name;
+    tensor.shape = tensor.local_shape = row.shape;
+    tensor.rects = {{std::vector<int64_t>(row.shape.size(), 0),
+                     std::vector<int64_t>(row.shape.size(), 0), row.shape}};
+    tensor.data = storage.back().data();
+    tensors.push_back(std::move(tensor));
+  }
+  const CheckpointAttempt attempt{checkpoint_path(run / "checkpoints", 7), 0};
+  prepare_checkpoint(attempt);
+  const auto chunks = write_shards(attempt, 0, tensors);
+  commit_checkpoint(
+      attempt, chunks,
+      {{"step", 7}, {"model", to_json(shape)}, {"tokenizer", make_byte_tokenizer()->to_json()}}, {});
+  return attempt.dir;
+}
+
+std::string text_of(const fs::path& run) {
+  std::string text;
+  generate({.run = run, .prompt = "Hello", .tokens = 12, .temperature = 0},
+           [&](std::string_view piece) { text += piece; });
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a model goes out and comes back with its tokenizer and generates the same text") {
+  const Scratch scratch;
+  const fs::path checkpoint = make_checkpoint(scratch / "run", 256);
+  const ExportReport exported = export_hf({.checkpoint = checkpoint, .out = scratch / "hf"});
+  CHECK(exported.warnings.empty());
+  const auto config = nlohmann::json::parse(read_file(scratch / "hf/tokenizer_config.json"));
+  CHECK(config.at("tokenizer_class") == "PreTrainedTokenizerFast");
+  CHECK(config.at("model_max_length") == 32);
+  const ImportReport imported =
+      import_model({.source = scratch / "hf", .out = scratch / "back", .tokenizer = {}});
+  CHECK(imported.tokenizer);
+  CHECK(imported.warnings.empty());
+  CHECK(all_weights(imported.checkpoint) == all_weights(checkpoint));
+  CHECK(text_of(scratch / "back") == text_of(checkpoint));
+  const std::string yaml = read_file(scratch / "back/train.yaml");
+  CHECK(yaml.find("from: \"" + (scratch / "back").string() + "\"") != std::string::npos);
+}
+
+TEST_CASE("rows of the vocabulary without tokens are cut and tokens without rows refused") {
+  const Scratch scratch;
+  const fs::path checkpoint = make_checkpoint(scratch / "run", 300);
+  export_hf({.checkpoint = checkpoint, .out = scratch / "hf"});
+  const ImportReport imported =
+      import_model({.source = scratch / "hf", .out = scratch / "back", .tokenizer = {}});
+  REQUIRE(imported.warnings.size() == 1);
+  CHECK(imported.warnings[0].code == "import.vocab");
+  CHECK(imported.shape.vocab == 256);
+  auto whole = all_weights(checkpoint);
+  whole.at("transformer.wte.weight").resize(256 * 16);
+  CHECK(all_weights(imported.checkpoint) == whole);
+  // 96 rows for 256 bytes.
+  CHECK(code_of([&] {
+          import_model({.source = reference_folder("llama"),
+                        .out = scratch / "bytes",
+                        .tokenizer = "bytes"});
+        }) == "import.vocab");
+  CHECK(!fs::exists(scratch / "bytes"));
+}
