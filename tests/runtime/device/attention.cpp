@@ -370,6 +370,12 @@ TEST_CASE("attention: a sliding window") {
   for (const DType dtype : kTypes) {
     check(with_window(shape(2, 17, 3, 1, 5), 1), dtype);
     check(with_window(shape(2, 65, 4, 2, 64), 17), dtype);
+    // Blocks of keys that are hidden as a whole, at scales that round otherwise.
+    for (const int64_t head_dim : {16, 40, 96}) {
+      for (const int64_t window : {13, 50, 64}) {
+        check(with_window(shape(1, 150, 2, 1, head_dim), window), dtype);
+      }
+    }
     check(with_window(shape(1, 200, 2, 1, 64, 0.1f), 64), dtype);
     check(with_window(with_alibi(shape(1, 257, 2, 2, 33)), 65), dtype);
     check(with_window(shape(1, 66, 1, 1, 128), 66), dtype);

@@ -16,6 +16,10 @@ namespace {
 constexpr int64_t kB = kAttentionBlock;
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr float kMasked = -1e30f;  // a score that exp2 turns into 0
+// What the running maximum begins with: above masked scores, whatever they are scaled with, and
+// below all others. With a masked score as the maximum of a hidden block, exp2 would be asked for
+// the rounding error of it, which is not small.
+constexpr float kNoMaximum = -1e20f;
 
 int64_t blocks_of(int64_t seq) {
   return (seq + kB - 1) / kB;
@@ -223,9 +227,8 @@ int64_t first_block_seen(const AttentionTask& t, int64_t i) {
   return first_seen(t, i * kB) / kB;
 }
 
-// Sets what the queries of block i may not see of the keys of block j because it is too old. A
-// query of which a whole block is hidden gets there sums that its later keys, its own at the
-// latest, multiply by 0.
+// Sets what the queries of block i may not see of the keys of block j because it is too old. To a
+// query from which it is hidden as a whole it adds nothing.
 void mask_unseen(const AttentionTask& t, int64_t i, int64_t j, float* s) {
   if (first_seen(t, i * kB + kB - 1) <= j * kB) return;
   for (int64_t c = 0; c < kB; ++c) {
@@ -332,7 +335,7 @@ void forward_as(const AttentionTask& t) {
     pack_b_transposed(q + i * kB * t.qkv_stride, t.qkv_stride, rows, t.head_dim, D, w.q);
     alignas(64) float m[kB], l[kB], alpha[kB];
     for (int64_t c = 0; c < kB; ++c) {
-      m[c] = kMasked;
+      m[c] = kNoMaximum;
       l[c] = 0;
     }
     const int64_t begin = first_block_seen(t, i);
