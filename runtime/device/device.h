@@ -185,16 +185,16 @@ struct GatherRows {
   Tensor from;   // [n, c]
   Tensor index;  // i32 [m]
   int64_t divide = 1;
-  Tensor weights;  // f32
-  Tensor to;       // [m, c]
+  Tensor weights = {};  // f32
+  Tensor to;            // [m, c]
 };
 // to[t] = the sum over j, ascending and in f32, of from[rows[t, j]], each times weights[t, j] if
 // there are weights.
 struct CombineRows {
-  Tensor from;     // [m, c]
-  Tensor rows;     // i32 [n, k]
-  Tensor weights;  // f32 [n, k]
-  Tensor to;       // [n, c]
+  Tensor from;          // [m, c]
+  Tensor rows;          // i32 [n, k]
+  Tensor weights = {};  // f32 [n, k]
+  Tensor to;            // [n, c]
 };
 // The way back through y[i] = weights[index[i]] x[i]: dweights[index[i]] = x[i] . dy[i], and dy
 // becomes the gradient of x.

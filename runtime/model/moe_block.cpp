@@ -97,7 +97,7 @@ std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
   device.gather_rows({.from = x,
                       .index = to.assignments,
                       .divide = context_.shape.experts_per_token,
-                      .weights = {},
+
                       .to = expert_rows(expert_rows_, pass)});
   std::vector<int32_t> rows = counts(pass);
   each_expert(
@@ -188,8 +188,7 @@ void MoeBlock::backward(const Pass& pass) const {
 
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
-  device.gather_rows(
-      {.from = dbranch, .index = to.assignments, .divide = k, .weights = {}, .to = through});
+  device.gather_rows({.from = dbranch, .index = to.assignments, .divide = k, .to = through});
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
@@ -223,14 +222,13 @@ void MoeBlock::backward(const Pass& pass) const {
                                  expert_rows(expert_rows_, pass, first, count));
       },
       idle);
-  device.combine_rows({.from = through, .rows = to.rows, .weights = {}, .to = dnormed});
+  device.combine_rows({.from = through, .rows = to.rows, .to = dnormed});
   route_backward(pass);
   router_.backward_input(dlogits, dnormed, Epilogue::none, {}, true);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
   router_.backward_weight(x, dlogits, {}, pass.accumulate);
-  device.gather_rows(
-      {.from = x, .index = to.assignments, .divide = k, .weights = {}, .to = through});
+  device.gather_rows({.from = x, .index = to.assignments, .divide = k, .to = through});
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {

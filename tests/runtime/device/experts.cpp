@@ -279,7 +279,7 @@ TEST_CASE("rows of experts against plain loops") {
           GatherRows gather = {.from = x.view,
                                .index = r.assignments.view,
                                .divide = shape.k,
-                               .weights = {},
+
                                .to = gathered.view};
           device.gather_rows(gather);
           gather.weights = r.weights.view;
