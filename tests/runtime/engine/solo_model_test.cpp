@@ -2,6 +2,7 @@
 #include "runtime/engine/solo_model.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -43,6 +44,12 @@ ModelShape alibi_shape() {
   return shape;
 }
 
+ModelShape window_shape() {
+  ModelShape shape = llama_shape();
+  shape.sliding_window = 50;
+  return shape;
+}
+
 ModelShape mixtral_shape() {
   ModelShape shape = llama_shape();
   shape.qk_norm = false;
@@ -74,7 +81,8 @@ class Model {
 TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), mixtral_shape()}) {
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -95,4 +103,24 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
 TEST_CASE("a pass larger than the plan is refused") {
   Model model(gpt2_shape());
   CHECK_THROWS_AS(model.next_logits(std::vector<int32_t>(151, 0), 0), std::logic_error);
+}
+
+TEST_CASE("what lies before the window of every layer changes nothing") {
+  ModelShape shape = window_shape();
+  std::vector<int32_t> ids(130);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 5 * i) % 50);
+  // Through two layers the last position sees 2 (50 - 1) before it.
+  const size_t first_seen = ids.size() - 1 - 2 * 49;
+  const auto last_logits = [&](size_t changed) {
+    const int32_t before = std::exchange(ids[changed], (ids[changed] + 1) % 50);
+    std::vector<float> logits = Model(shape).next_logits(ids, 0);
+    ids[changed] = before;
+    return logits;
+  };
+  const std::vector<float> logits = Model(shape).next_logits(ids, 0);
+  CHECK(last_logits(first_seen - 1) == logits);
+  CHECK(last_logits(0) == logits);
+  CHECK(last_logits(first_seen) != logits);
+  shape.sliding_window = 0;
+  CHECK(last_logits(0) != Model(shape).next_logits(ids, 0));
 }
