@@ -60,10 +60,10 @@ BROKEN = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x8
 
 def assigned(c):
     """Characters that every side knows. Python 3.11, PCRE2 10.42 and the Oniguruma of `tokenizers`
-    have Unicode 14; the tables of marks of `tokenizers`' normalizers are older, so that marks
+    have Unicode 14; the tables of marks and punctuation in `tokenizers` are older, so that those
     younger than Unicode 3.2 are left out."""
     category = unicodedata.category(chr(c))
-    if category[0] == "M" and unicodedata.ucd_3_2_0.category(chr(c)) == "Cn":
+    if category[0] in "MP" and unicodedata.ucd_3_2_0.category(chr(c)) == "Cn":
         return False
     return category not in ("Cn", "Cs", "Co")
 
