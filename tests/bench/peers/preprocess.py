@@ -4,14 +4,16 @@ processes parses and encodes lines, this one writes with Megatron's own builder.
   preprocess.py MEGATRON GPT2_FOLDER INPUT.jsonl PREFIX WORKERS
 """
 
-import json
-import multiprocessing
 import sys
 from pathlib import Path
 
-from tokenizers import ByteLevelBPETokenizer
+# Instead of this folder, whose tokenize.py would stand for Python's own.
+sys.path[0] = str(Path(__file__).parents[2] / "reference")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import json  # noqa: E402
+import multiprocessing  # noqa: E402
+
+from tokenizers import ByteLevelBPETokenizer  # noqa: E402
 from indexed_dataset_reference import load_megatron  # noqa: E402
 
 tokenizer = None
