@@ -144,6 +144,7 @@ void disk(const fs::path& folder, int64_t mib, int rounds) {
   row("save: and committed", whole, direct);
   row("dd iflag=direct", dd_read, dd_read);
   row("load: read, verified and in place", our_read, dd_read);
+  std::fflush(stdout);  // the rest takes a while
 }
 
 // Steps of a model while its state is being saved all the time, and of the same without.
