@@ -271,15 +271,32 @@ TEST_CASE("switches, texts, paths and lists") {
   CHECK(code_of("run.name=''") == "config.range");
   CHECK(code_of("run.dir=~/runs") == "config.range");
   CHECK(code_of("data.train=") == "config.type");
-  CHECK(code_of("data.train=[a, b]") == "config.type");
+  CHECK(code_of("data.train=[]") == "config.range");
+  CHECK(code_of("data.train={path: a}") == "config.type");
+  CHECK(code_of("data.train=[{path: a, weigth: 1}]") == "config.type");
+  CHECK(code_of("data.train=[{weight: 1}]") == "config.type");
+  CHECK(code_of("data.train=[{path: a, weight: 0}]") == "config.range");
+  CHECK(code_of("data.train=[{path: a, weight: 1}, b]") == "config.range");
+  {
+    const TrainSpec s =
+        load_overrides({"data.train=[{path: 'a b', weight: 0.3}, {path: c, weight: 7}]"})
+            .resolved.spec;
+    CHECK(s.data.train.empty());
+    CHECK(s.data.train_list == std::vector<TrainSpec::Data::Source>{{"a b", 0.3}, {"c", 7}});
+  }
+  CHECK(load_overrides({"data.train=[a, b]"}).resolved.spec.data.train_list ==
+        std::vector<TrainSpec::Data::Source>{{"a", 0}, {"b", 0}});
+  CHECK(load_overrides({"data.train=[a]", "data.train=x"}).resolved.spec.data.train_list.empty());
   CHECK(code_of("optimizer.betas=0.9") == "config.type");
   CHECK(code_of("optimizer.betas=[0.9]") == "config.range");
   CHECK(code_of("optimizer.betas=[0.9, 1]") == "config.range");
   CHECK(code_of("optimizer.betas=[0.9, x]") == "config.type");
   CHECK(code_of("optimizer.betas=[0.9, [1]]") == "config.type");
-  CHECK(refusal("data.split=[969, 30, 1]") ==
-        "config.range: data.split has 3 numbers instead of 2 | give two numbers from 0 to "
-        "1000000000000, like [90, 10]");
+  CHECK(load_overrides({"data.split=[969, 30, 1]"}).resolved.spec.data.split ==
+        std::vector<double>{969, 30, 1});
+  CHECK(refusal("data.split=[1, 2, 3, 4]") ==
+        "config.range: data.split has 4 numbers instead of one to three | give one to three "
+        "numbers from 0 to 1000000000000, like [90, 10]");
   CHECK(code_of("data.split=[0, 1]") == "config.range");
   CHECK(code_of("data.split=[1, -1]") == "config.range");
   CHECK(code_of("model.dropout=0.1") == "config.type");
