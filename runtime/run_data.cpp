@@ -115,6 +115,11 @@ class Loader {
     return token_file_format(shards_of(path).front()) == TokenFileFormat::llmc ? "llmc" : "nanogpt";
   }
 
+  bool is_given(const std::string& key) const {
+    const auto origin = resolved_.origins.find(key);
+    return origin != resolved_.origins.end() && origin->second != Origin::built_in;
+  }
+
   bool choose_tokenizer(const Sources& train) {
     const std::string& type = spec_.data.tokenizer.type;
     std::string format;
@@ -213,7 +218,7 @@ class Loader {
   bool add_text(RunData::Source& source, const std::vector<double>& split, bool alone) {
     Diagnostics problems;
     // Bytes and characters are cut into blocks; where else a text may be cut, nobody knows.
-    const bool own = alone && (!tokenizer_ || tokenizer_->to_json().at("type") == "bytes");
+    const bool own = alone && (!tokenizer_ || tokenizer_->to_json().value("type", "") == "bytes");
     Corpus corpus = load_text_corpus({.path = source.path,
                                       .tokenizer = tokenizer_ ? "bytes" : "chars",
                                       .given = own ? nullptr : tokenizer_.get(),

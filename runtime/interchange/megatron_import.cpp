@@ -427,7 +427,7 @@ ForeignModel open_megatron_folder(const fs::path& path) {
   }
   const int64_t padded = words->shape[0] * tp;
   shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
-  shape.vocab_pad_to = TrainSpec{}.model.vocab_pad_to;
+  shape.vocab_pad_to = TrainSpec::Model().vocab_pad_to;
   shape.padded_vocab =
       (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
   const std::vector<ParamRow> table = shard_table(shape, false);

@@ -18,9 +18,9 @@ using namespace mtl;
 namespace {
 
 // Documents of different lengths, in no memory.
-class Corpus : public Documents {
+class ManyDocuments : public Documents {
  public:
-  Corpus(int64_t count, int64_t mean) {
+  ManyDocuments(int64_t count, int64_t mean) {
     lengths_.resize(static_cast<size_t>(count));
     uint64_t state = 1;
     for (int32_t& length : lengths_) {
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   const int64_t documents = argc > 1 ? std::atoll(argv[1]) : 1'000'000;
   const int64_t mean = argc > 2 ? std::atoll(argv[2]) : 1000;
   const int64_t seq = argc > 3 ? std::atoll(argv[3]) : 2048;
-  const auto corpus = std::make_shared<const Corpus>(documents, mean);
+  const auto corpus = std::make_shared<const ManyDocuments>(documents, mean);
   fmt::print("{} documents, {} tokens, sequences of {}\n\n", documents, corpus->tokens(), seq);
   fmt::print(
       "| indices | samples | MB | s | one pass over as much memory, s |\n|---|---|---|---|---|\n");
