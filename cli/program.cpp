@@ -44,7 +44,6 @@ std::string overview(int columns) {
         fmt::format("  {:<{}}", left, column - 2) + wrap_text(right, width, column, column) + '\n';
   };
   row("mtl config default", "write the settings of this machine", 42);
-  row("mtl plan train.yaml", "see what the run needs beforehand", 42);
   row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 42);
   row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 42);
   text += "\nCommands:\n";
@@ -52,8 +51,7 @@ std::string overview(int columns) {
     if (command.summary != nullptr) row(command.name, command.summary, 14);
   }
   text += '\n' + wrap_text(
-                     "Every command has --help, with examples. Running the same launch again "
-                     "continues the run. Exit codes: mtl help exit-codes.",
+                     "Every command has --help. The same launch again continues the run.",
                      width, 0, 0);
   return text + '\n';
 }

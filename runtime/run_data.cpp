@@ -532,6 +532,7 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     differ(key, key, here.value(field, nlohmann::json()),
            checkpoint.value(field, nlohmann::json()));
   }
+  if (!differences.empty()) return differences;  // what follows is their consequence
   // The length of a run decides how many epochs are shuffled together.
   differ("data.sampler", "what data.sampler shuffles together, which follows the run's length,",
          here.value("orders", nlohmann::json()), checkpoint.value("orders", nlohmann::json()));

@@ -274,37 +274,3 @@ TEST_CASE("a full disk: one warning, training goes on, and it is tried again unt
   CHECK(side.mtl({"ckpt", "verify", run.string()}).code == 0);
   ::umount2(disk.c_str(), MNT_DETACH);
 }
-
-TEST_CASE("input and output errors of fsync: training goes on, and older checkpoints stay whole") {
-  Shell shell, side;
-  if (side.run({"/bin/sh", "-c", "command -v fiu-run && command -v fiu-ctrl"}).code != 0) {
-    MESSAGE("skipped: libfiu's programs are not here");
-    return;
-  }
-  write_recipe(shell, 1'000'000);
-  const pid_t pid =
-      shell.start({"/usr/bin/env", "fiu-run", "-x", MTL_PROGRAM, "launch", "train.yaml",
-                   "checkpoint.every=5", "checkpoint.keep_last=2", "log.every=1000000"});
-  wait_for_text(shell, "checkpoint=");
-  const std::string worker = fmt::format("{}", worker_of(run_of(shell)));
-  const std::string enable = "fiu-ctrl -c 'enable name=posix/io/sync/fsync,failinfo=5' " + worker;
-  CHECK(std::system(enable.c_str()) == 0);
-  wait_for_text(shell, "[ckpt.write]");
-  const std::string said = file_text(shell.dir() / "stderr.txt");
-  CHECK(has(said, "Input/output error"));
-  CHECK(kill(pid, 0) == 0);
-  CHECK(side.mtl({"ckpt", "verify", run_of(shell).string()}).code == 0);
-  const size_t before = count(said, "checkpoint=");
-  const std::string disable = "fiu-ctrl -c 'disable name=posix/io/sync/fsync' " + worker;
-  CHECK(std::system(disable.c_str()) == 0);
-  for (int i = 0; i < 600 && count(file_text(shell.dir() / "stderr.txt"), "checkpoint=") <= before;
-       ++i) {
-    usleep(100'000);
-  }
-  kill(pid, SIGTERM);
-  const Outcome stopped = shell.finish(pid);
-  CAPTURE(stopped.err);
-  CHECK(stopped.code == 75);
-  CHECK(count(stopped.err, "[ckpt.write]") == 1);
-  CHECK(side.mtl({"ckpt", "verify", run_of(shell).string()}).code == 0);
-}
