@@ -115,11 +115,6 @@ class Loader {
     return token_file_format(shards_of(path).front()) == TokenFileFormat::llmc ? "llmc" : "nanogpt";
   }
 
-  bool is_given(const std::string& key) const {
-    const auto origin = resolved_.origins.find(key);
-    return origin != resolved_.origins.end() && origin->second != Origin::built_in;
-  }
-
   bool choose_tokenizer(const Sources& train) {
     const std::string& type = spec_.data.tokenizer.type;
     std::string format;
@@ -131,11 +126,11 @@ class Loader {
     }
     if (spec_.data.vocab > 0) {
       tokenizer_ = make_id_tokenizer(spec_.data.vocab);
-    } else if (type != "bytes" && type != "chars") {
+    } else if (has_files() || (type != "auto" && type != "bytes" && type != "chars")) {
       return load_files();
-    } else if (type == "bytes" && (format == "text" || is_given("data.tokenizer.type"))) {
+    } else if (type == "bytes" || (type == "auto" && format == "text")) {
       tokenizer_ = make_byte_tokenizer();
-    } else if (format == "megatron" && corpus_tokenizer(train.front().path)) {
+    } else if (type == "auto" && format == "megatron" && corpus_tokenizer(train.front().path)) {
       return true;
     } else if (format != "text") {
       if (failed_) return false;
@@ -153,12 +148,18 @@ class Loader {
     return true;
   }
 
+  // With no type they say themselves what they are.
+  bool has_files() const {
+    const TrainSpec::Data::Tokenizer& files = spec_.data.tokenizer;
+    return files.type == "auto" && !(files.file + files.vocab + files.merges).empty();
+  }
+
   bool load_files() {
     const TrainSpec::Data::Tokenizer& files = spec_.data.tokenizer;
     const Place place = place_;
     place_ = resolved_.place_of("data.tokenizer.type");
     try {
-      tokenizer_ = load_tokenizer({.type = files.type,
+      tokenizer_ = load_tokenizer({.type = files.type == "auto" ? std::string() : files.type,
                                    .file = files.file,
                                    .vocab = files.vocab,
                                    .merges = files.merges,

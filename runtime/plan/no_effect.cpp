@@ -56,8 +56,9 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("lr.decay", !constant && lr.schedule != "inverse_sqrt", lr.decay, built_in.lr.decay,
         "the schedule has no end");
   const TrainSpec::Data::Tokenizer& tokenizer = spec.data.tokenizer;
-  const bool gpt2 = tokenizer.type == "gpt2-bpe";
-  const bool file = tokenizer.type == "hf" || tokenizer.type == "sentencepiece";
+  const bool any = tokenizer.type == "auto";
+  const bool gpt2 = any || tokenizer.type == "gpt2-bpe";
+  const bool file = any || tokenizer.type == "hf" || tokenizer.type == "sentencepiece";
   const char* other = "data.tokenizer.type is another one";
   check("data.tokenizer.file", file, tokenizer.file, std::string(), other);
   check("data.tokenizer.vocab", gpt2, tokenizer.vocab, std::string(), other);

@@ -47,7 +47,7 @@ struct TrainSpec {
     bool bias = true;
     std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
     int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
-    bool qk_norm = false;  // RMS norm of every query and key head
+    bool qk_norm = false;           // RMS norm of every query and key head
     // Mixture of experts (model.moe.*): the feed-forward block of every layer is `experts` of them.
     struct Moe {
       int64_t experts = 0;  // 0 = one block for all tokens
@@ -170,10 +170,10 @@ struct TrainSpec {
     bool reset_attention_at_eod = false;
     bool mask_eod_loss = false;
     struct Tokenizer {
-      std::string type = "bytes";  // bytes | chars | gpt2-bpe | hf | sentencepiece
-      std::string file;            // tokenizer.json, a folder with one, or *.model
-      std::string vocab, merges;   // of gpt2-bpe
-      std::string eod;             // the token that ends a document; empty: as the files say
+      std::string type = "auto";  // auto | bytes | chars | gpt2-bpe | hf | sentencepiece
+      std::string file;           // tokenizer.json, a folder with one, or *.model
+      std::string vocab, merges;  // of gpt2-bpe
+      std::string eod;            // the token that ends a document; empty: as the files say
     } tokenizer;
   } data;
   struct Checkpoint {
