@@ -23,36 +23,6 @@ const std::pair<const char*, const char*> kFolders[] = {
     {"llama-tied", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"},
     {"qwen2", "Qwen2ForCausalLM"},      {"mixtral", "MixtralForCausalLM"}};
 
-// Whether this version's engine and checkpoints have what the family needs.
-bool runs(const std::string& name) {
-  const auto config = nlohmann::json::parse(read_file(reference_folder(name) / "config.json"));
-  Diagnostics diagnostics;
-  const ModelShape shape = model_from_hf_config(config, "config.json", diagnostics).shape;
-  const ModelShape known = model_shape_from_json(to_json(shape));
-  return known.sliding_window == shape.sliding_window && known.qkv_bias == shape.qkv_bias &&
-         known.experts == shape.experts;
-}
-
-// Attention with a window of one position gives the values themselves.
-bool device_has_windows() {
-  const std::unique_ptr<Device> device = make_cpu_device(1);
-  std::vector<float> qkv(2 * 3 * 8, 1.0f);
-  qkv[16] = 5;  // of the first position's value
-  std::vector<float> out(16), lse(2);
-  AttentionShape shape;
-  shape.batch = 1;
-  shape.seq = 2;
-  shape.heads = shape.kv_heads = 1;
-  shape.head_dim = 8;
-  shape.scale = 1;
-  shape.window = 1;
-  device->attention_forward({.shape = shape,
-                             .qkv = Tensor(qkv.data(), DType::f32, {2, 24}),
-                             .out = Tensor(out.data(), DType::f32, {2, 8}),
-                             .lse = Tensor(lse.data(), DType::f32, {1, 1, 2})});
-  return out[8] == 1;
-}
-
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
   std::map<std::string, std::string> bytes;
@@ -74,19 +44,11 @@ std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
 TEST_CASE("imported models give the logits of transformers and are exported as they came") {
   for (const auto& [name, architecture] : kFolders) {
     CAPTURE(std::string(name));
-    if (!runs(name)) {
-      MESSAGE("this engine does not run ", std::string(name));
-      continue;
-    }
     const Scratch scratch;
     const ImportReport imported =
         import_model({.source = reference_folder(name), .out = scratch / "run", .tokenizer = {}});
     CHECK(imported.kind == std::string("Hugging Face ") + architecture);
-    if (imported.shape.sliding_window == 0 || device_has_windows()) {
-      CHECK(logits_distance(imported.checkpoint, name) <= 1e-4);
-    } else {
-      MESSAGE("this device's attention has no sliding window yet");
-    }
+    CHECK(logits_distance(imported.checkpoint, name) <= 1e-4);
 
     const ExportReport exported =
         export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"});
