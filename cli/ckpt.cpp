@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/ckpt_members.h"
 #include "cli/group.h"
 #include "common/error.h"
 #include "runtime/metrics/format.h"

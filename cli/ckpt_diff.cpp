@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/ckpt_members.h"
+#include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "runtime/checkpoint/compare.h"
 #include "runtime/run.h"

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/ckpt_members.h"
+#include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "runtime/checkpoint/catalog.h"
 #include "runtime/run.h"

@@ -1,7 +1,7 @@
 // mtl ckpt merge RUN -o FILE: all weights in one safetensors file.
 #include <fmt/format.h>
 
-#include "cli/ckpt_members.h"
+#include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"

@@ -1,7 +1,7 @@
 // mtl ckpt reshard CHECKPOINT -o DIR: the same checkpoint in other files.
 #include <fmt/format.h>
 
-#include "cli/ckpt_members.h"
+#include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"
