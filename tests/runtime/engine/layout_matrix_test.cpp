@@ -19,8 +19,14 @@ using namespace mtl::test;
 namespace {
 
 constexpr int32_t kVocab = 61;
-constexpr int64_t kSteps = 20;     // of what is compared within bounds
-constexpr int64_t kBitSteps = 10;  // of what is compared bit by bit: nothing is left to drift
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kSanitized = true;  // memory errors show in the first steps; all would take too long
+#else
+constexpr bool kSanitized = false;
+#endif
+constexpr int64_t kSteps = kSanitized ? 4 : 20;  // of what is compared within bounds
+// Of what is compared bit by bit: nothing is left to drift.
+constexpr int64_t kBitSteps = kSanitized ? 2 : 10;
 
 enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
 constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
@@ -56,7 +62,7 @@ TrainSpec spec_of(Model model) {
   spec.train.global_batch = 8;
   spec.train.micro_batch = 1;
   spec.train.seq_len = 16;
-  spec.train.steps = kSteps;
+  spec.train.steps = 20;
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 5;
@@ -209,7 +215,7 @@ void check_variants(const TrainSpec& spec, const Trajectory& base,
 void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
                 const std::function<Bounds(const Row&)>& bounds) {
   const Trajectory single = train(spec, {}, kSteps);
-  CHECK(single.losses.back() < single.losses.front());
+  if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
   for (const Row& row : rows) {
     if (!all && !row.any_head) continue;
     CAPTURE(row.base.tp);
@@ -273,7 +279,7 @@ TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have 
     CAPTURE(static_cast<int>(model));
     const TrainSpec spec = spec_of(model);
     const Trajectory single = train(spec, {}, kBitSteps);
-    CHECK(single.losses.back() < single.losses.front());
+    if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
     check_variants(spec, single, variants, runs_all(model));
   }
 }
