@@ -1,4 +1,6 @@
 // How errors look, and which words are near each other.
+#include <filesystem>
+#include <fstream>
 #include <rapidcheck.h>
 
 #include <doctest/doctest.h>
@@ -73,6 +75,22 @@ TEST_CASE("a long line is cut around the caret") {
   CHECK(render({.code = "c", .what = "w", .place = Place{file, 1, 1001}}) ==
         "error[c]: w\n  --> " + file + ":1:1001\n" + "  1 | ..." + std::string(60, 'a') + "B" +
             std::string(59, 'c') + "...\n" + "    | " + std::string(63, ' ') + "^\n");
+}
+
+TEST_CASE("of a file of any size only the beginning is looked at for an excerpt") {
+  const test::TempDir dir;
+  const std::string path = dir.file("corpus.jsonl", std::string(100'000, 'x'));
+  // 64 MiB in one line, then a short one.
+  std::filesystem::resize_file(path, size_t{64} << 20);
+  std::ofstream(path, std::ios::app) << "\nsecond\n";
+  const std::string first = render({.code = "d", .what = "w", .place = Place{path, 1, 3}});
+  CHECK(first.find("\n  1 | xxxxxxxx") != std::string::npos);
+  CHECK(first.find("\n    |   ^\n") != std::string::npos);
+  CHECK(first.size() < path.size() + 250);
+  CHECK(render({.code = "d", .what = "w", .place = Place{path, 2, 1}}) ==
+        "error[d]: w\n  --> " + path + ":2:1\n");
+  CHECK(render({.code = "d", .what = "w", .place = Place{path, 1, 50'000}}) ==
+        "error[d]: w\n  --> " + path + ":1:50000\n");
 }
 
 TEST_CASE("color paints the head and the caret only") {
