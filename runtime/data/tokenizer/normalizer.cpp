@@ -21,48 +21,66 @@ constexpr utf8proc_option_t operator|(utf8proc_option_t a, utf8proc_option_t b) 
   return static_cast<utf8proc_option_t>(static_cast<int>(a) | static_cast<int>(b));
 }
 
+// What the normal forms of `tokenizers` leave alone and Unicode 14 does not: its tables are those
+// of Unicode 9, where these were not assigned. Found by asking it for every character.
+struct CodeRange {
+  char32_t first, last;
+};
+constexpr CodeRange kYounger[] = {
+    {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
+    {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
+    {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},
+    {0xA82C, 0xA82C},   {0xAB69, 0xAB69},   {0x10781, 0x107BA}, {0x10D24, 0x10D27},
+    {0x10EAB, 0x10EAC}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
+    {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11943},
+    {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99},
+    {0x11D42, 0x11D45}, {0x11D97, 0x11D97}, {0x16FF0, 0x16FF1}, {0x1E130, 0x1E136},
+    {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
+
 // One of the normal forms of Unicode (UAX 15).
 class UnicodeForm : public Normalizer {
  public:
   explicit UnicodeForm(utf8proc_option_t form) : form_(UTF8PROC_STABLE | form) {
-    // A character at which a form may begin anew: it stays as it is, and composes with nothing
-    // before it.
-    stays_.assign(0x30000, true);
+    roles_.assign(0x30000, Role::stays);
     std::string one;
-    for (char32_t code = 0x80; code < stays_.size(); ++code) {
+    for (char32_t code = 0x80; code < roles_.size(); ++code) {
       if (code >= 0xD800 && code <= 0xDFFF) continue;
       const utf8proc_property_t* property =
           utf8proc_get_property(static_cast<utf8proc_int32_t>(code));
-      if (property->combining_class != 0) stays_[code] = false;
+      if (property->combining_class != 0) roles_[code] = Role::mixes;
       // A jamo composes with the one before it, by arithmetic.
       if ((code >= 0x1161 && code <= 0x1175) || (code >= 0x11A8 && code <= 0x11C2)) {
-        stays_[code] = false;
+        roles_[code] = Role::mixes;
       }
       if (property->decomp_seqindex == UINT16_MAX && !(code >= 0xAC00 && code <= 0xD7A3)) continue;
       one.clear();
       append_utf8(one, code);
-      if (map(one, form_) != one) stays_[code] = false;
+      if (map(one, form_) != one) roles_[code] = Role::mixes;
       // What stands behind the first in a decomposition may compose with the one before it.
       const std::string parts = map(one, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
       for (size_t at = read_character(parts.data()).bytes; at < parts.size();) {
         const Character part = read_character(parts.data() + at);
-        stays_[part.code] = false;
+        roles_[part.code] = Role::mixes;
         at += part.bytes;
       }
+    }
+    for (const CodeRange& range : kYounger) {
+      for (char32_t code = range.first; code <= range.last; ++code) roles_[code] = Role::apart;
     }
   }
 
   void apply(std::string& text) const override {
     std::string out;
-    size_t copied = 0, last = 0;  // `last`: the newest character that stays
+    size_t copied = 0, last = 0;  // `last`: where what follows may have to do with what is there
     for (size_t at = 0; at < text.size();) {
       if (static_cast<unsigned char>(text[at]) < 0x80) {
         last = at++;
         continue;
       }
       const Character character = read_character(text.data() + at);
-      if (stays(character.code)) {
-        last = at;
+      const Role role = role_of(character.code);
+      if (role != Role::mixes) {
+        last = role == Role::apart ? at + character.bytes : at;
         at += character.bytes;
         continue;
       }
@@ -70,7 +88,7 @@ class UnicodeForm : public Normalizer {
       size_t end = at + character.bytes;
       while (end < text.size()) {
         const Character next = read_character(text.data() + end);
-        if (stays(next.code)) break;
+        if (role_of(next.code) != Role::mixes) break;
         end += next.bytes;
       }
       const size_t begin = std::max(last, copied);
@@ -84,7 +102,12 @@ class UnicodeForm : public Normalizer {
   }
 
  private:
-  bool stays(char32_t code) const { return code >= stays_.size() || stays_[code]; }
+  enum class Role : uint8_t {
+    stays,  // a form may begin anew here: it stays as it is, and composes with nothing before it
+    mixes,
+    apart,  // stays, and what follows does not compose with it either
+  };
+  Role role_of(char32_t code) const { return code < roles_.size() ? roles_[code] : Role::stays; }
 
   static std::string map(std::string_view text, utf8proc_option_t form) {
     utf8proc_uint8_t* result = nullptr;
@@ -98,7 +121,7 @@ class UnicodeForm : public Normalizer {
   }
 
   const utf8proc_option_t form_;
-  std::vector<bool> stays_;  // by code point
+  std::vector<Role> roles_;  // by code point
 };
 
 class Lowercase : public Normalizer {

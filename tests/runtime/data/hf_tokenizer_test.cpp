@@ -1,5 +1,6 @@
 // tokenizer.json and GPT-2's files: the ids of Hugging Face's `tokenizers` and of tiktoken
 // (tests/reference/tokenizers_reference.py), and what is refused.
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "common/files.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/token_text.h"
+#include "runtime/data/tokenizer/normalizer.h"
 #include "runtime/data/tokenizer/unicode.h"
 #include "support/temp_dir.h"
 
@@ -294,6 +296,23 @@ TEST_CASE("tokenizer files that are damaged or hostile are refused with the reas
   CHECK_THROWS_AS(load_tokenizer({.type = "gpt2-bpe"}), Error);
   CHECK_THROWS_AS(load_tokenizer({.type = "hf"}), Error);
   CHECK_THROWS_AS(load_tokenizer({.type = "nonsense", .file = path}), Error);
+}
+
+TEST_CASE("normal forms: characters that are younger than the peer's tables stay") {
+  // What tokenizers 0.19.1 makes of them.
+  for (const auto& [form, text, expected] : std::vector<std::array<std::string, 3>>{
+           {"NFD", "a\u0345\u0898\u0334", "a\u0345\u0898\u0334"},
+           {"NFD", "a\u0345\u0898\u0345\u0334", "a\u0345\u0898\u0334\u0345"},
+           {"NFD", "a\u0345\U0001133b\u0334\u0323", "a\u0345\U0001133b\u0334\u0323"},
+           {"NFKD", "\U00010796\u0345\u0334", "\U00010796\u0334\u0345"},
+           {"NFKC", "\u32ff\u0301 \u212b", "\u32ff\u0301 \u00c5"},
+           {"NFC", "\U00011935\U00011930 e\u0301", "\U00011935\U00011930 \u00e9"}}) {
+    CAPTURE(form);
+    const json description = {{"type", form}};
+    std::string normal = text;
+    tokenizer::make_normalizer(&description, "normalizer")->apply(normal);
+    CHECK(normal == expected);
+  }
 }
 
 TEST_CASE("a character that no token spells is an error, not a gap") {
