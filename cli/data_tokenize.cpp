@@ -95,8 +95,8 @@ void print_report(const TokenizeReport& report) {
     fmt::print(stderr, "went on at {} of text, where an earlier command was interrupted\n",
                human_bytes(static_cast<double>(report.resumed_at)));
   }
-  if (report.bad_lines > 0) fmt::print(stderr, "{} bad lines passed over\n", report.bad_lines);
-  if (report.blank_lines > 0) fmt::print(stderr, "{} blank lines\n", report.blank_lines);
+  if (report.bad_lines > 0) fmt::print(stderr, "bad lines passed over: {}\n", report.bad_lines);
+  if (report.blank_lines > 0) fmt::print(stderr, "blank lines: {}\n", report.blank_lines);
   if (report.passed_over > 0) {
     fmt::print(stderr, "{} files of directories passed over: no text by their names\n",
                report.passed_over);

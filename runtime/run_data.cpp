@@ -1,32 +1,22 @@
+// From data.* to open files, their parts and their tokenizer.
 #include "runtime/run_data.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <filesystem>
-#include <mutex>
 #include <sstream>
 #include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "runtime/data/blend.h"
 #include "runtime/data/corpus_meta.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/megatron_order.h"
-#include "runtime/data/orders.h"
 #include "runtime/data/token_files.h"
 
 namespace mtl {
 
 namespace fs = std::filesystem;
-
-struct RunData::Identity {
-  std::mutex mutex;
-  nlohmann::json settings;  // what is known without reading
-  nlohmann::json whole;     // null until it has been made
-};
 
 namespace {
 
@@ -306,240 +296,10 @@ class Loader {
   bool failed_ = false;
 };
 
-// Puts the samples of a run in order.
-class Orderer {
- public:
-  Orderer(RunData& data, const TrainSpec& spec, int64_t samples)
-      : data_(data), spec_(spec), samples_(samples) {}
-
-  std::unique_ptr<Samples> train() {
-    std::vector<const RunData::Source*> sources;
-    for (const RunData::Source& source : data_.sources) {
-      if (source.train) sources.push_back(&source);
-    }
-    std::unique_ptr<Samples> samples =
-        sources.size() == 1 ? of_source(*sources.front(), 0, samples_) : blend(sources);
-    if (spec_.data.sampler == "cyclic") {
-      settings["samples"] = samples->size();
-      samples = cyclic_samples(std::move(samples));
-    }
-    check_samples(0, samples_, samples->size());
-    return documents(std::move(samples));
-  }
-
-  std::unique_ptr<Samples> valid() {
-    std::vector<std::unique_ptr<Samples>> all;
-    for (const RunData::Source& source : data_.sources) {
-      if (!source.valid || source.valid->tokens() <= spec_.train.seq_len) continue;
-      all.push_back(window_samples(document_row(source.valid), spec_.train.seq_len,
-                                   SampleOrder::sequential, 0, false));
-    }
-    return documents(samples_in_turn(std::move(all)));
-  }
-
-  nlohmann::json settings = nlohmann::json::object();
-
- private:
-  bool packs() const {
-    const std::string& sampler = spec_.data.sampler;
-    return sampler == "megatron" || sampler == "single" || sampler == "cyclic";
-  }
-
-  // `wanted`: samples of it that the run needs; nothing: one epoch.
-  std::unique_ptr<Samples> of_source(const RunData::Source& source, uint64_t number,
-                                     std::optional<int64_t> wanted) {
-    const int64_t seq = spec_.train.seq_len;
-    if (packs()) {
-      const MegatronOrderOptions options{
-          .seq_len = seq, .samples = wanted, .seed = spec_.train.seed};
-      MegatronOrder order =
-          spec_.data.cache.empty()
-              ? megatron_order(*source.train, options)
-              : cached_megatron_order(spec_.data.cache,
-                                      fmt::format("{} {:016x}", source.path, hash_of(source)),
-                                      *source.train, options);
-      settings["orders"].push_back(
-          {{"epochs", order.epochs}, {"separate_final_epoch", order.separate_final_epoch}});
-      return packed_samples(source.train, std::move(order), seq);
-    }
-    // The first source has the run's own seed, so that one alone is what it always was.
-    const uint64_t seed = spec_.train.seed + number * 0x9e3779b97f4a7c15u;
-    if (spec_.data.sampler == "feistel") {
-      return feistel_samples(document_row(source.train), seq, seed);
-    }
-    return window_samples(
-        document_row(source.train), seq,
-        spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random, seed,
-        true);
-  }
-
-  std::unique_ptr<Samples> blend(const std::vector<const RunData::Source*>& sources) {
-    const bool weighted = sources.front()->weight > 0;
-    std::vector<double> weights;
-    for (const RunData::Source* source : sources) weights.push_back(source->weight);
-    std::vector<int64_t> sizes(sources.size(), 0);
-    if (weighted) {
-      weights = normalized(weights);
-      sizes = blend_sizes(weights, samples_);
-    }
-    std::vector<std::unique_ptr<Samples>> all;
-    std::vector<int64_t> limits;
-    int64_t there = 0;
-    for (size_t i = 0; i < sources.size(); ++i) {
-      all.push_back(
-          of_source(*sources[i], i, weighted ? std::optional<int64_t>(sizes[i]) : std::nullopt));
-      limits.push_back(all.back()->size());
-      // Without weights, as much of each as there is of it.
-      const int64_t windows = (sources[i]->train->tokens() - 1) / spec_.train.seq_len;
-      if (!weighted) weights[i] = static_cast<double>(packs() ? limits[i] : windows);
-      there += packs() ? limits[i] : 0;
-    }
-    int64_t size = 0;
-    if (weighted) {
-      for (const double weight : weights) {
-        size += static_cast<int64_t>(std::ceil(static_cast<double>(samples_) * weight));
-      }
-    } else {
-      size = packs() ? std::min(samples_, there) : samples_;
-    }
-    return blended_samples(std::move(all), BlendIndex(normalized(weights), size, limits));
-  }
-
-  static uint64_t hash_of(const RunData::Source& source) {
-    return source.files.empty() ? source.row->fingerprint() : content_hash(source.files.front());
-  }
-
-  std::unique_ptr<Samples> documents(std::unique_ptr<Samples> samples) const {
-    const auto& data = spec_.data;
-    if (!data.reset_attention_at_eod && !data.reset_positions_at_eod && !data.mask_eod_loss) {
-      return samples;
-    }
-    return with_documents(std::move(samples),
-                          {.eod = data_.eod.value_or(-1), .mask_loss = data.mask_eod_loss});
-  }
-
-  RunData& data_;
-  const TrainSpec& spec_;
-  const int64_t samples_;
-};
-
 }  // namespace
 
 RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   return Loader(resolved, diagnostics).load();
-}
-
-void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
-                   Diagnostics& diagnostics) {
-  const TrainSpec& spec = resolved.spec;
-  try {
-    Orderer orderer(data, spec, samples);
-    data.train = orderer.train();
-    data.valid = orderer.valid();
-    nlohmann::json& settings = orderer.settings;
-    settings["split"] = spec.data.split;
-    settings["sampler"] = spec.data.sampler == "single" ? "megatron" : spec.data.sampler;
-    settings["seq_len"] = spec.train.seq_len;
-    settings["reset_positions_at_eod"] = spec.data.reset_positions_at_eod;
-    settings["reset_attention_at_eod"] = spec.data.reset_attention_at_eod;
-    settings["mask_eod_loss"] = spec.data.mask_eod_loss;
-    if (data.eod) settings["eod"] = *data.eod;
-    data.identity_ = std::make_shared<RunData::Identity>();
-    data.identity_->settings = std::move(settings);
-  } catch (const Error& error) {
-    for (Diagnostic diagnostic : error.diagnostics()) {
-      if (!diagnostic.place) diagnostic.place = resolved.place_of("data.sampler");
-      diagnostics.add(std::move(diagnostic));
-    }
-  }
-}
-
-const nlohmann::json& RunData::identity() const {
-  const std::lock_guard lock(identity_->mutex);
-  nlohmann::json& whole = identity_->whole;
-  if (!whole.is_null()) return whole;
-  whole = identity_->settings;
-  whole["sources"] = nlohmann::json::array();
-  int64_t files = 1;
-  for (const Source& source : sources) files += static_cast<int64_t>(source.files.size());
-  for (const Source& source : sources) {
-    uint64_t hash = source.row ? source.row->fingerprint() : 0;
-    for (const std::string& file : source.files) {
-      hash = hash * 0x9e3779b97f4a7c15u + content_hash(file, kHashBudget / files);
-    }
-    whole["sources"].push_back({{"path", source.path},
-                                {"format", source.format},
-                                {"weight", source.weight},
-                                {"for", source.train ? "train" : "valid"},
-                                {"tokens", (source.train ? source.train->tokens() : 0) +
-                                               (source.valid ? source.valid->tokens() : 0)},
-                                {"hash", fmt::format("{:016x}", hash)}});
-  }
-  // What versions before this one compare.
-  if (sources.size() == 1 && sources.front().row) {
-    whole["fingerprint"] = whole["sources"][0]["hash"];
-  }
-  return whole;
-}
-
-std::vector<DataDifference> data_differences(const nlohmann::json& here,
-                                             const nlohmann::json& checkpoint) {
-  std::vector<DataDifference> differences;
-  const auto differ = [&](const char* key, const std::string& name, const nlohmann::json& mine,
-                          const nlohmann::json& theirs) {
-    if (mine == theirs) return;
-    differences.push_back({key, fmt::format("{} is {} here, {} in the checkpoint", name,
-                                            mine.dump(), theirs.dump())});
-  };
-  // Of the first version, with one text and two orders, this is all that was kept.
-  if (!checkpoint.contains("sources")) {
-    differ("data.train", "the fingerprint of data.train's text",
-           here.value("fingerprint", nlohmann::json()),
-           checkpoint.value("fingerprint", nlohmann::json()));
-    return differences;
-  }
-  const auto of = [](const nlohmann::json& json, const char* use) {
-    nlohmann::json list = nlohmann::json::array();
-    for (const nlohmann::json& source : json.at("sources")) {
-      if (source.value("for", "train") == use) list.push_back(source);
-    }
-    return list;
-  };
-  const nlohmann::json mine = of(here, "train"), theirs = of(checkpoint, "train");
-  differ("data.train", "the number of sources in data.train", mine.size(), theirs.size());
-  for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i) {
-    const std::string source =
-        fmt::format("source {} of data.train ({})", i + 1, mine[i].value("path", ""));
-    // A corpus may be moved; what counts is what it holds.
-    if (mine[i].value("hash", "") != theirs[i].value("hash", "")) {
-      differences.push_back(
-          {"data.train",
-           fmt::format("{} has other content: {} tokens here, {} in the checkpoint{}", source,
-                       mine[i].value("tokens", int64_t{0}), theirs[i].value("tokens", int64_t{0}),
-                       mine[i].value("path", "") == theirs[i].value("path", "")
-                           ? ""
-                           : ", then of " + theirs[i].value("path", ""))});
-    }
-    differ("data.train", "the weight of " + source, mine[i].value("weight", 0.0),
-           theirs[i].value("weight", 0.0));
-  }
-  for (const auto& [field, key] : std::vector<std::pair<const char*, const char*>>{
-           {"split", "data.split"},
-           {"sampler", "data.sampler"},
-           {"seq_len", "train.seq_len"},
-           {"reset_positions_at_eod", "data.reset_positions_at_eod"},
-           {"reset_attention_at_eod", "data.reset_attention_at_eod"},
-           {"mask_eod_loss", "data.mask_eod_loss"}}) {
-    differ(key, key, here.value(field, nlohmann::json()),
-           checkpoint.value(field, nlohmann::json()));
-  }
-  if (!differences.empty()) return differences;  // what follows is their consequence
-  // The length of a run decides how many epochs are shuffled together.
-  differ("data.sampler", "what data.sampler shuffles together, which follows the run's length,",
-         here.value("orders", nlohmann::json()), checkpoint.value("orders", nlohmann::json()));
-  differ("data.sampler", "the number of samples that data.sampler permutes",
-         here.value("samples", nlohmann::json()), checkpoint.value("samples", nlohmann::json()));
-  return differences;
 }
 
 }  // namespace mtl

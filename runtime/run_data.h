@@ -35,6 +35,8 @@ struct RunData {
   // What decides which tokens sample k is, for a resumed run to be compared with: sources with
   // their content's hash, split, sampler, sequence length, documents. Computed once; reads files.
   const nlohmann::json& identity() const;
+  // `settings`: the part of it that is known without reading.
+  void identify(nlohmann::json settings);
   struct Identity;
   std::shared_ptr<Identity> identity_;
 };

@@ -33,6 +33,18 @@ std::optional<Diagnostic> read_number(const Row& row, const std::string& name,
   return std::nullopt;
 }
 
+// What is no list, or one without items; `otherwise` says what it is then.
+std::optional<Diagnostic> refuse_empty(const Row& row, const YamlValue& value,
+                                       const char* otherwise) {
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} {}", row.key, otherwise)});
+  }
+  if (value.items.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, double (&pair)[2]) {
@@ -111,12 +123,7 @@ std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& val
     result.list->clear();
     return std::nullopt;
   }
-  if (value.kind != YamlValue::Kind::list) {
-    return diagnose(row, value.place, {"config.type", fmt::format("{} is a section", row.key)});
-  }
-  if (value.items.empty()) {
-    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
-  }
+  if (auto problem = refuse_empty(row, value, "is a section")) return problem;
   std::vector<int64_t> list;
   for (const YamlValue& item : value.items) {
     const std::string name = fmt::format("{}: item {}", row.key, list.size() + 1);
@@ -202,12 +209,7 @@ std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
     result.list->clear();
     return std::nullopt;
   }
-  if (value.kind != YamlValue::Kind::list) {
-    return diagnose(row, value.place, {"config.type", fmt::format("{} is a section", row.key)});
-  }
-  if (value.items.empty()) {
-    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
-  }
+  if (auto problem = refuse_empty(row, value, "is a section")) return problem;
   std::vector<TrainSpec::Data::Source> list;
   size_t weighted = 0;
   for (const YamlValue& item : value.items) {

@@ -737,6 +737,15 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   Diagnostics fewer;
   make_plan(resolved, {.vocab = 65}, 1, fewer);
   CHECK(fewer.all().size() == 2);
+  resolved.spec.data.split = {80, 20};
+  Diagnostics split;
+  make_plan(resolved, {.vocab = 65}, 1, split);
+  CHECK(split.all().size() == 2);
+  resolved.spec.data.valid = "v.txt";
+  Diagnostics own_valid;
+  make_plan(resolved, {.vocab = 65}, 1, own_valid);
+  REQUIRE(own_valid.all().size() == 3);
+  CHECK(own_valid.all()[2].what.starts_with("data.split has no effect: data.valid is given"));
 }
 
 TEST_CASE("a schedule whose stages would wait for each other's full buffers is refused") {
