@@ -85,9 +85,10 @@ struct CommandLine::Impl {
     while (begin < usage[0].size()) {
       const size_t end = std::min(usage[0].find(' ', begin), usage[0].size());
       const std::string word = usage[0].substr(begin, end - begin);
-      const bool plain = std::all_of(word.begin(), word.end(),
-                                     [](unsigned char c) { return std::islower(c) != 0; });
-      if (!plain) break;
+      const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
+        return std::islower(c) != 0 || c == '-';
+      });
+      if (!plain || word.starts_with('-')) break;
       text += (text.empty() ? "" : " ") + word;
       begin = end + 1;
     }

@@ -135,8 +135,8 @@ class Loader {
       return false;
     }
     std::string help =
-        "give the path of a text file; relative paths start at the directory where "
-        "the command runs";
+        "give the path of a text, or of a corpus without its .bin; relative paths start at the "
+        "directory where the command runs";
     const std::filesystem::path path = options_.path;
     std::vector<std::string> names;
     std::error_code ignored;

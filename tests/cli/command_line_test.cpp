@@ -310,6 +310,16 @@ TEST_CASE("the split before a program") {
   }
 }
 
+TEST_CASE("an error names the whole command") {
+  CommandLine line({"data train-tokenizer [options] FILES..."}, "Makes one.");
+  try {
+    line.parse({"--vocab_size", "3"});
+    FAIL("not refused");
+  } catch (const Error& error) {
+    CHECK(error.diagnostics()[0].what == "mtl data train-tokenizer has no option '--vocab_size'");
+  }
+}
+
 TEST_CASE("help: examples first, groups, defaults, and within its width") {
   Example example;
   const std::string text = example.line.help(72);
