@@ -1,0 +1,184 @@
+#include "runtime/plan/cluster.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+namespace mtl {
+
+namespace {
+
+constexpr double kGb = 1e9;
+
+struct Row {
+  const char *name, *title, *gpu;
+  int multiprocessors, per_node, domain;
+  double nvlink, nic;   // GB/s per GPU and direction
+  double memory, rate;  // GB and GB/s where they differ from the GPU's; 0 = the same
+  double matmul, fp8, attention_forward, attention_backward;
+  double watts_share;  // power limit against the data sheet's
+};
+
+// Data sheets: multiprocessors and NVLink of each model (V100: 2020-01; A100: 2021-06; H100:
+// 2022-10; H200: 2024-11; DGX B200: 2024-03; GB200 NVL72: 2024-03). NICs: DGX-1V and DGX-2 class 4
+// x 100 Gb/s, DGX A100 8 x 200 Gb/s, DGX H100 and later 8 x 400 Gb/s, GB200 400 Gb/s per GPU.
+// h100-96g-500w is the Grand Teton of torchtitan's tables: HBM2e, 2.4 TB/s, 500 of 700 W.
+//
+// `matmul` of the A100 and of the H100 are THE TWO CONSTANTS that are calibrated, each on one
+// published row (docs/benchmarks/planner.md): the A100's on the 175 B row with selective recompute
+// of arXiv 2205.05198, the H100's on the 177 B row of Megatron-Core's table. Later generations take
+// the H100's. The shares of attention kernels are those that FlashAttention-2 (arXiv 2307.08691,
+// A100) and FlashAttention-3's paper (arXiv 2407.08608, FlashAttention-2 and cuDNN on H100)
+// measured for causal masks and heads of 128; fp8: half of the peak of such products, as cuBLASLt
+// reaches with scaled inputs.
+constexpr Row kRows[] = {
+    {"v100", "V100 32 GB", "", 80, 8, 8, 150, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1},
+    {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 300, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1},
+    {"a100-80g", "A100 80 GB", "a100", 108, 8, 8, 300, 25, 0, 0, 0.752, 0, 0.60, 0.52, 1},
+    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 450, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 450, 50, 96, 2400, 0.53, 0.50, 0.50,
+     0.42, 500.0 / 700.0},
+    {"h200", "H200 141 GB", "h200", 132, 8, 8, 450, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"b200", "B200 180 GB", "b200", 148, 8, 8, 900, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 900, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1},
+};
+
+std::vector<Cluster> make_clusters() {
+  std::vector<Cluster> all;
+  for (const Row& row : kRows) {
+    Cluster one;
+    one.name = row.name;
+    one.title = row.title;
+    if (const GpuModel* gpu = find_gpu(row.gpu)) one.gpu = *gpu;
+    if (one.name == "v100") {  // no bf16: its peak is fp16's; not a GPU that kernels are made for
+      one.gpu.name = "Tesla V100-SXM2-32GB";
+      one.gpu.major = 7;
+      one.gpu.fp16 = one.gpu.bf16 = 125e12;
+      one.gpu.fp32 = 15.7e12;
+    }
+    if (one.name == "gb200") {
+      one.gpu.bf16 = one.gpu.fp16 = 2500e12;
+      one.gpu.fp8 = 5000e12;
+    }
+    if (row.memory > 0) one.gpu.memory_bytes = row.memory * kGb;
+    if (row.rate > 0) one.gpu.memory_rate = row.rate * kGb;
+    one.multiprocessors = row.multiprocessors;
+    one.gpus_per_node = row.per_node;
+    one.nvlink_domain = row.domain;
+    one.nvlink_rate = row.nvlink * kGb;
+    one.nvlink_alpha = 3e-6;
+    one.nic_rate = row.nic * kGb;
+    one.nic_alpha = 8e-6;
+    one.matmul_share = row.matmul;
+    one.fp8_share = row.fp8;
+    one.attention_forward = row.attention_forward;
+    one.attention_backward = row.attention_backward;
+    // Power is about f V^2 and V about f: the clock goes with the cube root.
+    one.clock = std::cbrt(row.watts_share);
+    all.push_back(one);
+  }
+  return all;
+}
+
+const std::vector<Cluster>& clusters() {
+  static const std::vector<Cluster> all = make_clusters();
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> cluster_types() {
+  std::vector<std::string> names;
+  for (const Cluster& one : clusters()) names.push_back(one.name);
+  return names;
+}
+
+const Cluster* find_cluster(std::string_view name) {
+  std::string wanted;
+  for (const char c : name)
+    wanted += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::replace(wanted.begin(), wanted.end(), '_', '-');
+  for (const Cluster& one : clusters()) {
+    if (one.name == wanted || one.name + "b" == wanted) return &one;
+  }
+  const GpuModel* gpu = find_gpu(name);
+  if (gpu == nullptr) return nullptr;
+  for (const Cluster& one : clusters()) {
+    if (one.gpu.name == gpu->name) return &one;
+  }
+  return nullptr;
+}
+
+Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks) {
+  Cluster one;
+  one.name = "cpu";
+  one.title = "CPU rank";
+  one.cpu = true;
+  one.gpu.name = "cpu";
+  one.gpu.bf16 = one.gpu.fp16 = one.gpu.fp32 = matmul_flops;
+  one.gpu.memory_rate = memory_rate;
+  one.gpus_per_node = one.nvlink_domain = std::max(1, ranks);
+  // Ranks of one machine write into each other's memory: every byte is read and written.
+  one.nvlink_rate = one.nic_rate = memory_rate / 2;
+  one.nvlink_alpha = one.nic_alpha = 2e-6;
+  one.matmul_share = one.memory_share = one.nvlink_share = one.nic_share = 1;
+  one.attention_forward = one.attention_backward = 0.3;
+  one.kernel_s = 2e-6;
+  one.overlap_cost = 1;  // whoever moves bytes does not compute
+  return one;
+}
+
+GroupLink group_link(const Cluster& cluster, int ranks, int stride) {
+  GroupLink link;
+  link.ranks = ranks;
+  const double fast = cluster.nvlink_rate * cluster.nvlink_share;
+  if (ranks * stride <= cluster.nvlink_domain) {
+    link.rate = fast;
+    link.alpha = cluster.nvlink_alpha;
+    return link;
+  }
+  // Each rank of the group on a node brings its own NIC, and the rings use all of them.
+  const int on_node = std::clamp(cluster.gpus_per_node / stride, 1, ranks);
+  link.between_nodes = true;
+  link.rate = std::min(fast, on_node * cluster.nic_rate * cluster.nic_share);
+  link.alpha = cluster.nic_alpha;
+  return link;
+}
+
+namespace {
+
+// Steps that follow each other: of a ring for a few ranks, of trees for many.
+double steps_of(int ranks) {
+  return std::min<double>(ranks - 1, 2 * std::log2(static_cast<double>(ranks)) + 2);
+}
+
+}  // namespace
+
+double gather_time(const GroupLink& link, double bytes) {
+  if (link.ranks <= 1) return 0;
+  const double k = link.ranks;
+  return bytes * (k - 1) / k / link.rate + steps_of(link.ranks) * link.alpha;
+}
+
+double all_reduce_time(const GroupLink& link, double bytes) {
+  return 2 * gather_time(link, bytes);
+}
+
+double all_to_all_time(const Cluster& cluster, int ranks, int stride, double bytes) {
+  if (ranks <= 1) return 0;
+  const bool near = ranks * stride <= cluster.nvlink_domain;
+  const int on_node = near ? ranks : std::clamp(cluster.gpus_per_node / stride, 1, ranks);
+  const double far = static_cast<double>(ranks - on_node) / ranks;
+  const double by_nic = bytes * far / (cluster.nic_rate * cluster.nic_share);
+  const double by_nvlink =
+      bytes * (on_node - 1) / ranks / (cluster.nvlink_rate * cluster.nvlink_share);
+  return std::max(by_nic, by_nvlink) + (near ? cluster.nvlink_alpha : cluster.nic_alpha) * 2;
+}
+
+double send_time(const Cluster& cluster, int stride, double bytes) {
+  const bool near = 2 * stride <= cluster.nvlink_domain;
+  return near ? bytes / (cluster.nvlink_rate * cluster.nvlink_share) + cluster.nvlink_alpha
+              : bytes / (cluster.nic_rate * cluster.nic_share) + cluster.nic_alpha;
+}
+
+}  // namespace mtl

@@ -1,0 +1,378 @@
+#include "runtime/plan/forecast.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "runtime/plan/cost.h"
+#include "runtime/plan/forecast_links.h"
+
+namespace mtl {
+
+Software software_mtl() {
+  return {};
+}
+
+double StageTimes::forward() const {
+  return std::accumulate(chunks.begin(), chunks.end(), 0.0,
+                         [](double sum, const ChunkTimes& chunk) { return sum + chunk.forward; });
+}
+double StageTimes::backward() const {
+  return std::accumulate(chunks.begin(), chunks.end(), 0.0,
+                         [](double sum, const ChunkTimes& chunk) { return sum + chunk.backward; });
+}
+
+std::vector<std::string> not_run_here(const LayoutChoice& layout) {
+  std::vector<std::string> parts;
+  if (layout.cp > 1) parts.emplace_back("context parallelism");
+  if (layout.ep > 1) parts.emplace_back("expert parallelism");
+  if (layout.zero > 1) parts.push_back(fmt::format("ZeRO-{}", layout.zero));
+  if (layout.fp8) parts.emplace_back("fp8");
+  if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
+  return parts;
+}
+
+std::string impossible(const Workload& work, const LayoutChoice& layout) {
+  const ModelShape& model = work.model;
+  if (model.heads % layout.tp != 0) {
+    return fmt::format("{} heads over tp {}", model.heads, layout.tp);
+  }
+  if (model.kv_heads % layout.tp != 0 && layout.tp % model.kv_heads != 0) {
+    return fmt::format("{} KV heads over tp {}", model.kv_heads, layout.tp);
+  }
+  if (model.ffn % layout.tp != 0) return fmt::format("ffn {} over tp {}", model.ffn, layout.tp);
+  if (layout.pp * layout.chunks > model.layers) {
+    return fmt::format("{} layers over {} stages", model.layers, layout.pp * layout.chunks);
+  }
+  if (layout.chunks > 1 && layout.pp == 1) return "virtual stages of one stage";
+  if (work.seq % (layout.cp > 1 ? 2 * layout.cp : 1) != 0) {
+    return fmt::format("sequences of {} over cp {}", work.seq, layout.cp);
+  }
+  if (layout.sequence_parallel && work.seq / layout.cp % layout.tp != 0) {
+    return fmt::format("sequences of {} over tp {}", work.seq, layout.tp);
+  }
+  if (layout.ep > 1 && (model.experts == 0 || model.experts % layout.ep != 0)) {
+    return fmt::format("{} experts over ep {}", model.experts, layout.ep);
+  }
+  const int64_t per_round = layout.micro_batch * layout.replicas();
+  if (work.global_batch % per_round != 0) {
+    return fmt::format("a batch of {} over {} replicas x {} per micro-batch", work.global_batch,
+                       layout.replicas(), layout.micro_batch);
+  }
+  if (layout.chunks > 1 && work.global_batch / per_round < layout.pp) {
+    return fmt::format("{} micro-batches for {} interleaved stages", work.global_batch / per_round,
+                       layout.pp);
+  }
+  if (layout.zero > 1 && layout.pp > 1 && layout.zero == 3) return "ZeRO-3 with a pipeline";
+  return {};
+}
+
+std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
+                                    const Cluster& cluster, const Software& software) {
+  const PassWork layer = layer_work(work, layout, cluster, software);
+  const LayerLinks links = layer_links(work, layout, cluster, software, layer);
+  const PassWork head = head_work(work, layout, cluster, software);
+  const Work embedding = embedding_work(work, layout, cluster);
+  std::vector<StageTimes> stages;
+  for (const std::vector<ChunkRange>& chunks : layout_chunks(work, layout)) {
+    StageTimes stage;
+    StepTime& parts = stage.parts;
+    for (const ChunkRange& chunk : chunks) {
+      ChunkTimes times;
+      const auto layers = static_cast<double>(chunk.layers);
+      // Of `block`, the layers that are made again; else all of them or none.
+      double again = layers;
+      if (layout.recompute.full == Recompute::Full::block) {
+        again = std::min(layers, static_cast<double>(layout.recompute.layers));
+      }
+      Work forward = layer.forward * layers, backward = layer.backward * layers;
+      Work recompute = layer.again * again;
+      double tensor = layers * links.tensor_forward;
+      double tensor_back = layers * links.tensor_backward + again * links.tensor_again;
+      if (chunk.head) {
+        forward += head.forward;
+        backward += head.backward;
+      }
+      if (chunk.embedding) {
+        forward += embedding * 0.3;
+        backward += embedding * 0.7;
+      }
+      const double ends = ends_tensor_time(work, layout, cluster, chunk.embedding, chunk.head);
+      tensor += ends / 2;
+      tensor_back += ends / 2;
+      const double context = layers * (links.context_forward + links.context_backward);
+      const double expert = layers * (links.expert_forward + links.expert_backward);
+      times.forward =
+          forward.sum() + tensor + layers * (links.context_forward + links.expert_forward);
+      times.backward = backward.sum() + recompute.sum() + tensor_back +
+                       layers * (links.context_backward + links.expert_backward);
+      stage.chunks.push_back(times);
+      parts.matmul += forward.matmul + backward.matmul;
+      parts.attention += forward.attention + backward.attention;
+      parts.memory_bound += forward.memory_bound + backward.memory_bound;
+      parts.recompute += recompute.sum();
+      parts.tensor += tensor + tensor_back;
+      parts.context += context;
+      parts.expert += expert;
+    }
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+double stage_send_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
+  if (layout.pp <= 1) return 0;
+  const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
+                      (layout.sequence_parallel ? layout.tp : 1);
+  const double bytes = rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
+  return send_time(cluster, layout.tp * layout.cp * layout.ep * layout.dp, bytes);
+}
+
+namespace {
+
+constexpr double kLeastExposed = 0.05;  // the bucket that backward fills last
+
+double hidden_rest(const Cluster& cluster, bool overlap, double time, double beside) {
+  if (!overlap) return time;
+  const double hidden = std::min(time * (1 - kLeastExposed), beside);
+  return time - hidden + cluster.overlap_cost * hidden;
+}
+
+}  // namespace
+
+StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                 const Software& software, int stage, const StageTimes& times) {
+  StepEnd end;
+  const StageParams params = stage_params(work, layout, stage);
+  const double element = bytes_of(work.compute);
+  const int64_t micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
+  // Dense parameters are shared by dp x ep x cp ranks, experts by dp x cp.
+  const int inner = layout.tp, dense = layout.cp * layout.ep * layout.dp;
+  const GroupLink link = group_link(cluster, dense, inner);
+  const GroupLink expert_link =
+      group_link(cluster, layout.cp * layout.dp, inner * (params.experts > 0 ? layout.ep : 1));
+  const auto gather = [&](double bytes_per_param) {
+    double time = gather_time(link, params.dense * bytes_per_param);
+    if (params.experts > 0) time += gather_time(expert_link, params.experts * bytes_per_param);
+    return time;
+  };
+  const double ring = dense > 1 ? static_cast<double>(dense - 1) / dense * params.sum() : 0;
+  if (dense > 1) {
+    // With fp8 weights are gathered in fp8.
+    const double weight = layout.fp8 ? 1 : element;
+    if (layout.zero == 3) {
+      // Weights before forward and before backward, gradients scattered, every micro-batch; each
+      // unit is fetched while the one before computes (arXiv 2304.11277).
+      const double forward = gather(weight), backward = forward + gather(software.grad_bytes);
+      end.data = static_cast<double>(micro_batches) *
+                 (hidden_rest(cluster, layout.overlap_data, forward, times.forward()) +
+                  hidden_rest(cluster, layout.overlap_data, backward, times.backward()));
+      end.bytes = static_cast<double>(micro_batches) * ring * (2 * weight + software.grad_bytes);
+    } else {
+      // Gradients beside the backward of the last micro-batch; weights (ZeRO) beside the forward
+      // of the next step's first. ZeRO-2 scatters every micro-batch.
+      const double rounds = layout.zero == 2 ? static_cast<double>(micro_batches) : 1;
+      const double reduce =
+          layout.zero == 0 ? 2 * gather(software.grad_bytes) : gather(software.grad_bytes);
+      end.data = rounds * hidden_rest(cluster, layout.overlap_data, reduce, times.backward());
+      end.bytes = ring * software.grad_bytes * (layout.zero == 0 ? 2 : rounds);
+      if (layout.zero > 0) {
+        end.data += hidden_rest(cluster, layout.overlap_data, gather(element), times.forward());
+        end.bytes += ring * element;
+      }
+    }
+  }
+  // Adam: master and two moments read and written, gradient read, weight written; and the norm
+  // reads every gradient once more. SGD has one moment.
+  const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  const double master = work.compute == DType::f32 ? 0 : 8;
+  const double per_param = 8 * moments + master + 4 + element;
+  const double shards = layout.zero > 0 ? dense : 1;
+  const double expert_shards = layout.zero > 0 ? layout.cp * layout.dp : 1;
+  const double owned = params.dense / shards + params.experts / expert_shards;
+  end.optimizer =
+      stream_time(cluster, owned * (per_param + 4) + (layout.zero < 2 ? params.sum() * 4 : 0));
+  return end;
+}
+
+double full_flops_per_token(const ModelShape& model, int64_t seq) {
+  ModelShape whole = model;
+  whole.sliding_window = 0;
+  const auto other_half = static_cast<double>(6 * model.query_width() * seq);
+  return static_cast<double>(model.layers) * (flops_per_token_of_layer(whole, seq) + other_half) +
+         flops_per_token_of_head(model);
+}
+
+double hardware_flops_per_token(const ModelShape& model, int64_t seq, const LayoutChoice& layout) {
+  const double all = full_flops_per_token(model, seq);
+  const double layers = all - flops_per_token_of_head(model);
+  const double attention = 4.0 * static_cast<double>(model.query_width() * model.layers * seq);
+  const Recompute& recompute = layout.recompute;
+  if (recompute.full != Recompute::Full::none) return all + layers / 3;
+  double again = 0;
+  if (recompute.core_attention) again += attention;
+  if (recompute.mlp) {
+    again += 2.0 * static_cast<double>(model.layers * model.active_experts() *
+                                       (model.mlp_parts() + 1) * model.ffn * model.hidden);
+  }
+  return all + again;
+}
+
+namespace {
+
+// The busiest stage works all the time but for this.
+double simulated_bubble(const LayoutChoice& layout, int64_t micro_batches,
+                        const std::vector<StageTimes>& stages, double busiest) {
+  ScheduleShape shape;
+  shape.kind = layout.chunks > 1 ? ScheduleKind::interleaved : layout.schedule;
+  shape.stages = layout.pp;
+  shape.chunks = layout.chunks;
+  shape.micro_batches = static_cast<int>(micro_batches);
+  ScheduleTimes times;
+  const ChunkTimes mean = stages.front().chunks.front();
+  times.forward = mean.forward;
+  times.backward = mean.backward;
+  for (const StageTimes& stage : stages) {
+    times.weight.emplace_back();
+    for (const ChunkTimes& chunk : stage.chunks) {
+      times.weight.back().push_back((chunk.forward + chunk.backward) /
+                                    (mean.forward + mean.backward));
+    }
+  }
+  std::string problem;
+  const auto facts = simulate(make_schedule(shape), shape, problem, times);
+  return facts ? facts->makespan - static_cast<double>(micro_batches) * busiest : 0;
+}
+
+}  // namespace
+
+Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                  const Software& software, bool simulate_schedule) {
+  Forecast result;
+  result.layout = layout;
+  result.not_run = not_run_here(layout);
+  result.micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
+  const auto m = static_cast<double>(result.micro_batches);
+  const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);
+  size_t busiest = 0;
+  double most = 0, sum = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const double one = stages[s].forward() + stages[s].backward();
+    sum += one;
+    if (one > most) {
+      most = one;
+      busiest = s;
+    }
+  }
+  const StepTime& of_one = stages[busiest].parts;
+  StepTime& time = result.time;
+  time.matmul = m * of_one.matmul;
+  time.attention = m * of_one.attention;
+  time.memory_bound = m * of_one.memory_bound;
+  time.recompute = m * of_one.recompute;
+  time.tensor = m * of_one.tensor;
+  time.context = m * of_one.context;
+  time.expert = m * of_one.expert;
+  if (layout.pp > 1) {
+    const double chunks = layout.chunks;
+    if (simulate_schedule) {
+      time.bubble = simulated_bubble(layout, result.micro_batches, stages, most);
+    } else {
+      // arXiv 2104.04473, section 2.2: (p - 1) / (m v) of the work, in GPipe, 1F1B and interleaved.
+      time.bubble = (sum - most) / chunks;
+    }
+    const double send = stage_send_time(work, layout, cluster);
+    // Overlapped, only filling and draining wait for the way of a message; else every pass does:
+    // an activation and a gradient travel each way per chunk, both directions at once.
+    time.pipeline = layout.overlap_send ? 2 * (layout.pp - 1) * send : 2 * m * chunks * send;
+    const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
+                        (layout.sequence_parallel ? layout.tp : 1);
+    result.links.pipeline =
+        2 * m * chunks * rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
+  }
+  // Stages end one after the other; the first has the last backward, and often most parameters.
+  StepEnd end;
+  for (const size_t stage : {size_t{0}, stages.size() - 1}) {
+    const StepEnd one =
+        step_end(work, layout, cluster, software, static_cast<int>(stage), stages[stage]);
+    if (one.data + one.optimizer > end.data + end.optimizer) end = one;
+  }
+  time.data = end.data;
+  time.optimizer = end.optimizer;
+  result.links.data = end.bytes;
+  const PassWork layer = layer_work(work, layout, cluster, software);
+  const LayerLinks links = layer_links(work, layout, cluster, software, layer);
+  int64_t layers = 0;
+  const auto chunks = layout_chunks(work, layout);
+  for (const ChunkRange& chunk : chunks[busiest]) layers += chunk.layers;
+  result.links.tensor = m * static_cast<double>(layers) * links.tensor_wire;
+  result.links.context = m * static_cast<double>(layers) * links.context_wire;
+  result.links.expert = m * static_cast<double>(layers) * links.expert_wire;
+
+  time.total = time.matmul + time.attention + time.memory_bound + time.recompute + time.exposed() +
+               time.bubble + time.optimizer;
+  const double tokens = static_cast<double>(work.global_batch * work.seq);
+  const double world = layout.world();
+  result.tokens_per_s = tokens / time.total;
+  result.tokens_per_s_gpu = result.tokens_per_s / world;
+  const double peak = peak_flops(cluster.gpu, work.compute);
+  const auto layer_flops =
+      static_cast<double>(work.model.layers) * flops_per_token_of_layer(work.model, work.seq);
+  const double causal = layer_flops + flops_per_token_of_head(work.model);
+  result.mfu = causal * result.tokens_per_s_gpu / peak;
+  result.mfu_full = full_flops_per_token(work.model, work.seq) * result.tokens_per_s_gpu / peak;
+  result.hfu =
+      hardware_flops_per_token(work.model, work.seq, layout) * result.tokens_per_s_gpu / peak;
+  if (work.total_tokens > 0) {
+    const double seconds = work.total_tokens / result.tokens_per_s;
+    result.days = seconds / 86400;
+    result.gpu_hours = seconds / 3600 * world;
+  }
+  result.memory = forecast_memory(work, layout, software);
+  result.fits = cluster.cpu || result.memory.total <= usable_memory(cluster);
+  return result;
+}
+
+Workload workload_of(const Plan& plan) {
+  Workload work;
+  work.model = plan.model;
+  work.seq = plan.seq;
+  work.global_batch = plan.batch.phases().back().global_batch;
+  for (const BatchPhase& phase : plan.batch.phases()) {
+    work.global_batch = std::max(work.global_batch, phase.global_batch);
+  }
+  work.total_tokens =
+      static_cast<double>(plan.batch.first_sample(plan.steps)) * static_cast<double>(plan.seq);
+  work.compute = plan.compute;
+  work.optimizer = plan.optimizer;
+  return work;
+}
+
+LayoutChoice layout_of(const Plan& plan) {
+  LayoutChoice layout;
+  const GridSizes& sizes = plan.grid.sizes();
+  layout.tp = sizes[Axis::tp];
+  layout.pp = sizes[Axis::pp];
+  layout.cp = sizes[Axis::cp];
+  layout.ep = sizes[Axis::ep];
+  layout.dp = sizes[Axis::dp];
+  layout.chunks = plan.largest().shape.chunks;
+  layout.schedule = plan.largest().shape.kind;
+  layout.sequence_parallel = plan.sequence_parallel;
+  layout.zero = plan.stages.front().layout.shards > 1 ? 1 : 0;
+  layout.micro_batch = plan.micro_batch;
+  layout.recompute = plan.recompute;
+  const int stages = layout.pp;
+  layout.layers_of_virtual.assign(static_cast<size_t>(stages * layout.chunks), 0);
+  for (int stage = 0; stage < stages; ++stage) {
+    const std::vector<ChunkRange>& chunks = plan.stages[static_cast<size_t>(stage)].chunks;
+    for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
+      layout.layers_of_virtual[chunk * static_cast<size_t>(stages) + static_cast<size_t>(stage)] =
+          chunks[chunk].layers;
+    }
+  }
+  return layout;
+}
+
+}  // namespace mtl

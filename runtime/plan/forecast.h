@@ -1,0 +1,159 @@
+// How long a step would take and what it would need, from arithmetic alone: the layout may be any,
+// also one that this engine does not run (context and expert parallelism, ZeRO-2 and 3, fp8), on a
+// cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
+//
+// What is exact: FLOPs, bytes on links, memory of layouts that the engine runs (within alignment).
+// What is a model: seconds. Sources of the formulas stand where they are used.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/plan/cluster.h"
+#include "runtime/plan/memory.h"
+#include "runtime/plan/model_shape.h"
+#include "runtime/plan/plan.h"
+#include "runtime/plan/recompute.h"
+#include "runtime/plan/schedule.h"
+
+namespace mtl {
+
+// How a run is divided. Data replicas of everything but experts: dp * ep (as in the grid of
+// grid.h, where expert ranks have micro-batches of their own).
+struct LayoutChoice {
+  int tp = 1, pp = 1, chunks = 1, cp = 1, ep = 1, dp = 1;
+  bool sequence_parallel = false;
+  int zero = 1;  // 0: all states everywhere, 1: optimizer, 2: and gradients, 3: and weights (FSDP)
+  int64_t micro_batch = 1;
+  Recompute recompute;
+  // Of every two matrix products one output is kept (torchtitan's selective checkpointing by op);
+  // not of this engine.
+  bool keep_every_second = false;
+  bool fp8 = false;
+  ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // interleaved with chunks > 1
+  bool overlap_data = true;  // gradients and weights travel beside the passes
+  bool overlap_send = true;
+  bool overlap_tensor = false;  // TP collectives beside the matrix products, piece by piece
+  // Layers of the pp * chunks virtual stages; empty: even, the head weighed where not divisible.
+  std::vector<int64_t> layers_of_virtual = {};
+
+  int world() const { return tp * pp * cp * ep * dp; }
+  int replicas() const { return dp * ep; }
+};
+
+// What the software that runs it does, where that decides seconds or bytes.
+struct Software {
+  bool flash_attention = true;  // else scores are written to memory, and not halved by the mask
+  double elementwise = 1;       // traffic of element-wise operations against fused ones
+  double logits_bytes = 12;     // moved per logit, forward and backward
+  double grad_bytes = 4;        // of a gradient on the wire
+  double main_grad_bytes = 4;   // of a gradient in memory
+  bool async_tensor = true;     // the reduction of dX runs beside the product for dW
+  bool dropout = false;
+  double kernels = 1;       // of a layer, against a fused implementation
+  bool torch_fsdp = false;  // weights in memory are the fp32 masters; outputs of stages kept
+};
+Software software_mtl();
+
+struct Workload {
+  ModelShape model;
+  int64_t seq = 0;
+  int64_t global_batch = 0;  // sequences per step
+  double total_tokens = 0;   // of the run; 0 = unknown
+  DType compute = DType::bf16;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+};
+
+// Seconds of a step on the busiest stage; they add up to `total`.
+struct StepTime {
+  double matmul = 0, attention = 0, memory_bound = 0;  // forward and backward
+  double recompute = 0;                                // forward again
+  double tensor = 0, context = 0, expert = 0;          // exposed communication
+  double pipeline = 0, data = 0;
+  double bubble = 0;  // and what uneven stages wait for the busiest
+  double optimizer = 0;
+  double total = 0;
+  double exposed() const { return tensor + context + expert + pipeline + data; }
+};
+
+// Bytes of the rank that needs most.
+struct MemoryForecast {
+  double weights = 0, gradients = 0, optimizer = 0, activations = 0, scratch = 0;
+  double total = 0;
+  int stage = 0;
+};
+
+// Bytes that a rank of the busiest stage puts on its links in a step.
+struct LinkForecast {
+  double tensor = 0, context = 0, expert = 0, pipeline = 0, data = 0;
+};
+
+struct Forecast {
+  LayoutChoice layout;
+  StepTime time;
+  MemoryForecast memory;
+  LinkForecast links;
+  int64_t micro_batches = 0;
+  double tokens_per_s = 0, tokens_per_s_gpu = 0;
+  // Of the dense peak of the compute type (bf16's for fp8 too). mfu: causal attention counted half;
+  // mfu_full: counted whole (PaLM's convention, and the Megatron papers'); hfu: as mfu_full, with
+  // what recompute does again.
+  double mfu = 0, mfu_full = 0, hfu = 0;
+  double days = 0, gpu_hours = 0;  // to total_tokens
+  bool fits = false;
+  std::vector<std::string> not_run;  // what of it this engine does not run yet
+};
+
+// What this engine does not run of a layout: "context parallelism".
+std::vector<std::string> not_run_here(const LayoutChoice& layout);
+// Why a layout is impossible for the model and batch; empty if it is not.
+std::string impossible(const Workload& work, const LayoutChoice& layout);
+
+// Memory of a rank by category, of the stage that needs most. Layouts that the engine runs: the
+// arena of memory.h within 2 %.
+MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
+                               const Software& software = software_mtl());
+// What a GPU has for the arena: what is sold, less the driver's, CUDA's and NCCL's own (1.5 GB),
+// and 2 % that is not usable.
+double usable_memory(const Cluster& cluster);
+
+// Seconds of the chunks of one stage for one micro-batch, communication inside a layer included.
+struct ChunkTimes {
+  double forward = 0, backward = 0;
+};
+struct StageTimes {
+  std::vector<ChunkTimes> chunks;
+  StepTime parts;  // of one micro-batch through all chunks: matmul ... expert
+  double forward() const;
+  double backward() const;
+};
+std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
+                                    const Cluster& cluster,
+                                    const Software& software = software_mtl());
+// To the next stage, one micro-batch and chunk.
+double stage_send_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster);
+
+// What happens once per step on a stage, and how much of it the passes hide.
+struct StepEnd {
+  double data = 0;  // exposed
+  double optimizer = 0;
+  double bytes = 0;  // on the wire per rank
+};
+StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                 const Software& software, int stage, const StageTimes& times);
+
+// `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v).
+// The layout must be possible.
+Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                  const Software& software = software_mtl(), bool simulate_schedule = false);
+
+// FLOPs of a token, attention counted whole, and with what is done again.
+double full_flops_per_token(const ModelShape& model, int64_t seq);
+double hardware_flops_per_token(const ModelShape& model, int64_t seq, const LayoutChoice& layout);
+
+// From a plan that was made: the same model and layout.
+Workload workload_of(const Plan& plan);
+LayoutChoice layout_of(const Plan& plan);
+
+}  // namespace mtl

@@ -1,0 +1,212 @@
+#include "runtime/plan/forecast_compute.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mtl {
+
+Work& Work::operator+=(const Work& other) {
+  matmul += other.matmul;
+  attention += other.attention;
+  memory_bound += other.memory_bound;
+  return *this;
+}
+
+Work operator*(const Work& work, double times) {
+  return {work.matmul * times, work.attention * times, work.memory_bound * times};
+}
+
+double stream_time(const Cluster& cluster, double bytes) {
+  return bytes / (cluster.gpu.memory_rate * cluster.memory_share);
+}
+
+double matmul_time(const Cluster& cluster, double m, double n, double k, bool fp8, DType compute,
+                   double out_bytes) {
+  const double flops = 2 * m * n * k;
+  if (cluster.cpu) {
+    // Square products are what the rate was measured with; thin ones are bound by memory.
+    const double size = bytes_of(compute);
+    return std::max(flops / peak_flops(cluster.gpu, compute),
+                    stream_time(cluster, size * (m * k + k * n) + out_bytes * m * n));
+  }
+  constexpr double kTile = 128, kLastWave = 0.25, kDepth = 96;
+  const double waves = std::ceil(m / kTile) * std::ceil(n / kTile) / cluster.multiprocessors;
+  const double reached = waves / (waves + kLastWave) * k / (k + kDepth);
+  const double peak = fp8 && cluster.gpu.fp8 > 0
+                          ? cluster.gpu.fp8 * cluster.fp8_share
+                          : peak_flops(cluster.gpu, compute) * cluster.matmul_share;
+  const double in = fp8 ? 1 : 2;
+  const double bytes = in * (m * k + k * n) + out_bytes * m * n;
+  return std::max(flops / (peak * cluster.clock * reached), stream_time(cluster, bytes)) +
+         cluster.kernel_s;
+}
+
+namespace {
+
+struct Sizes {
+  Sizes(const Workload& work, const LayoutChoice& layout)
+      : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
+        stream(layout.sequence_parallel ? n / layout.tp : n),
+        h(static_cast<double>(work.model.hidden)),
+        q(static_cast<double>(work.model.query_width()) / layout.tp),
+        kv(static_cast<double>(local_kv_heads(work.model, layout.tp) * work.model.head_dim)),
+        ffn(static_cast<double>(work.model.ffn) / layout.tp),
+        parts(static_cast<double>(work.model.mlp_parts())),
+        element(static_cast<double>(bytes_of(work.compute))) {}
+  double n, stream, h, q, kv, ffn, parts, element;
+};
+
+// One linear: forward, and dX and dW in backward; dW adds to the gradients in the same product,
+// which reads and writes them.
+void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, double k, bool fp8,
+                DType compute, double main_grad_bytes, double copies = 1) {
+  const double rows = m / copies, out = bytes_of(compute);
+  pass.forward.matmul += copies * matmul_time(cluster, rows, n, k, fp8, compute, out);
+  pass.backward.matmul +=
+      copies * (matmul_time(cluster, rows, k, n, fp8, compute, out) +
+                matmul_time(cluster, k, n, rows, fp8, compute, 2 * main_grad_bytes));
+  if (fp8) {
+    // Inputs are scaled and cast, rowwise and transposed: read 2, write 1 twice, with an amax
+    // (read 2). Once forward (input, weight) and once backward (gradient of the output).
+    pass.forward.memory_bound += stream_time(cluster, 6 * (m * k + copies * k * n));
+    pass.backward.memory_bound += stream_time(cluster, 6 * m * n);
+  }
+}
+
+// Attention of a micro-batch's heads on this rank: Q K^T and P V forward; backward five products of
+// the same size with a fused kernel (scores are made again), four without.
+void add_attention(PassWork& pass, Work& core, const Workload& work, const LayoutChoice& layout,
+                   const Cluster& cluster, const Software& software, const Sizes& d) {
+  const auto seq = static_cast<double>(work.seq);
+  const double rows = d.n;  // queries of this rank; keys are all of the sequence
+  double keys = seq;
+  if (software.flash_attention) {
+    // What is seen on average: the causal half, less what a window leaves out (cost.cpp).
+    const double window =
+        work.model.sliding_window > 0
+            ? std::min<double>(static_cast<double>(work.model.sliding_window), seq)
+            : seq;
+    keys = window - window * window / (2 * seq);
+    const double flops = 4 * rows * keys * d.q;
+    const double short_seq = cluster.cpu ? 1 : keys / (keys + 128);
+    const double head = std::min(1.0, static_cast<double>(work.model.head_dim) / 128.0 * 0.3 + 0.7);
+    const double peak = peak_flops(cluster.gpu, work.compute) * cluster.clock * short_seq *
+                        (cluster.cpu ? 1 : head);
+    core.attention = flops / (peak * cluster.attention_forward) + cluster.kernel_s;
+    pass.backward.attention += 2.5 * flops / (peak * cluster.attention_backward) + cluster.kernel_s;
+  } else {
+    const double heads = d.q / static_cast<double>(work.model.head_dim);
+    const double head = static_cast<double>(work.model.head_dim);
+    const double batch = layout.micro_batch;
+    // Batched products of seq x seq x head; their traffic is counted with the scores below.
+    constexpr double kDepth = 96;
+    const double peak = peak_flops(cluster.gpu, work.compute) * cluster.matmul_share;
+    const double reached = head / (head + kDepth);
+    const double one = 2 * rows * seq * d.q / (peak * reached * cluster.clock);
+    const double scores = batch * heads * seq * seq;
+    // Write scores (2), scale + mask + softmax in one kernel (4), dropout (5: with its mask), read
+    // (2); backward: write dP (2), dropout (5), softmax (6), two products read P, dS, dS (6).
+    const double forward_bytes = scores * (8 + (software.dropout ? 5 : 0));
+    const double backward_bytes = scores * (14 + (software.dropout ? 5 : 0));
+    core.attention = 2 * one + stream_time(cluster, forward_bytes);
+    pass.backward.attention += 4 * one + stream_time(cluster, backward_bytes);
+  }
+  pass.forward += core;
+}
+
+}  // namespace
+
+PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                    const Software& software) {
+  const Sizes d(work, layout);
+  const ModelShape& model = work.model;
+  PassWork pass;
+  const double grads = software.main_grad_bytes;
+  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h, layout.fp8, work.compute, grads);
+  add_linear(pass, cluster, d.n, d.h, d.q, layout.fp8, work.compute, grads);
+  Work core;
+  add_attention(pass, core, work, layout, cluster, software, d);
+  Work mlp;
+  {
+    PassWork feed;
+    if (model.experts > 0) {
+      const double chosen = static_cast<double>(model.experts_per_token);
+      const double local = static_cast<double>(model.experts) / layout.ep;
+      add_linear(feed, cluster, d.n, static_cast<double>(model.experts), d.h, false, work.compute,
+                 4);
+      add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h, layout.fp8, work.compute, grads,
+                 local);
+      add_linear(feed, cluster, d.n * chosen, d.h, d.ffn, layout.fp8, work.compute, grads, local);
+      // Rows are gathered for the experts and weighed back: read and written, each way.
+      const double permute = stream_time(cluster, 4 * d.n * chosen * d.h * d.element);
+      feed.forward.memory_bound += permute;
+      feed.backward.memory_bound += permute;
+    } else {
+      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h, layout.fp8, work.compute, grads);
+      add_linear(feed, cluster, d.n, d.h, d.ffn, layout.fp8, work.compute, grads);
+    }
+    mlp = feed.forward;
+    pass.forward += feed.forward;
+    pass.backward += feed.backward;
+  }
+  // Element-wise, in elements read and written: two norms (2 h each), two residual additions (3 h
+  // each; with dropout its mask), rotation of Q and K (2 each), the activation.
+  const double norms = d.stream * 4 * d.h;
+  const double residual = d.stream * (software.dropout ? 7 : 6) * d.h;
+  const double rope = model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) : 0;
+  const double active = static_cast<double>(model.active_experts());
+  const double activation = d.n * active * (d.parts + 1) * d.ffn;
+  const double traffic = software.elementwise * d.element;
+  const double forward = stream_time(cluster, (norms + residual + rope + activation) * traffic);
+  pass.forward.memory_bound += forward;
+  pass.backward.memory_bound +=
+      stream_time(cluster, (1.5 * norms + residual + rope + 2 * activation) * traffic);
+
+  // What of the forward pass backward makes again.
+  const Recompute& recompute = layout.recompute;
+  if (layout.keep_every_second) {
+    pass.again.matmul = pass.forward.matmul / 2;
+    pass.again.memory_bound = forward;
+  } else if (recompute.full == Recompute::Full::none) {
+    if (recompute.core_attention) pass.again += core;
+    if (recompute.norms) pass.again.memory_bound += stream_time(cluster, norms * traffic);
+    if (recompute.mlp) {
+      pass.again += mlp;
+      pass.again.memory_bound += stream_time(cluster, activation * traffic);
+    } else if (recompute.mlp_activation) {
+      pass.again.memory_bound += stream_time(cluster, activation * traffic);
+    }
+  } else {
+    pass.again = pass.forward;
+  }
+  // Kernels follow each other no faster than they are launched.
+  const double least = cluster.kernel_s * 10 * software.kernels;
+  const auto launch = [&](Work& part, double kernels) {
+    const double missing = kernels * least - part.sum();
+    if (missing > 0) part.memory_bound += missing;
+  };
+  launch(pass.forward, 1);
+  launch(pass.backward, 2);
+  return pass;
+}
+
+PassWork head_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                   const Software& software) {
+  const Sizes d(work, layout);
+  PassWork pass;
+  const double vocab = static_cast<double>(work.model.padded_vocab) / layout.tp;
+  add_linear(pass, cluster, d.n, vocab, d.h, false, work.compute, software.main_grad_bytes);
+  const double traffic = stream_time(cluster, d.n * vocab * software.logits_bytes / 2);
+  pass.forward.memory_bound += traffic;
+  pass.backward.memory_bound += traffic;
+  return pass;
+}
+
+Work embedding_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
+  const Sizes d(work, layout);
+  Work both;
+  both.memory_bound = stream_time(cluster, d.n * d.h * (2 * d.element + 8));
+  return both;
+}
+
+}  // namespace mtl

@@ -1,0 +1,208 @@
+// Bytes of a rank in closed form: what memory.cpp lays out buffer by buffer (a test holds the two
+// together), and what it would be with states and tokens divided further than the engine does.
+#include <algorithm>
+#include <vector>
+
+#include "runtime/plan/forecast_links.h"
+
+namespace mtl {
+
+double usable_memory(const Cluster& cluster) {
+  return 0.98 * cluster.gpu.memory_bytes - 1.5e9;
+}
+
+namespace {
+
+struct Sizes {
+  Sizes(const Workload& work, const LayoutChoice& layout)
+      : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
+        stream(layout.sequence_parallel ? n / layout.tp : n),
+        h(static_cast<double>(work.model.hidden)),
+        heads(static_cast<double>(work.model.heads) / layout.tp),
+        kv_heads(static_cast<double>(local_kv_heads(work.model, layout.tp))),
+        context(heads * static_cast<double>(work.model.head_dim)),
+        qkv((heads + 2 * kv_heads) * static_cast<double>(work.model.head_dim)),
+        ffn(static_cast<double>(work.model.ffn) / layout.tp),
+        rows(n * static_cast<double>(work.model.active_experts())),
+        parts(static_cast<double>(work.model.mlp_parts())),
+        vocab(static_cast<double>(vocab_shard(work.model, layout.tp, 0).rows)),
+        e(static_cast<double>(bytes_of(work.compute))) {}
+  double n, stream, h, heads, kv_heads, context, qkv, ffn, rows, parts, vocab, e;
+};
+
+struct Kept {
+  double always = 0;  // what a layer keeps with this recompute
+  double again = 0;   // what it makes again, in one region for all layers
+  double input = 0;   // of which its input
+};
+
+// memory.cpp, saved_by_layer().
+Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Sizes& d) {
+  const ModelShape& model = work.model;
+  const Recompute& recompute = layout.recompute;
+  Kept kept;
+  const auto save = [&](double bytes, bool again = false) {
+    (again ? kept.again : kept.always) += bytes;
+  };
+  kept.input = d.stream * d.h * d.e;
+  if (layout.keep_every_second) {
+    // The input, Q and V, attention's output, the gate (or what goes up), and the product down; and
+    // while a layer is made again all it has.
+    const double kv = d.kv_heads * static_cast<double>(model.head_dim);
+    kept.always = kept.input + d.n * (d.context + kv + d.context + d.ffn) * d.e + kept.input;
+    kept.again = d.n * (2 * d.h + 2 * kv + (d.parts + 1) * d.ffn) * d.e;
+    return kept;
+  }
+  const double statistics = model.norm == NormType::layernorm ? 2 : 1;
+  save(kept.input);
+  save(statistics * d.stream * 4);
+  save(d.stream * d.h * d.e, recompute.norms);
+  save(d.n * d.qkv * d.e);
+  if (model.qk_norm) {
+    save(d.n * (d.context + d.kv_heads * static_cast<double>(model.head_dim)) * d.e);
+    save(d.n * (d.heads + d.kv_heads) * 4);
+  }
+  save(d.n * d.heads * 4, recompute.core_attention);
+  save(d.n * d.context * d.e, recompute.core_attention);
+  save(d.stream * d.h * d.e);
+  save(statistics * d.stream * 4);
+  save(d.stream * d.h * d.e, recompute.norms || recompute.mlp);
+  if (model.experts > 0) {
+    const auto experts = static_cast<double>(model.experts);
+    save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
+  }
+  save(d.rows * d.parts * d.ffn * d.e, recompute.mlp);
+  save(d.rows * d.ffn * d.e, recompute.mlp_activation || recompute.mlp);
+  return kept;
+}
+
+double head_kept(const ModelShape& model, const Sizes& d) {
+  const double statistics = model.norm == NormType::layernorm ? 2 : 1;
+  return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
+}
+
+double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
+  if (layout.chunks > 1) {
+    const double ahead = 2.0 * (layout.pp - stage - 1) + (layout.chunks - 1.0) * layout.pp + 1;
+    return std::min(ahead, micro_batches * layout.chunks);
+  }
+  if (layout.schedule == ScheduleKind::gpipe) return micro_batches;
+  return std::min<double>(layout.pp - stage, micro_batches);
+}
+
+// memory.cpp, add_scratch().
+double scratch_of(const Workload& work, const LayoutChoice& layout, const Sizes& d, bool head,
+                  bool sends) {
+  const ModelShape& model = work.model;
+  double always = d.n * d.h * d.e + d.stream * d.h * d.e;
+  if (model.position == PositionType::rope) {
+    always += static_cast<double>(model.max_seq * model.head_dim) * 4;
+  }
+  if (sends) always += d.stream * d.h * d.e;
+  if (layout.sequence_parallel) always += d.n * d.h * d.e;
+  double phase = d.n * (d.context + d.qkv + d.h) * d.e;
+  double mlp = d.rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
+  if (model.activation == Activation::swiglu) mlp += d.rows * d.ffn * d.e;
+  if (model.experts > 0) {
+    mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
+           2 * d.n * 4;
+  }
+  phase = std::max(phase, mlp);
+  if (head) phase = std::max(phase, d.n * (d.vocab + d.h) * d.e);
+  return always + phase;
+}
+
+}  // namespace
+
+MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
+                               const Software& software) {
+  const Sizes d(work, layout);
+  const ModelShape& model = work.model;
+  const Kept kept = kept_by_layer(work, layout, d);
+  const double micro_batches =
+      static_cast<double>(work.global_batch / (layout.micro_batch * layout.replicas()));
+  const auto chunks = layout_chunks(work, layout);
+  const bool f32 = work.compute == DType::f32;
+  const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  const double dense_ranks = layout.cp * layout.replicas();
+  const double expert_ranks = layout.cp * layout.dp;
+  const StageParams layer = layer_params(model, layout);
+  MemoryForecast most;
+  for (int stage = 0; stage < layout.pp; ++stage) {
+    const std::vector<ChunkRange>& held = chunks[static_cast<size_t>(stage)];
+    const StageParams params = stage_params(work, layout, stage);
+    const auto divided = [&](bool is) {
+      return is ? params.dense / dense_ranks + params.experts / expert_ranks : params.sum();
+    };
+    MemoryForecast one;
+    one.stage = stage;
+    const bool fsdp = layout.zero == 3;
+    // Units in flight with ZeRO-3: the one that computes, and the next; embedding and head are
+    // units of their own.
+    const double table = d.vocab * d.h;
+    const double unit = std::max(2 * layer.sum(), layer.sum() + table);
+    bool embedding = false, head = false, sends = false;
+    for (const ChunkRange& chunk : held) {
+      embedding = embedding || chunk.embedding;
+      head = head || chunk.head;
+      sends = sends || !chunk.head;
+    }
+    const double owned = divided(layout.zero >= 1);
+    if (software.torch_fsdp) {
+      // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
+      // pipeline keeps them (reshard_after_forward is off then), else units. Gradients likewise.
+      const bool whole = layout.pp > 1;
+      one.weights = 4 * divided(true) + d.e * (whole ? params.sum() : unit);
+      one.gradients = 4 * divided(true) + 4 * (whole ? params.sum() : unit / 2);
+      one.optimizer = 4 * moments * divided(true);
+    } else {
+      one.weights = d.e * (fsdp ? divided(true) + unit : params.sum());
+      one.gradients = 4 * (layout.zero >= 2 ? divided(true) + layer.sum() : params.sum());
+      one.optimizer = (4 * moments + (f32 ? 0 : 4)) * owned;
+    }
+    if (layout.fp8) one.weights += fsdp || software.torch_fsdp ? 2 * layer.sum() : params.sum();
+    if (model.tie_embeddings && embedding && head) {
+      const double rows = std::min(d.vocab, d.n * micro_batches);
+      one.gradients += rows * (d.h * 4 + 4);
+    }
+    double slot = 0, again = 0;
+    for (const ChunkRange& chunk : held) {
+      double bytes = 0;
+      if (chunk.embedding) bytes += 2 * d.n * 4;
+      for (const LayerGroup& group : layer_groups(layout.recompute, chunk)) {
+        const auto layers = static_cast<double>(group.layers);
+        if (group.again) {
+          const bool divide = layout.recompute.distribute;
+          bytes += kept.input / (divide ? layout.tp : 1);
+          again = std::max(again, layers * (kept.always + kept.again) - (divide ? 0 : kept.input));
+        } else {
+          bytes += layers * kept.always;
+          again = std::max(again, kept.again);
+        }
+      }
+      if (chunk.head) bytes += head_kept(model, d);
+      slot = std::max(slot, bytes);
+    }
+    one.activations = slots_of(layout, stage, micro_batches) * slot + again;
+    one.scratch = scratch_of(work, layout, d, head, sends);
+    if (software.torch_fsdp) {
+      // Logits in the compute type, fp32 copy, its log-softmax or gradient, and theirs.
+      if (head) one.scratch += d.n * d.vocab * (4 + 4 + d.e);
+      // The gathered inputs of both blocks stay with the products that read them.
+      if (layout.tp > 1 && !layout.overlap_tensor) one.scratch += 2 * d.n * d.h * d.e;
+      if (layout.pp > 1) {
+        // The pipeline keeps what it received and sent, and the last stage the logits of every
+        // micro-batch, until the step ends.
+        const double boundary = d.stream * d.h * d.e;
+        one.activations += boundary * (slots_of(layout, stage, micro_batches) +
+                                       (head ? 0 : micro_batches * layout.chunks));
+        if (head) one.activations += micro_batches * d.n * d.vocab * d.e;
+      }
+    }
+    one.total = one.weights + one.gradients + one.optimizer + one.activations + one.scratch;
+    if (one.total > most.total) most = one;
+  }
+  return most;
+}
+
+}  // namespace mtl

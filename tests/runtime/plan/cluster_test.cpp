@@ -1,0 +1,49 @@
+// runtime/plan/cluster: machines as numbers.
+#include "runtime/plan/cluster.h"
+
+#include <doctest/doctest.h>
+
+using namespace mtl;
+
+TEST_CASE("types of GPU are found by the names that people use") {
+  for (const std::string& name : cluster_types()) {
+    const Cluster* one = find_cluster(name);
+    REQUIRE(one != nullptr);
+    CHECK(one->name == name);
+    CHECK(one->gpu.bf16 > 0);
+    CHECK(one->gpu.memory_rate > 0);
+    CHECK(one->nvlink_rate > one->nic_rate);
+  }
+  CHECK(find_cluster("h100")->name == "h100-80g");
+  CHECK(find_cluster("H100-80GB")->name == "h100-80g");
+  CHECK(find_cluster("NVIDIA H200")->name == "h200");
+  CHECK(find_cluster("a100_40g")->gpu.memory_bytes == 40e9);
+  CHECK(find_cluster("h101") == nullptr);
+}
+
+TEST_CASE("a group within a node uses NVLink and one over nodes all NICs of its ranks") {
+  const Cluster& dgx = *find_cluster("h100-80g");
+  const GroupLink near = group_link(dgx, 8, 1);
+  CHECK_FALSE(near.between_nodes);
+  CHECK(near.rate == doctest::Approx(450e9 * 0.78));
+  const GroupLink far = group_link(dgx, 64, 8);  // one rank per node
+  CHECK(far.between_nodes);
+  CHECK(far.rate == doctest::Approx(50e9 * 0.85));
+  CHECK(group_link(dgx, 16, 4).rate == doctest::Approx(2 * 50e9 * 0.85));
+  // Eight ranks of a node bring eight NICs, and then NVLink is what limits.
+  CHECK(group_link(dgx, 16, 1).rate == doctest::Approx(8 * 50e9 * 0.85));
+  CHECK(group_link(*find_cluster("gb200"), 64, 1).between_nodes == false);
+}
+
+TEST_CASE("collectives take what rings take") {
+  GroupLink link{.ranks = 4, .rate = 1e9, .alpha = 0};
+  CHECK(gather_time(link, 4e9) == doctest::Approx(3));
+  CHECK(all_reduce_time(link, 4e9) == doctest::Approx(6));
+  link.ranks = 1;
+  CHECK(gather_time(link, 4e9) == 0);
+  const Cluster& dgx = *find_cluster("h100-80g");
+  // Between nodes only what leaves the node goes over the own NIC.
+  const double eight = all_to_all_time(dgx, 8, 1, 1e9);
+  CHECK(all_to_all_time(dgx, 64, 1, 1e9) > 4 * eight);
+  CHECK(send_time(dgx, 8, 1e9) == doctest::Approx(1e9 / (50e9 * 0.85) + 8e-6));
+}

@@ -1,0 +1,239 @@
+// runtime/plan/forecast: memory against the arena that the engine allocates, seconds against
+// published runs.
+#include "runtime/plan/forecast.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "support/published_runs.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+TrainSpec gpt2_like() {
+  TrainSpec spec;
+  spec.model.layers = 16;
+  spec.model.hidden = 768;
+  spec.model.heads = 12;
+  spec.train.global_batch = 32;
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 512;
+  spec.train.steps = 10;
+  return spec;
+}
+
+TrainSpec llama_like() {
+  TrainSpec spec = gpt2_like();
+  spec.model.heads = 16;
+  spec.model.hidden = 1024;
+  spec.model.kv_heads = 4;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.tie_embeddings = false;
+  return spec;
+}
+
+Plan plan_of(const TrainSpec& spec, int world, int64_t vocab = 50257) {
+  ResolvedSpec resolved;
+  resolved.spec = spec;
+  Diagnostics diagnostics;
+  Plan plan = make_plan(resolved, {.vocab = vocab}, world, diagnostics);
+  diagnostics.throw_if_errors();
+  return plan;
+}
+
+// Of the stage that needs most, in the arena.
+const MemoryPlan& arena(const Plan& plan) {
+  const auto most = std::max_element(plan.stages.begin(), plan.stages.end(),
+                                     [](const StagePlan& a, const StagePlan& b) {
+                                       return a.memory.total_bytes < b.memory.total_bytes;
+                                     });
+  return most->memory;
+}
+
+}  // namespace
+
+TEST_CASE("memory is that of the arena within 2 percent in every layout that the engine runs") {
+  int checked = 0;
+  double worst = 0;
+  for (const bool llama : {false, true}) {
+    for (const bool moe : {false, true}) {
+      for (const int tp : {1, 2, 4}) {
+        for (const int pp : {1, 2, 4}) {
+          for (const int chunks : {1, 2, 4}) {
+            for (const int zero : {0, 1}) {
+              for (const char* mode : {"none", "selective", "norms", "mlp", "full", "block"}) {
+                for (const char* dtype : {"fp32", "bf16"}) {
+                  if (chunks > 1 && pp == 1) continue;
+                  if (moe && (!llama || tp == 4)) continue;
+                  TrainSpec spec = llama ? llama_like() : gpt2_like();
+                  if (moe) spec.model.moe.experts = 4;
+                  spec.parallel.tp = tp;
+                  spec.parallel.pp = pp;
+                  spec.parallel.virtual_stages = chunks;
+                  spec.parallel.zero = zero;
+                  spec.precision.dtype = dtype;
+                  const std::string kind = mode;
+                  spec.recompute.mode = kind == "none"                      ? "none"
+                                        : kind == "full" || kind == "block" ? "full"
+                                                                            : "selective";
+                  if (kind == "norms") spec.recompute.modules = {"norm", "mlp_act"};
+                  if (kind == "mlp") spec.recompute.modules = {"mlp"};
+                  if (kind == "block") {
+                    spec.recompute.method = "block";
+                    spec.recompute.layers = 1;
+                  }
+                  const Plan plan = plan_of(spec, tp * pp * 2);
+                  const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+                  const auto exact = static_cast<double>(plan.peak_bytes());
+                  const double error = std::abs(memory.total / exact - 1);
+                  worst = std::max(worst, error);
+                  CHECK_MESSAGE(
+                      error <= 0.02,
+                      fmt::format("llama {} moe {} tp {} pp {} v {} zero {} {} {}: {:.0f} "
+                                  "for {:.0f}",
+                                  llama, moe, tp, pp, chunks, zero, mode, dtype, memory.total,
+                                  exact));
+                  const MemoryPlan& planned = arena(plan);
+                  const auto near = [&](double value, MemoryCategory category) {
+                    const auto is = static_cast<double>(planned.bytes_of_category(category));
+                    return std::abs(value - is) <= 0.03 * is + 0.005 * exact;
+                  };
+                  CHECK(near(memory.weights, MemoryCategory::weights));
+                  CHECK(near(memory.gradients, MemoryCategory::gradients));
+                  CHECK(near(memory.optimizer, MemoryCategory::optimizer));
+                  CHECK(near(memory.activations, MemoryCategory::activations));
+                  ++checked;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  MESSAGE(checked << " layouts, worst " << 100 * worst << " %");
+  CHECK(checked > 500);
+}
+
+TEST_CASE("published runs are foreseen within 15 percent and in their order") {
+  int within = 0, rows = 0, pairs = 0, ordered = 0, calibrated = 0;
+  struct Row {
+    std::string table;
+    double published, planned;
+  };
+  std::vector<Row> all;
+  for (const PublishedRun& run : published_runs()) {
+    const Forecast plan =
+        forecast(run.work, run.layout, *find_cluster(run.gpu), run.software, true);
+    const double value = predicted(run, plan);
+    const double error = value / run.published - 1;
+    INFO(run.table, ", ", run.name);
+    CHECK(std::abs(error) < 0.25);
+    within += std::abs(error) <= 0.15 ? 1 : 0;
+    ++rows;
+    if (run.calibrates) {
+      ++calibrated;
+      CHECK(std::abs(error) < 0.01);
+    }
+    if (run.gib > 0) CHECK(std::abs(plan.memory.total / (1 << 30) / run.gib - 1) <= 0.15);
+    all.push_back({run.table, run.published, value});
+  }
+  CHECK(calibrated <= 2);
+  CHECK(rows >= 40);
+  CHECK(within * 10 >= rows * 8);
+  // Rows of a table that differ by a tenth or more stand in the same order.
+  for (const Row& a : all) {
+    for (const Row& b : all) {
+      if (a.table != b.table || a.published < 1.1 * b.published) continue;
+      ++pairs;
+      ordered += a.planned > b.planned ? 1 : 0;
+    }
+  }
+  MESSAGE(within << " of " << rows << " within 15 %; " << ordered << " of " << pairs
+                 << " pairs in order");
+  CHECK(ordered * 20 >= pairs * 19);
+}
+
+TEST_CASE("a step is the sum of its parts and more of anything costs time") {
+  const Plan plan = plan_of(llama_like(), 8);
+  Workload work = workload_of(plan);
+  work.compute = DType::bf16;
+  LayoutChoice layout;
+  layout.dp = 8;
+  layout.micro_batch = 1;
+  const Cluster& h100 = *find_cluster("h100-80g");
+  const Forecast base = forecast(work, layout, h100);
+  const StepTime& t = base.time;
+  CHECK(t.total == doctest::Approx(t.matmul + t.attention + t.memory_bound + t.recompute +
+                                   t.exposed() + t.bubble + t.optimizer));
+  CHECK(base.micro_batches == 4);
+  CHECK(base.mfu < base.mfu_full);
+  CHECK(base.hfu == doctest::Approx(base.mfu_full));
+  CHECK(base.not_run.empty());
+  LayoutChoice again = layout;
+  again.recompute.full = Recompute::Full::uniform;
+  const Forecast full = forecast(work, again, h100);
+  CHECK(full.time.recompute > 0);
+  CHECK(full.time.total > t.total);
+  CHECK(full.memory.activations < base.memory.activations);
+  CHECK(full.hfu > full.mfu_full);
+  // What recompute does again is not counted as work of the model.
+  CHECK(full.mfu < base.mfu);
+  LayoutChoice exposed = layout;
+  exposed.overlap_data = false;
+  CHECK(forecast(work, exposed, h100).time.data > t.data);
+  LayoutChoice stages = layout;
+  stages.dp = 2;
+  stages.pp = 4;
+  const Forecast piped = forecast(work, stages, h100);
+  CHECK(piped.micro_batches == 16);
+  CHECK(piped.time.bubble > 0);
+  stages.chunks = 4;
+  CHECK(forecast(work, stages, h100).time.bubble < piped.time.bubble);
+  LayoutChoice context = layout;
+  context.dp = 4;
+  context.cp = 2;
+  const Forecast ring = forecast(work, context, h100);
+  CHECK(ring.time.context > 0);
+  CHECK(ring.not_run == std::vector<std::string>{"context parallelism"});
+}
+
+TEST_CASE("tokens to the end are days and GPU hours") {
+  Workload work = workload_of(plan_of(llama_like(), 8));
+  work.total_tokens = 1e12;
+  LayoutChoice layout;
+  layout.dp = 8;
+  const Forecast plan = forecast(work, layout, *find_cluster("h100-80g"));
+  CHECK(plan.days == doctest::Approx(1e12 / plan.tokens_per_s / 86400));
+  CHECK(plan.gpu_hours == doctest::Approx(plan.days * 24 * 8));
+  CHECK(plan.tokens_per_s_gpu * 8 == doctest::Approx(plan.tokens_per_s));
+}
+
+TEST_CASE("FLOPs with attention whole are the papers' formula") {
+  // arXiv 2205.05198: 72 B s L h^2 (1 + s / 6h + V / 12 h L); with everything made again
+  // 2104.04473: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
+  ModelShape model;
+  model.layers = 96;
+  model.hidden = 12288;
+  model.heads = model.kv_heads = 96;
+  model.head_dim = 128;
+  model.ffn = 4 * 12288;
+  model.vocab = model.padded_vocab = 51200;
+  const double s = 2048, h = 12288, l = 96, v = 51200;
+  CHECK(full_flops_per_token(model, 2048) ==
+        doctest::Approx(72 * l * h * h * (1 + s / (6 * h) + v / (12 * h * l))));
+  LayoutChoice layout;
+  layout.recompute.full = Recompute::Full::uniform;
+  CHECK(hardware_flops_per_token(model, 2048, layout) ==
+        doctest::Approx(96 * l * h * h * (1 + s / (6 * h) + v / (16 * l * h))));
+}

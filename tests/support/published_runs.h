@@ -1,0 +1,29 @@
+// Runs that others have published, as layouts of the planner: what each table gives, and from where
+// what it leaves out. Held against forecasts by tests/runtime/plan/forecast_test.cpp and
+// tests/bench/planner.cpp.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/plan/forecast.h"
+
+namespace mtl::test {
+
+struct PublishedRun {
+  std::string table, name;
+  Workload work;
+  LayoutChoice layout;
+  std::string gpu;
+  Software software;
+  enum class Measure { mfu_full, hfu, tokens_per_s_gpu } measure = Measure::mfu_full;
+  double published = 0;  // share, or tokens/s
+  double gib = 0;        // memory; 0 = not given
+  bool calibrates = false;
+};
+
+// Micro-batch and virtual stages are the fastest that fit where a source does not give them.
+std::vector<PublishedRun> published_runs();
+double predicted(const PublishedRun& run, const Forecast& forecast);
+
+}  // namespace mtl::test
