@@ -142,9 +142,10 @@ double hidden_rest(const Cluster& cluster, bool overlap, double time, double bes
 }  // namespace
 
 StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                 const Software& software, int stage, const StageTimes& times) {
+                 const Software& software, const std::vector<ChunkRange>& chunks,
+                 const StageTimes& times) {
   StepEnd end;
-  const StageParams params = stage_params(work, layout, stage);
+  const StageParams params = stage_params(work, layout, chunks);
   const double element = bytes_of(work.compute);
   const int64_t micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   // Dense parameters are shared by dp x ep x cp ranks, experts by dp x cp.
@@ -255,6 +256,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   result.micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   const auto m = static_cast<double>(result.micro_batches);
   const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);
+  const std::vector<std::vector<ChunkRange>> held = layout_chunks(work, layout);
   size_t busiest = 0;
   double most = 0, sum = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -294,8 +296,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   // Stages end one after the other; the first has the last backward, and often most parameters.
   StepEnd end;
   for (const size_t stage : {size_t{0}, stages.size() - 1}) {
-    const StepEnd one =
-        step_end(work, layout, cluster, software, static_cast<int>(stage), stages[stage]);
+    const StepEnd one = step_end(work, layout, cluster, software, held[stage], stages[stage]);
     if (one.data + one.optimizer > end.data + end.optimizer) end = one;
   }
   time.data = end.data;
@@ -304,8 +305,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   const PassWork layer = layer_work(work, layout, cluster, software);
   const LayerLinks links = layer_links(work, layout, cluster, software, layer);
   int64_t layers = 0;
-  const auto chunks = layout_chunks(work, layout);
-  for (const ChunkRange& chunk : chunks[busiest]) layers += chunk.layers;
+  for (const ChunkRange& chunk : held[busiest]) layers += chunk.layers;
   result.links.tensor = m * static_cast<double>(layers) * links.tensor_wire;
   result.links.context = m * static_cast<double>(layers) * links.context_wire;
   result.links.expert = m * static_cast<double>(layers) * links.expert_wire;

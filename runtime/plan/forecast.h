@@ -141,7 +141,8 @@ struct StepEnd {
   double bytes = 0;  // on the wire per rank
 };
 StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                 const Software& software, int stage, const StageTimes& times);
+                 const Software& software, const std::vector<ChunkRange>& chunks,
+                 const StageTimes& times);
 
 // `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v).
 // The layout must be possible.

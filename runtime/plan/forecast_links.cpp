@@ -131,9 +131,9 @@ std::vector<std::vector<ChunkRange>> layout_chunks(const Workload& work,
   return pipeline_layout(layers, layout.pp, layout.chunks);
 }
 
-StageParams stage_params(const Workload& work, const LayoutChoice& layout, int stage) {
+StageParams stage_params(const Workload& work, const LayoutChoice& layout,
+                         const std::vector<ChunkRange>& chunks) {
   const StageParams layer = layer_params(work.model, layout);
-  const auto chunks = layout_chunks(work, layout)[static_cast<size_t>(stage)];
   const ModelShape& model = work.model;
   const double table = static_cast<double>(vocab_shard(model, layout.tp, 0).rows * model.hidden);
   StageParams sum;

@@ -18,12 +18,13 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
 double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                         bool embedding, bool head);
 
-// Parameters of a rank of the stage: those of experts apart.
+// Parameters of a rank of the stage that holds these chunks: those of experts apart.
 struct StageParams {
   double dense = 0, experts = 0;
   double sum() const { return dense + experts; }
 };
-StageParams stage_params(const Workload& work, const LayoutChoice& layout, int stage);
+StageParams stage_params(const Workload& work, const LayoutChoice& layout,
+                         const std::vector<ChunkRange>& chunks);
 // Of one layer.
 StageParams layer_params(const ModelShape& model, const LayoutChoice& layout);
 

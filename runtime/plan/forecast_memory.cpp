@@ -130,7 +130,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
   MemoryForecast most;
   for (int stage = 0; stage < layout.pp; ++stage) {
     const std::vector<ChunkRange>& held = chunks[static_cast<size_t>(stage)];
-    const StageParams params = stage_params(work, layout, stage);
+    const StageParams params = stage_params(work, layout, held);
     const auto divided = [&](bool is) {
       return is ? params.dense / dense_ranks + params.experts / expert_ranks : params.sum();
     };

@@ -330,4 +330,43 @@ double predicted(const PublishedRun& run, const Forecast& forecast) {
   return 0;
 }
 
+std::vector<GuideRow> guide_rows() {
+  // docs/user-guide/parallelism-guide.md of Megatron-LM gives TP, PP, CP and EP. Sequences as the
+  // models were trained (8192, GPT-3 2048, Mixtral 4096); batches of 2 to 16 M tokens,
+  // micro-batches of 1. DeepSeek-V3 is left out: latent attention is not among our models.
+  std::vector<GuideRow> rows;
+  const auto add = [&](const char* name, const ModelShape& model, int64_t seq, int64_t batch,
+                       int gpus, int tp, int pp, int cp, int ep) {
+    GuideRow row;
+    row.name = name;
+    row.work.model = model;
+    row.work.seq = seq;
+    row.work.global_batch = batch;
+    row.layout.tp = tp;
+    row.layout.pp = pp;
+    row.layout.cp = cp;
+    row.layout.ep = ep;
+    row.layout.dp = gpus / (tp * pp * cp * ep);
+    row.layout.sequence_parallel = tp > 1;
+    rows.push_back(row);
+  };
+  add("Llama-3 8B on 8", llama(32, 4096, 32, 14336, 8192), 8192, 128, 8, 1, 1, 2, 1);
+  add("Llama-3 70B on 64", llama(80, 8192, 64, 28672, 8192), 8192, 128, 64, 4, 4, 2, 1);
+  add("Llama-3.1 405B on 1024", llama(126, 16384, 128, 53248, 8192), 8192, 512, 1024, 8, 8, 2, 1);
+  const ModelShape gpt3 = gpt(96, 12288, 96, 51200, 2048);
+  add("GPT-3 175B on 128", gpt3, 2048, 1536, 128, 4, 8, 1, 1);
+  add("GPT-3 175B on 512", gpt3, 2048, 1536, 512, 4, 8, 1, 1);
+  ModelShape mixtral = llama(32, 4096, 32, 14336, 4096);
+  mixtral.vocab = mixtral.padded_vocab = 32000;
+  mixtral.experts = 8;
+  mixtral.experts_per_token = 2;
+  add("Mixtral 8x7B on 64", mixtral, 4096, 256, 64, 1, 4, 1, 8);
+  mixtral.layers = 56;
+  mixtral.hidden = 6144;
+  mixtral.heads = 48;
+  mixtral.ffn = 16384;
+  add("Mixtral 8x22B on 256", mixtral, 4096, 256, 256, 4, 4, 1, 8);
+  return rows;
+}
+
 }  // namespace mtl::test

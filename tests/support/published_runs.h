@@ -26,4 +26,12 @@ struct PublishedRun {
 std::vector<PublishedRun> published_runs();
 double predicted(const PublishedRun& run, const Forecast& forecast);
 
+// Layouts that Megatron-LM's parallelism guide recommends.
+struct GuideRow {
+  std::string name;
+  Workload work;
+  LayoutChoice layout;
+};
+std::vector<GuideRow> guide_rows();
+
 }  // namespace mtl::test

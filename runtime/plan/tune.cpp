@@ -1,0 +1,316 @@
+#include "runtime/plan/tune.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/plan/forecast_links.h"
+#include "runtime/plan/nearest.h"
+
+namespace mtl {
+
+namespace {
+
+Recompute selective() {
+  Recompute recompute;
+  recompute.norms = recompute.mlp_activation = true;
+  return recompute;
+}
+
+Recompute everything() {
+  Recompute recompute;
+  recompute.full = Recompute::Full::uniform;
+  return recompute;
+}
+
+struct Candidate {
+  LayoutChoice layout;
+  double seconds = 0;
+  double bytes = 0;
+};
+
+// Virtual stages worth a look: those that divide the layers evenly.
+std::vector<int> chunk_choices(const Workload& work, int pp) {
+  std::vector<int> choices = {1};
+  if (pp == 1) return choices;
+  for (const int64_t chunks : divisors(work.model.layers)) {
+    if (chunks > 1 && work.model.layers % (chunks * pp) == 0) {
+      choices.push_back(static_cast<int>(chunks));
+    }
+  }
+  // Uneven ones are weighed by the head.
+  if (work.model.layers % pp != 0) {
+    for (const int chunks : {2, 4}) {
+      if (pp * chunks <= work.model.layers) choices.push_back(chunks);
+    }
+  }
+  return choices;
+}
+
+// Layouts that only differ in how little memory they take are tried from the roomy to the tight
+// one: the first that fits is the fastest of them.
+class Search {
+ public:
+  Search(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options)
+      : work_(work), gpus_(gpus), cluster_(cluster), options_(options) {}
+
+  std::vector<Candidate> fitting, too_large;
+  int64_t considered = 0, hopeless = 0;
+  std::optional<LayoutChoice> nearest;  // of those that do not fit, what needs least
+  double nearest_bytes = 1e300;
+
+  void run() {
+    const int most_tp = std::min<int>(gpus_, 2 * std::min(cluster_.nvlink_domain, 8));
+    for (const int64_t tp : tensor_degrees(work_.model)) {
+      if (tp > most_tp || gpus_ % tp != 0) continue;
+      for (const int64_t pp : divisors(gpus_ / tp)) {
+        if (pp > work_.model.layers) break;
+        for (int cp = 1; cp <= 16; cp *= 2) {
+          if (gpus_ / (tp * pp) % cp != 0 || (options_.only_run_here && cp > 1)) continue;
+          for (int ep = 1; ep <= std::max<int64_t>(1, work_.model.experts); ep *= 2) {
+            const int64_t inner = tp * pp * cp * ep;
+            if (gpus_ % inner != 0 || (options_.only_run_here && ep > 1)) continue;
+            LayoutChoice layout;
+            layout.tp = static_cast<int>(tp);
+            layout.pp = static_cast<int>(pp);
+            layout.cp = cp;
+            layout.ep = ep;
+            layout.dp = static_cast<int>(gpus_ / inner);
+            layout.fp8 = options_.fp8;
+            layout.sequence_parallel = tp > 1 && work_.seq / cp % tp == 0;
+            divide(layout);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void divide(LayoutChoice layout) {
+    const int most_zero = options_.only_run_here || layout.replicas() * layout.cp == 1 ? 1 : 3;
+    for (const int chunks : chunk_choices(work_, layout.pp)) {
+      layout.chunks = chunks;
+      // Uneven layers are balanced once, not for every layout that has these stages.
+      layout.layers_of_virtual.clear();
+      for (const auto& stage : layout_chunks(work_, layout)) {
+        for (const ChunkRange& chunk : stage) layout.layers_of_virtual.push_back(chunk.layers);
+      }
+      // By stage and chunk so far; the order of virtual stages is the other way round.
+      std::vector<int64_t> in_order;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int stage = 0; stage < layout.pp; ++stage) {
+          in_order.push_back(layout.layers_of_virtual[static_cast<size_t>(stage * chunks + chunk)]);
+        }
+      }
+      layout.layers_of_virtual = std::move(in_order);
+      for (int zero = 1; zero <= most_zero; ++zero) {
+        // A pipeline would scatter gradients, and gather weights, for every micro-batch.
+        if (zero > 1 && layout.pp > 1) break;
+        layout.zero = zero;
+        for (int64_t mb = 1; mb <= options_.max_micro_batch; mb *= 2) {
+          layout.micro_batch = mb;
+          layout.recompute = {};
+          if (!impossible(work_, layout).empty()) continue;
+          look(layout);
+        }
+      }
+    }
+  }
+
+  void look(LayoutChoice layout) {
+    const double room = cluster_.cpu ? 1e300 : usable_memory(cluster_);
+    for (const Recompute& recompute : {Recompute{}, selective(), everything()}) {
+      layout.recompute = recompute;
+      ++considered;
+      const double bytes = forecast_memory(work_, layout).total;
+      const bool fits = bytes <= room;
+      if (!fits && bytes < nearest_bytes) {
+        nearest_bytes = bytes;
+        nearest = layout;
+      }
+      // Much too large is no news.
+      if (!fits && bytes > 4 * room) {
+        ++hopeless;
+        continue;
+      }
+      const Forecast one = forecast(work_, layout, cluster_);
+      (fits ? fitting : too_large).push_back({layout, one.time.total, bytes});
+      if (fits) break;  // with more recompute it would only be slower
+    }
+  }
+
+  const Workload& work_;
+  int gpus_;
+  const Cluster& cluster_;
+  const TuneOptions& options_;
+};
+
+bool same_degrees(const LayoutChoice& a, const LayoutChoice& b) {
+  return a.tp == b.tp && a.pp == b.pp && a.cp == b.cp && a.ep == b.ep && a.zero == b.zero;
+}
+
+struct Part {
+  const char* name;
+  double share;
+};
+
+std::array<Part, 9> parts_of(const Forecast& one) {
+  const StepTime& time = one.time;
+  const double total = time.total;
+  return {{{"recompute", time.recompute / total},
+           {"tensor parallel communication", time.tensor / total},
+           {"context parallel communication", time.context / total},
+           {"expert communication", time.expert / total},
+           {"waiting for pipeline messages", time.pipeline / total},
+           {"bubble", time.bubble / total},
+           {"data parallel communication", time.data / total},
+           {"optimizer", time.optimizer / total},
+           {"element-wise work", time.memory_bound / total}}};
+}
+
+std::string gb(double bytes) {
+  return fmt::format("{:.0f}", bytes / 1e9);
+}
+
+}  // namespace
+
+std::string layout_words(const LayoutChoice& layout) {
+  std::string text = fmt::format("tp {}, pp {}", layout.tp, layout.pp);
+  if (layout.chunks > 1) text += fmt::format(" x {} chunks", layout.chunks);
+  if (layout.cp > 1) text += fmt::format(", cp {}", layout.cp);
+  if (layout.ep > 1) text += fmt::format(", ep {}", layout.ep);
+  text +=
+      fmt::format(", dp {}, ZeRO-{}, micro-batch {}", layout.dp, layout.zero, layout.micro_batch);
+  const Recompute& recompute = layout.recompute;
+  const bool some = recompute.norms || recompute.mlp || recompute.mlp_activation ||
+                    recompute.core_attention || layout.keep_every_second;
+  if (recompute.full != Recompute::Full::none) return text + ", full recompute";
+  return text + (some ? ", selective recompute" : ", no recompute");
+}
+
+std::string verdict(const Forecast& one, const Forecast& best, const Cluster& cluster) {
+  if (!cluster.cpu && one.memory.total > usable_memory(cluster)) {
+    return fmt::format("needs {} GB of {}", gb(one.memory.total), gb(usable_memory(cluster)));
+  }
+  const double slower = one.time.total / best.time.total - 1;
+  // What costs more of the step than in the best, the most first.
+  const auto mine = parts_of(one), theirs = parts_of(best);
+  size_t worst = 0;
+  double most = 0;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const double more = mine[i].share * one.time.total - theirs[i].share * best.time.total;
+    if (more > most) {
+      most = more;
+      worst = i;
+    }
+  }
+  const double matmul =
+      one.time.matmul + one.time.attention - best.time.matmul - best.time.attention;
+  std::string why;
+  if (slower < 5e-4) {
+    why = "as fast";
+  } else if (matmul > most) {
+    why = "smaller matrix products reach less of the peak";
+  } else if (one.layout.tp > cluster.nvlink_domain &&
+             std::string(mine[worst].name).starts_with("tensor")) {
+    why = fmt::format("tp {} spans nodes: {:.0f} % of the step", one.layout.tp,
+                      100 * mine[worst].share);
+  } else if (most > 0) {
+    why = fmt::format("{} {:.1f} % of the step, {:.1f} % in the best", mine[worst].name,
+                      100 * mine[worst].share, 100 * theirs[worst].share);
+  }
+  return slower < 5e-4 ? why : fmt::format("{:.1f} % slower: {}", 100 * slower, why);
+}
+
+Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options) {
+  Search search(work, gpus, cluster, options);
+  search.run();
+  Tuning result;
+  result.considered = search.considered;
+  result.too_large = static_cast<int64_t>(search.too_large.size()) + search.hopeless;
+  const auto faster = [](const Candidate& a, const Candidate& b) {
+    if (a.seconds != b.seconds) return a.seconds < b.seconds;
+    return a.bytes < b.bytes;
+  };
+  std::sort(search.fitting.begin(), search.fitting.end(), faster);
+  // Of layouts with the same degrees the fastest stands for all.
+  std::vector<Candidate> chosen;
+  for (const Candidate& one : search.fitting) {
+    const bool seen = std::any_of(chosen.begin(), chosen.end(), [&](const Candidate& other) {
+      return same_degrees(one.layout, other.layout);
+    });
+    if (!seen) chosen.push_back(one);
+    if (chosen.size() >= 2 * options.best) break;
+  }
+  // The bubble of the few that are left from their instruction lists.
+  std::vector<Forecast> exact;
+  for (const Candidate& one : chosen) {
+    exact.push_back(forecast(work, one.layout, cluster, software_mtl(), true));
+  }
+  std::sort(exact.begin(), exact.end(),
+            [](const Forecast& a, const Forecast& b) { return a.time.total < b.time.total; });
+  if (exact.size() > options.best) exact.resize(options.best);
+  for (const Forecast& one : exact) {
+    result.best.push_back({one, verdict(one, exact.front(), cluster)});
+  }
+  if (!result.best.empty()) {
+    const Forecast& first = exact.front();
+    std::string best_by = "fastest";
+    if (exact.size() > 1) {
+      best_by += fmt::format(" by {:.1f} %", 100 * (exact[1].time.total / first.time.total - 1));
+    }
+    result.best.front().why = fmt::format(
+        "{}: {:.0f} % of the step is matrix products and attention, {:.0f} GB of {} used", best_by,
+        100 * (first.time.matmul + first.time.attention) / first.time.total,
+        first.memory.total / 1e9, gb(usable_memory(cluster)));
+    if (cluster.cpu) result.best.front().why = best_by;
+  }
+  if (result.best.empty() && search.nearest) {
+    const Forecast one = forecast(work, *search.nearest, cluster);
+    result.if_it_fitted = {one, verdict(one, one, cluster)};
+  } else if (!search.too_large.empty()) {
+    const Candidate fastest =
+        *std::min_element(search.too_large.begin(), search.too_large.end(), faster);
+    if (fastest.seconds < exact.front().time.total) {
+      const Forecast one = forecast(work, fastest.layout, cluster, software_mtl(), true);
+      result.if_it_fitted = {one, verdict(one, one, cluster)};
+    }
+  }
+  const auto runs = [](const Forecast& one) { return one.not_run.empty(); };
+  if (!result.best.empty() && std::none_of(exact.begin(), exact.end(), runs)) {
+    for (const Candidate& one : search.fitting) {
+      if (!not_run_here(one.layout).empty()) continue;
+      const Forecast here = forecast(work, one.layout, cluster, software_mtl(), true);
+      result.run_here = {here, verdict(here, exact.front(), cluster)};
+      break;
+    }
+  }
+  return result;
+}
+
+std::vector<std::pair<std::string, std::string>> settings_of(const Workload& work,
+                                                             const LayoutChoice& layout) {
+  std::vector<std::pair<std::string, std::string>> settings = {
+      {"parallel.tp", std::to_string(layout.tp)},
+      {"parallel.pp", std::to_string(layout.pp)},
+      {"parallel.virtual_stages", std::to_string(layout.chunks)},
+      {"parallel.zero", std::to_string(layout.zero)},
+      {"parallel.stage_layout",
+       work.model.layers % (layout.pp * layout.chunks) == 0 ? "uniform" : "balanced"},
+      {"train.micro_batch", std::to_string(layout.micro_batch)},
+  };
+  const Recompute& recompute = layout.recompute;
+  if (recompute.full != Recompute::Full::none) {
+    settings.emplace_back("recompute.mode", "full");
+  } else if (recompute.norms || recompute.mlp_activation) {
+    settings.emplace_back("recompute.mode", "selective");
+    settings.emplace_back("recompute.modules", "[norm, mlp_act]");
+  } else {
+    settings.emplace_back("recompute.mode", "none");
+  }
+  return settings;
+}
+
+}  // namespace mtl

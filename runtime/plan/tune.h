@@ -1,0 +1,53 @@
+// The search for a layout: every tp, pp, virtual stages, cp, ep, ZeRO stage, micro-batch and
+// recompute that a model and a number of GPUs admit, pruned by divisibility and memory, ordered by
+// the forecast of a step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/plan/forecast.h"
+
+namespace mtl {
+
+struct TuneOptions {
+  bool only_run_here = false;  // leave out what this engine does not run yet
+  bool fp8 = false;            // of the run: not searched
+  int64_t max_micro_batch = 16;
+  size_t best = 5;
+};
+
+struct Advice {
+  Forecast forecast;
+  std::string why;  // one line: what it wins by, or loses by against the first
+};
+
+struct Tuning {
+  int64_t considered = 0;  // layouts whose numbers divide
+  int64_t too_large = 0;   // of these, what does not fit into memory
+  std::vector<Advice> best;
+  // The fastest if memory were no matter, where that is another: what it would need.
+  std::optional<Advice> if_it_fitted;
+  // The fastest that this engine runs, where none of `best` is one.
+  std::optional<Advice> run_here;
+};
+
+// `gpus` ranks; the batch and model of `work`. Nothing in `best` if nothing fits: then
+// `if_it_fitted` is what comes nearest in memory.
+Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options);
+
+// Why `layout` is slower than `best`, or does not fit: "bubble 21 % of the step, 3 % in the best",
+// "needs 92 GB of 78", "tp 16 spans nodes".
+std::string verdict(const Forecast& layout, const Forecast& best, const Cluster& cluster);
+
+// "tp 8, pp 8 x 2 chunks, dp 16, ZeRO-1, micro-batch 1, no recompute".
+std::string layout_words(const LayoutChoice& layout);
+
+// The settings of train.yaml that make it: {"parallel.tp", "8"}, ...; only of a layout that the
+// engine runs.
+std::vector<std::pair<std::string, std::string>> settings_of(const Workload& work,
+                                                             const LayoutChoice& layout);
+
+}  // namespace mtl

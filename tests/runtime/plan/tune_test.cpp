@@ -1,0 +1,84 @@
+// runtime/plan/tune: the advice, against the layouts that Megatron-LM's guide recommends.
+#include "runtime/plan/tune.h"
+
+#include <string>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "support/published_runs.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+TEST_CASE("the advice is as fast as the guide's layouts or faster and says why") {
+  for (const GuideRow& row : guide_rows()) {
+    INFO(row.name);
+    const Cluster& cluster = *find_cluster("h100-80g");
+    REQUIRE(impossible(row.work, row.layout) == "");
+    const Tuning tuning = tune(row.work, row.layout.world(), cluster, {});
+    REQUIRE(!tuning.best.empty());
+    const Forecast theirs = forecast(row.work, row.layout, cluster, software_mtl(), true);
+    const Forecast& ours = tuning.best.front().forecast;
+    CHECK(ours.fits);
+    CHECK(ours.layout.world() == row.layout.world());
+    // A guide's layout that does not fit is no rival.
+    if (theirs.fits) CHECK(ours.time.total <= 1.001 * theirs.time.total);
+    const std::string why = verdict(theirs, ours, cluster);
+    CHECK(why != "");
+    MESSAGE(fmt::format("{}: theirs {} -> {:.1f} %, {:.0f} GB; ours {} -> {:.1f} %; {}", row.name,
+                        layout_words(theirs.layout), 100 * theirs.mfu, theirs.memory.total / 1e9,
+                        layout_words(ours.layout), 100 * ours.mfu, why));
+    for (const Advice& advice : tuning.best) {
+      CHECK(advice.why != "");
+      CHECK(advice.forecast.fits);
+      CHECK(impossible(row.work, advice.forecast.layout) == "");
+      CHECK(advice.forecast.time.total >= ours.time.total);
+    }
+  }
+}
+
+TEST_CASE("advice that only this engine's layouts may be") {
+  for (const GuideRow& row : guide_rows()) {
+    const Tuning tuning =
+        tune(row.work, row.layout.world(), *find_cluster("h100-80g"), {.only_run_here = true});
+    for (const Advice& advice : tuning.best) CHECK(advice.forecast.not_run.empty());
+  }
+}
+
+TEST_CASE("a model that fits nowhere is said to need so much") {
+  GuideRow row = guide_rows().front();
+  for (const GuideRow& one : guide_rows()) {
+    if (one.work.model.layers == 126) row = one;
+  }
+  const Tuning tuning = tune(row.work, 8, *find_cluster("h100-80g"), {});
+  CHECK(tuning.best.empty());
+  REQUIRE(tuning.if_it_fitted.has_value());
+  CHECK(tuning.if_it_fitted->why.starts_with("needs "));
+}
+
+TEST_CASE("TP over nodes is told apart") {
+  const GuideRow row = guide_rows()[1];
+  const Cluster& cluster = *find_cluster("h100-80g");
+  LayoutChoice wide = row.layout;
+  wide.tp = 16;
+  wide.cp = wide.pp = 1;
+  wide.dp = 4;
+  wide.chunks = 1;
+  wide.sequence_parallel = true;
+  wide.recompute.full = Recompute::Full::uniform;
+  wide.layers_of_virtual.clear();
+  REQUIRE(impossible(row.work, wide) == "");
+  const Forecast best = tune(row.work, 64, cluster, {}).best.front().forecast;
+  CHECK(verdict(forecast(row.work, wide, cluster), best, cluster).find("spans nodes") !=
+        std::string::npos);
+}
+
+TEST_CASE("what advice sets is a layout with the same forecast") {
+  const GuideRow row = guide_rows().front();
+  const Tuning tuning = tune(row.work, 8, *find_cluster("h100-80g"), {.only_run_here = true});
+  REQUIRE(!tuning.best.empty());
+  const auto settings = settings_of(row.work, tuning.best.front().forecast.layout);
+  CHECK(settings.front().first == "parallel.tp");
+  CHECK(settings.front().second == std::to_string(tuning.best.front().forecast.layout.tp));
+}
