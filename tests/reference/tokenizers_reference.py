@@ -7,6 +7,8 @@
       encodes the documents with mtl and with the libraries, and counts differences
   tokenizers_reference.py golden DIR -o tests/reference/tokenizers.json
       a few hundred short texts with their ids, for the C++ suite
+  tokenizers_reference.py ages
+      which characters are marks, punctuation, numbers and parts of words there: as hashes
 
 Needs: pip install tokenizers==0.19.1 tiktoken numpy. Special tokens in the text are text
 (encode_special_tokens, encode_ordinary), and broken UTF-8 is what
@@ -59,13 +61,9 @@ BROKEN = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x8
 
 
 def assigned(c):
-    """Characters that every side knows. Python 3.11, PCRE2 10.42 and the Oniguruma of `tokenizers`
-    have Unicode 14; the tables of marks and punctuation in `tokenizers` are older, so that those
-    younger than Unicode 3.2 are left out."""
-    category = unicodedata.category(chr(c))
-    if category[0] in "MP" and unicodedata.ucd_3_2_0.category(chr(c)) == "Cn":
-        return False
-    return category not in ("Cn", "Cs", "Co")
+    """Characters that Python 3.11, PCRE2 10.42 and the Oniguruma of `tokenizers` know (Unicode 14).
+    Where other tables of `tokenizers` are older or younger, mtl knows (see `ages`)."""
+    return unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")
 
 
 def alphabet(ranges):
@@ -363,18 +361,36 @@ def golden(args):
     print(os.path.getsize(args.o), "bytes")
 
 
+def ages(args):
+    """How many characters belong to what `tokenizers` itself decides, and a hash of them."""
+    from tokenizers import normalizers, pre_tokenizers
+    marks, words = normalizers.StripAccents(), pre_tokenizers.Whitespace()
+    punctuation, digits = pre_tokenizers.Punctuation("isolated"), pre_tokenizers.Digits(True)
+    normal = [getattr(normalizers, form)() for form in ("NFC", "NFD", "NFKC", "NFKD")]
+    pieces = lambda cutter, c: len(cutter.pre_tokenize_str("a" + c + "a"))
+    for name, belongs in (
+            ("marks", lambda c: marks.normalize_str(c) == ""),
+            ("punctuation", lambda c: pieces(punctuation, c) == 3),
+            ("numbers", lambda c: pieces(digits, c) == 3),
+            ("words", lambda c: pieces(words, c) == 1),
+            ("changed by NFC, NFD, NFKC or NFKD",
+             lambda c: any(form.normalize_str(c) != c for form in normal))):
+        all = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000 and belongs(chr(c))]
+        print(name, len(all), fnv1a64(",".join("%x" % c for c in all).encode()))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["make", "compare", "golden"])
-    p.add_argument("dir")
+    p.add_argument("what", choices=["make", "compare", "golden", "ages"])
+    p.add_argument("dir", nargs="?")
     p.add_argument("--mb", type=float, default=100)
     p.add_argument("--shared", default="../shared/data")
     p.add_argument("--mtl", default="build/bench/tokenize")
     p.add_argument("--only", nargs="*")
     p.add_argument("-o", default="tests/reference/tokenizers.json")
     args = p.parse_args()
-    {"make": make, "compare": compare, "golden": golden}[args.what](args)
+    {"make": make, "compare": compare, "golden": golden, "ages": ages}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/data/tokenizer/regex.h"
 #include "runtime/data/tokenizer/unicode.h"
+#include "runtime/data/tokenizer/unicode_ages.h"
 #include "runtime/data/utf8.h"
 
 namespace mtl::tokenizer {
@@ -20,22 +21,6 @@ namespace {
 constexpr utf8proc_option_t operator|(utf8proc_option_t a, utf8proc_option_t b) {
   return static_cast<utf8proc_option_t>(static_cast<int>(a) | static_cast<int>(b));
 }
-
-// What the normal forms of `tokenizers` leave alone and Unicode 14 does not: its tables are those
-// of Unicode 9, where these were not assigned. Found by asking it for every character.
-struct CodeRange {
-  char32_t first, last;
-};
-constexpr CodeRange kYounger[] = {
-    {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
-    {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
-    {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},
-    {0xA82C, 0xA82C},   {0xAB69, 0xAB69},   {0x10781, 0x107BA}, {0x10D24, 0x10D27},
-    {0x10EAB, 0x10EAC}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
-    {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11943},
-    {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99},
-    {0x11D42, 0x11D45}, {0x11D97, 0x11D97}, {0x16FF0, 0x16FF1}, {0x1E130, 0x1E136},
-    {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
 
 // One of the normal forms of Unicode (UAX 15).
 class UnicodeForm : public Normalizer {
@@ -64,7 +49,7 @@ class UnicodeForm : public Normalizer {
         at += part.bytes;
       }
     }
-    for (const CodeRange& range : kYounger) {
+    for (const CodeRange& range : kNotNormal) {
       for (char32_t code = range.first; code <= range.last; ++code) roles_[code] = Role::apart;
     }
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/data/tokenizer/regex.h"
+#include "runtime/data/tokenizer/unicode_ages.h"
 #include "runtime/data/utf8.h"
 
 namespace mtl::tokenizer {
@@ -126,7 +127,10 @@ bool is_punctuation(char32_t code) {
            (code >= 0x5B && code <= 0x60) || (code >= 0x7B && code <= 0x7E);
   }
   const utf8proc_category_t found = category(code);
-  return found >= UTF8PROC_CATEGORY_PC && found <= UTF8PROC_CATEGORY_PO;
+  if (found >= UTF8PROC_CATEGORY_PC && found <= UTF8PROC_CATEGORY_PO) {
+    return !is_in(kNotPunctuation, code);
+  }
+  return is_in(kMorePunctuation, code);
 }
 
 bool is_numeric(char32_t code) {
@@ -136,7 +140,10 @@ bool is_numeric(char32_t code) {
 
 bool is_mark(char32_t code) {
   const utf8proc_category_t found = category(code);
-  return found >= UTF8PROC_CATEGORY_MN && found <= UTF8PROC_CATEGORY_ME;
+  if (found >= UTF8PROC_CATEGORY_MN && found <= UTF8PROC_CATEGORY_ME) {
+    return !is_in(kNotMarks, code);
+  }
+  return is_in(kMoreMarks, code);
 }
 
 }  // namespace mtl::tokenizer

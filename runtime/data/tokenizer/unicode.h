@@ -51,6 +51,7 @@ class CharClasses {
 
 bool is_white_space(char32_t code);  // White_Space: not U+180E, which PCRE2 counts
 bool is_word(char32_t code);         // Rust's \w
+// As `tokenizers` sees them (unicode_ages.h).
 bool is_punctuation(char32_t code);  // ASCII's and \p{P}
 bool is_numeric(char32_t code);      // \p{N}
 bool is_mark(char32_t code);         // \p{M}

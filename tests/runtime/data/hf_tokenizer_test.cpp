@@ -1,9 +1,11 @@
 // tokenizer.json and GPT-2's files: the ids of Hugging Face's `tokenizers` and of tiktoken
 // (tests/reference/tokenizers_reference.py), and what is refused.
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "runtime/data/token_text.h"
 #include "runtime/data/tokenizer/normalizer.h"
 #include "runtime/data/tokenizer/unicode.h"
+#include "runtime/data/utf8.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -296,6 +299,46 @@ TEST_CASE("tokenizer files that are damaged or hostile are refused with the reas
   CHECK_THROWS_AS(load_tokenizer({.type = "gpt2-bpe"}), Error);
   CHECK_THROWS_AS(load_tokenizer({.type = "hf"}), Error);
   CHECK_THROWS_AS(load_tokenizer({.type = "nonsense", .file = path}), Error);
+}
+
+TEST_CASE("every character is to us what it is to tokenizers 0.19.1") {
+  // tests/reference/tokenizers_reference.py ages
+  struct Class {
+    const char* name;
+    std::function<bool(char32_t)> holds;
+    int64_t count;
+    const char* hash;
+  };
+  std::vector<std::unique_ptr<tokenizer::Normalizer>> forms;
+  for (const char* form : {"NFC", "NFD", "NFKC", "NFKD"}) {
+    const json description = {{"type", form}};
+    forms.push_back(tokenizer::make_normalizer(&description, "normalizer"));
+  }
+  const auto changes = [&](char32_t code) {
+    std::string one;
+    append_utf8(one, code);
+    return std::any_of(forms.begin(), forms.end(), [&](const auto& form) {
+      std::string normal = one;
+      form->apply(normal);
+      return normal != one;
+    });
+  };
+  for (const Class& one :
+       std::vector<Class>{{"marks", tokenizer::is_mark, 2097, "951a09a95873d60a"},
+                          {"punctuation", tokenizer::is_punctuation, 726, "4f002fa25a3e6bb0"},
+                          {"numbers", tokenizer::is_numeric, 1831, "6576eb4622b530ea"},
+                          {"words", tokenizer::is_word, 139612, "664a0f1197b9864e"},
+                          {"changed by normal forms", changes, 16894, "8e6a2020aa8eb9c5"}}) {
+    CAPTURE(one.name);
+    std::string all;
+    int64_t count = 0;
+    for (char32_t code = 0; code < 0x110000; ++code) {
+      if ((code >= 0xD800 && code <= 0xDFFF) || !one.holds(code)) continue;
+      all += fmt::format("{}{:x}", count++ > 0 ? "," : "", static_cast<uint32_t>(code));
+    }
+    CHECK(count == one.count);
+    CHECK(fnv1a64(all) == one.hash);
+  }
 }
 
 TEST_CASE("normal forms: characters that are younger than the peer's tables stay") {
