@@ -1,69 +1,289 @@
-// mtl plan: what a run needs, before it starts.
+// mtl plan: what a run needs, before it starts; how fast it would be elsewhere; which layout to
+// take.
 #include <cstdio>
+#include <optional>
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/launch_flags.h"
+#include "cli/plan_forecast.h"
+#include "cli/plan_machines.h"
 #include "cli/plan_text.h"
 #include "cli/plan_words.h"
 #include "cli/run_request.h"
 #include "common/files.h"
 #include "common/terminal.h"
+#include "common/yaml_edit.h"
+#include "runtime/plan/forecast_json.h"
 #include "runtime/plan/schedule_drawing.h"
 
 namespace mtl {
 
 namespace {
 
-std::string svg_title(const CheckedRun& run) {
-  return fmt::format("{}: {}", run.resolved.spec.run.name,
-                     schedule_words(run.plan.largest().shape));
-}
-
-}  // namespace
-
-int command_plan(const Arguments& args) {
+struct Wanted {
   RunOptions options;
-  options.plan_only = true;
   std::string train_yaml;
   std::vector<std::string> settings;
   std::string svg;
   bool json = false;
-  CommandLine line({"plan [options] train.yaml [key=value ...]"},
-                   "Checks a run and prints its plan: the grid of ranks, which stage holds which "
-                   "layers, memory and bytes on each link per rank, and the schedule with its "
-                   "bubble. What cannot run is an error that names what can. Starts nothing.");
+  MachinesGiven machines;
+  bool tune = false, write = false, only_run_here = false;
+  bool simulate = false;
+  std::string stragglers;
+  double jitter = 0;
+  int64_t seed = 1;
+  Failures failures;
+};
+
+void declare(CommandLine& line, Wanted& wanted) {
   line.example("mtl plan train.yaml", "one process");
   line.example("mtl plan --num_processes 8 train.yaml parallel.tp=2", "8 ranks, 4 data x 2 tensor");
   line.example("mtl plan --num_processes 4 --svg step.svg train.yaml parallel.pp=4",
                "a pipeline, drawn");
   line.example("mtl plan --json train.yaml | jq .cost", "for programs");
-  line.positional("train.yaml", train_yaml, "what to train");
-  line.rest("key=value", settings, "settings that win over train.yaml: train.steps=2000");
-  declare_plan_flags(line, options.given.flags);
+  line.example("mtl plan --gpus 1024 --gpu-type h100-80g train.yaml", "and how fast it would be");
+  line.example("mtl plan --tune --gpus 64 --write train.yaml", "the best layout, into the file");
+  line.positional("train.yaml", wanted.train_yaml, "what to train");
+  line.rest("key=value", wanted.settings, "settings that win over train.yaml: train.steps=2000");
+  declare_plan_flags(line, wanted.options.given.flags);
+  line.group("On other machines");
+  line.option("gpus", "N", wanted.machines.gpus, 1,
+              "forecast on so many GPUs: step time, MFU, days");
+  line.option("nodes", "M", wanted.machines.nodes, 1, "or on so many nodes");
+  line.option("gpu-type", "TYPE", wanted.machines.gpu_type,
+              fmt::format("{}, or cpu: this machine's, measured", fmt::join(cluster_types(), ", ")),
+              "h100-80g");
+  line.group("Advice");
+  line.flag("tune", wanted.tune,
+            "search tp, pp, virtual stages, cp, ep, ZeRO, micro-batch and "
+            "recompute: the five best, and why");
+  line.flag("only-run-here", wanted.only_run_here,
+            "with --tune: leave out what this engine does "
+            "not run yet");
+  line.flag("write", wanted.write,
+            "with --tune: write the best that this engine runs into "
+            "train.yaml; comments stay");
+  line.group("Simulation");
+  line.flag("simulate", wanted.simulate,
+            "execute a step event by event, and failures over the run");
+  line.option("straggler", "RANK:FACTOR", wanted.stragglers,
+              "ranks that compute so many times longer: 37:1.2,90:1.5");
+  line.option("jitter", "SHARE", wanted.jitter, 0,
+              "every rank is slower by |x|, x normal with this deviation: 0.02");
+  line.option("seed", "N", wanted.seed, 0, "of jitter and failures", "1");
+  line.option("mtbf", "HOURS", wanted.failures.mtbf_hours, 0.001,
+              "hours of a GPU between failures (Llama 3's)", "50700");
+  line.option("checkpoint-time", "SECONDS", wanted.failures.checkpoint_s, 0.001,
+              "that a checkpoint stops training for", "60");
+  line.option("restart-time", "SECONDS", wanted.failures.restart_s, 0,
+              "from a failure to the first "
+              "step again",
+              "300");
   line.group("Output");
-  line.option("svg", "FILE", svg, "also draws the schedule of a step as a picture");
-  line.flag("json", json, "one JSON document, schema mtl.plan/2");
-  if (!line.parse(args)) return 0;
-  read_launch_environment(options.given);
-  const PreparedRun run = prepare_run(options, train_yaml, settings);
+  line.option("svg", "FILE", wanted.svg, "also draws the schedule of a step as a picture");
+  line.flag("json", wanted.json, "one JSON document, schema mtl.plan/2");
+}
+
+std::string svg_title(const CheckedRun& run) {
+  return fmt::format("{}: {}", run.resolved.spec.run.name,
+                     schedule_words(run.plan.largest().shape));
+}
+
+void draw(const Wanted& wanted, const CheckedRun& run) {
+  if (wanted.svg.empty()) return;
+  const StepSchedule& step = run.plan.largest();
+  write_file_atomic(wanted.svg, schedule_svg(step.shape, step.facts, svg_title(run)));
+  fmt::print(stderr, "schedule drawn in {}\n", wanted.svg);
+}
+
+// The layout of a run, and what of its communication is to run beside computation.
+LayoutChoice layout_of_run(const CheckedRun& run) {
+  LayoutChoice layout = layout_of(run.plan);
+  const TrainSpec::Parallel::Overlap& overlap = run.resolved.spec.parallel.overlap;
+  layout.overlap_data = overlap.grad_reduce;
+  layout.overlap_send = overlap.p2p;
+  return layout;
+}
+
+struct Simulated {
+  ClusterStep step;
+  Goodput run;
+};
+
+Simulated simulated(const Wanted& wanted, const Workload& work, const Forecast& plan,
+                    const Cluster& cluster, const Stragglers& stragglers) {
+  Simulated result;
+  result.step = simulate_cluster(work, plan.layout, cluster, stragglers);
+  const double tokens = static_cast<double>(work.global_batch * work.seq);
+  Failures failures = wanted.failures;
+  failures.seed = static_cast<uint64_t>(wanted.seed);
+  result.run = goodput(plan.layout.world(), result.step.seconds,
+                       result.step.seconds * work.total_tokens / tokens, failures);
+  return result;
+}
+
+Stragglers stragglers_of(const Wanted& wanted, int world) {
+  Stragglers stragglers = parse_stragglers(wanted.stragglers, world);
+  stragglers.jitter = wanted.jitter;
+  stragglers.seed = static_cast<uint64_t>(wanted.seed);
+  return stragglers;
+}
+
+int show_plan(const Wanted& wanted, std::optional<int> world) {
+  const PreparedRun run = prepare_run(wanted.options, wanted.train_yaml, wanted.settings, world);
   print_warnings(run.warnings);
   const Plan& plan = run.checked.plan;
-  if (!svg.empty()) {
-    const StepSchedule& step = plan.largest();
-    write_file_atomic(svg, schedule_svg(step.shape, step.facts, svg_title(run.checked)));
-    fmt::print(stderr, "schedule drawn in {}\n", svg);
-  }
-  if (json) {
-    fmt::print("{}\n", to_json(plan).dump(2));
+  draw(wanted, run.checked);
+  const int columns = terminal_columns(STDOUT_FILENO);
+  nlohmann::json json;
+  std::string text;
+  if (wanted.json) {
+    json = to_json(plan);
   } else {
-    fmt::print("{}", plan_text(plan, terminal_columns(STDOUT_FILENO)));
+    text = plan_text(plan, columns);
   }
+  if (wanted.machines.any() || wanted.simulate) {
+    const Cluster cluster = machines_given(wanted.machines, plan.compute, run.world);
+    const Workload work = workload_of(plan);
+    const Forecast planned =
+        forecast(work, layout_of_run(run.checked), cluster, software_mtl(), true);
+    if (wanted.json) {
+      json["machines"] = to_json(cluster);
+      json["forecast"] = to_json(planned);
+    } else {
+      text += forecast_text(work, planned, cluster, columns);
+    }
+    if (wanted.simulate) {
+      const Stragglers stragglers = stragglers_of(wanted, run.world);
+      const Simulated result = simulated(wanted, work, planned, cluster, stragglers);
+      if (wanted.json) {
+        json["simulation"] = to_json(result.step);
+        json["goodput"] = to_json(result.run);
+      } else {
+        text += simulation_text(result.step, result.run, wanted.failures, stragglers, columns);
+      }
+    }
+  }
+  fmt::print("{}{}", text, wanted.json ? json.dump(2) + '\n' : "");
   return 0;
+}
+
+// The layout that --tune begins with, which is one for any model: the layout in train.yaml may be
+// impossible for so many ranks.
+std::vector<std::string> without_layout(std::vector<std::string> settings) {
+  for (const char* plain :
+       {"parallel.tp=1", "parallel.pp=1", "parallel.dp=auto", "parallel.virtual_stages=1",
+        "parallel.virtual_group=auto", "parallel.stage_layout=uniform", "parallel.schedule=1f1b",
+        "parallel.sp=auto", "parallel.zero=1", "parallel.overlap.param_gather=auto",
+        "train.micro_batch=1", "recompute.mode=none", "recompute.method=auto",
+        "recompute.layers=auto", "recompute.modules=[core_attn]", "recompute.distribute=false"}) {
+    settings.emplace_back(plain);
+  }
+  return settings;
+}
+
+void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuning) {
+  const LayoutChoice* chosen = nullptr;
+  for (const Advice& advice : tuning.best) {
+    if (chosen == nullptr && advice.forecast.not_run.empty()) chosen = &advice.forecast.layout;
+  }
+  if (chosen == nullptr && tuning.run_here) chosen = &tuning.run_here->forecast.layout;
+  if (chosen == nullptr) {
+    throw Error(Exit::config,
+                Diagnostic{.code = "plan.nothing_fits",
+                           .what = "no layout that this engine runs fits, so nothing is written",
+                           .help = "give more GPUs, GPUs with more memory, or a smaller model"});
+  }
+  Diagnostics diagnostics;
+  const std::string text = read_file(wanted.train_yaml);
+  const std::string changed =
+      set_yaml_values(text, wanted.train_yaml, settings_of(work, *chosen), diagnostics);
+  diagnostics.throw_if_errors();
+  write_file_atomic(wanted.train_yaml, changed);
+  fmt::print(stderr, "written into {}: {}\n", wanted.train_yaml, layout_words(*chosen));
+}
+
+int advise(const Wanted& wanted, std::optional<int> world) {
+  // What train.yaml asks for, where it can run.
+  std::optional<PreparedRun> asked;
+  try {
+    asked = prepare_run(wanted.options, wanted.train_yaml, wanted.settings, world);
+  } catch (const Error&) {
+    if (!world) throw;
+  }
+  const PreparedRun base = asked && !world ? std::move(*asked)
+                                           : prepare_run(wanted.options, wanted.train_yaml,
+                                                         without_layout(wanted.settings), 1);
+  const Plan& plan = base.checked.plan;
+  const int gpus = world ? *world : base.world;
+  const Cluster cluster = machines_given(wanted.machines, plan.compute, gpus);
+  const Workload work = workload_of(plan);
+  const Tuning tuning = tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here});
+  std::optional<Forecast> given;
+  if (!world) {
+    given = forecast(work, layout_of_run(base.checked), cluster, software_mtl(), true);
+  } else if (asked) {
+    given = forecast(workload_of(asked->checked.plan), layout_of_run(asked->checked), cluster,
+                     software_mtl(), true);
+  }
+  if (wanted.json) {
+    nlohmann::json json = {{"schema", "mtl.plan-advice/1"},
+                           {"gpus", gpus},
+                           {"machines", to_json(cluster)},
+                           {"tune", to_json(tuning)}};
+    if (given) json["given"] = to_json(*given);
+    fmt::print("{}\n", json.dump(2));
+  } else {
+    const int columns = terminal_columns(STDOUT_FILENO);
+    std::string text = tuning_text(tuning, given ? &*given : nullptr, cluster, gpus, columns);
+    if (!tuning.best.empty()) {
+      text += forecast_text(work, tuning.best.front().forecast, cluster, columns);
+    }
+    if (wanted.simulate && !tuning.best.empty()) {
+      const Stragglers stragglers = stragglers_of(wanted, gpus);
+      const Simulated result =
+          simulated(wanted, work, tuning.best.front().forecast, cluster, stragglers);
+      text += simulation_text(result.step, result.run, wanted.failures, stragglers, columns);
+    }
+    fmt::print("{}", text);
+  }
+  if (wanted.write) write_advice(wanted, work, tuning);
+  return tuning.best.empty() ? static_cast<int>(Exit::config) : 0;
+}
+
+void need(bool given, bool with, const char* option, const char* needs) {
+  if (!given || with) return;
+  throw Error(Exit::usage, Diagnostic{.code = "usage.option",
+                                      .what = fmt::format("{} goes with {}", option, needs),
+                                      .help = fmt::format("add {}, or leave it out", needs)});
+}
+
+}  // namespace
+
+int command_plan(const Arguments& args) {
+  Wanted wanted;
+  wanted.options.plan_only = true;
+  CommandLine line({"plan [options] train.yaml [key=value ...]"},
+                   "Checks a run and prints its plan: the grid of ranks, which stage holds which "
+                   "layers, memory and bytes on each link per rank, and the schedule with its "
+                   "bubble. What cannot run is an error that names what can. With --gpus, --nodes "
+                   "or --gpu-type also what it would take on machines that are not at hand; with "
+                   "--tune which layout to take there. Starts nothing.");
+  declare(line, wanted);
+  if (!line.parse(args)) return 0;
+  need(wanted.write, wanted.tune, "--write", "--tune");
+  need(wanted.only_run_here, wanted.tune, "--only-run-here", "--tune");
+  need(!wanted.stragglers.empty(), wanted.simulate, "--straggler", "--simulate");
+  need(wanted.jitter > 0, wanted.simulate, "--jitter", "--simulate");
+  read_launch_environment(wanted.options.given);
+  const std::optional<int> world = ranks_given(wanted.machines);
+  return wanted.tune ? advise(wanted, world) : show_plan(wanted, world);
 }
 
 }  // namespace mtl

@@ -37,8 +37,10 @@ std::optional<size_t> end_of_value(const std::string& text, size_t at, const Yam
   const char open = at < text.size() ? text[at] : '\0';
   if (value.kind == YamlValue::Kind::scalar && (open == '"' || open == '\'')) {
     for (size_t i = at + 1; i < line_end; ++i) {
-      if (open == '"' && text[i] == '\\') ++i;
-      else if (text[i] == open) return i + 1;
+      if (open == '"' && text[i] == '\\')
+        ++i;
+      else if (text[i] == open)
+        return i + 1;
     }
     return std::nullopt;
   }

@@ -23,8 +23,13 @@ struct ReplicaRun {
 class Replica {
  public:
   Replica(const LayoutChoice& layout, const std::vector<Program>& programs,
-          const std::vector<StageTimes>& times, double send, int micro_batches)
-      : layout_(layout), programs_(programs), times_(times), send_(send), m_(micro_batches) {}
+          const std::vector<StageTimes>& times, double send, double beside, int micro_batches)
+      : layout_(layout),
+        programs_(programs),
+        times_(times),
+        send_(send),
+        beside_(beside),
+        m_(micro_batches) {}
 
   ReplicaRun run(const Slowness& slow) const {
     const auto stages = static_cast<size_t>(layout_.pp);
@@ -66,7 +71,8 @@ class Replica {
         } else if (in.op == Op::backward) {
           work = chunk->backward * slow[stage];
         } else if (in.op == Op::send_act || in.op == Op::send_grad) {
-          if (!layout_.overlap_send) work = send_;
+          // Beside computation it takes some of the multiprocessors (Cluster::overlap_cost).
+          work = layout_.overlap_send ? send_ * beside_ : send_;
           const int there = in.op == Op::send_act ? here + 1 : here - 1;
           (in.op == Op::send_act ? act : grad)[index(there, in.micro_batch)] = now + send_;
           wake(static_cast<size_t>(there % layout_.pp));
@@ -89,7 +95,7 @@ class Replica {
   const LayoutChoice& layout_;
   const std::vector<Program>& programs_;
   const std::vector<StageTimes>& times_;
-  double send_;
+  double send_, beside_;
   int m_;
 };
 
@@ -134,7 +140,7 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
   const std::vector<StageTimes> times = stage_times(work, layout, cluster, software);
   const auto chunks = layout_chunks(work, layout);
   const Replica replica(layout, programs, times, stage_send_time(work, layout, cluster),
-                        micro_batches);
+                        cluster.overlap_cost, micro_batches);
   std::vector<StepEnd> ends;
   for (size_t stage = 0; stage < times.size(); ++stage) {
     ends.push_back(step_end(work, layout, cluster, software, chunks[stage], times[stage]));

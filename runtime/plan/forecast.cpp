@@ -60,11 +60,12 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
     return fmt::format("a batch of {} over {} replicas x {} per micro-batch", work.global_batch,
                        layout.replicas(), layout.micro_batch);
   }
-  if (layout.chunks > 1 && work.global_batch / per_round < layout.pp) {
-    return fmt::format("{} micro-batches for {} interleaved stages", work.global_batch / per_round,
+  // As rules_batch.cpp: interleaved micro-batches go in groups of pp.
+  if (layout.chunks > 1 && work.global_batch / per_round % layout.pp != 0) {
+    return fmt::format("{} micro-batches in groups of {} stages", work.global_batch / per_round,
                        layout.pp);
   }
-  if (layout.zero > 1 && layout.pp > 1 && layout.zero == 3) return "ZeRO-3 with a pipeline";
+  if (layout.zero == 3 && layout.pp > 1) return "ZeRO-3 with a pipeline";
   return {};
 }
 
@@ -285,9 +286,12 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
       time.bubble = (sum - most) / chunks;
     }
     const double send = stage_send_time(work, layout, cluster);
-    // Overlapped, only filling and draining wait for the way of a message; else every pass does:
-    // an activation and a gradient travel each way per chunk, both directions at once.
-    time.pipeline = layout.overlap_send ? 2 * (layout.pp - 1) * send : 2 * m * chunks * send;
+    // An activation and a gradient travel each way per pass and chunk, both directions at once.
+    // Overlapped, only filling and draining wait for the way of a message, and the others take
+    // some of the multiprocessors.
+    const double passes = 2 * m * chunks * send;
+    time.pipeline =
+        layout.overlap_send ? 2 * (layout.pp - 1) * send + cluster.overlap_cost * passes : passes;
     const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
                         (layout.sequence_parallel ? layout.tp : 1);
     result.links.pipeline =

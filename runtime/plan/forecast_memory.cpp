@@ -1,6 +1,7 @@
 // Bytes of a rank in closed form: what memory.cpp lays out buffer by buffer (a test holds the two
 // together), and what it would be with states and tokens divided further than the engine does.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "runtime/plan/forecast_links.h"
@@ -76,6 +77,21 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Sizes
   return kept;
 }
 
+// Elements that param_layout.cpp leaves free in a layer: small tensors between two large ones,
+// which begin at a chunk of the gradient norm.
+double layer_padding(const ModelShape& model, const Sizes& d) {
+  const double norm = d.h * (model.norm == NormType::layernorm ? 2 : 1);
+  const double bias = model.bias ? d.h : 0;
+  const double gaps[] = {bias + norm, model.qkv_bias ? d.qkv : 0, bias + norm,
+                         model.bias ? d.parts * d.ffn : 0};
+  double free = 0;
+  for (const double gap : gaps) {
+    const auto chunk = static_cast<double>(kSquaresChunk);
+    free += std::ceil(gap / chunk) * chunk - gap;
+  }
+  return free;
+}
+
 double head_kept(const ModelShape& model, const Sizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
@@ -130,7 +146,12 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
   MemoryForecast most;
   for (int stage = 0; stage < layout.pp; ++stage) {
     const std::vector<ChunkRange>& held = chunks[static_cast<size_t>(stage)];
-    const StageParams params = stage_params(work, layout, held);
+    StageParams params = stage_params(work, layout, held);
+    if (!software.torch_fsdp) {
+      for (const ChunkRange& chunk : held) {
+        params.dense += static_cast<double>(chunk.layers) * layer_padding(model, d);
+      }
+    }
     const auto divided = [&](bool is) {
       return is ? params.dense / dense_ranks + params.experts / expert_ranks : params.sum();
     };

@@ -19,6 +19,12 @@ Recompute selective() {
   return recompute;
 }
 
+Recompute without_mlp() {
+  Recompute recompute;
+  recompute.norms = recompute.mlp = true;
+  return recompute;
+}
+
 Recompute everything() {
   Recompute recompute;
   recompute.full = Recompute::Full::uniform;
@@ -121,7 +127,7 @@ class Search {
 
   void look(LayoutChoice layout) {
     const double room = cluster_.cpu ? 1e300 : usable_memory(cluster_);
-    for (const Recompute& recompute : {Recompute{}, selective(), everything()}) {
+    for (const Recompute& recompute : {Recompute{}, selective(), without_mlp(), everything()}) {
       layout.recompute = recompute;
       ++considered;
       const double bytes = forecast_memory(work_, layout).total;
@@ -187,6 +193,7 @@ std::string layout_words(const LayoutChoice& layout) {
   const bool some = recompute.norms || recompute.mlp || recompute.mlp_activation ||
                     recompute.core_attention || layout.keep_every_second;
   if (recompute.full != Recompute::Full::none) return text + ", full recompute";
+  if (recompute.mlp) return text + ", recompute of norms and MLP";
   return text + (some ? ", selective recompute" : ", no recompute");
 }
 
@@ -306,7 +313,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
     settings.emplace_back("recompute.mode", "full");
   } else if (recompute.norms || recompute.mlp_activation) {
     settings.emplace_back("recompute.mode", "selective");
-    settings.emplace_back("recompute.modules", "[norm, mlp_act]");
+    settings.emplace_back("recompute.modules", recompute.mlp ? "[norm, mlp]" : "[norm, mlp_act]");
   } else {
     settings.emplace_back("recompute.mode", "none");
   }

@@ -1,0 +1,64 @@
+#include "cli/plan_machines.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/error.h"
+#include "runtime/device/cpu/calibrate.h"
+
+namespace mtl {
+
+namespace {
+
+constexpr const char* kDefault = "h100-80g";
+constexpr const char* kCpu = "cpu";
+
+const Cluster& type_given(const MachinesGiven& given) {
+  const std::string name = given.gpu_type.empty() ? kDefault : given.gpu_type;
+  if (const Cluster* found = find_cluster(name)) return *found;
+  std::vector<std::string> types = cluster_types();
+  types.emplace_back(kCpu);
+  throw Error(Exit::usage,
+              Diagnostic{.code = "usage.value",
+                         .what = fmt::format("--gpu-type '{}' is not known", name),
+                         .help = fmt::format("use one of {}", fmt::join(types, ", "))});
+}
+
+}  // namespace
+
+std::optional<int> ranks_given(const MachinesGiven& given) {
+  const int per_node = given.gpu_type == kCpu ? 1 : type_given(given).gpus_per_node;
+  if (!given.nodes) {
+    return given.gpus ? std::optional(static_cast<int>(*given.gpus)) : std::nullopt;
+  }
+  if (!given.gpus) return static_cast<int>(*given.nodes * per_node);
+  if (*given.gpus % *given.nodes != 0 || *given.gpus / *given.nodes > per_node) {
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.option",
+                           .what = fmt::format("--gpus {} cannot be shared out over --nodes {} of "
+                                               "at most {}",
+                                               *given.gpus, *given.nodes, per_node),
+                           .help = "give one of them, or a multiple"});
+  }
+  return static_cast<int>(*given.gpus);
+}
+
+Cluster machines_given(const MachinesGiven& given, DType compute, int ranks) {
+  if (given.gpu_type == kCpu) {
+    constexpr double kSeconds = 0.2;
+    const double shared = std::max(1, ranks);
+    return cpu_cluster(measure_matmul_rate(compute, kSeconds) / shared,
+                       measure_memory_rate(kSeconds) / shared, ranks);
+  }
+  Cluster cluster = type_given(given);
+  if (given.nodes && given.gpus) {
+    cluster.gpus_per_node = static_cast<int>(*given.gpus / *given.nodes);
+    cluster.nvlink_domain =
+        std::max(cluster.gpus_per_node, cluster.nvlink_domain > 8 ? cluster.nvlink_domain : 0);
+  }
+  return cluster;
+}
+
+}  // namespace mtl

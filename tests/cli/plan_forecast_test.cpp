@@ -1,0 +1,148 @@
+// mtl plan on machines that are not at hand: --gpus, --gpu-type, --tune, --write, --simulate.
+#include "cli/plan_forecast.h"
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+#include "common/error.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using nlohmann::json;
+
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// 7 B, whose data are a line of text.
+void write_7b(const Shell& shell) {
+  std::string text;
+  for (int i = 0; i < 20000; ++i) text += "the quick brown fox. ";
+  shell.write("t.txt", text);
+  shell.write("train.yaml",
+              "# seven billion\n"
+              "model: {layers: 32, hidden: 4096, heads: 32, ffn: 11008, activation: swiglu}\n"
+              "train:\n  global_batch: 128  # sequences\n  seq_len: 4096\n  tokens: 1e12\n"
+              "parallel:\n  tp: 8  # all of a node\n"
+              "precision: {dtype: bf16}\n"
+              "data: {train: t.txt, tokenizer: {type: bytes}}\n");
+}
+
+}  // namespace
+
+TEST_CASE("a plan for GPUs that are not there says step time and days") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome plain = shell.mtl({"plan", "--num_processes", "8", "train.yaml"});
+  REQUIRE(plain.code == 0);
+  CHECK_FALSE(has(plain.out, "forecast on"));
+  const Outcome text = shell.mtl({"plan", "--gpus", "64", "--gpu-type", "h200", "train.yaml"});
+  REQUIRE(text.code == 0);
+  CHECK(has(text.out, "\nforecast on 64 x H200 141 GB (8 nodes)\n  step "));
+  for (const char* part : {"tokens/s", "MFU ", "  computes  matrix products", "  waits ",
+                           "  memory ", "  sends ", "GPU-hours", "grid        64 ranks"}) {
+    CAPTURE(part);
+    CHECK(has(text.out, part));
+  }
+  const Outcome out = shell.mtl(
+      {"plan", "--json", "--nodes", "8", "--gpu-type", "a100-80g", "--simulate", "train.yaml"});
+  REQUIRE(out.code == 0);
+  const json plan = json::parse(out.out);
+  CHECK(plan.at("schema") == "mtl.plan/2");
+  CHECK(plan.at("grid").at("world") == 64);
+  const json& forecast = plan.at("forecast");
+  double sum = 0;
+  for (const auto& [name, value] : forecast.at("step_s").items()) {
+    if (name != "total") sum += value.get<double>();
+  }
+  CHECK(sum == doctest::Approx(forecast.at("step_s").at("total").get<double>()));
+  // Memory is the arena's.
+  const double arena = plan.at("stages")[0].at("memory_per_rank").at("total_bytes").get<double>();
+  CHECK(forecast.at("memory_bytes").at("total").get<double>() ==
+        doctest::Approx(arena).epsilon(0.02));
+  CHECK(plan.at("simulation").at("gpus") == 64);
+  CHECK(plan.at("goodput").at("expected").get<double>() > 0.9);
+}
+
+TEST_CASE("a type of GPU that is not known names those that are") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--gpus", "8", "--gpu-type", "h101", "train.yaml"});
+  CHECK(out.code == 2);
+  CHECK(has(out.err, "error[usage.value]: --gpu-type 'h101' is not known"));
+  CHECK(has(out.err, "a100-80g, h100-80g"));
+  CHECK(has(out.err, "cpu"));
+  CHECK(shell.mtl({"plan", "--gpus", "9", "--nodes", "2", "train.yaml"}).code == 2);
+  CHECK(shell.mtl({"plan", "--write", "train.yaml"}).code == 2);
+  CHECK(shell.mtl({"plan", "--straggler", "1:2", "train.yaml"}).code == 2);
+}
+
+TEST_CASE("advice is written into train.yaml and runs as planned") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "8", "--write", "train.yaml"});
+  CHECK(out.code == 0);
+  CHECK(has(out.out, "layouts for 8 x H100 80 GB (1 node)"));
+  CHECK(has(out.out, "  1.    tp "));
+  CHECK(has(out.out, "fastest by "));
+  CHECK(has(out.out, "  yours tp 8"));
+  CHECK(has(out.err, "written into train.yaml: tp "));
+  const std::string yaml = file_text(shell.dir() / "train.yaml");
+  CHECK(has(yaml, "# seven billion\n"));
+  CHECK(has(yaml, "# sequences\n"));
+  CHECK(has(yaml, "# all of a node\n"));
+  CHECK(has(yaml, "micro_batch: "));
+  // What was written is a run, and as fast as was said.
+  const Outcome plan = shell.mtl({"plan", "--json", "--gpus", "8", "train.yaml"});
+  REQUIRE(plan.code == 0);
+  const Outcome again =
+      shell.mtl({"plan", "--tune", "--json", "--gpus", "8", "--only-run-here", "train.yaml"});
+  REQUIRE(again.code == 0);
+  const json best = json::parse(again.out).at("tune").at("best")[0];
+  CHECK(json::parse(plan.out).at("forecast").at("step_s").at("total").get<double>() ==
+        doctest::Approx(best.at("step_s").at("total").get<double>()).epsilon(1e-6));
+  CHECK(best.at("not_run_here").empty());
+}
+
+TEST_CASE("a model that fits nowhere is an error and nothing is written") {
+  Shell shell;
+  write_7b(shell);
+  const std::string before = file_text(shell.dir() / "train.yaml");
+  const Outcome out = shell.mtl(
+      {"plan", "--tune", "--gpus", "1", "--gpu-type", "a100-40g", "--write", "train.yaml"});
+  CHECK(out.code == 3);
+  CHECK(has(out.out, "nothing fits"));
+  CHECK(has(out.err, "error[plan.nothing_fits]"));
+  CHECK(file_text(shell.dir() / "train.yaml") == before);
+}
+
+TEST_CASE("a simulated step says what slow ranks cost") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--gpus", "16", "--simulate", "--straggler", "3:1.5",
+                                 "--jitter", "0.01", "--mtbf", "1000", "train.yaml"},
+                                {{"COLUMNS", "200"}});
+  REQUIRE(out.code == 0);
+  CHECK(has(out.out, "simulated step of 16 GPUs"));
+  CHECK(has(out.out, "without slow ranks"));
+  CHECK(has(out.out, "the last to finish is replica 0"));
+  CHECK(has(out.out, "one in 2d14h"));
+}
+
+TEST_CASE("stragglers are ranks and factors") {
+  const Stragglers two = parse_stragglers("37:1.2,90:2", 128);
+  REQUIRE(two.ranks.size() == 2);
+  CHECK(two.ranks[0] == std::pair(37, 1.2));
+  CHECK(two.ranks[1] == std::pair(90, 2.0));
+  CHECK(parse_stragglers("", 8).ranks.empty());
+  for (const char* wrong : {"8:2", "-1:2", "1", "1:", ":2", "1:0", "1:x", "1:2,,", "a:2"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(parse_stragglers(wrong, 8), Error);
+  }
+}
