@@ -20,11 +20,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void published(bool parts) {
+void published(const std::vector<PublishedRun>& runs, bool parts) {
   int within = 0, rows = 0, memory_within = 0, memories = 0;
   double sum = 0;
   std::string table;
-  for (const PublishedRun& run : published_runs()) {
+  for (const PublishedRun& run : runs) {
     const Forecast plan =
         forecast(run.work, run.layout, *find_cluster(run.gpu), run.software, true);
     const double model = predicted(run, plan), error = model / run.published - 1;
@@ -106,7 +106,9 @@ void speed() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  published(argc > 1 && std::strcmp(argv[1], "parts") == 0);
+  const bool parts = argc > 1 && std::strcmp(argv[1], "parts") == 0;
+  published(published_runs(), parts);
+  published(held_out_runs(), parts);
   guide();
   speed();
   return 0;

@@ -330,6 +330,62 @@ double predicted(const PublishedRun& run, const Forecast& forecast) {
   return 0;
 }
 
+std::vector<PublishedRun> held_out_runs() {
+  std::vector<PublishedRun> runs;
+  const auto add = [&](const char* name, const char* gpu, const ModelShape& model, int64_t seq,
+                       int64_t batch, double tokens, const LayoutChoice& layout) {
+    PublishedRun run;
+    run.table = "not looked at before";
+    run.name = name;
+    run.gpu = gpu;
+    run.software = megatron(2024);
+    run.work.model = model;
+    run.work.seq = seq;
+    run.work.global_batch = batch;
+    run.layout = layout;
+    run.measure = Measure::tokens_per_s_gpu;
+    run.published = tokens;
+    runs.push_back(run);
+  };
+  // Megatron-Bridge's performance summary, NeMo 25.11: fp8 with current scaling.
+  LayoutChoice layout;
+  layout.fp8 = true;
+  layout.zero = 3;
+  layout.dp = 8;
+  add("Llama-3 8B fp8, 8 H100", "h100-80g", llama(32, 4096, 32, 14336, 8192), 8192, 128, 14451,
+      layout);
+  layout.zero = 1;
+  layout.tp = 4;
+  layout.pp = 8;
+  layout.chunks = 5;
+  layout.dp = 2;
+  layout.sequence_parallel = layout.overlap_tensor = true;
+  add("Llama-3 70B fp8, 64 H100", "h100-80g", llama(80, 8192, 64, 28672, 8192), 8192, 128, 1602,
+      layout);
+  layout.tp = 8;
+  layout.chunks = 8;
+  layout.cp = 2;
+  layout.dp = 8;
+  add("Llama-3.1 405B fp8, 1024 H100", "h100-80g", llama(126, 16384, 128, 53248, 8192), 8192, 512,
+      292, layout);
+  // llm.c's run script of GPT-2 1558M (half a million tokens twice per step, micro-batch 16), and
+  // llmq's benchmark of Qwen2.5 7B: one node, one GPU.
+  LayoutChoice data;
+  data.dp = 8;
+  data.micro_batch = 16;
+  add("GPT-2 1558M, 8 H100 (llm.c)", "h100-80g", gpt(48, 1600, 25, 50304, 1024), 1024, 1024, 46800,
+      data);
+  runs.back().software = software_mtl();
+  ModelShape qwen = llama(28, 3584, 28, 18944, 1024);
+  qwen.kv_heads = 4;
+  qwen.vocab = qwen.padded_vocab = 152064;
+  LayoutChoice one;
+  one.micro_batch = 16;
+  add("Qwen2.5 7B, 1 H100 (llmq)", "h100-80g", qwen, 1024, 512, 13850, one);
+  runs.back().software = software_mtl();
+  return runs;
+}
+
 std::vector<GuideRow> guide_rows() {
   // docs/user-guide/parallelism-guide.md of Megatron-LM gives TP, PP, CP and EP. Sequences as the
   // models were trained (8192, GPT-3 2048, Mixtral 4096); batches of 2 to 16 M tokens,
