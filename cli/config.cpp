@@ -1,125 +1,116 @@
-// mtl config default | show | schema: where to run (accelerate's default_config.yaml) and what a
-// train.yaml may say.
+// mtl config: where to run, in a file that accelerate reads too. Without a member it asks; the
+// members write, change, check and explain the file without asking.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <string_view>
+#include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/config_file.h"
+#include "cli/launch_flags.h"
+#include "cli/run_request.h"
 #include "common/error.h"
-#include "common/files.h"
-#include "launcher/launch_config.h"
-#include "runtime/spec/train_spec.h"
+#include "launcher/config_edit.h"
 
 namespace mtl {
 
 namespace {
 
-const char* const kDefaultPath = "accelerate's place, under $HF_HOME or ~/.cache/huggingface";
+struct Member {
+  const char* name;
+  const char* what;
+  int (*run)(const Arguments&);
+};
+constexpr Member kMembers[] = {
+    {"default", "write what suits this machine, without asking", config_default},
+    {"show", "print what mtl launch would use", config_show},
+    {"set", "change keys: mtl config set num_processes=8", config_set},
+    {"update", "rewrite the file with today's keys", config_update},
+    {"validate", "every problem of a file, with its place", config_validate},
+    {"import", "read accelerate's file, or a torchrun or Megatron command", config_import},
+    {"schema", "print the JSON Schema of train.yaml", config_schema}};
 
-int config_default(const Arguments& args) {
-  std::string path;
-  std::optional<std::string> precision;
-  CommandLine line({"config default [options]"},
-                   "Writes the settings that suit this machine, without asking. The file is "
-                   "accelerate's own: both programs read it. A file that exists is never "
-                   "overwritten.");
-  line.example("mtl config default",
-               "write default_config.yaml where mtl and accelerate look for it");
-  line.example("mtl config default --mixed_precision bf16 --config_file here.yaml",
-               "another precision, another place");
-  line.option("config_file", "FILE", path, "where to write", kDefaultPath);
-  line.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"}, precision, "the compute type",
-              "no");
-  if (!line.parse(args)) return 0;
-  if (path.empty()) path = default_launch_config_path();
-
-  if (std::filesystem::exists(path)) {
-    fmt::print(stderr,
-               "{} exists and is not overwritten: edit it, remove it, or name another file with "
-               "--config_file\n",
-               path);
-    fmt::print("{}\n", path);
-    return 0;
-  }
-  if (const auto parent = std::filesystem::path(path).parent_path(); !parent.empty()) {
-    make_directories(parent);
-  }
-  write_file_atomic(path, launch_config_yaml(detect_launch_config(precision.value_or("no"))));
-  fmt::print("{}\n", path);
-  return 0;
-}
-
-int config_show(const Arguments& args) {
-  std::string path;
-  CommandLine line({"config show [options]"},
-                   "Prints the launch settings that mtl launch would use, and what they decide of "
-                   "a train.yaml.");
-  line.option("config_file", "FILE", path, "the file to read", kDefaultPath);
-  if (!line.parse(args)) return 0;
-  const bool named = !path.empty();
-  if (!named) path = default_launch_config_path();
-  if (!named && !std::filesystem::exists(path)) {
-    fmt::print("# no {}: what is built in is used (see: mtl config default)\n", path);
-    return 0;
-  }
+// From flags alone.
+int write_from_flags(const std::string& named, const FlagValues& flags, bool force) {
   Diagnostics diagnostics;
-  const LaunchConfig config = read_launch_config(path, diagnostics);
+  const LaunchConfig config = config_of_flags(flags, diagnostics);
+  if (!diagnostics.has_errors()) check_launch_config(config, diagnostics);
   diagnostics.throw_if_errors();
-  fmt::print("# {}\n{}", path, launch_config_yaml(config));
-  for (const auto& [key, value] : train_settings(config)) {
-    fmt::print("# train.yaml: {}={}\n", key, value);
+  const std::string path = config_target(named);
+  if (!force && std::filesystem::exists(path)) {
+    throw Error(Exit::config,
+                {.code = "config.exists",
+                 .what = fmt::format("{} is there already", path),
+                 .help = "--force replaces it; mtl config set changes single keys of it"});
   }
-  for (const IgnoredKey& ignored : config.ignored) {
-    if (!ignored.neutral) fmt::print("# {} means nothing to mtl's own runtime\n", ignored.key);
-  }
-  return 0;
-}
-
-int config_schema(const Arguments& args) {
-  CommandLine line({"config schema"},
-                   "Prints the JSON Schema of train.yaml, for editors. In a train.yaml, the line "
-                   "`# yaml-language-server: $schema=train.schema.json` turns it on.");
-  line.example("mtl config schema > train.schema.json", "");
-  if (!line.parse(args)) return 0;
-  std::string schema = spec_json_schema();
-  if (!schema.ends_with('\n')) schema += '\n';
-  std::fputs(schema.c_str(), stdout);
+  print_warnings(diagnostics.all());
+  write_config(path, config);
+  for (const std::string& line : config_decisions(config)) fmt::print(stderr, "{}\n", line);
   return 0;
 }
 
 }  // namespace
 
 int command_config(const Arguments& args) {
-  if (!args.empty()) {
-    const Arguments rest(args.begin() + 1, args.end());
-    if (args[0] == "default") return config_default(rest);
-    if (args[0] == "show") return config_show(rest);
-    if (args[0] == "schema") return config_schema(rest);
+  std::vector<std::string> names;
+  for (const Member& member : kMembers) {
+    names.emplace_back(member.name);
+    if (!args.empty() && args[0] == member.name) {
+      return member.run(Arguments(args.begin() + 1, args.end()));
+    }
   }
+  bool no_input = false, force = false;
+  FlagValues flags;
   std::vector<std::string> words;
-  CommandLine line({"config default | show | schema"},
-                   "The settings of this machine, in accelerate's default_config.yaml: how many "
-                   "processes, which precision, which parallel degrees.");
-  line.example("mtl config default", "write what suits this machine");
-  line.example("mtl config show", "print what mtl launch would use");
-  line.example("mtl config schema", "print the JSON Schema of train.yaml");
-  line.rest("default | show | schema", words, "what to do; each has its own --help");
-  if (!line.parse(args)) return 0;
-  if (words.empty()) {
-    throw Error(Exit::usage,
-                Diagnostic{.code = "usage.missing",
-                           .what = "mtl config wants one of default, show, schema",
-                           .help = "mtl config default writes what suits this machine"});
+  CommandLine line({"config [--config_file FILE]", "config --no-input [flags of mtl launch]",
+                    fmt::format("config {}", fmt::join(names, " | "))},
+                   "Asks where to run - machines, processes, precision, parallel degrees - and "
+                   "writes it to a file that mtl launch and accelerate launch read. Answers are "
+                   "checked at once, Esc goes back, and nothing is written before you have seen "
+                   "the file. Answers may also be piped in, a line each.");
+  line.example("mtl config", "the questions");
+  for (const Member& member : kMembers) {
+    line.example(fmt::format("mtl config {}", member.name), member.what);
   }
-  const auto guess = did_you_mean(words[0], {"default", "show", "schema"});
-  throw Error(Exit::usage,
-              Diagnostic{.code = "usage.unknown_command",
-                         .what = fmt::format("mtl config has no '{}'", words[0]),
-                         .help = guess ? fmt::format("did you mean mtl config {}?", *guess)
-                                       : "it knows default, show and schema"});
+  line.example("mtl config --no-input --num_processes 8 --megatron_lm_tp_degree 4",
+               "write the file from flags");
+  line.rest(fmt::format("{}", fmt::join(names, " | ")), words,
+            "what to do; each has its own --help");
+  line.flag("no-input", no_input, "ask nothing: the file is what the flags say");
+  line.flag("force", force, "with --no-input: replace a file that is there");
+  declare_config_flags(line, flags);
+  line.footnote(fmt::format(
+      "The file is {} unless --config_file names another. Where it is absent, mtl launch reads "
+      "accelerate's. --no-input takes every flag of mtl launch: mtl help launch-flags.",
+      own_config_path()));
+  if (!line.parse(args)) return 0;
+  if (!words.empty()) {
+    const auto guess = did_you_mean(words[0], names);
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.unknown_command",
+                           .what = fmt::format("mtl config has no '{}'", words[0]),
+                           .help = guess ? fmt::format("did you mean mtl config {}?", *guess)
+                                         : fmt::format("it knows {}", fmt::join(names, ", "))});
+  }
+  std::string path;
+  if (const auto named = flags.find("config_file"); named != flags.end()) {
+    path = named->second.texts.back();
+    flags.erase(named);
+  }
+  if (no_input) return write_from_flags(path, flags, force);
+  if (!flags.empty() || force) {
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.option",
+                           .what = fmt::format("{} goes with --no-input; without, mtl config asks",
+                                               flags.empty() ? std::string("--force")
+                                                             : flags.begin()->second.origin),
+                           .help = "add --no-input, or change a file with mtl config set"});
+  }
+  return config_wizard(path);
 }
 
 }  // namespace mtl

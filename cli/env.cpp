@@ -301,8 +301,8 @@ Json variable_facts() {
 Json config_facts() {
   Json facts;
   const char* named = std::getenv("MTL_CONFIG_FILE");
-  const std::string path =
-      named != nullptr && *named != '\0' ? named : default_launch_config_path();
+  std::string path = named != nullptr && *named != '\0' ? named : default_launch_config_path();
+  if (path.empty()) path = own_config_path();
   facts["path"] = path;
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {

@@ -34,6 +34,7 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
   line.flag("fresh", options.run.fresh,
             "start a new run instead of continuing the newest one of that name");
   declare_launch_flags(line, options.run.given.flags);
+  line.flag("json", options.json, "with --dry-run: one JSON document, schema mtl.launch/1");
   line.footnote(
       "All of accelerate's and torchrun's flags are taken; those for Megatron-LM, FSDP, DeepSpeed, "
       "FP8 and ParallelismConfig, and the rest: mtl help launch-flags.");
@@ -57,6 +58,11 @@ void read_switches(LaunchOptions& options) {
   options.no_python = is_on(given, "no_python");
   options.run_path = is_on(given, "run_path");
   options.quiet = is_on(given, "quiet");
+  if (options.json && !options.dry_run) {
+    throw Error(Exit::usage, Diagnostic{.code = "usage.option",
+                                        .what = "--json goes with --dry-run",
+                                        .help = "leave it out, or add --dry-run"});
+  }
   if (options.module + options.no_python + options.run_path > 1) {
     throw Error(Exit::usage,
                 Diagnostic{.code = "usage.option",

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "cli/run_request.h"
 #include "launcher/agent.h"
 #include "launcher/commands.h"
@@ -21,6 +23,7 @@ inline void say(std::FILE* out, const std::string& text) {
 struct LaunchOptions {
   RunOptions run;
   bool dry_run = false;
+  bool json = false;  // of the dry run
   bool module = false;
   bool no_python = false;
   bool run_path = false;
@@ -53,6 +56,11 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
 // The same in a line per rank.
 std::string rank_table(const std::vector<WorkerCommand>& commands,
                        const std::vector<RankPlacement>& placement, const std::string& host);
+// The dry run for programs, schema mtl.launch/1: the merged settings by accelerate's names, what
+// they decide of a train.yaml, and each rank's environment and command. Places of ranks are left
+// out where this machine does not have what they need; `problems` says why.
+nlohmann::ordered_json launch_json(const LaunchRequest& request, const JobProgram& program,
+                                   const std::string& config_file);
 // What each rank executes: the interpreter in front of a script or a module.
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments);

@@ -110,17 +110,29 @@ void declare_launch_flags(CommandLine& line, FlagValues& values) {
   });
 }
 
+namespace {
+
+bool is_of_plan(const LaunchFlag& flag) {
+  static const std::array<std::string_view, 6> shown = {"num_processes", "nproc_per_node",
+                                                        "config_file",   "mixed_precision",
+                                                        "num_machines",  "nnodes"};
+  return std::find(shown.begin(), shown.end(), flag.name) != shown.end();
+}
+
+}  // namespace
+
 void declare_plan_flags(CommandLine& line, FlagValues& values) {
   line.group("Where to run");
   for (const LaunchFlag& flag : launch_flags()) {
-    static const std::array<std::string_view, 6> shown = {"num_processes", "nproc_per_node",
-                                                          "config_file",   "mixed_precision",
-                                                          "num_machines",  "nnodes"};
-    const bool is_shown = std::find(shown.begin(), shown.end(), flag.name) != shown.end();
     const bool accepted = flag.group == FlagGroup::megatron || flag.name == "use_megatron_lm" ||
                           flag.name == "hosts" || flag.name == "hostfile" || flag.name == "cpu";
-    if (is_shown || accepted) declare_one(line, flag, values, !is_shown);
+    if (is_of_plan(flag) || accepted) declare_one(line, flag, values, !is_of_plan(flag));
   }
+}
+
+void declare_config_flags(CommandLine& line, FlagValues& values) {
+  line.group("Where to run");
+  for (const LaunchFlag& flag : launch_flags()) declare_one(line, flag, values, !is_of_plan(flag));
 }
 
 std::string launch_flags_text(int columns) {

@@ -14,6 +14,8 @@ namespace mtl {
 void declare_launch_flags(CommandLine& line, FlagValues& values);
 // Only those that a plan reads: how many ranks, precision, layout.
 void declare_plan_flags(CommandLine& line, FlagValues& values);
+// All of them, of which only those of a plan are shown: what a configuration file can hold.
+void declare_config_flags(CommandLine& line, FlagValues& values);
 
 // `mtl help launch-flags`: every setting, in the groups of the table.
 std::string launch_flags_text(int columns);

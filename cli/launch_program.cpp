@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
 #include "common/error.h"
@@ -153,12 +154,17 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   job.request = resolve_launch(file, options.run.given, false, diagnostics);
   LaunchRequest& request = job.request;
   diagnostics.throw_if_errors();
+  if (!options.quiet) say(stderr, config_file_notice(file, options.run.given));
   print_warnings(diagnostics.all());
   // accelerate's file says it this way, and a program of PyTorch takes it literally.
   request.need_gpu = request.need_gpu || request.config.distributed_type == "MULTI_GPU";
   job.program = program_of(options, request, program, arguments);
   if (options.dry_run) {
-    dry_run(request, job.program);
+    if (options.json) {
+      fmt::print("{}\n", launch_json(request, job.program, file.path).dump(2));
+    } else {
+      dry_run(request, job.program);
+    }
     return 0;
   }
   job.version = version();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
 #include "cli/plan_text.h"
@@ -42,7 +43,13 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   return program;
 }
 
-int dry_run(const PreparedRun& run) {
+int dry_run(const PreparedRun& run, bool json) {
+  if (json) {
+    auto document = launch_json(run.request, worker_program(run, "RUN_DIR"), run.config_file);
+    document["plan"] = to_json(run.checked.plan);
+    fmt::print("{}\n", document.dump(2));
+    return 0;
+  }
   const bool here = run.request.mode != LaunchRequest::Mode::hosts;
   const std::vector<RankPlacement> placement =
       here ? place_here(run.request) : std::vector<RankPlacement>();
@@ -140,8 +147,9 @@ int conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool f
 int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                const std::vector<std::string>& settings) {
   Run run(options, train_yaml, settings);
+  if (!options.quiet) say(stderr, run.prepared().config_notice);
   print_warnings(run.prepared().warnings);
-  if (options.dry_run) return dry_run(run.prepared());
+  if (options.dry_run) return dry_run(run.prepared(), options.json);
 
   JobOptions job;
   job.request = run.prepared().request;

@@ -14,10 +14,19 @@ namespace mtl {
 
 LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics) {
   const std::string named = given_text(given, "config_file");
+  if (named == "none" && !std::filesystem::exists(named)) return {};
   if (!named.empty()) return read_launch_config(named, diagnostics);
   const std::string path = default_launch_config_path();
-  if (!std::filesystem::exists(path)) return {};
+  if (path.empty()) return {};
   return read_launch_config(path, diagnostics);
+}
+
+std::string config_file_notice(const LaunchConfig& file, const LaunchGiven& given) {
+  // Who names a file knows it.
+  if (file.path.empty() || !given_text(given, "config_file").empty()) return {};
+  const bool theirs = file.path != own_config_path();
+  return fmt::format("config: {}{}\n", file.path,
+                     theirs ? " (accelerate's; mtl config writes one of your own)" : "");
 }
 
 void read_launch_environment(LaunchGiven& given) {
@@ -48,7 +57,8 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 }
 
 std::vector<std::string> overrides(const RunOptions& options,
-                                   const std::vector<std::string>& arguments) {
+                                   const std::vector<std::string>& arguments,
+                                   const std::string& engine) {
   for (const std::string& argument : arguments) {
     const size_t equals = argument.find('=');
     if (equals != std::string::npos && equals > 0) continue;
@@ -63,7 +73,7 @@ std::vector<std::string> overrides(const RunOptions& options,
     });
   };
   std::vector<std::string> all;
-  for (const auto& [key, value] : train_settings(options.given.flags)) {
+  for (const auto& [key, value] : train_settings(options.given.flags, engine)) {
     if (!given(key)) all.push_back(key + '=' + value);
   }
   if (options.fresh && !given("checkpoint.resume")) all.push_back("checkpoint.resume=never");
@@ -74,9 +84,9 @@ std::vector<std::string> overrides(const RunOptions& options,
 namespace {
 
 // What flags in the environment decide of a train.yaml, as the settings that say the same.
-void add_environment(const FlagValues& values,
+void add_environment(const FlagValues& values, const std::string& engine,
                      std::vector<std::pair<std::string, std::string>>& settings) {
-  for (const auto& [key, value] : train_settings(values)) {
+  for (const auto& [key, value] : train_settings(values, engine)) {
     std::string name = "MTL_";
     for (char c : key) {
       name += c == '.'
@@ -93,15 +103,17 @@ void add_environment(const FlagValues& values,
 
 PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
                         const std::vector<std::string>& arguments, std::optional<int> world) {
-  RunRequest request;
-  request.sources.train_yaml = train_yaml;
-  request.sources.overrides = overrides(options, arguments);
-  request.sources.environment = settings_in_environment(environ);
-  add_environment(options.given.environment, request.sources.environment);
-
   Diagnostics all;
   PreparedRun run;
   const LaunchConfig file = load_launch_config(options.given, all);
+  const std::string engine = engine_of(file, options.given);
+  RunRequest request;
+  request.sources.train_yaml = train_yaml;
+  request.sources.overrides = overrides(options, arguments, engine);
+  request.sources.environment = settings_in_environment(environ);
+  add_environment(options.given.environment, engine, request.sources.environment);
+  run.config_file = file.path;
+  run.config_notice = config_file_notice(file, options.given);
   run.request = resolve_launch(file, options.given, true, all);
   // A plan is a plan wherever the machines will meet.
   Diagnostics diagnostics;

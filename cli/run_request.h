@@ -17,9 +17,11 @@ struct RunOptions {
   bool plan_only = false;  // nothing starts: nobody has to say where machines meet
 };
 
-// --config_file (or MTL_CONFIG_FILE) has to exist, accelerate's default file need not. Adds what is
-// wrong to `diagnostics`.
+// --config_file (or MTL_CONFIG_FILE) has to exist, the default files need not: ours, else
+// accelerate's; "none" is no file. Adds what is wrong to `diagnostics`.
 LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics);
+// "config: PATH\n" where a file is used that nobody named; else "".
+std::string config_file_notice(const LaunchConfig& file, const LaunchGiven& given);
 
 // Reads MTL_NUM_PROCESSES and its like. Throws Error with all that cannot be read.
 void read_launch_environment(LaunchGiven& given);
@@ -33,12 +35,15 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 // Flags become overrides unless a key=value sets the same key. Throws Error (usage.override) for
 // arguments that are not key=value.
 std::vector<std::string> overrides(const RunOptions& options,
-                                   const std::vector<std::string>& arguments);
+                                   const std::vector<std::string>& arguments,
+                                   const std::string& engine = {});
 
 struct PreparedRun {
   LaunchRequest request;
   int world = 1;
   CheckedRun checked;
+  std::string config_file;           // that was read, "" = none
+  std::string config_notice;         // of load_launch_config()
   std::vector<Diagnostic> warnings;  // of the config file: what it says in vain, for instance
 };
 // Throws one Error with all that is wrong in either file. `world`: how many ranks there will really

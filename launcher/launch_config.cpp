@@ -192,6 +192,7 @@ class Reader {
       read_bool(key, value, config_.debug);
     } else if (key == "gpu_ids") {
       read_text(key, value, config_.gpu_ids);
+      config_.gpu_ids_given = true;
     } else if (key == "main_process_ip") {
       read_address(value);
     } else if (key == "main_process_port") {
@@ -431,14 +432,39 @@ std::string plugin_key(const std::string& section, const std::string& key) {
   return other != wizard.end() ? other->second : name;
 }
 
-std::string default_launch_config_path() {
-  const auto variable = [](const char* name) -> std::optional<std::string> {
-    const char* value = std::getenv(name);
-    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
-  };
+namespace {
+
+std::optional<std::string> variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+}  // namespace
+
+std::string accelerate_config_path() {
   const std::string cache = variable("XDG_CACHE_HOME").value_or("~/.cache");
   const std::string home = variable("HF_HOME").value_or(cache + "/huggingface");
   return home_expanded(home) + "/accelerate/default_config.yaml";
+}
+
+std::string own_config_path() {
+  std::string home = variable("XDG_CONFIG_HOME").value_or("");
+  // The specification: a path that is not absolute is no path.
+  if (!home.starts_with('/')) home = home_expanded("~/.config");
+  return home + "/mtl/default_config.yaml";
+}
+
+std::string default_launch_config_path() {
+  for (const std::string& path : {own_config_path(), accelerate_config_path()}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) return path;
+  }
+  return {};
+}
+
+LaunchConfig interpret_launch_config(const YamlValue& root, const std::string& path,
+                                     Diagnostics& diagnostics) {
+  return Reader(path, diagnostics).read(root);
 }
 
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
@@ -465,19 +491,73 @@ LaunchConfig detect_launch_config(const std::string& mixed_precision, const std:
   return config;
 }
 
+namespace {
+
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+// "" if it is not there or says nothing.
+std::string plugin(const LaunchConfig& config, const std::string& key) {
+  const auto found = config.plugins.find(key);
+  const bool nothing = found == config.plugins.end() || lower(found->second) == "none" ||
+                       lower(found->second) == "null" || found->second == "~";
+  return nothing ? std::string() : found->second;
+}
+
+void add_fsdp(const LaunchConfig& config, Settings& settings) {
+  std::string strategy = plugin(config, "fsdp_sharding_strategy");
+  if (strategy.empty()) strategy = plugin(config, "fsdp_reshard_after_forward");
+  const bool whole = strategy == "NO_SHARD" || strategy == "3";  // torch's number for it
+  settings.emplace_back("parallel.zero", whole ? "0" : "1");
+  if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
+    settings.emplace_back("recompute.mode", "full");
+  }
+  if (!config.use_parallelism_config) return;
+  for (const auto& [key, train_key] : Settings{{"parallelism_config_tp_size", "parallel.tp"},
+                                               {"parallelism_config_cp_size", "parallel.cp"}}) {
+    const std::string size = plugin(config, key);
+    if (!size.empty() && size != "1") settings.emplace_back(train_key, size);
+  }
+}
+
+void add_deepspeed(const LaunchConfig& config, Settings& settings) {
+  if (!plugin(config, "deepspeed_config_file").empty()) return;  // which says it all, elsewhere
+  settings.emplace_back("parallel.zero", plugin(config, "zero_stage") == "0" ? "0" : "1");
+  const std::string clip = plugin(config, "gradient_clipping");
+  if (!clip.empty()) settings.emplace_back("optimizer.clip", clip);
+}
+
+}  // namespace
+
+bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
+  const auto among = [&](std::initializer_list<const char*> keys) {
+    return std::find(keys.begin(), keys.end(), key) != keys.end();
+  };
+  if (config.distributed_type == "FSDP") {
+    return among({"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
+                  "fsdp_activation_checkpointing"}) ||
+           (config.use_parallelism_config &&
+            among({"parallelism_config_tp_size", "parallelism_config_cp_size"}));
+  }
+  return config.distributed_type == "DEEPSPEED" &&
+         plugin(config, "deepspeed_config_file").empty() &&
+         among({"zero_stage", "gradient_clipping"});
+}
+
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config) {
-  std::vector<std::pair<std::string, std::string>> settings;
+  Settings settings;
   if (config.mixed_precision_given) {
     settings.emplace_back("precision.dtype",
                           config.mixed_precision == "no" ? "fp32" : config.mixed_precision);
   }
+  if (config.distributed_type == "FSDP") add_fsdp(config, settings);
+  if (config.distributed_type == "DEEPSPEED") add_deepspeed(config, settings);
   if (config.distributed_type == "MEGATRON_LM") {
     for (const MegatronKey& key : megatron_train_keys()) {
       const auto entry = config.megatron_lm_config.find(key.key);
       if (entry == config.megatron_lm_config.end()) continue;
       const std::optional<bool> truth = key.is_truth ? as_bool(entry->second) : std::nullopt;
       const std::string value = !truth ? entry->second : *truth ? key.yes : key.no;
-      if (!value.empty()) settings.emplace_back(key.train_key, value);
+      if (!value.empty() && value != key.nothing) settings.emplace_back(key.train_key, value);
     }
   }
   return settings;

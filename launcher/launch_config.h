@@ -35,6 +35,7 @@ struct LaunchConfig {
   bool use_cpu = false;
   bool debug = false;
   std::string gpu_ids = "all";
+  bool gpu_ids_given = false;
   std::string main_process_ip;
   int main_process_port = 0;
   std::string rdzv_backend = "static";  // static | c10d | tcp
@@ -56,8 +57,12 @@ struct LaunchConfig {
   std::vector<IgnoredKey> ignored;
 };
 
-// $HF_HOME or $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface, +
+// accelerate's: $HF_HOME or $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface, +
 // /accelerate/default_config.yaml.
+std::string accelerate_config_path();
+// Ours: $XDG_CONFIG_HOME or ~/.config, + /mtl/default_config.yaml.
+std::string own_config_path();
+// The one that a launch reads where none is named: ours, else accelerate's, else none ("").
 std::string default_launch_config_path();
 // Unknown keys at any level are errors with a suggestion (accelerate ignores nested ones silently).
 // Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
@@ -69,6 +74,9 @@ std::string plugin_key(const std::string& section, const std::string& key);
 // The same of a text, with `path` for the places.
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
                                  Diagnostics& diagnostics);
+// The same of a tree that is there already.
+LaunchConfig interpret_launch_config(const YamlValue& root, const std::string& path,
+                                     Diagnostics& diagnostics);
 // As `accelerate config default` would: distributed_type by device count (/dev/nvidia0..., less
 // what CUDA_VISIBLE_DEVICES hides). `devices` is the folder to look in.
 LaunchConfig detect_launch_config(const std::string& mixed_precision,
@@ -76,7 +84,10 @@ LaunchConfig detect_launch_config(const std::string& mixed_precision,
 // Sorted keys, as accelerate's own writer.
 std::string launch_config_yaml(const LaunchConfig& config);
 // The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
-// megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema.
+// megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
+// ZeRO of every stage become parallel.zero: 1, the most that mtl's own runtime divides.
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
+// The keys of a section (by the names of accelerate's flags) that train_settings() reads.
+bool decides_train_setting(const LaunchConfig& config, const std::string& key);
 
 }  // namespace mtl

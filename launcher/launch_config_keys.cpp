@@ -148,7 +148,11 @@ const std::vector<MegatronKey>& megatron_train_keys() {
       {"megatron_lm_recompute_granularity", "recompute.mode"},
       {"megatron_lm_recompute_method", "recompute.method"},
       {"megatron_lm_recompute_num_layers", "recompute.layers"},
-      {"megatron_lm_gradient_clipping", "optimizer.clip"}};
+      {"megatron_lm_gradient_clipping", "optimizer.clip"},
+      {.key = "megatron_lm_context_parallel_size", .train_key = "parallel.cp", .nothing = "1"},
+      {.key = "megatron_lm_expert_model_parallel_size",
+       .train_key = "parallel.ep",
+       .nothing = "1"}};
   return keys;
 }
 

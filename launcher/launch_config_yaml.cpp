@@ -172,8 +172,11 @@ std::string launch_config_yaml(const LaunchConfig& config) {
   set("distributed_type", string_text(config.distributed_type));
   set("downcast_bf16", loose_text(config.downcast_bf16));
   set("enable_cpu_affinity", bool_text(config.enable_cpu_affinity));
-  if (config.gpu_ids != "all") set("gpu_ids", string_text(config.gpu_ids));
-  set("machine_rank", std::to_string(config.machine_rank));
+  if (config.gpu_ids_given || config.gpu_ids != "all") set("gpu_ids", string_text(config.gpu_ids));
+  // Of several machines, somebody has to say which one this is: 0 would be a guess.
+  if (config.machine_rank_given || config.machine_rank != 0 || config.num_machines == 1) {
+    set("machine_rank", std::to_string(config.machine_rank));
+  }
   if (!config.main_process_ip.empty()) set("main_process_ip", string_text(config.main_process_ip));
   if (config.main_process_port != 0) {
     set("main_process_port", std::to_string(config.main_process_port));
@@ -189,7 +192,9 @@ std::string launch_config_yaml(const LaunchConfig& config) {
     }
     lines["megatron_lm_config"] = section;
   }
-  set("mixed_precision", string_text(config.mixed_precision));
+  if (config.mixed_precision_given || config.mixed_precision != "no") {
+    set("mixed_precision", string_text(config.mixed_precision));
+  }
   set("num_machines", std::to_string(config.num_machines));
   set("num_processes", std::to_string(config.num_processes));
   set("rdzv_backend", string_text(config.rdzv_backend));

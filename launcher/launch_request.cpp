@@ -42,6 +42,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   finish_hosts();
   finish_nodes();
   finish_counts();
+  finish_layout();
   finish_meeting();
   finish_logs();
   finish_environment();
@@ -62,18 +63,19 @@ bool LaunchResolver::in_vain(const LaunchFlag& flag) const {
       }
       return type != "MEGATRON_LM";
     case FlagGroup::fsdp:
-      return train_yaml_ || type != "FSDP";
+      return train_yaml_ ? !decides_train_setting(r_.config, flag.name) : type != "FSDP";
     case FlagGroup::deepspeed:
-      return train_yaml_ || type != "DEEPSPEED";
+      return train_yaml_ ? !decides_train_setting(r_.config, flag.name) : type != "DEEPSPEED";
     case FlagGroup::fp8:
       return train_yaml_ || r_.config.mixed_precision != "fp8";
     case FlagGroup::parallelism:
-      return train_yaml_ || !r_.config.use_parallelism_config;
+      return train_yaml_ ? !decides_train_setting(r_.config, flag.name)
+                         : !r_.config.use_parallelism_config;
     case FlagGroup::dynamo:
       return train_yaml_ || type == "DEEPSPEED";
     default:
-      return train_yaml_ && (flag.name == "use_fsdp" || flag.name == "use_deepspeed" ||
-                             flag.name == "use_parallelism_config" || flag.name == "debug");
+      return train_yaml_ &&
+             (flag.name == "use_parallelism_config" ? type != "FSDP" : flag.name == "debug");
   }
 }
 
@@ -107,12 +109,48 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
 void LaunchResolver::ignored_keys() {
   for (const IgnoredKey& ignored : r_.config.ignored) {
     if (ignored.neutral || (!train_yaml_ && reaches_program(ignored.key))) continue;
+    if (train_yaml_ && taken_in_part(ignored)) continue;
     diagnostics_.add({.code = "launch.ignored_key",
                       .what = fmt::format("'{}' means nothing to {} and is ignored", ignored.key,
                                           train_yaml_ ? "mtl's own runtime" : "this launch"),
                       .place = ignored.place,
                       .severity = Diagnostic::Severity::warning});
   }
+}
+
+// FSDP and ZeRO, of which a train.yaml takes what mtl's own runtime has.
+bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
+  const std::string& type = r_.config.distributed_type;
+  const bool engine = (type == "FSDP" && section.key == "fsdp_config") ||
+                      (type == "FSDP" && section.key == "parallelism_config") ||
+                      (type == "DEEPSPEED" && section.key == "deepspeed_config");
+  if (!engine || section.value.kind != YamlValue::Kind::map) return false;
+  std::string rest;
+  for (const YamlValue::Entry& entry : section.value.entries) {
+    const std::string& text = entry.value.text;
+    const bool nothing = text.empty() || text == "false" || text == "none" || text == "1";
+    if (nothing || decides_train_setting(r_.config, plugin_key(section.key, entry.key))) continue;
+    rest += (rest.empty() ? "" : ", ") + entry.key;
+  }
+  std::string taken;
+  for (const auto& [key, value] : train_settings(r_.config)) {
+    const bool of_mesh = key == "parallel.tp" || key == "parallel.cp";
+    if (key == "precision.dtype" || of_mesh != (section.key == "parallelism_config")) continue;
+    taken += fmt::format("{}{}={}", taken.empty() ? "" : ", ", key, value);
+  }
+  if (rest.empty() && section.key == "parallelism_config") return true;
+  diagnostics_.add(
+      {.code = "launch.ignored_key",
+       .what = fmt::format("of '{}', mtl's own runtime takes {}{}", section.key,
+                           taken.empty() ? "nothing" : taken,
+                           rest.empty() ? "" : "; without meaning to it: " + rest),
+       .place = section.place,
+       .help = section.key == "parallelism_config"
+                   ? ""
+                   : "parallel.zero=1 divides the optimizer state; gradients and parameters stay "
+                     "whole",
+       .severity = Diagnostic::Severity::warning});
+  return true;
 }
 
 bool LaunchResolver::reaches_program(const std::string& key) const {
@@ -155,9 +193,28 @@ PlacementRequest placement_request(const LaunchRequest& request, int ranks) {
   return placement;
 }
 
-std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values) {
+std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
+  for (const FlagValues* values : {&given.flags, &given.environment}) {
+    for (const auto& [name, type] : {std::pair{"use_fsdp", "FSDP"},
+                                     {"use_deepspeed", "DEEPSPEED"},
+                                     {"use_megatron_lm", "MEGATRON_LM"}}) {
+      const auto found = values->find(name);
+      if (found != values->end() && truth_of(found->second.texts.back()).value_or(false)) {
+        return type;
+      }
+    }
+  }
+  return file.distributed_type;
+}
+
+std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
+                                                                const std::string& engine) {
+  // Megatron's degrees count whatever the engine: a train.yaml has them all.
   LaunchConfig config;
   config.distributed_type = "MEGATRON_LM";
+  LaunchConfig other;
+  other.distributed_type = engine;
+  bool engine_said = values.count("use_fsdp") + values.count("use_deepspeed") > 0;
   for (const LaunchFlag& flag : launch_flags()) {
     const auto found = values.find(flag.name);
     if (found == values.end() || found->second.texts.empty()) continue;
@@ -167,9 +224,25 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
     } else if (flag.name == "mixed_precision") {
       config.mixed_precision = text;
       config.mixed_precision_given = true;
+    } else if (flag.group == FlagGroup::fsdp || flag.group == FlagGroup::deepspeed ||
+               flag.group == FlagGroup::parallelism) {
+      other.plugins[flag.name] = canonical_value(flag, text);
+      other.use_parallelism_config |= flag.group == FlagGroup::parallelism;
     }
   }
-  return train_settings(config);
+  std::vector<std::pair<std::string, std::string>> settings = train_settings(config);
+  for (const char* key : {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "zero_stage"}) {
+    engine_said |= other.plugins.count(key) != 0;
+  }
+  if (engine != "FSDP" && engine != "DEEPSPEED") return settings;
+  for (const auto& [key, value] : train_settings(other)) {
+    // What an engine means without a word is said where the engine is.
+    if (key == "parallel.zero" && !engine_said) continue;
+    const bool said = std::any_of(settings.begin(), settings.end(),
+                                  [&, wanted = key](const auto& s) { return s.first == wanted; });
+    if (!said) settings.emplace_back(key, value);
+  }
+  return settings;
 }
 
 std::string given_text(const LaunchGiven& given, std::string_view name) {

@@ -71,10 +71,11 @@ struct LaunchRequest {
 
 // Everything that was said, merged: built in < `file` < environment < flags, for every setting.
 // `train_yaml`: what is launched is a run of our own, not a program. All that contradicts itself is
-// reported at once. Codes: launch.conflict, launch.value, launch.nodes, launch.processes,
-// launch.machine_rank, launch.address, launch.port, launch.endpoint, launch.rdzv_conf,
-// launch.token_file, those of hosts.h; warnings launch.ignored_flag, launch.ignored_key,
-// launch.token_mode; config.unknown_key and config.bad_value for our settings in the file.
+// reported at once. Codes: launch.conflict, launch.device, launch.value, launch.nodes,
+// launch.processes, launch.machine_rank, launch.address, launch.port, launch.endpoint,
+// launch.rdzv_conf, launch.token_file, those of hosts.h; warnings launch.ignored_flag,
+// launch.ignored_key, launch.token_mode; config.unknown_key and config.bad_value for our settings
+// in the file.
 LaunchRequest resolve_launch(const LaunchConfig& file, const LaunchGiven& given, bool train_yaml,
                              Diagnostics& diagnostics);
 
@@ -85,8 +86,13 @@ int ranks_of_node(int local_ranks, const NodeHardware& hardware, bool use_cpu,
 // What place_ranks() is asked on a node with so many ranks.
 PlacementRequest placement_request(const LaunchRequest& request, int ranks);
 
+// The engine that a launch asks for, as the file's distributed_type says it: flags, environment,
+// file.
+std::string engine_of(const LaunchConfig& file, const LaunchGiven& given);
 // What flags (or variables) decide of a train.yaml: --megatron_lm_tp_degree 2 -> parallel.tp=2.
-std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values);
+// Those of FSDP and DeepSpeed count where that is the engine.
+std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
+                                                                const std::string& engine = {});
 // The last word on a truth flag that the file does not have: flags before environment.
 bool is_on(const LaunchGiven& given, std::string_view name);
 // The same for a text; "" if it is not given.

@@ -86,6 +86,7 @@ class LaunchResolver {
   void finish_hosts();
   void finish_nodes();
   void finish_counts();
+  void finish_layout();
   bool hosts_have_slots() const;
   // Ranks fill the hosts in their order, as mpirun does.
   void count_slots();
@@ -102,6 +103,7 @@ class LaunchResolver {
   // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
   void ignored_keys();
   bool reaches_program(const std::string& key) const;
+  bool taken_in_part(const IgnoredKey& section);
 
   LaunchRequest r_;
   Diagnostics& diagnostics_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include <sys/stat.h>
 
@@ -16,6 +17,13 @@ namespace {
 
 constexpr int kMeetingPort = 29500;  // torchrun's and accelerate's
 constexpr int kManyRanks = 256;      // of a node, where nobody knows yet how many
+
+bool is_foreign_device(const std::string& type) {
+  static const std::set<std::string> types = {"MULTI_NPU",    "MULTI_MLU", "MULTI_SDAA",
+                                              "MULTI_MUSA",   "MULTI_XPU", "MULTI_HPU",
+                                              "MULTI_NEURON", "XLA"};
+  return types.count(type) != 0;
+}
 
 }  // namespace
 
@@ -35,9 +43,16 @@ void LaunchResolver::finish_engine() {
   }
   if (gpu_said && !config.use_cpu) {
     r_.need_gpu = true;
-    if (config.distributed_type == "NO" || config.distributed_type == "MULTI_CPU") {
+    if (config.distributed_type == "NO" || config.distributed_type == "MULTI_CPU" ||
+        is_foreign_device(config.distributed_type)) {
       config.distributed_type = "MULTI_GPU";
     }
+  }
+  if (is_foreign_device(config.distributed_type) && !config.use_cpu) {
+    fail("launch.device",
+         fmt::format("distributed_type {}: mtl starts programs on CPUs and NVIDIA GPUs",
+                     config.distributed_type),
+         "use `accelerate launch` for these devices, or say --multi_gpu or --cpu");
   }
   if (multi_gpu_.said() && !multi_gpu_.value && config.distributed_type == "MULTI_GPU") {
     config.distributed_type = "NO";
@@ -167,11 +182,56 @@ void LaunchResolver::finish_counts() {
     r_.local_ranks = std::max(total_.value / nodes, 1);
   }
   if (!hosts && r_.local_ranks <= 0) {
-    r_.local_ranks =
-        ranks_of_node(r_.local_ranks, inspect_hardware(false), r_.config.use_cpu, diagnostics_);
+    const NodeHardware hardware = inspect_hardware(false);
+    // accelerate wants the number here; GPUs can be counted, and nothing else says it.
+    const bool from_file = !r_.config.path.empty() && r_.config.distributed_type != "NO" &&
+                           r_.local_ranks == LaunchRequest::kAuto && !per_node_.said();
+    if (from_file && hardware.gpus.empty() && !r_.config.use_cpu) {
+      fail("launch.processes",
+           fmt::format("{} ({}) does not say num_processes, and no GPU is visible to count",
+                       r_.config.path, r_.config.distributed_type),
+           "add --num_processes N, or write it: mtl config set num_processes=N");
+    }
+    r_.local_ranks = ranks_of_node(r_.local_ranks, hardware, r_.config.use_cpu, diagnostics_);
   }
   if (r_.local_ranks > 0 && r_.min_nodes == r_.max_nodes) r_.ranks = r_.local_ranks * nodes;
   r_.config.num_processes = r_.local_ranks > 0 ? r_.local_ranks * nodes : -1;
+}
+
+// The sizes of a program's layout, which accelerate checks in the program or not at all. Those of a
+// train.yaml are checked with the model.
+void LaunchResolver::finish_layout() {
+  if (train_yaml_ || r_.ranks == 0) return;
+  const LaunchConfig& config = r_.config;
+  const auto size = [](const std::map<std::string, std::string>& values, const std::string& key) {
+    const auto found = values.find(key);
+    return found == values.end() ? 1 : whole_number(found->second, 1, 1 << 20).value_or(1);
+  };
+  if (config.distributed_type == "MEGATRON_LM") {
+    const auto& values = config.megatron_lm_config;
+    const int tp = size(values, "megatron_lm_tp_degree");
+    const int pp = size(values, "megatron_lm_pp_degree");
+    const int cp = size(values, "megatron_lm_context_parallel_size");
+    const int64_t model = int64_t{tp} * pp * cp;
+    if (r_.ranks % model == 0) return;
+    fail("launch.processes",
+         fmt::format("{} processes cannot hold whole models of tp {} x pp {}{} = {} ranks",
+                     r_.ranks, tp, pp, cp > 1 ? fmt::format(" x cp {}", cp) : std::string(), model),
+         fmt::format("{} processes would do", (r_.ranks / model + 1) * model));
+  } else if (config.distributed_type == "FSDP" && config.use_parallelism_config) {
+    int64_t product = 1;
+    std::string words;
+    for (const char* name : {"dp_replicate", "dp_shard", "tp", "cp", "sp"}) {
+      const int value = size(config.plugins, fmt::format("parallelism_config_{}_size", name));
+      product *= value;
+      if (value > 1) words += fmt::format("{}{} {}", words.empty() ? "" : " x ", name, value);
+    }
+    if (product == 1 || product == r_.ranks) return;
+    fail("launch.processes",
+         fmt::format("parallelism_config {} = {} is not the number of processes, {}", words,
+                     product, r_.ranks),
+         "accelerate wants them equal: change a size or num_processes");
+  }
 }
 
 bool LaunchResolver::hosts_have_slots() const {

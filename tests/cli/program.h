@@ -30,7 +30,7 @@ inline std::string file_text(const std::filesystem::path& path) {
   return text.str();
 }
 
-// A scratch directory with HF_HOME inside, so that no settings of the machine leak into a test, and
+// A scratch directory with HF_HOME and XDG_CONFIG_HOME inside, so that no settings of the machine leak into a test, and
 // a way to run mtl there.
 class Shell {
  public:
@@ -68,6 +68,7 @@ class Shell {
     redirect(2, (dir() / "stderr.txt").string(), O_WRONLY | O_CREAT | O_TRUNC);
     if (chdir(dir().c_str()) != 0) _exit(99);
     setenv("HF_HOME", (dir() / "hf").c_str(), 1);
+    setenv("XDG_CONFIG_HOME", (dir() / "xdg").c_str(), 1);
     for (const char* name : {"NO_COLOR", "CLICOLOR_FORCE", "FORCE_COLOR", "COLUMNS"})
       unsetenv(name);
     setenv("MTL_DEVICE", "cpu", 1);  // also on a machine with a GPU

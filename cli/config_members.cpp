@@ -1,0 +1,227 @@
+// mtl config default | show | set | update | validate | schema: the file without questions.
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "cli/command_line.h"
+#include "cli/config_file.h"
+#include "cli/run_request.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "launcher/config_edit.h"
+#include "launcher/config_import.h"
+#include "runtime/spec/train_spec.h"
+
+namespace mtl {
+
+namespace {
+
+const char* const kInUse = "mtl's own, else accelerate's";
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+// What changed, on stderr; nothing if nothing did.
+void print_changes(const std::string& before, const std::string& after) {
+  for (const std::string& line : line_changes(before, after)) {
+    if (!line.starts_with("  ")) fmt::print(stderr, "{}\n", line);
+  }
+}
+
+}  // namespace
+
+int config_default(const Arguments& args) {
+  std::string path;
+  std::optional<std::string> precision;
+  CommandLine line({"config default [options]"},
+                   "Writes the settings that suit this machine, without asking. The file is "
+                   "accelerate's own: both programs read it. A file that exists is never "
+                   "overwritten.");
+  line.example("mtl config default", "write default_config.yaml where mtl looks for it");
+  line.example("mtl config default --mixed_precision bf16 --config_file here.yaml",
+               "another precision, another place");
+  line.option("config_file", "FILE", path, "where to write", own_config_path());
+  line.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"}, precision, "the compute type",
+              "no");
+  if (!line.parse(args)) return 0;
+  if (path.empty()) path = own_config_path();
+  if (std::filesystem::exists(path)) {
+    fmt::print(stderr,
+               "{} exists and is not overwritten: change it with mtl config or mtl config set, "
+               "remove it, or name another file with --config_file\n",
+               path);
+    fmt::print("{}\n", path);
+    return 0;
+  }
+  write_config(config_target(path), detect_launch_config(precision.value_or("no")));
+  return 0;
+}
+
+int config_show(const Arguments& args) {
+  std::string path;
+  CommandLine line({"config show [options]"},
+                   "Prints the launch settings that mtl launch would use, and what they decide of "
+                   "a train.yaml.");
+  line.option("config_file", "FILE", path, "the file to read", kInUse);
+  if (!line.parse(args)) return 0;
+  if (path.empty()) path = default_launch_config_path();
+  if (path.empty()) {
+    fmt::print("# no {}, and none of accelerate's: what is built in is used (see: mtl config)\n",
+               own_config_path());
+    return 0;
+  }
+  const LaunchConfig config = load_config(path);
+  fmt::print("# {}\n{}", path, launch_config_yaml(config));
+  for (const std::string& decision : config_decisions(config)) fmt::print("# {}\n", decision);
+  return 0;
+}
+
+int config_set(const Arguments& args) {
+  std::string path;
+  std::vector<std::string> words;
+  CommandLine line({"config set [options] key=value ..."},
+                   "Changes keys of the file that mtl launch reads: all of them, or none if one "
+                   "cannot be. An empty value takes a key out.");
+  line.example("mtl config set num_processes=8 mixed_precision=bf16", "two keys");
+  line.example("mtl config set megatron_lm_config.megatron_lm_tp_degree=4",
+               "of a section; megatron_lm_tp_degree alone is the same");
+  line.example("mtl config set hosts=a,b", "a setting of mtl's own, see mtl help launch-flags");
+  line.option("config_file", "FILE", path, "the file to change", kInUse);
+  line.rest("key=value", words, "what to change");
+  if (!line.parse(args)) return 0;
+  std::vector<std::pair<std::string, std::string>> changes;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      throw Error(Exit::usage, {.code = "usage.override",
+                                .what = fmt::format("'{}' is not key=value", word),
+                                .help = "for instance: mtl config set num_processes=8"});
+    }
+    changes.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+  if (changes.empty()) {
+    throw Error(Exit::usage, {.code = "usage.missing",
+                              .what = "mtl config set wants key=value",
+                              .help = "for instance: mtl config set num_processes=8"});
+  }
+  if (path.empty()) path = default_launch_config_path();
+  std::error_code ignored;
+  const bool exists = !path.empty() && std::filesystem::exists(path, ignored);
+  const std::string target = config_target(path);
+  LaunchConfig before = exists ? load_config(path) : detect_launch_config("no");
+  before.path = target;
+  Diagnostics diagnostics;
+  const LaunchConfig after = edit_launch_config(before, changes, diagnostics);
+  diagnostics.throw_if_errors();
+  print_warnings(diagnostics.all());
+  print_changes(launch_config_yaml(before), launch_config_yaml(after));
+  write_config(target, after);
+  return 0;
+}
+
+int config_update(const Arguments& args) {
+  std::string path;
+  CommandLine line({"config update [options]"},
+                   "Reads the file and writes it again: sorted, old names as today's, defaults of "
+                   "newer versions added. No setting is lost; comments are.");
+  line.option("config_file", "FILE", path, "the file to rewrite", kInUse);
+  if (!line.parse(args)) return 0;
+  path = config_in_use(path);
+  const std::string before = read_file(path);
+  const LaunchConfig config = load_config(path);
+  const std::string target = config_target(path);
+  print_changes(before, launch_config_yaml(config));
+  write_config(target, config);
+  return 0;
+}
+
+int config_validate(const Arguments& args) {
+  std::string path;
+  CommandLine line({"config validate [FILE]"},
+                   "Checks a file as a launch would and prints every problem with its place. "
+                   "Exit code 3 if there is an error.");
+  line.positional("[FILE]", path, "the file to check");
+  if (!line.parse(args)) return 0;
+  path = config_in_use(path);
+  Diagnostics diagnostics;
+  const LaunchConfig config = read_launch_config(path, diagnostics);
+  if (!config.path.empty() && !diagnostics.has_errors()) check_launch_config(config, diagnostics);
+  diagnostics.throw_if_errors();
+  print_warnings(diagnostics.all());
+  fmt::print("{}: no errors{}\n", path,
+             diagnostics.all().empty() ? std::string()
+                                       : fmt::format(", {} warning{}", diagnostics.all().size(),
+                                                     diagnostics.all().size() == 1 ? "" : "s"));
+  return 0;
+}
+
+int config_schema(const Arguments& args) {
+  CommandLine line({"config schema"},
+                   "Prints the JSON Schema of train.yaml, for editors. In a train.yaml, the line "
+                   "`# yaml-language-server: $schema=train.schema.json` turns it on.");
+  line.example("mtl config schema > train.schema.json", "");
+  if (!line.parse(args)) return 0;
+  std::string schema = spec_json_schema();
+  if (!schema.ends_with('\n')) schema += '\n';
+  std::fputs(schema.c_str(), stdout);
+  return 0;
+}
+
+int config_import(const Arguments& args) {
+  std::string path, file;
+  bool force = false;
+  CommandLine line({"config import [options] FILE", "config import [options] -- COMMAND ..."},
+                   "Writes our file from another: accelerate's default_config.yaml, or a shell "
+                   "script or command line of torchrun, accelerate launch or Megatron-LM. What "
+                   "could not be taken over is named.");
+  line.example("mtl config import ~/.cache/huggingface/accelerate/default_config.yaml", "");
+  line.example("mtl config import train_gpt3.sh", "the torchrun and Megatron flags in it");
+  line.option("config_file", "FILE", path, "where to write", own_config_path());
+  line.flag("force", force, "replace a file that is there");
+  line.positional("FILE", file, "what to read");
+  const auto separator = std::find(args.begin(), args.end(), "--");
+  Arguments own(args.begin(), separator);
+  const bool command = separator != args.end();
+  if (command) own.emplace_back("-");
+  if (!line.parse(own)) return 0;
+  Diagnostics diagnostics;
+  LaunchConfig config;
+  ImportedCommand imported;
+  const std::string text =
+      command ? joined(Arguments(separator + 1, args.end())) : read_file(file, size_t{1} << 20);
+  const bool is_command = command || looks_like_command(text);
+  if (is_command) {
+    imported = import_command(
+        command ? Arguments(separator + 1, args.end()) : command_of_script(text), diagnostics);
+    if (!diagnostics.has_errors()) config = config_of_flags(imported.flags, diagnostics);
+  } else {
+    config = read_launch_config(file, diagnostics);
+  }
+  if (!diagnostics.has_errors()) check_launch_config(config, diagnostics);
+  diagnostics.throw_if_errors();
+  const std::string target = config_target(path);
+  if (!force && std::filesystem::exists(target)) {
+    throw Error(Exit::config, {.code = "config.exists",
+                               .what = fmt::format("{} is there already", target),
+                               .help = "--force replaces it; --config_file writes elsewhere"});
+  }
+  print_warnings(diagnostics.all());
+  config.path = target;
+  write_config(target, config);
+  for (const std::string& decision : config_decisions(config)) {
+    fmt::print(stderr, "{}\n", decision);
+  }
+  if (!imported.left.empty()) {
+    fmt::print(stderr, "not about where to run, so not taken over (a train.yaml says it): {}\n",
+               joined(imported.left));
+  }
+  return 0;
+}
+
+}  // namespace mtl
