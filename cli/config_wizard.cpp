@@ -142,7 +142,10 @@ class TerminalAsker final : public Asker {
   Reply ask(const ConfigWizard& wizard, const Question& question,
             const std::vector<std::string>* body) override {
     QuestionView view(question, body != nullptr ? *body : std::vector<std::string>());
-    if (!refused_.empty() && refused_for_ == question.id) view.fail(refused_);
+    if (!refused_.empty() && refused_for_ == question.id) {
+      view.fail(refused_);
+      if (question.choices.empty()) view.type(last_);
+    }
     refused_.clear();
     const auto comment = [&](const std::string& typed) {
       return body != nullptr ? std::string() : wizard.comment(typed);
@@ -155,7 +158,8 @@ class TerminalAsker final : public Asker {
         case QuestionView::Event::none:
           break;
         case QuestionView::Event::answer:
-          return {Reply::Kind::answer, view.answer()};
+          last_ = view.answer();
+          return {Reply::Kind::answer, last_};
         case QuestionView::Event::back:
           return {Reply::Kind::back, {}};
         case QuestionView::Event::quit:
@@ -203,7 +207,7 @@ class TerminalAsker final : public Asker {
 
   RawTerminal terminal_;
   Terminal facts_;
-  std::string refused_, refused_for_;
+  std::string refused_, refused_for_, last_;
 };
 
 volatile sig_atomic_t g_interrupted = 0;

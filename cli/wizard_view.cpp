@@ -327,21 +327,21 @@ std::vector<std::string> QuestionView::draw(const Canvas& canvas,
     const std::string follows = comment ? comment(text_) : std::string();
     if (!follows.empty()) append(answers, paint.paragraph(follows, kDim, 2));
   } else {
-    size_t widest = 0;
+    // Hints stand below each other where all of them fit, else right behind their choice.
+    int widest = 0, longest = 0;
     for (const Choice& choice : question_.choices) {
-      widest = std::max(widest, static_cast<size_t>(display_width(choice.label)));
+      widest = std::max(widest, display_width(choice.label));
+      longest = std::max(longest, display_width(choice.hint));
     }
+    const bool aligned = 4 + widest + 2 + longest <= paint.width();
     for (size_t i : shown()) {
       const Choice& choice = question_.choices[i];
       const bool here = i == cursor_;
       if (here) marked = answers.size();
       std::string left =
           fmt::format("{} {} {}", here ? mark : " ", question_.key_of(i), choice.label);
-      const std::string label_end(
-          choice.hint.empty() || display_width(left) > paint.width() / 2 + 12
-              ? 2
-              : widest - static_cast<size_t>(display_width(choice.label)) + 2,
-          ' ');
+      const int gap = aligned ? widest - display_width(choice.label) + 2 : 2;
+      const std::string label_end(static_cast<size_t>(gap), ' ');
       answers.push_back(paint.two(left, here ? kMarked : "",
                                   choice.hint.empty() ? "" : label_end + choice.hint, kDim));
     }

@@ -26,6 +26,11 @@ class QuestionView {
   enum class Event { none, answer, back, quit, suspend };
   Event key(const Key& key);
   std::string answer() const;  // after Event::answer: a choice's value, or the text
+  // What was typed before, to be corrected.
+  void type(const std::string& text) {
+    text_ = text;
+    caret_ = text.size();
+  }
   // Under the field until the next key.
   void fail(std::string sentence) { wrong_ = std::move(sentence); }
   // What follows from the text so far.

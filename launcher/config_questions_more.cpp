@@ -225,10 +225,10 @@ void fsdp_questions(Builder& b) {
   b.truth("fsdp_ram", section + "cpu_ram_efficient_loading",
           "Do you want to enable CPU RAM efficient model loading?",
           "Only rank 0 reads the weights.", true, fsdp);
-  // With RAM-efficient loading it has to be yes, so only "no" there leaves a choice.
+  // With RAM-efficient loading it has to be yes: only rank 0 has the weights.
   b.truth("fsdp_sync", section + "sync_module_states",
           "Do you want each FSDP unit to broadcast its parameters from rank 0 at the start?", "",
-          true, [=](const Answers& a) { return one(a); });
+          true, [=](const Answers& a) { return one(a) && !a.yes("fsdp_ram"); });
   b.truth("fsdp_checkpointing", section + "activation_checkpointing",
           "Do you want to enable FSDP activation checkpointing?", "train.yaml: recompute.mode=full",
           false, fsdp);

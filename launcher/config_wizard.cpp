@@ -323,6 +323,9 @@ LaunchConfig ConfigWizard::config() const {
       set("megatron_lm_config.megatron_lm_recompute_num_layers", "1");
     }
   }
+  if (answers_.is("fsdp_version", "1") && answers_.yes("fsdp_ram")) {
+    set("fsdp_config.fsdp_sync_module_states", "true");
+  }
   set("same_network", answers_.get("rdzv") == "c10d" ? "false" : "true");
   Diagnostics ignored;  // every answer has been checked
   return interpret_launch_config(root, before_.path, ignored);

@@ -118,7 +118,7 @@ TEST_CASE("usage errors: exit code 2, on stderr, with what was meant") {
        "error[usage.value]",
        "mtl generate --help"},
       {{"generate", "run", "x", "y"}, "error[usage.extra]", "mtl generate --help"},
-      {{"config"}, "error[usage.missing]", "mtl config default"},
+      {{"config"}, "error[config.input_ended]", "mtl config --no-input"},
       {{"config", "defualt"}, "error[usage.unknown_command]", "did you mean mtl config default?"},
       {{"help", "exit-code"}, "error[usage.unknown_topic]", "did you mean mtl help exit-codes?"},
       {{"version", "now"}, "error[usage.extra]", "mtl version --help"},
@@ -171,7 +171,7 @@ TEST_CASE("an output that cannot be written is not a success") {
 
 TEST_CASE("config default writes once and never overwrites") {
   Shell shell;
-  const std::string path = (shell.dir() / "hf/accelerate/default_config.yaml").string();
+  const std::string path = (shell.dir() / "xdg/mtl/default_config.yaml").string();
   const Outcome first = shell.mtl({"config", "default", "--mixed_precision", "bf16"});
   CHECK(first.code == 0);
   CHECK(first.out == path + '\n');

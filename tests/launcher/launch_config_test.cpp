@@ -154,10 +154,7 @@ TEST_CASE("the wizard's files are written back byte for byte") {
   }
   for (const auto& entry : fs::directory_iterator(kSamples / "wizard")) {
     CAPTURE(entry.path().string());
-    std::string original = content(entry.path());
-    const std::string all = "gpu_ids: all\n";  // absent means the same
-    if (const size_t at = original.find(all); at != std::string::npos)
-      original.erase(at, all.size());
+    const std::string original = content(entry.path());
     CHECK(launch_config_yaml(good(original)) == original);
   }
 }
@@ -267,6 +264,26 @@ TEST_CASE("all errors come at once") {
   Diagnostics diagnostics;
   parsed("distributed_type: X\nnum_processes: -7\nnonsense: 1\nuse_cpu: 3\n", diagnostics);
   CHECK(diagnostics.all().size() == 4);
+}
+
+TEST_CASE("FSDP and DeepSpeed become the nearest that a train.yaml has") {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const auto decided = [](const std::string& text) { return train_settings(good(text)); };
+  CHECK(decided("distributed_type: FSDP\n") == Settings{{"parallel.zero", "1"}});
+  CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  sharding_strategy: NO_SHARD\n"
+                "  activation_checkpointing: true\n") ==
+        Settings{{"parallel.zero", "0"}, {"recompute.mode", "full"}});
+  CHECK(decided("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
+                "  parallelism_config_cp_size: 1\n") ==
+        Settings{{"parallel.zero", "1"}, {"parallel.tp", "2"}});
+  CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
+                "  gradient_clipping: 0.5\n") ==
+        Settings{{"parallel.zero", "1"}, {"optimizer.clip", "0.5"}});
+  CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 0\n") ==
+        Settings{{"parallel.zero", "0"}});
+  CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: a\n")
+            .empty());
+  CHECK(decided("distributed_type: NO\nfsdp_config:\n  fsdp_version: 2\n").empty());
 }
 
 TEST_CASE("a missing file is named") {
@@ -466,18 +483,32 @@ sys.exit(43 if "accelerate" in sys.modules else 42)
 
 TEST_CASE("where the default file lies") {
   std::vector<std::pair<const char*, std::optional<std::string>>> saved;
-  for (const char* name : {"HF_HOME", "XDG_CACHE_HOME", "HOME"}) {
+  for (const char* name : {"HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"}) {
     const char* value = std::getenv(name);
     saved.emplace_back(name, value != nullptr ? std::optional<std::string>(value) : std::nullopt);
   }
   set_variable("HOME", "/home/x");
   set_variable("HF_HOME", nullptr);
   set_variable("XDG_CACHE_HOME", nullptr);
-  CHECK(default_launch_config_path() ==
-        "/home/x/.cache/huggingface/accelerate/default_config.yaml");
+  CHECK(accelerate_config_path() == "/home/x/.cache/huggingface/accelerate/default_config.yaml");
   set_variable("XDG_CACHE_HOME", "/cache");
-  CHECK(default_launch_config_path() == "/cache/huggingface/accelerate/default_config.yaml");
+  CHECK(accelerate_config_path() == "/cache/huggingface/accelerate/default_config.yaml");
   set_variable("HF_HOME", "~/hf");
-  CHECK(default_launch_config_path() == "/home/x/hf/accelerate/default_config.yaml");
+  CHECK(accelerate_config_path() == "/home/x/hf/accelerate/default_config.yaml");
+  set_variable("XDG_CONFIG_HOME", nullptr);
+  CHECK(own_config_path() == "/home/x/.config/mtl/default_config.yaml");
+  set_variable("XDG_CONFIG_HOME", "not/absolute");
+  CHECK(own_config_path() == "/home/x/.config/mtl/default_config.yaml");
+  // Ours, else accelerate's, else none.
+  TempDir folder;
+  set_variable("XDG_CONFIG_HOME", folder.path().c_str());
+  set_variable("HF_HOME", (folder / "hf").c_str());
+  CHECK(default_launch_config_path().empty());
+  fs::create_directories(folder / "hf/accelerate");
+  write(folder / "hf/accelerate/default_config.yaml", "x");
+  CHECK(default_launch_config_path() == accelerate_config_path());
+  fs::create_directories(folder / "mtl");
+  write(folder / "mtl/default_config.yaml", "x");
+  CHECK(default_launch_config_path() == own_config_path());
   for (const auto& [name, value] : saved) set_variable(name, value ? value->c_str() : nullptr);
 }

@@ -1,0 +1,160 @@
+// accelerate's own 20 configuration files: the dry run field by field and variable by variable
+// against what its launcher made of them.
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+using namespace mtl::test;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+const fs::path kSamples = fs::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
+
+struct Record {
+  std::map<std::string, std::string> arguments, environment;
+};
+
+// "  key = 'value'" and "   ENV NAME = value".
+Record read_record(const fs::path& path) {
+  Record record;
+  std::istringstream lines(file_text(path));
+  for (std::string line; std::getline(lines, line);) {
+    const size_t equals = line.find(" = ");
+    if (equals == std::string::npos) continue;
+    std::string value = line.substr(equals + 3);
+    if (line.starts_with("   ENV ")) {
+      record.environment[line.substr(7, equals - 7)] = value;
+    } else if (line.starts_with("  ") && line[2] != ' ') {
+      std::erase(value, '\'');
+      record.arguments[line.substr(2, equals - 2)] = value;
+    }
+  }
+  return record;
+}
+
+// As Python prints it.
+std::string python(const Json& value) {
+  if (value.is_null()) return "None";
+  if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
+  if (value.is_string()) return value.get<std::string>();
+  return value.dump();
+}
+
+// Where we differ on purpose: accelerate's launcher ignores these keys of its own file, or means
+// something else by them.
+const std::set<std::string> kIgnoredByAccelerate = {"rdzv_backend", "same_network",
+                                                    "enable_cpu_affinity", "downcast_bf16"};
+
+}  // namespace
+
+TEST_CASE("accelerate's files: the dry run has its arguments and its workers' environment") {
+  if (!fs::is_directory(kSamples)) {
+    MESSAGE("accelerate's own files are not here (" << kSamples.string() << ")");
+    return;
+  }
+  Shell shell;
+  shell.write("hosts", "m0 slots=4\nm1 slots=4\nm2 slots=4\nm3 slots=4\n");
+  int same = 0;
+  std::vector<std::string> refused;
+  for (const auto& entry : fs::directory_iterator(kSamples / "configs")) {
+    const std::string stem = entry.path().stem();
+    CAPTURE(stem);
+    std::vector<std::string> argv = {"launch",
+                                     "--dry-run",
+                                     "--json",
+                                     "--config_file",
+                                     entry.path().string(),
+                                     "--num_cpu_threads_per_process",
+                                     "1"};
+    if (stem == "0_28_0_mpi") argv.insert(argv.end(), {"--mpirun_hostfile", "hosts"});
+    Outcome outcome = shell.mtl(
+        [&] {
+          auto all = argv;
+          all.insert(all.end(), {"--", "x.py"});
+          return all;
+        }(),
+        {{"CUDA_VISIBLE_DEVICES", ""}});
+    CAPTURE(outcome.err);
+    if (stem == "fsdp_config") {  // as accelerate: the number has to be given
+      CHECK(outcome.code == 3);
+      CHECK(outcome.err.find("num_processes") != std::string::npos);
+      argv.insert(argv.end(), {"--num_processes", "2", "--", "x.py"});
+      outcome = shell.mtl(argv);
+      CHECK(outcome.code == 0);
+      CHECK(Json::parse(outcome.out)["ranks"].size() == 2);
+      ++same;
+      continue;
+    }
+    if (outcome.code != 0) {
+      refused.push_back(stem);
+      if (stem == "invalid_keys") {
+        CHECK(outcome.err.find("'invalid_key'") != std::string::npos);
+        CHECK(outcome.err.find("'another_invalid_key'") != std::string::npos);
+      } else if (stem == "0_30_0_sagemaker") {
+        CHECK(outcome.err.find("SageMaker") != std::string::npos);
+      } else if (stem == "multi_xpu") {
+        CHECK(outcome.err.find("MULTI_XPU") != std::string::npos);
+      }
+      CHECK(outcome.code == 3);
+      continue;
+    }
+    const Json json = Json::parse(outcome.out);
+    const Record record = read_record(kSamples / "golden" / (stem + ".txt"));
+    REQUIRE(record.arguments.size() > 15);
+    for (const auto& [key, value] : record.arguments) {
+      if (!json["settings"].contains(key) || kIgnoredByAccelerate.count(key) != 0) continue;
+      CAPTURE(key);
+      CHECK(python(json["settings"][key]) == value);
+    }
+    CHECK(json["settings"]["num_machines"].get<int>() >= 1);
+    const Json& env = json["ranks"][0]["env"];
+    for (const auto& [name, value] : record.environment) {
+      // The workers' own meeting: an address that they reach, and a port of its own.
+      if (name == "MASTER_ADDR" || name == "MASTER_PORT") continue;
+      // The recorder stopped before the step that fills it; accelerate's launcher does as we do.
+      if (name == "ACCELERATE_CONFIG_DS_FIELDS") continue;
+      CAPTURE(name);
+      REQUIRE(env.contains(name));
+      CHECK(env[name].get<std::string>() == value);
+    }
+    const int here = json["settings"]["num_processes"].get<int>() /
+                     (json["mode"] == "member" ? json["settings"]["num_machines"].get<int>() : 1);
+    CHECK(static_cast<int>(json["ranks"].size()) == here);
+    ++same;
+  }
+  std::sort(refused.begin(), refused.end());
+  CHECK(refused == std::vector<std::string>{"0_30_0_sagemaker", "invalid_keys", "multi_xpu"});
+  CHECK(same == 17);  // with the two for fp8, which a program may be able to do
+}
+
+TEST_CASE("accelerate's file for fp8 is refused for a train.yaml, with the reason") {
+  Shell shell;
+  shell.write("fp8.yaml", "distributed_type: NO\nmixed_precision: fp8\n");
+  shell.write("train.yaml", "model:\n  layers: 2\n");
+  const Outcome outcome =
+      shell.mtl({"launch", "--dry-run", "--config_file", "fp8.yaml", "train.yaml"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("fp8") != std::string::npos);
+}
+
+TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {
+  if (!fs::is_directory(kSamples)) return;
+  Shell shell;
+  const Outcome outcome =
+      shell.mtl({"launch", "--dry-run", "--json", "--num-processes", "2", "--deepspeed_config_file",
+                 "path/to/be/accepted", "--config-file",
+                 (kSamples / "configs/validate_launch_cmd.yaml").string(), "--", "test.py"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  const Json json = Json::parse(outcome.out);
+  CHECK(json["settings"]["num_processes"] == 2);
+  CHECK(json["settings"]["debug"] == true);
+}

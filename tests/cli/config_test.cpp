@@ -1,0 +1,356 @@
+// mtl config in a terminal, through a pipe, and its members.
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include <sys/stat.h>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+#include "cli/pty.h"
+#include "cli/wizard_sessions.h"
+#include "cli/wizard_view.h"
+#include "common/terminal.h"
+#include "launcher/config_edit.h"
+
+using namespace mtl;
+using namespace mtl::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path kSamples = fs::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
+const char* const kFile = "xdg/mtl/default_config.yaml";
+
+std::map<std::string, std::string> terminal_environment(const Shell& shell) {
+  return {{"HF_HOME", (shell.dir() / "hf").string()},
+          {"XDG_CONFIG_HOME", (shell.dir() / "xdg").string()},
+          {"HOME", shell.dir().string()},
+          {"TERM", "xterm"},
+          {"LANG", "C.UTF-8"},
+          {"LC_ALL", "C.UTF-8"},
+          {"CUDA_VISIBLE_DEVICES", ""},
+          {"SLURM_JOB_NUM_NODES", ""},
+          {"SLURM_NNODES", ""},
+          {"SLURM_JOB_NODELIST", ""}};
+}
+
+void check_file(const Shell& shell, const Session& session) {
+  const std::string text = file_text(shell.dir() / kFile);
+  CAPTURE(text);
+  Diagnostics diagnostics;
+  const YamlValue root = parse_yaml(text, "file", diagnostics);
+  parse_launch_config(text, "file", diagnostics);
+  CHECK_FALSE(diagnostics.has_errors());
+  for (const std::string& said : session.says) {
+    const size_t equals = said.find('=');
+    CAPTURE(said);
+    CHECK(config_value(root, said.substr(0, equals)) == said.substr(equals + 1));
+  }
+  if (!session.same_as.empty() && fs::is_directory(kSamples)) {
+    CHECK(text == file_text(kSamples / "wizard" / (session.same_as + ".yaml")));
+  }
+}
+
+std::string piped(const std::vector<std::string>& answers) {
+  std::string text;
+  for (const std::string& answer : answers) text += answer + "\n";
+  return text;
+}
+
+Outcome config_with_lines(const Shell& shell, const std::string& lines) {
+  shell.write("answers.txt", lines);
+  auto env = terminal_environment(shell);
+  return shell.run({"/bin/sh", "-c", fmt::format("'{}' config < answers.txt", MTL_PROGRAM)}, env);
+}
+
+}  // namespace
+
+TEST_CASE("22 sessions of mtl config in a terminal, key by key") {
+  for (const Session& session : wizard_sessions()) {
+    CAPTURE(session.name);
+    Shell shell;
+    Pty pty({MTL_PROGRAM, "config"}, terminal_environment(shell), shell.dir());
+    REQUIRE(pty.wait_for("In which compute environment"));
+    for (const std::string& answer : session.answers) pty.send(answer + "\r");
+    const int code = pty.finish();
+    CAPTURE(pty.screen());
+    CHECK(code == 0);
+    check_file(shell, session);
+    struct stat info {};
+    REQUIRE(stat((shell.dir() / kFile).c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0600);
+  }
+}
+
+TEST_CASE("the same sessions through a pipe, a line each") {
+  for (const Session& session : wizard_sessions()) {
+    CAPTURE(session.name);
+    Shell shell;
+    const Outcome outcome = config_with_lines(shell, piped(session.answers));
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 0);
+    CHECK(outcome.out == (shell.dir() / kFile).string() + "\n");
+    check_file(shell, session);
+  }
+}
+
+TEST_CASE("answers that end in the middle or cannot be leave nothing behind") {
+  Shell shell;
+  Outcome outcome = config_with_lines(shell, "1\n2\n");
+  CHECK(outcome.code == 2);
+  CHECK(outcome.err.find("error[config.input_ended]") != std::string::npos);
+  CHECK(outcome.err.find("question 3: How is the model divided") != std::string::npos);
+  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  outcome = config_with_lines(shell, "1\n2\n2\n2\n2\n1\n6\n");
+  CHECK(outcome.code == 2);
+  CHECK(outcome.err.find("error[config.answer]") != std::string::npos);
+  CHECK(outcome.err.find("6 processes cannot hold whole models of tp 2 x pp 2") !=
+        std::string::npos);
+  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  outcome = config_with_lines(shell, "1\n1\n1\nquit\n");
+  CHECK(outcome.code == 130);
+  CHECK(outcome.err.find("nothing was written") != std::string::npos);
+  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+}
+
+TEST_CASE("a place that cannot be written is an error before the first question") {
+  Shell shell;
+  shell.write("file", "x");
+  const Outcome outcome = shell.mtl({"config", "--config_file", "file/below.yaml"});
+  CHECK(outcome.code == 4);
+  CHECK(outcome.err.find("In which compute") == std::string::npos);
+  CHECK(shell.mtl({"config", "--config_file", "x.json"}).code == 2);
+}
+
+TEST_CASE("Ctrl-C and signals put the terminal back") {
+  for (const int signal : {0, SIGTERM, SIGHUP}) {
+    CAPTURE(signal);
+    Shell shell;
+    Pty pty({MTL_PROGRAM, "config"}, terminal_environment(shell), shell.dir());
+    const termios before = pty.modes();
+    REQUIRE(pty.wait_for("Ctrl-C leaves"));
+    CHECK((pty.modes().c_lflag & ICANON) == 0);
+    if (signal == 0) {
+      pty.send("\x03");
+    } else {
+      pty.signal(signal);
+    }
+    CHECK(pty.wait_for("\x1b[?25h"));
+    const termios after = pty.modes();
+    CHECK(pty.finish() == (signal == 0 ? 130 : 128 + signal));
+    CHECK(after.c_lflag == before.c_lflag);
+    CHECK(after.c_iflag == before.c_iflag);
+    CHECK(after.c_oflag == before.c_oflag);
+    if (signal == 0) CHECK(pty.screen().find("nothing was written") != std::string::npos);
+    CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  }
+}
+
+TEST_CASE("a step back keeps the answer, and an error keeps what was typed") {
+  Shell shell;
+  Pty pty({MTL_PROGRAM, "config"}, terminal_environment(shell), shell.dir());
+  REQUIRE(pty.wait_for("In which compute environment"));
+  pty.send("\r2\r2\r2\r2\r\r");
+  REQUIRE(pty.wait_for("How many processes"));
+  pty.send("6\r");
+  REQUIRE(pty.wait_for("cannot hold whole models"));
+  pty.send("\x15<");  // an empty field: one question back
+  REQUIRE(pty.wait_for("Which activations"));
+  pty.send("<");
+  REQUIRE(pty.wait_for("[2]"));  // of pp: what was said stands as the proposal
+  pty.send("1\r\x1bOB\r");       // application mode's arrow: FULL
+  REQUIRE(pty.wait_for("How many processes"));
+  pty.resize(60, 20);
+  pty.send("6\r\x1b[A\x1b[B\r");
+  REQUIRE(pty.wait_for("Write"));
+  pty.send("\r");
+  CHECK(pty.finish() == 0);
+  const std::string text = file_text(shell.dir() / kFile);
+  CHECK(text.find("megatron_lm_pp_degree: 1") != std::string::npos);
+  CHECK(text.find("recompute_granularity: full") != std::string::npos);
+  CHECK(text.find("num_processes: 6") != std::string::npos);
+}
+
+TEST_CASE("a dumb terminal gets numbered lists and asks again after a mistake") {
+  Shell shell;
+  auto env = terminal_environment(shell);
+  env["TERM"] = "dumb";
+  Pty pty({MTL_PROGRAM, "config"}, env, shell.dir());
+  REQUIRE(pty.wait_for("1) this machine"));
+  pty.send("7\n");
+  REQUIRE(pty.wait_for("none of the choices"));
+  pty.send("\n?\n1\n1\n\n");
+  CHECK(pty.finish() == 0);
+  CHECK(pty.screen().find('\x1b') == std::string::npos);
+  CHECK(file_text(shell.dir() / kFile).find("distributed_type: 'NO'") != std::string::npos);
+}
+
+TEST_CASE("no line of a question is wider than the terminal and none is lost below it") {
+  Question menu;
+  menu.text = "A question of some length, which has to be wrapped where the terminal is narrow?";
+  menu.help =
+      "An explanation that is longer than a line of any terminal that people use today, "
+      "with 日本語 in it, so that columns and bytes are not the same thing at all.";
+  menu.note = "a note with ünïcödé";
+  for (int i = 0; i < 12; ++i) {
+    menu.choices.push_back({fmt::format("v{}", i), fmt::format("choice {} 日本語日本語", i),
+                            "a hint that says what it means in a few words more"});
+  }
+  Question text = menu;
+  text.choices.clear();
+  text.preset = "a proposal";
+  const std::vector<ConfigWizard::Said> trail(9,
+                                              {"An earlier question, rather long?", "an answer"});
+  for (int columns : {20, 40, 60, 79, 80, 120, 200}) {
+    for (int rows : {8, 12, 24, 50}) {
+      for (bool color : {false, true}) {
+        for (const Question& question : {menu, text}) {
+          QuestionView view(question);
+          view.fail("What was typed cannot be, and this sentence says why it cannot be so.");
+          view.type("some text that is typed and is longer than twenty columns, surely");
+          if (rows == 24) view.key({Key::Kind::home, {}});
+          const Canvas canvas{columns, rows, color, true};
+          const auto lines = view.draw(canvas, trail, [](const std::string&) { return "so"; });
+          CHECK(static_cast<int>(lines.size()) <= rows);
+          for (std::string line : lines) {
+            for (size_t at; (at = line.find('\x1b')) != std::string::npos;) {
+              line.erase(at, line.find('m', at) - at + 1);
+            }
+            CAPTURE(line);
+            CHECK(display_width(line) < columns);
+          }
+        }
+      }
+    }
+  }
+  QuestionView view(menu);
+  for (const char* letter : {"1", "1"})
+    view.key({Key::Kind::character, letter});  // choice 1, twice
+  view.key({Key::Kind::end, {}});
+  CHECK(view.answer() == "v11");
+  view.key({Key::Kind::character, "k"});
+  CHECK(view.answer() == "v10");
+  view.key({Key::Kind::character, "c"});  // letters filter, then digits do too
+  view.key({Key::Kind::character, "h"});
+  view.key({Key::Kind::escape, {}});
+  CHECK(view.key({Key::Kind::escape, {}}) == QuestionView::Event::back);
+}
+
+TEST_CASE("set, update, validate and show") {
+  Shell shell;
+  CHECK(shell.mtl({"config", "show"}).code == 0);
+  Outcome outcome = shell.mtl({"config", "set", "num_processes=8", "megatron_lm_tp_degree=4",
+                               "distributed_type=MEGATRON_LM", "hosts=a,b", "num_machines=2"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  const std::string path = (shell.dir() / kFile).string();
+  CHECK(outcome.out == path + "\n");
+  const std::string text = file_text(path);
+  CHECK(text.find("  megatron_lm_tp_degree: 4\n  mtl_hosts: a,b\n") != std::string::npos);
+  outcome =
+      shell.mtl({"config", "set", "num_procesess=8", "mixed_precision=bf6", "machine_rank=x"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("did you mean 'num_processes'?") != std::string::npos);
+  CHECK(outcome.err.find("bf6") != std::string::npos);
+  CHECK(outcome.err.find("machine_rank") != std::string::npos);
+  CHECK(file_text(path) == text);
+  CHECK(shell.mtl({"config", "set", "hosts=", "num_machines=1"}).code == 0);
+  CHECK(file_text(path).find("mtl_hosts") == std::string::npos);
+  CHECK(shell.mtl({"config", "update"}).code == 0);
+  CHECK(shell.mtl({"config", "show"}).out.find("# train.yaml: parallel.tp=4") != std::string::npos);
+  CHECK(shell.mtl({"config", "validate"}).code == 0);
+  shell.write("bad.yaml",
+              "distributed_type: MEGATRON_LM\nnum_processes: 6\nnonsense: 1\nmegatron_lm_config:\n"
+              "  megatron_lm_tp_degreee: 4\n");
+  outcome = shell.mtl({"config", "validate", "bad.yaml"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("bad.yaml:3:1") != std::string::npos);
+  CHECK(outcome.err.find("did you mean 'megatron_lm_tp_degree'?") != std::string::npos);
+  shell.write("worse.yaml",
+              "distributed_type: MEGATRON_LM\nnum_processes: 6\nmegatron_lm_config:\n"
+              "  megatron_lm_tp_degree: 4\nfsdp_config:\n  fsdp_offload_params: perhaps\n");
+  outcome = shell.mtl({"config", "validate", "worse.yaml"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("6 processes cannot hold whole models of tp 4") != std::string::npos);
+  CHECK(outcome.err.find("worse.yaml:6:24") != std::string::npos);
+}
+
+TEST_CASE("--no-input writes what the flags say") {
+  Shell shell;
+  Outcome outcome = shell.mtl({"config", "--no-input", "--num_processes", "8",
+                               "--megatron_lm_tp_degree", "4", "--mixed-precision=bf16"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  const std::string text = file_text(shell.dir() / kFile);
+  CHECK(text.find("distributed_type: MEGATRON_LM") != std::string::npos);
+  CHECK(text.find("megatron_lm_tp_degree: 4") != std::string::npos);
+  CHECK(text.find("mixed_precision: bf16") != std::string::npos);
+  CHECK(shell.mtl({"config", "--no-input", "--num_processes", "2"}).code == 3);
+  CHECK(shell.mtl({"config", "--no-input", "--force", "--num_processes", "2"}).code == 0);
+  CHECK(file_text(shell.dir() / kFile).find("num_processes: 2") != std::string::npos);
+  CHECK(shell.mtl({"config", "--num_processes", "2"}).code == 2);
+  outcome = shell.mtl(
+      {"config", "--no-input", "--force", "--num_processes", "6", "--megatron_lm_tp_degree", "4"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("6 processes cannot hold") != std::string::npos);
+}
+
+TEST_CASE("import reads accelerate's file and Megatron's scripts") {
+  Shell shell;
+  shell.write("theirs.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nfp16: true\n");
+  CHECK(shell.mtl({"config", "import", "theirs.yaml"}).code == 0);
+  CHECK(file_text(shell.dir() / kFile).find("mixed_precision: fp16") != std::string::npos);
+  shell.write("train.sh", R"(#!/bin/bash
+# a script as they are
+GPUS_PER_NODE=8
+NUM_NODES=2
+MASTER_ADDR=${MASTER_ADDR:-node0}
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES   # two
+    --node_rank 1
+    --master_addr $MASTER_ADDR
+)
+MODEL_PARALLEL_ARGS="--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
+echo start
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
+    $MODEL_PARALLEL_ARGS --sequence-parallel --use-distributed-optimizer \
+    --num-layers 96 --bf16 --clip-grad 1.0
+)");
+  const Outcome outcome = shell.mtl({"config", "import", "--force", "train.sh"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  const std::string text = file_text(shell.dir() / kFile);
+  CAPTURE(text);
+  for (const char* line :
+       {"distributed_type: MEGATRON_LM", "num_processes: 16", "num_machines: 2", "machine_rank: 1",
+        "main_process_ip: node0", "megatron_lm_tp_degree: 4", "megatron_lm_pp_degree: 2",
+        "megatron_lm_sequence_parallelism: true", "mixed_precision: bf16",
+        "megatron_lm_gradient_clipping: 1.0", "megatron_lm_use_distributed_optimizer: true"}) {
+    CAPTURE(line);
+    CHECK(text.find(line) != std::string::npos);
+  }
+  CHECK(outcome.err.find("--num-layers") != std::string::npos);
+}
+
+TEST_CASE("a launch says which file it reads: ours, else accelerate's") {
+  Shell shell;
+  shell.write("hf/accelerate/default_config.yaml",
+              "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n");
+  const std::vector<std::string> launch = {"launch", "--dry-run", "--json", "--", "true"};
+  Outcome outcome = shell.mtl(launch);
+  CAPTURE(outcome.err);
+  CHECK(outcome.err.find("hf/accelerate/default_config.yaml (accelerate's") != std::string::npos);
+  CHECK(nlohmann::json::parse(outcome.out)["settings"]["num_processes"] == 2);
+  shell.write(kFile, "distributed_type: MULTI_CPU\nnum_processes: 3\nuse_cpu: true\n");
+  outcome = shell.mtl(launch);
+  CHECK(outcome.err.find(fmt::format("config: {}\n", (shell.dir() / kFile).string())) !=
+        std::string::npos);
+  CHECK(nlohmann::json::parse(outcome.out)["settings"]["num_processes"] == 3);
+  outcome = shell.mtl({"launch", "--config_file", "none", "--dry-run", "--json", "--", "true"});
+  CHECK(nlohmann::json::parse(outcome.out)["config_file"].is_null());
+}
