@@ -67,7 +67,7 @@ int command_config(const Arguments& args) {
   FlagValues flags;
   std::vector<std::string> words;
   CommandLine line({"config [--config_file FILE]", "config --no-input [flags of mtl launch]",
-                    fmt::format("config {}", fmt::join(names, " | "))},
+                    "config MEMBER [options]"},
                    "Asks where to run - machines, processes, precision, parallel degrees - and "
                    "writes it to a file that mtl launch and accelerate launch read. Answers are "
                    "checked at once, Esc goes back, and nothing is written before you have seen "
@@ -78,15 +78,14 @@ int command_config(const Arguments& args) {
   }
   line.example("mtl config --no-input --num_processes 8 --megatron_lm_tp_degree 4",
                "write the file from flags");
-  line.rest(fmt::format("{}", fmt::join(names, " | ")), words,
-            "what to do; each has its own --help");
+  line.rest("MEMBER", words, "what to do without asking; each has its own --help");
   line.flag("no-input", no_input, "ask nothing: the file is what the flags say");
   line.flag("force", force, "with --no-input: replace a file that is there");
   declare_config_flags(line, flags);
-  line.footnote(fmt::format(
-      "The file is {} unless --config_file names another. Where it is absent, mtl launch reads "
-      "accelerate's. --no-input takes every flag of mtl launch: mtl help launch-flags.",
-      own_config_path()));
+  line.footnote(
+      "The file is $XDG_CONFIG_HOME/mtl/default_config.yaml (~/.config/mtl/default_config.yaml) "
+      "unless --config_file names another. Where it is absent, mtl launch reads accelerate's. "
+      "--no-input takes every flag of mtl launch: mtl help launch-flags.");
   if (!line.parse(args)) return 0;
   if (!words.empty()) {
     const auto guess = did_you_mean(words[0], names);

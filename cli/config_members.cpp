@@ -20,6 +20,7 @@ namespace mtl {
 namespace {
 
 const char* const kInUse = "mtl's own, else accelerate's";
+const char* const kOwnPlace = "mtl's own, under $XDG_CONFIG_HOME or ~/.config";
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -46,7 +47,7 @@ int config_default(const Arguments& args) {
   line.example("mtl config default", "write default_config.yaml where mtl looks for it");
   line.example("mtl config default --mixed_precision bf16 --config_file here.yaml",
                "another precision, another place");
-  line.option("config_file", "FILE", path, "where to write", own_config_path());
+  line.option("config_file", "FILE", path, "where to write", kOwnPlace);
   line.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"}, precision, "the compute type",
               "no");
   if (!line.parse(args)) return 0;
@@ -146,8 +147,16 @@ int config_validate(const Arguments& args) {
   CommandLine line({"config validate [FILE]"},
                    "Checks a file as a launch would and prints every problem with its place. "
                    "Exit code 3 if there is an error.");
-  line.positional("[FILE]", path, "the file to check");
+  std::vector<std::string> files;
+  line.rest("FILE", files, "the file to check; without it, the one that mtl launch reads");
   if (!line.parse(args)) return 0;
+  if (files.size() > 1) {
+    throw Error(Exit::usage, {.code = "usage.extra",
+                              .what = fmt::format("mtl config validate takes one file, and got {}",
+                                                  files.size()),
+                              .help = "see: mtl config validate --help"});
+  }
+  if (!files.empty()) path = files.front();
   path = config_in_use(path);
   Diagnostics diagnostics;
   const LaunchConfig config = read_launch_config(path, diagnostics);
@@ -182,7 +191,7 @@ int config_import(const Arguments& args) {
                    "could not be taken over is named.");
   line.example("mtl config import ~/.cache/huggingface/accelerate/default_config.yaml", "");
   line.example("mtl config import train_gpt3.sh", "the torchrun and Megatron flags in it");
-  line.option("config_file", "FILE", path, "where to write", own_config_path());
+  line.option("config_file", "FILE", path, "where to write", kOwnPlace);
   line.flag("force", force, "replace a file that is there");
   line.positional("FILE", file, "what to read");
   const auto separator = std::find(args.begin(), args.end(), "--");

@@ -34,6 +34,8 @@ YamlValue scalar(const std::string& text) {
 
 // The setting behind a place in the file; nullptr for keys that are no flag's.
 const LaunchFlag* flag_at(const std::string& path) {
+  // Several flags stand for parts of it.
+  if (path == "distributed_type" || path == "parallelism_config") return nullptr;
   const size_t dot = path.find('.');
   const std::string section = path.substr(0, dot);
   const std::string key = dot == std::string::npos ? "" : path.substr(dot + 1);
@@ -295,7 +297,9 @@ LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) 
 void check_launch_config(const LaunchConfig& config, Diagnostics& diagnostics) {
   check_values(config, diagnostics);
   Diagnostics launching;
-  resolve_launch(config, {}, false, launching);
+  LaunchConfig file = config;
+  if (file.path.empty()) file.path = "default_config.yaml";  // without one, it is nobody's word
+  resolve_launch(file, {}, false, launching);
   for (const Diagnostic& diagnostic : launching.all()) {
     // Of this machine, not of the file.
     if (diagnostic.code != "placement.gpu_count") diagnostics.add(diagnostic);

@@ -118,7 +118,6 @@ TEST_CASE("usage errors: exit code 2, on stderr, with what was meant") {
        "error[usage.value]",
        "mtl generate --help"},
       {{"generate", "run", "x", "y"}, "error[usage.extra]", "mtl generate --help"},
-      {{"config"}, "error[config.input_ended]", "mtl config --no-input"},
       {{"config", "defualt"}, "error[usage.unknown_command]", "did you mean mtl config default?"},
       {{"help", "exit-code"}, "error[usage.unknown_topic]", "did you mean mtl help exit-codes?"},
       {{"version", "now"}, "error[usage.extra]", "mtl version --help"},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <set>
+#include <sstream>
 
 #include <sys/stat.h>
 
@@ -232,6 +233,78 @@ TEST_CASE("every setting has an effect by flag or says that it has none") {
     CHECK(difference(everything(with.request), without) != "");
     CHECK(std::count(with.codes.begin(), with.codes.end(), "launch.ignored_flag") == 0);
   }
+}
+
+TEST_CASE("every flag of accelerate 1.15 counts or is named - for a program and for a train.yaml") {
+  static const char* const kFlags =
+      "config_file quiet module no_python debug cpu multi_gpu tpu mixed_precision num_processes "
+      "num_machines num_cpu_threads_per_process enable_cpu_affinity dynamo_backend dynamo_mode "
+      "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation use_deepspeed "
+      "use_fsdp use_parallelism_config use_megatron_lm gpu_ids same_network machine_rank "
+      "main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts "
+      "monitor_interval tpu_cluster no_tpu_cluster tpu_use_sudo vm env main_training_function "
+      "downcast_bf16 deepspeed_config_file zero_stage offload_optimizer_device "
+      "offload_param_device offload_optimizer_nvme_path offload_param_nvme_path "
+      "gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model "
+      "deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter "
+      "deepspeed_multinode_launcher deepspeed_moe_layer_cls_names fsdp_version "
+      "fsdp_offload_params fsdp_min_num_params fsdp_sharding_strategy "
+      "fsdp_reshard_after_forward fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap "
+      "fsdp_backward_prefetch fsdp_state_dict_type fsdp_forward_prefetch fsdp_use_orig_params "
+      "fsdp_cpu_ram_efficient_loading fsdp_sync_module_states fsdp_activation_checkpointing "
+      "megatron_lm_tp_degree megatron_lm_pp_degree megatron_lm_num_micro_batches "
+      "megatron_lm_sequence_parallelism megatron_lm_recompute_activations "
+      "megatron_lm_use_distributed_optimizer megatron_lm_gradient_clipping "
+      "megatron_lm_recompute_granularity megatron_lm_recompute_method "
+      "megatron_lm_recompute_num_layers megatron_lm_attention_backend "
+      "megatron_lm_expert_model_parallel_size megatron_lm_expert_tensor_parallel_size "
+      "megatron_lm_context_parallel_size megatron_lm_attention_dropout "
+      "megatron_lm_hidden_dropout megatron_lm_attention_softmax_in_fp32 "
+      "megatron_lm_calculate_per_token_loss megatron_lm_use_rotary_position_embeddings "
+      "megatron_lm_decoder_last_pipeline_num_layers megatron_lm_use_custom_fsdp "
+      "megatron_lm_no_load_optim megatron_lm_eod_mask_loss "
+      "megatron_lm_overlap_cpu_optimizer_d2h_h2d megatron_lm_no_save_optim "
+      "megatron_lm_optimizer_cpu_offload megatron_lm_use_precision_aware_optimizer fp8_backend "
+      "fp8_use_autocast_during_eval fp8_margin fp8_interval fp8_format fp8_amax_history_len "
+      "fp8_amax_compute_algo fp8_override_linear_precision fp8_opt_level "
+      "fp8_enable_fsdp_float8_all_gather fp8_pad_inner_dim aws_access_key_id "
+      "aws_secret_access_key mpirun_hostfile parallelism_config_dp_replicate_size "
+      "parallelism_config_dp_shard_size parallelism_config_tp_size parallelism_config_cp_size "
+      "parallelism_config_sp_size parallelism_config_cp_backend "
+      "parallelism_config_cp_comm_strategy parallelism_config_sp_backend "
+      "parallelism_config_sp_seq_length parallelism_config_sp_seq_length_is_variable "
+      "parallelism_config_sp_attn_implementation ";
+  TempDir dir;
+  const std::string hostfile = dir.file("hosts", "m1 slots=2\nm2 slots=2\n");
+  std::istringstream words(kFlags);
+  int count = 0;
+  for (std::string name; words >> name; ++count) {
+    CAPTURE(name);
+    const bool no = name.starts_with("no_tpu");  // --no-x of a truth flag
+    const LaunchFlag* flag = find_launch_flag(no ? name.substr(3) : name);
+    REQUIRE(flag != nullptr);
+    if (flag->file_key == "-" && flag->meaningless.empty()) continue;  // the command line's own
+    std::string text = no ? "false" : samples(*flag, "a", "b")[2];
+    if (flag->name.find("hostfile") != std::string::npos) text = hostfile;
+    for (const bool train_yaml : {false, true}) {
+      CAPTURE(train_yaml);
+      auto stage = stage_for(*flag);
+      const std::string without = everything(resolved(stage, {}, train_yaml).request);
+      stage.emplace_back(flag->name, text);
+      const Outcome with = resolved(stage, {}, train_yaml);
+      const bool named = with.words.find(flag->name) != std::string::npos;
+      const std::string engine = flag->group == FlagGroup::deepspeed ? "DEEPSPEED" : "FSDP";
+      const auto decided = train_settings(values({{flag->name, text}}), engine);
+      const bool counts = train_yaml && flag->group >= FlagGroup::megatron
+                              ? !decided.empty()
+                              : difference(everything(with.request), without) != "";
+      CAPTURE(with.words);
+      CHECK((counts || named));
+      // What has no meaning is not silently said to have one.
+      if (!flag->meaningless.empty()) CHECK(named);
+    }
+  }
+  CHECK(count == 122);
 }
 
 TEST_CASE("built in < file < environment < flag for every setting") {
