@@ -13,7 +13,7 @@ namespace mtl {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> kCommands = {
-      {"config", "write, show or explain the settings of this machine", command_config},
+      {"config", "ask where to run; write, change or explain it", command_config},
       {"plan", "what a run needs: grid, memory, FLOPs, traffic", command_plan},
       {"launch", "train a model, or start any program on every rank", command_launch},
       {"test", "check a set-up: start, network, a tiny training", command_test},

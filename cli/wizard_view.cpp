@@ -86,6 +86,12 @@ QuestionView::QuestionView(Question question, std::vector<std::string> body)
   for (size_t i = 0; i < question_.choices.size(); ++i) {
     if (question_.choices[i].value == question_.preset) cursor_ = i;
   }
+  // What changes is what one looks for.
+  const auto change = std::find_if(body_.begin(), body_.end(), [](const std::string& line) {
+    return line.starts_with("+ ") || line.starts_with("- ");
+  });
+  if (change != body_.end())
+    scrolled_ = std::max<int>(0, static_cast<int>(change - body_.begin()) - 2);
 }
 
 std::vector<size_t> QuestionView::shown() const {
@@ -353,7 +359,8 @@ std::vector<std::string> QuestionView::draw(const Canvas& canvas,
   if (!wrong_.empty()) append(bottom, paint.paragraph(wrong_, kWrong, 2));
   bottom.emplace_back();
   bottom.push_back(
-      paint.line(question_.choices.empty()
+      paint.line(paint.width() < 74 ? "Enter · Esc back · ? help · Ctrl-C leaves"
+                 : question_.choices.empty()
                      ? "Enter takes it · Tab edits the proposal · Esc back · ? help · Ctrl-C leaves"
                      : "arrows, j k, digits, letters · Enter · Esc back · ? help · Ctrl-C leaves",
                  kDim));

@@ -186,6 +186,12 @@ TEST_CASE("a dumb terminal gets numbered lists and asks again after a mistake") 
   pty.send("\n?\n1\n1\n\n");
   CHECK(pty.finish() == 0);
   CHECK(pty.screen().find('\x1b') == std::string::npos);
+  Pty left({MTL_PROGRAM, "config", "--config_file", "other.yaml"}, env, shell.dir());
+  REQUIRE(left.wait_for("1) this machine"));
+  left.send("\x03");
+  CHECK(left.finish() == 130);
+  CHECK(left.screen().find("nothing was written") != std::string::npos);
+  CHECK_FALSE(fs::exists(shell.dir() / "other.yaml"));
   CHECK(file_text(shell.dir() / kFile).find("distributed_type: 'NO'") != std::string::npos);
 }
 
