@@ -9,6 +9,7 @@
 
 #include "common/files.h"
 #include "common/yaml.h"
+#include "runtime/spec/load_text.h"
 #include "runtime/spec/suggest.h"
 #include "runtime/spec/train_spec.h"
 #include "runtime/spec/values.h"
@@ -34,15 +35,19 @@ class Loader {
   }
 
   void train_yaml(const std::string& path) {
-    resolved_.file = path;
-    Diagnostics problems;
     try {
-      resolved_.source = read_file(path, kYamlMaxBytes + 1);
+      train_text(read_file(path, kYamlMaxBytes + 1), path);
     } catch (const Error& error) {
+      resolved_.file = path;
       for (const Diagnostic& diagnostic : error.diagnostics()) diagnostics_.add(diagnostic);
       complete_ = false;
-      return;
     }
+  }
+
+  void train_text(std::string text, const std::string& path) {
+    resolved_.file = path;
+    resolved_.source = std::move(text);
+    Diagnostics problems;
     const YamlValue root = parse_yaml(resolved_.source, path, problems);
     for (const Diagnostic& diagnostic : problems.all()) diagnostics_.add(diagnostic);
     complete_ = !problems.has_errors();
@@ -250,6 +255,15 @@ ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics) {
   loader.train_yaml(sources.train_yaml);
   loader.environment(sources.environment);
   loader.overrides(sources.overrides);
+  loader.check_required();
+  loader.check_alternatives();
+  return loader.take();
+}
+
+ResolvedSpec load_spec_text(const std::string& text, const std::string& name,
+                            Diagnostics& diagnostics) {
+  Loader loader(diagnostics);
+  loader.train_text(text, name);
   loader.check_required();
   loader.check_alternatives();
   return loader.take();

@@ -307,12 +307,19 @@ TEST_CASE("every recipe makes a plan") {
   for (const auto& entry : fs::directory_iterator(MTL_SOURCE_DIR "/templates/recipes")) {
     ++recipes;
     CAPTURE(entry.path().string());
+    const std::string text = file_text(entry.path());
+    const size_t at = text.find("# Runs on: ");
+    REQUIRE(at != std::string::npos);
+    const bool gpus = text.find(" GPUs", at) < text.find('\n', at);
+    const std::string ranks = gpus ? std::to_string(std::stoi(text.substr(at + 11))) : "2";
     const Outcome outcome =
-        shell.mtl({"plan", entry.path().string(), "data.train=corpus.txt", "data.split=[50,50]"});
+        shell.mtl({"plan", "--num_processes", ranks, entry.path().string(), "data.train=corpus.txt",
+                   "data.valid=auto", "data.vocab=auto", "data.eod=-1", "data.tokenizer.type=bytes",
+                   "data.sampler=random", "data.split=[50,50]"});
     CAPTURE(outcome.err);
     CHECK(outcome.code == 0);
   }
-  CHECK(recipes >= 4);
+  CHECK(recipes >= 20);
 }
 
 TEST_CASE("a resumed run goes on behind the sequences that it has seen whatever its batch is now") {
