@@ -18,6 +18,10 @@ int command_data(const Arguments& args);
 int command_ckpt(const Arguments& args);
 int command_logs(const Arguments& args);
 int command_env(const Arguments& args);
+int command_recipes(const Arguments& args);
+int command_estimate_memory(const Arguments& args);
+int command_topo(const Arguments& args);
+int command_doctor(const Arguments& args);
 int command_version(const Arguments& args);
 int command_help(const Arguments& args);
 int command_worker(const Arguments& args);
@@ -28,11 +32,12 @@ struct Command {
   const char* name;
   const char* summary;  // nullptr: not shown in the overview
   int (*run)(const Arguments& args);
+  bool lesser = false;  // the overview only names it; `mtl help` has it in full
 };
 const std::vector<Command>& commands();
 
-// `mtl` alone and `mtl --help`: one screen.
-std::string overview(int columns);
+// `mtl` alone and `mtl --help`: one screen. `mtl help`: with every command.
+std::string overview(int columns, bool all = false);
 
 // Everything after the program's name. Throws Error.
 int run_program(const Arguments& args);

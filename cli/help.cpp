@@ -85,7 +85,7 @@ int command_help(const Arguments& args) {
   line.rest("TOPIC", words, "a topic or a command; without one, the overview");
   if (!line.parse(args)) return 0;
   if (words.empty()) {
-    std::fputs(overview(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
+    std::fputs(overview(terminal_columns(STDOUT_FILENO), true).c_str(), stdout);
     return 0;
   }
   if (words[0] == "launch-flags" || words[0] == "launch_flags") {

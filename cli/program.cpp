@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/commands.h"
 #include "common/error.h"
@@ -21,9 +22,15 @@ const std::vector<Command>& commands() {
       {"data", "make and inspect corpora and tokenizers", command_data},
       {"ckpt", "inspect, convert, check and thin out checkpoints", command_ckpt},
       {"logs", "what the ranks of a run have printed", command_logs},
-      {"env", "what a bug report needs to say about this machine", command_env},
+      {"recipes", "ready train.yaml files, from a laptop's to 462 billion parameters",
+       command_recipes},
+      {"doctor", "what is wrong with this machine, or these, and its cure", command_doctor},
+      {"topo", "how GPUs and network cards are connected, and what follows", command_topo, true},
+      {"estimate-memory", "a model's memory by type, and to train it under ZeRO",
+       command_estimate_memory, true},
+      {"env", "what a bug report needs to say about this machine", command_env, true},
       {"help", "exit codes, settings, errors, or a command", command_help},
-      {"version", "print the version", command_version},
+      {"version", "print the version", command_version, true},
       {"worker", nullptr, command_worker},
       {"agent", nullptr, command_agent},
       {"selftest", nullptr, command_selftest},
@@ -31,7 +38,7 @@ const std::vector<Command>& commands() {
   return kCommands;
 }
 
-std::string overview(int columns) {
+std::string overview(int columns, bool all) {
   const int width = columns < 40 ? 40 : (columns > 100 ? 100 : columns);
   std::string text = "usage: mtl COMMAND [options]\n\n";
   text += wrap_text(
@@ -47,12 +54,19 @@ std::string overview(int columns) {
   row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 42);
   row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 42);
   text += "\nCommands:\n";
+  std::vector<std::string_view> lesser;
   for (const Command& command : commands()) {
-    if (command.summary != nullptr) row(command.name, command.summary, 14);
+    if (command.summary == nullptr) continue;
+    if (command.lesser && !all) {
+      lesser.emplace_back(command.name);
+    } else {
+      row(command.name, command.summary, all ? 20 : 14);
+    }
   }
-  text += '\n' + wrap_text(
-                     "Every command has --help. The same launch again continues the run.",
-                     width, 0, 0);
+  const std::string end =
+      all ? "Every command has --help. The same launch again continues the run."
+          : fmt::format("mtl help: also {}. Every command has --help.", fmt::join(lesser, ", "));
+  text += '\n' + wrap_text(end, width, 0, 0);
   return text + '\n';
 }
 

@@ -14,10 +14,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/check_job.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/launch.h"
 #include "cli/launch_flags.h"
+#include "cli/run_request.h"
 #include "cli/test_report.h"
 #include "common/error.h"
 #include "common/files.h"
@@ -233,35 +234,6 @@ class Test {
   int exit_code_ = 0;
 };
 
-JobOptions job_of(const LaunchGiven& given, double timeout_s,
-                  const std::optional<std::string>& until) {
-  Diagnostics diagnostics;
-  const LaunchConfig file = load_launch_config(given, diagnostics);
-  JobOptions job;
-  job.request = resolve_launch(file, given, true, diagnostics);
-  diagnostics.throw_if_errors();
-  print_warnings(diagnostics.all());
-  job.request.max_restarts = 0;  // what fails is to be seen
-  job.version = version();
-  job.program.argv = {"/proc/self/exe", "selftest", "--timeout", fmt::format("{}", timeout_s)};
-  if (until) job.program.argv.insert(job.program.argv.end(), {"--until", *until});
-  if (job.request.mode == LaunchRequest::Mode::hosts) {
-    std::vector<std::string> names;
-    for (const Host& host : job.request.hosts) names.push_back(host.name);
-    job.program.argv.insert(job.program.argv.end(),
-                            {"--hosts", fmt::format("{}", fmt::join(names, ","))});
-    job.program.env = forwarded_environment(job.request);
-  }
-  job.program.is_ours = true;
-  // As launch_run.cpp: waiting threads must not take the cores of others.
-  if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT")) {
-    job.program.env.emplace("GOMP_SPINCOUNT", "2000");
-  }
-  // A token of the job's own is made only for a program that is asked for.
-  job.prepare = [program = job.program](int, int64_t) { return program; };
-  return job;
-}
-
 }  // namespace
 
 int command_test(const Arguments& args) {
@@ -292,7 +264,9 @@ int command_test(const Arguments& args) {
                                         .what = "mtl test has nothing to show without starting",
                                         .help = "leave --dry-run out"});
   }
-  return Test(json, is_on(given, "quiet"), until).run(job_of(given, timeout_s, until));
+  std::vector<std::string> arguments = {"--timeout", fmt::format("{}", timeout_s)};
+  if (until) arguments.insert(arguments.end(), {"--until", *until});
+  return Test(json, is_on(given, "quiet"), until).run(check_job(given, arguments));
 }
 
 }  // namespace mtl

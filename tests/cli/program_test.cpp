@@ -22,18 +22,26 @@ bool has(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("mtl alone, --help and help are the same single screen on stdout") {
+TEST_CASE("mtl alone and --help are the same single screen on stdout") {
   Shell shell;
   const Outcome alone = shell.mtl({});
   CHECK(alone.code == 0);
   CHECK(alone.err.empty());
   CHECK(shell.mtl({"--help"}).out == alone.out);
   CHECK(shell.mtl({"-h"}).out == alone.out);
-  CHECK(shell.mtl({"help"}).out == alone.out);
   CHECK(std::count(alone.out.begin(), alone.out.end(), '\n') <= 24);
-  for (const char* command : {"config", "plan", "launch", "generate", "env", "help", "version"}) {
+  for (const char* command :
+       {"config", "plan", "launch", "generate", "doctor", "recipes", "help"}) {
     CAPTURE(command);
     CHECK(has(alone.out, std::string("\n  ") + command + ' '));
+  }
+  // The others are named, and mtl help has them all.
+  const Outcome all = shell.mtl({"help"});
+  for (const char* command : {"topo", "estimate-memory", "env", "version"}) {
+    CAPTURE(command);
+    CHECK(has(alone.out, std::string(" ") + command));
+    CHECK_FALSE(has(alone.out, std::string("\n  ") + command + ' '));
+    CHECK(has(all.out, std::string("\n  ") + command + ' '));
   }
   CHECK_FALSE(has(alone.out, "worker"));
   CHECK_FALSE(has(alone.out, "\033"));
@@ -57,6 +65,13 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"version"}, {}},
       {{"help"}, {"exit-codes", "errors", "launch-flags", "settings", "signals"}},
       {{"env"}, {"--json", "--python"}},
+      {{"recipes"}, {"ls", "show", "cp"}},
+      {{"recipes", "ls"}, {"--json"}},
+      {{"recipes", "show"}, {"NAME"}},
+      {{"recipes", "cp"}, {"NAME", "DIR"}},
+      {{"estimate-memory"}, {"MODEL", "--gpus", "--layers", "--kv_heads", "--json"}},
+      {{"topo"}, {"--file", "--bench", "--json"}},
+      {{"doctor"}, {"--hosts", "--hostfile", "--paste", "--json", "--run_dir"}},
       {{"worker"}, {"RUN_DIR"}},
   };
   for (const auto& [command, parts] : table) {
