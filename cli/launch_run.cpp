@@ -61,8 +61,7 @@ int dry_run(const PreparedRun& run, bool json) {
              runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
              : run.world == 1     ? "1 process"
                                   : fmt::format("{} processes, one per rank", run.world),
-             here ? rank_table(commands, placement, "here") : "",
-             resolved_yaml(run.checked.resolved));
+             here ? rank_table(commands, placement, "here") : "", resolved_text(run.checked));
   return 0;
 }
 
@@ -149,6 +148,9 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   Run run(options, train_yaml, settings);
   if (!options.quiet) say(stderr, run.prepared().config_notice);
   print_warnings(run.prepared().warnings);
+  if (const std::string& words = run.prepared().checked.micro_batch_words; !words.empty()) {
+    say(stderr, "train.micro_batch " + words + "\n");
+  }
   if (options.dry_run) return dry_run(run.prepared(), options.json);
 
   JobOptions job;

@@ -127,6 +127,14 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
                   ? run.request.ranks
                   : std::max(1, run.request.local_ranks) * run.request.max_nodes;
   request.world = run.world;
+  // A plan may be of other machines, and so are hosts that are reached by ssh.
+  if (!options.plan_only && run.request.mode != LaunchRequest::Mode::hosts) {
+    const int nodes = std::max(1, run.request.max_nodes);
+    const int here = std::max(1, (run.world + nodes - 1) / nodes);
+    request.memory = [here, use_cpu = run.request.config.use_cpu] {
+      return rank_memory(here, use_cpu);
+    };
+  }
   request.sources.default_config = train_settings(file);
   request.sources.default_config_path = file.path;
   try {

@@ -19,6 +19,8 @@
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/interchange/init_from.h"
+#include "runtime/metrics/format.h"
+#include "runtime/plan/micro_batch.h"
 
 namespace mtl {
 
@@ -82,16 +84,18 @@ nlohmann::json environment_json() {
           {"memory", proc_value("/proc/meminfo", "MemTotal")}};
 }
 
-// What this machine, or the control group that the job is in, can give at most.
-int64_t machine_memory_bytes() {
-  int64_t bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  for (const char* limit :
-       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream in(limit);
-    int64_t value = 0;
-    if (in >> value && value > 0) bytes = std::min(bytes, value);  // "max" is no number
-  }
-  return bytes;
+// train.micro_batch auto, where all at once does not fit.
+void choose_micro_batch(CheckedRun& run, const DataFacts& facts, const RankMemory& memory) {
+  const std::optional<MicroBatchChoice> choice =
+      fit_micro_batch(run.resolved, facts, run.plan, memory.bytes, memory.host);
+  if (!choice) return;
+  run.resolved.spec.train.micro_batch = choice->micro_batch;
+  Diagnostics again;  // has no errors, and its warnings have been said
+  run.plan = make_plan(run.resolved, facts, run.plan.grid.world(), again);
+  run.micro_batch_words = fmt::format(
+      "auto: {} of {} sequences at once need {} on a rank, all {}; the limit is {}",
+      choice->micro_batch, choice->whole, human_bytes(static_cast<double>(choice->bytes)),
+      human_bytes(static_cast<double>(choice->whole_bytes)), memory.words);
 }
 
 // The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
@@ -261,6 +265,9 @@ CheckedRun check_run(const RunRequest& request) {
       facts.sequences = (run.corpus.train_tokens - 1) / spec.train.seq_len;
     }
     run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
+    if (request.memory && spec.train.micro_batch == 0 && !diagnostics.has_errors()) {
+      if (const auto memory = request.memory()) choose_micro_batch(run, facts, *memory);
+    }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
       order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), data);
     }
@@ -273,6 +280,17 @@ CheckedRun check_run(const RunRequest& request) {
   diagnostics.throw_if_errors(only_data ? Exit::data : Exit::config);
   run.warnings = diagnostics.all();
   return run;
+}
+
+std::string resolved_text(const CheckedRun& run) {
+  std::string text = resolved_yaml(run.resolved);
+  if (run.micro_batch_words.empty()) return text;
+  const std::string line =
+      fmt::format("\n  micro_batch: {}  # ", run.resolved.spec.train.micro_batch);
+  const size_t at = text.find(line);
+  if (at == std::string::npos) return text;
+  const size_t begin = at + line.size();
+  return text.replace(begin, text.find('\n', begin) - begin, run.micro_batch_words);
 }
 
 RunDirectory open_run(const CheckedRun& run, int nodes) {
@@ -325,7 +343,7 @@ int64_t begin_generation(const fs::path& dir, const CheckedRun& run) {
   const int64_t fence = fence_of(dir) + 1;
   write_file_atomic(dir / kFence, std::to_string(fence) + "\n");
   fence_off_attempts(dir / kCheckpoints, fence);
-  write_file_atomic(dir / "resolved.yaml", resolved_yaml(run.resolved));
+  write_file_atomic(dir / "resolved.yaml", resolved_text(run));
   write_file_atomic(dir / "plan.json", to_json(run.plan).dump(1) + "\n");
   return fence;
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "common/files.h"
 #include "runtime/checkpoint/keep_rules.h"
 #include "runtime/plan/plan.h"
+#include "runtime/rank_memory.h"
 #include "runtime/run_data.h"
 #include "runtime/spec/train_spec.h"
 
@@ -18,6 +21,8 @@ namespace mtl {
 struct RunRequest {
   SpecSources sources;
   int world = 1;
+  // Asked for what each rank may take, where train.micro_batch is auto; null = that is not known.
+  std::function<std::optional<RankMemory>()> memory = {};
 };
 
 // Everything that can be known before a run, checked together: configuration, plan, data. Throws
@@ -27,8 +32,14 @@ struct CheckedRun {
   Plan plan;
   RunData corpus;
   std::vector<Diagnostic> warnings;
+  // How train.micro_batch auto was chosen to fit the memory; "" = it was not. `resolved` has the
+  // number then, so that workers and other machines take the same.
+  std::string micro_batch_words = {};
 };
 CheckedRun check_run(const RunRequest& request);
+
+// resolved_yaml(), in which a chosen train.micro_batch says so.
+std::string resolved_text(const CheckedRun& run);
 
 struct RunDirectory {
   std::filesystem::path dir;         // run.dir/run.name/<id>

@@ -317,3 +317,25 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
   CHECK(has(outcome.err, "rank 1"));
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "failed");
 }
+
+TEST_CASE("a batch that does not fit at once is cut where train.micro_batch is auto") {
+  Shell shell;
+  write_recipe(shell, 5);
+  // A million sequences at once need more than this machine has.
+  const Outcome cut = shell.mtl({"launch", "--dry-run", "train.yaml", "train.global_batch=1048576",
+                                 "train.micro_batch=auto"});
+  CAPTURE(cut.err);
+  CHECK(cut.code == 0);
+  CHECK(has(cut.err, "train.micro_batch auto: "));
+  CHECK(has(cut.err, "of 1048576 sequences at once"));
+  CHECK(has(cut.out, "  # auto: "));
+  // A plan may be of another machine.
+  const Outcome plan =
+      shell.mtl({"plan", "train.yaml", "train.global_batch=1048576", "train.micro_batch=auto"});
+  CHECK(plan.code == 0);
+  CHECK_FALSE(has(plan.err, "train.micro_batch auto"));
+  // What somebody wrote stays, and is refused if it does not fit.
+  CHECK(
+      shell.mtl({"launch", "train.yaml", "train.global_batch=1048576", "train.micro_batch=1048576"})
+          .code == 5);
+}
