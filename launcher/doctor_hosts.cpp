@@ -26,6 +26,7 @@
 #include "launcher/network.h"
 #include "launcher/reserved_port.h"
 #include "launcher/shell_word.h"
+#include "launcher/ssh/child.h"
 #include "launcher/ssh/fleet.h"
 
 namespace mtl {
@@ -40,6 +41,11 @@ constexpr std::chrono::seconds kAnswer{30};  // the disk's probe takes seconds
 constexpr std::chrono::milliseconds kConnect{5'000};
 constexpr int kClockRounds = 3;
 
+bool is_this_host(const Host& host) {
+  if (!host.user.empty() || host.port != 0) return false;
+  return is_loopback(host.name) || host.name == host_name();
+}
+
 double wall_clock() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -52,7 +58,11 @@ class LineStream {
   void say(const Json& message) {
     const std::string line = message.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
     for (size_t sent = 0; sent < line.size();) {
-      const ssize_t written = write(out_, line.data() + sent, line.size() - sent);
+      // Where it is a socket whose other end has died, that is to be an error, not a signal.
+      ssize_t written = send(out_, line.data() + sent, line.size() - sent, MSG_NOSIGNAL);
+      if (written < 0 && errno == ENOTSOCK) {
+        written = write(out_, line.data() + sent, line.size() - sent);
+      }
       if (written > 0) {
         sent += static_cast<size_t>(written);
       } else if (errno == EAGAIN) {
@@ -66,14 +76,27 @@ class LineStream {
 
   // Nothing: the end, too long a wait, or no JSON object.
   std::optional<Json> hear(std::chrono::milliseconds patience) {
+    const std::optional<std::string> line = next_line(patience);
+    if (!line) return std::nullopt;
+    Json json = Json::parse(*line, nullptr, false);
+    if (!json.is_object()) return std::nullopt;
+    return json;
+  }
+
+  // Whether the next line is this one.
+  bool skip_line(const std::string& expected, std::chrono::milliseconds patience) {
+    return next_line(patience) == expected;
+  }
+
+ private:
+  std::optional<std::string> next_line(std::chrono::milliseconds patience) {
     const auto deadline = Clock::now() + patience;
     for (;;) {
       const size_t end = buffer_.find('\n');
       if (end != std::string::npos) {
-        Json json = Json::parse(buffer_.substr(0, end), nullptr, false);
+        std::string line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
-        if (json.is_object()) return json;
-        return std::nullopt;
+        return line;
       }
       const auto left =
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -90,7 +113,6 @@ class LineStream {
     }
   }
 
- private:
   int in_, out_;
   std::string buffer_;
 };
@@ -210,14 +232,23 @@ class HostsExamination {
   }
 
   void start() {
+    std::vector<size_t> index_of;  // the fleet's hosts in ours
     FleetOptions options;
-    options.hosts = fleet_.hosts;
+    for (size_t i = 0; i < fleet_.hosts.size(); ++i) {
+      if (is_this_host(fleet_.hosts[i])) {
+        start_here(i);
+      } else {
+        options.hosts.push_back(fleet_.hosts[i]);
+        index_of.push_back(i);
+      }
+    }
+    if (options.hosts.empty()) return;
     options.command = "exec " + shell_word(fleet_.program) + " doctor --agent";
     options.magic = kDoctorMagic;
     options.config_file = fleet_.ssh_config;
     options.ssh_command = fleet_.ssh_command;
     ssh_ = start_fleet(options);
-    std::vector<bool> known(fleet_.hosts.size(), false);
+    std::vector<bool> known(options.hosts.size(), false);
     const auto deadline = Clock::now() + 2 * options.connect_timeout;
     while (std::count(known.begin(), known.end(), false) > 0 && Clock::now() < deadline) {
       pollfd waiting{ssh_->fd(), POLLIN, 0};
@@ -225,21 +256,39 @@ class HostsExamination {
       while (std::optional<FleetEvent> event = ssh_->next()) {
         if (known[event->host]) continue;
         known[event->host] = true;
+        const size_t host = index_of[event->host];
         if (event->kind == FleetEvent::started) {
-          streams_[event->host] = std::move(event->stream);
-          const int fd = streams_[event->host].get();
-          lines_[event->host].emplace(fd, fd);
-          add(event->host, {"hosts.ssh", Level::ok, "reached by ssh, and mtl runs there"});
+          talk_to(host, std::move(event->stream));
+          add(host, {"hosts.ssh", Level::ok, "reached by ssh, and mtl runs there"});
         } else if (event->error) {
-          add(event->host,
+          add(host,
               {"hosts.ssh", Level::problem,
                fmt::format("{} [{}]", event->error->what, event->error->code), event->error->help});
         }
       }
     }
     for (size_t i = 0; i < known.size(); ++i) {
-      if (!known[i]) add(i, {"hosts.ssh", Level::problem, "no answer by ssh", "ssh -v to it"});
+      if (known[i]) continue;
+      add(index_of[i], {"hosts.ssh", Level::problem, "no answer by ssh", "look at ssh -v to it"});
     }
+  }
+
+  // As mtl launch: a child, so that no sshd has to run here.
+  void start_here(size_t host) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return lost(host);
+    Fd ours(ends[0]);
+    const Fd theirs(ends[1]);
+    children_.emplace_back(std::vector<std::string>{fleet_.program, "doctor", "--agent"},
+                           theirs.get(), -1);
+    talk_to(host, std::move(ours));
+    // Its first line, which the fleet takes away for its hosts.
+    if (!lines_[host]->skip_line(kDoctorMagic, kAnswer)) lost(host);
+  }
+
+  void talk_to(size_t host, Fd stream) {
+    streams_[host] = std::move(stream);
+    lines_[host].emplace(streams_[host].get(), streams_[host].get());
   }
 
   // All at once: each takes its time.
@@ -317,6 +366,7 @@ class HostsExamination {
 
   const DoctorFleet& fleet_;
   std::unique_ptr<SshFleet> ssh_;
+  std::vector<ssh::Child> children_;
   std::vector<HostReport> reports_;
   std::vector<Fd> streams_;
   std::vector<std::optional<LineStream>> lines_;

@@ -88,3 +88,16 @@ TEST_CASE("a port of the job that somebody has is a problem of the first host") 
   const std::vector<HostReport> reports = examine_hosts(fleet);
   CHECK(of(reports[0], "network.port").level == Finding::Level::problem);
 }
+
+TEST_CASE("this host needs no sshd") {
+  Site site;
+  site.sshd("m1");
+  const std::vector<HostReport> reports = examine_hosts(fleet_of(site, {"localhost", "m1"}));
+  CHECK(of(reports[0], "limits.nofile").host == "localhost");
+  CHECK(of(reports[0], "hosts.ssh").what.empty());
+  CHECK(of(reports[1], "limits.nofile").host == "m1");
+  CHECK(reports[0].clock_ahead_s);
+  DoctorFleet fleet = fleet_of(site, {"localhost"});
+  fleet.program = "/nowhere/mtl";
+  CHECK(of(examine_hosts(fleet)[0], "hosts.answer").level == Finding::Level::problem);
+}
