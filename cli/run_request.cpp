@@ -127,6 +127,7 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
                   ? run.request.ranks
                   : std::max(1, run.request.local_ranks) * run.request.max_nodes;
   request.world = run.world;
+  request.plan_only = options.plan_only;
   // A plan may be of other machines, and so are hosts that are reached by ssh.
   if (!options.plan_only && run.request.mode != LaunchRequest::Mode::hosts) {
     const int nodes = std::max(1, run.request.max_nodes);

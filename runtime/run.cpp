@@ -244,6 +244,19 @@ void check_initial_weights(const ResolvedSpec& resolved, const ModelShape& model
   }
 }
 
+// What is missing of the data keeps no run from being planned whose vocabulary is known.
+Diagnostics may_be_elsewhere(const Diagnostics& data) {
+  Diagnostics changed;
+  for (Diagnostic diagnostic : data.all()) {
+    if (diagnostic.code == "data.missing") {
+      diagnostic.severity = Diagnostic::Severity::warning;
+      diagnostic.help = "planned with data.vocab; to start the run, it has to be there";
+    }
+    changed.add(std::move(diagnostic));
+  }
+  return changed;
+}
+
 }  // namespace
 
 CheckedRun check_run(const RunRequest& request) {
@@ -255,11 +268,14 @@ CheckedRun check_run(const RunRequest& request) {
 
   Diagnostics data;
   run.corpus = load_run_data(run.resolved, data);
+  const bool elsewhere = request.plan_only && spec.data.vocab > 0 && data.has_errors();
+  if (elsewhere) data = may_be_elsewhere(data);
   // The rules of the plan mean something only for values that are in range by themselves. Without a
   // text they are checked as if it were one sequence of bytes, so that everything wrong is said at
   // once.
   if (spec_is_sound) {
     DataFacts facts{.vocab = 256, .sequences = 1};
+    if (elsewhere) facts = {.vocab = spec.data.vocab};
     if (run.corpus.tokenizer) facts.vocab = run.corpus.tokenizer->vocab_size();
     if (run.corpus.tokenizer && spec.train.seq_len > 0) {
       facts.sequences = (run.corpus.train_tokens - 1) / spec.train.seq_len;

@@ -23,6 +23,8 @@ struct RunRequest {
   int world = 1;
   // Asked for what each rank may take, where train.micro_batch is auto; null = that is not known.
   std::function<std::optional<RankMemory>()> memory = {};
+  // For a plan the data may still be elsewhere, if data.vocab is given: that is a warning then.
+  bool plan_only = false;
 };
 
 // Everything that can be known before a run, checked together: configuration, plan, data. Throws

@@ -70,6 +70,22 @@ TEST_CASE("a plan for GPUs that are not there says step time and days") {
   CHECK(plan.at("goodput").at("expected").get<double>() > 0.9);
 }
 
+TEST_CASE("a recipe is planned before there is a corpus") {
+  Shell shell;
+  REQUIRE(shell.mtl({"recipes", "cp", "llama3-70b"}).code == 0);
+  const Outcome planned = shell.mtl({"plan", "--gpus", "64", "train.yaml"});
+  CHECK_MESSAGE(planned.code == 0, planned.err);
+  CHECK(has(planned.out, "forecast on 64 x H100 80 GB"));
+  CHECK(has(planned.out, "vocabulary 128 256"));
+  CHECK(has(planned.err, "warning[data.missing]: 'data/corpus' does not exist"));
+  // Whose vocabulary is not known, is not planned; and nothing is launched without data.
+  const Outcome without = shell.mtl({"plan", "--gpus", "64", "train.yaml", "data.vocab=auto"});
+  CHECK(without.code != 0);
+  CHECK(has(without.err, "error[data.missing]"));
+  CHECK(has(shell.mtl({"launch", "--num_processes", "32", "--dry-run", "train.yaml"}).err,
+            "error[data.missing]"));
+}
+
 TEST_CASE("a type of GPU that is not known names those that are") {
   Shell shell;
   write_7b(shell);
