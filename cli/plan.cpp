@@ -1,7 +1,9 @@
 // mtl plan: what a run needs, before it starts; how fast it would be elsewhere; which layout to
 // take.
+#include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <tuple>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -18,6 +20,7 @@
 #include "cli/run_request.h"
 #include "common/files.h"
 #include "common/terminal.h"
+#include "common/yaml.h"
 #include "common/yaml_edit.h"
 #include "runtime/plan/forecast_json.h"
 #include "runtime/plan/schedule_drawing.h"
@@ -188,6 +191,26 @@ std::vector<std::string> without_layout(std::vector<std::string> settings) {
   return settings;
 }
 
+// Settings that a file has and that belonged to its old layout go back to what is built in.
+void add_leftovers(const std::string& text, const std::string& path,
+                   std::vector<std::pair<std::string, std::string>>& settings) {
+  Diagnostics diagnostics;
+  const YamlValue root = parse_yaml(text, path, diagnostics);
+  for (const auto& [section, key, value] :
+       {std::tuple("parallel", "dp", "auto"), std::tuple("parallel", "virtual_group", "auto"),
+        std::tuple("parallel", "schedule", "1f1b"), std::tuple("parallel", "sp", "auto"),
+        std::tuple("parallel", "stage_layout", "uniform"),
+        std::tuple("recompute", "method", "auto"), std::tuple("recompute", "layers", "auto"),
+        std::tuple("recompute", "distribute", "false"),
+        std::tuple("recompute", "modules", "[core_attn]")}) {
+    const YamlValue* map = root.find(section);
+    const std::string name = fmt::format("{}.{}", section, key);
+    const bool set = std::any_of(settings.begin(), settings.end(),
+                                 [&](const auto& setting) { return setting.first == name; });
+    if (map != nullptr && map->find(key) != nullptr && !set) settings.emplace_back(name, value);
+  }
+}
+
 void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuning) {
   const LayoutChoice* chosen = nullptr;
   for (const Advice& advice : tuning.best) {
@@ -202,8 +225,9 @@ void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuni
   }
   Diagnostics diagnostics;
   const std::string text = read_file(wanted.train_yaml);
-  const std::string changed =
-      set_yaml_values(text, wanted.train_yaml, settings_of(work, *chosen), diagnostics);
+  auto settings = settings_of(work, *chosen);
+  add_leftovers(text, wanted.train_yaml, settings);
+  const std::string changed = set_yaml_values(text, wanted.train_yaml, settings, diagnostics);
   diagnostics.throw_if_errors();
   write_file_atomic(wanted.train_yaml, changed);
   fmt::print(stderr, "written into {}: {}\n", wanted.train_yaml, layout_words(*chosen));

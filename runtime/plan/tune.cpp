@@ -304,10 +304,12 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
       {"parallel.pp", std::to_string(layout.pp)},
       {"parallel.virtual_stages", std::to_string(layout.chunks)},
       {"parallel.zero", std::to_string(layout.zero)},
-      {"parallel.stage_layout",
-       work.model.layers % (layout.pp * layout.chunks) == 0 ? "uniform" : "balanced"},
       {"train.micro_batch", std::to_string(layout.micro_batch)},
   };
+  if (layout.pp > 1) {
+    const bool even = work.model.layers % (layout.pp * layout.chunks) == 0;
+    settings.emplace_back("parallel.stage_layout", even ? "uniform" : "balanced");
+  }
   const Recompute& recompute = layout.recompute;
   if (recompute.full != Recompute::Full::none) {
     settings.emplace_back("recompute.mode", "full");

@@ -126,6 +126,21 @@ TEST_CASE("advice is written into train.yaml and runs as planned") {
   CHECK(best.at("not_run_here").empty());
 }
 
+TEST_CASE("what belonged to the old layout does not stay behind") {
+  Shell shell;
+  write_7b(shell);
+  std::string yaml = file_text(shell.dir() / "train.yaml");
+  yaml += "recompute: {mode: full, method: block, layers: 2, distribute: true}\n";
+  yaml.replace(yaml.find("  tp: 8"), 7,
+               "  dp: 3\n  schedule: gpipe\n  sp: true\n  stage_layout: [16, 16]\n  tp: 8");
+  shell.write("train.yaml", yaml);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
+  CHECK(out.code == 0);
+  const Outcome plan = shell.mtl({"plan", "--gpus", "64", "train.yaml"});
+  CHECK(plan.code == 0);
+  CHECK(plan.err == "");
+}
+
 TEST_CASE("a model that fits nowhere is an error and nothing is written") {
   Shell shell;
   write_7b(shell);
