@@ -339,3 +339,37 @@ TEST_CASE("a batch that does not fit at once is cut where train.micro_batch is a
       shell.mtl({"launch", "train.yaml", "train.global_batch=1048576", "train.micro_batch=1048576"})
           .code == 5);
 }
+
+TEST_CASE("in a control group with little memory a run is cut to it and learns the same") {
+  Shell shell;
+  write_recipe(shell, 5);
+  const std::string small =
+      "unshare -m sh -c 'mount -t tmpfs tmpfs /sys/fs/cgroup && "
+      "echo 8000000 > /sys/fs/cgroup/memory.max";
+  // Only where mount namespaces are allowed.
+  if (shell.run({"/bin/sh", "-c", small + "'"}).code != 0) return;
+  const std::string launch = std::string(" launch train.yaml train.global_batch=256 ") +
+                             "train.micro_batch=auto run.name=";
+  const Outcome cut =
+      shell.run({"/bin/sh", "-c", small + " && exec " + MTL_PROGRAM + launch + "cut'"});
+  CAPTURE(cut.err);
+  REQUIRE(cut.code == 0);
+  CHECK(has(cut.err, "of 256 sequences at once"));
+  REQUIRE(
+      shell.run({"/bin/sh", "-c", std::string("exec ") + MTL_PROGRAM + launch + "whole"}).code ==
+      0);
+  std::vector<double> losses;
+  for (const char* name : {"cut", "whole"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(shell.dir() / "runs" / name)) {
+      if (entry.path().filename() != "metrics.jsonl") continue;
+      std::istringstream lines(file_text(entry.path()));
+      for (std::string line; std::getline(lines, line);) {
+        const auto record = nlohmann::json::parse(line);
+        if (record.contains("loss") && record["step"] == 5) losses.push_back(record["loss"]);
+      }
+    }
+  }
+  REQUIRE(losses.size() == 2);
+  // Another order of sums, and nothing else.
+  CHECK(losses[0] == doctest::Approx(losses[1]).epsilon(1e-4));
+}
