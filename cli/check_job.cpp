@@ -27,7 +27,7 @@ JobOptions check_job(const LaunchGiven& given, const std::vector<std::string>& a
     for (const Host& host : job.request.hosts) names.push_back(host.name);
     job.program.argv.insert(job.program.argv.end(),
                             {"--hosts", fmt::format("{}", fmt::join(names, ","))});
-    job.program.env = forwarded_environment(job.request);
+    job.program.inherited = forwarded_environment(job.request);
   }
   job.program.is_ours = true;
   // As launch_run.cpp: waiting threads must not take the cores of others.

@@ -32,7 +32,7 @@ constexpr Member kMembers[] = {
     {"update", "rewrite the file with today's keys", config_update},
     {"validate", "every problem of a file, with its place", config_validate},
     {"import", "read accelerate's file, or a torchrun or Megatron command", config_import},
-    {"schema", "print the JSON Schema of train.yaml", config_schema}};
+    {"schema", "print the JSON Schema of train.yaml, or of this file", config_schema}};
 
 // From flags alone.
 int write_from_flags(const std::string& named, const FlagValues& flags, bool force) {

@@ -171,12 +171,16 @@ int config_validate(const Arguments& args) {
 }
 
 int config_schema(const Arguments& args) {
-  CommandLine line({"config schema"},
-                   "Prints the JSON Schema of train.yaml, for editors. In a train.yaml, the line "
-                   "`# yaml-language-server: $schema=train.schema.json` turns it on.");
+  std::optional<std::string> of;
+  CommandLine line({"config schema [options]"},
+                   "Prints the JSON Schema of train.yaml, or of default_config.yaml, for editors. "
+                   "In a train.yaml, the line `# yaml-language-server: $schema=train.schema.json` "
+                   "turns it on.");
   line.example("mtl config schema > train.schema.json", "");
+  line.choice("of", {"train", "config"}, of, "of which file: train.yaml, default_config.yaml",
+              "train");
   if (!line.parse(args)) return 0;
-  std::string schema = spec_json_schema();
+  std::string schema = of == "config" ? launch_config_json_schema() : spec_json_schema();
   if (!schema.ends_with('\n')) schema += '\n';
   std::fputs(schema.c_str(), stdout);
   return 0;

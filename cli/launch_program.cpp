@@ -50,7 +50,7 @@ JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request
     // The interpreter that would run here, a virtual environment's too, and not what a login there
     // finds first.
     if (job.argv[0] != program) job.argv[0] = found_in_path(job.argv[0]);
-    job.env = forwarded_environment(request);
+    job.inherited = forwarded_environment(request);
     std::error_code ignored;
     job.working_directory = std::filesystem::current_path(ignored).string();
   }

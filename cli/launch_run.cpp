@@ -31,7 +31,7 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   program.needed_files = {dir};
   program.threads = runs_in_threads(run);
   if (run.request.mode == LaunchRequest::Mode::hosts) {
-    program.env = forwarded_environment(run.request);
+    program.inherited = forwarded_environment(run.request);
     program.working_directory = std::filesystem::current_path();
   }
   // Threads that wait for each other spin before they sleep. gomp's default of 300,000 turns costs

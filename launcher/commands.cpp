@@ -46,6 +46,7 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
     command.env["TORCHELASTIC_ERROR_FILE"] = command.error_file.string();
   }
   for (const auto& [name, value] : program.env) command.env[name] = value;
+  command.env.insert(program.inherited.begin(), program.inherited.end());
   return command;
 }
 

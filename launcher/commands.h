@@ -17,6 +17,8 @@ namespace mtl {
 struct JobProgram {
   std::vector<std::string> argv;
   std::map<std::string, std::string> env;  // on top of everything else
+  // Of the environment where the job was started, for other hosts: what nobody else decides.
+  std::map<std::string, std::string> inherited;
   std::string working_directory;           // empty = the agent's own
   std::string log_dir;                     // where its output goes if nobody says
   // What has to be readable on every node before anything starts: the script, the run directory.

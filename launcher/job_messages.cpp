@@ -108,6 +108,7 @@ NodeOffer offer_of(const json& object) {
 json to_json(const JobProgram& program) {
   return {{"argv", texts(program.argv)},
           {"env", to_json(program.env)},
+          {"inherited", to_json(program.inherited)},
           {"cwd", to_text(program.working_directory)},
           {"log_dir", to_text(program.log_dir)},
           {"needed_files", texts(program.needed_files)},
@@ -118,6 +119,7 @@ JobProgram program_of(const json& object) {
   JobProgram program;
   program.argv = bytes_of(object.at("argv"));
   program.env = map_of(object.at("env"));
+  program.inherited = map_of(object.at("inherited"));
   program.working_directory = to_bytes(object.at("cwd"));
   program.log_dir = to_bytes(object.at("log_dir"));
   program.needed_files = bytes_of(object.at("needed_files"));

@@ -83,6 +83,8 @@ LaunchConfig detect_launch_config(const std::string& mixed_precision,
                                   const std::string& devices = "/dev");
 // Sorted keys, as accelerate's own writer.
 std::string launch_config_yaml(const LaunchConfig& config);
+// JSON Schema (draft 7) of the file.
+std::string launch_config_json_schema();
 // The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
 // megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
 // ZeRO of every stage become parallel.zero: 1, the most that mtl's own runtime divides.

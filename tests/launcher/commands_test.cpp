@@ -77,6 +77,20 @@ TEST_CASE("a worker of ours: token, progress of rank 0 only, threads in one proc
   CHECK(commands[0].env.count("MTL_TOKEN_FD") == 0);
 }
 
+TEST_CASE("what is inherited from where the job started yields to what the launch decides") {
+  JobProgram program;
+  program.argv = {"x"};
+  program.inherited = {{"OMP_NUM_THREADS", "7"}, {"NCCL_DEBUG", "INFO"}, {"HF_HOME", "/inherited"}};
+  program.env = {{"HF_HOME", "/asked"}};
+  NodeLayout layout;
+  layout.omp_threads = 3;
+  const auto commands = node_commands(program, {}, layout, {}, "");
+  REQUIRE(commands.size() == 1);
+  CHECK(commands[0].env.at("OMP_NUM_THREADS") == "3");
+  CHECK(commands[0].env.at("NCCL_DEBUG") == "INFO");
+  CHECK(commands[0].env.at("HF_HOME") == "/asked");
+}
+
 TEST_CASE("variables that describe a scheduler's process are taken out of the environment") {
   for (const char* name : {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "PMIX_RANK",
                            "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID"}) {

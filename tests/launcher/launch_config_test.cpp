@@ -8,6 +8,7 @@
 #include <set>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "launcher/processes.h"
 
@@ -97,7 +98,87 @@ std::string recorded(const std::string& record, const std::string& key) {
   return value;
 }
 
+// What of `value` the schema does not allow: places like "/fsdp_config/fsdp_versoin". Knows the
+// words of JSON Schema that ours has.
+void violations(const nlohmann::json& schema, const YamlValue& value, const std::string& at,
+                std::vector<std::string>& found) {
+  const std::string& text = value.text;
+  const bool null =
+      value.kind == YamlValue::Kind::null || (!value.quoted && (text == "null" || text == "~"));
+  const bool number = !value.quoted && !text.empty() &&
+                      text.find_first_not_of("0123456789.e+-") == std::string::npos;
+  const bool whole = number && text.find_first_of(".e") == std::string::npos;
+  const std::string type = null                                  ? "null"
+                           : value.kind == YamlValue::Kind::map  ? "object"
+                           : value.kind == YamlValue::Kind::list ? "array"
+                           : whole                               ? "integer"
+                           : number                              ? "number"
+                           : text == "true" || text == "false"   ? "boolean"
+                                                                 : "string";
+  if (schema.contains("enum")) {
+    const nlohmann::json word = null ? nlohmann::json() : nlohmann::json(text);
+    const auto& words = schema.at("enum");
+    if (std::find(words.begin(), words.end(), word) == words.end()) found.push_back(at);
+  }
+  if (schema.contains("type")) {
+    const auto& types = schema.at("type");
+    const auto has = [&](const std::string& name) {
+      return types.is_array() ? std::find(types.begin(), types.end(), name) != types.end()
+                              : types == name;
+    };
+    if (!has(type) && !(type == "integer" && has("number"))) found.push_back(at);
+  }
+  if (schema.contains("minimum") && number && std::stod(text) < schema.at("minimum")) {
+    found.push_back(at);
+  }
+  for (const YamlValue::Entry& entry : value.entries) {
+    const std::string name = at + "/" + entry.key;
+    if (schema.contains("properties") && schema.at("properties").contains(entry.key)) {
+      violations(schema.at("properties").at(entry.key), entry.value, name, found);
+    } else if (schema.value("additionalProperties", true) == false) {
+      found.push_back(name);
+    }
+  }
+}
+
+std::vector<std::string> violations(const std::string& yaml) {
+  static const nlohmann::json schema = nlohmann::json::parse(launch_config_json_schema());
+  Diagnostics diagnostics;
+  std::vector<std::string> found;
+  violations(schema, parse_yaml(yaml, "c.yaml", diagnostics), "", found);
+  return found;
+}
+
 }  // namespace
+
+TEST_CASE("the schema allows what is read and nothing else") {
+  CHECK(violations(kMegatron).empty());
+  CHECK(violations(kFsdp).empty());
+  CHECK(violations("distributed_type: MULTI_TPU\nnum_procesess: 3\nnum_machines: 0\n"
+                   "fsdp_config: {fsdp_versoin: 2}\nmegatron_lm_config: {mtl_hosts: a}\n"
+                   "mixed_precision: fp32\ndebug: [1]\n") ==
+        std::vector<std::string>{"/distributed_type", "/num_procesess", "/num_machines",
+                                 "/fsdp_config/fsdp_versoin", "/mixed_precision", "/debug"});
+  if (!fs::is_directory(kSamples)) {
+    MESSAGE("accelerate's own files are not here (" << kSamples.string() << ")");
+    return;
+  }
+  int allowed = 0;
+  for (const char* folder : {"configs", "wizard"}) {
+    for (const auto& entry : fs::directory_iterator(kSamples / folder)) {
+      const std::string stem = entry.path().stem();
+      CAPTURE(stem);
+      Diagnostics diagnostics;
+      read_launch_config(entry.path(), diagnostics);
+      const std::vector<std::string> found = violations(content(entry.path()));
+      for (const std::string& place : found) CAPTURE(place);
+      CHECK(found.empty() != diagnostics.has_errors());
+      if (!found.empty() && !diagnostics.has_errors()) MESSAGE(stem << " " << found.front());
+      allowed += found.empty() ? 1 : 0;
+    }
+  }
+  CHECK(allowed == 25);
+}
 
 TEST_CASE("every file that accelerate accepts is read as accelerate reads it") {
   if (!fs::is_directory(kSamples)) {
