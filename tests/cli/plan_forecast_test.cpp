@@ -76,7 +76,7 @@ TEST_CASE("a recipe is planned before there is a corpus") {
   const Outcome planned = shell.mtl({"plan", "--gpus", "64", "train.yaml"});
   CHECK_MESSAGE(planned.code == 0, planned.err);
   CHECK(has(planned.out, "forecast on 64 x H100 80 GB"));
-  CHECK(has(planned.out, "vocabulary 128 256"));
+  CHECK(has(planned.out, "128 256"));
   CHECK(has(planned.err, "warning[data.missing]: 'data/corpus' does not exist"));
   // Whose vocabulary is not known, is not planned; and nothing is launched without data.
   const Outcome without = shell.mtl({"plan", "--gpus", "64", "train.yaml", "data.vocab=auto"});
