@@ -12,7 +12,9 @@
 #include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/job.h"
+#include "launcher/verdict.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/plan/micro_batch.h"
 
 namespace mtl {
 
@@ -71,10 +73,10 @@ class Run {
  public:
   Run(const LaunchOptions& options, const std::string& train_yaml,
       const std::vector<std::string>& settings)
-      : options_(options),
+      : options_(options.run),
         train_yaml_(train_yaml),
         settings_(settings),
-        prepared_(prepare_run(options.run, train_yaml, settings)) {}
+        prepared_(prepare_run(options_, train_yaml, settings)) {}
 
   const PreparedRun& prepared() const { return prepared_; }
   const std::filesystem::path& dir() const { return directory_.dir; }
@@ -103,9 +105,22 @@ class Run {
          .severity = Diagnostic::Severity::warning});
   }
 
+  // A rank did not get the memory that the plan asks for: the next smaller micro-batch, where that
+  // is left to us (train.micro_batch auto). False if there is none.
+  bool take_smaller_micro_batch() {
+    const CheckedRun& checked = prepared_.checked;
+    if (checked.resolved.spec.train.micro_batch > 0 && checked.micro_batch_words.empty()) {
+      return false;
+    }
+    const int64_t before = checked.plan.micro_batch;
+    options_.too_many_bytes = bytes_of_rank(checked.plan, true);
+    prepared_ = prepare_run(options_, train_yaml_, settings_, prepared_.world);
+    return checked.plan.micro_batch < before;
+  }
+
   JobProgram generation(int world) {
     if (world != prepared_.world) {
-      prepared_ = prepare_run(options_.run, train_yaml_, settings_, world);
+      prepared_ = prepare_run(options_, train_yaml_, settings_, world);
     }
     open();
     const int64_t fence = begin_generation(directory_.dir, prepared_.checked);
@@ -117,7 +132,7 @@ class Run {
   }
 
  private:
-  const LaunchOptions& options_;
+  RunOptions options_;
   const std::string train_yaml_;
   const std::vector<std::string> settings_;
   PreparedRun prepared_;
@@ -186,8 +201,19 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
                      .columns = 0});
   job.ears.on_output = [&](int, bool, std::string_view line) { view.text(std::string(line)); };
   job.ears.on_notice = [&](std::string_view line) { view.text(std::string(line)); };
-  job.ears.on_line = [&](std::string_view line) { view.record(std::string(line)); };
-  const JobOutcome outcome = run_job(job);
+  bool stepped = false;
+  job.ears.on_line = [&](std::string_view line) {
+    stepped |= line.find("\"kind\":\"step\"") != std::string_view::npos;
+    view.record(std::string(line));
+  };
+  JobOutcome outcome = run_job(job);
+  // A micro-batch that was left to us is tried by the first step.
+  const bool mine = job.request.mode != LaunchRequest::Mode::member;
+  while (mine && !stepped && ran_out_of_memory(outcome) && run.take_smaller_micro_batch()) {
+    view.text("the first step ran out of memory; again with train.micro_batch " +
+              run.prepared().checked.micro_batch_words);
+    outcome = run_job(job);
+  }
   view.close();
   return conclude(outcome, run.dir(), options.run.fresh);
 }

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "runtime/metrics/format.h"
 
 namespace mtl {
 
@@ -128,8 +129,16 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
                   : std::max(1, run.request.local_ranks) * run.request.max_nodes;
   request.world = run.world;
   request.plan_only = options.plan_only;
+  if (options.too_many_bytes > 0) {
+    request.memory = [bytes = options.too_many_bytes] {
+      return RankMemory{bytes - 1,
+                        fmt::format("less than the {} that a rank did not get",
+                                    human_bytes(static_cast<double>(bytes))),
+                        true};
+    };
+  }
   // A plan may be of other machines, and so are hosts that are reached by ssh.
-  if (!options.plan_only && run.request.mode != LaunchRequest::Mode::hosts) {
+  if (!request.memory && !options.plan_only && run.request.mode != LaunchRequest::Mode::hosts) {
     const int nodes = std::max(1, run.request.max_nodes);
     const int here = std::max(1, (run.world + nodes - 1) / nodes);
     request.memory = [here, use_cpu = run.request.config.use_cpu] {

@@ -15,6 +15,9 @@ struct RunOptions {
   LaunchGiven given;  // by flags and by the environment
   bool fresh = false;
   bool plan_only = false;  // nothing starts: nobody has to say where machines meet
+  // What turned out to be too much for a rank (bytes_of_rank() of its plan), where train.micro_batch
+  // is auto; 0 = nothing has.
+  int64_t too_many_bytes = 0;
 };
 
 // --config_file (or MTL_CONFIG_FILE) has to exist, the default files need not: ours, else

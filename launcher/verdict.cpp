@@ -68,6 +68,16 @@ AgentResult as_result(const GenerationEnd& generation, const std::optional<Worke
 
 }  // namespace
 
+bool ran_out_of_memory(const JobOutcome& outcome) {
+  if (!outcome.first_failure) return false;
+  const WorkerEnd& end = *outcome.first_failure;
+  const bool killed = end.signal == SIGKILL &&
+                      std::any_of(end.notes.begin(), end.notes.end(), [](const std::string& note) {
+                        return note.find("out-of-memory killer") != std::string::npos;
+                      });
+  return killed || end.exit_code == static_cast<int>(Exit::out_of_memory);
+}
+
 bool has_failed(const WorkerEnd& end) {
   return !is_fine(end) && !obeyed(end);
 }

@@ -25,6 +25,10 @@ struct JobOutcome {
   std::optional<WorkerEnd> first_failure;
 };
 
+// Whether the rank that failed first had too little memory: it says so (exit code 5), or the kernel's
+// out-of-memory killer struck.
+bool ran_out_of_memory(const JobOutcome& outcome);
+
 struct NodeLoss {
   std::string host;
   int node_rank = -1;

@@ -4,8 +4,6 @@
 
 namespace mtl {
 
-namespace {
-
 int64_t bytes_of_rank(const Plan& plan, bool snapshots) {
   int64_t most = 0;
   for (const StagePlan& stage : plan.stages) {
@@ -13,8 +11,6 @@ int64_t bytes_of_rank(const Plan& plan, bool snapshots) {
   }
   return most;
 }
-
-}  // namespace
 
 std::optional<MicroBatchChoice> fit_micro_batch(const ResolvedSpec& resolved, const DataFacts& data,
                                                 const Plan& whole, int64_t limit_bytes,

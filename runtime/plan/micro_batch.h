@@ -1,9 +1,9 @@
 // train.micro_batch: auto, where it is known how much memory a rank may take: the largest number of
 // sequences at once whose planned arena fits. Pure.
 //
-// The memory of a plan is exact (memory.h), so this needs no trial and no error; what is beside the
-// arena (the libraries' own memory, the transport's) is in the margin that whoever knows the device
-// leaves.
+// The memory of a plan is exact (memory.h); what is beside the arena (the libraries' own memory, the
+// transport's) is in the margin that whoever knows the device leaves. The first step is the trial: if
+// it runs out of memory all the same, mtl launch asks again with less than what that took.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@
 #include "runtime/plan/plan.h"
 
 namespace mtl {
+
+// Of the rank that needs most: its arena, and with `snapshots` its copy for checkpoints.
+int64_t bytes_of_rank(const Plan& plan, bool snapshots);
 
 struct MicroBatchChoice {
   int64_t micro_batch = 0;  // sequences

@@ -373,3 +373,40 @@ TEST_CASE("in a control group with little memory a run is cut to it and learns t
   // Another order of sums, and nothing else.
   CHECK(losses[0] == doctest::Approx(losses[1]).epsilon(1e-4));
 }
+
+#ifndef __SANITIZE_ADDRESS__  // which wants the whole address space
+TEST_CASE("a first step that does not get its memory is tried again with a smaller micro-batch") {
+  Shell shell;
+  write_recipe(shell, 2);
+  // The arena of all 256 sequences is planned to fit into the machine, and does not get half of it.
+  const std::vector<std::string> wide = {"train.global_batch=256", "train.seq_len=256",
+                                         "model.hidden=64"};
+  std::string launch = std::string("exec ") + MTL_PROGRAM + " launch --cpu train.yaml";
+  for (const std::string& setting : wide) launch += " " + setting;
+  std::vector<std::string> planned = {"plan", "--json", "train.yaml", "train.micro_batch=auto"};
+  planned.insert(planned.end(), wide.begin(), wide.end());
+  const Outcome plan = shell.mtl(planned);
+  REQUIRE_MESSAGE(plan.code == 0, plan.err);
+  const auto bytes = json::parse(plan.out)["stages"][0]["memory_per_rank"]["total_bytes"];
+  // A program's own address space is about 300 MB.
+  const int64_t limit = 300'000 + bytes.get<int64_t>() / 1024 / 2;
+  const std::string less = "ulimit -v " + std::to_string(limit) + " && ";
+  const Outcome run =
+      shell.run({"/bin/sh", "-c", less + launch + " train.micro_batch=auto run.name=auto"});
+  CAPTURE(run.err);
+  CHECK(run.code == 0);
+  CHECK(has(run.err, "the first step ran out of memory; again with train.micro_batch auto: "));
+  CHECK(has(run.err, "done     2 steps"));
+  // Who asked for 256 gets an answer, not another number.
+  const Outcome asked =
+      shell.run({"/bin/sh", "-c", less + launch + " train.micro_batch=256 run.name=asked"});
+  CHECK(asked.code == 5);
+  CHECK_FALSE(has(asked.err, "again with"));
+  // And nothing is tried for ever.
+  const Outcome never = shell.run({"/bin/sh", "-c",
+                                   "ulimit -v 300000 && " + launch +
+                                       " model.hidden=1024 train.micro_batch=auto run.name=never"});
+  CAPTURE(never.err);
+  CHECK(never.code == 5);
+}
+#endif
