@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <unistd.h>
+#include <utility>
 
 #include <sys/ioctl.h>
 
@@ -22,6 +23,7 @@
 #include "common/files.h"
 #include "common/keys.h"
 #include "common/terminal.h"
+#include "runtime/spec/train_spec.h"
 
 namespace mtl {
 
@@ -320,14 +322,26 @@ class LineAsker final : public Asker {
   struct sigaction before_ {};
 };
 
+// What is wrong with the file is not asked here.
+ModelFacts model_here() {
+  const std::string file = "train.yaml";
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return {};
+  Diagnostics problems;
+  const ResolvedSpec resolved = load_spec({.train_yaml = file}, problems);
+  if (problems.has_errors()) return {};
+  return {file, resolved.spec.model.heads, resolved.spec.model.layers};
+}
+
 }  // namespace
 
 int config_wizard(const std::string& named) {
   const std::string path = config_target(named);
   const Before before = read_before(path);
-  ConfigWizard wizard(
-      inspect_machine([](const char* name) { return static_cast<const char*>(std::getenv(name)); }),
-      before.config ? &*before.config : nullptr);
+  MachineFacts facts =
+      inspect_machine([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  facts.model = model_here();
+  ConfigWizard wizard(std::move(facts), before.config ? &*before.config : nullptr);
   const bool by_key = isatty(STDIN_FILENO) == 1 && inspect_terminal(STDERR_FILENO).redraw;
   std::unique_ptr<Asker> asker;
   if (by_key) {

@@ -226,6 +226,34 @@ std::string what_processes_give(const Answers& a, const std::string& text) {
   return words;
 }
 
+std::string fast_enough(const Answers& a) {
+  if (!on_gpus(a) || a.facts.tp_wise.empty()) return "";
+  return fmt::format("the links between this machine's GPUs are fast enough for {}",
+                     fmt::join(a.facts.tp_wise, ", "));
+}
+
+// Another train.yaml may be meant, so these are words and no refusals.
+std::string heads_of_model(const Answers& a, const std::string& text) {
+  const ModelFacts& model = a.facts.model;
+  const int64_t degree = std::stoll(text);
+  if (model.heads == 0 || degree == 1) return "";
+  if (model.heads % degree == 0) {
+    return fmt::format("{} of the {} heads in {}", model.heads / degree, model.heads, model.file);
+  }
+  return fmt::format("does not divide the {} heads in {}", model.heads, model.file);
+}
+std::string layers_of_model(const Answers& a, const std::string& text) {
+  const ModelFacts& model = a.facts.model;
+  const int64_t degree = std::stoll(text);
+  if (model.layers == 0 || degree == 1) return "";
+  if (degree > model.layers) {
+    return fmt::format("more than the {} layers in {}", model.layers, model.file);
+  }
+  const int64_t each = (model.layers + degree - 1) / degree;
+  return fmt::format("{}{} of the {} layers in {}", model.layers % degree == 0 ? "" : "at most ",
+                     each, model.layers, model.file);
+}
+
 std::vector<QuestionRow> main_rows() {
   std::vector<QuestionRow> rows;
   rows.push_back(
@@ -339,7 +367,9 @@ std::vector<QuestionRow> main_rows() {
                   .key = "megatron_lm_config.megatron_lm_tp_degree",
                   .applies = megatron,
                   .preset = always("1"),
-                  .check = whole_number_from(1, 65'536)});
+                  .check = whole_number_from(1, 65'536),
+                  .note = fast_enough,
+                  .comment = heads_of_model});
   rows.push_back({.id = "pp",
                   .text = "What is the Pipeline Parallelism degree/size?",
                   .help = "Stages of consecutive layers. They talk little, so they may be on "
@@ -347,7 +377,8 @@ std::vector<QuestionRow> main_rows() {
                   .key = "megatron_lm_config.megatron_lm_pp_degree",
                   .applies = megatron,
                   .preset = always("1"),
-                  .check = whole_number_from(1, 65'536)});
+                  .check = whole_number_from(1, 65'536),
+                  .comment = layers_of_model});
   rows.push_back({.id = "recompute",
                   .text = "Which activations are computed again in the backward pass?",
                   .help = "Saves memory for time. SELECTIVE: attention only, nearly free. FULL: "

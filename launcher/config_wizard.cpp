@@ -12,6 +12,7 @@
 #include "launcher/config_edit.h"
 #include "launcher/hosts.h"
 #include "launcher/placement.h"
+#include "launcher/topology.h"
 
 namespace mtl {
 
@@ -92,6 +93,7 @@ MachineFacts inspect_machine(const Variables& environment) {
   facts.cores = hardware.cores;
   facts.gpus = static_cast<int>(hardware.gpus.size());
   if (facts.gpus > 0) facts.gpu_name = hardware.gpus.front().name;
+  if (facts.gpus > 1) facts.tp_wise = judge_topology(inspect_topology(hardware)).tp_wise;
   if (const char* home = environment("HOME")) {
     try {
       facts.ssh_hosts =

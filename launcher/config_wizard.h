@@ -14,6 +14,12 @@
 
 namespace mtl {
 
+// The model of the train.yaml that lies where mtl config runs: what its degrees have to divide.
+struct ModelFacts {
+  std::string file;  // "train.yaml"; "" = there is none
+  int64_t heads = 0, layers = 0;
+};
+
 // What the questions propose answers from.
 struct MachineFacts {
   int gpus = 0;
@@ -23,6 +29,9 @@ struct MachineFacts {
   int slurm_nodes = 0;                 // 0 = not in a SLURM job
   int slurm_rank = -1;
   std::string slurm_first;  // host name of the job's first node
+  std::vector<int>
+      tp_wise;       // sizes of tensor parallel groups that the links here are fast enough for
+  ModelFacts model;  // not from inspect_machine()
 };
 using Variables = std::function<const char*(const char*)>;  // nullptr = not set
 MachineFacts inspect_machine(const Variables& environment);

@@ -82,6 +82,27 @@ TEST_CASE("what the machine has is proposed") {
         std::vector<std::string>{"a", "b", "d"});
 }
 
+TEST_CASE("degrees are seen beside the links and the model that are here") {
+  MachineFacts facts = gpus(8);
+  facts.tp_wise = {2, 4, 8};
+  facts.model = {"train.yaml", 12, 10};
+  ConfigWizard wizard(facts, nullptr);
+  go_to(wizard, "tp", {{"engine", "MEGATRON_LM"}});
+  CHECK(has(wizard.question().note, "fast enough for 2, 4, 8"));
+  CHECK(wizard.comment("4") == "3 of the 12 heads in train.yaml");
+  CHECK(wizard.comment("8") == "does not divide the 12 heads in train.yaml");
+  CHECK(wizard.comment("1").empty());
+  CHECK_FALSE(wizard.answer("8"));  // another train.yaml may be meant
+  CHECK(wizard.question().id == "pp");
+  CHECK(wizard.comment("2") == "5 of the 10 layers in train.yaml");
+  CHECK(wizard.comment("3") == "at most 4 of the 10 layers in train.yaml");
+  CHECK(wizard.comment("11") == "more than the 10 layers in train.yaml");
+  ConfigWizard without(gpus(8), nullptr);
+  go_to(without, "tp", {{"engine", "MEGATRON_LM"}});
+  CHECK(without.question().note.empty());
+  CHECK(without.comment("8").empty());
+}
+
 TEST_CASE("every answer is looked at when it is given") {
   ConfigWizard each(gpus(0), nullptr);
   go_to(each, "machines", {{"place", "each"}});
