@@ -15,7 +15,7 @@ namespace mtl {
 const std::vector<Command>& commands() {
   static const std::vector<Command> kCommands = {
       {"config", "ask where to run; write, change or explain it", command_config},
-      {"plan", "what a run needs: grid, memory, FLOPs, traffic", command_plan},
+      {"plan", "what a run needs, how fast it would be, how to lay it out", command_plan},
       {"launch", "train a model, or start any program on every rank", command_launch},
       {"test", "check a set-up: start, network, a tiny training", command_test},
       {"generate", "write text with a trained model", command_generate},
