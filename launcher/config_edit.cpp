@@ -284,6 +284,8 @@ LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) 
     const size_t count = parse_hosts(flags.at("hosts").texts.back(), hosts).size();
     for (const Diagnostic& diagnostic : hosts.all()) diagnostics.add(diagnostic);
     if (count > 0) set("num_machines", std::to_string(count));
+  } else if (machines != "1" && flags.count("machine_rank") == 0) {
+    set("machine_rank", "");  // each machine's own; a launch asks for it
   }
   Diagnostics reading;
   LaunchConfig config = interpret_launch_config(root, "", reading);
@@ -301,8 +303,10 @@ void check_launch_config(const LaunchConfig& config, Diagnostics& diagnostics) {
   if (file.path.empty()) file.path = "default_config.yaml";  // without one, it is nobody's word
   resolve_launch(file, {}, false, launching);
   for (const Diagnostic& diagnostic : launching.all()) {
-    // Of this machine, not of the file.
-    if (diagnostic.code != "placement.gpu_count") diagnostics.add(diagnostic);
+    // Of this machine, not of the file; and which machine it is may be left to each launch.
+    const bool of_launch = diagnostic.code == "placement.gpu_count" ||
+                           (diagnostic.code == "launch.machine_rank" && !config.machine_rank_given);
+    if (!of_launch) diagnostics.add(diagnostic);
   }
 }
 

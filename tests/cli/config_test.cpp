@@ -341,6 +341,13 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
     CHECK(text.find(line) != std::string::npos);
   }
   CHECK(outcome.err.find("--num-layers") != std::string::npos);
+  // Which machine this is, a script for all of them does not say, and the file is for all.
+  REQUIRE(shell
+              .mtl({"config", "import", "--force", "--", "torchrun", "--nnodes", "4",
+                    "--nproc_per_node", "8", "--master_addr", "node0", "x.py"})
+              .code == 0);
+  CHECK(file_text(shell.dir() / kFile).find("num_machines: 4") != std::string::npos);
+  CHECK(file_text(shell.dir() / kFile).find("machine_rank") == std::string::npos);
 }
 
 TEST_CASE("a launch says which file it reads: ours, else accelerate's") {
