@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <poll.h>
 #include <unistd.h>
 #include <utility>
 
@@ -218,12 +219,22 @@ volatile sig_atomic_t g_interrupted = 0;
 class LineAsker final : public Asker {
  public:
   LineAsker() : is_tty_(isatty(STDIN_FILENO) == 1), columns_(terminal_columns(STDERR_FILENO)) {
+    // Only while an answer is waited for, so that none comes between looking for it and waiting.
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    sigprocmask(SIG_BLOCK, &interrupt, &mask_before_);
+    waiting_ = mask_before_;
+    sigdelset(&waiting_, SIGINT);
     struct sigaction action {};
     sigemptyset(&action.sa_mask);
-    action.sa_handler = [](int) { g_interrupted = 1; };  // read() returns then
+    action.sa_handler = [](int) { g_interrupted = 1; };  // ppoll() returns then
     sigaction(SIGINT, &action, &before_);
   }
-  ~LineAsker() override { sigaction(SIGINT, &before_, nullptr); }
+  ~LineAsker() override {
+    sigaction(SIGINT, &before_, nullptr);
+    sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+  }
 
   Reply ask(const ConfigWizard& wizard, const Question& question,
             const std::vector<std::string>* body) override {
@@ -302,12 +313,16 @@ class LineAsker final : public Asker {
     print(text);
   }
   // False at the end of the input, or after Ctrl-C.
-  static bool read_line(std::string& line) {
+  bool read_line(std::string& line) const {
     line.clear();
     while (true) {
+      pollfd input{STDIN_FILENO, POLLIN, 0};
+      if (::ppoll(&input, 1, nullptr, &waiting_) < 0) {
+        if (errno == EINTR && g_interrupted == 0) continue;
+        return false;
+      }
       char c = 0;
       const ssize_t got = ::read(STDIN_FILENO, &c, 1);  // no further: the rest is not ours
-      if (got < 0 && errno == EINTR && g_interrupted == 0) continue;
       if (got < 0) return false;
       if (got == 0) return !line.empty();
       if (c == '\n') return true;
@@ -320,6 +335,7 @@ class LineAsker final : public Asker {
   const int columns_;
   int number_ = 0;
   struct sigaction before_ {};
+  sigset_t mask_before_, waiting_;
 };
 
 // What is wrong with the file is not asked here.

@@ -60,11 +60,12 @@ class Pty {
     }
     return false;
   }
-  // The exit code, or 128 + signal.
+  // The exit code, or 128 + signal; of a program that says nothing for a minute, that of SIGKILL.
   int finish() {
     while (read_some()) {
     }
     int status = 0;
+    if (!ended_) kill(pid_, SIGKILL);
     waitpid(pid_, &status, 0);
     pid_ = -1;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -89,7 +90,10 @@ class Pty {
     if (poll(&wait, 1, 60'000) <= 0) return false;
     char buffer[4096];
     const ssize_t got = read(master_, buffer, sizeof(buffer));
-    if (got <= 0) return false;  // EIO: the program has ended
+    if (got <= 0) {  // EIO: the program has ended
+      ended_ = true;
+      return false;
+    }
     screen_.append(buffer, static_cast<size_t>(got));
     return true;
   }
@@ -98,6 +102,7 @@ class Pty {
   int master_ = -1;
   std::string screen_;
   size_t seen_ = 0;
+  bool ended_ = false;
 };
 
 }  // namespace mtl::test
