@@ -55,10 +55,9 @@ std::string OomWatch::strike() {
   cgroup_ = cgroup;
   machine_ = machine;
   if (ours) {
-    return "the kernel's out-of-memory killer struck in this job's memory cgroup (" + cgroup_file_ +
-           ")";
+    return std::string(kOomKiller) + " struck in this job's memory cgroup (" + cgroup_file_ + ")";
   }
-  if (anybodys) return "the kernel's out-of-memory killer struck on this machine";
+  if (anybodys) return std::string(kOomKiller) + " struck on this machine";
   return {};
 }
 

@@ -7,6 +7,9 @@
 
 namespace mtl {
 
+// How every sentence of strike() begins.
+inline constexpr const char* kOomKiller = "the kernel's out-of-memory killer";
+
 class OomWatch {
  public:
   OomWatch();

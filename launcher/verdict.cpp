@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "launcher/oom.h"
+
 namespace mtl {
 
 namespace {
@@ -73,7 +75,7 @@ bool ran_out_of_memory(const JobOutcome& outcome) {
   const WorkerEnd& end = *outcome.first_failure;
   const bool killed = end.signal == SIGKILL &&
                       std::any_of(end.notes.begin(), end.notes.end(), [](const std::string& note) {
-                        return note.find("out-of-memory killer") != std::string::npos;
+                        return note.starts_with(kOomKiller);
                       });
   return killed || end.exit_code == static_cast<int>(Exit::out_of_memory);
 }
