@@ -13,15 +13,15 @@ namespace {
 
 // Behind `mtl help launch-flags`: too many for one screen, and seldom typed.
 bool is_family(FlagGroup group) {
-  return group >= FlagGroup::megatron;
+  return group >= FlagGroup::slurm;
 }
 
 // Shown by `mtl launch --help`: of the rest, what people type often.
 bool is_frequent(const LaunchFlag& flag) {
-  static const std::array<std::string_view, 12> rare = {
-      "multi_gpu",       "rdzv_conf", "join_timeout", "remote_program",     "forward_env",
-      "run_path",        "role",      "debug",        "local_ranks_filter", "enable_cpu_affinity",
-      "mpirun_hostfile", "standalone"};
+  static const std::array<std::string_view, 13> rare = {
+      "multi_gpu",       "rdzv_conf",  "join_timeout", "remote_program",     "forward_env",
+      "run_path",        "role",       "debug",        "local_ranks_filter", "enable_cpu_affinity",
+      "mpirun_hostfile", "standalone", "templates_dir"};
   return !is_family(flag.group) && flag.group != FlagGroup::paradigm &&
          std::find(rare.begin(), rare.end(), flag.name) == rare.end();
 }

@@ -37,6 +37,10 @@ const char* group_title(FlagGroup group) {
       return "Where to run";
     case FlagGroup::machines:
       return "Several machines";
+    case FlagGroup::slurm:
+      return "SLURM";
+    case FlagGroup::kubernetes:
+      return "Kubernetes";
     case FlagGroup::program:
       return "A program";
     case FlagGroup::workers:
@@ -72,7 +76,10 @@ const char* group_title(FlagGroup group) {
 const std::vector<LaunchFlag>& launch_flags() {
   static const std::vector<LaunchFlag> flags = [] {
     std::vector<LaunchFlag> all = launch_core_flags();
-    for (LaunchFlag& flag : launch_family_flags()) all.push_back(std::move(flag));
+    for (const auto& more :
+         {launch_slurm_flags(), launch_kubernetes_flags(), launch_family_flags()}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
     return all;
   }();
   return flags;

@@ -2,7 +2,8 @@
 // Parsing, help, the reference page, the merging with the environment and with the configuration
 // file, and the test that no setting is without effect come from it.
 //
-// A setting is given, weakest first, by the file, by the environment (MTL_<NAME>, or PET_<NAME> as
+// A setting is given, weakest first, by the file, by the section `launch` of a train.yaml, by the
+// scheduler that has started this process, by the environment (MTL_<NAME>, or PET_<NAME> as
 // torchrun reads it), or by a flag (--name, also with dashes).
 #pragma once
 
@@ -27,7 +28,9 @@ enum class FlagGroup {
   failures,
   other,
   paradigm,
-  megatron,  // from here on: families, in `mtl help launch-flags` only
+  slurm,       // what a job asks the scheduler for; from here on in `mtl help launch-flags` only
+  kubernetes,  // what its pods are
+  megatron,
   fsdp,
   deepspeed,
   fp8,
@@ -84,10 +87,13 @@ using FlagValues = std::map<std::string, FlagValue, std::less<>>;  // by LaunchF
 // cannot be is an error with code config.environment.
 FlagValues flags_in_environment(const char* const* environment, Diagnostics& diagnostics);
 
-// Who gives settings, the stronger one last; the file comes before both.
+// Who gives settings, the stronger one last; the file comes before all of them.
 struct LaunchGiven {
-  FlagValues environment;
-  FlagValues flags;
+  FlagValues train_yaml = {};  // its section `launch`: launch.slurm.partition -> slurm_partition
+  FlagValues surroundings =
+      {};  // what a scheduler has told this process: see rendezvous/surroundings.h
+  FlagValues environment = {};
+  FlagValues flags = {};
 };
 
 }  // namespace mtl

@@ -36,6 +36,8 @@ std::string canonical_value(const LaunchFlag& flag, const std::string& text) {
 
 LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   apply_file();
+  apply(given.train_yaml, kTrainYaml);
+  apply(given.surroundings, kSurroundings);
   apply(given.environment, kEnvironment);
   apply(given.flags, kFlags);
   finish_engine();
@@ -83,7 +85,7 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const LaunchFlag& flag : launch_flags()) {
     if (!in_vain(flag)) continue;
-    for (const FlagValues* values : {&given.flags, &given.environment}) {
+    for (const FlagValues* values : {&given.flags, &given.environment, &given.train_yaml}) {
       const auto found = values->find(flag.name);
       if (found == values->end()) continue;
       std::string reason = flag.meaningless;
@@ -246,7 +248,8 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
 }
 
 std::string given_text(const LaunchGiven& given, std::string_view name) {
-  for (const FlagValues* values : {&given.flags, &given.environment}) {
+  for (const FlagValues* values :
+       {&given.flags, &given.environment, &given.surroundings, &given.train_yaml}) {
     const auto found = values->find(name);
     if (found != values->end() && !found->second.texts.empty()) return found->second.texts.back();
   }

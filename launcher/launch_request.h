@@ -67,9 +67,18 @@ struct LaunchRequest {
   std::string ssh_command;  // see ssh/fleet.h
   std::string ssh_config;
   std::string remote_program;  // mtl on the far side; empty = the path of this one
+
+  // How it is to be started where that was said: local, ssh, slurm, kubernetes; empty = it follows.
+  std::string via;
+  std::string templates_dir;  // of the user's own job templates; empty = those in the program
+  // What a job asks its scheduler for, by the names of the flags without slurm_ and kubernetes_;
+  // values of lists in the order given. Checked by who uses them, for what they say.
+  std::map<std::string, std::vector<std::string>> slurm;
+  std::map<std::string, std::vector<std::string>> kubernetes;
 };
 
-// Everything that was said, merged: built in < `file` < environment < flags, for every setting.
+// Everything that was said, merged: built in < `file` < train.yaml < scheduler < environment <
+// flags, for every setting.
 // `train_yaml`: what is launched is a run of our own, not a program. All that contradicts itself is
 // reported at once. Codes: launch.conflict, launch.device, launch.value, launch.nodes,
 // launch.processes, launch.machine_rank, launch.address, launch.port, launch.endpoint,
@@ -93,7 +102,7 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given);
 // Those of FSDP and DeepSpeed count where that is the engine.
 std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
                                                                 const std::string& engine = {});
-// The last word on a truth flag that the file does not have: flags before environment.
+// The last word on a truth flag that the file does not have, of the strongest layer.
 bool is_on(const LaunchGiven& given, std::string_view name);
 // The same for a text; "" if it is not given.
 std::string given_text(const LaunchGiven& given, std::string_view name);

@@ -15,7 +15,7 @@
 namespace mtl {
 
 // Where a value comes from; the higher one wins.
-constexpr int kFile = 0, kEnvironment = 1, kFlags = 2;
+constexpr int kFile = 0, kTrainYaml = 1, kSurroundings = 2, kEnvironment = 3, kFlags = 4;
 
 // Words that people and YAML use for a truth value, in one spelling.
 std::string canonical_value(const LaunchFlag& flag, const std::string& text);

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "launcher/commands.h"
 #include "launcher/launch_config_keys.h"
@@ -45,7 +46,8 @@ Outcome resolved(const std::vector<std::pair<std::string, std::string>>& flags,
                  const FlagValues& environment = {}) {
   Diagnostics diagnostics;
   Outcome outcome;
-  outcome.request = resolve_launch(file, {environment, values(flags)}, train_yaml, diagnostics);
+  outcome.request = resolve_launch(file, {.environment = environment, .flags = values(flags)},
+                                   train_yaml, diagnostics);
   for (const Diagnostic& diagnostic : diagnostics.all()) {
     outcome.codes.push_back(diagnostic.code);
     outcome.words += diagnostic.what + " / " + diagnostic.help + "\n";
@@ -82,7 +84,12 @@ std::string everything(const LaunchRequest& r) {
     text += fmt::format("redirect {}:{}\n", rank, bits);
   }
   for (int rank : r.logs.only_local_ranks) text += fmt::format("only {}\n", rank);
-  text += fmt::format("gpus {}\n", r.config.gpu_ids);
+  text += fmt::format("gpus {}\nvia {} templates {}\n", r.config.gpu_ids, r.via, r.templates_dir);
+  for (const auto* asked : {&r.slurm, &r.kubernetes}) {
+    for (const auto& [name, values] : *asked) {
+      text += fmt::format("{} {}\n", name, fmt::join(values, " "));
+    }
+  }
   for (const auto& [name, value] : worker_environment(r.config, {}, 0)) {
     if (name == "ACCELERATE_CONFIG_DS_FIELDS") continue;  // names the keys of the file as such
     text += fmt::format("{}={}\n", name, value);

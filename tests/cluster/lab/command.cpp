@@ -87,7 +87,8 @@ struct Start {
     }
     // Nothing of the test's is held, the lab's socket least of all: it would outlive the test when
     // the machine freezes before the exec.
-    const auto kept = std::minmax(place->namespaces, report);
+    const bool stays = place->namespaces < 0;
+    const auto kept = std::minmax(stays ? report : place->namespaces, report);
     close_all(3, kept.first - 1);
     close_all(kept.first + 1, kept.second - 1);
     close_all(kept.second + 1, std::numeric_limits<int>::max());
@@ -97,7 +98,7 @@ struct Start {
     }
     int flags = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS | CLONE_NEWIPC;
     if (place->own_pids) flags |= CLONE_NEWPID;
-    if (setns(place->namespaces, flags) != 0) fail("cannot enter the machine");
+    if (!stays && setns(place->namespaces, flags) != 0) fail("cannot enter the machine");
     if (chdir(directory) != 0) fail(directory);
     // A process never changes its own pid namespace, so it takes one more. CLONE_PARENT makes that
     // one a child of the test, which then sees its end and its signals first hand.

@@ -20,7 +20,7 @@ struct CommandEnd {
 
 // Where it runs. Everything is prepared before the fork, so that the child needs system calls only.
 struct CommandPlace {
-  int namespaces = -1;  // pidfd of a process whose namespaces it enters
+  int namespaces = -1;  // pidfd of a process whose namespaces it enters; -1 = it stays here
   bool own_pids = false;
   std::string cgroup_procs;  // the file to write 0 into; empty = none
   std::filesystem::path working_directory;

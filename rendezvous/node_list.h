@@ -1,0 +1,22 @@
+// SLURM's way of writing many host names: gpu[001-003,007],dgx-[1-2], rack[1-2]n[01-04], and its
+// way of counting: tasks per node as 8(x3),4.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/error.h"
+
+namespace mtl {
+
+// In the order written, duplicates kept, as `scontrol show hostnames` prints them. Numbers keep
+// their leading zeros; several brackets in one name multiply, the last one running fastest.
+// Anything that is no such list, or is more than 65,536 names: nothing, and what is wrong and where
+// goes to `diagnostics` (code nodes.syntax).
+std::vector<std::string> expand_node_list(std::string_view text, Diagnostics& diagnostics);
+
+// "8(x3),4" -> 8 8 8 4. Nothing for anything else.
+std::vector<int> expand_counts(std::string_view text);
+
+}  // namespace mtl
