@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "rendezvous/node_list.h"
 
 namespace mtl {
 
 namespace {
 
 constexpr int kMaxSlots = 1 << 16;
-constexpr size_t kMaxHosts = 1 << 16;  // of one range: a typing mistake, not a cluster
 constexpr const char* kHostsHelp =
     "write hosts as a,b:4 or node[01-16]:8, with a user as user@a, an address as [fd00::1]:4";
 constexpr const char* kHostfileHelp =
@@ -105,28 +105,8 @@ class Reader {
   size_t at_ = 0;
 };
 
-// "01-16" of a range: the number of digits of its start is kept. False with `problem`.
-bool expand_range(std::string_view range, std::vector<std::string>& out, std::string& problem) {
-  const size_t dash = range.find('-');
-  const std::string_view first = range.substr(0, dash);
-  const std::string_view last = dash == std::string_view::npos ? first : range.substr(dash + 1);
-  const auto from = number(first, 0, 999'999'999);
-  const auto to = number(last, 0, 999'999'999);
-  if (!from || !to) {
-    problem = fmt::format("'{}' is no number or range of numbers", range);
-  } else if (*to < *from) {
-    problem = fmt::format("the range {} runs backwards", range);
-  } else if (static_cast<size_t>(*to - *from) >= kMaxHosts) {
-    problem = fmt::format("the range {} has more than {} hosts", range, kMaxHosts);
-  }
-  if (!problem.empty()) return false;
-  for (int i = *from; i <= *to; ++i) out.push_back(fmt::format("{:0{}}", i, first.size()));
-  return true;
-}
-
 // "node[01-03,7]-ib[0-1]" -> every name; "[fd00::1]" -> "fd00::1".
 bool expand_name(std::string_view text, std::vector<std::string>& names, std::string& problem) {
-  names = {""};
   if (text.starts_with('[') && text.ends_with(']') && text.find(':') != std::string_view::npos) {
     const std::string_view address = text.substr(1, text.size() - 2);
     if (!is_address(address)) {
@@ -136,35 +116,7 @@ bool expand_name(std::string_view text, std::vector<std::string>& names, std::st
     names = {std::string(address)};
     return true;
   }
-  for (size_t at = 0; at < text.size();) {
-    if (text[at] != '[') {
-      for (std::string& name : names) name += text[at];
-      ++at;
-      continue;
-    }
-    const size_t end = text.find(']', at);
-    if (end == std::string_view::npos) {
-      problem = "a bracket is not closed";
-      return false;
-    }
-    std::vector<std::string> parts;
-    const std::string_view list = text.substr(at + 1, end - at - 1);
-    for (size_t from = 0; from <= list.size();) {
-      const size_t comma = std::min(list.find(',', from), list.size());
-      if (!expand_range(list.substr(from, comma - from), parts, problem)) return false;
-      from = comma + 1;
-    }
-    if (names.size() * parts.size() > kMaxHosts) {
-      problem = fmt::format("'{}' are more than {} hosts", text, kMaxHosts);
-      return false;
-    }
-    std::vector<std::string> longer;
-    for (const std::string& name : names) {
-      for (const std::string& part : parts) longer.push_back(name + part);
-    }
-    names = std::move(longer);
-    at = end + 1;
-  }
+  if (!expand_brackets(text, names, problem)) return false;
   for (const std::string& name : names) {
     if (is_name(name) || is_address(name)) continue;
     problem =
