@@ -22,7 +22,7 @@ JobOptions check_job(const LaunchGiven& given, const std::vector<std::string>& a
   job.version = version();
   job.program.argv = {"/proc/self/exe", "selftest"};
   job.program.argv.insert(job.program.argv.end(), arguments.begin(), arguments.end());
-  if (job.request.mode == LaunchRequest::Mode::hosts) {
+  if (job.request.starts_agents()) {
     std::vector<std::string> names;
     for (const Host& host : job.request.hosts) names.push_back(host.name);
     job.program.argv.insert(job.program.argv.end(),

@@ -1,4 +1,5 @@
 // mtl doctor: what is wrong with this machine, or with several, and the cure.
+#include "launcher/own_program.h"
 #include "launcher/doctor.h"
 
 #include <cstdio>
@@ -51,12 +52,6 @@ std::vector<Finding> examine_all(const DoctorOptions& options, const NodeHardwar
   const std::vector<Finding> rest = examine_machine(options, hardware);
   all.insert(all.end(), rest.begin(), rest.end());
   return all;
-}
-
-std::string own_program() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  return length > 0 ? std::string(path, static_cast<size_t>(length)) : "mtl";
 }
 
 std::string finding_text(const Finding& finding, int columns, bool color) {

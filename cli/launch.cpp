@@ -8,7 +8,9 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/launch_flags.h"
+#include "cli/launch_slurm.h"
 #include "common/error.h"
+#include "launcher/signals.h"
 
 namespace mtl {
 
@@ -98,8 +100,12 @@ int command_launch(const Arguments& args) {
   }
   if (!line.parse(own)) return 0;
   check_order(program);
+  hold_usr2();
   read_launch_environment(options.run.given);
+  const StepShare share = share_step(options.run.given);
+  if (share.stands_by) return 0;
   read_switches(options);
+  if (!options.quiet) say(stderr, lone_task_notice(options.run.given.around));
   if (is_train_yaml(options, program, split.after_separator)) {
     // Both sides of a train.yaml are ours, so options may follow it as well.
     Arguments both = {program};

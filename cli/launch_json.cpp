@@ -7,6 +7,7 @@
 #include "cli/launch.h"
 #include "cli/secret.h"
 #include "launcher/network.h"
+#include "launcher/slurm/step.h"
 
 namespace mtl {
 
@@ -82,9 +83,11 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
   Json json;
   json["schema"] = "mtl.launch/1";
   json["config_file"] = text_or_null(config_file);
-  json["mode"] = request.mode == LaunchRequest::Mode::local   ? "local"
-                 : request.mode == LaunchRequest::Mode::hosts ? "hosts"
-                                                              : "member";
+  json["mode"] = request.mode == LaunchRequest::Mode::local        ? "local"
+                 : request.mode == LaunchRequest::Mode::hosts      ? "hosts"
+                 : request.mode == LaunchRequest::Mode::allocation ? "allocation"
+                                                                   : "member";
+  if (request.mode == LaunchRequest::Mode::allocation) json["srun"] = agent_step(request);
   json["settings"] = settings_json(request);
   Json decided = Json::object();
   for (const auto& [key, value] : train_settings(request.config)) decided[key] = value;
@@ -93,7 +96,7 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
   Json ranks = Json::array();
   const int port = request.master_port != 0 ? request.master_port : 29500;
   NodeLayout layout = layout_here(request, port);
-  if (request.mode != LaunchRequest::Mode::hosts) {
+  if (!request.starts_agents()) {
     std::vector<RankPlacement> placement;
     try {
       placement = place_here(request);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
+#include "cli/launch_slurm.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
@@ -46,7 +47,7 @@ JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request
                       const std::string& program, const std::vector<std::string>& arguments) {
   JobProgram job;
   job.argv = program_argv(options, program, arguments);
-  if (request.mode == LaunchRequest::Mode::hosts) {
+  if (request.starts_agents()) {
     // The interpreter that would run here, a virtual environment's too, and not what a login there
     // finds first.
     if (job.argv[0] != program) job.argv[0] = found_in_path(job.argv[0]);
@@ -66,12 +67,15 @@ std::vector<std::string> files_of(const LaunchOptions& options, const std::strin
 // Here, or the blocks of every host as far as they are known before anybody is asked.
 void dry_run(const LaunchRequest& request, const JobProgram& job) {
   const int port = request.master_port != 0 ? request.master_port : 29500;
-  if (request.mode != LaunchRequest::Mode::hosts) {
+  if (!request.starts_agents()) {
     const std::vector<RankPlacement> placement = place_here(request);
     const auto commands =
         node_commands(job, request.config, layout_here(request, port), placement, "");
     fmt::print("{}", rank_blocks(commands, placement, host_name()));
     return;
+  }
+  if (const std::string step = step_words(request); !step.empty()) {
+    fmt::print("{}, by\n  {}\n\n", request.allocation.words, step);
   }
   NodeLayout layout = layout_here(request, port);
   layout.num_nodes = static_cast<int>(request.hosts.size());
@@ -185,7 +189,7 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   job.ears.on_notice = [&](std::string_view line) {
     if (!options.quiet) say(stderr, std::string(line) + "\n");
   };
-  if (request.mode == LaunchRequest::Mode::hosts) {
+  if (request.starts_agents()) {
     console.emplace();
     job.ears.on_output = [&](int, bool is_stderr, std::string_view line) {
       console->line(is_stderr, line);
@@ -197,7 +201,7 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
   for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
-  return outcome.exit_code;
+  return continue_in_slurm(request, outcome, {});
 }
 
 }  // namespace mtl

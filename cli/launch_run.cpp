@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
+#include "cli/launch_slurm.h"
 #include "cli/plan_text.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/job.h"
+#include "launcher/slurm/chain.h"
 #include "launcher/verdict.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/plan/micro_batch.h"
@@ -32,7 +34,7 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   program.log_dir = dir + "/logs";
   program.needed_files = {dir};
   program.threads = runs_in_threads(run);
-  if (run.request.mode == LaunchRequest::Mode::hosts) {
+  if (run.request.starts_agents()) {
     program.inherited = forwarded_environment(run.request);
     program.working_directory = std::filesystem::current_path();
   }
@@ -45,6 +47,12 @@ JobProgram worker_program(const PreparedRun& run, const std::string& dir) {
   return program;
 }
 
+std::string agents_text(const LaunchRequest& request) {
+  const std::string step = step_words(request);
+  if (step.empty()) return {};
+  return fmt::format("{}, by\n  {}\n", request.allocation.words, step);
+}
+
 int dry_run(const PreparedRun& run, bool json) {
   if (json) {
     auto document = launch_json(run.request, worker_program(run, "RUN_DIR"), run.config_file);
@@ -52,7 +60,7 @@ int dry_run(const PreparedRun& run, bool json) {
     fmt::print("{}\n", document.dump(2));
     return 0;
   }
-  const bool here = run.request.mode != LaunchRequest::Mode::hosts;
+  const bool here = !run.request.starts_agents();
   const std::vector<RankPlacement> placement =
       here ? place_here(run.request) : std::vector<RankPlacement>();
   auto commands = node_commands(worker_program(run, "RUN_DIR"), run.request.config,
@@ -63,7 +71,8 @@ int dry_run(const PreparedRun& run, bool json) {
              runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
              : run.world == 1     ? "1 process"
                                   : fmt::format("{} processes, one per rank", run.world),
-             here ? rank_table(commands, placement, "here") : "", resolved_text(run.checked));
+             here ? rank_table(commands, placement, "here") : agents_text(run.request),
+             resolved_text(run.checked));
   return 0;
 }
 
@@ -140,27 +149,41 @@ class Run {
 };
 
 // The last words of the launcher, below everything that the run printed.
-int conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
+void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
   if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
     say(stderr,
         fmt::format("stopped with a complete checkpoint{}; the same command{} goes on from it\n",
                     dir.empty() ? "" : " in " + dir.string(), fresh ? " without --fresh" : ""));
-    return outcome.exit_code;
+    return;
   }
   for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
   if (outcome.exit_code != 0 && !dir.empty() && !outcome.report.empty()) {
     record_failure(dir, outcome.exit_code, outcome.report.front().what);
   }
-  return outcome.exit_code;
+}
+
+// Tasks of an array are runs of their own, also where no setting tells them apart.
+std::vector<std::string> settings_of_task(const LaunchOptions& options,
+                                          const std::string& train_yaml,
+                                          const std::vector<std::string>& given) {
+  bool used = false;
+  const Surroundings& around = options.run.given.around;
+  std::vector<std::string> settings = array_settings(given, around, used);
+  const std::string task = array_task(around);
+  if (task.empty() || used) return settings;
+  const PreparedRun run = prepare_run(options.run, train_yaml, settings);
+  std::erase_if(settings, [](const std::string& one) { return one.starts_with("run.name="); });
+  settings.push_back(fmt::format("run.name={}-{}", run.checked.resolved.spec.run.name, task));
+  return settings;
 }
 
 }  // namespace
 
 int launch_run(const LaunchOptions& options, const std::string& train_yaml,
-               const std::vector<std::string>& settings) {
-  Run run(options, train_yaml, settings);
+               const std::vector<std::string>& given_settings) {
+  Run run(options, train_yaml, settings_of_task(options, train_yaml, given_settings));
   if (!options.quiet) say(stderr, run.prepared().config_notice);
   print_warnings(run.prepared().warnings);
   if (const std::string& words = run.prepared().checked.micro_batch_words; !words.empty()) {
@@ -215,7 +238,8 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
     outcome = run_job(job);
   }
   view.close();
-  return conclude(outcome, run.dir(), options.run.fresh);
+  conclude(outcome, run.dir(), options.run.fresh);
+  return continue_in_slurm(job.request, outcome, run.dir());
 }
 
 }  // namespace mtl

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "launcher/launch_surroundings.h"
 #include "runtime/metrics/format.h"
 
 namespace mtl {
@@ -33,6 +34,7 @@ std::string config_file_notice(const LaunchConfig& file, const LaunchGiven& give
 void read_launch_environment(LaunchGiven& given) {
   Diagnostics diagnostics;
   given.environment = flags_in_environment(environ, diagnostics);
+  read_surroundings(given, diagnostics);
   diagnostics.throw_if_errors();
 }
 
@@ -137,8 +139,8 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
                         true};
     };
   }
-  // A plan may be of other machines, and so are hosts that are reached by ssh.
-  if (!request.memory && !options.plan_only && run.request.mode != LaunchRequest::Mode::hosts) {
+  // A plan may be of other machines, and so are nodes on which agents are started.
+  if (!request.memory && !options.plan_only && !run.request.starts_agents()) {
     const int nodes = std::max(1, run.request.max_nodes);
     const int here = std::max(1, (run.world + nodes - 1) / nodes);
     request.memory = [here, use_cpu = run.request.config.use_cpu] {

@@ -301,7 +301,9 @@ class Agent {
       keeper_->send({KeeperCommand::signal_workers, signal});
       return;
     }
-    const bool again = result_.interrupted;
+    if (signal == SIGUSR2) return on_time_nearly_over();
+    const bool time_over = std::exchange(time_nearly_over_, false);
+    const bool again = result_.interrupted && !time_over;
     result_.interrupted = true;
     if (!again) interrupt_signal_ = signal;
     if (options_.control) options_.control->interrupted(signal);
@@ -314,14 +316,28 @@ class Agent {
       stop(options_.grace);
     } else if (stop_signal_ == SIGKILL) {
       return;
-    } else if (stopped_by_control_ && !again) {
-      // A scheduler signals every node, and the node that was first has told us already.
+    } else if ((stopped_by_control_ || time_over) && !again) {
+      // A scheduler signals every node, and the node that was first has told us already. Or it has
+      // sent USR2 before: what comes at the end of the time is no second wish.
       notice(fmt::format("{}: {} already asked to stop (once more = kill at once)",
                          signal_name(signal), ranks_are(running())));
     } else {
       notice(fmt::format("{}: killed {}", signal_name(signal), ranks(running())));
       kill_all();
     }
+  }
+
+  // A scheduler's warning. It may come to every process of the job, and more than once: that is one
+  // request, and above us they tell all nodes of it.
+  void on_time_nearly_over() {
+    if (options_.control) return options_.control->interrupted(SIGUSR2);
+    if (std::exchange(result_.interrupted, true)) return;
+    time_nearly_over_ = true;
+    interrupt_signal_ = SIGUSR2;
+    if (running() == 0 || stop_signal_ != 0) return;
+    notice(fmt::format("SIGUSR2: asked {} to stop (up to {:.3g} s): the job's time is nearly over",
+                       ranks(running()), std::chrono::duration<double>(options_.grace).count()));
+    stop(options_.grace);
   }
 
   int control_fd() const {
@@ -438,6 +454,7 @@ class Agent {
   // ---------------------------------------------------------------------------------
 
   void conclude() {
+    result_.interrupt_signal = interrupt_signal_;
     const auto& ends = result_.ends;
     const auto all = [&](auto predicate) {
       return std::all_of(ends.begin(), ends.end(), predicate);
@@ -471,6 +488,7 @@ class Agent {
   bool stopped_by_control_ = false;                  // ... and that was not our own idea
   bool control_gone_ = false;
   bool told_not_stopped_ = false;
+  bool time_nearly_over_ = false;                  // USR2 has come, and nothing stronger after it
   std::optional<std::chrono::nanoseconds> lease_;  // as the keeper knows it
   std::optional<Clock::time_point> deadline_;
   bool gone_ = false;

@@ -87,7 +87,7 @@ class AgentControl {
   // In order of death. Also of workers that could not be started (run_agent throws then).
   virtual void ended(const WorkerEnd& end) = 0;
   // INT, TERM or HUP arrived here, for the first or a further time; the agent does what run_agent
-  // says all the same.
+  // says all the same. Or USR2: that is left to who is told here.
   virtual void interrupted(int signal) = 0;
   // When the workers have to be dead unless this moves before (CLOCK_BOOTTIME): whoever is above
   // goes on without them soon after. The keeper sees to it, even if the agent itself is stopped.
@@ -144,14 +144,17 @@ struct AgentResult {
       0;  // that of the first failing rank; 75 when every rank said so; 0 when all are done
   std::optional<WorkerEnd> first_failure;
   std::vector<WorkerEnd> ends;  // in order of death
-  bool interrupted = false;     // INT, TERM or HUP arrived
+  bool interrupted = false;     // INT, TERM, HUP or USR2 arrived
+  int interrupt_signal = 0;     // ... this one; of USR2 and another, the other
   std::chrono::system_clock::time_point started;
   std::vector<std::string> warnings;  // e.g. a log that could not be written
 };
 
 // Runs all workers to their end. While it runs, the first SIGINT / SIGTERM / SIGHUP is passed to
 // the workers as SIGTERM (finish the step, checkpoint, stop), a second one kills them at once;
-// SIGUSR1 and SIGQUIT are passed on. When one worker fails, the others get TERM, the grace, KILL.
+// SIGUSR1 and SIGQUIT are passed on. SIGUSR2 is a scheduler's warning that the time is nearly over:
+// like a first SIGTERM, but however often it comes, it does not kill, and a SIGTERM that follows is
+// a first one. When one worker fails, the others get TERM, the grace, KILL.
 // No worker and no descendant of one outlives the agent. Workers stopped on request that died of
 // it give 128 + the signal that arrived here.
 // Throws Error: exit 127 / 126 "launch.program_missing" / "launch.program_not_executable" if a

@@ -29,6 +29,7 @@ JobOutcome stopped_early(int signal, const char* what) {
   JobOutcome outcome;
   outcome.exit_code = 128 + signal;
   outcome.interrupted = true;
+  outcome.signal = signal;
   outcome.report = {
       {.code = "run.stopped", .what = what, .severity = Diagnostic::Severity::warning}};
   return outcome;
@@ -59,6 +60,16 @@ void Controller::host_failed(int position, const Diagnostic& why, Time now) {
   if (state_ == State::finished) return;
   membership_.will_not_come(position);
   gathering_.trouble(why);
+  if (state_ == State::gathering) gather(now);
+}
+
+void Controller::hosts_failed(const std::vector<int>& positions, const Diagnostic& why, Time now) {
+  if (state_ == State::finished) return;
+  for (const int position : positions) {
+    membership_.will_not_come(position);
+    gathering_.troubles_of(position, options_.membership.expected[static_cast<size_t>(position)],
+                           {why});
+  }
   if (state_ == State::gathering) gather(now);
 }
 
@@ -145,6 +156,10 @@ void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
   if (node.host.empty()) node.host = hello.host;
   if (const auto why = refusal(hello, node.host)) return refuse(link, *why, now);
   if (hello.offer) return on_join(link, *hello.offer, now);
+  if (!node.job && options_.job_of) {
+    node.job = options_.job_of(hello.host, hello.position);
+    if (node.job) node.host = node.job->host;
+  }
   if (node.job) port_.send(link, JobMessage::prepare, 0, encode(*node.job));
 }
 
@@ -383,28 +398,43 @@ milliseconds Controller::failure_grace(StopReason reason) const {
 }
 
 void Controller::interrupt(int signal, Time now) {
+  const bool again = signal != SIGUSR2 && std::exchange(interrupted_here_, true);
+  urge(signal, again, now);
+}
+
+// `again`: who asks has asked before.
+void Controller::urge(int signal, bool again, Time now) {
   if (state_ == State::finished) return;
-  const bool again = interrupt_ != 0;
-  if (!again) interrupt_ = signal;
+  const bool first = interrupt_ == 0;
+  if (first || interrupt_ == SIGUSR2) interrupt_ = signal;
   if (state_ == State::gathering) return gather(now);
-  if (again)
-    return stop(StopReason::request, "killed at once, on request", milliseconds(0), true, now);
-  stop(StopReason::request, "", options_.grace, false, now);
+  if (first) return stop(StopReason::request, "", options_.grace, false, now);
+  if (again) {
+    stop(StopReason::request, "killed at once, on request", milliseconds(0), true, now);
+  }
 }
 
 void Controller::on_interrupted(LinkId link, const InterruptedMessage& message, Time now) {
   Node& node = nodes_.at(link);
   const int signal = message.signal;
   if (node.leaving != 0) return;  // its agent knows what a second signal means
+  // USR2 is about the time of the whole job, and says nothing new when it comes again.
+  if (signal == SIGUSR2 && interrupt_ != 0) return;
+  if (signal == SIGUSR2) {
+    tell(fmt::format("SIGUSR2 arrived at {}: the job is stopped, its time is nearly over",
+                     node_text(node)));
+    return urge(signal, false, now);
+  }
   const bool again = std::exchange(node.interrupted, true);
   if (!again && may_leave(link)) return leave(link, message, now);
   // A scheduler signals every node: that is one request.
+  if (!again && interrupt_ == SIGUSR2) return urge(signal, false, now);
   if (!again && interrupt_ != 0) return;
   if (!again && options_.membership.max_nodes > 1) {
     tell(fmt::format("{}: {} arrived there, so the job is stopped", node_text(node),
                      signal_name(signal)));
   }
-  interrupt(signal, now);
+  urge(signal, again, now);
 }
 
 // Whether the job can do without this node, so that a signal there need not be the end of all.

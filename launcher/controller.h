@@ -46,6 +46,9 @@ struct ControllerOptions {
   // be fewer, and its error ends the job if not. Exit::done: there is nothing to do.
   std::function<std::optional<JobProgram>(int world, int64_t generation)> prepare;
   std::string token;  // for the workers, if the nodes do not know it
+  // What the agent on this node, of this place, is to prepare, where agents dial in instead of
+  // being expected on a link. Nothing = it is none of ours.
+  std::function<std::optional<NodeJob>(const std::string& host, int position)> job_of;
 };
 
 class ControllerPort {
@@ -68,11 +71,15 @@ class Controller {
   void expect(LinkId link, const std::string& host, const NodeJob& job);
   // A host of ours that cannot be reached; its position in MembershipOptions::expected.
   void host_failed(int position, const Diagnostic& why, Time now);
+  // The same of several, of which `why` is true without their names.
+  void hosts_failed(const std::vector<int>& positions, const Diagnostic& why, Time now);
 
   void received(LinkId link, const LinkMessage& message, std::chrono::nanoseconds clock_ahead,
                 Time now);
   void lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now);
-  // A person or a scheduler wants the job to stop; the second time at once.
+  // A person or a scheduler wants the job to stop; the second time at once. USR2 (the time is
+  // nearly over) asks for no more than that, however often it comes, and what follows it is a first
+  // time.
   void interrupt(int signal, Time now);
   // Something that the ranks are to get (USR1, QUIT).
   void pass_on(int signal);
@@ -104,6 +111,7 @@ class Controller {
   void on_problems(LinkId link, std::vector<Diagnostic> problems, Time now);
   void on_ended(Node& node, WorkerEnd end, Time now);
   void on_stopped(LinkId link, const StoppedMessage& message, Time now);
+  void urge(int signal, bool again, Time now);
   void on_interrupted(LinkId link, const InterruptedMessage& message, Time now);
   bool may_leave(LinkId link) const;
   void leave(LinkId link, const InterruptedMessage& message, Time now);
@@ -140,6 +148,7 @@ class Controller {
   // running, stopping
   GenerationEnd end_;
   int interrupt_ = 0;  // the signal
+  bool interrupted_here_ = false;
   // How the job would have ended when it was to go on with fewer nodes: that counts if it cannot.
   std::optional<JobOutcome> without_;
   std::optional<Time> stop_deadline_;

@@ -1,7 +1,11 @@
 #include "launcher/controller_loop.h"
 
 #include <algorithm>
+#include <csignal>
 #include <poll.h>
+#include <utility>
+
+#include <fmt/format.h>
 
 namespace mtl {
 
@@ -23,6 +27,32 @@ void HubPort::output(const OutputMessage& message) {
 
 void HubPort::line(const std::string& text) {
   voice_.line(text);
+}
+
+void JobSignals::hear(SignalPipe& signals, Controller& controller) {
+  for (const int signal : signals.take()) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto asked = [&](const char* more) {
+      port_.notice(fmt::format("{}: asked the job to stop (up to {:.3g} s{}", signal_name(signal),
+                               std::chrono::duration<double>(grace_).count(), more));
+    };
+    switch (signal) {
+      case SIGTSTP:
+        if (!std::exchange(told_not_stopped_, true)) port_.notice(kNotStopped);
+        break;
+      case SIGUSR1:
+      case SIGQUIT:
+        controller.pass_on(signal);
+        break;
+      case SIGUSR2:
+        if (!std::exchange(time_nearly_over_, true)) asked("): its time is nearly over");
+        controller.interrupt(signal, now);
+        break;
+      default:
+        if (++urged_ == 1) asked("; once more = kill)");
+        controller.interrupt(signal, now);
+    }
+  }
 }
 
 std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,

@@ -6,6 +6,7 @@
 
 #include "launcher/controller.h"
 #include "launcher/generation.h"
+#include "launcher/signals.h"
 #include "launcher/voice.h"
 #include "rendezvous/link.h"
 
@@ -30,6 +31,21 @@ class HubPort final : public ControllerPort {
  private:
   LinkHub& hub_;
   Voice voice_;
+};
+
+// What a launcher does with the signals that it gets while agents elsewhere run its job.
+class JobSignals {
+ public:
+  JobSignals(ControllerPort& port, std::chrono::milliseconds grace) : port_(port), grace_(grace) {}
+  void hear(SignalPipe& signals, Controller& controller);
+  int urged() const { return urged_; }  // how often it was to stop; more than twice = now
+
+ private:
+  ControllerPort& port_;
+  const std::chrono::milliseconds grace_;
+  int urged_ = 0;
+  bool told_not_stopped_ = false;
+  bool time_nearly_over_ = false;
 };
 
 // Until the controller has an outcome, or `abandon` says so (then nothing is returned). What was

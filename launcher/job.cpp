@@ -81,6 +81,7 @@ JobOutcome run_local_job(const JobOptions& options) {
     JobOutcome outcome;
     outcome.exit_code = result.exit_code;
     outcome.interrupted = result.interrupted;
+    outcome.signal = result.interrupt_signal;
     outcome.first_failure = result.first_failure;
     outcome.warnings = result.warnings;
     if (result.first_failure || result.interrupted) outcome.report = {failure_report(result)};
@@ -92,6 +93,8 @@ JobOutcome run_job(const JobOptions& options) {
   switch (options.request.mode) {
     case LaunchRequest::Mode::hosts:
       return run_hosts_job(options);
+    case LaunchRequest::Mode::allocation:
+      return run_allocation_job(options);
     case LaunchRequest::Mode::member:
       return run_member_job(options);
     case LaunchRequest::Mode::local:

@@ -20,6 +20,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/network.h"
+#include "launcher/own_program.h"
 #include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/ssh/fleet.h"
@@ -36,12 +37,6 @@ bool is_this_host(const Host& host) {
   if (!host.user.empty() || host.port != 0) return false;
   return host.name == "localhost" || host.name == "127.0.0.1" || host.name == "::1" ||
          host.name == host_name();
-}
-
-std::string own_program() {
-  char path[4096];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  return length > 0 ? std::string(path, static_cast<size_t>(length)) : "mtl";
 }
 
 std::vector<std::string> agent_arguments(const LaunchRequest& request) {
@@ -120,7 +115,8 @@ class HostsJob {
       : options_(options),
         request_(options.request),
         hub_(make_link_hub({.token = "-", .dead_after = request_.dead_after})),
-        port_(*hub_, options.ears) {}
+        port_(*hub_, options.ears),
+        heard_(port_, request_.grace) {}
 
   JobOutcome run() {
     SignalPipe signals(true);
@@ -132,13 +128,13 @@ class HostsJob {
     if (job_.token.empty()) job_.token = make_token();
 
     if (start_here(signals)) start_there();
-    std::vector<LoopSource> sources = {{signals.fd(), [&] { on_signals(signals); }}};
+    std::vector<LoopSource> sources = {{signals.fd(), [&] { heard_.hear(signals, *controller_); }}};
     if (fleet_) {
       sources.push_back({fleet_->fd(), [&] { on_fleet(); }});
       for (const Diagnostic& warning : fleet_->warnings()) port_.notice(warning.what);
     }
     std::optional<JobOutcome> outcome =
-        drive(controller, *hub_, sources, [&] { return urged_ > 2; });
+        drive(controller, *hub_, sources, [&] { return heard_.urged() > 2; });
     // The agents' streams end here, and with them whatever of the job is still there.
     hub_.reset();
     fleet_.reset();
@@ -173,8 +169,8 @@ class HostsJob {
       Fd stream;
       agents_.push_back(std::make_unique<LocalAgent>(request_, stream));
       const Magic magic = read_magic(stream.get(), signals.fd(), [&] {
-        on_signals(signals);
-        return urged_ > 0;
+        heard_.hear(signals, *controller_);
+        return heard_.urged() > 0;
       });
       if (magic == Magic::interrupted) return false;
       if (magic == Magic::did_not_come) {
@@ -230,37 +226,16 @@ class HostsJob {
     }
   }
 
-  void on_signals(SignalPipe& signals) {
-    for (const int signal : signals.take()) {
-      if (signal == SIGTSTP) {
-        if (!std::exchange(told_not_stopped_, true)) port_.notice(kNotStopped);
-        continue;
-      }
-      if (signal == SIGUSR1 || signal == SIGQUIT) {
-        controller_->pass_on(signal);
-        continue;
-      }
-      ++urged_;
-      if (urged_ == 1) {
-        port_.notice(fmt::format("{}: asked the job to stop (up to {:.3g} s; once more = kill)",
-                                 signal_name(signal),
-                                 std::chrono::duration<double>(request_.grace).count()));
-      }
-      controller_->interrupt(signal, std::chrono::steady_clock::now());
-    }
-  }
-
   const JobOptions& options_;
   const LaunchRequest& request_;
   std::unique_ptr<LinkHub> hub_;
   HubPort port_;
+  JobSignals heard_;
   Controller* controller_ = nullptr;
   NodeJob job_;
   std::vector<std::unique_ptr<LocalAgent>> agents_;
   std::unique_ptr<SshFleet> fleet_;
   std::vector<size_t> index_of_;  // the fleet's hosts in request_.hosts
-  int urged_ = 0;
-  bool told_not_stopped_ = false;
 };
 
 }  // namespace

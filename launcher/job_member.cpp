@@ -2,6 +2,7 @@
 // controller as well, in a thread beside it: machine_rank 0, or with an elastic rendezvous whoever
 // can listen at its address first.
 #include <condition_variable>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "common/quiet_threads.h"
 #include "launcher/controller_loop.h"
+#include "launcher/dial.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/network.h"
@@ -29,6 +31,7 @@ constexpr std::chrono::seconds kLastMessages{5};
 constexpr std::chrono::seconds kLastNodes{15};
 // After this a person begins to wonder why nothing happens.
 constexpr std::chrono::seconds kFirstWord{5};
+constexpr std::chrono::seconds kNextWord{30};
 
 // Of the node beside the controller, among those without one: the first, so that rank 0's output is
 // seen where the rendezvous is.
@@ -83,19 +86,31 @@ class ControllerThread {
   std::thread thread_;
 };
 
+// At the first of `ports` that nobody else has; the port. What is thrown for the last one, if all
+// are taken.
+uint16_t listen_at(LinkHub& hub, const std::string& address, const std::vector<uint16_t>& ports) {
+  for (size_t i = 0; i + 1 < ports.size(); ++i) {
+    try {
+      return hub.listen(address, ports[i]);
+    } catch (const Error& error) {
+      if (error.diagnostics().front().code != "rendezvous.port") throw;
+    }
+  }
+  return hub.listen(address, ports.back());
+}
+
 // The hub of the controller, listening; nothing if another node's process has the address.
-std::unique_ptr<LinkHub> listening_hub(const JobOptions& options,
-                                       const LinkHubOptions& hub_options) {
+// `port`: where it listens.
+std::unique_ptr<LinkHub> listening_hub(const JobOptions& options, const LinkHubOptions& hub_options,
+                                       uint16_t& port) {
   const LaunchRequest& request = options.request;
   std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
   const bool own_name = request.max_nodes > 1 && !is_loopback(request.address) &&
                         resolves_to_loopback(request.address);
+  std::vector<uint16_t> ports = {request.port};
+  ports.insert(ports.end(), request.ports.begin(), request.ports.end());
   try {
-    if (own_name) {
-      hub->listen("::", request.port);
-      return hub;
-    }
-    hub->listen(request.address, request.port);
+    port = listen_at(*hub, own_name ? "::" : request.address, ports);
     return hub;
   } catch (const Error& error) {
     if (request.elastic) return nullptr;
@@ -110,8 +125,34 @@ std::unique_ptr<LinkHub> listening_hub(const JobOptions& options,
           fmt::format("note: {} is no address of {}; it waits for the others on all that it has",
                       request.address, host_name()));
     }
-    hub->listen("::", request.port);
+    port = listen_at(*hub, "::", ports);
     return hub;
+  }
+}
+
+// Joins where it is not known which of several ports the controller could get. Other jobs may be
+// behind the rest: they refuse our token.
+LinkEvent open_link(LinkHub& hub, const JobOptions& options, uint16_t own_port) {
+  using Clock = std::chrono::steady_clock;
+  const LaunchRequest& request = options.request;
+  std::vector<DialTarget> targets;
+  if (own_port != 0) {
+    targets.push_back({request.address, own_port});
+  } else {
+    targets.push_back({request.address, request.port});
+    for (const uint16_t port : request.ports) targets.push_back({request.address, port});
+  }
+  const auto until = Clock::now() + request.join_timeout;
+  std::chrono::milliseconds patience = kFirstWord;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    LinkEvent event = dial_first(hub, targets, std::min(patience, left));
+    if (event.kind == LinkEvent::opened || Clock::now() + kFirstWord > until) return event;
+    if (options.ears.on_notice) {
+      options.ears.on_notice(
+          fmt::format("waiting for the rendezvous at {}: {}", request.address, event.reason));
+    }
+    patience = kNextWord;
   }
 }
 
@@ -123,14 +164,15 @@ JobOutcome run_member_job(const JobOptions& options) {
   if (hub_options.token.empty()) hub_options.token = "run " + request.run_id;
 
   std::optional<ControllerThread> controller;
+  uint16_t own_port = 0;
   const bool may_control = request.elastic || request.machine_rank == 0;
   if (may_control) {
-    if (std::unique_ptr<LinkHub> hub = listening_hub(options, hub_options)) {
+    if (std::unique_ptr<LinkHub> hub = listening_hub(options, hub_options, own_port)) {
       if (request.token.empty() && options.ears.on_notice) {
         options.ears.on_notice(fmt::format(
             "note: whoever reaches {} port {} and knows the run's id may join; --token_file FILE "
             "keeps others out",
-            request.address, request.port));
+            request.address, own_port));
       }
       controller.emplace(options, std::move(hub));
     }
@@ -139,11 +181,16 @@ JobOutcome run_member_job(const JobOptions& options) {
   const std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
   NodeOptions node;
   node.hub = hub.get();
-  node.redial = [&](std::chrono::milliseconds patience) {
-    return hub->connect(request.address, request.port, patience);
-  };
   node.join_timeout = request.join_timeout;
-  node.link = node.redial(std::min<std::chrono::milliseconds>(kFirstWord, request.join_timeout));
+  if (request.ports.empty()) {
+    node.redial = [&](std::chrono::milliseconds patience) {
+      return hub->connect(request.address, request.port, patience);
+    };
+    node.link = node.redial(std::min<std::chrono::milliseconds>(kFirstWord, request.join_timeout));
+  } else {
+    node.opened = open_link(*hub, options, own_port);
+    node.link = node.opened->link;
+  }
   node.version = options.version;
   node.job = node_job(options);
   if (!request.elastic) {
@@ -155,6 +202,11 @@ JobOutcome run_member_job(const JobOptions& options) {
   node.controller = fmt::format("{} port {}", request.address, request.port);
   node.on_loopback = request.max_nodes == 1 || is_loopback(request.address);
   node.ears = options.ears;
+  // As its scheduler calls this node, where the machine's own name says less.
+  if (const char* name = std::getenv("SLURMD_NODENAME"); name != nullptr && *name != '\0') {
+    node.job->host = name;
+    if (node.job->logs.host.empty()) node.job->logs.host = name;
+  }
   const NodeResult result = run_node(node);
 
   if (controller) {

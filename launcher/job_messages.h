@@ -73,6 +73,7 @@ struct HelloMessage {
   std::optional<NodeOffer> offer;
   // The leases are only safe if both sides count alike: another value than the job's is refused.
   std::chrono::milliseconds dead_after{5'000};
+  int position = -1;  // of an agent that has dialled us: its place among the nodes; else -1
 };
 struct AssignMessage {
   int node_rank = 0;

@@ -52,6 +52,15 @@ void default_signals() {
   for (int s = 1; s < NSIG; ++s) sigaction(s, &action, nullptr);
 }
 
+// SLURM sends its warning to every process of a step, and its default is death. The agent has heard
+// it and asks the workers to stop; those that want to hear it themselves take it.
+void ignore_slurm_warning() {
+  if (std::getenv("SLURM_JOB_ID") == nullptr) return;
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGUSR2, &action, nullptr);
+}
+
 // --- in the worker, between fork and execve
 // -------------------------------------------------------
 
@@ -90,6 +99,7 @@ struct Moves {  // descriptor in the worker <- here
             launch.nodes.size() * 8 * sizeof(long) + 1);
   }
   if (error == 0) {
+    ignore_slurm_warning();
     sigset_t none;  // the handlers are the keeper's: the system's
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);

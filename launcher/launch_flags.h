@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "rendezvous/surroundings.h"
 
 namespace mtl {
 
@@ -94,6 +95,7 @@ struct LaunchGiven {
       {};  // what a scheduler has told this process: see rendezvous/surroundings.h
   FlagValues environment = {};
   FlagValues flags = {};
+  Surroundings around = {};  // what the surroundings' settings are made from
 };
 
 }  // namespace mtl

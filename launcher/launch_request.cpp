@@ -35,6 +35,7 @@ std::string canonical_value(const LaunchFlag& flag, const std::string& text) {
 }
 
 LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
+  r_.allocation = given.around;
   apply_file();
   apply(given.train_yaml, kTrainYaml);
   apply(given.surroundings, kSurroundings);

@@ -15,14 +15,16 @@
 #include "launcher/launch_config.h"
 #include "launcher/launch_flags.h"
 #include "launcher/placement.h"
+#include "rendezvous/surroundings.h"
 
 namespace mtl {
 
 struct LaunchRequest {
   enum class Mode {
-    local,   // all ranks here
-    hosts,   // this process starts an agent on every host (ssh; localhost without)
-    member,  // the same command is typed on every node, and this is one of them
+    local,       // all ranks here
+    hosts,       // this process starts an agent on every host (ssh; localhost without)
+    allocation,  // the same by srun, on the nodes of the SLURM job that this process is in
+    member,      // the same command is typed on every node, and this is one of them
   };
   Mode mode = Mode::local;
   LaunchConfig config;  // merged: what the workers' environment is made from
@@ -35,7 +37,10 @@ struct LaunchRequest {
   static constexpr int kPerCore = -2;  // as many as it has cores
   bool need_gpu = false;               // fewer GPUs than ranks is an error
 
-  std::vector<Host> hosts;  // mode hosts
+  std::vector<Host> hosts;  // mode hosts; mode allocation: its nodes, beyond max_nodes as spares
+  Surroundings allocation;  // what this process runs in, whatever the mode
+  // Whether agents are started elsewhere, from here.
+  bool starts_agents() const { return mode == Mode::hosts || mode == Mode::allocation; }
   int min_nodes = 1;
   int max_nodes = 1;
 
@@ -44,6 +49,7 @@ struct LaunchRequest {
   int machine_rank = 0;
   std::string address = "127.0.0.1";  // of the rendezvous: main_process_ip or rdzv_endpoint
   uint16_t port = 0;
+  std::vector<uint16_t> ports;  // others where it may be, if that one is taken; all are tried
 
   // For the workers' own meeting (MASTER_PORT); 0 = a free one, reserved until they have it.
   uint16_t master_port = 0;

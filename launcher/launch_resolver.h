@@ -84,6 +84,8 @@ class LaunchResolver {
   // ---- what follows from all layers together
   void finish_engine();
   void finish_hosts();
+  bool wants_allocation() const;
+  void finish_allocation();
   void finish_nodes();
   void finish_counts();
   void finish_layout();

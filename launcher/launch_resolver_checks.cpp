@@ -69,6 +69,12 @@ void LaunchResolver::finish_engine() {
 }
 
 void LaunchResolver::finish_hosts() {
+  if (r_.via == "local" && !standalone_.said()) standalone_.set(true, kFlags, "--via local");
+  if (wants_allocation()) {
+    hosts_ = {};
+    hostfile_ = {};
+    return finish_allocation();
+  }
   // DeepSpeed's own name for it counts where DeepSpeed does.
   if (const auto file = r_.config.plugins.find("deepspeed_hostfile");
       file != r_.config.plugins.end() && r_.config.distributed_type == "DEEPSPEED" &&
@@ -78,7 +84,8 @@ void LaunchResolver::finish_hosts() {
   if (standalone_.said()) {
     const int layer = standalone_.layer;
     if (hosts_.layer >= layer || hostfile_.layer >= layer) {
-      conflict("--standalone means one machine, and hosts are given", "leave one of them out");
+      conflict(standalone_.origin + " means one machine, and hosts are given",
+               "leave one of them out");
     }
     return;
   }
@@ -108,7 +115,7 @@ void LaunchResolver::finish_hosts() {
 void LaunchResolver::finish_nodes() {
   if (standalone_.said() && nodes_.layer >= standalone_.layer && nodes_.layer > kFile &&
       nodes_.value.max > 1) {
-    conflict(fmt::format("--standalone means one machine, and {} says {}", nodes_.origin,
+    conflict(fmt::format("{} means one machine, and {} says {}", standalone_.origin, nodes_.origin,
                          nodes_.value.max),
              "leave one of them out");
   }
@@ -122,7 +129,7 @@ void LaunchResolver::finish_nodes() {
                            hosts),
                "leave the number out, or name as many");
     }
-  } else if (!standalone_.said()) {
+  } else if (r_.mode != LaunchRequest::Mode::allocation && !standalone_.said()) {
     r_.min_nodes = nodes_.value.min;
     r_.max_nodes = nodes_.value.max;
     if (r_.max_nodes > 1) r_.mode = LaunchRequest::Mode::member;
@@ -139,7 +146,7 @@ void LaunchResolver::finish_nodes() {
 }
 
 void LaunchResolver::finish_counts() {
-  const bool hosts = r_.mode == LaunchRequest::Mode::hosts;
+  const bool hosts = r_.starts_agents();
   const int nodes = std::max(r_.max_nodes, 1);
   // The stronger one counts; of the same layer, both.
   if (total_.said() && per_node_.said() && total_.layer != per_node_.layer) {
@@ -303,12 +310,15 @@ void LaunchResolver::finish_meeting() {
          fmt::format("{} machines, and nobody says which one this is", r_.max_nodes),
          "add --machine_rank: 0 here, 1 on the next machine, ...");
   }
-  if (machine_rank_.said() && r_.mode != LaunchRequest::Mode::hosts && !r_.elastic &&
+  if (machine_rank_.said() && !r_.starts_agents() && !r_.elastic &&
       r_.machine_rank >= r_.max_nodes) {
     fail("launch.machine_rank",
          fmt::format("machine_rank {} ({}) does not exist with {} machine{}", r_.machine_rank,
                      machine_rank_.origin, r_.max_nodes, r_.max_nodes == 1 ? "" : "s"),
          fmt::format("ranks count from 0 to {}", r_.max_nodes - 1));
+  }
+  if (member && port_.layer == kSurroundings && !endpoint_.said()) {
+    for (const int other : r_.allocation.ports) r_.ports.push_back(static_cast<uint16_t>(other));
   }
   r_.config.machine_rank = r_.machine_rank;
   r_.config.main_process_ip = host;

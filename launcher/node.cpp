@@ -96,7 +96,7 @@ class SignalsHeld {
   static sigset_t signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
     return set;
   }
   const sigset_t before_;
@@ -129,6 +129,7 @@ class Node {
 
   NodeResult run() {
     const SignalsHeld held;
+    if (options_.opened) on_event(*options_.opened);
     while (!result_) {
       if (assign_) {
         run_assigned();
@@ -279,9 +280,10 @@ class Node {
 
   void hello() {
     HelloMessage message{.version = options_.version,
-                         .host = host_name(),
+                         .host = options_.host.empty() ? host_name() : options_.host,
                          .offer = {},
-                         .dead_after = hub_.dead_after()};
+                         .dead_after = hub_.dead_after(),
+                         .position = options_.position};
     if (options_.job) {
       job_ = *options_.job;
       prepare();

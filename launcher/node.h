@@ -19,10 +19,15 @@ namespace mtl {
 struct NodeOptions {
   LinkHub* hub = nullptr;
   LinkId link = 0;
+  // That the link has opened, if its owner has taken the event from the hub already.
+  std::optional<LinkEvent> opened;
   std::string version;
   // The job, if it was typed here; else the controller sends it.
   std::optional<NodeJob> job;
   int rank = -1;  // machine_rank
+  // How this node calls itself and where it stands among the others, where its scheduler says so.
+  std::string host;   // "" = by its own name
+  int position = -1;
   // Where the rendezvous is, for what is said while it does not answer.
   std::string controller;
   // Dials it again, where `link` was dialled: the attempts are short, so that their reasons can be

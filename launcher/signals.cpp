@@ -40,7 +40,7 @@ SignalPipe::SignalPipe(bool holds_others) {
   }
   sigset_t watched;
   sigemptyset(&watched);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGTSTP}) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
     if (signal == SIGTSTP && !holds_others) continue;
     Previous previous{signal, {}};
     sigaction(signal, nullptr, &previous.action);
@@ -72,6 +72,13 @@ std::vector<int> SignalPipe::take() {
     signals.insert(signals.end(), bytes, bytes + got);
   }
   return signals;
+}
+
+void hold_usr2() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR2);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 std::string signal_name(int signal) {

@@ -35,6 +35,10 @@ class SignalPipe {
   sigset_t mask_;  // of the thread that made it
 };
 
+// Has SIGUSR2 wait until somebody takes it, instead of ending this process: a scheduler sends it to
+// every process of a job, also to one that has just begun. Before threads are made.
+void hold_usr2();
+
 // What is said when SIGTSTP is not obeyed.
 inline constexpr const char* kNotStopped =
     "SIGTSTP (Ctrl-Z) is ignored: a launcher that stands still looks to the other machines like a "

@@ -92,6 +92,7 @@ Verdict judge(const GenerationEnd& end) {
   Verdict verdict;
   JobOutcome& outcome = verdict.outcome;
   outcome.interrupted = end.interrupt != 0;
+  outcome.signal = end.interrupt;
   outcome.warnings = end.warnings;
   if (!end.errors.empty()) {
     verdict.reason = Verdict::Reason::problem;

@@ -18,6 +18,7 @@ namespace mtl {
 struct JobOutcome {
   int exit_code = 0;
   bool interrupted = false;
+  int signal = 0;  // ... by this one; of USR2 (the time is nearly over) and another, the other
   // The headline; warnings if nothing failed. Empty = all is done.
   std::vector<Diagnostic> report;
   std::vector<std::string> warnings;
@@ -25,8 +26,8 @@ struct JobOutcome {
   std::optional<WorkerEnd> first_failure;
 };
 
-// Whether the rank that failed first had too little memory: it says so (exit code 5), or the kernel's
-// out-of-memory killer struck.
+// Whether the rank that failed first had too little memory: it says so (exit code 5), or the
+// kernel's out-of-memory killer struck.
 bool ran_out_of_memory(const JobOutcome& outcome);
 
 struct NodeLoss {

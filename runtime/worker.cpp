@@ -1,6 +1,7 @@
 #include "runtime/worker.h"
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <numeric>
@@ -8,6 +9,7 @@
 #include <signal.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -46,17 +48,29 @@ std::atomic<bool> checkpoint_requested{false};
 // Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
 // the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
 // and an alarm). Before any other thread is made, for they inherit what is blocked.
+//
+// A scheduler may signal every process of a job: this one, and the launcher above it, which asks in
+// its turn. That is one request, so those of the parent and of everybody else are counted apart,
+// and only the second of somebody else is one that does not negotiate (a launcher that will not
+// wait kills). USR2 is a scheduler's warning that time is nearly over: never more than a request.
 void receive_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&set, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGUSR2, SIG_DFL);  // under SLURM it is ignored until somebody is here to take it
   std::thread([set] {
-    for (int signal = 0; sigwait(&set, &signal) == 0;) {
+    siginfo_t info;
+    bool asked = false;  // by somebody other than the parent
+    for (int signal = 0; (signal = sigwaitinfo(&set, &info)) > 0 || errno == EINTR;) {
+      if (signal <= 0) continue;
       if (signal == SIGUSR1) {
         checkpoint_requested = true;
-      } else if (stop_requested.exchange(true)) {
-        // The second request to stop is not negotiable.
+        continue;
+      }
+      stop_requested = true;
+      if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
+      if (std::exchange(asked, true)) {
         ::signal(signal, SIG_DFL);
         pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
         raise(signal);

@@ -1,0 +1,148 @@
+#include "cli/launch_slurm.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "cli/launch.h"
+#include "common/terminal.h"
+#include "launcher/launch_surroundings.h"
+#include "launcher/shell_word.h"
+#include "launcher/signals.h"
+#include "launcher/slurm/chain.h"
+#include "launcher/slurm/step.h"
+#include "runtime/checkpoint/step_dirs.h"
+
+namespace mtl {
+
+namespace {
+
+int count_of(const char* list) {
+  if (list == nullptr || *list == '\0') return 0;
+  return 1 + static_cast<int>(std::count(list, list + std::string_view(list).size(), ','));
+}
+
+// Where the run would go on; 0 = from its beginning.
+int64_t last_step(const std::filesystem::path& run_dir) {
+  try {
+    for (const StepDir& saved : step_dirs(run_dir / "checkpoints")) {
+      if (saved.name.is_checkpoint() && std::filesystem::exists(saved.path / "COMMITTED")) {
+        return saved.name.step;
+      }
+    }
+  } catch (const std::filesystem::filesystem_error&) {
+    // no checkpoint yet
+  }
+  return 0;
+}
+
+}  // namespace
+
+StepShare share_step(const LaunchGiven& given) {
+  StepShare share;
+  if (!shares_node(given)) return share;
+  const Surroundings::Task& task = *given.around.task;
+  if (task.local_rank > 0) {
+    stand_by(given.around);
+    share.stands_by = true;
+    return share;
+  }
+  share.lead.emplace(given.around);
+  const int seen = count_of(std::getenv("CUDA_VISIBLE_DEVICES"));
+  if (!is_on(given, "cpu") && seen > 0 && seen < task.local_world &&
+      given.around.gpus_per_node >= task.local_world) {
+    throw Error(
+        Exit::config,
+        {.code = "slurm.tasks",
+         .what =
+             fmt::format("{}: srun has started {} tasks on this node and given the first one "
+                         "{} of its {} GPUs, so it cannot start the ranks of all",
+                         given.around.words, task.local_world, seen, given.around.gpus_per_node),
+         .help = fmt::format("one task per node: #SBATCH --ntasks-per-node=1 --gpus-per-node={0}, "
+                             "then srun mtl launch ... (or srun --ntasks-per-node=1 "
+                             "--gpus-per-node={0})",
+                             given.around.gpus_per_node)});
+  }
+  return share;
+}
+
+std::string lone_task_notice(const Surroundings& around) {
+  const char* nodes = std::getenv("SLURM_JOB_NUM_NODES");
+  if (around.launcher != Launcher::slurm || !around.task || around.task->world != 1) return {};
+  if (nodes == nullptr || std::atoi(nodes) <= 1) return {};
+  return fmt::format(
+      "note: this is the only task of {}, so the run stays on this node; the job has {}: without "
+      "srun in front, or with srun --ntasks-per-node=1, it takes them all\n",
+      around.words, nodes);
+}
+
+std::vector<std::string> array_settings(const std::vector<std::string>& settings,
+                                        const Surroundings& around, bool& used) {
+  used = false;
+  const std::string task = array_task(around);
+  if (task.empty()) return settings;
+  std::vector<std::string> all = settings;
+  for (std::string& setting : all) {
+    for (size_t at = setting.find('='); (at = setting.find("%a", at)) != std::string::npos;) {
+      setting.replace(at, 2, task);
+      at += task.size();
+      used |= setting.starts_with("run.name=") || setting.starts_with("run.dir=");
+    }
+  }
+  return all;
+}
+
+int continue_in_slurm(const LaunchRequest& request, const JobOutcome& outcome,
+                      const std::filesystem::path& run_dir) {
+  const Surroundings& around = request.allocation;
+  const int code = outcome.exit_code;
+  if (code != static_cast<int>(Exit::requeue) || around.launcher != Launcher::slurm ||
+      !around.batch || around.task) {
+    return code;
+  }
+  const auto chosen = request.slurm.find("chain");
+  const std::string kind =
+      chosen != request.slurm.end() && !chosen->second.empty() ? chosen->second.back() : "requeue";
+  if (kind == "none") return code;
+  if (outcome.signal != 0 && outcome.signal != SIGUSR2) {
+    say(stderr, fmt::format("{}: the job is not continued by mtl (SIGUSR2 would have done that)\n",
+                            signal_name(outcome.signal)));
+    return code;
+  }
+  const bool color = inspect_terminal(STDERR_FILENO).color;
+  if (!run_dir.empty()) {
+    const int64_t step = last_step(run_dir);
+    const int jobs = jobs_at_step(run_dir / "chain.jsonl", around.job_id, step);
+    if (jobs >= kIdleJobs) {
+      say(stderr,
+          render({.code = "slurm.no_progress",
+                  .what = fmt::format("{} jobs in a row have ended at step {} of {}: nothing is "
+                                      "continued any more",
+                                      jobs, step, run_dir.string()),
+                  .help = "a job has to be long enough for a start and some steps: more time, or "
+                          "a later signal (#SBATCH --signal=B:USR2@SECONDS); submitting it again "
+                          "goes on"},
+                 color));
+      return static_cast<int>(Exit::run_failed);
+    }
+  }
+  const char* script = std::getenv("MTL_JOB_SCRIPT");
+  const ChainLink link = continue_job(around, kind, script != nullptr ? script : "");
+  if (!link.words.empty()) say(stderr, link.words + "\n");
+  if (link.trouble) say(stderr, render(*link.trouble, color));
+  return code;
+}
+
+std::string step_words(const LaunchRequest& request) {
+  if (request.mode != LaunchRequest::Mode::allocation) return {};
+  std::string text;
+  for (const std::string& word : agent_step(request)) {
+    if (!text.empty()) text += ' ';
+    text += shell_word(word);
+  }
+  return text;
+}
+
+}  // namespace mtl

@@ -1,0 +1,62 @@
+// What the SLURM job that this process is in decides of a launch: which nodes, how many ranks on
+// each. Weaker than what was said by flags and variables, stronger than files.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "launcher/launch_resolver.h"
+
+namespace mtl {
+
+// Whether agents are to be started on the nodes of the allocation. Who names hosts, or what only a
+// command has that is typed on every node, wants it otherwise.
+bool LaunchResolver::wants_allocation() const {
+  const Surroundings& around = r_.allocation;
+  const bool otherwise = standalone_.said() || hosts_.layer > kSurroundings ||
+                         hostfile_.layer > kSurroundings || machine_rank_.layer > kSurroundings ||
+                         endpoint_.layer > kSurroundings;
+  return around.is_allocation() && !around.node_names.empty() && r_.via.empty() && !otherwise;
+}
+
+void LaunchResolver::finish_allocation() {
+  const Surroundings& around = r_.allocation;
+  const bool said = per_node_.layer > kSurroundings || total_.layer > kSurroundings;
+  const std::vector<int>& tasks = around.tasks_per_node;
+  const bool even =
+      std::all_of(tasks.begin(), tasks.end(), [&](int count) { return count == tasks.front(); });
+  if (!said && around.gpus_per_node > 0 && !r_.config.use_cpu) {
+    per_node_.set(around.gpus_per_node, kSurroundings, "the job's GPUs per node");
+  } else if (!said && !tasks.empty() && even && tasks.front() > 1) {
+    per_node_.set(tasks.front(), kSurroundings, "SLURM_TASKS_PER_NODE");
+  }
+  // The script of sbatch is on the job's first node; where that is the only one, nothing has to be
+  // started elsewhere.
+  const bool contained = r_.slurm.count("container") > 0;
+  if (around.node_names.size() == 1 && around.batch && !contained) {
+    if (nodes_.layer <= kSurroundings) nodes_ = {};
+    return;
+  }
+  r_.mode = LaunchRequest::Mode::allocation;
+  for (size_t i = 0; i < around.node_names.size(); ++i) {
+    Host host;
+    host.name = around.node_names[i];
+    if (!said && !per_node_.said() && !even && i < tasks.size()) host.slots = tasks[i];
+    r_.hosts.push_back(std::move(host));
+  }
+  const int nodes = static_cast<int>(r_.hosts.size());
+  r_.min_nodes = r_.max_nodes = nodes;
+  // A file says what a person has at home; the machines here are the scheduler's.
+  if (!nodes_.said() || nodes_.layer == kFile) return;
+  if (nodes_.value.min > nodes) {
+    return fail("launch.nodes",
+                fmt::format("{} asks for {} nodes, and {} has {}", nodes_.origin, nodes_.value.min,
+                            around.words, nodes),
+                fmt::format("#SBATCH --nodes={}, or leave the number out", nodes_.value.min));
+  }
+  r_.min_nodes = nodes_.value.min;
+  r_.max_nodes = std::min(nodes_.value.max, nodes);
+  // Nodes that an elastic job does not need at first wait in case that one is lost.
+  if (r_.min_nodes == r_.max_nodes) r_.hosts.resize(static_cast<size_t>(r_.max_nodes));
+}
+
+}  // namespace mtl

@@ -1,0 +1,133 @@
+#include "launcher/slurm/step.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "launcher/launch_resolver.h"
+#include "launcher/own_program.h"
+
+namespace mtl {
+
+namespace {
+
+const std::vector<std::string>& texts_of(const LaunchRequest& request, const std::string& name) {
+  static const std::vector<std::string> none;
+  const auto found = request.slurm.find(name);
+  return found != request.slurm.end() ? found->second : none;
+}
+
+std::string text_of(const LaunchRequest& request, const std::string& name) {
+  const std::vector<std::string>& texts = texts_of(request, name);
+  return texts.empty() ? "" : texts.back();
+}
+
+// The mounts as given, and the working directory unless one of them has it: the agent and its ranks
+// start there.
+std::vector<std::string> mounts_of(const LaunchRequest& request, const std::string& folder) {
+  std::vector<std::string> mounts;
+  for (const std::string& text : texts_of(request, "container_mounts")) {
+    for (std::string& mount : split_words(text, ',')) mounts.push_back(std::move(mount));
+  }
+  const bool there = std::any_of(mounts.begin(), mounts.end(), [&](const std::string& mount) {
+    const std::vector<std::string> parts = split_words(mount, ':');
+    const std::string& inside = parts.size() > 1 ? parts[1] : parts[0];
+    return folder == inside || inside == "/" || folder.starts_with(inside + "/");
+  });
+  if (!there && !folder.empty()) mounts.push_back(folder + ":" + folder);
+  return mounts;
+}
+
+void add_container(const LaunchRequest& request, const std::string& folder,
+                   std::vector<std::string>& options, std::vector<std::string>& command) {
+  const std::string image = text_of(request, "container");
+  if (image.empty()) return;
+  std::string runtime = text_of(request, "container_runtime");
+  if (runtime.empty() || runtime == "enroot") runtime = "pyxis";
+  const std::vector<std::string> mounts = mounts_of(request, folder);
+  if (runtime == "pyxis") {
+    options.push_back("--container-image=" + image);
+    if (!mounts.empty()) {
+      options.push_back(fmt::format("--container-mounts={}", fmt::join(mounts, ",")));
+    }
+    if (!folder.empty()) options.push_back("--container-workdir=" + folder);
+    return;
+  }
+  if (runtime != "apptainer" && runtime != "singularity") {
+    throw Error(Exit::config,
+                {.code = "slurm.value",
+                 .what = fmt::format("container_runtime '{}' is none that mtl can start", runtime),
+                 .help = "pyxis, apptainer or singularity"});
+  }
+  command = {runtime, "exec"};
+  if (!request.config.use_cpu) command.push_back("--nv");
+  for (const std::string& mount : mounts) command.insert(command.end(), {"--bind", mount});
+  if (!folder.empty()) command.insert(command.end(), {"--pwd", folder});
+  command.push_back(image);
+}
+
+}  // namespace
+
+std::vector<std::string> srun_arguments(const LaunchRequest& request, const std::string& folder,
+                                        const std::vector<std::string>& agent) {
+  const Surroundings& around = request.allocation;
+  const size_t nodes = request.hosts.size();
+  std::vector<std::string> argv = {"srun", fmt::format("--nodes={}", nodes),
+                                   fmt::format("--ntasks={}", nodes), "--ntasks-per-node=1"};
+  if (around.nodes > static_cast<int>(nodes)) {
+    std::vector<std::string> names;
+    for (const Host& host : request.hosts) names.push_back(host.name);
+    argv.push_back(fmt::format("--nodelist={}", fmt::join(names, ",")));
+  }
+  if (around.cpus_per_node > 0) {
+    argv.push_back(fmt::format("--cpus-per-task={}", around.cpus_per_node));
+  }
+  if (around.gpus_per_node > 0) {
+    argv.push_back(fmt::format("--gpus-per-node={}", around.gpus_per_node));
+  }
+  // srun's own idea of failures would be the second one beside the controller's. Where the job may
+  // go on with fewer nodes, srun must not end the others because of one.
+  if (request.min_nodes < static_cast<int>(nodes)) {
+    argv.insert(argv.end(), {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"});
+  } else {
+    argv.emplace_back("--kill-on-bad-exit=1");
+  }
+  argv.insert(argv.end(), {"--mpi=none", "--unbuffered", "--export=ALL"});
+  std::vector<std::string> command;
+  add_container(request, folder, argv, command);
+  const std::vector<std::string>& more = texts_of(request, "srun");
+  argv.insert(argv.end(), more.begin(), more.end());
+  argv.insert(argv.end(), command.begin(), command.end());
+  argv.insert(argv.end(), agent.begin(), agent.end());
+  return argv;
+}
+
+std::vector<std::string> agent_step(const LaunchRequest& request) {
+  const std::string program = !request.remote_program.empty()          ? request.remote_program
+                              : !text_of(request, "container").empty() ? "mtl"
+                                                                       : own_program();
+  std::error_code ignored;
+  return srun_arguments(
+      request, std::filesystem::current_path(ignored).string(),
+      {program, "agent", "--connect", "--dead_after",
+       fmt::format("{}", static_cast<double>(request.dead_after.count()) / 1000)});
+}
+
+const std::vector<std::string>& srun_variables() {
+  static const std::vector<std::string> names = {
+      "SLURM_NTASKS",          "SLURM_NPROCS",       "SLURM_NTASKS_PER_NODE",
+      "SLURM_NTASKS_PER_GPU",  "SLURM_NNODES",       "SLURM_NTASKS_PER_SOCKET",
+      "SLURM_CPUS_PER_TASK",   "SLURM_CPUS_PER_GPU", "SLURM_TRES_PER_TASK",
+      "SLURM_GPUS_PER_TASK",   "SLURM_GPUS",         "SLURM_GPUS_PER_NODE",
+      "SLURM_DISTRIBUTION",    "SLURM_EXPORT_ENV",   "SLURM_KILL_BAD_EXIT",
+      "SLURM_NO_KILL",         "SLURM_WAIT",         "SLURM_MPI_TYPE",
+      "SLURM_NTASKS_PER_CORE", "SLURM_LABELIO",      "SLURM_EXCLUSIVE",
+      "SLURM_STEP_GRES",       "SLURM_GPU_BIND",     "SLURM_CPU_BIND",
+      "SLURM_STDINMODE",       "SLURM_STDOUTMODE",   "SLURM_STDERRMODE",
+      "SLURM_ARBITRARY",       "SLURM_MULTI_PROG"};
+  return names;
+}
+
+}  // namespace mtl

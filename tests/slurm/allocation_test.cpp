@@ -1,0 +1,134 @@
+// mtl launch inside a SLURM job: what it sees there, and that it runs on all of its nodes.
+#include <csignal>
+
+#include <doctest/doctest.h>
+
+#include "slurm/slurm_run.h"
+
+using namespace mtl::test;
+using std::chrono::seconds;
+
+namespace {
+
+// By hand, on one machine: the same layout.
+std::map<int, std::string> local_losses(const Slurm& slurm, const std::string& name, int ranks) {
+  const CommandEnd end = slurm.run(
+      {kMtl, "launch", "--num_processes", std::to_string(ranks), "train.yaml", "run.name=" + name});
+  CAPTURE(end.err);
+  REQUIRE(end.code == 0);
+  return losses(slurm, name);
+}
+
+}  // namespace
+
+TEST_CASE("a char model trains on four nodes of an sbatch job as it does locally") {
+  REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
+  const Slurm slurm(4);
+  write_recipe(slurm, 6);
+  const auto wanted = local_losses(slurm, "local", 8);
+  REQUIRE(wanted.size() == 6);
+  const std::string job =
+      submit(slurm, "job.sh", {"-N4"},
+             "exec " + kMtl + " launch --nproc_per_node 2 train.yaml run.name=job");
+  CHECK(slurm.reaches(job, {"COMPLETED", "FAILED"}));
+  const std::string said = file_text(slurm.work() / "job.sh.out");
+  CAPTURE(said);
+  CHECK(slurm.state(job) == "COMPLETED");
+  CHECK(losses(slurm, "job") == wanted);
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("salloc and a program see every node once and MASTER_ADDR is one for all") {
+  const Slurm slurm(4);
+  write_text(slurm, "show.sh",
+             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE group=$GROUP_RANK "
+             "on=$SLURMD_NODENAME master=$MASTER_ADDR:$MASTER_PORT step=$SLURM_STEP_ID\n");
+  const CommandEnd end = slurm.run({"salloc", "-N3", "--ntasks-per-node=2", kMtl, "launch", "--tee",
+                                    "3", "--", "sh", "show.sh"});
+  CAPTURE(end.out);
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  for (int rank = 0; rank < 6; ++rank) {
+    const std::string line = "rank=" + std::to_string(rank) +
+                             "/6 local=" + std::to_string(rank % 2) +
+                             "/2 group=" + std::to_string(rank / 2) + " on=n" +
+                             std::to_string(rank / 2 + 1) + " master=";
+    CHECK(has(end.out, line));
+  }
+  CHECK(has(end.out, "n1:0| "));  // people know the nodes by SLURM's names
+  CHECK_FALSE(has(end.out, "step=0"));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("GPUs of the allocation give the ranks and explicit flags win") {
+  const Slurm slurm(4);
+  const auto dry = [&](std::vector<std::string> flags) {
+    std::vector<std::string> argv = {"salloc", "-Q",     "-N2",       "--gpus-per-node=4",
+                                     kMtl,     "launch", "--dry-run", "--json"};
+    argv.insert(argv.end(), flags.begin(), flags.end());
+    argv.insert(argv.end(), {"--", "true"});
+    const CommandEnd end = slurm.run(argv);
+    CAPTURE(end.err);
+    REQUIRE(end.code == 0);
+    return json::parse(end.out);
+  };
+  const json plain = dry({});
+  CHECK(plain["mode"] == "allocation");
+  CHECK(plain["ranks"].size() == 8);
+  const std::string srun = plain["srun"].dump();
+  for (const char* option : {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4",
+                             "--kill-on-bad-exit=1", "--mpi=none", "--unbuffered"}) {
+    CHECK_MESSAGE(has(srun, option), srun);
+  }
+  CHECK(dry({"--nproc_per_node", "3"})["ranks"].size() == 6);
+  CHECK(dry({"--cpu"})["ranks"].size() == 2);
+  CHECK(dry({"--num_machines", "1", "--nproc_per_node", "2"})["ranks"].size() == 2);
+  CHECK(dry({"--standalone", "--nproc_per_node", "2"})["mode"] == "local");
+  CHECK(dry({"--via", "local", "--nproc_per_node", "2"})["mode"] == "local");
+  CHECK(dry({"--hosts", "a,b"})["mode"] == "hosts");
+  const json elastic = dry({"--nnodes", "1:2"});
+  CHECK(has(elastic["srun"].dump(), "--no-kill"));
+  CHECK(has(elastic["srun"].dump(), "--kill-on-bad-exit=0"));
+  const CommandEnd many =
+      slurm.run({"salloc", "-Q", "-N2", kMtl, "launch", "--num_machines", "3", "--", "true"});
+  CHECK(many.code == 3);
+  CHECK(has(many.err, "#SBATCH --nodes=3"));
+}
+
+TEST_CASE("what a rank says and how it ends comes back from the nodes") {
+  const Slurm slurm(2);
+  write_text(slurm, "fail.sh", "[ $RANK = 1 ] || sleep 30\necho no such luck >&2\nexit 42\n");
+  const CommandEnd end = slurm.run({"salloc", "-N2", kMtl, "launch", "--", "sh", "fail.sh"});
+  CAPTURE(end.err);
+  CHECK(end.code == 42);
+  CHECK(has(end.err, "n2"));
+  CHECK(has(end.err, "no such luck"));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("srun that cannot start the agents is quoted") {
+  const Slurm slurm(2);
+  const CommandEnd missing = slurm.run(
+      {"salloc", "-N2", kMtl, "launch", "--remote_program", "/nowhere/mtl", "--", "true"});
+  CAPTURE(missing.err);
+  CHECK(missing.code == 4);
+  CHECK(has(missing.err, "slurm.srun"));
+  CHECK(has(missing.err, "/nowhere/mtl"));
+  CHECK(has(missing.err, "same path on every node"));
+  const CommandEnd option =
+      slurm.run({"salloc", "-N2", kMtl, "launch", "--slurm_srun=--no-such-option", "--", "true"});
+  CHECK(option.code == 4);
+  CHECK(has(option.err, "no-such-option"));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("the token is in no argument and in no variable") {
+  const Slurm slurm(2);
+  write_text(slurm, "look.sh",
+             "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -ao 'agent --connect "
+             "[^/]*' | head -1\nenv | grep -ci token\n");
+  const CommandEnd end = slurm.run({"salloc", "-N2", kMtl, "launch", "--", "sh", "look.sh"});
+  CAPTURE(end.out);
+  CHECK(has(end.out, "agent --connect --dead_after 5"));
+  CHECK(has(end.out, "\n0\n"));
+}

@@ -1,0 +1,90 @@
+// mtl launch as a task of srun: one on every node, or several of which one leads.
+#include <doctest/doctest.h>
+
+#include "slurm/slurm_run.h"
+
+using namespace mtl::test;
+using std::chrono::seconds;
+
+namespace {
+
+const char* const kShow =
+    "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE on=$SLURMD_NODENAME\n";
+
+// Every rank once, in order of the nodes.
+void check_ranks(const std::string& out, int nodes, int each) {
+  for (int rank = 0; rank < nodes * each; ++rank) {
+    CHECK_MESSAGE(has(out, "rank=" + std::to_string(rank) + "/" + std::to_string(nodes * each) +
+                               " local=" + std::to_string(rank % each) + "/" +
+                               std::to_string(each) + " on=n" + std::to_string(rank / each + 1)),
+                  out);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("one task of srun on every node is a job without further words") {
+  REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
+  const Slurm slurm(4);
+  write_text(slurm, "show.sh", kShow);
+  const CommandEnd end = slurm.run({"srun", "-N4", "--ntasks-per-node=1", kMtl, "launch",
+                                    "--nproc_per_node", "2", "--tee", "3", "--", "sh", "show.sh"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  check_ranks(end.out, 4, 2);
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("two tasks of srun on every node are two ranks") {
+  const Slurm slurm(3);
+  write_text(slurm, "show.sh", kShow);
+  const CommandEnd end = slurm.run(
+      {"srun", "-N3", "--ntasks-per-node=2", kMtl, "launch", "--tee", "3", "--", "sh", "show.sh"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  check_ranks(end.out, 3, 2);
+  const CommandEnd failed = slurm.run(
+      {"srun", "-N2", "--ntasks-per-node=2", kMtl, "launch", "--", "sh", "-c", "exit 42"});
+  CHECK(failed.code == 42);
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("tasks that contradict the launch are explained with the line to write") {
+  const Slurm slurm(2);
+  const CommandEnd number = slurm.run({"srun", "-N2", "--ntasks-per-node=2", kMtl, "launch",
+                                       "--nproc_per_node", "4", "--", "true"});
+  CHECK(number.code == 3);
+  CHECK(has(number.err, "slurm.tasks"));
+  CHECK(has(number.err, "#SBATCH --ntasks-per-node=1"));
+  const CommandEnd gpus = slurm.run(
+      {"srun", "-N2", "--ntasks-per-node=4", "--gpus-per-task=1", kMtl, "launch", "--", "true"});
+  CAPTURE(gpus.err);
+  CHECK(gpus.code == 3);
+  CHECK(has(gpus.err, "#SBATCH --ntasks-per-node=1 --gpus-per-node=4"));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("a task that is alone stays on its node and says so") {
+  const Slurm slurm(2);
+  const CommandEnd end = slurm.run({"salloc", "-Q", "-N2", "srun", "-N1", "-n1", kMtl, "launch",
+                                    "--nproc_per_node", "2", "--", "sh", "-c", "echo $WORLD_SIZE"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  CHECK(end.out == "2\n");
+  CHECK(has(end.err, "the job has 2"));
+}
+
+TEST_CASE("a char model trains under srun with one task per node as locally") {
+  const Slurm slurm(4);
+  write_recipe(slurm, 5);
+  REQUIRE(
+      slurm.run({kMtl, "launch", "--num_processes", "8", "train.yaml", "run.name=local"}).code ==
+      0);
+  const CommandEnd end = slurm.run({"srun", "-N4", "--ntasks-per-node=1", kMtl, "launch",
+                                    "--nproc_per_node", "2", "train.yaml", "run.name=step"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  CHECK(losses(slurm, "step") == losses(slurm, "local"));
+  CHECK(losses(slurm, "step").size() == 5);
+  CHECK(is_quiet(slurm));
+}
