@@ -61,7 +61,7 @@ std::vector<LaunchFlag> launch_core_flags() {
       {.name = "via",
        .kind = K::choice,
        .group = G::machines,
-       .value = "local|ssh|slurm|kubernetes",
+       .value = "auto|local|ssh|slurm|kubernetes",
        .help = "who starts it; slurm submits a job, kubernetes renders one",
        .built_in = "ssh with --hosts, srun inside a SLURM job, else this machine"},
       {.name = "hosts",

@@ -41,6 +41,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   apply(given.surroundings, kSurroundings);
   apply(given.environment, kEnvironment);
   apply(given.flags, kFlags);
+  finish_via();
   finish_engine();
   finish_hosts();
   finish_nodes();

@@ -35,6 +35,7 @@ struct LaunchRequest {
   static constexpr int kAuto = 0;     // as many as it has GPUs, without GPUs one
   static constexpr int kPerGpu = -1;  // as many as it has GPUs; none is an error
   static constexpr int kPerCore = -2;  // as many as it has cores
+  bool ranks_said = false;             // by anybody: num_processes, nproc_per_node
   bool need_gpu = false;               // fewer GPUs than ranks is an error
 
   std::vector<Host> hosts;  // mode hosts; mode allocation: its nodes, beyond max_nodes as spares
@@ -81,6 +82,8 @@ struct LaunchRequest {
   // values of lists in the order given. Checked by who uses them, for what they say.
   std::map<std::string, std::vector<std::string>> slurm;
   std::map<std::string, std::vector<std::string>> kubernetes;
+  // Who gave these, for what is wrong with them: "slurm_time" -> "--slurm_time", "train.yaml:12".
+  std::map<std::string, std::string> scheduler_origins;
 };
 
 // Everything that was said, merged: built in < `file` < train.yaml < scheduler < environment <

@@ -64,6 +64,10 @@ class LaunchResolver {
   // ---- the layers
   void apply_file();
   void apply(const FlagValues& values, int layer);
+  // A job is to be written for somewhere else: nothing of this machine decides about it.
+  bool scheduled() const { return r_.via == "slurm" || r_.via == "kubernetes"; }
+  void finish_via();
+  int scheduled_ranks();
   static bool yes(const FlagValue& value) { return truth_of(value.texts.back()).value_or(false); }
   // What a setting does to the request. A setting without a row here is passed on to a program, is
   // the command line's own (file_key "-"), or has no meaning.
@@ -113,7 +117,7 @@ class LaunchResolver {
   Layered<int> total_, per_node_, machine_rank_, port_;
   Layered<Nodes> nodes_;
   Layered<bool> cpu_, multi_gpu_, standalone_;
-  Layered<std::string> hosts_, hostfile_, address_, token_file_, tee_, redirects_;
+  Layered<std::string> via_, hosts_, hostfile_, address_, token_file_, tee_, redirects_;
   Layered<Endpoint> endpoint_;
   Layered<std::chrono::milliseconds> join_timeout_;
   Layered<Binding> binding_;

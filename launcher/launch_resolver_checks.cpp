@@ -27,6 +27,44 @@ bool is_foreign_device(const std::string& type) {
 
 }  // namespace
 
+void LaunchResolver::finish_via() {
+  r_.via = via_.value;
+  if (r_.via == "auto") r_.via.clear();
+  // What was submitted finds the setting that submitted it once more, in its files and in its
+  // environment. A job inside a job is one that is asked for by a flag.
+  if (r_.via == "slurm" && via_.layer < kFlags && std::getenv("SLURM_JOB_ID") != nullptr) {
+    r_.via.clear();
+  }
+  if (!scheduled()) return;
+  for (const auto* named : {&hosts_, &hostfile_}) {
+    if (named->layer > kFile) {
+      conflict(fmt::format("{} names machines, and {} leaves them to {}", named->origin,
+                           via_.origin, r_.via == "slurm" ? "SLURM" : "Kubernetes"),
+               r_.via == "slurm" ? "leave one of them out; --slurm_nodelist asks for certain nodes"
+                                 : "leave one of them out");
+    }
+  }
+  hosts_ = {};
+  hostfile_ = {};
+  machine_rank_ = {};
+}
+
+// Ranks of a node that nobody has seen yet.
+int LaunchResolver::scheduled_ranks() {
+  const auto& asked = r_.via == "slurm" ? r_.slurm : r_.kubernetes;
+  for (const char* name : {"gpus_per_node", "gpus"}) {
+    const auto found = asked.find(name);
+    if (found == asked.end() || found->second.empty() || r_.config.use_cpu) continue;
+    if (const auto gpus = whole_number(found->second.back(), 1, 1 << 20)) return *gpus;
+  }
+  if (r_.local_ranks != LaunchRequest::kAuto) {
+    fail("launch.processes",
+         fmt::format("{} counts what a node has, and this job has none yet", per_node_.origin),
+         "say how many: --nproc_per_node 8");
+  }
+  return 1;
+}
+
 void LaunchResolver::finish_engine() {
   if (engines_.size() > 1) {
     std::string names;
@@ -135,6 +173,10 @@ void LaunchResolver::finish_nodes() {
     if (r_.max_nodes > 1) r_.mode = LaunchRequest::Mode::member;
   }
   r_.config.num_machines = std::max(r_.max_nodes, 1);
+  // The agents of a scheduled job are given their places, or join.
+  if (scheduled() && r_.min_nodes != r_.max_nodes && r_.config.rdzv_backend == "static") {
+    r_.config.rdzv_backend = "tcp";
+  }
   r_.elastic = r_.config.rdzv_backend != "static" || r_.min_nodes != r_.max_nodes;
   if (r_.mode == LaunchRequest::Mode::member && r_.min_nodes != r_.max_nodes &&
       r_.config.rdzv_backend == "static") {
@@ -163,6 +205,7 @@ void LaunchResolver::finish_counts() {
     r_.need_gpu = true;
   }
   r_.local_ranks = per_node_.said() ? per_node_.value : LaunchRequest::kAuto;
+  r_.ranks_said = total_.said() || r_.local_ranks > 0;
   r_.ranks = 0;
   if (total_.said() && per_node_.said()) {
     if (per_node_.value > 0 && total_.value != per_node_.value * nodes) {
@@ -188,7 +231,9 @@ void LaunchResolver::finish_counts() {
     }
     r_.local_ranks = std::max(total_.value / nodes, 1);
   }
-  if (!hosts && r_.local_ranks <= 0) {
+  if (scheduled() && r_.local_ranks <= 0) {
+    r_.local_ranks = scheduled_ranks();
+  } else if (!hosts && r_.local_ranks <= 0) {
     const NodeHardware hardware = inspect_hardware(false);
     // accelerate wants the number here; GPUs can be counted, and nothing else says it.
     const bool from_file = !r_.config.path.empty() && r_.config.distributed_type != "NO" &&
@@ -280,7 +325,7 @@ void LaunchResolver::finish_meeting() {
   r_.join_timeout = join_timeout_.said() ? join_timeout_.value : r_.join_timeout;
   r_.binding = binding_.said() ? binding_.value : Binding::none;
   // The endpoint is where machines meet; main_process_ip says the same unless both are given.
-  const bool member = r_.mode == LaunchRequest::Mode::member;
+  const bool member = r_.mode == LaunchRequest::Mode::member && !scheduled();
   const std::string host = endpoint_.said() ? endpoint_.value.host : address_.value;
   int port = endpoint_.said() && endpoint_.value.port >= 0 ? endpoint_.value.port : port_.value;
   if (member && host.empty()) {

@@ -101,10 +101,13 @@ void LaunchResolver::apply(const FlagValues& values, int layer) {
     } else if (is_plugin(flag)) {
       r_.config.plugins[flag.name] = canonical_value(flag, value.texts.back());
     }
-    if (flag.group == FlagGroup::slurm)
+    if (flag.group == FlagGroup::slurm) {
       r_.slurm[flag.name.substr(std::strlen("slurm_"))] = value.texts;
+      r_.scheduler_origins[flag.name] = value.origin;
+    }
     if (flag.group == FlagGroup::kubernetes) {
       r_.kubernetes[flag.name.substr(std::strlen("kubernetes_"))] = value.texts;
+      r_.scheduler_origins[flag.name] = value.origin;
     }
     const auto setter = setters().find(flag.name);
     if (setter != setters().end()) setter->second(*this, value, layer);
@@ -173,7 +176,7 @@ const std::unordered_map<std::string, LaunchResolver::Setter>& LaunchResolver::s
        [](S& s, V v, int l) {
          s.join_timeout_.set(duration(v.texts.back()), l + 10, v.origin);  // above rdzv_conf
        }},
-      {"via", [](S& s, V v, int) { s.r_.via = v.texts.back(); }},
+      {"via", [](S& s, V v, int l) { s.via_.set(v.texts.back(), l, v.origin); }},
       {"templates_dir", [](S& s, V v, int) { s.r_.templates_dir = v.texts.back(); }},
       {"interface", [](S& s, V v, int) { s.r_.interface = v.texts.back(); }},
       {"ssh_command", [](S& s, V v, int) { s.r_.ssh_command = v.texts.back(); }},

@@ -255,4 +255,37 @@ std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
   return std::nullopt;
 }
 
+std::optional<Diagnostic> read_passed(const Row& row, const YamlValue& value,
+                                      const Passed& result) {
+  std::vector<std::string> texts;
+  if (value.kind == YamlValue::Kind::scalar) {
+    texts = {value.text};
+  } else if (value.kind == YamlValue::Kind::list && (row.is_list || value.items.empty())) {
+    for (const YamlValue& item : value.items) {
+      if (item.kind != YamlValue::Kind::scalar) {
+        return diagnose(
+            row, item.place,
+            {"config.type", fmt::format("{}: item {} is not a text", row.key, texts.size() + 1)});
+      }
+      texts.push_back(item.text);
+    }
+  } else {
+    const bool list = value.kind == YamlValue::Kind::list;
+    return diagnose(row, value.place,
+                    {"config.type", value.kind == YamlValue::Kind::null
+                                        ? fmt::format("{} has no value", row.key)
+                                        : fmt::format("{} is one value, not a {}", row.key,
+                                                      list ? "list" : "section")});
+  }
+  if (value.kind == YamlValue::Kind::scalar && value.text.empty()) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is empty", row.key)});
+  }
+  if (texts.empty()) {
+    result.texts->erase(result.name);
+  } else {
+    (*result.texts)[result.name] = std::move(texts);
+  }
+  return std::nullopt;
+}
+
 }  // namespace mtl::spec

@@ -25,5 +25,7 @@ std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
                                        std::vector<double>& numbers);
 std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
                                        const TextOrSources& result);
+// An empty list is nothing.
+std::optional<Diagnostic> read_passed(const Row& row, const YamlValue& value, const Passed& result);
 
 }  // namespace mtl::spec

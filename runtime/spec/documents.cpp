@@ -40,6 +40,7 @@ ordered_json default_of(const Row& row) {
   const Field field = row.field(built_in);
   if (const auto* text = std::get_if<std::string*>(&field)) return **text;
   if (const auto* words = std::get_if<std::vector<std::string>*>(&field)) return **words;
+  if (std::holds_alternative<spec::Passed>(field)) return ordered_json::array();
   const std::string text = spec::print_value(row, built_in);
   return std::holds_alternative<spec::WordOrList>(field) ? ordered_json(text)
                                                          : ordered_json::parse(text);
@@ -98,6 +99,18 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     ordered_json item;
     item["anyOf"] = {path, weighted};
     return {path, {{"type", "array"}, {"items", item}, {"minItems", 1}}};
+  }
+  if (std::holds_alternative<spec::Passed>(field)) {
+    const ordered_json text = {{"type", {"string", "number", "boolean"}}};
+    ordered_json list = {{"type", "array"}};
+    if (row.is_list) {
+      list["items"] = text;
+    } else {
+      list["maxItems"] = 0;
+    }
+    ordered_json one = text;
+    one["minLength"] = 1;
+    return {one, list};
   }
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
     return {
@@ -201,7 +214,7 @@ std::string row_markdown(const Row& row) {
   } else if (group != nullptr) {
     value = fmt::format("one of `{}` is required", fmt::join(group->keys, "`, `"));
   } else {
-    value = fmt::format("`{}`", value);
+    value = value == "[]" ? "" : fmt::format("`{}`", value);
     if (!row.auto_doc.empty()) value += " = " + row.auto_doc;
   }
   std::string type = row.choices.empty() ? spec::type_text(row) : "";
@@ -230,6 +243,9 @@ std::string resolved_yaml(const ResolvedSpec& resolved) {
   std::string text = "# Every setting of this run, and where its value came from.\n";
   std::string open;  // the section that the last line belongs to
   for (const Row& row : spec::schema()) {
+    const std::string value = spec::print_value(row, resolved.spec);
+    TrainSpec any;
+    if (std::holds_alternative<spec::Passed>(row.field(any)) && value == "[]") continue;
     const std::string section = row.section();
     // Write the headings that this row's section does not share with the last one.
     for (size_t end = section.find('.');; end = section.find('.', end + 1)) {
@@ -244,7 +260,7 @@ std::string resolved_yaml(const ResolvedSpec& resolved) {
     const auto origin = resolved.origins.find(row.key);
     text += fmt::format(
         "{}{}: {}  # {}\n", std::string(2 * static_cast<size_t>(depth_of(row.key)), ' '),
-        row.name(), spec::print_value(row, resolved.spec),
+        row.name(), value,
         origin_name(origin == resolved.origins.end() ? Origin::built_in : origin->second));
   }
   return text;

@@ -31,10 +31,16 @@ struct TextOrSources {
   std::string* text = nullptr;
   std::vector<TrainSpec::Data::Source>* list = nullptr;
 };
+// A text for somebody else who reads it, or a list of such texts where the row allows it; nothing
+// where nobody gives it.
+struct Passed {
+  std::map<std::string, std::vector<std::string>>* texts = nullptr;
+  const char* name = nullptr;
+};
 // Where a value lives. A list of texts holds some of the row's choices, each at most once.
 using Field =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<double>*,
-                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*, TextOrSources>;
+                 DoublePair, Ramp*, WordOrList, std::vector<std::string>*, TextOrSources, Passed>;
 
 // An allowed value of a row with a fixed set of values.
 struct Choice {
@@ -58,6 +64,7 @@ struct Row {
   bool is_name = false;       // of a string: the name of a folder
   std::string auto_doc = {};  // if not empty, `auto` is allowed and stored as 0 or as nothing
   bool suffixes = false;      // of an integer, of the keys of a ramp: k, M, G are allowed
+  bool is_list = false;       // of what is passed on: a list of texts as well as one
   bool is_duration = false;   // of an integer: seconds, written as 90s, 30m, 12h, 1d
   double min = std::numeric_limits<double>::lowest();
   double max = std::numeric_limits<double>::max();

@@ -204,33 +204,4 @@ Section recompute_section() {
   };
 }
 
-Section launch_section() {
-  return {
-      .docs =
-          {
-              {"launch",
-               "How the ranks are started. Where they run stands in default_config.yaml."},
-          },
-      .rows =
-          {
-              {.key = "launch.spawn",
-               .field = [](TrainSpec& s) -> Field { return &s.launch.spawn; },
-               .doc = "What the ranks of one machine are.",
-               .choices = {{"processes", "one process each"},
-                           {"threads", "threads of one process, for tests and debuggers"}},
-               .refused = {{"ddp", "processes", ""},
-                           {"ddp_spawn", "threads", ""},
-                           {"fork", "processes", ""}},
-               .known_as = {"strategy", "start_method"}},
-          },
-      .unavailable =
-          {
-              {"launch.kind", "where to run stands in default_config.yaml, see `mtl config`"},
-              {"launch.nodes", "where to run stands in default_config.yaml, see `mtl config`"},
-              {"launch.gpus_per_node",
-               "where to run stands in default_config.yaml, see `mtl config`"},
-          },
-  };
-}
-
 }  // namespace mtl::spec

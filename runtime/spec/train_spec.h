@@ -197,6 +197,11 @@ struct TrainSpec {
   } health;
   struct Launch {
     std::string spawn = "processes";  // processes | threads: what the ranks of this machine are
+    std::string via = "auto";         // auto | local | ssh | slurm | kubernetes: who starts them
+    // What a job asks its scheduler for, by the launcher's names; one text, or those of a list.
+    // What is not given is not there. The launcher checks what they say.
+    std::map<std::string, std::vector<std::string>> slurm;
+    std::map<std::string, std::vector<std::string>> kubernetes;
   } launch;
 };
 
@@ -234,7 +239,8 @@ struct ResolvedSpec {
 // `data` stay as written: they are relative to the working directory.
 ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics);
 
-// YAML with every key, its value and `# origin`; read back by load_spec with the same result.
+// YAML with every key, its value and `# origin`; read back by load_spec with the same result. (What
+// jobs could be given and are not, in launch.slurm and launch.kubernetes, is left out.)
 std::string resolved_yaml(const ResolvedSpec& resolved);
 // JSON Schema (draft-07) and the Markdown reference page, both from the schema table.
 std::string spec_json_schema();

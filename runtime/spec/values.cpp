@@ -65,6 +65,7 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
   };
   const bool automatic =
       !row.auto_doc.empty() && value.kind == YamlValue::Kind::scalar && value.text == "auto";
+  if (const auto* to = std::get_if<Passed>(&field)) return read_passed(row, value, *to);
   if (value.kind == YamlValue::Kind::null) {
     Problem problem{"config.type", fmt::format("{} has no value", row.key)};
     if (!row.required) {
@@ -190,6 +191,15 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
           [](std::vector<std::string>* words) {
             return fmt::format("[{}]", fmt::join(*words, ", "));
           },
+          [](Passed value) {
+            const auto found = value.texts->find(value.name);
+            if (found == value.texts->end()) return std::string("[]");
+            std::vector<std::string> items;
+            for (const std::string& text : found->second) {
+              items.push_back(nlohmann::json(text).dump());
+            }
+            return items.size() == 1 ? items[0] : fmt::format("[{}]", fmt::join(items, ", "));
+          },
           [&](TextOrSources value) {
             if (value.list->empty()) {
               if (value.text->empty() && !row.auto_doc.empty()) return std::string("auto");
@@ -218,7 +228,7 @@ std::string range_text(const Row& row) {
   const Field field = row.field(any);
   if (std::holds_alternative<bool*>(field) || std::holds_alternative<std::string*>(field) ||
       std::holds_alternative<std::vector<std::string>*>(field) ||
-      std::holds_alternative<TextOrSources>(field)) {
+      std::holds_alternative<TextOrSources>(field) || std::holds_alternative<Passed>(field)) {
     return {};
   }
   if (row.is_duration) {
@@ -252,6 +262,7 @@ std::string type_text(const Row& row) {
   if (std::holds_alternative<TextOrSources>(field)) return "path or list of paths with weights";
   if (std::holds_alternative<bool*>(field)) return "true or false";
   if (std::holds_alternative<double*>(field)) return "number";
+  if (row.is_list) return "text or list of texts";
   return row.is_path ? "path" : "text";
 }
 
@@ -293,6 +304,7 @@ std::string expected(const Row& row) {
   }
   if (!values.empty()) return (values.size() > 1 ? "one of " : "") + type_text(row) + auto_text;
   if (std::holds_alternative<bool*>(field)) return "true or false";
+  if (row.is_list) return "a text or a list of texts";
   return row.is_path ? "a path" : "a text";
 }
 

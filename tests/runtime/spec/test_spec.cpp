@@ -62,7 +62,38 @@ TEST_CASE("every key can be set to what it is not") {
       "lr: {max: 1e-3, min: 1.0e-4, schedule: wsd, warmup: 1_000, decay: 2k, wsd_decay: 1k,\n"
       "     wsd_style: linear}\n"
       "health: {nan: skip}\n"
-      "launch: {spawn: threads}\n"
+      "launch:\n  spawn: threads\n  via: slurm\n  slurm:\n"
+      "    partition: x\n"
+      "    account: x\n"
+      "    qos: x\n"
+      "    time: x\n"
+      "    gpus_per_node: x\n"
+      "    gpu_type: x\n"
+      "    gres: x\n"
+      "    cpus_per_task: x\n"
+      "    mem: x\n"
+      "    constraint: x\n"
+      "    exclude: x\n"
+      "    nodelist: x\n"
+      "    exclusive: x\n"
+      "    reservation: x\n"
+      "    array: x\n"
+      "    dependency: x\n"
+      "    job_name: x\n"
+      "    signal_s: x\n"
+      "    chain: x\n"
+      "    srun: [a, b]\n"
+      "    container: x\n"
+      "    container_runtime: x\n"
+      "    container_mounts: [a, b]\n"
+      "    modules: [a, b]\n"
+      "    setup: [a, b]\n"
+      "    mail_user: x\n"
+      "    mail_type: x\n"
+      "    comment: x\n"
+      "    output: x\n"
+      "    extra: [a, b]\n"
+      "    wait: x\n"
       "init: {std: 0.01}\n"
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
       "log: {every: 1}\n",
@@ -146,6 +177,10 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.lr.wsd_style == "linear");
   CHECK(s.health.nan == "skip");
   CHECK(s.launch.spawn == "threads");
+  CHECK(s.launch.via == "slurm");
+  CHECK(s.launch.slurm.size() == 31);
+  CHECK(s.launch.slurm.at("partition") == std::vector<std::string>{"x"});
+  CHECK(s.launch.slurm.at("modules") == std::vector<std::string>{"a", "b"});
   CHECK(s.model.norm.type == "rmsnorm");
   CHECK(s.model.position.type == "rope");
   CHECK(s.model.position.base == 5e5);
@@ -622,7 +657,33 @@ TEST_CASE("resolved.yaml names the origin of every value") {
   CHECK(text.find("\n  max: 0.001  # environment\n") != std::string::npos);
   CHECK(text.find("\n  eval:\n    every: 100  # command line\n") != std::string::npos);
   CHECK(text.find("\n  betas: [0.9, 0.95]  # built-in\n") != std::string::npos);
-  CHECK(static_cast<size_t>(std::count(text.begin(), text.end(), '#')) == spec_keys().size() + 1);
+  // What a job could be given, and is not, is left out.
+  const std::vector<std::string> keys = spec_keys();
+  const auto shown = std::count_if(keys.begin(), keys.end(), [](const std::string& key) {
+    return !key.starts_with("launch.slurm.") && !key.starts_with("launch.kubernetes.");
+  });
+  CHECK(std::count(text.begin(), text.end(), '#') == shown + 1);
+}
+
+TEST_CASE("what a job is given is a text or a list and written as it was") {
+  const Loaded loaded = load_more(
+      "launch:\n  slurm:\n    time: 1:30:00\n    partition: gpu\n    exclusive: true\n"
+      "    modules: [cuda/12.4, \"a: b\"]\n    setup: echo x\n    extra: []\n");
+  CHECK(texts(loaded).empty());
+  const auto& slurm = loaded.resolved.spec.launch.slurm;
+  CHECK(slurm.at("time") == std::vector<std::string>{"1:30:00"});
+  CHECK(slurm.at("exclusive") == std::vector<std::string>{"true"});
+  CHECK(slurm.at("modules") == std::vector<std::string>{"cuda/12.4", "a: b"});
+  CHECK(slurm.at("setup") == std::vector<std::string>{"echo x"});
+  CHECK(slurm.count("extra") == 0);
+  const std::string text = resolved_yaml(loaded.resolved);
+  CHECK(text.find("\n    time: \"1:30:00\"  # train.yaml\n") != std::string::npos);
+  CHECK(text.find("    qos:") == std::string::npos);
+  CHECK(code_of("launch.slurm.time=[1, 2]") == "config.type");
+  CHECK(code_of("launch.slurm.time={a: 1}") == "config.type");
+  CHECK(code_of("launch.slurm.time=") == "config.type");
+  CHECK(code_of("launch.slurm.modules=[[a]]") == "config.type");
+  CHECK(code_of("launch.slurm.partitoin=x") == "config.unknown_key");
 }
 
 TEST_CASE("resolved.yaml reads back to the same values, bit for bit") {

@@ -1,0 +1,204 @@
+#include "launcher/jobs.h"
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+namespace mtl {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+nlohmann::json status_of(const fs::path& run) {
+  std::ifstream in(run / "status.json");
+  return in ? nlohmann::json::parse(in, nullptr, false) : nlohmann::json();
+}
+
+double number_of(const nlohmann::json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : NAN;
+}
+
+// Of a folder runs/NAME the newest run that began after the job was given in.
+fs::path run_of(const std::string& text, int64_t since) {
+  const fs::path path = text;
+  std::error_code ignored;
+  if (text.empty() || fs::exists(path / "resolved.yaml", ignored)) return path;
+  fs::path newest;
+  for (const auto& entry : fs::directory_iterator(path, ignored)) {
+    if (!fs::exists(entry.path() / "resolved.yaml", ignored)) continue;
+    if (newest.empty() || newest.filename() < entry.path().filename()) newest = entry.path();
+  }
+  if (newest.empty()) return path;
+  std::ifstream in(newest / "status.json");
+  const auto written = fs::last_write_time(newest / "plan.json", ignored);
+  if (ignored) return path;
+  const auto age = fs::file_time_type::clock::now() - written;
+  const int64_t when =
+      std::time(nullptr) - std::chrono::duration_cast<std::chrono::seconds>(age).count();
+  return when >= since ? newest : path;
+}
+
+void add_progress(JobView& view, int64_t since) {
+  const fs::path run = run_of(view.run, since);
+  if (run.empty()) return;
+  view.run = run.string();
+  const nlohmann::json status = status_of(run);
+  if (!status.is_object()) return;
+  if (const double step = number_of(status, "step"); step >= 0) {
+    view.step = static_cast<int64_t>(step);
+  }
+  if (const double steps = number_of(status, "steps"); steps >= 0) {
+    view.steps = static_cast<int64_t>(steps);
+  }
+  view.loss = number_of(status, "loss");
+  if (view.live) {
+    view.tokens_per_s = number_of(status, "tokens_per_s");
+    view.eta_s = number_of(status, "eta_s");
+  }
+  const auto said = status.find("state");
+  if (view.live || said == status.end() || !said->is_string()) return;
+  const std::string word = said->get<std::string>();
+  if (view.where == "slurm") {
+    // To SLURM everything but 0 has failed.
+    if (view.state == "FAILED" && word == "stopped") view.state = "STOPPED";
+    return;
+  }
+  view.state = word == "done" || word == "complete" || word == "completed" ? "DONE"
+               : word == "stopped"                                         ? "STOPPED"
+               : word == "failed"                                          ? "FAILED"
+                                                                           : view.state;
+}
+
+// The launch inside the job knows more than who submitted it.
+void add_record(JobView& view, const JobRecord& record, bool of_job) {
+  if (view.name.empty()) view.name = record.name;
+  if (view.log.empty()) view.log = record.log;
+  const bool better = of_job && record.pid > 0;
+  if (!record.run.empty() && (view.run.empty() || better)) view.run = record.run;
+  if (view.nodes == 0) view.nodes = record.nodes;
+}
+
+std::string base_of(const std::string& id) {
+  return id.substr(0, id.find('_'));
+}
+
+}  // namespace
+
+bool is_slurm_id(const std::string& text) {
+  return !text.empty() && text[0] >= '0' && text[0] <= '9' &&
+         text.find_first_not_of("0123456789_") == std::string::npos;
+}
+
+bool is_job_script(const fs::path& script) {
+  std::ifstream in(script);
+  std::string text(1 << 16, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(in.gcount(), 0)));
+  return text.starts_with("#!") && text.find("\nexport MTL_JOB_SCRIPT=") != std::string::npos;
+}
+
+std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
+                               const std::optional<std::vector<SlurmJobState>>& queue, bool ended) {
+  std::vector<std::pair<int64_t, JobView>> views;
+  std::vector<std::string> seen;  // ids of SLURM
+  const auto records_of = [&](const SlurmJobState& job) {
+    std::vector<const JobRecord*> found;
+    for (const JobRecord& record : records) {
+      const bool same = record.id == job.id || record.id == job.raw_id ||
+                        (record.id == base_of(job.id) && record.pid == 0);
+      if (record.kind == "slurm" && same) found.push_back(&record);
+    }
+    return found;
+  };
+  for (const SlurmJobState& job : queue.value_or(std::vector<SlurmJobState>())) {
+    const auto known = records_of(job);
+    seen.push_back(job.id);
+    seen.push_back(job.raw_id);
+    seen.push_back(base_of(job.id));
+    if (job.ended() && !ended) continue;
+    if (known.empty() && !is_job_script(job.script)) continue;
+    JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
+    view.reason = job.pending() ? job.reason : "";
+    view.nodes = job.nodes;
+    view.run_s = job.run_s;
+    view.script = job.script;
+    view.log = job.output;
+    view.live = !job.ended();
+    int64_t when = 0;
+    for (const JobRecord* record : known) {
+      add_record(view, *record, true);
+      when = std::max(when, record->when);
+    }
+    if (known.empty()) {
+      // Given in by hand: what lies beside the script says more.
+      std::ifstream in(fs::path(job.script).parent_path() / "job.json");
+      const nlohmann::json json = nlohmann::json::parse(in, nullptr, false);
+      if (json.is_object() && json.contains("run") && json["run"].is_string()) {
+        view.run = json["run"].get<std::string>();
+      }
+    }
+    add_progress(view, when);
+    views.emplace_back(when != 0 ? when : std::time(nullptr), std::move(view));
+  }
+  for (const JobRecord& record : records) {
+    const bool slurm = record.kind == "slurm";
+    if (slurm && std::find(seen.begin(), seen.end(), record.id) != seen.end()) continue;
+    const bool alive = !slurm && is_alive(record);
+    // On another machine nobody can see it; that it is there is all that is known.
+    if (!alive && !ended) continue;
+    JobView view{.id = record.id, .name = record.name, .where = record.kind};
+    view.state = alive ? "RUNNING" : slurm ? "ENDED" : "LOST";
+    view.live = alive;
+    view.pid = alive ? record.pid : 0;
+    view.host = record.host;
+    if (!record.folder.empty()) view.script = (fs::path(record.folder) / "job.sbatch").string();
+    add_record(view, record, slurm);
+    if (alive) view.run_s = std::time(nullptr) - record.when;
+    if (slurm) seen.push_back(record.id);
+    add_progress(view, record.when);
+    views.emplace_back(record.when, std::move(view));
+  }
+  std::stable_sort(views.begin(), views.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<JobView> sorted;
+  for (auto& [when, view] : views) sorted.push_back(std::move(view));
+  return sorted;
+}
+
+std::vector<JobView> job_views(bool ended, std::string* warning) {
+  const auto queue = my_slurm_jobs(ended, warning);
+  return join_jobs(recorded_jobs(), queue, ended);
+}
+
+std::vector<JobView> matching_jobs(const std::vector<JobView>& jobs, const std::string& text) {
+  const auto those = [&](auto&& fits) {
+    std::vector<JobView> found;
+    std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(found), fits);
+    return found;
+  };
+  if (auto found = those([&](const JobView& job) { return job.id == text; }); !found.empty()) {
+    return found;
+  }
+  if (is_slurm_id(text)) {
+    return those(
+        [&](const JobView& job) { return job.where == "slurm" && job.id.starts_with(text + "_"); });
+  }
+  std::error_code ignored;
+  fs::path path = fs::weakly_canonical(fs::absolute(text, ignored), ignored);
+  if (!path.has_filename()) path = path.parent_path();
+  if (auto found = those([&](const JobView& job) {
+        const fs::path run = fs::weakly_canonical(job.run, ignored);
+        return !job.run.empty() && (run == path || run.parent_path() == path);
+      });
+      !found.empty()) {
+    return found;
+  }
+  return those([&](const JobView& job) { return job.name == text; });
+}
+
+}  // namespace mtl

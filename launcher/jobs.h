@@ -1,0 +1,52 @@
+// What of this user's runs and waits, wherever it was started: the registry of this machine, joined
+// with SLURM's queue and with what the runs report themselves.
+#pragma once
+
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/job_registry.h"
+#include "launcher/slurm/queue.h"
+
+namespace mtl {
+
+struct JobView {
+  std::string id = {};
+  std::string name = {};
+  std::string where = {};  // local, ssh, slurm, kubernetes
+  // RUNNING, PENDING ...: SLURM's word, or for others RUNNING, DONE, STOPPED, FAILED, LOST (its
+  // process is gone without a word).
+  std::string state = {};
+  std::string reason = {};  // why it waits
+  int nodes = 0;            // 0 = not known
+  long run_s = -1;          // -1 = not known
+  std::string run = {};     // run directory, or where it will be
+  std::string log = {};     // of the job
+  std::string script = {};
+  std::string host = {};
+  pid_t pid = 0;  // of the launcher, where it lives on this machine
+  bool live = false;
+  // Of the run, as far as it has come.
+  int64_t step = -1, steps = -1;
+  double loss = NAN, tokens_per_s = NAN, eta_s = NAN;
+};
+
+// Newest first. `ended`: also what has ended. `warning`: why SLURM's queue could not be read, where
+// there is a SLURM.
+std::vector<JobView> job_views(bool ended, std::string* warning = nullptr);
+// Pure: the same from what was read.
+std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
+                               const std::optional<std::vector<SlurmJobState>>& queue, bool ended);
+// Those that a person means by an ID, a RUN directory, or a NAME; an array's ID means all its
+// tasks.
+std::vector<JobView> matching_jobs(const std::vector<JobView>& jobs, const std::string& text);
+
+// Whether a script was written for `mtl submit` (or by hand after it).
+bool is_job_script(const std::filesystem::path& script);
+// "1234", "1230_4".
+bool is_slurm_id(const std::string& text);
+
+}  // namespace mtl

@@ -1,0 +1,238 @@
+#include "launcher/slurm/queue.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <sstream>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "launcher/run_command.h"
+#include "launcher/slurm/job_options.h"
+
+namespace mtl {
+
+namespace {
+
+template <size_t N>
+bool one_of(const std::string& word, const std::array<std::string_view, N>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+int whole(std::string_view text, int otherwise = 0) {
+  int number = otherwise;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+// " Key=" begins a field; values may have spaces (names, comments), so the next known key ends one.
+std::string field(const std::string& line, const std::string& key) {
+  const std::string mark = " " + key + "=";
+  size_t at = (" " + line).find(mark);
+  if (at == std::string::npos) return {};
+  at += mark.size() - 1;
+  size_t end = at;
+  while ((end = line.find(' ', end)) != std::string::npos) {
+    size_t word = end + 1;
+    while (word < line.size() && (std::isalnum(static_cast<unsigned char>(line[word])) ||
+                                  line[word] == '/' || line[word] == ':' || line[word] == '_')) {
+      ++word;
+    }
+    if (word < line.size() && line[word] == '=' && word > end + 1) break;
+    end = end + 1;
+  }
+  std::string value = line.substr(at, end == std::string::npos ? end : end - at);
+  while (value.ends_with(' ')) value.pop_back();
+  return value == "(null)" || value == "None" || value == "N/A" ? "" : value;
+}
+
+// "3:0", "0:15".
+int exit_code_of(const std::string& text) {
+  const size_t colon = text.find(':');
+  const int signal =
+      colon == std::string::npos ? 0 : whole(std::string_view(text).substr(colon + 1));
+  return signal != 0 ? 128 + signal : whole(text);
+}
+
+// SLURM pads what it knows with the patterns of --output.
+std::string without_patterns(std::string path, const SlurmJobState& job) {
+  for (const auto& [mark, value] : std::map<std::string, std::string>{
+           {"%j", job.raw_id},
+           {"%A", job.id.substr(0, job.id.find('_'))},
+           {"%a", job.id.find('_') == std::string::npos ? std::string("0")
+                                                        : job.id.substr(job.id.find('_') + 1)},
+           {"%%", "%"}}) {
+    for (size_t at = 0; (at = path.find(mark, at)) != std::string::npos; at += value.size()) {
+      path.replace(at, mark.size(), value);
+    }
+  }
+  return path;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string without_newline(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+// Of `sacct -n -P -X`: state words like "CANCELLED by 0".
+std::vector<SlurmJobState> ask_sacct(const std::string& id) {
+  const CommandAnswer answer =
+      run_command({"sacct", "-n", "-P", "-X", "-j", id, "-o",
+                   "JobID,JobIDRaw,JobName,State,ExitCode,NNodes,NodeList,ElapsedRaw,Partition"});
+  std::vector<SlurmJobState> jobs;
+  if (!answer.ok()) return jobs;
+  for (const std::string& line : lines_of(answer.out)) {
+    std::vector<std::string> cells;
+    std::istringstream in(line);
+    for (std::string cell; std::getline(in, cell, '|');) cells.push_back(cell);
+    if (cells.size() < 8) continue;
+    SlurmJobState job;
+    job.id = cells[0];
+    job.raw_id = cells[1];
+    job.name = cells[2];
+    job.state = cells[3].substr(0, cells[3].find(' '));
+    job.exit_code = exit_code_of(cells[4]);
+    job.nodes = whole(cells[5]);
+    job.node_list = cells[6];
+    job.run_s = whole(cells[7]);
+    if (cells.size() > 8) job.partition = cells[8];
+    jobs.push_back(job);
+  }
+  return jobs;
+}
+
+}  // namespace
+
+const char* const kSqueueFormat = "%i\x1f%A\x1f%j\x1f%T\x1f%r\x1f%D\x1f%N\x1f%M\x1f%l\x1f%P\x1f%o";
+
+bool SlurmJobState::pending() const {
+  return one_of<5>(state, {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"});
+}
+
+bool SlurmJobState::running() const {
+  return one_of<8>(state, {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED",
+                           "SIGNALING", "STAGE_OUT", "RESIZING"});
+}
+
+std::vector<SlurmJobState> read_scontrol_jobs(const std::string& text) {
+  std::vector<SlurmJobState> jobs;
+  for (const std::string& line : lines_of(text)) {
+    SlurmJobState job;
+    job.raw_id = field(line, "JobId");
+    if (job.raw_id.empty()) continue;
+    const std::string array = field(line, "ArrayJobId");
+    const std::string task = field(line, "ArrayTaskId");
+    job.id = array.empty() || task.empty() ? job.raw_id : array + "_" + task;
+    job.name = field(line, "JobName");
+    job.state = field(line, "JobState");
+    job.reason = field(line, "Reason");
+    job.exit_code = exit_code_of(field(line, "ExitCode"));
+    job.restarts = whole(field(line, "Restarts"));
+    job.nodes = whole(field(line, "NumNodes"));
+    job.node_list = field(line, "NodeList");
+    job.run_s = slurm_seconds(field(line, "RunTime")).value_or(0);
+    job.time_limit = field(line, "TimeLimit");
+    job.partition = field(line, "Partition");
+    job.output = without_patterns(field(line, "StdOut"), job);
+    job.script = field(line, "Command");
+    jobs.push_back(job);
+  }
+  return jobs;
+}
+
+std::vector<SlurmJobState> read_squeue_jobs(const std::string& text) {
+  std::vector<SlurmJobState> jobs;
+  for (const std::string& line : lines_of(text)) {
+    std::vector<std::string> cells(1);
+    for (const char c : line) {
+      if (c == '\x1f') {
+        cells.emplace_back();
+      } else {
+        cells.back() += c;
+      }
+    }
+    if (cells.size() < 11) continue;
+    SlurmJobState job;
+    job.id = cells[0];
+    job.raw_id = cells[1];
+    job.name = cells[2];
+    job.state = cells[3];
+    job.reason = cells[4] == "None" ? "" : cells[4];
+    job.nodes = whole(cells[5]);
+    job.node_list = cells[6];
+    job.run_s = slurm_seconds(cells[7]).value_or(0);
+    job.time_limit = cells[8];
+    job.partition = cells[9];
+    job.script = cells[10];
+    jobs.push_back(job);
+  }
+  return jobs;
+}
+
+std::vector<SlurmJobState> slurm_job_states(const std::string& id, std::string* error) {
+  const CommandAnswer answer = run_command({"scontrol", "-o", "show", "job", id});
+  std::vector<SlurmJobState> jobs = read_scontrol_jobs(answer.out);
+  if (!jobs.empty()) return jobs;
+  if (!answer.missing) jobs = ask_sacct(id);
+  if (jobs.empty() && error != nullptr) *error = without_newline(answer.err);
+  return jobs;
+}
+
+std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string* error) {
+  std::vector<std::string> argv = {"squeue", "--me", "-h", "-r", "-o", kSqueueFormat};
+  if (ended) argv.insert(argv.end(), {"-t", "all"});
+  const CommandAnswer answer = run_command(argv, std::chrono::seconds(20));
+  if (answer.ok()) return read_squeue_jobs(answer.out);
+  if (error != nullptr && !answer.missing) *error = without_newline(answer.err);
+  return std::nullopt;
+}
+
+std::string slurm_reason_words(const std::string& reason) {
+  static const std::map<std::string, std::string> kWords = {
+      {"Resources", "waiting for free nodes"},
+      {"Priority", "others are before it"},
+      {"Dependency", "waiting for another job"},
+      {"DependencyNeverSatisfied", "the job that it waits for has failed: stop it"},
+      {"BeginTime", "it may not start before its time (a requeued job waits two minutes)"},
+      {"JobHeldUser", "held by its user: scontrol release"},
+      {"JobHeldAdmin", "held by the administrator"},
+      {"PartitionNodeLimit", "more nodes than the partition gives to a job"},
+      {"PartitionTimeLimit", "longer than the partition allows"},
+      {"PartitionDown", "the partition is down"},
+      {"PartitionInactive", "the partition is inactive"},
+      {"ReqNodeNotAvail", "nodes that it asks for are not available"},
+      {"QOSMaxJobsPerUserLimit", "as many jobs of yours run as the QOS allows"},
+      {"QOSMaxGRESPerUser", "as many GPUs of yours are in use as the QOS allows"},
+      {"AssocGrpGRES", "the account has as many GPUs in use as it may"},
+      {"AssocMaxJobsLimit", "as many jobs of yours run as the account allows"},
+      {"JobArrayTaskLimit", "as many tasks of the array run as it allows"},
+      {"Licenses", "waiting for a licence"},
+      {"Reservation", "waiting for the reservation"}};
+  const auto found = kWords.find(reason.substr(0, reason.find(',')));
+  return found == kWords.end() ? reason : found->second;
+}
+
+std::string slurm_end_words(const SlurmJobState& job) {
+  static const std::map<std::string, std::string> kWords = {
+      {"TIMEOUT", "the time limit was reached: more of it is --slurm_time"},
+      {"CANCELLED", "it was cancelled"},
+      {"NODE_FAIL", "a node failed"},
+      {"PREEMPTED", "it was preempted by a job of higher priority"},
+      {"OUT_OF_MEMORY", "it used more memory than it asked for: more of it is --slurm_mem"},
+      {"BOOT_FAIL", "its nodes did not start"},
+      {"DEADLINE", "its deadline was reached"},
+      {"REVOKED", "it was revoked"}};
+  const auto found = kWords.find(job.state);
+  return found == kWords.end() ? std::string() : found->second;
+}
+
+}  // namespace mtl

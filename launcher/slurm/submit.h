@@ -1,0 +1,21 @@
+// Gives a script to sbatch, and says in words of ours what SLURM has against it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "common/error.h"
+#include "launcher/launch_request.h"
+
+namespace mtl {
+
+// The job's id. Throws Error: slurm.missing (Exit::environment) without sbatch; slurm.unreachable
+// (Exit::environment) if no controller answers; slurm.refused (Exit::config) for what SLURM does
+// not accept, with its own words as a note and what there is instead.
+std::string submit_to_slurm(const std::filesystem::path& script, const LaunchRequest& request);
+
+// What SLURM's words mean. `ask`: looks up what there is instead (partitions); "" = nothing.
+Diagnostic slurm_refusal(const std::string& words, const LaunchRequest& request,
+                         const std::string& partitions);
+
+}  // namespace mtl

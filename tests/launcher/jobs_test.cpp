@@ -1,0 +1,215 @@
+// What mtl ps shows: the registry of this user, SLURM's queue and the runs' own reports, joined.
+#include "launcher/jobs.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "launcher/network.h"
+#include "support/temp_dir.h"
+
+using namespace mtl;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A registry of the test's own.
+class StateHome {
+ public:
+  StateHome() {
+    if (const char* now = std::getenv("XDG_STATE_HOME")) before_ = now;
+    setenv("XDG_STATE_HOME", dir_.path().c_str(), 1);
+  }
+  ~StateHome() {
+    if (before_.empty()) {
+      unsetenv("XDG_STATE_HOME");
+    } else {
+      setenv("XDG_STATE_HOME", before_.c_str(), 1);
+    }
+  }
+  const fs::path& path() const { return dir_.path(); }
+
+ private:
+  mtl::test::TempDir dir_;
+  std::string before_;
+};
+
+void write(const fs::path& file, const std::string& text) {
+  fs::create_directories(file.parent_path());
+  std::ofstream(file) << text;
+}
+
+JobRecord slurm_record(const std::string& id, const std::string& run, pid_t pid = 0) {
+  JobRecord record;
+  record.kind = "slurm";
+  record.id = id;
+  record.name = "train";
+  record.run = run;
+  record.pid = pid;
+  record.log = pid > 0 ? "" : "/log";
+  record.when = std::time(nullptr);
+  return record;
+}
+
+SlurmJobState queued(const std::string& id, const std::string& state) {
+  SlurmJobState job;
+  job.id = id;
+  job.raw_id = id.substr(0, id.find('_'));
+  job.name = "train";
+  job.state = state;
+  return job;
+}
+
+}  // namespace
+
+TEST_CASE("jobs are recorded and found again") {
+  const StateHome home;
+  JobRecord record = record_of_this_process("local", "a \"name\" \xff");
+  record.run = "/runs/x";
+  record.nodes = 3;
+  record_job(record);
+  record_job(slurm_record("12", "/runs/y"));
+  record_job(slurm_record("12", "/runs/y/1", getpid()));
+  write(job_registry() / "bad.json", "{");
+  write(job_registry() / "other.json", "[1]");
+  std::vector<JobRecord> found = recorded_jobs();
+  CHECK(found.size() == 3);
+  const auto own = std::find_if(found.begin(), found.end(),
+                                [](const JobRecord& one) { return one.kind == "local"; });
+  REQUIRE(own != found.end());
+  CHECK(own->id == "p" + std::to_string(getpid()));
+  CHECK(own->nodes == 3);
+  CHECK(is_alive(*own));
+  JobRecord other = *own;
+  other.started += 1;  // another process had this number
+  CHECK_FALSE(is_alive(other));
+  other = *own;
+  other.host = "elsewhere";
+  CHECK_FALSE(is_alive(other));
+  // What is old goes, what lives stays.
+  JobRecord old = slurm_record("3", "/runs/z");
+  old.when -= 100 * 86'400;
+  record_job(old);
+  record.when -= 100 * 86'400;
+  record_job(record);
+  found = recorded_jobs();
+  CHECK(
+      std::none_of(found.begin(), found.end(), [](const JobRecord& one) { return one.id == "3"; }));
+  CHECK(found.size() == 3);
+}
+
+TEST_CASE("a home that cannot be written keeps nothing from starting") {
+  const StateHome home;
+  write(home.path() / "mtl", "a file where the folder should be");
+  record_job(slurm_record("1", ""));
+  CHECK(recorded_jobs().empty());
+}
+
+TEST_CASE("local runs are shown with their progress and without SLURM") {
+  const StateHome home;
+  const fs::path run = home.path() / "runs" / "tiny" / "1";
+  write(run / "resolved.yaml", "");
+  write(run / "status.json",
+        R"({"state":"running","step":7,"steps":10,"loss":2.5,"tokens_per_s":100,"eta_s":3})");
+  JobRecord record = record_of_this_process("local", "tiny");
+  record.run = run.string();
+  std::vector<JobView> jobs = join_jobs({record}, std::nullopt, false);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs[0].state == "RUNNING");
+  CHECK(jobs[0].pid == getpid());
+  CHECK(jobs[0].step == 7);
+  CHECK(jobs[0].steps == 10);
+  CHECK(jobs[0].loss == 2.5);
+  CHECK(jobs[0].eta_s == 3);
+  // Its process is gone, without and with a word.
+  record.started += 1;
+  CHECK(join_jobs({record}, std::nullopt, false).empty());
+  jobs = join_jobs({record}, std::nullopt, true);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs[0].state == "LOST");
+  CHECK(std::isnan(jobs[0].tokens_per_s));
+  write(run / "status.json", R"({"state":"stopped","step":7,"steps":10})");
+  CHECK(join_jobs({record}, std::nullopt, true)[0].state == "STOPPED");
+  write(run / "status.json", "{\"state\":");  // read while it was written
+  CHECK(join_jobs({record}, std::nullopt, true)[0].state == "LOST");
+}
+
+TEST_CASE("a job of SLURM is one line with what the launch inside it knows") {
+  const mtl::test::TempDir dir;
+  const fs::path name = dir.path() / "runs" / "train";
+  write(name / "1" / "resolved.yaml", "");
+  write(name / "1" / "status.json", R"({"state":"running","step":2,"steps":4,"loss":1})");
+  const std::vector<JobRecord> records = {slurm_record("12", name.string()),
+                                          slurm_record("12", (name / "1").string(), 4711)};
+  SlurmJobState job = queued("12", "RUNNING");
+  job.nodes = 4;
+  std::vector<JobView> jobs = join_jobs(records, {{job}}, false);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs[0].where == "slurm");
+  CHECK(jobs[0].run == (name / "1").string());
+  CHECK(jobs[0].log == "/log");
+  CHECK(jobs[0].nodes == 4);
+  CHECK(jobs[0].step == 2);
+  job.state = "PENDING";
+  job.reason = "Resources";
+  CHECK(join_jobs(records, {{job}}, false)[0].reason == "Resources");
+  job.state = "FAILED";
+  write(name / "1" / "status.json", R"({"state":"stopped","step":2})");
+  CHECK(join_jobs(records, {{job}}, true)[0].state == "STOPPED");
+  job.state = "COMPLETED";
+  CHECK(join_jobs(records, {{job}}, false).empty());
+  CHECK(join_jobs(records, {{job}}, true)[0].state == "COMPLETED");
+  // SLURM has forgotten it.
+  jobs = join_jobs(records, {std::vector<SlurmJobState>()}, true);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs[0].state == "ENDED");
+}
+
+TEST_CASE("jobs of SLURM that are none of ours are left out") {
+  const mtl::test::TempDir dir;
+  SlurmJobState job = queued("12", "RUNNING");
+  job.script = (dir.path() / "job.sbatch").string();
+  CHECK(join_jobs({}, {{job}}, false).empty());
+  write(job.script, "#!/bin/bash\nsleep 1\n");
+  CHECK(join_jobs({}, {{job}}, false).empty());
+  // One of mtl's that somebody has given to sbatch.
+  write(job.script,
+        "#!/bin/bash\n#SBATCH --nodes=1\nexport MTL_JOB_SCRIPT=/x\nexec mtl launch x\n");
+  write(dir.path() / "job.json", R"({"run":"/runs/train"})");
+  const std::vector<JobView> jobs = join_jobs({}, {{job}}, false);
+  REQUIRE(jobs.size() == 1);
+  CHECK(jobs[0].run == "/runs/train");
+}
+
+TEST_CASE("an ID, a run directory or a name finds its job") {
+  std::vector<JobView> jobs(4);
+  jobs[0].id = "12";
+  jobs[0].name = "train";
+  jobs[0].run = "/runs/train/1";
+  jobs[0].where = "slurm";
+  jobs[1].id = "13_1";
+  jobs[1].name = "sweep";
+  jobs[1].where = "slurm";
+  jobs[2] = jobs[1];
+  jobs[2].id = "13_2";
+  jobs[3].id = "p12";
+  jobs[3].name = "12";
+  const auto ids = [&](const std::string& text) {
+    std::string all;
+    for (const JobView& job : matching_jobs(jobs, text)) all += job.id + " ";
+    return all;
+  };
+  CHECK(ids("12") == "12 ");
+  CHECK(ids("13") == "13_1 13_2 ");
+  CHECK(ids("13_2") == "13_2 ");
+  CHECK(ids("p12") == "p12 ");
+  CHECK(ids("sweep") == "13_1 13_2 ");
+  CHECK(ids("/runs/train/1/") == "12 ");
+  CHECK(ids("/runs/train") == "12 ");
+  CHECK(ids("1").empty());
+  CHECK(ids("nobody").empty());
+}
