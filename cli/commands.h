@@ -11,12 +11,16 @@ using Arguments = std::vector<std::string>;
 
 int command_config(const Arguments& args);
 int command_launch(const Arguments& args);
+int command_submit(const Arguments& args);
 int command_plan(const Arguments& args);
 int command_test(const Arguments& args);
 int command_generate(const Arguments& args);
 int command_data(const Arguments& args);
 int command_ckpt(const Arguments& args);
 int command_logs(const Arguments& args);
+int command_ps(const Arguments& args);
+int command_stop(const Arguments& args);
+int command_top(const Arguments& args);
 int command_env(const Arguments& args);
 int command_recipes(const Arguments& args);
 int command_estimate_memory(const Arguments& args);

@@ -1,6 +1,7 @@
 // mtl launch: reads the command line and tells a train.yaml from a program.
 #include "cli/launch.h"
 
+#include <cstdlib>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -17,15 +18,25 @@ namespace mtl {
 namespace {
 
 void declare(CommandLine& line, LaunchOptions& options, std::string& program,
-             std::vector<std::string>& arguments) {
-  line.example("mtl launch train.yaml", "train on this machine");
-  line.example("mtl launch --num_processes 4 train.yaml parallel.tp=2 train.steps=2000",
-               "4 ranks, with settings that win over the file");
-  line.example("mtl launch --dry-run train.yaml", "the plan, and where each value comes from");
-  line.example("mtl launch --num_processes 2 script.py --lr 1e-3",
-               "a PyTorch script, as torchrun does");
-  line.example("mtl launch --num_processes 2 -- ./program --flag", "any program");
-  line.example("mtl launch --hosts a:4,b:4 train.yaml", "on two machines, by ssh");
+             std::vector<std::string>& arguments, bool submits) {
+  if (submits) {
+    line.example("mtl submit --slurm_partition gpu --slurm_time 12:00:00 train.yaml",
+                 "a job of one node");
+    line.example("mtl submit --num_machines 4 --nproc_per_node 8 train.yaml train.steps=2000",
+                 "of four nodes with 8 GPUs each");
+    line.example("mtl submit --dry-run train.yaml", "the script of the job, to read or keep");
+    line.example("mtl submit --wait --num_machines 2 -- ./program --flag",
+                 "any program; follow it, and end with its exit code");
+  } else {
+    line.example("mtl launch train.yaml", "train on this machine");
+    line.example("mtl launch --num_processes 4 train.yaml parallel.tp=2 train.steps=2000",
+                 "4 ranks, with settings that win over the file");
+    line.example("mtl launch --dry-run train.yaml", "the plan, and where each value comes from");
+    line.example("mtl launch --num_processes 2 script.py --lr 1e-3",
+                 "a PyTorch script, as torchrun does");
+    line.example("mtl launch --num_processes 2 -- ./program --flag", "any program");
+    line.example("mtl launch --hosts a:4,b:4 train.yaml", "on two machines, by ssh");
+  }
   line.positional("train.yaml | PROGRAM", program,
                   "a train.yaml trains with mtl; a .py script runs under python3; anything else, "
                   "or whatever follows `--`, is started as it is");
@@ -35,8 +46,10 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
   line.group("A run (train.yaml)");
   line.flag("fresh", options.run.fresh,
             "start a new run instead of continuing the newest one of that name");
-  declare_launch_flags(line, options.run.given.flags);
-  line.flag("json", options.json, "with --dry-run: one JSON document, schema mtl.launch/1");
+  declare_launch_flags(line, options.run.given.flags, submits);
+  line.flag("json", options.json,
+            submits ? "one JSON document instead of words, schema mtl.submit/1"
+                    : "with --dry-run: one JSON document, schema mtl.launch/1");
   line.footnote(
       "All of accelerate's and torchrun's flags are taken; those for Megatron-LM, FSDP, DeepSpeed, "
       "FP8 and ParallelismConfig, and the rest: mtl help launch-flags.");
@@ -60,7 +73,13 @@ void read_switches(LaunchOptions& options) {
   options.no_python = is_on(given, "no_python");
   options.run_path = is_on(given, "run_path");
   options.quiet = is_on(given, "quiet");
-  if (options.json && !options.dry_run) {
+  // A job that SLURM starts again goes on with what it began.
+  if (const char* restarts = std::getenv("SLURM_RESTART_COUNT");
+      restarts != nullptr && std::atoi(restarts) > 0) {
+    options.run.fresh = false;
+  }
+  const bool submits = given_text(given, "via") == "slurm";
+  if (options.json && !options.dry_run && !submits) {
     throw Error(Exit::usage, Diagnostic{.code = "usage.option",
                                         .what = "--json goes with --dry-run",
                                         .help = "leave it out, or add --dry-run"});
@@ -80,19 +99,30 @@ bool is_train_yaml(const LaunchOptions& options, const std::string& program, boo
          (program.ends_with(".yaml") || program.ends_with(".yml"));
 }
 
-int command_launch(const Arguments& args) {
+namespace {
+
+int launch(const Arguments& args, bool submits) {
   LaunchOptions options;
   std::string program;
   std::vector<std::string> arguments;
+  const std::string name = submits ? "submit" : "launch";
   CommandLine line(
-      {"launch [options] train.yaml [key=value ...]", "launch [options] [-m] PROGRAM [args ...]"},
-      "Trains what a train.yaml describes, or starts any program, one process per "
-      "rank (launch.spawn=threads trains with one process and a thread per rank). The same command "
-      "continues a run that was stopped; all errors of the "
-      "configuration are reported before anything starts.");
-  declare(line, options, program, arguments);
+      {name + " [options] train.yaml [key=value ...]", name + " [options] [-m] PROGRAM [args ...]"},
+      submits ? "Checks a launch as mtl launch does and submits it to SLURM as a job that "
+                "starts it on its nodes: mtl launch --via slurm. The script that is "
+                "submitted, the train.yaml as it is now and the log lie in a folder of "
+                "the job's own."
+              : "Trains what a train.yaml describes, or starts any program, one process "
+                "per rank (launch.spawn=threads trains with one process and a thread per "
+                "rank). The same command continues a run that was stopped; all errors of "
+                "the configuration are reported before anything starts.");
+  declare(line, options, program, arguments, submits);
+  if (submits) options.run.given.flags["via"] = {{"slurm"}, "mtl submit"};
+  options.words = {"mtl", name};
+  options.words.insert(options.words.end(), args.begin(), args.end());
 
   const SplitArguments split = line.split(args);
+  options.after_separator = split.after_separator;
   Arguments own = split.own;
   if (!split.program.empty()) {
     own.insert(own.end(), {"--", split.program});
@@ -121,6 +151,16 @@ int command_launch(const Arguments& args) {
                                         .help = "leave --fresh out"});
   }
   return launch_program(options, program, arguments);
+}
+
+}  // namespace
+
+int command_launch(const Arguments& args) {
+  return launch(args, false);
+}
+
+int command_submit(const Arguments& args) {
+  return launch(args, true);
 }
 
 }  // namespace mtl

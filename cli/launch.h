@@ -28,6 +28,8 @@ struct LaunchOptions {
   bool no_python = false;
   bool run_path = false;
   bool quiet = false;
+  bool after_separator = false;    // the program follows `--`
+  std::vector<std::string> words;  // of the command, as typed: mtl, launch, ...
 };
 
 // Whether `program` is a train.yaml rather than a program to start.

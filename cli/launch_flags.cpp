@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -36,10 +37,12 @@ std::string shown_value(const LaunchFlag& flag) {
   return flag.name == "numa_binding" ? "none|numa|core" : flag.value;
 }
 
-void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, bool hidden) {
+void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, bool hidden,
+                 const std::string& alias = {}) {
   OptionDeclaration declaration;
   declaration.name = spelled(flag);
   declaration.aliases = flag.aliases;
+  if (!alias.empty()) declaration.aliases.push_back(alias);
   declaration.short_name = flag.short_name;
   declaration.is_flag = flag.kind == FlagKind::truth;
   if (flag.kind != FlagKind::truth) declaration.value_name = shown_value(flag);
@@ -94,18 +97,32 @@ void for_each_group(const Visit& visit) {
 
 }  // namespace
 
-void declare_launch_flags(CommandLine& line, FlagValues& values) {
+void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits) {
+  const auto shown = [&](const LaunchFlag& flag) {
+    const bool machines = flag.group == FlagGroup::machines;
+    if (!submits) return is_frequent(flag);
+    if (flag.group == FlagGroup::slurm || flag.name == "templates_dir") return true;
+    // How machines meet is SLURM's affair.
+    return is_frequent(flag) && (!machines || flag.name == "num_machines" || flag.name == "nnodes");
+  };
+  const auto declare = [&](const LaunchFlag& flag, bool hidden) {
+    std::string alias;
+    if (submits && flag.group == FlagGroup::slurm) alias = flag.name.substr(std::strlen("slurm_"));
+    const bool taken =
+        std::find(flag.aliases.begin(), flag.aliases.end(), alias) != flag.aliases.end();
+    declare_one(line, flag, values, hidden, taken ? std::string() : alias);
+  };
   for (const LaunchFlag& flag : launch_flags()) {
-    if (!is_frequent(flag)) declare_one(line, flag, values, true);
+    if (!shown(flag)) declare(flag, true);
   }
   for_each_group([&](FlagGroup group, const std::vector<const LaunchFlag*>& flags) {
     if (std::none_of(flags.begin(), flags.end(),
-                     [](const LaunchFlag* flag) { return is_frequent(*flag); })) {
+                     [&](const LaunchFlag* flag) { return shown(*flag); })) {
       return;
     }
     line.group(group_title(group));
     for (const LaunchFlag* flag : flags) {
-      if (is_frequent(*flag)) declare_one(line, *flag, values, false);
+      if (shown(*flag)) declare(*flag, false);
     }
   });
 }

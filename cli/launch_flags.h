@@ -10,8 +10,9 @@
 namespace mtl {
 
 // Declares all settings of launcher/launch_flags.h; what is given lands in `values`. The families
-// are accepted and not shown.
-void declare_launch_flags(CommandLine& line, FlagValues& values);
+// are accepted and not shown. `submits`: those for SLURM are shown, and also have their names
+// without slurm_, as sbatch has them.
+void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits = false);
 // Only those that a plan reads: how many ranks, precision, layout.
 void declare_plan_flags(CommandLine& line, FlagValues& values);
 // All of them, of which only those of a plan are shown: what a configuration file can hold.

@@ -13,6 +13,7 @@
 
 #include "cli/launch.h"
 #include "cli/launch_slurm.h"
+#include "cli/submit.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
@@ -162,6 +163,9 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   print_warnings(diagnostics.all());
   // accelerate's file says it this way, and a program of PyTorch takes it literally.
   request.need_gpu = request.need_gpu || request.config.distributed_type == "MULTI_GPU";
+  if (request.via == "slurm") {
+    return submit_program(options, request, file.path, program, arguments);
+  }
   job.program = program_of(options, request, program, arguments);
   if (options.dry_run) {
     if (options.json) {

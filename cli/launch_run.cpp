@@ -1,4 +1,5 @@
 // mtl launch train.yaml: a run of mtl's own trainer, here or on many machines.
+#include <algorithm>
 #include <cstdlib>
 #include <unistd.h>
 #include <utility>
@@ -9,10 +10,12 @@
 #include "cli/launch.h"
 #include "cli/launch_slurm.h"
 #include "cli/plan_text.h"
+#include "cli/submit.h"
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/job.h"
+#include "launcher/job_registry.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/verdict.h"
 #include "runtime/metrics/reporter.h"
@@ -148,6 +151,23 @@ class Run {
   RunDirectory directory_;
 };
 
+// For mtl ps and its like, which find it by this.
+void record(const Run& run, const Surroundings& around) {
+  const LaunchRequest& request = run.prepared().request;
+  const std::string& name = run.prepared().checked.resolved.spec.run.name;
+  const bool hosts = request.mode == LaunchRequest::Mode::hosts;
+  JobRecord record = record_of_this_process(hosts ? "ssh" : "local", name);
+  // In a shell of salloc, too: SLURM shows it under the job.
+  if (around.launcher == Launcher::slurm) {
+    record.kind = "slurm";
+    record.id = around.job_id;
+  }
+  std::error_code ignored;
+  record.run = std::filesystem::absolute(run.dir(), ignored).string();
+  record.nodes = std::max(request.max_nodes, 1);
+  record_job(record);
+}
+
 // The last words of the launcher, below everything that the run printed.
 void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
@@ -189,6 +209,9 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   if (const std::string& words = run.prepared().checked.micro_batch_words; !words.empty()) {
     say(stderr, "train.micro_batch " + words + "\n");
   }
+  if (run.prepared().request.via == "slurm") {
+    return submit_run(options, run.prepared(), train_yaml, given_settings);
+  }
   if (options.dry_run) return dry_run(run.prepared(), options.json);
 
   JobOptions job;
@@ -213,6 +236,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
       job.request.run_id = run.dir().filename().string();
     }
     job.program = worker_program(run.prepared(), run.dir().string());
+    record(run, options.run.given.around);
   }
   job.prepare = [&](int world, int64_t) { return run.generation(world); };
 

@@ -13,7 +13,9 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "launcher/console_lines.h"
+#include "launcher/jobs.h"
 #include "launcher/log_reader.h"
+#include "launcher/slurm/follow.h"
 #include "runtime/run.h"
 
 namespace mtl {
@@ -169,6 +171,57 @@ class LogsView {
   std::map<int, Shown> shown_;
 };
 
+// What a person may mean beside a run: an ID of mtl ps, or a name there. Nothing if it is none.
+std::optional<JobView> job_of(const std::string& text) {
+  std::error_code ignored;
+  if (text.empty() || fs::exists(text, ignored) || fs::exists(fs::path("runs") / text, ignored)) {
+    return std::nullopt;
+  }
+  const std::vector<JobView> found = matching_jobs(job_views(true), text);
+  if (!found.empty()) return found.front();
+  if (!is_slurm_id(text)) return std::nullopt;
+  // One that was given in without us, or on another machine.
+  for (const SlurmJobState& job : slurm_job_states(text)) {
+    JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
+    view.log = job.output;
+    view.live = !job.ended();
+    return view;
+  }
+  throw Error(Exit::data, Diagnostic{.code = "logs.missing",
+                                     .what = fmt::format("there is no job {}", text),
+                                     .help = "see: mtl ps --all"});
+}
+
+// The log of a job of SLURM: what the launch in it printed, with the progress of the run.
+int show_job(const JobView& job, const LogsRequest& request) {
+  FollowEars ears;
+  ears.on_log = [](std::string_view bytes) {
+    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+    std::fflush(stdout);
+  };
+  ears.on_notice = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+  ears.stop = [] { return std::ferror(stdout) != 0; };
+  if (request.follow && job.live) {
+    const FollowEnd end = follow_slurm_job(job.id, job.log, ears);
+    if (!end.detached) fmt::print(stderr, "{}\n", slurm_verdict(end.job));
+    return 0;
+  }
+  LogReader reader(job.log);
+  if (request.lines) reader.skip_to_last(*request.lines);
+  bool any = false;
+  for (std::string text; reader.read(text); text.clear()) {
+    ears.on_log(text);
+    any = true;
+  }
+  if (!any) {
+    fmt::print(stderr, "job {} has printed nothing yet{}\n", job.id,
+               job.state == "PENDING"
+                   ? fmt::format(": it waits ({})", slurm_reason_words(job.reason))
+                   : fmt::format(" to {}", job.log));
+  }
+  return 0;
+}
+
 }  // namespace
 
 int command_logs(const Arguments& args) {
@@ -180,8 +233,10 @@ int command_logs(const Arguments& args) {
   line.example("mtl logs", "the run that was written to last, under runs/");
   line.example("mtl logs -f runs/shakespeare", "follow all ranks of it until Ctrl-C");
   line.example("mtl logs --rank 3 --lines 50 RUN", "the end of one rank");
+  line.example("mtl logs -f 1234", "a job of SLURM: while it waits, runs, and until it ends");
   line.rest("RUN", runs,
-            "a run directory, runs/NAME (its newest run), or the directory that --log_dir named");
+            "a run directory, runs/NAME (its newest run), the directory that --log_dir named, or "
+            "an ID of mtl ps");
   line.option("rank", "R", request.rank, 0, "only this rank, byte for byte");
   line.option("node", "N", request.node, 0, "the log of this node's agent instead of ranks");
   line.flag("follow,f", request.follow, "go on with what is added, also when logs rotate");
@@ -198,7 +253,14 @@ int command_logs(const Arguments& args) {
                                         .what = "--rank and --node exclude each other",
                                         .help = "leave one out"});
   }
-  request.dir = logs_of(runs.empty() ? "" : runs[0]);
+  std::string wanted = runs.empty() ? "" : runs[0];
+  if (const auto job = job_of(wanted)) {
+    // Its ranks, where they are asked for; else all that the job has printed.
+    const bool ranks = request.rank || request.node || job->log.empty();
+    if (!ranks) return show_job(*job, request);
+    wanted = job->run;
+  }
+  request.dir = logs_of(wanted);
   LogsView(request).run();
   return 0;
 }

@@ -104,10 +104,75 @@ void add_environment(const FlagValues& values, const std::string& engine,
 
 }  // namespace
 
-PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml,
-                        const std::vector<std::string>& arguments, std::optional<int> world) {
+void add_launch_section(const ResolvedSpec& resolved, LaunchGiven& given) {
+  const auto add = [&](const std::string& key, const std::string& name,
+                       const std::vector<std::string>& texts) {
+    const auto found = resolved.origins.find(key);
+    const Origin origin = found == resolved.origins.end() ? Origin::built_in : found->second;
+    const Place place = resolved.place_of(key);
+    switch (origin) {
+      case Origin::train_yaml:
+        given.train_yaml.insert_or_assign(
+            name, FlagValue{texts, fmt::format("{}:{}", place.file, place.line)});
+        break;
+      case Origin::environment:
+        given.environment.insert({name, {texts, place.file}});
+        break;
+      case Origin::command_line:
+        given.flags.insert({name, {texts, key}});
+        break;
+      default:
+        break;
+    }
+  };
+  const TrainSpec::Launch& launch = resolved.spec.launch;
+  add("launch.via", "via", {launch.via});
+  for (const auto& [name, texts] : launch.slurm)
+    add("launch.slurm." + name, "slurm_" + name, texts);
+  for (const auto& [name, texts] : launch.kubernetes) {
+    add("launch.kubernetes." + name, "kubernetes_" + name, texts);
+  }
+}
+
+namespace {
+
+// Every task of an array has its own number in place of %a; checked is the first one.
+std::vector<std::string> of_first_task(std::vector<std::string> arguments,
+                                       const LaunchGiven& given) {
+  const std::string array = given_text(given, "slurm_array");
+  if (array.empty() || given_text(given, "via") != "slurm") return arguments;
+  const std::string first = array.substr(0, array.find_first_not_of("0123456789"));
+  for (std::string& argument : arguments) {
+    for (size_t at = 0; (at = argument.find("%a", at)) != std::string::npos; at += first.size()) {
+      argument.replace(at, 2, first);
+    }
+  }
+  return arguments;
+}
+
+// What the file, the environment and the arguments say under `launch`; what is wrong with them is
+// told by check_run().
+ResolvedSpec launch_section(const std::string& train_yaml,
+                            const std::vector<std::string>& arguments) {
+  SpecSources sources;
+  sources.train_yaml = train_yaml;
+  sources.environment = settings_in_environment(environ);
+  for (const std::string& argument : arguments) {
+    if (argument.starts_with("launch.")) sources.overrides.push_back(argument);
+  }
+  Diagnostics ignored;
+  return load_spec(sources, ignored);
+}
+
+}  // namespace
+
+PreparedRun prepare_run(const RunOptions& given_options, const std::string& train_yaml,
+                        const std::vector<std::string>& given_arguments, std::optional<int> world) {
   Diagnostics all;
   PreparedRun run;
+  RunOptions options = given_options;
+  add_launch_section(launch_section(train_yaml, given_arguments), options.given);
+  const std::vector<std::string> arguments = of_first_task(given_arguments, options.given);
   const LaunchConfig file = load_launch_config(options.given, all);
   const std::string engine = engine_of(file, options.given);
   RunRequest request;
@@ -139,8 +204,11 @@ PreparedRun prepare_run(const RunOptions& options, const std::string& train_yaml
                         true};
     };
   }
-  // A plan may be of other machines, and so are nodes on which agents are started.
-  if (!request.memory && !options.plan_only && !run.request.starts_agents()) {
+  // A plan may be of other machines, and so are nodes on which agents are started, and those of a
+  // job that is only submitted.
+  const bool elsewhere = run.request.starts_agents() || run.request.via == "slurm" ||
+                         run.request.via == "kubernetes";
+  if (!request.memory && !options.plan_only && !elsewhere) {
     const int nodes = std::max(1, run.request.max_nodes);
     const int here = std::max(1, (run.world + nodes - 1) / nodes);
     request.memory = [here, use_cpu = run.request.config.use_cpu] {

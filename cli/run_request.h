@@ -15,8 +15,8 @@ struct RunOptions {
   LaunchGiven given;  // by flags and by the environment
   bool fresh = false;
   bool plan_only = false;  // nothing starts: nobody has to say where machines meet
-  // What turned out to be too much for a rank (bytes_of_rank() of its plan), where train.micro_batch
-  // is auto; 0 = nothing has.
+  // What turned out to be too much for a rank (bytes_of_rank() of its plan), where
+  // train.micro_batch is auto; 0 = nothing has.
   int64_t too_many_bytes = 0;
 };
 
@@ -25,6 +25,10 @@ struct RunOptions {
 LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics);
 // "config: PATH\n" where a file is used that nobody named; else "".
 std::string config_file_notice(const LaunchConfig& file, const LaunchGiven& given);
+
+// The section `launch` of a train.yaml, where its layers (file, MTL_LAUNCH__..., key=value) give
+// something: put with the flags of the same strength, which win.
+void add_launch_section(const ResolvedSpec& resolved, LaunchGiven& given);
 
 // Reads MTL_NUM_PROCESSES and its like. Throws Error with all that cannot be read.
 void read_launch_environment(LaunchGiven& given);

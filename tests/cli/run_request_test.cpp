@@ -1,6 +1,8 @@
 // cli/run_request: what becomes of options, the environment and key=value.
 #include "cli/run_request.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,4 +84,86 @@ TEST_CASE("python3 stands in front of scripts and modules only") {
   options.run_path = false;
   options.module = true;
   CHECK(program_argv(options, "pkg.mod", {"a"}) == Words{"python3", "-u", "-m", "pkg.mod", "a"});
+}
+
+TEST_CASE("a train.yaml has every setting of a job by the flags' names") {
+  std::vector<std::string> flags, keys;
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (flag.group == FlagGroup::slurm) flags.push_back("launch.slurm." + flag.name.substr(6));
+  }
+  for (const std::string& key : spec_keys()) {
+    if (key.starts_with("launch.slurm.")) keys.push_back(key);
+  }
+  std::sort(flags.begin(), flags.end());
+  std::sort(keys.begin(), keys.end());
+  CHECK(flags == keys);
+}
+
+TEST_CASE("the section launch of a train.yaml is weaker than flags and variables") {
+  ResolvedSpec resolved;
+  resolved.file = "train.yaml";
+  const auto give = [&](const std::string& name, const std::string& text, Origin origin) {
+    resolved.spec.launch.slurm[name] = {text};
+    resolved.origins["launch.slurm." + name] = origin;
+    resolved.places["launch.slurm." + name] = Place{"train.yaml", 12, 3};
+  };
+  give("partition", "file", Origin::train_yaml);
+  give("time", "10", Origin::command_line);
+  give("mem", "1G", Origin::environment);
+  give("qos", "x", Origin::train_yaml);
+  resolved.spec.launch.via = "slurm";
+  resolved.origins["launch.via"] = Origin::train_yaml;
+  LaunchGiven given;
+  given.flags["slurm_qos"] = {{"flag"}, "--slurm_qos"};
+  given.environment["slurm_mem"] = {{"2G"}, "MTL_SLURM_MEM"};
+  add_launch_section(resolved, given);
+  CHECK(given_text(given, "slurm_partition") == "file");
+  CHECK(given.train_yaml["slurm_partition"].origin == "train.yaml:12");
+  CHECK(given_text(given, "slurm_qos") == "flag");
+  CHECK(given_text(given, "slurm_time") == "10");
+  CHECK(given_text(given, "slurm_mem") == "2G");
+  CHECK(given_text(given, "via") == "slurm");
+  Diagnostics diagnostics;
+  const LaunchRequest request = resolve_launch({}, given, true, diagnostics);
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(request.via == "slurm");
+  CHECK(request.slurm.at("partition") == Words{"file"});
+  CHECK(request.scheduler_origins.at("slurm_partition") == "train.yaml:12");
+  // Inside a job the same files mean that it runs here; a flag submits another one.
+  setenv("SLURM_JOB_ID", "1", 1);
+  CHECK(resolve_launch({}, given, true, diagnostics).via.empty());
+  given.flags["via"] = {{"slurm"}, "--via"};
+  CHECK(resolve_launch({}, given, true, diagnostics).via == "slurm");
+  unsetenv("SLURM_JOB_ID");
+}
+
+TEST_CASE("a job for a scheduler asks nothing of this machine") {
+  LaunchGiven given;
+  given.flags["via"] = {{"slurm"}, "--via"};
+  given.flags["num_machines"] = {{"4"}, "--num_machines"};
+  const auto resolved = [&](Diagnostics& diagnostics) {
+    return resolve_launch({}, given, false, diagnostics);
+  };
+  Diagnostics none;
+  LaunchRequest request = resolved(none);
+  CHECK_FALSE(none.has_errors());  // no address, no machine_rank
+  CHECK(request.max_nodes == 4);
+  CHECK(request.local_ranks == 1);
+  CHECK_FALSE(request.ranks_said);
+  given.flags["slurm_gpus_per_node"] = {{"8"}, "--slurm_gpus_per_node"};
+  CHECK(resolved(none).ranks == 32);
+  given.flags.erase("num_machines");
+  given.flags["nnodes"] = {{"2:4"}, "--nnodes"};
+  request = resolved(none);
+  CHECK_FALSE(none.has_errors());
+  CHECK(request.elastic);
+  given.flags["nproc_per_node"] = {{"gpu"}, "--nproc_per_node"};
+  given.flags.erase("slurm_gpus_per_node");
+  Diagnostics unknown;
+  resolved(unknown);
+  CHECK(unknown.has_errors());
+  given.flags["hosts"] = {{"a,b"}, "--hosts"};
+  Diagnostics hosts;
+  resolved(hosts);
+  CHECK(hosts.all()[0].code == "launch.conflict");
 }

@@ -1,0 +1,338 @@
+#include "cli/submit.h"
+
+#include <algorithm>
+#include <ctime>
+#include <limits.h>
+#include <unistd.h>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "common/files.h"
+#include "common/terminal.h"
+#include "common/version.h"
+#include "launcher/job_registry.h"
+#include "launcher/job_template.h"
+#include "launcher/network.h"
+#include "launcher/shell_word.h"
+#include "launcher/signals.h"
+#include "launcher/slurm/follow.h"
+#include "launcher/slurm/job_options.h"
+#include "launcher/slurm/job_script.h"
+#include "launcher/slurm/submit.h"
+
+namespace mtl {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is put into the job's folder and queue.
+struct Submission {
+  const LaunchOptions& options;
+  const LaunchRequest& request;
+  std::string config_file;          // in use here, "" = none
+  std::string name;                 // of the job, unless one is given
+  fs::path jobs;                    // the folder of the job is made in here
+  std::string run;                  // folder of its run; "" = a program
+  std::string train_yaml;           // its text; "" = a program
+  std::vector<std::string> target;  // what follows the flags of the launch
+};
+
+// As sbatch and file systems take it.
+std::string plain_name(const std::string& text) {
+  std::string name;
+  for (const char c : text) {
+    const bool plain =
+        std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
+    name += plain ? c : '-';
+  }
+  return name.empty() || name[0] == '.' ? "job" + name : name.substr(0, 60);
+}
+
+std::string this_program() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  return length > 0 ? std::string(path, static_cast<size_t>(length)) : "mtl";
+}
+
+// Flags that have done their work when the job begins, or are the job's to answer.
+bool stays_here(const LaunchFlag& flag) {
+  static const std::vector<std::string> kHere = {"via",         "templates_dir", "dry_run",
+                                                 "config_file", "machine_rank",  "main_process_ip"};
+  // What mtl itself does inside the job.
+  static const std::vector<std::string> kInside = {"slurm_chain", "slurm_srun", "slurm_container",
+                                                   "slurm_container_runtime",
+                                                   "slurm_container_mounts"};
+  if (flag.group == FlagGroup::slurm) {
+    return std::find(kInside.begin(), kInside.end(), flag.name) == kInside.end();
+  }
+  return flag.group == FlagGroup::kubernetes ||
+         std::find(kHere.begin(), kHere.end(), flag.name) != kHere.end();
+}
+
+// The launch inside the job: the same settings, from a copy of the files as they are now.
+std::vector<std::string> launch_words(const Submission& job, const fs::path& folder) {
+  std::vector<std::string> words = {this_program(), "launch", "--config_file"};
+  words.push_back(job.config_file.empty() ? "none" : (folder / "default_config.yaml").string());
+  const LaunchGiven& given = job.options.run.given;
+  for (const LaunchFlag& flag : launch_flags()) {
+    auto found = given.flags.find(flag.name);
+    // A cluster need not carry the environment of a login over to the job.
+    if (found == given.flags.end()) {
+      found = given.environment.find(flag.name);
+      if (found == given.environment.end()) continue;
+    }
+    if (stays_here(flag)) continue;
+    for (const std::string& text : found->second.texts) {
+      if (flag.kind == FlagKind::truth) {
+        const bool on = truth_of(text).value_or(false);
+        words.push_back(fmt::format("--{}{}", flag.name, on ? "" : "=false"));
+      } else if (text.starts_with('-')) {
+        words.push_back(fmt::format("--{}={}", flag.name, text));
+      } else {
+        words.push_back("--" + flag.name);
+        words.push_back(text);
+      }
+    }
+  }
+  // What was checked is what runs.
+  if (!job.request.ranks_said) {
+    words.insert(words.end(), {"--nproc_per_node", std::to_string(job.request.local_ranks)});
+  }
+  if (job.options.run.fresh) words.emplace_back("--fresh");
+  if (job.options.after_separator) words.emplace_back("--");
+  words.insert(words.end(), job.target.begin(), job.target.end());
+  return words;
+}
+
+// The next free <time>-<n>; made unless nothing is to be written.
+fs::path job_folder(const fs::path& jobs, bool make) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  const std::string stamp = fmt::format("{:%Y%m%d-%H%M%S}", local);
+  if (make) make_directories(jobs);
+  for (int n = 1;; ++n) {
+    const fs::path folder = jobs / fmt::format("{}-{}", stamp, n);
+    std::error_code failed;
+    if (!make) {
+      if (!fs::exists(folder, failed)) return folder;
+    } else if (fs::create_directory(folder, failed)) {
+      return folder;
+    } else if (failed) {
+      throw Error(
+          Exit::environment,
+          Diagnostic{.code = "file.directory",
+                     .what = fmt::format("cannot make {}: {}", folder.string(), failed.message()),
+                     .help = "submit from a folder that is yours, or set run.dir"});
+    }
+  }
+}
+
+std::string words_of(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words)
+    text += fmt::format("{}{}", text.empty() ? "" : " ", shell_word(word));
+  return text;
+}
+
+std::string size_words(const SlurmOptions& options, const LaunchRequest& request) {
+  const bool range = request.min_nodes < request.max_nodes;
+  std::string text = range ? fmt::format("{} to {} nodes", request.min_nodes, request.max_nodes)
+                           : fmt::format("{} node{}", options.nodes, options.nodes == 1 ? "" : "s");
+  text += fmt::format(" x {} rank{}", request.local_ranks, request.local_ranks == 1 ? "" : "s");
+  if (options.gpus_per_node > 0) text += fmt::format(", {} GPUs each", options.gpus_per_node);
+  return text;
+}
+
+nlohmann::ordered_json document(const Submission& job, const SlurmJob& slurm,
+                                const std::string& script_text, const std::string& id,
+                                const std::string& log) {
+  nlohmann::ordered_json json;
+  json["schema"] = "mtl.submit/1";
+  json["via"] = "slurm";
+  json["job_id"] = id.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(id);
+  json["name"] = slurm.options.job_name;
+  json["nodes"] = slurm.options.nodes;
+  json["ranks_per_node"] = job.request.local_ranks;
+  json["script"] = slurm.script;
+  json["log"] = log;
+  json["run"] = job.run.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(job.run);
+  json["sbatch"] = slurm.options.sbatch;
+  json["launch"] = slurm.launch;
+  if (id.empty()) json["text"] = script_text;
+  return json;
+}
+
+int wait_for(const std::string& id, const std::string& log, bool quiet) {
+  SignalPipe signals;
+  FollowEars ears;
+  ears.on_log = [](std::string_view bytes) {
+    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+    std::fflush(stdout);
+  };
+  ears.on_notice = [&](const std::string& line) {
+    if (!quiet) say(stderr, line + "\n");
+  };
+  int signal = 0;
+  ears.stop = [&] {
+    for (const int one : signals.take()) {
+      if (one == SIGINT || one == SIGTERM || one == SIGHUP) signal = one;
+    }
+    return signal != 0;
+  };
+  const FollowEnd end = follow_slurm_job(id, log, ears);
+  if (end.detached) {
+    say(stderr, fmt::format("\njob {0} goes on without being watched; to see it: mtl logs -f {0}; "
+                            "to stop it: mtl stop {0}\n",
+                            id));
+    return 128 + signal;
+  }
+  if (!quiet || end.exit_code != 0) say(stderr, slurm_verdict(end.job) + "\n");
+  return end.exit_code;
+}
+
+int submit(const Submission& job) {
+  const LaunchOptions& options = job.options;
+  Diagnostics diagnostics;
+  // First without a folder: a mistake leaves nothing behind.
+  slurm_options(job.request, job.name, "/", diagnostics);
+  diagnostics.throw_if_errors();
+  const JobTemplate job_template = load_job_template("slurm/job.sbatch", job.request.templates_dir);
+  SlurmJob slurm;
+  slurm.version = version();
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  slurm.when = fmt::format("{:%Y-%m-%d %H:%M}", local);
+  slurm.command = {"mtl", "launch"};
+  if (!options.words.empty()) slurm.command = options.words;
+  slurm.working_directory = fs::current_path().string();
+  const auto fill = [&](const fs::path& folder) {
+    Diagnostics again;
+    slurm.options = slurm_options(job.request, job.name, folder, again);
+    again.throw_if_errors();
+    slurm.script = (folder / "job.sbatch").string();
+    Submission here = job;
+    if (!job.train_yaml.empty()) here.target[0] = (folder / "train.yaml").string();
+    slurm.launch = launch_words(here, folder);
+    return slurm_script(slurm, job.request, job_template);
+  };
+  std::string text = fill(job_folder(job.jobs, false));
+  const auto log_of = [&](const std::string& id) {
+    return (slurm.options.output / (slurm.options.array ? id + "_%a.log" : id + ".log")).string();
+  };
+  if (slurm.options.gpus_unsaid && !options.quiet) {
+    say(stderr,
+        "one rank per node, and no GPUs are asked for: --nproc_per_node N (or "
+        "--slurm_gpus_per_node N) does; --cpu says that none are wanted\n");
+  }
+  if (options.dry_run) {
+    if (options.json) {
+      fmt::print("{}\n", document(job, slurm, text, "", log_of("%j")).dump(2));
+    } else {
+      fmt::print("{}", text);
+    }
+    return 0;
+  }
+  const fs::path folder = job_folder(job.jobs, true);
+  text = fill(folder);
+  make_directories(slurm.options.output);
+  if (!job.train_yaml.empty()) write_file_atomic(folder / "train.yaml", job.train_yaml);
+  if (!job.config_file.empty()) {
+    write_file_atomic(folder / "default_config.yaml", read_file(job.config_file));
+  }
+  write_file_atomic(slurm.script, text);
+  // Variables for the ranks may be secrets.
+  const bool open = job.request.env.empty();
+  const auto close = [&](const fs::path& file) {
+    if (!open) fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  };
+  close(slurm.script);
+  std::string id;
+  try {
+    id = submit_to_slurm(slurm.script, job.request);
+  } catch (const Error& error) {
+    // A script that can be submitted later stays; one that SLURM refuses helps nobody.
+    std::error_code ignored;
+    if (error.exit() == Exit::config) fs::remove_all(folder, ignored);
+    throw;
+  }
+  const std::string log = log_of(id);
+  write_file_atomic(folder / "job.json", document(job, slurm, text, id, log).dump(1) + "\n");
+  close(folder / "job.json");
+  JobRecord record;
+  record.kind = "slurm";
+  record.id = id;
+  record.name = slurm.options.job_name;
+  record.folder = folder.string();
+  record.run = job.run;
+  record.log = log;
+  record.host = host_name();
+  record.command = words_of(slurm.command);
+  record.when = now;
+  record.nodes = slurm.options.nodes;
+  record_job(record);
+  if (options.json) {
+    fmt::print("{}\n", document(job, slurm, text, id, log).dump(2));
+  } else if (options.quiet) {
+    fmt::print("{}\n", id);
+  } else {
+    fmt::print("submitted job {0} ({1}, {2})\n  script  {3}\n  log     {4}\n", id,
+               slurm.options.job_name, size_words(slurm.options, job.request), slurm.script, log);
+    if (!job.run.empty()) fmt::print("  run     {}\n", job.run);
+    fmt::print("  follow  mtl logs -f {0}\n  stop    mtl stop {0}    (with a checkpoint)\n", id);
+  }
+  std::fflush(stdout);
+  if (!slurm.options.wait) return 0;
+  return wait_for(id, slurm.options.array ? "" : log, options.quiet);
+}
+
+}  // namespace
+
+int submit_run(const LaunchOptions& options, const PreparedRun& run, const std::string& train_yaml,
+               const std::vector<std::string>& settings) {
+  const TrainSpec& spec = run.checked.resolved.spec;
+  const fs::path home = fs::absolute(fs::path(spec.run.dir) / spec.run.name).lexically_normal();
+  Submission job{.options = options,
+                 .request = run.request,
+                 .config_file = run.config_file,
+                 .name = plain_name(spec.run.name),
+                 .jobs = home / "jobs",
+                 .run = home.string(),
+                 .train_yaml = run.checked.resolved.source,
+                 .target = {train_yaml}};
+  for (const std::string& setting : settings) {
+    // Who submits has been said, and would be heard again inside.
+    if (!setting.starts_with("launch.via=")) job.target.push_back(setting);
+  }
+  return submit(job);
+}
+
+int submit_program(const LaunchOptions& options, const LaunchRequest& request,
+                   const std::string& config_file, const std::string& program,
+                   const std::vector<std::string>& arguments) {
+  const std::string name = plain_name(fs::path(program).stem().string());
+  Submission job{.options = options,
+                 .request = request,
+                 .config_file = config_file,
+                 .name = name,
+                 .jobs = fs::current_path() / "jobs" / name,
+                 .run = {},
+                 .train_yaml = {},
+                 .target = {program}};
+  job.target.insert(job.target.end(), arguments.begin(), arguments.end());
+  const bool path = program.find('/') != std::string::npos || program.ends_with(".py");
+  if (path && !options.module && !fs::exists(program)) {
+    print_warnings({{.code = "launch.program_missing",
+                     .what = fmt::format("{} is not there", program),
+                     .help = "it has to be on the nodes of the job",
+                     .severity = Diagnostic::Severity::warning}});
+  }
+  return submit(job);
+}
+
+}  // namespace mtl
