@@ -131,20 +131,6 @@ void check_memory(const CheckedRun& run, int nodes) {
            "pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl plan)"});
 }
 
-// Two launches in one run directory would write each other's checkpoints. The lock goes with the
-// process, however it ends.
-Fd lock_run(const fs::path& dir) {
-  const fs::path path = dir / "lock";
-  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  const bool taken = lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  if (!taken) return lock;  // also where the file system knows no locks
-  throw Error(
-      Exit::environment,
-      {.code = "run.busy",
-       .what = dir.string() + " is being trained by another mtl launch",
-       .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
-}
-
 // One error for each setting that makes the checkpoint another model's or another text's.
 void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
@@ -258,6 +244,20 @@ Diagnostics may_be_elsewhere(const Diagnostics& data) {
 }
 
 }  // namespace
+
+// Two launches in one run directory would write each other's checkpoints. The lock goes with the
+// process, however it ends.
+Fd lock_run(const fs::path& dir) {
+  const fs::path path = dir / "lock";
+  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  const bool taken = lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (!taken) return lock;  // also where the file system knows no locks
+  throw Error(
+      Exit::environment,
+      {.code = "run.busy",
+       .what = dir.string() + " is being trained by another mtl launch",
+       .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
+}
 
 CheckedRun check_run(const RunRequest& request) {
   Diagnostics diagnostics;

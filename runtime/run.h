@@ -58,6 +58,9 @@ struct RunDirectory {
 // `nodes`: machines that share the run's memory evenly.
 RunDirectory open_run(const CheckedRun& run, int nodes = 1);
 
+// The lock of RunDirectory; throws run.busy.
+Fd lock_run(const std::filesystem::path& dir);
+
 // Before workers start in it, each time: what the run directory says about the layout follows `run`
 // (a job may go on with fewer ranks), and workers that were started before and are still alive
 // somewhere (a machine that was cut off) change no checkpoint any more. Returns the fence that the

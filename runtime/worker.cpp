@@ -28,6 +28,7 @@
 #include "runtime/engine/trainer.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/rank_meeting.h"
 #include "runtime/run.h"
 #include "runtime/start_block.h"
 #include "runtime/worker_environment.h"
@@ -438,14 +439,16 @@ Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   return of_rank_0;
 }
 
-Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
+Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own,
+                 const RankMeeting& met) {
   MadeDevice device = make_device({.local_rank = own.local_rank, .world = own.world});
   if (own.world == 1) {
     const std::unique_ptr<CommWorld> world = make_self_world();
     return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
   }
-  const std::string token = read_token(own.token_fd);
-  const std::unique_ptr<Store> store = join_store(own, token, kJoinPatience);
+  const std::string token = met.store ? met.token : read_token(own.token_fd);
+  const std::unique_ptr<Store> joined = met.store ? nullptr : join_store(own, token, kJoinPatience);
+  Store* const store = met.store ? met.store.get() : joined.get();
   const WorldOptions options = world_options(own, token);
   check_alike(
       store->exchange("device", options.rank, options.size, kind_of(device), options.timeout),
@@ -467,17 +470,46 @@ void let_origin_end_first() {
 
 }  // namespace
 
-Exit run_worker(const fs::path& run_dir) {
+Exit run_worker(const WorkerStart& start) {
   receive_signals();
-  const WorkerEnvironment environment = read_worker_environment();
+  WorkerEnvironment environment = read_worker_environment();
   if (environment.rank_threads > 0) check_threads(environment);
+  fs::path run_dir = start.run_dir;
+  RankMeeting met;
+  Fd lock;
+  const auto open_here = [&]() -> MeetingWord {
+    if (!start.open) {
+      lock = lock_run(run_dir);  // mtl launch has it for its own workers
+      return {.run_dir = run_dir.string()};
+    }
+    const std::optional<OpenedRun> opened = start.open(environment.world);
+    if (!opened) return {.run_dir = "", .complete = true};
+    return {.run_dir = opened->dir.string(), .fence = opened->fence};
+  };
+  if (environment.is_foreign()) {
+    met = meet_ranks({.folder = start.open ? start.folder : run_dir,
+                      .key = environment.start,
+                      .rank = environment.rank,
+                      .world = environment.world,
+                      .one_host = environment.nodes == 1,
+                      .generation = environment.generation,
+                      .address = environment.foreign_address,
+                      .give_up = [] { return stop_requested.load(); },
+                      .open = open_here});
+    if (environment.node_address.empty()) environment.node_address = met.own_address;
+  } else if (start.open) {
+    met.word = open_here();
+  }
+  if (met.word.complete) return Exit::done;
+  if (!met.word.run_dir.empty()) run_dir = met.word.run_dir;
+  if (met.word.fence > 0) environment.fence = static_cast<int>(met.word.fence);
   CheckedRun run =
       check_run({{.train_yaml = (run_dir / "resolved.yaml").string()}, environment.world});
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
   if (environment.rank_threads > 0) return run_threads(run_dir, run, environment);
   try {
-    return run_process(run_dir, run, environment);
+    return run_process(run_dir, run, environment, met);
   } catch (const Error& error) {
     if (is_collateral(error)) let_origin_end_first();
     throw;

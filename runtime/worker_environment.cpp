@@ -1,11 +1,13 @@
 #include "runtime/worker_environment.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "rendezvous/surroundings.h"
 
 namespace mtl {
 
@@ -37,6 +39,45 @@ int threads_wanted() {
   return text == nullptr ? 0 : static_cast<int>(std::strtol(text, nullptr, 10));
 }
 
+// A pod is one rank here: RANK counts pods there and not processes, so a pod of several ranks needs
+// an agent.
+void take_pod(const Surroundings& around, WorkerEnvironment& own) {
+  const std::string& each = around.processes_per_node;
+  if (!each.empty() && each != "1") {
+    throw Error(Exit::environment,
+                {.code = "worker.environment",
+                 .what = fmt::format("{}: its pods have PET_NPROC_PER_NODE={} ranks each, and mtl "
+                                     "worker is one rank",
+                                     around.words, each),
+                 .help = "start mtl launch train.yaml in the pods; it starts the ranks"});
+  }
+  own.rank = std::max(0, around.node);
+  own.world = around.nodes > 0 ? around.nodes : 1;
+  own.local_rank = 0;
+  own.local_world = 1;
+  own.node = own.rank;
+  own.nodes = own.world;
+}
+
+void take_place(const Surroundings& around, WorkerEnvironment& own) {
+  if (around.task) {
+    own.rank = around.task->rank;
+    own.world = around.task->world;
+    own.local_rank = around.task->local_rank;
+    own.local_world = around.task->local_world;
+    own.node = around.task->node;
+    own.nodes = around.task->nodes;
+  } else if (around.launcher == Launcher::kubernetes) {
+    take_pod(around, own);
+  } else if (around.launcher == Launcher::slurm || around.launcher == Launcher::lsf) {
+    own.rank = 0;  // an allocation: nobody has started ranks
+    own.world = 1;
+  }
+  own.start = fmt::format("{}-{}.{}.{}-{}", launcher_name(around.launcher), around.job_id,
+                          around.step_id, around.restarts, own.world);
+  own.foreign_address = environment_text("MASTER_ADDR", "");
+}
+
 }  // namespace
 
 WorkerEnvironment read_worker_environment() {
@@ -57,6 +98,10 @@ WorkerEnvironment read_worker_environment() {
   own.address = environment_text("MASTER_ADDR", own.address);
   own.port = environment_int("MASTER_PORT", own.port);
   own.node_address = environment_text("MTL_NODE_ADDRESS", own.node_address);
+  Diagnostics diagnostics;
+  const Surroundings around = surroundings_here(diagnostics);
+  diagnostics.throw_if_errors(Exit::environment);
+  if (around.launcher != Launcher::mtl) take_place(around, own);
   return own;
 }
 
@@ -85,7 +130,7 @@ std::unique_ptr<Store> join_store(const WorkerEnvironment& own, const std::strin
 WorldOptions world_options(const WorkerEnvironment& own, const std::string& token) {
   WorldOptions options = {.rank = own.rank,
                           .size = own.world,
-                          .address = own.node_address,
+                          .address = own.node_address.empty() ? "127.0.0.1" : own.node_address,
                           .token = token,
                           .generation = own.generation};
   if (own.comm_timeout_s > 0) options.timeout = std::chrono::seconds(own.comm_timeout_s);

@@ -1,0 +1,103 @@
+// mtl worker as a rank of launchers that know nothing of mtl: it trains what mtl launch trains.
+#include <cstdlib>
+#include <thread>
+
+#include "cli/tiny_run.h"
+
+using namespace mtl::test;
+
+namespace {
+
+std::vector<std::string> losses_of(const fs::path& dir) {
+  std::vector<std::string> losses;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (!entry.is_directory() || entry.is_symlink()) continue;
+    for (const json& line : metrics_of(entry.path())) {
+      if (line.contains("loss")) losses.push_back(line["loss"].dump());
+    }
+  }
+  return losses;
+}
+
+// As `mtl launch` with two processes does it.
+std::vector<std::string> expected(const Shell& shell) {
+  const Outcome launched =
+      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "run.dir=launched"},
+                {{"OMP_NUM_THREADS", "1"}});
+  REQUIRE_MESSAGE(launched.code == 0, launched.err);
+  return losses_of(shell.dir() / "launched/tiny");
+}
+
+// Where ranks left their word to one another, after all have met.
+bool word_left(const fs::path& dir) {
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (entry.path().filename().string().starts_with("meeting-")) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("mpirun starts the ranks of a train.yaml and they train the same") {
+  if (!fs::exists("/usr/bin/mpirun")) {
+    MESSAGE("skipped: no mpirun (Debian: openmpi-bin)");
+    return;
+  }
+  const Shell shell;
+  write_recipe(shell, 10);
+  const std::vector<std::string> command = {
+      "/usr/bin/mpirun", "--oversubscribe", "--allow-run-as-root", "-np",        "2",
+      MTL_PROGRAM,       "worker",          "train.yaml",          "run.dir=mpi"};
+  const Outcome outcome = shell.run(command, {{"OMP_NUM_THREADS", "1"}});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(losses_of(shell.dir() / "mpi/tiny") == expected(shell));
+  CHECK_FALSE(word_left(shell.dir() / "mpi/tiny"));
+  // All ranks hear that nothing is left to do.
+  const Outcome again = shell.run(command, {{"OMP_NUM_THREADS", "1"}});
+  CHECK(again.code == 0);
+  CHECK(has(again.err, "is complete: nothing is left to train"));
+  // One that rank 0 cannot open ends all.
+  std::vector<std::string> wrong = command;
+  wrong.push_back("model.heads=5");
+  const Outcome failed = shell.run(wrong);
+  CHECK(failed.code == 3);
+}
+
+TEST_CASE("ranks by hand meet in a run directory") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  const std::map<std::string, std::string> env = {{"WORLD_SIZE", "2"}, {"OMP_NUM_THREADS", "1"}};
+  const auto rank = [&](const char* number) {
+    auto own = env;
+    own["RANK"] = number;
+    own["LOCAL_RANK"] = number;
+    return shell.start({MTL_PROGRAM, "worker", "train.yaml", "run.dir=hand"}, own);
+  };
+  // A word of an earlier start that ended badly misleads nobody; whoever comes first waits.
+  const fs::path stale = shell.dir() / "hand/tiny/meeting-RANK.and.WORLD_SIZE-..0-2";
+  shell.write(fs::relative(stale, shell.dir()).string(),
+              R"({"addresses": ["127.0.0.1"], "port": 1, "token": "old"})");
+  const pid_t second = rank("1");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(fs::exists(stale));
+  const Outcome first = shell.finish(rank("0"));
+  CAPTURE(first.err);
+  CHECK(first.code == 0);
+  CHECK(shell.finish(second).code == 0);
+  CHECK_FALSE(fs::exists(stale));
+  CHECK(losses_of(shell.dir() / "hand/tiny") == expected(shell));
+}
+
+TEST_CASE("a rank whose environment contradicts itself does not start") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  const Outcome beyond = shell.mtl({"worker", "train.yaml"}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}});
+  CHECK(beyond.code == 4);
+  CHECK(has(beyond.err, "error[surroundings.value]: RANK=2 is beyond WORLD_SIZE=2"));
+  const Outcome pod =
+      shell.mtl({"worker", "train.yaml"},
+                {{"PET_NNODES", "2"}, {"PET_NODE_RANK", "0"}, {"PET_NPROC_PER_NODE", "8"}});
+  CHECK(pod.code == 4);
+  CHECK(has(pod.err, "mtl worker is one rank"));
+}
