@@ -142,7 +142,13 @@ int launch(const Arguments& args, bool submits) {
     both.insert(both.end(), split.rest.begin(), split.rest.end());
     if (!line.parse(both)) return 0;
     read_switches(options);
+    if (goes_to_kubernetes(options, program, arguments)) {
+      return launch_kubernetes(options, program, arguments, split.after_separator);
+    }
     return launch_run(options, program, arguments);
+  }
+  if (goes_to_kubernetes(options, {}, {})) {
+    return launch_kubernetes(options, program, arguments, split.after_separator);
   }
   if (options.run.fresh) {
     throw Error(Exit::usage, Diagnostic{.code = "usage.option",

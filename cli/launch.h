@@ -42,6 +42,13 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
 // Starts any program once per rank, with the environment of torchrun and accelerate.
 int launch_program(const LaunchOptions& options, const std::string& program,
                    const std::vector<std::string>& arguments);
+// Whether flags, variables or the train.yaml (if it is one) say so; a pod that finds the setting
+// which has made it does not make another.
+bool goes_to_kubernetes(const LaunchOptions& options, const std::string& train_yaml,
+                        const std::vector<std::string>& settings);
+// Writes the launch of either as a manifest for Kubernetes, or applies it.
+int launch_kubernetes(const LaunchOptions& options, const std::string& program,
+                      const std::vector<std::string>& arguments, bool after_separator);
 // Where this machine's ranks stand in the job, as far as that is known before a rendezvous: all
 // ranks here, or those that follow from machine_rank. Rank 0 is reachable at master_port.
 NodeLayout layout_here(const LaunchRequest& request, int master_port);

@@ -22,7 +22,15 @@ namespace {
 WorkerStart start_of_train_yaml(const std::string& train_yaml,
                                 const std::vector<std::string>& settings) {
   RunOptions options;
-  read_launch_environment(options.given);
+  Diagnostics wrong;
+  options.given.environment = flags_in_environment(environ, wrong);
+  wrong.throw_if_errors();
+  // Who runs where has been decided by whoever has started the ranks.
+  for (const char* name : {"nnodes", "num_machines", "machine_rank", "nproc_per_node",
+                           "num_processes", "main_process_ip", "main_process_port", "rdzv_endpoint",
+                           "rdzv_backend", "hosts", "hostfile", "via"}) {
+    options.given.environment.erase(name);
+  }
   // Where the ranks meet follows from the settings alone; the data is rank 0's to check first.
   SpecSources sources;
   sources.train_yaml = train_yaml;

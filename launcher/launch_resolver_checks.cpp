@@ -35,6 +35,10 @@ void LaunchResolver::finish_via() {
   if (r_.via == "slurm" && via_.layer < kFlags && std::getenv("SLURM_JOB_ID") != nullptr) {
     r_.via.clear();
   }
+  if (r_.via == "kubernetes" && via_.layer < kFlags &&
+      std::getenv("KUBERNETES_SERVICE_HOST") != nullptr) {
+    r_.via.clear();
+  }
   if (!scheduled()) return;
   for (const auto* named : {&hosts_, &hostfile_}) {
     if (named->layer > kFile) {

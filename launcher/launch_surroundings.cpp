@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "launcher/slurm/control.h"
+#include "launcher/surroundings_settings.h"
 #include "rendezvous/sockets.h"
 
 namespace mtl {
@@ -90,6 +91,7 @@ bool shares_node(const LaunchGiven& given) {
 
 void read_surroundings(LaunchGiven& given, Diagnostics& diagnostics) {
   given.around = surroundings_here(diagnostics);
+  settings_of_surroundings(given.around, given, diagnostics);  // of all but SLURM
   if (given.around.launcher != Launcher::slurm || !given.around.task) return;
   if (given.around.task->world > 1 && !meets_by_hand(given)) settings_of_step(given, diagnostics);
 }
