@@ -1,0 +1,206 @@
+// What SLURM and LSF say of a process.
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "rendezvous/node_list.h"
+#include "rendezvous/surroundings_reader.h"
+
+namespace mtl {
+
+namespace {
+
+// Steps that SLURM makes for itself: the batch script, the shell of an interactive salloc.
+constexpr long kPseudoSteps = 0xfffffff0;
+constexpr int kPortsToTry = 16;
+
+}  // namespace
+
+using Task = Surroundings::Task;
+
+// --- SLURM ---
+std::optional<Task> SurroundingsReader::slurm_step() {
+  if (!has("SLURM_JOB_ID") || !has("SLURM_STEP_NUM_TASKS")) return std::nullopt;
+  if (number(has("SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID", 0) >= kPseudoSteps) {
+    return std::nullopt;
+  }
+  Task task;
+  task.world = small("SLURM_STEP_NUM_TASKS", 1);
+  task.nodes = small("SLURM_STEP_NUM_NODES", 1);
+  // Those of a step around the sbatch or salloc that this job comes from.
+  if (has("SLURM_NTASKS") && small("SLURM_NTASKS", 1) != task.world) return std::nullopt;
+  if (has("SLURM_NNODES") && small("SLURM_NNODES", 1) != task.nodes) return std::nullopt;
+  task.rank = small("SLURM_PROCID", 0);
+  task.local_rank = small("SLURM_LOCALID", 0);
+  task.node = small("SLURM_NODEID", 0);
+  const std::vector<int> counts = expand_counts(text("SLURM_STEP_TASKS_PER_NODE"));
+  task.local_world = 0;
+  if (static_cast<size_t>(task.node) < counts.size()) {
+    task.local_world = counts[static_cast<size_t>(task.node)];
+  }
+  return task;
+}
+
+void SurroundingsReader::slurm_task() {
+  if (!step_) return;
+  names_ = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"};
+  out_.launcher = Launcher::slurm;
+  out_.task = step_;
+  out_.nodes = step_->nodes;
+  out_.node = step_->node;
+  slurm_job();
+  out_.step_id = text(has("SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
+  out_.words = fmt::format("SLURM job {}, step {}", out_.job_id, out_.step_id);
+  node_names("SLURM_STEP_NODELIST");
+  tasks_per_node("SLURM_STEP_TASKS_PER_NODE");
+  if (!out_.tasks_per_node.empty() &&
+      std::accumulate(out_.tasks_per_node.begin(), out_.tasks_per_node.end(), 0) != step_->world) {
+    fail(fmt::format("SLURM_STEP_TASKS_PER_NODE={} are not SLURM_STEP_NUM_TASKS={}",
+                     text("SLURM_STEP_TASKS_PER_NODE"), step_->world),
+         "start this with srun itself; its variables do not fit one another");
+  }
+  slurm_resources();
+  meet_at_first_node();
+  master();
+}
+
+void SurroundingsReader::slurm_allocation() {
+  if (!has("SLURM_JOB_ID")) return;
+  out_.launcher = Launcher::slurm;
+  slurm_job();
+  out_.batch = text("ENVIRONMENT") == "BATCH" || has("SLURM_PROCID");
+  out_.words = fmt::format("SLURM job {}", out_.job_id);
+  node_names("SLURM_JOB_NODELIST");
+  out_.nodes = small(has("SLURM_JOB_NUM_NODES") ? "SLURM_JOB_NUM_NODES" : "SLURM_NNODES",
+                     static_cast<int>(out_.node_names.size()));
+  if (!out_.node_names.empty() && out_.nodes != static_cast<int>(out_.node_names.size())) {
+    fail(fmt::format("SLURM_JOB_NUM_NODES={}, but SLURM_JOB_NODELIST={} are {}", out_.nodes,
+                     text("SLURM_JOB_NODELIST"), out_.node_names.size()),
+         "do not set these variables by hand: SLURM does");
+  }
+  if (out_.batch) out_.node = 0;  // where SLURM runs the script
+  tasks_per_node("SLURM_TASKS_PER_NODE");
+  slurm_resources();
+  meet_at_first_node();
+}
+
+void SurroundingsReader::slurm_job() {
+  out_.raw_job_id = text("SLURM_JOB_ID");
+  out_.job_id = out_.raw_job_id;
+  if (has("SLURM_ARRAY_JOB_ID") && has("SLURM_ARRAY_TASK_ID")) {
+    out_.job_id = fmt::format("{}_{}", text("SLURM_ARRAY_JOB_ID"), text("SLURM_ARRAY_TASK_ID"));
+  }
+  out_.restarts = small("SLURM_RESTART_COUNT", 0);
+}
+
+void SurroundingsReader::node_names(const char* name) {
+  if (!has(name)) return;
+  Diagnostics wrong;
+  out_.node_names = expand_node_list(text(name), wrong);
+  for (const Diagnostic& diagnostic : wrong.all()) {
+    Diagnostic own = diagnostic;
+    own.code = "surroundings.value";
+    own.what = fmt::format("{}: {}", name, diagnostic.what);
+    diagnostics_.add(std::move(own));
+  }
+}
+
+void SurroundingsReader::tasks_per_node(const char* name) {
+  if (!has(name)) return;
+  out_.tasks_per_node = expand_counts(text(name));
+  if (out_.tasks_per_node.empty()) {
+    fail(fmt::format("{}={} is no list of numbers of tasks", name, text(name)),
+         "it looks like 8(x3),4");
+  }
+}
+
+void SurroundingsReader::slurm_resources() {
+  out_.cpus_per_node = small("SLURM_CPUS_ON_NODE", -1);
+  if (out_.cpus_per_node < 0) {
+    const std::vector<int> cpus = expand_counts(text("SLURM_JOB_CPUS_PER_NODE"));
+    if (!cpus.empty()) out_.cpus_per_node = *std::min_element(cpus.begin(), cpus.end());
+  }
+  out_.gpus_per_node = gpus(text("SLURM_GPUS_PER_NODE"));
+  if (out_.gpus_per_node < 0) out_.gpus_per_node = gpus(text("SLURM_GPUS_ON_NODE"));
+  const int all = gpus(text("SLURM_GPUS"));
+  if (out_.gpus_per_node < 0 && all >= 0 && out_.nodes > 0 && all % out_.nodes == 0) {
+    out_.gpus_per_node = all / out_.nodes;
+  }
+}
+
+// "8", "a100:8", "a100:4,v100:2"; -1 for anything else.
+int SurroundingsReader::gpus(const std::string& words) {
+  int sum = -1;
+  for (size_t from = 0; !words.empty() && from <= words.size();) {
+    const size_t comma = std::min(words.find(',', from), words.size());
+    const std::string word = words.substr(from, comma - from);
+    from = comma + 1;
+    const size_t colon = word.rfind(':');
+    const std::string count = colon == std::string::npos ? word : word.substr(colon + 1);
+    if (count.empty() || count.size() > 6 ||
+        count.find_first_not_of("0123456789") != std::string::npos) {
+      return -1;
+    }
+    sum = std::max(sum, 0) + std::atoi(count.c_str());
+  }
+  return sum;
+}
+
+void SurroundingsReader::meet_at_first_node() {
+  if (!out_.node_names.empty()) out_.master_address = out_.node_names.front();
+  for (int attempt = 0; attempt < kPortsToTry; ++attempt) {
+    out_.ports.push_back(
+        port_of_job(out_.raw_job_id.empty() ? out_.job_id : out_.raw_job_id, attempt));
+  }
+  out_.master_port = out_.ports.front();
+}
+
+// --- LSF ---
+std::optional<Task> SurroundingsReader::jsm_task() {
+  return task_of({"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
+                  "JSM_NAMESPACE_LOCAL_SIZE"});
+}
+
+void SurroundingsReader::lsf() {
+  if (!jsrun_ && !has("LSB_JOBID")) return;
+  out_.launcher = Launcher::lsf;
+  out_.job_id = text("LSB_JOBID");
+  out_.words = out_.job_id.empty() ? "LSF" : fmt::format("LSF job {}", out_.job_id);
+  if (jsrun_) {
+    out_.task = jsm_task();  // again: for the names of its variables
+    out_.step_id = text("PMIX_NAMESPACE");
+  }
+  lsf_hosts();
+  if (jsrun_ && jsrun_->nodes > 0) {
+    out_.nodes = jsrun_->nodes;
+    out_.node = jsrun_->node;
+  }
+  if (!out_.job_id.empty()) meet_at_first_node();
+  master();
+}
+
+// "batch1 1 c1 42 c2 42". The first with one slot only is where the script runs, which takes part
+// in nothing.
+void SurroundingsReader::lsf_hosts() {
+  std::vector<std::string> words;
+  const std::string list = text("LSB_MCPU_HOSTS");
+  for (size_t from = 0; from < list.size();) {
+    const size_t end = std::min(list.find(' ', from), list.size());
+    if (end > from) words.push_back(list.substr(from, end - from));
+    from = end + 1;
+  }
+  if (words.size() % 2 != 0) {
+    fail(fmt::format("LSB_MCPU_HOSTS={} are no pairs of a host and its slots", list),
+         "do not set it by hand: LSF does");
+    return;
+  }
+  const bool launch_node = words.size() > 2 && words[1] == "1" && words[3] != "1";
+  for (size_t i = launch_node ? 2 : 0; i < words.size(); i += 2) {
+    out_.node_names.push_back(words[i]);
+  }
+  out_.nodes = static_cast<int>(out_.node_names.size());
+}
+
+}  // namespace mtl
