@@ -36,6 +36,7 @@ Section launch_section() {
               {"launch",
                "How the ranks are started. Where they run stands in default_config.yaml."},
               {"launch.slurm", "What a job asks SLURM for."},
+              {"launch.kubernetes", "What a job for Kubernetes is: see docs/how-to/kubernetes.md."},
           },
       .rows =
           {
@@ -138,6 +139,67 @@ Section launch_section() {
                   "launch.slurm.extra", "Further option of sbatch: `--switches=1`.", true),
               passed<&TrainSpec::Launch::slurm, "wait">(
                   "launch.slurm.wait", "Follow the job until it ends, with its exit code."),
+              passed<&TrainSpec::Launch::kubernetes, "kind">(
+                  "launch.kubernetes.kind",
+                  "What runs the pods: indexed-job, jobset, pytorchjob or trainjob; not given: "
+                  "indexed-job, which needs nothing else in the cluster."),
+              passed<&TrainSpec::Launch::kubernetes, "image">(
+                  "launch.kubernetes.image", "Container image with mtl (or the program) in it."),
+              passed<&TrainSpec::Launch::kubernetes, "name">(
+                  "launch.kubernetes.name",
+                  "Of the job and all that belongs to it; not given: run.name, or the program's."),
+              passed<&TrainSpec::Launch::kubernetes, "namespace">(
+                  "launch.kubernetes.namespace", "Namespace; not given: kubectl's own."),
+              passed<&TrainSpec::Launch::kubernetes, "gpus">(
+                  "launch.kubernetes.gpus",
+                  "GPUs of a pod; not given: one for each rank, none with `--cpu`."),
+              passed<&TrainSpec::Launch::kubernetes, "gpu_resource">(
+                  "launch.kubernetes.gpu_resource",
+                  "What the cluster calls its GPUs; not given: nvidia.com/gpu."),
+              passed<&TrainSpec::Launch::kubernetes, "cpus">("launch.kubernetes.cpus",
+                                                             "Cores of a pod: 16."),
+              passed<&TrainSpec::Launch::kubernetes, "memory">("launch.kubernetes.memory",
+                                                               "Memory of a pod: 64Gi."),
+              passed<&TrainSpec::Launch::kubernetes, "shm">(
+                  "launch.kubernetes.shm", "Limit of /dev/shm, which counts as memory of the pod."),
+              passed<&TrainSpec::Launch::kubernetes, "checkpoint_pvc">(
+                  "launch.kubernetes.checkpoint_pvc",
+                  "Volume that all pods can write, as CLAIM or CLAIM:PATH; pods work there."),
+              passed<&TrainSpec::Launch::kubernetes, "pvc">(
+                  "launch.kubernetes.pvc",
+                  "Another volume, of data for instance: CLAIM:PATH or CLAIM:PATH:ro.", true),
+              passed<&TrainSpec::Launch::kubernetes, "node_selector">(
+                  "launch.kubernetes.node_selector", "Only nodes with this label: LABEL=VALUE.",
+                  true),
+              passed<&TrainSpec::Launch::kubernetes, "toleration">(
+                  "launch.kubernetes.toleration",
+                  "Also nodes with this taint: KEY, KEY=VALUE or KEY=VALUE:EFFECT.", true),
+              passed<&TrainSpec::Launch::kubernetes, "one_per_host">(
+                  "launch.kubernetes.one_per_host", "Whether each pod has a node of its own."),
+              passed<&TrainSpec::Launch::kubernetes, "service_account">(
+                  "launch.kubernetes.service_account", "Whose rights the pods have."),
+              passed<&TrainSpec::Launch::kubernetes, "image_pull_secret">(
+                  "launch.kubernetes.image_pull_secret", "For a registry that asks for a password.",
+                  true),
+              passed<&TrainSpec::Launch::kubernetes, "env_secret">(
+                  "launch.kubernetes.env_secret",
+                  "A variable of the pods from a secret of the cluster: VARIABLE=SECRET:KEY.",
+                  true),
+              passed<&TrainSpec::Launch::kubernetes, "queue">(
+                  "launch.kubernetes.queue",
+                  "Kueue's local queue, which starts the job as a whole."),
+              passed<&TrainSpec::Launch::kubernetes, "priority_class">(
+                  "launch.kubernetes.priority_class", "Priority class of the pods."),
+              passed<&TrainSpec::Launch::kubernetes, "grace">(
+                  "launch.kubernetes.grace",
+                  "From TERM to KILL of a pod: time to finish a step and to write a checkpoint; "
+                  "not given: 5m."),
+              passed<&TrainSpec::Launch::kubernetes, "max_restarts">(
+                  "launch.kubernetes.max_restarts",
+                  "How often a job that fails starts again; not given: 10."),
+              passed<&TrainSpec::Launch::kubernetes, "apply">(
+                  "launch.kubernetes.apply",
+                  "Give the manifest to kubectl apply instead of printing it."),
           },
       .unavailable =
           {

@@ -70,6 +70,29 @@ TEST_CASE("a program becomes a manifest too") {
   CHECK_FALSE(container_of(program.out)["resources"]);
 }
 
+TEST_CASE("a train.yaml says that it is for Kubernetes and a pod does not make another job of it") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  shell.write("train.yaml",
+              "launch:\n  via: kubernetes\n  kubernetes:\n    image: mtl:2\n"
+              "    memory: 8Gi\n    toleration: [a, b]\n" +
+                  file_text(shell.dir() / "train.yaml"));
+  const Outcome rendered = shell.mtl({"launch", "--num_machines", "2", "--nproc_per_node", "1",
+                                      "train.yaml", "launch.kubernetes.memory=16Gi"});
+  CHECK_MESSAGE(rendered.code == 0, rendered.err);
+  CHECK(container_of(rendered.out)["image"].Scalar() == "mtl:2");
+  CHECK(container_of(rendered.out)["resources"]["limits"]["memory"].Scalar() == "16Gi");
+  CHECK(!has(words_of(rendered.out), "launch."));
+  const Outcome wrong = shell.mtl(
+      {"launch", "train.yaml", "launch.kubernetes.memory=16GB", "launch.kubernetes.gpus=1"});
+  CHECK(wrong.code == 3);
+  CHECK(has(wrong.err, "launch.kubernetes.memory wants a quantity"));
+  const Outcome pod = shell.mtl({"launch", "--num_processes", "2", "train.yaml"},
+                                {{"KUBERNETES_SERVICE_HOST", "10.96.0.1"}});
+  CHECK_MESSAGE(pod.code == 0, pod.err);
+  CHECK(metrics_of(run_of(shell)).size() >= 10 / 5);
+}
+
 TEST_CASE("what is wrong with a job for Kubernetes is told before anything is written") {
   const Shell shell;
   write_recipe(shell, 10);

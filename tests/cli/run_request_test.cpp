@@ -90,9 +90,14 @@ TEST_CASE("a train.yaml has every setting of a job by the flags' names") {
   std::vector<std::string> flags, keys;
   for (const LaunchFlag& flag : launch_flags()) {
     if (flag.group == FlagGroup::slurm) flags.push_back("launch.slurm." + flag.name.substr(6));
+    if (flag.group == FlagGroup::kubernetes) {
+      flags.push_back("launch.kubernetes." + flag.name.substr(11));
+    }
   }
   for (const std::string& key : spec_keys()) {
-    if (key.starts_with("launch.slurm.")) keys.push_back(key);
+    if (key.starts_with("launch.slurm.") || key.starts_with("launch.kubernetes.")) {
+      keys.push_back(key);
+    }
   }
   std::sort(flags.begin(), flags.end());
   std::sort(keys.begin(), keys.end());

@@ -94,6 +94,29 @@ TEST_CASE("every key can be set to what it is not") {
       "    output: x\n"
       "    extra: [a, b]\n"
       "    wait: x\n"
+      "  kubernetes:\n"
+      "    kind: x\n"
+      "    image: x\n"
+      "    name: x\n"
+      "    namespace: x\n"
+      "    gpus: x\n"
+      "    gpu_resource: x\n"
+      "    cpus: x\n"
+      "    memory: x\n"
+      "    shm: x\n"
+      "    checkpoint_pvc: x\n"
+      "    pvc: [a, b]\n"
+      "    node_selector: [a, b]\n"
+      "    toleration: [a, b]\n"
+      "    one_per_host: x\n"
+      "    service_account: x\n"
+      "    image_pull_secret: [a, b]\n"
+      "    env_secret: [a, b]\n"
+      "    queue: x\n"
+      "    priority_class: x\n"
+      "    grace: x\n"
+      "    max_restarts: x\n"
+      "    apply: x\n"
       "init: {std: 0.01}\n"
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
       "log: {every: 1}\n",
@@ -179,6 +202,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.launch.spawn == "threads");
   CHECK(s.launch.via == "slurm");
   CHECK(s.launch.slurm.size() == 31);
+  CHECK(s.launch.kubernetes.size() == 22);
+  CHECK(s.launch.kubernetes.at("pvc") == std::vector<std::string>{"a", "b"});
   CHECK(s.launch.slurm.at("partition") == std::vector<std::string>{"x"});
   CHECK(s.launch.slurm.at("modules") == std::vector<std::string>{"a", "b"});
   CHECK(s.model.norm.type == "rmsnorm");
