@@ -73,9 +73,8 @@ void read_switches(LaunchOptions& options) {
   options.no_python = is_on(given, "no_python");
   options.run_path = is_on(given, "run_path");
   options.quiet = is_on(given, "quiet");
-  // A job that SLURM starts again goes on with what it began.
-  if (const char* restarts = std::getenv("SLURM_RESTART_COUNT");
-      restarts != nullptr && std::atoi(restarts) > 0) {
+  // A job that SLURM starts again, or its successor, goes on with what it began.
+  if (const std::string mark = begun_mark(); !mark.empty() && std::filesystem::exists(mark)) {
     options.run.fresh = false;
   }
   const bool submits = given_text(given, "via") == "slurm";
@@ -93,6 +92,14 @@ void read_switches(LaunchOptions& options) {
 }
 
 }  // namespace
+
+std::string begun_mark() {
+  const char* script = std::getenv("MTL_JOB_SCRIPT");
+  if (script == nullptr || *script != '/' || std::getenv("SLURM_JOB_ID") == nullptr) return {};
+  const char* task = std::getenv("SLURM_ARRAY_TASK_ID");
+  const std::string name = task != nullptr ? fmt::format("begun-{}", task) : "begun";
+  return (std::filesystem::path(script).parent_path() / name).string();
+}
 
 bool is_train_yaml(const LaunchOptions& options, const std::string& program, bool after_separator) {
   return !after_separator && !options.module && !options.no_python && !options.run_path &&

@@ -35,6 +35,11 @@ struct LaunchOptions {
 // Whether `program` is a train.yaml rather than a program to start.
 bool is_train_yaml(const LaunchOptions& options, const std::string& program, bool after_separator);
 
+// In a job that mtl has submitted: the file that says that it has once begun its run, so that
+// --fresh makes one new run and not one for every time that the job is continued; "" = in no such
+// job.
+std::string begun_mark();
+
 // Trains: checks everything, opens the run directory, starts the workers. Returns the exit
 // code of the job.
 int launch_run(const LaunchOptions& options, const std::string& train_yaml,

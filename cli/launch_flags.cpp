@@ -38,7 +38,7 @@ std::string shown_value(const LaunchFlag& flag) {
 }
 
 void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, bool hidden,
-                 const std::string& alias = {}) {
+                 const std::string& alias = {}, const char* help = nullptr) {
   OptionDeclaration declaration;
   declaration.name = spelled(flag);
   declaration.aliases = flag.aliases;
@@ -46,7 +46,7 @@ void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, 
   declaration.short_name = flag.short_name;
   declaration.is_flag = flag.kind == FlagKind::truth;
   if (flag.kind != FlagKind::truth) declaration.value_name = shown_value(flag);
-  declaration.help = flag.help;
+  declaration.help = help != nullptr ? help : flag.help;
   declaration.shown_default = flag.built_in;
   declaration.hidden = hidden;
   declaration.set = [&flag, &values](const std::string& text) -> std::optional<std::string> {
@@ -110,7 +110,9 @@ void declare_launch_flags(CommandLine& line, FlagValues& values, bool submits) {
     if (submits && flag.group == FlagGroup::slurm) alias = flag.name.substr(std::strlen("slurm_"));
     const bool taken =
         std::find(flag.aliases.begin(), flag.aliases.end(), alias) != flag.aliases.end();
-    declare_one(line, flag, values, hidden, taken ? std::string() : alias);
+    const bool nodes = submits && flag.name == "num_machines";
+    declare_one(line, flag, values, hidden, taken ? std::string() : alias,
+                nodes ? "nodes of the job" : nullptr);
   };
   for (const LaunchFlag& flag : launch_flags()) {
     if (!shown(flag)) declare(flag, true);

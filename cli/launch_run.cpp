@@ -1,6 +1,7 @@
 // mtl launch train.yaml: a run of mtl's own trainer, here or on many machines.
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <unistd.h>
 #include <utility>
 
@@ -166,6 +167,9 @@ void record(const Run& run, const Surroundings& around) {
   record.run = std::filesystem::absolute(run.dir(), ignored).string();
   record.nodes = std::max(request.max_nodes, 1);
   record_job(record);
+  if (const std::string mark = begun_mark(); !mark.empty()) {
+    std::ofstream(mark) << record.run << "\n";
+  }
 }
 
 // The last words of the launcher, below everything that the run printed.

@@ -22,7 +22,7 @@ const std::vector<Command>& commands() {
       {"generate", "write text with a trained model", command_generate},
       {"data", "make and inspect corpora and tokenizers", command_data},
       {"ckpt", "inspect, convert, check and thin out checkpoints", command_ckpt},
-      {"ps", "what of yours runs and waits, here and in SLURM", command_ps},
+      {"ps", "what of yours runs and waits, here and in SLURM", command_ps, true},
       {"logs", "what the ranks of a run have printed", command_logs},
       {"stop", "end a run with a checkpoint, or take a job out of the queue", command_stop, true},
       {"top", "the same as ps, again and again", command_top, true},
@@ -44,7 +44,7 @@ const std::vector<Command>& commands() {
 
 std::string overview(int columns, bool all) {
   const int width = columns < 40 ? 40 : (columns > 100 ? 100 : columns);
-  std::string text = "usage: mtl COMMAND [options]\n\n";
+  std::string text = "usage: mtl COMMAND [options]    (every command has --help)\n\n";
   text += wrap_text(
       "One program from \"these machines, this text\" to a trained language model: it plans the "
       "run, starts the processes, trains, checkpoints and resumes.",
@@ -67,9 +67,8 @@ std::string overview(int columns, bool all) {
       row(command.name, command.summary, all ? 20 : 14);
     }
   }
-  const std::string end =
-      all ? "Every command has --help. The same launch again continues the run."
-          : fmt::format("mtl help: also {}. Every command has --help.", fmt::join(lesser, ", "));
+  const std::string end = all ? "The same launch again continues the run."
+                              : fmt::format("mtl help: also {}.", fmt::join(lesser, ", "));
   text += '\n' + wrap_text(end, width, 0, 0);
   return text + '\n';
 }

@@ -151,7 +151,7 @@ std::vector<LaunchFlag> launch_slurm_flags() {
        .kind = K::text,
        .group = G::slurm,
        .value = "LIST",
-       .help = "about what: BEGIN,END,FAIL,TIME_LIMIT_90,ALL ..."},
+       .help = "about what: BEGIN, END, FAIL, ALL ..."},
       {.name = "slurm_comment",
        .kind = K::text,
        .group = G::slurm,

@@ -192,7 +192,13 @@ std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string*
   if (ended) argv.insert(argv.end(), {"-t", "all"});
   const CommandAnswer answer = run_command(argv, std::chrono::seconds(20));
   if (answer.ok()) return read_squeue_jobs(answer.out);
-  if (error != nullptr && !answer.missing) *error = without_newline(answer.err);
+  // The programs may be there without a cluster.
+  const bool cluster = answer.err.find("configuration source") == std::string::npos &&
+                       answer.err.find("fetch config") == std::string::npos;
+  if (error != nullptr && !answer.missing && cluster) {
+    *error = answer.late ? "squeue does not answer" : without_newline(answer.err);
+    *error = error->substr(0, error->find('\n'));
+  }
   return std::nullopt;
 }
 

@@ -130,7 +130,7 @@ Section launch_section() {
               passed<&TrainSpec::Launch::slurm, "mail_user">("launch.slurm.mail_user",
                                                              "Who gets mail about the job."),
               passed<&TrainSpec::Launch::slurm, "mail_type">(
-                  "launch.slurm.mail_type", "About what: BEGIN,END,FAIL,TIME_LIMIT_90,ALL ..."),
+                  "launch.slurm.mail_type", "About what: BEGIN, END, FAIL, ALL ..."),
               passed<&TrainSpec::Launch::slurm, "comment">(
                   "launch.slurm.comment", "Remark on the job, for people and accounting."),
               passed<&TrainSpec::Launch::slurm, "output">(
