@@ -114,7 +114,8 @@ int continue_in_slurm(const LaunchRequest& request, const JobOutcome& outcome,
   const bool color = inspect_terminal(STDERR_FILENO).color;
   if (!run_dir.empty()) {
     const int64_t step = last_step(run_dir);
-    const int jobs = jobs_at_step(run_dir / "chain.jsonl", around.job_id, step);
+    // Beside the runs of that name: one that has no checkpoint yet is not gone on with.
+    const int jobs = jobs_at_step(run_dir.parent_path() / "chain.jsonl", around.job_id, step);
     if (jobs >= kIdleJobs) {
       say(stderr,
           render({.code = "slurm.no_progress",

@@ -27,7 +27,8 @@ std::string count_text(int count, const char* what) {
 
 JobOutcome stopped_early(int signal, const char* what) {
   JobOutcome outcome;
-  outcome.exit_code = 128 + signal;
+  // What has not begun can go on where it was: a scheduler whose time is over starts it again.
+  outcome.exit_code = signal == SIGUSR2 ? static_cast<int>(Exit::requeue) : 128 + signal;
   outcome.interrupted = true;
   outcome.signal = signal;
   outcome.report = {

@@ -90,6 +90,8 @@ class AllocationJob {
     std::optional<JobOutcome> outcome =
         drive(controller, *hub_, sources, [&] { return heard_.urged() > 2; });
     hub_.reset();
+    // Agents that are still on their way would look for us in vain.
+    if (!not_come().empty()) srun_->end_step();
     srun_.reset();
     if (!outcome) {
       outcome.emplace();

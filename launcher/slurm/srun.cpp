@@ -20,8 +20,10 @@ namespace mtl {
 
 namespace {
 
-constexpr int kEndPatienceMs = 5'000;
-constexpr int kTermPatienceMs = 5'000;
+// After the agents have been told that the job is over. srun waits longer for a node that is gone,
+// until SLURM notices.
+constexpr int kEndPatienceMs = 2'000;
+constexpr int kTermPatienceMs = 1'000;
 
 Launch prepared(const std::vector<std::string>& argv) {
   WorkerCommand command;
@@ -89,6 +91,10 @@ Srun::~Srun() {
   if (ends_within(kTermPatienceMs)) return;
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, 0);
+}
+
+void Srun::end_step() const {
+  if (!ended_) kill(pid_, SIGTERM);
 }
 
 bool Srun::ends_within(int milliseconds) {

@@ -21,6 +21,9 @@ class Srun {
   Srun(const Srun&) = delete;
   Srun& operator=(const Srun&) = delete;
 
+  // Has it end the step now.
+  void end_step() const;
+
   int output_fd() const { return output_.get(); }  // -1 once all has been said
   // Whole lines that have come since; at its end the last one too.
   std::vector<std::string> read_lines();

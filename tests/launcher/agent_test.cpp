@@ -236,6 +236,32 @@ TEST_CASE("INT, TERM and HUP ask the workers to stop") {
   }
 }
 
+TEST_CASE("USR2 asks once and a TERM after it is no second wish") {
+  TempDir folder;
+  const std::string ready = folder / "ready";
+  const std::string termed = folder / "termed";
+  Child agent([&] {
+    AgentOptions options = shells({"trap 'echo $$ >> " + termed + "' TERM; echo $$ > " + ready +
+                                   "; while :; do sleep 0.02; [ -e " + (folder / "end").string() +
+                                   " ] && exit 75; done"});
+    options.grace = std::chrono::hours(1);
+    const AgentResult result = run_agent(options);
+    return result.interrupt_signal == SIGTERM ? result.exit_code : 99;
+  });
+  const pid_t worker = pid_in(ready);
+  REQUIRE(worker > 0);
+  kill(agent.pid(), SIGUSR2);
+  CHECK(pid_in(termed) == worker);
+  for (const int signal : {SIGUSR2, SIGUSR2, SIGTERM}) {
+    kill(agent.pid(), signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    CHECK(alive(worker));
+  }
+  write(folder / "end", "");
+  CHECK(agent.wait() == 75);
+  CHECK(content(termed) == std::to_string(worker) + "\n");  // asked once
+}
+
 TEST_CASE("a second signal kills at once, whatever it is") {
   TempDir folder;
   const std::string ready = folder / "ready";

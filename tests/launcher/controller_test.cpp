@@ -520,6 +520,40 @@ TEST_CASE("a request stops with grace, the second one kills") {
   CHECK(job.outcome().interrupted);
 }
 
+TEST_CASE("a warning of the scheduler is one request however often it comes") {
+  Job job(2, 2);
+  job.join(0);
+  job.join(1);
+  const auto arrived = [&](LinkId link, int signal) {
+    job.tell(link, JobMessage::interrupted,
+             encode(InterruptedMessage{signal, std::chrono::system_clock::now()}), 0);
+  };
+  arrived(0, SIGUSR2);
+  CHECK(!decode_stop(job.port.last(JobMessage::stop, 1)->body)->kill);
+  arrived(0, SIGUSR2);
+  arrived(1, SIGUSR2);
+  job.controller->interrupt(SIGUSR2, job.now);
+  job.controller->interrupt(SIGUSR2, job.now);
+  // The end of the time, to everybody: no second wish of anybody.
+  arrived(0, SIGTERM);
+  arrived(1, SIGTERM);
+  job.controller->interrupt(SIGTERM, job.now);
+  CHECK(!decode_stop(job.port.last(JobMessage::stop, 1)->body)->kill);
+  job.controller->interrupt(SIGTERM, job.now);
+  CHECK(decode_stop(job.port.last(JobMessage::stop, 1)->body)->kill);
+  job.obey(0);
+  job.obey(1);
+  CHECK(job.outcome().signal == SIGTERM);
+}
+
+TEST_CASE("a warning before the start is no failure") {
+  Job job(2, 2);
+  job.join(0);
+  job.controller->interrupt(SIGUSR2, job.now);
+  CHECK(job.outcome().exit_code == 75);
+  CHECK(job.outcome().signal == SIGUSR2);
+}
+
 TEST_CASE("ranks that stop on request with a checkpoint make the job's code 75") {
   Job job(1, 1, 3, false, true);
   job.join(0);

@@ -28,7 +28,7 @@ TEST_CASE("USR2 twice: checkpoint and requeue and the same losses as without") {
     slurm.run({"scancel", "--batch", "--signal=USR2", job});
     REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}), said());
     CHECK(is_quiet(slurm));
-    slurm.release(job);
+    CHECK(starts_again(slurm, job));
   }
   CHECK(slurm.reaches(job, {"COMPLETED", "FAILED", "CANCELLED"}));
   CAPTURE(said());
@@ -96,6 +96,28 @@ TEST_CASE("a successor is submitted from the script and a missing one is explain
   CHECK(slurm.reaches(lonely, {"FAILED"}));
   CHECK(slurm.exit_code(lonely) == "75:0");
   CHECK(has(file_text(slurm.work() / "lonely.sh.out"), "slurm.successor"));
+}
+
+TEST_CASE("a chain that makes no progress ends with an error") {
+  const Slurm slurm(2);
+  write_recipe(slurm, 100000);
+  // The warning comes as soon as mtl is there to hear it, and before any step.
+  const std::string job = submit(slurm, "job.sh", {"-N2", "--requeue"},
+                                 "(until grep -q mtl /proc/$$/comm && grep -qE "
+                                 "'^Sig(Blk|Cgt).*[89a-f]..$' /proc/$$/status; do "
+                                 "sleep 0.005; done; kill -USR2 $$) &\nexec " +
+                                     kMtl + " launch train.yaml run.name=idle");
+  const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
+  for (int i = 0; i < 2; ++i) {
+    REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}, seconds(20)), said());
+    CHECK(is_quiet(slurm));
+    CHECK(starts_again(slurm, job));
+  }
+  CHECK(slurm.reaches(job, {"FAILED"}, seconds(20)));
+  CAPTURE(said());
+  CHECK(slurm.exit_code(job) == "1:0");
+  CHECK(has(said(), "error[slurm.no_progress]: 3 jobs in a row have ended at step 0"));
+  CHECK(is_quiet(slurm));
 }
 
 TEST_CASE("tasks of an array have runs of their own") {

@@ -92,6 +92,16 @@ inline bool is_quiet(const Slurm& slurm, std::chrono::seconds within = std::chro
   return false;
 }
 
+// Lets a job that was queued again start now. Its hold may be set a little after its state.
+inline bool starts_again(const Slurm& slurm, const std::string& job) {
+  for (int i = 0; i < 20; ++i) {
+    slurm.release(job);
+    if (slurm.reaches(job, {"RUNNING", "FAILED", "COMPLETED"}, std::chrono::seconds(1)))
+      return true;
+  }
+  return false;
+}
+
 // A script for sbatch; returns the job's id.
 inline std::string submit(const Slurm& slurm, const std::string& name,
                           const std::vector<std::string>& options, const std::string& body) {
