@@ -20,7 +20,9 @@ bool LaunchResolver::wants_allocation() const {
 
 void LaunchResolver::finish_allocation() {
   const Surroundings& around = r_.allocation;
-  const bool said = per_node_.layer > kSurroundings || total_.layer > kSurroundings;
+  // The configuration file says what a person has at home; what a train.yaml says is meant.
+  if (total_.layer == kFile) total_ = {};
+  const bool said = per_node_.layer > kFile || total_.layer > kFile;
   const std::vector<int>& tasks = around.tasks_per_node;
   const bool even =
       std::all_of(tasks.begin(), tasks.end(), [&](int count) { return count == tasks.front(); });
@@ -45,7 +47,6 @@ void LaunchResolver::finish_allocation() {
   }
   const int nodes = static_cast<int>(r_.hosts.size());
   r_.min_nodes = r_.max_nodes = nodes;
-  // A file says what a person has at home; the machines here are the scheduler's.
   if (!nodes_.said() || nodes_.layer == kFile) return;
   if (nodes_.value.min > nodes) {
     return fail("launch.nodes",

@@ -49,6 +49,38 @@ TEST_CASE("two tasks of srun on every node are two ranks") {
   CHECK(is_quiet(slurm));
 }
 
+TEST_CASE("USR2 to all tasks of a step stops the run with a checkpoint") {
+  const Slurm slurm(2);
+  write_recipe(slurm, 100000);
+  Command launch = slurm.start(
+      {"srun", "-N2", "--ntasks-per-node=2", kMtl, "launch", "train.yaml", "run.name=warned"});
+  REQUIRE_MESSAGE(reaches_step(slurm, "warned", 4), launch.err());
+  const std::string job = slurm.ask({"squeue", "-h", "-o", "%A"});
+  slurm.run({"scancel", "--signal=USR2", job});
+  const CommandEnd end = launch.wait(seconds(30));
+  CAPTURE(end.err);
+  CHECK(end.code == 75);
+  CHECK(has(end.err, "stopped with a complete checkpoint"));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("USR2 to a program that knows nothing of it is a TERM to its ranks") {
+  const Slurm slurm(2);
+  // The shell and its sleep are hit, too.
+  write_text(slurm, "wait.sh",
+             "trap 'echo saved; exit 75' TERM\necho here\nwhile :; do sleep 0.05; done\n");
+  Command launch = slurm.start(
+      {"salloc", "-Q", "-N2", kMtl, "launch", "--slurm_chain", "none", "--", "sh", "wait.sh"});
+  REQUIRE_MESSAGE(launch.says("here", seconds(20)), launch.err());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  slurm.run({"scancel", "--signal=USR2", slurm.ask({"squeue", "-h", "-o", "%A"})});
+  const CommandEnd end = launch.wait(seconds(30));
+  CAPTURE(end.err);
+  CHECK(end.code == 75);
+  CHECK(has(end.out, "saved"));
+  CHECK(is_quiet(slurm));
+}
+
 TEST_CASE("tasks that contradict the launch are explained with the line to write") {
   const Slurm slurm(2);
   const CommandEnd number = slurm.run({"srun", "-N2", "--ntasks-per-node=2", kMtl, "launch",
