@@ -12,6 +12,12 @@ std::string launch(const std::string& name, const std::string& more = "") {
   return "exec " + kMtl + " launch --nproc_per_node 2 " + more + " train.yaml run.name=" + name;
 }
 
+int times(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
 }  // namespace
 
 TEST_CASE("USR2 twice: checkpoint and requeue and the same losses as without") {
@@ -109,6 +115,10 @@ TEST_CASE("a chain that makes no progress ends with an error") {
                                      kMtl + " launch train.yaml run.name=idle");
   const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
   for (int i = 0; i < 2; ++i) {
+    // Not the state: it is pending before its first start, too.
+    for (int wait = 0; wait < 400 && times(said(), "is queued again") <= i; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
     REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}, seconds(20)), said());
     CHECK(is_quiet(slurm));
     CHECK(starts_again(slurm, job));
