@@ -1,6 +1,8 @@
 // mtl launch as a task of srun: one on every node, or several of which one leads.
 #include <doctest/doctest.h>
 
+#include "rendezvous/sockets.h"
+#include "rendezvous/surroundings.h"
 #include "slurm/slurm_run.h"
 
 using namespace mtl::test;
@@ -47,6 +49,31 @@ TEST_CASE("two tasks of srun on every node are two ranks") {
       {"srun", "-N2", "--ntasks-per-node=2", kMtl, "launch", "--", "sh", "-c", "exit 42"});
   CHECK(failed.code == 42);
   CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("a port that somebody else has is not where the nodes meet") {
+  const Slurm slurm(2);
+  write_text(slurm, "show.sh", kShow);
+  // The first jobs of this SLURM. Who listens there takes what comes and says nothing.
+  std::vector<mtl::Fd> taken;
+  for (const char* job : {"1", "2"}) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const auto port = static_cast<uint16_t>(mtl::port_of_job(job, attempt));
+      taken.push_back(mtl::net::listen_on("0.0.0.0", port, seconds(1)));
+    }
+  }
+  for (const bool in_step : {true, false}) {
+    const std::vector<std::string> front =
+        in_step ? std::vector<std::string>{"srun", "-N2", "--ntasks-per-node=1"}
+                : std::vector<std::string>{"salloc", "-Q", "-N2"};
+    std::vector<std::string> argv = front;
+    argv.insert(argv.end(),
+                {kMtl, "launch", "--nproc_per_node", "2", "--tee", "3", "--", "sh", "show.sh"});
+    const CommandEnd end = slurm.run(argv);
+    CAPTURE(end.err);
+    CHECK(end.code == 0);
+    check_ranks(end.out, 2, 2);
+  }
 }
 
 TEST_CASE("USR2 to all tasks of a step stops the run with a checkpoint") {
