@@ -98,14 +98,16 @@ int continue_in_slurm(const LaunchRequest& request, const JobOutcome& outcome,
                       const std::filesystem::path& run_dir) {
   const Surroundings& around = request.allocation;
   const int code = outcome.exit_code;
-  if (code != static_cast<int>(Exit::requeue) || around.launcher != Launcher::slurm ||
-      !around.batch || around.task) {
-    return code;
-  }
+  if (around.launcher != Launcher::slurm || !around.batch || around.task) return code;
+  // SLURM queues a job again that has lost a node, but only one that still runs when it notices,
+  // minutes after us. So this end of a run of ours is followed by the same.
+  const bool node_lost = !run_dir.empty() && !outcome.interrupted && !outcome.report.empty() &&
+                         outcome.report.front().code == "launch.node_lost";
+  if (code != static_cast<int>(Exit::requeue) && !node_lost) return code;
   const auto chosen = request.slurm.find("chain");
   const std::string kind =
       chosen != request.slurm.end() && !chosen->second.empty() ? chosen->second.back() : "requeue";
-  if (kind == "none") return code;
+  if (kind == "none" || (node_lost && kind != "requeue")) return code;
   if (outcome.signal != 0 && outcome.signal != SIGUSR2) {
     say(stderr, fmt::format("{}: the job is not continued by mtl (SIGUSR2 would have done that)\n",
                             signal_name(outcome.signal)));

@@ -134,7 +134,8 @@ class AllocationJob {
     for (const std::string& line : srun_->read_lines()) {
       words_.push_back(line);
       if (words_.size() > kKeptLines) words_.pop_front();
-      const bool error = line.find("error: ") != std::string::npos;
+      const bool error =
+          line.find("error: ") != std::string::npos || line.find("fatal: ") != std::string::npos;
       if (line.find("Terminating StepId") != std::string::npos) continue;
       const bool fate = line.find(" CANCELLED AT ") != std::string::npos;
       if (fate || (!error && !not_come().empty())) port_.notice(line);

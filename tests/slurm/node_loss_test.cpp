@@ -84,6 +84,23 @@ TEST_CASE("a killed node of a fixed number ends the run and is named") {
   CHECK(is_quiet(slurm));
 }
 
+TEST_CASE("a batch job that loses a node of a fixed number is queued again") {
+  Slurm slurm(3);
+  write_recipe(slurm, 100000);
+  const std::string job = submit(slurm, "job.sh", {"-N3", "--requeue", "--no-kill"},
+                                 "exec " + kMtl + " launch train.yaml run.name=again");
+  const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
+  REQUIRE_MESSAGE(reaches_step(slurm, "again", 5), said());
+  slurm.kill_node(3);
+  for (int i = 0; i < 400 && !has(said(), "is queued again"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  CAPTURE(said());
+  CHECK(has(said(), "error[launch.node_lost]: node 2 (n3) was lost"));
+  CHECK(has(said(), "SLURM job " + job + " is queued again"));
+  CHECK(is_quiet(slurm));
+}
+
 TEST_CASE("the time limit: a warning before it and the job is queued again") {
   Slurm slurm(2);
   write_recipe(slurm, 100000);
