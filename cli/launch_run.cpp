@@ -176,7 +176,8 @@ void record(const Run& run, const Surroundings& around) {
 void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
-  if (outcome.exit_code == static_cast<int>(Exit::requeue) && outcome.report.empty()) {
+  const bool lost = !outcome.interrupted && !outcome.report.empty();  // 75 because of a lost node
+  if (outcome.exit_code == static_cast<int>(Exit::requeue) && !lost) {
     say(stderr,
         fmt::format("stopped with a complete checkpoint{}; the same command{} goes on from it\n",
                     dir.empty() ? "" : " in " + dir.string(), fresh ? " without --fresh" : ""));
