@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <functional>
 #include <limits.h>
 #include <unistd.h>
 
@@ -167,7 +168,18 @@ nlohmann::ordered_json document(const Submission& job, const SlurmJob& slurm,
   return json;
 }
 
-int wait_for(const std::string& id, const std::string& log, bool quiet) {
+// The job that goes on with what another has begun (--slurm_chain dependency): it has its script.
+std::string successor_of(const std::string& id, const std::string& script) {
+  const auto queue = my_slurm_jobs(false);
+  for (const SlurmJobState& job : queue.value_or(std::vector<SlurmJobState>())) {
+    if (job.script == script && job.id != id) return job.id;
+  }
+  return {};
+}
+
+// `log_of`: where a job of that number prints; "" = nothing is read.
+int wait_for(std::string id, const std::string& script,
+             const std::function<std::string(const std::string&)>& log_of, bool quiet) {
   SignalPipe signals;
   FollowEars ears;
   ears.on_log = [](std::string_view bytes) {
@@ -184,7 +196,14 @@ int wait_for(const std::string& id, const std::string& log, bool quiet) {
     }
     return signal != 0;
   };
-  const FollowEnd end = follow_slurm_job(id, log, ears);
+  FollowEnd end = follow_slurm_job(id, log_of(id), ears);
+  while (!end.detached && end.exit_code == static_cast<int>(Exit::requeue)) {
+    const std::string next = successor_of(id, script);
+    if (next.empty()) break;
+    ears.on_notice(fmt::format("job {} goes on as job {}", id, next));
+    id = next;
+    end = follow_slurm_job(id, log_of(id), ears);
+  }
   if (end.detached) {
     say(stderr, fmt::format("\njob {0} goes on without being watched; to see it: mtl logs -f {0}; "
                             "to stop it: mtl stop {0}\n",
@@ -288,7 +307,10 @@ int submit(const Submission& job) {
   }
   std::fflush(stdout);
   if (!slurm.options.wait) return 0;
-  return wait_for(id, slurm.options.array ? "" : log, options.quiet);
+  return wait_for(
+      id, slurm.script,
+      [&](const std::string& one) { return slurm.options.array ? std::string() : log_of(one); },
+      options.quiet);
 }
 
 }  // namespace

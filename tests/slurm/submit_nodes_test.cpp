@@ -129,6 +129,22 @@ TEST_CASE("a submitted run whose time is over goes on where it was") {
   CHECK(slurm.processes().empty());
 }
 
+TEST_CASE("watching goes on with the job that goes on") {
+  REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
+  const Slurm slurm(1);
+  write_tiny(slurm, 400);
+  Command watched = slurm.start(
+      {MTL_PROGRAM, "submit", "--cpu", "--wait", "--chain", "dependency", "train.yaml"});
+  CHECK(watched.says("step=5", std::chrono::seconds(60)));
+  slurm.ask({"scancel", "--batch", "--signal=USR2", "1"});
+  const CommandEnd end = watched.wait(std::chrono::seconds(120));
+  CAPTURE(end.out);
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  CHECK(end.err.find("job 1 goes on as job 2") != std::string::npos);
+  CHECK(losses(run_of(slurm, "tiny")).size() == 400);
+}
+
 TEST_CASE("tasks of an array are runs of their own") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(2);
