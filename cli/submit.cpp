@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <ctime>
 #include <functional>
-#include <limits.h>
-#include <unistd.h>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -17,6 +15,7 @@
 #include "launcher/job_registry.h"
 #include "launcher/job_template.h"
 #include "launcher/network.h"
+#include "launcher/own_program.h"
 #include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/slurm/follow.h"
@@ -53,12 +52,6 @@ std::string plain_name(const std::string& text) {
   return name.empty() || name[0] == '.' ? "job" + name : name.substr(0, 60);
 }
 
-std::string this_program() {
-  char path[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  return length > 0 ? std::string(path, static_cast<size_t>(length)) : "mtl";
-}
-
 // Flags that have done their work when the job begins, or are the job's to answer.
 bool stays_here(const LaunchFlag& flag) {
   static const std::vector<std::string> kHere = {"via",         "templates_dir", "dry_run",
@@ -76,7 +69,7 @@ bool stays_here(const LaunchFlag& flag) {
 
 // The launch inside the job: the same settings, from a copy of the files as they are now.
 std::vector<std::string> launch_words(const Submission& job, const fs::path& folder) {
-  std::vector<std::string> words = {this_program(), "launch", "--config_file"};
+  std::vector<std::string> words = {own_program(), "launch", "--config_file"};
   words.push_back(job.config_file.empty() ? "none" : (folder / "default_config.yaml").string());
   const LaunchGiven& given = job.options.run.given;
   for (const LaunchFlag& flag : launch_flags()) {
