@@ -94,7 +94,7 @@ TEST_CASE("a run submitted to four nodes has the losses of a local one") {
 TEST_CASE("a submitted run whose time is over goes on where it was") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(2);
-  write_tiny(slurm, 3000);
+  write_tiny(slurm, 1'000'000);
   // --fresh is meant once: the job that goes on is no fresh one.
   const std::string id =
       submitted(slurm, {"--num_machines", "2", "--nproc_per_node", "1", "--fresh", "train.yaml"});
@@ -112,13 +112,21 @@ TEST_CASE("a submitted run whose time is over goes on where it was") {
     const std::string log = log_of(slurm, id);
     CAPTURE(log);
     REQUIRE(queued);
-    // SLURM holds it back, from when the last of it is gone; before that a release is forgotten.
+    // SLURM holds it back from when it has seen the last of it go. A release before that is
+    // forgotten, or lets it begin beside what it was, whose end is then taken for its own.
+    for (int i = 0; i < 400 && !slurm.processes().empty(); ++i) usleep(50'000);
+    usleep(1'000'000);
     for (int i = 0; i < 120 && slurm.state(id) == "PENDING"; ++i) {
       slurm.release(id);
       usleep(500'000);
     }
   }
-  REQUIRE(slurm.reaches(id, {"RUNNING"}));
+  const bool again = slurm.reaches(id, {"RUNNING"});
+  const std::string log = log_of(slurm, id);
+  const std::string state = slurm.state(id);
+  CAPTURE(log);
+  CAPTURE(state);
+  REQUIRE(again);
   trains();
   const CommandEnd end = slurm.run({MTL_PROGRAM, "stop", id});
   CAPTURE(end.out);
