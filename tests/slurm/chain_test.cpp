@@ -23,13 +23,13 @@ int times(const std::string& text, const std::string& part) {
 TEST_CASE("USR2 twice: checkpoint and requeue and the same losses as without") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(2);
-  write_recipe(slurm, 60);
+  write_recipe(slurm, 500);
   REQUIRE(
       slurm.run({kMtl, "launch", "--num_processes", "4", "train.yaml", "run.name=whole"}).code ==
       0);
   const std::string job = submit(slurm, "job.sh", {"-N2", "--requeue"}, launch("chain"));
   const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
-  for (const int step : {8, 25}) {
+  for (const int step : {8, 150}) {
     REQUIRE_MESSAGE(reaches_step(slurm, "chain", step), said());
     slurm.run({"scancel", "--batch", "--signal=USR2", job});
     REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}), said());
@@ -40,7 +40,7 @@ TEST_CASE("USR2 twice: checkpoint and requeue and the same losses as without") {
   CAPTURE(said());
   CHECK(slurm.state(job) == "COMPLETED");
   CHECK(losses(slurm, "chain") == losses(slurm, "whole"));
-  CHECK(losses(slurm, "chain").size() == 60);
+  CHECK(losses(slurm, "chain").size() == 500);
   CHECK(has(said(), "is queued again"));
   CHECK(is_quiet(slurm));
 }
@@ -77,7 +77,7 @@ TEST_CASE("scancel stops with a checkpoint and nothing follows") {
 
 TEST_CASE("a successor is submitted from the script and a missing one is explained") {
   const Slurm slurm(2);
-  write_recipe(slurm, 60);
+  write_recipe(slurm, 500);
   const std::string script = (slurm.work() / "job.sh").string();
   const std::string job =
       submit(slurm, "job.sh", {"-N2"},
@@ -92,7 +92,7 @@ TEST_CASE("a successor is submitted from the script and a missing one is explain
   CHECK(has(said(), "SLURM job " + following + " was submitted"));
   CHECK(slurm.reaches(following, {"COMPLETED", "FAILED"}));
   CHECK(slurm.state(following) == "COMPLETED");
-  CHECK(losses(slurm, "next").size() == 60);
+  CHECK(losses(slurm, "next").size() == 500);
 
   write_recipe(slurm, 2000);
   const std::string lonely =
