@@ -13,8 +13,8 @@
 #include "common/error.h"
 #include "launcher/jobs.h"
 #include "launcher/network.h"
-#include "launcher/run_command.h"
 #include "launcher/signals.h"
+#include "launcher/slurm/control.h"
 #include "launcher/slurm/follow.h"
 
 namespace mtl {
@@ -42,7 +42,7 @@ Error slurm_error(const std::string& what, const std::string& words) {
 }
 
 // A job of SLURM that the registry need not know.
-std::vector<JobView> ask_slurm(const std::string& id) {
+std::vector<JobView> slurm_job(const std::string& id) {
   std::vector<JobView> found;
   for (const SlurmJobState& job : slurm_job_states(id)) {
     JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
@@ -81,7 +81,7 @@ int stop_slurm(const JobView& job, const StopRequest& request, SignalPipe& signa
   // mtl launch is the batch process: it stops the ranks with a checkpoint and ends with 75.
   if (gently) argv.insert(argv.end(), {"--batch", "--signal=TERM"});
   argv.push_back(job.id);
-  const CommandAnswer answer = run_command(argv);
+  const CommandAnswer answer = ask_slurm(argv);
   if (!answer.ok()) {
     throw slurm_error(fmt::format("job {} cannot be stopped", job.id), answer.err);
   }
@@ -169,7 +169,7 @@ int command_stop(const Arguments& args) {
   std::vector<JobView> wanted;
   for (const std::string& name : names) {
     std::vector<JobView> found = matching_jobs(jobs, name);
-    if (found.empty() && is_slurm_id(name)) found = ask_slurm(name);
+    if (found.empty() && is_slurm_id(name)) found = slurm_job(name);
     if (found.empty() && !warning.empty()) {
       throw slurm_error("SLURM's queue cannot be read", warning);
     }

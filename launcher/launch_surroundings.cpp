@@ -74,7 +74,7 @@ void settings_of_step(LaunchGiven& given, Diagnostics& diagnostics) {
 std::string address_of_slurm_node(const std::string& name) {
   if (name.empty()) return {};
   if (!net::look_up(name, 0).addresses.empty()) return name;
-  const ControlEnd end = run_control({"scontrol", "--oneliner", "show", "node", name});
+  const CommandAnswer end = ask_slurm({"scontrol", "--oneliner", "show", "node", name});
   if (end.code != 0) return {};
   for (const char* field : {"NodeAddr", "NodeHostName"}) {
     const std::string address = control_field(end.out, field);

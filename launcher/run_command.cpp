@@ -38,7 +38,8 @@ bool drain(int fd, std::string& text) {
 
 }  // namespace
 
-CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::milliseconds within) {
+CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::milliseconds within,
+                          const std::function<bool(std::string_view)>& keeps) {
   using Clock = std::chrono::steady_clock;
   CommandAnswer answer;
   Pipe out, err;
@@ -50,6 +51,11 @@ CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::mil
   std::vector<char*> words;
   for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
+  std::vector<char*> variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    if (!keeps || keeps(*entry)) variables.push_back(*entry);
+  }
+  variables.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -67,7 +73,8 @@ CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::mil
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   pid_t pid = -1;
-  const int failed = posix_spawnp(&pid, words[0], &actions, &attributes, words.data(), environ);
+  const int failed =
+      posix_spawnp(&pid, words[0], &actions, &attributes, words.data(), variables.data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   out.write.reset();

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace mtl {
@@ -15,8 +17,10 @@ struct CommandAnswer {
   bool ok() const { return code == 0; }
 };
 
-// Found in PATH, with our environment, nothing on stdin. It dies with the time.
+// Found in PATH, with our environment (of which `keeps` decides, "NAME=value"), nothing on stdin.
+// It dies with the time.
 CommandAnswer run_command(const std::vector<std::string>& argv,
-                          std::chrono::milliseconds within = std::chrono::seconds(60));
+                          std::chrono::milliseconds within = std::chrono::seconds(60),
+                          const std::function<bool(std::string_view)>& keeps = {});
 
 }  // namespace mtl

@@ -18,27 +18,27 @@ namespace {
 constexpr int kAttempts = 3;
 constexpr std::chrono::seconds kPause{2};
 
-ControlEnd insist(const std::vector<std::string>& argv) {
-  ControlEnd end;
+CommandAnswer insist(const std::vector<std::string>& argv) {
+  CommandAnswer end;
   for (int attempt = 1;; ++attempt) {
-    end = run_control(argv);
+    end = ask_slurm(argv);
     const bool busy = end.err.find("contact") != std::string::npos ||
                       end.err.find("timed out") != std::string::npos ||
-                      end.err.find("temporarily") != std::string::npos || end.code == 124;
+                      end.err.find("temporarily") != std::string::npos || end.late;
     if (end.code == 0 || !busy || attempt == kAttempts) return end;
     std::this_thread::sleep_for(kPause * attempt);
   }
 }
 
-std::vector<std::string> notes_of(const ControlEnd& end) {
-  if (end.code == 127 && end.err.empty()) return {"there is no such program in PATH"};
+std::vector<std::string> notes_of(const CommandAnswer& end) {
+  if (end.missing) return {"there is no such program in PATH"};
   if (end.err.empty()) return {fmt::format("it ended with code {}", end.code)};
   return {end.err};
 }
 
 ChainLink requeue(const Surroundings& around) {
   ChainLink link;
-  const ControlEnd end = insist({"scontrol", "requeue", around.job_id});
+  const CommandAnswer end = insist({"scontrol", "requeue", around.job_id});
   if (end.code == 0) {
     link.words = fmt::format(
         "SLURM job {} is queued again and goes on from the checkpoint (SLURM may hold it back for "
@@ -74,7 +74,7 @@ ChainLink successor(const Surroundings& around, const std::string& script) {
     argv.push_back("--array=" + task);
   }
   argv.push_back(script);
-  const ControlEnd end = insist(argv);
+  const CommandAnswer end = insist(argv);
   if (end.code == 0) {
     link.words = fmt::format("SLURM job {} was submitted and goes on from the checkpoint after {}",
                              end.out.substr(0, end.out.find(';')), around.job_id);

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/run_command.h"
+#include "launcher/slurm/control.h"
 #include "launcher/slurm/job_options.h"
 
 namespace mtl {
@@ -86,8 +86,8 @@ std::string without_newline(std::string text) {
 // Of `sacct -n -P -X`: state words like "CANCELLED by 0".
 std::vector<SlurmJobState> ask_sacct(const std::string& id) {
   const CommandAnswer answer =
-      run_command({"sacct", "-n", "-P", "-X", "-j", id, "-o",
-                   "JobID,JobIDRaw,JobName,State,ExitCode,NNodes,NodeList,ElapsedRaw,Partition"});
+      ask_slurm({"sacct", "-n", "-P", "-X", "-j", id, "-o",
+                 "JobID,JobIDRaw,JobName,State,ExitCode,NNodes,NodeList,ElapsedRaw,Partition"});
   std::vector<SlurmJobState> jobs;
   if (!answer.ok()) return jobs;
   for (const std::string& line : lines_of(answer.out)) {
@@ -179,7 +179,7 @@ std::vector<SlurmJobState> read_squeue_jobs(const std::string& text) {
 }
 
 std::vector<SlurmJobState> slurm_job_states(const std::string& id, std::string* error) {
-  const CommandAnswer answer = run_command({"scontrol", "-o", "show", "job", id});
+  const CommandAnswer answer = ask_slurm({"scontrol", "-o", "show", "job", id});
   std::vector<SlurmJobState> jobs = read_scontrol_jobs(answer.out);
   if (!jobs.empty()) return jobs;
   if (!answer.missing) jobs = ask_sacct(id);
@@ -190,7 +190,7 @@ std::vector<SlurmJobState> slurm_job_states(const std::string& id, std::string* 
 std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string* error) {
   std::vector<std::string> argv = {"squeue", "--me", "-h", "-r", "-o", kSqueueFormat};
   if (ended) argv.insert(argv.end(), {"-t", "all"});
-  const CommandAnswer answer = run_command(argv, std::chrono::seconds(20));
+  const CommandAnswer answer = ask_slurm(argv, std::chrono::seconds(20));
   if (answer.ok()) return read_squeue_jobs(answer.out);
   // The programs may be there without a cluster.
   const bool cluster = answer.err.find("configuration source") == std::string::npos &&

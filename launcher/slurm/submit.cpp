@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/run_command.h"
+#include "launcher/slurm/control.h"
 
 namespace mtl {
 
@@ -27,8 +27,7 @@ std::vector<std::string> names_of(const std::string& partitions) {
 
 // "debug infinite, low infinite": name and time limit of each.
 std::string ask_partitions() {
-  const CommandAnswer answer =
-      run_command({"sinfo", "-h", "-o", "%R %l"}, std::chrono::seconds(10));
+  const CommandAnswer answer = ask_slurm({"sinfo", "-h", "-o", "%R %l"}, std::chrono::seconds(10));
   std::set<std::string> lines;
   std::istringstream in(answer.ok() ? answer.out : "");
   for (std::string line; std::getline(in, line);) lines.insert(line);
@@ -121,7 +120,7 @@ Diagnostic slurm_refusal(const std::string& words, const LaunchRequest& request,
 
 std::string submit_to_slurm(const std::filesystem::path& script, const LaunchRequest& request) {
   const CommandAnswer answer =
-      run_command({"sbatch", "--parsable", script.string()}, std::chrono::seconds(120));
+      ask_slurm({"sbatch", "--parsable", script.string()}, std::chrono::seconds(120));
   if (answer.missing) {
     throw Error(Exit::environment,
                 Diagnostic{.code = "slurm.missing",
@@ -135,6 +134,13 @@ std::string submit_to_slurm(const std::filesystem::path& script, const LaunchReq
     if (!id.empty() && id.find_first_not_of("0123456789") == std::string::npos) return id;
   }
   const std::string words = answer.late ? "sbatch did not answer in time" : answer.err + answer.out;
+  if (words.starts_with("SLURM_CONF=")) {
+    throw Error(
+        Exit::environment,
+        Diagnostic{.code = "slurm.missing",
+                   .what = words,
+                   .help = "correct SLURM_CONF or unset it; it names SLURM's configuration"});
+  }
   const bool unreachable = answer.late ||
                            words.find("contact slurm controller") != std::string::npos ||
                            words.find("Socket timed out") != std::string::npos ||

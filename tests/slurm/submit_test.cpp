@@ -206,7 +206,8 @@ TEST_CASE("what SLURM refuses is explained and leaves nothing behind") {
   CHECK(has(end.err, "--slurm_partition cannot be 'a b'"));
   CHECK(has(end.err, "--slurm_time cannot be 'never'"));
   end = slurm.run(submit({"--", "true"}), {{"SLURM_CONF", "/nowhere/slurm.conf"}});
-  CHECK(end.code != 0);
+  CHECK(end.code == 4);
+  CHECK(has(end.err, "SLURM_CONF=/nowhere/slurm.conf cannot be read"));
   end = slurm.run(submit({"--", "true"}), {{"PATH", "/nowhere"}});
   CHECK(end.code == 4);
   CHECK(has(end.err, "error[slurm.missing]"));
