@@ -336,8 +336,9 @@ class Agent {
     interrupt_signal_ = SIGUSR2;
     if (running() == 0 || stop_signal_ != 0) return;
     notice(fmt::format("SIGUSR2: asked {} to stop (up to {:.3g} s): the job's time is nearly over",
-                       ranks(running()), std::chrono::duration<double>(options_.grace).count()));
-    stop(options_.grace);
+                       ranks(running()),
+                       std::chrono::duration<double>(options_.warning_grace).count()));
+    stop(options_.warning_grace);
   }
 
   int control_fd() const {

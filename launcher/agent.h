@@ -126,6 +126,7 @@ struct AgentOptions {
   std::vector<WorkerCommand> workers;
   LogOptions logs;
   std::chrono::milliseconds grace{30'000};  // from TERM to KILL, one deadline for all workers
+  std::chrono::milliseconds warning_grace{30'000};  // the same after USR2
   // The same after the failure of a rank: what is left cannot finish a step any more. -1 = grace.
   std::chrono::milliseconds failure_grace{-1};
   // A worker that is stopped (SIGSTOP, state T) for so long has failed, with exit code 7 (timeout).

@@ -409,7 +409,10 @@ void Controller::urge(int signal, bool again, Time now) {
   const bool first = interrupt_ == 0;
   if (first || interrupt_ == SIGUSR2) interrupt_ = signal;
   if (state_ == State::gathering) return gather(now);
-  if (first) return stop(StopReason::request, "", options_.grace, false, now);
+  if (first) {
+    const auto grace = signal == SIGUSR2 ? options_.warning_grace : options_.grace;
+    return stop(StopReason::request, "", grace, false, now);
+  }
   if (again) {
     stop(StopReason::request, "killed at once, on request", milliseconds(0), true, now);
   }

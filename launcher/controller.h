@@ -41,6 +41,7 @@ struct ControllerOptions {
   std::chrono::milliseconds join_timeout{600'000};
   std::chrono::milliseconds dead_after{5'000};
   std::chrono::milliseconds grace{30'000};
+  std::chrono::milliseconds warning_grace{30'000};  // after USR2
   // What the nodes run in this generation; nothing = what they were told before. Throws Error if a
   // job of that many ranks is not possible: it is asked again with fewer nodes then, if there may
   // be fewer, and its error ends the job if not. Exit::done: there is nothing to do.

@@ -32,9 +32,9 @@ void HubPort::line(const std::string& text) {
 void JobSignals::hear(SignalPipe& signals, Controller& controller) {
   for (const int signal : signals.take()) {
     const auto now = std::chrono::steady_clock::now();
-    const auto asked = [&](const char* more) {
+    const auto asked = [&](std::chrono::milliseconds grace, const char* more) {
       port_.notice(fmt::format("{}: asked the job to stop (up to {:.3g} s{}", signal_name(signal),
-                               std::chrono::duration<double>(grace_).count(), more));
+                               std::chrono::duration<double>(grace).count(), more));
     };
     switch (signal) {
       case SIGTSTP:
@@ -45,11 +45,12 @@ void JobSignals::hear(SignalPipe& signals, Controller& controller) {
         controller.pass_on(signal);
         break;
       case SIGUSR2:
-        if (!std::exchange(time_nearly_over_, true)) asked("): its time is nearly over");
+        if (!std::exchange(time_nearly_over_, true))
+          asked(warning_grace_, "): its time is nearly over");
         controller.interrupt(signal, now);
         break;
       default:
-        if (++urged_ == 1) asked("; once more = kill)");
+        if (++urged_ == 1) asked(grace_, "; once more = kill)");
         controller.interrupt(signal, now);
     }
   }

@@ -36,13 +36,16 @@ class HubPort final : public ControllerPort {
 // What a launcher does with the signals that it gets while agents elsewhere run its job.
 class JobSignals {
  public:
-  JobSignals(ControllerPort& port, std::chrono::milliseconds grace) : port_(port), grace_(grace) {}
+  // What is said of how long a stop may take, after a signal and after USR2.
+  JobSignals(ControllerPort& port, std::chrono::milliseconds grace,
+             std::chrono::milliseconds warning_grace)
+      : port_(port), grace_(grace), warning_grace_(warning_grace) {}
   void hear(SignalPipe& signals, Controller& controller);
   int urged() const { return urged_; }  // how often it was to stop; more than twice = now
 
  private:
   ControllerPort& port_;
-  const std::chrono::milliseconds grace_;
+  const std::chrono::milliseconds grace_, warning_grace_;
   int urged_ = 0;
   bool told_not_stopped_ = false;
   bool time_nearly_over_ = false;

@@ -114,6 +114,7 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
   agent.logs = job.logs;
   if (agent.logs.dir.empty()) agent.logs.dir = program.log_dir;
   agent.grace = job.grace;
+  agent.warning_grace = job.warning_grace;
   agent.failure_grace = assign.failure_grace;
   agent.control = control;
   agent.on_output = ears.on_output;

@@ -25,6 +25,7 @@ NodeJob node_job(const JobOptions& options) {
   job.omp_threads = request.omp_threads;
   job.master_port = request.master_port;
   job.grace = request.grace;
+  job.warning_grace = request.warning_grace;
   return job;
 }
 
@@ -40,6 +41,7 @@ ControllerOptions controller_options(const JobOptions& options) {
   controller.join_timeout = request.join_timeout;
   controller.dead_after = request.dead_after;
   controller.grace = request.grace;
+  controller.warning_grace = request.warning_grace;
   controller.prepare = [&options](int world, int64_t generation) -> std::optional<JobProgram> {
     if (!options.prepare) return {};
     JobProgram program = options.prepare(world, generation);

@@ -58,7 +58,7 @@ class AllocationJob {
         token_(make_token()),
         hub_(make_link_hub({.token = token_, .dead_after = request_.dead_after})),
         port_(*hub_, options.ears),
-        heard_(port_, request_.grace) {}
+        heard_(port_, request_.grace, request_.warning_grace) {}
 
   JobOutcome run() {
     SignalPipe signals(true);

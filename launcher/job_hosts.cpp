@@ -116,7 +116,7 @@ class HostsJob {
         request_(options.request),
         hub_(make_link_hub({.token = "-", .dead_after = request_.dead_after})),
         port_(*hub_, options.ears),
-        heard_(port_, request_.grace) {}
+        heard_(port_, request_.grace, request_.warning_grace) {}
 
   JobOutcome run() {
     SignalPipe signals(true);

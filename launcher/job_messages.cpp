@@ -238,7 +238,8 @@ std::string encode(const NodeJob& job) {
                        {"omp_threads", job.omp_threads},
                        {"master_port", job.master_port},
                        {"master_address", to_text(job.master_address)},
-                       {"grace_ms", milliseconds_of(job.grace)}};
+                       {"grace_ms", milliseconds_of(job.grace)},
+                       {"warning_grace_ms", milliseconds_of(job.warning_grace)}};
   return object.dump();
 }
 std::optional<NodeJob> decode_node_job(const std::string& body) {
@@ -261,6 +262,7 @@ std::optional<NodeJob> decode_node_job(const std::string& body) {
     job.master_port = object.at("master_port");
     job.master_address = to_bytes(object.at("master_address"));
     job.grace = std::chrono::milliseconds(object.at("grace_ms").get<int64_t>());
+    job.warning_grace = std::chrono::milliseconds(object.at("warning_grace_ms").get<int64_t>());
     return job;
   });
 }

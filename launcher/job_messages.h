@@ -65,6 +65,7 @@ struct NodeJob {
   uint16_t master_port = 0;    // 0 = a free one
   std::string master_address;  // as the user gave it; empty = node 0's
   std::chrono::milliseconds grace{30'000};
+  std::chrono::milliseconds warning_grace{30'000};  // after USR2, where nobody controls the node
 };
 
 struct HelloMessage {

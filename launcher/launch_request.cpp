@@ -50,6 +50,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   finish_meeting();
   finish_logs();
   finish_environment();
+  finish_warning();
   ignored_flags(given);
   ignored_keys();
   return std::move(r_);

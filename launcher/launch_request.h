@@ -64,6 +64,8 @@ struct LaunchRequest {
   std::chrono::milliseconds join_timeout{600'000};  // until min_nodes are there
   std::chrono::milliseconds last_call{10'000};      // for more, beyond min_nodes
   std::chrono::milliseconds grace{30'000};
+  // The same where a scheduler's USR2 asks to stop: most of the time that is left then.
+  std::chrono::milliseconds warning_grace{30'000};
 
   LogOptions logs;
   Binding binding = Binding::none;

@@ -102,6 +102,7 @@ class LaunchResolver {
   bool bits(const Layered<std::string>& given, std::optional<int>& all, std::map<int, int>& some);
   void finish_logs();
   void finish_environment();
+  void finish_warning();
 
   // ---- what was said in vain
   bool in_vain(const LaunchFlag& flag) const;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "launcher/launch_resolver.h"
+#include "launcher/slurm/job_options.h"
 
 namespace mtl {
 
@@ -58,6 +59,16 @@ void LaunchResolver::finish_allocation() {
   r_.max_nodes = std::min(nodes_.value.max, nodes);
   // Nodes that an elastic job does not need at first wait in case that one is lost.
   if (r_.min_nodes == r_.max_nodes) r_.hosts.resize(static_cast<size_t>(r_.max_nodes));
+}
+
+// A checkpoint of a large model takes longer than the grace after a failure, and there is time: the
+// warning comes minutes before the end. Some of them are left for what follows.
+void LaunchResolver::finish_warning() {
+  constexpr std::chrono::seconds kLeft{30};
+  r_.warning_grace = r_.grace;
+  if (r_.allocation.launcher != Launcher::slurm) return;
+  const std::chrono::milliseconds warned = std::chrono::seconds(slurm_warning_s(r_)) - kLeft;
+  r_.warning_grace = std::max(r_.grace, warned);
 }
 
 }  // namespace mtl

@@ -294,13 +294,9 @@ class Reader {
 
   // How it ends: the warning before the limit, and what follows.
   void ending() {
-    // -1 = there is none to speak of.
     const long limit = slurm_seconds(text("time")).value_or(-1);
-    // SLURM looks once a minute, so it may come so much earlier. A short job still has a beginning.
-    long before = kSignal;
-    if (limit >= 0 && limit < 4 * kSignal) before = limit <= 60 ? 0 : limit / 4;
+    const long before = slurm_warning_s(request_);
     if (given("signal_s")) {
-      before = whole(text("signal_s"), kSignal);
       if (limit >= 0 && before >= limit) {
         conflict(fmt::format("{} {}: so long before the limit of {} the job has not begun",
                              called("signal_s"), before, text("time")),
@@ -340,6 +336,18 @@ class Reader {
 SlurmOptions slurm_options(const LaunchRequest& request, const std::string& name,
                            const std::filesystem::path& folder, Diagnostics& diagnostics) {
   return Reader(request, name, folder, diagnostics).read();
+}
+
+long slurm_warning_s(const LaunchRequest& request) {
+  const auto last = [&](const char* name) {
+    const auto found = request.slurm.find(name);
+    return found == request.slurm.end() || found->second.empty() ? "" : found->second.back();
+  };
+  if (const std::string given = last("signal_s"); !given.empty()) return whole(given, kSignal);
+  // SLURM looks once a minute, so it may come so much earlier. A short job still has a beginning.
+  const long limit = slurm_seconds(last("time")).value_or(-1);  // -1 = there is none to speak of
+  if (limit < 0 || limit >= 4 * kSignal) return kSignal;
+  return limit <= 60 ? 0 : limit / 4;
 }
 
 std::optional<long> slurm_seconds(const std::string& limit) {

@@ -34,6 +34,10 @@ struct SlurmOptions {
 SlurmOptions slurm_options(const LaunchRequest& request, const std::string& name,
                            const std::filesystem::path& folder, Diagnostics& diagnostics);
 
+// How many seconds before the end of its time a job gets USR2, by --slurm_signal_s, else three
+// minutes (less where the limit is known to be short); 0 = it gets none.
+long slurm_warning_s(const LaunchRequest& request);
+
 // Seconds of a time limit as SLURM writes it: "90" (minutes), "1:30" (minutes and seconds),
 // "12:00:00", "1-12", "1-12:00:00". Nothing for UNLIMITED, and for what is none.
 std::optional<long> slurm_seconds(const std::string& limit);

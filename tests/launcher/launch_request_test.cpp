@@ -210,6 +210,22 @@ std::vector<std::pair<std::string, std::string>> stage_for(const LaunchFlag& fla
 
 }  // namespace
 
+TEST_CASE("a stop for a scheduler's warning has most of the time that is left") {
+  using std::chrono::seconds;
+  const auto grace_in = [](Launcher launcher, const FlagValues& flags) {
+    LaunchGiven given;
+    given.around.launcher = launcher;
+    given.flags = flags;
+    Diagnostics diagnostics;
+    return resolve_launch({}, given, true, diagnostics).warning_grace;
+  };
+  CHECK(grace_in(Launcher::none, {}) == seconds(30));
+  CHECK(grace_in(Launcher::slurm, {}) == seconds(150));
+  CHECK(grace_in(Launcher::slurm, values({{"grace", "200"}})) == seconds(200));
+  CHECK(grace_in(Launcher::slurm, values({{"slurm_signal_s", "600"}})) == seconds(570));
+  CHECK(grace_in(Launcher::slurm, values({{"slurm_time", "1:00"}})) == seconds(30));
+}
+
 TEST_CASE("every setting has an effect by flag or says that it has none") {
   TempDir dir;
   const std::string token_a = dir.file("a", "secret-a\n"), token_b = dir.file("b", "secret-b\n");
