@@ -9,8 +9,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "launcher/config_edit.h"
 #include "launcher/hosts.h"
 #include "launcher/launch_request.h"
+#include "launcher/slurm/job_options.h"
 
 namespace mtl {
 
@@ -51,6 +53,10 @@ bool here(const Answers& a) {
   return a.is("place", "here");
 }
 
+bool in_jobs(const Answers& a) {
+  return a.is("place", "slurm");
+}
+
 bool each(const Answers& a) {
   return a.is("place", "each");
 }
@@ -75,7 +81,8 @@ std::vector<Choice> places(const Answers& a) {
       {"each", "several machines, the same command typed on each",
        a.facts.slurm_nodes > 1
            ? fmt::format("srun in this SLURM job of {} nodes", a.facts.slurm_nodes)
-           : "as with accelerate and torchrun, or under srun"}};
+           : "as with accelerate and torchrun, or under srun"},
+      {"slurm", "a SLURM cluster, in jobs", "mtl launch submits them; inside a job it just runs"}};
 }
 
 std::optional<std::string> host_list(const Answers&, const std::string& text) {
@@ -91,6 +98,20 @@ std::optional<std::string> host_list(const Answers&, const std::string& text) {
     return "Give every machine its number of processes (a:4,b:4), or none.";
   }
   return std::nullopt;
+}
+
+// What sbatch would not take.
+Check slurm_word(const std::string& name) {
+  return [name](const Answers&, const std::string& text) -> std::optional<std::string> {
+    LaunchRequest request;
+    request.slurm[name] = {text};
+    Diagnostics diagnostics;
+    slurm_options(request, "job", "/", diagnostics);
+    if (!diagnostics.has_errors()) return std::nullopt;
+    const Diagnostic& first = diagnostics.all().front();
+    return fmt::format("'{}' is no {} for SLURM{}{}.", text, name, first.help.empty() ? "" : ": ",
+                       first.help);
+  };
 }
 
 bool hosts_have_slots(const Answers& a) {
@@ -261,7 +282,8 @@ std::vector<QuestionRow> main_rows() {
        .text = "In which compute environment will it run?",
        .help = "This machine: all processes start here. Over ssh: mtl launch starts them on every "
                "machine that you name. On each: you (or srun) type the same mtl launch on every "
-               "machine, and they meet at one address.",
+               "machine, and they meet at one address. In SLURM jobs: mtl launch writes a script "
+               "and submits it.",
        .applies = everybody,
        .choices = places,
        .preset = [](const Answers& a) -> std::string {
@@ -269,6 +291,7 @@ std::vector<QuestionRow> main_rows() {
          if (megatron_config != nullptr && megatron_config->find("mtl_hosts") != nullptr) {
            return "ssh";
          }
+         if (config_value(a.old, "megatron_lm_config.mtl_via") == "slurm") return "slurm";
          const YamlValue* machines = a.old.find("num_machines");
          if (machines != nullptr) return machines->text == "1" ? "here" : "each";
          return a.facts.slurm_nodes > 1 ? "each" : "here";
@@ -296,6 +319,41 @@ std::vector<QuestionRow> main_rows() {
        .note = [](const Answers& a) -> std::string {
          return a.facts.slurm_nodes > 1 ? "the nodes of this SLURM job" : "";
        }});
+  rows.push_back({.id = "nodes",
+                  .text = "How many nodes does a job have?",
+                  .help = "mtl launch --num_machines N wins over the file.",
+                  .key = "num_machines",
+                  .applies = in_jobs,
+                  .preset = always("1"),
+                  .check = whole_number_from(1, 100'000)});
+  rows.push_back({.id = "partition",
+                  .text = "In which partition?",
+                  .help = "Several with commas between: the first that can start the job. sinfo "
+                          "shows them.",
+                  .key = "megatron_lm_config.mtl_slurm_partition",
+                  .applies = in_jobs,
+                  .check = slurm_word("partition"),
+                  .note = [](const Answers&) { return "empty: the cluster's default"; },
+                  .may_be_empty = true});
+  rows.push_back({.id = "account",
+                  .text = "To which account is it charged?",
+                  .help = "Where the cluster asks for one; sacctmgr show associations "
+                          "user=$USER shows yours.",
+                  .key = "megatron_lm_config.mtl_slurm_account",
+                  .applies = in_jobs,
+                  .check = slurm_word("account"),
+                  .note = [](const Answers&) { return "empty: your usual one"; },
+                  .may_be_empty = true});
+  rows.push_back(
+      {.id = "time",
+       .text = "How long may a job run?",
+       .help = "Shorter jobs start sooner, and a run goes on in the next job from a "
+               "checkpoint that is written before the end.",
+       .key = "megatron_lm_config.mtl_slurm_time",
+       .applies = in_jobs,
+       .check = slurm_word("time"),
+       .note = [](const Answers&) { return "12:00:00 or 2-00:00:00; empty: the partition's"; },
+       .may_be_empty = true});
   rows.push_back(
       {.id = "rank",
        .text = "What is the rank of this machine?",

@@ -167,6 +167,7 @@ int Answers::machines() const {
     Diagnostics ignored;
     return std::max<int>(1, static_cast<int>(parse_hosts(get("hosts"), ignored).size()));
   }
+  if (asked("nodes")) return number("nodes");
   return asked("machines") ? number("machines") : 1;
 }
 
@@ -292,12 +293,19 @@ LaunchConfig ConfigWizard::config() const {
   root.entries.push_back(std::move(list));
   // What only we know and nobody was asked about stays as it was.
   for (const auto& [key, value] : before_.own) set("megatron_lm_config.mtl_" + key, value);
-  for (const char* asked : {"hosts", "max_restarts"}) {
+  for (const char* asked :
+       {"hosts", "max_restarts", "slurm_partition", "slurm_account", "slurm_time"}) {
     set(fmt::format("megatron_lm_config.mtl_{}", asked), "");
   }
   // An answer that no question stands for any more does not count.
   for (const QuestionRow& row : question_rows()) {
     if (!row.key.empty() && row.applies(answers_)) set(row.key, answers_.get(row.id));
+  }
+  // Another way that somebody wrote there by hand stays.
+  if (answers_.is("place", "slurm")) {
+    set("megatron_lm_config.mtl_via", "slurm");
+  } else if (config_value(old_, "megatron_lm_config.mtl_via") == "slurm") {
+    set("megatron_lm_config.mtl_via", "");
   }
   const std::string type = answers_.get("type");
   const std::string engine = answers_.get("engine");

@@ -49,7 +49,7 @@ TEST_CASE("common cases need nine questions or fewer") {
         Answers{{"engine", "FSDP"}}, Answers{{"engine", "DEEPSPEED"}},
         Answers{{"place", "ssh"}, {"hosts", "a,b"}},
         Answers{{"place", "ssh"}, {"hosts", "a:8,b:8"}, {"engine", "MEGATRON_LM"}},
-        Answers{{"place", "each"}, {"ip", "n0"}}}) {
+        Answers{{"place", "each"}, {"ip", "n0"}}, Answers{{"place", "slurm"}, {"nodes", "4"}}}) {
     ConfigWizard wizard(gpus(8), nullptr);
     go_to(wizard, "", answers);
     CHECK(wizard.at_review());
@@ -80,6 +80,33 @@ TEST_CASE("what the machine has is proposed") {
   CHECK(job.config().num_processes == 12);
   CHECK(hosts_of_ssh_config("Host a b\n  HostName x\nhost = c*  d !e\nMatch host f\nHost a\n") ==
         std::vector<std::string>{"a", "b", "d"});
+}
+
+TEST_CASE("SLURM jobs: what sbatch would not take is said and nothing of it stays behind") {
+  ConfigWizard wizard(gpus(8), nullptr);
+  go_to(wizard, "partition", {{"place", "slurm"}, {"nodes", "4"}});
+  CHECK(has(refusal(wizard, "a b"), "'a b' is no partition for SLURM"));
+  CHECK_FALSE(wizard.answer("gpu,long"));
+  go_to(wizard, "time", {{"account", "lab"}});
+  CHECK(has(refusal(wizard, "soon"), "'soon' is no time for SLURM"));
+  CHECK_FALSE(wizard.answer("1-12:00:00"));
+  go_to(wizard, "", {{"processes", "32"}});
+  LaunchConfig config = wizard.config();
+  const std::map<std::string, std::string> own = {{"via", "slurm"},
+                                                  {"slurm_partition", "gpu,long"},
+                                                  {"slurm_account", "lab"},
+                                                  {"slurm_time", "1-12:00:00"}};
+  CHECK(config.own == own);
+  CHECK(config.num_machines == 4);
+  CHECK(config.num_processes == 32);
+  // The next time it is proposed, and another place takes it all away.
+  ConfigWizard again(gpus(8), &config);
+  CHECK(again.question().preset == "slurm");
+  go_to(again, "", {});
+  CHECK(again.config().own == own);
+  ConfigWizard elsewhere(gpus(8), &config);
+  go_to(elsewhere, "", {{"place", "here"}});
+  CHECK(elsewhere.config().own.empty());
 }
 
 TEST_CASE("degrees are seen beside the links and the model that are here") {
