@@ -34,7 +34,7 @@ TEST_CASE("USR2 twice: checkpoint and requeue and the same losses as without") {
     slurm.run({"scancel", "--batch", "--signal=USR2", job});
     REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}), said());
     CHECK(is_quiet(slurm));
-    CHECK(starts_again(slurm, job));
+    CHECK(slurm.start_again(job));
   }
   CHECK(slurm.reaches(job, {"COMPLETED", "FAILED", "CANCELLED"}));
   CAPTURE(said());
@@ -121,7 +121,7 @@ TEST_CASE("a chain that makes no progress ends with an error") {
     }
     REQUIRE_MESSAGE(slurm.reaches(job, {"PENDING"}, seconds(20)), said());
     CHECK(is_quiet(slurm));
-    CHECK(starts_again(slurm, job));
+    CHECK(slurm.start_again(job));
   }
   CHECK(slurm.reaches(job, {"FAILED"}, seconds(20)));
   CAPTURE(said());

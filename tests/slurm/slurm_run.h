@@ -92,26 +92,6 @@ inline bool is_quiet(const Slurm& slurm, std::chrono::seconds within = std::chro
   return false;
 }
 
-// Lets a job that was queued again start now. Its hold may be set a little after its state.
-inline bool starts_again(const Slurm& slurm, const std::string& job) {
-  // A node that still has the job's step daemon would not take it a second time.
-  for (int i = 0; i < 60; ++i) {
-    bool ending = false;
-    std::error_code gone;
-    for (const auto& entry : fs::directory_iterator("/proc", gone)) {
-      ending |= file_text(entry.path() / "cmdline").starts_with("slurmstepd: [" + job + ".");
-    }
-    if (!ending && i > 3) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  }
-  for (int i = 0; i < 20; ++i) {
-    slurm.release(job);
-    if (slurm.reaches(job, {"RUNNING", "FAILED", "COMPLETED"}, std::chrono::seconds(1)))
-      return true;
-  }
-  return false;
-}
-
 // A script for sbatch; returns the job's id.
 inline std::string submit(const Slurm& slurm, const std::string& name,
                           const std::vector<std::string>& options, const std::string& body) {

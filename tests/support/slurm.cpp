@@ -279,8 +279,24 @@ bool Slurm::reaches(const std::string& job, const std::vector<std::string>& stat
   return false;
 }
 
-void Slurm::release(const std::string& job) const {
-  run({"scontrol", "update", "jobid=" + job, "StartTime=now"});
+bool Slurm::start_again(const std::string& job) const {
+  // It has to have seen the end of the job on all nodes: what starts before that is taken for the
+  // job that ended.
+  for (int i = 0; i < 150; ++i) {
+    const std::string idle = run({"sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D"}).out;
+    if (idle == std::to_string(nodes_) + "\n") break;
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  const auto shown = [&] { return run({"scontrol", "-o", "show", "job", job}).out; };
+  const std::string restarts = field(shown(), "Restarts");
+  for (int i = 0; i < 200; ++i) {
+    // What is said while the hold is being set is forgotten.
+    if (i % 20 == 0) run({"scontrol", "update", "jobid=" + job, "StartTime=now"});
+    const std::string text = shown();
+    if (field(text, "JobState") != "PENDING" || field(text, "Restarts") != restarts) return true;
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  return false;
 }
 
 void Slurm::kill_node(int node) {

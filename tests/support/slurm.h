@@ -51,8 +51,9 @@ class Slurm {
   // False if it is in none of these states in time.
   bool reaches(const std::string& job, const std::vector<std::string>& states,
                std::chrono::seconds within = std::chrono::seconds(60)) const;
-  // Lets a requeued job start at once: SLURM holds it back for two minutes.
-  void release(const std::string& job) const;
+  // Starts a job at once that was queued again: SLURM would hold it for two minutes. False if it
+  // does not start. It may be over, or queued once more, when this returns.
+  bool start_again(const std::string& job) const;
 
   // kill -9 of the slurmd of node i (1 ..) and of all that runs there: a node that is gone.
   void kill_node(int node);
