@@ -107,7 +107,10 @@ std::vector<JobRecord> recorded_jobs() {
     record.nodes = number_of<int>(json, "nodes");
     record.file = entry.path();
     if (record.id.empty() || record.kind.empty()) continue;
-    if (record.when + kKept < now && !is_alive(record)) {
+    // Nobody asks for what was long ago, or for a run whose directory was deleted.
+    const bool gone = record.pid > 0 && record.host == host_name() && !record.run.empty() &&
+                      !fs::exists(record.run, ignored);
+    if ((gone || record.when + kKept < now) && !is_alive(record)) {
       fs::remove(entry.path(), ignored);
       continue;
     }

@@ -102,6 +102,23 @@ TEST_CASE("jobs are recorded and found again") {
   CHECK(found.size() == 3);
 }
 
+TEST_CASE("a run whose directory was deleted is forgotten and another host's is not") {
+  const StateHome home;
+  JobRecord record = record_of_this_process("local", "tiny");
+  record.started += 1;  // it is over
+  record.run = (home.path() / "runs").string();
+  record_job(record);
+  JobRecord there = record;
+  there.host = "elsewhere";
+  record_job(there);
+  fs::create_directories(record.run);
+  CHECK(recorded_jobs().size() == 2);
+  fs::remove(record.run);
+  const std::vector<JobRecord> left = recorded_jobs();
+  REQUIRE(left.size() == 1);
+  CHECK(left[0].host == "elsewhere");
+}
+
 TEST_CASE("a home that cannot be written keeps nothing from starting") {
   const StateHome home;
   write(home.path() / "mtl", "a file where the folder should be");
