@@ -284,9 +284,11 @@ bool Slurm::start_again(const std::string& job) const {
   // job that ended.
   for (int i = 0; i < 150; ++i) {
     const std::string idle = run({"sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D"}).out;
-    if (idle == std::to_string(nodes_) + "\n") break;
+    if (idle == std::to_string(nodes_) + "\n" && processes().empty()) break;
     std::this_thread::sleep_for(milliseconds(100));
   }
+  // The exit code of the script that has ended may still be on its way.
+  std::this_thread::sleep_for(milliseconds(1500));
   const auto shown = [&] { return run({"scontrol", "-o", "show", "job", job}).out; };
   const std::string restarts = field(shown(), "Restarts");
   for (int i = 0; i < 200; ++i) {
