@@ -288,7 +288,7 @@ bool Slurm::start_again(const std::string& job) const {
     std::this_thread::sleep_for(milliseconds(100));
   }
   // The exit code of the script that has ended may still be on its way.
-  std::this_thread::sleep_for(milliseconds(1500));
+  std::this_thread::sleep_for(std::chrono::seconds(4));
   const auto shown = [&] { return run({"scontrol", "-o", "show", "job", job}).out; };
   const std::string restarts = field(shown(), "Restarts");
   for (int i = 0; i < 200; ++i) {
