@@ -16,9 +16,9 @@
 #include "common/version.h"
 #include "launcher/dial.h"
 #include "launcher/job.h"
-#include "launcher/network.h"
 #include "launcher/node.h"
 #include "launcher/signals.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

@@ -6,8 +6,8 @@
 
 #include "cli/launch.h"
 #include "cli/secret.h"
-#include "launcher/network.h"
 #include "launcher/slurm/step.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

@@ -18,9 +18,9 @@
 #include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/job.h"
-#include "launcher/network.h"
 #include "launcher/outlet.h"
 #include "launcher/scratch_folder.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

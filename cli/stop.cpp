@@ -12,10 +12,10 @@
 #include "cli/launch.h"
 #include "common/error.h"
 #include "launcher/jobs.h"
-#include "launcher/network.h"
 #include "launcher/signals.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/follow.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 
@@ -44,13 +44,7 @@ Error slurm_error(const std::string& what, const std::string& words) {
 // A job of SLURM that the registry need not know.
 std::vector<JobView> slurm_job(const std::string& id) {
   std::vector<JobView> found;
-  for (const SlurmJobState& job : slurm_job_states(id)) {
-    JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
-    view.script = job.script;
-    view.log = job.output;
-    view.live = !job.ended();
-    found.push_back(view);
-  }
+  for (const SlurmJobState& job : slurm_job_states(id)) found.push_back(view_of(job));
   return found;
 }
 

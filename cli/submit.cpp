@@ -14,7 +14,6 @@
 #include "common/version.h"
 #include "launcher/job_registry.h"
 #include "launcher/job_template.h"
-#include "launcher/network.h"
 #include "launcher/own_program.h"
 #include "launcher/shell_word.h"
 #include "launcher/signals.h"
@@ -22,6 +21,7 @@
 #include "launcher/slurm/job_options.h"
 #include "launcher/slurm/job_script.h"
 #include "launcher/slurm/submit.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 
@@ -56,10 +56,14 @@ std::string plain_name(const std::string& text) {
 bool stays_here(const LaunchFlag& flag) {
   static const std::vector<std::string> kHere = {"via",         "templates_dir", "dry_run",
                                                  "config_file", "machine_rank",  "main_process_ip"};
-  // What mtl itself does inside the job.
-  static const std::vector<std::string> kInside = {"slurm_chain", "slurm_srun", "slurm_container",
+  // What mtl itself does inside the job; the last two say how long a stop before its end may take.
+  static const std::vector<std::string> kInside = {"slurm_chain",
+                                                   "slurm_srun",
+                                                   "slurm_container",
                                                    "slurm_container_runtime",
-                                                   "slurm_container_mounts"};
+                                                   "slurm_container_mounts",
+                                                   "slurm_signal_s",
+                                                   "slurm_time"};
   if (flag.group == FlagGroup::slurm) {
     return std::find(kInside.begin(), kInside.end(), flag.name) == kInside.end();
   }

@@ -25,8 +25,8 @@
 #include "common/files.h"
 #include "common/version.h"
 #include "launcher/doctor.h"
-#include "launcher/network.h"
 #include "launcher/reserved_port.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

@@ -23,11 +23,11 @@
 
 #include "common/files.h"
 #include "launcher/doctor.h"
-#include "launcher/network.h"
 #include "launcher/reserved_port.h"
 #include "launcher/shell_word.h"
 #include "launcher/ssh/child.h"
 #include "launcher/ssh/fleet.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

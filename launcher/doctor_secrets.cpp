@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/doctor.h"
-#include "launcher/network.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

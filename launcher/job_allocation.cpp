@@ -13,10 +13,10 @@
 
 #include "launcher/controller_loop.h"
 #include "launcher/job.h"
-#include "launcher/network.h"
 #include "launcher/signals.h"
 #include "launcher/slurm/srun.h"
 #include "launcher/slurm/step.h"
+#include "rendezvous/network.h"
 #include "rendezvous/node_list.h"
 #include "rendezvous/store.h"
 

@@ -19,11 +19,11 @@
 #include "launcher/controller_loop.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
-#include "launcher/network.h"
 #include "launcher/own_program.h"
 #include "launcher/shell_word.h"
 #include "launcher/signals.h"
 #include "launcher/ssh/fleet.h"
+#include "rendezvous/network.h"
 #include "rendezvous/store.h"
 
 namespace mtl {

@@ -17,8 +17,8 @@
 #include "launcher/dial.h"
 #include "launcher/job.h"
 #include "launcher/keeper.h"
-#include "launcher/network.h"
 #include "launcher/node.h"
+#include "rendezvous/network.h"
 #include "rendezvous/store.h"
 
 namespace mtl {

@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "launcher/network.h"
+#include "rendezvous/network.h"
 
 namespace mtl {
 

@@ -34,7 +34,6 @@ fs::path run_of(const std::string& text, int64_t since) {
     if (newest.empty() || newest.filename() < entry.path().filename()) newest = entry.path();
   }
   if (newest.empty()) return path;
-  std::ifstream in(newest / "status.json");
   const auto written = fs::last_write_time(newest / "plan.json", ignored);
   if (ignored) return path;
   const auto age = fs::file_time_type::clock::now() - written;
@@ -68,10 +67,9 @@ void add_progress(JobView& view, int64_t since) {
     if (view.state == "FAILED" && word == "stopped") view.state = "STOPPED";
     return;
   }
-  view.state = word == "done" || word == "complete" || word == "completed" ? "DONE"
-               : word == "stopped"                                         ? "STOPPED"
-               : word == "failed"                                          ? "FAILED"
-                                                                           : view.state;
+  if (word == "done") view.state = "DONE";
+  if (word == "stopped") view.state = "STOPPED";
+  if (word == "failed") view.state = "FAILED";
 }
 
 // The launch inside the job knows more than who submitted it.
@@ -102,6 +100,17 @@ bool is_job_script(const fs::path& script) {
   return text.starts_with("#!") && text.find("\nexport MTL_JOB_SCRIPT=") != std::string::npos;
 }
 
+JobView view_of(const SlurmJobState& job) {
+  JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
+  view.reason = job.pending() ? job.reason : "";
+  view.nodes = job.nodes;
+  view.run_s = job.run_s;
+  view.script = job.script;
+  view.log = job.output;
+  view.live = !job.ended();
+  return view;
+}
+
 std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
                                const std::optional<std::vector<SlurmJobState>>& queue, bool ended) {
   std::vector<std::pair<int64_t, JobView>> views;
@@ -122,13 +131,7 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
     seen.push_back(base_of(job.id));
     if (job.ended() && !ended) continue;
     if (known.empty() && !is_job_script(job.script)) continue;
-    JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
-    view.reason = job.pending() ? job.reason : "";
-    view.nodes = job.nodes;
-    view.run_s = job.run_s;
-    view.script = job.script;
-    view.log = job.output;
-    view.live = !job.ended();
+    JobView view = view_of(job);
     int64_t when = 0;
     for (const JobRecord* record : known) {
       add_record(view, *record, true);

@@ -34,6 +34,9 @@ struct JobView {
   double loss = NAN, tokens_per_s = NAN, eta_s = NAN;
 };
 
+// What SLURM says of a job; of its run, nothing.
+JobView view_of(const SlurmJobState& job);
+
 // Newest first. `ended`: also what has ended. `warning`: why SLURM's queue could not be read, where
 // there is a SLURM.
 std::vector<JobView> job_views(bool ended, std::string* warning = nullptr);

@@ -17,13 +17,9 @@ bool is_given(const LaunchGiven& given, std::string_view name) {
   return given.flags.count(name) > 0 || given.environment.count(name) > 0;
 }
 
-// Whether somebody has said by flag or variable how this process meets others, or that it does not.
-bool meets_by_hand(const LaunchGiven& given) {
-  for (const char* name :
-       {"standalone", "hosts", "hostfile", "via", "machine_rank", "rdzv_endpoint"}) {
-    if (is_given(given, name)) return true;
-  }
-  return false;
+// With machine_rank, which in a pod its controller gives, the command is typed on every node.
+bool is_placed_by_hand(const LaunchGiven& given) {
+  return meets_by_hand(given) || is_given(given, "machine_rank");
 }
 
 void set(LaunchGiven& given, const char* name, const std::string& text, const std::string& by) {
@@ -86,14 +82,15 @@ std::string address_of_slurm_node(const std::string& name) {
 bool shares_node(const LaunchGiven& given) {
   const Surroundings& around = given.around;
   return around.launcher == Launcher::slurm && around.task && around.task->local_world > 1 &&
-         !meets_by_hand(given);
+         !is_placed_by_hand(given);
 }
 
 void read_surroundings(LaunchGiven& given, Diagnostics& diagnostics) {
   given.around = surroundings_here(diagnostics);
   settings_of_surroundings(given.around, given, diagnostics);  // of all but SLURM
   if (given.around.launcher != Launcher::slurm || !given.around.task) return;
-  if (given.around.task->world > 1 && !meets_by_hand(given)) settings_of_step(given, diagnostics);
+  if (given.around.task->world > 1 && !is_placed_by_hand(given))
+    settings_of_step(given, diagnostics);
 }
 
 }  // namespace mtl

@@ -9,11 +9,11 @@
 
 #include <fmt/format.h>
 
-#include "launcher/network.h"
 #include "launcher/output_relay.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 #include "launcher/voice.h"
+#include "rendezvous/network.h"
 #include "rendezvous/store.h"
 
 namespace mtl {
@@ -96,7 +96,8 @@ class SignalsHeld {
   static sigset_t signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+      sigaddset(&set, signal);
     return set;
   }
   const sigset_t before_;

@@ -69,7 +69,8 @@ class Settings {
   Diagnostics& diagnostics_;
 };
 
-// Whoever says how machines meet, or that they do not, has not left it to what is around.
+}  // namespace
+
 bool meets_by_hand(const LaunchGiven& given) {
   for (const FlagValues* values : {&given.flags, &given.environment}) {
     for (const char* name : {"standalone", "hosts", "hostfile", "via", "rdzv_endpoint"}) {
@@ -78,8 +79,6 @@ bool meets_by_hand(const LaunchGiven& given) {
   }
   return false;
 }
-
-}  // namespace
 
 void settings_of_surroundings(const Surroundings& around, LaunchGiven& given,
                               Diagnostics& diagnostics) {

@@ -16,4 +16,8 @@ namespace mtl {
 void settings_of_surroundings(const Surroundings& around, LaunchGiven& given,
                               Diagnostics& diagnostics);
 
+// Whether somebody has said by flag or variable how this process meets others, or that it does not:
+// then it is not left to what is around.
+bool meets_by_hand(const LaunchGiven& given);
+
 }  // namespace mtl

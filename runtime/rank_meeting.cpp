@@ -2,23 +2,16 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <netdb.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
-
-#include <arpa/inet.h>
-#include <net/if.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
 #include "common/files.h"
+#include "rendezvous/network.h"
 #include "rendezvous/sockets.h"
 
 namespace mtl {
@@ -42,43 +35,20 @@ fs::path file_of(const RankMeetingOptions& options) {
   return options.folder / name;
 }
 
-// Where others may reach this host: IPv4 first; this host alone where it has nothing else.
+// Where others may reach this host; this host alone where it has nothing else.
 std::vector<std::string> addresses_here() {
-  std::vector<std::string> v4, v6;
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return {"127.0.0.1"};
-  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || !(one->ifa_flags & IFF_UP) || (one->ifa_flags & IFF_LOOPBACK)) {
-      continue;
-    }
-    const int family = one->ifa_addr->sa_family;
-    char name[NI_MAXHOST] = {};
-    if (family == AF_INET && getnameinfo(one->ifa_addr, sizeof(sockaddr_in), name, sizeof name,
-                                         nullptr, 0, NI_NUMERICHOST) == 0) {
-      v4.emplace_back(name);
-    } else if (family == AF_INET6) {
-      const auto* address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
-      if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) continue;
-      if (getnameinfo(one->ifa_addr, sizeof(sockaddr_in6), name, sizeof name, nullptr, 0,
-                      NI_NUMERICHOST) == 0) {
-        v6.emplace_back(name);
-      }
-    }
+  std::vector<std::string> addresses;
+  for (const LocalAddress& local : local_addresses()) {
+    if (!local.is_loopback) addresses.push_back(local.address);
   }
-  freeifaddrs(all);
-  v4.insert(v4.end(), v6.begin(), v6.end());
-  if (v4.empty()) v4.emplace_back("127.0.0.1");
-  return v4;
+  if (addresses.empty()) addresses.emplace_back("127.0.0.1");
+  return addresses;
 }
 
-// The address that this host uses towards that one; nothing is sent.
-std::string address_towards(const std::string& peer) {
-  const net::Lookup there = net::look_up(peer, 9);
-  for (const net::Address& address : there.addresses) {
-    const Fd socket(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (socket && connect(socket.get(), address.get(), address.length) == 0) {
-      return net::local_address(socket.get());
-    }
+// The address that this host uses towards that one.
+std::string own_address_towards(const std::string& peer) {
+  for (const net::Address& address : net::look_up(peer, 9).addresses) {
+    if (std::string own = address_towards(net::text(address)); !own.empty()) return own;
   }
   return "127.0.0.1";
 }
@@ -177,7 +147,7 @@ std::unique_ptr<Store> try_to_join(const RankMeetingOptions& options, const fs::
                                   .token = token,
                                   .generation = options.generation,
                                   .connect_timeout = kEachAddress});
-      meeting.own_address = address_towards(address.get<std::string>());
+      meeting.own_address = own_address_towards(address.get<std::string>());
       meeting.token = token;
       return store;
     } catch (const Error& error) {

@@ -148,7 +148,11 @@ std::string kubernetes_manifest(const KubernetesJob& job) {
                         : options.kind == "trainjob" ? "node"
                                                      : "mtl";
   values["nodes"] = options.nodes;
-  values["workers"] = options.nodes > 1 ? Json(options.nodes - 1) : Json(false);
+  // PyTorchJob's: rank 0's pod, and the others, the same but for their number.
+  values["roles"] = Json::array({{{"role", "Master"}, {"count", 1}}});
+  if (options.nodes > 1) {
+    values["roles"].push_back({{"role", "Worker"}, {"count", options.nodes - 1}});
+  }
   values["nproc"] = options.ranks_per_node;
   values["nproc_text"] = quoted(std::to_string(options.ranks_per_node));
   values["max_restarts"] = options.max_restarts;

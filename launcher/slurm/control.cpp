@@ -1,5 +1,7 @@
 #include "launcher/slurm/control.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <unistd.h>
 
@@ -26,13 +28,29 @@ CommandAnswer ask_slurm(const std::vector<std::string>& argv, std::chrono::milli
 }
 
 std::string control_field(const std::string& text, const std::string& name) {
-  const std::string key = name + "=";
-  for (size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += key.size()) {
-    if (at > 0 && text[at - 1] != ' ' && text[at - 1] != '\n') continue;
-    const size_t start = at + key.size();
-    return text.substr(start, text.find_first_of(" \n", start) - start);
+  const std::string mark = name + "=";
+  size_t at = 0;
+  while ((at = text.find(mark, at)) != std::string::npos && at > 0 && text[at - 1] != ' ' &&
+         text[at - 1] != '\n') {
+    at += mark.size();
   }
-  return {};
+  if (at == std::string::npos) return {};
+  at += mark.size();
+  // Values may have spaces (names, comments), so the next key ends one.
+  const size_t line = std::min(text.find('\n', at), text.size());
+  size_t end = at;
+  while ((end = text.find(' ', end)) < line) {
+    size_t word = end + 1;
+    while (word < line && (std::isalnum(static_cast<unsigned char>(text[word])) ||
+                           text[word] == '/' || text[word] == ':' || text[word] == '_')) {
+      ++word;
+    }
+    if (word < line && text[word] == '=' && word > end + 1) break;
+    ++end;
+  }
+  std::string value = text.substr(at, std::min(end, line) - at);
+  while (value.ends_with(' ')) value.pop_back();
+  return value == "(null)" || value == "None" || value == "N/A" ? "" : value;
 }
 
 }  // namespace mtl

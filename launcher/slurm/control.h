@@ -15,7 +15,8 @@ namespace mtl {
 CommandAnswer ask_slurm(const std::vector<std::string>& argv,
                         std::chrono::milliseconds within = std::chrono::seconds(30));
 
-// "NodeAddr" of `NodeName=n1 NodeAddr=10.0.0.1 ...`, as `scontrol show` prints it; "" without it.
+// "NodeAddr" of `NodeName=n1 NodeAddr=10.0.0.1 ...`, as `scontrol show` prints it, spaces in values
+// included; "" without it, and for what SLURM calls "(null)", "None" and "N/A".
 std::string control_field(const std::string& text, const std::string& name);
 
 }  // namespace mtl

@@ -27,27 +27,6 @@ int whole(std::string_view text, int otherwise = 0) {
   return number;
 }
 
-// " Key=" begins a field; values may have spaces (names, comments), so the next known key ends one.
-std::string field(const std::string& line, const std::string& key) {
-  const std::string mark = " " + key + "=";
-  size_t at = (" " + line).find(mark);
-  if (at == std::string::npos) return {};
-  at += mark.size() - 1;
-  size_t end = at;
-  while ((end = line.find(' ', end)) != std::string::npos) {
-    size_t word = end + 1;
-    while (word < line.size() && (std::isalnum(static_cast<unsigned char>(line[word])) ||
-                                  line[word] == '/' || line[word] == ':' || line[word] == '_')) {
-      ++word;
-    }
-    if (word < line.size() && line[word] == '=' && word > end + 1) break;
-    end = end + 1;
-  }
-  std::string value = line.substr(at, end == std::string::npos ? end : end - at);
-  while (value.ends_with(' ')) value.pop_back();
-  return value == "(null)" || value == "None" || value == "N/A" ? "" : value;
-}
-
 // "3:0", "0:15".
 int exit_code_of(const std::string& text) {
   const size_t colon = text.find(':');
@@ -87,7 +66,7 @@ std::string without_newline(std::string text) {
 std::vector<SlurmJobState> ask_sacct(const std::string& id) {
   const CommandAnswer answer =
       ask_slurm({"sacct", "-n", "-P", "-X", "-j", id, "-o",
-                 "JobID,JobIDRaw,JobName,State,ExitCode,NNodes,NodeList,ElapsedRaw,Partition"});
+                 "JobID,JobIDRaw,JobName,State,ExitCode,NNodes,NodeList,ElapsedRaw"});
   std::vector<SlurmJobState> jobs;
   if (!answer.ok()) return jobs;
   for (const std::string& line : lines_of(answer.out)) {
@@ -104,7 +83,6 @@ std::vector<SlurmJobState> ask_sacct(const std::string& id) {
     job.nodes = whole(cells[5]);
     job.node_list = cells[6];
     job.run_s = whole(cells[7]);
-    if (cells.size() > 8) job.partition = cells[8];
     jobs.push_back(job);
   }
   return jobs;
@@ -112,7 +90,7 @@ std::vector<SlurmJobState> ask_sacct(const std::string& id) {
 
 }  // namespace
 
-const char* const kSqueueFormat = "%i\x1f%A\x1f%j\x1f%T\x1f%r\x1f%D\x1f%N\x1f%M\x1f%l\x1f%P\x1f%o";
+const char* const kSqueueFormat = "%i\x1f%A\x1f%j\x1f%T\x1f%r\x1f%D\x1f%N\x1f%M\x1f%o";
 
 bool SlurmJobState::pending() const {
   return one_of<5>(state, {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"});
@@ -127,23 +105,21 @@ std::vector<SlurmJobState> read_scontrol_jobs(const std::string& text) {
   std::vector<SlurmJobState> jobs;
   for (const std::string& line : lines_of(text)) {
     SlurmJobState job;
-    job.raw_id = field(line, "JobId");
+    job.raw_id = control_field(line, "JobId");
     if (job.raw_id.empty()) continue;
-    const std::string array = field(line, "ArrayJobId");
-    const std::string task = field(line, "ArrayTaskId");
+    const std::string array = control_field(line, "ArrayJobId");
+    const std::string task = control_field(line, "ArrayTaskId");
     job.id = array.empty() || task.empty() ? job.raw_id : array + "_" + task;
-    job.name = field(line, "JobName");
-    job.state = field(line, "JobState");
-    job.reason = field(line, "Reason");
-    job.exit_code = exit_code_of(field(line, "ExitCode"));
-    job.restarts = whole(field(line, "Restarts"));
-    job.nodes = whole(field(line, "NumNodes"));
-    job.node_list = field(line, "NodeList");
-    job.run_s = slurm_seconds(field(line, "RunTime")).value_or(0);
-    job.time_limit = field(line, "TimeLimit");
-    job.partition = field(line, "Partition");
-    job.output = without_patterns(field(line, "StdOut"), job);
-    job.script = field(line, "Command");
+    job.name = control_field(line, "JobName");
+    job.state = control_field(line, "JobState");
+    job.reason = control_field(line, "Reason");
+    job.exit_code = exit_code_of(control_field(line, "ExitCode"));
+    job.restarts = whole(control_field(line, "Restarts"));
+    job.nodes = whole(control_field(line, "NumNodes"));
+    job.node_list = control_field(line, "NodeList");
+    job.run_s = slurm_seconds(control_field(line, "RunTime")).value_or(0);
+    job.output = without_patterns(control_field(line, "StdOut"), job);
+    job.script = control_field(line, "Command");
     jobs.push_back(job);
   }
   return jobs;
@@ -160,7 +136,7 @@ std::vector<SlurmJobState> read_squeue_jobs(const std::string& text) {
         cells.back() += c;
       }
     }
-    if (cells.size() < 11) continue;
+    if (cells.size() < 9) continue;
     SlurmJobState job;
     job.id = cells[0];
     job.raw_id = cells[1];
@@ -170,9 +146,7 @@ std::vector<SlurmJobState> read_squeue_jobs(const std::string& text) {
     job.nodes = whole(cells[5]);
     job.node_list = cells[6];
     job.run_s = slurm_seconds(cells[7]).value_or(0);
-    job.time_limit = cells[8];
-    job.partition = cells[9];
-    job.script = cells[10];
+    job.script = cells[8];
     jobs.push_back(job);
   }
   return jobs;

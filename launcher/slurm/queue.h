@@ -18,8 +18,6 @@ struct SlurmJobState {
   int nodes = 0;
   std::string node_list = {};
   long run_s = 0;
-  std::string time_limit = {};
-  std::string partition = {};
   std::string output = {};  // its log, with %j and its like filled in
   std::string script = {};  // the file that was submitted
   bool pending() const;

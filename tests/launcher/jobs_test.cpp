@@ -9,7 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/network.h"
+#include "rendezvous/network.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;

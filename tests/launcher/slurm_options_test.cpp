@@ -339,8 +339,8 @@ TEST_CASE("what scontrol and squeue say of jobs") {
   CHECK(jobs[1].ended());
   CHECK(jobs[1].output == "/x/13_1.log");
   std::string line;
-  for (const char* cell : {"13_1", "14", "a b", "PENDING", "Resources", "2", "", "0:00", "1:00",
-                           "debug", "/x/job.sbatch"}) {
+  for (const char* cell :
+       {"13_1", "14", "a b", "PENDING", "Resources", "2", "", "0:00", "/x/job.sbatch"}) {
     line += (line.empty() ? "" : "\x1f") + std::string(cell);
   }
   const auto queue = read_squeue_jobs(line + "\ngarbage\n");
@@ -348,6 +348,7 @@ TEST_CASE("what scontrol and squeue say of jobs") {
   CHECK(queue[0].raw_id == "14");
   CHECK(queue[0].pending());
   CHECK(queue[0].reason == "Resources");
+  CHECK(queue[0].script == "/x/job.sbatch");
 }
 
 TEST_CASE("what SLURM has against a job is said in words") {

@@ -125,4 +125,8 @@ TEST_CASE("fields of scontrol are found by their whole names") {
   CHECK(control_field("NodeName=n1 Arch=x NodeAddr=10.0.0.1 Os=a", "NodeAddr") == "10.0.0.1");
   CHECK(control_field("XNodeAddr=1\n   NodeAddr=2\n", "NodeAddr") == "2");
   CHECK(control_field("NodeName=n1", "NodeAddr").empty());
+  CHECK(control_field("JobId=1 JobName=my own job Reason=None Command=(null)", "JobName") ==
+        "my own job");
+  CHECK(control_field("JobId=1 Reason=None Command=(null)", "Reason").empty());
+  CHECK(control_field("JobId=1 Command=/a b/job.sbatch", "Command") == "/a b/job.sbatch");
 }

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
-#include "support/slurm.h"
+#include "slurm/submit_run.h"
 
 using namespace mtl::test;
 using nlohmann::json;
@@ -19,28 +19,6 @@ using nlohmann::json;
 namespace {
 
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
-
-void write_tiny(const Slurm& slurm, int steps) {
-  std::ofstream corpus(slurm.work() / "corpus.txt");
-  for (int i = 0; i < 400; ++i) {
-    corpus << "the quick brown fox jumps over the lazy dog " << i % 7 << "\n";
-  }
-  std::ofstream(slurm.work() / "train.yaml")
-      << "run:\n  name: tiny\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
-         "train:\n  micro_batch: 1\n  global_batch: 8\n  seq_len: 16\n  steps: "
-      << steps
-      << "\ndata:\n  train: corpus.txt\n  tokenizer:\n    type: chars\n"
-         "checkpoint:\n  every: 1000\nlog:\n  every: 1\n";
-}
-
-std::string submitted(const Slurm& slurm, Words words) {
-  words.insert(words.begin(), {MTL_PROGRAM, "submit", "--cpu", "--quiet"});
-  const CommandEnd end = slurm.run(words);
-  CAPTURE(end.err);
-  REQUIRE(end.code == 0);
-  return end.out.substr(0, end.out.find('\n'));
-}
 
 // The one run of a name; empty if there is none.
 fs::path run_of(const Slurm& slurm, const std::string& name) {

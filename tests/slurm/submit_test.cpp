@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
-#include "support/slurm.h"
+#include "slurm/submit_run.h"
 
 using namespace mtl::test;
 using nlohmann::json;
@@ -17,34 +17,9 @@ using nlohmann::json;
 namespace {
 
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-Words mtl_words(Words words) {
-  words.insert(words.begin(), MTL_PROGRAM);
-  return words;
-}
-
-Words submit(Words words) {
-  words.insert(words.begin(), {"submit", "--cpu"});
-  return mtl_words(std::move(words));
-}
-
-// The id that `submit --quiet` prints.
-std::string id_of(const CommandEnd& end) {
-  CAPTURE(end.err);
-  REQUIRE(end.code == 0);
-  std::string id = end.out.substr(0, end.out.find('\n'));
-  REQUIRE(id.find_first_not_of("0123456789") == std::string::npos);
-  return id;
-}
-
-std::string submitted(const Slurm& slurm, Words words) {
-  words.insert(words.begin(), "--quiet");
-  return id_of(slurm.run(submit(std::move(words))));
 }
 
 json listed(const Slurm& slurm, Words flags = {}) {
@@ -58,20 +33,6 @@ json row(const json& jobs, const std::string& id) {
     if (job["id"] == id) return job;
   }
   return nullptr;
-}
-
-void write_tiny(const Slurm& slurm, int steps, const std::string& more = {}) {
-  std::ofstream corpus(slurm.work() / "corpus.txt");
-  for (int i = 0; i < 400; ++i) {
-    corpus << "the quick brown fox jumps over the lazy dog " << i % 7 << "\n";
-  }
-  std::ofstream(slurm.work() / "train.yaml")
-      << "run:\n  name: tiny\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
-         "train:\n  micro_batch: 1\n  global_batch: 8\n  seq_len: 16\n  steps: "
-      << steps
-      << "\ndata:\n  train: corpus.txt\n  tokenizer:\n    type: chars\n"
-         "checkpoint:\n  every: 1000\nlog:\n  every: 1\n"
-      << more;
 }
 
 std::string folder_of(const std::string& out) {
@@ -118,6 +79,18 @@ TEST_CASE("submitted scripts are accepted by bash and shellcheck and sbatch") {
   // A dry run leaves nothing behind.
   CHECK_FALSE(fs::exists(slurm.work() / "runs"));
   CHECK_FALSE(fs::exists(slurm.work() / "jobs"));
+}
+
+TEST_CASE("the launch in the job knows how long before its end it is warned") {
+  REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
+  const Slurm slurm(1);
+  const CommandEnd end = slurm.run(submit(
+      {"--dry-run", "--signal_s", "600", "--time", "2:00:00", "--partition", "low", "--", "true"}));
+  CAPTURE(end.out);
+  const std::string launch = end.out.substr(end.out.find("\nexec "));
+  CHECK(has(launch, "--slurm_signal_s 600"));
+  CHECK(has(launch, "--slurm_time 2:00:00"));
+  CHECK_FALSE(has(launch, "--slurm_partition"));
 }
 
 TEST_CASE("a program is submitted and its exit code comes back") {

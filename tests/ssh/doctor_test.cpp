@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/network.h"
+#include "rendezvous/network.h"
 #include "ssh/loopback.h"
 
 using namespace mtl;

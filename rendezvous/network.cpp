@@ -1,4 +1,4 @@
-#include "launcher/network.h"
+#include "rendezvous/network.h"
 
 #include <algorithm>
 #include <array>
