@@ -55,6 +55,27 @@ inline std::vector<json> metrics_of(const fs::path& run) {
   return lines;
 }
 
+// The losses of the runs below that folder, as they were written.
+inline std::vector<std::string> losses_below(const fs::path& dir) {
+  std::vector<std::string> losses;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (!entry.is_directory() || entry.is_symlink()) continue;
+    for (const json& line : metrics_of(entry.path())) {
+      if (line.contains("loss")) losses.push_back(line["loss"].dump());
+    }
+  }
+  return losses;
+}
+
+// As `mtl launch` with two processes has them.
+inline std::vector<std::string> losses_of_launch(const Shell& shell) {
+  const Outcome launched =
+      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "run.dir=launched"},
+                {{"OMP_NUM_THREADS", "1"}});
+  REQUIRE_MESSAGE(launched.code == 0, launched.err);
+  return losses_below(shell.dir() / "launched/tiny");
+}
+
 // The bytes of every tensor, by name, from all shards.
 inline std::map<std::string, std::string> tensors_of(const fs::path& checkpoint) {
   std::map<std::string, std::string> tensors;

@@ -8,26 +8,6 @@ using namespace mtl::test;
 
 namespace {
 
-std::vector<std::string> losses_of(const fs::path& dir) {
-  std::vector<std::string> losses;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    if (!entry.is_directory() || entry.is_symlink()) continue;
-    for (const json& line : metrics_of(entry.path())) {
-      if (line.contains("loss")) losses.push_back(line["loss"].dump());
-    }
-  }
-  return losses;
-}
-
-// As `mtl launch` with two processes does it.
-std::vector<std::string> expected(const Shell& shell) {
-  const Outcome launched =
-      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "run.dir=launched"},
-                {{"OMP_NUM_THREADS", "1"}});
-  REQUIRE_MESSAGE(launched.code == 0, launched.err);
-  return losses_of(shell.dir() / "launched/tiny");
-}
-
 // Where ranks left their word to one another, after all have met.
 bool word_left(const fs::path& dir) {
   for (const auto& entry : fs::directory_iterator(dir)) {
@@ -51,7 +31,7 @@ TEST_CASE("mpirun starts the ranks of a train.yaml and they train the same") {
   const Outcome outcome = shell.run(command, {{"OMP_NUM_THREADS", "1"}});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 0);
-  CHECK(losses_of(shell.dir() / "mpi/tiny") == expected(shell));
+  CHECK(losses_below(shell.dir() / "mpi/tiny") == losses_of_launch(shell));
   CHECK_FALSE(word_left(shell.dir() / "mpi/tiny"));
   // All ranks hear that nothing is left to do.
   const Outcome again = shell.run(command, {{"OMP_NUM_THREADS", "1"}});
@@ -86,7 +66,7 @@ TEST_CASE("ranks by hand meet in a run directory") {
   CHECK(first.code == 0);
   CHECK(shell.finish(second).code == 0);
   CHECK_FALSE(fs::exists(stale));
-  CHECK(losses_of(shell.dir() / "hand/tiny") == expected(shell));
+  CHECK(losses_below(shell.dir() / "hand/tiny") == losses_of_launch(shell));
 }
 
 TEST_CASE("a rank whose environment contradicts itself does not start") {
