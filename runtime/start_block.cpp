@@ -71,6 +71,12 @@ std::string batch_line(const Plan& plan) {
   return text;
 }
 
+std::string yardstick_words(const Yardstick& yardstick) {
+  const std::string measured = compact_flops(yardstick.measured) + " measured over all ranks";
+  if (!yardstick.is_peak) return measured + ", what mfu is of";
+  return fmt::format("mfu is of the dense peak, {}; {}", compact_flops(yardstick.flops), measured);
+}
+
 std::string data_name(const TrainSpec& spec) {
   const auto& list = spec.data.train_list;
   if (list.empty()) return spec.data.train;
@@ -90,8 +96,8 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
       "run      " + facts.run_dir.string(),
       "model    " + model_line(plan.model, plan.cost),
       "layout   " + layout_line(plan, spec.launch.spawn == "threads"),
-      fmt::format("device   {}, {}; {:.0f} GFLOP/s measured over all ranks", facts.device,
-                  compute_name(plan.compute), facts.matmul_rate / 1e9),
+      fmt::format("device   {}, {}; {}", facts.device, compute_name(plan.compute),
+                  yardstick_words(facts.yardstick)),
       "memory   " + memory_line(plan),
       fmt::format("data     {}: {} tokens to train on, {} to validate; {:.1f} epochs",
                   data_name(spec), compact_count(train_tokens),

@@ -5,14 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/yardstick.h"
 #include "runtime/run.h"
 
 namespace mtl {
 
 struct StartFacts {
   std::filesystem::path run_dir;
-  std::string device;      // in words
-  double matmul_rate = 0;  // FLOP/s over all ranks
+  std::string device;                // in words
+  Yardstick yardstick;               // of mfu
   std::filesystem::path checkpoint;  // that the run goes on from; empty = from scratch
   int64_t resume_step = 0;
 };

@@ -26,6 +26,7 @@
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/save_times.h"
 #include "runtime/engine/trainer.h"
+#include "runtime/engine/yardstick.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/rank_meeting.h"
@@ -200,9 +201,9 @@ class Rank {
     }
     // All ranks at once: they share the machine, so the sum is what the machine gives to this job.
     all_ranks_->barrier();
-    double rate = measured_matmul_rate(*device_, plan_.compute, 0.02);
-    all_ranks_->all_reduce(Tensor(&rate, DType::f64, {1}));
-    matmul_rate_ = rate;
+    yardstick_ =
+        agree_on_yardstick(*all_ranks_, measured_matmul_rate(*device_, plan_.compute, 0.02),
+                           catalogue_peak(made_, plan_.compute));
     if (world_.rank() != 0) return;
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
                                       .progress_fd = progress_fd_,
@@ -210,7 +211,7 @@ class Rank {
                                       .log_every = spec_.log.every});
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
                                         .device = made_.description(),
-                                        .matmul_rate = rate,
+                                        .yardstick = yardstick_,
                                         .checkpoint = checkpoint,
                                         .resume_step = next_step_}));
   }
@@ -232,7 +233,9 @@ class Rank {
     report.step_time_s = seconds;
     const auto tokens = static_cast<double>(plan_.tokens_of_step(next_step_ - 1));
     report.tokens_per_s = tokens / seconds;
-    report.mfu = plan_.cost.flops_per_token * tokens / seconds / matmul_rate_;
+    report.mfu = plan_.cost.flops_per_token * tokens / seconds / yardstick_.flops;
+    report.mfu_of = yardstick_.flops;
+    report.mfu_of_peak = yardstick_.is_peak;
     report.memory_bytes = plan_.total_bytes();
     report.eta_s = mean_sequence_s_ * static_cast<double>(plan_.batch.first_sample(plan_.steps) -
                                                           plan_.batch.first_sample(next_step_));
@@ -407,7 +410,7 @@ class Rank {
   SaveTimes save_times_;
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
-  double matmul_rate_ = 1;
+  Yardstick yardstick_;
   double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;
   int64_t saved_at_ = 0;  // of the newest save begun

@@ -107,7 +107,7 @@ MadeDevice make_device(const DeviceRequest& request) {
     const auto count = static_cast<int>(plugin.facts(false).devices.size());
     if (count > 0) index %= count;
   }
-  return {.device = plugin.make_device(index), .why = {}, .cuda = &plugin};
+  return {.device = plugin.make_device(index), .why = {}, .cuda = &plugin, .index = index};
 }
 
 }  // namespace mtl

@@ -39,6 +39,7 @@ struct MadeDevice {
   std::unique_ptr<Device> device;
   std::string why;                   // as chosen
   const CudaPlugin* cuda = nullptr;  // null: the CPU
+  int index = 0;                     // among the visible GPUs
   // "cpu: 2 threads, ... (no NVIDIA GPU here)"
   std::string description() const;
 };

@@ -1,4 +1,5 @@
-// How fast this device multiplies matrices right now: the yardstick of `mfu`.
+// How fast this device multiplies matrices right now: the yardstick of `mfu` where there is no
+// better (yardstick.h).
 #pragma once
 
 #include "runtime/device/device.h"

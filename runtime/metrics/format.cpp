@@ -46,6 +46,18 @@ std::string compact_duration(double seconds) {
   return fmt::format("{}d{:02}h", total / 86400, total / 3600 % 24);
 }
 
+std::string compact_flops(double per_second) {
+  constexpr std::array<const char*, 5> kUnits = {"MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s",
+                                                 "EFLOP/s"};
+  size_t unit = 0;
+  double value = per_second / 1e6;
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return three_digits(value) + ' ' + kUnits[unit];
+}
+
 std::string human_bytes(double bytes) {
   if (bytes < 1024) return fmt::format("{:.0f} B", bytes);
   constexpr std::array<const char*, 5> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB"};

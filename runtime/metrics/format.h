@@ -11,6 +11,8 @@ namespace mtl {
 std::string compact_count(double value);
 // 0.4s, 42s, 3m05s, 9h12m, 3d04h; "?" when unknown (negative or not finite).
 std::string compact_duration(double seconds);
+// 412 GFLOP/s, 989 TFLOP/s, 7.92 PFLOP/s: three significant digits.
+std::string compact_flops(double per_second);
 // 512 B, 3.1 KiB, 38 MiB, 61.4 GiB: three significant digits.
 std::string human_bytes(double bytes);
 // 4 120: digits in groups of three.

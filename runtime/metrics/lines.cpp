@@ -66,7 +66,8 @@ std::string status_line(const StepReport& report, std::span<const double> losses
   fields.push_back({"gnorm " + short_number(report.grad_norm), 8, kDim});
   fields.push_back({compact_count(report.tokens_per_s) + " tok/s", 2});
   if (report.mfu > 0) {
-    fields.push_back({fmt::format("mfu {:.0f}% of matmul", report.mfu * 100), 6, kDim});
+    const std::string of = report.mfu_of_peak ? compact_flops(report.mfu_of) : "matmul";
+    fields.push_back({fmt::format("mfu {:.0f}% of {}", report.mfu * 100, of), 6, kDim});
   }
   if (report.memory_bytes > 0) {
     fields.push_back({"mem " + human_bytes(static_cast<double>(report.memory_bytes)), 9, kDim});

@@ -7,6 +7,8 @@ namespace mtl {
 
 namespace {
 
+constexpr const char* kPeak = "peak";
+
 double number(const Json& record, const char* key) {
   const auto found = record.find(key);
   if (found == record.end() || !found->is_number()) {
@@ -36,6 +38,8 @@ Json step_json(const StepReport& report, const std::string& time) {
   json["tokens_per_s"] = report.tokens_per_s;
   json["step_time_s"] = report.step_time_s;
   json["mfu"] = report.mfu;
+  json["mfu_of"] = report.mfu_of_peak ? kPeak : "measured";
+  json["mfu_of_flops"] = report.mfu_of;
   json["memory_bytes"] = report.memory_bytes;
   if (report.loss_scale > 0) json["loss_scale"] = report.loss_scale;
   if (report.moe_aux_loss > 0) {
@@ -56,6 +60,8 @@ StepReport step_from_json(const Json& record) {
   report.tokens_per_s = number(record, "tokens_per_s");
   report.step_time_s = number(record, "step_time_s");
   report.mfu = number(record, "mfu");
+  report.mfu_of = number(record, "mfu_of_flops");
+  report.mfu_of_peak = record.value("mfu_of", "") == kPeak;
   report.memory_bytes = integer(record, "memory_bytes");
   report.eta_s = number(record, "eta_s");
   report.skipped = integer(record, "skipped");

@@ -26,7 +26,9 @@ struct StepReport {
   double grad_norm = 0;  // before clipping
   double tokens_per_s = 0;
   double step_time_s = 0;
-  double mfu = 0;  // model FLOP/s over the ranks' measured matmul rate in the compute type, 0..1
+  double mfu = 0;            // model FLOP/s over those of the yardstick
+  double mfu_of = 0;         // FLOP/s of all ranks in the compute type
+  bool mfu_of_peak = false;  // the GPUs' dense peak by the catalogue; else measured (a matmul)
   int64_t memory_bytes = 0;  // of all ranks
   double eta_s = 0;
   bool step_skipped = false;  // this step changed no weight

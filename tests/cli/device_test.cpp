@@ -67,6 +67,28 @@ TEST_CASE("a device that cannot be had ends the run with the reason") {
   }
 }
 
+TEST_CASE("mfu is of the peak of a GPU that the catalogue has and of the measured rate elsewhere") {
+  struct {
+    const char* name;
+    bool known;
+  } const kGpus[] = {{"NVIDIA H200", true}, {"NVIDIA H200 MIG 1g.18gb", false}};
+  for (const auto& gpu : kGpus) {
+    CAPTURE(gpu.name);
+    Shell shell;
+    write_recipe(shell, 2);
+    Env env = kStandIn;
+    env["MTL_FAKE_GPU_NAME"] = gpu.name;
+    const Outcome outcome = train(shell, env, {"precision.dtype=bf16"});
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(has(outcome.err, "bf16; mfu is of the dense peak, 989 TFLOP/s; ") == gpu.known);
+    CHECK(has(outcome.err, "FLOP/s measured over all ranks, what mfu is of") != gpu.known);
+    const std::string metrics = file_text(run_of(shell) / "metrics.jsonl");
+    CHECK(has(metrics, R"("mfu_of":"peak","mfu_of_flops":989400000000000.0)") == gpu.known);
+    CHECK(has(metrics, R"("mfu_of":"measured")") != gpu.known);
+  }
+}
+
 TEST_CASE("mtl env lists the GPUs of the engine or says why there is none") {
   const Shell shell;
   Outcome outcome = shell.mtl({"env"}, kStandIn);

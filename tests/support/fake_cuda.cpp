@@ -1,5 +1,8 @@
 // A stand-in for libmtl_cuda.so: the way through the loader into another library, and a device
-// whose memory the program cannot touch (guarded_device.h), where there is no GPU.
+// whose memory the program cannot touch (guarded_device.h), where there is no GPU. It is called
+// what MTL_FAKE_GPU_NAME says.
+#include <cstdlib>
+
 #include "common/error.h"
 #include "common/version.h"
 #include "runtime/device/cuda_plugin.h"
@@ -10,7 +13,8 @@ namespace {
 mtl::CudaFacts facts(bool) {
   mtl::CudaFacts facts;
   facts.driver = facts.runtime = 13000;
-  facts.devices.push_back({.name = "Stand-in",
+  const char* name = std::getenv("MTL_FAKE_GPU_NAME");
+  facts.devices.push_back({.name = name != nullptr ? name : "Stand-in",
                            .uuid = "GPU-0",
                            .pci = "0000:00:00.0",
                            .memory_bytes = int64_t{1} << 30,

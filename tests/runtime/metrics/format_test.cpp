@@ -43,6 +43,11 @@ TEST_CASE("durations carry over to the next unit") {
 }
 
 TEST_CASE("bytes have three digits") {
+  CHECK(compact_flops(2.5e6) == "2.50 MFLOP/s");
+  CHECK(compact_flops(412.3e9) == "412 GFLOP/s");
+  CHECK(compact_flops(989.4e12) == "989 TFLOP/s");
+  CHECK(compact_flops(999.9e12) == "1.00 PFLOP/s");
+  CHECK(compact_flops(16384 * 989.4e12) == "16.2 EFLOP/s");
   CHECK(human_bytes(512) == "512 B");
   CHECK(human_bytes(1024) == "1.00 KiB");
   CHECK(human_bytes(38.0 * 1024 * 1024) == "38.0 MiB");

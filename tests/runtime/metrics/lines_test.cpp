@@ -70,6 +70,16 @@ TEST_CASE("the status line at its full width") {
   CHECK(status_line(example(), kLosses, 200, false).find("#%*+=-._") != std::string::npos);
 }
 
+TEST_CASE("the status line says what mfu is of") {
+  StepReport report = example();
+  report.mfu_of = 8 * 989.4e12;
+  report.mfu_of_peak = true;
+  CHECK(status_line(report, {}, 200, true).find("  mfu 41% of 7.92 PFLOP/s  ") !=
+        std::string::npos);
+  report.mfu_of_peak = false;
+  CHECK(status_line(report, {}, 200, true).find("  mfu 41% of matmul  ") != std::string::npos);
+}
+
 TEST_CASE("a narrow terminal loses what matters least, whole") {
   CHECK(status_line(example(), kLosses, 100, true) ==
         "step   4 120/20 000  20.6%  loss 3.2147  █▇▆▅▄▃▂▁  412k tok/s  mfu 41% of matmul  eta "

@@ -88,6 +88,8 @@ StepReport step(int64_t number, int64_t steps = 100) {
   report.tokens_per_s = 1000;
   report.step_time_s = 0.25;
   report.mfu = 0.3;
+  report.mfu_of = 2e12;
+  report.mfu_of_peak = true;
   report.memory_bytes = 1 << 20;
   report.eta_s = 12;
   return report;
@@ -117,7 +119,9 @@ TEST_CASE("metrics.jsonl has the first step, those of log_every, and the last") 
   }
   CHECK(first["loss"] == doctest::Approx(3.99));
   CHECK(first["time"] == "2026-11-21T01:42:10Z");
-  CHECK(first.size() == 9);
+  CHECK(first["mfu_of"] == "peak");
+  CHECK(first["mfu_of_flops"] == 2e12);
+  CHECK(first.size() == 11);
 }
 
 TEST_CASE("skipped steps are logged with their count, and the loss scale where there is one") {
