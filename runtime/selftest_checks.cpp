@@ -112,6 +112,12 @@ void verify_operations(Communicator& group, DType dtype, bool spoil) {
   fill(all, rank, 0);
   group.broadcast(all, size - 1);
   check("broadcast", all, [&](int64_t i) { return value_of(size - 1, i); });
+  fill(all, rank, 0);
+  std::vector<double> memory_of_pieces(static_cast<size_t>(whole));
+  const Tensor pieces(memory_of_pieces.data(), dtype, {whole});
+  group.all_to_all(all, pieces);
+  check("all_to_all", pieces,
+        [&](int64_t i) { return value_of(static_cast<int>(i / kPart), first + i % kPart); });
   const int previous = (rank + size - 1) % size;
   fill(mine, rank, 0);
   group.send(mine, (rank + 1) % size);

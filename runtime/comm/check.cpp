@@ -50,9 +50,50 @@ void check_part(const char* operation, const Tensor& mine, const Tensor& all, in
                      operation, rank));
 }
 
+void check_all_to_all(const Tensor& from, std::span<const int64_t> send_counts, const Tensor& to,
+                      std::span<const int64_t> recv_counts, int rank, int size) {
+  if (from.dtype != to.dtype) {
+    refuse(fmt::format("all_to_all from {} to {}", safetensors_name(from.dtype),
+                       safetensors_name(to.dtype)));
+  }
+  const auto check = [&](const char* what, const Tensor& x, std::span<const int64_t> counts) {
+    int64_t all = 0;
+    bool negative = false;
+    for (const int64_t count : counts) {
+      all += count;
+      negative |= count < 0;
+    }
+    if (counts.size() == static_cast<size_t>(size) && !negative && all == x.numel()) return;
+    refuse(
+        fmt::format("all_to_all among {} ranks: the counts [{}] do not divide the {} elements {}",
+                    size, fmt::join(counts, ", "), x.numel(), what));
+  };
+  check("to send", from, send_counts);
+  check("to receive", to, recv_counts);
+  const auto own = static_cast<size_t>(rank);
+  if (send_counts[own] != recv_counts[own]) {
+    refuse(fmt::format("all_to_all: rank {} sends itself {} elements and expects {}", rank,
+                       send_counts[own], recv_counts[own]));
+  }
+  const auto* first = static_cast<const char*>(from.data);
+  const auto* second = static_cast<const char*>(to.data);
+  const bool apart = first + from.bytes() <= second || second + to.bytes() <= first;
+  if (!apart && from.bytes() > 0 && to.bytes() > 0) {
+    refuse("all_to_all: what is sent and what is received overlap");
+  }
+}
+
 void check_member(const char* operation, int rank, int size) {
   if (rank >= 0 && rank < size) return;
   refuse(fmt::format("{}: rank {} is not in a group of {}", operation, rank, size));
+}
+
+void check_room(const char* operation, int64_t bytes, int64_t most) {
+  if (bytes <= most) return;
+  refuse(
+      fmt::format("{}: what the ranks of a host tell each other takes {} bytes, and there is room "
+                  "for {}: the group has too many of them",
+                  operation, bytes, most));
 }
 
 void check_peer(const char* operation, int peer, int rank, int size) {

@@ -35,9 +35,10 @@ enum class Reduce { sum, max };
 
 // What a rank has put into a group's collectives, in bytes of payload: of the whole tensor (the n
 // of the ring formulas, on every rank alike) for all_reduce, reduce_scatter, all_gather and
-// broadcast; of its own messages for send. A group of one counts nothing.
+// broadcast; of its own messages to others for send and all_to_all. A group of one counts nothing.
 struct Traffic {
-  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0, send = 0;
+  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0, send = 0,
+          all_to_all = 0;
   bool operator==(const Traffic&) const = default;
   // Member-wise.
   Traffic operator-(const Traffic& earlier) const {
@@ -45,7 +46,8 @@ struct Traffic {
             .reduce_scatter = reduce_scatter - earlier.reduce_scatter,
             .all_gather = all_gather - earlier.all_gather,
             .broadcast = broadcast - earlier.broadcast,
-            .send = send - earlier.send};
+            .send = send - earlier.send,
+            .all_to_all = all_to_all - earlier.all_to_all};
   }
 };
 
@@ -77,6 +79,16 @@ class Communicator {
   // `all` or does not overlap `all`; afterwards all of `all` is complete. numel % size == 0.
   virtual void all_gather(Tensor mine, Tensor all) = 0;
   virtual void broadcast(Tensor x, int root) = 0;
+  // Every rank sends a piece of `from` to every rank, itself included, and receives one from each
+  // in `to`, both in the order of the ranks: send_counts[r] elements go to rank r, recv_counts[r]
+  // come from it (0 is fine). The counts add up to from.numel() and to.numel(); the two tensors
+  // have one type, any, and do not overlap. What a rank sends must be what its peer expects: on
+  // the CPU's transports another count is "comm.mismatch" on the rank that expects it; on NCCL the
+  // operation then does not end, and times out.
+  virtual void all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                            std::span<const int64_t> recv_counts) = 0;
+  // The same with equal pieces: numel % size == 0.
+  void all_to_all(Tensor from, Tensor to);
   // Buffered: send() returns before its recv() as long as less than 64 MiB are under way between
   // the two (beyond that it waits for recv()). Messages of one pair arrive in order.
   // One thread of a rank may send while another receives.

@@ -34,6 +34,8 @@ const char* name_of(Op op) {
       return "all_gather";
     case Op::broadcast:
       return "broadcast";
+    case Op::all_to_all:
+      return "all_to_all";
   }
   return "";
 }
@@ -51,6 +53,8 @@ std::string describe(const Operation& what) {
     case Op::broadcast:
       return fmt::format("broadcast({} x {}, root {})", what.numel, safetensors_name(what.dtype),
                          what.root);
+    case Op::all_to_all:  // how many, may differ
+      return fmt::format("all_to_all({})", safetensors_name(what.dtype));
     case Op::reduce_scatter:
     case Op::all_gather:
       return fmt::format("{}({} x {})", name_of(what.op), what.numel, safetensors_name(what.dtype));

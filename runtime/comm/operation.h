@@ -19,7 +19,8 @@ enum class Op : uint8_t {
   all_reduce,
   reduce_scatter,
   all_gather,
-  broadcast
+  broadcast,
+  all_to_all
 };
 const char* name_of(Op op);
 

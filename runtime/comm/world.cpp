@@ -44,6 +44,10 @@ class LocalCommunicator final : public Communicator {
   void broadcast(Tensor x, int root) override {
     told([&] { group_->broadcast(x, root); });
   }
+  void all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                    std::span<const int64_t> recv_counts) override {
+    told([&] { group_->all_to_all_v(from, send_counts, to, recv_counts); });
+  }
   void send(Tensor x, int to) override {
     told([&] { group_->send(x, to); });
   }

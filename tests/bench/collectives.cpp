@@ -69,6 +69,10 @@ void measure(CommWorld& world, int repetitions) {
       {"reduce_scatter 64 MB, staged", large, 1, [&] { g.reduce_scatter(staged, part(staged)); }},
       {"all_gather 64 MB, resident", large, 1, [&] { g.all_gather(part(resident), resident); }},
       {"all_gather 64 MB, staged", large, 1, [&] { g.all_gather(part(staged), staged); }},
+      {"all_to_all 32 MB, resident", large / 2, 1,
+       [&] { g.all_to_all(resident.slice(0, numel / 2), resident.slice(numel / 2, numel / 2)); }},
+      {"all_to_all 32 MB, staged", large / 2, 1,
+       [&] { g.all_to_all(staged.slice(0, numel / 2), staged.slice(numel / 2, numel / 2)); }},
       {"send/recv 64 MB in a ring", large, 1,
        [&] {
          g.send(staged, (g.rank() + 1) % g.size());

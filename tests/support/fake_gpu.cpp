@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -311,6 +312,8 @@ struct Group {
   std::map<uint64_t, Round> rounds;
   std::deque<std::vector<char>> messages;
   uint64_t received = 0;
+  // Of grouped sends: by sender and receiver.
+  std::map<std::pair<int, int>, std::deque<std::vector<char>>> mail;
 };
 
 struct FakeComm {
@@ -383,6 +386,44 @@ nccl::Result collective(nccl::CommHandle handle, nccl::Stream stream, const void
     finish(addresses);
   });
   return nccl::kSuccess;
+}
+
+// Sends and receives between ncclGroupStart and ncclGroupEnd: one operation, in which all go on at
+// once. Of the thread that calls them.
+struct GroupedCalls {
+  struct Part {
+    int peer;
+    const char* from;  // null: a receive
+    char* to;
+    size_t bytes;
+  };
+  bool open = false;
+  nccl::CommHandle handle = nullptr;
+  nccl::Stream stream = nullptr;
+  std::vector<Part> parts;
+};
+thread_local GroupedCalls grouped;
+
+void run_grouped(FakeGpu* gpu, FakeComm* comm, const std::vector<GroupedCalls::Part>& parts) {
+  Group& group = *comm->group;
+  std::unique_lock lock(group.mutex);
+  for (const auto& part : parts) {
+    if (part.from == nullptr) continue;
+    group.mail[{comm->rank, part.peer}].emplace_back(part.from, part.from + part.bytes);
+  }
+  group.changed.notify_all();
+  for (const auto& part : parts) {
+    if (part.from != nullptr) continue;
+    auto& mail = group.mail[{part.peer, comm->rank}];
+    wait_in(gpu, comm, lock, [&] { return !mail.empty(); });
+    // Another size: NCCL waits for the rest, if it is lucky.
+    if (!comm->aborted && mail.front().size() != part.bytes) {
+      wait_in(gpu, comm, lock, [] { return false; });
+    }
+    if (comm->aborted) return;
+    std::memcpy(part.to, mail.front().data(), part.bytes);
+    mail.pop_front();
+  }
 }
 
 DType dtype_of(nccl::DataType type) {
@@ -493,8 +534,32 @@ nccl::Api make_api() {
       if (bytes > 0) std::memcpy(to, all[static_cast<size_t>(root)], bytes);
     });
   };
-  api.send = [](const void* from, size_t count, DataType type, int, CommHandle handle,
+  api.group_start = [] {
+    grouped = {};
+    grouped.open = true;
+    return kSuccess;
+  };
+  api.group_end = [] {
+    GroupedCalls calls = std::exchange(grouped, {});
+    if (calls.parts.empty()) return kSuccess;
+    FakeComm* comm = of(calls.handle);
+    const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(calls.stream);
+    const uint64_t number = ++comm->enqueued;
+    gpu->enqueue(where, Kind::meets_peers, [=, gpu = gpu, parts = std::move(calls.parts)] {
+      begin(comm, number);
+      run_grouped(gpu, comm, parts);
+    });
+    return kSuccess;
+  };
+  api.send = [](const void* from, size_t count, DataType type, int peer, CommHandle handle,
                 Stream stream) {
+    if (grouped.open) {
+      grouped.handle = handle;
+      grouped.stream = stream;
+      grouped.parts.push_back(
+          {peer, static_cast<const char*>(from), nullptr, count * size_of(type)});
+      return kSuccess;
+    }
     FakeComm* comm = of(handle);
     const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
     const uint64_t number = ++comm->enqueued;
@@ -513,7 +578,13 @@ nccl::Api make_api() {
     });
     return kSuccess;
   };
-  api.recv = [](void* to, size_t count, DataType type, int, CommHandle handle, Stream stream) {
+  api.recv = [](void* to, size_t count, DataType type, int peer, CommHandle handle, Stream stream) {
+    if (grouped.open) {
+      grouped.handle = handle;
+      grouped.stream = stream;
+      grouped.parts.push_back({peer, nullptr, static_cast<char*>(to), count * size_of(type)});
+      return kSuccess;
+    }
     FakeComm* comm = of(handle);
     const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
     const uint64_t number = ++comm->enqueued;

@@ -49,6 +49,8 @@ Api open_api(const char* library) {
   find(handle, library, "ncclReduceScatter", api.reduce_scatter);
   find(handle, library, "ncclAllGather", api.all_gather);
   find(handle, library, "ncclBroadcast", api.broadcast);
+  find(handle, library, "ncclGroupStart", api.group_start);
+  find(handle, library, "ncclGroupEnd", api.group_end);
   find(handle, library, "ncclSend", api.send);
   find(handle, library, "ncclRecv", api.recv);
   int version = 0;

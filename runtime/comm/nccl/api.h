@@ -71,6 +71,8 @@ struct Api {
   Result (*all_gather)(const void*, void*, size_t, DataType, CommHandle, Stream) = nullptr;
   Result (*broadcast)(const void*, void*, size_t, DataType, int root, CommHandle, Stream) = nullptr;
   Result (*send)(const void*, size_t, DataType, int peer, CommHandle, Stream) = nullptr;
+  Result (*group_start)() = nullptr;
+  Result (*group_end)() = nullptr;
   Result (*recv)(void*, size_t, DataType, int peer, CommHandle, Stream) = nullptr;
 };
 

@@ -281,6 +281,54 @@ void NcclCommunicator::broadcast(Tensor x, int root) {
   if (staged) finish(x.data, data, x.bytes());
 }
 
+void NcclCommunicator::all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                                    std::span<const int64_t> recv_counts) {
+  comm::check_all_to_all(from, send_counts, to, recv_counts, rank_, size());
+  if (size() == 1) return copy(to.data, from.data, to.bytes());
+  const int64_t element = bytes_of(from.dtype);
+  traffic_.all_to_all += from.bytes() - send_counts[static_cast<size_t>(rank_)] * element;
+  // A rank that neither sends nor receives takes part: the others count its operations.
+  const Tensor& any = from.numel() > 0 ? from : to;
+  const bool staged = any.numel() > 0 && !on_device(any);
+  const int64_t room = (from.bytes() + 255) / 256 * 256;
+  char* const memory = staged ? staging(room + to.bytes()) : nullptr;
+  const char* const sent = staged ? memory : from.as<const char>();
+  char* const received = staged ? memory + room : to.as<char>();
+  if (staged) copy(memory, from.data, from.bytes());
+  const Api& api = state_->api();
+  const DataType type = type_of(from.dtype);
+  int64_t own_from = 0, own_to = 0;
+  for (size_t i = 0; i < static_cast<size_t>(rank_); ++i) {
+    own_from += send_counts[i] * element;
+    own_to += recv_counts[i] * element;
+  }
+  copy(received + own_to, sent + own_from, send_counts[static_cast<size_t>(rank_)] * element);
+  collective(comm::describe({.op = comm::Op::all_to_all, .dtype = from.dtype}), from.bytes(),
+             [&](CommHandle handle, Stream where) {
+               Result result = api.group_start();
+               const auto call = [&](Result next) {
+                 if (result == kSuccess || result == kInProgress) result = next;
+               };
+               int64_t sending = 0, receiving = 0;
+               for (int peer = 0; peer < size(); ++peer) {
+                 const auto at = static_cast<size_t>(peer);
+                 const auto send = static_cast<size_t>(send_counts[at]);
+                 const auto recv = static_cast<size_t>(recv_counts[at]);
+                 if (peer != rank_ && send > 0) {
+                   call(api.send(sent + sending, send, type, peer, handle, where));
+                 }
+                 if (peer != rank_ && recv > 0) {
+                   call(api.recv(received + receiving, recv, type, peer, handle, where));
+                 }
+                 sending += send_counts[at] * element;
+                 receiving += recv_counts[at] * element;
+               }
+               call(api.group_end());
+               return result;
+             });
+  if (staged) finish(to.data, received, to.bytes());
+}
+
 NcclCommunicator::Slot& NcclCommunicator::slot_of(Pair& pair, int64_t bytes) {
   // One keeps the interleaved pipeline going (tests/runtime/engine/streams_test.cpp); with more a
   // rank can run ahead of its neighbour.

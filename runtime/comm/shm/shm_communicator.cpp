@@ -240,6 +240,102 @@ void ShmCommunicator::staged_broadcast(const Tensor& x, int root) {
   }
 }
 
+// A rank's slot has what it sends to whom, and behind that its tensor if there is room.
+void ShmCommunicator::all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                                   std::span<const int64_t> recv_counts) {
+  comm::check_all_to_all(from, send_counts, to, recv_counts, rank(), size());
+  const int64_t counts_bytes = int64_t{sizeof(int64_t)} * size();
+  comm::check_room("all_to_all", counts_bytes, kSmallBytes);
+  const int64_t element = bytes_of(from.dtype);
+  const auto fits = [&](int64_t bytes) { return counts_bytes + bytes <= kSmallBytes; };
+  Descriptor what = {.op = Op::all_to_all, .dtype = from.dtype};
+  char* const slot = group_->next_small_slot();
+  copy(slot, send_counts.data(), counts_bytes);
+  if (fits(from.bytes())) {
+    copy(slot + counts_bytes, from.data, from.bytes());
+  } else {
+    what.residence = group_->world().find(from.data, from.bytes()).value_or(Residence());
+  }
+  traffic_.all_to_all += from.bytes() - send_counts[static_cast<size_t>(rank())] * element;
+  group_->begin(what);
+
+  std::vector<Piece> pieces(static_cast<size_t>(size()));
+  std::vector<int64_t> counts(pieces.size());
+  int64_t place = 0;
+  bool read_by_peers = false, staged = false;
+  for (int source = 0; source < size(); ++source) {
+    const auto at = static_cast<size_t>(source);
+    copy(counts.data(), group_->small_slot(source), counts_bytes);
+    Piece& piece = pieces[at];
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) piece.first = piece.all;
+      piece.all += counts[static_cast<size_t>(peer)];
+    }
+    piece.count = counts[static_cast<size_t>(rank())];
+    piece.place = place;
+    place += recv_counts[at];
+    piece.is_in_slot = fits(piece.all * element);
+    piece.is_resident = !piece.is_in_slot && group_->descriptor(source).residence.region >= 0;
+    read_by_peers |= piece.is_resident;
+    staged |= !piece.is_in_slot && !piece.is_resident;
+    if (piece.count != recv_counts[at]) {
+      group_->fail(comm::message_mismatch(group_->job_rank(source), from.dtype, piece.count,
+                                          group_->job_rank(rank()),
+                                          Tensor(nullptr, to.dtype, {recv_counts[at]})));
+    }
+  }
+  // Each rank starts with itself and goes on with its neighbour.
+  for (int i = 0; i < size(); ++i) {
+    const int source = (rank() + i) % size();
+    const Piece& piece = pieces[static_cast<size_t>(source)];
+    const char* first = nullptr;
+    if (source == rank()) {
+      first = from.as<const char>();
+    } else if (piece.is_in_slot) {
+      first = group_->small_slot(source) + counts_bytes;
+    } else if (piece.is_resident) {
+      first =
+          group_->world().address(group_->descriptor(source).residence, group_->world_rank(source));
+    } else {
+      continue;
+    }
+    copy(to.as<char>() + piece.place * element, first + piece.first * element,
+         piece.count * element);
+  }
+  if (staged) staged_all_to_all(from, to, pieces);
+  if (read_by_peers) group_->barrier();
+}
+
+void ShmCommunicator::staged_all_to_all(const Tensor& from, const Tensor& to,
+                                        const std::vector<Piece>& pieces) {
+  const int64_t element = bytes_of(from.dtype);
+  const int64_t chunk = kStagingBytes / 2 / element;
+  const auto is_staged = [](const Piece& piece) { return !piece.is_in_slot && !piece.is_resident; };
+  int64_t longest = 0;
+  for (const Piece& piece : pieces) {
+    if (is_staged(piece)) longest = std::max(longest, piece.all);
+  }
+  int64_t half = 0;
+  for (int64_t first = 0; first < longest; first += chunk) {
+    if (is_staged(pieces[static_cast<size_t>(rank())]) && first < from.numel()) {
+      const Tensor part = from.slice(first, std::min(chunk, from.numel() - first));
+      copy(group_->staging(rank()) + half, part.data, part.bytes());
+    }
+    group_->barrier();
+    for (int i = 1; i < size(); ++i) {
+      const int source = (rank() + i) % size();
+      const Piece& piece = pieces[static_cast<size_t>(source)];
+      if (!is_staged(piece)) continue;
+      const int64_t begin = std::max(first, piece.first);
+      const int64_t end = std::min(first + chunk, piece.first + piece.count);
+      if (begin >= end) continue;
+      copy(to.as<char>() + (piece.place + begin - piece.first) * element,
+           group_->staging(source) + half + (begin - first) * element, (end - begin) * element);
+    }
+    half = kStagingBytes / 2 - half;
+  }
+}
+
 void ShmCommunicator::send(Tensor x, int to) {
   comm::check_peer("send", to, rank(), size());
   Channel& channel = group_->channel(rank(), to);

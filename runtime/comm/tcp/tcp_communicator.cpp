@@ -149,6 +149,36 @@ void TcpCommunicator::broadcast(Tensor x, int root) {
   transfer_.run();
 }
 
+void TcpCommunicator::all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                                   std::span<const int64_t> recv_counts) {
+  comm::check_all_to_all(from, send_counts, to, recv_counts, rank(), size());
+  const int64_t element = bytes_of(from.dtype);
+  Work& work = transfer_.work({.op = Op::all_to_all, .dtype = from.dtype});
+  int64_t sent = 0, received = 0, own_from = 0, own_to = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto at = static_cast<size_t>(peer);
+    if (peer == rank()) {
+      own_from = sent;
+      own_to = received;
+    }
+    Share& share = work.shares[at];
+    share.announced = send_counts[at];
+    share.expected = recv_counts[at];
+    share.first = bytes_at(from, sent);
+    share.first_bytes = send_counts[at] * element;
+    share.direct = bytes_at(to, received);
+    share.direct_bytes = recv_counts[at] * element;
+    sent += share.first_bytes;
+    received += share.direct_bytes;
+  }
+  const int64_t own = send_counts[static_cast<size_t>(rank())] * element;
+  traffic_.all_to_all += from.bytes() - own;
+  transfer_.run();
+  if (own > 0) {
+    std::memcpy(bytes_at(to, own_to), bytes_at(from, own_from), static_cast<size_t>(own));
+  }
+}
+
 void TcpCommunicator::send(Tensor x, int to) {
   comm::check_peer("send", to, rank(), size());
   outgoing_.try_emplace(job_rank(to), core_, key_, job_rank(to)).first->second.send(x);

@@ -24,6 +24,8 @@ class TcpCommunicator final : public Communicator {
   void reduce_scatter(Tensor all, Tensor mine) override;
   void all_gather(Tensor mine, Tensor all) override;
   void broadcast(Tensor x, int root) override;
+  void all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                    std::span<const int64_t> recv_counts) override;
   void send(Tensor x, int to) override;
   void recv(Tensor x, int from) override;
   const Traffic& traffic() const override { return traffic_; }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <poll.h>
 #include <sched.h>
+#include <utility>
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -113,7 +114,10 @@ void Transfer::run() {
              .op = static_cast<uint8_t>(work_.what.op),
              .dtype = static_cast<uint8_t>(work_.what.dtype),
              .reduce = static_cast<uint8_t>(work_.what.reduce)};
-  for (Lane& lane : lanes_) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    Lane& lane = lanes_[i];
+    lane.own = header_;
+    lane.own.announced = work_.shares[i].announced;
     lane.sent = lane.received = lane.summand = lane.direct = 0;
     lane.send_blocked = lane.receive_blocked = lane.heard = false;
   }
@@ -169,7 +173,7 @@ bool Transfer::send_some(int rank) {
     room -= n;
     most -= n;
   };
-  add(&header_, sizeof(Header));
+  add(&lane.own, sizeof(Header));
   add(share.first, share.first_bytes);
   add(share.second, share.second_bytes);
   msghdr message = {};
@@ -242,7 +246,15 @@ void Transfer::hear(int rank) {
   --unheard_;
   // Whatever came behind another header is not what we took it for; and whom we disagree with does
   // not get more from us either.
-  if (std::memcmp(&lane.header, &header_, sizeof(Header)) != 0) agree_ = false;
+  const int64_t announced = std::exchange(lane.header.announced, 0);
+  if (std::memcmp(&lane.header, &header_, sizeof(Header)) != 0) {
+    agree_ = false;
+  } else if (const int64_t expected = work_.shares[static_cast<size_t>(rank)].expected;
+             announced != expected) {
+    core_->peers->fail(comm::message_mismatch(ranks_[static_cast<size_t>(rank)], work_.what.dtype,
+                                              announced, ranks_[static_cast<size_t>(rank_)],
+                                              Tensor(nullptr, work_.what.dtype, {expected})));
+  }
 }
 
 void Transfer::compare() {

@@ -35,6 +35,9 @@ struct Share {
   bool summand = false;    // it sends `Work::sum_bytes` that are to be summed
   char* direct = nullptr;  // behind the summand
   int64_t direct_bytes = 0;
+  // Where the ranks do not all send the same: elements that the peer is told to expect, and those
+  // that we expect.
+  int64_t announced = 0, expected = 0;
 };
 
 struct Work {
@@ -67,11 +70,12 @@ class Transfer {
   struct Header {
     uint64_t number = 0;
     int64_t numel = 0;
+    int64_t announced = 0;  // to this peer; everything else is for all alike
     int32_t root = 0;
     uint8_t op = 0, dtype = 0, reduce = 0, unused = 0;
   };
   struct Lane {
-    Header header;                    // theirs
+    Header header, own;               // theirs, and what we tell them
     int64_t sent = 0, received = 0;   // bytes of this operation, header included
     int64_t summand = 0, direct = 0;  // of those received
     char* ring = nullptr;             // where summands wait, ring_bytes_ of it

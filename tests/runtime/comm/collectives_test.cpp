@@ -13,9 +13,16 @@ using namespace mtl::test;
 
 namespace {
 
-constexpr Kind kKinds[] = {
-    Kind::all_reduce_sum,       Kind::all_reduce_max,   Kind::reduce_scatter, Kind::all_gather,
-    Kind::reduce_scatter_apart, Kind::all_gather_apart, Kind::broadcast,      Kind::ring};
+constexpr Kind kKinds[] = {Kind::all_reduce_sum,
+                           Kind::all_reduce_max,
+                           Kind::reduce_scatter,
+                           Kind::all_gather,
+                           Kind::reduce_scatter_apart,
+                           Kind::all_gather_apart,
+                           Kind::broadcast,
+                           Kind::all_to_all,
+                           Kind::all_to_all_v,
+                           Kind::ring};
 constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8};
 
 bool reduces(Kind kind) {
@@ -24,6 +31,8 @@ bool reduces(Kind kind) {
 }
 int64_t fit(Kind kind, int64_t numel, int size) {
   if (kind == Kind::reduce_scatter || kind == Kind::all_gather) return numel / size * size;
+  if (kind == Kind::all_to_all) return numel / (2 * size) * (2 * size);
+  if (kind == Kind::all_to_all_v) return numel / 2 * 2;
   const bool apart = kind == Kind::reduce_scatter_apart || kind == Kind::all_gather_apart;
   return apart ? numel / (size + 1) * (size + 1) : numel;
 }
@@ -303,6 +312,10 @@ TEST_CASE("traffic counts whole tensors of collectives and own messages") {
       if (world.rank() == 1) group->recv(x, 0);
       expect(group->traffic() - before == Traffic{.send = world.rank() == 0 ? 4 * numel : 0},
              "send");
+      before = group->traffic();
+      const Tensor pieces(data.data() + numel, DType::f32, {numel});
+      group->all_to_all(x, pieces);
+      expect(group->traffic() - before == Traffic{.all_to_all = 2 * numel}, "all_to_all");
     }
   };
   CHECK(threads_problem(2, body) == "");
@@ -347,6 +360,16 @@ TEST_CASE("a world of one needs no peers") {
   CHECK_THROWS_AS(group->all_gather(x.slice(0, 24), x), Error);
   CHECK_THROWS_AS(group->reduce_scatter(x.slice(0, 20), x.slice(3, 20)), Error);
   CHECK_THROWS_AS(group->send(x, 0), Error);
+  data[0] = 5;
+  group->all_to_all(x, apart);
+  CHECK(other[0] == 5);
+  const std::vector<int64_t> all = {25}, less = {24};
+  group->all_to_all_v(x, all, apart, all);
+  CHECK_THROWS_AS(group->all_to_all_v(x, all, apart, less), Error);
+  CHECK_THROWS_AS(group->all_to_all_v(x, all, apart.slice(0, 24), less), Error);
+  CHECK_THROWS_AS(group->all_to_all_v(x, {}, apart, all), Error);
+  CHECK_THROWS_AS(group->all_to_all(x, x), Error);
+  CHECK_THROWS_AS(group->all_to_all(x, Tensor(other, DType::i32, {25})), Error);
   CHECK_THROWS_AS(group->broadcast(x, 1), Error);
   CHECK_THROWS_AS(group->all_reduce(Tensor(data, DType::u8, {4})), Error);
   CHECK_THROWS_AS(world->group(std::vector<int>{0, 1}), Error);

@@ -114,6 +114,72 @@ TEST_CASE("a message of another size or type is refused on both sides") {
   }
 }
 
+TEST_CASE("all_to_all: a piece of another length than expected is refused and named") {
+  for (const Transport transport : kTransports) {
+    for (const int64_t piece : {10, 2'000, 100'000}) {
+      CAPTURE(name_of(transport));
+      CAPTURE(piece);
+      const auto body = [&](CommWorld& world) {
+        const auto group = world.group(all_ranks(3));
+        std::vector<float> from(static_cast<size_t>(3 * piece)), to(from.size());
+        std::vector<int64_t> send(3, piece), recv(3, piece);
+        if (world.rank() == 2) recv[1] -= 1;
+        const int64_t received = 3 * piece - (world.rank() == 2 ? 1 : 0);
+        group->all_to_all_v(Tensor(from.data(), DType::f32, {3 * piece}), send,
+                            Tensor(to.data(), DType::f32, {received}), recv);
+        group->barrier();
+      };
+      const std::string size = std::to_string(piece), less = std::to_string(piece - 1);
+      check_all(run_threads(3, body, kLong, transport), "comm.mismatch",
+                {"rank 1 sends " + size + " x F32", "rank 2 receives " + less + " x F32"});
+    }
+  }
+}
+
+TEST_CASE("all_to_all: a rank that dies within it or does not come to it is named") {
+  for (const Transport transport : kTransports) {
+    CAPTURE(name_of(transport));
+    auto outcomes = run_processes(
+        3,
+        [&](CommWorld& world) {
+          const auto group = world.group(all_ranks(3));
+          std::vector<float> from(300'000), to(300'000);
+          const Tensor x(from.data(), DType::f32, {300'000}), y(to.data(), DType::f32, {300'000});
+          group->all_to_all(x, y);
+          if (world.rank() == 1) std::raise(SIGKILL);
+          group->all_to_all(x, y);
+          group->barrier();
+        },
+        kLong, transport);
+    CHECK(outcomes[1].code == "signal 9");
+    for (const size_t rank : {size_t{0}, size_t{2}}) {
+      CAPTURE(outcomes[rank].text);
+      CHECK(outcomes[rank].code == "comm.peer_lost");
+      CHECK(contains(outcomes[rank].text, "rank 1"));
+    }
+    std::atomic<int> failed = 0;
+    outcomes = run_threads(
+        3,
+        [&](CommWorld& world) {
+          const auto group = world.group(all_ranks(3));
+          std::vector<float> from(9000), to(9000);
+          if (world.rank() == 2) {
+            while (failed < 2) std::this_thread::sleep_for(5ms);
+          }
+          try {
+            group->all_to_all(Tensor(from.data(), DType::f32, {9000}),
+                              Tensor(to.data(), DType::f32, {9000}));
+          } catch (const Error&) {
+            ++failed;
+            throw;
+          }
+        },
+        300ms, transport);
+    check_all(outcomes, "comm.timeout",
+              {"(all_to_all(F32)) of the group of ranks 0, 1, 2", "rank 2"});
+  }
+}
+
 TEST_CASE("a rank that does not come is named, and hears of it when it comes") {
   for (const Transport transport : kTransports) {
     CAPTURE(name_of(transport));

@@ -281,8 +281,12 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
 }
 
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank) {
+  return is_of(x, i, seed, rank, i);
+}
+
+bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank, int64_t source) {
   std::array<unsigned char, 8> bytes = {};
-  const double value = value_of(seed, rank, i);
+  const double value = value_of(seed, rank, source);
   const auto put = [&](auto v) { std::memcpy(bytes.data(), &v, sizeof(v)); };
   if (x.dtype == DType::f32) put(static_cast<float>(value));
   if (x.dtype == DType::f64) put(value);
@@ -303,6 +307,56 @@ int64_t next_to_check(int64_t i, int64_t numel) {
   if (numel <= 20'000) return i;
   while (i < numel && i % 13 != 0 && i % 1024 >= 4 && i % 1024 < 1020) ++i;
   return i;
+}
+
+}  // namespace
+
+namespace {
+
+// Elements that member `from` of a group sends member `to`.
+int64_t count_of(Kind kind, uint64_t seed, int from, int to, int64_t most) {
+  if (kind == Kind::all_to_all) return most;
+  const auto choice = std::bit_cast<uint64_t>(value_of(seed, 100 * from + to, 7)) >> 20;
+  return choice % 3 == 0 ? 0 : static_cast<int64_t>(choice % static_cast<uint64_t>(most + 1));
+}
+
+// The first element that is wrong, or -1.
+int64_t all_to_all_problem(Communicator& group, std::span<const int> ranks, Kind kind,
+                           const Tensor& x, uint64_t seed) {
+  const int n = group.size(), own = group.rank();
+  const int64_t half = x.numel() / 2, most = half / n;
+  std::vector<int64_t> send, recv, source;
+  int64_t sent = 0, received = 0;
+  for (int peer = 0; peer < n; ++peer) {
+    send.push_back(count_of(kind, seed, own, peer, most));
+    recv.push_back(count_of(kind, seed, peer, own, most));
+    sent += send.back();
+    received += recv.back();
+    int64_t before = 0;
+    for (int other = 0; other < own; ++other) before += count_of(kind, seed, peer, other, most);
+    source.push_back(before);
+  }
+  if (kind == Kind::all_to_all) {
+    group.all_to_all(x.slice(0, half), x.slice(half, half));
+  } else {
+    group.all_to_all_v(x.slice(0, sent), send, x.slice(half, received), recv);
+  }
+  const auto mine = [&](int64_t i) { return is_of(x, i, seed, ranks[static_cast<size_t>(own)]); };
+  for (int64_t i = 0; i < half; i = next_to_check(i, half)) {
+    if (!mine(i)) return i;
+  }
+  int64_t place = half;
+  for (int peer = 0; peer < n; ++peer) {
+    const auto at = static_cast<size_t>(peer);
+    for (int64_t i = 0; i < recv[at]; i = next_to_check(i, recv[at])) {
+      if (!is_of(x, place + i, seed, ranks[at], source[at] + i)) return place + i;
+    }
+    place += recv[at];
+  }
+  for (; place < x.numel(); place = next_to_check(place, x.numel())) {
+    if (!mine(place)) return place;
+  }
+  return -1;
 }
 
 }  // namespace
@@ -364,6 +418,12 @@ void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, c
       for (int64_t i = 0; i < x.numel(); i = next_to_check(i, x.numel())) {
         if (!is_of(x, i, seed, ranks[static_cast<size_t>(root)])) wrong("broadcast", i);
       }
+      break;
+    }
+    case Kind::all_to_all:
+    case Kind::all_to_all_v: {
+      const int64_t problem = all_to_all_problem(group, ranks, kind, x, seed);
+      if (problem >= 0) wrong("all_to_all", problem);
       break;
     }
     case Kind::ring: {

@@ -71,6 +71,8 @@ void fill(const Tensor& x, uint64_t seed, int rank);
 bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> ranks, Reduce op);
 // Whether element `i` has the exact bits of `rank`'s value.
 bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank);
+// Whether element `i` has those of `rank`'s element `source`.
+bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank, int64_t source);
 
 // The rank's range of `all`, for operations in place.
 inline Tensor part_of(const Tensor& all, const Communicator& group) {
@@ -80,6 +82,8 @@ inline Tensor part_of(const Tensor& all, const Communicator& group) {
 
 // One collective on `x` with arguments of this group; throws if an element's bits are wrong. The
 // kinds `_apart` are out of place: x holds the whole and then the rank's part, n + 1 equal ranges.
+// all_to_all has what is sent in the first half of x and what is received in the second; the pieces
+// of `_v` are of many lengths, some of none, and do not fill the halves.
 enum class Kind {
   all_reduce_sum,
   all_reduce_max,
@@ -88,6 +92,8 @@ enum class Kind {
   all_gather,
   all_gather_apart,
   broadcast,
+  all_to_all,
+  all_to_all_v,
   ring
 };
 void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,

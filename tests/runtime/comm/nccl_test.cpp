@@ -59,9 +59,11 @@ std::vector<Outcome> run_gpus(int size, When when, const std::function<void(Rank
   return outcomes;
 }
 
-constexpr Kind kKinds[] = {
-    Kind::all_reduce_sum, Kind::all_reduce_max,   Kind::reduce_scatter, Kind::reduce_scatter_apart,
-    Kind::all_gather,     Kind::all_gather_apart, Kind::broadcast,      Kind::ring};
+constexpr Kind kKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max,
+                           Kind::reduce_scatter, Kind::reduce_scatter_apart,
+                           Kind::all_gather,     Kind::all_gather_apart,
+                           Kind::broadcast,      Kind::all_to_all,
+                           Kind::all_to_all_v,   Kind::ring};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -132,6 +134,73 @@ TEST_CASE("nccl: operations of a device are ordered behind its ops and before th
             }
           })) == "");
   }
+}
+
+TEST_CASE("nccl: an all_to_all of a device is ordered among its ops and counts as one operation") {
+  for (const When when : kWhen) {
+    CAPTURE(std::string(name_of(when)));
+    CHECK(problem_of(run_gpus(3, when, [](RankOfGpus& rank) {
+            const auto device = make_fake_device(rank.gpu);
+            const auto group = rank.world.group(all_ranks(3));
+            const int own = rank.world.rank();
+            const Tensor from(rank.world.allocate(4000), DType::f32, {1000});
+            const Tensor to(rank.world.allocate(4000), DType::f32, {1000});
+            // Rank 2 gets everything and gives nothing; rank 0 keeps some.
+            const std::vector<int64_t> send[] = {{100, 0, 300}, {0, 0, 500}, {0, 0, 0}};
+            const std::vector<int64_t> recv[] = {{100, 0, 0}, {0, 0, 0}, {300, 500, 0}};
+            const int64_t sent = own == 0 ? 400 : own == 1 ? 500 : 0;
+            const int64_t received = own == 0 ? 100 : own == 1 ? 0 : 800;
+            const auto at = static_cast<size_t>(own);
+            CommQueue queue(true, group->lane());
+            for (int round = 0; round < 5; ++round) {
+              device->fill(to, -1);
+              device->fill(from, static_cast<float>(10 * round + own));
+              const auto ticket = queue.start([&] {
+                group->all_to_all_v(from.slice(0, sent), send[at], to.slice(0, received), recv[at]);
+              });
+              queue.wait(ticket);
+              device->scale(to, 2);
+              std::vector<float> host(1000);
+              device->copy_to_host(host.data(), to);
+              for (int64_t i = 0; i < 1000; ++i) {
+                const int source = own == 0 && i < 100 ? 0 : own == 2 && i < 300 ? 0 : 1;
+                const bool got = i < received;
+                const auto value = static_cast<float>(got ? 2 * (10 * round + source) : -2);
+                expect(host[static_cast<size_t>(i)] == value, "another piece");
+              }
+            }
+            expect(group->traffic().all_to_all == 5 * 4 * (own == 0 ? 300 : sent), "traffic");
+          })) == "");
+  }
+}
+
+TEST_CASE("nccl: all_to_all with counts that do not agree ends by the timeout with its name") {
+  const auto outcomes = run_gpus(
+      2, When::threads,
+      [&](RankOfGpus& rank) {
+        const auto group = rank.world.group(all_ranks(2));
+        const Tensor from(rank.world.allocate(400), DType::f32, {100});
+        const Tensor to(rank.world.allocate(400), DType::f32, {100});
+        const std::vector<int64_t> send = {50, 50};
+        const std::vector<int64_t> recv = {50, rank.world.rank() == 0 ? 40 : 50};
+        const std::vector<int64_t> other = {rank.world.rank() == 0 ? 50 : 50, 50};
+        if (rank.world.rank() == 0) {
+          group->all_to_all_v(from, send, to.slice(0, 90), recv);
+        } else {
+          group->all_to_all_v(from, send, to, other);
+        }
+        group->barrier();
+      },
+      300ms);
+  bool told = false;
+  for (const Outcome& outcome : outcomes) {
+    CAPTURE(outcome.text);
+    CHECK((outcome.code == "comm.timeout" || outcome.code == "comm.peer_lost"));
+    told |= contains(outcome.text,
+                     "operation 1 of the group of ranks 0, 1, all_to_all(F32), has "
+                     "not ended within 0.3 s");
+  }
+  CHECK(told);
 }
 
 TEST_CASE("nccl: ranks that send to each other before they receive do not wait for ever") {
