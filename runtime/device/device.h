@@ -217,26 +217,76 @@ struct CrossEntropy {
   Tensor loss;          // f32 [n]: row_max + log(sum_exp) - target_logit; 0 where ignored
 };
 
+// Ops over many parameters at once, in flat buffers. A piece is what a rank has of one parameter:
+// elements that lie together. It is cut into cells where the buffer of the gradients has multiples
+// of kNormChunk, so its first and last may be short.
+struct Piece {
+  int64_t offset = 0;   // of the first element in the buffers of gradients and weights
+  int64_t state = 0;    // in those of the optimizer's state
+  int64_t count = 0;    // elements, at least one
+  int64_t cells = 0;    // of the pieces before it in its table
+  int64_t partial = 0;  // sum_squares: where the sum of its first cell goes
+  int64_t decays = 0;   // 1: weight decay applies
+};
+// Pieces that lie together in a table that was made once and is the device's.
+struct Pieces {
+  Tensor table;            // u8 [count * sizeof(Piece)]
+  int64_t first_cell = 0;  // Piece::cells of the first
+  int64_t cells = 0;       // of all of them
+  int64_t count() const { return table.numel() / static_cast<int64_t>(sizeof(Piece)); }
+};
+
+// A range of a sum, in a table of the device.
+struct ElementRange {
+  int64_t first = 0, count = 0;
+};
+
+// partials[piece.partial + i] = the sum of squares of the piece's cell i, f64; x f32.
+struct SumSquares {
+  Pieces pieces;
+  Tensor x, partials;
+};
+
+// What the gradients of an update are to be multiplied by, of sums that are on the device: the host
+// need not know them to enqueue the update.
+struct GradientScale {
+  Tensor row_squares;     // f64 [n]: sums of squares of the gradients, by parameter
+  Tensor loss;            // f64 [1]: no update where it is not finite
+  Tensor counted;         // f64 [1]: tokens that the loss counts
+  double tokens = 1;      // that the gradients were made the mean over
+  double loss_scale = 1;  // that the gradients have
+  double clip = 0;        // the largest norm; 0 = any
+  // f64 [1], written: sqrt(the sum of row_squares) / loss_scale * correction, with correction =
+  // tokens / counted, or 0 where nothing counts.
+  Tensor norm;
+  // f32 [1], written: min(1, clip / (norm + 1e-6)) / loss_scale * correction; NaN where loss or
+  // norm is not finite.
+  Tensor factor;
+};
+
 struct AdamW {
-  Tensor master, exp_avg, exp_avg_sq;  // f32
-  Tensor grad;                         // f32
+  Pieces pieces;
+  // f32. Without `weights` the masters are the weights and lie where these would.
+  Tensor master, exp_avg, exp_avg_sq;
+  Tensor grad;  // f32
   // bf16 or f16 copy for the matmuls; absent when the compute type is f32 (master is used)
   Tensor weights;
+  // f32 [1], multiplied into grad before use (clipping, and 1 / loss scale). NaN: nothing changes.
+  Tensor factor;
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
   // Decoupled (arXiv 1711.05101): master -= lr * weight_decay * master. Else it is Adam (arXiv
   // 1412.6980) with an L2 penalty: weight_decay * master is added to the scaled gradient.
-  float weight_decay = 0;
+  float weight_decay = 0;  // of pieces that decay
   bool decoupled = true;
-  float grad_scale = 1;  // clip coefficient (and 1/loss scale); multiplied into grad before use
-  int64_t step = 1;      // counts from 1, for the bias corrections
+  int64_t step = 1;  // counts from 1, for the bias corrections
 };
 
-// PyTorch's SGD: g = grad * grad_scale + weight_decay * master, buffer = momentum * buffer + g,
+// PyTorch's SGD: g = grad * factor + weight_decay * master, buffer = momentum * buffer + g,
 // master -= lr * buffer. The buffer begins as zeros.
 struct Sgd {
-  Tensor master, momentum_buffer, grad;  // f32
-  Tensor weights;                        // as in AdamW
-  float lr = 0, momentum = 0.9f, weight_decay = 0, grad_scale = 1;
+  Pieces pieces;
+  Tensor master, momentum_buffer, grad, weights, factor;  // as in AdamW
+  float lr = 0, momentum = 0.9f, weight_decay = 0;
 };
 
 class Device {
@@ -320,10 +370,13 @@ class Device {
 
   // out[0] (+)= the sum of x in a fixed order, f64; x f32.
   virtual void sum(Tensor x, Tensor out, bool accumulate) = 0;
-  // partials[i] = sum of squares of x[i*4096 .. (i+1)*4096), f64; x f32. Fixed chunks, so that sums
-  // do not depend on the layout of threads.
+  // Elements of a cell; fixed, so that sums do not depend on the layout of threads.
   static constexpr int64_t kNormChunk = 4096;
-  virtual void sum_squares(Tensor x, Tensor partials) = 0;
+  virtual void sum_squares(const SumSquares& args) = 0;
+  // out[i] = the sum of the range ranges[i] of x, both f64, in an order that depends on its length
+  // alone; `ranges` u8 [n * sizeof(ElementRange)].
+  virtual void sum_ranges(Tensor x, Tensor ranges, Tensor out) = 0;
+  virtual void gradient_scale(const GradientScale& args) = 0;
   virtual void adamw(const AdamW& args) = 0;
   virtual void sgd(const Sgd& args) = 0;
   // Whether no element is infinite or NaN; any compute type. Waits for the device.

@@ -1,11 +1,12 @@
 #include "runtime/engine/optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace mtl {
 
 static_assert(Device::kNormChunk == kSquaresChunk, "the plan has room for the device's chunks");
+static_assert(sizeof(Piece) == kPieceBytes && sizeof(ElementRange) == kRangeBytes,
+              "the plan has room for the device's tables");
 
 Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer& settings,
                      Device& device, const Arena& arena, const RankGroups& groups, CommQueue& data,
@@ -23,8 +24,46 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       master_(arena.find_tensor("master")),
       squares_(arena.tensor("squares")),
       row_squares_(arena.tensor("row_squares")),
+      row_ranges_(arena.tensor("row_ranges")),
+      all_{.table = arena.tensor("pieces")},
       gathers_(stage.layout.buckets.size(), 0) {
   for (const char* name : moment_names()) moments_.push_back(arena.tensor(name));
+  make_tables();
+}
+
+// Once, on the device: a step copies none of it.
+void Optimizer::make_tables() {
+  std::vector<Piece> pieces;
+  std::vector<ElementRange> rows(plan_.table.size());
+  int64_t partials = 0;
+  for (const Bucket& bucket : stage_.layout.buckets) {
+    const auto first_piece = static_cast<int64_t>(pieces.size());
+    const int64_t first_cell = all_.cells;
+    for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
+      const ParamPlacement& param = stage_.layout.params[i];
+      const int64_t chunks = squares_count(param.offset, param.numel);
+      if (counts(param)) rows[param.row] = {.first = partials, .count = chunks};
+      const OwnedPart part = owned_part(stage_.layout, param, shard_);
+      if (part.count > 0) {
+        pieces.push_back(
+            {.offset = part.offset,
+             .state = part.state,
+             .count = part.count,
+             .cells = all_.cells,
+             .partial = partials + part.offset / kSquaresChunk - param.offset / kSquaresChunk,
+             .decays = plan_.table[param.row].decays ? 1 : 0});
+        all_.cells += squares_count(part.offset, part.count);
+      }
+      partials += chunks;
+    }
+    const int64_t count = static_cast<int64_t>(pieces.size()) - first_piece;
+    buckets_.push_back({.table = all_.table.slice(first_piece * kPieceBytes, count * kPieceBytes),
+                        .first_cell = first_cell,
+                        .cells = all_.cells - first_cell});
+  }
+  all_.table = all_.table.slice(0, static_cast<int64_t>(pieces.size()) * kPieceBytes);
+  device_.copy_from_host(all_.table, pieces.data());
+  device_.copy_from_host(row_ranges_, rows.data());
 }
 
 std::vector<const char*> Optimizer::moment_names() const {
@@ -53,91 +92,64 @@ bool Optimizer::counts(const ParamPlacement& param) const {
   return coord_[Axis::tp] % copies == 0 && !param.tied_copy;
 }
 
-double Optimizer::gradient_norm(std::span<double> extra) {
-  const std::vector<ParamPlacement>& params = stage_.layout.params;
-  std::vector<double> partials(static_cast<size_t>(squares_.numel()), 0.0);
-  const bool divided = stage_.layout.shards > 1;
-  if (divided) device_.copy_from_host(squares_, partials.data());
-  int64_t base = 0;
-  for (const ParamPlacement& param : params) {
-    const OwnedPart part = owned_part(stage_.layout, param, shard_);
-    int64_t at = base + part.offset / kSquaresChunk - param.offset / kSquaresChunk;
-    base += squares_count(param.offset, param.numel);
-    // The device counts chunks from where a tensor begins, the plan from the buffer's beginning.
-    const int64_t to_border = kSquaresChunk - part.offset % kSquaresChunk;
-    const int64_t head = to_border == kSquaresChunk ? 0 : std::min(to_border, part.count);
-    if (head > 0) {
-      device_.sum_squares(grads_.slice(part.offset, head), squares_.slice(at, 1));
-      ++at;
-    }
-    const int64_t rest = part.count - head;
-    if (rest == 0) continue;
-    device_.sum_squares(grads_.slice(part.offset + head, rest),
-                        squares_.slice(at, squares_count(part.offset + head, rest)));
+void Optimizer::gradient_norm(const GradientSums& sums) {
+  if (stage_.layout.shards > 1) {
+    // The sums of other shards' chunks; a zero of f64 is two of f32.
+    device_.fill(Tensor(squares_.data, DType::f32, {2 * squares_.numel()}), 0.0f);
   }
-  if (divided) groups_[Link::data].all_reduce(squares_);
-  device_.copy_to_host(partials.data(), squares_);
-
-  const size_t table = plan_.table.size();
-  std::vector<double> rows(table + extra.size(), 0.0);
-  auto next = partials.cbegin();
-  for (const ParamPlacement& param : params) {
-    const bool counted = counts(param);
-    for (int64_t i = squares_count(param.offset, param.numel); i > 0; --i, ++next) {
-      if (counted) rows[param.row] += *next;
-    }
-  }
-  std::copy(extra.begin(), extra.end(), rows.begin() + static_cast<ptrdiff_t>(table));
-  if (groups_[Link::norm].size() > 1) {
-    device_.copy_from_host(row_squares_, rows.data());
-    groups_[Link::norm].all_reduce(row_squares_);
-    device_.copy_to_host(rows.data(), row_squares_);
-    std::copy(rows.begin() + static_cast<ptrdiff_t>(table), rows.end(), extra.begin());
-  }
-  double total = 0;
-  for (size_t i = 0; i < table; ++i) total += rows[i];
-  return std::sqrt(total);
+  device_.sum_squares({.pieces = all_, .x = grads_, .partials = squares_});
+  if (stage_.layout.shards > 1) groups_[Link::data].all_reduce(squares_);
+  const auto rows = static_cast<int64_t>(plan_.table.size());
+  const Tensor by_row = row_squares_.slice(0, rows);
+  const Tensor behind = row_squares_.slice(rows, sums.requests.numel());
+  device_.sum_ranges(squares_, row_ranges_, by_row);
+  device_.copy(sums.requests, behind);
+  if (groups_[Link::norm].size() > 1) groups_[Link::norm].all_reduce(row_squares_);
+  device_.copy(behind, sums.all_requests);
+  device_.gradient_scale({.row_squares = by_row,
+                          .loss = sums.loss,
+                          .counted = sums.counted,
+                          .tokens = sums.tokens,
+                          .loss_scale = sums.loss_scale,
+                          .clip = settings_.clip,
+                          .norm = sums.norm,
+                          .factor = sums.factor});
 }
 
 void Optimizer::update(const UpdateSettings& settings) {
-  const std::vector<ParamPlacement>& params = stage_.layout.params;
-  for (const Bucket& bucket : stage_.layout.buckets) {
-    for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
-      const State own = state(i);
-      if (own.part.count == 0) continue;
-      const bool decays = plan_.table[params[i].row].decays;
-      const auto weight_decay = decays ? static_cast<float>(settings.weight_decay) : 0.0f;
-      const Tensor grad = grads_.slice(own.part.offset, own.part.count);
-      const Tensor weights = master_ ? weights_of(own.part) : Tensor{};
-      if (plan_.optimizer == OptimizerKind::sgd) {
-        device_.sgd({.master = own.master,
-                     .momentum_buffer = own.moments[0],
-                     .grad = grad,
-                     .weights = weights,
-                     .lr = static_cast<float>(settings.lr),
-                     .momentum = static_cast<float>(settings_.momentum),
-                     .weight_decay = weight_decay,
-                     .grad_scale = static_cast<float>(settings.grad_scale)});
-        continue;
-      }
-      AdamW args;
-      args.master = own.master;
-      args.exp_avg = own.moments[0];
-      args.exp_avg_sq = own.moments[1];
-      args.grad = grad;
-      args.weights = weights;
-      args.lr = static_cast<float>(settings.lr);
-      args.beta1 = static_cast<float>(settings_.beta1);
-      args.beta2 = static_cast<float>(settings_.beta2);
-      args.eps = static_cast<float>(settings_.eps);
-      args.weight_decay = weight_decay;
-      args.grad_scale = static_cast<float>(settings.grad_scale);
-      args.step = settings.step;
-      args.decoupled = plan_.optimizer == OptimizerKind::adamw;
-      device_.adamw(args);
+  const auto run = [&](const Pieces& pieces) {
+    if (plan_.optimizer == OptimizerKind::sgd) {
+      device_.sgd({.pieces = pieces,
+                   .master = master_ ? master_ : weights_,
+                   .momentum_buffer = moments_[0],
+                   .grad = grads_,
+                   .weights = master_ ? weights_ : Tensor{},
+                   .factor = settings.factor,
+                   .lr = static_cast<float>(settings.lr),
+                   .momentum = static_cast<float>(settings_.momentum),
+                   .weight_decay = static_cast<float>(settings.weight_decay)});
+      return;
     }
-    // From the front, as the next forward needs them.
-    start_gather(bucket);
+    device_.adamw({.pieces = pieces,
+                   .master = master_ ? master_ : weights_,
+                   .exp_avg = moments_[0],
+                   .exp_avg_sq = moments_[1],
+                   .grad = grads_,
+                   .weights = master_ ? weights_ : Tensor{},
+                   .factor = settings.factor,
+                   .lr = static_cast<float>(settings.lr),
+                   .beta1 = static_cast<float>(settings_.beta1),
+                   .beta2 = static_cast<float>(settings_.beta2),
+                   .eps = static_cast<float>(settings_.eps),
+                   .weight_decay = static_cast<float>(settings.weight_decay),
+                   .decoupled = plan_.optimizer == OptimizerKind::adamw,
+                   .step = settings.step});
+  };
+  if (stage_.layout.shards == 1) return run(all_);
+  // From the front, as the next forward needs them: what is done travels beside the rest.
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    run(buckets_[i]);
+    start_gather(stage_.layout.buckets[i]);
   }
 }
 

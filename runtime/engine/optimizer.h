@@ -2,7 +2,6 @@
 // (all of it without ZeRO-1), and the gathering of the new weights while the next forward runs.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "runtime/comm/queue.h"
@@ -13,11 +12,19 @@
 
 namespace mtl {
 
+// What the norm of a step's gradients is made of, and where it goes (see GradientScale).
+struct GradientSums {
+  Tensor loss, counted;
+  double tokens = 1, loss_scale = 1;
+  Tensor norm, factor;
+  Tensor requests, all_requests;  // f64: travel along, and come back summed over TP x PP
+};
+
 struct UpdateSettings {
   double lr = 0;
   double weight_decay = 0;
-  double grad_scale = 1;  // clipping, and 1 / loss scale
-  int64_t step = 1;       // of updates, from 1
+  Tensor factor;     // of the gradients, on the device; NaN: there is no update
+  int64_t step = 1;  // of updates, from 1
 };
 
 class Optimizer {
@@ -27,9 +34,12 @@ class Optimizer {
             const Coord& coord);
 
   // The L2 norm over all parameters of the model, each element once: sums of squares by fixed
-  // chunks, added by row in table order, so that neither stages nor shards change it. `extra`
-  // numbers travel along and come back summed over TP x PP.
-  double gradient_norm(std::span<double> extra);
+  // chunks, added by row and then over the rows of the table, so that neither stages nor shards
+  // change it. All of it is enqueued on the device, and so is the update behind it: the host knows
+  // neither norm nor factor.
+  void gradient_norm(const GradientSums& sums);
+  // Enqueues the update, and starts to gather the new weights (which are the old ones where there
+  // was no update).
   void update(const UpdateSettings& settings);
 
   // Waits until the weights of a layer are complete.
@@ -53,6 +63,7 @@ class Optimizer {
   Tensor weights_of(const OwnedPart& part) const { return weights_.slice(part.offset, part.count); }
   void start_gather(const Bucket& bucket);
   bool counts(const ParamPlacement& param) const;
+  void make_tables();
 
   const Plan& plan_;
   const StagePlan& stage_;
@@ -62,7 +73,9 @@ class Optimizer {
   CommQueue& data_;
   const Coord coord_;
   const int shard_;
-  Tensor weights_, grads_, master_, squares_, row_squares_;
+  Tensor weights_, grads_, master_, squares_, row_squares_, row_ranges_;
+  Pieces all_;                   // of this rank
+  std::vector<Pieces> buckets_;  // the same by bucket
   std::vector<Tensor> moments_;
   std::vector<CommQueue::Ticket> gathers_;  // by bucket; 0 = complete
 };

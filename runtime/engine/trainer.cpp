@@ -194,6 +194,10 @@ void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) 
   device_.sum(chunk.losses(pass), arena_.tensor("loss_sum").slice(0, 1), accumulate);
 }
 
+Tensor Trainer::gradient_factor() const {
+  return Tensor(arena_.tensor("loss_sum").slice(StepSums::kFactor, 1).data, DType::f32, {1});
+}
+
 float Trainer::loss_scale(int64_t step) const {
   return static_cast<float>(scale_.value() / static_cast<double>(plan_.tokens_of_step(step)));
 }
@@ -295,7 +299,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
 namespace {
 
 // Requests travel as numbers beside sums that are exchanged anyway.
-constexpr size_t kRequests = StepSums::kCounted - StepSums::kRequests;
+constexpr int64_t kRequests = StepSums::kCounted - StepSums::kRequests;
 void put(const Requests& requests, double* out) {
   out[0] = requests.stop ? 1.0 : 0.0;
   out[1] = requests.checkpoint ? 1.0 : 0.0;
@@ -307,9 +311,10 @@ Requests take(const double* in) {
 
 }  // namespace
 
-void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
-  const Tensor sum = arena_.tensor("loss_sum");
-  double host[StepSums::kAll] = {};
+void Trainer::agree(int64_t step, Requests requests) {
+  const Tensor all = arena_.tensor("loss_sum");
+  const Tensor sum = all.slice(0, StepSums::kExchanged);
+  double host[StepSums::kExchanged] = {};
   put(requests, host + StepSums::kRequests);
   const bool head = stage_.chunks.back().head;
   if (head) host[StepSums::kCounted] = static_cast<double>(counted_);
@@ -319,25 +324,43 @@ void Trainer::agree(int64_t step, Requests requests, StepResult& result) {
   // Stages without the head have no losses.
   if (!head) device_.copy_from_host(sum.slice(0, 1), host);
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
-  device_.copy_to_host(host, sum);
+  optimizer_.gradient_norm({.loss = sum.slice(StepSums::kLoss, 1),
+                            .counted = sum.slice(StepSums::kCounted, 1),
+                            .tokens = static_cast<double>(plan_.tokens_of_step(step)),
+                            .loss_scale = scale_.value(),
+                            .norm = all.slice(StepSums::kNorm, 1),
+                            .factor = gradient_factor(),
+                            .requests = sum.slice(StepSums::kRequests, kRequests),
+                            .all_requests = all.slice(StepSums::kAllRequests, kRequests)});
+}
+
+void Trainer::read(int64_t step, StepResult& result) {
+  double host[StepSums::kAll] = {};
+  device_.copy_to_host(host, arena_.tensor("loss_sum"));
+  groups_.world().check();
   const double counted = host[StepSums::kCounted];
   const double tokens = std::max(counted, 1.0);
   correction_ = correction(step, counted);
   result.loss = host[StepSums::kLoss] / tokens;
   result.moe_aux_loss = host[StepSums::kRouter] / tokens;
   result.moe_z_loss = host[StepSums::kRouter + 1] / tokens;
-  result.grad_norm =
-      optimizer_.gradient_norm(std::span(host).subspan(StepSums::kRequests, kRequests)) /
-      scale_.value() * correction_;
-  groups_.world().check();
-  result.requests = take(host + StepSums::kRequests);
+  result.grad_norm = host[StepSums::kNorm];
+  result.requests = take(host + StepSums::kAllRequests);
 }
 
 StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests) {
   StepResult result;
-  run_micro_batches(step, samples);
   result.loss_scale = scale_.value();
-  agree(step, requests, result);
+  result.lr = learning_rate(spec_, plan_.steps, updates_);
+  run_micro_batches(step, samples);
+  agree(step, requests);
+  // Before anybody knows whether there is to be one: the device sees that for itself.
+  optimizer_.update({.lr = result.lr,
+                     .weight_decay = weight_decay(spec_, plan_.steps, updates_),
+                     .factor = gradient_factor(),
+                     .step = updates_ + 1});
+  if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
+  read(step, result);  // the step's only wait
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   // The scale reaches gradients only: lowering it mends no loss.
   const bool scaled_too_far = !finite && std::isfinite(result.loss) && scale_.dynamic();
@@ -347,25 +370,14 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
     throw Error(Exit::run_failed, diverged(step, result, samples));
   }
   if (finite || scaled_too_far) scale_.step_done(scaled_too_far);
-  result.lr = learning_rate(spec_, plan_.steps, updates_);
   if (finite) {
-    UpdateSettings update;
-    update.lr = result.lr;
-    update.weight_decay = weight_decay(spec_, plan_.steps, updates_);
-    const double clip = spec_.optimizer.clip;
-    if (clip > 0) update.grad_scale = std::min(1.0, clip / (result.grad_norm + 1e-6));
-    update.grad_scale /= result.loss_scale;
-    update.grad_scale *= correction_;
-    update.step = ++updates_;
-    optimizer_.update(update);
-    if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
+    ++updates_;
   } else {
     // The schedule does not advance.
     result.skipped = true;
     ++skipped_;
   }
   result.skipped_so_far = skipped_;
-  device_.synchronize();
   return result;
 }
 
@@ -373,7 +385,8 @@ StepResult Trainer::gradients(int64_t step, const Samples& samples) {
   StepResult result;
   optimizer_.require_all();
   run_micro_batches(step, samples);
-  agree(step, {}, result);
+  agree(step, {});
+  read(step, result);
   if (correction_ != 1) {
     device_.scale(arena_.tensor("grads"), static_cast<float>(correction_));
   }

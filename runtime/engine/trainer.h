@@ -124,10 +124,15 @@ class Trainer {
   // What gradients, made for the mean over all tokens, are to be multiplied by.
   double correction(int64_t step, double counted) const;
   Tensor stream_gradient(const Pass& pass) const;
-  // After all gradients are summed: the loss, the norm and the requests of all ranks.
-  void agree(int64_t step, Requests requests, StepResult& result);
+  // After all gradients are summed: enqueues what makes the loss, the norm and the requests of all
+  // ranks of each rank's own, and what the update needs of them.
+  void agree(int64_t step, Requests requests);
+  // The same for the host: waits for all that is enqueued.
+  void read(int64_t step, StepResult& result);
   // Sums the losses of a pass into "loss_sum"[0].
   void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
+  // What the update multiplies the gradients by, as the device has found.
+  Tensor gradient_factor() const;
   float loss_scale(int64_t step) const;
   void look_at_gradients(int64_t layer, NotFiniteSearch& search);
   // What to say of a step whose loss or gradient is no number: runs its passes again to find where.

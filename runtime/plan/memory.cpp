@@ -220,6 +220,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   // Sums of squares by row of the table, for the gradient norm, and behind them the requests
   // of all ranks (stop, checkpoint, saving).
   arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 3});
+  arena.add("row_ranges", DType::u8, {static_cast<int64_t>(table_rows) * kRangeBytes});
+  arena.add("pieces", DType::u8, {static_cast<int64_t>(layout.params.size()) * kPieceBytes});
   arena.add("loss_sum", DType::f64, {StepSums::kAll});
   const int64_t phases = arena.at();
   if (head) {

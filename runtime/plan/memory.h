@@ -68,14 +68,23 @@ struct MemoryNeeds {
 
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".
 std::string layer_buffer(int64_t layer, const char* name);
-// The sums of a step in the buffer "loss_sum" (f64), which all ranks exchange: where each begins.
+// The numbers of a step in the buffer "loss_sum" (f64): where each begins. The first kExchanged are
+// sums that all ranks exchange; the others are made on each rank from what it has received.
 struct StepSums {
   static constexpr int64_t kLoss = 0;      // of the targets that count
-  static constexpr int64_t kRequests = 1;  // of all ranks: stop, checkpoint, saving
+  static constexpr int64_t kRequests = 1;  // stop, checkpoint, saving
   static constexpr int64_t kCounted = 4;   // the targets that count
   static constexpr int64_t kRouter = 5;    // aux and z loss of a mixture of experts
-  static constexpr int64_t kAll = 7;
+  static constexpr int64_t kExchanged = 7;
+  static constexpr int64_t kAllRequests = 7;  // of all ranks
+  static constexpr int64_t kNorm = 10;        // of the gradients
+  static constexpr int64_t kFactor = 11;      // f32: what the update multiplies them by
+  static constexpr int64_t kAll = 12;
 };
+// Tables of the optimizer, in bytes: a parameter's piece in the flat buffers, and the partial sums
+// of squares that belong to a row of the shard table (the device's Piece and ElementRange).
+inline constexpr int64_t kPieceBytes = 48;
+inline constexpr int64_t kRangeBytes = 16;
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

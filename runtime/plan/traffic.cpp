@@ -121,7 +121,7 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       data.all_reduce += layout.total * 4;
     }
   }
-  if (dp * pp > 1) traffic[Link::loss].all_reduce += StepSums::kAll * 8;
+  if (dp * pp > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
   if (tp * pp > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
   }

@@ -126,6 +126,15 @@ class Bench {
 
 constexpr int64_t kParameters = 124'439'808;
 
+// All of a flat buffer as one piece.
+Pieces whole(Bench& bench) {
+  const Piece piece = {.count = kParameters};
+  Pieces pieces = {.table = bench.make(DType::u8, {sizeof(Piece)}),
+                   .cells = (kParameters + Device::kNormChunk - 1) / Device::kNormChunk};
+  bench.device->copy_from_host(pieces.table, &piece);
+  return pieces;
+}
+
 void optimizer(Bench& bench) {
   Device& device = *bench.device;
   if (!bench.wants("adamw")) return;
@@ -134,7 +143,13 @@ void optimizer(Bench& bench) {
   const Tensor v = bench.make(DType::f32, {kParameters}, 0.01f);
   const Tensor grad = bench.make(DType::f32, {kParameters}, 0.01f);
   const Tensor weights = bench.make(DType::bf16, {kParameters});
-  AdamW args = {.master = master, .exp_avg = m, .exp_avg_sq = v, .grad = grad, .weights = weights};
+  AdamW args = {.pieces = whole(bench),
+                .master = master,
+                .exp_avg = m,
+                .exp_avg_sq = v,
+                .grad = grad,
+                .weights = weights,
+                .factor = bench.make(DType::f32, {1}, 1)};
   args.lr = 1e-4f;
   args.weight_decay = 0.1f;
   bench.row("adamw", "124M", DType::bf16, 30.0 * kParameters, [&] { device.adamw(args); });
@@ -151,8 +166,9 @@ void memory_bound(Bench& bench) {
     const Tensor half = bench.make(DType::bf16, {n}), half2 = bench.make(DType::bf16, {n});
     const Tensor partials = bench.make(DType::f64, {(n + 4095) / 4096});
     const double elements = static_cast<double>(n);
+    const SumSquares squares = {.pieces = whole(bench), .x = x, .partials = partials};
     bench.row("sum_squares", "124M", DType::f32, 4 * elements,
-              [&] { device.sum_squares(x, partials); });
+              [&] { device.sum_squares(squares); });
     bench.row("fill", "124M", DType::f32, 4 * elements, [&] { device.fill(x, 1); });
     bench.row("scale", "124M", DType::f32, 8 * elements, [&] { device.scale(x, 1.0001f); });
     bench.row("scale", "124M", DType::bf16, 4 * elements, [&] { device.scale(half, 1.01f); });

@@ -141,8 +141,14 @@ class TimedDevice final : public Device {
   void sum(Tensor x, Tensor out, bool accumulate) override {
     timed("sums", [&] { device_.sum(x, out, accumulate); });
   }
-  void sum_squares(Tensor x, Tensor partials) override {
-    timed("sums", [&] { device_.sum_squares(x, partials); });
+  void sum_squares(const SumSquares& args) override {
+    timed("sums", [&] { device_.sum_squares(args); });
+  }
+  void sum_ranges(Tensor x, Tensor ranges, Tensor out) override {
+    timed("sums", [&] { device_.sum_ranges(x, ranges, out); });
+  }
+  void gradient_scale(const GradientScale& args) override {
+    timed("optimizer", [&] { device_.gradient_scale(args); });
   }
   void adamw(const AdamW& args) override {
     timed("optimizer", [&] { device_.adamw(args); });

@@ -624,10 +624,14 @@ class FakeDevice final : public Device {
     });
   }
   void copy_to_host(void* to, Tensor source) override {
-    synchronize();
+    ++gpu_.seen.copies_to_host;
+    wait();
     if (source.bytes() > 0) std::memcpy(to, source.data, static_cast<size_t>(source.bytes()));
   }
-  void synchronize() override { gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued); }
+  void synchronize() override {
+    ++gpu_.seen.waits;
+    wait();
+  }
   bool all_finite(Tensor x) override {
     synchronize();
     return cpu_->all_finite(x);
@@ -737,8 +741,14 @@ class FakeDevice final : public Device {
   void sum(Tensor x, Tensor out, bool accumulate) override {
     later([=, this] { cpu_->sum(x, out, accumulate); });
   }
-  void sum_squares(Tensor x, Tensor partials) override {
-    later([=, this] { cpu_->sum_squares(x, partials); });
+  void sum_squares(const SumSquares& args) override {
+    later([=, this] { cpu_->sum_squares(args); });
+  }
+  void sum_ranges(Tensor x, Tensor ranges, Tensor out) override {
+    later([=, this] { cpu_->sum_ranges(x, ranges, out); });
+  }
+  void gradient_scale(const GradientScale& args) override {
+    later([=, this] { cpu_->gradient_scale(args); });
   }
   void adamw(const AdamW& args) override {
     later([=, this] { cpu_->adamw(args); });
@@ -748,7 +758,9 @@ class FakeDevice final : public Device {
   }
 
  private:
+  void wait() { gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued); }
   void later(std::function<void()> work) {
+    ++gpu_.seen.ops;
     gpu_.enqueue(gpu_.compute(), Kind::plain, std::move(work));
   }
 

@@ -69,6 +69,14 @@ class FakeGpu {
   void free(void* memory);
   bool owns(const void* memory);
 
+  // What the host has made the device do for it so far.
+  struct Seen {
+    int64_t copies_to_host = 0;
+    int64_t waits = 0;  // other than those
+    int64_t ops = 0;    // enqueued, copies from the host included
+  };
+  Seen seen;
+
  private:
   struct Item;
   void advance(Stream* stream, uint64_t position);

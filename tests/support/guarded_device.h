@@ -120,7 +120,8 @@ class GuardedDevice final : public Device {
     op({a.qkv, a.out, a.lse, a.shape.first_key}, [&] { cpu_.attention_forward(a); });
   }
   void attention_backward(const AttentionBackward& a) override {
-    op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key}, [&] { cpu_.attention_backward(a); });
+    op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key},
+       [&] { cpu_.attention_backward(a); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
     op({tokens, table, out}, [&] { cpu_.embedding_forward(tokens, table, first, out); });
@@ -161,14 +162,22 @@ class GuardedDevice final : public Device {
   void sum(Tensor x, Tensor out, bool accumulate) override {
     op({x, out}, [&] { cpu_.sum(x, out, accumulate); });
   }
-  void sum_squares(Tensor x, Tensor partials) override {
-    op({x, partials}, [&] { cpu_.sum_squares(x, partials); });
+  void sum_squares(const SumSquares& s) override {
+    op({s.pieces.table, s.x, s.partials}, [&] { cpu_.sum_squares(s); });
+  }
+  void sum_ranges(Tensor x, Tensor ranges, Tensor out) override {
+    op({x, ranges, out}, [&] { cpu_.sum_ranges(x, ranges, out); });
+  }
+  void gradient_scale(const GradientScale& g) override {
+    op({g.row_squares, g.loss, g.counted, g.norm, g.factor}, [&] { cpu_.gradient_scale(g); });
   }
   void adamw(const AdamW& a) override {
-    op({a.master, a.exp_avg, a.exp_avg_sq, a.grad, a.weights}, [&] { cpu_.adamw(a); });
+    op({a.pieces.table, a.master, a.exp_avg, a.exp_avg_sq, a.grad, a.weights, a.factor},
+       [&] { cpu_.adamw(a); });
   }
   void sgd(const Sgd& s) override {
-    op({s.master, s.momentum_buffer, s.grad, s.weights}, [&] { cpu_.sgd(s); });
+    op({s.pieces.table, s.master, s.momentum_buffer, s.grad, s.weights, s.factor},
+       [&] { cpu_.sgd(s); });
   }
   bool all_finite(Tensor x) override {
     bool finite = false;

@@ -85,7 +85,9 @@ class CpuDevice final : public Device {
   void cross_entropy_loss(const CrossEntropy& args) override;
   void cross_entropy_backward(const CrossEntropy& args, float scale) override;
   void sum(Tensor x, Tensor out, bool accumulate) override;
-  void sum_squares(Tensor x, Tensor partials) override;
+  void sum_squares(const SumSquares& args) override;
+  void sum_ranges(Tensor x, Tensor ranges, Tensor out) override;
+  void gradient_scale(const GradientScale& args) override;
   void adamw(const AdamW& args) override;
   void sgd(const Sgd& args) override;
   bool all_finite(Tensor x) override;

@@ -1,6 +1,9 @@
 // The optimizer step, and the sums for the loss and the gradient norm.
+#include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <limits>
+#include <span>
 
 #include "runtime/device/cpu/cpu_device.h"
 
@@ -8,13 +11,32 @@ namespace mtl {
 
 namespace {
 
+constexpr int64_t kCell = Device::kNormChunk;
+
 // The copy of the masters for the matmuls. (Where it is absent its type is f32: so is its table.)
-[[maybe_unused]] bool are_weights(const Tensor& x, int64_t n) {
-  return (x.dtype == DType::bf16 || x.dtype == DType::f16) && x.numel() == n;
+[[maybe_unused]] bool are_weights(const Tensor& x) {
+  return x.dtype == DType::bf16 || x.dtype == DType::f16;
 }
 
 void* weights_at(const Tensor& weights, int64_t i) {
   return weights ? weights.as<char>() + i * bytes_of(weights.dtype) : nullptr;
+}
+
+// work(piece, begin, end) for what cells [first, last) of the pieces are: elements [begin, end) of
+// the flat buffer of gradients, all of one piece.
+template <typename Work>
+void each_part(const Pieces& pieces, int64_t first, int64_t last, const Work& work) {
+  const std::span all(pieces.table.as<const Piece>(), static_cast<size_t>(pieces.count()));
+  first += pieces.first_cell;
+  last += pieces.first_cell;
+  const auto behind = std::upper_bound(all.begin(), all.end(), first,
+                                       [](int64_t cell, const Piece& p) { return cell < p.cells; });
+  for (auto piece = behind - 1; piece != all.end() && piece->cells < last; ++piece) {
+    const int64_t cell = piece->offset / kCell - piece->cells;  // of the buffer, of cell 0
+    const int64_t begin = std::max(piece->offset, (cell + first) * kCell);
+    const int64_t end = std::min(piece->offset + piece->count, (cell + last) * kCell);
+    work(*piece, begin, end);
+  }
 }
 
 }  // namespace
@@ -28,26 +50,59 @@ void CpuDevice::sum(Tensor x, Tensor out, bool accumulate) {
   *out.as<double>() = total;
 }
 
-void CpuDevice::sum_squares(Tensor x, Tensor partials) {
-  assert(x.dtype == DType::f32 && partials.dtype == DType::f64);
-  assert(partials.numel() == (x.numel() + kNormChunk - 1) / kNormChunk);
-  split(x.numel(), kNormChunk, [&](int64_t begin, int64_t end) {
-    kernels_.sum_squares(x.as<float>() + begin, end - begin,
-                         partials.as<double>() + begin / kNormChunk);
+void CpuDevice::sum_squares(const SumSquares& args) {
+  assert(args.x.dtype == DType::f32 && args.partials.dtype == DType::f64);
+  const float* x = args.x.as<float>();
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      double* sums =
+          args.partials.as<double>() + piece.partial + begin / kCell - piece.offset / kCell;
+      const int64_t border = std::min(end, (begin / kCell + 1) * kCell);
+      kernels_.sum_squares(x + begin, border - begin, sums);
+      if (border < end) kernels_.sum_squares(x + border, end - border, sums + 1);
+    });
   });
 }
 
+void CpuDevice::sum_ranges(Tensor x, Tensor ranges, Tensor out) {
+  assert(x.dtype == DType::f64 && out.dtype == DType::f64);
+  assert(ranges.numel() == out.numel() * static_cast<int64_t>(sizeof(ElementRange)));
+  split(out.numel(), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const ElementRange range = ranges.as<const ElementRange>()[i];
+      double total = 0;
+      for (int64_t k = 0; k < range.count; ++k) total += x.as<double>()[range.first + k];
+      out.as<double>()[i] = total;
+    }
+  });
+}
+
+void CpuDevice::gradient_scale(const GradientScale& args) {
+  assert(args.row_squares.dtype == DType::f64 && args.factor.dtype == DType::f32);
+  double total = 0;
+  for (int64_t i = 0; i < args.row_squares.numel(); ++i) total += args.row_squares.as<double>()[i];
+  const double counted = *args.counted.as<double>();
+  const double correction = counted > 0 ? args.tokens / counted : 0.0;
+  const double norm = std::sqrt(total) / args.loss_scale * correction;
+  double factor = args.clip > 0 ? std::min(1.0, args.clip / (norm + 1e-6)) : 1.0;
+  factor /= args.loss_scale;
+  factor *= correction;
+  const bool finite = std::isfinite(*args.loss.as<double>()) && std::isfinite(norm);
+  *args.norm.as<double>() = norm;
+  *args.factor.as<float>() =
+      finite ? static_cast<float>(factor) : std::numeric_limits<float>::quiet_NaN();
+}
+
 void CpuDevice::adamw(const AdamW& args) {
-  const int64_t n = args.master.numel();
   assert(args.master.dtype == DType::f32 && args.exp_avg.dtype == DType::f32 &&
          args.exp_avg_sq.dtype == DType::f32 && args.grad.dtype == DType::f32);
-  assert(args.exp_avg.numel() == n && args.exp_avg_sq.numel() == n && args.grad.numel() == n);
-  assert(!args.weights || are_weights(args.weights, n));
+  assert(!args.weights || are_weights(args.weights));
   assert(args.step >= 1);
+  const float factor = *args.factor.as<float>();
+  if (std::isnan(factor)) return;
   const double beta1 = static_cast<double>(args.beta1), beta2 = static_cast<double>(args.beta2);
   const double lr = static_cast<double>(args.lr);
   const double step = static_cast<double>(args.step);
-  const double decay = args.decoupled ? lr * static_cast<double>(args.weight_decay) : 0.0;
   kernels::AdamWRange range = {};
   range.beta1 = args.beta1;
   range.one_minus_beta1 = static_cast<float>(1 - beta1);
@@ -56,39 +111,47 @@ void CpuDevice::adamw(const AdamW& args) {
   range.rate = static_cast<float>(lr / (1 - std::pow(beta1, step)));
   range.inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, step)));
   range.eps = args.eps;
-  range.keep = static_cast<float>(1 - decay);
-  range.coupled_decay = args.decoupled ? 0.0f : args.weight_decay;
-  range.grad_scale = args.grad_scale;
+  range.grad_scale = factor;
   const auto update = typed(args.weights.dtype).adamw;
-  split(n, kNormChunk, [&](int64_t begin, int64_t end) {
-    kernels::AdamWRange share = range;
-    share.master = args.master.as<float>() + begin;
-    share.exp_avg = args.exp_avg.as<float>() + begin;
-    share.exp_avg_sq = args.exp_avg_sq.as<float>() + begin;
-    share.grad = args.grad.as<float>() + begin;
-    share.weights = weights_at(args.weights, begin);
-    share.n = end - begin;
-    update(share);
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      const float weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f;
+      const double decay = args.decoupled ? lr * static_cast<double>(weight_decay) : 0.0;
+      const int64_t state = piece.state + begin - piece.offset;
+      kernels::AdamWRange share = range;
+      share.keep = static_cast<float>(1 - decay);
+      share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
+      share.master = args.master.as<float>() + (args.weights ? state : begin);
+      share.exp_avg = args.exp_avg.as<float>() + state;
+      share.exp_avg_sq = args.exp_avg_sq.as<float>() + state;
+      share.grad = args.grad.as<float>() + begin;
+      share.weights = weights_at(args.weights, begin);
+      share.n = end - begin;
+      update(share);
+    });
   });
 }
 
 void CpuDevice::sgd(const Sgd& args) {
-  const int64_t n = args.master.numel();
   assert(args.master.dtype == DType::f32 && args.momentum_buffer.dtype == DType::f32 &&
          args.grad.dtype == DType::f32);
-  assert(args.momentum_buffer.numel() == n && args.grad.numel() == n);
-  assert(!args.weights || are_weights(args.weights, n));
+  assert(!args.weights || are_weights(args.weights));
+  const float factor = *args.factor.as<float>();
+  if (std::isnan(factor)) return;
   const auto update = typed(args.weights.dtype).sgd;
-  split(n, kNormChunk, [&](int64_t begin, int64_t end) {
-    update({.master = args.master.as<float>() + begin,
-            .momentum_buffer = args.momentum_buffer.as<float>() + begin,
-            .grad = args.grad.as<float>() + begin,
-            .weights = weights_at(args.weights, begin),
-            .n = end - begin,
-            .lr = args.lr,
-            .momentum = args.momentum,
-            .weight_decay = args.weight_decay,
-            .grad_scale = args.grad_scale});
+  split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
+    each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
+      const int64_t state = piece.state + begin - piece.offset;
+      update({.master = args.master.as<float>() + (args.weights ? state : begin),
+              .momentum_buffer = args.momentum_buffer.as<float>() + state,
+              .grad = args.grad.as<float>() + begin,
+              .weights = weights_at(args.weights, begin),
+              .n = end - begin,
+              .lr = args.lr,
+              .momentum = args.momentum,
+              .weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f,
+              .grad_scale = factor});
+    });
   });
 }
 

@@ -77,7 +77,9 @@ void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale)
 // reduction.cu
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate);
 void sum(Queue& queue, Tensor x, Tensor out, bool accumulate);
-void sum_squares(Queue& queue, Tensor x, Tensor partials);
+void sum_squares(Queue& queue, const SumSquares& args);
+void sum_ranges(Queue& queue, Tensor x, Tensor ranges, Tensor out);
+void gradient_scale(Queue& queue, const GradientScale& args);
 // Into one i32 on the device: not 0 if there is an infinity or a NaN.
 void find_not_finite(Queue& queue, Tensor x, Tensor found);
 // optimizer.cu

@@ -77,7 +77,11 @@ class OpsDevice : public Device, protected Queue {
     cuda::cross_entropy_backward(*this, args, scale);
   }
   void sum(Tensor x, Tensor out, bool accumulate) override { cuda::sum(*this, x, out, accumulate); }
-  void sum_squares(Tensor x, Tensor partials) override { cuda::sum_squares(*this, x, partials); }
+  void sum_squares(const SumSquares& args) override { cuda::sum_squares(*this, args); }
+  void sum_ranges(Tensor x, Tensor ranges, Tensor out) override {
+    cuda::sum_ranges(*this, x, ranges, out);
+  }
+  void gradient_scale(const GradientScale& args) override { cuda::gradient_scale(*this, args); }
   void adamw(const AdamW& args) override { cuda::adamw(*this, args); }
   void sgd(const Sgd& args) override { cuda::sgd(*this, args); }
 };

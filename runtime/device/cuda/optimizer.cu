@@ -1,8 +1,6 @@
-// AdamW, Adam and SGD: one pass. Bytes per parameter: adamw 28 and sgd 20, and 2 more with 16-bit
-// weights to write. The engine updates parameter by parameter (runtime/engine/optimizer.cpp: decay
-// is a parameter's own), in tensors as large as the shard's part of each, so a step is as many
-// launches as the stage has parameters.
-#include "runtime/device/cuda/kernels.h"
+// AdamW, Adam and SGD: one pass and one launch for all pieces it is given. Bytes per parameter:
+// adamw 28 and sgd 20, and 2 more with 16-bit weights to write.
+#include "runtime/device/cuda/cells.h"
 
 namespace mtl::cuda {
 
@@ -18,10 +16,26 @@ template <typename T>
 struct AdamWStep {
   float *master, *exp_avg, *exp_avg_sq;
   const float* grad;
-  T* weights;  // or null
+  T* weights;           // or null
+  const float* factor;  // of the gradients
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float rate, inverse_sqrt_correction2, eps, keep, coupled_decay, grad_scale;
+  float rate, inverse_sqrt_correction2, eps;
+  float keep, coupled_decay;  // of pieces that decay
+  float grad_scale;           // *factor
 
+  __device__ AdamWStep in(const Cell& cell) const {
+    AdamWStep here = *this;
+    here.master += weights != nullptr ? cell.state() : cell.begin;
+    here.exp_avg += cell.state();
+    here.exp_avg_sq += cell.state();
+    here.grad += cell.begin;
+    if (weights != nullptr) here.weights += cell.begin;
+    if (cell.piece.decays == 0) {
+      here.keep = 1;
+      here.coupled_decay = 0;
+    }
+    return here;
+  }
   template <int N>
   __device__ void at(int64_t i) const {
     Floats<N> p = load<N>(master + i), m = load<N>(exp_avg + i), v = load<N>(exp_avg_sq + i);
@@ -45,8 +59,20 @@ struct SgdStep {
   float *master, *momentum_buffer;
   const float* grad;
   T* weights;  // or null
-  float lr, momentum, weight_decay, grad_scale;
+  const float* factor;
+  float lr, momentum;
+  float weight_decay;  // of pieces that decay
+  float grad_scale;    // *factor
 
+  __device__ SgdStep in(const Cell& cell) const {
+    SgdStep here = *this;
+    here.master += weights != nullptr ? cell.state() : cell.begin;
+    here.momentum_buffer += cell.state();
+    here.grad += cell.begin;
+    if (weights != nullptr) here.weights += cell.begin;
+    if (cell.piece.decays == 0) here.weight_decay = 0;
+    return here;
+  }
   template <int N>
   __device__ void at(int64_t i) const {
     Floats<N> p = load<N>(master + i), buffer = load<N>(momentum_buffer + i);
@@ -71,12 +97,13 @@ void adamw(Queue& queue, const AdamW& args) {
   // Without weights the type is f32: none of that is written.
   with_type(args.weights.dtype, [&](auto type) {
     using T = decltype(type);
-    AdamWStep<T> step;
+    AdamWStep<T> step = {};
     step.master = args.master.as<float>();
     step.exp_avg = args.exp_avg.as<float>();
     step.exp_avg_sq = args.exp_avg_sq.as<float>();
     step.grad = args.grad.as<const float>();
     step.weights = args.weights.as<T>();
+    step.factor = args.factor.as<const float>();
     step.beta1 = args.beta1;
     step.one_minus_beta1 = static_cast<float>(1 - beta1);
     step.beta2 = args.beta2;
@@ -86,29 +113,29 @@ void adamw(Queue& queue, const AdamW& args) {
     step.eps = args.eps;
     step.keep = static_cast<float>(1 - decay);
     step.coupled_decay = args.decoupled ? 0.0f : args.weight_decay;
-    step.grad_scale = args.grad_scale;
     const bool packs = aligned({step.master, step.exp_avg, step.exp_avg_sq, step.grad}) &&
                        aligned({step.weights}, 4 * sizeof(T));
     with_pack<4>(packs,
-                 [&](auto pack) { each<decltype(pack)::value>(queue, args.master.numel(), step); });
+                 [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });
 }
 
 void sgd(Queue& queue, const Sgd& args) {
   with_type(args.weights.dtype, [&](auto type) {
     using T = decltype(type);
-    const SgdStep<T> step = {args.master.as<float>(),
-                             args.momentum_buffer.as<float>(),
-                             args.grad.as<const float>(),
-                             args.weights.as<T>(),
-                             args.lr,
-                             args.momentum,
-                             args.weight_decay,
-                             args.grad_scale};
+    SgdStep<T> step = {};
+    step.master = args.master.as<float>();
+    step.momentum_buffer = args.momentum_buffer.as<float>();
+    step.grad = args.grad.as<const float>();
+    step.weights = args.weights.as<T>();
+    step.factor = args.factor.as<const float>();
+    step.lr = args.lr;
+    step.momentum = args.momentum;
+    step.weight_decay = args.weight_decay;
     const bool packs = aligned({step.master, step.momentum_buffer, step.grad}) &&
                        aligned({step.weights}, 4 * sizeof(T));
     with_pack<4>(packs,
-                 [&](auto pack) { each<decltype(pack)::value>(queue, args.master.numel(), step); });
+                 [&](auto pack) { update_cells<decltype(pack)::value>(queue, args.pieces, step); });
   });
 }
 

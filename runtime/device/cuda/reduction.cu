@@ -1,8 +1,8 @@
 // Sums in a fixed order, and the search for what is not finite. One pass each; bytes per element:
 // bias_grad s (the size of dy's type), sum 4, sum_squares 4, find_not_finite s. Partial sums are
 // few: less than 2 % of that from a thousand rows on.
+#include "runtime/device/cuda/cells.h"
 #include "runtime/device/cuda/column_sums.h"
-#include "runtime/device/cuda/kernels.h"
 
 namespace mtl::cuda {
 
@@ -73,41 +73,92 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x == 0) out[blockIdx.x] = accumulate ? out[blockIdx.x] + sum : sum;
 }
 
-// A block per chunk; thread t takes the quads t, t + 128, ... of it, whether it can load four
-// values at once (N = 4) or not, so that the bits do not depend on the address. Squares of f32 are
-// exact in f64.
+// What thread t adds of a cell: the quads t, t + 128, ... of it, whether it can load four values at
+// once (N = 4) or not, so that the bits do not depend on the address. Squares of f32 are exact in
+// f64.
 template <int N>
-__global__ void __launch_bounds__(kChunkThreads)
-    sum_squares_kernel(const float* x, int64_t n, double* partials) {
-  constexpr int64_t kChunk = Device::kNormChunk;
-  const int64_t chunks = (n + kChunk - 1) / kChunk;
-  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-    const float* const values = x + chunk * kChunk;
-    const auto count = static_cast<int>(min(n - chunk * kChunk, kChunk));
-    double sum = 0;
-    MTL_UNROLL(8)
-    for (int i = static_cast<int>(threadIdx.x) * 4; i < static_cast<int>(kChunk);
-         i += kChunkThreads * 4) {
-      if (i + 4 <= count) {
-        Floats<4> quad;
-        for (int k = 0; k < 4; k += N) {
-          const Floats<N> part = load<N>(values + i + k);
-          for (int j = 0; j < N; ++j) quad.at[k + j] = part.at[j];
-        }
-        for (int k = 0; k < 4; ++k) {
-          const auto d = static_cast<double>(quad.at[k]);
-          sum += d * d;
-        }
-      } else {
-        for (int k = i; k < count; ++k) {
-          const auto d = static_cast<double>(values[k]);
-          sum += d * d;
-        }
+__device__ double squares_of(const float* values, int count) {
+  double sum = 0;
+  MTL_UNROLL(8)
+  for (int i = static_cast<int>(threadIdx.x) * 4; i < static_cast<int>(Device::kNormChunk);
+       i += kChunkThreads * 4) {
+    if (i + 4 <= count) {
+      Floats<4> quad;
+      for (int k = 0; k < 4; k += N) {
+        const Floats<N> part = load<N>(values + i + k);
+        for (int j = 0; j < N; ++j) quad.at[k + j] = part.at[j];
+      }
+      for (int k = 0; k < 4; ++k) {
+        const auto d = static_cast<double>(quad.at[k]);
+        sum += d * d;
+      }
+    } else {
+      for (int k = i; k < count; ++k) {
+        const auto d = static_cast<double>(values[k]);
+        sum += d * d;
       }
     }
-    sum = block_sum<kChunkThreads>(sum);
-    if (threadIdx.x == 0) partials[chunk] = sum;
   }
+  return sum;
+}
+
+// A block per cell. `packs`: x is aligned.
+__global__ void __launch_bounds__(kChunkThreads)
+    sum_squares_kernel(const float* x, CellTable table, double* partials, bool packs) {
+  for (int64_t index = blockIdx.x; index < table.cells; index += gridDim.x) {
+    const Cell cell = table.cell(index);
+    const float* const values = x + cell.begin;
+    const double mine = packs && cell.begin % 4 == 0 ? squares_of<4>(values, cell.count)
+                                                     : squares_of<1>(values, cell.count);
+    const double sum = block_sum<kChunkThreads>(mine);
+    if (threadIdx.x == 0) partials[cell.piece.partial + cell.behind] = sum;
+  }
+}
+
+// What thread t of a block adds: values t, t + 256, ...
+__device__ double strided_sum(const double* x, int64_t n) {
+  double sum = 0;
+  MTL_UNROLL(8)
+  for (int64_t i = threadIdx.x; i < n; i += kBlock) sum += x[i];
+  return sum;
+}
+
+// A block per range.
+__global__ void __launch_bounds__(kBlock)
+    sum_ranges_kernel(const double* x, const ElementRange* ranges, int64_t n, double* out) {
+  for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
+    const ElementRange range = ranges[i];
+    const double sum = block_sum<kBlock>(strided_sum(x + range.first, range.count));
+    if (threadIdx.x == 0) out[i] = sum;
+  }
+}
+
+struct ScaleNumbers {
+  const double *row_squares, *loss, *counted;
+  double* norm;
+  float* factor;
+  int64_t rows;
+  double tokens, loss_scale, clip;
+};
+
+__device__ bool is_finite(double x) {
+  return fabs(x) <= 1.7976931348623157e308;  // no NaN is
+}
+
+// One block; the arithmetic is that of the CPU engine, behind the sum.
+__global__ void __launch_bounds__(kBlock) gradient_scale_kernel(ScaleNumbers numbers) {
+  const double total = block_sum<kBlock>(strided_sum(numbers.row_squares, numbers.rows));
+  if (threadIdx.x != 0) return;
+  const double counted = *numbers.counted;
+  const double correction = counted > 0 ? numbers.tokens / counted : 0.0;
+  const double norm = sqrt(total) / numbers.loss_scale * correction;
+  double factor = 1;
+  if (numbers.clip > 0) factor = fmin(1.0, numbers.clip / (norm + 1e-6));
+  factor /= numbers.loss_scale;
+  factor *= correction;
+  *numbers.norm = norm;
+  const bool finite = is_finite(*numbers.loss) && is_finite(norm);
+  *numbers.factor = finite ? static_cast<float>(factor) : nanf("");
 }
 
 template <typename T>
@@ -175,13 +226,30 @@ void sum(Queue& queue, Tensor x, Tensor out, bool accumulate) {
          out.as<double>(), accumulate);
 }
 
-void sum_squares(Queue& queue, Tensor x, Tensor partials) {
-  const int64_t n = x.numel();
-  with_pack<4>(aligned({x.data}), [&](auto pack) {
-    launch(sum_squares_kernel<decltype(pack)::value>,
-           blocks_for(queue, divide_up(n, Device::kNormChunk), 1), dim3(kChunkThreads), 0,
-           queue.stream(), x.as<const float>(), n, partials.as<double>());
-  });
+void sum_squares(Queue& queue, const SumSquares& args) {
+  const CellTable table(args.pieces);
+  launch(sum_squares_kernel, blocks_for(queue, table.cells, 1), dim3(kChunkThreads), 0,
+         queue.stream(), args.x.as<const float>(), table, args.partials.as<double>(),
+         aligned({args.x.data}));
+}
+
+void sum_ranges(Queue& queue, Tensor x, Tensor ranges, Tensor out) {
+  launch(sum_ranges_kernel, blocks_for(queue, out.numel(), 1), dim3(kBlock), 0, queue.stream(),
+         x.as<const double>(), ranges.as<const ElementRange>(), out.numel(), out.as<double>());
+}
+
+void gradient_scale(Queue& queue, const GradientScale& args) {
+  ScaleNumbers numbers = {};
+  numbers.row_squares = args.row_squares.as<const double>();
+  numbers.loss = args.loss.as<const double>();
+  numbers.counted = args.counted.as<const double>();
+  numbers.norm = args.norm.as<double>();
+  numbers.factor = args.factor.as<float>();
+  numbers.rows = args.row_squares.numel();
+  numbers.tokens = args.tokens;
+  numbers.loss_scale = args.loss_scale;
+  numbers.clip = args.clip;
+  launch(gradient_scale_kernel, dim3(1), dim3(kBlock), 0, queue.stream(), numbers);
 }
 
 void find_not_finite(Queue& queue, Tensor x, Tensor found) {

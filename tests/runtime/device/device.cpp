@@ -88,19 +88,25 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
       partials(DType::f64, {(n + 4095) / 4096}), wide(DType::f32, {n});
   master.randomize(random);
   grad.randomize(random);
-  device.sum_squares(grad.view, partials.view);
-  device.adamw({.master = master.view,
+  const HeldPieces pieces(n);
+  const HeldFactor factor;
+  device.sum_squares({.pieces = pieces.view, .x = grad.view, .partials = partials.view});
+  device.adamw({.pieces = pieces.view,
+                .master = master.view,
                 .exp_avg = m.view,
                 .exp_avg_sq = v.view,
                 .grad = grad.view,
                 .weights = weights.view,
+                .factor = factor.view,
                 .lr = 0.01f,
                 .weight_decay = 0.1f});
   keep(master), keep(m), keep(v), keep(weights), keep(partials);
-  device.sgd({.master = master.view,
+  device.sgd({.pieces = pieces.view,
+              .master = master.view,
               .momentum_buffer = m.view,
               .grad = grad.view,
               .weights = weights.view,
+              .factor = factor.view,
               .lr = 0.01f,
               .weight_decay = 0.1f});
   keep(master), keep(m), keep(weights);

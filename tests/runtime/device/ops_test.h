@@ -131,6 +131,46 @@ class Held {
   TestMemory bytes_;
 };
 
+// Pieces of flat buffers, with their table where the device under test finds it; the sums of
+// squares of their cells one behind the other.
+class HeldPieces {
+ public:
+  struct Part {
+    int64_t offset = 0, count = 0, state = 0;
+    bool decays = true;
+  };
+  explicit HeldPieces(const std::vector<Part>& parts)
+      : table_(DType::u8, {static_cast<int64_t>(parts.size() * sizeof(Piece))}, 0) {
+    constexpr int64_t kCell = Device::kNormChunk;
+    view.table = table_.view;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      table_.view.as<Piece>()[i] = {.offset = part.offset,
+                                    .state = part.state,
+                                    .count = part.count,
+                                    .cells = view.cells,
+                                    .partial = view.cells,
+                                    .decays = part.decays ? 1 : 0};
+      view.cells += (part.offset + part.count - 1) / kCell - part.offset / kCell + 1;
+    }
+  }
+  // One that is all of the buffers.
+  explicit HeldPieces(int64_t count) : HeldPieces(std::vector<Part>{{.count = count}}) {}
+
+  Pieces view;
+
+ private:
+  Held table_;
+};
+
+// f32 [1]: what an update multiplies the gradients by.
+class HeldFactor : public Held {
+ public:
+  explicit HeldFactor(float value = 1) : Held(DType::f32, {1}) {
+    set(0, static_cast<double>(value));
+  }
+};
+
 inline std::vector<Isa> isas_of_this_machine() {
   std::vector<Isa> isas = {Isa::base};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -1,4 +1,9 @@
-// AdamW, Adam and SGD against double-precision references, and the fixed chunks of sum_squares.
+// AdamW, Adam and SGD against double-precision references, many parameters at once against one by
+// one, and the sums that their gradients' norm is made of.
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
@@ -48,21 +53,24 @@ TEST_CASE("adamw follows the double-precision reference over ten steps") {
       master.randomize(random);
       std::vector<double> p = master.values(), rm(p.size(), 0.0), rv(p.size(), 0.0);
       const double beta1 = static_cast<double>(c.beta1), beta2 = static_cast<double>(c.beta2);
+      const HeldPieces pieces(c.n);
+      const HeldFactor factor(c.grad_scale);
       for (int64_t step = 1; step <= 10; ++step) {
         grad.randomize(random, 0.1);
         const float lr = 0.01f * static_cast<float>(step), eps = 1e-8f;
-        device.adamw({.master = master.view,
+        device.adamw({.pieces = pieces.view,
+                      .master = master.view,
                       .exp_avg = m.view,
                       .exp_avg_sq = v.view,
                       .grad = grad.view,
                       .weights = copies ? weights.view : Tensor{},
+                      .factor = factor.view,
                       .lr = lr,
                       .beta1 = c.beta1,
                       .beta2 = c.beta2,
                       .eps = eps,
                       .weight_decay = c.weight_decay,
                       .decoupled = c.decoupled,
-                      .grad_scale = c.grad_scale,
                       .step = step});
         const double decay = static_cast<double>(c.weight_decay);
         for (size_t i = 0; i < p.size(); ++i) {
@@ -108,17 +116,20 @@ TEST_CASE("sgd follows the double-precision reference over ten steps") {
       Held weights(copies ? c.weights : DType::bf16, {c.n}, c.offset);
       master.randomize(random);
       std::vector<double> p = master.values(), buffer(p.size(), 0.0);
+      const HeldPieces pieces(c.n);
+      const HeldFactor factor(c.grad_scale);
       for (int step = 1; step <= 10; ++step) {
         grad.randomize(random, 0.1);
         const float lr = 0.01f * static_cast<float>(step);
-        device.sgd({.master = master.view,
+        device.sgd({.pieces = pieces.view,
+                    .master = master.view,
                     .momentum_buffer = momentum.view,
                     .grad = grad.view,
                     .weights = copies ? weights.view : Tensor{},
+                    .factor = factor.view,
                     .lr = lr,
                     .momentum = c.momentum,
-                    .weight_decay = c.weight_decay,
-                    .grad_scale = c.grad_scale});
+                    .weight_decay = c.weight_decay});
         for (size_t i = 0; i < p.size(); ++i) {
           const double g = grad[static_cast<int64_t>(i)] * static_cast<double>(c.grad_scale) +
                            static_cast<double>(c.weight_decay) * p[i];
@@ -141,10 +152,14 @@ TEST_CASE("f16 weights keep their subnormals though the optimizer flushes f32's"
       Held weights(DType::f16, {21}, offset);
       for (int64_t i = 0; i < 21; ++i)
         master.set(i, std::ldexp(i % 2 ? -1.75 : 1.25, -30 + int(i)));
-      device.sgd({.master = master.view,
+      const HeldPieces pieces(21);
+      const HeldFactor factor;
+      device.sgd({.pieces = pieces.view,
+                  .master = master.view,
                   .momentum_buffer = momentum.view,
                   .grad = grad.view,
                   .weights = weights.view,
+                  .factor = factor.view,
                   .lr = 0.1f});
       check_weights(weights, master);
       CHECK(weights[10] == 0x5p-22);  // 1.25 * 2^-20
@@ -160,11 +175,15 @@ TEST_CASE("adamw lets moments without gradient reach zero") {
     device.fill(m.view, 1e-40f);
     device.fill(v.view, -0.0f);
     device.fill(master.view, 1.0f);
-    device.adamw({.master = master.view,
+    const HeldPieces pieces(20);
+    const HeldFactor factor;
+    device.adamw({.pieces = pieces.view,
+                  .master = master.view,
                   .exp_avg = m.view,
                   .exp_avg_sq = v.view,
                   .grad = grad.view,
                   .weights = {},
+                  .factor = factor.view,
                   .lr = 0.1f});
     for (int64_t i = 0; i < 20; ++i) {
       CHECK(m[i] == 0);
@@ -185,7 +204,8 @@ TEST_CASE("sum_squares: fixed chunks, the same bits on every instruction set") {
       const int64_t chunks = (n + Device::kNormChunk - 1) / Device::kNormChunk;
       Held x(DType::f32, {n}), partials(DType::f64, {chunks});
       x.randomize(random, 1000);
-      device.sum_squares(x.view, partials.view);
+      const HeldPieces pieces(n);
+      device.sum_squares({.pieces = pieces.view, .x = x.view, .partials = partials.view});
       for (int64_t c = 0; c < chunks; ++c) {
         double sum = 0;
         for (int64_t i = c * Device::kNormChunk; i < std::min(n, (c + 1) * Device::kNormChunk);
@@ -211,11 +231,264 @@ TEST_CASE("sum_squares does not overflow where f32 would") {
   for_each_device([](Device& device) {
     Held x(DType::f32, {100}), partials(DType::f64, {1});
     device.fill(x.view, 1e30f);
-    device.sum_squares(x.view, partials.view);
+    const HeldPieces pieces(100);
+    const SumSquares args = {.pieces = pieces.view, .x = x.view, .partials = partials.view};
+    device.sum_squares(args);
     CHECK(partials[0] == doctest::Approx(1e62));
     x.set(50, NAN);
-    device.sum_squares(x.view, partials.view);
+    device.sum_squares(args);
     CHECK(std::isnan(partials[0]));
+  });
+}
+
+namespace {
+
+// Parameters as they lie in a rank's buffers: with gaps, across borders of cells, several in one,
+// at odd places; the state of a shard begins elsewhere.
+const std::vector<HeldPieces::Part> kParts = {
+    {.offset = 4, .count = 1000, .state = 4},
+    {.offset = 1004, .count = 3, .state = 1004},
+    {.offset = 1007, .count = 9, .state = 1007, .decays = false},
+    {.offset = 2048, .count = 10000, .state = 2048},
+    {.offset = 16384, .count = 4096, .state = 12288},
+    {.offset = 20481, .count = 8191, .state = 16386, .decays = false},
+    {.offset = 28800, .count = 1, .state = 24577}};
+constexpr int64_t kFlat = 28900, kState = 24700;
+
+// The elements of a part, in buffers of their own.
+Tensor own(Held& held, const Tensor& flat, int64_t first) {
+  std::memcpy(held.view.data, flat.slice(first, held.size()).data,
+              static_cast<size_t>(held.view.bytes()));
+  return held.view;
+}
+
+bool same(const Tensor& flat, int64_t first, const Held& part) {
+  return std::memcmp(flat.slice(first, part.size()).data, part.view.data,
+                     static_cast<size_t>(part.view.bytes())) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("an update of many parameters gives the bits of one by one and leaves the gaps alone") {
+  for_each_device([](Device& device) {
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+      for (const bool adam : {true, false}) {
+        CAPTURE(safetensors_name(type));
+        CAPTURE(adam);
+        const bool copies = type != DType::f32;
+        std::mt19937 random(5);
+        Held master(DType::f32, {copies ? kState : kFlat}), grad(DType::f32, {kFlat});
+        Held m(DType::f32, {kState}), v(DType::f32, {kState}), weights(type, {kFlat});
+        master.randomize(random), grad.randomize(random);
+        m.randomize(random, 0.1), v.randomize(random, 0.01, 1), weights.randomize(random);
+        const std::vector<uint8_t> weights_before = weights.bytes(), m_before = m.bytes();
+        const HeldFactor factor(0.5f);
+        const auto update = [&](const Pieces& pieces, Tensor masters, Tensor first, Tensor second,
+                                Tensor gradient, Tensor into) {
+          if (adam) {
+            device.adamw({.pieces = pieces,
+                          .master = masters,
+                          .exp_avg = first,
+                          .exp_avg_sq = second,
+                          .grad = gradient,
+                          .weights = copies ? into : Tensor{},
+                          .factor = factor.view,
+                          .lr = 0.01f,
+                          .weight_decay = 0.3f,
+                          .step = 3});
+          } else {
+            device.sgd({.pieces = pieces,
+                        .master = masters,
+                        .momentum_buffer = first,
+                        .grad = gradient,
+                        .weights = copies ? into : Tensor{},
+                        .factor = factor.view,
+                        .lr = 0.01f,
+                        .weight_decay = 0.3f});
+          }
+        };
+        std::vector<std::unique_ptr<Held>> expected;  // master, m, v, weights of each part
+        for (const HeldPieces::Part& part : kParts) {
+          const auto make = [&](DType dtype) -> Held& {
+            expected.push_back(
+                std::make_unique<Held>(dtype, std::initializer_list<int64_t>{part.count}));
+            return *expected.back();
+          };
+          const Tensor masters =
+              own(make(DType::f32), master.view, copies ? part.state : part.offset);
+          const Tensor first = own(make(DType::f32), m.view, part.state);
+          const Tensor second = own(make(DType::f32), v.view, part.state);
+          const Tensor into = own(make(type), weights.view, part.offset);
+          Held gradient(DType::f32, {part.count});
+          own(gradient, grad.view, part.offset);
+          const HeldPieces alone(
+              std::vector<HeldPieces::Part>{{.count = part.count, .decays = part.decays}});
+          update(alone.view, masters, first, second, gradient.view, into);
+        }
+        // All, and in two halves as buckets are.
+        const HeldPieces pieces(kParts);
+        Pieces front = pieces.view, back = pieces.view;
+        front.table = pieces.view.table.slice(0, 3 * sizeof(Piece));
+        front.cells = back.first_cell = pieces.view.table.as<Piece>()[3].cells;
+        back.table = pieces.view.table.slice(3 * sizeof(Piece), 4 * sizeof(Piece));
+        back.cells -= front.cells;
+        update(front, master.view, m.view, v.view, grad.view, weights.view);
+        update(back, master.view, m.view, v.view, grad.view, weights.view);
+        for (size_t i = 0; i < kParts.size(); ++i) {
+          CAPTURE(i);
+          const HeldPieces::Part& part = kParts[i];
+          CHECK(same(master.view, copies ? part.state : part.offset, *expected[4 * i]));
+          CHECK(same(m.view, part.state, *expected[4 * i + 1]));
+          CHECK(same(v.view, part.state, *expected[4 * i + 2]));
+          CHECK(same(weights.view, part.offset, *expected[4 * i + 3]));
+        }
+        const std::vector<uint8_t> weights_after = weights.bytes(), m_after = m.bytes();
+        int64_t moved = 0, touched = 0;
+        for (int64_t i = 0; i < kFlat; ++i) {
+          const bool gap = std::none_of(
+              kParts.begin(), kParts.end(),
+              [&](const HeldPieces::Part& p) { return i >= p.offset && i < p.offset + p.count; });
+          const auto size = static_cast<size_t>(bytes_of(type));
+          const bool equal = std::memcmp(&weights_before[static_cast<size_t>(i) * size],
+                                         &weights_after[static_cast<size_t>(i) * size], size) == 0;
+          touched += gap && !equal;
+          moved += !gap && !equal;
+        }
+        CHECK(touched == 0);
+        if (copies) CHECK(moved > 10000);
+        CHECK(m_before != m_after);
+        CHECK(std::memcmp(&m_before[24678 * 4], &m_after[24678 * 4], (kState - 24678) * 4) == 0);
+      }
+    }
+  });
+}
+
+TEST_CASE("an update whose factor is no number changes no bit") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(6);
+    Held master(DType::f32, {kState}), m(DType::f32, {kState}), v(DType::f32, {kState});
+    Held grad(DType::f32, {kFlat}), weights(DType::bf16, {kFlat});
+    for (Held* held : {&master, &m, &v, &grad, &weights}) held->randomize(random);
+    device.fill(v.view, -0.0f);
+    device.fill(m.view.slice(0, 100), 1e-40f);  // an update would flush these
+    const HeldPieces pieces(kParts);
+    const HeldFactor factor(NAN);
+    const auto before = std::tuple(master.bytes(), m.bytes(), v.bytes(), weights.bytes());
+    device.adamw({.pieces = pieces.view,
+                  .master = master.view,
+                  .exp_avg = m.view,
+                  .exp_avg_sq = v.view,
+                  .grad = grad.view,
+                  .weights = weights.view,
+                  .factor = factor.view,
+                  .lr = 0.1f,
+                  .weight_decay = 0.1f});
+    device.sgd({.pieces = pieces.view,
+                .master = master.view,
+                .momentum_buffer = m.view,
+                .grad = grad.view,
+                .weights = weights.view,
+                .factor = factor.view,
+                .lr = 0.1f,
+                .weight_decay = 0.1f});
+    const bool unchanged =
+        before == std::tuple(master.bytes(), m.bytes(), v.bytes(), weights.bytes());
+    CHECK(unchanged);
+  });
+}
+
+TEST_CASE("sums of squares of many parameters are those of their cells") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(7);
+    Held grad(DType::f32, {kFlat});
+    grad.randomize(random, 10);
+    const HeldPieces pieces(kParts);
+    Held partials(DType::f64, {pieces.view.cells});
+    device.sum_squares({.pieces = pieces.view, .x = grad.view, .partials = partials.view});
+    int64_t at = 0;
+    for (const HeldPieces::Part& part : kParts) {
+      int64_t begin = part.offset;
+      const int64_t end = part.offset + part.count;
+      while (begin < end) {
+        const int64_t border = std::min(end, (begin / Device::kNormChunk + 1) * Device::kNormChunk);
+        // The bits of the same elements alone.
+        Held cell(DType::f32, {border - begin}), sum(DType::f64, {1});
+        own(cell, grad.view, begin);
+        const HeldPieces alone(border - begin);
+        device.sum_squares({.pieces = alone.view, .x = cell.view, .partials = sum.view});
+        CHECK(partials[at++] == sum[0]);
+        CHECK(sum[0] > 0);
+        begin = border;
+      }
+    }
+    CHECK(at == pieces.view.cells);
+  });
+}
+
+TEST_CASE("sum_ranges adds each range in an order of its own length") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(8);
+    Held x(DType::f64, {5000});
+    x.randomize(random);
+    const std::vector<ElementRange> ranges = {{0, 1},       {7, 0},       {1, 1000},
+                                              {4000, 1000}, {1001, 2999}, {1, 1000}};
+    Held table(DType::u8, {static_cast<int64_t>(ranges.size() * sizeof(ElementRange))}, 0);
+    std::memcpy(table.view.data, ranges.data(), ranges.size() * sizeof(ElementRange));
+    std::memcpy(x.view.as<double>() + 4000, x.view.as<double>() + 1, 1000 * sizeof(double));
+    Held out(DType::f64, {static_cast<int64_t>(ranges.size())});
+    device.sum_ranges(x.view, table.view, out.view);
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      double sum = 0;
+      for (int64_t k = 0; k < ranges[i].count; ++k) sum += x[ranges[i].first + k];
+      CHECK(out[static_cast<int64_t>(i)] == doctest::Approx(sum).epsilon(1e-12));
+    }
+    CHECK(out[0] == x[0]);
+    CHECK(out[1] == 0);
+    CHECK(out[2] == out[3]);  // wherever it lies
+    CHECK(out[2] == out[5]);
+  });
+}
+
+TEST_CASE("gradient_scale: norm and factor and no factor where something is not finite") {
+  for_each_device([](Device& device) {
+    const double infinite = std::numeric_limits<double>::infinity();
+    struct Case {
+      double square, loss, counted, tokens, loss_scale, clip;
+    };
+    for (const Case& c :
+         {Case{4, 10, 100, 100, 1, 0}, Case{4, 10, 100, 100, 1, 1}, Case{4, 10, 80, 100, 1024, 1},
+          Case{1e-6, 10, 100, 100, 65536, 1}, Case{4, 10, 0, 100, 1, 1}, Case{0, 0, 100, 100, 1, 1},
+          Case{4, NAN, 100, 100, 1, 1}, Case{4, infinite, 100, 100, 1, 1},
+          Case{NAN, 10, 100, 100, 1, 1}, Case{infinite, 10, 100, 100, 1, 1}}) {
+      CAPTURE(c.square);
+      CAPTURE(c.loss);
+      CAPTURE(c.counted);
+      Held rows(DType::f64, {700}), loss(DType::f64, {1}), counted(DType::f64, {1});
+      Held norm(DType::f64, {1}), factor(DType::f32, {1});
+      for (int64_t i = 0; i < 700; ++i) rows.set(i, i % 7 == 0 ? 0 : 1);
+      rows.set(300, c.square);
+      loss.set(0, c.loss);
+      counted.set(0, c.counted);
+      device.gradient_scale({.row_squares = rows.view,
+                             .loss = loss.view,
+                             .counted = counted.view,
+                             .tokens = c.tokens,
+                             .loss_scale = c.loss_scale,
+                             .clip = c.clip,
+                             .norm = norm.view,
+                             .factor = factor.view});
+      const double correction = c.counted > 0 ? c.tokens / c.counted : 0;
+      // 700 rows, of which every seventh counts nothing and one is the case's.
+      const double expected = std::sqrt(599 + c.square) / c.loss_scale * correction;
+      double scale = c.clip > 0 ? std::min(1.0, c.clip / (expected + 1e-6)) : 1;
+      scale = scale / c.loss_scale * correction;
+      if (std::isfinite(c.square)) CHECK(norm[0] == doctest::Approx(expected).epsilon(1e-12));
+      if (std::isfinite(c.square) && std::isfinite(c.loss)) {
+        CHECK(factor[0] == doctest::Approx(scale).epsilon(1e-6));
+      } else {
+        CHECK(std::isnan(factor[0]));
+      }
+    }
   });
 }
 
