@@ -306,7 +306,7 @@ class TcpNetwork final : public Network {
     co_await write_frames(*socket, wire::frame(wire::encode(hello)));
     const std::string challenge_text = co_await read_frame(*socket, wire::kMaxHandshakeFrame);
     const std::optional<wire::Challenge> challenge = wire::decode_challenge(challenge_text);
-    if (!challenge) throw Refused("it is not a rank of mtl");
+    if (!challenge) throw Refused{"it is not a rank of mtl"};
     wire::Proof proof;
     proof.mac = auth::client_proof(secret_, hello, *challenge);
     Call call;
@@ -316,14 +316,14 @@ class TcpNetwork final : public Network {
     co_await write_frames(*socket, wire::frame(wire::encode(proof)) + wire::frame(call.encode()));
     const std::string welcome_text = co_await read_frame(*socket, wire::kMaxHandshakeFrame);
     const std::optional<wire::Welcome> welcome = wire::decode_welcome(welcome_text);
-    if (!welcome) throw Refused("it is not a rank of mtl");
+    if (!welcome) throw Refused{"it is not a rank of mtl"};
     if (welcome->verdict == wire::Verdict::wrong_token ||
         !auth::equal(welcome->mac, auth::server_proof(secret_, hello, *challenge, *welcome))) {
-      throw Refused("it has another token: it belongs to another run");
+      throw Refused{"it has another token: it belongs to another run"};
     }
     if (welcome->verdict != wire::Verdict::accepted) {
-      throw Refused(fmt::format("it belongs to generation {} of the run and not to {}",
-                                welcome->generation, options_.generation));
+      throw Refused{fmt::format("it belongs to generation {} of the run and not to {}",
+                                welcome->generation, options_.generation)};
     }
   }
 
