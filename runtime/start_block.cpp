@@ -92,7 +92,7 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
   const auto train_tokens = static_cast<double>(run.corpus.train_tokens);
   const double epochs =
       static_cast<double>(plan.batch.first_sample(plan.steps) * plan.seq) / train_tokens;
-  return {
+  std::vector<std::string> lines = {
       "run      " + facts.run_dir.string(),
       "model    " + model_line(plan.model, plan.cost),
       "layout   " + layout_line(plan, spec.launch.spawn == "threads"),
@@ -107,6 +107,8 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
                                : fmt::format("resume   after step {} ({})", facts.resume_step,
                                              facts.checkpoint.filename().string()),
   };
+  if (!facts.attention.empty()) lines.insert(lines.begin() + 4, "kernel   " + facts.attention);
+  return lines;
 }
 
 }  // namespace mtl

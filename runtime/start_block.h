@@ -14,6 +14,7 @@ struct StartFacts {
   std::filesystem::path run_dir;
   std::string device;                // in words
   Yardstick yardstick;               // of mfu
+  std::string attention;             // which kernel computes it; empty = there is no choice
   std::filesystem::path checkpoint;  // that the run goes on from; empty = from scratch
   int64_t resume_step = 0;
 };

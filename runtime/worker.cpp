@@ -204,6 +204,7 @@ class Rank {
     yardstick_ =
         agree_on_yardstick(*all_ranks_, measured_matmul_rate(*device_, plan_.compute, 0.02),
                            catalogue_peak(made_, plan_.compute));
+    const std::string attention = choose_attention();
     if (world_.rank() != 0) return;
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
                                       .progress_fd = progress_fd_,
@@ -212,8 +213,27 @@ class Rank {
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
                                         .device = made_.description(),
                                         .yardstick = yardstick_,
+                                        .attention = attention,
                                         .checkpoint = checkpoint,
                                         .resume_step = next_step_}));
+  }
+
+  // On every rank before the first step, which would do it else. With documents that do not see
+  // each other there is no choice.
+  std::string choose_attention() {
+    if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
+    if (spec_.data.reset_attention_at_eod) return {};
+    const auto tp = static_cast<int>(plan_.grid.sizes()[Axis::tp]);
+    AttentionShape shape;
+    shape.batch = plan_.micro_batch;
+    shape.seq = plan_.seq;
+    shape.heads = plan_.model.heads / tp;
+    shape.kv_heads = local_kv_heads(plan_.model, tp);
+    shape.head_dim = plan_.model.head_dim;
+    shape.dropout.probability = static_cast<float>(plan_.model.dropout_attention);
+    shape.alibi = plan_.model.position == PositionType::alibi;
+    shape.window = plan_.model.sliding_window;
+    return made_.cuda->choose_attention(*device_, shape, plan_.compute);
   }
 
   void report(const StepResult& result, double seconds) {

@@ -28,6 +28,7 @@ TEST_CASE("a run on a device that the program cannot look into is the run on the
     CAPTURE(outcome.err);
     REQUIRE(outcome.code == 0);
     CHECK(has(outcome.err, "device   guarded cpu: 1 thread") == behind);
+    CHECK(has(outcome.err, "kernel   attention of 4 heads by nobody") == behind);
     // And goes on from its checkpoint.
     outcome = train(shell, env, {"checkpoint.every=3", "train.steps=8"});
     CAPTURE(outcome.err);

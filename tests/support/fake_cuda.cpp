@@ -34,6 +34,10 @@ std::unique_ptr<mtl::Device> make_device(int index) {
   return std::make_unique<mtl::test::GuardedDevice>();
 }
 
+std::string choose_attention(mtl::Device&, const mtl::AttentionShape& shape, mtl::DType) {
+  return "attention of " + std::to_string(shape.heads) + " heads by nobody";
+}
+
 }  // namespace
 
 extern "C" const mtl::CudaPlugin* mtl_cuda_plugin() {
@@ -42,6 +46,7 @@ extern "C" const mtl::CudaPlugin* mtl_cuda_plugin() {
                                          .facts = facts,
                                          .make_device = make_device,
                                          .make_nccl_world = nullptr,
+                                         .choose_attention = choose_attention,
                                          .allocate_shared = nullptr,
                                          .free_shared = nullptr};
   return &plugin;

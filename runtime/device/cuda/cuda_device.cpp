@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
 
 #include "common/error.h"
 #include "runtime/device/cuda/cuda_errors.h"
+#include "runtime/device/cuda/cudnn_attention.h"
 #include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/cuda/ops_device.h"
 #include "runtime/device/cuda/refusals.h"
@@ -182,6 +185,12 @@ class CudaDevice final : public OpsDevice {
     }
   }
 
+  std::string choose_attention(const AttentionShape& shape, DType dtype) {
+    return attention_.words(shape, dtype);
+  }
+  void attention_forward(const Attention& args) override { attention_.forward(args); }
+  void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }
+
   bool all_finite(Tensor x) override {
     const Tensor found(found_, DType::i32, {1});
     find_not_finite(*this, x, found);
@@ -234,6 +243,17 @@ class CudaDevice final : public OpsDevice {
     return scratch_;
   }
 
+  AttentionKernel own_attention() {
+    return {
+        .forward = [this](const Attention& args) { OpsDevice::attention_forward(args); },
+        .backward = [this](const AttentionBackward& args) { OpsDevice::attention_backward(args); }};
+  }
+  AttentionCandidate& open_cudnn() {
+    cudnn_ = std::make_unique<CudnnAttention>(
+        *this, stream_.get(), [this](size_t bytes) { return scratch(bytes); }, own_attention());
+    return *cudnn_;
+  }
+
   void* gpu_memory(size_t bytes) {
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
@@ -263,6 +283,11 @@ class CudaDevice final : public OpsDevice {
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
   void* found_ = nullptr;  // i32, for all_finite()
+  std::unique_ptr<CudnnAttention> cudnn_;
+  AttentionChooser attention_{
+      attention_mode(std::getenv("MTL_ATTENTION")), own_attention(),
+      [this]() -> AttentionCandidate& { return open_cudnn(); },
+      [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }};
 };
 
 }  // namespace
@@ -272,6 +297,10 @@ std::unique_ptr<Device> make_cuda_device(int index, const std::string& name, boo
   const cudaError_t error = cudaSetDevice(index);
   if (error != cudaSuccess) refuse_start(error);
   return std::make_unique<CudaDevice>(index, name, mig, description);
+}
+
+std::string choose_attention(Device& device, const AttentionShape& shape, DType dtype) {
+  return dynamic_cast<CudaDevice&>(device).choose_attention(shape, dtype);
 }
 
 CudaHandle handle_of(Device& device) {

@@ -16,6 +16,9 @@ namespace mtl::cuda {
 std::unique_ptr<Device> make_cuda_device(int index, const std::string& name, bool mig,
                                          const std::string& description);
 
+// CudaPlugin::choose_attention, of a device made here.
+std::string choose_attention(Device& device, const AttentionShape& shape, DType dtype);
+
 // What a transport needs of a device made here: ops are enqueued on `compute`.
 struct CudaHandle {
   int index = 0;

@@ -119,6 +119,7 @@ extern "C" __attribute__((visibility("default"))) const mtl::CudaPlugin* mtl_cud
                                          .facts = mtl::cuda::facts,
                                          .make_device = mtl::cuda::make_device,
                                          .make_nccl_world = &mtl::make_nccl_world,
+                                         .choose_attention = mtl::cuda::choose_attention,
                                          .allocate_shared = mtl::cuda::allocate_shared,
                                          .free_shared = mtl::cuda::free_shared};
   return &plugin;
