@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -78,6 +79,13 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
+// "bf16", "bf16, cudnn"
+std::string variant(DType compute) {
+  const char* attention = std::getenv("MTL_ATTENTION");
+  const std::string name = compute_name(compute);
+  return attention != nullptr ? name + ", " + attention : name;
+}
+
 struct Options {
   std::string json;  // "" = none
   bool parts = true;
@@ -129,7 +137,7 @@ void run(const std::string& name, const Shape& shape, MadeDevice& made, double p
   if (!options.json.empty()) {
     std::ofstream(options.json, std::ios::app)
         << nlohmann::json{{"shape", name},
-                          {"variant", compute_name(plan.compute)},
+                          {"variant", variant(plan.compute)},
                           {"parameters", plan.cost.parameters},
                           {"batch", shape.batch},
                           {"seq", shape.seq},
@@ -181,6 +189,8 @@ int main(int argc, char** argv) {
   try {
     MadeDevice made = make_device({});
     const double peak = catalogue_peak(made, DType::bf16);
+    const char* attention = std::getenv("MTL_ATTENTION");
+    if (attention != nullptr) fmt::print("MTL_ATTENTION={}\n", attention);
     fmt::print("{}; peak bf16 {}\n", made.description(),
                peak > 0 ? fmt::format("{:.0f} TFLOP/s", peak / 1e12) : "unknown");
     fmt::print(
