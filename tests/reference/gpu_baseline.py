@@ -207,6 +207,9 @@ def train(torch, name, s, device, accelerate):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(1)
+    if hasattr(torch, "_dynamo"):
+        # Where parameters are constants of the compiled code, every layer is compiled by itself.
+        torch._dynamo.config.cache_size_limit = 64
     with torch.device(device) if hasattr(torch, "compile") else contextlib.nullcontext():
         model = model_of(s, compiled=device == "cuda")
     assert sum(p.numel() for p in model.parameters()) == parameters_of(s), name
