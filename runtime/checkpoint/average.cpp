@@ -37,6 +37,8 @@ void store_double(DType dtype, double value, void* data, int64_t i) {
     }
     case DType::i32:
     case DType::u8:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
       break;
   }
 }

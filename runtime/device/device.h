@@ -41,6 +41,10 @@ uint64_t dropout_key(uint64_t seed, int64_t step, int64_t layer, int64_t site);
 // C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation. A, B have
 // one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is stored
 // [n,k].
+//
+// FP8: A and B f8_e4m3, or one of them f8_e5m2; C bf16 or f32, the bias bf16 or f32. Their values
+// are multiplied by *scale_a and *scale_b (Quantize). As the tensor cores of Hopper want them, both
+// lie along k (transpose_b without transpose_a), and m, n and k are multiples of 16.
 enum class Epilogue {
   none,
   gelu,       // aux = the value before GELU (same type as C), C = gelu_tanh(aux)
@@ -54,6 +58,18 @@ struct Matmul {
   Tensor bias = {};  // f32 or compute type, [n]; optional
   Epilogue epilogue = Epilogue::none;
   Tensor aux = {};
+  Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device
+};
+
+// FP8 with one scale per tensor: y = x * s to nearest even, beyond the largest value that one
+// (saturated), with s = largest value of y's type / amax, at most 2^126; and inverse = 1 / s. Of
+// amax 0 s is 1. An amax that is no finite number makes `inverse` NaN, so that products say it.
+struct Quantize {
+  Tensor x;           // compute type [n, c]
+  Tensor amax;        // f32 [1]: the largest |x|, of all ranks' parts where x is one of them
+  Tensor y;           // f8_e4m3 or f8_e5m2 [n, c]; may be absent
+  Tensor transposed;  // the same [c, n]; may be absent, not both
+  Tensor inverse;     // f32 [1], written
 };
 
 // y = (x - mean) * rstd * gamma + beta over the last dimension. gamma, beta: compute type. mean,
@@ -297,6 +313,8 @@ class Device {
   virtual bool communicates_beside() const = 0;
   virtual std::string description()
       const = 0;  // "cpu: 2 threads, avx512, bf16 by AMX (oneDNN 2.6.3)"
+  // Whether it multiplies FP8.
+  virtual bool has_float8() const { return true; }
   // Whether the host may read and write allocated memory itself, once the device is idle.
   virtual bool host_memory() const { return true; }
 
@@ -315,6 +333,9 @@ class Device {
   virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
   virtual void copy(Tensor from, Tensor to) = 0;   // same type and numel, no overlap
   virtual void matmul(const Matmul& args) = 0;
+  // out[0] = the largest |x|, NaN if there is one; x of compute type, out f32.
+  virtual void amax(Tensor x, Tensor out) = 0;
+  virtual void quantize(const Quantize& args) = 0;
   // db[c] (+)= sum of the rows of dy [n, c]; db f32.
   virtual void bias_grad(Tensor dy, Tensor db, bool accumulate) = 0;
   virtual void layernorm_forward(const LayerNorm& args) = 0;

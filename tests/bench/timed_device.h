@@ -23,6 +23,7 @@ class TimedDevice final : public Device {
   void clear() { shares_.clear(); }
 
   bool communicates_beside() const override { return device_.communicates_beside(); }
+  bool has_float8() const override { return device_.has_float8(); }
   bool host_memory() const override { return device_.host_memory(); }
   std::string description() const override { return device_.description(); }
   void* allocate(size_t bytes) override { return device_.allocate(bytes); }
@@ -52,6 +53,12 @@ class TimedDevice final : public Device {
   void matmul(const Matmul& args) override {
     const char* form = args.transpose_a ? "matmul, gradient of weights" : "matmul";
     timed(form, [&] { device_.matmul(args); });
+  }
+  void amax(Tensor x, Tensor out) override {
+    timed("fp8: largest value", [&] { device_.amax(x, out); });
+  }
+  void quantize(const Quantize& args) override {
+    timed("fp8: quantize", [&] { device_.quantize(args); });
   }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     timed("bias gradient", [&] { device_.bias_grad(dy, db, accumulate); });

@@ -655,6 +655,12 @@ class FakeDevice final : public Device {
   void matmul(const Matmul& args) override {
     later([=, this] { cpu_->matmul(args); });
   }
+  void amax(Tensor x, Tensor out) override {
+    later([=, this] { cpu_->amax(x, out); });
+  }
+  void quantize(const Quantize& args) override {
+    later([=, this] { cpu_->quantize(args); });
+  }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     later([=, this] { cpu_->bias_grad(dy, db, accumulate); });
   }

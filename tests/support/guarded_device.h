@@ -18,7 +18,7 @@ namespace mtl::test {
 
 class GuardedDevice final : public Device {
  public:
-  GuardedDevice() = default;
+  explicit GuardedDevice(bool float8 = true) : float8_(float8) {}
   ~GuardedDevice() override {
     for (const auto& [begin, bytes] : regions_) munmap(reinterpret_cast<void*>(begin), bytes);
   }
@@ -29,6 +29,7 @@ class GuardedDevice final : public Device {
   int64_t largest_copy() const { return largest_copy_; }  // in bytes
 
   bool communicates_beside() const override { return false; }
+  bool has_float8() const override { return float8_; }
   bool host_memory() const override { return false; }
   std::string description() const override { return "guarded " + cpu_.description(); }
   void* allocate(size_t bytes) override {
@@ -70,7 +71,13 @@ class GuardedDevice final : public Device {
     op({from, to}, [&] { cpu_.copy(from, to); });
   }
   void matmul(const Matmul& m) override {
-    op({m.a, m.b, m.c, m.bias, m.aux}, [&] { cpu_.matmul(m); });
+    op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b}, [&] { cpu_.matmul(m); });
+  }
+  void amax(Tensor x, Tensor out) override {
+    op({x, out}, [&] { cpu_.amax(x, out); });
+  }
+  void quantize(const Quantize& q) override {
+    op({q.x, q.amax, q.y, q.transposed, q.inverse}, [&] { cpu_.quantize(q); });
   }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     op({dy, db}, [&] { cpu_.bias_grad(dy, db, accumulate); });
@@ -228,6 +235,7 @@ class GuardedDevice final : public Device {
     protect(PROT_NONE);
   }
 
+  const bool float8_;
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
   int64_t ops_ = 0, largest_copy_ = 0;

@@ -25,6 +25,8 @@ DataType type_of(DType dtype) {
     case DType::i32:
       return kInt32;
     case DType::u8:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
       return kUint8;
   }
   return kUint8;

@@ -55,6 +55,8 @@ class CpuDevice final : public Device {
   void add(Tensor x, Tensor y) override;
   void copy(Tensor from, Tensor to) override;
   void matmul(const Matmul& args) override { matmul_.run(args); }
+  void amax(Tensor x, Tensor out) override;
+  void quantize(const Quantize& args) override;
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override;
   void layernorm_forward(const LayerNorm& args) override;
   void layernorm_backward(const LayerNormBackward& args) override;

@@ -14,6 +14,7 @@
 #include "runtime/device/cpu/isa.h"
 #include "runtime/device/cpu/kernels/matmul_kernels.h"
 #include "runtime/device/cpu/threads.h"
+#include "runtime/device/float8_matmul.h"
 
 namespace mtl {
 namespace {
@@ -74,9 +75,12 @@ Shape checked_shape(const Matmul& args) {
     fail(fmt::format("matmul of [{}, {}] by [{}, {}] into [{}, {}]: the shapes do not fit", m, k,
                      k_of_b, n, args.c.rows(), args.c.cols()));
   }
-  const DType type = args.a.dtype;
-  if (!is_compute_type(type) || args.b.dtype != type ||
-      (args.c.dtype != type && args.c.dtype != DType::f32)) {
+  // FP8 stands beside bf16.
+  const DType type = is_float8_matmul(args) ? DType::bf16 : args.a.dtype;
+  if (is_float8_matmul(args)) {
+    if (const std::string what = float8_misfit(args); !what.empty()) fail(what);
+  } else if (!is_compute_type(type) || args.b.dtype != type ||
+             (args.c.dtype != type && args.c.dtype != DType::f32)) {
     fail("matmul of unsupported element types");
   }
   if (args.bias) {
@@ -139,6 +143,7 @@ struct CpuMatmul::Impl {
   void run_sgemm(const Shape& shape, const Matmul& args);
   void run_widened(const Shape& shape, const Matmul& args);
   void run_sliced(const Shape& shape, const Matmul& args);
+  void run_float8(const Shape& shape, const Matmul& args);
   void product(const Shape& shape, const Matmul& args);
 };
 
@@ -294,6 +299,56 @@ void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
   });
 }
 
+// FP8: the values are exact in f32, where they are multiplied and summed; then the scales, what C
+// was, and the bias, as cuBLASLt has it.
+void CpuMatmul::Impl::run_float8(const Shape& shape, const Matmul& args) {
+  const auto widen = [](const Tensor& from, Workspace& space) {
+    Tensor to = from;
+    to.dtype = DType::f32;
+    to.data = space.get(static_cast<size_t>(to.bytes()));
+    const auto loop = from.dtype == DType::f8_e5m2 ? kernels().widen_e5m2 : kernels().widen_e4m3;
+    parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
+      loop(from.as<uint8_t>() + first, f32_at(to, first), count);
+    });
+    return to;
+  };
+  Matmul wide;
+  wide.a = widen(args.a, wide_a);
+  wide.b = widen(args.b, wide_b);
+  wide.transpose_b = true;
+  wide.c = args.c;
+  wide.c.dtype = DType::f32;
+  wide.c.data = wide_c.get(static_cast<size_t>(wide.c.bytes()));
+  product(shape, wide);
+
+  const float scale = *args.scale_a.as<float>() * *args.scale_b.as<float>();
+  const float* bias = nullptr;
+  if (args.bias && args.bias.dtype == DType::f32) bias = args.bias.as<float>();
+  if (args.bias && args.bias.dtype == DType::bf16) {
+    auto* const copy = static_cast<float*>(wide_bias.get(static_cast<size_t>(shape.n) * 4));
+    kernels().widen(half_at(args.bias, 0), copy, shape.n);
+    bias = copy;
+  }
+  const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
+  const bool narrow = to.dtype == DType::bf16;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < shape.m; ++i) {
+    const int64_t at = i * shape.n;
+    float* const row = f32_at(wide.c, at);
+    kernels().scale(row, scale, shape.n);
+    if (args.accumulate && narrow) kernels().widen_add(half_at(to, at), row, shape.n);
+    if (args.accumulate && !narrow) kernels().add(f32_at(to, at), row, shape.n);
+    if (bias != nullptr) kernels().add(bias, row, shape.n);
+    if (!narrow) {
+      std::copy_n(row, shape.n, f32_at(to, at));
+    } else if (args.epilogue == Epilogue::gelu_grad) {
+      kernels().gelu_grad_narrow(half_at(args.aux, at), row, half_at(to, at), shape.n);
+    } else {
+      kernels().narrow(row, half_at(to, at), shape.n);
+    }
+  }
+}
+
 // Which way, measured on two cores with AVX-512 over the shapes of GPT-2 (tests/bench/matmul.cpp):
 // the matmul primitive is as fast as sgemm when B is transposed, and up to twice slower in f32 when
 // it is not; sgemm has too much overhead for small products.
@@ -333,11 +388,15 @@ void CpuMatmul::gelu(const Tensor& aux, const Tensor& c) const {
 void CpuMatmul::run(const Matmul& args) {
   const Shape shape = checked_shape(args);
   if (shape.m == 0 || shape.n == 0) return;
-  const bool wide = args.a.dtype == DType::f16 || (args.a.dtype == DType::bf16 && !has_amx_bf16());
+  const bool float8 = is_float8_matmul(args);
+  const bool wide =
+      float8 || args.a.dtype == DType::f16 || (args.a.dtype == DType::bf16 && !has_amx_bf16());
   Matmul plain = args;
   plain.epilogue = Epilogue::none;
   if (args.epilogue == Epilogue::gelu) plain.c = args.aux;
-  if (wide) {
+  if (float8) {
+    impl_->run_float8(shape, args);
+  } else if (wide) {
     impl_->run_widened(shape, args.c.dtype == DType::f32 ? plain : args);
   } else {
     impl_->product(shape, plain);

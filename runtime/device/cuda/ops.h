@@ -40,6 +40,9 @@ void swiglu_backward(Queue& queue, Tensor dy, Tensor x, Tensor dx);
 // matmul_bias.cu: to [n, c] = (accumulate ? to : 0) + from + bias [c]; from f32, may be `to`; bias
 // and to of any compute type.
 void add_bias(Queue& queue, Tensor from, Tensor bias, Tensor to, bool accumulate);
+// float8.cu
+void amax(Queue& queue, Tensor x, Tensor out);
+void quantize(Queue& queue, const Quantize& args);
 // norm.cu
 void layernorm_forward(Queue& queue, const LayerNorm& args);
 void layernorm_backward(Queue& queue, const LayerNormBackward& args);

@@ -13,6 +13,8 @@ class OpsDevice : public Device, protected Queue {
   void scale(Tensor x, float factor) override { cuda::scale(*this, x, factor); }
   void add(Tensor x, Tensor y) override { cuda::add(*this, x, y); }
   void copy(Tensor from, Tensor to) override { cuda::copy(*this, from, to); }
+  void amax(Tensor x, Tensor out) override { cuda::amax(*this, x, out); }
+  void quantize(const Quantize& args) override { cuda::quantize(*this, args); }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     cuda::bias_grad(*this, dy, db, accumulate);
   }

@@ -250,6 +250,8 @@ void fill(const Tensor& x, uint64_t seed, int rank) {
         x.as<_Float16>()[i] = static_cast<_Float16>(value);
         break;
       case DType::u8:
+      case DType::f8_e4m3:
+      case DType::f8_e5m2:
         x.as<uint8_t>()[i] = static_cast<uint8_t>(to_i32(value) >> 8);
         break;
     }
@@ -275,6 +277,8 @@ bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> 
                     return static_cast<float>(static_cast<_Float16>(value(r)));
                   })));
     case DType::u8:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
       break;
   }
   return false;

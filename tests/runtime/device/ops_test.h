@@ -2,6 +2,7 @@
 // the comparison with double-precision references.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -37,6 +38,33 @@ inline float float_of_f16(uint16_t x) {
 }
 inline uint16_t f16_of_float(float x) {
   return std::bit_cast<uint16_t>(static_cast<_Float16>(x));
+}
+
+// FP8 by the definition of its formats, in double: none of our code.
+inline double float8_value(DType dtype, uint8_t code) {
+  const int fraction = dtype == DType::f8_e4m3 ? 3 : 2, bias = dtype == DType::f8_e4m3 ? 7 : 15;
+  const int exponent = (code & 0x7f) >> fraction, rest = code & ((1 << fraction) - 1);
+  const double sign = code & 0x80 ? -1 : 1;
+  if (dtype == DType::f8_e4m3 ? (code & 0x7f) == 0x7f : exponent == 31) {
+    return rest == 0 ? sign * INFINITY : NAN;
+  }
+  const double significand = (exponent > 0 ? 1 : 0) + std::ldexp(rest, -fraction);
+  return sign * std::ldexp(significand, std::max(exponent, 1) - bias);
+}
+// The nearest of all finite codes by search, of two that are equally near the even one: so what is
+// too large becomes the largest. NaN stays one.
+inline uint8_t nearest_float8(DType dtype, double value) {
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return sign | 0x7f;
+  uint8_t best = 0;
+  double least = INFINITY;
+  const uint8_t last = dtype == DType::f8_e4m3 ? 0x7e : 0x7b;
+  if (std::abs(value) >= float8_value(dtype, last)) return sign | last;
+  for (uint8_t code = 0; code <= last; ++code) {
+    const double away = std::abs(std::abs(value) - float8_value(dtype, code));
+    if (away < least || (away == least && code % 2 == 0)) best = code, least = away;
+  }
+  return sign | best;
 }
 
 // A tensor that owns its memory, with a guard of known bytes behind it; at an address that is no
@@ -76,6 +104,9 @@ class Held {
         return view.as<int32_t>()[i];
       case DType::u8:
         return view.as<uint8_t>()[i];
+      case DType::f8_e4m3:
+      case DType::f8_e5m2:
+        return float8_value(view.dtype, view.as<uint8_t>()[i]);
     }
     return 0;
   }
@@ -98,6 +129,10 @@ class Held {
         break;
       case DType::u8:
         view.as<uint8_t>()[i] = static_cast<uint8_t>(value);
+        break;
+      case DType::f8_e4m3:
+      case DType::f8_e5m2:
+        view.as<uint8_t>()[i] = nearest_float8(view.dtype, value);
         break;
     }
   }

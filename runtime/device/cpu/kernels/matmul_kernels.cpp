@@ -1,6 +1,6 @@
 #include "runtime/device/cpu/kernels/matmul_kernels.h"
 
-#include "common/half.h"
+#include "common/float8.h"
 #include "runtime/device/cpu/kernels/matmul_math.h"
 
 namespace mtl {
@@ -45,6 +45,15 @@ void widen_add(const uint16_t* __restrict from, float* __restrict to, int64_t n)
 void add(const float* __restrict from, float* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
+void widen_e4m3(const uint8_t* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = e4m3_to_f32(from[i]);
+}
+void widen_e5m2(const uint8_t* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = e5m2_to_f32(from[i]);
+}
+void scale(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
 void gelu_f32(const float* __restrict aux, float* __restrict c, int64_t n) {
   for (int64_t i = 0; i < n; ++i) c[i] = gelu(aux[i]);
 }
@@ -88,6 +97,9 @@ extern const MatmulKernels kMatmulKernels = {.widen = widen,
                                              .add = add,
                                              .widen_f16 = widen_f16,
                                              .narrow_f16 = narrow_f16,
+                                             .widen_e4m3 = widen_e4m3,
+                                             .widen_e5m2 = widen_e5m2,
+                                             .scale = scale,
                                              .gelu_f32 = gelu_f32,
                                              .gelu_bf16 = gelu_bf16,
                                              .gelu_f16 = gelu_f16,

@@ -14,6 +14,9 @@ struct MatmulKernels {
   void (*add)(const float* from, float* to, int64_t n);
   void (*widen_f16)(const uint16_t* from, float* to, int64_t n);
   void (*narrow_f16)(const float* from, uint16_t* to, int64_t n);
+  void (*widen_e4m3)(const uint8_t* from, float* to, int64_t n);
+  void (*widen_e5m2)(const uint8_t* from, float* to, int64_t n);
+  void (*scale)(float* x, float factor, int64_t n);
   // c = gelu_tanh(aux); c *= gelu_tanh'(aux).
   void (*gelu_f32)(const float* aux, float* c, int64_t n);
   void (*gelu_bf16)(const uint16_t* aux, uint16_t* c, int64_t n);

@@ -6,6 +6,7 @@
 namespace mtl::kernels::MTL_ISA {
 
 void add_elementwise_kernels(VectorKernels& table);
+void add_float8_kernels(VectorKernels& table);
 void add_norm_kernels(VectorKernels& table);
 void add_head_norm_kernels(VectorKernels& table);
 void add_rotary_kernels(VectorKernels& table);

@@ -8,6 +8,7 @@ namespace mtl::kernels::MTL_ISA {
 VectorKernels table() {
   VectorKernels table = {};
   add_elementwise_kernels(table);
+  add_float8_kernels(table);
   add_norm_kernels(table);
   add_head_norm_kernels(table);
   add_rotary_kernels(table);

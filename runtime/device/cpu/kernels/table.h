@@ -136,6 +136,11 @@ struct TypedKernels {
   void (*from_f32)(const float* from, void* to, int64_t n);
   void (*to_f32)(const void* from, float* to, int64_t n);
   bool (*all_finite)(const void* x, int64_t n);
+  // The largest |x|, as bits of an f32; of NaN if there is one.
+  uint32_t (*largest_bits)(const void* x, int64_t n);
+  // to = x * scale, rounded to FP8 (common/float8.h).
+  void (*to_e4m3)(const void* x, int64_t n, float scale, uint8_t* to);
+  void (*to_e5m2)(const void* x, int64_t n, float scale, uint8_t* to);
   // sums[c] = sum of the rows.
   void (*column_sums)(const void* x, int64_t rows, int64_t cols, float* sums);
   void (*norm_forward)(const NormForward& args);
