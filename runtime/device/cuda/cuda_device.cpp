@@ -82,6 +82,12 @@ class CudaDevice final : public OpsDevice {
       : index_(index), name_(std::move(name)), mig_(mig), description_(std::move(description)) {
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
           "asking for the multiprocessors");
+    int major = 0, minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+          "asking for the compute capability");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+          "asking for the compute capability");
+    float8_ = multiplies_float8(major, minor);
     found_ = allocate(sizeof(int32_t));
   }
   ~CudaDevice() override {
@@ -93,6 +99,7 @@ class CudaDevice final : public OpsDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   bool communicates_beside() const override { return true; }
+  bool has_float8() const override { return float8_; }
   bool host_memory() const override { return false; }
   std::string description() const override { return description_; }
 
@@ -175,9 +182,13 @@ class CudaDevice final : public OpsDevice {
         result = steps.wide(plan.slice_rows, args.c.cols()).data;
       }
       if (fuse != Fuse::nothing &&
-          !lt_.has(first,
-                   {args.b.data, args.a.data, result, plan.bias_in_gemm ? args.bias.data : nullptr,
-                    plan.gemm.ld_aux > 0 ? args.aux.data : nullptr})) {
+          !lt_.has(first, {.first = args.b.data,
+                           .second = args.a.data,
+                           .result = result,
+                           .bias = plan.bias_in_gemm ? args.bias.data : nullptr,
+                           .aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr,
+                           .scale_first = args.scale_b.data,
+                           .scale_second = args.scale_a.data})) {
         continue;
       }
       run_matmul(plan, args, steps);
@@ -207,9 +218,8 @@ class CudaDevice final : public OpsDevice {
   class Steps final : public MatmulSteps {
    public:
     explicit Steps(CudaDevice& device) : device_(device) {}
-    void gemm(const LtGemm& gemm, const void* first, const void* second, void* result,
-              const void* bias, void* aux) override {
-      device_.lt_.run(gemm, {first, second, result, bias, aux}, device_.stream());
+    void gemm(const LtGemm& gemm, const LtOperands& operands) override {
+      device_.lt_.run(gemm, operands, device_.stream());
     }
     Tensor wide(int64_t rows, int64_t columns) override {
       const auto bytes = static_cast<size_t>(rows * columns * bytes_of(DType::f32));
@@ -276,6 +286,7 @@ class CudaDevice final : public OpsDevice {
   const bool mig_;
   const std::string description_;
   int multiprocessors_ = 1;
+  bool float8_ = false;
   OwnedStream stream_;
   Staging staging_;
   LtMatmul lt_;

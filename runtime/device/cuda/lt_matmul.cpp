@@ -32,6 +32,10 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16BF;
     case DType::f16:
       return CUDA_R_16F;
+    case DType::f8_e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::f8_e5m2:
+      return CUDA_R_8F_E5M2;
     default:
       return CUDA_R_32F;
   }
@@ -103,30 +107,36 @@ struct Prepared {
   bool there = false;
 };
 
-using Key = std::tuple<DType, DType, DType, LtEpilogue, int64_t, int64_t, int64_t, int64_t, int64_t,
-                       int64_t, int64_t, uint32_t, uint32_t>;
+using Key = std::tuple<DType, DType, DType, DType, LtEpilogue, int64_t, int64_t, int64_t, int64_t,
+                       int64_t, int64_t, int64_t, uint32_t, uint32_t>;
 
-Key key_of(const LtGemm& gemm, const LtMatmul::Operands& operands) {
+Key key_of(const LtGemm& gemm, const LtOperands& operands) {
   const auto flags = static_cast<uint32_t>(gemm.transpose_first) |
                      static_cast<uint32_t>(gemm.transpose_second) << 1 |
-                     static_cast<uint32_t>(gemm.add) << 2;
+                     static_cast<uint32_t>(gemm.add) << 2 |
+                     static_cast<uint32_t>(gemm.fast_sums) << 3;
   uint32_t alignments = 0;  // each at most 16: five bits
   for (const void* pointer :
        {operands.first, operands.second, static_cast<const void*>(operands.result), operands.bias,
         static_cast<const void*>(operands.aux)}) {
     alignments = alignments << 5 | alignment_of(pointer);
   }
-  return {gemm.type, gemm.result_type, gemm.bias_type, gemm.epilogue,  gemm.rows,   gemm.columns,
-          gemm.k,    gemm.ld_first,    gemm.ld_second, gemm.ld_result, gemm.ld_aux, flags,
-          alignments};
+  return {gemm.first_type, gemm.second_type, gemm.result_type, gemm.bias_type,
+          gemm.epilogue,   gemm.rows,        gemm.columns,     gemm.k,
+          gemm.ld_first,   gemm.ld_second,   gemm.ld_result,   gemm.ld_aux,
+          flags,           alignments};
 }
 
-void set_pointers(const Prepared& prepared, const LtMatmul::Operands& operands) {
+void set_pointers(const Prepared& prepared, const LtOperands& operands) {
   if (operands.bias != nullptr) {
     set(prepared.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
   }
   if (operands.aux != nullptr) {
     set(prepared.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.aux);
+  }
+  if (operands.scale_first != nullptr) {
+    set(prepared.description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.scale_first);
+    set(prepared.description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.scale_second);
   }
 }
 
@@ -145,14 +155,14 @@ struct LtMatmul::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  const Prepared& prepared(const LtGemm& gemm, const Operands& operands) {
+  const Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
     const auto [entry, is_new] = cache.try_emplace(key_of(gemm, operands));
     if (is_new) prepare(gemm, operands, entry->second);
     return entry->second;
   }
 
-  void prepare(const LtGemm& gemm, const Operands& operands, Prepared& made) {
-    const cudaDataType_t type = type_of(gemm.type), result = type_of(gemm.result_type);
+  void prepare(const LtGemm& gemm, const LtOperands& operands, Prepared& made) {
+    const cudaDataType_t result = type_of(gemm.result_type);
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
     check(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "describing a product");
@@ -170,6 +180,7 @@ struct LtMatmul::Impl {
     if (operands.aux != nullptr) {
       set(made.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, gemm.ld_aux);
     }
+    if (gemm.fast_sums) set(made.description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     set_pointers(made, operands);
 
     const auto layout = [](Layout& out, cudaDataType_t of, int64_t rows, int64_t columns,
@@ -180,9 +191,10 @@ struct LtMatmul::Impl {
     };
     // As stored, before op().
     const bool tf = gemm.transpose_first, ts = gemm.transpose_second;
-    layout(made.first, type, tf ? gemm.k : gemm.rows, tf ? gemm.rows : gemm.k, gemm.ld_first);
-    layout(made.second, type, ts ? gemm.columns : gemm.k, ts ? gemm.k : gemm.columns,
-           gemm.ld_second);
+    layout(made.first, type_of(gemm.first_type), tf ? gemm.k : gemm.rows, tf ? gemm.rows : gemm.k,
+           gemm.ld_first);
+    layout(made.second, type_of(gemm.second_type), ts ? gemm.columns : gemm.k,
+           ts ? gemm.k : gemm.columns, gemm.ld_second);
     layout(made.result, result, gemm.rows, gemm.columns, gemm.ld_result);
 
     Preference preference;
@@ -214,11 +226,11 @@ struct LtMatmul::Impl {
 LtMatmul::LtMatmul() : impl_(std::make_unique<Impl>()) {}
 LtMatmul::~LtMatmul() = default;
 
-bool LtMatmul::has(const LtGemm& gemm, const Operands& operands) {
+bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
   return impl_->prepared(gemm, operands).there;
 }
 
-void LtMatmul::run(const LtGemm& gemm, const Operands& operands, cudaStream_t stream) {
+void LtMatmul::run(const LtGemm& gemm, const LtOperands& operands, cudaStream_t stream) {
   const Prepared& prepared = impl_->prepared(gemm, operands);
   if (!prepared.there) check(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
   set_pointers(prepared, operands);

@@ -18,16 +18,9 @@ class LtMatmul {
   LtMatmul(const LtMatmul&) = delete;
   LtMatmul& operator=(const LtMatmul&) = delete;
 
-  struct Operands {
-    const void* first;
-    const void* second;
-    void* result;
-    const void* bias;  // or null
-    void* aux;         // or null
-  };
   // Whether cuBLASLt has an algorithm for it. Asked once for a form, shape and alignment.
-  bool has(const LtGemm& gemm, const Operands& operands);
-  void run(const LtGemm& gemm, const Operands& operands, CUstream_st* stream);
+  bool has(const LtGemm& gemm, const LtOperands& operands);
+  void run(const LtGemm& gemm, const LtOperands& operands, CUstream_st* stream);
 
   static std::string version();  // "13.1.0"
 

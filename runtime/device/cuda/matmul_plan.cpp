@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/device/float8_matmul.h"
+
 namespace mtl::cuda {
 
 namespace {
@@ -30,9 +32,12 @@ std::string misfit(const Matmul& args) {
     return fmt::format("matmul of [{}, {}] by [{}, {}] into [{}, {}]: the shapes do not fit", m,
                        shape.k, k_of_b, n, shape.m, shape.n);
   }
-  const DType type = args.a.dtype;
-  if (!is_compute_type(type) || args.b.dtype != type ||
-      (args.c.dtype != type && args.c.dtype != DType::f32)) {
+  // FP8 stands beside bf16.
+  const DType type = is_float8_matmul(args) ? DType::bf16 : args.a.dtype;
+  if (is_float8_matmul(args)) {
+    if (std::string what = float8_misfit(args); !what.empty()) return what;
+  } else if (!is_compute_type(type) || args.b.dtype != type ||
+             (args.c.dtype != type && args.c.dtype != DType::f32)) {
     return "matmul of unsupported element types";
   }
   if (args.bias) {
@@ -58,7 +63,9 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
   const bool gelu_grad = args.epilogue == Epilogue::gelu_grad;
   MatmulPlan plan;
   LtGemm& gemm = plan.gemm;
-  gemm.type = args.a.dtype;
+  gemm.first_type = args.b.dtype;
+  gemm.second_type = args.a.dtype;
+  gemm.fast_sums = args.a.dtype == DType::f8_e4m3 && args.b.dtype == DType::f8_e4m3;
   gemm.result_type = args.c.dtype;
   gemm.rows = shape.n;
   gemm.columns = shape.m;
@@ -113,7 +120,13 @@ void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps) 
   if (plan.into != MatmulPlan::Into::wide) {
     void* const aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr;
     const Tensor& result = plan.into == MatmulPlan::Into::aux ? args.aux : args.c;
-    steps.gemm(plan.gemm, args.b.data, args.a.data, result.data, bias, aux);
+    steps.gemm(plan.gemm, {.first = args.b.data,
+                           .second = args.a.data,
+                           .result = result.data,
+                           .bias = bias,
+                           .aux = aux,
+                           .scale_first = args.scale_b.data,
+                           .scale_second = args.scale_a.data});
     if (plan.add_bias) steps.add_bias(result, args.bias, result, false);
   } else {
     for (int64_t first = 0; first < shape.m; first += plan.slice_rows) {
@@ -123,7 +136,12 @@ void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps) 
       const void* const a = static_cast<const char*>(args.a.data) +
                             first * (args.transpose_a ? 1 : shape.k) * bytes_of(args.a.dtype);
       const Tensor wide = steps.wide(slice.columns, shape.n);
-      steps.gemm(slice, args.b.data, a, wide.data, bias, nullptr);
+      steps.gemm(slice, {.first = args.b.data,
+                         .second = a,
+                         .result = wide.data,
+                         .bias = bias,
+                         .scale_first = args.scale_b.data,
+                         .scale_second = args.scale_a.data});
       const Tensor rows(sum.slice(first * shape.n, slice.columns * shape.n).data, sum.dtype,
                         {slice.columns, shape.n});
       steps.add_bias(wide, args.bias, rows, plan.add_before);

@@ -23,8 +23,8 @@ enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu };
 
 // D[rows, columns] = op(first)[rows, k] op(second)[k, columns] + beta D, all column-major.
 struct LtGemm {
-  DType type = DType::f32;         // of first and second
-  DType result_type = DType::f32;  // of D
+  DType first_type = DType::f32, second_type = DType::f32;  // they differ in FP8 only
+  DType result_type = DType::f32;                           // of D
   int64_t rows = 0, columns = 0, k = 0;
   bool transpose_first = false, transpose_second = false;
   int64_t ld_first = 0, ld_second = 0, ld_result = 0;
@@ -32,7 +32,24 @@ struct LtGemm {
   LtEpilogue epilogue = LtEpilogue::none;
   DType bias_type = DType::f32;
   int64_t ld_aux = 0;
+  // FP8: sums that stay in the tensor cores, with 13 bits behind the leading one, instead of going
+  // to f32 every few steps of k. For forward alone: its error is far below that of the rounded
+  // operands, while gradients sum over tokens, where small terms meet large sums (as Transformer
+  // Engine's Float8CurrentScaling has it).
+  bool fast_sums = false;
   bool operator==(const LtGemm&) const = default;
+};
+
+// What a product is made of, as stored: `bias` and `aux` may be null, the scales (f32, on the
+// device) are null but with FP8.
+struct LtOperands {
+  const void* first;
+  const void* second;
+  void* result;
+  const void* bias = nullptr;
+  void* aux = nullptr;
+  const void* scale_first = nullptr;
+  const void* scale_second = nullptr;
 };
 
 struct MatmulPlan {
@@ -59,9 +76,7 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse);
 class MatmulSteps {
  public:
   virtual ~MatmulSteps() = default;
-  // `bias` and `aux` may be null.
-  virtual void gemm(const LtGemm& gemm, const void* first, const void* second, void* result,
-                    const void* bias, void* aux) = 0;
+  virtual void gemm(const LtGemm& gemm, const LtOperands& operands) = 0;
   // f32 [rows, columns], until the next call.
   virtual Tensor wide(int64_t rows, int64_t columns) = 0;
   // to = (accumulate ? to : 0) + from + bias; `from` f32, may be `to`.

@@ -51,6 +51,11 @@ Diagnostic index_refusal(int index, int count, bool mig, const char* visible);
 std::string capability_refusal(const std::string& name, int major, int minor,
                                std::span<const int> built);
 
+// Whether the tensor cores of such a device know FP8: Ada's (8.9) and Hopper's and newer.
+constexpr bool multiplies_float8(int major, int minor) {
+  return major > 8 || (major == 8 && minor >= 9);
+}
+
 struct MemoryFacts {
   std::string name;  // of the device
   bool mig = false;

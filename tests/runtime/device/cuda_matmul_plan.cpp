@@ -24,6 +24,9 @@ double value_at(DType dtype, const void* data, int64_t i) {
       return static_cast<double>(float_of_bf16(static_cast<const uint16_t*>(data)[at]));
     case DType::f16:
       return static_cast<double>(float_of_f16(static_cast<const uint16_t*>(data)[at]));
+    case DType::f8_e4m3:
+    case DType::f8_e5m2:
+      return float8_value(dtype, static_cast<const uint8_t*>(data)[at]);
     default:
       return static_cast<double>(static_cast<const float*>(data)[at]);
   }
@@ -55,8 +58,8 @@ double gelu_slope(double x) {
 // cuBLASLt as its documentation describes it.
 class HostSteps final : public cuda::MatmulSteps {
  public:
-  void gemm(const LtGemm& g, const void* first, const void* second, void* result, const void* bias,
-            void* aux) override {
+  void gemm(const LtGemm& g, const cuda::LtOperands& operands) override {
+    const auto& [first, second, result, bias, aux, scale_first, scale_second] = operands;
     const bool with_bias =
         g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
     const bool with_aux = g.epilogue == LtEpilogue::gelu_aux ||
@@ -68,7 +71,25 @@ class HostSteps final : public cuda::MatmulSteps {
     REQUIRE(g.ld_first >= (g.transpose_first ? g.k : g.rows));
     REQUIRE(g.ld_second >= (g.transpose_second ? g.columns : g.k));
     REQUIRE(g.ld_result >= g.rows);
-    REQUIRE((g.result_type == g.type || g.result_type == DType::f32));
+    double scale = 1;
+    if (is_float8(g.first_type)) {
+      // FP8: the "TN" form, 16 bytes, and not two operands of E5M2.
+      REQUIRE(g.transpose_first);
+      REQUIRE(!g.transpose_second);
+      REQUIRE(is_float8(g.second_type));
+      REQUIRE((g.first_type == DType::f8_e4m3 || g.second_type == DType::f8_e4m3));
+      for (const int64_t of16 : {g.rows, g.columns, g.k, g.ld_first, g.ld_second}) {
+        REQUIRE(of16 % 16 == 0);
+      }
+      REQUIRE((g.result_type == DType::bf16 || g.result_type == DType::f32));
+      CHECK(g.fast_sums == (g.first_type == g.second_type));
+      scale = value_at(DType::f32, scale_first, 0) * value_at(DType::f32, scale_second, 0);
+    } else {
+      REQUIRE(g.first_type == g.second_type);
+      REQUIRE((g.result_type == g.first_type || g.result_type == DType::f32));
+      REQUIRE(scale_first == nullptr);
+      CHECK(!g.fast_sums);
+    }
     if (with_bias) REQUIRE(g.bias_type == g.result_type);
     if (with_aux) {
       REQUIRE(g.ld_aux % 8 == 0);
@@ -84,8 +105,9 @@ class HostSteps final : public cuda::MatmulSteps {
           const int64_t a = g.transpose_first ? p + row * g.ld_first : row + p * g.ld_first;
           const int64_t b =
               g.transpose_second ? column + p * g.ld_second : p + column * g.ld_second;
-          sum += value_at(g.type, first, a) * value_at(g.type, second, b);
+          sum += value_at(g.first_type, first, a) * value_at(g.second_type, second, b);
         }
+        sum *= scale;
         const int64_t at = row + column * g.ld_result;
         if (g.add) sum += value_at(g.result_type, result, at);
         if (with_bias) sum += value_at(g.bias_type, bias, row);
@@ -116,12 +138,15 @@ class HostSteps final : public cuda::MatmulSteps {
   std::vector<float> wide_;
 };
 
+// FP8: `in` is A's type, `b` B's.
 struct Form {
   int64_t m, n, k;
   bool ta = false, tb = false, accumulate = false;
   DType in = DType::f32, out = DType::f32;
   int bias = 0;  // 0 none, 1 f32, 2 16 bits
   Epilogue epilogue = Epilogue::none;
+  DType b = DType::u8;  // u8: as `in`
+  DType type_of_b() const { return b == DType::u8 ? in : b; }
 };
 
 // Tensors of a form, random, with a Matmul over them.
@@ -129,9 +154,11 @@ struct Problem {
   explicit Problem(const Form& f)
       : random(static_cast<unsigned>(f.m * 131 + f.n * 17 + f.k)),
         a(f.in, {f.ta ? f.k : f.m, f.ta ? f.m : f.k}),
-        b(f.in, {f.tb ? f.n : f.k, f.tb ? f.k : f.n}),
+        b(f.type_of_b(), {f.tb ? f.n : f.k, f.tb ? f.k : f.n}),
         c(f.out, {f.m, f.n}),
         aux(f.out, {f.m, f.n}),
+        scale_a(DType::f32, {1}),
+        scale_b(DType::f32, {1}),
         bias(f.bias == 2 ? (f.in == DType::f16 ? DType::f16 : DType::bf16) : DType::f32, {f.n}) {
     a.randomize(random);
     b.randomize(random);
@@ -147,9 +174,16 @@ struct Problem {
     if (f.bias != 0) args.bias = bias.view;
     args.epilogue = f.epilogue;
     if (f.epilogue != Epilogue::none) args.aux = aux.view;
+    scale_a.set(0, 0.7);
+    scale_b.set(0, 1.3);
+    if (!is_float8(f.in)) return;
+    args.scale_a = scale_a.view;
+    args.scale_b = scale_b.view;
   }
+  // What a product is multiplied by.
+  double scale() const { return args.scale_a ? scale_a[0] * scale_b[0] : 1; }
   std::mt19937 random;
-  Held a, b, c, aux, bias;
+  Held a, b, c, aux, scale_a, scale_b, bias;
   Matmul args;
 };
 
@@ -185,6 +219,7 @@ void check_plan(const Form& f, Fuse fuse) {
       for (int64_t q = 0; q < f.k; ++q) {
         sum += p.a[f.ta ? q * f.m + i : i * f.k + q] * p.b[f.tb ? j * f.k + q : q * f.n + j];
       }
+      sum *= p.scale();
       // The product, what it is added to and the bias are each f32 at least once on the way.
       double size = std::abs(sum);
       if (f.accumulate) size += std::abs(before[static_cast<size_t>(at)]);
@@ -269,6 +304,44 @@ TEST_CASE("cuda matmul: plans with GELU and its gradient") {
   }
 }
 
+TEST_CASE("cuda matmul: plans of FP8 of every kind that training asks for") {
+  const DType e4m3 = DType::f8_e4m3, e5m2 = DType::f8_e5m2;
+  for (const auto& [m, n, k] : {std::tuple(16, 16, 16), std::tuple(48, 32, 16)}) {
+    for (const auto& [a, b] :
+         {std::pair(e4m3, e4m3), std::pair(e5m2, e4m3), std::pair(e4m3, e5m2)}) {
+      for (const DType out : {DType::bf16, DType::f32}) {
+        for (const bool accumulate : {false, true}) {
+          for (const int bias : {0, 1, 2}) {
+            Form form{m, n, k, false, true, accumulate, a, out, bias};
+            form.b = b;
+            check_all(form);
+            if (accumulate) continue;
+            form.epilogue = Epilogue::gelu;
+            check_all(form);
+            form.epilogue = Epilogue::gelu_grad;
+            check_all(form);
+          }
+        }
+      }
+    }
+  }
+  // One call each: forward with its bias, the gradients of input and weight.
+  const auto plan_of = [](Form form, DType b) {
+    form.b = b;
+    const Problem p(form);
+    REQUIRE(cuda::misfit(p.args).empty());
+    return cuda::plan_matmul(p.args, Fuse::all);
+  };
+  const MatmulPlan forward = plan_of({64, 48, 32, false, true, false, e4m3, DType::bf16, 2}, e4m3);
+  CHECK(forward.bias_in_gemm);
+  CHECK(forward.gemm.fast_sums);
+  const MatmulPlan weight = plan_of({64, 48, 32, false, true, true, e5m2, DType::f32}, e4m3);
+  CHECK(weight.gemm.add);
+  CHECK_FALSE(weight.gemm.fast_sums);
+  CHECK(weight.gemm.first_type == e4m3);
+  CHECK(weight.gemm.second_type == e5m2);
+}
+
 TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
   // 64 rows of 128 Ki columns fill what a slice may take.
   const Form form{130, 131'072, 2, false, false, true, DType::bf16, DType::bf16, 1};
@@ -311,7 +384,8 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
   // A linear layer with a bias, its GELU, the gradient of both, of its input and of its weight.
   const MatmulPlan layer = plan_of({64, 48, 32, false, true, false, bf16, bf16, 2});
   CHECK(is_one_call(layer));
-  CHECK(layer.gemm == LtGemm{.type = bf16,
+  CHECK(layer.gemm == LtGemm{.first_type = bf16,
+                             .second_type = bf16,
                              .result_type = bf16,
                              .rows = 48,
                              .columns = 64,
