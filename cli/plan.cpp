@@ -248,7 +248,8 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   const int gpus = world ? *world : base.world;
   const Cluster cluster = machines_given(wanted.machines, plan.compute, gpus);
   const Workload work = workload_of(plan);
-  const Tuning tuning = tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here});
+  const Tuning tuning =
+      tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .fp8 = plan.float8.on});
   std::optional<Forecast> given;
   if (!world) {
     given = forecast(work, layout_of_run(base.checked), cluster, software_mtl(), true);

@@ -117,7 +117,7 @@ std::string plan_text(const Plan& plan, int columns) {
                               count_of(plan.micro_batch, "sequence"), steps));
     text += phase_table(plan);
   }
-  line("precision", precision_words(plan.compute));
+  line("precision", precision_words(plan));
   line("optimizer", optimizer_words(plan));
   if (sizes[Axis::dp] > 1) line("gradients", bucket_words(plan));
   line("recompute", recompute_words(plan.recompute));

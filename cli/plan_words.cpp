@@ -87,10 +87,16 @@ std::string grid_words(const Grid& grid) {
   return count_of(grid.world(), "rank") + (product.empty() ? "" : " = " + product);
 }
 
-std::string precision_words(DType compute) {
-  if (compute == DType::f32) return "fp32";
-  return fmt::format("{}; master weights, gradients and optimizer in fp32{}", compute_name(compute),
-                     compute == DType::f16 ? ", dynamic loss scaling" : "");
+std::string precision_words(const Plan& plan) {
+  if (plan.compute == DType::f32) return "fp32";
+  std::string words = compute_name(plan.compute);
+  if (plan.float8.on) {
+    words = fmt::format("fp8 in the linears of {} of {}, else bf16",
+                        plan.model.layers - plan.float8.first - plan.float8.last,
+                        count_of(plan.model.layers, "layer"));
+  }
+  return fmt::format("{}; master weights, gradients and optimizer in fp32{}", words,
+                     plan.compute == DType::f16 ? ", dynamic loss scaling" : "");
 }
 
 std::string optimizer_words(const Plan& plan) {

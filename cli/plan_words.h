@@ -17,7 +17,7 @@ std::string blocks_words(const ModelShape& model);
 std::string grid_words(const Grid& grid);
 // "tensor", "pipeline".
 const char* axis_word(Axis axis);
-std::string precision_words(DType compute);
+std::string precision_words(const Plan& plan);
 std::string optimizer_words(const Plan& plan);
 // How gradients travel between replicas; only with dp > 1.
 std::string bucket_words(const Plan& plan);

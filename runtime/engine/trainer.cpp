@@ -53,6 +53,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_{device,      tensor_parallel_, plan.model,     arena_,
                parameters_, plan.recompute,   spec.train.seed},
+      float8_(context_, stage_.chunks),
       tied_(device, arena_, parameters_,
             vocab_shard(plan.model, tensor_parallel_.size(), tensor_parallel_.rank())),
       reducer_(plan, stage_, groups_, tensor_queue_, data_queue_, arena_.tensor("grads"),
@@ -62,6 +63,14 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       first_key_(arena_.find("first_key")),
       position_ids_(arena_.find("position_ids")) {
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
+  if (plan.float8.on && !device.has_float8()) {
+    throw Error(
+        Exit::environment,
+        {.code = "gpu.float8",
+         .what = fmt::format("precision.dtype fp8: {} multiplies no FP8", device.description()),
+         .help = "use precision.dtype=bf16; FP8 is there from compute capability 8.9 on "
+                 "(H100, H200, L40, RTX 4090 and newer)"});
+  }
   if (const Tensor table = arena_.find_tensor("rope")) {
     device.copy_from_host(table, rope_table(plan.model).data());
   }
@@ -112,6 +121,7 @@ void Trainer::initialise() {
 
 void Trainer::weights_changed() {
   optimizer_.refresh_weights();
+  float8_.changed();
 }
 
 nlohmann::json Trainer::progress() const {
@@ -251,7 +261,9 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
                      true);
         }
         chunk.forward(pass, [&](int64_t layer) {
-          if (in.micro_batch == 0) optimizer_.require(in.chunk, layer);
+          if (in.micro_batch != 0) return;
+          optimizer_.require(in.chunk, layer);
+          float8_.prepare(layer);
         });
         if (chunk.range().head) add_losses(chunk, pass, pass.accumulate);
         forwarded = in;
@@ -359,6 +371,7 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
                      .weight_decay = weight_decay(spec_, plan_.steps, updates_),
                      .factor = gradient_factor(),
                      .step = updates_ + 1});
+  float8_.changed();
   if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
   read(step, result);  // the step's only wait
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
@@ -395,6 +408,7 @@ StepResult Trainer::gradients(int64_t step, const Samples& samples) {
 
 double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   optimizer_.require_all();
+  float8_.prepare_all();
   int64_t windows = samples.size();
   if (wanted > 0) windows = std::min(windows, wanted);
   const int64_t replicas = plan_.grid.sizes()[Axis::dp], replica = coord_[Axis::dp];

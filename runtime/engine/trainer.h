@@ -22,6 +22,7 @@
 #include "runtime/engine/stage_links.h"
 #include "runtime/engine/tied_embedding.h"
 #include "runtime/model/chunk.h"
+#include "runtime/model/float8_weights.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {
@@ -153,6 +154,7 @@ class Trainer {
   TensorParallel tensor_parallel_;
   BlockContext context_;
   std::vector<Chunk> chunks_;
+  Float8Weights float8_;
   TiedEmbedding tied_;
   GradientReducer reducer_;
   Optimizer optimizer_;

@@ -1,31 +1,97 @@
 #include "runtime/model/linear.h"
 
+#include <utility>
+
+#include "runtime/plan/float8.h"
+
 namespace mtl {
 
 Linear::Linear(const BlockContext& context, int64_t layer, const std::string& slot)
     : device_(context.device),
       weight_(context.parameters.find(layer, slot + ".weight")),
-      bias_(context.parameters.find(layer, slot + ".bias")) {}
+      bias_(context.parameters.find(layer, slot + ".bias")) {
+  const std::string name = layer_buffer(layer, slot.c_str());
+  float8_.forward = context.arena.find_tensor(name + kFloat8Forward);
+  if (!float8_) return;
+  float8_.backward = context.arena.tensor(name + kFloat8Backward);
+  float8_.inverse = context.arena.tensor(name + kFloat8Inverse);
+  float8_.x = context.arena.tensor("fp8.x");
+  float8_.dy = context.arena.tensor("fp8.dy");
+  float8_.dy_by_column = context.arena.tensor("fp8.dy_by_column");
+  float8_.numbers = context.arena.tensor("fp8.numbers");
+}
+
+namespace {
+
+// The beginning of scratch memory as a matrix.
+Tensor as_matrix(Tensor scratch, int64_t rows, int64_t cols) {
+  return Tensor(scratch.slice(0, rows * cols).data, scratch.dtype, {rows, cols});
+}
+
+// Of "fp8.numbers": the largest value and the inverse scale of x, then of dy.
+enum Number : int64_t { kInputAmax, kInputInverse, kOutputAmax, kOutputInverse };
+
+}  // namespace
+
+Tensor Linear::number(int64_t which) const {
+  return float8_.numbers.slice(which, 1);
+}
+
+Tensor Linear::round_input(Tensor x, bool by_column) const {
+  const int64_t rows = x.rows(), cols = x.cols();
+  const Tensor rounded = by_column ? as_matrix(float8_.x, cols, rows)  //
+                                   : as_matrix(float8_.x, rows, cols);
+  device_.amax(x, number(kInputAmax));
+  device_.quantize({.x = x,
+                    .amax = number(kInputAmax),
+                    .y = by_column ? Tensor() : rounded,
+                    .transposed = by_column ? rounded : Tensor(),
+                    .inverse = number(kInputInverse)});
+  return rounded;
+}
 
 void Linear::forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue, Tensor aux) const {
-  device_.matmul({.a = x,
-                  .b = weight_.weight,
-                  .c = y,
-                  .transpose_b = weight_.out_in,
-                  .bias = bias,
-                  .epilogue = epilogue,
-                  .aux = aux});
+  Matmul product{.a = x,
+                 .b = weight_.weight,
+                 .c = y,
+                 .transpose_b = weight_.out_in,
+                 .bias = bias,
+                 .epilogue = epilogue,
+                 .aux = aux};
+  if (float8_) {
+    product.a = round_input(x, false);
+    product.b = float8_.forward;
+    product.transpose_b = true;
+    product.scale_a = number(kInputInverse);
+    product.scale_b = float8_.inverse;
+  }
+  device_.matmul(product);
 }
 
 void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
                             bool accumulate) const {
-  device_.matmul({.a = dy,
-                  .b = weight_.weight,
-                  .c = dx,
-                  .transpose_b = !weight_.out_in,
-                  .accumulate = accumulate,
-                  .epilogue = epilogue,
-                  .aux = aux});
+  Matmul product{.a = dy,
+                 .b = weight_.weight,
+                 .c = dx,
+                 .transpose_b = !weight_.out_in,
+                 .accumulate = accumulate,
+                 .epilogue = epilogue,
+                 .aux = aux};
+  if (float8_) {
+    const int64_t rows = dy.rows(), cols = dy.cols();
+    product.a = as_matrix(float8_.dy, rows, cols);
+    device_.amax(dy, number(kOutputAmax));
+    device_.quantize({.x = dy,
+                      .amax = number(kOutputAmax),
+                      .y = product.a,
+                      .transposed = as_matrix(float8_.dy_by_column, cols, rows),
+                      .inverse = number(kOutputInverse)});
+    product.b = float8_.backward;
+    product.transpose_b = true;
+    product.scale_a = number(kOutputInverse);
+    product.scale_b = float8_.inverse;
+  }
+  device_.matmul(product);
 }
 
 void Linear::backward_weight_of_nothing(bool accumulate) const {
@@ -35,11 +101,21 @@ void Linear::backward_weight_of_nothing(bool accumulate) const {
 }
 
 void Linear::backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const {
-  device_.matmul({.a = weight_.out_in ? dy : x,
-                  .b = weight_.out_in ? x : dy,
-                  .c = weight_.grad,
-                  .transpose_a = true,
-                  .accumulate = accumulate});
+  Matmul product{.a = dy, .b = x, .c = weight_.grad, .accumulate = accumulate};
+  if (float8_) {
+    product.a = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows());
+    product.b = round_input(x, true);
+    product.transpose_b = true;
+    product.scale_a = number(kOutputInverse);
+    product.scale_b = number(kInputInverse);
+  } else {
+    product.transpose_a = true;
+  }
+  if (!weight_.out_in) {
+    std::swap(product.a, product.b);
+    std::swap(product.scale_a, product.scale_b);
+  }
+  device_.matmul(product);
   if (bias_) device_.bias_grad(bias_dy, bias_.grad, accumulate);
 }
 

@@ -2,6 +2,11 @@
 // [out, in] (torch's Linear, Llama). Column-parallel: the rank holds out/tp columns, the output is
 // local. Row-parallel: it holds in/tp rows, and the caller sums the outputs over TP and adds the
 // bias afterwards (Megatron-LM, arXiv 1909.08053).
+//
+// Where the memory plan has FP8 copies of the weight (plan/float8.h, float8_weights.h), the three
+// products are made in FP8, of operands that are rounded on the way: E4M3 for x and W, E5M2 for dy.
+// Then backward_weight follows backward_input of the same dy, whose copy it uses, with no other
+// linear between the two.
 #pragma once
 
 #include "runtime/model/context.h"
@@ -28,6 +33,19 @@ class Linear {
   Device& device_;
   Parameter weight_;
   Parameter bias_;
+
+  // x in FP8 in the scratch memory, as [rows, cols] or [cols, rows].
+  Tensor round_input(Tensor x, bool by_column) const;
+  // One of `numbers`.
+  Tensor number(int64_t which) const;
+  struct Float8Copies {
+    Tensor forward, backward;    // of the weight: [out, in] and [in, out]
+    Tensor inverse;              // of the weight's scale, f32 [1]
+    Tensor x, dy, dy_by_column;  // scratch of all linears
+    Tensor numbers;              // f32 [4], of x and dy
+    explicit operator bool() const { return static_cast<bool>(forward); }
+  };
+  Float8Copies float8_;
 };
 
 }  // namespace mtl

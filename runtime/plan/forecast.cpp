@@ -28,7 +28,6 @@ std::vector<std::string> not_run_here(const LayoutChoice& layout) {
   if (layout.cp > 1) parts.emplace_back("context parallelism");
   if (layout.ep > 1) parts.emplace_back("expert parallelism");
   if (layout.zero > 1) parts.push_back(fmt::format("ZeRO-{}", layout.zero));
-  if (layout.fp8) parts.emplace_back("fp8");
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
   return parts;
 }
@@ -367,6 +366,7 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.zero = plan.stages.front().layout.shards > 1 ? 1 : 0;
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;
+  layout.fp8 = plan.float8.on;
   const int stages = layout.pp;
   layout.layers_of_virtual.assign(static_cast<size_t>(stages * layout.chunks), 0);
   for (int stage = 0; stage < stages; ++stage) {

@@ -1,5 +1,5 @@
 // How long a step would take and what it would need, from arithmetic alone: the layout may be any,
-// also one that this engine does not run (context and expert parallelism, ZeRO-2 and 3, fp8), on a
+// also one that this engine does not run (context and expert parallelism, ZeRO-2 and 3), on a
 // cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
 //
 // What is exact: FLOPs, bytes on links, memory of layouts that the engine runs (within alignment).

@@ -116,6 +116,11 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Sizes&
   }
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
+  if (layout.fp8) {
+    // x, and dy in both orientations, of the widest linears.
+    always +=
+        d.n * (std::max({d.h, d.context, d.ffn}) + 2 * std::max({d.qkv, d.h, d.parts * d.ffn}));
+  }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
   double mlp = d.rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
   if (model.activation == Activation::swiglu) mlp += d.rows * d.ffn * d.e;
@@ -181,7 +186,15 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
       one.gradients = 4 * (layout.zero >= 2 ? divided(true) + layer.sum() : params.sum());
       one.optimizer = (4 * moments + (f32 ? 0 : 4)) * owned;
     }
-    if (layout.fp8) one.weights += fsdp || software.torch_fsdp ? 2 * layer.sum() : params.sum();
+    // A copy in each orientation, of a unit's layers or of all.
+    if (layout.fp8) {
+      double layers = 1;
+      if (!fsdp && !software.torch_fsdp) {
+        layers = 0;
+        for (const ChunkRange& chunk : held) layers += static_cast<double>(chunk.layers);
+      }
+      one.weights += 2 * layers * layer.sum();
+    }
     if (model.tie_embeddings && embedding && head) {
       const double rows = std::min(d.vocab, d.n * micro_batches);
       one.gradients += rows * (d.h * 4 + 4);

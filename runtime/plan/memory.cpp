@@ -128,6 +128,38 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   return list;
 }
 
+// FP8 copies of weights, and where operands lie on their way into products. None for generation,
+// which is in f32.
+void add_float8_weights(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
+  const std::vector<LocalLinear> linears = float8_linears(shape, needs.seq, needs.tp);
+  const auto count = static_cast<int64_t>(linears.size());
+  for (const ChunkRange& chunk : needs.chunks) {
+    for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+      if (count == 0 || !needs.float8.holds(shape, layer)) continue;
+      for (const LocalLinear& linear : linears) {
+        const std::string name = layer_buffer(layer, linear.slot);
+        arena.add(name + kFloat8Forward, DType::f8_e4m3, {linear.out, linear.in});
+        arena.add(name + kFloat8Backward, DType::f8_e4m3, {linear.in, linear.out});
+        arena.add(name + kFloat8Inverse, DType::f32, {1});
+      }
+      arena.add(layer_buffer(layer, kFloat8Amax), DType::f32, {count});
+    }
+  }
+}
+
+void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
+  int64_t in = 0, out = 0;
+  for (const LocalLinear& linear : float8_linears(shape, needs.seq, needs.tp)) {
+    in = std::max(in, linear.in);
+    out = std::max(out, linear.out);
+  }
+  if (!needs.float8.on || in == 0) return;
+  arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
+  arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
+  arena.add("fp8.dy_by_column", DType::f8_e5m2, {out, needs.tokens()});
+  arena.add("fp8.numbers", DType::f32, {4});
+}
+
 void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
   const Dims d(shape, needs);
   arena.add("targets", DType::i32, {d.n});
@@ -223,6 +255,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("row_ranges", DType::u8, {static_cast<int64_t>(table_rows) * kRangeBytes});
   arena.add("pieces", DType::u8, {static_cast<int64_t>(layout.params.size()) * kPieceBytes});
   arena.add("loss_sum", DType::f64, {StepSums::kAll});
+  add_float8_scratch(arena, shape, needs);
   const int64_t phases = arena.at();
   if (head) {
     arena.add("logits", compute, {d.n, d.vocab});
@@ -279,6 +312,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
   };
   int64_t from = begin(MemoryCategory::weights);
   arena.add("weights", needs.compute, {layout.total});
+  if (needs.training) add_float8_weights(arena, shape, needs);
   arena.count(from);
   if (needs.training) {
     from = begin(MemoryCategory::gradients);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "runtime/plan/float8.h"
 #include "runtime/plan/model_shape.h"
 #include "runtime/plan/param_layout.h"
 #include "runtime/plan/pipeline.h"
@@ -58,6 +59,7 @@ struct MemoryNeeds {
   int tp = 1;
   bool sequence_parallel = false;
   DType compute = DType::f32;
+  Float8 float8 = {};
   OptimizerKind optimizer = OptimizerKind::adamw;
   Recompute recompute = {};
   bool training = true;       // false = generation: no gradients, optimizer or backward

@@ -73,6 +73,12 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         "precision.dtype is not fp16");
   check("precision.loss_scale.window", fp16, scale.window, built_in.precision.loss_scale.window,
         "precision.dtype is not fp16");
+  const bool fp8 = spec.precision.dtype == "fp8";
+  const char* const no_fp8 = "precision.dtype is not fp8";
+  check("precision.fp8.bf16_first_layers", fp8, spec.precision.fp8.bf16_first_layers,
+        built_in.precision.fp8.bf16_first_layers, no_fp8);
+  check("precision.fp8.bf16_last_layers", fp8, spec.precision.fp8.bf16_last_layers,
+        built_in.precision.fp8.bf16_last_layers, no_fp8);
 }
 
 }  // namespace mtl

@@ -28,7 +28,7 @@ OptimizerKind optimizer_kind(const std::string& type) {
 }
 
 DType compute_type(const std::string& dtype) {
-  if (dtype == "bf16") return DType::bf16;
+  if (dtype == "bf16" || dtype == "fp8") return DType::bf16;
   return dtype == "fp16" ? DType::f16 : DType::f32;
 }
 
@@ -94,6 +94,32 @@ void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
                "train.micro_batch, or fewer micro-batches per step"});
 }
 
+// A linear that FP8 does not take stays in bf16: no error, since the run is right, only slower.
+void warn_of_bf16_linears(const Plan& plan, int tp, const ResolvedSpec& resolved,
+                          Diagnostics& diagnostics) {
+  if (!plan.float8.on) return;
+  const std::vector<LocalLinear> all = layer_linears(plan.model, tp);
+  const std::vector<LocalLinear> fit = float8_linears(plan.model, plan.seq, tp);
+  if (fit.size() == all.size()) return;
+  std::string which;
+  for (const LocalLinear& linear : all) {
+    const bool fits = std::any_of(fit.begin(), fit.end(), [&](const LocalLinear& one) {
+      return std::string_view(one.slot) == linear.slot;
+    });
+    if (fits) continue;
+    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ", linear.slot, linear.in,
+                         linear.out);
+  }
+  diagnostics.add(
+      {.code = "precision.fp8_shape",
+       .what = fmt::format("in bf16 on every layer: {}; fp8 takes multiples of 16 on each rank, of "
+                           "train.seq_len ({}) too",
+                           which, plan.seq),
+       .place = resolved.place_of("precision.dtype"),
+       .help = "use such sizes, or precision.dtype=bf16",
+       .severity = Diagnostic::Severity::warning});
+}
+
 }  // namespace
 
 const char* compute_name(DType compute) {
@@ -136,6 +162,10 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.batch = layout.batch;
   plan.steps = layout.steps;
   plan.compute = compute_type(spec.precision.dtype);
+  plan.float8 = {.on = spec.precision.dtype == "fp8",
+                 .first = spec.precision.fp8.bf16_first_layers,
+                 .last = spec.precision.fp8.bf16_last_layers};
+  warn_of_bf16_linears(plan, layout.sizes[Axis::tp], resolved, diagnostics);
   plan.sequence_parallel = layout.sequence_parallel;
   plan.recompute = recompute_of(spec);
   plan.optimizer = optimizer_kind(spec.optimizer.type);
@@ -169,6 +199,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     needs.tp = layout.sizes[Axis::tp];
     needs.sequence_parallel = plan.sequence_parallel;
     needs.compute = plan.compute;
+    needs.float8 = plan.float8;
     needs.optimizer = plan.optimizer;
     needs.recompute = plan.recompute;
     needs.first_keys = spec.data.reset_attention_at_eod;

@@ -10,6 +10,7 @@
 
 #include "runtime/plan/batch.h"
 #include "runtime/plan/cost.h"
+#include "runtime/plan/float8.h"
 #include "runtime/plan/grid.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
@@ -54,6 +55,7 @@ struct Plan {
   int64_t steps = 0;  // of the whole run
   BatchSchedule batch;
   DType compute = DType::f32;
+  Float8 float8;  // beside bf16
   bool sequence_parallel = false;
   Recompute recompute;
   OptimizerKind optimizer = OptimizerKind::adamw;

@@ -54,6 +54,18 @@ void check_model(const RuleInput& input, RuleBook& book) {
               "experts have no biases, and model.bias is true",
               "set model.bias=false (model.qkv_bias may stay true)");
   }
+  const TrainSpec::Precision& precision = input.spec.precision;
+  if (precision.dtype == "fp8") {
+    book.rule("precision.fp8_experts", "precision.dtype", model.experts == 0,
+              "precision.dtype fp8 has no products for experts, whose rows are as many as tokens "
+              "happen to choose them",
+              "use precision.dtype=bf16");
+    const int64_t kept = precision.fp8.bf16_first_layers + precision.fp8.bf16_last_layers;
+    book.rule("precision.fp8_layers", "precision.fp8.bf16_last_layers", kept < model.layers,
+              fmt::format("precision.fp8 keeps {} layers in bf16, and the model has {}", kept,
+                          model.layers),
+              "keep fewer in bf16, or use precision.dtype=bf16");
+  }
   book.rule("model.max_seq", "model.max_seq", model.max_seq >= input.spec.train.seq_len,
             fmt::format("model.max_seq {} is shorter than train.seq_len {}", model.max_seq,
                         input.spec.train.seq_len),

@@ -92,6 +92,11 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   for (const ChunkRange& chunk : needs.chunks) {
     if (tp > 1) {
       add_times(traffic[Link::tensor], tensor_per_micro_batch(shape, needs, chunk), micro_batches);
+      // The largest values of weights in FP8, once per step.
+      const int64_t linears = static_cast<int64_t>(float8_linears(shape, needs.seq, tp).size());
+      for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+        if (needs.float8.holds(shape, layer)) traffic[Link::tensor].all_reduce += linears * 4;
+      }
     }
     if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
     if (!chunk.embedding) traffic[Link::gradients].send += micro_batches * stream;

@@ -143,6 +143,7 @@ Section precision_section() {
                "What keeps small gradients of fp16 from becoming 0: the loss is scaled up, and "
                "down "
                "again after an overflow, whose step is skipped."},
+              {"precision.fp8", "What of the linears is in fp8."},
           },
       .rows =
           {
@@ -152,11 +153,15 @@ Section precision_section() {
                    "Type of the computation; master weights and optimizer state are always fp32.",
                .choices = {{"fp32", "single precision"},
                            {"bf16", "bfloat16 with fp32 accumulation"},
-                           {"fp16", "half precision with fp32 accumulation and loss scaling"}},
+                           {"fp16", "half precision with fp32 accumulation and loss scaling"},
+                           {"fp8",
+                            "bf16, but that the linears of the layers multiply 8-bit floats: E4M3, "
+                            "and E5M2 for gradients"}},
                .refused = {{"float16", "fp16", ""},
                            {"half", "fp16", ""},
                            {"f16", "fp16", ""},
-                           {"fp8", "", kNotYet},
+                           {"float8", "fp8", ""},
+                           {"f8", "fp8", ""},
                            {"float32", "fp32", ""},
                            {"float", "fp32", ""},
                            {"f32", "fp32", ""},
@@ -189,12 +194,25 @@ Section precision_section() {
                .doc = "Overflows after which the scale halves.",
                .min = 1,
                .max = kMany},
+              {.key = "precision.fp8.bf16_first_layers",
+               .field = [](TrainSpec& s) -> Field { return &s.precision.fp8.bf16_first_layers; },
+               .doc = "Layers at the start of the model whose linears stay in bf16.",
+               .min = 0,
+               .max = kMany,
+               .known_as = {"num_layers_at_start_in_bf16"}},
+              {.key = "precision.fp8.bf16_last_layers",
+               .field = [](TrainSpec& s) -> Field { return &s.precision.fp8.bf16_last_layers; },
+               .doc = "Layers at the end of the model whose linears stay in bf16.",
+               .min = 0,
+               .max = kMany,
+               .known_as = {"num_layers_at_end_in_bf16"}},
           },
       .unavailable =
           {
               {"precision.grad", "gradients are fp32"},
               {"precision.master", "master weights are fp32"},
-              {"precision.fp8", "the types are fp32, bf16 and fp16"},
+              {"precision.fp8.recipe",
+               "a tensor has one scale, made from what it holds now (tensorwise)"},
           },
   };
 }

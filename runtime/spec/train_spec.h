@@ -104,7 +104,7 @@ struct TrainSpec {
     } eval;
   } train;
   struct Precision {
-    std::string dtype = "fp32";  // fp32 | bf16 | fp16
+    std::string dtype = "fp32";  // fp32 | bf16 | fp16 | fp8
     // Dynamic loss scaling of fp16 (Megatron-LM's DynamicGradScaler).
     struct LossScale {
       double initial = 65536;
@@ -112,6 +112,9 @@ struct TrainSpec {
       int64_t window = 1000;   // steps without overflow after which it doubles
       int64_t hysteresis = 2;  // overflows before it halves
     } loss_scale;
+    struct Fp8 {
+      int64_t bf16_first_layers = 0, bf16_last_layers = 0;  // of the model, that stay in bf16
+    } fp8;
   } precision;
   struct Recompute {
     std::string mode = "none";  // none | selective | full

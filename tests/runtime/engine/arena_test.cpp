@@ -70,6 +70,7 @@ TEST_CASE("a step touches the pages of the planned arena") {
   const Variant variants[] = {
       {"dp 2", {.dp = 2}},
       {"dp 2 bf16", {.dp = 2}, [](TrainSpec& s) { s.precision.dtype = "bf16"; }},
+      {"tp 2 fp8", {.tp = 2}, [](TrainSpec& s) { s.precision.dtype = "fp8"; }},
       {"dp 2 sgd", {.dp = 2}, [](TrainSpec& s) { s.optimizer.type = "sgd"; }},
       {"tp 2 selective", {.tp = 2}, selective},
       {"tp 2 full",

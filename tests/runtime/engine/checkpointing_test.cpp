@@ -134,7 +134,9 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
   };
   for (Run run : {Run{"GPT-2", "fp32", gpt2_spec()},
                   {"GPT-2", "fp16", gpt2_spec()},
-                  {"LLaMA", "bf16", llama_spec()}}) {
+                  {"LLaMA", "bf16", llama_spec()},
+                  {"GPT-2", "fp8", gpt2_spec()},
+                  {"LLaMA", "fp8", llama_spec()}}) {
     run.spec.precision.dtype = run.dtype;
     run.spec.precision.loss_scale.window = 4;  // the scale is part of what is resumed
     for (const Way& way : ways) {

@@ -147,7 +147,8 @@ TEST_CASE("the JSON Schema is draft-07, closed, and complete") {
   CHECK(leaves == spec_keys().size());
   CHECK(schema["required"] == json({"model", "train", "data"}));
   const json& properties = schema["properties"];
-  CHECK(properties["precision"]["properties"]["dtype"]["enum"] == json({"fp32", "bf16", "fp16"}));
+  CHECK(properties["precision"]["properties"]["dtype"]["enum"] ==
+        json({"fp32", "bf16", "fp16", "fp8"}));
   CHECK(properties["model"]["required"] == json({"layers", "hidden", "heads"}));
   CHECK(properties["lr"]["properties"]["max"]["exclusiveMinimum"] == 0);
   CHECK(properties["parallel"]["properties"]["dp"]["default"] == "auto");
@@ -182,7 +183,8 @@ TEST_CASE("the JSON Schema accepts what the reader accepts") {
   CHECK_FALSE(with("parallel", "zero", 2));
   CHECK_FALSE(with("optimizer", "betas", {0.9}));
   CHECK_FALSE(with("optimizer", "betas", {0.9, 1}));
-  CHECK_FALSE(with("precision", "dtype", "fp8"));
+  CHECK_FALSE(with("precision", "dtype", "int8"));
+  CHECK(with("precision", "dtype", "fp8"));
   CHECK(with("parallel", "sp", true));
   CHECK(with("parallel", "bucket_mb", "auto"));
   CHECK(with("parallel", "bucket_mb", 12.5));

@@ -55,6 +55,7 @@ TEST_CASE("every key can be set to what it is not") {
       "precision:\n"
       "  dtype: bf16\n"
       "  loss_scale: {initial: 1024, min: 0.5, window: 2k, hysteresis: 3}\n"
+      "  fp8: {bf16_first_layers: 2, bf16_last_layers: 1}\n"
       "recompute: {mode: full, method: block, layers: 3, modules: [norm, mlp], distribute: true}\n"
       "optimizer: {type: sgd, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0, momentum: "
       "0.5,\n"
@@ -187,6 +188,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.precision.loss_scale.min == 0.5);
   CHECK(s.precision.loss_scale.window == 2000);
   CHECK(s.precision.loss_scale.hysteresis == 3);
+  CHECK(s.precision.fp8.bf16_first_layers == 2);
+  CHECK(s.precision.fp8.bf16_last_layers == 1);
   CHECK(s.recompute.mode == "full");
   CHECK(s.recompute.method == "block");
   CHECK(s.recompute.layers == 3);
@@ -408,7 +411,7 @@ TEST_CASE("one error of each kind, as it is printed") {
       "train:\n"
       "  global_batch: 0\n"
       "  seq_len: 32\n"
-      "precision: {dtype: fp8}\n",
+      "precision: {dtype: int8}\n",
       {.train_yaml = {}, .environment = {{"MTL_TRAIN__STEP", "5"}}, .overrides = {"train.steps"}});
   std::string all;
   for (const Diagnostic& problem : loaded.problems) all += render(problem);
@@ -427,11 +430,11 @@ error[config.range]: train.global_batch cannot be `0`
   6 |   global_batch: 0
     |                 ^
   help: give a whole number from 1 to 1000000000, or auto (`train.accumulate` decides)
-error[config.enum]: precision.dtype cannot be `fp8`: not available in this version
+error[config.enum]: precision.dtype cannot be `int8`
   --> {0}:8:20
-  8 | precision: {{dtype: fp8}}
+  8 | precision: {{dtype: int8}}
     |                    ^
-  help: give one of fp32 or bf16 or fp16
+  help: give one of fp32 or bf16 or fp16 or fp8
 warning[config.environment]: MTL_TRAIN__STEP is not a setting and was ignored
   --> environment variable MTL_TRAIN__STEP
   help: did you mean `MTL_TRAIN__STEPS`?
@@ -496,9 +499,9 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
     CHECK(code_of(setting) == "config.unknown_key");
   }
   for (const char* setting :
-       {"model.activation=geglu", "model.position.type=yarn", "precision.dtype=fp8",
-        "optimizer.type=lion", "lr.schedule=polynomial", "data.tokenizer.type=tiktoken",
-        "recompute.modules=[moe]", "model.position.scaling.type=yarn"}) {
+       {"model.activation=geglu", "model.position.type=yarn", "optimizer.type=lion",
+        "lr.schedule=polynomial", "data.tokenizer.type=tiktoken", "recompute.modules=[moe]",
+        "model.position.scaling.type=yarn"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available") != std::string::npos);
     CHECK(code_of(setting) == "config.enum");
@@ -585,7 +588,7 @@ TEST_CASE("each layer wins over the weaker ones") {
 TEST_CASE("a wrong value is told even where a stronger layer hides it") {
   const Loaded loaded =
       load_more("lr: {warmup: -1}\n", {.train_yaml = {},
-                                       .default_config = {{"precision.dtype", "fp8"}},
+                                       .default_config = {{"precision.dtype", "int8"}},
                                        .default_config_path = "dc.yaml",
                                        .environment = {{"MTL_LR__WARMUP", "x"}},
                                        .overrides = {"lr.warmup=3", "precision.dtype=bf16"}});

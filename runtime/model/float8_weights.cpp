@@ -1,0 +1,65 @@
+#include "runtime/model/float8_weights.h"
+
+#include "runtime/plan/float8.h"
+
+namespace mtl {
+
+Float8Weights::Float8Weights(const BlockContext& context, const std::vector<ChunkRange>& chunks)
+    : context_(context) {
+  for (const ChunkRange& chunk : chunks) {
+    for (int64_t number = chunk.first_layer; number < chunk.end_layer(); ++number) {
+      const Tensor amax = context.arena.find_tensor(layer_buffer(number, kFloat8Amax));
+      if (!amax) continue;
+      Layer layer;
+      layer.amax = amax;
+      for (const LocalLinear& linear : layer_linears(context.shape, context.tp.size())) {
+        const std::string name = layer_buffer(number, linear.slot);
+        const Tensor forward = context.arena.find_tensor(name + kFloat8Forward);
+        if (!forward) continue;
+        const Parameter parameter =
+            context.parameters.find(number, linear.slot + std::string(".weight"));
+        layer.linears.push_back({.weight = parameter.weight,
+                                 .forward = forward,
+                                 .backward = context.arena.tensor(name + kFloat8Backward),
+                                 .inverse = context.arena.tensor(name + kFloat8Inverse),
+                                 .out_in = parameter.out_in});
+      }
+      layers_.emplace(number, std::move(layer));
+    }
+  }
+}
+
+void Float8Weights::changed() {
+  for (auto& [number, layer] : layers_) layer.stale = true;
+}
+
+void Float8Weights::prepare(int64_t number) {
+  const auto found = layers_.find(number);
+  if (found != layers_.end() && found->second.stale) make(found->second);
+}
+
+void Float8Weights::prepare_all() {
+  for (auto& [number, layer] : layers_) {
+    if (layer.stale) make(layer);
+  }
+}
+
+void Float8Weights::make(Layer& layer) const {
+  Device& device = context_.device;
+  const auto amax = [&](size_t i) { return layer.amax.slice(static_cast<int64_t>(i), 1); };
+  for (size_t i = 0; i < layer.linears.size(); ++i) {
+    device.amax(layer.linears[i].weight, amax(i));
+  }
+  if (context_.tp.size() > 1) context_.tp.all_reduce(layer.amax, Reduce::max);
+  for (size_t i = 0; i < layer.linears.size(); ++i) {
+    const Linear& linear = layer.linears[i];
+    device.quantize({.x = linear.weight,
+                     .amax = amax(i),
+                     .y = linear.out_in ? linear.forward : linear.backward,
+                     .transposed = linear.out_in ? linear.backward : linear.forward,
+                     .inverse = linear.inverse});
+  }
+  layer.stale = false;
+}
+
+}  // namespace mtl

@@ -1,0 +1,46 @@
+// Which products of a run are made in FP8 (precision.dtype: fp8): those of the linears of the
+// layers, forward and backward, but for the experts' and but for the first and last layers that
+// stay in bf16, as all else does. Each operand has one scale per rank's tensor, made from what it
+// holds now ("current" scaling; P. Micikevicius et al., arXiv 2209.05433): activations and weights
+// E4M3, gradients of outputs E5M2.
+//
+// A GPU multiplies FP8 along k only, in multiples of 16; so weights have a copy in each
+// orientation, and a linear whose sizes on a rank do not fit stays in bf16.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/plan/model_shape.h"
+
+namespace mtl {
+
+struct Float8 {
+  bool on = false;
+  // Layers at the start and the end of the model that stay in bf16 (Megatron-LM's
+  // num_layers_at_start_in_bf16 and num_layers_at_end_in_bf16).
+  int64_t first = 0, last = 0;
+  bool holds(const ModelShape& shape, int64_t layer) const {
+    return on && layer >= first && layer < shape.layers - last;
+  }
+};
+
+// A linear of a layer, as a rank of `tp` has it.
+struct LocalLinear {
+  const char* slot;  // "attn.qkv"
+  int64_t in = 0, out = 0;
+};
+// All of a layer without experts; and those of them that FP8 takes, for sequences of `seq` tokens.
+std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp);
+std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp);
+
+// The copies of a linear's weight in the memory plan, behind the layer's and the linear's name:
+// [out, in] for forward, [in, out] for backward.
+inline constexpr const char* kFloat8Forward = ".fp8";
+inline constexpr const char* kFloat8Backward = ".fp8t";
+inline constexpr const char* kFloat8Inverse = ".fp8_inverse";  // f32 [1]: of the scale
+// The largest value of each weight of a layer, f32, in one buffer: they travel together.
+inline constexpr const char* kFloat8Amax = "fp8.amax";
+
+}  // namespace mtl

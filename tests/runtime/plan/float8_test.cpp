@@ -1,0 +1,156 @@
+// FP8 in the plan: which linears, their memory, what is refused and what is said.
+#include "runtime/plan/float8.h"
+
+#include <doctest/doctest.h>
+
+#include "runtime/plan/forecast.h"
+#include "runtime/plan/plan.h"
+#include "runtime/spec/load.h"
+
+using namespace mtl;
+
+namespace {
+
+ResolvedSpec fp8_spec() {
+  ResolvedSpec resolved;
+  TrainSpec& spec = resolved.spec;
+  spec.model.layers = 4;
+  spec.model.hidden = 64;
+  spec.model.heads = 4;
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 32;
+  spec.train.steps = 10;
+  spec.precision.dtype = "fp8";
+  for (const std::string& key : spec_keys()) resolved.places[key] = Place{key};
+  return resolved;
+}
+
+struct Planned {
+  Plan plan;
+  std::vector<Diagnostic> said;
+};
+Planned planned(const ResolvedSpec& resolved, int world = 1) {
+  Diagnostics diagnostics;
+  Plan plan = make_plan(resolved, {.vocab = 65}, world, diagnostics);
+  return {std::move(plan), diagnostics.all()};
+}
+
+}  // namespace
+
+TEST_CASE("fp8 computes in bf16 but for the copies of weights and scratch of its products") {
+  ResolvedSpec resolved = fp8_spec();
+  const Planned fp8 = planned(resolved);
+  CHECK(fp8.said.empty());
+  CHECK(fp8.plan.compute == DType::bf16);
+  CHECK(fp8.plan.float8.on);
+  resolved.spec.precision.dtype = "bf16";
+  const Planned bf16 = planned(resolved);
+  CHECK_FALSE(bf16.plan.float8.on);
+  const MemoryPlan& with = fp8.plan.stages[0].memory;
+  const MemoryPlan& without = bf16.plan.stages[0].memory;
+  for (const MemoryCategory same :
+       {MemoryCategory::gradients, MemoryCategory::optimizer, MemoryCategory::activations}) {
+    CHECK(with.bytes_of_category(same) == without.bytes_of_category(same));
+  }
+  // Per layer 64 x 192, 64 x 64, 64 x 256 and 256 x 64, twice; four scales of 256 bytes, and one
+  // buffer for the largest values.
+  const int64_t elements = 64 * 192 + 64 * 64 + 2 * 64 * 256;
+  CHECK(with.bytes_of_category(MemoryCategory::weights) -
+            without.bytes_of_category(MemoryCategory::weights) ==
+        4 * (2 * elements + 5 * 256));
+  // 64 tokens: the widest input (256), and the widest output (256) twice; four numbers.
+  CHECK(with.bytes_of_category(MemoryCategory::scratch) -
+            without.bytes_of_category(MemoryCategory::scratch) ==
+        64 * 256 * 3 + 256);
+  const BufferPlan* qkv = with.find("layer3.attn.qkv.fp8");
+  REQUIRE(qkv != nullptr);
+  CHECK(qkv->dtype == DType::f8_e4m3);
+  CHECK(qkv->shape == std::vector<int64_t>{192, 64});
+  CHECK(with.find("layer3.attn.qkv.fp8t")->shape == std::vector<int64_t>{64, 192});
+  CHECK(with.find("fp8.dy")->dtype == DType::f8_e5m2);
+}
+
+TEST_CASE("fp8 leaves the first and the last layers in bf16") {
+  ResolvedSpec resolved = fp8_spec();
+  resolved.spec.precision.fp8 = {.bf16_first_layers = 2, .bf16_last_layers = 1};
+  resolved.spec.parallel.pp = 2;
+  const Planned run = planned(resolved, 2);
+  CHECK(run.said.empty());
+  // Layers count over the whole model: stage 0 has 0 and 1.
+  CHECK(run.plan.stages[0].memory.find("layer1.mlp.up.fp8") == nullptr);
+  CHECK(run.plan.stages[1].memory.find("layer2.mlp.up.fp8") != nullptr);
+  CHECK(run.plan.stages[1].memory.find("layer3.mlp.up.fp8") == nullptr);
+}
+
+TEST_CASE("fp8 linears are those whose sizes on a rank are multiples of 16") {
+  ModelShape shape = planned(fp8_spec()).plan.model;
+  const auto slots = [&](int64_t seq, int tp) {
+    std::vector<std::string> list;
+    for (const LocalLinear& linear : float8_linears(shape, seq, tp)) list.emplace_back(linear.slot);
+    return list;
+  };
+  using List = std::vector<std::string>;
+  CHECK(slots(32, 1) == List{"attn.qkv", "attn.proj", "mlp.up", "mlp.down"});
+  CHECK(slots(40, 1).empty());
+  CHECK(slots(32, 4).size() == 4);
+  shape.ffn = 96;  // 24 on each of four ranks
+  CHECK(slots(32, 4) == List{"attn.qkv", "attn.proj"});
+
+  ResolvedSpec resolved = fp8_spec();
+  resolved.spec.model.ffn = 100;
+  const Planned run = planned(resolved);
+  REQUIRE(run.said.size() == 1);
+  CHECK(run.said[0].severity == Diagnostic::Severity::warning);
+  CHECK(run.said[0].code == "precision.fp8_shape");
+  CHECK(run.said[0].place->file == "precision.dtype");
+  CHECK(run.said[0].what ==
+        "in bf16 on every layer: mlp.up (64 x 100), mlp.down (100 x 64); fp8 takes multiples of 16 "
+        "on each rank, of train.seq_len (32) too");
+  CHECK(run.plan.stages[0].memory.find("layer0.attn.qkv.fp8") != nullptr);
+  CHECK(run.plan.stages[0].memory.find("layer0.mlp.up.fp8") == nullptr);
+}
+
+TEST_CASE("fp8 refuses experts and a model that is all in bf16") {
+  ResolvedSpec resolved = fp8_spec();
+  TrainSpec& spec = resolved.spec;
+  spec.precision.fp8 = {.bf16_first_layers = 3, .bf16_last_layers = 1};
+  Planned run = planned(resolved);
+  REQUIRE(run.said.size() == 1);
+  CHECK(run.said[0].code == "precision.fp8_layers");
+  CHECK(run.said[0].place->file == "precision.fp8.bf16_last_layers");
+  CHECK(run.said[0].what == "precision.fp8 keeps 4 layers in bf16, and the model has 4");
+  spec.precision.fp8 = {};
+  spec.model.moe = {.experts = 4, .topk = 2};
+  spec.model.activation = "swiglu";
+  spec.model.bias = false;
+  run = planned(resolved);
+  REQUIRE(run.said.size() == 1);
+  CHECK(run.said[0].code == "precision.fp8_experts");
+  CHECK(run.said[0].help == "use precision.dtype=bf16");
+}
+
+TEST_CASE("settings of fp8 have no effect elsewhere") {
+  ResolvedSpec resolved = fp8_spec();
+  resolved.spec.precision.fp8 = {.bf16_first_layers = 1, .bf16_last_layers = 1};
+  CHECK(planned(resolved).said.empty());
+  resolved.spec.precision.dtype = "bf16";
+  const Planned run = planned(resolved);
+  REQUIRE(run.said.size() == 2);
+  CHECK(run.said[0].code == "config.no_effect");
+  CHECK(run.said[0].what ==
+        "precision.fp8.bf16_first_layers has no effect: precision.dtype is not fp8");
+  CHECK(run.said[1].place->file == "precision.fp8.bf16_last_layers");
+}
+
+TEST_CASE("the forecast of a run in fp8 is that of its layout") {
+  ResolvedSpec resolved = fp8_spec();
+  resolved.spec.model.hidden = 4096;
+  resolved.spec.model.heads = 32;
+  resolved.spec.train.seq_len = 4096;
+  const Planned fp8 = planned(resolved);
+  CHECK(layout_of(fp8.plan).fp8);
+  CHECK(not_run_here(layout_of(fp8.plan)).empty());
+  resolved.spec.precision.dtype = "bf16";
+  CHECK_FALSE(layout_of(planned(resolved).plan).fp8);
+}
