@@ -471,23 +471,24 @@ std::vector<QuestionRow> main_rows() {
          return on_gpus(a) ? gpus_here(a) : fmt::format("{} cores are here", a.facts.cores);
        },
        .comment = what_processes_give});
-  rows.push_back({.id = "precision",
-                  .text = "Do you wish to use mixed precision?",
-                  .help = "bf16 is the choice on every GPU since Ampere (A100, RTX 30); fp16 "
-                          "scales the loss. train.yaml: precision.dtype",
-                  .key = "mixed_precision",
-                  .applies = everybody,
-                  .choices =
-                      [](const Answers&) {
-                        return std::vector<Choice>{
-                            {"no", "no", "everything in fp32"},
-                            {"fp16", "fp16", "with loss scaling"},
-                            {"bf16", "bf16", "Ampere GPUs and later, CPUs with AMX"},
-                            {"fp8", "fp8", "PyTorch programs only: a train.yaml refuses it"}};
-                      },
-                  .preset = [](const Answers& a) -> std::string {
-                    return on_gpus(a) && a.facts.gpus > 0 ? "bf16" : "no";
-                  }});
+  rows.push_back(
+      {.id = "precision",
+       .text = "Do you wish to use mixed precision?",
+       .help = "bf16 is the choice on every GPU since Ampere (A100, RTX 30); fp16 "
+               "scales the loss. train.yaml: precision.dtype",
+       .key = "mixed_precision",
+       .applies = everybody,
+       .choices =
+           [](const Answers&) {
+             return std::vector<Choice>{
+                 {"no", "no", "everything in fp32"},
+                 {"fp16", "fp16", "with loss scaling"},
+                 {"bf16", "bf16", "Ampere GPUs and later, CPUs with AMX"},
+                 {"fp8", "fp8", "bf16 with 8-bit products in linears: Hopper GPUs and later"}};
+           },
+       .preset = [](const Answers& a) -> std::string {
+         return on_gpus(a) && a.facts.gpus > 0 ? "bf16" : "no";
+       }});
   return rows;
 }
 

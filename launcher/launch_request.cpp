@@ -92,6 +92,9 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
       const auto found = values->find(flag.name);
       if (found == values->end()) continue;
       std::string reason = flag.meaningless;
+      if (reason.empty() && train_yaml_ && flag.group == FlagGroup::fp8) {
+        reason = "a train.yaml's fp8 has one recipe: E4M3, gradients E5M2, a scale per tensor";
+      }
       if (reason.empty() && train_yaml_) reason = "a train.yaml does not know it";
       if (reason.empty() && flag.group == FlagGroup::fp8) reason = "mixed_precision is not fp8";
       if (reason.empty()) reason = "its engine is not used (--use_...)";

@@ -135,14 +135,28 @@ TEST_CASE("accelerate's files: the dry run has its arguments and its workers' en
   CHECK(same == 17);  // with the two for fp8, which a program may be able to do
 }
 
-TEST_CASE("accelerate's file for fp8 is refused for a train.yaml, with the reason") {
+TEST_CASE("accelerate's file for fp8 is precision.dtype of a train.yaml and its recipe nothing") {
   Shell shell;
-  shell.write("fp8.yaml", "distributed_type: NO\nmixed_precision: fp8\n");
-  shell.write("train.yaml", "model:\n  layers: 2\n");
-  const Outcome outcome =
-      shell.mtl({"launch", "--dry-run", "--config_file", "fp8.yaml", "train.yaml"});
-  CHECK(outcome.code == 3);
-  CHECK(outcome.err.find("fp8") != std::string::npos);
+  shell.write("fp8.yaml",
+              "distributed_type: NO\nmixed_precision: fp8\n"
+              "fp8_config: {backend: TE, fp8_format: E4M3}\n");
+  shell.write("t.txt", std::string(10'000, 'x'));
+  shell.write("train.yaml",
+              "model: {layers: 2, hidden: 64, heads: 4}\n"
+              "train: {global_batch: 2, seq_len: 32, steps: 3}\n"
+              "data: {train: t.txt, tokenizer: {type: bytes}}\n");
+  Outcome outcome = shell.mtl({"launch", "--dry-run", "--config_file", "fp8.yaml", "train.yaml"});
+  CHECK(outcome.code == 0);
+  CHECK((outcome.out + outcome.err).find("fp8 in the linears of 2 of 2 layers, else bf16") !=
+        std::string::npos);
+  CHECK(outcome.err.find("'fp8_config' means nothing to mtl's own runtime") != std::string::npos);
+  // And by flags.
+  outcome = shell.mtl(
+      {"launch", "--dry-run", "--mixed_precision", "fp8", "--fp8_format", "E4M3", "train.yaml"});
+  CHECK(outcome.code == 0);
+  CHECK((outcome.out + outcome.err).find("fp8 in the linears of 2 of 2 layers") !=
+        std::string::npos);
+  CHECK(outcome.err.find("--fp8_format (a train.yaml's fp8 has one recipe") != std::string::npos);
 }
 
 TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {
