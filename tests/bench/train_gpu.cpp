@@ -3,13 +3,13 @@
 //   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts] [SHAPE ...]
 // Shapes: 124m, 1.5b (GPT-2), llama-8b (Llama 3's layers, 16 of 32, and its vocabulary), which are
 // measured without further words, llama-1b-4k, and tiny and tiny-llama (to try the program
-// anywhere). tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json
-// appends an object per shape to FILE.
-// Model FLOPs count causal attention once and recompute not at all; the peak is that of the
-// catalogue (runtime/plan/gpus.h). Median of the steps behind the first three; the first step's
-// time is the start's, with algorithms chosen. Memory is what the device gave after it was opened,
-// so without CUDA's own context; the plan is to foretell it. The parts come from further steps that
-// wait after every op (timed_device.h).
+// anywhere); in bf16, and with -fp8 behind the name in fp8, against bf16's peak too.
+// tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
+// object per shape to FILE. Model FLOPs count causal attention once and recompute not at all; the
+// peak is that of the catalogue (runtime/plan/gpus.h). Median of the steps behind the first three;
+// the first step's time is the start's, with algorithms chosen. Memory is what the device gave
+// after it was opened, so without CUDA's own context; the plan is to foretell it. The parts come
+// from further steps that wait after every op (timed_device.h).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -50,7 +50,7 @@ const std::map<std::string, Shape> kShapes = {
     {"llama-8b", {true, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 8}},
 };
 
-TrainSpec spec_of(const Shape& shape) {
+TrainSpec spec_of(const Shape& shape, bool fp8) {
   TrainSpec spec;
   spec.model.layers = shape.layers;
   spec.model.hidden = shape.hidden;
@@ -69,7 +69,7 @@ TrainSpec spec_of(const Shape& shape) {
   spec.train.global_batch = shape.batch;
   spec.train.seq_len = shape.seq;
   spec.train.steps = 1000;
-  spec.precision.dtype = "bf16";
+  spec.precision.dtype = fp8 ? "fp8" : "bf16";
   return spec;
 }
 
@@ -79,10 +79,10 @@ int64_t memory_in_use(const MadeDevice& made) {
   return facts.memory_bytes - facts.free_bytes;
 }
 
-// "bf16", "bf16, cudnn"
-std::string variant(DType compute) {
+// "bf16", "fp8", "bf16, cudnn"
+std::string variant(DType compute, bool fp8) {
   const char* attention = std::getenv("MTL_ATTENTION");
-  const std::string name = compute_name(compute);
+  const std::string name = fp8 ? "fp8" : compute_name(compute);
   return attention != nullptr ? name + ", " + attention : name;
 }
 
@@ -91,10 +91,15 @@ struct Options {
   bool parts = true;
 };
 
-void run(const std::string& name, const Shape& shape, MadeDevice& made, double peak,
-         const Options& options) {
+void run(const std::string& name, bool fp8, MadeDevice& made, double peak, const Options& options) {
+  const std::string title = fp8 ? name + "-fp8" : name;
+  const Shape& shape = kShapes.at(name);
+  if (fp8 && !made.device->has_float8()) {
+    fmt::print("{:12} this device multiplies no FP8\n", title);
+    return;
+  }
   ResolvedSpec resolved;
-  resolved.spec = spec_of(shape);
+  resolved.spec = spec_of(shape, fp8);
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = shape.vocab}, 1, diagnostics);
   diagnostics.throw_if_errors();
@@ -129,7 +134,7 @@ void run(const std::string& name, const Shape& shape, MadeDevice& made, double p
   fmt::print(
       "{:12} {:6.2f} {:4} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
       "{:7.3f}\n",
-      name, static_cast<double>(plan.cost.parameters) / 1e9, shape.batch, shape.seq, first, median,
+      title, static_cast<double>(plan.cost.parameters) / 1e9, shape.batch, shape.seq, first, median,
       tokens / median, rate / 1e12, peak > 0 ? fmt::format("{:.1f} %", 100 * rate / peak) : "-",
       planned / (1 << 30), static_cast<double>(used) / (1 << 30),
       used > 0 ? fmt::format("{:+.1f} %", 100 * (static_cast<double>(used) / planned - 1)) : "-",
@@ -137,7 +142,7 @@ void run(const std::string& name, const Shape& shape, MadeDevice& made, double p
   if (!options.json.empty()) {
     std::ofstream(options.json, std::ios::app)
         << nlohmann::json{{"shape", name},
-                          {"variant", variant(plan.compute)},
+                          {"variant", variant(plan.compute, fp8)},
                           {"parameters", plan.cost.parameters},
                           {"batch", shape.batch},
                           {"seq", shape.seq},
@@ -185,7 +190,7 @@ int main(int argc, char** argv) {
       names.push_back(word);
     }
   }
-  if (names.empty()) names = {"124m", "1.5b", "llama-8b"};
+  if (names.empty()) names = {"124m", "1.5b", "llama-8b", "llama-8b-fp8"};
   try {
     MadeDevice made = make_device({});
     const double peak = catalogue_peak(made, DType::bf16);
@@ -197,14 +202,15 @@ int main(int argc, char** argv) {
         "shape         10^9    B      T   first s  median s   tokens/s model TF/s  of peak  plan "
         "GiB used GiB    more    loss\n");
     for (const std::string& name : names) {
-      const auto shape = kShapes.find(name);
+      const bool fp8 = name.ends_with("-fp8");
+      const auto shape = kShapes.find(fp8 ? name.substr(0, name.size() - 4) : name);
       if (shape == kShapes.end()) {
         std::vector<std::string> known;
         for (const auto& [other, _] : kShapes) known.push_back(other);
         fmt::print(stderr, "there is no shape {}: {}\n", name, fmt::join(known, ", "));
         return 2;
       }
-      run(name, shape->second, made, peak, options);
+      run(shape->first, fp8, made, peak, options);
     }
   } catch (const Error& error) {
     fmt::print(stderr, "{}", error.what());

@@ -2,6 +2,7 @@
 """mtl against PyTorch on this machine: losses and the first step's gradients of a GPT-2 and a LLaMA.
 
   gpu_parity.py MTL [--device cuda|cpu] [--small] [--types fp32,bf16]
+  gpu_parity.py MTL --fp8     200 steps in fp8 against the same in bf16, without PyTorch's part
   gpu_parity.py MTL --ranks   layouts of 2 and 4 ranks against one rank, without PyTorch's part
 
 Trains a few steps with MTL (`mtl launch`) at a learning rate that changes no weight, then computes
@@ -13,6 +14,7 @@ Needs PyTorch alone. PyTorch computes in float64 (the truth) and, for the bound,
   bf16   each within twice the distance that PyTorch in bfloat16 has from the truth on the same
          batches (two programs that round in different places are each that far away), or within
          1e-3 (losses) and 1e-2 (gradients), whichever is more
+  fp8    the mean loss of the last 20 of 200 steps within 1 % of that in bf16
   ranks  losses of training steps within 1e-4 of those of one rank, in fp32
 
 Prints a line per comparison and ends with 0 if all hold, 1 if one does not, 2 if it could not run.
@@ -61,7 +63,7 @@ LAYOUTS = {"1 rank": {}, "dp 2": {"dp": 2}, "tp 2": {"tp": 2}, "pp 2": {"pp": 2}
            "tp 2, dp 2": {"tp": 2, "dp": 2}, "pp 2, dp 2": {"pp": 2, "dp": 2}}
 
 
-def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30):
+def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30, steps=STEPS):
     """The run directory. JSON is YAML."""
     parallel = parallel or {}
     processes = math.prod(parallel.values())
@@ -69,13 +71,13 @@ def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30):
         "run": {"name": "parity", "dir": str(folder / "runs")},
         "model": shape,
         "train": {"global_batch": batch, "micro_batch": max(1, batch // 4), "seq_len": seq,
-                  "steps": STEPS, "seed": 5},
+                  "steps": steps, "seed": 5},
         "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95]},
         "parallel": parallel,
         "lr": {"max": rate, "min": 0.0, "warmup": 0},
         "data": {"train": str(folder / "text.txt"), "sampler": "sequential",
                  "tokenizer": {"type": "bytes"}},
-        "checkpoint": {"every": 1, "keep_last": STEPS},
+        "checkpoint": {"every": 1 if steps == STEPS else steps, "keep_last": STEPS},
         "log": {"every": 1},
         "precision": {"dtype": dtype},
     }
@@ -210,6 +212,35 @@ def compare_layouts(mtl):
     return 0 if good else 1
 
 
+def compare_fp8(mtl, small):
+    good, steps = True, 200
+    seq, batch = (32, 4) if small else (256, 8)
+    for name, shape in (SMALL if small else SHAPES).items():
+        last = {}
+        for dtype in ("bf16", "fp8"):
+            with tempfile.TemporaryDirectory() as temporary:
+                (Path(temporary) / "text.txt").write_bytes(text(2 * steps * batch * seq))
+                try:
+                    run = train(mtl, Path(temporary), shape, dtype, seq, batch, rate=3e-4,
+                                steps=steps)
+                except RuntimeError as error:
+                    if "gpu.float8" in str(error):
+                        print(f"ok     {name} fp8: this GPU multiplies none, and mtl says so")
+                        break
+                    raise
+                losses = losses_of(run)
+                if len(losses) != steps:
+                    raise RuntimeError(f"{len(losses)} losses of {steps} steps")
+                last[dtype] = sum(losses[-20:]) / 20
+        if "fp8" not in last:
+            continue
+        off = abs(last["fp8"] / last["bf16"] - 1)
+        good = good and off <= 0.01
+        print(f"{'ok' if off <= 0.01 else 'FAILED':6} {name} fp8: loss {last['fp8']:.4f} behind "
+              f"{steps} steps, bf16 {last['bf16']:.4f}: {off:.1e} (bound 1e-02)")
+    return 0 if good else 1
+
+
 def distance(a, b):
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
@@ -221,9 +252,12 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--types", default="fp32,bf16")
     parser.add_argument("--ranks", action="store_true")
+    parser.add_argument("--fp8", action="store_true")
     options = parser.parse_args()
     if options.ranks:
         return compare_layouts(options.mtl)
+    if options.fp8:
+        return compare_fp8(options.mtl, options.small)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("PyTorch sees no GPU here")
         return 2
