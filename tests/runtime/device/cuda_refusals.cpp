@@ -233,3 +233,12 @@ TEST_CASE("cuda library: the real one is loaded, and its errors arrive") {
   CHECK(error_of([&] { plugin.facts(true); }, Exit::environment).code == why.code);
 }
 #endif
+
+TEST_CASE("FP8 is there from Ada and Hopper on") {
+  for (const auto& [major, minor] : {std::pair(8, 9), {9, 0}, {10, 0}, {12, 0}}) {
+    CHECK(cuda::multiplies_float8(major, minor));
+  }
+  for (const auto& [major, minor] : {std::pair(7, 5), {8, 0}, {8, 6}, {8, 7}}) {
+    CHECK_FALSE(cuda::multiplies_float8(major, minor));
+  }
+}

@@ -2,6 +2,7 @@
 #include "runtime/plan/float8.h"
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "runtime/plan/forecast.h"
 #include "runtime/plan/plan.h"
@@ -81,6 +82,7 @@ TEST_CASE("fp8 leaves the first and the last layers in bf16") {
   CHECK(run.plan.stages[0].memory.find("layer1.mlp.up.fp8") == nullptr);
   CHECK(run.plan.stages[1].memory.find("layer2.mlp.up.fp8") != nullptr);
   CHECK(run.plan.stages[1].memory.find("layer3.mlp.up.fp8") == nullptr);
+  CHECK(to_json(run.plan).at("fp8_layers") == 1);
 }
 
 TEST_CASE("fp8 linears are those whose sizes on a rank are multiples of 16") {
