@@ -211,7 +211,7 @@ class Rank {
                                       .resume_step = next_step_,
                                       .log_every = spec_.log.every});
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
-                                        .device = made_.description(),
+                                        .device = device_line(),
                                         .yardstick = yardstick_,
                                         .attention = attention,
                                         .checkpoint = checkpoint,
@@ -234,6 +234,14 @@ class Rank {
     shape.alibi = plan_.model.position == PositionType::alibi;
     shape.window = plan_.model.sliding_window;
     return made_.cuda->choose_attention(*device_, shape, plan_.compute);
+  }
+
+  std::string device_line() const {
+    const std::string text = made_.description();
+    if (!device_->replays()) return text;
+    if (trainer_->not_replayed().empty()) return text + ", passes replayed as CUDA graphs";
+    return fmt::format("{}, passes not replayed as CUDA graphs: {}", text,
+                       trainer_->not_replayed());
   }
 
   void report(const StepResult& result, double seconds) {

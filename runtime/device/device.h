@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -325,6 +326,17 @@ class Device {
   virtual void copy_from_host(Tensor destination, const void* source) = 0;
   virtual void copy_to_host(void* destination, Tensor source) = 0;
   virtual void synchronize() = 0;
+  // Whether replay() spares the host the enqueuing.
+  virtual bool replays() const { return false; }
+  // What `enqueue` enqueues, to be done in this order among the other ops. Of calls with one key
+  // the device may take what an earlier one enqueued, and not call `enqueue` at all. So all that
+  // `enqueue` does is ops, the same ones with the same arguments for the same key: what varies
+  // lies in device memory or is part of the key. Copies from or to the host, waiting and
+  // communication are no part of it.
+  virtual void replay(const std::string& key, const std::function<void()>& enqueue) {
+    static_cast<void>(key);
+    enqueue();
+  }
 
   virtual void fill(Tensor x, float value) = 0;
   // f32 <-> bf16 or f16, same numel. To nearest even; from 65520 on f16 is infinite.

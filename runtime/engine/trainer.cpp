@@ -1,6 +1,8 @@
 #include "runtime/engine/trainer.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -33,6 +35,26 @@ struct Trainer::Memory {
   bool owned_ = false;
 };
 
+namespace {
+
+// What one trainer has recorded on a device is not for the next one, whose memory is another.
+uint64_t next_number() {
+  static std::atomic<uint64_t> trainers = 0;
+  return ++trainers;
+}
+
+// What of a run's passes cannot be taken from an earlier one: arguments that change from pass to
+// pass and are not in device memory, and what is no op of the device.
+std::string reason_not_to_replay(const Plan& plan, const TrainSpec& spec) {
+  const TrainSpec::Model::Dropout& dropout = spec.model.dropout;
+  if (dropout.hidden > 0 || dropout.attention > 0) return "dropout";
+  if (plan.model.experts > 0) return "a mixture of experts";
+  if (plan.grid.sizes()[Axis::tp] > 1) return "tensor parallelism";
+  return "";
+}
+
+}  // namespace
+
 Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWorld& world)
     : plan_(plan),
       spec_(spec),
@@ -61,7 +83,9 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       optimizer_(plan, stage_, spec.optimizer, device, arena_, groups_, data_queue_, coord_),
       scale_(spec.precision.loss_scale, plan.compute == DType::f16),
       first_key_(arena_.find("first_key")),
-      position_ids_(arena_.find("position_ids")) {
+      position_ids_(arena_.find("position_ids")),
+      number_(next_number()),
+      not_replayed_(reason_not_to_replay(plan, spec)) {
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
   if (plan.float8.on && !device.has_float8()) {
     throw Error(
@@ -200,6 +224,27 @@ double Trainer::correction(int64_t step, double counted) const {
   return counted > 0 ? static_cast<double>(plan_.tokens_of_step(step)) / counted : 0.0;
 }
 
+void Trainer::forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before) {
+  chunk.forward(pass, before);
+  if (chunk.range().head) add_losses(chunk, pass, pass.accumulate);
+}
+
+bool Trainer::replays() const {
+  return device_.replays() && not_replayed_.empty();
+}
+
+void Trainer::replay(const char* what, int chunk, Pass pass,
+                     const std::function<void(const Pass&)>& run) {
+  // Dropout alone reads these: with whole sequences, the position of a row does not depend on which
+  // sequence it belongs to. Without them, nothing in the ops can differ that is not in the key.
+  pass.step = pass.first_sequence = 0;
+  const std::string key = fmt::format(
+      "trainer {}, {}, chunk {}, slot {}, {} sequences{}{}, scale {:08x}", number_, what, chunk,
+      pass.slot, pass.sequences, pass.training ? ", training" : "",
+      pass.accumulate ? ", accumulating" : "", std::bit_cast<uint32_t>(pass.loss_scale));
+  device_.replay(key, [&] { run(pass); });
+}
+
 void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) {
   device_.sum(chunk.losses(pass), arena_.tensor("loss_sum").slice(0, 1), accumulate);
 }
@@ -242,6 +287,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
   Instruction forwarded;  // the newest forward, as long as nothing ran after it
   forwarded.micro_batch = -1;
+  const bool replays = search == nullptr && this->replays();
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
     const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
     Pass pass = pass_of(in, step);
@@ -260,24 +306,40 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
           load_batch(samples, first_of_step + pass.first_sequence, pass.sequences, chunk, in.slot,
                      true);
         }
-        chunk.forward(pass, [&](int64_t layer) {
-          if (in.micro_batch != 0) return;
-          optimizer_.require(in.chunk, layer);
-          float8_.prepare(layer);
-        });
-        if (chunk.range().head) add_losses(chunk, pass, pass.accumulate);
+        if (replays && (in.micro_batch > 0 || stage_.layout.shards == 1)) {
+          if (in.micro_batch == 0) float8_.prepare_all();
+          replay("forward", in.chunk, pass, [&](const Pass& any) { forward(chunk, any, {}); });
+        } else {
+          // A layer waits for its weights, which may still be travelling.
+          forward(chunk, pass, [&](int64_t layer) {
+            if (in.micro_batch != 0) return;
+            optimizer_.require(in.chunk, layer);
+            float8_.prepare(layer);
+          });
+        }
         forwarded = in;
         break;
       case Op::backward: {
         links_.sent(Link::gradients);
         const bool logits_are_there =
             forwarded.micro_batch == in.micro_batch && forwarded.chunk == in.chunk;
-        chunk.backward(pass, loss_scale(step), logits_are_there, [&](int64_t layer) {
-          if (search != nullptr) return look_at_gradients(layer, *search);
-          if (in.micro_batch != last) return;
+        pass.loss_scale = loss_scale(step);
+        const bool reduces = in.micro_batch == last;
+        const auto layer_done = [&](int64_t layer) {
           if (layer < 0) tied_.merge();
           reducer_.layer_done(in.chunk, layer);
-        });
+        };
+        if (replays && (!reduces || groups_[Link::data].size() == 1)) {
+          replay(logits_are_there ? "backward" : "backward from the head's input", in.chunk, pass,
+                 [&](const Pass& any) { chunk.backward(any, any.loss_scale, logits_are_there); });
+          if (reduces) layer_done(chunk.range().embedding ? -1 : chunk.range().first_layer);
+        } else {
+          // What a layer has made travels beside the rest.
+          chunk.backward(pass, pass.loss_scale, logits_are_there, [&](int64_t layer) {
+            if (search != nullptr) return look_at_gradients(layer, *search);
+            if (reduces) layer_done(layer);
+          });
+        }
         forwarded.micro_batch = -1;
         break;
       }
@@ -422,10 +484,12 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   // Each chunk in turn takes as many micro-batches as fill the pipeline.
   const int64_t in_turn = plan_.grid.sizes()[Axis::pp] * plan_.micro_batch;
   for (int64_t turn = begin; turn < end; turn += in_turn) {
-    for (const Chunk& chunk : chunks_) {
+    for (size_t c = 0; c < chunks_.size(); ++c) {
+      const Chunk& chunk = chunks_[c];
       const int64_t turn_end = std::min(turn + in_turn, end);
       Pass pass;
       pass.seq = plan_.seq;
+      pass.accumulate = true;  // the losses
       for (int64_t first = turn; first < turn_end; first += pass.sequences) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
         if (chunk.range().embedding || chunk.range().head || needs_documents()) {
@@ -435,12 +499,13 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
         if (chunk.range().layers == 0) links_.sent(Link::activations);
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
         links_.sent(Link::activations);
-        chunk.forward(pass);
-        if (chunk.range().head) {
-          add_losses(chunk, pass, true);
+        if (replays()) {
+          replay("forward", static_cast<int>(c), pass,
+                 [&](const Pass& any) { forward(chunk, any, {}); });
         } else {
-          links_.send(Link::activations, chunk.output(pass));
+          forward(chunk, pass, {});
         }
+        if (!chunk.range().head) links_.send(Link::activations, chunk.output(pass));
       }
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -110,6 +111,9 @@ class Trainer {
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
   Device& device() { return device_; }
+  // Why the passes of this run are not replayed (Device::replay): "dropout"; empty: they are, where
+  // the device does that.
+  const std::string& not_replayed() const { return not_replayed_; }
 
  private:
   // health.nan=skip is for single steps; so many in a row mean that the weights are lost.
@@ -130,6 +134,12 @@ class Trainer {
   void agree(int64_t step, Requests requests);
   // The same for the host: waits for all that is enqueued.
   void read(int64_t step, StepResult& result);
+  // Of a chunk, with the sum of its losses.
+  void forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before);
+  bool replays() const;
+  // run(pass), of which the device may take the ops of an earlier pass: `what` and the chunk name
+  // them, together with all of the pass that they depend on.
+  void replay(const char* what, int chunk, Pass pass, const std::function<void(const Pass&)>& run);
   // Sums the losses of a pass into "loss_sum"[0].
   void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
   // What the update multiplies the gradients by, as the device has found.
@@ -163,6 +173,8 @@ class Trainer {
   int64_t samples_ahead_ = 0;  // of the plan's batches: those before a checkpoint were others
   Buffer first_key_, position_ids_;
   std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
+  const uint64_t number_;  // of this trainer among those of the process
+  const std::string not_replayed_;
   int64_t counted_ = 0;    // targets that this rank's micro-batches count, of the pass under way
   double correction_ = 1;  // of the newest step
 };

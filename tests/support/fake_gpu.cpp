@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "runtime/comm/reduce.h"
+#include "runtime/device/replays.h"
 
 namespace mtl::test {
 
@@ -608,15 +609,25 @@ nccl::Api make_api() {
 
 // --- the device
 
-class FakeDevice final : public Device {
+// Records what replay() is given as a GPU does: by value, once, and not again.
+class FakeDevice final : public Device, private Recorder {
  public:
   explicit FakeDevice(FakeGpu& gpu) : gpu_(gpu), cpu_(make_cpu_device(1)) {}
 
+  bool replays() const override { return true; }
+  void replay(const std::string& key, const std::function<void()>& enqueue) override {
+    replays_.run(key, enqueue);
+  }
+
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "fake gpu"; }
-  void* allocate(size_t bytes) override { return gpu_.allocate(bytes); }
+  void* allocate(size_t bytes) override {
+    no_recording();
+    return gpu_.allocate(bytes);
+  }
   void free(void* memory) override { gpu_.free(memory); }
   void copy_from_host(Tensor to, const void* source) override {
+    no_recording();
     if (to.bytes() == 0) return;  // a rank without a part: null pointers are fine
     const auto* from = static_cast<const char*>(source);
     later([to, data = std::vector<char>(from, from + to.bytes())] {
@@ -764,14 +775,40 @@ class FakeDevice final : public Device {
   }
 
  private:
-  void wait() { gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued); }
+  using Work = std::vector<std::function<void()>>;
+
+  void begin() override { recorded_ = std::make_unique<Work>(); }
+  Recording end() override {
+    ++gpu_.seen.recordings;
+    return recorded_.release();
+  }
+  void abandon() override { recorded_.reset(); }
+  void launch(Recording recording) override {
+    ++gpu_.seen.launches;
+    for (const auto& work : *static_cast<Work*>(recording)) later(work);
+  }
+  void destroy(Recording recording) override { delete static_cast<Work*>(recording); }
+  void no_recording() const {
+    if (replays_.recording()) throw std::logic_error("no op, and in a recording");
+  }
+
+  void wait() {
+    no_recording();
+    gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued);
+  }
   void later(std::function<void()> work) {
+    if (recorded_) {
+      recorded_->push_back(std::move(work));
+      return;
+    }
     ++gpu_.seen.ops;
     gpu_.enqueue(gpu_.compute(), Kind::plain, std::move(work));
   }
 
   FakeGpu& gpu_;
   const std::unique_ptr<Device> cpu_;
+  std::unique_ptr<Work> recorded_;
+  Replays replays_{*this};
 };
 
 }  // namespace

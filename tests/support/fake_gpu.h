@@ -72,8 +72,9 @@ class FakeGpu {
   // What the host has made the device do for it so far.
   struct Seen {
     int64_t copies_to_host = 0;
-    int64_t waits = 0;  // other than those
-    int64_t ops = 0;    // enqueued, copies from the host included
+    int64_t waits = 0;                     // other than those
+    int64_t ops = 0;                       // enqueued, copies from the host included
+    int64_t recordings = 0, launches = 0;  // of Device::replay
   };
   Seen seen;
 

@@ -1,6 +1,6 @@
-// One GPU: memory, one stream that every op is enqueued on, copies from and to the host, and what
-// becomes of a Matmul. Compiled by nvcc, for the kernels' launches (ops.h), but without a kernel of
-// its own.
+// One GPU: memory, one stream that every op is enqueued on, copies from and to the host, what
+// becomes of a Matmul, and CUDA graphs of what is replayed. Compiled by nvcc, for the kernels'
+// launches (ops.h), but without a kernel of its own.
 #include "runtime/device/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <unordered_map>
 
 #include "common/error.h"
@@ -16,6 +17,7 @@
 #include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/cuda/ops_device.h"
 #include "runtime/device/cuda/refusals.h"
+#include "runtime/device/replays.h"
 
 namespace mtl::cuda {
 
@@ -76,10 +78,20 @@ class OwnedStream {
   Stream stream_ = nullptr;
 };
 
-class CudaDevice final : public OpsDevice {
+// MTL_CUDA_GRAPHS=off: every pass is enqueued anew.
+bool wants_graphs() {
+  const char* const text = std::getenv("MTL_CUDA_GRAPHS");
+  return text == nullptr || std::string_view(text) != "off";
+}
+
+class CudaDevice final : public OpsDevice, private Recorder {
  public:
   CudaDevice(int index, std::string name, bool mig, std::string description)
-      : index_(index), name_(std::move(name)), mig_(mig), description_(std::move(description)) {
+      : index_(index),
+        name_(std::move(name)),
+        mig_(mig),
+        description_(std::move(description)),
+        graphs_(wants_graphs()) {
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
           "asking for the multiprocessors");
     int major = 0, minor = 0;
@@ -92,6 +104,7 @@ class CudaDevice final : public OpsDevice {
   }
   ~CudaDevice() override {
     cudaStreamSynchronize(stream_.get());
+    replays_.forget();
     cudaFree(scratch_);
     for (const auto& [pointer, base] : allocations_) cudaFree(base);
   }
@@ -104,6 +117,7 @@ class CudaDevice final : public OpsDevice {
   std::string description() const override { return description_; }
 
   void* allocate(size_t bytes) override {
+    not_recording("allocating memory");
     // cudaMalloc aligns to 256 bytes.
     void* const base = gpu_memory(bytes + kAlignment);
     const auto address = (reinterpret_cast<uintptr_t>(base) + kAlignment - 1) / kAlignment;
@@ -123,6 +137,7 @@ class CudaDevice final : public OpsDevice {
   }
 
   void copy_from_host(Tensor destination, const void* source) override {
+    not_recording("copying to the GPU");
     const auto bytes = static_cast<size_t>(destination.bytes());
     for (size_t done = 0; done < bytes; done += Staging::kSlotBytes) {
       const size_t piece = std::min(Staging::kSlotBytes, bytes - done);
@@ -137,6 +152,7 @@ class CudaDevice final : public OpsDevice {
 
   // Half of the slots are on their way while the others are emptied.
   void copy_to_host(void* destination, Tensor source) override {
+    not_recording("copying from the GPU");
     const auto bytes = static_cast<size_t>(source.bytes());
     const size_t pieces = (bytes + Staging::kSlotBytes - 1) / Staging::kSlotBytes;
     const auto length = [&](size_t i) {
@@ -160,7 +176,18 @@ class CudaDevice final : public OpsDevice {
   }
 
   void synchronize() override {
+    not_recording("waiting for the GPU");
     check(cudaStreamSynchronize(stream_.get()), "the work on the GPU");
+  }
+
+  bool replays() const override { return graphs_; }
+  void replay(const std::string& key, const std::function<void()>& enqueue) override {
+    const bool trouble = !replays_.trouble().empty();
+    replays_.run(key, enqueue);
+    if (!trouble && !replays_.trouble().empty()) {
+      std::fprintf(stderr, "mtl: passes are no longer replayed as CUDA graphs: %s\n",
+                   replays_.trouble().c_str());
+    }
   }
 
   void matmul(const Matmul& args) override {
@@ -235,14 +262,53 @@ class CudaDevice final : public OpsDevice {
     CudaDevice& device_;
   };
 
+  // Of this thread alone: those of the transport may allocate and ask events meanwhile.
+  void begin() override {
+    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+          "recording a pass");
+  }
+  Recording end() override {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_.get(), &graph), "recording a pass");
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error, "making a graph of a pass");
+    return made;
+  }
+  void abandon() override {
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(stream_.get(), &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();  // it is told by who abandons and shall not be found by the next kernel
+  }
+  void launch(Recording recording) override {
+    check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(recording), stream_.get()),
+          "replaying a pass");
+  }
+  void destroy(Recording recording) override {
+    cudaStreamSynchronize(stream_.get());
+    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(recording));
+  }
+  // CUDA would refuse it too, or worse: do it now, once, and not when the graph is launched.
+  void not_recording(const char* what) const {
+    if (!replays_.recording()) return;
+    throw Error(Exit::run_failed,
+                {.code = "device.cuda",
+                 .what = std::string(what) + " is no part of a recording",
+                 .help = "this is a defect of mtl; MTL_CUDA_GRAPHS=off goes round it"});
+  }
+
   Stream stream() const override { return stream_.get(); }
   int multiprocessors() const override { return multiprocessors_; }
 
   void* scratch(size_t bytes) override {
     if (bytes > scratch_bytes_) {
-      // Kernels that were enqueued may still use the old one. It grows a few times in the first
-      // step and then no more.
+      // Kernels that were enqueued may still use the old one, and graphs would again. It grows a
+      // few times in the first step and then no more.
+      not_recording("allocating memory");
       synchronize();
+      replays_.forget();
       check(cudaFree(scratch_), "memory for partial results");
       scratch_ = nullptr;
       scratch_bytes_ = 0;
@@ -299,6 +365,8 @@ class CudaDevice final : public OpsDevice {
       attention_mode(std::getenv("MTL_ATTENTION")), own_attention(),
       [this]() -> AttentionCandidate& { return open_cudnn(); },
       [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }};
+  const bool graphs_;
+  Replays replays_{*this};
 };
 
 }  // namespace

@@ -1,0 +1,237 @@
+// Passes that are replayed: on a GPU that does not ask twice what a pass enqueues, a run has the
+// bits of one that enqueues everything anew.
+#include <limits>
+#include <map>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "runtime/engine/checkpointing.h"
+#include "support/fake_gpu.h"
+#include "support/layouts.h"
+#include "support/temp_dir.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr int32_t kVocab = 61;
+
+TrainSpec gpt2_spec(const std::string& dtype = "fp32") {
+  TrainSpec spec;
+  spec.precision.dtype = dtype;
+  spec.precision.loss_scale.window = 2;  // a scale, and so a recording, is for few steps
+  spec.precision.loss_scale.initial = 1024;
+  spec.model.layers = 4;
+  spec.model.hidden = 32;
+  spec.model.heads = 4;
+  spec.train.global_batch = 8;
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 16;
+  spec.train.steps = 20;
+  spec.train.seed = 4;
+  spec.lr.max = 1e-3;
+  return spec;
+}
+
+TrainSpec llama_spec(const std::string& dtype = "fp32") {
+  TrainSpec spec = gpt2_spec(dtype);
+  spec.model.kv_heads = 2;
+  spec.model.ffn = 80;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.qk_norm = true;
+  spec.model.tie_embeddings = false;
+  return spec;
+}
+
+// All that a run gives away.
+struct Story {
+  std::vector<double> numbers;
+  GlobalTensors masters;
+  std::map<std::string, GlobalTensors> moments;
+  std::string diverged;
+  bool operator==(const Story&) const = default;
+};
+
+// Steps with an evaluation between them, whose last batch is smaller; a checkpoint, another trainer
+// that loads it and goes on; and in the end a weight that is no number.
+template <class Run>
+Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, const Run& run) {
+  const auto tokens = markov_tokens(4000, kVocab);
+  const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 1);
+  Story story;
+  const auto steps = [&](RankContext& rank, int64_t first, int64_t end) {
+    for (int64_t step = first; step < end; ++step) {
+      const StepResult result = rank.trainer.step(step, *tokens, sampler, {});
+      const double valid = step % 3 == 1 ? rank.trainer.evaluate(*tokens, 7) : 0;
+      if (rank.rank != 0) continue;
+      story.numbers.insert(story.numbers.end(),
+                           {result.loss, result.grad_norm, result.loss_scale, valid});
+    }
+  };
+  // Before ranks wait for each other otherwise than by their GPUs.
+  using Settle = std::function<void()>;
+  run([&](RankContext& rank, const Settle& settle) {
+    rank.trainer.initialise();
+    steps(rank, 0, 5);
+    rank.trainer.state();
+    settle();
+    save_checkpoint({dir}, {{"step", 5}}, 0, rank.trainer, rank.plan, rank.world);
+  });
+  try {
+    run([&](RankContext& rank, const Settle& settle) {
+      load_checkpoint(dir, rank.trainer);
+      steps(rank, 5, 10);
+      rank.trainer.state();
+      settle();
+      collect(rank.trainer, Which::master, story.masters);
+      collect_moments(rank.trainer, story.moments);
+      // Looking for it, stages of the fake GPU wait for their own streams, and so for each other.
+      if (rank.plan.grid.sizes()[Axis::pp] > 1) return;
+      set_masters(rank.trainer, [](const ParamRow& row, int64_t) {
+        return row.layer == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.01f;
+      });
+      rank.trainer.step(10, *tokens, sampler, {});
+    });
+  } catch (const Error& error) {
+    if (error.diagnostics().front().code != "loss.nan") throw;
+    story.diverged = error.diagnostics().front().what + error.diagnostics().front().notes.front();
+  }
+  return story;
+}
+
+// How often the host was spared, over all ranks.
+struct Spared {
+  int64_t recordings = 0, launches = 0;
+};
+
+void compare(const TrainSpec& spec, Layout layout, const Spared& least) {
+  CAPTURE(spec.precision.dtype);
+  CAPTURE(layout.dp);
+  CAPTURE(layout.pp);
+  CAPTURE(layout.virtual_stages);
+  const TempDir folder;
+  const Story eager = story_of(spec, folder.path() / "a" / "step-00000005", [&](const auto& body) {
+    run_layout(spec, kVocab, layout, [&](RankContext& rank) { body(rank, [] {}); });
+  });
+  REQUIRE(eager.numbers.size() == 40);
+  const bool diverged = eager.diverged.find("first not finite: the weights") != std::string::npos;
+  REQUIRE(diverged == (layout.pp == 1));
+  for (const When when : {When::late, When::early}) {
+    CAPTURE(std::string(name_of(when)));
+    Spared spared;
+    int number = 0;
+    const auto dir = folder.path() / fmt::format("b{}", number++) / name_of(when) / "step-00000005";
+    const Story replayed = story_of(spec, dir, [&](const auto& body) {
+      std::vector<std::unique_ptr<FakeGpu>> gpus(static_cast<size_t>(layout.world()));
+      const auto count = [&] {
+        for (const auto& gpu : gpus) {
+          spared.recordings += gpu->seen.recordings;
+          spared.launches += gpu->seen.launches;
+        }
+      };
+      const auto gpu_of = [&](int rank) -> std::unique_ptr<FakeGpu>& {
+        return gpus[static_cast<size_t>(rank)];
+      };
+      try {
+        run_layout(
+            spec, kVocab, layout,
+            [&](RankContext& rank) {
+              body(rank, [&] { gpu_of(rank.rank)->finish(); });
+              gpu_of(rank.rank)->finish();
+            },
+            0,
+            [&](Store& store, int rank, int size) {
+              WorldOptions options;
+              options.rank = rank;
+              options.size = size;
+              options.timeout = std::chrono::seconds(60);
+              return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
+                                     {.api = &fake_nccl(), .crash_dir = {}});
+            },
+            [&](int rank) {
+              gpu_of(rank) = std::make_unique<FakeGpu>(when);
+              return make_fake_device(*gpu_of(rank));
+            });
+      } catch (...) {
+        count();
+        throw;
+      }
+      count();
+    });
+    CHECK(replayed.numbers == eager.numbers);
+    CHECK(replayed.masters == eager.masters);
+    CHECK(replayed.moments == eager.moments);
+    CHECK(replayed.diverged == eager.diverged);
+    CHECK(spared.recordings >= least.recordings);
+    CHECK(spared.launches >= least.launches);
+  }
+}
+
+}  // namespace
+
+// A step has four micro-batches. Of the first of them and of the others there is a recording each,
+// forward and backward, and one of the evaluation's; in each of the two runs.
+TEST_CASE("replayed passes: one GPU has the bits of a run that enqueues all") {
+  compare(gpt2_spec(), {}, {.recordings = 10, .launches = 70});
+  compare(llama_spec("bf16"), {}, {.recordings = 10, .launches = 70});
+}
+
+TEST_CASE("replayed passes: a loss scale that moves") {
+  compare(gpt2_spec("fp16"), {}, {.recordings = 10, .launches = 50});
+}
+
+TEST_CASE("replayed passes: batches that grow and layers that are made again") {
+  TrainSpec spec = gpt2_spec();
+  spec.train.batch_ramp = {{0, 4}, {4, 8}};
+  spec.recompute.mode = "full";
+  compare(spec, {}, {.recordings = 6, .launches = 20});
+}
+
+TEST_CASE("replayed passes: replicas and their shards") {
+  compare(gpt2_spec(), {.dp = 2}, {.recordings = 8, .launches = 20});
+  TrainSpec whole = llama_spec();
+  whole.parallel.zero = 0;
+  compare(whole, {.dp = 2}, {.recordings = 8, .launches = 30});
+}
+
+TEST_CASE("replayed passes: pipelines") {
+  compare(gpt2_spec(), {.pp = 2}, {.recordings = 8, .launches = 50});
+  compare(llama_spec(), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 50});
+}
+
+TEST_CASE("replayed passes: what would not give the same is enqueued anew and says why") {
+  const auto reason = [](TrainSpec spec, Layout layout) {
+    std::string why;
+    run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+      if (rank.rank == 0) why = rank.trainer.not_replayed();
+    });
+    return why;
+  };
+  CHECK(reason(gpt2_spec(), {}) == "");
+  CHECK(reason(gpt2_spec(), {.tp = 2}) == "tensor parallelism");
+  TrainSpec spec = gpt2_spec();
+  spec.model.dropout.attention = 0.1;
+  CHECK(reason(spec, {}) == "dropout");
+  spec = llama_spec();
+  spec.model.qk_norm = false;
+  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
+  CHECK(reason(spec, {}) == "a mixture of experts");
+  // And it is so: a step is run, and nothing of it recorded.
+  FakeGpu gpu(When::late);
+  const auto tokens = markov_tokens(2000, kVocab);
+  const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 1);
+  run_layout(
+      spec, kVocab, {},
+      [&](RankContext& rank) {
+        rank.trainer.initialise();
+        for (int64_t step = 0; step < 3; ++step) rank.trainer.step(step, *tokens, sampler, {});
+      },
+      0, {}, [&](int) { return make_fake_device(gpu); });
+  CHECK(gpu.seen.recordings == 0);
+}
