@@ -50,8 +50,8 @@ struct CudaPlugin {
   std::unique_ptr<CommWorld> (*make_nccl_world)(Store& store, const WorldOptions& options,
                                                 Device& device, const std::string& crash_dir);
   // Which kernel attention of this shape and type runs on (MTL_ATTENTION), in words. Decides it,
-  // which may take a second: else the first such op does. Throws Error "gpu.attention". Null = there
-  // is no choice.
+  // which may take a second: else the first such op does. Throws Error "gpu.attention". Null =
+  // there is no choice.
   std::string (*choose_attention)(Device& device, const AttentionShape& shape, DType dtype);
   // Host memory that all GPUs read and write in place, by the same address: slow, and what the
   // tests of the ops hold their tensors in.
