@@ -182,6 +182,13 @@ TEST_CASE("replayed passes: one GPU has the bits of a run that enqueues all") {
   compare(llama_spec("bf16"), {}, {.recordings = 10, .launches = 70});
 }
 
+// The FP8 copies of the weights are made outside of the passes, when the weights have changed.
+TEST_CASE("replayed passes: products in FP8") {
+  compare(gpt2_spec("fp8"), {}, {.recordings = 10, .launches = 70});
+  compare(gpt2_spec("fp8"), {.dp = 2}, {.recordings = 8, .launches = 20});
+  compare(gpt2_spec("fp8"), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 50});
+}
+
 TEST_CASE("replayed passes: a loss scale that moves") {
   compare(gpt2_spec("fp16"), {}, {.recordings = 10, .launches = 50});
 }
