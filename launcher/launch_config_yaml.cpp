@@ -130,8 +130,8 @@ std::map<std::string, YamlValue> plugin_sections(const LaunchConfig& config) {
       YamlValue& map = sections[section.name];
       map.kind = YamlValue::Kind::map;
       const auto entry = std::find_if(map.entries.begin(), map.entries.end(),
-                                      [&section, &wanted = key](const YamlValue::Entry& candidate) {
-                                        return plugin_key(section.name, candidate.key) == wanted;
+                                      [&](const YamlValue::Entry& candidate) {
+                                        return plugin_key(section.name, candidate.key) == key;
                                       });
       if (entry == map.entries.end()) {
         YamlValue::Entry added;

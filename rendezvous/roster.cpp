@@ -252,7 +252,7 @@ std::optional<Roster> decode_roster(std::string_view bytes) {
     if ((flags & kNewSlots) != 0) slots = in.small();
     if ((flags & kNewRank) != 0) rank = static_cast<uint32_t>(in.small());
     if (!in.good()) return std::nullopt;
-    roster.nodes.push_back({host, address, port, slots, static_cast<int>(rank), LinkId{0}});
+    roster.nodes.emplace_back(host, address, port, slots, static_cast<int>(rank), LinkId{0});
     rank += static_cast<uint32_t>(slots);
   }
   if (!in.at_end()) return std::nullopt;

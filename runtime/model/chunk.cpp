@@ -1,5 +1,6 @@
 #include "runtime/model/chunk.h"
 
+#include <ranges>
 #include <utility>
 
 namespace mtl {
@@ -107,8 +108,7 @@ void Chunk::backward(const Pass& micro_batch, float loss_scale, bool logits_are_
     head_->backward(pass, loss_scale, logits_are_there);
     finished(context_.shape.layers);
   }
-  for (auto it = groups_.rbegin(); it != groups_.rend(); ++it) {
-    const LayerGroup& group = *it;
+  for (const LayerGroup& group : groups_ | std::views::reverse) {
     if (group.again) forward_again(pass, group);
     for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
       layer(number).mlp_backward(pass);

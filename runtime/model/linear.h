@@ -30,14 +30,15 @@ class Linear {
   Tensor bias() const { return bias_.weight; }
 
  private:
-  Device& device_;
-  Parameter weight_;
-  Parameter bias_;
-
   // x in FP8 in the scratch memory, as [rows, cols] or [cols, rows].
   Tensor round_input(Tensor x, bool by_column) const;
   // One of `numbers`.
   Tensor number(int64_t which) const;
+
+  Device& device_;
+  Parameter weight_;
+  Parameter bias_;
+
   struct Float8Copies {
     Tensor forward, backward;    // of the weight: [out, in] and [in, out]
     Tensor inverse;              // of the weight's scale, f32 [1]

@@ -13,7 +13,7 @@ if(kernel_sources)
     target_compile_options(mtl_kernels_${isa} PRIVATE -O3 ${isa_flags_${isa}}
       -fno-math-errno -fno-trapping-math)
     target_link_libraries(mtl_kernels_${isa} PRIVATE mtl_flags)
-    # Written in gcc's vector extensions; clang 14 has not all of them.
+    # Written in gcc's vector extensions, of which clang lacks one (__builtin_shuffle).
     if(NOT CMAKE_CXX_COMPILER_ID STREQUAL GNU)
       set_target_properties(mtl_kernels_${isa} PROPERTIES
         CXX_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/by-gcc)
