@@ -34,7 +34,8 @@ bool plain_word(const std::string& text) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
            std::string_view("_-./,:+@%").find(c) != std::string_view::npos;
   };
-  const char first = text.empty() ? ' ' : text[0];
+  if (text.empty()) return false;
+  const char first = text[0];
   return std::all_of(text.begin(), text.end(), fits) && text.back() != ':' &&
          (std::isalnum(static_cast<unsigned char>(first)) != 0 || first == '/' || first == '_' ||
           first == '.');

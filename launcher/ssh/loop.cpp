@@ -131,7 +131,8 @@ void Loop::run() {
         }
         continue;
       }
-      const auto found = watches_.find(events[i].data.u64);
+      const uint64_t id = events[i].data.u64;  // a copy: events are packed
+      const auto found = watches_.find(id);
       if (found == watches_.end()) continue;  // unwatched by an earlier handler of this round
       const std::shared_ptr<Handler> handler = found->second.handler;
       (*handler)(events[i].events);

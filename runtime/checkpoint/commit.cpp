@@ -57,10 +57,10 @@ std::map<std::string, ShardFileRecord> describe_files(const fs::path& dir,
   std::map<std::string, ShardFileRecord> files;
   for (auto& [name, parts] : by_file) {
     const ShardStart start = read_shard_start(dir / name);
-    const auto differs = [&](const std::string& what) {
+    const auto differs = [&file = name, &dir](const std::string& what) {
       throw Error(Exit::data, Diagnostic{.code = "ckpt.file",
                                          .what = fmt::format("{} is not what its rank reported: {}",
-                                                             (dir / name).string(), what),
+                                                             (dir / file).string(), what),
                                          .help = "does another run write into this directory?"});
     };
     const auto& entries = start.header.entries;

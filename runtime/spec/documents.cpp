@@ -1,5 +1,6 @@
 // What is written from the schema table: resolved.yaml, the JSON Schema and the reference page.
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -25,8 +26,8 @@ int depth_of(const std::string& path) {
 
 // An integral bound as an integer: validators print it as it stands.
 ordered_json bound(double value) {
-  const auto whole = static_cast<int64_t>(value);
-  return static_cast<double>(whole) == value ? ordered_json(whole) : ordered_json(value);
+  if (std::abs(value) >= 0x1p63 || std::trunc(value) != value) return value;
+  return static_cast<int64_t>(value);
 }
 
 void add_range(const Row& row, ordered_json& schema) {

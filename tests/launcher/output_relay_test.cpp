@@ -186,7 +186,6 @@ TEST_CASE("output relay: a slow channel lives and its gap tells the truth") {
     ended = true;
   }
   std::atomic<size_t> most{0};
-  std::atomic<bool> hurried{false};
   std::thread printer([&] {
     OutputRelay relay(*pair.agent, pair.cable.here, 1);
     for (int64_t i = 0; i < kLines; ++i) {

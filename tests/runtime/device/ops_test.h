@@ -207,14 +207,9 @@ class HeldFactor : public Held {
 };
 
 inline std::vector<Isa> isas_of_this_machine() {
-  std::vector<Isa> isas = {Isa::base};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    isas.push_back(Isa::avx2);
-  }
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    isas.push_back(Isa::avx512);
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::base, Isa::avx2, Isa::avx512}) {
+    if (isa <= cpu_isa()) isas.push_back(isa);
   }
   return isas;
 }

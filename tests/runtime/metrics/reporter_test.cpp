@@ -409,7 +409,6 @@ TEST_CASE("a run directory that is not there is an error") {
 TEST_CASE("the launcher records a failure that the worker could not") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
   record_failure(dir.path(), 1, "rank 1 died");
   CHECK(json::parse(text_of(dir.path() / "status.json"))["state"] == "failed");
   fs::remove(dir.path() / "events.jsonl");
