@@ -157,6 +157,10 @@ TEST_CASE("accelerate's file for fp8 is precision.dtype of a train.yaml and its 
   CHECK((outcome.out + outcome.err).find("fp8 in the linears of 2 of 2 layers") !=
         std::string::npos);
   CHECK(outcome.err.find("--fp8_format (a train.yaml's fp8 has one recipe") != std::string::npos);
+  // It trains, and says in what.
+  outcome = shell.mtl({"launch", "--mixed_precision", "fp8", "train.yaml"});
+  CHECK(outcome.code == 0);
+  CHECK(outcome.err.find(", fp8 in the linears, else bf16; ") != std::string::npos);
 }
 
 TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {
