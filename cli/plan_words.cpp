@@ -91,8 +91,7 @@ std::string precision_words(const Plan& plan) {
   if (plan.compute == DType::f32) return "fp32";
   std::string words = compute_name(plan.compute);
   if (plan.float8.on) {
-    words = fmt::format("fp8 in the linears of {} of {}, else bf16",
-                        plan.model.layers - plan.float8.first - plan.float8.last,
+    words = fmt::format("fp8 in the linears of {} of {}, else bf16", plan.float8.layers(plan.model),
                         count_of(plan.model.layers, "layer"));
   }
   return fmt::format("{}; master weights, gradients and optimizer in fp32{}", words,

@@ -89,8 +89,9 @@ void read_surroundings(LaunchGiven& given, Diagnostics& diagnostics) {
   given.around = surroundings_here(diagnostics);
   settings_of_surroundings(given.around, given, diagnostics);  // of all but SLURM
   if (given.around.launcher != Launcher::slurm || !given.around.task) return;
-  if (given.around.task->world > 1 && !is_placed_by_hand(given))
+  if (given.around.task->world > 1 && !is_placed_by_hand(given)) {
     settings_of_step(given, diagnostics);
+  }
 }
 
 }  // namespace mtl

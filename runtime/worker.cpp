@@ -29,6 +29,7 @@
 #include "runtime/engine/yardstick.h"
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/model/blocks.h"
 #include "runtime/rank_meeting.h"
 #include "runtime/run.h"
 #include "runtime/start_block.h"
@@ -224,15 +225,9 @@ class Rank {
     if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
     if (spec_.data.reset_attention_at_eod) return {};
     const auto tp = static_cast<int>(plan_.grid.sizes()[Axis::tp]);
-    AttentionShape shape;
+    AttentionShape shape = attention_of(plan_.model, tp);
     shape.batch = plan_.micro_batch;
     shape.seq = plan_.seq;
-    shape.heads = plan_.model.heads / tp;
-    shape.kv_heads = local_kv_heads(plan_.model, tp);
-    shape.head_dim = plan_.model.head_dim;
-    shape.dropout.probability = static_cast<float>(plan_.model.dropout_attention);
-    shape.alibi = plan_.model.position == PositionType::alibi;
-    shape.window = plan_.model.sliding_window;
     return made_.cuda->choose_attention(*device_, shape, plan_.compute);
   }
 

@@ -408,18 +408,18 @@ void Trainer::agree(int64_t step, Requests requests) {
                             .all_requests = all.slice(StepSums::kAllRequests, kRequests)});
 }
 
-void Trainer::read(int64_t step, StepResult& result) {
+double Trainer::read(int64_t step, StepResult& result) {
   double host[StepSums::kAll] = {};
   device_.copy_to_host(host, arena_.tensor("loss_sum"));
   groups_.world().check();
   const double counted = host[StepSums::kCounted];
   const double tokens = std::max(counted, 1.0);
-  correction_ = correction(step, counted);
   result.loss = host[StepSums::kLoss] / tokens;
   result.moe_aux_loss = host[StepSums::kRouter] / tokens;
   result.moe_z_loss = host[StepSums::kRouter + 1] / tokens;
   result.grad_norm = host[StepSums::kNorm];
   result.requests = take(host + StepSums::kAllRequests);
+  return correction(step, counted);
 }
 
 StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests) {
@@ -461,10 +461,8 @@ StepResult Trainer::gradients(int64_t step, const Samples& samples) {
   optimizer_.require_all();
   run_micro_batches(step, samples);
   agree(step, {});
-  read(step, result);
-  if (correction_ != 1) {
-    device_.scale(arena_.tensor("grads"), static_cast<float>(correction_));
-  }
+  const double correction = read(step, result);
+  if (correction != 1) device_.scale(arena_.tensor("grads"), static_cast<float>(correction));
   return result;
 }
 

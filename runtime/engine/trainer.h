@@ -132,8 +132,8 @@ class Trainer {
   // After all gradients are summed: enqueues what makes the loss, the norm and the requests of all
   // ranks of each rank's own, and what the update needs of them.
   void agree(int64_t step, Requests requests);
-  // The same for the host: waits for all that is enqueued.
-  void read(int64_t step, StepResult& result);
+  // The same for the host: waits for all that is enqueued. Returns the correction of the gradients.
+  double read(int64_t step, StepResult& result);
   // Of a chunk, with the sum of its losses.
   void forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before);
   bool replays() const;
@@ -175,8 +175,7 @@ class Trainer {
   std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
   const uint64_t number_;  // of this trainer among those of the process
   const std::string not_replayed_;
-  int64_t counted_ = 0;    // targets that this rank's micro-batches count, of the pass under way
-  double correction_ = 1;  // of the newest step
+  int64_t counted_ = 0;  // targets that this rank's micro-batches count, of the pass under way
 };
 
 }  // namespace mtl

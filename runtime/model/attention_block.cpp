@@ -31,22 +31,27 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {}
 
-AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
-  const ModelShape& shape = context_.shape;
+AttentionShape attention_of(const ModelShape& shape, int tp) {
   AttentionShape attention;
-  attention.batch = pass.sequences;
-  attention.seq = pass.past + pass.seq;
-  attention.first_query = pass.past;
-  attention.heads = heads_;
-  attention.kv_heads = kv_heads_;
+  attention.heads = shape.heads / tp;
+  attention.kv_heads = local_kv_heads(shape, tp);
   attention.head_dim = shape.head_dim;
   attention.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-  attention.dropout = dropout_for(context_, pass, layer_, DropoutSite::attention);
-  attention.first_sequence = pass.first_sequence;
-  attention.first_head = heads_ * context_.tp.rank();
+  attention.dropout.probability = static_cast<float>(shape.dropout_attention);
   attention.total_heads = shape.heads;
   attention.alibi = shape.position == PositionType::alibi;
   attention.window = shape.sliding_window;
+  return attention;
+}
+
+AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
+  AttentionShape attention = attention_of(context_.shape, context_.tp.size());
+  attention.batch = pass.sequences;
+  attention.seq = pass.past + pass.seq;
+  attention.first_query = pass.past;
+  attention.dropout = dropout_for(context_, pass, layer_, DropoutSite::attention);
+  attention.first_sequence = pass.first_sequence;
+  attention.first_head = heads_ * context_.tp.rank();
   if (first_key_) attention.first_key = values_of(first_key_, pass);
   return attention;
 }

@@ -36,6 +36,9 @@ class EmbeddingBlock {
   Buffer ids_, output_, branch_, position_ids_, dresidual_;
 };
 
+// The attention of a rank of `tp`, but for the sequences, the dropout's key and the first head.
+AttentionShape attention_of(const ModelShape& shape, int tp);
+
 // x + dropout(proj(attention(qkv(norm(x))))); heads split over TP.
 class AttentionBlock {
  public:

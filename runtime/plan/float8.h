@@ -24,6 +24,7 @@ struct Float8 {
   bool holds(const ModelShape& shape, int64_t layer) const {
     return on && layer >= first && layer < shape.layers - last;
   }
+  int64_t layers(const ModelShape& shape) const { return on ? shape.layers - first - last : 0; }
 };
 
 // A linear of a layer, as a rank of `tp` has it.

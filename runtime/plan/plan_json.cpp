@@ -142,8 +142,6 @@ nlohmann::json to_json(const Plan& plan) {
   nlohmann::json schedules = nlohmann::json::array();
   for (const auto& [micro_batches, step] : plan.schedules) schedules.push_back(schedule_json(step));
 
-  const Float8& float8 = plan.float8;
-  const int64_t in_fp8 = float8.on ? plan.model.layers - float8.first - float8.last : 0;
   return {{"schema", "mtl.plan/2"},
           {"model", to_json(plan.model)},
           {"grid", grid},
@@ -151,7 +149,7 @@ nlohmann::json to_json(const Plan& plan) {
           {"batch", {{"micro_batch", plan.micro_batch}, {"seq_len", plan.seq}, {"phases", phases}}},
           {"steps", plan.steps},
           {"compute", compute_name(plan.compute)},
-          {"fp8_layers", in_fp8},
+          {"fp8_layers", plan.float8.layers(plan.model)},
           {"optimizer", optimizer_name(plan.optimizer)},
           {"recompute", recompute_json(plan.recompute)},
           {"memory", {{"largest_rank", plan.peak_bytes()}, {"all_ranks", plan.total_bytes()}}},

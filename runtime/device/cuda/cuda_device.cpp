@@ -185,7 +185,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     const bool trouble = !replays_.trouble().empty();
     replays_.run(key, enqueue);
     if (!trouble && !replays_.trouble().empty()) {
-      std::fprintf(stderr, "mtl: passes are no longer replayed as CUDA graphs: %s\n",
+      std::fprintf(stderr, "warning: passes are no longer replayed as CUDA graphs: %s\n",
                    replays_.trouble().c_str());
     }
   }
