@@ -4,6 +4,7 @@
 #include <bit>
 #include <exception>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "common/half.h"
+#include "support/block_on_host.h"
 #include "support/fiber.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -24,6 +26,7 @@ namespace mtl::gpu_on_host {
 namespace {
 
 constexpr unsigned kMostThreads = 1024;
+constexpr size_t kSharedAlignment = 1024;  // as the copy engine wants it
 
 Schedule schedule;
 
@@ -48,8 +51,10 @@ struct Fiber {
   unsigned linear;
   Context context;
   dim3 index;
-  enum { runnable, at_block_barrier, at_warp, done } state = done;
-  unsigned mask = 0;  // of the lanes that it waits for
+  enum { runnable, at_block_barrier, at_warp, stopped, done } state = done;
+  unsigned mask = 0;                 // of the lanes that it waits for
+  const char* stopped_at = nullptr;  // and which of those
+  unsigned which = 0;
   std::vector<std::vector<Copy>> groups;
   std::vector<Copy> open_group;
 };
@@ -80,12 +85,15 @@ class Machine {
       fibers_[i]->index = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
     }
     // Of exactly that size, so that AddressSanitizer knows its end.
-    const std::unique_ptr<unsigned char[]> shared(new unsigned char[shared_bytes + 128]);
-    const auto misfit = reinterpret_cast<uintptr_t>(shared.get()) % 128;
-    const auto gap = misfit == 0 ? 0 : 128 - misfit;
+    const std::unique_ptr<unsigned char[]> shared(
+        new unsigned char[shared_bytes + kSharedAlignment]);
+    const auto misfit = reinterpret_cast<uintptr_t>(shared.get()) % kSharedAlignment;
+    const auto gap = misfit == 0 ? 0 : kSharedAlignment - misfit;
     shared_ = shared.get() + gap;
+    shared_bytes_ = shared_bytes;
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_poison_memory_region(shared_ + shared_bytes, 128 - gap);
+    __asan_poison_memory_region(shared.get(), gap);
+    __asan_poison_memory_region(shared_ + shared_bytes, kSharedAlignment - gap);
 #endif
     random_.seed(schedule.seed);
     gridDim = grid;
@@ -116,6 +124,12 @@ class Machine {
   unsigned char* shared() {
     return shared_;
   }
+  size_t shared_bytes() const {
+    return shared_bytes_;
+  }
+  unsigned threads() const {
+    return threads_;
+  }
   Fiber& current() {
     return *current_;
   }
@@ -124,6 +138,23 @@ class Machine {
     current_->state = Fiber::at_block_barrier;
     ++at_barrier_;
     go_on();
+  }
+
+  void stop(const char* what, unsigned which) {
+    current_->state = Fiber::stopped;
+    current_->stopped_at = what;
+    current_->which = which;
+    go_on();
+  }
+  void wake(std::vector<unsigned> threads) {
+    std::sort(threads.begin(), threads.end());
+    if (backwards_) std::reverse(threads.begin(), threads.end());
+    if (schedule.order == Schedule::random) std::shuffle(threads.begin(), threads.end(), random_);
+    for (const unsigned i : threads) make_ready(*fibers_[i]);
+  }
+  size_t choose(size_t count) {
+    if (schedule.order == Schedule::random) return random_() % count;
+    return backwards_ ? count - 1 : 0;
   }
 
   const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
@@ -173,6 +204,7 @@ class Machine {
     for (;;) {
       try {
         (*body_)();
+        end_products();
       } catch (...) {
         failure_ = std::current_exception();
       }
@@ -195,28 +227,57 @@ class Machine {
       warp.waiting = 0;
       warp.present = threads_ - w * 32 < 32 ? (1u << threads_ % 32) - 1 : 0xffffffffu;
     }
+    forget_barriers();
+    forget_products();
     done_ = at_barrier_ = ready_begin_ = ready_end_ = 0;
     make_all_ready();
-    while (ready_begin_ != ready_end_) {
+    for (;;) {
       run_next(scheduler_);
       if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-      if (done_ == threads_) return;
-      open_barrier();
+      if (done_ == threads_) break;
+      while (ready_begin_ == ready_end_) let_some_go_on();
+    }
+    if (let_a_copy_arrive()) {
+      throw std::runtime_error("a block that ends before its copies to shared memory have come");
     }
   }
 
   // Nobody can run, and not all are done.
+  void let_some_go_on() {
+    if (done_ + at_barrier_ == threads_) return open_barrier();
+    // Products first: they read what copies have not brought yet.
+    const bool products_first = schedule.order != Schedule::random || random_() % 2 == 0;
+    if (products_first && carry_out_products()) return;
+    if (let_a_copy_arrive() || carry_out_products()) return;
+    throw std::runtime_error("threads of a block wait for each other: " + who_waits());
+  }
   void open_barrier() {
-    if (done_ + at_barrier_ < threads_) {
-      throw std::runtime_error(
-          "threads of a block wait for each other: a warp operation names a lane that waits at a "
-          "barrier or is gone");
-    }
     // Threads that have returned count as arrived on real GPUs too, but a kernel that relies on it
     // is hard to read.
     if (done_ > 0) throw std::runtime_error("a barrier that a thread of the block does not reach");
     at_barrier_ = 0;
     make_all_ready();
+  }
+  std::string who_waits() const {
+    std::map<std::string, unsigned> counts;
+    for (unsigned i = 0; i < threads_; ++i) {
+      const Fiber& fiber = *fibers_[i];
+      if (fiber.state != Fiber::stopped) continue;
+      ++counts[std::string(fiber.stopped_at) + " " + std::to_string(fiber.which)];
+    }
+    if (counts.empty()) {
+      return "a warp operation names a lane that waits at a barrier or is gone";
+    }
+    for (unsigned i = 0; i < threads_; ++i) {
+      const auto is = fibers_[i]->state;
+      if (is == Fiber::at_warp) ++counts["a warp operation"];
+      if (is == Fiber::at_block_barrier) ++counts["__syncthreads"];
+    }
+    std::string all;
+    for (const auto& [what, count] : counts) {
+      all += (all.empty() ? "" : ", ") + std::to_string(count) + " at " + what;
+    }
+    return all + (done_ > 0 ? "; " + std::to_string(done_) + " have ended" : "");
   }
 
   void make_all_ready() {
@@ -287,6 +348,7 @@ class Machine {
   unsigned threads_ = 0, done_ = 0, at_barrier_ = 0;
   bool backwards_ = false;
   unsigned char* shared_ = nullptr;
+  size_t shared_bytes_ = 0;
   Fiber* current_ = nullptr;
   std::exception_ptr failure_;
   std::mt19937 random_;
@@ -344,6 +406,28 @@ const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
 }
 unsigned lane() {
   return machine().current().linear % 32;
+}
+
+unsigned this_thread() {
+  return machine().current().linear;
+}
+unsigned block_threads() {
+  return machine().threads();
+}
+size_t dynamic_shared_bytes() {
+  return machine().shared_bytes();
+}
+bool copies_are_early() {
+  return schedule.early_copies;
+}
+size_t choose(size_t count) {
+  return machine().choose(count);
+}
+void stop(const char* what, unsigned which) {
+  machine().stop(what, which);
+}
+void wake(std::vector<unsigned> threads) {
+  machine().wake(std::move(threads));
 }
 
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],

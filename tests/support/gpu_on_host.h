@@ -6,7 +6,8 @@
 // memory), barriers that not all threads reach, shuffles without a lane that was named,
 // asynchronous copies that are read before they were waited for, shared memory that is read before
 // it was written (dynamic shared memory begins as NaN). What it cannot find: races that no order of
-// whole threads between barriers shows (Schedule has several orders); how fast it is.
+// whole threads between barriers shows (Schedule has several orders); how fast it is. What Hopper
+// has beside that is in warpgroup_on_host.h.
 //
 // Arithmetic: f32 as the host has it, so tanhf or expf differ from the GPU's in the last bits, and
 // tensor cores sum in f32 in the order of k.
@@ -72,7 +73,8 @@ struct Schedule {
     in_step,      // every warp to its next shuffle (or the like) in turn
     random,       // a warp by lot, for a while
   } order = alternating;
-  bool early_copies = false;  // when they are started, else when they are waited for
+  // When they are started, else when they are waited for; so also products of warpgroups.
+  bool early_copies = false;
   unsigned seed = 1;
 };
 // Of the launches until it is destroyed.

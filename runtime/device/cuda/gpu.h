@@ -16,6 +16,7 @@
 #include <cuda_runtime.h>
 #else
 #include "support/gpu_on_host.h"
+#include "support/warpgroup_on_host.h"
 #endif
 
 namespace mtl::cuda {

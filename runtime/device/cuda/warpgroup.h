@@ -1,0 +1,339 @@
+// What only Hopper has (compute capability 9.0; code for sm_90a, which runs on nothing else): the
+// products of a warpgroup on tensor cores (wgmma), the copy engine (TMA), and the barriers in shared
+// memory (mbarrier) that it completes on. Section and figure names are the PTX manual's (ISA 9.0).
+//
+// A tile in shared memory is made of panels: [kDim / kPanel][rows][kPanel] 16-bit elements, a panel
+// row being 128 bytes (kPanel = 64) or 64 (32). Within a panel the 16-byte pieces are swizzled as the
+// copy engine and wgmma both know it ("Swizzling modes"): piece i of row r lies at i ^ (r % 8) in
+// rows of 128 bytes, at i ^ (r / 2 % 4) in rows of 64. Panels begin at multiples of 1,024 bytes.
+//
+// Everything a kernel needs to order by itself: what wgmma reads has been brought by the copy engine
+// (the async proxy both), so no proxy fence is needed; registers of a product may not be touched
+// between its issue and its wait.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/device/cuda/gpu.h"
+
+#if defined(__CUDACC__)
+#include <cuda.h>
+#endif
+
+namespace mtl::cuda {
+
+inline constexpr unsigned kWarpgroup = 128;
+
+#if defined(__CUDACC__)
+using TensorMap = CUtensorMap;
+#define MTL_GRID_CONSTANT __grid_constant__
+#else
+using TensorMap = gpu_on_host::TensorMap;
+#define MTL_GRID_CONSTANT
+#endif
+
+// --- host: what the copy engine is told of a tensor
+
+// 16-bit elements [batch][seq][heads][dim], elements of a head side by side, heads `dim` apart, rows
+// `row_stride` elements apart; a box is `rows` rows of `panel` elements of one head. What is beyond
+// seq or dim is zeros.
+struct HeadsTensor {
+  const void* data = nullptr;  // a multiple of 16 bytes, as dim and row_stride are in bytes
+  int64_t batch = 0, seq = 0, heads = 0, dim = 0, row_stride = 0;
+  bool is_bf16 = true;
+  int rows = 0, panel = 0;  // at most 256; 64 or 32
+};
+// Throws Error "device.cuda" where the driver refuses it.
+TensorMap tensor_map(const HeadsTensor& tensor);
+
+// --- barriers
+
+// In shared memory. A phase ends when all arrivals have come and all bytes that were announced are
+// there; then the next one begins. Phases alternate in parity, the first one is 0.
+struct alignas(8) Barrier {
+  uint64_t state;
+};
+
+// --- descriptors
+
+// The operand at `first` (element of row r0, column c0 of a tile: r0 a multiple of 8, c0 of 16 within
+// its panel) for wgmma ("Matrix Descriptor Format"). Both read 16 of k.
+//   rows_operand: rows of the tile are m or n, its columns k; 64 rows as A, N as B.
+//   columns_operand: the tile's columns are n, its rows k; N columns that may go over panels,
+//     which are panel_bytes apart.
+template <int kPanel>
+__device__ inline uint64_t rows_operand(uint32_t first);
+template <int kPanel>
+__device__ inline uint64_t columns_operand(uint32_t first, uint32_t panel_bytes);
+
+namespace descriptor {
+// Addresses and offsets are in units of 16 bytes, of 18 bits.
+__host__ __device__ inline constexpr uint64_t encode(uint32_t bytes) {
+  return (bytes & 0x3ffff) >> 4;
+}
+template <int kPanel>
+__host__ __device__ inline constexpr uint64_t make(uint32_t first, uint32_t leading_bytes,
+                                                   uint32_t stride_bytes) {
+  static_assert(kPanel == 64 || kPanel == 32);
+  constexpr uint64_t kSwizzle = kPanel == 64 ? 1 : 2;  // of 128 bytes, of 64
+  return encode(first) | encode(leading_bytes) << 16 | encode(stride_bytes) << 32 | kSwizzle << 62;
+}
+}  // namespace descriptor
+
+template <int kPanel>
+__device__ inline uint64_t rows_operand(uint32_t first) {
+  // The leading offset is not used with a swizzle; the stride is that of 8 rows.
+  return descriptor::make<kPanel>(first, 16, 8 * 2 * kPanel);
+}
+template <int kPanel>
+__device__ inline uint64_t columns_operand(uint32_t first, uint32_t panel_bytes) {
+  // Leading: from panel to panel along n; stride: from 8 rows to the next along k.
+  return descriptor::make<kPanel>(first, panel_bytes, 8 * 2 * kPanel);
+}
+
+#if defined(__CUDACC__)
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// By one thread: `arrivals` end a phase.
+__device__ inline void init(Barrier& barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+// By the thread that has called init, before the __syncthreads behind which others use them.
+__device__ inline void barriers_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ inline void arrive(Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier))
+               : "memory");
+}
+// One arrival that announces bytes which the copy engine will bring in this phase.
+__device__ inline void arrive_expecting(Barrier& barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity has ended: of a barrier in its first phase, parity 1 has.
+__device__ inline void wait(Barrier& barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra end;\n"
+      "bra again;\n"
+      "end:\n"
+      "}\n" ::"r"(shared_address(&barrier)),
+      "r"(parity)
+      : "memory");
+}
+// Barriers that the hardware has, 1 to 15, for `threads` of a block (a multiple of 32; __syncthreads
+// is 0): sync waits until so many have come, arrive goes on.
+__device__ inline void sync_some(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void arrive_some(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// --- the copy engine; by one thread
+
+// A box to `shared` (a multiple of 1,024 bytes), in order and swizzled: elements from `column` of a
+// head, rows from `row` of a sequence. All of the box's bytes complete on the barrier, zeros too.
+__device__ inline void copy_box(void* shared, const TensorMap& map, Barrier& barrier, int column,
+                                int head, int row, int sequence) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row), "r"(sequence)
+      : "memory");
+}
+// Bytes in a row; addresses and count multiples of 16.
+__device__ inline void copy_bytes(void* shared, const void* from, unsigned bytes,
+                                  Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+__device__ inline void fetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// --- registers: each warpgroup calls one of them once, at the start of its part
+
+template <int kCount>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// --- products; by all threads of a warpgroup
+
+// Before the first product, and whenever registers that one uses have been written by others.
+__device__ inline void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+// Those issued since the last time are a group.
+__device__ inline void products_issued() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most kPending groups are not done.
+template <int kPending>
+__device__ inline void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// The compiler moves no use of these registers over this place.
+template <int kN>
+__device__ inline void hold(float (&d)[kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
+  }
+}
+
+// clang-format off
+#define MTL_D4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define MTL_D16(i) MTL_D4(i), MTL_D4(i + 1), MTL_D4(i + 2), MTL_D4(i + 3)
+#define MTL_R32 \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MTL_R48 MTL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define MTL_R64 MTL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+// `add`, `a`, `b` are the numbers of the operands behind the sums.
+#define MTL_WGMMA_SHARED(n, type, sums, a, b, add, ...)                                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                               \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, " \
+               a ", " b ", p, 1, 1, 0, 0;\n}\n"                                               \
+               : __VA_ARGS__ : "l"(left), "l"(right), "r"(static_cast<int>(adds)))
+#define MTL_WGMMA_REGISTERS(n, type, sums, a, b, add, ...)                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                               \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, " \
+               "{" a "}, " b ", p, 1, 1, 1;\n}\n"                                             \
+               : __VA_ARGS__                                                                  \
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),          \
+                 "r"(static_cast<int>(adds)))
+#define MTL_WGMMA_SIZES(kind, type, a64, b64, p64, a96, b96, p96, a128, b128, p128)                \
+  if constexpr (kN == 8) {                                                                         \
+    kind("64", type, MTL_R32, a64, b64, p64, MTL_D16(0), MTL_D16(4));                              \
+  } else if constexpr (kN == 12) {                                                                 \
+    kind("96", type, MTL_R48, a96, b96, p96, MTL_D16(0), MTL_D16(4), MTL_D16(8));                  \
+  } else {                                                                                         \
+    static_assert(kN == 16);                                                                       \
+    kind("128", type, MTL_R64, a128, b128, p128, MTL_D16(0), MTL_D16(4), MTL_D16(8), MTL_D16(12)); \
+  }
+// clang-format on
+
+// d (+)= A B, issued: A 64 x 16 and B 16 x 8 kN (kN 8, 12 or 16), f32 sums; without `adds` d is
+// overwritten. Warp i of the warpgroup has rows 16 i to 16 i + 15 of d, in the layout of
+// mma_m16n8k16, octet n of columns in d[n] ("Register Fragments", wgmma.m64nNk16).
+// Both operands are rows_operand()s.
+template <typename T, int kN>
+__device__ inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right,
+                                       bool adds) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    MTL_WGMMA_SIZES(MTL_WGMMA_SHARED, "bf16", "%32", "%33", "%34", "%48", "%49", "%50", "%64",
+                    "%65", "%66")
+  } else {
+    MTL_WGMMA_SIZES(MTL_WGMMA_SHARED, "f16", "%32", "%33", "%34", "%48", "%49", "%50", "%64", "%65",
+                    "%66")
+  }
+}
+// The same with A in registers, as mma_m16n8k16 has it, and B a columns_operand().
+template <typename T, int kN>
+__device__ inline void multiply_registers(float (&d)[kN][4], const uint32_t (&left)[4],
+                                          uint64_t right, bool adds) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    MTL_WGMMA_SIZES(MTL_WGMMA_REGISTERS, "bf16", "%32,%33,%34,%35", "%36", "%37", "%48,%49,%50,%51",
+                    "%52", "%53", "%64,%65,%66,%67", "%68", "%69")
+  } else {
+    MTL_WGMMA_SIZES(MTL_WGMMA_REGISTERS, "f16", "%32,%33,%34,%35", "%36", "%37", "%48,%49,%50,%51",
+                    "%52", "%53", "%64,%65,%66,%67", "%68", "%69")
+  }
+}
+
+#undef MTL_WGMMA_SIZES
+#undef MTL_WGMMA_REGISTERS
+#undef MTL_WGMMA_SHARED
+#undef MTL_R64
+#undef MTL_R48
+#undef MTL_R32
+#undef MTL_D16
+#undef MTL_D4
+
+#else
+
+inline uint32_t shared_address(const void* pointer) {
+  return gpu_on_host::shared_address(pointer);
+}
+inline void init(Barrier& barrier, unsigned arrivals) {
+  gpu_on_host::barrier_init(&barrier, arrivals);
+}
+inline void barriers_made() {
+  gpu_on_host::barriers_made();
+}
+inline void arrive(Barrier& barrier) {
+  gpu_on_host::barrier_arrive(&barrier, 0);
+}
+inline void arrive_expecting(Barrier& barrier, unsigned bytes) {
+  gpu_on_host::barrier_arrive(&barrier, bytes);
+}
+inline void wait(Barrier& barrier, unsigned parity) {
+  gpu_on_host::barrier_wait(&barrier, parity);
+}
+inline void sync_some(int id, int threads) {
+  gpu_on_host::named_barrier(id, threads, true);
+}
+inline void arrive_some(int id, int threads) {
+  gpu_on_host::named_barrier(id, threads, false);
+}
+inline void copy_box(void* shared, const TensorMap& map, Barrier& barrier, int column, int head,
+                     int row, int sequence) {
+  gpu_on_host::copy_box(shared, map, &barrier, {column, head, row, sequence});
+}
+inline void copy_bytes(void* shared, const void* from, unsigned bytes, Barrier& barrier) {
+  gpu_on_host::copy_bytes(shared, from, bytes, &barrier);
+}
+inline void fetch_map(const TensorMap&) {}
+template <int kCount>
+inline void give_registers() {}
+template <int kCount>
+inline void take_registers() {}
+inline void products_begin() {
+  gpu_on_host::products_begin();
+}
+inline void products_issued() {
+  gpu_on_host::products_issued();
+}
+template <int kPending>
+inline void products_wait() {
+  gpu_on_host::products_wait(kPending);
+}
+template <int kN>
+inline void hold(float (&)[kN][4]) {}
+template <typename T, int kN>
+inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right, bool adds) {
+  gpu_on_host::multiply(&d[0][0], 8 * kN, nullptr, left, right, adds,
+                        [](uint16_t bits) { return to_float(T{bits}); });
+}
+template <typename T, int kN>
+inline void multiply_registers(float (&d)[kN][4], const uint32_t (&left)[4], uint64_t right,
+                               bool adds) {
+  gpu_on_host::multiply(&d[0][0], 8 * kN, left, 0, right, adds,
+                        [](uint16_t bits) { return to_float(T{bits}); });
+}
+
+#endif
+
+}  // namespace mtl::cuda

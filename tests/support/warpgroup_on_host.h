@@ -1,0 +1,47 @@
+// What runtime/device/cuda/warpgroup.h has on the host: barriers that count bytes, the copy engine
+// and the products of a warpgroup, for the threads that gpu_on_host.h runs.
+//
+// The engine and the products take as long as they may (Schedule::early_copies: no time at all). A
+// copy leaves NaN at once and arrives, and a product reads its operands and gives its sums, only
+// when no thread can go on otherwise; until its wait a product's sums are NaN. So what is read,
+// overwritten or given back too early shows. What is not seen: shared memory that a kernel itself
+// writes for the engine or a product without a proxy fence, operands in registers that change
+// before the wait, and a barrier that others use without having waited for its initialisation in
+// an order of threads that no Schedule has.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace mtl::gpu_on_host {
+
+// What the copy engine is told of a tensor: cuda::HeadsTensor, checked by cuda::tensor_map.
+struct TensorMap {
+  const unsigned char* data = nullptr;
+  int64_t batch = 0, seq = 0, heads = 0, dim = 0, row_stride = 0;
+  int rows = 0, panel = 0;
+};
+
+// From the beginning of the block's dynamic shared memory.
+uint32_t shared_address(const void* pointer);
+
+void barrier_init(void* barrier, unsigned arrivals);
+void barriers_made();
+void barrier_arrive(void* barrier, unsigned expected_bytes);
+void barrier_wait(void* barrier, unsigned parity);
+void named_barrier(int id, int threads, bool waits);
+
+// `at`: column, head, row, sequence; what is outside the tensor is zeros.
+void copy_box(void* shared, const TensorMap& map, void* barrier, std::array<int, 4> at);
+void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier);
+
+void products_begin();
+void products_issued();
+void products_wait(int pending);
+// wgmma.m64nNk16 with N = columns: this thread's N / 2 sums at d. A is the four registers `left`,
+// B then lies k by columns (MN-major); or, without `left`, A is what left_descriptor says, B
+// columns by k (both K-major). `widen` turns an element into f32.
+void multiply(float* d, int columns, const uint32_t* left, uint64_t left_descriptor,
+              uint64_t right_descriptor, bool adds, float (*widen)(uint16_t));
+
+}  // namespace mtl::gpu_on_host
