@@ -12,7 +12,8 @@ namespace mtl::test {
 
 class EmulatedCuda final : public cuda::OpsDevice {
  public:
-  explicit EmulatedCuda(int multiprocessors = 3) : multiprocessors_(multiprocessors) {}
+  explicit EmulatedCuda(int multiprocessors = 3, bool warpgroups = false)
+      : multiprocessors_(multiprocessors), warpgroups_(warpgroups) {}
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "cuda kernels on the host"; }
   void* allocate(size_t bytes) override { return cpu_.allocate(bytes); }
@@ -47,6 +48,7 @@ class EmulatedCuda final : public cuda::OpsDevice {
  private:
   cuda::Stream stream() const override { return nullptr; }
   int multiprocessors() const override { return multiprocessors_; }
+  bool has_warpgroups() const override { return warpgroups_; }
   // NaNs each time: an op must not find what another has left. One more allocation per op, so that
   // AddressSanitizer sees where it ends.
   void* scratch(size_t bytes) override {
@@ -56,6 +58,7 @@ class EmulatedCuda final : public cuda::OpsDevice {
   }
 
   int multiprocessors_;
+  bool warpgroups_;  // a Hopper
   CpuDevice cpu_{1, Isa::base};
   std::vector<unsigned char> scratch_;
 };

@@ -1,24 +1,17 @@
 // What the attention kernels share: a call as a kernel sees it, where heads lie, dropout, and the
 // statistics that backward needs per query.
 //
-// There are two paths. attention_rows.h takes any type, head_dim and alignment, a warp per row, on
-// the CUDA cores. attention_tiles.h is for 16-bit types with tensor cores: head_dim a multiple of 8
-// up to 128 and tensors aligned to 16 bytes. Both have the steps of arXiv 2205.14135 and 2307.08691
-// (online softmax, log-sum-exp saved, probabilities computed again in backward).
+// There are three paths. attention_rows.h takes any type, head_dim and alignment, a warp per row, on
+// the CUDA cores. attention_tiles.h is for 16-bit types with tensor cores (mma): head_dim a multiple
+// of 8 up to 128 and tensors aligned to 16 bytes. attention_warpgroups.cu takes most of these on
+// Hopper, whose tensor cores give their full rate only to wgmma. All have the steps of arXiv
+// 2205.14135 and 2307.08691 (online softmax, log-sum-exp saved, probabilities computed again in
+// backward).
 //
 // Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
 // keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores
 // and dP are computed a second time). That is 7 products instead of the 5 of a kernel that adds dQ
 // with atomics.
-//
-// For sm_90a, where wgmma is what reaches the tensor cores' full rate (not written: nothing here
-// could run it). Forward: 128 queries x 128 keys, two warpgroups with 64 rows each and one warp
-// that only loads (setmaxnreg 240/24; cp.async.bulk.tensor into 128-byte-swizzled K and V stages
-// behind mbarriers); S = Q K^T with both from shared memory, P stays in registers as operand A of P
-// V; the scores of tile j + 1 are issued before the softmax of tile j, and the two warpgroups take
-// turns (named barriers), so that one's exponentials run under the other's products (arXiv
-// 2407.08608). dK/dV: 128 keys, S^T = K Q^T in 64-row wgmmas as here; Q and dO staged by the copy
-// engine.
 #pragma once
 
 #include <algorithm>

@@ -6,6 +6,7 @@
 #include "common/error.h"
 #include "runtime/device/cuda/attention_rows.h"
 #include "runtime/device/cuda/attention_tiles.h"
+#include "runtime/device/cuda/attention_warpgroups.h"
 
 namespace mtl::cuda {
 namespace {
@@ -91,32 +92,20 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     const float factor =
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
     if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);
-    PackedSums<kM, kN> ds;
+    // Read for each tile: registers are scarcer than loads from a cache. There is padding behind
+    // the last query.
+    QueryStats stats[kM][2];
     MTL_UNROLL()
     for (int m = 0; m < kM; ++m) {
-      // Read for each tile: registers are scarcer than loads from a cache. There is padding behind
-      // the last query.
       const QueryStats* const from =
           w.stats + place.of_all * w.stats_stride + warp_query + 16 * m + lane / 4;
-      const QueryStats stats[2] = {from[0], from[8]};
-      uint32_t kept = 0xffffffffu;
-      if (w.keep_from != 0) {
-        const int64_t element = int64_t{warp_query + 16 * m} * w.seq + k;
-        kept = kept_of_sums<true, kN>(w, place.first + static_cast<uint64_t>(element));
-      }
-      MTL_UNROLL()
-      for (int n = 0; n < kN; ++n) {
-        float x[4];
-        MTL_UNROLL()
-        for (int i = 0; i < 4; ++i) {
-          const float p = exp2_of(fmaf(s[m][n][i], factor, -stats[i / 2].lse2));
-          const float kept_dp = (kept >> (4 * n + i) & 1) != 0 ? dp[m][n][i] * w.keep_scale : 0.0f;
-          x[i] = p * (kept_dp - stats[i / 2].delta);
-        }
-        ds[m][n][0] = pack_two<T>(x[0], x[1]);
-        ds[m][n][1] = pack_two<T>(x[2], x[3]);
-      }
+      stats[m][0] = from[0];
+      stats[m][1] = from[8];
     }
+    query_weights(s, factor, stats);
+    PackedSums<kM, kN> ds;
+    const int64_t element = int64_t{warp_query} * w.seq + k;
+    pack_query_gradients<T>(w, place.first + static_cast<uint64_t>(element), s, dp, stats, ds);
     multiply_sums<T, kDim>(dq, ds, keys + offsets.a);
   }
   if (warp_query >= w.seq) return;
@@ -131,9 +120,9 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
 
 template <int kDim, bool kSmall>
 struct KeyTiles {
-  // A warp has 16 kM keys, and dK and dV of them.
-  static constexpr int kWarps = kSmall && kDim > 64 ? 4 : 8, kM = 1;
-  static constexpr int kKeys = kWarps * 16 * kM, kQueries = kDim == 128 ? 48 : 64;
+  // A warp has 16 keys, and dK and dV of them.
+  static constexpr int kWarps = kSmall && kDim > 64 ? 4 : 8;
+  static constexpr int kKeys = kWarps * 16, kQueries = kDim == 128 ? 48 : 64;
   static constexpr int kThreads = kWarps * static_cast<int>(kWarp);
   static constexpr int kRow = kRowElements<kDim>;
   // Q, dO and the statistics of a tile of queries.
@@ -149,7 +138,7 @@ template <typename T, int kDim, bool kSmall, bool kLimited>
 __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     attention_key_tiles(AttentionWork w) {
   using Tiles = KeyTiles<kDim, kSmall>;
-  constexpr int kM = Tiles::kM, kN = Tiles::kQueries / 8;
+  constexpr int kN = Tiles::kQueries / 8;
   MTL_DYNAMIC_SHARED(shared);
   T* const keys = reinterpret_cast<T*>(shared);
   T* const values = keys + Tiles::kKeys * Tiles::kRow;
@@ -165,8 +154,7 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
   const T* const dout_rows = static_cast<const T*>(w.dout) + first_place.row * w.out_stride;
 
   const int warp = static_cast<int>(threadIdx.x / kWarp);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int warp_row = warp * 16 * kM, warp_key = first + warp_row;
+  const int warp_row = warp * 16, warp_key = first + warp_row;
   const LaneOffsets<kDim> offsets = lane_offsets<kDim>();
 
   const auto copy_queries = [&](int member, int tile, int stage) {
@@ -200,7 +188,7 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
   copy_queries(0, first_tile, 0);
   copy_async_commit();
 
-  float dk[kM][kDim / 8][4], dv[kM][kDim / 8][4];
+  float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
   clear(dk);
   clear(dv);
   int member = 0, tile = first_tile;
@@ -221,64 +209,31 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
         reinterpret_cast<const T*>(stages + static_cast<size_t>(stage) * Tiles::kStageBytes);
     const T* const douts = queries + kDouts;
     const auto* const stats = reinterpret_cast<const QueryStats*>(queries + 2 * kDouts);
-    float scores[kM][kN][4], dp[kM][kN][4];
+    float scores[1][kN][4], dp[1][kN][4];
     clear(scores);
     multiply_rows<T, kDim>(scores, keys + warp_row * Tiles::kRow + offsets.a, queries + offsets.b);
     clear(dp);
     multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
-    PackedSums<kM, kN> p, ds;
-    const bool diagonal = q < warp_key + 16 * kM - 1;
-    const int head_in_all = first_head + in_group;
-    const float slope = w.slopes != nullptr ? w.slopes[head_in_all] : 0.0f;
-    // From the first key to the first query of this lane's first sums.
-    const int distance = q + lane % 4 * 2 - (warp_key + lane / 4);
+    const HeadPlace place = place_of(w, b, first_head + in_group);
+    const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
+    Kept<kN> kept = {};
+    if (w.keep_from != 0) {
+      const int64_t element = int64_t{q} * w.seq + warp_key;
+      kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
+    }
+    PackedSums<1, kN> p, ds;
     MTL_UNROLL()
-    for (int m = 0; m < kM; ++m) {
-      uint32_t kept = 0xffffffffu;
-      if (w.keep_from != 0) {
-        const HeadPlace place = place_of(w, b, head_in_all);
-        const int64_t element = int64_t{q} * w.seq + warp_key + 16 * m;
-        kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
-      }
-      MTL_UNROLL()
-      for (int n = 0; n < kN; ++n) {
-        const Pack<QueryStats, 2> both =
-            *reinterpret_cast<const Pack<QueryStats, 2>*>(stats + 8 * n + lane % 4 * 2);
-        float weight[4], gradient[4];
-        MTL_UNROLL()
-        for (int i = 0; i < 4; ++i) {
-          const int behind = distance + 8 * n + i % 2 - (16 * m + i / 2 * 8);  // query - key
-          float x = fmaf(scores[m][n][i], w.scale2, -both.at[i % 2].lse2);
-          if (w.slopes != nullptr) x = fmaf(-slope, static_cast<float>(behind), x);
-          if (diagonal && behind < 0) x = -INFINITY;
-          if constexpr (kLimited) {
-            const int query = min(q + 8 * n + lane % 4 * 2 + i % 2, w.seq - 1);
-            const int key = warp_key + lane / 4 + 16 * m + i / 2 * 8;
-            if (key < first_seen(w, first_place.row, query)) x = -INFINITY;
-          }
-          const bool keep = (kept >> (4 * n + i) & 1) != 0;
-          weight[i] = exp2_of(x);
-          const float kept_dp = keep ? dp[m][n][i] * w.keep_scale : 0.0f;
-          gradient[i] = weight[i] * (kept_dp - both.at[i % 2].delta);
-          if (!keep) weight[i] = 0;
-        }
-        MTL_UNROLL()
-        for (int i = 0; i < 2; ++i) {
-          p[m][n][i] = pack_two<T>(weight[2 * i], weight[2 * i + 1]);
-          ds[m][n][i] = pack_two<T>(gradient[2 * i], gradient[2 * i + 1]);
-        }
-      }
+    for (int n = 0; n < kN; ++n) {
+      const TwoStats both = stats_of_columns(stats, n);
+      key_weights<kLimited>(w, place.row, slope, q, warp_key, n, both, scores[0][n]);
+      pack_key_sums<T>(w, kept, n, both, scores[0][n], dp[0][n], p[0][n], ds[0][n]);
     }
     multiply_sums<T, kDim>(dv, p, douts + offsets.a);
     multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
   }
   if (warp_key >= w.seq) return;
-  float key_factor[kM][2], value_factor[kM][2];
-  MTL_UNROLL()
-  for (int m = 0; m < kM; ++m) {
-    key_factor[m][0] = key_factor[m][1] = w.scale;
-    value_factor[m][0] = value_factor[m][1] = w.keep_scale;
-  }
+  const float key_factor[1][2] = {{w.scale, w.scale}};
+  const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
   T* const to = static_cast<T*>(w.dqkv) + (first_place.row + warp_key) * w.row_stride;
   store_rows<T, kDim>(dk, key_factor, keys + warp_row * Tiles::kRow,
                       to + key_column(w, first_place), w.row_stride, w.seq - warp_key, w.head_dim);
@@ -303,11 +258,14 @@ void launch_tiles(Queue& queue, const AttentionWork& w) {
 }
 
 template <typename T>
-void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
-  const dim3 rows_block(kRowWarps * kWarp);
+void prepare_stats(Queue& queue, const AttentionWork& w) {
   const int64_t stats = int64_t{w.batch} * w.heads * w.stats_stride;
-  launch(attention_stats<T>, dim3(static_cast<unsigned>(stats / kRowWarps)), rows_block, 0,
-         queue.stream(), w);
+  launch(attention_stats<T>, dim3(static_cast<unsigned>(stats / kRowWarps)),
+         dim3(kRowWarps * kWarp), 0, queue.stream(), w);
+}
+
+template <typename T>
+void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
   if constexpr (!std::is_same_v<T, float>) {
     if (tiles) {
       with_tile_dim(w.head_dim, [&](auto dim) {
@@ -328,6 +286,7 @@ void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
       return;
     }
   }
+  const dim3 rows_block(kRowWarps * kWarp);
   launch(attention_key_rows<T>, grid_of_rows(w, w.kv_heads, 0), rows_block,
          rows_shared_bytes(w, 4, 2), queue.stream(), w);
   launch(attention_query_rows<T>, grid_of_rows(w, w.heads, 0), rows_block,
@@ -357,16 +316,14 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
       queue.scratch(stats + sizeof(float) * static_cast<size_t>(s.heads)));
   w.stats = reinterpret_cast<QueryStats*>(memory);
   prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + stats));
-  const bool tiles = fits_tiles(s) && aligned(args.qkv) && aligned(args.out) &&
-                     aligned(args.dout) && aligned(args.dqkv);
-  switch (args.qkv.dtype) {
-    case DType::bf16:
-      return backward_as<Bf16>(queue, w, tiles);
-    case DType::f16:
-      return backward_as<Half>(queue, w, tiles);
-    default:
-      return backward_as<float>(queue, w, tiles);
+  with_type(args.qkv.dtype, [&](auto type) { prepare_stats<decltype(type)>(queue, w); });
+  const bool is_aligned =
+      aligned(args.qkv) && aligned(args.out) && aligned(args.dout) && aligned(args.dqkv);
+  if (is_aligned && fits_warpgroups(queue, s, args.qkv.dtype)) {
+    return backward_by_warpgroups(queue, w, args.qkv.dtype);
   }
+  const bool tiles = is_aligned && fits_tiles(s);
+  with_type(args.qkv.dtype, [&](auto type) { backward_as<decltype(type)>(queue, w, tiles); });
 }
 
 }  // namespace mtl::cuda

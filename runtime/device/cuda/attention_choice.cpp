@@ -43,11 +43,12 @@ std::string ours(const std::string& why) {
 AttentionMode attention_mode(const char* variable) {
   const std::string_view wanted = variable != nullptr ? variable : "";
   if (wanted.empty() || wanted == "own") return AttentionMode::own;
+  if (wanted == "mma") return AttentionMode::mma;
   if (wanted == "auto") return AttentionMode::automatic;
   if (wanted == "cudnn") return AttentionMode::cudnn;
   throw Error(Exit::usage, {.code = "gpu.attention",
                             .what = fmt::format("MTL_ATTENTION={} is no attention kernel", wanted),
-                            .help = "it is own, auto or cudnn"});
+                            .help = "it is own, mma, auto or cudnn"});
 }
 
 std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType dtype) {
@@ -75,7 +76,7 @@ std::string AttentionChooser::words(const AttentionShape& shape, DType dtype) {
 
 bool AttentionChooser::by_cudnn(const AttentionShape& shape, const Tensor& qkv, bool is_aligned,
                                 const std::function<void(const AttentionForm&)>& work) {
-  if (mode_ == AttentionMode::own || !is_aligned) return false;
+  if (is_own() || !is_aligned) return false;
   const std::optional<AttentionForm> form = form_for_cudnn(shape, qkv.dtype);
   if (!form || !choose(*form).cudnn) return false;
   try {
@@ -103,8 +104,7 @@ void AttentionChooser::backward(const AttentionBackward& args) {
 }
 
 AttentionChoice AttentionChooser::decide(const AttentionForm& form) {
-  if (mode_ == AttentionMode::own)
-    return {.cudnn = false, .why = ours("MTL_ATTENTION=auto tries cuDNN's")};
+  if (is_own()) return {.cudnn = false, .why = ours("MTL_ATTENTION=auto tries cuDNN's")};
   try {
     if (candidate_ == nullptr) candidate_ = &open_();
     return judge(*candidate_, form);

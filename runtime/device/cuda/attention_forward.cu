@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "runtime/device/cuda/attention_rows.h"
 #include "runtime/device/cuda/attention_tiles.h"
+#include "runtime/device/cuda/attention_warpgroups.h"
 
 namespace mtl::cuda {
 
@@ -96,13 +97,10 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   copy_keys(first_tile, first_tile % 2);
   copy_async_commit();
 
-  float o[kM][kDim / 8][4], top[kM][2], total[kM][2];
+  float o[kM][kDim / 8][4];
   clear(o);
-  MTL_UNROLL()
-  for (int m = 0; m < kM; ++m) {
-    top[m][0] = top[m][1] = -INFINITY;
-    total[m][0] = total[m][1] = 0;
-  }
+  RunningSoftmax<kM> softmax;
+  softmax.clear();
   const int key_tiles = (min(w.seq, first + Tiles::kQueries) + Tiles::kKeys - 1) / Tiles::kKeys;
   for (int tile = first_tile; tile < key_tiles; ++tile) {
     copy_async_wait<0>();
@@ -121,84 +119,16 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
         finish_scores(w, slope, s, k + lane % 4 * 2 - q, k + Tiles::kKeys - 1 > warp_query);
     if constexpr (kLimited) hide_keys(w, place.row, s, q, k + lane % 4 * 2, factor);
     float before[kM][2];
-    bool rescale = false;
-    MTL_UNROLL()
-    for (int m = 0; m < kM; ++m) {
-      MTL_UNROLL()
-      for (int half = 0; half < 2; ++half) {
-        float most = -INFINITY;
-        MTL_UNROLL()
-        for (int n = 0; n < kN; ++n) {
-          most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        }
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-        const float new_top = fmaxf(top[m][half], most * factor);
-        before[m][half] = exp2_of(top[m][half] - new_top);
-        rescale = rescale || before[m][half] != 1.0f;
-        top[m][half] = new_top;
-        float sum = 0;
-        MTL_UNROLL()
-        for (int n = 0; n < kN; ++n) {
-          MTL_UNROLL()
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[m][n][i] = exp2_of(fmaf(s[m][n][i], factor, -new_top));
-            sum += s[m][n][i];
-          }
-        }
-        total[m][half] = fmaf(total[m][half], before[m][half], sum);
-      }
-    }
-    // Mostly the maximum is found within a few tiles.
-    if (__any_sync(kAllLanes, rescale ? 1 : 0) != 0) {
-      MTL_UNROLL()
-      for (int m = 0; m < kM; ++m) {
-        MTL_UNROLL()
-        for (int n = 0; n < kDim / 8; ++n) {
-          MTL_UNROLL()
-          for (int i = 0; i < 4; ++i) o[m][n][i] *= before[m][i / 2];
-        }
-      }
-    }
+    if (softmax.add(s, factor, before)) scale_rows(o, before);
     PackedSums<kM, kN> p;
-    MTL_UNROLL()
-    for (int m = 0; m < kM; ++m) {
-      uint32_t kept = 0xffffffffu;
-      if (w.keep_from != 0) {
-        const int64_t element = int64_t{warp_query + 16 * m} * w.seq + k;
-        kept = kept_of_sums<true, kN>(w, place.first + static_cast<uint64_t>(element));
-      }
-      MTL_UNROLL()
-      for (int n = 0; n < kN; ++n) {
-        MTL_UNROLL()
-        for (int i = 0; i < 4; ++i) {
-          if ((kept >> (4 * n + i) & 1) == 0) s[m][n][i] = 0;
-        }
-        MTL_UNROLL()
-        for (int i = 0; i < 2; ++i) {
-          p[m][n][i] = pack_two<T>(s[m][n][2 * i], s[m][n][2 * i + 1]);
-        }
-      }
-    }
+    const int64_t element = int64_t{warp_query} * w.seq + k;
+    pack_weights<T>(w, place.first + static_cast<uint64_t>(element), s, p);
     multiply_sums<T, kDim>(o, p, keys + kValues + offsets.a);
   }
   if (warp_query >= w.seq) return;
 
   float factor[kM][2];
-  MTL_UNROLL()
-  for (int m = 0; m < kM; ++m) {
-    MTL_UNROLL()
-    for (int half = 0; half < 2; ++half) {
-      float sum = total[m][half];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      factor[m][half] = w.keep_scale / sum;
-      const int row = q + 16 * m + 8 * half;
-      if (lane % 4 == 0 && row < w.seq) {
-        w.lse[place.of_all * w.seq + row] = top[m][half] * kLn2 + logf(sum);
-      }
-    }
-  }
+  softmax.finish(w, place, q, factor);
   T* const out =
       static_cast<T*>(w.out) + (place.row + warp_query) * w.out_stride + query_column(w, place);
   store_rows<T, kDim>(o, factor, queries + warp_row * Tiles::kRow, out, w.out_stride,
@@ -238,15 +168,17 @@ void attention_forward(Queue& queue, const Attention& args) {
     void* const memory = queue.scratch(sizeof(float) * static_cast<size_t>(s.heads));
     prepare_slopes(queue, s, w, static_cast<float*>(memory));
   }
-  const bool tiles = fits_tiles(s) && aligned(args.qkv) && aligned(args.out);
-  switch (args.qkv.dtype) {
-    case DType::bf16:
-      return forward_as<Bf16>(queue, w, tiles);
-    case DType::f16:
-      return forward_as<Half>(queue, w, tiles);
-    default:
-      return forward_as<float>(queue, w, tiles);
+  const bool is_aligned = aligned(args.qkv) && aligned(args.out);
+  if (is_aligned && fits_warpgroups(queue, s, args.qkv.dtype)) {
+    return forward_by_warpgroups(queue, w, args.qkv.dtype);
   }
+  const bool tiles = is_aligned && fits_tiles(s);
+  with_type(args.qkv.dtype, [&](auto type) { forward_as<decltype(type)>(queue, w, tiles); });
+}
+
+std::string own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype) {
+  if (fits_warpgroups(queue, s, dtype)) return "wgmma";
+  return dtype != DType::f32 && fits_tiles(s) ? "mma" : "no tensor cores";
 }
 
 }  // namespace mtl::cuda

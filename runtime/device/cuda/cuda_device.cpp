@@ -100,6 +100,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
           "asking for the compute capability");
     float8_ = multiplies_float8(major, minor);
+    warpgroups_ = major == 9 && minor == 0 && attention_mode_ != AttentionMode::mma;
     found_ = allocate(sizeof(int32_t));
   }
   ~CudaDevice() override {
@@ -224,7 +225,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
   }
 
   std::string choose_attention(const AttentionShape& shape, DType dtype) {
-    return attention_.words(shape, dtype);
+    return attention_.words(shape, dtype) + "; ours multiplies with " +
+           own_attention_kind(*this, shape, dtype);
   }
   void attention_forward(const Attention& args) override { attention_.forward(args); }
   void attention_backward(const AttentionBackward& args) override { attention_.backward(args); }
@@ -301,6 +303,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
 
   Stream stream() const override { return stream_.get(); }
   int multiprocessors() const override { return multiprocessors_; }
+  bool has_warpgroups() const override { return warpgroups_; }
 
   void* scratch(size_t bytes) override {
     if (bytes > scratch_bytes_) {
@@ -352,7 +355,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
   const bool mig_;
   const std::string description_;
   int multiprocessors_ = 1;
-  bool float8_ = false;
+  const AttentionMode attention_mode_ = attention_mode(std::getenv("MTL_ATTENTION"));
+  bool float8_ = false, warpgroups_ = false;
   OwnedStream stream_;
   Staging staging_;
   LtMatmul lt_;
@@ -362,8 +366,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   void* found_ = nullptr;  // i32, for all_finite()
   std::unique_ptr<CudnnAttention> cudnn_;
   AttentionChooser attention_{
-      attention_mode(std::getenv("MTL_ATTENTION")), own_attention(),
-      [this]() -> AttentionCandidate& { return open_cudnn(); },
+      attention_mode_, own_attention(), [this]() -> AttentionCandidate& { return open_cudnn(); },
       [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }};
   const bool graphs_;
   Replays replays_{*this};

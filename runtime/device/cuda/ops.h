@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "runtime/device/cuda/gpu.h"
 #include "runtime/device/device.h"
@@ -20,6 +21,8 @@ class Queue {
   virtual Stream stream() const = 0;
   // How many blocks a grid that strides over its work should have at most.
   virtual int multiprocessors() const = 0;
+  // Whether kernels for sm_90a run there (warpgroup.h).
+  virtual bool has_warpgroups() const = 0;
   // At least `bytes` of device memory, 256-byte aligned, for the op that asks: what was there is
   // overwritten by the next op. One piece per op.
   virtual void* scratch(size_t bytes) = 0;
@@ -57,9 +60,11 @@ void combine_rows(Queue& queue, const CombineRows& args);
 void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
-// attention_forward.cu, attention_backward.cu
+// attention_forward.cu, attention_backward.cu; attention_warpgroups.cu
 void attention_forward(Queue& queue, const Attention& args);
 void attention_backward(Queue& queue, const AttentionBackward& args);
+// What the two multiply with, where tensors are aligned: "wgmma", "mma" or "no tensor cores".
+std::string own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype);
 // embedding.cu
 void embedding_forward(Queue& queue, Tensor tokens, Tensor table, int64_t first, Tensor out);
 void embedding_backward(Queue& queue, Tensor tokens, Tensor dout, int64_t first, Tensor dtable);

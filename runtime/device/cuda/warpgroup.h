@@ -1,15 +1,16 @@
 // What only Hopper has (compute capability 9.0; code for sm_90a, which runs on nothing else): the
-// products of a warpgroup on tensor cores (wgmma), the copy engine (TMA), and the barriers in shared
-// memory (mbarrier) that it completes on. Section and figure names are the PTX manual's (ISA 9.0).
+// products of a warpgroup on tensor cores (wgmma), the copy engine (TMA), and the barriers in
+// shared memory (mbarrier) that it completes on. Section and figure names are the PTX manual's
+// (ISA 9.0).
 //
 // A tile in shared memory is made of panels: [kDim / kPanel][rows][kPanel] 16-bit elements, a panel
-// row being 128 bytes (kPanel = 64) or 64 (32). Within a panel the 16-byte pieces are swizzled as the
-// copy engine and wgmma both know it ("Swizzling modes"): piece i of row r lies at i ^ (r % 8) in
-// rows of 128 bytes, at i ^ (r / 2 % 4) in rows of 64. Panels begin at multiples of 1,024 bytes.
+// row being 128 bytes (kPanel = 64) or 64 (32). Within a panel the 16-byte pieces are swizzled as
+// the copy engine and wgmma both know it ("Swizzling modes"): piece i of row r lies at i ^ (r % 8)
+// in rows of 128 bytes, at i ^ (r / 2 % 4) in rows of 64. Panels begin at multiples of 1,024 bytes.
 //
-// Everything a kernel needs to order by itself: what wgmma reads has been brought by the copy engine
-// (the async proxy both), so no proxy fence is needed; registers of a product may not be touched
-// between its issue and its wait.
+// Everything a kernel needs to order by itself: what wgmma reads has been brought by the copy
+// engine (the async proxy both), so no proxy fence is needed; registers of a product may not be
+// touched between its issue and its wait.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +35,9 @@ using TensorMap = gpu_on_host::TensorMap;
 
 // --- host: what the copy engine is told of a tensor
 
-// 16-bit elements [batch][seq][heads][dim], elements of a head side by side, heads `dim` apart, rows
-// `row_stride` elements apart; a box is `rows` rows of `panel` elements of one head. What is beyond
-// seq or dim is zeros.
+// 16-bit elements [batch][seq][heads][dim], elements of a head side by side, heads `dim` apart,
+// rows `row_stride` elements apart; a box is `rows` rows of `panel` elements of one head. What is
+// beyond seq or dim is zeros.
 struct HeadsTensor {
   const void* data = nullptr;  // a multiple of 16 bytes, as dim and row_stride are in bytes
   int64_t batch = 0, seq = 0, heads = 0, dim = 0, row_stride = 0;
@@ -56,8 +57,8 @@ struct alignas(8) Barrier {
 
 // --- descriptors
 
-// The operand at `first` (element of row r0, column c0 of a tile: r0 a multiple of 8, c0 of 16 within
-// its panel) for wgmma ("Matrix Descriptor Format"). Both read 16 of k.
+// The operand at `first` (element of row r0, column c0 of a tile: r0 a multiple of 8, c0 of 16
+// within its panel) for wgmma ("Matrix Descriptor Format"). Both read 16 of k.
 //   rows_operand: rows of the tile are m or n, its columns k; 64 rows as A, N as B.
 //   columns_operand: the tile's columns are n, its rows k; N columns that may go over panels,
 //     which are panel_bytes apart.
@@ -114,10 +115,10 @@ __device__ inline void arrive(Barrier& barrier) {
 }
 // One arrival that announces bytes which the copy engine will bring in this phase.
 __device__ inline void arrive_expecting(Barrier& barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
 }
 // Until the phase of this parity has ended: of a barrier in its first phase, parity 1 has.
 __device__ inline void wait(Barrier& barrier, unsigned parity) {
@@ -133,8 +134,8 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
       "r"(parity)
       : "memory");
 }
-// Barriers that the hardware has, 1 to 15, for `threads` of a block (a multiple of 32; __syncthreads
-// is 0): sync waits until so many have come, arrive goes on.
+// Barriers that the hardware has, 1 to 15, for `threads` of a block (a multiple of 32;
+// __syncthreads is 0): sync waits until so many have come, arrive goes on.
 __device__ inline void sync_some(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,0 +1,364 @@
+// Attention between its products: what happens to scores and their gradients while they are sums in
+// registers, of 16 kM rows by 8 kN columns of a warp, in the layout of mma_m16n8k16's d (gpu.h),
+// which is wgmma's too. A sum [m][n][i] of a lane is row 16 m + 8 (i / 2) + lane / 4, column
+// 8 n + 2 (lane % 4) + i % 2.
+//
+// Rounded, these sums have the layout that operand A of the next product needs, so they never leave
+// registers.
+#pragma once
+
+#include "runtime/device/cuda/attention.h"
+
+namespace mtl::cuda {
+
+// Two f32 as operands, the first in the lower half.
+template <typename T>
+__device__ inline uint32_t pack_two(float low, float high) {
+  return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+}
+#if defined(__CUDACC__)
+template <>
+__device__ inline uint32_t pack_two<Bf16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return static_cast<uint32_t>(__bfloat16_as_ushort(both.x)) |
+         static_cast<uint32_t>(__bfloat16_as_ushort(both.y)) << 16;
+}
+template <>
+__device__ inline uint32_t pack_two<Half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return static_cast<uint32_t>(__half_as_ushort(both.x)) |
+         static_cast<uint32_t>(__half_as_ushort(both.y)) << 16;
+}
+#endif
+
+// Sums [n] of a product, rounded: [n][half] as operand A has them.
+template <int kM, int kN>
+using PackedSums = uint32_t[kM][kN][2];
+
+template <int kM, int kN>
+__device__ inline void clear(float (&c)[kM][kN][4]) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) c[m][n][i] = 0;
+    }
+  }
+}
+
+// Scores, in units of 1 / factor of log2, of 16 kM queries and 8 kN keys, the first of which for
+// this lane are `distance` (key - query) apart: ALiBi, and what a query may not see. Returns the
+// factor.
+template <int kM, int kN>
+__device__ inline float finish_scores(const AttentionWork& w, float slope, float (&s)[kM][kN][4],
+                                      int distance, bool diagonal) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) {
+        const int more = 8 * n + i % 2 - (16 * m + i / 2 * 8);
+        if (w.slopes != nullptr) {
+          const float bias = slope * static_cast<float>(distance + more);
+          s[m][n][i] = fmaf(s[m][n][i], w.scale2, bias);
+        }
+        if (diagonal && distance > -more) s[m][n][i] = -INFINITY;
+      }
+    }
+  }
+  return w.slopes != nullptr ? 1.0f : w.scale2;
+}
+
+// Hides what queries do not see at the other end, of 16 kM rows of queries and 8 kN columns of
+// keys, of which `q` and `k` are this lane's first ones. `factor`: what the scores are multiplied
+// by next.
+template <int kM, int kN>
+__device__ inline void hide_keys(const AttentionWork& w, int64_t row, float (&s)[kM][kN][4], int q,
+                                 int k, float factor) {
+  const float unseen = kUnseen / factor;
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int half = 0; half < 2; ++half) {
+      const int low = first_seen(w, row, min(q + 16 * m + 8 * half, w.seq - 1));
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 2; ++i) {
+          if (k + 8 * n + i < low) s[m][n][2 * half + i] = unseen;
+        }
+      }
+    }
+  }
+}
+
+// Which sums dropout keeps, of 16 rows (a single m).
+template <int kN>
+struct Kept {
+  uint32_t words[(kN + 7) / 8];
+  __device__ bool at(int n, int i) const { return (words[n / 8] >> (4 * (n % 8) + i) & 1) != 0; }
+};
+
+// Of rows and columns from element `first` on. kQueryRows: rows are queries and columns keys, else
+// the other way round. Where the sequence is a multiple of 4, the four keys of a counter belong to
+// neighbouring lanes, and each of these computes another counter for all of them.
+template <bool kQueryRows, int kN>
+__device__ inline Kept<kN> kept_of_sums(const AttentionWork& w, uint64_t first) {
+  const uint32_t lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const auto seq = static_cast<uint64_t>(w.seq);
+  Kept<kN> kept;
+  MTL_UNROLL()
+  for (uint32_t word = 0; word < (kN + 7) / 8; ++word) {
+    uint32_t bits = 0;
+    MTL_UNROLL(1)
+    for (uint32_t n = 8 * word; n < min(8 * word + 8, uint32_t{kN}); ++n) {
+      uint32_t four = 0;
+      if (w.seq % 4 != 0) {
+        MTL_UNROLL(1)
+        for (uint32_t i = 0; i < 4; ++i) {
+          const uint32_t row = g + i / 2 * 8, column = 8 * n + 2 * t + i % 2;
+          const uint64_t element =
+              kQueryRows ? first + row * seq + column : first + column * seq + row;
+          four |= (is_kept(w, element) ? 1u : 0u) << i;
+        }
+      } else if constexpr (kQueryRows) {
+        // Lanes 2j and 2j + 1 of a row's four: rows g and g + 8.
+        const uint32_t mine = t % 2, row = g + 8 * mine, column = 8 * n + t / 2 * 4;
+        uint32_t both = four_kept(w, (first + row * seq + column) / 4) << (4 * mine);
+        both |= __shfl_xor_sync(kAllLanes, both, 1);
+        both >>= 2 * mine;
+        four = (both & 3) | (both >> 4 & 3) << 2;
+      } else {
+        // Lanes with the same g / 4 and t: the four sums [i].
+        const uint32_t mine = g % 4, row = mine / 2 * 8 + g / 4 * 4;
+        const uint32_t column = 8 * n + 2 * t + mine % 2;
+        uint32_t all = four_kept(w, (first + column * seq + row) / 4) << (4 * mine);
+        all |= __shfl_xor_sync(kAllLanes, all, 4);
+        all |= __shfl_xor_sync(kAllLanes, all, 8);
+        all >>= mine;
+        four = (all & 1) | (all >> 4 & 1) << 1 | (all >> 8 & 1) << 2 | (all >> 12 & 1) << 3;
+      }
+      bits |= four << (4 * (n % 8));
+    }
+    kept.words[word] = bits;
+  }
+  return kept;
+}
+
+// --- forward
+
+// The softmax of rows of queries over keys that come tile by tile: the largest score so far, in
+// units of log2, and the lane's share of the sum, of each of its rows.
+template <int kM>
+struct RunningSoftmax {
+  float top[kM][2], total[kM][2];
+
+  __device__ void clear() {
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      top[m][0] = top[m][1] = -INFINITY;
+      total[m][0] = total[m][1] = 0;
+    }
+  }
+
+  // Scores, in units of 1 / factor of log2, become weights. `before`: what the sums of earlier
+  // tiles are to be multiplied by. Returns whether that is anything but 1, of the whole warp:
+  // mostly the maximum is found within a few tiles.
+  template <int kN>
+  __device__ bool add(float (&s)[kM][kN][4], float factor, float (&before)[kM][2]) {
+    bool rescale = false;
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      MTL_UNROLL()
+      for (int half = 0; half < 2; ++half) {
+        float most = -INFINITY;
+        MTL_UNROLL()
+        for (int n = 0; n < kN; ++n) {
+          most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        }
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+        const float new_top = fmaxf(top[m][half], most * factor);
+        before[m][half] = exp2_of(top[m][half] - new_top);
+        rescale = rescale || before[m][half] != 1.0f;
+        top[m][half] = new_top;
+        float sum = 0;
+        MTL_UNROLL()
+        for (int n = 0; n < kN; ++n) {
+          MTL_UNROLL()
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            s[m][n][i] = exp2_of(fmaf(s[m][n][i], factor, -new_top));
+            sum += s[m][n][i];
+          }
+        }
+        total[m][half] = fmaf(total[m][half], before[m][half], sum);
+      }
+    }
+    return __any_sync(kAllLanes, rescale ? 1 : 0) != 0;
+  }
+
+  // Writes the log-sum-exp of a lane's rows, the first of which is query q, and returns what O is
+  // to be multiplied by.
+  __device__ void finish(const AttentionWork& w, const HeadPlace& place, int q,
+                         float (&factor)[kM][2]) const {
+    MTL_UNROLL()
+    for (int m = 0; m < kM; ++m) {
+      MTL_UNROLL()
+      for (int half = 0; half < 2; ++half) {
+        float sum = total[m][half];
+        sum += __shfl_xor_sync(kAllLanes, sum, 1);
+        sum += __shfl_xor_sync(kAllLanes, sum, 2);
+        factor[m][half] = w.keep_scale / sum;
+        const int row = q + 16 * m + 8 * half;
+        if (threadIdx.x % 4 == 0 && row < w.seq) {
+          w.lse[place.of_all * w.seq + row] = top[m][half] * kLn2 + logf(sum);
+        }
+      }
+    }
+  }
+};
+
+// Sums times a factor of each row.
+template <int kM, int kN>
+__device__ inline void scale_rows(float (&c)[kM][kN][4], const float (&factor)[kM][2]) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) c[m][n][i] *= factor[m][i / 2];
+    }
+  }
+}
+
+// Weights as operand A, less those that dropout drops. `first`: dropout's element of the first row
+// and column of the warp.
+template <typename T, int kM, int kN>
+__device__ inline void pack_weights(const AttentionWork& w, uint64_t first, float (&s)[kM][kN][4],
+                                    PackedSums<kM, kN>& p) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    if (w.keep_from != 0) {
+      const uint64_t row = static_cast<uint64_t>(16 * m) * static_cast<uint64_t>(w.seq);
+      const Kept<kN> kept = kept_of_sums<true, kN>(w, first + row);
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          if (!kept.at(n, i)) s[m][n][i] = 0;
+        }
+      }
+    }
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      p[m][n][0] = pack_two<T>(s[m][n][0], s[m][n][1]);
+      p[m][n][1] = pack_two<T>(s[m][n][2], s[m][n][3]);
+    }
+  }
+}
+
+// --- backward
+
+// Scores of rows of queries become weights: P = exp2(factor S - lse2).
+template <int kM, int kN>
+__device__ inline void query_weights(float (&s)[kM][kN][4], float factor,
+                                     const QueryStats (&stats)[kM][2]) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) {
+        s[m][n][i] = exp2_of(fmaf(s[m][n][i], factor, -stats[m][i / 2].lse2));
+      }
+    }
+  }
+}
+
+// dS = P (dP - delta) as operand A, of rows of queries; dP as dropout has let it through.
+template <typename T, int kM, int kN>
+__device__ inline void pack_query_gradients(const AttentionWork& w, uint64_t first,
+                                            const float (&weights)[kM][kN][4],
+                                            float (&dp)[kM][kN][4],
+                                            const QueryStats (&stats)[kM][2],
+                                            PackedSums<kM, kN>& ds) {
+  MTL_UNROLL()
+  for (int m = 0; m < kM; ++m) {
+    if (w.keep_from != 0) {
+      const uint64_t row = static_cast<uint64_t>(16 * m) * static_cast<uint64_t>(w.seq);
+      const Kept<kN> kept = kept_of_sums<true, kN>(w, first + row);
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          dp[m][n][i] = kept.at(n, i) ? dp[m][n][i] * w.keep_scale : 0.0f;
+        }
+      }
+    }
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      float x[4];
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) {
+        x[i] = weights[m][n][i] * (dp[m][n][i] - stats[m][i / 2].delta);
+      }
+      ds[m][n][0] = pack_two<T>(x[0], x[1]);
+      ds[m][n][1] = pack_two<T>(x[2], x[3]);
+    }
+  }
+}
+
+// Of two queries side by side, from a tile's statistics in shared memory.
+using TwoStats = Pack<QueryStats, 2>;
+__device__ inline TwoStats stats_of_columns(const QueryStats* stats, int n) {
+  return *reinterpret_cast<const TwoStats*>(stats + 8 * n + threadIdx.x % 4 * 2);
+}
+
+// Scores of 16 rows of keys, the first of which is `key`, and octet n of columns, the queries from
+// `q` on, become weights.
+template <bool kLimited>
+__device__ inline void key_weights(const AttentionWork& w, int64_t row, float slope, int q, int key,
+                                   int n, const TwoStats& stats, float (&s)[4]) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const bool diagonal = q < key + 15;
+  const int query = q + 8 * n + lane % 4 * 2, own_key = key + lane / 4;  // of s[0]
+  MTL_UNROLL()
+  for (int i = 0; i < 4; ++i) {
+    const int behind = query - own_key + i % 2 - i / 2 * 8;
+    float x = fmaf(s[i], w.scale2, -stats.at[i % 2].lse2);
+    if (w.slopes != nullptr) x = fmaf(-slope, static_cast<float>(behind), x);
+    if (diagonal && behind < 0) x = -INFINITY;
+    if constexpr (kLimited) {
+      const int low = first_seen(w, row, min(query + i % 2, w.seq - 1));
+      if (own_key + i / 2 * 8 < low) x = -INFINITY;
+    }
+    s[i] = exp2_of(x);
+  }
+}
+
+// P, less what dropout drops, and dS = P (dP - delta) as operands A, of octet n of columns.
+template <typename T, int kN>
+__device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kept, int n,
+                                     const TwoStats& stats, const float (&weights)[4],
+                                     const float (&dp)[4], uint32_t (&p)[2], uint32_t (&ds)[2]) {
+  float weight[4], gradient[4];
+  MTL_UNROLL()
+  for (int i = 0; i < 4; ++i) {
+    weight[i] = weights[i];
+    gradient[i] = dp[i];
+    if (w.keep_from != 0) {
+      weight[i] = kept.at(n, i) ? weight[i] : 0.0f;
+      gradient[i] = kept.at(n, i) ? gradient[i] * w.keep_scale : 0.0f;
+    }
+    gradient[i] = weights[i] * (gradient[i] - stats.at[i % 2].delta);
+  }
+  MTL_UNROLL()
+  for (int i = 0; i < 2; ++i) {
+    p[i] = pack_two<T>(weight[2 * i], weight[2 * i + 1]);
+    ds[i] = pack_two<T>(gradient[2 * i], gradient[2 * i + 1]);
+  }
+}
+
+}  // namespace mtl::cuda

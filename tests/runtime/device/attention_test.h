@@ -1,0 +1,372 @@
+// What the tests of attention share: a double-precision reference that stores the whole score
+// matrix, the engines that compute, and shapes.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <Random123/philox.h>
+#include <doctest/doctest.h>
+
+#include "runtime/device/cpu/attention.h"
+#include "runtime/device/cpu/isa.h"
+#include "runtime/device/ops_test.h"
+
+namespace mtl::test::attention {
+
+inline uint16_t to_bf16(double value) {
+  const float x = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+inline double from_bf16(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Memory of any type, aligned to 16 bytes or, with `offset` elements before, not; f16 by libgcc's
+// conversions.
+struct Buffer {
+  DType dtype;
+  size_t offset;
+  std::vector<float> f32;
+  std::vector<uint16_t> bf16;
+  std::vector<_Float16> f16;
+  Buffer(DType type, const std::vector<double>& values, size_t offset_ = 0)
+      : dtype(type), offset(offset_) {
+    if (type == DType::f32) f32.resize(offset);
+    if (type == DType::bf16) bf16.resize(offset);
+    if (type == DType::f16) f16.resize(offset);
+    for (const double x : values) {
+      if (type == DType::f32) f32.push_back(static_cast<float>(x));
+      if (type == DType::bf16) bf16.push_back(to_bf16(x));
+      if (type == DType::f16) f16.push_back(static_cast<_Float16>(x));
+    }
+  }
+  Tensor tensor(int64_t rows, int64_t cols) {
+    void* data = f32.data() + offset;
+    if (dtype == DType::bf16) data = bf16.data() + offset;
+    if (dtype == DType::f16) data = f16.data() + offset;
+    return Tensor(data, dtype, {rows, cols});
+  }
+  std::vector<double> values() const {
+    std::vector<double> result(f32.begin(), f32.end());
+    for (const uint16_t x : bf16) result.push_back(from_bf16(x));
+    for (const _Float16 x : f16) result.push_back(static_cast<double>(x));
+    result.erase(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(offset));
+    return result;
+  }
+};
+
+inline bool kept(const mtl::Dropout& dropout, uint64_t element) {
+  const uint64_t counter = element / 4;
+  const r123::Philox4x32::ctr_type c = {
+      {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}};
+  const r123::Philox4x32::key_type k = {
+      {static_cast<uint32_t>(dropout.key), static_cast<uint32_t>(dropout.key >> 32)}};
+  const auto words = r123::Philox4x32()(c, k);
+  return static_cast<double>(words[element % 4]) >=
+         static_cast<double>(dropout.probability) * 4294967296.0;
+}
+
+struct Reference {
+  std::vector<double> out, lse, dqkv;
+};
+
+// Forward, and with `dout` the gradient, written as the formulas stand.
+inline Reference reference(const AttentionShape& s, const std::vector<double>& qkv,
+                           const std::vector<double>* dout) {
+  const int64_t D = s.head_dim, stride = (s.heads + 2 * s.kv_heads) * D, width = s.heads * D;
+  const auto u = [](int64_t i) { return static_cast<size_t>(i); };
+  Reference r;
+  r.out.assign(u(s.batch * s.seq * width), 0);
+  r.lse.assign(u(s.batch * s.heads * s.seq), 0);
+  r.dqkv.assign(qkv.size(), 0);
+  const double scale = static_cast<double>(s.scale);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      const int64_t kv = h / (s.heads / s.kv_heads);
+      const double slope =
+          s.alibi ? static_cast<double>(mtl::alibi_slope(s.first_head + h, s.total_heads)) : 0;
+      const int64_t q_at = h * D, k_at = (s.heads + kv) * D, v_at = (s.heads + s.kv_heads + kv) * D;
+      for (int64_t t = 0; t < s.seq; ++t) {
+        const int64_t row = (b * s.seq + t) * stride;
+        std::vector<double> p(u(t + 1)), mask(u(t + 1), 1);
+        double top = -1e300, sum = 0;
+        int64_t first = s.first_key ? s.first_key.as<const int32_t>()[b * s.seq + t] : 0;
+        if (s.window > 0) first = std::max(first, t - s.window + 1);
+        std::fill(p.begin(), p.begin() + static_cast<std::ptrdiff_t>(first), -INFINITY);
+        for (int64_t j = first; j <= t; ++j) {
+          double x = 0;
+          for (int64_t d = 0; d < D; ++d) {
+            x += qkv[u(row + q_at + d)] * qkv[u((b * s.seq + j) * stride + k_at + d)];
+          }
+          p[u(j)] = x * scale + slope * static_cast<double>(j - t);
+          top = std::max(top, p[u(j)]);
+        }
+        for (double& x : p) sum += x = std::exp(x - top);
+        r.lse[u((b * s.heads + h) * s.seq + t)] = top + std::log(sum);
+        const int64_t out_at = (b * s.seq + t) * width + h * D;
+        for (int64_t j = 0; j <= t; ++j) {
+          p[u(j)] /= sum;
+          if (s.dropout) {
+            const auto element = static_cast<uint64_t>(
+                (((s.first_sequence + b) * s.total_heads + s.first_head + h) * s.seq + t) * s.seq +
+                j);
+            mask[u(j)] =
+                kept(s.dropout, element) ? 1 / (1 - static_cast<double>(s.dropout.probability)) : 0;
+          }
+          for (int64_t d = 0; d < D; ++d) {
+            r.out[u(out_at + d)] +=
+                p[u(j)] * mask[u(j)] * qkv[u((b * s.seq + j) * stride + v_at + d)];
+          }
+        }
+        if (dout == nullptr) continue;
+        double delta = 0;
+        std::vector<double> dp(u(t + 1));
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t key = (b * s.seq + j) * stride;
+          for (int64_t d = 0; d < D; ++d) {
+            dp[u(j)] += (*dout)[u(out_at + d)] * qkv[u(key + v_at + d)] * mask[u(j)];
+            r.dqkv[u(key + v_at + d)] += (*dout)[u(out_at + d)] * p[u(j)] * mask[u(j)];
+          }
+          delta += p[u(j)] * dp[u(j)];
+        }
+        for (int64_t j = 0; j <= t; ++j) {
+          const int64_t key = (b * s.seq + j) * stride;
+          const double ds = p[u(j)] * (dp[u(j)] - delta) * scale;
+          for (int64_t d = 0; d < D; ++d) {
+            r.dqkv[u(row + q_at + d)] += ds * qkv[u(key + k_at + d)];
+            r.dqkv[u(key + k_at + d)] += ds * qkv[u(row + q_at + d)];
+          }
+        }
+      }
+    }
+  }
+  return r;
+}
+
+inline std::vector<double> random_values(int64_t count, unsigned seed, double width) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> uniform(-width, width);
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& x : values) x = uniform(random);
+  return values;
+}
+
+struct Run {
+  std::vector<double> qkv, dout, out, lse, dqkv;  // as stored
+};
+
+// A copy of a host tensor in the memory of the GPU under test, as far from a multiple of 16 bytes
+// as it; what has become of it is copied back at the end.
+class OnGpu {
+ public:
+  OnGpu(Device& gpu, const Tensor& host) : gpu_(gpu), host_(host), view(host) {
+    if (!host) return;
+    memory_ = gpu.allocate(static_cast<size_t>(host.bytes()) + 16);
+    view.data = static_cast<uint8_t*>(memory_) + reinterpret_cast<uintptr_t>(host.data) % 16;
+    gpu.copy_from_host(view, host.data);
+  }
+  ~OnGpu() {
+    if (memory_ == nullptr) return;
+    gpu_.copy_to_host(host_.data, view);
+    gpu_.free(memory_);
+  }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  Device& gpu_;
+  Tensor host_;
+  void* memory_ = nullptr;
+
+ public:
+  Tensor view;
+};
+
+// What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned
+// (tensor cores, where type and head_dim allow; on Hopper by warpgroups) or one element off (the
+// path for everything). The kernels run on the host, or on the GPU under test: then `cuda` and
+// `hopper` are what it takes itself.
+struct Engine {
+  enum { cpu, cuda, hopper, cuda_misaligned } kind = cpu;
+  mtl::Isa isa = mtl::cpu_isa();
+
+  std::string name() const {
+    switch (kind) {
+      case cpu:
+        return mtl::name_of(isa);
+      case cuda:
+        return "cuda";
+      case hopper:
+        return "cuda on Hopper";
+      default:
+        return "cuda, misaligned";
+    }
+  }
+  size_t offset() const { return kind == cuda_misaligned ? 1 : 0; }
+  void forward(Attention args) const {
+    if (kind == cpu) return CpuAttention(isa).forward(args);
+    if (Device* const gpu = gpu_under_test(); gpu != nullptr) {
+      const OnGpu first_key(*gpu, args.shape.first_key), qkv(*gpu, args.qkv), out(*gpu, args.out),
+          lse(*gpu, args.lse);
+      args.shape.first_key = first_key.view;
+      return gpu->attention_forward({args.shape, qkv.view, out.view, lse.view});
+    }
+    test::EmulatedCuda device(3, kind == hopper);
+    static_cast<Device&>(device).attention_forward(args);
+  }
+  void backward(AttentionBackward args) const {
+    if (kind == cpu) return CpuAttention(isa).backward(args);
+    if (Device* const gpu = gpu_under_test(); gpu != nullptr) {
+      const OnGpu first_key(*gpu, args.shape.first_key), qkv(*gpu, args.qkv), out(*gpu, args.out),
+          lse(*gpu, args.lse), dout(*gpu, args.dout), dqkv(*gpu, args.dqkv);
+      args.shape.first_key = first_key.view;
+      return gpu->attention_backward(
+          {args.shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
+    }
+    test::EmulatedCuda device(3, kind == hopper);
+    static_cast<Device&>(device).attention_backward(args);
+  }
+};
+inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
+                    kCudaMisaligned = {Engine::cuda_misaligned};
+
+inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {
+  const int64_t rows = s.batch * s.seq, in = (s.heads + 2 * s.kv_heads) * s.head_dim,
+                wide = s.heads * s.head_dim;
+  const size_t offset = engine.offset();
+  Buffer qkv(dtype, random_values(rows * in, 1, width), offset);
+  Buffer dout(dtype, random_values(rows * wide, 2, 1), offset);
+  // Filled with NaN, so that what is not written is seen.
+  Buffer out(dtype, std::vector<double>(static_cast<size_t>(rows * wide), NAN), offset);
+  Buffer dqkv(dtype, std::vector<double>(static_cast<size_t>(rows * in), NAN), offset);
+  Buffer lse(DType::f32, std::vector<double>(static_cast<size_t>(rows * s.heads), NAN), offset);
+  engine.forward(
+      {s, qkv.tensor(rows, in), out.tensor(rows, wide), lse.tensor(s.batch * s.heads, s.seq)});
+  engine.backward({s, qkv.tensor(rows, in), out.tensor(rows, wide),
+                   lse.tensor(s.batch * s.heads, s.seq), dout.tensor(rows, wide),
+                   dqkv.tensor(rows, in)});
+  return {qkv.values(), dout.values(), out.values(), lse.values(), dqkv.values()};
+}
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= worst)) worst = difference;  // a NaN is the worst
+  }
+  return worst;
+}
+
+inline AttentionShape shape(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads,
+                            int64_t dim, float dropout = 0) {
+  AttentionShape s;
+  s.batch = batch;
+  s.seq = seq;
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_dim = dim;
+  s.scale = 1 / std::sqrt(static_cast<float>(dim));
+  s.total_heads = heads + 3;
+  s.first_head = 2;
+  s.first_sequence = 5;
+  s.dropout = {dropout, 0x123456789abcdef0ull};
+  return s;
+}
+
+inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
+  CAPTURE(engine.name());
+  CAPTURE(s.alibi);
+  CAPTURE(s.seq);
+  CAPTURE(s.heads);
+  CAPTURE(s.kv_heads);
+  CAPTURE(s.head_dim);
+  CAPTURE(s.dropout.probability);
+  CAPTURE(static_cast<int>(dtype));
+  const Run got = run(s, dtype, 1, engine);
+  const Reference want = reference(s, got.qkv, &got.dout);
+  // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
+  // terms with errors that average out. bf16: P and dS are rounded to 2^-8 of them each before they
+  // are summed, and so are results: 2 units in `out`; a dK or dV sums over `seq` queries and the
+  // group. f16: the same with 2^-11 on tensor cores; the CPU rounds only what is stored, `out`
+  // before delta reads it.
+  const double sums = std::sqrt(static_cast<double>(s.seq * s.heads / s.kv_heads));
+  const double boost = 1 / (1 - static_cast<double>(s.dropout.probability));
+  const double unit = dtype == DType::f32 ? 0x1p-22 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+  CHECK(largest_difference(got.lse, want.lse) <= 0x1p-19);  // scores are f32 sums of exact products
+  CHECK(largest_difference(got.out, want.out) <= unit * boost * 2);
+  CHECK(largest_difference(got.dqkv, want.dqkv) <= unit * boost * (4 + sums));
+}
+
+// Whether Hopper's kernels take it; else kHopper is kCuda.
+inline bool is_for_hopper(const AttentionShape& s, DType dtype) {
+  const bool compiled = s.head_dim == 64 || s.head_dim == 96 || s.head_dim == 128;
+  return dtype != DType::f32 && compiled && s.seq >= 32;
+}
+
+inline void check(const AttentionShape& s, DType dtype) {
+  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) check(s, dtype, {Engine::cpu, isa});
+  check(s, dtype, kCuda);
+  if (is_for_hopper(s, dtype)) check(s, dtype, kHopper);
+}
+
+inline AttentionShape with_alibi(AttentionShape s) {
+  s.alibi = true;
+  return s;
+}
+
+constexpr DType k16Bits[] = {DType::bf16, DType::f16};
+
+// The first keys of sequences that are cut at random into documents, of `mean` tokens or so; the
+// second and third of them right behind one another.
+struct Documents {
+  std::vector<int32_t> first_key;
+  Documents(const AttentionShape& s, unsigned mean, unsigned seed) {
+    std::mt19937 random(seed);
+    for (int64_t b = 0; b < s.batch; ++b) {
+      int32_t first = 0;
+      for (int64_t t = 0; t < s.seq; ++t) {
+        if (t > 0 && (random() % mean == 0 || t == 2 || t == 3)) first = static_cast<int32_t>(t);
+        first_key.push_back(first);
+      }
+    }
+  }
+  AttentionShape of(AttentionShape s) {
+    s.first_key = Tensor(first_key.data(), DType::i32, {static_cast<int64_t>(first_key.size())});
+    return s;
+  }
+};
+
+inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype,
+                                 const Engine& engine) {
+  CAPTURE(mean);
+  CAPTURE(s.window);
+  Documents documents(s, mean, 7 + mean);
+  check(documents.of(s), dtype, engine);
+}
+inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype) {
+  for (const mtl::Isa isa : mtl::test::isas_of_this_machine()) {
+    check_with_documents(s, mean, dtype, {Engine::cpu, isa});
+  }
+  check_with_documents(s, mean, dtype, kCuda);
+  if (is_for_hopper(s, dtype)) check_with_documents(s, mean, dtype, kHopper);
+}
+
+inline AttentionShape with_window(AttentionShape s, int64_t window) {
+  s.window = window;
+  return s;
+}
+
+}  // namespace mtl::test::attention

@@ -1,0 +1,132 @@
+// The kernels of attention for tensor cores, on the host: the edges of their tiles, every path, and
+// that the order of a block's warps does not matter.
+#include <utility>
+
+#include <doctest/doctest.h>
+
+#include "runtime/device/attention_test.h"
+
+namespace {
+
+using namespace mtl::test::attention;
+using mtl::AttentionShape;
+using mtl::DType;
+
+// By every kernel for tensor cores that takes it.
+void check_kernels(const AttentionShape& s, DType dtype) {
+  check(s, dtype, kCuda);
+  if (is_for_hopper(s, dtype)) check(s, dtype, kHopper);
+}
+
+TEST_CASE("attention: tensor cores at the edges of their tiles") {
+  for (const DType dtype : k16Bits) {
+    check_kernels(shape(1, 1, 1, 1, 64), dtype);
+    check_kernels(shape(2, 15, 2, 1, 96), dtype);
+    check_kernels(shape(1, 16, 1, 1, 128), dtype);
+    check_kernels(shape(2, 17, 8, 1, 64), dtype);
+    check_kernels(shape(1, 31, 1, 1, 128), dtype);
+    check_kernels(shape(1, 33, 1, 1, 96), dtype);
+    check_kernels(shape(1, 63, 4, 1, 128), dtype);
+    check_kernels(shape(1, 64, 1, 1, 96), dtype);
+    check_kernels(shape(1, 65, 1, 1, 128), dtype);
+    check_kernels(shape(2, 127, 2, 2, 64), dtype);
+    check_kernels(shape(1, 128, 2, 1, 128), dtype);
+    check_kernels(shape(1, 129, 1, 1, 64), dtype);
+    check_kernels(shape(1, 129, 1, 1, 128), dtype);
+    check_kernels(shape(1, 200, 4, 2, 64), dtype);
+    check_kernels(shape(1, 32, 2, 1, 96), dtype);
+    check_kernels(shape(2, 95, 2, 1, 64), dtype);
+    check_kernels(shape(1, 97, 2, 2, 128), dtype);
+    check_kernels(shape(1, 193, 3, 1, 96), dtype);
+    check_kernels(shape(1, 257, 2, 1, 128), dtype);
+    check_kernels(shape(2, 385, 2, 1, 64), dtype);
+    // Between the compiled dimensions: columns of zeros.
+    check_kernels(shape(2, 33, 2, 1, 8), dtype);
+    check_kernels(shape(1, 66, 1, 1, 40), dtype);
+    check_kernels(shape(1, 66, 2, 1, 72), dtype);
+    check_kernels(shape(1, 66, 2, 2, 120), dtype);
+  }
+}
+
+TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
+  struct Scope {
+    size_t before = std::exchange(mtl::gpu_on_host::most_shared_bytes, size_t{99} << 10);
+    ~Scope() { mtl::gpu_on_host::most_shared_bytes = before; }
+  } scope;
+  check(shape(1, 66, 2, 1, 64), DType::f16, kCuda);
+  check(shape(1, 130, 2, 1, 96, 0.1f), DType::bf16, kCuda);
+  check(with_alibi(shape(1, 130, 2, 2, 128)), DType::bf16, kCuda);
+  check(shape(1, 100, 4, 2, 128, 0.1f), DType::f16, kCuda);
+}
+
+TEST_CASE("attention: the path for everything on 16-bit types") {
+  for (const DType dtype : k16Bits) {
+    check(shape(2, 33, 2, 1, 64), dtype, kCudaMisaligned);
+    check(with_alibi(shape(1, 65, 4, 2, 128, 0.2f)), dtype, kCudaMisaligned);
+    check(shape(1, 40, 2, 2, 136), dtype, kCuda);
+    check(with_alibi(shape(1, 35, 2, 1, 256, 0.2f)), dtype, kCuda);
+    check(with_alibi(shape(1, 40, 3, 1, 12, 0.2f)), dtype, kCuda);
+  }
+  check(with_alibi(shape(2, 35, 2, 1, 256, 0.2f)), DType::f32, kCudaMisaligned);
+}
+
+TEST_CASE("attention: dropout and ALiBi together on tensor cores") {
+  for (const DType dtype : k16Bits) {
+    check_kernels(with_alibi(shape(2, 68, 4, 1, 64, 0.3f)), dtype);
+    check_kernels(with_alibi(shape(1, 131, 2, 1, 128, 0.1f)), dtype);  // words one by one
+    check_kernels(with_alibi(shape(1, 132, 2, 2, 96, 0.5f)), dtype);
+  }
+}
+
+// Sequences of many tiles, so that stages are filled again and again; copies that arrive in any
+// order.
+TEST_CASE("attention: stages of Hopper's copy engine") {
+  using mtl::gpu_on_host::Schedule;
+  for (const AttentionShape& s :
+       {shape(1, 520, 1, 1, 64), with_window(shape(1, 400, 2, 1, 96), 300),
+        shape(1, 330, 1, 1, 128)}) {
+    CAPTURE(s.head_dim);
+    const Run want = run(s, DType::bf16, 1, kHopper);
+    for (const unsigned seed : {1u, 2u, 3u, 4u}) {
+      CAPTURE(seed);
+      const mtl::gpu_on_host::ScheduleScope scope({Schedule::random, seed % 2 == 0, seed});
+      const Run got = run(s, DType::bf16, 1, kHopper);
+      CHECK(got.out == want.out);
+      CHECK(got.lse == want.lse);
+      CHECK(got.dqkv == want.dqkv);
+    }
+  }
+}
+
+TEST_CASE("attention: the order of a block's warps does not matter") {
+  using mtl::gpu_on_host::Schedule;
+  const AttentionShape shapes[] = {
+      with_alibi(shape(1, 200, 2, 1, 64, 0.1f)),
+      shape(1, 130, 2, 1, 96, 0.1f),
+      shape(1, 160, 2, 1, 128),
+  };
+  for (const AttentionShape& s : shapes) {
+    for (const Engine& engine : {kCuda, kHopper, kCudaMisaligned}) {
+      CAPTURE(engine.name());
+      CAPTURE(s.head_dim);
+      const Run want = run(s, DType::bf16, 1, engine);
+      for (const Schedule& schedule :
+           {Schedule{Schedule::in_step, true}, Schedule{Schedule::first_ahead, false},
+            Schedule{Schedule::first_ahead, true}, Schedule{Schedule::last_ahead, false},
+            Schedule{Schedule::last_ahead, true}, Schedule{Schedule::random, true}}) {
+        if (engine.kind == Engine::cuda_misaligned && schedule.order != Schedule::last_ahead) {
+          continue;  // its warps share nothing
+        }
+        CAPTURE(static_cast<int>(schedule.order));
+        CAPTURE(schedule.early_copies);
+        const mtl::gpu_on_host::ScheduleScope scope(schedule);
+        const Run got = run(s, DType::bf16, 1, engine);
+        CHECK(got.out == want.out);
+        CHECK(got.lse == want.lse);
+        CHECK(got.dqkv == want.dqkv);
+      }
+    }
+  }
+}
+
+}  // namespace
