@@ -14,6 +14,7 @@
 
 #include "runtime/device/cpu/attention.h"
 #include "runtime/device/cpu/isa.h"
+#include "runtime/device/device_under_test.h"
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test::attention {
@@ -163,33 +164,6 @@ inline std::vector<double> random_values(int64_t count, unsigned seed, double wi
 
 struct Run {
   std::vector<double> qkv, dout, out, lse, dqkv;  // as stored
-};
-
-// A copy of a host tensor in the memory of the GPU under test, as far from a multiple of 16 bytes
-// as it; what has become of it is copied back at the end.
-class OnGpu {
- public:
-  OnGpu(Device& gpu, const Tensor& host) : gpu_(gpu), host_(host), view(host) {
-    if (!host) return;
-    memory_ = gpu.allocate(static_cast<size_t>(host.bytes()) + 16);
-    view.data = static_cast<uint8_t*>(memory_) + reinterpret_cast<uintptr_t>(host.data) % 16;
-    gpu.copy_from_host(view, host.data);
-  }
-  ~OnGpu() {
-    if (memory_ == nullptr) return;
-    gpu_.copy_to_host(host_.data, view);
-    gpu_.free(memory_);
-  }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-
- private:
-  Device& gpu_;
-  Tensor host_;
-  void* memory_ = nullptr;
-
- public:
-  Tensor view;
 };
 
 // What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned

@@ -18,4 +18,30 @@ Device* gpu_under_test();
 using TestMemory = std::unique_ptr<uint8_t[], void (*)(uint8_t*)>;
 TestMemory make_test_memory(size_t bytes);
 
+// A copy of a host tensor in the GPU's own memory, as far from a multiple of 16 bytes as it; what
+// has become of it is copied back at the end. For tests whose tensors are the host's.
+class OnGpu {
+ public:
+  OnGpu(Device& gpu, const Tensor& host) : view(host), gpu_(gpu), host_(host) {
+    if (!host) return;
+    memory_ = gpu.allocate(static_cast<size_t>(host.bytes()) + 16);
+    view.data = static_cast<uint8_t*>(memory_) + reinterpret_cast<uintptr_t>(host.data) % 16;
+    gpu.copy_from_host(view, host.data);
+  }
+  ~OnGpu() {
+    if (memory_ == nullptr) return;
+    gpu_.copy_to_host(host_.data, view);
+    gpu_.free(memory_);
+  }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+  Tensor view;
+
+ private:
+  Device& gpu_;
+  Tensor host_;
+  void* memory_ = nullptr;
+};
+
 }  // namespace mtl::test

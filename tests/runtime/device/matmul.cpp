@@ -1,4 +1,5 @@
-// CpuMatmul against a double-precision reference: every form, type and epilogue over awkward sizes.
+// Products of the CPU, or of the GPU under test, against a double-precision reference: every form,
+// type and epilogue over awkward sizes.
 #include "runtime/device/cpu/matmul.h"
 
 #include <bit>
@@ -14,6 +15,7 @@
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/isa.h"
 #include "runtime/device/cpu/threads.h"
+#include "runtime/device/device_under_test.h"
 
 namespace {
 
@@ -21,6 +23,27 @@ using mtl::DType;
 using mtl::Epilogue;
 using mtl::Matmul;
 using mtl::Tensor;
+
+// On the CPU, or the GPU under test.
+class Multiplier {
+ public:
+  void run(const Matmul& args) {
+    if (gpu_ == nullptr) return cpu_.run(args);
+    const mtl::test::OnGpu a(*gpu_, args.a), b(*gpu_, args.b), bias(*gpu_, args.bias),
+        c(*gpu_, args.c), aux(*gpu_, args.aux);
+    Matmul there = args;
+    there.a = a.view;
+    there.b = b.view;
+    there.bias = bias.view;
+    there.c = c.view;
+    there.aux = aux.view;
+    gpu_->matmul(there);
+  }
+
+ private:
+  mtl::Device* gpu_ = mtl::test::gpu_under_test();
+  mtl::CpuMatmul cpu_;
+};
 
 uint16_t to_bf16(double value) {
   const float x = static_cast<float>(value);
@@ -45,15 +68,19 @@ double from_half(DType type, uint16_t x) {
   return type == DType::bf16 ? from_bf16(x) : static_cast<double>(std::bit_cast<_Float16>(x));
 }
 
-// A matrix of any type with random values, readable as double.
+// A matrix of any type with random values, readable as double; `offset` elements behind a multiple
+// of 16 bytes.
 struct Values {
   std::vector<float> f32;
   std::vector<uint16_t> half;
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0;
+  size_t offset = 0;
   Values() = default;
-  Values(DType type, int64_t r, int64_t c, std::mt19937& random, double width = 1)
-      : dtype(type), rows(r), cols(c) {
+  Values(DType type, int64_t r, int64_t c, std::mt19937& random, double width = 1,
+         size_t offset_ = 0)
+      : dtype(type), rows(r), cols(c), offset(offset_) {
+    type == DType::f32 ? f32.resize(offset) : half.resize(offset);
     std::uniform_real_distribution<double> uniform(-width, width);
     for (int64_t i = 0; i < r * c; ++i) {
       const double x = uniform(random);
@@ -61,11 +88,12 @@ struct Values {
     }
   }
   Tensor tensor() {
-    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data()) : half.data();
+    void* data = dtype == DType::f32 ? static_cast<void*>(f32.data() + offset)
+                                     : static_cast<void*>(half.data() + offset);
     return Tensor(data, dtype, {rows, cols});
   }
   double operator()(int64_t i) const {
-    const auto at = static_cast<size_t>(i);
+    const size_t at = static_cast<size_t>(i) + offset;
     return dtype == DType::f32 ? static_cast<double>(f32[at]) : from_half(dtype, half[at]);
   }
 };
@@ -85,6 +113,7 @@ struct Case {
   DType in = DType::f32, out = DType::f32;
   int bias = 0;  // 0 none, 1 f32, 2 bf16 (f16 beside f16)
   Epilogue epilogue = Epilogue::none;
+  size_t offset = 0;  // of every operand
 };
 
 // Rounding of one stored value.
@@ -108,14 +137,14 @@ void check(const Case& c) {
   CAPTURE(c.bias);
   CAPTURE(static_cast<int>(c.epilogue));
   std::mt19937 random(static_cast<unsigned>(c.m * 131 + c.n * 17 + c.k));
-  Values a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random);
-  Values b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random);
-  Values y(c.out, c.m, c.n, random), aux(c.out, c.m, c.n, random, 3);
+  Values a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random, 1, c.offset);
+  Values b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random, 1, c.offset);
+  Values y(c.out, c.m, c.n, random, 1, c.offset), aux(c.out, c.m, c.n, random, 3, c.offset);
   const DType half = c.in == DType::f16 ? DType::f16 : DType::bf16;
-  Values bias(c.bias == 2 ? half : DType::f32, 1, c.n, random);
+  Values bias(c.bias == 2 ? half : DType::f32, 1, c.n, random, 1, c.offset);
   const Values before = y, aux_before = aux;
 
-  mtl::CpuMatmul matmul;
+  Multiplier matmul;
   Matmul args;
   args.a = a.tensor();
   args.b = b.tensor();
@@ -153,6 +182,10 @@ void check(const Case& c) {
         // exp2 has a relative error of 2^-22 and tanh's argument passes it on.
         allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10) +
                   smallest(c.out);
+        // cuBLASLt's epilogue may read what is not rounded yet; GELU's slope is at most 1.13.
+        if (mtl::test::gpu_under_test() != nullptr) {
+          allowed += 1.14 * unit(c.out) * std::abs(aux(at));
+        }
       } else if (c.epilogue == Epilogue::gelu_grad) {
         const double slope = gelu_slope(aux_before(at));
         expected = sum * slope;
@@ -221,9 +254,21 @@ TEST_CASE("matmul: bias and GELU epilogues") {
   }
 }
 
+TEST_CASE("matmul: operands at odd addresses") {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    for (const Epilogue epilogue : {Epilogue::none, Epilogue::gelu, Epilogue::gelu_grad}) {
+      for (const bool tb : {false, true}) {
+        check({64, 96, 128, false, tb, false, type, type, 1, epilogue, 1});
+        check({65, 97, 33, false, tb, false, type, type, 2, epilogue, 1});
+      }
+    }
+    check({96, 64, 128, true, false, true, type, DType::f32, 0, Epilogue::none, 1});
+  }
+}
+
 TEST_CASE("matmul: gelu_grad is the derivative of gelu") {
   // One product 1 * 1 with aux = x gives gelu'(x); central differences of gelu(1 * x) in f32.
-  mtl::CpuMatmul matmul;
+  Multiplier matmul;
   const auto value = [&](float x) {
     float one = 1, y = 0, aux = 0;
     Matmul args;
@@ -351,7 +396,7 @@ TEST_CASE("matmul: results are bit-equal from run to run") {
       Values a(type, ta ? k : m, ta ? m : k, random), b(type, tb ? n : k, tb ? k : n, random);
       std::vector<float> first;
       for (int repeat = 0; repeat < 4; ++repeat) {
-        mtl::CpuMatmul matmul;
+        Multiplier matmul;
         std::vector<float> y(static_cast<size_t>(m * n));
         Matmul args;
         args.a = a.tensor();
