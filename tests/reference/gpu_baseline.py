@@ -12,7 +12,8 @@ The models are plain modules of the shapes in tests/bench/train_gpu.cpp, trained
 float32 weights and moments, autocast to bfloat16, scaled_dot_product_attention, each block and the
 head with its loss compiled (one compilation serves all layers), fused AdamW with clipping. With
 accelerate installed there is a row of its own for the first shape. The limits of the machine are
-measured beside: a bfloat16 product of 8192^3, and the rate of a copy.
+measured beside: a bfloat16 product of 8192^3, the rate of a copy, and scaled_dot_product_attention
+alone on forms of tests/bench/attention_gpu.cpp, with FLOPs counted as there.
 
 Model FLOPs count causal attention once (half of the square) and recompute not at all. Memory: the
 most that tensors took (allocated), and that with what the allocator kept (reserved); ours is
@@ -267,6 +268,34 @@ def limits(torch, device):
     return 2 * side**3 / product, 2 * size / copied
 
 
+# batch, seq, heads, head_dim: of tests/bench/attention_gpu.cpp, those without grouped queries.
+ATTENTION = [(32, 1024, 12, 64), (8, 1024, 25, 64), (8, 2048, 32, 96), (1, 8192, 32, 128)]
+
+
+def attention(torch, device, forms):
+    """Prints TFLOP/s of causal attention, forward and backward."""
+    clock = Clock(torch, device)
+    for batch, seq, heads, dim in forms:
+        q, k, v, gradient = (torch.randn(batch, heads, seq, dim, device=device).to(torch.bfloat16)
+                             for _ in range(4))
+        for x in (q, k, v):
+            x.requires_grad_()
+        forward, backward = [], []
+        for _ in range(12):
+            begin = clock()
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            middle = clock()
+            torch.autograd.grad(out, (q, k, v), gradient)
+            end = clock()
+            forward.append(middle - begin)
+            backward.append(end - middle)
+        product = batch * heads * dim * seq * seq
+        rates = [count * product / statistics.median(times[2:]) / 1e12
+                 for count, times in ((2, forward), (5, backward))]
+        print(f"attention alone, B {batch} T {seq} heads {heads} dim {dim}: "
+              f"forward {rates[0]:.0f}, backward {rates[1]:.0f} TFLOP/s", flush=True)
+
+
 def gib(count):
     return f"{count / 2**30:8.1f}" if count else "       -"
 
@@ -349,6 +378,7 @@ def main():
     flops, rate = limits(torch, args.device)
     of_peak = f" ({100 * flops / peak:.1f} % of {peak / 1e12:.0f})" if peak else ""
     print(f"limits: matmul bf16 {flops / 1e12:.1f} TFLOP/s{of_peak}, copy {rate / 1e9:.0f} GB/s")
+    attention(torch, args.device, [(1, 64, 2, 64)] if args.tiny else ATTENTION)
     print(f"{'shape':12} {'variant':12} {'B':>4} {'T':>6} {'first s':>9} {'median s':>9} "
           f"{'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} {'loss':>7}")
     todo = [(name, False) for name in names]
