@@ -274,6 +274,9 @@ ATTENTION = [(32, 1024, 12, 64), (8, 1024, 25, 64), (8, 2048, 32, 96), (1, 8192,
 
 def attention(torch, device, forms):
     """Prints TFLOP/s of causal attention, forward and backward."""
+    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    if sdpa is None:
+        return print("attention alone: PyTorch before 2.0 has none")
     clock = Clock(torch, device)
     for batch, seq, heads, dim in forms:
         q, k, v, gradient = (torch.randn(batch, heads, seq, dim, device=device).to(torch.bfloat16)
@@ -283,7 +286,7 @@ def attention(torch, device, forms):
         forward, backward = [], []
         for _ in range(12):
             begin = clock()
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = sdpa(q, k, v, is_causal=True)
             middle = clock()
             torch.autograd.grad(out, (q, k, v), gradient)
             end = clock()
