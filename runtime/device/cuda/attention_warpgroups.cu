@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int count = key_tiles - first_tile;
 
   if (threadIdx.x == 0) {
+    fetch_map(qkv);
     init(barriers.queries, 1);
     barriers.keys.init_all();
     barriers.values.init_all();
@@ -333,6 +334,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int count = key_tiles - first_tile;
 
   if (threadIdx.x == 0) {
+    fetch_map(qkv);
+    fetch_map(dout);
     init(barriers.queries, 1);
     barriers.keys.init_all();
     barriers.values.init_all();
@@ -464,6 +467,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int count = tiles * w.group;
 
   if (threadIdx.x == 0) {
+    fetch_map(qkv);
+    fetch_map(dout);
     init(barriers.keys, 1);
     barriers.queries.init_all();
     barriers_made();

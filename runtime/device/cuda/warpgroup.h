@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "runtime/device/cuda/gpu.h"
 
@@ -164,6 +165,7 @@ __device__ inline void copy_bytes(void* shared, const void* from, unsigned bytes
       "l"(from), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
+// The map itself, ahead of the first copy.
 __device__ inline void fetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
