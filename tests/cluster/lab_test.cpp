@@ -33,7 +33,9 @@ bool wait_for(const std::function<bool()>& happened) {
   return true;
 }
 
-std::vector<std::string> shell(const std::string& script) { return {"/bin/sh", "-c", script}; }
+std::vector<std::string> shell(const std::string& script) {
+  return {"/bin/sh", "-c", script};
+}
 
 // Two programs over one TCP connection from `from` to `to`: a line a tick one way, answered. Python
 // because nothing smaller that is always there can listen.
@@ -124,9 +126,8 @@ TEST_CASE_FIXTURE(Machines, "machines have names addresses and a network that en
     CHECK(name.out == Lab::name(i) + "\n");
     // Everyone reaches everyone by every kind of name.
     for (int j = 1; j <= 3; ++j) {
-      for (const std::string& to :
-           {Lab::address(j), Lab::address(j, 1), Lab::address(j, 0, true), Lab::name(j),
-            Lab::name(j) + "-6", Lab::name(j) + "-eth1"}) {
+      for (const std::string& to : {Lab::address(j), Lab::address(j, 1), Lab::address(j, 0, true),
+                                    Lab::name(j), Lab::name(j) + "-6", Lab::name(j) + "-eth1"}) {
         const CommandEnd there =
             lab.run(i, {"/bin/bash", "-c", "exec 3<>/dev/tcp/" + to + "/22 && head -c 4 <&3"});
         CHECK_MESSAGE(there.out == "SSH-", i << " to " << to << ": " << there.err);
@@ -163,7 +164,8 @@ TEST_CASE_FIXTURE(Machines, "ssh goes from the head to every machine and between
   CHECK(wrong.err.find("HOST IDENTIFICATION HAS CHANGED") != std::string::npos);
 }
 
-TEST_CASE_FIXTURE(Machines, "machines share files but neither pids nor memory nor their own folders") {
+TEST_CASE_FIXTURE(Machines,
+                  "machines share files but neither pids nor memory nor their own folders") {
   Lab lab(2);
   const std::string file = lab.dir() / "work" / "shared";
   CHECK(lab.run(1, shell("echo from m1 > " + file)).code == 0);
@@ -356,8 +358,11 @@ print(len(times), int(min(times) * 1e6))
   CHECK(both.quickest_us >= 40'000);
   CHECK(both.back > 400 * 0.35);  // 0.7 * 0.7 = 0.49 of round trips, six deviations either way
   CHECK(both.back < 400 * 0.65);
-  // TCP lives with it.
-  CHECK(lab.head({"ssh", "-o", "ConnectTimeout=30", "m2", "hostname"}).out == "m2\n");
+  // TCP lives with it. One connection in twenty takes longer than half a minute: it doubles its
+  // pauses, and half of all round trips are lost.
+  const char* const persistent =
+      "for i in 1 2 3 4 5; do ssh -o ConnectTimeout=30 m2 hostname && exit; done";
+  CHECK(lab.head({"sh", "-c", persistent}).out == "m2\n");
   lab.loss(2, 0);
   lab.delay(2, 0ms);
   const Seen clean = measure(2);
