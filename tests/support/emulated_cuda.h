@@ -10,7 +10,7 @@
 
 namespace mtl::test {
 
-class EmulatedCuda final : public cuda::OpsDevice {
+class EmulatedCuda : public cuda::OpsDevice {
  public:
   explicit EmulatedCuda(int multiprocessors = 3, bool warpgroups = false)
       : multiprocessors_(multiprocessors), warpgroups_(warpgroups) {}

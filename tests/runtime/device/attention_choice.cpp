@@ -105,6 +105,7 @@ TEST_CASE("attention choice: the variable") {
   CHECK(attention_mode(nullptr) == AttentionMode::own);
   CHECK(attention_mode("") == AttentionMode::own);
   CHECK(attention_mode("own") == AttentionMode::own);
+  CHECK(attention_mode("mma") == AttentionMode::mma);
   CHECK(attention_mode("auto") == AttentionMode::automatic);
   CHECK(attention_mode("cudnn") == AttentionMode::cudnn);
   CHECK(refusal_of([] { attention_mode("flash"); }).code == "gpu.attention");
@@ -146,11 +147,13 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
 }
 
 TEST_CASE("attention choice: own asks nobody") {
-  Setting setting(AttentionMode::own);
-  setting.call(shape_of(kForm));
-  CHECK(setting.own == 2);
-  CHECK(setting.opened == 0);
-  CHECK(setting.why() == "our kernel: MTL_ATTENTION=auto tries cuDNN's");
+  for (const AttentionMode mode : {AttentionMode::own, AttentionMode::mma}) {
+    Setting setting(mode);
+    setting.call(shape_of(kForm));
+    CHECK(setting.own == 2);
+    CHECK(setting.opened == 0);
+    CHECK(setting.why() == "our kernel: MTL_ATTENTION=auto tries cuDNN's");
+  }
 }
 
 TEST_CASE("attention choice: auto takes the faster and right one, once per form") {

@@ -77,6 +77,25 @@ TEST_CASE("attention: dropout and ALiBi together on tensor cores") {
   }
 }
 
+TEST_CASE("attention: which of our kernels a call takes") {
+  // EmulatedCuda's Queue is protected.
+  struct Gpu final : mtl::test::EmulatedCuda {
+    using EmulatedCuda::EmulatedCuda;
+    std::string kind(const AttentionShape& s, DType dtype) {
+      return mtl::cuda::own_attention_kind(*this, s, dtype);
+    }
+  };
+  Gpu hopper(3, true), other(3);
+  for (const int64_t dim : {64, 96, 128}) {
+    CHECK(hopper.kind(shape(1, 32, 2, 1, dim), DType::bf16) == "wgmma");
+    CHECK(hopper.kind(shape(1, 31, 2, 1, dim), DType::f16) == "mma");
+    CHECK(hopper.kind(shape(1, 64, 2, 1, dim), DType::f32) == "no tensor cores");
+    CHECK(other.kind(shape(1, 64, 2, 1, dim), DType::bf16) == "mma");
+  }
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 80), DType::bf16) == "mma");
+  CHECK(hopper.kind(shape(1, 64, 2, 1, 256), DType::bf16) == "no tensor cores");
+}
+
 // Sequences of many tiles, so that stages are filled again and again; copies that arrive in any
 // order.
 TEST_CASE("attention: stages of Hopper's copy engine") {
