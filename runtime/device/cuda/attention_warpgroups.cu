@@ -19,7 +19,8 @@ namespace mtl::cuda {
 namespace {
 
 constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * static_cast<int>(kWarpgroup);
-constexpr int kConsumerWarps = kConsumers * 4;
+constexpr int kConsumerThreads = kConsumers * static_cast<int>(kWarpgroup);
+constexpr int kConsumerWarps = kConsumerThreads / static_cast<int>(kWarp);
 constexpr int kRows = 64;     // of a consumer
 constexpr int kBoxRows = 32;  // of what the copy engine brings at a time
 // Of 65,536 / 384 = 170 registers a thread, the producer keeps 24 and leaves the rest.
@@ -145,6 +146,34 @@ __device__ inline void store_own_rows(const AttentionWork& w, const Consumer& co
   store_rows<T, kDim>(c, factor, tile, to + row * stride, stride, w.seq - row, w.head_dim);
 }
 
+// The tiles of keys that a block's queries see, the first of which is `first`.
+struct KeyTiles {
+  int first, count;
+};
+template <class Shape, bool kLimited>
+__device__ inline KeyTiles seen_by_queries(const AttentionWork& w, const HeadPlace& place,
+                                           int first) {
+  const int end = (min(w.seq, first + Shape::kQueries) + Shape::kKeys - 1) / Shape::kKeys;
+  int begin = 0;
+  if constexpr (kLimited) begin = first_seen(w, place.row, first) / Shape::kKeys;
+  return {begin, end - begin};
+}
+
+// The producer's work in forward and dQ, once the queries are under way.
+template <int kDim, class Shape>
+__device__ inline void bring_keys(const AttentionWork& w, const HeadPlace& place, int sequence,
+                                  const KeyTiles& tiles, const TensorMap& qkv, unsigned char* keys,
+                                  unsigned char* values, typename Shape::Barriers& barriers) {
+  const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
+  for (int i = 0; i < tiles.count; ++i) {
+    const int stage = i % Shape::kStages, k = (tiles.first + i) * Shape::kKeys;
+    copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
+                                  barriers.keys.begin(i, Shape::kTile), key_head, k, sequence);
+    copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
+                                  barriers.values.begin(i, Shape::kTile), value_head, k, sequence);
+  }
+}
+
 // --- forward
 
 template <int kDim>
@@ -178,10 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
   const int sequence = head / w.heads;
   const HeadPlace place = place_of(w, sequence, head % w.heads);
-  const int key_tiles = (min(w.seq, first + Shape::kQueries) + Shape::kKeys - 1) / Shape::kKeys;
-  int first_tile = 0;
-  if constexpr (kLimited) first_tile = first_seen(w, place.row, first) / Shape::kKeys;
-  const int count = key_tiles - first_tile;
+  const KeyTiles seen = seen_by_queries<Shape, kLimited>(w, place, first);
 
   if (threadIdx.x == 0) {
     fetch_map(qkv);
@@ -195,20 +221,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
       arrive_expecting(barriers.queries, kConsumers * Tile::tile_bytes(kRows));
       for (int i = 0; i < kConsumers; ++i) {
         copy_rows<kDim, kRows>(queries + i * Tile::kOwnBytes, qkv, barriers.queries, place.head,
                                first + i * kRows, sequence);
       }
-      for (int i = 0; i < count; ++i) {
-        const int stage = i % Shape::kStages, k = (first_tile + i) * Shape::kKeys;
-        copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
-                                      barriers.keys.begin(i, Shape::kTile), key_head, k, sequence);
-        copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
-                                      barriers.values.begin(i, Shape::kTile), value_head, k,
-                                      sequence);
-      }
+      bring_keys<kDim, Shape>(w, place, sequence, seen, qkv, keys, values, barriers);
     }
   } else {
     take_registers<kConsumerRegisters>();
@@ -232,14 +250,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     PackedSums<1, kN> p;
     // Scores of tile i become weights; returns whether o is to be scaled by `before`.
     const auto weigh = [&](int i, float(&s)[1][kN][4], float(&before)[1][2]) {
-      const int k = (first_tile + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
+      const int k = (seen.first + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
       const float factor =
           finish_scores(w, slope, s, own_key - q, k + Shape::kKeys - 1 > warp_query);
       if constexpr (kLimited) hide_keys(w, place.row, s, q, own_key, factor);
       return softmax.add(s, factor, before);
     };
     const auto pack = [&](int i, float(&s)[1][kN][4]) {
-      const int64_t k = int64_t{first_tile + i} * Shape::kKeys;
+      const int64_t k = int64_t{seen.first + i} * Shape::kKeys;
       pack_weights<T>(w, place.first + static_cast<uint64_t>(int64_t{warp_query} * w.seq + k), s,
                       p);
     };
@@ -255,18 +273,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       weigh(0, s, before);
       pack(0, s);
     }
-    if (consumer.index == 1 && count > 1)
-      arrive_some(kTurn, kConsumers * static_cast<int>(kWarpgroup));
-    for (int i = 1; i < count; ++i) {
+    if (consumer.index == 1 && seen.count > 1) arrive_some(kTurn, kConsumerThreads);
+    for (int i = 1; i < seen.count; ++i) {
       float s[1][kN][4], before[1][2];
       barriers.keys.wait_for(i);
-      sync_some(kTurn + consumer.index, kConsumers * static_cast<int>(kWarpgroup));
+      sync_some(kTurn + consumer.index, kConsumerThreads);
       multiply_rows<T, kDim>(s[0], shared_address(own), keys_at(i));
       barriers.values.wait_for(i - 1);
       multiply_sums<T, kDim>(o[0], p[0], values_at(i - 1));
       // The last turn is the second one's.
-      if (consumer.index == 0 || i + 1 < count) {
-        arrive_some(kTurn + 1 - consumer.index, kConsumers * static_cast<int>(kWarpgroup));
+      if (consumer.index == 0 || i + 1 < seen.count) {
+        arrive_some(kTurn + 1 - consumer.index, kConsumerThreads);
       }
       products_wait<1>();
       hold(s[0]);
@@ -278,8 +295,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (rescale) scale_rows(o, before);
       pack(i, s);
     }
-    barriers.values.wait_for(count - 1);
-    multiply_sums<T, kDim>(o[0], p[0], values_at(count - 1));
+    barriers.values.wait_for(seen.count - 1);
+    multiply_sums<T, kDim>(o[0], p[0], values_at(seen.count - 1));
     products_wait<0>();
     hold(o[0]);
 
@@ -328,10 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
   const int sequence = head / w.heads;
   const HeadPlace place = place_of(w, sequence, head % w.heads);
-  const int key_tiles = (min(w.seq, first + Shape::kQueries) + Shape::kKeys - 1) / Shape::kKeys;
-  int first_tile = 0;
-  if constexpr (kLimited) first_tile = first_seen(w, place.row, first) / Shape::kKeys;
-  const int count = key_tiles - first_tile;
+  const KeyTiles seen = seen_by_queries<Shape, kLimited>(w, place, first);
 
   if (threadIdx.x == 0) {
     fetch_map(qkv);
@@ -346,7 +360,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
       arrive_expecting(barriers.queries, 2 * kConsumers * Tile::tile_bytes(kRows));
       for (int i = 0; i < kConsumers; ++i) {
         const int row = first + i * kRows;
@@ -355,14 +368,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_rows<kDim, kRows>(douts + i * Tile::kOwnBytes, dout, barriers.queries, place.head, row,
                                sequence);
       }
-      for (int i = 0; i < count; ++i) {
-        const int stage = i % Shape::kStages, k = (first_tile + i) * Shape::kKeys;
-        copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
-                                      barriers.keys.begin(i, Shape::kTile), key_head, k, sequence);
-        copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
-                                      barriers.values.begin(i, Shape::kTile), value_head, k,
-                                      sequence);
-      }
+      bring_keys<kDim, Shape>(w, place, sequence, seen, qkv, keys, values, barriers);
     }
   } else {
     take_registers<kConsumerRegisters>();
@@ -382,9 +388,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     clear(dq);
     PackedSums<1, kN> ds;
     wait(barriers.queries, 0);
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < seen.count; ++i) {
       const unsigned stage = static_cast<unsigned>(i % Shape::kStages) * Shape::kTile;
-      const int k = (first_tile + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
+      const int k = (seen.first + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
       float s[1][kN][4], dp[1][kN][4];
       barriers.keys.wait_for(i);
       multiply_rows<T, kDim>(s[0], own_queries, shared_address(keys + stage));
