@@ -1,4 +1,4 @@
-// Attention on Hopper's tensor cores (attention_warpgroups.cu): for calls that fit the tiles of
+// Attention on Hopper's tensor cores (attention_panels.h): for calls that fit the tiles of
 // attention_tiles.h and have heads of exactly 64, 96 or 128.
 #pragma once
 

@@ -60,7 +60,7 @@ void combine_rows(Queue& queue, const CombineRows& args);
 void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args);
 // rope.cu
 void rope(Queue& queue, const Rope& args);
-// attention_forward.cu, attention_backward.cu; attention_warpgroups.cu
+// attention_forward.cu, attention_backward.cu
 void attention_forward(Queue& queue, const Attention& args);
 void attention_backward(Queue& queue, const AttentionBackward& args);
 // What the two multiply with, where tensors are aligned: "wgmma", "mma" or "no tensor cores".

@@ -1,0 +1,315 @@
+// Attention backward on Hopper (attention_panels.h), a kernel for dQ and one for dK and dV. Why
+// two: attention.h.
+#include "runtime/device/cuda/attention_panels.h"
+#include "runtime/device/cuda/attention_warpgroups.h"
+
+namespace mtl::cuda {
+namespace {
+
+using namespace warpgroups;
+
+// --- dQ: S = Q K^T, dP = dO V^T, dS = P (dP - delta), dQ = scale dS K
+
+template <int kDim>
+struct QueryShape {
+  // As many keys as registers allow: scores, dP, dS and dQ are there at the same time.
+  static constexpr int kQueries = kConsumers * kRows, kKeys = kDim == 128 ? 96 : 128, kStages = 2;
+  static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kKeys);
+  struct Barriers {
+    Barrier queries;
+    Stages<kStages> keys, values;
+  };
+  static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
+                                         2 * kStages * kTile + sizeof(Barriers) + kAlignment;
+};
+
+template <typename T, int kDim, bool kLimited>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_query_warpgroups(AttentionWork w, int tiles, const MTL_GRID_CONSTANT TensorMap qkv,
+                               const MTL_GRID_CONSTANT TensorMap dout) {
+  using Shape = QueryShape<kDim>;
+  using Tile = Panels<kDim>;
+  constexpr int kN = Shape::kKeys / 8;
+  MTL_DYNAMIC_SHARED(shared);
+  unsigned char* const queries = aligned_shared(shared);
+  unsigned char* const douts = queries + kConsumers * Tile::kOwnBytes;
+  unsigned char* const keys = douts + kConsumers * Tile::kOwnBytes;
+  unsigned char* const values = keys + Shape::kStages * Shape::kTile;
+  auto& barriers =
+      *reinterpret_cast<typename Shape::Barriers*>(values + Shape::kStages * Shape::kTile);
+
+  // The last queries see the most keys: they start first.
+  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
+  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
+  const int sequence = head / w.heads;
+  const HeadPlace place = place_of(w, sequence, head % w.heads);
+  const KeyTiles seen = seen_by_queries<Shape, kLimited>(w, place, first);
+
+  if (threadIdx.x == 0) {
+    fetch_map(qkv);
+    fetch_map(dout);
+    init(barriers.queries, 1);
+    barriers.keys.init_all();
+    barriers.values.init_all();
+    barriers_made();
+  }
+  __syncthreads();
+
+  if (threadIdx.x < kWarpgroup) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      arrive_expecting(barriers.queries, 2 * kConsumers * Tile::tile_bytes(kRows));
+      for (int i = 0; i < kConsumers; ++i) {
+        const int row = first + i * kRows;
+        copy_rows<kDim, kRows>(queries + i * Tile::kOwnBytes, qkv, barriers.queries, place.head,
+                               row, sequence);
+        copy_rows<kDim, kRows>(douts + i * Tile::kOwnBytes, dout, barriers.queries, place.head, row,
+                               sequence);
+      }
+      bring_keys<kDim, Shape>(w, place, sequence, seen, qkv, keys, values, barriers);
+    }
+  } else {
+    take_registers<kConsumerRegisters>();
+    const Consumer consumer = consumer_of_thread();
+    unsigned char* const own = queries + consumer.index * Tile::kOwnBytes;
+    const uint32_t own_queries = shared_address(own);
+    const uint32_t own_douts = shared_address(douts + consumer.index * Tile::kOwnBytes);
+    const int own_query = first + consumer.index * kRows;
+    const int warp_query = own_query + 16 * consumer.warp;
+    const int q = warp_query + consumer.lane / 4;  // of this lane's first sums
+    const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
+    // There is padding behind the last query.
+    const QueryStats* const from = w.stats + place.of_all * w.stats_stride + q;
+    const QueryStats stats[1][2] = {{from[0], from[8]}};
+
+    float dq[1][kDim / 8][4];
+    clear(dq);
+    PackedSums<1, kN> ds;
+    wait(barriers.queries, 0);
+    for (int i = 0; i < seen.count; ++i) {
+      const unsigned stage = static_cast<unsigned>(i % Shape::kStages) * Shape::kTile;
+      const int k = (seen.first + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
+      float s[1][kN][4], dp[1][kN][4];
+      barriers.keys.wait_for(i);
+      multiply_rows<T, kDim>(s[0], own_queries, shared_address(keys + stage));
+      barriers.values.wait_for(i);
+      multiply_rows<T, kDim>(dp[0], own_douts, shared_address(values + stage));
+      products_wait<1>();  // the scores, and dQ of the tile before
+      hold(s[0]);
+      if (i > 0) barriers.keys.done_with(i - 1);
+      const float factor =
+          finish_scores(w, slope, s, own_key - q, k + Shape::kKeys - 1 > warp_query);
+      if constexpr (kLimited) hide_keys(w, place.row, s, q, own_key, factor);
+      query_weights(s, factor, stats);
+      products_wait<0>();
+      hold(dp[0]);
+      hold(dq[0]);
+      barriers.values.done_with(i);
+      pack_query_gradients<T>(w,
+                              place.first + static_cast<uint64_t>(int64_t{warp_query} * w.seq + k),
+                              s, dp, stats, ds);
+      multiply_sums<T, kDim>(dq[0], ds[0], shared_address(keys + stage));
+    }
+    products_wait<0>();
+    hold(dq[0]);
+
+    const float scale[1][2] = {{w.scale, w.scale}};
+    sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+    store_own_rows<T, kDim>(
+        w, consumer, dq, scale, own,
+        static_cast<T*>(w.dqkv) + place.row * w.row_stride + query_column(w, place), w.row_stride,
+        own_query);
+  }
+}
+
+// --- dK and dV, over the query heads of a group in order, transposed so that the sums of keys x
+// queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO, dK = scale dS^T Q
+
+template <int kDim>
+struct KeyShape {
+  // As many queries as registers allow beside dK and dV.
+  static constexpr int kKeys = kConsumers * kRows, kQueries = kDim == 64 ? 96 : 64, kStages = 3;
+  static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
+  static constexpr unsigned kStatsBytes = sizeof(QueryStats) * kQueries;
+  struct Barriers {
+    Barrier keys;
+    Stages<kStages> queries;
+  };
+  static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
+                                         kStages * (2 * kTile + kStatsBytes) + sizeof(Barriers) +
+                                         kAlignment;
+};
+
+template <typename T, int kDim, bool kLimited>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_key_warpgroups(AttentionWork w, const MTL_GRID_CONSTANT TensorMap qkv,
+                             const MTL_GRID_CONSTANT TensorMap dout) {
+  using Shape = KeyShape<kDim>;
+  using Tile = Panels<kDim>;
+  constexpr int kN = Shape::kQueries / 8;
+  MTL_DYNAMIC_SHARED(shared);
+  unsigned char* const keys = aligned_shared(shared);
+  unsigned char* const values = keys + kConsumers * Tile::kOwnBytes;
+  unsigned char* const queries = values + kConsumers * Tile::kOwnBytes;
+  unsigned char* const douts = queries + Shape::kStages * Shape::kTile;
+  auto* const stats = reinterpret_cast<QueryStats*>(douts + Shape::kStages * Shape::kTile);
+  auto& barriers =
+      *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries);
+
+  // The first keys are seen by the most queries: they start first.
+  const int heads = w.batch * w.kv_heads, head = static_cast<int>(blockIdx.x) % heads;
+  const int first = static_cast<int>(blockIdx.x) / heads * Shape::kKeys;
+  const int sequence = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
+  const HeadPlace first_place = place_of(w, sequence, first_head);
+  const int first_tile = first / Shape::kQueries;
+  int queries_end = w.seq;
+  if constexpr (kLimited) {
+    queries_end = end_of_seeing(w, first_place.row, min(first + Shape::kKeys, w.seq) - 1);
+  }
+  // Tiles of a query head, and of all of the group.
+  const int tiles = (queries_end + Shape::kQueries - 1) / Shape::kQueries - first_tile;
+  const int count = tiles * w.group;
+
+  if (threadIdx.x == 0) {
+    fetch_map(qkv);
+    fetch_map(dout);
+    init(barriers.keys, 1);
+    barriers.queries.init_all();
+    barriers_made();
+  }
+  __syncthreads();
+
+  if (threadIdx.x < kWarpgroup) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      const int key_head = w.heads + first_place.kv, value_head = key_head + w.kv_heads;
+      arrive_expecting(barriers.keys, 2 * kConsumers * Tile::tile_bytes(kRows));
+      for (int i = 0; i < kConsumers; ++i) {
+        const int row = first + i * kRows;
+        copy_rows<kDim, kRows>(keys + i * Tile::kOwnBytes, qkv, barriers.keys, key_head, row,
+                               sequence);
+        copy_rows<kDim, kRows>(values + i * Tile::kOwnBytes, qkv, barriers.keys, value_head, row,
+                               sequence);
+      }
+      int member = 0, tile = first_tile;
+      for (int i = 0; i < count; ++i) {
+        const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
+        Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
+        copy_rows<kDim, Shape::kQueries>(queries + stage * Shape::kTile, qkv, full,
+                                         first_head + member, q, sequence);
+        copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full,
+                                         first_head + member, q, sequence);
+        copy_bytes(stats + stage * Shape::kQueries,
+                   w.stats + (first_place.of_all + member) * w.stats_stride + q, Shape::kStatsBytes,
+                   full);
+        if (++tile == first_tile + tiles) {
+          tile = first_tile;
+          ++member;
+        }
+      }
+    }
+  } else {
+    take_registers<kConsumerRegisters>();
+    const Consumer consumer = consumer_of_thread();
+    unsigned char* const key_room = keys + consumer.index * Tile::kOwnBytes;
+    unsigned char* const value_room = values + consumer.index * Tile::kOwnBytes;
+    const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
+    const int own_key = first + consumer.index * kRows;
+    const int warp_key = own_key + 16 * consumer.warp;
+
+    float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
+    clear(dk);
+    clear(dv);
+    uint32_t p[kN][2], ds[kN][2];
+    wait(barriers.keys, 0);
+    int member = 0, tile = first_tile;
+    for (int i = 0; i < count; ++i) {
+      const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
+      const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
+      const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
+      const QueryStats* const stats_at = stats + stage * Shape::kQueries;
+      const HeadPlace place = place_of(w, sequence, first_head + member);
+      const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
+      if (++tile == first_tile + tiles) {
+        tile = first_tile;
+        ++member;
+      }
+      float s[kN][4], dp[kN][4];
+      barriers.queries.wait_for(i);
+      multiply_rows<T, kDim>(s, own_keys, queries_at);
+      multiply_rows<T, kDim>(dp, own_values, douts_at);
+      products_wait<1>();
+      hold(s);
+      Kept<kN> kept = {};
+      if (w.keep_from != 0) {
+        const int64_t element = int64_t{q} * w.seq + warp_key;
+        kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
+      }
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        key_weights<kLimited>(w, place.row, slope, q, warp_key, n, stats_of_columns(stats_at, n),
+                              s[n]);
+      }
+      products_wait<0>();
+      hold(dp);
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        pack_key_sums<T>(w, kept, n, stats_of_columns(stats_at, n), s[n], dp[n], p[n], ds[n]);
+      }
+      multiply_sums<T, kDim>(dv[0], p, douts_at);
+      multiply_sums<T, kDim>(dk[0], ds, queries_at);
+      // With both sums under way beyond this place ptxas waits for every single product (C7515).
+      // The other warpgroup's products run meanwhile.
+      products_wait<0>();
+      hold(dk[0]);
+      hold(dv[0]);
+      barriers.queries.done_with(i);
+    }
+
+    const float key_factor[1][2] = {{w.scale, w.scale}};
+    const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
+    T* const to = static_cast<T*>(w.dqkv) + first_place.row * w.row_stride;
+    sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+    store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, first_place),
+                            w.row_stride, own_key);
+    store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
+                            to + value_column(w, first_place), w.row_stride, own_key);
+  }
+}
+
+template <typename T, int kDim>
+TensorMap map_of_dout(const AttentionWork& w) {
+  return tensor_map({.data = w.dout,
+                     .batch = w.batch,
+                     .seq = w.seq,
+                     .heads = w.heads,
+                     .dim = w.head_dim,
+                     .row_stride = w.out_stride,
+                     .is_bf16 = kIsBf16<T>,
+                     .rows = kBoxRows,
+                     .panel = Panels<kDim>::kPanel});
+}
+
+}  // namespace
+
+void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
+  with_form(w, dtype, [&](auto type, auto dim, auto limited) {
+    using T = decltype(type);
+    constexpr int kDim = decltype(dim)::value;
+    constexpr bool kLimited = decltype(limited)::value;
+    using Keys = KeyShape<kDim>;
+    using Queries = QueryShape<kDim>;
+    static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
+    const TensorMap qkv = map_of_qkv<T, kDim>(w), dout = map_of_dout<T, kDim>(w);
+    const int key_tiles = (w.seq + Keys::kKeys - 1) / Keys::kKeys;
+    launch(attention_key_warpgroups<T, kDim, kLimited>,
+           dim3(static_cast<unsigned>(int64_t{key_tiles} * w.batch * w.kv_heads)), dim3(kThreads),
+           Keys::kSharedBytes, queue.stream(), w, qkv, dout);
+    const int query_tiles = (w.seq + Queries::kQueries - 1) / Queries::kQueries;
+    launch(attention_query_warpgroups<T, kDim, kLimited>,
+           dim3(static_cast<unsigned>(int64_t{query_tiles} * w.batch * w.heads)), dim3(kThreads),
+           Queries::kSharedBytes, queue.stream(), w, query_tiles, qkv, dout);
+  });
+}
+
+}  // namespace mtl::cuda

@@ -1,0 +1,211 @@
+// What the kernels of attention on Hopper are put together from: the products of whole warpgroups
+// (wgmma), fed by the copy engine.
+//
+// A block has three warpgroups. One thread of the first does nothing but ask the copy engine for
+// tiles, two stages ahead; the other two own 64 rows each (queries, or keys in dK/dV) and walk over
+// the tiles. All operands but those that are sums of an earlier product are read from shared memory
+// as the copy engine has left them there. A stage has two barriers: `full` (its bytes have come)
+// and `empty` (all consuming warps are done with it).
+//
+// Tensor cores and exponentials run side by side in two ways (arXiv 2407.08608): within a warpgroup
+// a product is issued before the arithmetic that does not need it, and in forward the two
+// warpgroups take turns at issuing, so that one's products run under the other's softmax.
+#pragma once
+
+#include <type_traits>
+
+#include "runtime/device/cuda/attention_tiles.h"
+#include "runtime/device/cuda/warpgroup.h"
+
+// Names that attention_tiles.h has too, for other tiles.
+namespace mtl::cuda::warpgroups {
+
+inline constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * static_cast<int>(kWarpgroup);
+inline constexpr int kConsumerThreads = kConsumers * static_cast<int>(kWarpgroup);
+inline constexpr int kConsumerWarps = kConsumerThreads / static_cast<int>(kWarp);
+inline constexpr int kRows = 64;     // of a consumer
+inline constexpr int kBoxRows = 32;  // of what the copy engine brings at a time
+// Of 65,536 / 384 = 170 registers a thread, the producer keeps 24 and leaves the rest.
+inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+// Barriers of the hardware: a consumer's turn, and its own threads.
+inline constexpr int kTurn = 1, kOwnThreads = kTurn + kConsumers;
+
+// A tile of so many rows of kDim columns in shared memory (warpgroup.h).
+template <int kDim>
+struct Panels {
+  static constexpr int kPanel = kDim % 64 == 0 ? 64 : 32, kCount = kDim / kPanel;
+  static constexpr unsigned kRowBytes = 2 * kPanel;
+  __host__ __device__ static constexpr unsigned tile_bytes(int rows) {
+    return 2u * kDim * static_cast<unsigned>(rows);
+  }
+  __host__ __device__ static constexpr unsigned panel_bytes(int rows) {
+    return kRowBytes * static_cast<unsigned>(rows);
+  }
+  // The 64 rows of a consumer, which later are room for its results (store_rows).
+  static constexpr unsigned kOwnBytes = 2u * kRows * kRowElements<kDim>;
+};
+
+// Of dynamic shared memory; the launch asks for so many bytes more.
+inline constexpr unsigned kAlignment = 1024;
+__device__ inline unsigned char* aligned_shared(unsigned char* shared) {
+  return shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment;
+}
+
+// Starts copying kTileRows rows from `row` on.
+template <int kDim, int kTileRows>
+__device__ inline void copy_rows(unsigned char* tile, const TensorMap& map, Barrier& barrier,
+                                 int head, int row, int sequence) {
+  using Tile = Panels<kDim>;
+  MTL_UNROLL(1)
+  for (int panel = 0; panel < Tile::kCount; ++panel) {
+    MTL_UNROLL(1)
+    for (int first = 0; first < kTileRows; first += kBoxRows) {
+      copy_box(tile + panel * Tile::panel_bytes(kTileRows) + first * Tile::kRowBytes, map, barrier,
+               panel * Tile::kPanel, head, row + first, sequence);
+    }
+  }
+}
+
+// Issues c = A B^T over kDim: A the 64 rows of a tile, B the 8 kN rows of another.
+template <typename T, int kDim, int kN>
+__device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) {
+  using Tile = Panels<kDim>;
+  products_begin();
+  MTL_UNROLL()
+  for (int k = 0; k < kDim; k += 16) {
+    const auto panel = static_cast<unsigned>(k / Tile::kPanel);
+    const auto column = static_cast<unsigned>(k % Tile::kPanel * 2);
+    multiply_shared<T>(c, rows_operand<Tile::kPanel>(a + panel * Tile::panel_bytes(kRows) + column),
+                       rows_operand<Tile::kPanel>(b + panel * Tile::panel_bytes(8 * kN) + column),
+                       k > 0);
+  }
+  products_issued();
+}
+
+// Issues c += A B: A is 64 rows of 8 kN sums, rounded, B the 8 kN rows of a tile.
+template <typename T, int kDim, int kN>
+__device__ inline void multiply_sums(float (&c)[kDim / 8][4], const uint32_t (&sums)[kN][2],
+                                     uint32_t b) {
+  using Tile = Panels<kDim>;
+  products_begin();
+  MTL_UNROLL()
+  for (int k = 0; k < kN; k += 2) {
+    const uint32_t left[4] = {sums[k][0], sums[k][1], sums[k + 1][0], sums[k + 1][1]};
+    multiply_registers<T>(
+        c, left,
+        columns_operand<Tile::kPanel>(b + static_cast<unsigned>(8 * k) * Tile::kRowBytes,
+                                      Tile::panel_bytes(8 * kN)),
+        true);
+  }
+  products_issued();
+}
+
+// The stages of a tile that comes again and again: which one, and its barriers' parity.
+template <int kStages>
+struct Stages {
+  Barrier full[kStages], empty[kStages];
+
+  __device__ void init_all() {
+    for (int i = 0; i < kStages; ++i) {
+      init(full[i], 1);
+      init(empty[i], kConsumerWarps);
+    }
+  }
+  // The producer's: waits until tile i may be written over the one that was there.
+  __device__ Barrier& begin(int i, unsigned bytes) {
+    wait(empty[i % kStages], static_cast<unsigned>(i / kStages + 1) % 2);
+    arrive_expecting(full[i % kStages], bytes);
+    return full[i % kStages];
+  }
+  // The consumers'.
+  __device__ void wait_for(int i) {
+    wait(full[i % kStages], static_cast<unsigned>(i / kStages) % 2);
+  }
+  __device__ void done_with(int i) {
+    if (threadIdx.x % kWarp == 0) arrive(empty[i % kStages]);
+  }
+};
+
+// Who a consuming thread is.
+struct Consumer {
+  int index, warp, lane;  // warp: within the warpgroup
+};
+__device__ inline Consumer consumer_of_thread() {
+  const int thread = static_cast<int>(threadIdx.x % kWarpgroup);
+  return {static_cast<int>(threadIdx.x / kWarpgroup) - 1, thread / static_cast<int>(kWarp),
+          thread % static_cast<int>(kWarp)};
+}
+
+// Writes the 64 rows of a consumer, the first of which is row `first` of the sequence, to `to`.
+// `room`: the kOwnBytes of a tile that all its warps are done with.
+template <typename T, int kDim>
+__device__ inline void store_own_rows(const AttentionWork& w, const Consumer& consumer,
+                                      const float (&c)[1][kDim / 8][4], const float (&factor)[1][2],
+                                      unsigned char* room, T* to, int64_t stride, int first) {
+  const int row = first + 16 * consumer.warp;
+  if (row >= w.seq) return;
+  T* const tile = reinterpret_cast<T*>(room) + 16 * consumer.warp * kRowElements<kDim>;
+  store_rows<T, kDim>(c, factor, tile, to + row * stride, stride, w.seq - row, w.head_dim);
+}
+
+// The tiles of keys that a block's queries see, the first of which is `first`.
+struct KeyTiles {
+  int first, count;
+};
+template <class Shape, bool kLimited>
+__device__ inline KeyTiles seen_by_queries(const AttentionWork& w, const HeadPlace& place,
+                                           int first) {
+  const int end = (min(w.seq, first + Shape::kQueries) + Shape::kKeys - 1) / Shape::kKeys;
+  int begin = 0;
+  if constexpr (kLimited) begin = first_seen(w, place.row, first) / Shape::kKeys;
+  return {begin, end - begin};
+}
+
+// The producer's work in forward and dQ, once the queries are under way.
+template <int kDim, class Shape>
+__device__ inline void bring_keys(const AttentionWork& w, const HeadPlace& place, int sequence,
+                                  const KeyTiles& tiles, const TensorMap& qkv, unsigned char* keys,
+                                  unsigned char* values, typename Shape::Barriers& barriers) {
+  const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
+  for (int i = 0; i < tiles.count; ++i) {
+    const int stage = i % Shape::kStages, k = (tiles.first + i) * Shape::kKeys;
+    copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
+                                  barriers.keys.begin(i, Shape::kTile), key_head, k, sequence);
+    copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
+                                  barriers.values.begin(i, Shape::kTile), value_head, k, sequence);
+  }
+}
+
+// --- host
+
+template <typename T>
+inline constexpr bool kIsBf16 = std::is_same_v<T, Bf16>;
+
+template <typename T, int kDim>
+TensorMap map_of_qkv(const AttentionWork& w) {
+  return tensor_map({.data = w.qkv,
+                     .batch = w.batch,
+                     .seq = w.seq,
+                     .heads = w.heads + 2 * w.kv_heads,
+                     .dim = w.head_dim,
+                     .row_stride = w.row_stride,
+                     .is_bf16 = kIsBf16<T>,
+                     .rows = kBoxRows,
+                     .panel = Panels<kDim>::kPanel});
+}
+
+// body(T{}, head_dim, whether queries see only the newer keys) of a call that fits.
+template <typename Body>
+void with_form(const AttentionWork& w, DType dtype, Body body) {
+  with_tile_dim(w.head_dim, [&](auto dim) {
+    with_limits(w, [&](auto limited) {
+      if (dtype == DType::bf16) {
+        body(Bf16{}, dim, limited);
+      } else {
+        body(Half{}, dim, limited);
+      }
+    });
+  });
+}
+
+}  // namespace mtl::cuda::warpgroups
