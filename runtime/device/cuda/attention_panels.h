@@ -2,10 +2,10 @@
 // (wgmma), fed by the copy engine.
 //
 // A block has three warpgroups. One thread of the first does nothing but ask the copy engine for
-// tiles, two stages ahead; the other two own 64 rows each (queries, or keys in dK/dV) and walk over
-// the tiles. All operands but those that are sums of an earlier product are read from shared memory
-// as the copy engine has left them there. A stage has two barriers: `full` (its bytes have come)
-// and `empty` (all consuming warps are done with it).
+// tiles, two or three stages ahead; the other two own 64 rows each (queries, or keys in dK/dV) and
+// walk over the tiles. All operands but those that are sums of an earlier product are read from
+// shared memory as the copy engine has left them there. A stage has two barriers: `full` (its bytes
+// have come) and `empty` (all consuming warps are done with it).
 //
 // Tensor cores and exponentials run side by side in two ways (arXiv 2407.08608): within a warpgroup
 // a product is issued before the arithmetic that does not need it, and in forward the two
