@@ -19,6 +19,8 @@ constexpr size_t kBlockBytes = size_t{64} << 10;
 constexpr milliseconds kGather{10};
 // Collected beside the block that waits for the link.
 constexpr size_t kCollected = 2 * kBlockBytes;
+// Of dropped lines, the newest that are sent all the same.
+constexpr size_t kNewest = kBlockBytes;
 // Between two looks at the link.
 constexpr milliseconds kFirstLook{1};
 constexpr milliseconds kLongestLook{8};
@@ -52,8 +54,8 @@ void OutputRelay::line(int rank, bool is_stderr, std::string_view text) {
   std::unique_lock lock(mutex_);
   room_.wait(lock, [this] { return bytes_ < kCollected || dropping_; });
   // Also of a fast link: millions of short lines may be left.
-  if (end_ && !dropping_) dropping_ = Clock::now() >= *end_;
-  if (dropping_) return drop(rank, is_stderr, text);
+  if (ended_ && !dropping_) dropping_ = ended_before(Clock::now());
+  if (dropping_) return keep(rank, is_stderr, text);
   if (!thread_.joinable()) {
     const SignalsBlocked for_the_thread;
     thread_ = std::thread([this] { run(); });
@@ -80,8 +82,7 @@ void OutputRelay::hurry() {
 
 void OutputRelay::ranks_ended() {
   const std::lock_guard lock(mutex_);
-  hurried_ = true;
-  if (!end_) end_ = Clock::now() + options_.patience;
+  if (!ended_) ended_ = Clock::now();
 }
 
 void OutputRelay::finish() {
@@ -92,11 +93,22 @@ void OutputRelay::finish() {
   }
   filled_.notify_one();
   if (thread_.joinable()) thread_.join();
-  if (dropped_ == 0) return;
-  gap_.text = fmt::format(
-      "[mtl: {} bytes of output were not shown: the connection did not keep up]\n", dropped_);
-  dropped_ = 0;
-  send(gap_);
+  if (dropped_ > 0) {
+    gap_.text = fmt::format(
+        "[mtl: {} bytes of output were not shown: the connection did not keep up]\n", dropped_);
+    dropped_ = 0;
+    send(gap_);
+  }
+  for (auto line = newest_.begin(); line != newest_.end();) {
+    Block block = std::move(*line);
+    for (++line;
+         line != newest_.end() && line->rank == block.rank && line->is_stderr == block.is_stderr;
+         ++line) {
+      block.text += line->text;
+    }
+    send(block);
+  }
+  newest_.clear();
 }
 
 void OutputRelay::run() {
@@ -124,19 +136,29 @@ bool OutputRelay::block_complete() const {
 // could be told waits for us at the end (run_agent joins the thread that calls line()).
 void OutputRelay::wait_for_link(std::unique_lock<std::mutex>& lock) {
   milliseconds look = kFirstLook;
-  while (!dropping_ && hub_.queued_bytes(link_) >= options_.budget) {
+  size_t queued = hub_.queued_bytes(link_);
+  Clock::time_point moved = Clock::now();
+  while (!dropping_ && queued >= options_.budget) {
     const Clock::time_point before = Clock::now();
     lock.unlock();
     std::this_thread::sleep_for(look);
     lock.lock();
     look = std::min(2 * look, kLongestLook);
-    if (!hurried_) continue;
-    waited_ += Clock::now() - before;
-    if (waited_ < options_.patience && !(end_ && Clock::now() >= *end_)) continue;
-    // The little that has been collected goes out all the same: the gap is at the end.
+    const Clock::time_point now = Clock::now();
+    const size_t left = hub_.queued_bytes(link_);
+    if (left < queued) moved = now;
+    queued = left;
+    if (hurried_) waited_ += now - before;
+    const bool stands_still = ended_ && now >= std::max(*ended_, moved) + options_.patience;
+    if (waited_ < options_.patience && !stands_still && !(ended_ && ended_before(now))) continue;
+    // The little that has been collected goes out all the same: the gap comes after it.
     dropping_ = true;
     room_.notify_one();
   }
+}
+
+bool OutputRelay::ended_before(Clock::time_point now) const {
+  return now >= *ended_ + (hurried_ ? options_.patience : options_.rest);
 }
 
 void OutputRelay::send(const Block& block) {
@@ -147,6 +169,18 @@ void OutputRelay::send(const Block& block) {
 void OutputRelay::drop(int rank, bool is_stderr, std::string_view text) {
   if (dropped_ == 0) gap_ = {rank, is_stderr, {}};
   dropped_ += bytes_behind(text);
+}
+
+void OutputRelay::keep(int rank, bool is_stderr, std::string_view text) {
+  newest_.push_back({rank, is_stderr, fmt::format("{}\n", text)});
+  newest_bytes_ += text.size() + 1;
+  while (newest_bytes_ > kNewest) {
+    const Block& oldest = newest_.front();
+    newest_bytes_ -= oldest.text.size();
+    drop(oldest.rank, oldest.is_stderr,
+         std::string_view(oldest.text).substr(0, oldest.text.size() - 1));
+    newest_.pop_front();
+  }
 }
 
 }  // namespace mtl

@@ -75,14 +75,14 @@ class Cable {
 
 // What the launcher's side sees, until it is told "stopped".
 struct Seen {
-  int64_t bytes = 0, lines = 0, missing = 0;
+  int64_t bytes = 0, lines = 0, missing = 0, last = -1;
   int gaps = 0, ended = 0;
   bool stopped = false, lost = false, in_order = true;
 };
 
 Seen see(LinkHub& launcher) {
   Seen seen;
-  int64_t next = 0;
+  bool after_gap = false;
   const auto until = Clock::now() + std::chrono::seconds(kPatienceSeconds);
   while (!seen.stopped && !seen.lost && Clock::now() < until) {
     pollfd waiting = {launcher.fd(), POLLIN, 0};
@@ -101,12 +101,14 @@ Seen see(LinkHub& launcher) {
           ++seen.gaps;
           CHECK(line.ends_with(" bytes of output were not shown: the connection did not keep up]"));
           std::from_chars(line.data() + 6, line.data() + line.size(), seen.missing);
+          after_gap = true;
           return;
         }
         int64_t number = -1;
         std::from_chars(line.data(), line.data() + line.size(), number);
-        seen.in_order = seen.in_order && number == next;
-        ++next;
+        seen.in_order = seen.in_order && (after_gap ? number > seen.last : number == seen.last + 1);
+        after_gap = false;
+        seen.last = number;
         ++seen.lines;
         seen.bytes += static_cast<int64_t>(line.size()) + 1;
       });
@@ -209,13 +211,39 @@ TEST_CASE("output relay: a slow channel lives and its gap tells the truth") {
   CHECK(seen.gaps == 1);
   CHECK(seen.bytes + seen.missing == kBytes);
   CHECK(seen.bytes < kBytes / 2);
+  CHECK(seen.last == kLines - 1);
   CHECK(most < size_t{1} << 20);
+}
+
+TEST_CASE("output relay: the rest after the ranks' end is waited for while the link moves") {
+  Pair pair;
+  pair.cable.bytes_per_second = 4'000'000;
+  constexpr int64_t kLines = 40'000;  // a second's worth, of which the link holds half
+  std::thread printer([&] {
+    // Far shorter than the way takes; the link never stands still for so long.
+    OutputRelay relay(*pair.agent, pair.cable.here, 1, {.patience = 300ms, .rest = 1000s});
+    relay.ranks_ended();
+    for (int64_t i = 0; i < kLines; ++i) relay.line(0, false, numbered(i, 100));
+    relay.finish();
+    tell(*pair.agent, pair.cable.here, JobMessage::stopped);
+  });
+  const Seen seen = see(*pair.launcher);
+  printer.join();
+  CHECK(seen.stopped);
+  CHECK(seen.lines == kLines);
+  CHECK(seen.in_order);
+  CHECK(seen.gaps == 0);
 }
 
 TEST_CASE("output relay: nothing goes out and still the end comes") {
   Pair pair;
   pair.cable.bytes_per_second = 0;
-  OutputRelay relay(*pair.agent, pair.cable.here, 1, {.patience = 50ms});
+  bool ended = false;
+  SUBCASE("a stop was asked for") {}
+  SUBCASE("the ranks have ended") {
+    ended = true;
+  }
+  OutputRelay relay(*pair.agent, pair.cable.here, 1, {.patience = 50ms, .rest = 1000s});
   constexpr int64_t kLines = 100'000;
   std::thread printer([&] {
     for (int64_t i = 0; i < kLines; ++i) relay.line(0, false, numbered(i, 100));
@@ -225,7 +253,8 @@ TEST_CASE("output relay: nothing goes out and still the end comes") {
     std::this_thread::sleep_for(1ms);
   }
   CHECK(pair.agent->queued_bytes(pair.cable.here) < 1u << 20);
-  relay.hurry();  // wakes who waits
+  if (ended) relay.ranks_ended();
+  if (!ended) relay.hurry();  // wakes who waits
   printer.join();
   relay.finish();
   tell(*pair.agent, pair.cable.here, JobMessage::stopped);
@@ -233,6 +262,7 @@ TEST_CASE("output relay: nothing goes out and still the end comes") {
   const Seen seen = see(*pair.launcher);
   CHECK(seen.stopped);
   CHECK(seen.gaps == 1);
+  CHECK(seen.last == kLines - 1);
   CHECK(seen.bytes + seen.missing == 100 * kLines);
 }
 
@@ -241,17 +271,18 @@ TEST_CASE("output relay: what is already a gap counts as what is missing there")
   pair.cable.bytes_per_second = 0;
   OutputRelay relay(*pair.agent, pair.cable.here, 1, {.patience = 0ms});
   relay.hurry();
-  // More than the way holds, so that the rest is dropped for certain.
-  constexpr int64_t kLines = 30'000;
+  // More than the way holds, so that the rest is dropped for certain, but for the newest.
+  constexpr int64_t kLines = 30'000, kMore = 1'000;
   for (int64_t i = 0; i < kLines; ++i) relay.line(0, false, numbered(i, 100));
   relay.line(0, false,
              "[mtl: 7000000 bytes of output are not shown here: the reader did not keep up]");
+  for (int64_t i = kLines; i < kLines + kMore; ++i) relay.line(0, false, numbered(i, 100));
   relay.finish();
   tell(*pair.agent, pair.cable.here, JobMessage::stopped);
   pair.cable.bytes_per_second = -1;
   const Seen seen = see(*pair.launcher);
   CHECK(seen.gaps == 1);
-  CHECK(seen.bytes + seen.missing == 100 * kLines + 7'000'000);
+  CHECK(seen.bytes + seen.missing == 100 * (kLines + kMore) + 7'000'000);
 }
 
 TEST_CASE("output relay: a link that is gone holds up nobody") {
