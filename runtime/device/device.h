@@ -399,6 +399,12 @@ class Device {
   virtual void cross_entropy_loss(
       const CrossEntropy& args) = 0;  // + sum_exp, target_logit (global) -> loss
   // logits <- (softmax - onehot) * scale; 0 in padding columns and ignored rows.
+  // The three at once, of logits that are the whole vocabulary. A device may read them once only.
+  virtual void cross_entropy_losses(const CrossEntropy& args) {
+    cross_entropy_max(args);
+    cross_entropy_sum(args);
+    cross_entropy_loss(args);
+  }
   virtual void cross_entropy_backward(const CrossEntropy& args, float scale) = 0;
 
   // out[0] (+)= the sum of x in a fixed order, f64; x f32.

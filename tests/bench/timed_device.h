@@ -142,6 +142,9 @@ class TimedDevice final : public Device {
   void cross_entropy_loss(const CrossEntropy& args) override {
     timed("cross entropy", [&] { device_.cross_entropy_loss(args); });
   }
+  void cross_entropy_losses(const CrossEntropy& args) override {
+    timed("cross entropy", [&] { device_.cross_entropy_losses(args); });
+  }
   void cross_entropy_backward(const CrossEntropy& args, float scale) override {
     timed("cross entropy", [&] { device_.cross_entropy_backward(args, scale); });
   }

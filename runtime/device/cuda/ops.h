@@ -81,6 +81,7 @@ void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int
 void cross_entropy_max(Queue& queue, const CrossEntropy& args);
 void cross_entropy_sum(Queue& queue, const CrossEntropy& args);
 void cross_entropy_loss(Queue& queue, const CrossEntropy& args);
+void cross_entropy_losses(Queue& queue, const CrossEntropy& args);
 void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale);
 // reduction.cu
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate);

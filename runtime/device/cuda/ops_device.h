@@ -75,6 +75,9 @@ class OpsDevice : public Device, protected Queue {
   void cross_entropy_loss(const CrossEntropy& args) override {
     cuda::cross_entropy_loss(*this, args);
   }
+  void cross_entropy_losses(const CrossEntropy& args) override {
+    cuda::cross_entropy_losses(*this, args);
+  }
   void cross_entropy_backward(const CrossEntropy& args, float scale) override {
     cuda::cross_entropy_backward(*this, args, scale);
   }

@@ -136,6 +136,53 @@ TEST_CASE("cross-entropy against the reference, with padding and ignored targets
   });
 }
 
+TEST_CASE("the losses at once are those of one step after the other") {
+  const auto check = [](Device& device, Shard& shard, const Problem& problem) {
+    const CrossEntropy args = shard.args(0, problem.valid);
+    device.cross_entropy_max(args);
+    device.cross_entropy_sum(args);
+    device.cross_entropy_loss(args);
+    const auto row_max = shard.row_max.values(), sums = shard.sum_exp.values(),
+               target_logits = shard.target_logit.values(), losses = shard.loss.values();
+    for (Held* held : {&shard.row_max, &shard.sum_exp, &shard.target_logit, &shard.loss}) {
+      device.fill(held->view, 77);
+    }
+    device.cross_entropy_losses(args);
+    CHECK(shard.row_max.values() == row_max);
+    CHECK(shard.target_logit.values() == target_logits);
+    // Sums of other parts, each brought to the largest by factors that are good to 2e-7.
+    for (int64_t r = 0; r < problem.rows; ++r) {
+      CHECK(std::abs(shard.sum_exp[r] / sums[static_cast<size_t>(r)] - 1) <= 4e-6);
+    }
+    check_close(shard.loss, losses, 2e-5, "loss");
+  };
+  for_each_device([&](Device& device) {
+    std::mt19937 random(6);
+    for (const Problem& problem : kProblems) {
+      for (const DType type : kComputeTypes) {
+        INFO(problem.rows << " x " << problem.columns << " valid " << problem.valid << " type "
+                          << safetensors_name(type));
+        Shard shard(type, problem.rows, problem.columns);
+        fill_problem(shard, problem, random);
+        check(device, shard, problem);
+      }
+    }
+    // The largest comes late, again and again, and what comes before it counts for nothing or a
+    // little; whole packs are -inf.
+    for (const int64_t columns : {40, 5003, 40'960}) {
+      INFO("ascending, columns " << columns);
+      Shard shard(DType::f32, 2, columns);
+      for (int64_t c = 0; c < columns; ++c) {
+        const auto at = static_cast<double>(c);
+        shard.logits.set(c, c < columns / 2 ? -INFINITY : at * 1e-3);
+        shard.logits.set(columns + c, at * 0.3 - 2000);
+      }
+      for (int64_t r = 0; r < 2; ++r) shard.targets.set(r, static_cast<double>(columns - 1));
+      check(device, shard, {2, columns, columns, 1});
+    }
+  });
+}
+
 TEST_CASE("small probabilities keep their relative accuracy in the gradient") {
   // What training sees of a vocabulary of 50k: gradients of 1e-5 and less, many of them.
   for_each_device([](Device& device) {
@@ -309,6 +356,9 @@ TEST_CASE("a NaN among the logits reaches the loss") {
         device.cross_entropy_max(args);
         device.cross_entropy_sum(args);
         device.cross_entropy_loss(args);
+        CHECK(std::isnan(shard.loss[0]));
+        device.fill(shard.loss.view, 0);
+        device.cross_entropy_losses(args);
         CHECK(std::isnan(shard.loss[0]));
       }
     }
