@@ -46,6 +46,10 @@ struct Tensor {
   Tensor slice(int64_t first, int64_t count) const {
     return Tensor(static_cast<char*>(data) + first * bytes_of(dtype), dtype, {count});
   }
+  // `count` rows from row `first`, as a matrix.
+  Tensor row_slice(int64_t first, int64_t count) const {
+    return Tensor(slice(first * cols(), 0).data, dtype, {count, cols()});
+  }
 };
 
 }  // namespace mtl

@@ -265,6 +265,7 @@ Pass Trainer::pass_of(const Instruction& in, int64_t step) const {
   pass.slot = in.slot;
   pass.training = true;
   pass.accumulate = in.micro_batch > 0;
+  pass.loss_scale = loss_scale(step);
   // A micro-step takes a run of samples, each replica its part of it: the order of samples is the
   // same for every layout.
   pass.first_sequence =
@@ -285,8 +286,6 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   counted_ = 0;
   const double zeros[2] = {};
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
-  Instruction forwarded;  // the newest forward, as long as nothing ran after it
-  forwarded.micro_batch = -1;
   const bool replays = search == nullptr && this->replays();
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
     const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
@@ -317,30 +316,24 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
             float8_.prepare(layer);
           });
         }
-        forwarded = in;
         break;
       case Op::backward: {
         links_.sent(Link::gradients);
-        const bool logits_are_there =
-            forwarded.micro_batch == in.micro_batch && forwarded.chunk == in.chunk;
-        pass.loss_scale = loss_scale(step);
         const bool reduces = in.micro_batch == last;
         const auto layer_done = [&](int64_t layer) {
           if (layer < 0) tied_.merge();
           reducer_.layer_done(in.chunk, layer);
         };
         if (replays && (!reduces || groups_[Link::data].size() == 1)) {
-          replay(logits_are_there ? "backward" : "backward from the head's input", in.chunk, pass,
-                 [&](const Pass& any) { chunk.backward(any, any.loss_scale, logits_are_there); });
+          replay("backward", in.chunk, pass, [&](const Pass& any) { chunk.backward(any); });
           if (reduces) layer_done(chunk.range().embedding ? -1 : chunk.range().first_layer);
         } else {
           // What a layer has made travels beside the rest.
-          chunk.backward(pass, pass.loss_scale, logits_are_there, [&](int64_t layer) {
+          chunk.backward(pass, [&](int64_t layer) {
             if (search != nullptr) return look_at_gradients(layer, *search);
             if (reduces) layer_done(layer);
           });
         }
-        forwarded.micro_batch = -1;
         break;
       }
       case Op::send_act:

@@ -131,22 +131,25 @@ class MoeBlock {
   Tensor loss_sums_;  // of aux and z
 };
 
-// Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy
-// (never the full logits on one rank).
+// Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy.
+// Logits are large and short-lived: they exist for as many tokens at a time as "logits" has rows,
+// and become their own gradient, and the gradients that follow from it, while they are there. So
+// forward of a training pass makes the gradients of the weight and of the norm's output as well.
 class HeadBlock {
  public:
   explicit HeadBlock(const BlockContext& context);
-  // Fills the losses per token.
+  // Fills the losses per token; in training also adds to or writes the gradient of the head.
   void forward(const Pass& pass) const;
-  // d(loss)/d(logits) is scaled by `scale`. The logits are one buffer for all micro-batches:
-  // `logits_are_there` if nothing ran since forward of this one, else they are made again.
-  void backward(const Pass& pass, float scale, bool logits_are_there) const;
+  // From what forward of the pass has left; writes the gradient of the residual stream.
+  void backward(const Pass& pass) const;
   Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, pass.tokens()); }
   // The logits [valid] after the last token of the pass, without loss (generation; tp = 1).
   Tensor next_logits(const Pass& pass) const;
 
  private:
-  CrossEntropy cross_entropy(const Pass& pass) const;
+  // Of `rows` tokens of the pass from `first` on, in the first rows of the logits.
+  CrossEntropy cross_entropy(const Pass& pass, int64_t first, int64_t rows) const;
+  void make_losses(const CrossEntropy& args, Tensor sums) const;
 
   const BlockContext& context_;
   VocabShard shard_;

@@ -93,10 +93,7 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
   }
 }
 
-void Chunk::backward(const Pass& micro_batch, float loss_scale, bool logits_are_there,
-                     const Done& done) const {
-  Pass pass = micro_batch;
-  pass.loss_scale = loss_scale;
+void Chunk::backward(const Pass& pass, const Done& done) const {
   auto finished = [&](int64_t number) {
     if (pass.inspect != nullptr) {
       (*pass.inspect)(number, "gradient of the residual stream",
@@ -105,7 +102,7 @@ void Chunk::backward(const Pass& micro_batch, float loss_scale, bool logits_are_
     if (done) done(number);
   };
   if (head_) {
-    head_->backward(pass, loss_scale, logits_are_there);
+    head_->backward(pass);
     finished(context_.shape.layers);
   }
   for (const LayerGroup& group : groups_ | std::views::reverse) {

@@ -24,13 +24,13 @@ class Chunk {
   using Done = std::function<void(int64_t layer)>;
 
   // From the tokens, or from the input that an earlier stage sent; to the losses (head), or to the
-  // output for the next stage.
+  // output for the next stage. In training the head makes its gradients at once, from the losses
+  // times pass.loss_scale.
   void forward(const Pass& pass, const Before& before = {}) const;
-  // After forward of the same pass: adds to or writes every gradient. From the losses, scaled, or
+  // After forward of the same pass: adds to or writes every other gradient. From the head's, or
   // from "dresidual", where the next stage's gradient lies; leaves that of the input in
-  // "dresidual". `logits_are_there`: nothing ran since forward of this pass.
-  void backward(const Pass& pass, float loss_scale, bool logits_are_there,
-                const Done& done = {}) const;
+  // "dresidual".
+  void backward(const Pass& pass, const Done& done = {}) const;
   Tensor losses(const Pass& pass) const { return head_->losses(pass); }
   // The planned buffer that holds the input of the first layer (or of the head): what an earlier
   // stage's output is received into.

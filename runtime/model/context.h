@@ -89,7 +89,7 @@ struct Pass {
   bool training = false;       // dropout applies
   bool accumulate = false;     // backward adds to the gradients (not the first micro-batch)
   bool again = false;          // forward for backward's sake: the group's output is there already
-  float loss_scale = 0;        // backward: what the loss of a token is multiplied by
+  float loss_scale = 0;        // training: what the loss of a token is multiplied by
   const Inspect* inspect = nullptr;
 
   int64_t tokens() const { return sequences * seq; }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "runtime/model/blocks.h"
 
 namespace mtl {
@@ -17,52 +19,67 @@ HeadBlock::HeadBlock(const BlockContext& context)
       dnormed_(context.arena.find("head.dnormed")),
       dresidual_(context.arena.find("dresidual")) {}
 
-CrossEntropy HeadBlock::cross_entropy(const Pass& pass) const {
-  const int64_t rows = pass.tokens();
+CrossEntropy HeadBlock::cross_entropy(const Pass& pass, int64_t first, int64_t rows) const {
   CrossEntropy args;
-  args.logits = rows_of(logits_, pass);
-  args.targets = targets_.in(pass.slot).slice(0, rows);
+  const int64_t columns = logits_.tensor.cols();
+  args.logits = Tensor(logits_.tensor.data, logits_.tensor.dtype, {rows, columns});
+  args.targets = targets_.in(pass.slot).slice(first, rows);
   args.first = shard_.first;
   args.valid = shard_.valid;
-  args.row_max = row_max_.in(pass.slot).slice(0, rows);
+  args.row_max = row_max_.in(pass.slot).slice(first, rows);
   // Side by side, so that both travel in one reduction whatever the number of rows.
-  args.sum_exp = sums_.in(pass.slot).slice(0, rows);
-  args.target_logit = sums_.in(pass.slot).slice(rows, rows);
-  args.loss = loss_.in(pass.slot).slice(0, rows);
+  args.sum_exp = sums_.in(pass.slot).slice(2 * first, rows);
+  args.target_logit = sums_.in(pass.slot).slice(2 * first + rows, rows);
+  args.loss = loss_.in(pass.slot).slice(first, rows);
   return args;
 }
 
-void HeadBlock::forward(const Pass& pass) const {
-  const CrossEntropy args = cross_entropy(pass);
-  const Tensor normed = norm_.forward(pass);
-  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
-  context_.tp.enter(normed, x);
-  context_.device.matmul({.a = x, .b = head_.weight, .c = args.logits, .transpose_b = true});
+void HeadBlock::make_losses(const CrossEntropy& args, Tensor sums) const {
+  if (context_.tp.size() == 1) return context_.device.cross_entropy_losses(args);
   context_.device.cross_entropy_max(args);
   context_.tp.all_reduce(args.row_max, Reduce::max);
   context_.device.cross_entropy_sum(args);
-  context_.tp.all_reduce(sums_.in(pass.slot).slice(0, 2 * pass.tokens()));
+  context_.tp.all_reduce(sums);
   context_.device.cross_entropy_loss(args);
 }
 
-void HeadBlock::backward(const Pass& pass, float scale, bool logits_are_there) const {
-  const CrossEntropy args = cross_entropy(pass);
-  const Tensor dnormed = rows_of(dnormed_, pass);
-  const Tensor normed = norm_.normed(pass);
+void HeadBlock::forward(const Pass& pass) const {
+  Device& device = context_.device;
+  const Tensor normed = norm_.forward(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   context_.tp.enter(normed, x);
-  if (!logits_are_there) {
-    context_.device.matmul({.a = x, .b = head_.weight, .c = args.logits, .transpose_b = true});
+  // On one rank the gradient of x takes its place, rows after rows. Else it is a partial sum, which
+  // travels while the last part of the weight's gradient is made.
+  const bool alone = context_.tp.size() == 1;
+  const Tensor dx = alone ? x : rows_of(dnormed_, pass);
+  TensorParallel::Pending leaving;
+  const int64_t tokens = pass.tokens(), most = logits_.tensor.rows();
+  for (int64_t first = 0; first < tokens; first += most) {
+    const int64_t rows = std::min(most, tokens - first);
+    const CrossEntropy args = cross_entropy(pass, first, rows);
+    const Tensor part = x.row_slice(first, rows);
+    device.matmul({.a = part, .b = head_.weight, .c = args.logits, .transpose_b = true});
+    make_losses(args, sums_.in(pass.slot).slice(2 * first, 2 * rows));
+    if (!pass.training) continue;
+    device.cross_entropy_backward(args, pass.loss_scale);
+    const Tensor dlogits = args.logits;
+    const Matmul for_x{.a = dlogits, .b = head_.weight, .c = dx.row_slice(first, rows)};
+    if (!alone) device.matmul(for_x);
+    if (!alone && first + rows == tokens) leaving = context_.tp.start_leave(dx);
+    device.matmul({.a = dlogits,
+                   .b = part,
+                   .c = head_.grad,
+                   .transpose_a = true,
+                   .accumulate = pass.accumulate || first > 0});
+    if (alone) device.matmul(for_x);
   }
-  context_.device.cross_entropy_backward(args, scale);
-  const Tensor dlogits = args.logits;
-  context_.device.matmul({.a = dlogits, .b = head_.weight, .c = dnormed});
-  TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
-  context_.device.matmul(
-      {.a = dlogits, .b = x, .c = head_.grad, .transpose_a = true, .accumulate = pass.accumulate});
+  if (!pass.training || alone) return;
   leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), stream_rows_of(context_, dresidual_, pass),
-                 false);
+  device.copy(context_.tp.own_rows(dx), normed);
+}
+
+void HeadBlock::backward(const Pass& pass) const {
+  norm_.backward(pass, norm_.normed(pass), stream_rows_of(context_, dresidual_, pass), false);
 }
 
 Tensor HeadBlock::next_logits(const Pass& pass) const {

@@ -11,7 +11,7 @@
 namespace mtl {
 
 Software software_mtl() {
-  return {};
+  return {.head_in_forward = true};
 }
 
 double StageTimes::forward() const {
@@ -347,6 +347,7 @@ Workload workload_of(const Plan& plan) {
   }
   work.total_tokens =
       static_cast<double>(plan.batch.first_sample(plan.steps)) * static_cast<double>(plan.seq);
+  work.logits_rows = plan.logits_rows;
   work.compute = plan.compute;
   work.optimizer = plan.optimizer;
   return work;

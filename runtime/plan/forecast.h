@@ -44,12 +44,13 @@ struct LayoutChoice {
 
 // What the software that runs it does, where that decides seconds or bytes.
 struct Software {
-  bool flash_attention = true;  // else scores are written to memory, and not halved by the mask
-  double elementwise = 1;       // traffic of element-wise operations against fused ones
-  double logits_bytes = 12;     // moved per logit, forward and backward
-  double grad_bytes = 4;        // of a gradient on the wire
-  double main_grad_bytes = 4;   // of a gradient in memory
-  bool async_tensor = true;     // the reduction of dX runs beside the product for dW
+  bool flash_attention = true;   // else scores are written to memory, and not halved by the mask
+  double elementwise = 1;        // traffic of element-wise operations against fused ones
+  double logits_bytes = 12;      // moved per logit, forward and backward
+  bool head_in_forward = false;  // the head's gradients are made where its logits are
+  double grad_bytes = 4;         // of a gradient on the wire
+  double main_grad_bytes = 4;    // of a gradient in memory
+  bool async_tensor = true;      // the reduction of dX runs beside the product for dW
   bool dropout = false;
   double kernels = 1;       // of a layer, against a fused implementation
   bool torch_fsdp = false;  // weights in memory are the fp32 masters; outputs of stages kept
@@ -60,6 +61,7 @@ struct Workload {
   ModelShape model;
   int64_t seq = 0;
   int64_t global_batch = 0;  // sequences per step
+  int64_t logits_rows = MemoryNeeds().logits_rows;
   double total_tokens = 0;   // of the run; 0 = unknown
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;

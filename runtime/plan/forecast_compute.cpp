@@ -199,6 +199,10 @@ PassWork head_work(const Workload& work, const LayoutChoice& layout, const Clust
   const double traffic = stream_time(cluster, d.n * vocab * software.logits_bytes / 2);
   pass.forward.memory_bound += traffic;
   pass.backward.memory_bound += traffic;
+  if (software.head_in_forward) {
+    pass.forward += pass.backward;
+    pass.backward = {};
+  }
   return pass;
 }
 

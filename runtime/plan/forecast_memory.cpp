@@ -107,8 +107,8 @@ double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
 }
 
 // memory.cpp, add_scratch().
-double scratch_of(const Workload& work, const LayoutChoice& layout, const Sizes& d, bool head,
-                  bool sends) {
+double scratch_of(const Workload& work, const LayoutChoice& layout, const Software& software,
+                  const Sizes& d, bool head, bool sends) {
   const ModelShape& model = work.model;
   double always = d.n * d.h * d.e + d.stream * d.h * d.e;
   if (model.position == PositionType::rope) {
@@ -129,7 +129,13 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Sizes&
            2 * d.n * 4;
   }
   phase = std::max(phase, mlp);
-  if (head) phase = std::max(phase, d.n * (d.vocab + d.h) * d.e);
+  if (head && software.head_in_forward) {
+    const auto rows = logits_rows(static_cast<int64_t>(d.n), work.logits_rows);
+    const double partial = layout.tp > 1 ? d.n * d.h : 0;
+    phase = std::max(phase, (static_cast<double>(rows) * d.vocab + partial) * d.e);
+  } else if (head) {
+    phase = std::max(phase, d.n * (d.vocab + d.h) * d.e);
+  }
   return always + phase;
 }
 
@@ -218,7 +224,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
       slot = std::max(slot, bytes);
     }
     one.activations = slots_of(layout, stage, micro_batches) * slot + again;
-    one.scratch = scratch_of(work, layout, d, head, sends);
+    one.scratch = scratch_of(work, layout, software, d, head, sends);
     if (software.torch_fsdp) {
       // Logits in the compute type, fp32 copy, its log-softmax or gradient, and theirs.
       if (head) one.scratch += d.n * d.vocab * (4 + 4 + d.e);

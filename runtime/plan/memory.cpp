@@ -16,6 +16,7 @@ const char* category_name(MemoryCategory category) {
 namespace {
 
 constexpr int64_t kAlignBytes = 256;
+constexpr int64_t kTileRows = 128;  // of a matrix product's result: parts of whole tiles waste none
 
 // Lays buffers one behind the other. Where alternatives share memory, each begins at the same mark,
 // and the region ends where the longest of them does.
@@ -258,8 +259,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   add_float8_scratch(arena, shape, needs);
   const int64_t phases = arena.at();
   if (head) {
-    arena.add("logits", compute, {d.n, d.vocab});
-    arena.add("head.dnormed", compute, {d.n, d.h});
+    arena.add("logits", compute, {logits_rows(d.n, needs.logits_rows), d.vocab});
+    if (needs.tp > 1) arena.add("head.dnormed", compute, {d.n, d.h});
   }
   arena.go_to(phases);  // attention, backward
   arena.add("attn.dcontext", compute, {d.n, d.context});
@@ -267,8 +268,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("attn.dnormed", compute, {d.n, d.h});
   arena.go_to(phases);  // mlp, backward
   if (shape.experts > 0) {
-    // Rows on their way to the experts and back, forward too: the logits of the head, which lie
-    // here as well, are used before any other forward.
+    // Rows on their way to the experts and back, forward too: the head uses the logits, which lie
+    // here as well, within its own forward.
     arena.add("mlp.expert_rows", compute, {d.rows, d.h});
     arena.add("mlp.dweights", DType::f32, {d.rows});
     arena.add("mlp.dlogits", compute, {d.n, shape.experts});
@@ -288,6 +289,13 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
 }
 
 }  // namespace
+
+int64_t logits_rows(int64_t tokens, int64_t most) {
+  const int64_t parts = (tokens + most - 1) / most;
+  const int64_t rows = (tokens + parts - 1) / parts;
+  if (rows <= kTileRows) return rows;
+  return std::min(tokens, (rows + kTileRows - 1) / kTileRows * kTileRows);
+}
 
 const BufferPlan* MemoryPlan::find(const std::string& name) const {
   auto it = index.find(name);

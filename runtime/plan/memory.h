@@ -62,9 +62,10 @@ struct MemoryNeeds {
   Float8 float8 = {};
   OptimizerKind optimizer = OptimizerKind::adamw;
   Recompute recompute = {};
-  bool training = true;       // false = generation: no gradients, optimizer or backward
-  bool first_keys = false;    // no attention across the documents of a sequence
-  bool position_ids = false;  // positions that begin anew with each document
+  int64_t logits_rows = 8192;  // tokens whose logits are there at a time, at most
+  bool training = true;        // false = generation: no gradients, optimizer or backward
+  bool first_keys = false;     // no attention across the documents of a sequence
+  bool position_ids = false;   // positions that begin anew with each document
   int64_t tokens() const { return micro_batch * seq; }
 };
 
@@ -91,6 +92,10 @@ inline constexpr int64_t kRangeBytes = 16;
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.
 std::string stream_after(const ModelShape& shape, const ChunkRange& chunk, int64_t layer);
+
+// Tokens whose logits are there at a time: `tokens` in as few parts as hold at most `most` (but for
+// whole tiles), all alike.
+int64_t logits_rows(int64_t tokens, int64_t most);
 
 // Scratch that lives only during one phase (head, a block's backward, the update) shares its memory
 // with that of the other phases.

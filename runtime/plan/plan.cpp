@@ -159,6 +159,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
 
   plan.grid = Grid(layout.sizes);
   plan.micro_batch = layout.micro_batch;
+  plan.logits_rows = spec.train.logits_rows;
   plan.batch = layout.batch;
   plan.steps = layout.steps;
   plan.compute = compute_type(spec.precision.dtype);
@@ -202,6 +203,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     needs.float8 = plan.float8;
     needs.optimizer = plan.optimizer;
     needs.recompute = plan.recompute;
+    needs.logits_rows = plan.logits_rows;
     needs.first_keys = spec.data.reset_attention_at_eod;
     needs.position_ids =
         spec.data.reset_positions_at_eod &&

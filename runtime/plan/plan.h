@@ -51,6 +51,7 @@ struct Plan {
   ModelShape model;
   Grid grid{GridSizes{}};
   int64_t micro_batch = 0;  // sequences
+  int64_t logits_rows = 0;  // tokens whose logits are there at a time, at most
   int64_t seq = 0;
   int64_t steps = 0;  // of the whole run
   BatchSchedule batch;

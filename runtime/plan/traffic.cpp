@@ -53,7 +53,7 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
     gathers += 1;
   }
   if (chunk.head) {
-    gathers += 2;
+    gathers += 1;
     reductions += 1;
   }
   LinkBytes bytes;

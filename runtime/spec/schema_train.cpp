@@ -23,6 +23,12 @@ Section train_section() {
                .max = kMany,
                .known_as = {"micro_batch_size", "batch_size", "per_device_train_batch_size",
                             "train_micro_batch_size_per_gpu"}},
+              {.key = "train.logits_rows",
+               .field = [](TrainSpec& s) -> Field { return &s.train.logits_rows; },
+               .doc = "Tokens whose logits are in memory at a time, at most, per rank: fewer take "
+                      "less memory, and add to the gradient of the head more often.",
+               .min = 1,
+               .max = kMany},
               {.key = "train.global_batch",
                .field = [](TrainSpec& s) -> Field { return &s.train.global_batch; },
                .doc = "Sequences per step, over all ranks.",

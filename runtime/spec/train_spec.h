@@ -84,12 +84,13 @@ struct TrainSpec {
     double bucket_mb = 0;  // gradients that travel together, MB of fp32; 0 = auto
   } parallel;
   struct Train {
-    int64_t micro_batch = 0;   // sequences per rank and micro-step; 0 = auto: global_batch / dp
-    int64_t global_batch = 0;  // sequences per step, required unless `accumulate` is given
-    int64_t seq_len = 0;       // required
-    int64_t steps = 0;         // one of steps, samples, tokens is required
-    int64_t samples = 0;       // length of the run in sequences; 0 = not given
-    int64_t tokens = 0;        // length of the run in tokens; 0 = not given
+    int64_t micro_batch = 0;     // sequences per rank and micro-step; 0 = auto: global_batch / dp
+    int64_t logits_rows = 8192;  // tokens whose logits are in memory at a time, at most
+    int64_t global_batch = 0;    // sequences per step, required unless `accumulate` is given
+    int64_t seq_len = 0;         // required
+    int64_t steps = 0;           // one of steps, samples, tokens is required
+    int64_t samples = 0;         // length of the run in sequences; 0 = not given
+    int64_t tokens = 0;          // length of the run in tokens; 0 = not given
     // Micro-batches per step and rank from an epoch (accumulate_by) on: {0: 8, 4: 4, 8: 1};
     // a plain number is {0: n}. Empty = from global_batch.
     std::map<int64_t, int64_t> accumulate;

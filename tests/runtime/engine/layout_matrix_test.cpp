@@ -348,6 +348,31 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
   }
 }
 
+TEST_CASE("layout matrix: logits in parts change only the order of sums") {
+  for (const Model model : {Model::gpt2_tied, Model::llama_untied}) {
+    CAPTURE(static_cast<int>(model));
+    TrainSpec spec = spec_of(model);
+    const Trajectory whole = train(spec, {}, kSteps);
+    // 16 tokens of a micro-batch, in parts of 6, 6 and 4.
+    spec.train.logits_rows = 6;
+    const Trajectory parts = train(spec, {}, kSteps);
+    check_near(parts, whole, kFp32);
+    if (!kSanitized) CHECK(parts.first_gradients != whole.first_gradients);
+    check_variants(spec, parts,
+                   {{"pp 2", {.pp = 2}},
+                    {"pp 2 gpipe", {.pp = 2}, gpipe},
+                    {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}},
+                    {"recompute full", {}, full}},
+                   true);
+    for (const bool sequence_parallel : {false, true}) {
+      CAPTURE(sequence_parallel);
+      TrainSpec divided = spec;
+      divided.parallel.sp = sequence_parallel ? "true" : "false";
+      check_near(train(divided, {.tp = 2}, kSteps), whole, kFp32);
+    }
+  }
+}
+
 TEST_CASE("layout matrix: a mixture of experts does the same") {
   const auto mlp = [](TrainSpec& s) {
     s.recompute.mode = "selective";

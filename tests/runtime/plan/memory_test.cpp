@@ -197,6 +197,28 @@ TEST_CASE("every token has a row for each of its experts and no more") {
   }
 }
 
+TEST_CASE("logits are there for so many tokens at a time, in parts that are alike") {
+  CHECK(logits_rows(8192, 8192) == 8192);
+  CHECK(logits_rows(8193, 8192) == 4224);  // two parts, in tiles of 128
+  CHECK(logits_rows(65'536, 8192) == 8192);
+  CHECK(logits_rows(20'000, 8192) == 6784);
+  CHECK(logits_rows(60, 25) == 20);
+  CHECK(logits_rows(1, 8192) == 1);
+  CHECK(logits_rows(7, 1) == 1);
+  CHECK(logits_rows(130, 129) == 65);
+  using Dims = std::vector<int64_t>;
+  const MemoryNeeds one{.micro_batch = 64, .seq = 1024, .compute = DType::bf16};
+  const MemoryPlan plan = plan_of(shape_124m(), one);
+  CHECK(plan.find("logits")->shape == Dims{8192, 50304});
+  CHECK(plan.find("head.dnormed") == nullptr);  // takes the place of the norm's output
+  MemoryNeeds two = one;
+  two.tp = 2;
+  two.logits_rows = 1000;
+  const MemoryPlan divided = plan_of(shape_124m(), two);
+  CHECK(divided.find("logits")->shape == Dims{1024, 50304 / 2});
+  CHECK(divided.find("head.dnormed")->shape == Dims{65'536, 768});
+}
+
 TEST_CASE("phases and layers that are made again share their memory") {
   const MemoryPlan plan = plan_of(
       shape_124m(), {.micro_batch = 2, .seq = 128, .compute = DType::bf16, .recompute = full(4)});

@@ -145,6 +145,7 @@ TEST_CASE("every key can be set to what it is not") {
                      "model.dropout={hidden: 0.1, attention: 0.2}",
                      "model.activation=swiglu",
                      "train.micro_batch=2",
+                     "train.logits_rows=100",
                      "train.seed=0",
                      "train.eval.every=5",
                      "train.eval.iters=1e2",
@@ -254,6 +255,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.dropout.hidden == 0.1);
   CHECK(s.model.dropout.attention == 0.2);
   CHECK(s.train.micro_batch == 2);
+  CHECK(s.train.logits_rows == 100);
   CHECK(s.train.seed == 0);
   CHECK(s.train.eval.every == 5);
   CHECK(s.train.eval.iters == 100);
