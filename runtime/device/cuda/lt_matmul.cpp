@@ -45,10 +45,6 @@ cublasLtEpilogue_t epilogue_of(LtEpilogue epilogue) {
   switch (epilogue) {
     case LtEpilogue::bias:
       return CUBLASLT_EPILOGUE_BIAS;
-    case LtEpilogue::gelu_aux:
-      return CUBLASLT_EPILOGUE_GELU_AUX;
-    case LtEpilogue::gelu_aux_bias:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case LtEpilogue::dgelu:
       return CUBLASLT_EPILOGUE_DGELU;
     case LtEpilogue::none:

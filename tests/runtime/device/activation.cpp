@@ -44,10 +44,13 @@ const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},  {3, 2},   {2, 15},   {5,
 TEST_CASE("gelu_forward gives the bits of the matmul's epilogue") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
-    for (const auto& [m, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {37, 601}, {64, 3072}}) {
+    for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 5},
+                                  {3, 7, 5},
+                                  {37, 601, 5},
+                                  {64, 3072, 64}}) {
       for (const DType type : kComputeTypes) {
         INFO(m << " x " << n << " type " << safetensors_name(type));
-        Held a(type, {m, 5}), b(type, {5, n}), c(type, {m, n}), aux(type, {m, n}), y(type, {m, n});
+        Held a(type, {m, k}), b(type, {k, n}), c(type, {m, n}), aux(type, {m, n}), y(type, {m, n});
         a.randomize(random);
         b.randomize(random, 2);
         device.matmul(

@@ -60,11 +60,8 @@ class HostSteps final : public cuda::MatmulSteps {
  public:
   void gemm(const LtGemm& g, const cuda::LtOperands& operands) override {
     const auto& [first, second, result, bias, aux, scale_first, scale_second] = operands;
-    const bool with_bias =
-        g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
-    const bool with_aux = g.epilogue == LtEpilogue::gelu_aux ||
-                          g.epilogue == LtEpilogue::gelu_aux_bias ||
-                          g.epilogue == LtEpilogue::dgelu;
+    const bool with_bias = g.epilogue == LtEpilogue::bias;
+    const bool with_aux = g.epilogue == LtEpilogue::dgelu;
     REQUIRE(with_bias == (bias != nullptr));
     REQUIRE(with_aux == (aux != nullptr));
     // What cuBLASLt refuses.
@@ -111,12 +108,7 @@ class HostSteps final : public cuda::MatmulSteps {
         const int64_t at = row + column * g.ld_result;
         if (g.add) sum += value_at(g.result_type, result, at);
         if (with_bias) sum += value_at(g.bias_type, bias, row);
-        if (g.epilogue == LtEpilogue::dgelu) {
-          sum *= gelu_slope(value_at(g.result_type, aux, row + column * g.ld_aux));
-        } else if (with_aux) {
-          store_at(g.result_type, aux, row + column * g.ld_aux, sum);
-          sum = gelu(value_at(g.result_type, aux, row + column * g.ld_aux));
-        }
+        if (with_aux) sum *= gelu_slope(value_at(g.result_type, aux, row + column * g.ld_aux));
         store_at(g.result_type, result, at, sum);
       }
     }
@@ -381,7 +373,7 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
            plan.then == MatmulPlan::Then::nothing;
   };
   const DType bf16 = DType::bf16, f32 = DType::f32;
-  // A linear layer with a bias, its GELU, the gradient of both, of its input and of its weight.
+  // A linear layer with a bias, the gradient of a GELU, of an input and of a weight.
   const MatmulPlan layer = plan_of({64, 48, 32, false, true, false, bf16, bf16, 2});
   CHECK(is_one_call(layer));
   CHECK(layer.gemm == LtGemm{.first_type = bf16,
@@ -398,15 +390,12 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
                              .epilogue = LtEpilogue::bias,
                              .bias_type = bf16});
   const Form activated{64, 48, 32, false, true, false, bf16, bf16, 2, Epilogue::gelu};
-  CHECK(is_one_call(plan_of(activated)));
-  CHECK(plan_of(activated).gemm.epilogue == LtEpilogue::gelu_aux_bias);
-  CHECK(plan_of(activated).gemm.ld_aux == 48);
   Form gradient = activated;
   gradient.bias = 0;
-  CHECK(plan_of(gradient).gemm.epilogue == LtEpilogue::gelu_aux);
   gradient.epilogue = Epilogue::gelu_grad;
   CHECK(is_one_call(plan_of(gradient)));
   CHECK(plan_of(gradient).gemm.epilogue == LtEpilogue::dgelu);
+  CHECK(plan_of(gradient).gemm.ld_aux == 48);
   CHECK(is_one_call(plan_of({64, 48, 32, false, false, false, bf16, bf16})));
   const MatmulPlan weight = plan_of({64, 48, 32, true, false, true, bf16, f32});
   CHECK(is_one_call(weight));
@@ -415,14 +404,19 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
   CHECK(weight.gemm.transpose_second);
   CHECK(weight.gemm.ld_second == 64);
 
-  // Where cuBLASLt has no such epilogue, the bias stays in it and a kernel makes the GELU.
-  const MatmulPlan plain = plan_of(activated, Fuse::bias);
-  CHECK(plain.into == MatmulPlan::Into::aux);
-  CHECK(plain.gemm.epilogue == LtEpilogue::bias);
-  CHECK(plain.then == MatmulPlan::Then::gelu);
-  Form odd = activated;  // no leading dimension for aux
+  // A GELU is a kernel's, behind the bias: of what is stored, as gelu_forward's.
+  for (const Fuse fuse : {Fuse::all, Fuse::bias}) {
+    const MatmulPlan plan = plan_of(activated, fuse);
+    CHECK(plan.into == MatmulPlan::Into::aux);
+    CHECK(plan.gemm.epilogue == LtEpilogue::bias);
+    CHECK(plan.then == MatmulPlan::Then::gelu);
+  }
+  // Where cuBLASLt has no such epilogue, a kernel makes the gradient, too.
+  CHECK(plan_of(gradient, Fuse::bias).then == MatmulPlan::Then::gelu_grad);
+  Form odd = gradient;  // no leading dimension for aux
   odd.n = 47;
-  CHECK(plan_of(odd).gemm.epilogue == LtEpilogue::bias);
+  CHECK(plan_of(odd).gemm.epilogue == LtEpilogue::none);
+  CHECK(plan_of(odd).then == MatmulPlan::Then::gelu_grad);
   // A bias in another type than the result's.
   CHECK(plan_of({64, 48, 32, false, true, false, bf16, f32, 2}).add_bias);
   CHECK(plan_of({64, 48, 32, false, true, false, f32, f32, 2}).gemm.epilogue == LtEpilogue::none);
