@@ -121,7 +121,9 @@ struct Stages {
   __device__ void wait_for(int i) {
     wait(full[i % kStages], static_cast<unsigned>(i / kStages) % 2);
   }
+  // Of a warp the first lane comes: what the others have read must be behind it.
   __device__ void done_with(int i) {
+    __syncwarp();
     if (threadIdx.x % kWarp == 0) arrive(empty[i % kStages]);
   }
 };
