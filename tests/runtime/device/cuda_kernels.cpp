@@ -1,7 +1,7 @@
 // What a GPU's kernel gets wrong and a CPU's loop does not: rows wider than a warp or a block
 // reaches, or than registers hold; more rows than a grid has teams; both paths through memory;
-// chunks and grids of every size. The kernels on the host against the CPU engine, which has its own
-// tests against double-precision references.
+// chunks and grids of every size. The kernels, on the host or on a GPU (device_under_test.h),
+// against the CPU engine, which has its own tests against double-precision references.
 #include <functional>
 #include <optional>
 
@@ -17,13 +17,14 @@ constexpr int kFew = 1;
 // The tensors that an op writes, in the order it was given.
 using Outputs = std::vector<std::vector<double>>;
 
-// What `op` writes on the CPU and on the emulated GPU, at odd and at aligned addresses, lies within
+// What `op` writes on the CPU and on the GPU, at odd and at aligned addresses, lies within
 // `error` of each other, relative to the largest value of a tensor, plus the rounding of its type.
 // `op` makes its own tensors from `random`, the same each time.
 using Op = std::function<Outputs(Device&, std::mt19937&)>;
 void check_like_cpu(DType type, double error, const Op& op) {
   CpuDevice cpu(2, Isa::base);
-  EmulatedCuda cuda(kFew);
+  EmulatedCuda emulated(kFew);
+  Device& cuda = gpu_under_test() != nullptr ? *gpu_under_test() : emulated;
   std::mt19937 random(1);
   const Outputs expected = op(cpu, random);
   for (const bool aligned : {false, true}) {
