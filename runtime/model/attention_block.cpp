@@ -122,10 +122,10 @@ void AttentionBlock::attend(const Pass& pass) const {
 void AttentionBlock::forward(const Pass& pass) const {
   const Tensor branch = rows_of(branch_, pass);
   const Tensor x = context_.tp.enter(norm_.forward(pass), branch);
-  qkv_linear_.forward(x, rows_of(qkv_, pass), qkv_linear_.bias());
+  qkv_linear_.forward(pass, x, rows_of(qkv_, pass), qkv_linear_.bias());
   place_heads(pass);
   attend(pass);
-  proj_linear_.forward(rows_of(attended_, pass), branch, {});
+  proj_linear_.forward(pass, rows_of(attended_, pass), branch, {});
   context_.device.bias_dropout_add(
       context_.tp.leave(branch), proj_linear_.bias(), norm_.input(pass),
       stream_rows_of(context_, output_, pass),
@@ -153,8 +153,8 @@ void AttentionBlock::backward(const Pass& pass) const {
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  proj_linear_.backward_input(dbranch, dattended);
-  proj_linear_.backward_weight(attended, dbranch, dstream, pass.accumulate);
+  proj_linear_.backward_input(pass, dbranch, dattended);
+  proj_linear_.backward_weight(pass, attended, dbranch, dstream);
   context_.device.attention_backward(
       {.shape = shape,
        .qkv = rows_of(qkv_, pass),
@@ -163,10 +163,10 @@ void AttentionBlock::backward(const Pass& pass) const {
        .dout = dattended,
        .dqkv = dqkv});
   place_heads_backward(pass, dqkv);
-  qkv_linear_.backward_input(dqkv, dnormed);
+  qkv_linear_.backward_input(pass, dqkv, dnormed);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
-  qkv_linear_.backward_weight(x, dqkv, dqkv, pass.accumulate);
+  qkv_linear_.backward_weight(pass, x, dqkv, dqkv);
   leaving.finish();
   norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
 }

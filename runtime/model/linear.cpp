@@ -18,7 +18,11 @@ Linear::Linear(const BlockContext& context, int64_t layer, const std::string& sl
   float8_.x = context.arena.tensor("fp8.x");
   float8_.dy = context.arena.tensor("fp8.dy");
   float8_.dy_by_column = context.arena.tensor("fp8.dy_by_column");
-  float8_.numbers = context.arena.tensor("fp8.numbers");
+  const Tensor inverses = context.arena.tensor("fp8.inverses");
+  float8_.x_inverse = inverses.slice(0, 1);
+  float8_.dy_inverse = inverses.slice(1, 1);
+  float8_.x_amax = float8_amax(context, layer, slot, Float8Operand::x);
+  float8_.dy_amax = float8_amax(context, layer, slot, Float8Operand::dy);
 }
 
 namespace {
@@ -28,29 +32,22 @@ Tensor as_matrix(Tensor scratch, int64_t rows, int64_t cols) {
   return Tensor(scratch.slice(0, rows * cols).data, scratch.dtype, {rows, cols});
 }
 
-// Of "fp8.numbers": the largest value and the inverse scale of x, then of dy.
-enum Number : int64_t { kInputAmax, kInputInverse, kOutputAmax, kOutputInverse };
-
 }  // namespace
 
-Tensor Linear::number(int64_t which) const {
-  return float8_.numbers.slice(which, 1);
-}
-
-Tensor Linear::round_input(Tensor x, bool by_column) const {
+Tensor Linear::round_input(const Pass& pass, Tensor x, bool by_column) const {
   const int64_t rows = x.rows(), cols = x.cols();
   const Tensor rounded = by_column ? as_matrix(float8_.x, cols, rows)  //
                                    : as_matrix(float8_.x, rows, cols);
-  device_.amax(x, number(kInputAmax));
   device_.quantize({.x = x,
-                    .amax = number(kInputAmax),
+                    .amax = float8_.x_amax.in(pass.slot),
                     .y = by_column ? Tensor() : rounded,
                     .transposed = by_column ? rounded : Tensor(),
-                    .inverse = number(kInputInverse)});
+                    .inverse = float8_.x_inverse});
   return rounded;
 }
 
-void Linear::forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue, Tensor aux) const {
+void Linear::forward(const Pass& pass, Tensor x, Tensor y, Tensor bias, Epilogue epilogue,
+                     Tensor aux) const {
   Matmul product{.a = x,
                  .b = weight_.weight,
                  .c = y,
@@ -59,16 +56,17 @@ void Linear::forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue, Tensor 
                  .epilogue = epilogue,
                  .aux = aux};
   if (float8_) {
-    product.a = round_input(x, false);
+    device_.amax(x, float8_.x_amax.in(pass.slot));
+    product.a = round_input(pass, x, false);
     product.b = float8_.forward;
     product.transpose_b = true;
-    product.scale_a = number(kInputInverse);
+    product.scale_a = float8_.x_inverse;
     product.scale_b = float8_.inverse;
   }
   device_.matmul(product);
 }
 
-void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
+void Linear::backward_input(const Pass& pass, Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
                             bool accumulate) const {
   Matmul product{.a = dy,
                  .b = weight_.weight,
@@ -80,34 +78,35 @@ void Linear::backward_input(Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
   if (float8_) {
     const int64_t rows = dy.rows(), cols = dy.cols();
     product.a = as_matrix(float8_.dy, rows, cols);
-    device_.amax(dy, number(kOutputAmax));
+    const Tensor amax = float8_.dy_amax.in(pass.slot);
+    device_.amax(dy, amax);
     device_.quantize({.x = dy,
-                      .amax = number(kOutputAmax),
+                      .amax = amax,
                       .y = product.a,
                       .transposed = as_matrix(float8_.dy_by_column, cols, rows),
-                      .inverse = number(kOutputInverse)});
+                      .inverse = float8_.dy_inverse});
     product.b = float8_.backward;
     product.transpose_b = true;
-    product.scale_a = number(kOutputInverse);
+    product.scale_a = float8_.dy_inverse;
     product.scale_b = float8_.inverse;
   }
   device_.matmul(product);
 }
 
-void Linear::backward_weight_of_nothing(bool accumulate) const {
-  if (accumulate) return;
+void Linear::backward_weight_of_nothing(const Pass& pass) const {
+  if (pass.accumulate) return;
   device_.fill(weight_.grad, 0.0f);
   if (bias_) device_.fill(bias_.grad, 0.0f);
 }
 
-void Linear::backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const {
-  Matmul product{.a = dy, .b = x, .c = weight_.grad, .accumulate = accumulate};
+void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
+  Matmul product{.a = dy, .b = x, .c = weight_.grad, .accumulate = pass.accumulate};
   if (float8_) {
     product.a = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows());
-    product.b = round_input(x, true);
+    product.b = round_input(pass, x, true);
     product.transpose_b = true;
-    product.scale_a = number(kOutputInverse);
-    product.scale_b = number(kInputInverse);
+    product.scale_a = float8_.dy_inverse;
+    product.scale_b = float8_.x_inverse;
   } else {
     product.transpose_a = true;
   }
@@ -116,7 +115,7 @@ void Linear::backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulat
     std::swap(product.scale_a, product.scale_b);
   }
   device_.matmul(product);
-  if (bias_) device_.bias_grad(bias_dy, bias_.grad, accumulate);
+  if (bias_) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
 }
 
 }  // namespace mtl

@@ -6,10 +6,11 @@
 // Where the memory plan has FP8 copies of the weight (plan/float8.h, float8_weights.h), the three
 // products are made in FP8, of operands that are rounded on the way: E4M3 for x and W, E5M2 for dy.
 // Then backward_weight follows backward_input of the same dy, whose copy it uses, with no other
-// linear between the two.
+// linear between the two; and x is what forward of the pass was given, whose largest magnitude
+// is kept.
 #pragma once
 
-#include "runtime/model/context.h"
+#include "runtime/model/float8_operands.h"
 
 namespace mtl {
 
@@ -17,33 +18,32 @@ class Linear {
  public:
   Linear(const BlockContext& context, int64_t layer, const std::string& slot);
   // y = x W (+ bias); the bias only of a column-parallel linear.
-  void forward(Tensor x, Tensor y, Tensor bias, Epilogue epilogue = Epilogue::none,
-               Tensor aux = {}) const;
+  void forward(const Pass& pass, Tensor x, Tensor y, Tensor bias,
+               Epilogue epilogue = Epilogue::none, Tensor aux = {}) const;
   // dx (+)= dy W^T, partial sums when the linear is column-parallel.
-  void backward_input(Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none, Tensor aux = {},
-                      bool accumulate = false) const;
+  void backward_input(const Pass& pass, Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none,
+                      Tensor aux = {}, bool accumulate = false) const;
   // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
   // it where the bias is added to the residual stream.
-  void backward_weight(Tensor x, Tensor dy, Tensor bias_dy, bool accumulate) const;
+  void backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const;
   // The gradients of no rows.
-  void backward_weight_of_nothing(bool accumulate) const;
+  void backward_weight_of_nothing(const Pass& pass) const;
   Tensor bias() const { return bias_.weight; }
 
  private:
   // x in FP8 in the scratch memory, as [rows, cols] or [cols, rows].
-  Tensor round_input(Tensor x, bool by_column) const;
-  // One of `numbers`.
-  Tensor number(int64_t which) const;
+  Tensor round_input(const Pass& pass, Tensor x, bool by_column) const;
 
   Device& device_;
   Parameter weight_;
   Parameter bias_;
 
   struct Float8Copies {
-    Tensor forward, backward;    // of the weight: [out, in] and [in, out]
-    Tensor inverse;              // of the weight's scale, f32 [1]
-    Tensor x, dy, dy_by_column;  // scratch of all linears
-    Tensor numbers;              // f32 [4], of x and dy
+    Tensor forward, backward;      // of the weight: [out, in] and [in, out]
+    Tensor inverse;                // of the weight's scale, f32 [1]
+    Tensor x, dy, dy_by_column;    // scratch of all linears
+    Tensor x_inverse, dy_inverse;  // of their scales, f32 [1]
+    Buffer x_amax, dy_amax;        // float8_amax()
     explicit operator bool() const { return static_cast<bool>(forward); }
   };
   Float8Copies float8_;

@@ -23,10 +23,10 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
   if (gated_) {
-    up_.forward(x, before_act, up_.bias());
+    up_.forward(pass, x, before_act, up_.bias());
     context_.device.swiglu_forward(before_act, activated);
   } else {
-    up_.forward(x, activated, up_.bias(), Epilogue::gelu, before_act);
+    up_.forward(pass, x, activated, up_.bias(), Epilogue::gelu, before_act);
   }
 }
 
@@ -34,7 +34,7 @@ void MlpBlock::forward(const Pass& pass) const {
   const Tensor branch = rows_of(branch_, pass);
   expand(pass, context_.tp.enter(norm_.forward(pass), branch));
   if (pass.again) return;
-  down_.forward(rows_of(activated_, pass), branch, {});
+  down_.forward(pass, rows_of(activated_, pass), branch, {});
   context_.device.bias_dropout_add(context_.tp.leave(branch), down_.bias(), norm_.input(pass),
                                    output(pass),
                                    dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
@@ -71,16 +71,16 @@ void MlpBlock::backward(const Pass& pass) const {
   }
   if (gated_) {
     const Tensor dactivated = rows_of(dactivated_, pass);
-    down_.backward_input(dbranch, dactivated);
+    down_.backward_input(pass, dbranch, dactivated);
     context_.device.swiglu_backward(dactivated, before_act, dbefore_act);
   } else {
-    down_.backward_input(dbranch, dbefore_act, Epilogue::gelu_grad, before_act);
+    down_.backward_input(pass, dbranch, dbefore_act, Epilogue::gelu_grad, before_act);
   }
-  down_.backward_weight(activated, dbranch, dstream, pass.accumulate);
-  up_.backward_input(dbefore_act, dnormed);
+  down_.backward_weight(pass, activated, dbranch, dstream);
+  up_.backward_input(pass, dbefore_act, dnormed);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
-  up_.backward_weight(x, dbefore_act, dbefore_act, pass.accumulate);
+  up_.backward_weight(pass, x, dbefore_act, dbefore_act);
   leaving.finish();
   norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
 }

@@ -10,10 +10,10 @@ std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp) {
   const int64_t context = shape.heads / tp * shape.head_dim;
   const int64_t qkv = context + 2 * local_kv_heads(shape, tp) * shape.head_dim;
   const int64_t ffn = shape.ffn / tp;
-  return {{"attn.qkv", h, qkv},
-          {"attn.proj", context, h},
-          {"mlp.up", h, shape.mlp_parts() * ffn},
-          {"mlp.down", ffn, h}};
+  return {{kLinearSlots[0], h, qkv},
+          {kLinearSlots[1], context, h},
+          {kLinearSlots[2], h, shape.mlp_parts() * ffn},
+          {kLinearSlots[3], ffn, h}};
 }
 
 std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp) {

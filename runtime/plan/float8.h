@@ -8,6 +8,7 @@
 // orientation, and a linear whose sizes on a rank do not fit stays in bf16.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ struct Float8 {
   int64_t layers(const ModelShape& shape) const { return on ? shape.layers - first - last : 0; }
 };
 
+// The linears of a layer without experts, in the order of layer_linears().
+inline constexpr std::array kLinearSlots = {"attn.qkv", "attn.proj", "mlp.up", "mlp.down"};
+
 // A linear of a layer, as a rank of `tp` has it.
 struct LocalLinear {
   const char* slot;  // "attn.qkv"
@@ -43,5 +47,8 @@ inline constexpr const char* kFloat8Backward = ".fp8t";
 inline constexpr const char* kFloat8Inverse = ".fp8_inverse";  // f32 [1]: of the scale
 // The largest value of each weight of a layer, f32, in one buffer: they travel together.
 inline constexpr const char* kFloat8Amax = "fp8.amax";
+// The largest |x| and |dy| of the linears of all layers, f32 [layers, kLinearSlots, 2], in the
+// slot: x is rounded forward and, along the other way, backward.
+inline constexpr const char* kFloat8Operands = "fp8.operands";
 
 }  // namespace mtl

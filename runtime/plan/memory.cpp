@@ -158,7 +158,7 @@ void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNee
   arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
   arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
   arena.add("fp8.dy_by_column", DType::f8_e5m2, {out, needs.tokens()});
-  arena.add("fp8.numbers", DType::f32, {4});
+  arena.add("fp8.inverses", DType::f32, {2});
 }
 
 void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
@@ -182,9 +182,13 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
   arena.category = MemoryCategory::activations;
   const int64_t slot = arena.at();
   arena.in_slot = true;
-  // Of the documents, for whatever chunk has the slot.
+  // For whatever chunk has the slot: of the documents, and of the operands in FP8.
   if (needs.first_keys) arena.add("first_key", DType::i32, {d.n});
   if (needs.position_ids) arena.add("position_ids", DType::i32, {d.n});
+  if (needs.float8.on && needs.training) {
+    arena.add(kFloat8Operands, DType::f32,
+              {shape.layers, static_cast<int64_t>(kLinearSlots.size()), 2});
+  }
   const int64_t chunks = arena.at();
   for (const ChunkRange& chunk : needs.chunks) {
     arena.go_to(chunks);

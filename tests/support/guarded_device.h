@@ -27,6 +27,7 @@ class GuardedDevice final : public Device {
 
   int64_t ops() const { return ops_; }                    // and copies
   int64_t largest_copy() const { return largest_copy_; }  // in bytes
+  int64_t amaxes() const { return amaxes_; }              // amax ops
 
   bool communicates_beside() const override { return false; }
   bool has_float8() const override { return float8_; }
@@ -74,6 +75,7 @@ class GuardedDevice final : public Device {
     op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b}, [&] { cpu_.matmul(m); });
   }
   void amax(Tensor x, Tensor out) override {
+    ++amaxes_;
     op({x, out}, [&] { cpu_.amax(x, out); });
   }
   void quantize(const Quantize& q) override {
@@ -238,7 +240,7 @@ class GuardedDevice final : public Device {
   const bool float8_;
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
-  int64_t ops_ = 0, largest_copy_ = 0;
+  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0;
 };
 
 }  // namespace mtl::test

@@ -79,6 +79,30 @@ double mean_of_last(const std::vector<double>& losses, size_t count) {
          static_cast<double>(count);
 }
 
+// How often the device is asked for the largest magnitude of a tensor, in the gradients of a step.
+int64_t amaxes_of(const TrainSpec& spec) {
+  const auto source = markov_tokens(20'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
+  const GuardedDevice* device = nullptr;
+  const MakeDevice make = [&](int) {
+    auto made = std::make_unique<GuardedDevice>();
+    device = made.get();
+    return made;
+  };
+  int64_t amaxes = 0;
+  const auto body = [&](RankContext& rank) {
+    rank.trainer.initialise();
+    rank.trainer.gradients(0, *source, sampler);
+    amaxes = device->amaxes();
+  };
+  run_layout(spec, kVocab, {}, body, 0, {}, make);
+  return amaxes;
+}
+// Those of the weights: of each linear once.
+int64_t weights_of(const TrainSpec& spec) {
+  return 4 * spec.model.layers;
+}
+
 bool is_linear(const std::string& name) {
   for (const char* one : {"c_attn.weight", "attn.c_proj.weight", "c_fc.weight", "mlp.c_proj.weight",
                           "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
@@ -280,6 +304,14 @@ TEST_CASE("fp8: a weight that is no number is found") {
               std::string::npos);
       }
     });
+  }
+}
+
+TEST_CASE("fp8: no largest magnitude is taken twice") {
+  for (const bool llama : {false, true}) {
+    TrainSpec spec = spec_of(llama, "fp8");
+    const int64_t micro_batches = spec.train.global_batch / spec.train.micro_batch;
+    CHECK(amaxes_of(spec) == weights_of(spec) + micro_batches * spec.model.layers * (4 + 4));
   }
 }
 

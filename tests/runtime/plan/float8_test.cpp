@@ -50,17 +50,21 @@ TEST_CASE("fp8 computes in bf16 but for the copies of weights and scratch of its
   CHECK_FALSE(bf16.plan.float8.on);
   const MemoryPlan& with = fp8.plan.stages[0].memory;
   const MemoryPlan& without = bf16.plan.stages[0].memory;
-  for (const MemoryCategory same :
-       {MemoryCategory::gradients, MemoryCategory::optimizer, MemoryCategory::activations}) {
+  for (const MemoryCategory same : {MemoryCategory::gradients, MemoryCategory::optimizer}) {
     CHECK(with.bytes_of_category(same) == without.bytes_of_category(same));
   }
+  // The largest magnitudes of 4 layers' 4 times two operands, in the one slot.
+  CHECK(with.find(kFloat8Operands)->shape == std::vector<int64_t>{4, 4, 2});
+  CHECK(with.bytes_of_category(MemoryCategory::activations) -
+            without.bytes_of_category(MemoryCategory::activations) ==
+        256);
   // Per layer 64 x 192, 64 x 64, 64 x 256 and 256 x 64, twice; four scales of 256 bytes, and one
   // buffer for the largest values.
   const int64_t elements = 64 * 192 + 64 * 64 + 2 * 64 * 256;
   CHECK(with.bytes_of_category(MemoryCategory::weights) -
             without.bytes_of_category(MemoryCategory::weights) ==
         4 * (2 * elements + 5 * 256));
-  // 64 tokens: the widest input (256), and the widest output (256) twice; four numbers.
+  // 64 tokens: the widest input (256), and the widest output (256) twice; two numbers.
   CHECK(with.bytes_of_category(MemoryCategory::scratch) -
             without.bytes_of_category(MemoryCategory::scratch) ==
         64 * 256 * 3 + 256);

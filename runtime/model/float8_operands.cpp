@@ -1,0 +1,20 @@
+#include "runtime/model/float8_operands.h"
+
+#include <algorithm>
+
+#include "runtime/plan/float8.h"
+
+namespace mtl {
+
+Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string& slot,
+                   Float8Operand operand) {
+  if (!context.arena.find(layer_buffer(layer, slot.c_str()) + kFloat8Forward)) return {};
+  const auto linear = std::find(kLinearSlots.begin(), kLinearSlots.end(), slot);
+  Buffer all = context.arena.get(kFloat8Operands);
+  const auto linears = static_cast<int64_t>(kLinearSlots.size());
+  const int64_t at = layer * linears + (linear - kLinearSlots.begin());
+  all.tensor = all.tensor.slice(2 * at + static_cast<int64_t>(operand), 1);
+  return all;
+}
+
+}  // namespace mtl
