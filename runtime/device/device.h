@@ -11,6 +11,9 @@
 //    type.
 //  - Results do not depend on the number of threads or on scheduling: every reduction has a fixed
 //  order.
+//  - `amax` (f32 [1], optional) becomes the larger of its value and the largest magnitude of what
+//  the op has written, rounded as it lies there; NaN is larger than any. What makes an operand of
+//  FP8 so spares the pass that Device::amax is; the caller has set it to 0.
 //  - `accumulate` = false writes the gradient, true adds to it (so that nobody has to zero
 //  gradients).
 //  - Tensors are contiguous row-major; [n, c] below means rows() x cols().
@@ -80,6 +83,7 @@ struct Quantize {
 struct LayerNorm {
   Tensor x, gamma, beta, y, mean, rstd;  // beta may be absent (no bias)
   float eps = 1e-5f;
+  Tensor amax = {};  // of y
 };
 struct LayerNormBackward {
   Tensor dy, x, gamma, mean, rstd;
@@ -87,6 +91,18 @@ struct LayerNormBackward {
   Tensor dgamma, dbeta;  // f32 [c]; dbeta may be absent
   bool add_to_dx = false;
   bool accumulate = false;  // of dgamma, dbeta
+  Tensor amax = {};         // of dx as it lies there afterwards
+};
+
+// SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
+// g * sigmoid(g).
+struct Swiglu {
+  Tensor x, y;
+  Tensor amax = {};  // of y
+};
+struct SwigluBackward {
+  Tensor dy, x, dx;  // dx [n, 2f], written, distinct from x
+  Tensor amax = {};  // of dx
 };
 
 // Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
@@ -356,11 +372,8 @@ class Device {
   virtual void head_norm_backward(const HeadNormBackward& args) = 0;
   // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux.
   virtual void gelu_forward(Tensor x, Tensor y) = 0;
-  // SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
-  // g * sigmoid(g).
-  virtual void swiglu_forward(Tensor x, Tensor y) = 0;
-  // dx [n, 2f], written, distinct from x.
-  virtual void swiglu_backward(Tensor dy, Tensor x, Tensor dx) = 0;
+  virtual void swiglu_forward(const Swiglu& args) = 0;
+  virtual void swiglu_backward(const SwigluBackward& args) = 0;
   // A token is routed by its logits alone, so ranks and passes that see equal logits agree.
   virtual void route_experts(const RouteExperts& args) = 0;
   virtual void route_experts_backward(const RouteExpertsBackward& args) = 0;

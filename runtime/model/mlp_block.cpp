@@ -24,7 +24,7 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor activated = rows_of(activated_, pass);
   if (gated_) {
     up_.forward(pass, x, before_act, up_.bias());
-    context_.device.swiglu_forward(before_act, activated);
+    context_.device.swiglu_forward({.x = before_act, .y = activated});
   } else {
     up_.forward(pass, x, activated, up_.bias(), Epilogue::gelu, before_act);
   }
@@ -64,7 +64,7 @@ void MlpBlock::backward(const Pass& pass) const {
     expand(pass, x);
   } else if (recompute.mlp_activation) {
     if (gated_) {
-      context_.device.swiglu_forward(before_act, activated);
+      context_.device.swiglu_forward({.x = before_act, .y = activated});
     } else {
       context_.device.gelu_forward(before_act, activated);
     }
@@ -72,7 +72,7 @@ void MlpBlock::backward(const Pass& pass) const {
   if (gated_) {
     const Tensor dactivated = rows_of(dactivated_, pass);
     down_.backward_input(pass, dbranch, dactivated);
-    context_.device.swiglu_backward(dactivated, before_act, dbefore_act);
+    context_.device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
   } else {
     down_.backward_input(pass, dbranch, dbefore_act, Epilogue::gelu_grad, before_act);
   }

@@ -107,7 +107,7 @@ std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
                           expert_rows(before_act_, pass, first, count), {});
       },
       [](const Expert&) {});
-  device.swiglu_forward(expert_rows(before_act_, pass), expert_rows(activated_, pass));
+  device.swiglu_forward({.x = expert_rows(before_act_, pass), .y = expert_rows(activated_, pass)});
   return rows;
 }
 
@@ -182,7 +182,7 @@ void MoeBlock::backward(const Pass& pass) const {
     entering.finish();
     expand(pass, x);
   } else if (recompute.mlp_activation) {
-    device.swiglu_forward(before_act, activated);
+    device.swiglu_forward({.x = before_act, .y = activated});
   }
   const std::vector<int32_t> rows = counts(pass);
 
@@ -213,7 +213,7 @@ void MoeBlock::backward(const Pass& pass) const {
                                     expert_rows(expert_rows_, pass, first, count), {});
       },
       [&](const Expert& expert) { expert.down.backward_weight_of_nothing(pass); });
-  device.swiglu_backward(dactivated, before_act, dbefore_act);
+  device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {

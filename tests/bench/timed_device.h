@@ -78,11 +78,11 @@ class TimedDevice final : public Device {
   void gelu_forward(Tensor x, Tensor y) override {
     timed("activation", [&] { device_.gelu_forward(x, y); });
   }
-  void swiglu_forward(Tensor x, Tensor y) override {
-    timed("activation", [&] { device_.swiglu_forward(x, y); });
+  void swiglu_forward(const Swiglu& args) override {
+    timed("activation", [&] { device_.swiglu_forward(args); });
   }
-  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
-    timed("activation", [&] { device_.swiglu_backward(dy, x, dx); });
+  void swiglu_backward(const SwigluBackward& args) override {
+    timed("activation", [&] { device_.swiglu_backward(args); });
   }
   void route_experts(const RouteExperts& args) override {
     timed("experts", [&] { device_.route_experts(args); });

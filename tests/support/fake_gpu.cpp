@@ -690,11 +690,11 @@ class FakeDevice final : public Device, private Recorder {
   void gelu_forward(Tensor x, Tensor y) override {
     later([=, this] { cpu_->gelu_forward(x, y); });
   }
-  void swiglu_forward(Tensor x, Tensor y) override {
-    later([=, this] { cpu_->swiglu_forward(x, y); });
+  void swiglu_forward(const Swiglu& args) override {
+    later([=, this] { cpu_->swiglu_forward(args); });
   }
-  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
-    later([=, this] { cpu_->swiglu_backward(dy, x, dx); });
+  void swiglu_backward(const SwigluBackward& args) override {
+    later([=, this] { cpu_->swiglu_backward(args); });
   }
   void route_experts(const RouteExperts& args) override {
     later([=, this] { cpu_->route_experts(args); });

@@ -206,5 +206,11 @@ T atomicOr(T* address, U value) {
   *address = static_cast<T>(before | value);
   return before;
 }
+template <typename T>
+T atomicMax(T* address, T value) {
+  const T before = *address;
+  if (value > before) *address = value;
+  return before;
+}
 using std::max;
 using std::min;

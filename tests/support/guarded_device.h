@@ -85,10 +85,10 @@ class GuardedDevice final : public Device {
     op({dy, db}, [&] { cpu_.bias_grad(dy, db, accumulate); });
   }
   void layernorm_forward(const LayerNorm& l) override {
-    op({l.x, l.gamma, l.beta, l.y, l.mean, l.rstd}, [&] { cpu_.layernorm_forward(l); });
+    op({l.x, l.gamma, l.beta, l.y, l.mean, l.rstd, l.amax}, [&] { cpu_.layernorm_forward(l); });
   }
   void layernorm_backward(const LayerNormBackward& l) override {
-    op({l.dy, l.x, l.gamma, l.mean, l.rstd, l.dx, l.dgamma, l.dbeta},
+    op({l.dy, l.x, l.gamma, l.mean, l.rstd, l.dx, l.dgamma, l.dbeta, l.amax},
        [&] { cpu_.layernorm_backward(l); });
   }
   void head_norm_forward(const HeadNorm& h) override {
@@ -100,11 +100,11 @@ class GuardedDevice final : public Device {
   void gelu_forward(Tensor x, Tensor y) override {
     op({x, y}, [&] { cpu_.gelu_forward(x, y); });
   }
-  void swiglu_forward(Tensor x, Tensor y) override {
-    op({x, y}, [&] { cpu_.swiglu_forward(x, y); });
+  void swiglu_forward(const Swiglu& s) override {
+    op({s.x, s.y, s.amax}, [&] { cpu_.swiglu_forward(s); });
   }
-  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
-    op({dy, x, dx}, [&] { cpu_.swiglu_backward(dy, x, dx); });
+  void swiglu_backward(const SwigluBackward& s) override {
+    op({s.dy, s.x, s.dx, s.amax}, [&] { cpu_.swiglu_backward(s); });
   }
   void route_experts(const RouteExperts& r) override {
     op(tensors_of(r.routes, {r.logits}), [&] { cpu_.route_experts(r); });

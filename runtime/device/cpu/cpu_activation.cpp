@@ -10,7 +10,8 @@ void CpuDevice::gelu_forward(Tensor x, Tensor y) {
   matmul_.gelu(x, y);
 }
 
-void CpuDevice::swiglu_forward(Tensor x, Tensor y) {
+void CpuDevice::swiglu_forward(const Swiglu& args) {
+  const Tensor &x = args.x, &y = args.y;
   const int64_t rows = y.rows(), width = y.cols();
   assert(y.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   const int64_t row_bytes = width * bytes_of(x.dtype);
@@ -22,9 +23,11 @@ void CpuDevice::swiglu_forward(Tensor x, Tensor y) {
             .rows = end - begin,
             .width = width});
   });
+  raise_amax(args.amax, y);
 }
 
-void CpuDevice::swiglu_backward(Tensor dy, Tensor x, Tensor dx) {
+void CpuDevice::swiglu_backward(const SwigluBackward& args) {
+  const Tensor &dy = args.dy, &x = args.x, &dx = args.dx;
   const int64_t rows = dy.rows(), width = dy.cols();
   assert(dy.dtype == x.dtype && x.rows() == rows && x.cols() == 2 * width);
   assert(dx.dtype == x.dtype && dx.numel() == x.numel() && dx.data != x.data);
@@ -37,6 +40,7 @@ void CpuDevice::swiglu_backward(Tensor dy, Tensor x, Tensor dx) {
             .rows = end - begin,
             .width = width});
   });
+  raise_amax(args.amax, dx);
 }
 
 }  // namespace mtl

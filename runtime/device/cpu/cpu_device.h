@@ -63,8 +63,8 @@ class CpuDevice final : public Device {
   void head_norm_forward(const HeadNorm& args) override;
   void head_norm_backward(const HeadNormBackward& args) override;
   void gelu_forward(Tensor x, Tensor y) override;
-  void swiglu_forward(Tensor x, Tensor y) override;
-  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override;
+  void swiglu_forward(const Swiglu& args) override;
+  void swiglu_backward(const SwigluBackward& args) override;
   void route_experts(const RouteExperts& args) override;
   void route_experts_backward(const RouteExpertsBackward& args) override;
   void gather_rows(const GatherRows& args) override;
@@ -106,6 +106,12 @@ class CpuDevice final : public Device {
   void split(int64_t n, int64_t grain, const Work& work) const;
   // split() for rows of `cols` elements: a share is worth a thread from a few thousand elements on.
   void split_rows(int64_t rows, int64_t cols, const Work& work) const;
+
+  // The bits of the largest |x|: without its sign a float is the larger the larger its bits are,
+  // and NaN is the largest.
+  uint32_t largest_bits(Tensor x) const;
+  // What `amax` of an op's arguments means, if it is there.
+  void raise_amax(Tensor amax, Tensor written) const;
 
   // At least `count` floats of scratch memory, valid until the next call.
   float* workspace(int64_t count);

@@ -1,4 +1,5 @@
 // amax and quantize: what products in FP8 are given.
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cassert>
@@ -9,18 +10,30 @@
 
 namespace mtl {
 
-void CpuDevice::amax(Tensor x, Tensor out) {
-  assert(is_compute_type(x.dtype) && out.dtype == DType::f32);
+uint32_t CpuDevice::largest_bits(Tensor x) const {
+  assert(is_compute_type(x.dtype));
   constexpr int64_t kGrain = 4096;
-  const auto largest_bits = typed(x.dtype).largest_bits;
+  const auto largest_of = typed(x.dtype).largest_bits;
   std::atomic<uint32_t> largest = 0;
   split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    const uint32_t own = largest_bits(x.as<char>() + begin * bytes_of(x.dtype), end - begin);
+    const uint32_t own = largest_of(x.as<char>() + begin * bytes_of(x.dtype), end - begin);
     uint32_t before = largest.load();
     while (before < own && !largest.compare_exchange_weak(before, own)) {
     }
   });
-  *out.as<float>() = std::bit_cast<float>(largest.load());
+  return largest.load();
+}
+
+void CpuDevice::amax(Tensor x, Tensor out) {
+  assert(out.dtype == DType::f32);
+  *out.as<float>() = std::bit_cast<float>(largest_bits(x));
+}
+
+void CpuDevice::raise_amax(Tensor amax, Tensor written) const {
+  if (!amax) return;
+  assert(amax.dtype == DType::f32);
+  const auto before = std::bit_cast<uint32_t>(*amax.as<float>());
+  *amax.as<float>() = std::bit_cast<float>(std::max(before, largest_bits(written)));
 }
 
 // Tile by tile, so that both orientations come of one rounding.

@@ -27,6 +27,7 @@ void CpuDevice::layernorm_forward(const LayerNorm& args) {
                   .cols = cols,
                   .eps = args.eps});
   });
+  raise_amax(args.amax, args.y);
 }
 
 void CpuDevice::layernorm_backward(const LayerNormBackward& args) {
@@ -71,6 +72,7 @@ void CpuDevice::layernorm_backward(const LayerNormBackward& args) {
                        args.dbeta.as<float>() + begin, args.accumulate);
     }
   });
+  raise_amax(args.amax, args.dx);
 }
 
 }  // namespace mtl

@@ -1,7 +1,7 @@
 // GELU alone and SwiGLU: one pass. Bytes per element of the output, with s the size of the type:
 // gelu_forward 2 s, gelu_backward 3 s, swiglu_forward 3 s, swiglu_backward (per element of dy) 5 s.
 #include "runtime/device/cuda/activation.h"
-#include "runtime/device/cuda/kernels.h"
+#include "runtime/device/cuda/amax.h"
 
 namespace mtl::cuda {
 
@@ -35,15 +35,17 @@ struct GeluBackward {
 // Rows of width f in y and dy, of 2 f in x and dx. A block's warps take a row each, so that nobody
 // divides an element's index by the width.
 template <typename T>
-struct Swiglu {
+struct GatedRows {
   const T* x;
   const T* dy;
   T* out;
   int64_t rows, width;
+  uint32_t* amax;
 };
 
 template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(Swiglu<T> a) {
+__global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(GatedRows<T> a) {
+  Amax<T> amax(a.amax);
   const int64_t warps = int64_t{gridDim.x} * kWarps;
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
        row += warps) {
@@ -55,13 +57,16 @@ __global__ void __launch_bounds__(kBlock) swiglu_forward_kernel(Swiglu<T> a) {
       Floats<N> u = load<N>(gate + a.width + i);
       for (int k = 0; k < N; ++k) u.at[k] *= g.at[k] * sigmoid(g.at[k]).value;
       store(y + i, u);
+      amax.take(u);
     }
   }
+  amax.template finish<kBlock>();
 }
 
 // With s = sigmoid(g): silu'(g) = s + g s (1 - s).
 template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(Swiglu<T> a) {
+__global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a) {
+  Amax<T> amax(a.amax);
   const int64_t warps = int64_t{gridDim.x} * kWarps;
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
        row += warps) {
@@ -79,8 +84,11 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(Swiglu<T> a) {
       }
       store(dgate + i, g);
       store(dgate + a.width + i, u);
+      amax.take(g);
+      amax.take(u);
     }
   }
+  amax.template finish<kBlock>();
 }
 
 }  // namespace
@@ -104,26 +112,28 @@ void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
   });
 }
 
-void swiglu_forward(Queue& queue, Tensor x, Tensor y) {
-  with_type(x.dtype, [&](auto type) {
+void swiglu_forward(Queue& queue, const Swiglu& args) {
+  with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
-    const Swiglu<T> args = {x.as<const T>(), nullptr, y.as<T>(), y.rows(), y.cols()};
-    const bool packs = aligned({x.data, y.data}) && args.width % kPackOf<T> == 0;
+    const GatedRows<T> a = {args.x.as<const T>(), nullptr,       args.y.as<T>(),
+                            args.y.rows(),        args.y.cols(), args.amax.as<uint32_t>()};
+    const bool packs = aligned({a.x, a.out}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(swiglu_forward_kernel<T, decltype(pack)::value>, blocks_for(queue, args.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), args);
+      launch(swiglu_forward_kernel<T, decltype(pack)::value>, blocks_for(queue, a.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), a);
     });
   });
 }
 
-void swiglu_backward(Queue& queue, Tensor dy, Tensor x, Tensor dx) {
-  with_type(x.dtype, [&](auto type) {
+void swiglu_backward(Queue& queue, const SwigluBackward& args) {
+  with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
-    const Swiglu<T> args = {x.as<const T>(), dy.as<const T>(), dx.as<T>(), dy.rows(), dy.cols()};
-    const bool packs = aligned({x.data, dy.data, dx.data}) && args.width % kPackOf<T> == 0;
+    const GatedRows<T> a = {args.x.as<const T>(), args.dy.as<const T>(), args.dx.as<T>(),
+                            args.dy.rows(),       args.dy.cols(),        args.amax.as<uint32_t>()};
+    const bool packs = aligned({a.x, a.dy, a.out}) && a.width % kPackOf<T> == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(swiglu_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, args.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), args);
+      launch(swiglu_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, a.rows, kWarps),
+             dim3(kBlock), 0, queue.stream(), a);
     });
   });
 }

@@ -1,7 +1,7 @@
 // amax and quantize: what products in FP8 are given. Bytes per element, with s the size of the
 // type: amax s, quantize s and 1 for each orientation. amax is two launches, quantize one.
 #include "common/float8.h"
-#include "runtime/device/cuda/kernels.h"
+#include "runtime/device/cuda/amax.h"
 
 #if defined(__CUDACC__)
 #include <cuda_fp8.h>
@@ -10,27 +10,6 @@
 namespace mtl::cuda {
 
 namespace {
-
-__device__ inline uint32_t magnitude_bits(float x) {
-#if defined(__CUDACC__)
-  return __float_as_uint(x) & 0x7fffffffu;
-#else
-  return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu;
-#endif
-}
-
-// Without its sign a float is the larger the larger its bits are, and NaN is the largest: a maximum
-// that does not depend on an order. On thread 0.
-__device__ inline uint32_t block_max(uint32_t value) {
-  __shared__ uint32_t shared[kWarps];
-  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
-    value = max(value, __shfl_xor_sync(kAllLanes, value, step));
-  }
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  for (int w = 0; w < kWarps; ++w) value = max(value, shared[w]);
-  return value;
-}
 
 // Each block's maximum.
 template <typename T, int N>
@@ -45,7 +24,7 @@ __global__ void __launch_bounds__(kBlock) amax_kernel(const T* x, int64_t n, uin
       for (int64_t k = i; k < n; ++k) largest = max(largest, magnitude_bits(to_float(x[k])));
     }
   }
-  largest = block_max(largest);
+  largest = block_max<kBlock>(largest);
   if (threadIdx.x == 0) partials[blockIdx.x] = largest;
 }
 
@@ -56,7 +35,7 @@ __global__ void __launch_bounds__(kBlock)
   for (int i = static_cast<int>(threadIdx.x); i < blocks; i += kBlock) {
     largest = max(largest, partials[i]);
   }
-  largest = block_max(largest);
+  largest = block_max<kBlock>(largest);
   if (threadIdx.x == 0) *out = largest;
 }
 

@@ -5,8 +5,8 @@
 //
 // A row is the work of a team: a warp (up to 4 packs per lane), else a block. Mean first, then the
 // variance about it, both from the same registers: no cancellation for rows far from zero.
+#include "runtime/device/cuda/amax.h"
 #include "runtime/device/cuda/column_sums.h"
-#include "runtime/device/cuda/kernels.h"
 
 namespace mtl::cuda {
 
@@ -22,6 +22,7 @@ struct Forward {
   int64_t rows;
   int cols;
   float eps;
+  uint32_t* amax;
 };
 
 // f(i, Floats<N>) for a team's packs of a row: from registers (kHeld packs per thread), or read
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a) {
   __shared__ float shared[kWarps];
   constexpr int kTeams = kBlock / kTeam;
   const bool first = threadIdx.x % kTeam == 0;
+  Amax<T> amax(a.amax);
   const float inverse = 1.0f / static_cast<float>(a.cols);
   for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
        row += int64_t{gridDim.x} * kTeams) {
@@ -93,8 +95,10 @@ __global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a) {
         values.at[k] = (values.at[k] - mean) * rstd * gamma.at[k] + beta.at[k];
       }
       store(y + i, values);
+      amax.take(values);
     });
   }
+  amax.template finish<kBlock>();
 }
 
 template <typename T>
@@ -108,6 +112,7 @@ struct Backward {
   int64_t rows_per_chunk;
   float* partials;  // [chunks, 2, cols]: the sums for gamma, then those for beta
   float inverse;    // 1 / cols
+  uint32_t* amax;
 };
 
 // With n = (x - mean) rstd and g = dy gamma:
@@ -115,13 +120,14 @@ struct Backward {
 // Without mean: n = x rstd, and dx without mean(g).
 template <typename T, int N>
 __device__ inline void write_dx(const Backward<T>& a, int64_t i, Floats<N> g, const Floats<N>& n,
-                                float mean_g, float mean_gn, float rstd) {
+                                float mean_g, float mean_gn, float rstd, Amax<T>& amax) {
   for (int k = 0; k < N; ++k) g.at[k] = (g.at[k] - mean_g - n.at[k] * mean_gn) * rstd;
   if (a.add_to_dx) {
     const Floats<N> before = load<N>(a.dx + i);
     for (int k = 0; k < N; ++k) g.at[k] += before.at[k];
   }
   store(a.dx + i, g);
+  amax.take(g);
 }
 
 // Keeps the compiler from holding a pack's elements widened, too, over a sum of the team: it would
@@ -144,6 +150,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
   const int team = static_cast<int>(threadIdx.x) / kTeam;
   const int rank = static_cast<int>(threadIdx.x) % kTeam;
   Floats<N> dgamma[kHeld], dbeta[kHeld];
+  Amax<T> amax(a.amax);
   const int64_t begin = int64_t{blockIdx.x} * a.rows_per_chunk;
   const auto count = static_cast<int>(min(a.rows_per_chunk, a.rows - begin));
   for (int r = team; r < count; r += kTeams) {
@@ -183,9 +190,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
         g.at[k] *= to_float(dy[j].at[k]);
         n.at[k] = (to_float(x[j].at[k]) - mean) * rstd;
       }
-      write_dx<T, N>(a, base + i, g, n, mean_g, mean_gn, rstd);
+      write_dx<T, N>(a, base + i, g, n, mean_g, mean_gn, rstd, amax);
     }
   }
+  amax.template finish<kThreads>();
   float* const to = a.partials + int64_t{blockIdx.x} * 2 * a.cols;
   if constexpr (kTeams == 1) {
     for (int j = 0; j < kHeld; ++j) {
@@ -221,6 +229,7 @@ template <typename T, int N, int kTeam>
 __global__ void __launch_bounds__(kBlock) dx_kernel(Backward<T> a) {
   __shared__ float shared[2 * kWarps];
   constexpr int kTeams = kBlock / kTeam;
+  Amax<T> amax(a.amax);
   for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
        row += int64_t{gridDim.x} * kTeams) {
     const int64_t base = row * a.cols;
@@ -247,9 +256,10 @@ __global__ void __launch_bounds__(kBlock) dx_kernel(Backward<T> a) {
     const float mean_g = a.mean != nullptr ? sums[0] * a.inverse : 0.0f;
     for (int i = static_cast<int>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
       pack(i, g, n);
-      write_dx<T, N>(a, base + i, g, n, mean_g, sums[1] * a.inverse, rstd);
+      write_dx<T, N>(a, base + i, g, n, mean_g, sums[1] * a.inverse, rstd, amax);
     }
   }
+  amax.template finish<kBlock>();
 }
 
 template <typename T>
@@ -274,9 +284,10 @@ void layernorm_forward(Queue& queue, const LayerNorm& args) {
   with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
     const Forward<T> a = {
-        args.x.as<const T>(), args.gamma.as<const T>(),        args.beta.as<const T>(),
-        args.y.as<T>(),       args.mean.as<float>(),           args.rstd.as<float>(),
-        args.x.rows(),        static_cast<int>(args.x.cols()), args.eps};
+        args.x.as<const T>(),    args.gamma.as<const T>(),        args.beta.as<const T>(),
+        args.y.as<T>(),          args.mean.as<float>(),           args.rstd.as<float>(),
+        args.x.rows(),           static_cast<int>(args.x.cols()), args.eps,
+        args.amax.as<uint32_t>()};
     constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp);
     const auto run = [&](auto kernel, int team) {
       launch(kernel, blocks_for(queue, a.rows, kBlock / team), dim3(kBlock), 0, queue.stream(), a);
@@ -315,7 +326,8 @@ void layernorm_backward(Queue& queue, const LayerNormBackward& args) {
                            args.add_to_dx,
                            chunks.rows,
                            partials,
-                           1.0f / static_cast<float>(cols)};
+                           1.0f / static_cast<float>(cols),
+                           args.amax.as<uint32_t>()};
     constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp), kLarge = 512;
     const bool packs = aligned({a.dy, a.x, a.gamma, a.dx}) && cols % N == 0;
     const dim3 one_per_chunk(static_cast<unsigned>(chunks.count));

@@ -3,7 +3,7 @@
 // (gpu.h), so nothing here may need a driver.
 //
 // All reductions have an order that depends on shapes alone, never on how many multiprocessors
-// there are or which block comes first: no floating-point atomics.
+// there are or which block comes first: no atomics of floating point but maxima (amax.h).
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ void copy(Queue& queue, Tensor from, Tensor to);
 void gelu_forward(Queue& queue, Tensor x, Tensor y);
 // dy <- dy * gelu_tanh'(aux), in place: what cuBLASLt's epilogue would do.
 void gelu_backward(Queue& queue, Tensor dy, Tensor aux);
-void swiglu_forward(Queue& queue, Tensor x, Tensor y);
-void swiglu_backward(Queue& queue, Tensor dy, Tensor x, Tensor dx);
+void swiglu_forward(Queue& queue, const Swiglu& args);
+void swiglu_backward(Queue& queue, const SwigluBackward& args);
 // matmul_bias.cu: to [n, c] = (accumulate ? to : 0) + from + bias [c]; from f32, may be `to`; bias
 // and to of any compute type.
 void add_bias(Queue& queue, Tensor from, Tensor bias, Tensor to, bool accumulate);

@@ -27,10 +27,8 @@ class OpsDevice : public Device, protected Queue {
     cuda::head_norm_backward(*this, args);
   }
   void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(*this, x, y); }
-  void swiglu_forward(Tensor x, Tensor y) override { cuda::swiglu_forward(*this, x, y); }
-  void swiglu_backward(Tensor dy, Tensor x, Tensor dx) override {
-    cuda::swiglu_backward(*this, dy, x, dx);
-  }
+  void swiglu_forward(const Swiglu& args) override { cuda::swiglu_forward(*this, args); }
+  void swiglu_backward(const SwigluBackward& args) override { cuda::swiglu_backward(*this, args); }
   void route_experts(const RouteExperts& args) override { cuda::route_experts(*this, args); }
   void route_experts_backward(const RouteExpertsBackward& args) override {
     cuda::route_experts_backward(*this, args);

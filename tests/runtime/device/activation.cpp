@@ -93,7 +93,7 @@ TEST_CASE("swiglu_forward against the reference") {
         INFO(n << " x " << f << " type " << safetensors_name(type));
         Held x(type, {n, 2 * f}), y(type, {n, f});
         x.randomize(random, 1.5);
-        device.swiglu_forward(x.view, y.view);
+        device.swiglu_forward({.x = x.view, .y = y.view});
         // exp to 2e-7 and four roundings, of products below 50.
         check_close(y, swiglu(x.values(), f), 1e-5, "y");
       }
@@ -110,7 +110,7 @@ TEST_CASE("swiglu_backward against the reference") {
         Held x(type, {n, 2 * f}), dy(type, {n, f}), dx(type, {n, 2 * f});
         x.randomize(random);
         dy.randomize(random);
-        device.swiglu_backward(dy.view, x.view, dx.view);
+        device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view});
         check_close(dx, swiglu_gradient(dy.values(), x.values(), f), 1e-5, "dx");
       }
     }
@@ -125,9 +125,9 @@ TEST_CASE("swiglu_backward is the finite difference of the forward op") {
     Held y(DType::f32, {n, f});
     x.randomize(random);
     dy.randomize(random);
-    device.swiglu_backward(dy.view, x.view, dx.view);
+    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view});
     const auto loss = [&] {
-      device.swiglu_forward(x.view, y.view);
+      device.swiglu_forward({.x = x.view, .y = y.view});
       double sum = 0;
       for (int64_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
       return sum;
@@ -158,8 +158,8 @@ TEST_CASE("swiglu of large gates is their limit") {
     device.fill(x.view, 0.5f);
     device.fill(dy.view, 2);
     for (int64_t i = 0; i < f; ++i) x.set(i, gates[static_cast<size_t>(i)]);
-    device.swiglu_forward(x.view, y.view);
-    device.swiglu_backward(dy.view, x.view, dx.view);
+    device.swiglu_forward({.x = x.view, .y = y.view});
+    device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx.view});
     for (int64_t i = 0; i < f; ++i) {
       const double gate = x[i], sigmoid = 1 / (1 + std::exp(-gate));
       const double slope = sigmoid + gate * sigmoid * (1 - sigmoid);

@@ -152,9 +152,9 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
   keep(y), keep(dgamma);
   device.gelu_forward(x.view, y.view);
   keep(y);
-  device.swiglu_backward(half.view, x.view, y.view);
+  device.swiglu_backward({.dy = half.view, .x = x.view, .dx = y.view});
   keep(y);
-  device.swiglu_forward(x.view, half.view);
+  device.swiglu_forward({.x = x.view, .y = half.view});
   keep(half);
   const Tensor head_gamma = gamma.view.slice(0, dim), head_dgamma = dgamma.view.slice(0, dim);
   device.head_norm_forward({.x = x.view,

@@ -2,6 +2,12 @@
 // device, bit for bit, and products against double precision.
 #include "common/float8.h"
 
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
 #include "common/error.h"
 #include "runtime/device/ops_test.h"
 
@@ -182,6 +188,112 @@ TEST_CASE("fp8: zeros and tiny and huge tensors and those that are not finite") 
         x.randomize(random);
         x.set(100, odd);
         check_quantize(device, x, to);
+      }
+    }
+  });
+}
+
+namespace {
+
+struct Made {
+  std::string op;
+  std::unique_ptr<Held> written;
+};
+std::unique_ptr<Held> held(DType type, int64_t rows, int64_t cols) {
+  return std::make_unique<Held>(type, std::initializer_list<int64_t>{rows, cols});
+}
+// What the ops of an FP8 layer write; amax(i): where the largest magnitude of the i-th goes, empty:
+// nowhere.
+std::vector<Made> operands(Device& device, DType type, int64_t rows, int64_t cols, double odd,
+                           const std::function<Tensor(size_t)>& amax) {
+  std::mt19937 random(static_cast<unsigned>(rows * 37 + cols));
+  std::vector<Made> made;
+  for (const bool rms : {false, true}) {
+    Held x(type, {rows, cols}), dy(type, {rows, cols}), gamma(type, {cols}), beta(type, {cols});
+    Held mean(DType::f32, {rows}), rstd(DType::f32, {rows}), dgamma(DType::f32, {cols});
+    for (Held* any : {&x, &dy, &gamma, &beta}) any->randomize(random);
+    // In the last pack of the last row.
+    dy.set(dy.size() - 1, odd);
+    beta.set(cols - 1, odd);
+    auto y = held(type, rows, cols);
+    device.layernorm_forward({.x = x.view,
+                              .gamma = gamma.view,
+                              .beta = beta.view,
+                              .y = y->view,
+                              .mean = rms ? Tensor() : mean.view,
+                              .rstd = rstd.view,
+                              .amax = amax(made.size())});
+    made.push_back({"norm", std::move(y)});
+    for (const bool add : {false, true}) {
+      auto dx = held(type, rows, cols);
+      dx->randomize(random, 5);
+      device.layernorm_backward({.dy = dy.view,
+                                 .x = x.view,
+                                 .gamma = gamma.view,
+                                 .mean = rms ? Tensor() : mean.view,
+                                 .rstd = rstd.view,
+                                 .dx = dx->view,
+                                 .dgamma = dgamma.view,
+                                 .dbeta = {},
+                                 .add_to_dx = add,
+                                 .amax = amax(made.size())});
+      made.push_back({"norm backward", std::move(dx)});
+    }
+  }
+  Held x(type, {rows, 2 * cols}), dy(type, {rows, cols});
+  auto y = held(type, rows, cols), dx = held(type, rows, 2 * cols);
+  x.randomize(random);
+  dy.randomize(random);
+  x.set(x.size() - 1, odd);
+  device.swiglu_forward({.x = x.view, .y = y->view, .amax = amax(made.size())});
+  made.push_back({"swiglu", std::move(y)});
+  device.swiglu_backward({.dy = dy.view, .x = x.view, .dx = dx->view, .amax = amax(made.size())});
+  made.push_back({"swiglu backward", std::move(dx)});
+  return made;
+}
+
+// As numbers, and a NaN is a NaN.
+bool same(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+
+}  // namespace
+
+TEST_CASE("fp8: an op leaves the largest magnitude that a pass over its result finds") {
+  // Every way that norms go through a row on a GPU: in packs or not, by warp or block, held or read
+  // again, with 4 and with 8 elements to a pack.
+  const int64_t shapes[][2] = {{1, 1},    {33, 5},   {9, 48},  {2, 1031},
+                               {2, 1032}, {2, 4104}, {1, 8200}};
+  for_each_device([&](Device& device) {
+    for (const auto& [rows, cols] : shapes) {
+      for (const DType type : kComputeTypes) {
+        std::optional<AlignedTensors> aligned;
+        if (cols % 8 == 0) aligned.emplace();
+        for (const double odd : {0.5, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+          const bool wide = cols > 100;
+          if (wide && (odd != 0.5 || type == DType::f16)) continue;
+          INFO(rows << " x " << cols << " of " << safetensors_name(type) << " with " << odd);
+          Held amax(DType::f32, {8}, 0), found(DType::f32, {1});
+          const auto plain =
+              operands(device, type, rows, cols, odd, [](size_t) { return Tensor(); });
+          REQUIRE(plain.size() == 8);
+          for (const float before : {0.0f, 0.25f, 1e30f, NAN}) {
+            if (wide && before != 0) continue;
+            device.fill(amax.view, before);
+            const auto made = operands(device, type, rows, cols, odd, [&](size_t i) {
+              return amax.view.slice(static_cast<int64_t>(i), 1);
+            });
+            for (size_t i = 0; i < made.size(); ++i) {
+              INFO(made[i].op << ", where there was " << before);
+              device.amax(made[i].written->view, found.view);
+              const double largest =
+                  std::isnan(before) ? before : std::max(found[0], static_cast<double>(before));
+              CHECK(same(amax[static_cast<int64_t>(i)], std::isnan(found[0]) ? found[0] : largest));
+              CHECK(std::memcmp(made[i].written->view.data, plain[i].written->view.data,
+                                static_cast<size_t>(plain[i].written->view.bytes())) == 0);
+            }
+          }
+        }
       }
     }
   });
