@@ -9,7 +9,8 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       layer_(layer),
       heads_(context.shape.heads / context.tp.size()),
       kv_heads_(local_kv_heads(context.shape, context.tp.size())),
-      norm_(context, layer, "attn.norm", layer_buffer(layer, "attn")),
+      norm_(context, layer, "attn.norm", layer_buffer(layer, "attn"),
+            float8_stream_amax(context, layer, "attn.qkv", Float8Operand::x)),
       qkv_linear_(context, layer, "attn.qkv"),
       proj_linear_(context, layer, "attn.proj"),
       q_norm_(context.parameters.find(layer, "attn.q_norm.weight")),
@@ -27,6 +28,8 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       dattended_(context.arena.find("attn.dcontext")),
       dqkv_(context.arena.find("attn.dqkv")),
       dnormed_(context.arena.find("attn.dnormed")),
+      dbranch_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)),
+      dinput_amax_(float8_stream_amax(context, layer - 1, "mlp.down", Float8Operand::dy)),
       rope_table_(context.arena.find_tensor("rope")),
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {}
@@ -122,10 +125,10 @@ void AttentionBlock::attend(const Pass& pass) const {
 void AttentionBlock::forward(const Pass& pass) const {
   const Tensor branch = rows_of(branch_, pass);
   const Tensor x = context_.tp.enter(norm_.forward(pass), branch);
-  qkv_linear_.forward(pass, x, rows_of(qkv_, pass), qkv_linear_.bias());
+  qkv_linear_.forward(pass, {x, norm_.amax(pass)}, rows_of(qkv_, pass), qkv_linear_.bias());
   place_heads(pass);
   attend(pass);
-  proj_linear_.forward(pass, rows_of(attended_, pass), branch, {});
+  proj_linear_.forward(pass, {rows_of(attended_, pass)}, branch, {});
   context_.device.bias_dropout_add(
       context_.tp.leave(branch), proj_linear_.bias(), norm_.input(pass),
       stream_rows_of(context_, output_, pass),
@@ -153,7 +156,7 @@ void AttentionBlock::backward(const Pass& pass) const {
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  proj_linear_.backward_input(pass, dbranch, dattended);
+  proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dattended);
   proj_linear_.backward_weight(pass, attended, dbranch, dstream);
   context_.device.attention_backward(
       {.shape = shape,
@@ -163,12 +166,12 @@ void AttentionBlock::backward(const Pass& pass) const {
        .dout = dattended,
        .dqkv = dqkv});
   place_heads_backward(pass, dqkv);
-  qkv_linear_.backward_input(pass, dqkv, dnormed);
+  qkv_linear_.backward_input(pass, {dqkv}, dnormed);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
   qkv_linear_.backward_weight(pass, x, dqkv, dqkv);
   leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
+  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, dinput_amax_.in(pass.slot));
 }
 
 }  // namespace mtl

@@ -63,6 +63,8 @@ class AttentionBlock {
   Parameter q_norm_, k_norm_;
   Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, output_;
   Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
+  // Of what it multiplies in FP8, and of what the block below does: dresidual, before and after.
+  Buffer dbranch_amax_, dinput_amax_;
   Tensor rope_table_;
   Buffer first_key_, position_ids_;  // of documents in a sequence
 };
@@ -87,6 +89,7 @@ class MlpBlock {
   Linear up_, down_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
+  Buffer dbranch_amax_, dinput_amax_, activated_amax_, dbefore_act_amax_;  // as in AttentionBlock
 };
 
 // The same with experts: x + dropout(sum over a token's experts of weight *
@@ -155,7 +158,7 @@ class HeadBlock {
   VocabShard shard_;
   Norm norm_;
   Parameter head_;
-  Buffer logits_, targets_, row_max_, sums_, loss_, gathered_, dnormed_, dresidual_;
+  Buffer logits_, targets_, row_max_, sums_, loss_, gathered_, dnormed_, dresidual_, dinput_amax_;
 };
 
 }  // namespace mtl

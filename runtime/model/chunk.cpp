@@ -22,6 +22,11 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
   input_ = context.arena.get(input);
   output_ = context.arena.find(kChunkOutput);
   dresidual_ = context.arena.find("dresidual");
+  operands_ = context.arena.find(kFloat8Operands);
+  if (!head_) {
+    dresidual_amax_ =
+        float8_stream_amax(context, range.end_layer() - 1, "mlp.down", Float8Operand::dy);
+  }
 }
 
 void Chunk::Layer::mlp_forward(const Pass& pass) const {
@@ -51,6 +56,7 @@ void Chunk::forward_layers(const Pass& pass, const Before& before) const {
   auto inspect = [&](int64_t number, const char* what, Tensor made) {
     if (pass.inspect != nullptr) (*pass.inspect)(number, what, made);
   };
+  if (operands_) context_.device.fill(operands_.in(pass.slot), 0);
   if (embedding_) {
     if (before) before(-1);
     embedding_->forward(pass);
@@ -104,6 +110,9 @@ void Chunk::backward(const Pass& pass, const Done& done) const {
   if (head_) {
     head_->backward(pass);
     finished(context_.shape.layers);
+  }
+  if (dresidual_amax_) {
+    context_.device.amax(stream_rows_of(context_, dresidual_, pass), dresidual_amax_.in(pass.slot));
   }
   for (const LayerGroup& group : groups_ | std::views::reverse) {
     if (group.again) forward_again(pass, group);

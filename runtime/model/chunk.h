@@ -64,6 +64,8 @@ class Chunk {
   std::vector<Layer> layers_;
   std::optional<HeadBlock> head_;
   Buffer input_, output_, dresidual_;
+  Buffer operands_;        // the largest magnitudes of what linears multiply in FP8
+  Buffer dresidual_amax_;  // of the gradient that comes from a later stage
 };
 
 }  // namespace mtl

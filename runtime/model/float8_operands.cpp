@@ -17,4 +17,11 @@ Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string
   return all;
 }
 
+Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,
+                          Float8Operand operand) {
+  const bool drops = operand == Float8Operand::dy && context.shape.dropout_hidden > 0;
+  if (context.tp.sequence() || drops) return {};
+  return float8_amax(context, layer, slot, operand);
+}
+
 }  // namespace mtl

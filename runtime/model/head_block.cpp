@@ -17,7 +17,9 @@ HeadBlock::HeadBlock(const BlockContext& context)
       loss_(context.arena.get("head.loss")),
       gathered_(context.arena.find("gathered")),
       dnormed_(context.arena.find("head.dnormed")),
-      dresidual_(context.arena.find("dresidual")) {}
+      dresidual_(context.arena.find("dresidual")),
+      dinput_amax_(
+          float8_stream_amax(context, context.shape.layers - 1, "mlp.down", Float8Operand::dy)) {}
 
 CrossEntropy HeadBlock::cross_entropy(const Pass& pass, int64_t first, int64_t rows) const {
   CrossEntropy args;
@@ -79,7 +81,8 @@ void HeadBlock::forward(const Pass& pass) const {
 }
 
 void HeadBlock::backward(const Pass& pass) const {
-  norm_.backward(pass, norm_.normed(pass), stream_rows_of(context_, dresidual_, pass), false);
+  norm_.backward(pass, norm_.normed(pass), stream_rows_of(context_, dresidual_, pass), false,
+                 dinput_amax_.in(pass.slot));
 }
 
 Tensor HeadBlock::next_logits(const Pass& pass) const {

@@ -46,9 +46,9 @@ Tensor Linear::round_input(const Pass& pass, Tensor x, bool by_column) const {
   return rounded;
 }
 
-void Linear::forward(const Pass& pass, Tensor x, Tensor y, Tensor bias, Epilogue epilogue,
+void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Epilogue epilogue,
                      Tensor aux) const {
-  Matmul product{.a = x,
+  Matmul product{.a = x.values,
                  .b = weight_.weight,
                  .c = y,
                  .transpose_b = weight_.out_in,
@@ -56,8 +56,8 @@ void Linear::forward(const Pass& pass, Tensor x, Tensor y, Tensor bias, Epilogue
                  .epilogue = epilogue,
                  .aux = aux};
   if (float8_) {
-    device_.amax(x, float8_.x_amax.in(pass.slot));
-    product.a = round_input(pass, x, false);
+    if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
+    product.a = round_input(pass, x.values, false);
     product.b = float8_.forward;
     product.transpose_b = true;
     product.scale_a = float8_.x_inverse;
@@ -66,9 +66,9 @@ void Linear::forward(const Pass& pass, Tensor x, Tensor y, Tensor bias, Epilogue
   device_.matmul(product);
 }
 
-void Linear::backward_input(const Pass& pass, Tensor dy, Tensor dx, Epilogue epilogue, Tensor aux,
+void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue epilogue, Tensor aux,
                             bool accumulate) const {
-  Matmul product{.a = dy,
+  Matmul product{.a = dy.values,
                  .b = weight_.weight,
                  .c = dx,
                  .transpose_b = !weight_.out_in,
@@ -76,11 +76,11 @@ void Linear::backward_input(const Pass& pass, Tensor dy, Tensor dx, Epilogue epi
                  .epilogue = epilogue,
                  .aux = aux};
   if (float8_) {
-    const int64_t rows = dy.rows(), cols = dy.cols();
+    const int64_t rows = dy.values.rows(), cols = dy.values.cols();
     product.a = as_matrix(float8_.dy, rows, cols);
     const Tensor amax = float8_.dy_amax.in(pass.slot);
-    device_.amax(dy, amax);
-    device_.quantize({.x = dy,
+    if (!dy.amax) device_.amax(dy.values, amax);
+    device_.quantize({.x = dy.values,
                       .amax = amax,
                       .y = product.a,
                       .transposed = as_matrix(float8_.dy_by_column, cols, rows),

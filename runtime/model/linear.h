@@ -14,14 +14,21 @@
 
 namespace mtl {
 
+// What a linear multiplies. `amax` is where the op that made it has left its largest magnitude:
+// float8_amax() of this linear. Without it the linear takes it.
+struct Operand {
+  Tensor values;
+  Tensor amax = {};
+};
+
 class Linear {
  public:
   Linear(const BlockContext& context, int64_t layer, const std::string& slot);
   // y = x W (+ bias); the bias only of a column-parallel linear.
-  void forward(const Pass& pass, Tensor x, Tensor y, Tensor bias,
+  void forward(const Pass& pass, Operand x, Tensor y, Tensor bias,
                Epilogue epilogue = Epilogue::none, Tensor aux = {}) const;
   // dx (+)= dy W^T, partial sums when the linear is column-parallel.
-  void backward_input(const Pass& pass, Tensor dy, Tensor dx, Epilogue epilogue = Epilogue::none,
+  void backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue epilogue = Epilogue::none,
                       Tensor aux = {}, bool accumulate = false) const;
   // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
   // it where the bias is added to the residual stream.

@@ -6,7 +6,8 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string
     : context_(context),
       layer_(layer),
       gated_(context.shape.activation == Activation::swiglu),
-      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
+      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
+            float8_stream_amax(context, layer, "mlp.up", Float8Operand::x)),
       up_(context, layer, "mlp.up"),
       down_(context, layer, "mlp.down"),
       before_act_(context.arena.get(layer_buffer(layer, "mlp.before_act"))),
@@ -17,16 +18,24 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string
       dresidual_(context.arena.find("dresidual")),
       dbefore_act_(context.arena.find("mlp.dbefore_act")),
       dactivated_(context.arena.find("mlp.dactivated")),
-      dnormed_(context.arena.find("mlp.dnormed")) {}
+      dnormed_(context.arena.find("mlp.dnormed")),
+      dbranch_amax_(float8_stream_amax(context, layer, "mlp.down", Float8Operand::dy)),
+      dinput_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)) {
+  // GELU belongs to the products on both sides of it.
+  if (!gated_) return;
+  activated_amax_ = float8_amax(context, layer, "mlp.down", Float8Operand::x);
+  dbefore_act_amax_ = float8_amax(context, layer, "mlp.up", Float8Operand::dy);
+}
 
 void MlpBlock::expand(const Pass& pass, Tensor x) const {
   const Tensor before_act = rows_of(before_act_, pass);
   const Tensor activated = rows_of(activated_, pass);
   if (gated_) {
-    up_.forward(pass, x, before_act, up_.bias());
-    context_.device.swiglu_forward({.x = before_act, .y = activated});
+    up_.forward(pass, {x, norm_.amax(pass)}, before_act, up_.bias());
+    context_.device.swiglu_forward(
+        {.x = before_act, .y = activated, .amax = activated_amax_.in(pass.slot)});
   } else {
-    up_.forward(pass, x, activated, up_.bias(), Epilogue::gelu, before_act);
+    up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), Epilogue::gelu, before_act);
   }
 }
 
@@ -34,7 +43,7 @@ void MlpBlock::forward(const Pass& pass) const {
   const Tensor branch = rows_of(branch_, pass);
   expand(pass, context_.tp.enter(norm_.forward(pass), branch));
   if (pass.again) return;
-  down_.forward(pass, rows_of(activated_, pass), branch, {});
+  down_.forward(pass, {rows_of(activated_, pass), activated_amax_.in(pass.slot)}, branch, {});
   context_.device.bias_dropout_add(context_.tp.leave(branch), down_.bias(), norm_.input(pass),
                                    output(pass),
                                    dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
@@ -69,20 +78,24 @@ void MlpBlock::backward(const Pass& pass) const {
       context_.device.gelu_forward(before_act, activated);
     }
   }
+  const Operand dy = {dbranch, dbranch_amax_.in(pass.slot)};
   if (gated_) {
     const Tensor dactivated = rows_of(dactivated_, pass);
-    down_.backward_input(pass, dbranch, dactivated);
-    context_.device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
+    down_.backward_input(pass, dy, dactivated);
+    context_.device.swiglu_backward({.dy = dactivated,
+                                     .x = before_act,
+                                     .dx = dbefore_act,
+                                     .amax = dbefore_act_amax_.in(pass.slot)});
   } else {
-    down_.backward_input(pass, dbranch, dbefore_act, Epilogue::gelu_grad, before_act);
+    down_.backward_input(pass, dy, dbefore_act, Epilogue::gelu_grad, before_act);
   }
   down_.backward_weight(pass, activated, dbranch, dstream);
-  up_.backward_input(pass, dbefore_act, dnormed);
+  up_.backward_input(pass, {dbefore_act, dbefore_act_amax_.in(pass.slot)}, dnormed);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
   up_.backward_weight(pass, x, dbefore_act, dbefore_act);
   leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
+  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, dinput_amax_.in(pass.slot));
 }
 
 }  // namespace mtl

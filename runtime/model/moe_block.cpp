@@ -91,7 +91,7 @@ std::vector<int32_t> MoeBlock::counts(const Pass& pass) const {
 std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
   Device& device = context_.device;
   const Tensor logits = first_rows(logits_, pass, pass.tokens(), context_.shape.experts);
-  router_.forward(pass, x, logits, {});
+  router_.forward(pass, {x}, logits, {});
   const ExpertRoutes to = routes(pass);
   device.route_experts({.logits = logits, .routes = to});
   device.gather_rows({.from = x,
@@ -103,7 +103,7 @@ std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.forward(pass, expert_rows(expert_rows_, pass, first, count),
+        expert.up.forward(pass, {expert_rows(expert_rows_, pass, first, count)},
                           expert_rows(before_act_, pass, first, count), {});
       },
       [](const Expert&) {});
@@ -118,7 +118,7 @@ void MoeBlock::forward(const Pass& pass) const {
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.forward(pass, expert_rows(activated_, pass, first, count),
+        expert.down.forward(pass, {expert_rows(activated_, pass, first, count)},
                             expert_rows(expert_rows_, pass, first, count), {});
       },
       [](const Expert&) {});
@@ -192,7 +192,7 @@ void MoeBlock::backward(const Pass& pass) const {
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_input(pass, expert_rows(expert_rows_, pass, first, count),
+        expert.down.backward_input(pass, {expert_rows(expert_rows_, pass, first, count)},
                                    expert_rows(dactivated_, pass, first, count));
       },
       idle);
@@ -217,13 +217,13 @@ void MoeBlock::backward(const Pass& pass) const {
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_input(pass, expert_rows(dbefore_act_, pass, first, count),
+        expert.up.backward_input(pass, {expert_rows(dbefore_act_, pass, first, count)},
                                  expert_rows(expert_rows_, pass, first, count));
       },
       idle);
   device.combine_rows({.from = through, .rows = to.rows, .to = dnormed});
   route_backward(pass);
-  router_.backward_input(pass, dlogits, dnormed, Epilogue::none, {}, true);
+  router_.backward_input(pass, {dlogits}, dnormed, Epilogue::none, {}, true);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
   router_.backward_weight(pass, x, dlogits, {});
@@ -236,7 +236,7 @@ void MoeBlock::backward(const Pass& pass) const {
       },
       [&](const Expert& expert) { expert.up.backward_weight_of_nothing(pass); });
   leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true);
+  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, {});
 }
 
 }  // namespace mtl

@@ -3,7 +3,7 @@
 namespace mtl {
 
 Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
-           const std::string& prefix)
+           const std::string& prefix, const Buffer& amax)
     : context_(context),
       eps_(static_cast<float>(context.shape.norm_eps)),
       gamma_(context.parameters.find(layer, slot + ".weight")),
@@ -11,7 +11,8 @@ Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
       input_(context.arena.get(prefix + ".input")),
       mean_(context.arena.find(prefix + ".mean")),
       rstd_(context.arena.get(prefix + ".rstd")),
-      normed_(context.arena.get(prefix + ".normed")) {}
+      normed_(context.arena.get(prefix + ".normed")),
+      amax_(amax) {}
 
 Tensor Norm::forward(const Pass& pass) const {
   const Tensor y = normed(pass);
@@ -21,11 +22,12 @@ Tensor Norm::forward(const Pass& pass) const {
                                      .y = y,
                                      .mean = mean(pass),
                                      .rstd = stream_values_of(context_, rstd_, pass),
-                                     .eps = eps_});
+                                     .eps = eps_,
+                                     .amax = amax(pass)});
   return y;
 }
 
-void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const {
+void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const {
   context_.device.layernorm_backward({.dy = dy,
                                       .x = input(pass),
                                       .gamma = gamma_.weight,
@@ -35,7 +37,8 @@ void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const {
                                       .dgamma = gamma_.grad,
                                       .dbeta = beta_.grad,
                                       .add_to_dx = add,
-                                      .accumulate = pass.accumulate});
+                                      .accumulate = pass.accumulate,
+                                      .amax = amax});
 }
 
 }  // namespace mtl

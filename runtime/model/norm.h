@@ -8,12 +8,14 @@ namespace mtl {
 class Norm {
  public:
   // `slot` names the parameters; `prefix` the planned buffers: prefix.input, .mean, .rstd, .normed.
+  // `amax`: where the largest magnitude of the result goes.
   Norm(const BlockContext& context, int64_t layer, const std::string& slot,
-       const std::string& prefix);
+       const std::string& prefix, const Buffer& amax = {});
   // Normalises the rows of the pass; returns the result.
   Tensor forward(const Pass& pass) const;
-  // Adds the gradient of the input to `dx` (add) or writes it.
-  void backward(const Pass& pass, Tensor dy, Tensor dx, bool add) const;
+  // Adds the gradient of the input to `dx` (add) or writes it; `amax` is that of dx afterwards.
+  void backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const;
+  Tensor amax(const Pass& pass) const { return amax_.in(pass.slot); }
   Tensor input(const Pass& pass) const { return stream_rows_of(context_, input_, pass); }
   Tensor normed(const Pass& pass) const { return stream_rows_of(context_, normed_, pass); }
 
@@ -26,7 +28,7 @@ class Norm {
   const BlockContext& context_;
   float eps_;
   Parameter gamma_, beta_;
-  Buffer input_, mean_, rstd_, normed_;
+  Buffer input_, mean_, rstd_, normed_, amax_;
 };
 
 }  // namespace mtl

@@ -11,7 +11,11 @@
 namespace mtl {
 
 Software software_mtl() {
-  return {.head_in_forward = true};
+  Software software;
+  software.head_in_forward = true;
+  // x along one way forward and along the other backward (model/linear.h).
+  software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
+  return software;
 }
 
 double StageTimes::forward() const {

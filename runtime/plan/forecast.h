@@ -42,6 +42,15 @@ struct LayoutChoice {
   int replicas() const { return dp * ep; }
 };
 
+// Bytes moved per element to bring a linear's operands into FP8, the pass for the largest magnitude
+// (read 2) included.
+struct Float8Bytes {
+  double x = 6, dy = 6;  // read 2, write 1 along each way
+  double x_again = 0;    // backward
+  // Less, where the op that makes a tensor leaves its largest magnitude.
+  double found = 0;
+};
+
 // What the software that runs it does, where that decides seconds or bytes.
 struct Software {
   bool flash_attention = true;   // else scores are written to memory, and not halved by the mask
@@ -52,7 +61,8 @@ struct Software {
   double main_grad_bytes = 4;    // of a gradient in memory
   bool async_tensor = true;      // the reduction of dX runs beside the product for dW
   bool dropout = false;
-  double kernels = 1;       // of a layer, against a fused implementation
+  double kernels = 1;  // of a layer, against a fused implementation
+  Float8Bytes float8 = {};
   bool torch_fsdp = false;  // weights in memory are the fp32 masters; outputs of stages kept
 };
 Software software_mtl();

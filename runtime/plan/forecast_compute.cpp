@@ -56,20 +56,32 @@ struct Sizes {
   double n, stream, h, q, kv, ffn, parts, element;
 };
 
+// How a linear's operands come to be in FP8, if they are, and of which the op that makes them
+// leaves the largest magnitude.
+struct Rounding {
+  bool fp8 = false;
+  Float8Bytes bytes = {};
+  bool x_found = false, dy_found = false;
+};
+
 // One linear: forward, and dX and dW in backward; dW adds to the gradients in the same product,
 // which reads and writes them.
-void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, double k, bool fp8,
-                DType compute, double main_grad_bytes, double copies = 1) {
+void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, double k,
+                const Rounding& rounding, DType compute, double main_grad_bytes,
+                double copies = 1) {
+  const bool fp8 = rounding.fp8;
   const double rows = m / copies, out = bytes_of(compute);
   pass.forward.matmul += copies * matmul_time(cluster, rows, n, k, fp8, compute, out);
   pass.backward.matmul +=
       copies * (matmul_time(cluster, rows, k, n, fp8, compute, out) +
                 matmul_time(cluster, k, n, rows, fp8, compute, 2 * main_grad_bytes));
   if (fp8) {
-    // Inputs are scaled and cast, rowwise and transposed: read 2, write 1 twice, with an amax
-    // (read 2). Once forward (input, weight) and once backward (gradient of the output).
-    pass.forward.memory_bound += stream_time(cluster, 6 * (m * k + copies * k * n));
-    pass.backward.memory_bound += stream_time(cluster, 6 * m * n);
+    const Float8Bytes& bytes = rounding.bytes;
+    const double x = bytes.x - (rounding.x_found ? bytes.found : 0);
+    const double dy = bytes.dy - (rounding.dy_found ? bytes.found : 0);
+    // The weight along both ways: read 2, write 1 twice, with an amax (read 2).
+    pass.forward.memory_bound += stream_time(cluster, x * m * k + 6 * copies * k * n);
+    pass.backward.memory_bound += stream_time(cluster, dy * m * n + bytes.x_again * m * k);
   }
 }
 
@@ -122,8 +134,16 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const ModelShape& model = work.model;
   PassWork pass;
   const double grads = software.main_grad_bytes;
-  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h, layout.fp8, work.compute, grads);
-  add_linear(pass, cluster, d.n, d.h, d.q, layout.fp8, work.compute, grads);
+  // By a norm forward and backward, unless the tensor is gathered or goes through dropout, and by
+  // SwiGLU on both sides of it (model/float8_operands.h).
+  const bool norm_x = !layout.sequence_parallel;
+  const bool norm_dy = norm_x && model.dropout_hidden == 0;
+  const bool gated = model.activation == Activation::swiglu && model.experts == 0;
+  const auto linear = [&](bool x_found, bool dy_found) {
+    return Rounding{layout.fp8, software.float8, x_found, dy_found};
+  };
+  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h, linear(norm_x, false), work.compute, grads);
+  add_linear(pass, cluster, d.n, d.h, d.q, linear(false, norm_dy), work.compute, grads);
   Work core;
   add_attention(pass, core, work, layout, cluster, software, d);
   Work mlp;
@@ -132,18 +152,19 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     if (model.experts > 0) {
       const double chosen = static_cast<double>(model.experts_per_token);
       const double local = static_cast<double>(model.experts) / layout.ep;
-      add_linear(feed, cluster, d.n, static_cast<double>(model.experts), d.h, false, work.compute,
-                 4);
-      add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h, layout.fp8, work.compute, grads,
+      add_linear(feed, cluster, d.n, static_cast<double>(model.experts), d.h, {}, work.compute, 4);
+      add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h, linear(false, false),
+                 work.compute, grads, local);
+      add_linear(feed, cluster, d.n * chosen, d.h, d.ffn, linear(false, false), work.compute, grads,
                  local);
-      add_linear(feed, cluster, d.n * chosen, d.h, d.ffn, layout.fp8, work.compute, grads, local);
       // Rows are gathered for the experts and weighed back: read and written, each way.
       const double permute = stream_time(cluster, 4 * d.n * chosen * d.h * d.element);
       feed.forward.memory_bound += permute;
       feed.backward.memory_bound += permute;
     } else {
-      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h, layout.fp8, work.compute, grads);
-      add_linear(feed, cluster, d.n, d.h, d.ffn, layout.fp8, work.compute, grads);
+      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h, linear(norm_x, gated), work.compute,
+                 grads);
+      add_linear(feed, cluster, d.n, d.h, d.ffn, linear(gated, norm_dy), work.compute, grads);
     }
     mlp = feed.forward;
     pass.forward += feed.forward;
@@ -195,7 +216,7 @@ PassWork head_work(const Workload& work, const LayoutChoice& layout, const Clust
   const Sizes d(work, layout);
   PassWork pass;
   const double vocab = static_cast<double>(work.model.padded_vocab) / layout.tp;
-  add_linear(pass, cluster, d.n, vocab, d.h, false, work.compute, software.main_grad_bytes);
+  add_linear(pass, cluster, d.n, vocab, d.h, {}, work.compute, software.main_grad_bytes);
   const double traffic = stream_time(cluster, d.n * vocab * software.logits_bytes / 2);
   pass.forward.memory_bound += traffic;
   pass.backward.memory_bound += traffic;

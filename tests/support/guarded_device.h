@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <map>
 #include <stdexcept>
@@ -18,7 +19,11 @@ namespace mtl::test {
 
 class GuardedDevice final : public Device {
  public:
-  explicit GuardedDevice(bool float8 = true) : float8_(float8) {}
+  // `shared`: ranks have their arenas in memory that they share, which is the host's; then nothing
+  // is guarded, only counted.
+  enum class Memory { guarded, shared };
+  explicit GuardedDevice(bool float8 = true, Memory memory = Memory::guarded)
+      : float8_(float8), guards_(memory == Memory::guarded) {}
   ~GuardedDevice() override {
     for (const auto& [begin, bytes] : regions_) munmap(reinterpret_cast<void*>(begin), bytes);
   }
@@ -28,14 +33,18 @@ class GuardedDevice final : public Device {
   int64_t ops() const { return ops_; }                    // and copies
   int64_t largest_copy() const { return largest_copy_; }  // in bytes
   int64_t amaxes() const { return amaxes_; }              // amax ops
+  // Of quantize: tensors, and those whose amax was another number than their largest magnitude.
+  int64_t quantized() const { return quantized_; }
+  int64_t wrong_amaxes() const { return wrong_amaxes_; }
 
   bool communicates_beside() const override { return false; }
   bool has_float8() const override { return float8_; }
-  bool host_memory() const override { return false; }
+  bool host_memory() const override { return !guards_; }
   std::string description() const override { return "guarded " + cpu_.description(); }
   void* allocate(size_t bytes) override {
     const size_t size = (bytes / kPage + 1) * kPage;
-    void* const memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int protection = guards_ ? PROT_NONE : PROT_READ | PROT_WRITE;
+    void* const memory = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::runtime_error("no memory");
     regions_.emplace(reinterpret_cast<uintptr_t>(memory), size);
     return memory;
@@ -79,7 +88,13 @@ class GuardedDevice final : public Device {
     op({x, out}, [&] { cpu_.amax(x, out); });
   }
   void quantize(const Quantize& q) override {
-    op({q.x, q.amax, q.y, q.transposed, q.inverse}, [&] { cpu_.quantize(q); });
+    op({q.x, q.amax, q.y, q.transposed, q.inverse}, [&] {
+      float largest = 0;
+      cpu_.amax(q.x, Tensor(&largest, DType::f32, {1}));
+      ++quantized_;
+      wrong_amaxes_ += std::memcmp(&largest, q.amax.data, sizeof largest) != 0;
+      cpu_.quantize(q);
+    });
   }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     op({dy, db}, [&] { cpu_.bias_grad(dy, db, accumulate); });
@@ -216,7 +231,8 @@ class GuardedDevice final : public Device {
   }
   void check_host(const void* data, int64_t bytes) {
     largest_copy_ = std::max(largest_copy_, bytes);
-    if (bytes > 0 && is_mine(data, 1)) throw std::logic_error("the host's side is the device's");
+    if (guards_ && bytes > 0 && is_mine(data, 1))
+      throw std::logic_error("the host's side is the device's");
   }
   void protect(int protection) {
     for (const auto& [begin, bytes] : regions_) {
@@ -227,6 +243,7 @@ class GuardedDevice final : public Device {
   template <typename Body>
   void op(const Tensors& tensors, const Body& body) {
     ++ops_;
+    if (!guards_) return body();
     for (const Tensor& tensor : tensors) {
       if (tensor && !is_mine(tensor.data, tensor.bytes())) {
         throw std::logic_error("an op on memory of the host");
@@ -237,10 +254,10 @@ class GuardedDevice final : public Device {
     protect(PROT_NONE);
   }
 
-  const bool float8_;
+  const bool float8_, guards_;
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
-  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0;
+  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, quantized_ = 0, wrong_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

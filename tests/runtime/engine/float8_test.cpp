@@ -79,28 +79,31 @@ double mean_of_last(const std::vector<double>& losses, size_t count) {
          static_cast<double>(count);
 }
 
-// How often the device is asked for the largest magnitude of a tensor, in the gradients of a step.
-int64_t amaxes_of(const TrainSpec& spec) {
+// What a rank's device was asked for in the gradients of a step.
+struct Asked {
+  int64_t amaxes = 0;  // passes over tensors for their largest magnitude
+  int64_t quantized = 0, wrong_amaxes = 0;
+};
+std::vector<Asked> asked_by(const TrainSpec& spec, Layout layout = {}) {
   const auto source = markov_tokens(20'000, kVocab);
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
-  const GuardedDevice* device = nullptr;
-  const MakeDevice make = [&](int) {
-    auto made = std::make_unique<GuardedDevice>();
-    device = made.get();
+  std::vector<const GuardedDevice*> devices(static_cast<size_t>(layout.world()));
+  std::vector<Asked> asked(devices.size());
+  const MakeDevice make = [&](int rank) {
+    auto made = std::make_unique<GuardedDevice>(
+        true, layout.world() > 1 ? GuardedDevice::Memory::shared : GuardedDevice::Memory::guarded);
+    devices[static_cast<size_t>(rank)] = made.get();
     return made;
   };
-  int64_t amaxes = 0;
   const auto body = [&](RankContext& rank) {
+    const auto at = static_cast<size_t>(rank.rank);
     rank.trainer.initialise();
     rank.trainer.gradients(0, *source, sampler);
-    amaxes = device->amaxes();
+    const GuardedDevice& device = *devices[at];
+    asked[at] = {device.amaxes(), device.quantized(), device.wrong_amaxes()};
   };
-  run_layout(spec, kVocab, {}, body, 0, {}, make);
-  return amaxes;
-}
-// Those of the weights: of each linear once.
-int64_t weights_of(const TrainSpec& spec) {
-  return 4 * spec.model.layers;
+  run_layout(spec, kVocab, layout, body, 0, {}, make);
+  return asked;
 }
 
 bool is_linear(const std::string& name) {
@@ -307,12 +310,82 @@ TEST_CASE("fp8: a weight that is no number is found") {
   }
 }
 
-TEST_CASE("fp8: no largest magnitude is taken twice") {
+TEST_CASE("fp8: a pass over a tensor for its largest magnitude only where no op leaves it") {
+  // Of a layer's linears: what attention gives forward (x of the projection) and backward (dy of
+  // QKV), and with GELU, which the products do, both sides of it too.
   for (const bool llama : {false, true}) {
+    CAPTURE(llama);
     TrainSpec spec = spec_of(llama, "fp8");
+    spec.model.layers = 4;
     const int64_t micro_batches = spec.train.global_batch / spec.train.micro_batch;
-    CHECK(amaxes_of(spec) == weights_of(spec) + micro_batches * spec.model.layers * (4 + 4));
+    const int64_t weights = 4 * spec.model.layers, fewest = llama ? 2 : 4;
+    const auto expected = [&](int64_t of_layer) {
+      return weights + micro_batches * spec.model.layers * of_layer;
+    };
+    const Asked plain = asked_by(spec)[0];
+    CHECK(plain.amaxes == expected(fewest));
+    CHECK(plain.quantized == expected(4 + 4 + 4));
+    // The gradient that a later stage sends has one pass.
+    const std::vector<Asked> stages = asked_by(spec, {.pp = 2});
+    CHECK(stages[0].amaxes == expected(fewest) / 2 + micro_batches);
+    CHECK(stages[1].amaxes == expected(fewest) / 2);
+    // Dropout makes dy of the projection and of `down` another tensor.
+    spec.model.dropout.hidden = 0.1;
+    CHECK(asked_by(spec)[0].amaxes == expected(fewest + 2));
+    spec.model.dropout.hidden = 0;
+    // What a norm makes is gathered from all ranks.
+    spec.parallel.sp = "true";
+    for (const Asked& rank : asked_by(spec, {.tp = 2})) CHECK(rank.amaxes == expected(fewest + 4));
+    spec.parallel.sp = "false";
+    for (const Asked& rank : asked_by(spec, {.tp = 2})) CHECK(rank.amaxes == expected(fewest));
   }
+}
+
+TEST_CASE("fp8: what is rounded has the scale of its own largest magnitude") {
+  const auto check = [](const TrainSpec& spec, Layout layout) {
+    for (const Asked& rank : asked_by(spec, layout)) {
+      CHECK(rank.quantized > 0);
+      CHECK(rank.wrong_amaxes == 0);
+    }
+  };
+  for (const bool llama : {false, true}) {
+    CAPTURE(llama);
+    TrainSpec spec = spec_of(llama, "fp8");
+    spec.model.layers = 4;
+    for (const double dropout : {0.0, 0.1}) {
+      CAPTURE(dropout);
+      spec.model.dropout.hidden = dropout;
+      for (const Layout layout :
+           {Layout{}, {.pp = 2}, {.pp = 2, .virtual_stages = 2}, {.pp = 4}, {.dp = 2}}) {
+        CAPTURE(layout.pp);
+        CAPTURE(layout.virtual_stages);
+        check(spec, layout);
+        for (const std::vector<std::string>& modules :
+             {std::vector<std::string>{"core_attn", "mlp_act", "norm"}, {"mlp"}, {}}) {
+          TrainSpec again = spec;
+          again.recompute.mode = modules.empty() ? "full" : "selective";
+          if (!modules.empty()) again.recompute.modules = modules;
+          check(again, layout);
+        }
+      }
+    }
+  }
+  // With TP a weight's is that of all ranks' parts; an activation's is the rank's own.
+  for (const char* sequence : {"true", "false"}) {
+    CAPTURE(sequence);
+    TrainSpec divided = spec_of(true, "fp8");
+    divided.parallel.sp = sequence;
+    for (const Asked& rank : asked_by(divided, {.tp = 2})) {
+      CHECK(rank.wrong_amaxes <= 4 * divided.model.layers);
+    }
+  }
+  // Of the linears that are in FP8, some.
+  TrainSpec some = spec_of(true, "fp8");
+  some.precision.fp8 = {.bf16_first_layers = 1, .bf16_last_layers = 1};
+  check(some, {});
+  some.precision.fp8 = {};
+  some.model.ffn = 72;  // not a multiple of 16
+  check(some, {});
 }
 
 TEST_CASE("fp8: a device without it is refused with what to do") {

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "runtime/plan/forecast_compute.h"
 #include "support/published_runs.h"
 
 using namespace mtl;
@@ -207,6 +208,39 @@ TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   const Forecast ring = forecast(work, context, h100);
   CHECK(ring.time.context > 0);
   CHECK(ring.not_run == std::vector<std::string>{"context parallelism"});
+}
+
+TEST_CASE("fp8: passes over operands are those that no op before spares") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  for (const bool llama : {false, true}) {
+    CAPTURE(llama);
+    Workload work;
+    work.model = plan_of(llama ? llama_like() : gpt2_like(), 1).model;
+    work.seq = 512;
+    LayoutChoice layout;
+    layout.micro_batch = 64;
+    layout.fp8 = true;
+    const double n = 64 * 512, h = static_cast<double>(work.model.hidden);
+    const double ffn = static_cast<double>(work.model.ffn);
+    // Bytes by which passes of their own for the largest magnitude are more, forward and backward.
+    const auto check = [&](double forward, double backward) {
+      Software apart = software_mtl();
+      apart.float8.found = 0;
+      const PassWork ours = layer_work(work, layout, cluster, software_mtl());
+      const PassWork theirs = layer_work(work, layout, cluster, apart);
+      CHECK(theirs.forward.memory_bound - ours.forward.memory_bound ==
+            doctest::Approx(stream_time(cluster, 2 * n * forward)));
+      CHECK(theirs.backward.memory_bound - ours.backward.memory_bound ==
+            doctest::Approx(stream_time(cluster, 2 * n * backward)));
+    };
+    // x of QKV and up, and of down behind SwiGLU; dy of the projection and down, and of up there.
+    check(2 * h + (llama ? ffn : 0), 2 * h + (llama ? 2 * ffn : 0));
+    work.model.dropout_hidden = 0.1;
+    check(2 * h + (llama ? ffn : 0), llama ? 2 * ffn : 0);
+    layout.tp = 2;
+    layout.sequence_parallel = true;
+    check(llama ? ffn / 2 : 0, llama ? ffn : 0);
+  }
 }
 
 TEST_CASE("tokens to the end are days and GPU hours") {
