@@ -25,22 +25,10 @@
 #include <memory>
 #include <string>
 
+#include "runtime/device/dropout.h"
 #include "runtime/device/tensor.h"
 
 namespace mtl {
-
-// A deterministic dropout mask: element i (counted over the *global* tensor of the global batch, as
-// the caller maps it) is kept iff philox4x32-10(counter = i / 4, key)[i % 4] >= probability * 2^32,
-// and scaled by 1 / (1 - probability). Depends on nothing but (key, i), so layout, micro-batching
-// and recomputation do not change the mask.
-struct Dropout {
-  float probability = 0;
-  uint64_t key = 0;
-  explicit operator bool() const { return probability > 0; }
-};
-// The key of one use of dropout: mixes (seed, step, layer, site). Host arithmetic, the same for
-// every device.
-uint64_t dropout_key(uint64_t seed, int64_t step, int64_t layer, int64_t site);
 
 // C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation. A, B have
 // one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is stored
@@ -146,9 +134,9 @@ struct AttentionShape {
   int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;  // local heads of this TP rank
   float scale = 1;                                                    // 1/sqrt(head_dim)
   Dropout dropout = {};
-  // Global index of element (b, h, q, k) for dropout: (((first_sequence + b) * total_heads +
-  // first_head + h) * seq + q) * seq + k.
-  int64_t first_sequence = 0, first_head = 0, total_heads = 0;
+  // Index of element (b, h, q, k) for dropout: ((b * total_heads + first_head + h) * seq + q) * seq
+  // + k.
+  int64_t first_head = 0, total_heads = 0;
   // Forward only: the outputs of queries before this one are known already; they may be written
   // again with the same values.
   int64_t first_query = 0;
@@ -391,7 +379,7 @@ class Device {
   virtual void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) = 0;
   // Row i has position t = (first_row + i) % seq: a range of rows may begin and end inside a
   // sequence (sequence parallelism). out[i] = x[i] + positions[t] (out may be x), then dropout with
-  // global element index (first_row + i) * c + column.
+  // element index (first_row + i) * c + column.
   virtual void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out,
                                 Dropout dropout, int64_t first_row) = 0;
   // dx = dropout'(dout) (dx may be dout); dpositions[t] (+)= the sum of its rows, 0 where no row

@@ -45,9 +45,7 @@ uint64_t next_number() {
 
 // What of a run's passes cannot be taken from an earlier one: arguments that change from pass to
 // pass and are not in device memory, and what is no op of the device.
-std::string reason_not_to_replay(const Plan& plan, const TrainSpec& spec) {
-  const TrainSpec::Model::Dropout& dropout = spec.model.dropout;
-  if (dropout.hidden > 0 || dropout.attention > 0) return "dropout";
+std::string reason_not_to_replay(const Plan& plan) {
   if (plan.model.experts > 0) return "a mixture of experts";
   if (plan.grid.sizes()[Axis::tp] > 1) return "tensor parallelism";
   return "";
@@ -73,8 +71,8 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
           spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false",
           groups_[Link::data].lane()),
       tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
-      context_{device,      tensor_parallel_, plan.model,     arena_,
-               parameters_, plan.recompute,   spec.train.seed},
+      context_{device,         tensor_parallel_,      plan.model, arena_, parameters_,
+               plan.recompute, arena_.find("dropout")},
       float8_(context_, stage_.chunks),
       tied_(device, arena_, parameters_,
             vocab_shard(plan.model, tensor_parallel_.size(), tensor_parallel_.rank())),
@@ -85,7 +83,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       first_key_(arena_.find("first_key")),
       position_ids_(arena_.find("position_ids")),
       number_(next_number()),
-      not_replayed_(reason_not_to_replay(plan, spec)) {
+      not_replayed_(reason_not_to_replay(plan)) {
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
   if (plan.float8.on && !device.has_float8()) {
     throw Error(
@@ -214,8 +212,7 @@ std::vector<SampleRange> Trainer::sample_ranges(int64_t step) const {
   if (step >= plan_.steps || (!reads && !needs_documents())) return ranges;
   Instruction in;
   for (in.micro_batch = 0; in.micro_batch < plan_.batch.at(step).micro_batches; ++in.micro_batch) {
-    const Pass pass = pass_of(in, step);
-    ranges.push_back({first_sample(step) + pass.first_sequence, pass.sequences});
+    ranges.push_back({first_sample(step) + first_sequence(in), plan_.micro_batch});
   }
   return ranges;
 }
@@ -233,16 +230,13 @@ bool Trainer::replays() const {
   return device_.replays() && not_replayed_.empty();
 }
 
-void Trainer::replay(const char* what, int chunk, Pass pass,
-                     const std::function<void(const Pass&)>& run) {
-  // Dropout alone reads these: with whole sequences, the position of a row does not depend on which
-  // sequence it belongs to. Without them, nothing in the ops can differ that is not in the key.
-  pass.step = pass.first_sequence = 0;
+void Trainer::replay(const char* what, int chunk, const Pass& pass,
+                     const std::function<void()>& run) {
   const std::string key = fmt::format(
       "trainer {}, {}, chunk {}, slot {}, {} sequences{}{}, scale {:08x}", number_, what, chunk,
       pass.slot, pass.sequences, pass.training ? ", training" : "",
       pass.accumulate ? ", accumulating" : "", std::bit_cast<uint32_t>(pass.loss_scale));
-  device_.replay(key, [&] { run(pass); });
+  device_.replay(key, run);
 }
 
 void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) {
@@ -257,20 +251,27 @@ float Trainer::loss_scale(int64_t step) const {
   return static_cast<float>(scale_.value() / static_cast<double>(plan_.tokens_of_step(step)));
 }
 
-Pass Trainer::pass_of(const Instruction& in, int64_t step) const {
+Pass Trainer::pass_of(const Instruction& in) const {
   Pass pass;
   pass.sequences = plan_.micro_batch;
   pass.seq = plan_.seq;
-  pass.step = step;
   pass.slot = in.slot;
   pass.training = true;
   pass.accumulate = in.micro_batch > 0;
-  pass.loss_scale = loss_scale(step);
-  // A micro-step takes a run of samples, each replica its part of it: the order of samples is the
-  // same for every layout.
-  pass.first_sequence =
-      (in.micro_batch * plan_.grid.sizes()[Axis::dp] + coord_[Axis::dp]) * plan_.micro_batch;
   return pass;
+}
+
+// A micro-step takes a run of samples, each replica its part of it: the order of samples is the
+// same for every layout.
+int64_t Trainer::first_sequence(const Instruction& in) const {
+  return (in.micro_batch * plan_.grid.sizes()[Axis::dp] + coord_[Axis::dp]) * plan_.micro_batch;
+}
+
+void Trainer::write_dropout(const Instruction& in, int64_t step) {
+  if (!context_.dropout) return;
+  const DropoutPass pass = {.step_key = dropout_step_key(spec_.train.seed, step),
+                            .first_sequence = first_sequence(in)};
+  device_.copy_from_host(context_.dropout.in(in.slot), &pass);
 }
 
 Tensor Trainer::stream_gradient(const Pass& pass) const {
@@ -289,25 +290,27 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   const bool replays = search == nullptr && this->replays();
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
     const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
-    Pass pass = pass_of(in, step);
+    Pass pass = pass_of(in);
+    pass.loss_scale = loss_scale(step);
     if (search != nullptr) {
       search->begin(in);
       pass.inspect = &search->inspect();
     }
     switch (in.op) {
       case Op::load:
-        load_batch(samples, first_of_step + pass.first_sequence, pass.sequences, chunk, in.slot,
+        load_batch(samples, first_of_step + first_sequence(in), pass.sequences, chunk, in.slot,
                    true);
         break;
       case Op::forward:
         links_.sent(Link::activations);
         if (needs_documents() && !chunk.range().embedding && !chunk.range().head) {
-          load_batch(samples, first_of_step + pass.first_sequence, pass.sequences, chunk, in.slot,
+          load_batch(samples, first_of_step + first_sequence(in), pass.sequences, chunk, in.slot,
                      true);
         }
+        write_dropout(in, step);
         if (replays && (in.micro_batch > 0 || stage_.layout.shards == 1)) {
           if (in.micro_batch == 0) float8_.prepare_all();
-          replay("forward", in.chunk, pass, [&](const Pass& any) { forward(chunk, any, {}); });
+          replay("forward", in.chunk, pass, [&] { forward(chunk, pass, {}); });
         } else {
           // A layer waits for its weights, which may still be travelling.
           forward(chunk, pass, [&](int64_t layer) {
@@ -325,7 +328,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
           reducer_.layer_done(in.chunk, layer);
         };
         if (replays && (!reduces || groups_[Link::data].size() == 1)) {
-          replay("backward", in.chunk, pass, [&](const Pass& any) { chunk.backward(any); });
+          replay("backward", in.chunk, pass, [&] { chunk.backward(pass); });
           if (reduces) layer_done(chunk.range().embedding ? -1 : chunk.range().first_layer);
         } else {
           // What a layer has made travels beside the rest.
@@ -491,8 +494,7 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
         links_.sent(Link::activations);
         if (replays()) {
-          replay("forward", static_cast<int>(c), pass,
-                 [&](const Pass& any) { forward(chunk, any, {}); });
+          replay("forward", static_cast<int>(c), pass, [&] { forward(chunk, pass, {}); });
         } else {
           forward(chunk, pass, {});
         }

@@ -111,8 +111,8 @@ class Trainer {
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
   Device& device() { return device_; }
-  // Why the passes of this run are not replayed (Device::replay): "dropout"; empty: they are, where
-  // the device does that.
+  // Why the passes of this run are not replayed (Device::replay): "tensor parallelism"; empty: they
+  // are, where the device does that.
   const std::string& not_replayed() const { return not_replayed_; }
 
  private:
@@ -120,7 +120,11 @@ class Trainer {
   static constexpr int64_t kMostBadStepsInARow = 20;
 
   struct Memory;
-  Pass pass_of(const Instruction& in, int64_t step) const;
+  Pass pass_of(const Instruction& in) const;
+  // Of the micro-batch in the global batch.
+  int64_t first_sequence(const Instruction& in) const;
+  // What dropout reads of the pass, for its backward too.
+  void write_dropout(const Instruction& in, int64_t step);
   // Tokens for the ends of the model, and for every chunk where the documents in a sequence begin.
   void load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
                   int slot, bool training);
@@ -137,9 +141,9 @@ class Trainer {
   // Of a chunk, with the sum of its losses.
   void forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before);
   bool replays() const;
-  // run(pass), of which the device may take the ops of an earlier pass: `what` and the chunk name
-  // them, together with all of the pass that they depend on.
-  void replay(const char* what, int chunk, Pass pass, const std::function<void(const Pass&)>& run);
+  // run(), of which the device may take the ops of an earlier pass: `what` and the chunk name them,
+  // together with all of the pass that they depend on.
+  void replay(const char* what, int chunk, const Pass& pass, const std::function<void()>& run);
   // Sums the losses of a pass into "loss_sum"[0].
   void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
   // What the update multiplies the gradients by, as the device has found.

@@ -53,7 +53,6 @@ AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
   attention.seq = pass.past + pass.seq;
   attention.first_query = pass.past;
   attention.dropout = dropout_for(context_, pass, layer_, DropoutSite::attention);
-  attention.first_sequence = pass.first_sequence;
   attention.first_head = heads_ * context_.tp.rank();
   if (first_key_) attention.first_key = values_of(first_key_, pass);
   return attention;

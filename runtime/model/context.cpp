@@ -57,8 +57,13 @@ Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer
   const double probability = site == DropoutSite::attention ? context.shape.dropout_attention
                                                             : context.shape.dropout_hidden;
   if (probability <= 0) return {};
-  return {static_cast<float>(probability),
-          dropout_key(context.seed, pass.step, layer, static_cast<int64_t>(site))};
+  const int64_t of_token =
+      site == DropoutSite::attention ? context.shape.heads * pass.seq : context.shape.hidden;
+  return {.probability = static_cast<float>(probability),
+          .layer = layer,
+          .site = static_cast<int64_t>(site),
+          .sequence_elements = pass.seq * of_token,
+          .pass = context.dropout.in(pass.slot)};
 }
 
 namespace {
@@ -98,7 +103,7 @@ Tensor rows_up_to(const Buffer& planned, const Pass& pass) {
 
 int64_t first_stream_row(const BlockContext& context, const Pass& pass) {
   const int64_t part = context.tp.sequence() ? context.tp.rank() : 0;
-  return pass.first_row() + part * stream_tokens(context, pass);
+  return part * stream_tokens(context, pass);
 }
 
 }  // namespace mtl

@@ -70,30 +70,28 @@ struct BlockContext {
   const Arena& arena;
   const Parameters& parameters;
   Recompute recompute = {};
-  uint64_t seed = 0;
+  Buffer dropout = {};  // a DropoutPass per slot; empty without dropout
 };
 
 // Called with what a block has made: its layer, what it is, and the tensor (to find the first value
 // that is no number).
 using Inspect = std::function<void(int64_t layer, const char* what, Tensor made)>;
 
-// One micro-batch on its way through the model.
+// One micro-batch on its way through the model. What else there is of it lies in the buffers of its
+// slot: a pass that is equal to an earlier one is the same ops with the same arguments.
 struct Pass {
   int64_t sequences = 0;
   int64_t seq = 0;
   int64_t past =
-      0;  // tokens of the one sequence that earlier passes left in the buffers (generation)
-  int64_t step = 0;            // of training, for dropout
-  int64_t first_sequence = 0;  // of this micro-batch in the global batch
-  int slot = 0;                // where the activations live
-  bool training = false;       // dropout applies
-  bool accumulate = false;     // backward adds to the gradients (not the first micro-batch)
-  bool again = false;          // forward for backward's sake: the group's output is there already
-  float loss_scale = 0;        // training: what the loss of a token is multiplied by
+      0;         // tokens of the one sequence that earlier passes left in the buffers (generation)
+  int slot = 0;  // where the activations live
+  bool training = false;    // dropout applies, of the DropoutPass in the slot
+  bool accumulate = false;  // backward adds to the gradients (not the first micro-batch)
+  bool again = false;       // forward for backward's sake: the group's output is there already
+  float loss_scale = 0;     // training: what the loss of a token is multiplied by
   const Inspect* inspect = nullptr;
 
   int64_t tokens() const { return sequences * seq; }
-  int64_t first_row() const { return first_sequence * seq; }
 };
 
 // Where dropout is used in a layer: part of its key.
@@ -109,7 +107,7 @@ Tensor values_of(const Buffer& planned, const Pass& pass);
 Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
 // The rows of this pass and of the passes before it.
 Tensor rows_up_to(const Buffer& planned, const Pass& pass);
-// The row of the global batch that the rank's part of the residual stream begins with.
+// The row of the pass that the rank's part of the residual stream begins with.
 int64_t first_stream_row(const BlockContext& context, const Pass& pass);
 
 }  // namespace mtl

@@ -182,7 +182,11 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
   arena.category = MemoryCategory::activations;
   const int64_t slot = arena.at();
   arena.in_slot = true;
-  // For whatever chunk has the slot: of the documents, and of the operands in FP8.
+  // For whatever chunk has the slot: of the documents, of the operands in FP8, and what dropout
+  // reads of the pass (two numbers of 8 bytes).
+  if (needs.training && (shape.dropout_hidden > 0 || shape.dropout_attention > 0)) {
+    arena.add("dropout", DType::u8, {16});
+  }
   if (needs.first_keys) arena.add("first_key", DType::i32, {d.n});
   if (needs.position_ids) arena.add("position_ids", DType::i32, {d.n});
   if (needs.float8.on && needs.training) {

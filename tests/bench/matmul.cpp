@@ -124,7 +124,9 @@ void bench_attention(DType dtype, int64_t batch, int64_t seq, float dropout, int
   s.heads = s.kv_heads = s.total_heads = 12;
   s.head_dim = 64;
   s.scale = 0.125f;
-  s.dropout = {dropout, 1};
+  const mtl::DropoutPass pass;
+  s.dropout = {.probability = dropout,
+               .pass = Tensor(const_cast<mtl::DropoutPass*>(&pass), DType::u8, {sizeof pass})};
   const int64_t rows = batch * seq, in = 3 * 768, wide = 768;
   mtl::Workspace spaces[5];
   int used = 0;

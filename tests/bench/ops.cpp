@@ -192,7 +192,7 @@ void rows_of_activations(Bench& bench, DType type) {
   const Tensor mean = bench.make(DType::f32, {n}), rstd = bench.make(DType::f32, {n}, 1);
   const Tensor dgamma = bench.make(DType::f32, {c}), dbeta = bench.make(DType::f32, {c});
   const Tensor dpositions = bench.make(DType::f32, {1024, c});
-  const Dropout dropout = {0.1f, 7};
+  const Dropout dropout = {.probability = 0.1f, .pass = bench.make(DType::u8, {16})};
   if (bench.wants("layernorm")) {
     bench.row("layernorm forward", shape, type, 2 * bytes, [&] {
       device.layernorm_forward(

@@ -141,10 +141,11 @@ class GuardedDevice final : public Device {
     op({r.qkv, r.table, r.positions}, [&] { cpu_.rope(r); });
   }
   void attention_forward(const Attention& a) override {
-    op({a.qkv, a.out, a.lse, a.shape.first_key}, [&] { cpu_.attention_forward(a); });
+    op({a.qkv, a.out, a.lse, a.shape.first_key, a.shape.dropout.pass},
+       [&] { cpu_.attention_forward(a); });
   }
   void attention_backward(const AttentionBackward& a) override {
-    op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key},
+    op({a.qkv, a.out, a.lse, a.dout, a.dqkv, a.shape.first_key, a.shape.dropout.pass},
        [&] { cpu_.attention_backward(a); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
@@ -155,21 +156,21 @@ class GuardedDevice final : public Device {
   }
   void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,
                         int64_t first_row) override {
-    op({x, positions, out},
+    op({x, positions, out, dropout.pass},
        [&] { cpu_.position_forward(x, positions, seq, out, dropout, first_row); });
   }
   void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
                          Dropout dropout, int64_t first_row) override {
-    op({dout, dx, dpositions},
+    op({dout, dx, dpositions, dropout.pass},
        [&] { cpu_.position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row); });
   }
   void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
                         int64_t first_row) override {
-    op({x, bias, residual, out},
+    op({x, bias, residual, out, dropout.pass},
        [&] { cpu_.bias_dropout_add(x, bias, residual, out, dropout, first_row); });
   }
   void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    op({dout, dx}, [&] { cpu_.dropout_backward(dout, dx, dropout, first_row); });
+    op({dout, dx, dropout.pass}, [&] { cpu_.dropout_backward(dout, dx, dropout, first_row); });
   }
   void cross_entropy_max(const CrossEntropy& c) override {
     op(tensors_of(c), [&] { cpu_.cross_entropy_max(c); });

@@ -51,6 +51,7 @@ void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const 
   require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
   require(s.dropout.probability >= 0 && s.dropout.probability < 1,
           fmt::format("dropout with probability {}", s.dropout.probability));
+  require(!s.dropout || s.dropout.pass, "dropout of no pass");
   require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
           fmt::format("ALiBi for heads {} to {} of {}", s.first_head, s.first_head + s.heads,
                       s.total_heads));
@@ -85,7 +86,9 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
     task.keep_threshold =
         static_cast<uint64_t>(std::ceil(static_cast<double>(s.dropout.probability) * 4294967296.0));
     task.keep_scale = 1.0f / (1.0f - s.dropout.probability);
-    task.key = s.dropout.key;
+    const auto& pass = *s.dropout.pass.as<const DropoutPass>();
+    task.key = dropout_key(pass.step_key, s.dropout.layer, s.dropout.site);
+    task.first_element = first_dropout_element(pass, s.dropout.sequence_elements);
   }
   return task;
 }
@@ -103,9 +106,8 @@ void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, cons
   task.v = at(qkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
   task.out = at(out, row, h * s.head_dim);
   task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
-  task.first_element =
-      static_cast<uint64_t>((s.first_sequence + b) * s.total_heads + s.first_head + h) *
-      static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
+  task.first_element += static_cast<uint64_t>(b * s.total_heads + s.first_head + h) *
+                        static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
   if (s.alibi) task.slopes = slopes.data() + h;
   if (s.first_key) task.first_key = s.first_key.as<const int32_t>() + row;
 }

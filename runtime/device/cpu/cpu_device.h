@@ -125,7 +125,7 @@ class CpuDevice final : public Device {
   std::vector<float> workspace_;
 };
 
-// Dropout as the loops take it; nothing when it is off.
+// Dropout as the loops take it, of the pass that is there now; nothing when it is off.
 std::optional<kernels::Mask> mask_of(const Dropout& dropout);
 
 }  // namespace mtl

@@ -13,7 +13,8 @@ std::optional<kernels::Mask> mask_of(const Dropout& dropout) {
   // word >= probability * 2^32 for an integer word: the threshold is the product rounded up, exact
   // in f64 and below 2^32 for every float below 1.
   const double probability = static_cast<double>(dropout.probability);
-  return kernels::Mask{.key = dropout.key,
+  const auto& pass = *dropout.pass.as<const DropoutPass>();
+  return kernels::Mask{.key = dropout_key(pass.step_key, dropout.layer, dropout.site),
                        .threshold = static_cast<uint32_t>(std::ceil(std::ldexp(probability, 32))),
                        .scale = static_cast<float>(1.0 / (1.0 - probability))};
 }
@@ -22,6 +23,14 @@ namespace {
 
 const kernels::Mask* pointer(const std::optional<kernels::Mask>& mask) {
   return mask ? &*mask : nullptr;
+}
+
+// The number of element `index` of the pass.
+uint64_t element_of(const Dropout& dropout, int64_t index) {
+  const uint64_t first = dropout ? first_dropout_element(*dropout.pass.as<const DropoutPass>(),
+                                                         dropout.sequence_elements)
+                                 : 0;
+  return first + static_cast<uint64_t>(index);
 }
 
 }  // namespace
@@ -83,7 +92,7 @@ void CpuDevice::position_forward(Tensor x, Tensor positions, int64_t seq, Tensor
               .row0 = first_row + begin,
               .period = seq,
               .mask = pointer(mask),
-              .first_element = static_cast<uint64_t>((first_row + begin) * cols)});
+              .first_element = element_of(dropout, (first_row + begin) * cols)});
   });
 }
 
@@ -110,7 +119,7 @@ void CpuDevice::position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dp
                              .end = end,
                              .accumulate = accumulate,
                              .mask = pointer(mask),
-                             .first_element = static_cast<uint64_t>(first_row * cols)});
+                             .first_element = element_of(dropout, first_row * cols)});
   });
   if (accumulate || distinct == seq) return;
   // The positions that no row has lie behind the last row's, around the end of the sequence.
@@ -139,7 +148,7 @@ void CpuDevice::bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor 
               .row0 = 0,
               .period = 1,
               .mask = pointer(mask),
-              .first_element = static_cast<uint64_t>((first_row + begin) * cols)});
+              .first_element = element_of(dropout, (first_row + begin) * cols)});
   });
 }
 
@@ -163,7 +172,7 @@ void CpuDevice::dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_
               .row0 = 0,
               .period = 1,
               .mask = pointer(mask),
-              .first_element = static_cast<uint64_t>((first_row + begin) * cols)});
+              .first_element = element_of(dropout, (first_row + begin) * cols)});
   });
 }
 

@@ -53,9 +53,18 @@ struct AttentionWork {
   // Dropout: kept iff the element's word is >= keep_from; 0 without.
   uint32_t keep_from = 0;
   float keep_scale = 1;
-  uint64_t key = 0;
-  uint64_t first_head = 0, total_heads = 0;  // of the first sequence's first head, of a sequence
+  EnqueuedMask dropout;
+  uint64_t key = 0, first_element = 0;  // of the pass: know_pass()
+  int first_head = 0, total_heads = 0;  // of the model's heads
 };
+
+// What a kernel that reads `key` or a HeadPlace's `first` begins with.
+__device__ inline void know_pass(AttentionWork& w) {
+  if (w.keep_from == 0) return;
+  const Mask mask = mask_of(w.dropout);
+  w.key = mask.key;
+  w.first_element = mask.first;
+}
 
 // Where a (sequence, head) is.
 struct HeadPlace {
@@ -65,10 +74,9 @@ struct HeadPlace {
   uint64_t first;  // dropout's element of its first query and key
 };
 __device__ inline HeadPlace place_of(const AttentionWork& w, int b, int head) {
-  const auto seq = static_cast<uint64_t>(w.seq);
+  const int64_t of_model = int64_t{b} * w.total_heads + w.first_head + head;
   return {int64_t{b} * w.seq, head, head / w.group, int64_t{b} * w.heads + head,
-          (w.first_head + static_cast<uint64_t>(b) * w.total_heads + static_cast<uint64_t>(head)) *
-              seq * seq};
+          w.first_element + static_cast<uint64_t>(of_model * w.seq * w.seq)};
 }
 // Columns of qkv.
 __device__ inline int64_t query_column(const AttentionWork& w, const HeadPlace& place) {
@@ -171,13 +179,12 @@ inline AttentionWork attention_work(const AttentionShape& s, const Tensor& qkv, 
   w.scale = s.scale;
   w.scale2 = s.scale * kLog2e;
   if (s.dropout) {
-    const Mask mask(s.dropout);
-    w.keep_from = mask.threshold;
-    w.keep_scale = mask.scale;
-    w.key = mask.key;
+    w.dropout = EnqueuedMask(s.dropout);
+    w.keep_from = w.dropout.threshold;
+    w.keep_scale = w.dropout.scale;
   }
-  w.total_heads = static_cast<uint64_t>(s.total_heads);
-  w.first_head = static_cast<uint64_t>(s.first_sequence * s.total_heads + s.first_head);
+  w.total_heads = static_cast<int>(s.total_heads);
+  w.first_head = static_cast<int>(s.first_head);
   return w;
 }
 

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
   // The last queries see the most keys: they start first.
   const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  know_pass(w);
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const key_rows = rows + key_column(w, place);
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
   const int heads = w.batch * w.kv_heads, head = static_cast<int>(blockIdx.x) % heads;
   const int first = static_cast<int>(blockIdx.x) / heads * Tiles::kKeys;
   const int b = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
+  know_pass(w);
   const HeadPlace first_place = place_of(w, b, first_head);
   const T* const rows = static_cast<const T*>(w.qkv) + first_place.row * w.row_stride;
   const T* const dout_rows = static_cast<const T*>(w.dout) + first_place.row * w.out_stride;

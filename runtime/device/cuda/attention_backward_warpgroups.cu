@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
   const int sequence = head / w.heads;
+  know_pass(w);
   const HeadPlace place = place_of(w, sequence, head % w.heads);
   const KeyTiles seen = seen_by_queries<Shape, kLimited>(w, place, first);
 
@@ -134,6 +135,7 @@ struct KeyShape {
   struct Barriers {
     Barrier keys;
     Stages<kStages> queries;
+    Mask mask;  // of the pass: there are no registers to keep it in
   };
   static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
                                          kStages * (2 * kTile + kStatsBytes) + sizeof(Barriers) +
@@ -176,6 +178,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     init(barriers.keys, 1);
     barriers.queries.init_all();
     barriers_made();
+    if (w.keep_from != 0) barriers.mask = mask_of(w.dropout);
   }
   __syncthreads();
 
@@ -243,7 +246,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       Kept<kN> kept = {};
       if (w.keep_from != 0) {
         const int64_t element = int64_t{q} * w.seq + warp_key;
-        kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
+        w.key = barriers.mask.key;
+        kept = kept_of_sums<false, kN>(
+            w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
       }
       MTL_UNROLL()
       for (int n = 0; n < kN; ++n) {

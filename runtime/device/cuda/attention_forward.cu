@@ -36,6 +36,7 @@ void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& o
   require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
   require(s.dropout.probability >= 0 && s.dropout.probability < 1,
           "dropout with probability " + to_string(s.dropout.probability));
+  require(!s.dropout || s.dropout.pass, "dropout of no pass");
   require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
           "ALiBi for heads " + to_string(s.first_head) + " to " +
               to_string(s.first_head + s.heads) + " of " + to_string(s.total_heads));
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   // The last queries see the most keys: they start first.
   const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  know_pass(w);
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
   const T* const key_rows = rows + key_column(w, place);

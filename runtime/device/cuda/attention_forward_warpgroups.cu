@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
   const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
   const int sequence = head / w.heads;
+  know_pass(w);
   const HeadPlace place = place_of(w, sequence, head % w.heads);
   const KeyTiles seen = seen_by_queries<Shape, kLimited>(w, place, first);
 

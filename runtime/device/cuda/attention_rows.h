@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
   MTL_DYNAMIC_SHARED(shared);
   RowPlace at;
   if (!row_of_warp(w, w.heads, w.first_query, at)) return;
+  know_pass(w);
   const HeadPlace place = place_of(w, at.b, at.head);
   const int lane = static_cast<int>(threadIdx.x % kWarp), dim = w.head_dim, q = at.row;
   float* const query = rows_of_warp(w, shared, 2, 1);
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_query_rows(Atte
   MTL_DYNAMIC_SHARED(shared);
   RowPlace at;
   if (!row_of_warp(w, w.heads, 0, at)) return;
+  know_pass(w);
   const HeadPlace place = place_of(w, at.b, at.head);
   const int lane = static_cast<int>(threadIdx.x % kWarp), dim = w.head_dim, q = at.row;
   float* const query = rows_of_warp(w, shared, 3, 1);
@@ -209,6 +211,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_key_rows(Attent
   float* const value_sums = key_sums + dim;
   float* const ds = value_sums + dim;
   float* const p = ds + kWarp;
+  know_pass(w);
   const HeadPlace first_place = place_of(w, at.b, at.head * w.group);
   const T* const rows = static_cast<const T*>(w.qkv) + first_place.row * w.row_stride;
   for (int d = lane; d < dim; d += static_cast<int>(kWarp)) {

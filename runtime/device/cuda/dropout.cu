@@ -12,14 +12,19 @@ struct Rows {
   const T *x, *addend, *residual;
   T* out;
   int64_t rows, cols, row0, period;
-  Mask mask;
-  uint64_t first_element;
+  EnqueuedMask mask;
+  uint64_t first_element;  // of the pass
 };
 
 // A warp per row.
 template <typename T, int N, bool kMasked>
 __global__ void __launch_bounds__(kBlock, 3) add_rows_kernel(Rows<T> a) {
   const int64_t warps = int64_t{gridDim.x} * kWarps;
+  Mask mask;
+  if constexpr (kMasked) {
+    mask = mask_of(a.mask);
+    mask.first += a.first_element;
+  }
   for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
        row += warps) {
     const int64_t first = row * a.cols;
@@ -35,8 +40,7 @@ __global__ void __launch_bounds__(kBlock, 3) add_rows_kernel(Rows<T> a) {
         for (int k = 0; k < N; ++k) values.at[k] += more.at[k];
       }
       if constexpr (kMasked) {
-        const Floats<N> factors =
-            mask_factors<N>(a.mask, a.first_element + static_cast<uint64_t>(i));
+        const Floats<N> factors = mask_factors<N>(mask, mask.first + static_cast<uint64_t>(i));
         for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
       }
       if (a.residual != nullptr) {
@@ -60,11 +64,11 @@ void add_rows(Queue& queue, const AddRows& args) {
                           args.x.cols(),
                           args.row0,
                           args.period,
-                          args.dropout ? Mask(args.dropout) : Mask(),
+                          EnqueuedMask(args.dropout),
                           static_cast<uint64_t>(args.first_element)};
     // Then the first element of a row is a multiple of four, too, as mask_factors wants it.
-    const bool packs =
-        aligned({rows.x, rows.addend, rows.residual, rows.out}) && rows.cols % kPackOf<T> == 0;
+    const bool packs = aligned({rows.x, rows.addend, rows.residual, rows.out}) &&
+                       rows.cols % kPackOf<T> == 0 && args.dropout.sequence_elements % 4 == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
       constexpr int N = decltype(pack)::value;
       launch(args.dropout ? add_rows_kernel<T, N, true> : add_rows_kernel<T, N, false>,

@@ -226,18 +226,35 @@ __device__ inline float team_max(float value, float* shared) {
 
 // Dropout as kernels take it: word >= probability * 2^32 for an integer word, so the threshold is
 // the product rounded up, exact in f64 and below 2^32 for every float below 1.
-struct Mask {
-  Mask() = default;
-  explicit Mask(const Dropout& dropout) {
+struct EnqueuedMask {
+  EnqueuedMask() = default;
+  explicit EnqueuedMask(const Dropout& dropout) {
+    if (!dropout) return;
     const auto probability = static_cast<double>(dropout.probability);
-    key = dropout.key;
     threshold = static_cast<uint32_t>(std::ceil(std::ldexp(probability, 32)));
     scale = static_cast<float>(1.0 / (1.0 - probability));
+    layer = dropout.layer;
+    site = dropout.site;
+    sequence_elements = dropout.sequence_elements;
+    pass = dropout.pass.as<const DropoutPass>();
   }
-  uint64_t key = 0;
   uint32_t threshold = 0;
   float scale = 1;
+  int64_t layer = 0, site = 0, sequence_elements = 0;
+  const DropoutPass* pass = nullptr;
 };
+// The same for the pass that is there when the kernel runs: each thread asks once, at its start.
+struct Mask {
+  uint32_t threshold = 0;
+  float scale = 1;
+  uint64_t key = 0;
+  uint64_t first = 0;  // the number of the pass's first element
+};
+__device__ inline Mask mask_of(const EnqueuedMask& mask) {
+  const DropoutPass pass = *mask.pass;
+  return {mask.threshold, mask.scale, dropout_key(pass.step_key, mask.layer, mask.site),
+          first_dropout_element(pass, mask.sequence_elements)};
+}
 
 // Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11)
 // of counter (counter, 0).

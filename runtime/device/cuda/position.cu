@@ -14,7 +14,7 @@ struct Backward {
   float* dpositions;
   int64_t rows, cols, seq, first_row;
   bool accumulate;
-  Mask mask;
+  EnqueuedMask mask;
 };
 
 // A thread: N columns of one position, all rows that have it in order. The rows 0 .. seq - 1 have
@@ -24,7 +24,11 @@ __global__ void __launch_bounds__(kBlock) position_backward_kernel(Backward<T> a
   const int64_t column = (int64_t{blockIdx.y} * kWarp + threadIdx.x % kWarp) * N;
   if (column >= a.cols) return;
   const int64_t warps = int64_t{gridDim.x} * kWarps;
-  const auto first_element = static_cast<uint64_t>(a.first_row * a.cols);
+  Mask mask;
+  if constexpr (kMasked) {
+    mask = mask_of(a.mask);
+    mask.first += static_cast<uint64_t>(a.first_row * a.cols);
+  }
   for (int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; first < a.seq;
        first += warps) {
     float* const to = a.dpositions + (a.first_row + first) % a.seq * a.cols + column;
@@ -35,7 +39,7 @@ __global__ void __launch_bounds__(kBlock) position_backward_kernel(Backward<T> a
       const int64_t i = row * a.cols + column;
       Floats<N> d = load<N>(a.dout + i);
       if constexpr (kMasked) {
-        const Floats<N> factors = mask_factors<N>(a.mask, first_element + static_cast<uint64_t>(i));
+        const Floats<N> factors = mask_factors<N>(mask, mask.first + static_cast<uint64_t>(i));
         for (int k = 0; k < N; ++k) d.at[k] *= factors.at[k];
       }
       store(a.dx + i, d);
@@ -65,9 +69,9 @@ void position_backward(Queue& queue, Tensor dout, int64_t seq, Tensor dx, Tensor
     using T = decltype(type);
     const Backward<T> args = {dout.as<const T>(), dx.as<T>(),  dpositions.as<float>(),
                               dout.rows(),        dout.cols(), seq,
-                              first_row,          accumulate,  dropout ? Mask(dropout) : Mask()};
-    const bool packs =
-        aligned({args.dout, args.dx, args.dpositions}) && args.cols % kPackOf<T> == 0;
+                              first_row,          accumulate,  EnqueuedMask(dropout)};
+    const bool packs = aligned({args.dout, args.dx, args.dpositions}) &&
+                       args.cols % kPackOf<T> == 0 && dropout.sequence_elements % 4 == 0;
     with_pack<kPackOf<T>>(packs, [&](auto pack) {
       constexpr int N = decltype(pack)::value;
       dim3 grid = blocks_for(queue, seq, kWarps);

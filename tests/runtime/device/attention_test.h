@@ -66,12 +66,16 @@ struct Buffer {
   }
 };
 
-inline bool kept(const mtl::Dropout& dropout, uint64_t element) {
+inline bool kept(const mtl::Dropout& dropout, int64_t of_pass) {
+  const auto& pass = *dropout.pass.as<const mtl::DropoutPass>();
+  const uint64_t key = mtl::dropout_key(pass.step_key, dropout.layer, dropout.site);
+  const auto element =
+      static_cast<uint64_t>(pass.first_sequence * dropout.sequence_elements + of_pass);
   const uint64_t counter = element / 4;
   const r123::Philox4x32::ctr_type c = {
       {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}};
   const r123::Philox4x32::key_type k = {
-      {static_cast<uint32_t>(dropout.key), static_cast<uint32_t>(dropout.key >> 32)}};
+      {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}};
   const auto words = r123::Philox4x32()(c, k);
   return static_cast<double>(words[element % 4]) >=
          static_cast<double>(dropout.probability) * 4294967296.0;
@@ -118,9 +122,8 @@ inline Reference reference(const AttentionShape& s, const std::vector<double>& q
         for (int64_t j = 0; j <= t; ++j) {
           p[u(j)] /= sum;
           if (s.dropout) {
-            const auto element = static_cast<uint64_t>(
-                (((s.first_sequence + b) * s.total_heads + s.first_head + h) * s.seq + t) * s.seq +
-                j);
+            const int64_t element =
+                ((b * s.total_heads + s.first_head + h) * s.seq + t) * s.seq + j;
             mask[u(j)] =
                 kept(s.dropout, element) ? 1 / (1 - static_cast<double>(s.dropout.probability)) : 0;
           }
@@ -255,8 +258,7 @@ inline AttentionShape shape(int64_t batch, int64_t seq, int64_t heads, int64_t k
   s.scale = 1 / std::sqrt(static_cast<float>(dim));
   s.total_heads = heads + 3;
   s.first_head = 2;
-  s.first_sequence = 5;
-  s.dropout = {dropout, 0x123456789abcdef0ull};
+  s.dropout = test::dropout_in_test_memory(dropout, 5, s.total_heads * seq * seq);
   return s;
 }
 

@@ -258,7 +258,7 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
     for (const DType type : kComputeTypes) {
       INFO(c.rows << " x " << c.cols);
       check_like_cpu(type, 2e-6, [&](Device& device, std::mt19937& random) -> Outputs {
-        const Dropout dropout = {0.3f, 77};
+        const Dropout dropout = dropout_in_test_memory(0.3f, 2, 40 * c.cols);
         const int64_t seq = c.rows / 3 + 1, first_row = 5;
         Held x(type, {c.rows, c.cols}), residual(type, {c.rows, c.cols}), bias(type, {c.cols});
         Held out(type, {c.rows, c.cols}), positions(type, {seq, c.cols});

@@ -39,26 +39,30 @@ TEST_CASE("cuda: dropout's element numbers beyond 32 bits") {
       for (const bool aligned : {false, true}) {
         std::optional<AlignedTensors> addresses;
         if (aligned) addresses.emplace();
-        const int64_t first_row = element / cols - 2, rows = 5;
-        INFO("row " << first_row << " of " << cols << " columns");
-        EmulatedCuda device;
-        const Dropout dropout = {0.5f, 3};
-        Held x(DType::f32, {rows, cols}), positions(DType::f32, {7, cols});
-        Held out(DType::f32, {rows, cols}), dpositions(DType::f32, {7, cols});
-        device.fill(x.view, 1);
-        int64_t wrong = 0;
-        const auto check = [&] {
-          for (int64_t i = 0; i < x.size(); ++i) {
-            wrong += out[i] != dropout_factor(dropout, static_cast<uint64_t>(first_row * cols + i));
-          }
-        };
-        device.dropout_backward(x.view, out.view, dropout, first_row);
-        check();
-        device.position_forward(x.view, positions.view, 7, out.view, dropout, first_row);
-        check();
-        device.position_backward(x.view, 7, out.view, dpositions.view, false, dropout, first_row);
-        check();
-        CHECK(wrong == 0);
+        // The rows in the pass, or the pass in the batch: of a size that packs of four would miss,
+        // too.
+        for (const int64_t sequence : {int64_t{0}, element, element / 3}) {
+          const int64_t first_row = sequence > 0 ? 0 : element / cols - 2, rows = 5;
+          INFO("row " << first_row << " of " << cols << " columns");
+          EmulatedCuda device;
+          const Dropout dropout = dropout_in_test_memory(0.5f, sequence > 0 ? 3 : 0, sequence);
+          Held x(DType::f32, {rows, cols}), positions(DType::f32, {7, cols});
+          Held out(DType::f32, {rows, cols}), dpositions(DType::f32, {7, cols});
+          device.fill(x.view, 1);
+          int64_t wrong = 0;
+          const auto check = [&] {
+            for (int64_t i = 0; i < x.size(); ++i) {
+              wrong += out[i] != dropout_factor(dropout, first_row * cols + i);
+            }
+          };
+          device.dropout_backward(x.view, out.view, dropout, first_row);
+          check();
+          device.position_forward(x.view, positions.view, 7, out.view, dropout, first_row);
+          check();
+          device.position_backward(x.view, 7, out.view, dpositions.view, false, dropout, first_row);
+          check();
+          CHECK(wrong == 0);
+        }
       }
     }
   }

@@ -20,7 +20,7 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
     bytes.insert(bytes.end(), b.begin(), b.end());
   };
   const int64_t batch = 3, seq = 67, rows = batch * seq, cols = 257;
-  const Dropout dropout = {0.2f, 1234};
+  const Dropout dropout = dropout_in_test_memory(0.2f, 2, seq * cols);
   Held x(type, {rows, cols}), y(type, {rows, cols}), out(type, {rows, cols});
   Held gamma(type, {cols}), beta(type, {cols}), mean(DType::f32, {rows}), rstd(DType::f32, {rows});
   Held dgamma(DType::f32, {cols}), dbeta(DType::f32, {cols});
@@ -184,9 +184,10 @@ std::vector<uint8_t> outputs_of_family_ops(Device& device, DType type) {
   keep(x);
   Held positions(type, {seq, cols}), dpositions(DType::f32, {seq, cols});
   positions.randomize(random);
-  device.position_forward(x.view, positions.view, seq, y.view, {0.2f, 9}, 77);
+  const Dropout dropout = dropout_in_test_memory(0.2f, 1, seq * cols);
+  device.position_forward(x.view, positions.view, seq, y.view, dropout, 77);
   keep(y);
-  device.position_backward(dy.view, seq, y.view, dpositions.view, true, {0.2f, 9}, 77);
+  device.position_backward(dy.view, seq, y.view, dpositions.view, true, dropout, 77);
   keep(y), keep(dpositions);
   return bytes;
 }

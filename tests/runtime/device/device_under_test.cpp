@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <new>
 #include <string_view>
 
@@ -34,6 +35,23 @@ TestMemory make_test_memory(size_t bytes) {
   }
   std::memset(memory.get(), 0, bytes);
   return memory;
+}
+
+Dropout dropout_in_test_memory(float probability, int64_t first_sequence,
+                               int64_t sequence_elements) {
+  static std::map<int64_t, TestMemory> passes;
+  const auto [found, is_new] =
+      passes.try_emplace(first_sequence, TestMemory(nullptr, [](uint8_t*) {}));
+  if (is_new) {
+    found->second = make_test_memory(sizeof(DropoutPass));
+    const DropoutPass pass = {0x123456789abcdef0u, first_sequence};
+    std::memcpy(found->second.get(), &pass, sizeof pass);
+  }
+  return {.probability = probability,
+          .layer = 3,
+          .site = 4,
+          .sequence_elements = sequence_elements,
+          .pass = Tensor(found->second.get(), DType::u8, {sizeof(DropoutPass)})};
 }
 
 }  // namespace mtl::test

@@ -18,6 +18,10 @@ Device* gpu_under_test();
 using TestMemory = std::unique_ptr<uint8_t[], void (*)(uint8_t*)>;
 TestMemory make_test_memory(size_t bytes);
 
+// Dropout of a pass that lies in such memory, for as long as the tests run.
+Dropout dropout_in_test_memory(float probability, int64_t first_sequence = 0,
+                               int64_t sequence_elements = 0);
+
 // A copy of a host tensor in the GPU's own memory, as far from a multiple of 16 bytes as it; what
 // has become of it is copied back at the end. For tests whose tensors are the host's.
 class OnGpu {

@@ -30,10 +30,13 @@ double derivative(F f, double& x) {
 
 }  // namespace
 
-double dropout_factor(const Dropout& dropout, uint64_t i) {
+double dropout_factor(const Dropout& dropout, int64_t i) {
   if (!dropout) return 1;
   const double p = static_cast<double>(dropout.probability);
-  return static_cast<double>(philox_word(dropout.key, i)) >= p * 4294967296.0 ? 1 / (1 - p) : 0;
+  const auto& pass = *dropout.pass.as<const DropoutPass>();
+  const uint64_t key = dropout_key(pass.step_key, dropout.layer, dropout.site);
+  const auto element = static_cast<uint64_t>(pass.first_sequence * dropout.sequence_elements + i);
+  return static_cast<double>(philox_word(key, element)) >= p * 4294967296.0 ? 1 / (1 - p) : 0;
 }
 
 TEST_CASE("the reference Philox gives the published words") {
@@ -70,7 +73,7 @@ TEST_CASE("the vector Philox has exactly the reference's words") {
 TEST_CASE("mask factors do not depend on where a range begins") {
   for (const Isa isa : isas_of_this_machine()) {
     const kernels::VectorKernels table = vector_kernels(isa);
-    const kernels::Mask mask = *mask_of({.probability = 0.3f, .key = 77});
+    const kernels::Mask mask = *mask_of(dropout_in_test_memory(0.3f));
     std::vector<float> whole(5000);
     table.mask_factors(mask, 123, 5000, whole.data());
     double kept = 0;
@@ -86,27 +89,30 @@ TEST_CASE("mask factors do not depend on where a range begins") {
 }
 
 TEST_CASE("thresholds are exact at the edges of a probability") {
-  CHECK(mask_of({.probability = 0.5f, .key = 0})->threshold == 0x80000000u);
-  CHECK(mask_of({.probability = 0.5f, .key = 0})->scale == 2.0f);
+  CHECK(mask_of(dropout_in_test_memory(0.5f))->threshold == 0x80000000u);
+  CHECK(mask_of(dropout_in_test_memory(0.5f))->scale == 2.0f);
   // 2^-40: a word of 0 is below it (dropped), 1 is not.
-  CHECK(mask_of({.probability = 0x1p-40f, .key = 0})->threshold == 1u);
-  CHECK(mask_of({.probability = 1 - 0x1p-24f, .key = 0})->threshold == 0xffffff00u);
+  CHECK(mask_of(dropout_in_test_memory(0x1p-40f))->threshold == 1u);
+  CHECK(mask_of(dropout_in_test_memory(1 - 0x1p-24f))->threshold == 0xffffff00u);
   CHECK_FALSE(mask_of({}).has_value());
 }
 
 TEST_CASE("dropout keys are what they have always been, and all different") {
+  const auto key = [](uint64_t seed, int64_t step, int64_t layer, int64_t site) {
+    return dropout_key(dropout_step_key(seed, step), layer, site);
+  };
   // Written down when they were defined: changing them would change every run that has dropout.
-  CHECK(dropout_key(0, 0, 0, 0) == 0x2130748aaac80268u);
-  CHECK(dropout_key(1234, 1, 0, 0) == 0x2848592887fb0555u);
-  CHECK(dropout_key(1234, 1, 0, 1) == 0x645b71dc89f28954u);
-  CHECK(dropout_key(42, 100000, 11, 2) == 0xb7101c21decd628eu);
-  CHECK(dropout_key(~uint64_t{0}, -1, -1, 3) == 0x6229977518193a8fu);
+  CHECK(key(0, 0, 0, 0) == 0x2130748aaac80268u);
+  CHECK(key(1234, 1, 0, 0) == 0x2848592887fb0555u);
+  CHECK(key(1234, 1, 0, 1) == 0x645b71dc89f28954u);
+  CHECK(key(42, 100000, 11, 2) == 0xb7101c21decd628eu);
+  CHECK(key(~uint64_t{0}, -1, -1, 3) == 0x6229977518193a8fu);
   std::vector<uint64_t> keys;
   for (uint64_t seed = 0; seed < 4; ++seed) {
     for (int64_t step = 0; step < 20; ++step) {
       for (int64_t layer = -1; layer < 12; ++layer) {
         for (int64_t site = 0; site < 4; ++site) {
-          keys.push_back(dropout_key(seed, step, layer, site));
+          keys.push_back(key(seed, step, layer, site));
         }
       }
     }
@@ -142,11 +148,11 @@ TEST_CASE("position_forward and position_backward against the reference") {
           INFO("rows " << c.rows << " seq " << c.seq << " cols " << c.cols << " first row "
                        << c.first_row << " p " << c.probability << " type "
                        << safetensors_name(type));
-          const Dropout dropout = {c.probability, dropout_key(1, 2, 3, 4)};
+          const Dropout dropout = dropout_in_test_memory(c.probability, 3, c.seq * c.cols);
           const int64_t rows = c.rows;
           const auto position = [&](int64_t i) { return (c.first_row + i / c.cols) % c.seq; };
           const auto factor = [&](int64_t i) {
-            return dropout_factor(dropout, static_cast<uint64_t>(c.first_row * c.cols + i));
+            return dropout_factor(dropout, c.first_row * c.cols + i);
           };
           Held x(type, {rows, c.cols}), positions(type, {c.seq, c.cols}), out(type, {rows, c.cols});
           x.randomize(random);
@@ -200,9 +206,9 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
             for (const bool in_place : {false, true}) {
               INFO(rows << " x " << cols << " p " << probability);
               const int64_t first_row = 11;
-              const Dropout dropout = {probability, 99};
+              const Dropout dropout = dropout_in_test_memory(probability, 7, 50 * cols);
               const auto factor = [&, width = cols](int64_t i) {
-                return dropout_factor(dropout, static_cast<uint64_t>(first_row * width + i));
+                return dropout_factor(dropout, first_row * width + i);
               };
               Held x(type, {rows, cols}), bias(type, {cols}), residual(type, {rows, cols});
               Held out(type, {rows, cols});
@@ -235,7 +241,7 @@ TEST_CASE("the gradients of position and dropout ops are their finite difference
   for_each_device([](Device& device) {
     std::mt19937 random(3);
     const int64_t batch = 2, seq = 3, cols = 5, rows = batch * seq;
-    const Dropout dropout = {0.4f, 5};
+    const Dropout dropout = dropout_in_test_memory(0.4f);
     Held x(DType::f32, {rows, cols}), positions(DType::f32, {seq, cols});
     Held dout(DType::f32, {rows, cols}), dx(DType::f32, {rows, cols});
     Held dpositions(DType::f32, {seq, cols});
@@ -247,7 +253,7 @@ TEST_CASE("the gradients of position and dropout ops are their finite difference
     const auto loss = [&] {
       double sum = 0;
       for (int64_t i = 0; i < x.size(); ++i) {
-        sum += dout[i] * dropout_factor(dropout, static_cast<uint64_t>(i)) *
+        sum += dout[i] * dropout_factor(dropout, static_cast<int64_t>(i)) *
                (xs[static_cast<size_t>(i)] + ps[static_cast<size_t>(i % (seq * cols))]);
       }
       return sum;

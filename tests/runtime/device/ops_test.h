@@ -284,7 +284,7 @@ inline void check_close(const Held& actual, const std::vector<double>& expected,
 
 inline const DType kComputeTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-// 0 or 1 / (1 - p) for element i, from Random123's Philox (defined in dropout.cpp).
-double dropout_factor(const Dropout& dropout, uint64_t i);
+// 0 or 1 / (1 - p) for element i of the pass, from Random123's Philox (defined in dropout.cpp).
+double dropout_factor(const Dropout& dropout, int64_t i);
 
 }  // namespace mtl::test

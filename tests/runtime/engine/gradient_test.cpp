@@ -164,6 +164,19 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
   }
 }
 
+TEST_CASE("dropout: other elements in every step and the same when a step is done again") {
+  TrainSpec spec = tiny_spec();
+  spec.train.steps = 2;
+  const SyntheticTokens source(200, [](int64_t) { return 5; });  // all windows are equal
+  const Sampler sampler(source.size(), spec.train.seq_len, SampleOrder::random, 3);
+  run_layout(spec, 11, {}, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    const double first = rank.trainer.gradients(0, source, sampler).loss;
+    CHECK(rank.trainer.gradients(1, source, sampler).loss != first);
+    CHECK(rank.trainer.gradients(0, source, sampler).loss == first);
+  });
+}
+
 TEST_CASE("an expert without tokens has no gradient, whatever the step before left there") {
   TrainSpec spec = tiny_mixtral();
   spec.model.moe = {.experts = 12, .topk = 2, .aux_loss = 0.1};
