@@ -19,6 +19,10 @@ class EmulatedCuda : public cuda::OpsDevice {
   void* allocate(size_t bytes) override { return cpu_.allocate(bytes); }
   void free(void* pointer) override { cpu_.free(pointer); }
   void copy_from_host(Tensor destination, const void* source) override {
+    const int64_t bytes = destination.bytes();
+    if (bytes > 0 && bytes <= cuda::kMostBytesInArguments) {
+      return cuda::write(*this, destination, source);
+    }
     cpu_.copy_from_host(destination, source);
   }
   void copy_to_host(void* destination, Tensor source) override {

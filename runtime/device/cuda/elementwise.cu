@@ -75,6 +75,15 @@ void copy_words(Queue& queue, Tensor from, Tensor to) {
          from.bytes());
 }
 
+struct Bytes {
+  unsigned char at[kMostBytesInArguments];
+};
+__global__ void __launch_bounds__(kMostBytesInArguments)
+    write_kernel(Bytes from, int bytes, unsigned char* to) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < bytes) to[i] = from.at[i];
+}
+
 // Four elements: 16 bytes of the f32, 8 of the other.
 template <typename From, typename To>
 void cast_as(Queue& queue, Tensor from, Tensor to) {
@@ -126,6 +135,13 @@ void add(Queue& queue, Tensor x, Tensor y) {
       each<decltype(pack)::value>(queue, x.numel(), Add<T>{x.as<const T>(), y.as<T>()});
     });
   });
+}
+
+void write(Queue& queue, Tensor to, const void* from) {
+  Bytes bytes = {};
+  std::memcpy(bytes.at, from, static_cast<size_t>(to.bytes()));
+  launch(write_kernel, dim3(1), dim3(static_cast<unsigned>(kMostBytesInArguments)), 0,
+         queue.stream(), bytes, static_cast<int>(to.bytes()), to.as<unsigned char>());
 }
 
 void copy(Queue& queue, Tensor from, Tensor to) {

@@ -34,6 +34,10 @@ void cast(Queue& queue, Tensor from, Tensor to);
 void scale(Queue& queue, Tensor x, float factor);
 void add(Queue& queue, Tensor x, Tensor y);
 void copy(Queue& queue, Tensor from, Tensor to);
+// So many bytes of the host travel as a kernel's arguments: no memory of the host has to wait for
+// the copy, and the host for none.
+inline constexpr int64_t kMostBytesInArguments = 64;
+void write(Queue& queue, Tensor to, const void* from);
 // activation.cu
 void gelu_forward(Queue& queue, Tensor x, Tensor y);
 // dy <- dy * gelu_tanh'(aux), in place: what cuBLASLt's epilogue would do.

@@ -349,6 +349,18 @@ TEST_CASE("cuda: embedding gradients of many tokens in tables of one to three di
   }
 }
 
+TEST_CASE("cuda: what few bytes of the host are copied as") {
+  EmulatedCuda device;
+  for (const int64_t bytes : {1, 7, 16, 63, 64, 65}) {
+    INFO(bytes << " bytes");
+    std::vector<uint8_t> host(static_cast<size_t>(bytes));
+    for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<uint8_t>(i + 1);
+    Held to(DType::u8, {bytes});  // with a guard behind it
+    device.copy_from_host(to.view, host.data());
+    CHECK(to.bytes() == host);
+  }
+}
+
 TEST_CASE("cuda: sums and searches longer than one block") {
   for (const int64_t n : {1, 255, 8192, 8193, 70001, 1024 * 8192 + 3}) {
     INFO("n " << n);
