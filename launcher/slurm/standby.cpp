@@ -6,7 +6,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sched.h>
 #include <sstream>
 #include <unistd.h>
@@ -38,9 +37,13 @@ sockaddr_un meeting(const Surroundings& around, socklen_t& length) {
   return address;
 }
 
+// Also of /proc, whose files end with their process while they are read: what there was of them (an
+// iterator over the stream would throw).
 std::string content(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
 }
 
 // Whether SLURM's own process above us, if it is that, has no first task (any more).
