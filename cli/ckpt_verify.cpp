@@ -12,14 +12,14 @@ namespace mtl {
 
 namespace {
 
-struct Verdict {
+struct Verified {
   std::filesystem::path path;
   std::vector<Diagnostic> damage;
   bool gone = false;
 };
 
-Verdict verify_one(const std::filesystem::path& dir) {
-  Verdict verdict{dir, {}};
+Verified verify_one(const std::filesystem::path& dir) {
+  Verified verdict{dir, {}};
   try {
     verdict.damage = CheckpointReader(dir).find_damage().all();
   } catch (const Error& error) {
@@ -45,7 +45,7 @@ int command_ckpt_verify(const Arguments& args) {
   line.flag("json", json, "one JSON document, schema mtl.ckpt-verify/1");
   if (!line.parse(args)) return 0;
   const std::filesystem::path dir = find_run(which);
-  std::vector<Verdict> verdicts;
+  std::vector<Verified> verdicts;
   if (std::filesystem::exists(dir / "manifest.json")) {
     verdicts.push_back(verify_one(dir));
   } else {
@@ -59,7 +59,7 @@ int command_ckpt_verify(const Arguments& args) {
   }
   bool damaged = false;
   nlohmann::json list = nlohmann::json::array();
-  for (const Verdict& verdict : verdicts) {
+  for (const Verified& verdict : verdicts) {
     if (verdict.gone) {
       fmt::print(stderr, "passed over {}: deleted meanwhile\n", verdict.path.string());
       continue;

@@ -46,13 +46,6 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-std::string first_line(const fs::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
 // The value behind `key` and a colon or equals sign, without quotes; empty = not there.
 std::string field(const fs::path& path, const std::string& key, char separator) {
   std::ifstream in(path);

@@ -19,7 +19,7 @@ namespace mtl {
 
 namespace {
 
-int count_of(const char* list) {
+int count_listed(const char* list) {
   if (list == nullptr || *list == '\0') return 0;
   return 1 + static_cast<int>(std::count(list, list + std::string_view(list).size(), ','));
 }
@@ -50,7 +50,7 @@ StepShare share_step(const LaunchGiven& given) {
     return share;
   }
   share.lead.emplace(given.around);
-  const int seen = count_of(std::getenv("CUDA_VISIBLE_DEVICES"));
+  const int seen = count_listed(std::getenv("CUDA_VISIBLE_DEVICES"));
   if (!is_on(given, "cpu") && seen > 0 && seen < task.local_world &&
       given.around.gpus_per_node >= task.local_world) {
     throw Error(

@@ -16,11 +16,11 @@ namespace mtl {
 
 namespace {
 
-constexpr int kNameWidth = 10;
+constexpr int kFactWidth = 10;
 
-std::string fact(const char* name, const std::string& value, int columns) {
-  return fmt::format("  {:<{}}{}\n", name, kNameWidth,
-                     wrap_text(value, columns, kNameWidth + 2, kNameWidth + 2));
+std::string indented_fact(const char* name, const std::string& value, int columns) {
+  return fmt::format("  {:<{}}{}\n", name, kFactWidth,
+                     wrap_text(value, columns, kFactWidth + 2, kFactWidth + 2));
 }
 
 std::string seconds_text(double seconds) {
@@ -70,7 +70,7 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
   const StepTime& time = one.time;
   std::string text = fmt::format("\nforecast on {}\n", machines(cluster, one.layout.world()));
   const auto line = [&](const char* name, const std::string& value) {
-    text += fact(name, value, columns);
+    text += indented_fact(name, value, columns);
   };
   const double tokens = static_cast<double>(work.global_batch * work.seq);
   line("step", fmt::format("{} for {} tokens: {} tokens/s, {} per {}; {}", seconds_text(time.total),
@@ -165,7 +165,7 @@ std::string simulation_text(const ClusterStep& step, const Goodput& goodput,
   columns = std::max(columns, 80);
   std::string text = fmt::format("\nsimulated step of {}\n", count_of(step.gpus, "GPU"));
   const auto line = [&](const char* name, const std::string& value) {
-    text += fact(name, value, columns);
+    text += indented_fact(name, value, columns);
   };
   std::string took = seconds_text(step.seconds);
   if (!stragglers.ranks.empty() || stragglers.jitter > 0) {

@@ -45,7 +45,7 @@ std::string batch_words(const Plan& plan) {
 
 // The drawing; of a deep pipeline the first and the last stages.
 std::string drawing(const StepSchedule& step, int columns) {
-  constexpr size_t kMostStages = 20, kHead = 14, kTail = 4;
+  constexpr size_t kMostLines = 20, kFirstLines = 14, kLastLines = 4;
   const std::string whole = schedule_text(step.shape, step.facts, columns - 2);
   std::vector<std::string_view> lines;
   for (std::string_view rest = whole; !rest.empty();) {
@@ -57,9 +57,9 @@ std::string drawing(const StepSchedule& step, int columns) {
   std::string text;
   bool cut = false;
   for (size_t i = 0; i < lines.size(); ++i) {
-    if (stages > kMostStages && i == kHead) {
-      text += fmt::format("  ... {} more\n", stages - kHead - kTail);
-      i = stages - kTail;
+    if (stages > kMostLines && i == kFirstLines) {
+      text += fmt::format("  ... {} more\n", stages - kFirstLines - kLastLines);
+      i = stages - kLastLines;
       cut = true;
     }
     cut = cut || lines[i].ends_with(" ...");

@@ -157,6 +157,11 @@ void Diagnostics::throw_if_errors(Exit exit) const {
   if (has_errors()) throw Error(exit, all_);
 }
 
+void fail_data(std::string code, std::string what, std::string help) {
+  throw Error(Exit::data,
+              {.code = std::move(code), .what = std::move(what), .help = std::move(help)});
+}
+
 std::optional<std::string> did_you_mean(const std::string& word,
                                         const std::vector<std::string>& candidates) {
   std::optional<std::string> best;

@@ -58,6 +58,9 @@ class Error : public std::exception {
   std::string text_;
 };
 
+// Data or a checkpoint that is damaged, missing or incompatible.
+[[noreturn]] void fail_data(std::string code, std::string what, std::string help);
+
 // Collects errors, so that a command reports all of them at once.
 class Diagnostics {
  public:

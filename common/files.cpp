@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cerrno>
 #include <fcntl.h>
+#include <fstream>
+#include <string>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -122,6 +124,13 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
     content.append(buffer, static_cast<size_t>(got));
   }
   return content;
+}
+
+std::string first_line(const fs::path& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
 }
 
 void write_file_atomic(const fs::path& path, std::string_view content) {

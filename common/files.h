@@ -13,6 +13,8 @@ namespace mtl {
 // The whole file, or its first `max_bytes` (pipes and devices end there too).
 // Codes file.missing, file.unreadable.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
+// Without its newline; "" where there is none to read. For the kernel's small files.
+std::string first_line(const std::filesystem::path& path);
 // Writes a temporary file beside `path`, fsyncs it, renames it over `path`, fsyncs the directory.
 // Keeps the permissions of a file that it replaces, and writes through a symbolic link. Code
 // file.write; the old content is then intact.

@@ -56,10 +56,15 @@ void JobSignals::hear(SignalPipe& signals, Controller& controller) {
   }
 }
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
 std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,
                                 const std::vector<LoopSource>& sources,
                                 const std::function<bool()>& abandon) {
-  using Clock = std::chrono::steady_clock;
   while (!controller.outcome()) {
     std::vector<pollfd> polled = {{hub.fd(), POLLIN, 0}};
     for (const LoopSource& source : sources) polled.push_back({source.fd, POLLIN, 0});

@@ -1,10 +1,11 @@
 #include "launcher/core_file.h"
 
 #include <filesystem>
-#include <fstream>
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "common/files.h"
 
 namespace mtl {
 
@@ -36,13 +37,6 @@ std::string expand(const std::string& pattern, const std::string& program, pid_t
     }
   }
   return text;
-}
-
-std::string first_line(const char* path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
 }
 
 }  // namespace

@@ -7,6 +7,8 @@ namespace mtl {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // How far an attempt got: who was heard at all says more than who was not.
 int distance(LinkEvent::Loss loss) {
   switch (loss) {
@@ -25,7 +27,6 @@ int distance(LinkEvent::Loss loss) {
 
 LinkEvent dial_first(LinkHub& hub, const std::vector<DialTarget>& targets,
                      std::chrono::milliseconds patience) {
-  using Clock = std::chrono::steady_clock;
   // The hub reports each attempt when its patience is over; this is for one that never does.
   const auto until = Clock::now() + patience + std::chrono::seconds(2);
   std::vector<LinkId> links;

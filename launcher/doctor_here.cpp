@@ -39,13 +39,6 @@ using Clock = std::chrono::steady_clock;
 constexpr uint16_t kUsualPort = 29500;
 constexpr double kLongProbe = 2;  // seconds: long enough to know that a disk is slow
 
-std::string first_line(const fs::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
 // "MemTotal:  123 kB" -> bytes; -1 = not there.
 int64_t meminfo(const std::string& key) {
   std::ifstream in("/proc/meminfo");
@@ -146,16 +139,16 @@ DiskFacts read_disk(const DoctorOptions& options) {
   for (uint64_t& word : block) word = state = state * 6364136223846793005u + 1442695040888963407u;
   const size_t size = block.size() * sizeof(uint64_t);
   const auto begin = Clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   int64_t written = 0;
-  while (written < options.probe_bytes && facts.refusal.empty() && seconds() < kLongProbe) {
+  while (written < options.probe_bytes && facts.refusal.empty() && elapsed() < kLongProbe) {
     const ssize_t some = write(file.get(), block.data(), size);
     if (some < 0 && errno == EINTR) continue;
     if (some < 0) facts.refusal = std::strerror(errno);
     written += std::max<ssize_t>(some, 0);
   }
   if (facts.refusal.empty() && fsync(file.get()) != 0) facts.refusal = std::strerror(errno);
-  if (facts.refusal.empty()) facts.bytes_per_s = static_cast<double>(written) / seconds();
+  if (facts.refusal.empty()) facts.bytes_per_s = static_cast<double>(written) / elapsed();
   fs::remove(probe, ignored);
   return facts;
 }

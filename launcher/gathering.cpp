@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "launcher/voice.h"
+
 namespace mtl {
 
 namespace {
@@ -11,9 +13,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// When a person begins to wonder, and how often after that.
-constexpr seconds kFirstWord{5};
-constexpr seconds kNextWord{30};
 // When the job cannot be any more, how long to wait for what the other hosts have to say: a person
 // mends all that is wrong at once.
 constexpr milliseconds kOtherReasons{1'500};

@@ -9,6 +9,7 @@
 #include <map>
 #include <sched.h>
 
+#include "common/files.h"
 #include "launcher/placement.h"
 #include "launcher/worker_env.h"
 
@@ -17,13 +18,6 @@ namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 // "GPU UUID: \t GPU-..." -> the value.
 std::map<std::string, std::string> read_fields(const fs::path& path) {
@@ -39,11 +33,6 @@ std::map<std::string, std::string> read_fields(const fs::path& path) {
   return fields;
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && text.size() < 7 &&
-         text.find_first_not_of("0123456789") == std::string::npos;
-}
-
 // All devices that this process may open, in the order of their PCI addresses, which is CUDA's
 // wherever the GPUs of a machine are alike.
 std::vector<GpuDevice> installed_gpus() {
@@ -52,7 +41,7 @@ std::vector<GpuDevice> installed_gpus() {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("nvidia") && is_number(name.substr(6))) {
+    if (name.starts_with("nvidia") && is_index(name.substr(6))) {
       minors.push_back(std::stoi(name.substr(6)));
     }
   }
@@ -62,7 +51,7 @@ std::vector<GpuDevice> installed_gpus() {
     const auto fields = read_fields(entry.path() / "information");
     const auto minor = fields.find("Device Minor");
     // A container sees the files of all GPUs, and has the devices of its own.
-    if (minor != fields.end() && is_number(minor->second) &&
+    if (minor != fields.end() && is_index(minor->second) &&
         !std::binary_search(minors.begin(), minors.end(), std::stoi(minor->second))) {
       continue;
     }
@@ -72,7 +61,7 @@ std::vector<GpuDevice> installed_gpus() {
     if (const auto uuid = fields.find("GPU UUID"); uuid != fields.end()) gpu.uuid = uuid->second;
     if (const auto model = fields.find("Model"); model != fields.end()) gpu.name = model->second;
     const std::string numa = first_line(fs::path("/sys/bus/pci/devices") / gpu.pci / "numa_node");
-    gpu.numa = is_number(numa) ? std::stoi(numa) : -1;
+    gpu.numa = is_index(numa) ? std::stoi(numa) : -1;
     gpus.push_back(gpu);
   }
   std::sort(gpus.begin(), gpus.end(),
@@ -143,7 +132,7 @@ std::vector<GpuDevice> visible_gpus(const std::vector<GpuDevice>& installed, con
     const std::string word = text.substr(start, end - start);
     start = end + 1;
     GpuDevice gpu;
-    if (is_number(word)) {
+    if (is_index(word)) {
       const size_t index = static_cast<size_t>(std::stoi(word));
       if (index >= installed.size()) break;
       gpu = installed[index];

@@ -18,6 +18,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/node.h"
+#include "launcher/voice.h"
 #include "rendezvous/network.h"
 #include "rendezvous/store.h"
 
@@ -25,13 +26,12 @@ namespace mtl {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // How long the controller may take to send its last messages (see drive()), and to end a job whose
 // node here is the first to know, beyond the grace of the others.
 constexpr std::chrono::seconds kLastMessages{5};
 constexpr std::chrono::seconds kLastNodes{15};
-// After this a person begins to wonder why nothing happens.
-constexpr std::chrono::seconds kFirstWord{5};
-constexpr std::chrono::seconds kNextWord{30};
 
 // Of the node beside the controller, among those without one: the first, so that rank 0's output is
 // seen where the rendezvous is.
@@ -133,7 +133,6 @@ std::unique_ptr<LinkHub> listening_hub(const JobOptions& options, const LinkHubO
 // Joins where it is not known which of several ports the controller could get. Other jobs may be
 // behind the rest: they refuse our token.
 LinkEvent open_link(LinkHub& hub, const JobOptions& options, uint16_t own_port) {
-  using Clock = std::chrono::steady_clock;
   const LaunchRequest& request = options.request;
   std::vector<DialTarget> targets;
   if (own_port != 0) {

@@ -22,15 +22,15 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kKept = int64_t{60} * 86'400;  // seconds
 
-std::string text_of(const nlohmann::json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+std::string text_of(const nlohmann::json& record, const char* key) {
+  const auto found = record.find(key);
+  return found != record.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 template <typename Number>
-Number number_of(const nlohmann::json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number() ? found->get<Number>() : Number{};
+Number number_of(const nlohmann::json& record, const char* key) {
+  const auto found = record.find(key);
+  return found != record.end() && found->is_number() ? found->get<Number>() : Number{};
 }
 
 // A part of a file's name.

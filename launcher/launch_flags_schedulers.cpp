@@ -4,9 +4,14 @@
 
 namespace mtl {
 
+namespace {
+
+using K = FlagKind;
+using G = FlagGroup;
+
+}  // namespace
+
 std::vector<LaunchFlag> launch_slurm_flags() {
-  using K = FlagKind;
-  using G = FlagGroup;
   return {
       {.name = "slurm_partition",
        .kind = K::text,
@@ -177,8 +182,6 @@ std::vector<LaunchFlag> launch_slurm_flags() {
 }
 
 std::vector<LaunchFlag> launch_kubernetes_flags() {
-  using K = FlagKind;
-  using G = FlagGroup;
   return {
       {.name = "kubernetes_kind",
        .kind = K::choice,

@@ -23,9 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// How often a person is told why nothing happens, after the first time.
-constexpr std::chrono::seconds kNextWord{30};
-
 Diagnostic launcher_lost(const LinkEvent& event) {
   return {.code = "launch.controller_lost",
           .what = fmt::format("the launcher of this job is gone ({}); the ranks of {} were ended",

@@ -10,9 +10,9 @@
 
 namespace mtl {
 
-using Clock = std::chrono::steady_clock;
-
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBlockCost = 64;          // of a short block, beside its bytes
 constexpr size_t kJoinedBytes = 64 << 10;  // short blocks for one consumer become one write

@@ -7,6 +7,11 @@
 
 namespace mtl {
 
+bool is_index(const std::string& text) {
+  return !text.empty() && text.size() < 7 &&
+         text.find_first_not_of("0123456789") == std::string::npos;
+}
+
 namespace {
 
 std::vector<std::string> split(const std::string& text) {
@@ -21,11 +26,6 @@ std::vector<std::string> split(const std::string& text) {
     start = end + 1;
   }
   return words;
-}
-
-bool is_number(const std::string& text) {
-  return !text.empty() && text.size() < 7 &&
-         text.find_first_not_of("0123456789") == std::string::npos;
 }
 
 std::string names_of(const std::vector<GpuDevice>& gpus) {
@@ -48,7 +48,7 @@ std::vector<GpuDevice> chosen_gpus(const NodeHardware& hardware, const std::stri
   std::vector<GpuDevice> chosen;
   for (const std::string& word : split(ids)) {
     const GpuDevice* found = nullptr;
-    if (is_number(word)) {
+    if (is_index(word)) {
       const size_t index = static_cast<size_t>(std::stoi(word));
       if (index < hardware.gpus.size()) found = &hardware.gpus[index];
     } else {

@@ -35,6 +35,8 @@ struct NodeHardware {
 // Without `topology` `numa` stays empty and hwloc is not started (several milliseconds): only who
 // binds needs it.
 NodeHardware inspect_hardware(bool topology);
+// Digits, so few that they fit into an int.
+bool is_index(const std::string& text);
 // Of the installed GPUs those that a value of CUDA_VISIBLE_DEVICES lets through (nullptr = all), in
 // its order, with ids as it names them.
 std::vector<GpuDevice> visible_gpus(const std::vector<GpuDevice>& installed, const char* mask);

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_number(const std::string& text) {
+bool is_process_id(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(),
                                       [](unsigned char c) { return std::isdigit(c) != 0; });
 }
@@ -94,7 +94,7 @@ std::string port_owner(uint16_t port) {
   if (inodes.empty()) return {};
   std::error_code ignored;
   for (const auto& process : fs::directory_iterator("/proc", ignored)) {
-    if (!is_number(process.path().filename())) continue;
+    if (!is_process_id(process.path().filename())) continue;
     std::error_code denied;
     for (const auto& entry : fs::directory_iterator(process.path() / "fd", denied)) {
       const std::string target = fs::read_symlink(entry.path(), denied).string();

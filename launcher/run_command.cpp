@@ -17,6 +17,8 @@ namespace mtl {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Pipe {
   Fd read, write;
   bool open() {
@@ -40,7 +42,6 @@ bool drain(int fd, std::string& text) {
 
 CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::milliseconds within,
                           const std::function<bool(std::string_view)>& keeps) {
-  using Clock = std::chrono::steady_clock;
   CommandAnswer answer;
   Pipe out, err;
   if (!out.open() || !err.open()) {

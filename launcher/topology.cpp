@@ -33,13 +33,8 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && text.size() < 6 &&
-         text.find_first_not_of("0123456789") == std::string::npos;
-}
-
 bool is_gpu(const std::string& word) {
-  return word.starts_with("GPU") && is_number(word.substr(3));
+  return word.starts_with("GPU") && is_index(word.substr(3));
 }
 
 std::optional<DeviceLink> link_of(const std::string& word) {
@@ -50,7 +45,7 @@ std::optional<DeviceLink> link_of(const std::string& word) {
   for (const auto& [text, kind] : kWords) {
     if (word == text) return DeviceLink{kind, 0};
   }
-  if (word.starts_with("NV") && is_number(word.substr(2))) {
+  if (word.starts_with("NV") && is_index(word.substr(2))) {
     return DeviceLink{LinkKind::nvlink, std::stoi(word.substr(2))};
   }
   return std::nullopt;
@@ -138,7 +133,7 @@ class TableReader {
     if (words.size() > count + 1 && words[count + 1] != "N/A") {
       topology_.devices[row].cpus = words[count + 1];
     }
-    if (words.size() > count + 2 && is_number(words[count + 2])) {
+    if (words.size() > count + 2 && is_index(words[count + 2])) {
       topology_.devices[row].numa = std::stoi(words[count + 2]);
     }
   }

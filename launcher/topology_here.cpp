@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <dlfcn.h>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "common/files.h"
 #include "launcher/topology.h"
 
 namespace mtl {
@@ -85,13 +85,6 @@ class NvlinkReader {
   int (*remote_)(void*, unsigned, PciInfo*) = nullptr;
   int (*remote_type_)(void*, unsigned, int*) = nullptr;
 };
-
-std::string first_line(const fs::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 int number_in(const fs::path& path) {
   const std::string text = first_line(path);

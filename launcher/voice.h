@@ -2,6 +2,7 @@
 // terminal that stands still (Ctrl-S, a pager) must not keep a controller from hearing Ctrl-C.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <string>
@@ -12,6 +13,10 @@
 #include "launcher/outlet.h"
 
 namespace mtl {
+
+// When a person begins to wonder why nothing happens, and how often to say it after that.
+constexpr std::chrono::seconds kFirstWord{5};
+constexpr std::chrono::seconds kNextWord{30};
 
 class Voice {
  public:

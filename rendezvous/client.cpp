@@ -17,6 +17,7 @@
 
 #include "common/error.h"
 #include "rendezvous/auth.h"
+#include "rendezvous/longest_wait.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/request_store.h"
 #include "rendezvous/sockets.h"
@@ -32,7 +33,6 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
 // A server that is there answers at once; this much later it counts as gone.
 constexpr milliseconds kReplyGrace{30'000};
 // The kernel's own retries of a lost SYN wait 1, 2, 4... s; short attempts of our own are faster.
@@ -138,8 +138,8 @@ class Client final : public RequestStore {
   wire::Reply call_on(Connection& connection, const wire::Request& request) const {
     try {
       const Clock::time_point deadline =
-          Clock::now() + std::clamp(milliseconds(request.timeout_ms), milliseconds(0), kLongest) +
-          kReplyGrace;
+          Clock::now() +
+          std::clamp(milliseconds(request.timeout_ms), milliseconds(0), kLongestWait) + kReplyGrace;
       connection.send(wire::encode(request), deadline);
       auto reply = wire::decode_reply(connection.receive(wire::kMaxFrame, deadline));
       if (!reply) throw Broken{"it does not speak the store's protocol"};
@@ -169,7 +169,7 @@ class Client final : public RequestStore {
   // Tries until connect_timeout: the server may start after its clients.
   std::unique_ptr<Connection> make_connection() const {
     const Clock::time_point deadline =
-        Clock::now() + std::clamp(options_.connect_timeout, milliseconds(0), kLongest);
+        Clock::now() + std::clamp(options_.connect_timeout, milliseconds(0), kLongestWait);
     milliseconds attempt = kFirstAttempt;
     std::string reason = "no time to try";
     for (;;) {

@@ -24,6 +24,7 @@
 #include "common/error.h"
 #include "common/quiet_threads.h"
 #include "rendezvous/link_loop.h"
+#include "rendezvous/longest_wait.h"
 
 namespace mtl {
 
@@ -131,7 +132,7 @@ class Hub final : public LinkHub {
       std::erase_if(events_, [link](const LinkEvent& event) { return event.link == link; });
       if (events_.empty()) lower();
     }
-    linger = std::clamp(linger, std::chrono::milliseconds(0), link::kLongest);
+    linger = std::clamp(linger, std::chrono::milliseconds(0), kLongestWait);
     run([this, link, linger] {
       const auto found = loop_.peers.find(link);
       if (found != loop_.peers.end()) {
@@ -150,7 +151,7 @@ class Hub final : public LinkHub {
       flushes_.push_back(done);
       if (loop_.is_drained()) answer_flushes();
     });
-    patience = std::clamp(patience, std::chrono::milliseconds(0), link::kLongest);
+    patience = std::clamp(patience, std::chrono::milliseconds(0), kLongestWait);
     return future.wait_for(patience) == std::future_status::ready;
   }
 

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/link_loop.h"
+#include "rendezvous/longest_wait.h"
 
 namespace mtl::link {
 
@@ -27,7 +28,7 @@ constexpr size_t kAttemptsAtOnce = 8;
 constexpr milliseconds kFirstPause{50};
 constexpr milliseconds kLongestPause{500};
 
-LinkEvent::Loss loss_of(int error) {
+LinkEvent::Loss dial_loss(int error) {
   switch (error) {
     case ECONNREFUSED:
     case ECONNRESET:
@@ -60,7 +61,7 @@ Dialer::Dialer(Loop& loop, std::string host, uint16_t port, milliseconds patienc
       port_(port),
       from_(std::move(from)),
       begin_(boot_time()),
-      deadline_(begin_ + std::clamp(patience, milliseconds(0), kLongest)),
+      deadline_(begin_ + std::clamp(patience, milliseconds(0), kLongestWait)),
       timer_(loop.io),
       attempt_(kFirstAttempt),
       pause_(kFirstPause) {}
@@ -152,7 +153,7 @@ void Dialer::next() {
       drop_attempts();
       return connected(std::move(dial.socket));
     }
-    note({loss_of(dial.error), fmt::format("{}: {}", target(), strerror(dial.error))});
+    note({dial_loss(dial.error), fmt::format("{}: {}", target(), strerror(dial.error))});
   }
 }
 
@@ -179,7 +180,7 @@ void Dialer::wait_for(Fd socket) {
     attempts_.remove(attempt);
     Fd done(attempt->release());
     const int result = net::dial_result(done.get());
-    if (result != 0) note({loss_of(result), fmt::format("{}: {}", target(), strerror(result))});
+    if (result != 0) note({dial_loss(result), fmt::format("{}: {}", target(), strerror(result))});
     if (result != 0 && !newest) return;  // the next one is under way
     ++serial_;
     timer_.cancel();

@@ -9,6 +9,8 @@
 
 #include <boost/asio/post.hpp>
 
+#include "rendezvous/longest_wait.h"
+
 namespace mtl::link {
 
 namespace {
@@ -44,7 +46,7 @@ Loop::Loop(asio::io_context& context, const LinkHubOptions& given,
            std::function<void(LinkEvent)> emitter)
     : io(context),
       options(given),
-      dead_after(std::clamp(given.dead_after, std::chrono::milliseconds(10), kLongest)),
+      dead_after(std::clamp(given.dead_after, std::chrono::milliseconds(10), kLongestWait)),
       emit(std::move(emitter)),
       gate(std::make_shared<Gate>()),
       scratch(kScratchBytes),
@@ -175,7 +177,7 @@ void Loop::wake_at(Nanoseconds when) {
   if (when >= tick_at_) return;
   const Nanoseconds now = boot_time();
   tick_at_ = when;
-  timer_.expires_after(std::max(Nanoseconds(0), std::min<Nanoseconds>(when - now, kLongest)));
+  timer_.expires_after(std::max(Nanoseconds(0), std::min<Nanoseconds>(when - now, kLongestWait)));
   timer_.async_wait([this](error_code error) {
     if (!error) tick();
   });

@@ -20,6 +20,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/link.h"
 #include "rendezvous/link_frames.h"
+#include "rendezvous/longest_wait.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/pulse.h"
 #include "rendezvous/sockets.h"
@@ -29,8 +30,6 @@ namespace mtl::link {
 namespace asio = boost::asio;
 using boost::system::error_code;
 using Nanoseconds = std::chrono::nanoseconds;
-
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 
 Nanoseconds boot_time();     // goes on while the machine sleeps
 Nanoseconds system_clock();  // since 1970

@@ -26,7 +26,7 @@ constexpr size_t kPiecesAtOnce = 64;
 constexpr size_t kWrittenAtOnce = size_t{1} << 20;
 constexpr int kReadsAtOnce = 8;
 
-LinkEvent::Loss loss_of(int error) {
+LinkEvent::Loss peer_loss(int error) {
   switch (error) {
     case ECONNRESET:
     case EPIPE:
@@ -194,7 +194,7 @@ void Peer::read() {
     if (got <= 0) {
       const int error = got < 0 ? errno : write_error_;
       if (error == 0) return fail(LinkEvent::closed, "it closed the connection");
-      return fail(loss_of(error), fmt::format("the connection failed: {}", strerror(error)));
+      return fail(peer_loss(error), fmt::format("the connection failed: {}", strerror(error)));
     }
     if (stage_ == Stage::closing) continue;  // only its end is of interest
     if (pulse_) pulse_->heard(boot_time());
@@ -438,7 +438,7 @@ void Peer::write() {
       asio::post(loop_.io, [this, self = shared_from_this(), serial = serial_] {
         if (serial == serial_) read();
         if (serial == serial_) {
-          fail(loss_of(write_error_),
+          fail(peer_loss(write_error_),
                fmt::format("the connection failed: {}", strerror(write_error_)));
         }
       });

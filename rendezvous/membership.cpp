@@ -13,7 +13,6 @@ namespace mtl {
 namespace {
 
 // What a roster can carry; see roster.cpp.
-constexpr size_t kMaxName = 255;
 constexpr int kMaxSlots = 1 << 16;
 constexpr size_t kNamedAtMost = 8;
 
@@ -49,14 +48,14 @@ std::optional<std::string> Membership::join(LinkId link, const NodeOffer& offer,
     return fmt::format("the node '{}' does not say who it is (its key is '{}')", offer.host,
                        offer.key);
   }
-  if (offer.host.size() > kMaxName) {
+  if (offer.host.size() > kRosterName) {
     return fmt::format("the node's name has {} bytes; at most {} are possible", offer.host.size(),
-                       kMaxName);
+                       kRosterName);
   }
   for (const std::string& address : offer.addresses) {
-    if (address.size() > kMaxName) {
+    if (address.size() > kRosterName) {
       return fmt::format("an address of {} has {} bytes; at most {} are possible", offer.host,
-                         address.size(), kMaxName);
+                         address.size(), kRosterName);
     }
   }
   if (offer.slots < 1 || offer.slots > kMaxSlots) {

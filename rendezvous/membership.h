@@ -48,6 +48,8 @@ struct Roster {
   std::vector<RosterNode> nodes;
   bool operator==(const Roster&) const = default;
 };
+// Bytes of a name or an address in it.
+constexpr size_t kRosterName = 255;
 // Compact (names front-coded: most differ in a few digits), so that thousands of nodes fit: one
 // table goes to every node, so its size counts squared. Nothing for anything malformed.
 std::string encode_roster(const Roster& roster);

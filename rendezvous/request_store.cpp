@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "rendezvous/longest_wait.h"
 #include "rendezvous/table.h"
 
 namespace mtl {
@@ -19,14 +20,11 @@ using wire::Reply;
 using wire::Request;
 using wire::Status;
 
-// A clock plus a year never overflows, a clock plus milliseconds::max() does.
-constexpr milliseconds kLongest = std::chrono::hours(24 * 365);
-
 Request request_of(Op op, const std::string& key, milliseconds timeout = milliseconds(0)) {
   Request request;
   request.op = op;
   request.key = key;
-  request.timeout_ms = std::clamp(timeout, milliseconds(0), kLongest).count();
+  request.timeout_ms = std::clamp(timeout, milliseconds(0), kLongestWait).count();
   return request;
 }
 
@@ -74,7 +72,7 @@ std::string some_of(const std::vector<std::string>& names, const char* quote) {
 // Stores that only know the four basic operations (in tests, around another store).
 
 void Store::wait(const std::vector<std::string>& keys, milliseconds timeout) {
-  const auto until = std::chrono::steady_clock::now() + std::min(timeout, kLongest);
+  const auto until = std::chrono::steady_clock::now() + std::min(timeout, kLongestWait);
   for (const std::string& key : keys) {
     get(key, std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now()));
   }
@@ -94,7 +92,7 @@ std::unique_ptr<StoreLease> Store::lease(const std::string&, const std::string&,
 
 std::vector<std::string> Store::exchange(const std::string& key, int rank, int size,
                                          const std::string& value, milliseconds timeout) {
-  const auto until = std::chrono::steady_clock::now() + std::min(timeout, kLongest);
+  const auto until = std::chrono::steady_clock::now() + std::min(timeout, kLongestWait);
   const auto key_of = [&](int r) { return key + "/" + std::to_string(r); };
   set(key_of(rank), value);
   std::vector<std::string> all, missing;

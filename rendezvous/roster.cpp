@@ -17,7 +17,6 @@ namespace {
 constexpr char kVersion = 1;
 // A few bytes must not make us allocate gigabytes.
 constexpr uint64_t kMaxNodes = 1 << 17;
-constexpr size_t kMaxName = 255;
 
 // Flags of a node.
 enum : uint8_t {
@@ -68,7 +67,7 @@ class Text {
   }
 
   bool assign(size_t shared, std::string_view rest) {
-    if (shared > size_ || shared + rest.size() > kMaxName) return false;
+    if (shared > size_ || shared + rest.size() > kRosterName) return false;
     std::memcpy(bytes_.data() + shared, rest.data(), rest.size());
     size_ = shared + rest.size();
     end_ = size_;
@@ -87,7 +86,7 @@ class Text {
       ++bytes_[at - 1];
       return true;
     }
-    if (size_ == kMaxName) return false;
+    if (size_ == kRosterName) return false;
     std::memmove(bytes_.data() + begin_ + 1, bytes_.data() + begin_, size_ - begin_);
     bytes_[begin_] = '1';
     ++size_;
@@ -96,7 +95,7 @@ class Text {
   }
 
  private:
-  std::array<char, kMaxName> bytes_ = {};
+  std::array<char, kRosterName> bytes_ = {};
   size_t size_ = 0;
   size_t begin_ = 0, end_ = 0;
 };
@@ -172,7 +171,7 @@ class Reader {
     } else if (mode == other) {
       const uint64_t shared = varint();
       const std::string_view rest = raw(varint());
-      if (!good_ || shared > kMaxName || !before.assign(shared, rest)) good_ = false;
+      if (!good_ || shared > kRosterName || !before.assign(shared, rest)) good_ = false;
     } else {
       good_ = false;
     }
@@ -202,8 +201,8 @@ std::string encode_roster(const Roster& roster) {
     parts.clear();
     Mode host_mode = same, address_mode = same;
     // Names that are too long cannot come from Membership.
-    put_text(parts, host, std::string_view(node.host).substr(0, kMaxName), host_mode);
-    put_text(parts, address, std::string_view(node.address).substr(0, kMaxName), address_mode);
+    put_text(parts, host, std::string_view(node.host).substr(0, kRosterName), host_mode);
+    put_text(parts, address, std::string_view(node.address).substr(0, kRosterName), address_mode);
     uint8_t flags = static_cast<uint8_t>(host_mode | address_mode << 2);
     if (node.port != port) {
       flags |= kNewPort;

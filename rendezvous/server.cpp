@@ -24,6 +24,7 @@
 #include "common/error.h"
 #include "common/quiet_threads.h"
 #include "rendezvous/auth.h"
+#include "rendezvous/longest_wait.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/sockets.h"
 #include "rendezvous/store.h"
@@ -40,7 +41,6 @@ using boost::system::error_code;
 // Connections that have not proved the token yet. Beyond it the oldest one of them goes: a true
 // client needs milliseconds, so the old ones are those who never will.
 constexpr size_t kMaxUnauthenticated = 256;
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 // Out of descriptors: wait for some to be closed instead of spinning on accept.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
@@ -224,7 +224,8 @@ class Session : public std::enable_shared_from_this<Session> {
     waiting_ = true;
     channel_ = std::move(channel);
     room_.waiting.emplace(channel_, weak_from_this());
-    timer_.expires_after(std::clamp(std::chrono::milliseconds(request_.timeout_ms), {}, kLongest));
+    timer_.expires_after(
+        std::clamp(std::chrono::milliseconds(request_.timeout_ms), {}, kLongestWait));
     timer_.async_wait([this, self = shared_from_this()](error_code error) {
       if (error || !waiting_) return;
       leave_waiting_room();

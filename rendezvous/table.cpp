@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "rendezvous/longest_wait.h"
 
 namespace mtl {
 
@@ -46,8 +47,7 @@ KeyTable::Outcome answer(Reply reply) {
 }
 
 KeyTable::Time after(KeyTable::Time now, int64_t ms) {
-  constexpr int64_t kLongest = int64_t{1000} * 3600 * 24 * 365;
-  return now + std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kLongest));
+  return now + std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kLongestWait.count()));
 }
 
 }  // namespace

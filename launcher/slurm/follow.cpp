@@ -13,7 +13,7 @@ namespace mtl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr timespec kPause{0, 100'000'000};
+constexpr timespec kBetweenLooks{0, 100'000'000};
 constexpr auto kAskAgain = std::chrono::seconds(1);
 // While nobody answers (a controller that restarts): so long, then it counts as gone.
 constexpr int kSilences = 120;
@@ -65,7 +65,7 @@ FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const 
       return end;
     }
     if (Clock::now() < next_question) {
-      nanosleep(&kPause, nullptr);
+      nanosleep(&kBetweenLooks, nullptr);
       continue;
     }
     next_question = Clock::now() + kAskAgain;
@@ -111,7 +111,7 @@ FollowEnd follow_slurm_job(const std::string& id, const std::string& log, const 
     // A log on a shared file system may come a moment later.
     for (int i = 0; i < 3; ++i) {
       read_log();
-      nanosleep(&kPause, nullptr);
+      nanosleep(&kBetweenLooks, nullptr);
     }
     read_log();
     end.exit_code = 0;

@@ -45,8 +45,6 @@ void store_double(DType dtype, double value, void* data, int64_t i) {
 
 namespace {
 
-constexpr int64_t kPieceElements = int64_t{1} << 20;
-
 [[noreturn]] void fail_other_model(const std::filesystem::path& a, const std::filesystem::path& b,
                                    const std::string& what) {
   throw Error(Exit::data,

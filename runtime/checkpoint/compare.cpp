@@ -15,8 +15,6 @@ namespace mtl {
 
 namespace {
 
-constexpr int64_t kPieceElements = int64_t{1} << 20;
-
 // Adds what elements [0, n) of two pieces differ in.
 void compare_piece(DType dtype, const char* a, const char* b, int64_t n, TensorDifference& found) {
   const auto element = static_cast<size_t>(bytes_of(dtype));

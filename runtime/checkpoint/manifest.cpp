@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/files.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/rectangles.h"
@@ -19,16 +20,11 @@ namespace {
 
 constexpr const char* kFormat = "mtl.checkpoint";
 
-[[noreturn]] void fail(std::string code, std::string what, std::string help) {
-  throw Error(
-      Exit::data,
-      Diagnostic{.code = std::move(code), .what = std::move(what), .help = std::move(help)});
-}
-
 [[noreturn]] void fail_tiling(const std::string& tensor, const std::string& what) {
-  fail("ckpt.tiling", fmt::format("the parts of '{}' do not make one tensor: {}", tensor, what),
-       "this is a fault in the plan's rectangles, not in your settings; the previous checkpoint is "
-       "intact");
+  fail_data(
+      "ckpt.tiling", fmt::format("the parts of '{}' do not make one tensor: {}", tensor, what),
+      "this is a fault in the plan's rectangles, not in your settings; the previous checkpoint is "
+      "intact");
 }
 
 Rect rect_of(const ChunkRecord& chunk) {
@@ -184,7 +180,7 @@ std::vector<ChunkRecord> chunks_from_json(const nlohmann::json& json) {
       }
     }
   } catch (const JsonProblem& problem) {
-    fail("ckpt.manifest", at + problem.what(), "use another checkpoint");
+    fail_data("ckpt.manifest", at + problem.what(), "use another checkpoint");
   }
   return chunks;
 }
@@ -206,8 +202,8 @@ std::string manifest_text(const Manifest& manifest) {
   try {
     return json.dump(1) + "\n";
   } catch (const nlohmann::json::exception& error) {
-    fail("ckpt.manifest", fmt::format("the state cannot be written as JSON: {}", error.what()),
-         "names and texts in the state have to be UTF-8");
+    fail_data("ckpt.manifest", fmt::format("the state cannot be written as JSON: {}", error.what()),
+              "names and texts in the state have to be UTF-8");
   }
 }
 
@@ -220,11 +216,12 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
     }
     manifest.version = json_size(json, "version");
     if (manifest.version > kManifestVersion || manifest.version < kOldestManifestVersion) {
-      fail("ckpt.version",
-           fmt::format("{}: checkpoint version {}; this mtl reads versions {} to {}", path.string(),
-                       manifest.version, kOldestManifestVersion, kManifestVersion),
-           manifest.version > kManifestVersion ? "use the mtl that wrote it, or a newer one"
-                                               : "use another checkpoint");
+      fail_data(
+          "ckpt.version",
+          fmt::format("{}: checkpoint version {}; this mtl reads versions {} to {}", path.string(),
+                      manifest.version, kOldestManifestVersion, kManifestVersion),
+          manifest.version > kManifestVersion ? "use the mtl that wrote it, or a newer one"
+                                              : "use another checkpoint");
     }
     manifest.state = json_member(json, "state");
     const nlohmann::json& files = json_member(json, "files");
@@ -244,13 +241,13 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
     check_files(manifest);
     check_tiling(manifest.chunks, false);
   } catch (const JsonProblem& problem) {
-    fail("ckpt.manifest", fmt::format("{}: {}", path.string(), problem.what()),
-         "use another checkpoint");
+    fail_data("ckpt.manifest", fmt::format("{}: {}", path.string(), problem.what()),
+              "use another checkpoint");
   } catch (const Error& error) {
     const Diagnostic& cause = error.diagnostics()[0];
     if (cause.code == "ckpt.version") throw;
-    fail("ckpt.manifest", fmt::format("{}: {}", path.string(), cause.what),
-         "use another checkpoint");
+    fail_data("ckpt.manifest", fmt::format("{}: {}", path.string(), cause.what),
+              "use another checkpoint");
   }
   return manifest;
 }

@@ -19,8 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kPieceElements = int64_t{1} << 20;
-
 // One weight, in the type that is wanted.
 CheckpointTensor weight(CheckpointReader& reader, const TensorInfo& tensor, DType stored,
                         DType wanted) {

@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/elements.h"
 #include "runtime/checkpoint/hash.h"
@@ -31,12 +32,6 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{4} << 20;
 // A checkpoint of a large job has more files than a process may have open.
 constexpr size_t kMaxOpen = 64;
-
-[[noreturn]] void fail(std::string code, std::string what, std::string help) {
-  throw Error(
-      Exit::data,
-      Diagnostic{.code = std::move(code), .what = std::move(what), .help = std::move(help)});
-}
 
 // What one rectangle of memory takes from one chunk: runs that are ascending in the chunk.
 struct Scatter {
@@ -95,16 +90,17 @@ struct CheckpointReader::Files {
     auto shard = std::make_shared<const OpenShard>(open_shard(path, Links::refuse));
     const ShardFileRecord& record = records.at(name);
     if (shard->bytes != record.bytes) {
-      fail("ckpt.file",
-           fmt::format("{} has {} bytes instead of {}", path.string(), shard->bytes, record.bytes),
-           "the checkpoint is damaged; use another one");
+      fail_data(
+          "ckpt.file",
+          fmt::format("{} has {} bytes instead of {}", path.string(), shard->bytes, record.bytes),
+          "the checkpoint is damaged; use another one");
     }
     if (!verified) {
       std::string header(static_cast<size_t>(record.header_bytes), '\0');
       read_at(*shard, path, 0, header);
       if (Xxh3::of(header) != record.header_xxh3) {
-        fail("ckpt.checksum", fmt::format("{}: the header fails its checksum", path.string()),
-             "the file was damaged after it was written; use another checkpoint");
+        fail_data("ckpt.checksum", fmt::format("{}: the header fails its checksum", path.string()),
+                  "the file was damaged after it was written; use another checkpoint");
       }
     }
     const std::lock_guard lock(mutex);
@@ -144,10 +140,10 @@ struct CheckpointReader::Files {
     }
     if (!verify) return;
     if (hash.digest() != chunk.xxh3) {
-      fail("ckpt.checksum",
-           fmt::format("{}: tensor '{}' at {} fails its checksum", path.string(), chunk.tensor,
-                       to_string(Rect{chunk.offset, chunk.extent})),
-           "the file was damaged after it was written; use another checkpoint");
+      fail_data("ckpt.checksum",
+                fmt::format("{}: tensor '{}' at {} fails its checksum", path.string(), chunk.tensor,
+                            to_string(Rect{chunk.offset, chunk.extent})),
+                "the file was damaged after it was written; use another checkpoint");
     }
     const std::lock_guard lock(mutex);
     verified_chunks.insert(index);
@@ -194,15 +190,15 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& dir) : dir_(dir)
   CommitCheck check = check_commit(dir);
   switch (check.state) {
     case CommitState::missing:
-      fail("ckpt.missing", dir.string() + " does not exist or is not a directory",
-           "give a directory checkpoints/step-*, or a run that has one");
+      fail_data("ckpt.missing", dir.string() + " does not exist or is not a directory",
+                "give a directory checkpoints/step-*, or a run that has one");
     case CommitState::uncommitted:
-      fail("ckpt.incomplete",
-           fmt::format("{} has no {}: it was never complete", dir.string(), kMarkerName),
-           "use the checkpoint before it");
+      fail_data("ckpt.incomplete",
+                fmt::format("{} has no {}: it was never complete", dir.string(), kMarkerName),
+                "use the checkpoint before it");
     case CommitState::damaged:
-      fail("ckpt.manifest", fmt::format("{}: {}", dir.string(), check.reason),
-           "use the checkpoint before it");
+      fail_data("ckpt.manifest", fmt::format("{}: {}", dir.string(), check.reason),
+                "use the checkpoint before it");
     case CommitState::committed:
       break;
   }
@@ -228,21 +224,21 @@ std::string CheckpointReader::extra(const std::string& name) const {
   const auto path = dir_ / name;
   const auto found = files_->extras.find(name);
   if (found == files_->extras.end()) {
-    fail("ckpt.file", fmt::format("{} has no file '{}'", dir_.string(), name),
-         "the checkpoint is of another program or version; use another one");
+    fail_data("ckpt.file", fmt::format("{} has no file '{}'", dir_.string(), name),
+              "the checkpoint is of another program or version; use another one");
   }
   const OpenShard file = open_shard(path, Links::refuse);
   if (file.bytes != found->second.bytes) {
-    fail("ckpt.file",
-         fmt::format("{} has {} bytes instead of {}", path.string(), file.bytes,
-                     found->second.bytes),
-         "the checkpoint is damaged; use another one");
+    fail_data("ckpt.file",
+              fmt::format("{} has {} bytes instead of {}", path.string(), file.bytes,
+                          found->second.bytes),
+              "the checkpoint is damaged; use another one");
   }
   std::string content(static_cast<size_t>(file.bytes), '\0');
   read_at(file, path, 0, content);
   if (Xxh3::of(content) != found->second.xxh3) {
-    fail("ckpt.checksum", fmt::format("{} fails its checksum", path.string()),
-         "the file was damaged after it was written; use another checkpoint");
+    fail_data("ckpt.checksum", fmt::format("{} fails its checksum", path.string()),
+              "the file was damaged after it was written; use another checkpoint");
   }
   return content;
 }
@@ -252,13 +248,14 @@ nlohmann::json CheckpointReader::tokenizer() const {
     try {
       return parse_strict_json(extra(kTokenizerFile));
     } catch (const JsonProblem& problem) {
-      fail("ckpt.manifest", fmt::format("{}: {}", (dir_ / kTokenizerFile).string(), problem.what()),
-           "use another checkpoint");
+      fail_data("ckpt.manifest",
+                fmt::format("{}: {}", (dir_ / kTokenizerFile).string(), problem.what()),
+                "use another checkpoint");
     }
   }
   const auto found = state_.find("tokenizer");
   if (found == state_.end()) {
-    fail("ckpt.manifest", dir_.string() + " has no tokenizer", "use another checkpoint");
+    fail_data("ckpt.manifest", dir_.string() + " has no tokenizer", "use another checkpoint");
   }
   return *found;
 }
@@ -269,25 +266,26 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
     std::vector<std::string> names;
     for (const auto& [name, ignored] : files_->chunks_of) names.push_back(name);
     const auto near = did_you_mean(tensor.name, names);
-    fail("ckpt.tensor", fmt::format("{} has no tensor '{}'", dir_.string(), tensor.name),
-         near ? fmt::format("the nearest name in it is '{}'", *near)
-              : "the checkpoint is of another model");
+    fail_data("ckpt.tensor", fmt::format("{} has no tensor '{}'", dir_.string(), tensor.name),
+              near ? fmt::format("the nearest name in it is '{}'", *near)
+                   : "the checkpoint is of another model");
   }
   const ChunkRecord& first = chunks_[found->second[0]];
   if (first.shape != tensor.shape || first.dtype != safetensors_name(tensor.dtype)) {
-    fail("ckpt.shape",
-         fmt::format("{}: tensor '{}' is {} {}, and this model has {} {}", dir_.string(),
-                     tensor.name, first.dtype, to_string(first.shape),
-                     safetensors_name(tensor.dtype), to_string(tensor.shape)),
-         "the checkpoint is of another model");
+    fail_data("ckpt.shape",
+              fmt::format("{}: tensor '{}' is {} {}, and this model has {} {}", dir_.string(),
+                          tensor.name, first.dtype, to_string(first.shape),
+                          safetensors_name(tensor.dtype), to_string(tensor.shape)),
+              "the checkpoint is of another model");
   }
   std::map<size_t, std::vector<Scatter>> needed;  // by chunk
   for (const ParamRect& rect : tensor.rects) {
     const Rect wanted{rect.global_offset, rect.extent};
     if (!inside(wanted, tensor.shape) ||
         !inside({rect.local_offset, rect.extent}, tensor.local_shape)) {
-      fail("ckpt.shape", fmt::format("tensor '{}': a rectangle to read is outside it", tensor.name),
-           "this is a fault in the program, not in your settings");
+      fail_data("ckpt.shape",
+                fmt::format("tensor '{}': a rectangle to read is outside it", tensor.name),
+                "this is a fault in the program, not in your settings");
     }
     if (*volume(wanted.extent) == 0) continue;
     int64_t covered = 0;
@@ -309,11 +307,11 @@ void CheckpointReader::read(CheckpointTensor& tensor) {
     }
     // Chunks overlap nowhere (checked when the manifest was read), so the sum is the cover.
     if (covered != *volume(wanted.extent)) {
-      fail("ckpt.hole",
-           fmt::format("{}: {} of tensor '{}' is needed, and only {} of its {} elements are there",
-                       dir_.string(), to_string(wanted), tensor.name, covered,
-                       *volume(wanted.extent)),
-           "use another checkpoint");
+      fail_data("ckpt.hole",
+                fmt::format(
+                    "{}: {} of tensor '{}' is needed, and only {} of its {} elements are there",
+                    dir_.string(), to_string(wanted), tensor.name, covered, *volume(wanted.extent)),
+                "use another checkpoint");
     }
   }
   ElementWriter elements(tensor);

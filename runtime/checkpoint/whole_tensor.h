@@ -1,6 +1,7 @@
 // A tensor of a checkpoint as one row of elements, read in pieces: what commands stream from.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace mtl {
+
+// How many elements commands hold of one at a time.
+constexpr int64_t kPieceElements = int64_t{1} << 20;
 
 // One tensor, as the manifest's chunks describe it.
 struct TensorInfo {

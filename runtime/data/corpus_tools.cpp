@@ -17,15 +17,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kBlock = 1 << 16;  // tokens that are looked at at once
+constexpr int64_t kBlockTokens = 1 << 16;  // tokens that are looked at at once
 
 // Calls use(ids) with the tokens of a sequence, block by block.
 template <typename Use>
 void read_sequence(const IndexedDataset& dataset, int64_t sequence, std::vector<int32_t>& block,
                    const Use& use) {
   const int64_t length = dataset.length(sequence);
-  for (int64_t first = 0; first < length; first += kBlock) {
-    block.resize(static_cast<size_t>(std::min(kBlock, length - first)));
+  for (int64_t first = 0; first < length; first += kBlockTokens) {
+    block.resize(static_cast<size_t>(std::min(kBlockTokens, length - first)));
     dataset.read(sequence, first, block);
     use(first, block);
   }

@@ -10,9 +10,9 @@ namespace mtl {
 
 namespace {
 
-class Range : public TokenSource {
+class RangeOfRow : public TokenSource {
  public:
-  Range(std::shared_ptr<const TokenSource> row, int64_t first, int64_t size)
+  RangeOfRow(std::shared_ptr<const TokenSource> row, int64_t first, int64_t size)
       : row_(std::move(row)), first_(first), size_(size) {}
   int64_t size() const override { return size_; }
   void read(int64_t first, std::span<int32_t> out) const override {
@@ -109,7 +109,7 @@ class DocumentRow : public TokenSource {
 
 std::shared_ptr<const TokenSource> token_range(std::shared_ptr<const TokenSource> row,
                                                int64_t first, int64_t size) {
-  return std::make_shared<Range>(std::move(row), first, size);
+  return std::make_shared<RangeOfRow>(std::move(row), first, size);
 }
 
 std::unique_ptr<Documents> one_document(std::shared_ptr<const TokenSource> row) {

@@ -48,7 +48,7 @@ bool store(std::span<const int32_t> ids, std::byte* to) {
   return fits;
 }
 
-constexpr size_t kBlock = 8192;  // numbers that are copied at once
+constexpr size_t kBlockNumbers = 8192;  // numbers that are copied at once
 
 }  // namespace
 
@@ -110,14 +110,14 @@ struct IndexedDatasetWriter::State {
     idx.write(&at.sequences, 8);
     const int64_t begins = at.documents + 1;
     idx.write(&begins, 8);
-    std::vector<int32_t> block(kBlock);
+    std::vector<int32_t> block(kBlockNumbers);
     lengths.rewind();
-    while (const size_t bytes = lengths.read(block.data(), kBlock * 4)) {
+    while (const size_t bytes = lengths.read(block.data(), kBlockNumbers * 4)) {
       idx.write(block.data(), bytes);
     }
     lengths.rewind();
     int64_t pointer = 0;
-    while (const size_t bytes = lengths.read(block.data(), kBlock * 4)) {
+    while (const size_t bytes = lengths.read(block.data(), kBlockNumbers * 4)) {
       for (size_t i = 0; i < bytes / 4; ++i) {
         idx.write(&pointer, sizeof pointer);
         pointer += block[i] * bytes_of(type);
@@ -126,7 +126,7 @@ struct IndexedDatasetWriter::State {
     const int64_t first = 0;
     idx.write(&first, sizeof first);
     documents.rewind();
-    while (const size_t bytes = documents.read(block.data(), kBlock * 4)) {
+    while (const size_t bytes = documents.read(block.data(), kBlockNumbers * 4)) {
       idx.write(block.data(), bytes);
     }
     idx.sync();
@@ -175,7 +175,7 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> ids) {
   State& state = *state_;
   const auto size = static_cast<size_t>(bytes_of(state.type));
   for (size_t done = 0; done < ids.size();) {
-    const auto block = ids.subspan(done, std::min(ids.size() - done, kBlock));
+    const auto block = ids.subspan(done, std::min(ids.size() - done, kBlockNumbers));
     if (!store_tokens(state.type, block, state.bin.grow(block.size() * size))) {
       throw Error(
           Exit::data,

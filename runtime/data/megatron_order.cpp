@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/files.h"
 #include "runtime/data/blend.h"
 #include "runtime/data/numpy_random.h"
@@ -18,11 +19,6 @@ namespace mtl {
 
 namespace {
 
-[[noreturn]] void fail(std::string code, std::string what, std::string help) {
-  throw Error(Exit::data,
-              {.code = std::move(code), .what = std::move(what), .help = std::move(help)});
-}
-
 // The smallest number of epochs whose tokens are enough, one more than the samples' own (the target
 // of the last).
 int64_t epochs_for(int64_t samples, int64_t seq_len, int64_t tokens_per_epoch) {
@@ -30,10 +26,10 @@ int64_t epochs_for(int64_t samples, int64_t seq_len, int64_t tokens_per_epoch) {
   const Wide needed = static_cast<Wide>(samples) * seq_len + 1;
   const Wide epochs = std::max<Wide>(1, (needed + tokens_per_epoch - 1) / tokens_per_epoch);
   if (epochs > std::numeric_limits<int32_t>::max()) {
-    fail("data.order",
-         fmt::format("{} samples of {} tokens are too many epochs of {} tokens", samples, seq_len,
-                     tokens_per_epoch),
-         "give more data, or data.sampler=feistel, which needs no index");
+    fail_data("data.order",
+              fmt::format("{} samples of {} tokens are too many epochs of {} tokens", samples,
+                          seq_len, tokens_per_epoch),
+              "give more data, or data.sampler=feistel, which needs no index");
   }
   return static_cast<int64_t>(epochs);
 }
@@ -75,9 +71,10 @@ std::vector<MegatronOrder::Start> cut(const Documents& documents, const std::vec
 MegatronOrder megatron_order(const Documents& documents, const MegatronOrderOptions& options) {
   const int64_t count = documents.count(), per_epoch = documents.tokens(), seq = options.seq_len;
   if (per_epoch <= seq) {
-    fail("data.too_short",
-         fmt::format("no sample of {} + 1 tokens fits into a corpus of {} tokens", seq, per_epoch),
-         "use a shorter train.seq_len, more data, or another data.split");
+    fail_data(
+        "data.too_short",
+        fmt::format("no sample of {} + 1 tokens fits into a corpus of {} tokens", seq, per_epoch),
+        "use a shorter train.seq_len, more data, or another data.split");
   }
   MegatronOrder order;
   if (options.samples) order.epochs = epochs_for(*options.samples, seq, per_epoch);
@@ -91,10 +88,10 @@ MegatronOrder megatron_order(const Documents& documents, const MegatronOrderOpti
   }
   if (order.epochs > std::numeric_limits<int32_t>::max() / std::max<int64_t>(count, 1) ||
       samples >= std::numeric_limits<uint32_t>::max() - 1) {
-    fail("data.order",
-         fmt::format("{} epochs of {} documents, {} samples, are more than an index holds",
-                     order.epochs, count, samples),
-         "use data.sampler=feistel, which needs no index, or fewer steps");
+    fail_data("data.order",
+              fmt::format("{} epochs of {} documents, {} samples, are more than an index holds",
+                          order.epochs, count, samples),
+              "use data.sampler=feistel, which needs no index, or fewer steps");
   }
   Mt19937 random(options.seed);
   if (order.separate_final_epoch) {

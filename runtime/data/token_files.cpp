@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/files.h"
 
 namespace mtl {
@@ -27,23 +28,19 @@ constexpr int64_t kHeaderBytes = 256 * 4;
 // So many files are kept open; with more, each read opens its own.
 constexpr size_t kMostOpen = 256;
 
-[[noreturn]] void fail(std::string code, std::string what, std::string help) {
-  throw Error(Exit::data,
-              {.code = std::move(code), .what = std::move(what), .help = std::move(help)});
-}
-
 Fd open_file(const fs::path& path, int64_t& bytes) {
   Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info = {};
   if (!fd || ::fstat(fd.get(), &info) != 0) {
     const int error = errno;
-    fail(error == ENOENT ? "data.missing" : "data.unreadable",
-         fmt::format("cannot read '{}': {}", path.string(), std::generic_category().message(error)),
-         "make the file readable for this user on every node");
+    fail_data(
+        error == ENOENT ? "data.missing" : "data.unreadable",
+        fmt::format("cannot read '{}': {}", path.string(), std::generic_category().message(error)),
+        "make the file readable for this user on every node");
   }
   if (!S_ISREG(info.st_mode)) {
-    fail("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
-         "give files of token ids");
+    fail_data("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
+              "give files of token ids");
   }
   bytes = info.st_size;
   return fd;
@@ -55,12 +52,12 @@ void read_at(const fs::path& path, int fd, int64_t offset, void* to, size_t byte
                                 static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
-      fail("data.unreadable",
-           got == 0 ? fmt::format("'{}' ends before byte {}: it has become shorter", path.string(),
-                                  offset + static_cast<int64_t>(bytes))
-                    : fmt::format("cannot read '{}': {}", path.string(),
-                                  std::generic_category().message(errno)),
-           "do not change a corpus while a run reads it");
+      fail_data("data.unreadable",
+                got == 0 ? fmt::format("'{}' ends before byte {}: it has become shorter",
+                                       path.string(), offset + static_cast<int64_t>(bytes))
+                         : fmt::format("cannot read '{}': {}", path.string(),
+                                       std::generic_category().message(errno)),
+                "do not change a corpus while a run reads it");
     }
     done += static_cast<size_t>(got);
   }
@@ -128,15 +125,16 @@ class TokenFiles : public TokenSource {
       const Header header = header_of(path, fd.get(), bytes);
       shard.token_bytes = token_bytes_of(header);
       if (shard.token_bytes == 0) {
-        fail("data.shard",
-             fmt::format("'{}' begins with {} and {}, which is no header of llm.c's token files",
-                         path.string(), header.magic, header.version),
-             "files of raw ids without a header are data.format: nanogpt");
+        fail_data(
+            "data.shard",
+            fmt::format("'{}' begins with {} and {}, which is no header of llm.c's token files",
+                        path.string(), header.magic, header.version),
+            "files of raw ids without a header are data.format: nanogpt");
       }
       shard.offset = kHeaderBytes;
       if (bytes < kHeaderBytes ||
           bytes - kHeaderBytes != int64_t{header.tokens} * shard.token_bytes) {
-        fail(
+        fail_data(
             "data.shard",
             fmt::format("'{}' has {} bytes, and its header says {} tokens of {} bytes behind {} of "
                         "its own",
@@ -144,10 +142,11 @@ class TokenFiles : public TokenSource {
             "the file is not whole: make or fetch it again");
       }
     } else if (bytes % 2 != 0) {
-      fail("data.shard",
-           fmt::format("'{}' has {} bytes, which is no whole number of 2-byte tokens",
-                       path.string(), bytes),
-           "the file is not whole, or not a file of token ids: a text has another name than *.bin");
+      fail_data(
+          "data.shard",
+          fmt::format("'{}' has {} bytes, which is no whole number of 2-byte tokens", path.string(),
+                      bytes),
+          "the file is not whole, or not a file of token ids: a text has another name than *.bin");
     }
     shard.tokens = (bytes - shard.offset) / shard.token_bytes;
     shard.begin = size_;
@@ -178,10 +177,11 @@ class TokenFiles : public TokenSource {
     }
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i] >= 0 && out[i] < vocab_) continue;
-      fail("data.token_range",
-           fmt::format("'{}': token {} is {}, outside the vocabulary of {}", shard.path.string(),
-                       first + static_cast<int64_t>(i), static_cast<uint32_t>(out[i]), vocab_),
-           "the corpus was made with another tokenizer: give that one, or its data.vocab");
+      fail_data(
+          "data.token_range",
+          fmt::format("'{}': token {} is {}, outside the vocabulary of {}", shard.path.string(),
+                      first + static_cast<int64_t>(i), static_cast<uint32_t>(out[i]), vocab_),
+          "the corpus was made with another tokenizer: give that one, or its data.vocab");
     }
   }
 
@@ -218,8 +218,8 @@ std::vector<fs::path> shards_of(const std::string& path) {
   }
   std::sort(shards.begin(), shards.end());
   if (shards.empty()) {
-    fail("data.missing", fmt::format("'{}' names no *.bin file", path),
-         "give a file, a folder with *.bin files, or a pattern that names some");
+    fail_data("data.missing", fmt::format("'{}' names no *.bin file", path),
+              "give a file, a folder with *.bin files, or a pattern that names some");
   }
   return shards;
 }

@@ -134,8 +134,8 @@ EncodedUnit UnitEncoder::encode(const TextUnit& unit) {
   EncodedUnit out;
   out.bad = unit.bad;
   out.forced_cuts = unit.forced_cut;
-  const bool json = unit.kind == TextUnit::Kind::json_lines;
-  out.keys.resize(json ? options_.json_keys.size() : 1);
+  const bool as_json = unit.kind == TextUnit::Kind::json_lines;
+  out.keys.resize(as_json ? options_.json_keys.size() : 1);
   if (unit.kind == TextUnit::Kind::piece) {
     out.keys[0].lengths.push_back(0);
     try {
@@ -165,7 +165,7 @@ EncodedUnit UnitEncoder::encode(const TextUnit& unit) {
     }
     std::string what;
     try {
-      if (json) {
+      if (as_json) {
         json_line(line.data(), line.size(), out);
       } else {
         if (line.ends_with('\r')) line.remove_suffix(1);

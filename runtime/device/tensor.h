@@ -42,6 +42,10 @@ struct Tensor {
   T* as() const {
     return static_cast<T*>(data);
   }
+  // Where an element of the matrix lies.
+  char* at(int64_t row, int64_t column) const {
+    return static_cast<char*>(data) + (row * cols() + column) * bytes_of(dtype);
+  }
   // `count` elements from element `first`, as a vector.
   Tensor slice(int64_t first, int64_t count) const {
     return Tensor(static_cast<char*>(data) + first * bytes_of(dtype), dtype, {count});

@@ -12,7 +12,7 @@ namespace mtl {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& parameter, const std::string& what) {
+[[noreturn]] void bad_parameter(const std::string& parameter, const std::string& what) {
   throw Error(Exit::data, {.code = "import.tensor",
                            .what = fmt::format("'{}': {}", parameter, what),
                            .help = "the files are damaged or of another model than they say"});
@@ -150,20 +150,22 @@ std::optional<int64_t> last_element(const Dims& shape, const Dims& strides) {
 
 void ForeignWeights::add(const std::string& parameter, const Dims& shape, WeightPiece piece) {
   if (!is_compute_type(piece.source.dtype) && piece.source.dtype != DType::f64) {
-    fail(parameter, "its elements are integers");
+    bad_parameter(parameter, "its elements are integers");
   }
-  if (shape.empty() || !inside(piece.rect, shape)) fail(parameter, "a part lies outside it");
+  if (shape.empty() || !inside(piece.rect, shape))
+    bad_parameter(parameter, "a part lies outside it");
   Dims extent = piece.rect.extent;
   if (piece.transposed) std::reverse(extent.begin(), extent.end());
   if (!inside({piece.at, extent}, piece.source.shape)) {
-    fail(parameter, fmt::format("the tensor of {} in {} is too small for its part",
-                                to_string(piece.source.shape), piece.source.file->path().string()));
+    bad_parameter(parameter,
+                  fmt::format("the tensor of {} in {} is too small for its part",
+                              to_string(piece.source.shape), piece.source.file->path().string()));
   }
   if (!fits_file(piece.source)) {
-    fail(parameter, "it does not lie inside " + piece.source.file->path().string());
+    bad_parameter(parameter, "it does not lie inside " + piece.source.file->path().string());
   }
   Parameter& known = parameters_[parameter];
-  if (!known.pieces.empty() && known.shape != shape) fail(parameter, "its parts disagree");
+  if (!known.pieces.empty() && known.shape != shape) bad_parameter(parameter, "its parts disagree");
   known.shape = shape;
   known.pieces.push_back(std::move(piece));
 }
@@ -177,15 +179,15 @@ void ForeignWeights::check_tiling() const {
       covered += *volume(piece.rect.extent);
     }
     if (const auto hole = first_hole(parameter.shape, rects)) {
-      fail(name, fmt::format("nothing is there of {}", to_string(*hole)));
+      bad_parameter(name, fmt::format("nothing is there of {}", to_string(*hole)));
     }
-    if (covered != *volume(parameter.shape)) fail(name, "two parts of it overlap");
+    if (covered != *volume(parameter.shape)) bad_parameter(name, "two parts of it overlap");
   }
 }
 
 void ForeignWeights::read(CheckpointTensor& tensor) const {
   const auto found = parameters_.find(tensor.name);
-  if (found == parameters_.end()) fail(tensor.name, "there is no such tensor");
+  if (found == parameters_.end()) bad_parameter(tensor.name, "there is no such tensor");
   const Parameter& parameter = found->second;
   bool same =
       parameter.shape.size() == tensor.shape.size() && parameter.shape[0] >= tensor.shape[0];
@@ -193,8 +195,8 @@ void ForeignWeights::read(CheckpointTensor& tensor) const {
     same = parameter.shape[d] == tensor.shape[d];
   }
   if (!same) {
-    fail(tensor.name, fmt::format("it is {} there, {} is needed", to_string(parameter.shape),
-                                  to_string(tensor.shape)));
+    bad_parameter(tensor.name, fmt::format("it is {} there, {} is needed",
+                                           to_string(parameter.shape), to_string(tensor.shape)));
   }
   ElementWriter elements(tensor);
   for (const ParamRect& rect : tensor.rects) {

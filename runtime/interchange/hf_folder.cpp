@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/error.h"
 #include "common/files.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/strict_json.h"
@@ -22,18 +23,14 @@ namespace {
 
 constexpr size_t kMostJson = size_t{64} << 20;
 
-[[noreturn]] void fail(const char* code, const std::string& what, const std::string& help) {
-  throw Error(Exit::data, {.code = code, .what = what, .help = help});
-}
-
 nlohmann::json read_json(const fs::path& path) {
   try {
     const MappedFile file(path);
     if (file.bytes().size() > kMostJson) throw JsonProblem("larger than 64 MiB");
     return parse_strict_json(file.bytes());
   } catch (const JsonProblem& problem) {
-    fail("import.file", fmt::format("{}: {}", path.string(), problem.what()),
-         "the file is damaged; fetch it again");
+    fail_data("import.file", fmt::format("{}: {}", path.string(), problem.what()),
+              "the file is damaged; fetch it again");
   }
 }
 
@@ -51,8 +48,8 @@ ForeignTensors read_one(const fs::path& path) {
 ForeignTensors read_sharded(const fs::path& index) {
   const nlohmann::json json = read_json(index);
   const auto bad = [&](const std::string& what) {
-    fail("import.file", fmt::format("{}: {}", index.string(), what),
-         "the index is damaged or not of this model; fetch it again");
+    fail_data("import.file", fmt::format("{}: {}", index.string(), what),
+              "the index is damaged or not of this model; fetch it again");
   };
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object()) bad("it has no 'weight_map'");
@@ -68,10 +65,10 @@ ForeignTensors read_sharded(const fs::path& index) {
   std::map<std::string, std::string> where;
   for (const std::string& file : files) {
     if (!fs::exists(index.parent_path() / file)) {
-      fail("import.missing",
-           fmt::format("{} is not there, and {} names it", (index.parent_path() / file).string(),
-                       index.filename().string()),
-           "fetch the missing shards");
+      fail_data("import.missing",
+                fmt::format("{} is not there, and {} names it",
+                            (index.parent_path() / file).string(), index.filename().string()),
+                "fetch the missing shards");
     }
     ForeignTensors some = read_one(index.parent_path() / file);
     const auto take = [&](const std::string& name) {
@@ -103,8 +100,8 @@ ForeignTensors read_weights(const fs::path& folder) {
     if (!fs::exists(path)) continue;
     return path.extension() == ".json" ? read_sharded(path) : read_one(path);
   }
-  fail("import.missing", folder.string() + " has a config.json and no weights",
-       "model.safetensors, or model.safetensors.index.json with its shards, belongs there");
+  fail_data("import.missing", folder.string() + " has a config.json and no weights",
+            "model.safetensors, or model.safetensors.index.json with its shards, belongs there");
 }
 
 // Buffers that older versions saved beside the weights.
@@ -217,10 +214,11 @@ bool is_foreign_model(const fs::path& path) {
 ForeignModel open_foreign_model(const fs::path& path) {
   if (fs::exists(path / "config.json")) return open_hf_folder(path);
   if (is_foreign_model(path)) return open_megatron_folder(path);
-  fail("import.missing",
-       path.string() + (fs::exists(path) ? " holds no model that mtl can read" : " is not there"),
-       "give a Hugging Face folder (config.json and safetensors) or a Megatron checkpoint in torch "
-       "format (latest_checkpointed_iteration.txt, or a folder with mp_rank_*)");
+  fail_data(
+      "import.missing",
+      path.string() + (fs::exists(path) ? " holds no model that mtl can read" : " is not there"),
+      "give a Hugging Face folder (config.json and safetensors) or a Megatron checkpoint in torch "
+      "format (latest_checkpointed_iteration.txt, or a folder with mp_rank_*)");
 }
 
 }  // namespace mtl

@@ -88,8 +88,7 @@ ExportReport export_megatron_split(const ExportOptions& options) {
   }
   const std::vector<ParamRow> table = shard_table(shape, false);
   // Megatron's own rule: a multiple of 128 for each rank.
-  const int64_t multiple = shape.vocab_pad_to * options.tp;
-  const int64_t padded = (shape.vocab + multiple - 1) / multiple * multiple;
+  const int64_t padded = round_up(shape.vocab, shape.vocab_pad_to * options.tp);
   NewFolder folder(options.out);
   ExportReport report{.kind = fmt::format("Megatron split, tp {} x pp {}", options.tp, options.pp)};
   for (int pp = 0; pp < options.pp; ++pp) {

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/files.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/megatron_layout.h"
@@ -19,10 +20,6 @@ namespace mtl {
 namespace fs = std::filesystem;
 
 namespace {
-
-[[noreturn]] void fail(const char* code, const std::string& what, const std::string& help) {
-  throw Error(Exit::data, {.code = code, .what = what, .help = help});
-}
 
 std::optional<int> whole_number(std::string_view text) {
   int value = 0;
@@ -40,7 +37,7 @@ fs::path iteration_folder(const fs::path& path) {
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
   if (text == "release") return path / text;
   const auto iteration = whole_number(text);
-  if (!iteration) fail("import.file", tracker.string() + " names no iteration", "");
+  if (!iteration) fail_data("import.file", tracker.string() + " names no iteration", "");
   return path / fmt::format("iter_{:07}", *iteration);
 }
 
@@ -64,24 +61,25 @@ std::map<std::pair<int, int>, fs::path> rank_files(const fs::path& folder) {
       continue;
     }
     if (numbers.size() == 3) {
-      fail("import.family", entry.path().string() + " is of a model with expert parallelism",
-           "export it to Hugging Face with Megatron's tools and import that");
+      fail_data("import.family", entry.path().string() + " is of a model with expert parallelism",
+                "export it to Hugging Face with Megatron's tools and import that");
     }
     fs::path file = entry.path() / "model_optim_rng.pt";
     if (!fs::exists(file)) file = entry.path() / "model_rng.pt";
     if (!fs::exists(file)) {
-      fail("import.missing", entry.path().string() + " has no model_optim_rng.pt",
-           "copy the folders of all ranks");
+      fail_data("import.missing", entry.path().string() + " has no model_optim_rng.pt",
+                "copy the folders of all ranks");
     }
     files[{*numbers[0], numbers.size() > 1 ? *numbers[1] : 0}] = file;
   }
   if (files.empty() && distributed) {
-    fail("import.family", folder.string() + " is in Megatron's torch_dist format",
-         "convert it: start Megatron with --ckpt-convert-format torch --ckpt-convert-save DIR");
+    fail_data(
+        "import.family", folder.string() + " is in Megatron's torch_dist format",
+        "convert it: start Megatron with --ckpt-convert-format torch --ckpt-convert-save DIR");
   }
   if (files.empty()) {
-    fail("import.missing", folder.string() + " has no mp_rank_* folders",
-         "copy the folders of all ranks");
+    fail_data("import.missing", folder.string() + " has no mp_rank_* folders",
+              "copy the folders of all ranks");
   }
   return files;
 }
@@ -94,8 +92,9 @@ class Args {
     const Pickle::Value* const args = pickle.find(file.root(), "args");
     if (args != nullptr) attributes_ = file.attributes(*args);
     if (attributes_ == nullptr) {
-      fail("import.file", file.path().string() + " has no 'args', from which the shape follows",
-           "it is not a checkpoint of Megatron's training");
+      fail_data("import.file",
+                file.path().string() + " has no 'args', from which the shape follows",
+                "it is not a checkpoint of Megatron's training");
     }
   }
 
@@ -267,7 +266,7 @@ void flatten(const TorchFile& file, Pickle::Id id, const std::string& prefix, in
     const Pickle::Value& key = pickle[value.items[i]];
     if (key.kind != Pickle::Kind::text) continue;
     if (depth > 16 || key.text.size() > 1000 || ++seen > kMostNames) {
-      fail("import.file", file.path().string() + ": its 'model' is nested without end", "");
+      fail_data("import.file", file.path().string() + ": its 'model' is nested without end", "");
     }
     flatten(file, value.items[i + 1],
             prefix.empty() ? std::string(key.text) : prefix + "." + std::string(key.text),
@@ -298,8 +297,8 @@ std::vector<Named> models_of(const TorchFile& file) {
     }
   }
   if (models.empty()) {
-    fail("import.file", file.path().string() + " has no 'model'",
-         "it is not a checkpoint of Megatron's training");
+    fail_data("import.file", file.path().string() + " has no 'model'",
+              "it is not a checkpoint of Megatron's training");
   }
   return models;
 }
@@ -375,10 +374,10 @@ ForeignModel open_megatron_folder(const fs::path& path) {
   // Counted before anything is made for each: the numbers are names of folders.
   if (static_cast<size_t>(tp) > paths.size() || static_cast<size_t>(pp) > paths.size() ||
       static_cast<size_t>(tp) * static_cast<size_t>(pp) != paths.size()) {
-    fail("import.missing",
-         fmt::format("{} has {} of the {} folders mp_rank_* of tp {} x pp {}", folder.string(),
-                     paths.size(), int64_t{tp} * pp, tp, pp),
-         "copy the folders of all ranks");
+    fail_data("import.missing",
+              fmt::format("{} has {} of the {} folders mp_rank_* of tp {} x pp {}", folder.string(),
+                          paths.size(), int64_t{tp} * pp, tp, pp),
+              "copy the folders of all ranks");
   }
   std::map<std::pair<int, int>, std::unique_ptr<TorchFile>> files;
   for (const auto& [rank, file] : paths) files[rank] = std::make_unique<TorchFile>(file);
@@ -422,8 +421,8 @@ ForeignModel open_megatron_folder(const fs::path& path) {
                          ? std::nullopt
                          : first.tensor(embedding->second, other);
   if (!words || words->shape.size() != 2) {
-    fail("import.tensor", first.path().string() + " has no word embeddings",
-         "it is not a checkpoint of a GPT model");
+    fail_data("import.tensor", first.path().string() + " has no word embeddings",
+              "it is not a checkpoint of a GPT model");
   }
   const int64_t padded = words->shape[0] * tp;
   shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
@@ -437,10 +436,10 @@ ForeignModel open_megatron_folder(const fs::path& path) {
     for (int stage = 0; stage < pp; ++stage) {
       for (int t = 0; t < tp; ++t) {
         if (models.at({t, stage}).size() != chunks) {
-          fail("import.tensor",
-               files.at({t, stage})->path().string() +
-                   " has another number of virtual stages than the first rank",
-               "the folders are of different runs");
+          fail_data("import.tensor",
+                    files.at({t, stage})->path().string() +
+                        " has another number of virtual stages than the first rank",
+                    "the folders are of different runs");
         }
       }
       rank.layers = layers_in(models.at({0, stage})[chunk]);

@@ -16,14 +16,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-[[noreturn]] void fail(const fs::path& path, const std::string& why) {
+[[noreturn]] void cannot_write(const fs::path& path, const std::string& why) {
   throw Error(Exit::environment, {.code = "export.write",
                                   .what = fmt::format("cannot write {}: {}", path.string(), why),
                                   .help = "check the permissions and the space there"});
 }
 
-[[noreturn]] void fail(const fs::path& path) {
-  fail(path, std::generic_category().message(errno));
+[[noreturn]] void cannot_write(const fs::path& path) {
+  cannot_write(path, std::generic_category().message(errno));
 }
 
 }  // namespace
@@ -43,10 +43,10 @@ NewFolder::NewFolder(const fs::path& place) {
   try {
     make_directories(place_.parent_path());
   } catch (const Error& failed) {
-    fail(place_, failed.diagnostics()[0].what);
+    cannot_write(place_, failed.diagnostics()[0].what);
   }
   fs::remove_all(path_, error);
-  if (!fs::create_directory(path_, error)) fail(path_, error.message());
+  if (!fs::create_directory(path_, error)) cannot_write(path_, error.message());
 }
 
 NewFolder::~NewFolder() {
@@ -58,7 +58,7 @@ void NewFolder::write(const std::string& name, std::string_view text) const {
   try {
     write_file_atomic(path_ / name, text);
   } catch (const Error& error) {
-    fail(path_ / name, error.diagnostics()[0].what);
+    cannot_write(path_ / name, error.diagnostics()[0].what);
   }
 }
 
@@ -66,14 +66,14 @@ void NewFolder::commit() {
   std::error_code error;
   sync_directory(path_);
   fs::rename(path_, place_, error);
-  if (error) fail(place_, error.message());
+  if (error) cannot_write(place_, error.message());
   done_ = true;
   sync_directory(place_.parent_path());
 }
 
 SafetensorsFile::SafetensorsFile(const fs::path& path, std::vector<SafetensorsEntry> entries)
     : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {
-  if (!fd_) fail(path_);
+  if (!fd_) cannot_write(path_);
   int64_t at = 0;
   for (SafetensorsEntry& entry : entries) {
     entry.begin = at;
@@ -90,15 +90,15 @@ void SafetensorsFile::append(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t put = ::write(fd_.get(), bytes.data(), bytes.size());
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail(path_);
+    if (put < 0) cannot_write(path_);
     bytes.remove_prefix(static_cast<size_t>(put));
   }
 }
 
 void SafetensorsFile::finish() {
-  if (left_ != 0) fail(path_, "its tensors are not those of its header");
-  if (::fsync(fd_.get()) != 0) fail(path_);
-  if (::close(fd_.release()) != 0 && errno != EINTR) fail(path_);
+  if (left_ != 0) cannot_write(path_, "its tensors are not those of its header");
+  if (::fsync(fd_.get()) != 0) cannot_write(path_);
+  if (::close(fd_.release()) != 0 && errno != EINTR) cannot_write(path_);
 }
 
 }  // namespace mtl

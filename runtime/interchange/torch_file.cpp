@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-[[noreturn]] void fail(const std::string& file, const std::string& what) {
+[[noreturn]] void bad_file(const std::string& file, const std::string& what) {
   throw Error(Exit::data,
               {.code = "import.file",
                .what = file + ": " + what,
@@ -34,7 +34,7 @@ struct Directory {
 // The end record, behind which nothing but a comment of at most 64 KiB may follow.
 Directory find_directory(std::string_view file, const std::string& name) {
   constexpr size_t kEnd = 22, kEnd64 = 56, kLocator = 20;
-  if (file.size() < kEnd) fail(name, "it is too short for a zip archive");
+  if (file.size() < kEnd) bad_file(name, "it is too short for a zip archive");
   const size_t lowest = file.size() - kEnd - std::min<size_t>(file.size() - kEnd, 0xffff);
   for (size_t at = file.size() - kEnd;; --at) {
     if (number<uint32_t>(file, at) == 0x06054b50 &&
@@ -47,21 +47,21 @@ Directory find_directory(std::string_view file, const std::string& name) {
         const auto at64 = number<uint64_t>(file, at - kLocator + 8);
         if (file.size() < kEnd64 || at64 > file.size() - kEnd64 ||
             number<uint32_t>(file, at64) != 0x06064b50) {
-          fail(name, "its zip64 end record is not where it should be");
+          bad_file(name, "its zip64 end record is not where it should be");
         }
         found = {.entries = number<uint64_t>(file, at64 + 32),
                  .bytes = number<uint64_t>(file, at64 + 40),
                  .offset = number<uint64_t>(file, at64 + 48)};
       }
       if (found.offset > at || found.bytes > at - found.offset) {
-        fail(name, "its directory lies outside it");
+        bad_file(name, "its directory lies outside it");
       }
       return found;
     }
     if (at == lowest) break;
   }
   // Before 1.6 torch wrote bare pickles.
-  fail(name, "it is no zip archive, as torch.save has written since PyTorch 1.6");
+  bad_file(name, "it is no zip archive, as torch.save has written since PyTorch 1.6");
 }
 
 // Sizes and offset that do not fit 32 bits stand in an extra field, in this order.
@@ -70,13 +70,13 @@ void read_zip64(std::string_view extra, uint64_t& size, uint64_t& packed, uint64
   while (extra.size() >= 4) {
     const auto id = number<uint16_t>(extra, 0);
     const auto length = number<uint16_t>(extra, 2);
-    if (length > extra.size() - 4u) fail(file, "a zip entry's extra field is cut");
+    if (length > extra.size() - 4u) bad_file(file, "a zip entry's extra field is cut");
     std::string_view field = extra.substr(4, length);
     extra.remove_prefix(4u + length);
     if (id != 1) continue;
     for (uint64_t* value : {&size, &packed, &offset}) {
       if (*value != 0xffffffff) continue;
-      if (field.size() < 8) fail(file, "a zip64 entry without its size");
+      if (field.size() < 8) bad_file(file, "a zip64 entry without its size");
       *value = number<uint64_t>(field, 0);
       field.remove_prefix(8);
     }
@@ -92,7 +92,7 @@ std::map<std::string, ZipEntry> zip_entries(std::string_view file, const std::st
   std::map<std::string, ZipEntry> entries;
   for (uint64_t i = 0; i < directory.entries; ++i) {
     if (rest.size() < kCentral || number<uint32_t>(rest, 0) != 0x02014b50) {
-      fail(name, "its directory is damaged");
+      bad_file(name, "its directory is damaged");
     }
     const auto flags = number<uint16_t>(rest, 8), method = number<uint16_t>(rest, 10);
     uint64_t packed = number<uint32_t>(rest, 20), size = number<uint32_t>(rest, 24);
@@ -100,26 +100,26 @@ std::map<std::string, ZipEntry> zip_entries(std::string_view file, const std::st
     const size_t comment = number<uint16_t>(rest, 32);
     uint64_t offset = number<uint32_t>(rest, 42);
     if (rest.size() - kCentral < name_bytes + extra + comment) {
-      fail(name, "its directory is damaged");
+      bad_file(name, "its directory is damaged");
     }
     const std::string entry(rest.substr(kCentral, name_bytes));
     read_zip64(rest.substr(kCentral + name_bytes, extra), size, packed, offset, name);
     rest.remove_prefix(kCentral + name_bytes + extra + comment);
-    if ((flags & 1) != 0) fail(name, fmt::format("'{}' is encrypted", entry));
+    if ((flags & 1) != 0) bad_file(name, fmt::format("'{}' is encrypted", entry));
     if (method != 0 || size != packed) {
-      fail(name, fmt::format("'{}' is compressed, and torch.save stores", entry));
+      bad_file(name, fmt::format("'{}' is compressed, and torch.save stores", entry));
     }
     if (offset > file.size() - kLocal || number<uint32_t>(file, offset) != 0x04034b50) {
-      fail(name, fmt::format("'{}' is not where its directory says", entry));
+      bad_file(name, fmt::format("'{}' is not where its directory says", entry));
     }
     const uint64_t begin =
         offset + kLocal + number<uint16_t>(file, offset + 26) + number<uint16_t>(file, offset + 28);
     if (begin > file.size() || size > file.size() - begin) {
-      fail(name, fmt::format("'{}' lies outside it", entry));
+      bad_file(name, fmt::format("'{}' lies outside it", entry));
     }
     const ZipEntry where{static_cast<int64_t>(begin), static_cast<int64_t>(size)};
     if (!entries.emplace(entry, where).second) {
-      fail(name, fmt::format("two entries are named '{}'", entry));
+      bad_file(name, fmt::format("two entries are named '{}'", entry));
     }
   }
   return entries;
@@ -132,16 +132,16 @@ TorchFile::TorchFile(const fs::path& path) : file_(std::make_shared<const Mapped
   for (const auto& [entry, where] : entries_) {
     const size_t slash = entry.find('/');
     if (slash == std::string::npos || entry.substr(slash + 1) != kPickle) continue;
-    if (!prefix_.empty()) fail(name, "two pickles are in it");
+    if (!prefix_.empty()) bad_file(name, "two pickles are in it");
     prefix_ = entry.substr(0, slash + 1);
   }
-  if (prefix_.empty()) fail(name, "a zip archive without data.pkl is not from torch.save");
+  if (prefix_.empty()) bad_file(name, "a zip archive without data.pkl is not from torch.save");
   const auto text = [&](const ZipEntry& entry) {
     return file_->bytes().substr(static_cast<size_t>(entry.begin),
                                  static_cast<size_t>(entry.bytes));
   };
   if (const auto order = entries_.find(prefix_ + "byteorder"); order != entries_.end()) {
-    if (text(order->second) != "little") fail(name, "its numbers are not little-endian");
+    if (text(order->second) != "little") bad_file(name, "its numbers are not little-endian");
   }
   pickle_ = std::make_unique<Pickle>(text(entries_.at(prefix_ + std::string(kPickle))), name);
 }
@@ -167,7 +167,7 @@ std::string element_type(const std::string& global) {
 std::optional<StridedTensor> TorchFile::tensor(Pickle::Id id, std::string& other) const {
   const Pickle& pickle = *pickle_;
   const std::string name = file_->path().string();
-  const auto bad = [&](const std::string& what) { fail(name, "a tensor in it " + what); };
+  const auto bad = [&](const std::string& what) { bad_file(name, "a tensor in it " + what); };
   using Kind = Pickle::Kind;
   const Pickle::Value* call = &pickle[id];
   if (call->kind != Kind::call) return std::nullopt;
@@ -242,7 +242,7 @@ const Pickle::Value* TorchFile::attributes(const Pickle::Value& object) const {
 ForeignTensors read_torch_tensors(const fs::path& path) {
   const TorchFile file(path);
   const Pickle::Value& root = file.root();
-  if (root.kind != Pickle::Kind::dict) fail(path.string(), "it holds no dict of tensors");
+  if (root.kind != Pickle::Kind::dict) bad_file(path.string(), "it holds no dict of tensors");
   ForeignTensors all;
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     const Pickle::Value& key = file.pickle()[root.items[i]];
@@ -254,7 +254,7 @@ ForeignTensors read_torch_tensors(const fs::path& path) {
     } else if (!other.empty()) {
       all.others.insert_or_assign(name, other);
     } else {
-      fail(path.string(), fmt::format("'{}' is no tensor", name));
+      bad_file(path.string(), fmt::format("'{}' is no tensor", name));
     }
   }
   return all;

@@ -43,8 +43,8 @@ double matmul_time(const Cluster& cluster, double m, double n, double k, bool fp
 
 namespace {
 
-struct Sizes {
-  Sizes(const Workload& work, const LayoutChoice& layout)
+struct PassSizes {
+  PassSizes(const Workload& work, const LayoutChoice& layout)
       : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
         stream(layout.sequence_parallel ? n / layout.tp : n),
         h(static_cast<double>(work.model.hidden)),
@@ -88,7 +88,7 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
 // Attention of a micro-batch's heads on this rank: Q K^T and P V forward; backward five products of
 // the same size with a fused kernel (scores are made again), four without.
 void add_attention(PassWork& pass, Work& core, const Workload& work, const LayoutChoice& layout,
-                   const Cluster& cluster, const Software& software, const Sizes& d) {
+                   const Cluster& cluster, const Software& software, const PassSizes& d) {
   const auto seq = static_cast<double>(work.seq);
   const double rows = d.n;  // queries of this rank; keys are all of the sequence
   double keys = seq;
@@ -130,7 +130,7 @@ void add_attention(PassWork& pass, Work& core, const Workload& work, const Layou
 
 PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                     const Software& software) {
-  const Sizes d(work, layout);
+  const PassSizes d(work, layout);
   const ModelShape& model = work.model;
   PassWork pass;
   const double grads = software.main_grad_bytes;
@@ -213,7 +213,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
 
 PassWork head_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                    const Software& software) {
-  const Sizes d(work, layout);
+  const PassSizes d(work, layout);
   PassWork pass;
   const double vocab = static_cast<double>(work.model.padded_vocab) / layout.tp;
   add_linear(pass, cluster, d.n, vocab, d.h, {}, work.compute, software.main_grad_bytes);
@@ -228,7 +228,7 @@ PassWork head_work(const Workload& work, const LayoutChoice& layout, const Clust
 }
 
 Work embedding_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
-  const Sizes d(work, layout);
+  const PassSizes d(work, layout);
   Work both;
   both.memory_bound = stream_time(cluster, d.n * d.h * (2 * d.element + 8));
   return both;

@@ -14,8 +14,8 @@ double usable_memory(const Cluster& cluster) {
 
 namespace {
 
-struct Sizes {
-  Sizes(const Workload& work, const LayoutChoice& layout)
+struct KeptSizes {
+  KeptSizes(const Workload& work, const LayoutChoice& layout)
       : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
         stream(layout.sequence_parallel ? n / layout.tp : n),
         h(static_cast<double>(work.model.hidden)),
@@ -38,7 +38,7 @@ struct Kept {
 };
 
 // memory.cpp, saved_by_layer().
-Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Sizes& d) {
+Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptSizes& d) {
   const ModelShape& model = work.model;
   const Recompute& recompute = layout.recompute;
   Kept kept;
@@ -79,7 +79,7 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Sizes
 
 // Elements that param_layout.cpp leaves free in a layer: small tensors between two large ones,
 // which begin at a chunk of the gradient norm.
-double layer_padding(const ModelShape& model, const Sizes& d) {
+double layer_padding(const ModelShape& model, const KeptSizes& d) {
   const double norm = d.h * (model.norm == NormType::layernorm ? 2 : 1);
   const double bias = model.bias ? d.h : 0;
   const double gaps[] = {bias + norm, model.qkv_bias ? d.qkv : 0, bias + norm,
@@ -92,7 +92,7 @@ double layer_padding(const ModelShape& model, const Sizes& d) {
   return free;
 }
 
-double head_kept(const ModelShape& model, const Sizes& d) {
+double head_kept(const ModelShape& model, const KeptSizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
 }
@@ -108,7 +108,7 @@ double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
 
 // memory.cpp, add_scratch().
 double scratch_of(const Workload& work, const LayoutChoice& layout, const Software& software,
-                  const Sizes& d, bool head, bool sends) {
+                  const KeptSizes& d, bool head, bool sends) {
   const ModelShape& model = work.model;
   double always = d.n * d.h * d.e + d.stream * d.h * d.e;
   if (model.position == PositionType::rope) {
@@ -143,7 +143,7 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
 
 MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
                                const Software& software) {
-  const Sizes d(work, layout);
+  const KeptSizes d(work, layout);
   const ModelShape& model = work.model;
   const Kept kept = kept_by_layer(work, layout, d);
   const double micro_batches =

@@ -12,10 +12,6 @@ namespace mtl {
 
 namespace {
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
 constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
 constexpr const char* kActivations[] = {"gelu", "swiglu"};

@@ -10,6 +10,11 @@
 
 namespace mtl {
 
+// The first multiple that is not below `value`.
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 enum class NormType { layernorm, rmsnorm };
 enum class Activation { gelu_tanh, swiglu };
 enum class PositionType { learned, rope, alibi, none };

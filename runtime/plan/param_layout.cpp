@@ -8,10 +8,6 @@ namespace {
 
 constexpr int64_t kAlignElements = 64;  // 256 bytes of f32: a cache line for every engine
 
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // Rows that lie together in memory.
 struct Block {
   int chunk = 0;

@@ -20,9 +20,9 @@ namespace {
 
 using spec::Row;
 
-class Loader {
+class SpecLoader {
  public:
-  explicit Loader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {
+  explicit SpecLoader(Diagnostics& diagnostics) : diagnostics_(diagnostics) {
     for (const Row& row : spec::schema()) resolved_.origins[row.key] = Origin::built_in;
   }
 
@@ -250,7 +250,7 @@ class Loader {
 }  // namespace
 
 ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics) {
-  Loader loader(diagnostics);
+  SpecLoader loader(diagnostics);
   loader.default_config(sources);
   loader.train_yaml(sources.train_yaml);
   loader.environment(sources.environment);
@@ -262,7 +262,7 @@ ResolvedSpec load_spec(const SpecSources& sources, Diagnostics& diagnostics) {
 
 ResolvedSpec load_spec_text(const std::string& text, const std::string& name,
                             Diagnostics& diagnostics) {
-  Loader loader(diagnostics);
+  SpecLoader loader(diagnostics);
   loader.train_text(text, name);
   loader.check_required();
   loader.check_alternatives();

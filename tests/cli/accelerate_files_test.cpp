@@ -16,8 +16,6 @@ using Json = nlohmann::json;
 
 namespace {
 
-const fs::path kSamples = fs::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
-
 struct Record {
   std::map<std::string, std::string> arguments, environment;
 };
@@ -56,15 +54,15 @@ const std::set<std::string> kIgnoredByAccelerate = {"rdzv_backend", "same_networ
 }  // namespace
 
 TEST_CASE("accelerate's files: the dry run has its arguments and its workers' environment") {
-  if (!fs::is_directory(kSamples)) {
-    MESSAGE("accelerate's own files are not here (" << kSamples.string() << ")");
+  if (!fs::is_directory(kAccelerateSamples)) {
+    MESSAGE("accelerate's own files are not here (" << kAccelerateSamples.string() << ")");
     return;
   }
   Shell shell;
   shell.write("hosts", "m0 slots=4\nm1 slots=4\nm2 slots=4\nm3 slots=4\n");
   int same = 0;
   std::vector<std::string> refused;
-  for (const auto& entry : fs::directory_iterator(kSamples / "configs")) {
+  for (const auto& entry : fs::directory_iterator(kAccelerateSamples / "configs")) {
     const std::string stem = entry.path().stem();
     CAPTURE(stem);
     std::vector<std::string> argv = {"launch",
@@ -107,7 +105,7 @@ TEST_CASE("accelerate's files: the dry run has its arguments and its workers' en
       continue;
     }
     const Json json = Json::parse(outcome.out);
-    const Record record = read_record(kSamples / "golden" / (stem + ".txt"));
+    const Record record = read_record(kAccelerateSamples / "golden" / (stem + ".txt"));
     REQUIRE(record.arguments.size() > 15);
     for (const auto& [key, value] : record.arguments) {
       if (!json["settings"].contains(key) || kIgnoredByAccelerate.count(key) != 0) continue;
@@ -164,12 +162,12 @@ TEST_CASE("accelerate's file for fp8 is precision.dtype of a train.yaml and its 
 }
 
 TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {
-  if (!fs::is_directory(kSamples)) return;
+  if (!fs::is_directory(kAccelerateSamples)) return;
   Shell shell;
-  const Outcome outcome =
-      shell.mtl({"launch", "--dry-run", "--json", "--num-processes", "2", "--deepspeed_config_file",
-                 "path/to/be/accepted", "--config-file",
-                 (kSamples / "configs/validate_launch_cmd.yaml").string(), "--", "test.py"});
+  const Outcome outcome = shell.mtl(
+      {"launch", "--dry-run", "--json", "--num-processes", "2", "--deepspeed_config_file",
+       "path/to/be/accepted", "--config-file",
+       (kAccelerateSamples / "configs/validate_launch_cmd.yaml").string(), "--", "test.py"});
   CAPTURE(outcome.err);
   REQUIRE(outcome.code == 0);
   const Json json = Json::parse(outcome.out);

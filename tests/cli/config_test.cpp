@@ -22,7 +22,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kSamples = fs::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
 const char* const kFile = "xdg/mtl/default_config.yaml";
 
 std::map<std::string, std::string> terminal_environment(const Shell& shell) {
@@ -50,8 +49,8 @@ void check_file(const Shell& shell, const Session& session) {
     CAPTURE(said);
     CHECK(config_value(root, said.substr(0, equals)) == said.substr(equals + 1));
   }
-  if (!session.same_as.empty() && fs::is_directory(kSamples)) {
-    CHECK(text == file_text(kSamples / "wizard" / (session.same_as + ".yaml")));
+  if (!session.same_as.empty() && fs::is_directory(kAccelerateSamples)) {
+    CHECK(text == file_text(kAccelerateSamples / "wizard" / (session.same_as + ".yaml")));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
@@ -24,9 +25,7 @@ std::string lines(int count) {
   return text;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 bool has_ended(pid_t pid) {
   siginfo_t info{};
@@ -44,24 +43,24 @@ TEST_CASE(
   REQUIRE(made.code == 0);
   const auto report = nlohmann::json::parse(made.out);
   CHECK(report.at("outputs").at(0).at("documents") == 100);
-  CHECK(contains(made.err, "out/corpus: 100 documents"));
+  CHECK(has(made.err, "out/corpus: 100 documents"));
   const Outcome preview = shell.mtl({"data", "preview", "out/corpus", "--documents", "1"});
   CHECK(preview.code == 0);
-  CHECK(contains(preview.out, "document number 0\n"));
-  CHECK(contains(preview.out, "ids 100 111 99"));
+  CHECK(has(preview.out, "document number 0\n"));
+  CHECK(has(preview.out, "ids 100 111 99"));
   const Outcome stats = shell.mtl({"data", "stats", "out/corpus.idx", "--json"});
   CHECK(stats.code == 0);
   CHECK(nlohmann::json::parse(stats.out).at("documents") == 100);
   CHECK(shell.mtl({"data", "stats", "out/corpus"}).code == 0);
-  CHECK(contains(shell.mtl({"data", "verify", "out/corpus"}).out, "good; 100 documents"));
+  CHECK(has(shell.mtl({"data", "verify", "out/corpus"}).out, "good; 100 documents"));
   const Outcome merged =
       shell.mtl({"data", "merge", "out/corpus", "out/corpus", "-o", "out/twice"});
   CHECK(merged.code == 0);
-  CHECK(contains(shell.mtl({"data", "verify", "out/twice"}).out, "good; 200 documents"));
+  CHECK(has(shell.mtl({"data", "verify", "out/twice"}).out, "good; 200 documents"));
   fs::resize_file(shell.dir() / "out/twice.bin", 100);
   const Outcome damaged = shell.mtl({"data", "verify", "out/twice"});
   CHECK(damaged.code == 6);
-  CHECK(contains(damaged.err, "data.index"));
+  CHECK(has(damaged.err, "data.index"));
 }
 
 TEST_CASE("mtl data tokenize: killed at any moment the same command goes on to the same bytes") {
@@ -118,13 +117,13 @@ TEST_CASE(
   // In blocks of 1,024 bytes; the signal is ignored as a shell's nohup would do it.
   const Outcome full = shell.run({"/bin/bash", "-c", "trap '' XFSZ; ulimit -f 2000; " + command});
   CHECK(full.code == 4);
-  CHECK(contains(full.err, "data.write"));
+  CHECK(has(full.err, "data.write"));
   CHECK(!fs::exists(shell.dir() / "out.bin"));
   CHECK(!fs::exists(shell.dir() / "out.idx"));
   const Outcome again = shell.run({"/bin/bash", "-c", command});
   INFO(again.err);
   CHECK(again.code == 0);
-  CHECK(contains(again.err, "100 000 documents"));
+  CHECK(has(again.err, "100 000 documents"));
 }
 
 TEST_CASE("mtl data tokenize: standard input and mistakes") {
@@ -139,7 +138,7 @@ TEST_CASE("mtl data tokenize: standard input and mistakes") {
     CAPTURE(part);
     INFO(outcome.err);
     CHECK(outcome.code == code);
-    CHECK(contains(outcome.err, part));
+    CHECK(has(outcome.err, part));
   };
   mistake({"in.jsonl", "-o", "x"}, 2, "no tokenizer");
   mistake({"in.jsonl", "--tokenizer", "bytes"}, 2, "no output");

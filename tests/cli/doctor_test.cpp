@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "support/text.h"
 
 using mtl::test::file_text;
 using mtl::test::Outcome;
@@ -28,9 +29,7 @@ Json finding(const Outcome& outcome, const std::string& check) {
   return Json{{"level", "absent"}, {"what", ""}, {"cure", ""}};
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 Outcome in_shell(const Shell& shell, const std::string& command,
                  const std::map<std::string, std::string>& env = {}) {

@@ -9,16 +9,13 @@
 
 #include "cli/program.h"
 #include "common/error.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
 using nlohmann::json;
 
 namespace {
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // 7 B, whose data are a line of text.
 void write_7b(const Shell& shell) {

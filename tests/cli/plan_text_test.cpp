@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "runtime/metrics/format.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -53,9 +54,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 }  // namespace
 

@@ -30,8 +30,12 @@ inline std::string file_text(const std::filesystem::path& path) {
   return text.str();
 }
 
-// A scratch directory with HF_HOME and XDG_CONFIG_HOME inside, so that no settings of the machine leak into a test, and
-// a way to run mtl there.
+// accelerate's own files, where somebody has put them.
+inline const std::filesystem::path kAccelerateSamples =
+    std::filesystem::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
+
+// A scratch directory with HF_HOME and XDG_CONFIG_HOME inside, so that no settings of the machine
+// leak into a test, and a way to run mtl there.
 class Shell {
  public:
   const std::filesystem::path& dir() const { return dir_.path(); }

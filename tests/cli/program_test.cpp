@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "common/terminal.h"
+#include "support/text.h"
 
 using mtl::test::Outcome;
 using mtl::test::Shell;
@@ -16,9 +17,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 }  // namespace
 

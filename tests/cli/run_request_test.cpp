@@ -14,9 +14,9 @@
 
 using namespace mtl;
 
-using Words = std::vector<std::string>;
-
 namespace {
+
+using Words = std::vector<std::string>;
 
 void give(RunOptions& options, const std::string& name, const std::string& text) {
   options.given.flags[name] = {{text}, "--" + name};

@@ -4,6 +4,7 @@
 
 #include "cli/program.h"
 #include "cli/test_report.h"
+#include "support/text.h"
 
 using mtl::test::Outcome;
 using mtl::test::Shell;
@@ -13,9 +14,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 Outcome test_setup(const Words& flags, const std::map<std::string, std::string>& env = {}) {
   const Shell shell;

@@ -12,15 +12,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A model of a few thousand parameters on a text that repeats itself.
 inline void write_recipe(const Shell& shell, int steps) {

@@ -16,6 +16,7 @@
 #include <doctest/doctest.h>
 
 #include "cluster/machines.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
@@ -24,10 +25,6 @@ using Milliseconds = std::chrono::milliseconds;
 
 // A hang fails the test instead of stopping the suite.
 inline constexpr std::chrono::seconds kPatience{60};
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 inline bool wait_until(const std::function<bool()>& happened, Milliseconds within = kPatience) {
   const auto until = std::chrono::steady_clock::now() + within;

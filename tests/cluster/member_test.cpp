@@ -23,7 +23,7 @@ std::vector<std::string> node(int rank, int nodes, const std::vector<std::string
   return args;
 }
 
-std::vector<std::string> shell(const std::string& script) {
+std::vector<std::string> program_of(const std::string& script) {
   return {"--", "/bin/sh", "-c", script};
 }
 
@@ -53,7 +53,7 @@ TEST_CASE_FIXTURE(Machines, "the same command on two or three machines in any or
   const int nodes = static_cast<int>(order.size());
   std::vector<Command> typed;
   for (const int rank : order) {
-    typed.push_back(cluster.launch(node(rank, nodes, shell(kSay)), rank + 1));
+    typed.push_back(cluster.launch(node(rank, nodes, program_of(kSay)), rank + 1));
     std::this_thread::sleep_for(200ms);  // so that the order is one
   }
   for (Command& command : typed) {
@@ -73,8 +73,8 @@ TEST_CASE_FIXTURE(Machines, "the same command on two or three machines in any or
 
 TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl-C ends the wait") {
   Cluster cluster(3);
-  Command first = cluster.launch(node(0, 3, shell(kSay)), 1);
-  Command second = cluster.launch(node(1, 3, shell(kSay)), 2);
+  Command first = cluster.launch(node(0, 3, program_of(kSay)), 1);
+  Command second = cluster.launch(node(1, 3, program_of(kSay)), 2);
   CHECK_MESSAGE(first.says("waiting for machine_rank 2: 2 nodes of 3 here", 15s), first.err());
   CHECK_MESSAGE(second.says("waiting for machine_rank 2: 2 nodes of 3 here", 15s), second.err());
   bool on_node_0 = true;
@@ -94,7 +94,7 @@ TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl
 
 TEST_CASE_FIXTURE(Machines, "without node 0 the others say where they wait and Ctrl-C ends it") {
   Cluster cluster(2);
-  Command typed = cluster.launch(node(1, 2, shell(kSay)), 2);
+  Command typed = cluster.launch(node(1, 2, program_of(kSay)), 2);
   CHECK_MESSAGE(typed.says("waiting for the rendezvous at m1 port 29500", 15s), typed.err());
   typed.signal(SIGINT);
   const CommandEnd end = typed.wait(10s);
@@ -104,21 +104,21 @@ TEST_CASE_FIXTURE(Machines, "without node 0 the others say where they wait and C
 
 TEST_CASE_FIXTURE(Machines, "two nodes with one rank: the second is refused and the job goes on") {
   Cluster cluster(3);
-  Command first = cluster.launch(node(0, 2, shell(kSay)), 1);
+  Command first = cluster.launch(node(0, 2, program_of(kSay)), 1);
   REQUIRE(wait_until([&] { return !cluster.pids(1, "launch").empty(); }));
   SUBCASE("the same as another") {
     // m1's rendezvous has its rank 0 once it waits for the other one.
     REQUIRE(first.says("waiting for machine_rank 1", 15s));
-    const CommandEnd twin = cluster.launch(node(0, 2, shell(kSay)), 3).wait(kPatience);
+    const CommandEnd twin = cluster.launch(node(0, 2, program_of(kSay)), 3).wait(kPatience);
     CHECK_MESSAGE(has(twin.err, "note: m1 is no address of m3"), twin.err);
     CHECK_MESSAGE(twin.code == 4, twin.err);
     CHECK_MESSAGE(has(twin.err, "error[launch.join]: m3 cannot take part: "), twin.err);
   }
   SUBCASE("beyond the last") {
-    const CommandEnd third = cluster.launch(node(2, 2, shell(kSay)), 3).wait(kPatience);
+    const CommandEnd third = cluster.launch(node(2, 2, program_of(kSay)), 3).wait(kPatience);
     CHECK_MESSAGE(third.code == 3, third.err);
   }
-  Command second = cluster.launch(node(1, 2, shell(kSay)), 2);
+  Command second = cluster.launch(node(1, 2, program_of(kSay)), 2);
   for (Command* command : {&first, &second}) {
     const CommandEnd end = command->wait(kPatience);
     CHECK_MESSAGE(end.code == 0, end.err);
@@ -135,14 +135,14 @@ TEST_CASE_FIXTURE(Machines, "a node with another token is kept out and said so")
     return std::vector<std::string>{"--token_file", path};
   };
   const auto right = token("right", "the right one");
-  Command first = cluster.launch(node(0, 2, shell("sleep 1; " + kSay), right), 1);
+  Command first = cluster.launch(node(0, 2, program_of("sleep 1; " + kSay), right), 1);
   const CommandEnd wrong =
-      cluster.launch(node(1, 2, shell(kSay), token("wrong", "another")), 3).wait(kPatience);
+      cluster.launch(node(1, 2, program_of(kSay), token("wrong", "another")), 3).wait(kPatience);
   CHECK_MESSAGE(wrong.code == 4, wrong.err);
   CHECK_MESSAGE(has(wrong.err, "error[rendezvous.auth]: the rendezvous at m1 port 29500"),
                 wrong.err);
-  Command second = cluster.launch(node(1, 2, shell("sleep 1; " + kSay), right), 2);
-  const CommandEnd without = cluster.launch(node(1, 2, shell(kSay)), 3).wait(kPatience);
+  Command second = cluster.launch(node(1, 2, program_of("sleep 1; " + kSay), right), 2);
+  const CommandEnd without = cluster.launch(node(1, 2, program_of(kSay)), 3).wait(kPatience);
   CHECK_MESSAGE(without.code == 4, without.err);
   for (Command* command : {&first, &second}) CHECK(command->wait(kPatience).code == 0);
   CHECK(cluster.files("ran-").size() == 4);
@@ -214,7 +214,8 @@ TEST_CASE_FIXTURE(Machines, "ranks meet on the interface that was asked for") {
 TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once") {
   Cluster cluster(2);
   // A name may come later than the node (a pod's), so it is waited for, and said why.
-  Command waits = cluster.launch(node(1, 2, shell(kSay), {"--join_timeout", "7"}, "nowhere"), 2);
+  Command waits =
+      cluster.launch(node(1, 2, program_of(kSay), {"--join_timeout", "7"}, "nowhere"), 2);
   CHECK_MESSAGE(waits.says("waiting for the rendezvous at nowhere port 29500: ", 15s), waits.err());
   const CommandEnd end = waits.wait(30s);
   CHECK_MESSAGE(end.code == 4, end.err);
@@ -225,14 +226,14 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
                                     "s = socket.create_server(('', 29500))\n"
                                     "print('up', flush=True)\ntime.sleep(1000)\n"});
   REQUIRE(taken.says("up", kPatience));
-  const CommandEnd first = cluster.launch(node(0, 2, shell(kSay)), 1).wait(20s);
+  const CommandEnd first = cluster.launch(node(0, 2, program_of(kSay)), 1).wait(20s);
   CHECK_MESSAGE(first.code == 4, first.err);
   CHECK_MESSAGE(has(first.err, "error[rendezvous.port]: "), first.err);
 }
 
 TEST_CASE_FIXTURE(Machines, "a node that fails ends all and all give its code") {
   Cluster cluster(3);
-  const auto program = shell(
+  const auto program = program_of(
       "if [ $RANK = 5 ]; then sleep 0.3; echo why >&2; exit 42; fi\n"
       "trap 'echo $RANK > termed-$RANK; exit 0' TERM\nsleep 1000 & wait\n");
   std::vector<Command> typed;
@@ -254,7 +255,7 @@ TEST_CASE_FIXTURE(Machines, "a node that fails ends all and all give its code") 
 
 TEST_CASE_FIXTURE(Machines, "a node or node 0 that is killed ends the others with a reason") {
   Cluster cluster(3);
-  const auto program = shell("echo $$ > pid-$RANK; exec sleep 1000");
+  const auto program = program_of("echo $$ > pid-$RANK; exec sleep 1000");
   std::vector<Command> typed;
   for (int rank = 0; rank < 3; ++rank) {
     typed.push_back(cluster.launch(node(rank, 3, program, {"--grace", "2"}), rank + 1));

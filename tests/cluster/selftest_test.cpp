@@ -3,16 +3,9 @@
 #include <thread>
 
 #include "cluster/machines.h"
+#include "support/text.h"
 
 using namespace mtl::test;
-
-namespace {
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE_FIXTURE(Machines, "mtl test over ssh: well and slow and cut off") {
   Lab lab(3);

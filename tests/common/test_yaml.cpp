@@ -8,7 +8,6 @@
 #include "support/temp_dir.h"
 
 using namespace mtl;
-using Kind = YamlValue::Kind;
 
 namespace {
 
@@ -44,20 +43,20 @@ YamlValue parse(const std::string& text) {
 std::string show(const YamlValue& value) {
   std::string text;
   switch (value.kind) {
-    case Kind::null:
+    case YamlValue::Kind::null:
       return "null";
-    case Kind::scalar:
+    case YamlValue::Kind::scalar:
       text += value.quoted ? '"' : '<';
       text += value.text;
       text += value.quoted ? '"' : '>';
       return text;
-    case Kind::list:
+    case YamlValue::Kind::list:
       for (const YamlValue& item : value.items) {
         text += text.empty() ? '[' : ',';
         text += show(item);
       }
       return text.empty() ? "[]" : text + ']';
-    case Kind::map:
+    case YamlValue::Kind::map:
       for (const auto& entry : value.entries) {
         text += text.empty() ? '{' : ',';
         text += entry.key;
@@ -115,7 +114,7 @@ TEST_CASE("JSON is read, also with tabs and Windows line ends") {
 TEST_CASE("empty texts are null") {
   for (const char* text : {"", "\n\n", "# only a comment\n", "---\n", "--- # c\n...\n"}) {
     CAPTURE(text);
-    CHECK(parse(text).kind == Kind::null);
+    CHECK(parse(text).kind == YamlValue::Kind::null);
   }
   CHECK(show(parse("%YAML 1.2\n---\na: 1\n...\n")) == "{a:<1>}");
 }
@@ -222,14 +221,14 @@ TEST_CASE("hostile texts end soon, with few errors") {
 }
 
 TEST_CASE("depth 64 itself is read") {
-  CHECK(parse(std::string(64, '[') + std::string(64, ']')).kind == Kind::list);
+  CHECK(parse(std::string(64, '[') + std::string(64, ']')).kind == YamlValue::Kind::list);
 }
 
 TEST_CASE("a missing file is an error with its path") {
   const test::TempDir dir;
   Diagnostics diagnostics;
   const std::string path = (dir.path() / "absent.yaml").string();
-  CHECK(read_yaml(path, diagnostics).kind == Kind::null);
+  CHECK(read_yaml(path, diagnostics).kind == YamlValue::Kind::null);
   REQUIRE(diagnostics.all().size() == 1);
   CHECK(diagnostics.all()[0].code == "file.missing");
   read_yaml(dir.path().string(), diagnostics);

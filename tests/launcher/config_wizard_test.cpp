@@ -7,6 +7,7 @@
 
 #include "launcher/config_edit.h"
 #include "launcher/launch_request.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -36,9 +37,7 @@ std::string refusal(ConfigWizard& wizard, const std::string& text) {
   return wizard.answer(text).value_or("");
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include "support/text.h"
+
 using namespace mtl;
 using Level = Finding::Level;
 
@@ -19,9 +21,7 @@ Finding of(const std::vector<Finding>& findings, const std::string& check) {
   return *found;
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 

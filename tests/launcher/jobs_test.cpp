@@ -38,7 +38,7 @@ class StateHome {
   std::string before_;
 };
 
-void write(const fs::path& file, const std::string& text) {
+void write_file(const fs::path& file, const std::string& text) {
   fs::create_directories(file.parent_path());
   std::ofstream(file) << text;
 }
@@ -74,8 +74,8 @@ TEST_CASE("jobs are recorded and found again") {
   record_job(record);
   record_job(slurm_record("12", "/runs/y"));
   record_job(slurm_record("12", "/runs/y/1", getpid()));
-  write(job_registry() / "bad.json", "{");
-  write(job_registry() / "other.json", "[1]");
+  write_file(job_registry() / "bad.json", "{");
+  write_file(job_registry() / "other.json", "[1]");
   std::vector<JobRecord> found = recorded_jobs();
   CHECK(found.size() == 3);
   const auto own = std::find_if(found.begin(), found.end(),
@@ -121,7 +121,7 @@ TEST_CASE("a run whose directory was deleted is forgotten and another host's is 
 
 TEST_CASE("a home that cannot be written keeps nothing from starting") {
   const StateHome home;
-  write(home.path() / "mtl", "a file where the folder should be");
+  write_file(home.path() / "mtl", "a file where the folder should be");
   record_job(slurm_record("1", ""));
   CHECK(recorded_jobs().empty());
 }
@@ -129,9 +129,9 @@ TEST_CASE("a home that cannot be written keeps nothing from starting") {
 TEST_CASE("local runs are shown with their progress and without SLURM") {
   const StateHome home;
   const fs::path run = home.path() / "runs" / "tiny" / "1";
-  write(run / "resolved.yaml", "");
-  write(run / "status.json",
-        R"({"state":"running","step":7,"steps":10,"loss":2.5,"tokens_per_s":100,"eta_s":3})");
+  write_file(run / "resolved.yaml", "");
+  write_file(run / "status.json",
+             R"({"state":"running","step":7,"steps":10,"loss":2.5,"tokens_per_s":100,"eta_s":3})");
   JobRecord record = record_of_this_process("local", "tiny");
   record.run = run.string();
   std::vector<JobView> jobs = join_jobs({record}, std::nullopt, false);
@@ -149,17 +149,17 @@ TEST_CASE("local runs are shown with their progress and without SLURM") {
   REQUIRE(jobs.size() == 1);
   CHECK(jobs[0].state == "LOST");
   CHECK(std::isnan(jobs[0].tokens_per_s));
-  write(run / "status.json", R"({"state":"stopped","step":7,"steps":10})");
+  write_file(run / "status.json", R"({"state":"stopped","step":7,"steps":10})");
   CHECK(join_jobs({record}, std::nullopt, true)[0].state == "STOPPED");
-  write(run / "status.json", "{\"state\":");  // read while it was written
+  write_file(run / "status.json", "{\"state\":");  // read while it was written
   CHECK(join_jobs({record}, std::nullopt, true)[0].state == "LOST");
 }
 
 TEST_CASE("a job of SLURM is one line with what the launch inside it knows") {
   const mtl::test::TempDir dir;
   const fs::path name = dir.path() / "runs" / "train";
-  write(name / "1" / "resolved.yaml", "");
-  write(name / "1" / "status.json", R"({"state":"running","step":2,"steps":4,"loss":1})");
+  write_file(name / "1" / "resolved.yaml", "");
+  write_file(name / "1" / "status.json", R"({"state":"running","step":2,"steps":4,"loss":1})");
   const std::vector<JobRecord> records = {slurm_record("12", name.string()),
                                           slurm_record("12", (name / "1").string(), 4711)};
   SlurmJobState job = queued("12", "RUNNING");
@@ -175,7 +175,7 @@ TEST_CASE("a job of SLURM is one line with what the launch inside it knows") {
   job.reason = "Resources";
   CHECK(join_jobs(records, {{job}}, false)[0].reason == "Resources");
   job.state = "FAILED";
-  write(name / "1" / "status.json", R"({"state":"stopped","step":2})");
+  write_file(name / "1" / "status.json", R"({"state":"stopped","step":2})");
   CHECK(join_jobs(records, {{job}}, true)[0].state == "STOPPED");
   job.state = "COMPLETED";
   CHECK(join_jobs(records, {{job}}, false).empty());
@@ -191,12 +191,12 @@ TEST_CASE("jobs of SLURM that are none of ours are left out") {
   SlurmJobState job = queued("12", "RUNNING");
   job.script = (dir.path() / "job.sbatch").string();
   CHECK(join_jobs({}, {{job}}, false).empty());
-  write(job.script, "#!/bin/bash\nsleep 1\n");
+  write_file(job.script, "#!/bin/bash\nsleep 1\n");
   CHECK(join_jobs({}, {{job}}, false).empty());
   // One of mtl's that somebody has given to sbatch.
-  write(job.script,
-        "#!/bin/bash\n#SBATCH --nodes=1\nexport MTL_JOB_SCRIPT=/x\nexec mtl launch x\n");
-  write(dir.path() / "job.json", R"({"run":"/runs/train"})");
+  write_file(job.script,
+             "#!/bin/bash\n#SBATCH --nodes=1\nexport MTL_JOB_SCRIPT=/x\nexec mtl launch x\n");
+  write_file(dir.path() / "job.json", R"({"run":"/runs/train"})");
   const std::vector<JobView> jobs = join_jobs({}, {{job}}, false);
   REQUIRE(jobs.size() == 1);
   CHECK(jobs[0].run == "/runs/train");

@@ -15,6 +15,7 @@
 
 #include "launcher/job_messages.h"
 #include "launcher/outlet.h"
+#include "launcher/processes.h"
 
 using namespace mtl;
 using namespace std::chrono_literals;
@@ -22,7 +23,7 @@ using namespace std::chrono_literals;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kPatienceSeconds = 60;
+using mtl::test::kPatienceSeconds;
 
 // Two hubs with a cable between them that lets only so many bytes a second pass (0 = none, -1 = as
 // many as come) from the agent to the launcher.

@@ -8,6 +8,8 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "support/text.h"
+
 using namespace mtl;
 
 namespace {
@@ -34,9 +36,7 @@ std::string words(const std::string& name, const std::string& what) {
   return "";
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 // The message of a table that is refused, with its line.
 std::string refusal(const std::string& text) {

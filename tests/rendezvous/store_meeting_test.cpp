@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/store.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace std::chrono_literals;
@@ -31,9 +32,7 @@ Told told(const std::function<void()>& action) {
   return {};
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != text.npos;
-}
+using mtl::test::has;
 
 // Runs `test` with a function that gives each participant its store.
 using Connect = std::function<std::shared_ptr<Store>()>;
@@ -62,8 +61,8 @@ TEST_CASE("wait for several keys") {
     store->set("a", "1");
     const Told late = told([&] { store->wait({"a", "b", "c"}, 20ms); });
     CHECK(late.code == "rendezvous.timeout");
-    CHECK(contains(late.what, "'b', 'c'"));
-    CHECK_FALSE(contains(late.what, "'a'"));
+    CHECK(has(late.what, "'b', 'c'"));
+    CHECK_FALSE(has(late.what, "'a'"));
     std::thread waiter([&] { connect()->wait({"c", "a", "b"}, 20s); });
     store->set("b", "");
     store->set("c", "3");
@@ -111,7 +110,7 @@ TEST_CASE("a barrier lets all go together and may be used again") {
     store->barrier("alone", 1, 0ms);
     const Told late = told([&] { store->barrier("b", 3, 20ms); });
     CHECK(late.code == "rendezvous.timeout");
-    CHECK(contains(late.what, "1 of 3"));
+    CHECK(has(late.what, "1 of 3"));
     CHECK(told([&] { store->barrier("b", 0, 20ms); }).code == "rendezvous.disagree");
     // Who gave up does not count: two are still needed.
     std::atomic<int> through = 0;
@@ -137,8 +136,8 @@ TEST_CASE("a barrier of two sizes is an error for the second") {
     });
     const Told& second = codes[0].code == "rendezvous.disagree" ? codes[0] : codes[1];
     CHECK(second.code == "rendezvous.disagree");
-    const bool both = contains(second.what, "3 here, 2 elsewhere") ||
-                      contains(second.what, "2 here, 3 elsewhere");
+    const bool both =
+        has(second.what, "3 here, 2 elsewhere") || has(second.what, "2 here, 3 elsewhere");
     CHECK(both);
   });
 }
@@ -172,19 +171,19 @@ TEST_CASE("an exchange that is not complete names who is missing") {
     in_parallel(3, [&](int i) {
       const int rank = i == 2 ? 4 : i;
       const Told late = told([&] { exchange(*connect(), "x", rank, 5, "v", 200ms); });
-      if (late.code == "rendezvous.timeout" && contains(late.what, "2, 3 of 5")) ++named;
+      if (late.code == "rendezvous.timeout" && has(late.what, "2, 3 of 5")) ++named;
     });
     CHECK(named == 3);
     const auto store = connect();
     const Told basic = told([&] { store->Store::exchange("x", 0, 5, "v", 10ms); });
-    CHECK(contains(basic.what, "2, 3 of 5"));
+    CHECK(has(basic.what, "2, 3 of 5"));
     CHECK(told([&] { store->exchange("x", 0, 6, "v", 10ms); }).code == "rendezvous.disagree");
     CHECK(told([&] { store->exchange("y", 6, 6, "v", 10ms); }).code == "rendezvous.disagree");
     CHECK(told([&] { store->exchange("y", 0, -1, "v", 10ms); }).code == "rendezvous.disagree");
     // Names that only look like a rank's do not count.
     store->set("x/02", "v");
     store->set("x/3x", "v");
-    CHECK(contains(told([&] { store->exchange("x", 0, 5, "v", 10ms); }).what, "2, 3 of 5"));
+    CHECK(has(told([&] { store->exchange("x", 0, 5, "v", 10ms); }).what, "2, 3 of 5"));
     store->set("x/2", "two");
     store->set("x/3", "three");
     CHECK(store->exchange("x", 0, 5, "v", 10ms)[3] == "three");

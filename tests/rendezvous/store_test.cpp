@@ -34,14 +34,14 @@ std::string code_of(const std::function<void()>& action) {
   return "no error";
 }
 
-const std::string kToken = "the run's token";
+const std::string kRunToken = "the run's token";
 
 StoreClientOptions client_of(const StoreServer& server) {
-  return {.address = "127.0.0.1", .port = server.port(), .token = kToken};
+  return {.address = "127.0.0.1", .port = server.port(), .token = kRunToken};
 }
 
 std::unique_ptr<StoreServer> serve(std::chrono::milliseconds auth_timeout = 5s) {
-  return serve_store({.token = kToken, .auth_timeout = auth_timeout});
+  return serve_store({.token = kRunToken, .auth_timeout = auth_timeout});
 }
 
 // A raw TCP client that speaks whatever a test wants.
@@ -205,7 +205,7 @@ TEST_CASE("compare_set elects exactly one") {
 }
 
 TEST_CASE("a wrong token and a wrong generation are told apart, and nobody else notices") {
-  const auto server = serve_store({.token = kToken, .generation = 4});
+  const auto server = serve_store({.token = kRunToken, .generation = 4});
   StoreClientOptions good = client_of(*server);
   good.generation = 4;
   const auto store = connect_store(good);
@@ -285,11 +285,12 @@ TEST_CASE("an authenticated client that breaks the protocol is dropped") {
   raw.send(wire::frame(wire::encode(hello)));
   const auto challenge = wire::decode_challenge(raw.receive());
   REQUIRE(challenge);
-  raw.send(wire::frame(wire::encode(wire::Proof{auth::client_proof(kToken, hello, *challenge)})));
+  raw.send(
+      wire::frame(wire::encode(wire::Proof{auth::client_proof(kRunToken, hello, *challenge)})));
   const auto welcome = wire::decode_welcome(raw.receive());
   REQUIRE(welcome);
   CHECK(welcome->verdict == wire::Verdict::accepted);
-  CHECK(auth::equal(welcome->mac, auth::server_proof(kToken, hello, *challenge, *welcome)));
+  CHECK(auth::equal(welcome->mac, auth::server_proof(kRunToken, hello, *challenge, *welcome)));
   SUBCASE("a frame above the cap") {
     raw.send("\xff\xff\xff\x7f");
   }
@@ -342,7 +343,8 @@ TEST_CASE("a client that dies while it waits leaves nothing behind") {
   const wire::Hello hello = {.nonce = auth::random_nonce()};
   raw->send(wire::frame(wire::encode(hello)));
   const auto challenge = wire::decode_challenge(raw->receive());
-  raw->send(wire::frame(wire::encode(wire::Proof{auth::client_proof(kToken, hello, *challenge)})));
+  raw->send(
+      wire::frame(wire::encode(wire::Proof{auth::client_proof(kRunToken, hello, *challenge)})));
   raw->receive();
   raw->send(wire::frame(wire::encode(wire::Request{
       .op = wire::Op::get, .key = "k", .value = {}, .expected = {}, .timeout_ms = 60'000})));
@@ -366,7 +368,7 @@ TEST_CASE("the end of the server ends its clients' waits") {
 
 TEST_CASE("addresses: IPv4, IPv6, both, names, a port in use, nobody there") {
   for (const char* address : {"127.0.0.1", "0.0.0.0", "localhost"}) {
-    const auto server = serve_store({.address = address, .token = kToken});
+    const auto server = serve_store({.address = address, .token = kRunToken});
     CHECK(connect_store(client_of(*server))->add("n", 1) == 1);
   }
   const int probe = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -376,32 +378,32 @@ TEST_CASE("addresses: IPv4, IPv6, both, names, a port in use, nobody there") {
   const bool ipv6 = ::bind(probe, reinterpret_cast<sockaddr*>(&loopback), sizeof(loopback)) == 0;
   ::close(probe);
   if (ipv6) {
-    const auto server = serve_store({.address = "[::1]", .token = kToken});
+    const auto server = serve_store({.address = "[::1]", .token = kRunToken});
     StoreClientOptions options = client_of(*server);
     options.address = "::1";
     CHECK(connect_store(options)->add("n", 1) == 1);
     options.address = "[::1]";
     CHECK(connect_store(options)->add("n", 1) == 2);
-    const auto both = serve_store({.address = "::", .token = kToken});
+    const auto both = serve_store({.address = "::", .token = kRunToken});
     CHECK(connect_store(client_of(*both))->add("n", 1) == 1);
   }
   const auto server = serve();
-  CHECK(code_of([&] { serve_store({.port = server->port(), .token = kToken}); }) ==
+  CHECK(code_of([&] { serve_store({.port = server->port(), .token = kRunToken}); }) ==
         "rendezvous.port");
-  CHECK(code_of([&] { serve_store({.address = "no.such.host.invalid", .token = kToken}); }) ==
+  CHECK(code_of([&] { serve_store({.address = "no.such.host.invalid", .token = kRunToken}); }) ==
         "rendezvous.address");
   StoreClientOptions nobody = {
-      .address = "127.0.0.1", .port = 1, .token = kToken, .connect_timeout = 100ms};
+      .address = "127.0.0.1", .port = 1, .token = kRunToken, .connect_timeout = 100ms};
   CHECK(code_of([&] { connect_store(nobody); }) == "rendezvous.connect");
 }
 
 TEST_CASE("a client may start before its server") {
   const uint16_t port = serve()->port();
   std::thread client([&] {
-    StoreClientOptions options = {.address = "127.0.0.1", .port = port, .token = kToken};
+    StoreClientOptions options = {.address = "127.0.0.1", .port = port, .token = kRunToken};
     CHECK(connect_store(options)->add("n", 1) == 1);
   });
   std::this_thread::sleep_for(100ms);
-  const auto server = serve_store({.port = port, .token = kToken});
+  const auto server = serve_store({.port = port, .token = kRunToken});
   client.join();
 }

@@ -13,15 +13,12 @@
 #include <nlohmann/json.hpp>
 
 #include "support/slurm.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 inline std::string file_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

@@ -10,6 +10,7 @@
 
 #include "common/files.h"
 #include "slurm/submit_run.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using nlohmann::json;
@@ -17,10 +18,6 @@ using nlohmann::json;
 namespace {
 
 namespace fs = std::filesystem;
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 json listed(const Slurm& slurm, Words flags = {}) {
   Words words = {"ps", "--json"};

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "ssh/loopback.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -27,10 +28,6 @@ std::string failure(const FleetOptions& options, std::string* code) {
           : event.kind == FleetEvent::started ? "started"
                                               : "ended";
   return event.error ? render(*event.error) : "";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Takes connections and says nothing.

@@ -23,7 +23,6 @@ constexpr int64_t kPiece = 1 << 20;
 constexpr int64_t kRead = 1 << 20;
 // A receiver that is reading makes room within this: cheaper than keeping a copy.
 constexpr auto kBriefly = 100us;
-constexpr auto kSpin = 50us;
 
 struct Header {
   int64_t numel = 0;

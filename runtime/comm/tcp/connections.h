@@ -4,6 +4,7 @@
 // in three groups of all need 252.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,10 @@ struct Core {
   std::unique_ptr<Network> network;  // ends before the peers do
   bool spins = false;                // every rank of this host has a CPU
 };
+
+// How long a rank looks again and again before it sleeps, where every rank has a CPU: a few times
+// the cost of sleeping and waking up.
+constexpr std::chrono::microseconds kSpin{50};
 
 // A socket that leave() shuts down.
 class Connection {

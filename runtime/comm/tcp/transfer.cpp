@@ -31,9 +31,6 @@ constexpr int64_t kStretch = 32 << 10;
 constexpr int64_t kRing = 1 << 20;
 constexpr int64_t kRings = 8 << 20;
 constexpr int64_t kAlign = 64;
-// How long a rank looks again and again before it sleeps, where every rank has a CPU: a few times
-// the cost of sleeping and waking up.
-constexpr auto kSpin = 50us;
 constexpr int kFewPeers = 3;
 
 }  // namespace

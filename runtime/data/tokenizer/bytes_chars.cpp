@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/error.h"
 #include "runtime/data/data.h"
 #include "runtime/data/tokenizer/hf_tokenizer.h"
 #include "runtime/data/utf8.h"
@@ -19,24 +20,18 @@ namespace {
 using tokenizer::kFormat;
 using tokenizer::kVersion;
 
-[[noreturn]] void fail(std::string code, std::string what, std::string help) {
-  throw Error(
-      Exit::data,
-      Diagnostic{.code = std::move(code), .what = std::move(what), .help = std::move(help)});
-}
-
 [[noreturn]] void fail_id(int32_t id, size_t position, int64_t vocab_size) {
-  fail("data.token",
-       fmt::format("token id {} at position {} is outside the vocabulary of {}", id, position,
-                   vocab_size),
-       "decode with the tokenizer that the model was trained with");
+  fail_data("data.token",
+            fmt::format("token id {} at position {} is outside the vocabulary of {}", id, position,
+                        vocab_size),
+            "decode with the tokenizer that the model was trained with");
 }
 
 [[noreturn]] void fail_utf8(const char* why, std::string_view text, size_t pos) {
-  fail("data.utf8",
-       fmt::format("invalid UTF-8 at byte offset {}: {} (0x{:02X})", pos, why,
-                   static_cast<unsigned char>(text[pos])),
-       "convert the text to UTF-8, or use data.tokenizer.type: bytes");
+  fail_data("data.utf8",
+            fmt::format("invalid UTF-8 at byte offset {}: {} (0x{:02X})", pos, why,
+                        static_cast<unsigned char>(text[pos])),
+            "convert the text to UTF-8, or use data.tokenizer.type: bytes");
 }
 
 class ByteTokenizer : public Tokenizer {
@@ -85,13 +80,14 @@ class CharTokenizer : public Tokenizer {
       if (const char* why = read_utf8(text, pos, character)) fail_utf8(why, text, pos);
       const int32_t id = character < id_of_.size() ? id_of_[character] : -1;
       if (id < 0) {
-        fail("data.token",
-             fmt::format("character U+{:04X} '{}' at byte offset {} is not one of the {} "
-                         "characters that the model knows",
-                         static_cast<uint32_t>(character), text.substr(start, pos - start), start,
-                         characters_.size()),
-             "leave the character out; a model of bytes (data.tokenizer.type: bytes) spells any "
-             "text");
+        fail_data(
+            "data.token",
+            fmt::format("character U+{:04X} '{}' at byte offset {} is not one of the {} "
+                        "characters that the model knows",
+                        static_cast<uint32_t>(character), text.substr(start, pos - start), start,
+                        characters_.size()),
+            "leave the character out; a model of bytes (data.tokenizer.type: bytes) spells any "
+            "text");
       }
       ids.push_back(id);
     }
@@ -123,8 +119,8 @@ class CharTokenizer : public Tokenizer {
 };
 
 [[noreturn]] void fail_json(const std::string& what) {
-  fail("data.tokenizer", "not a tokenizer that mtl can read: " + what,
-       "use the tokenizer.json that mtl wrote beside the run or into the checkpoint");
+  fail_data("data.tokenizer", "not a tokenizer that mtl can read: " + what,
+            "use the tokenizer.json that mtl wrote beside the run or into the checkpoint");
 }
 
 }  // namespace
@@ -169,8 +165,8 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(std::string_view text) {
     if (seen[character]) characters.push_back(character);
   }
   if (characters.empty()) {
-    fail("data.empty", "a character vocabulary cannot be made from an empty text",
-         "give a text with at least one character");
+    fail_data("data.empty", "a character vocabulary cannot be made from an empty text",
+              "give a text with at least one character");
   }
   return std::make_unique<CharTokenizer>(std::move(characters));
 }

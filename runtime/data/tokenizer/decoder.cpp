@@ -72,9 +72,9 @@ class Fuse : public Decoder {
 };
 
 // Takes up to `start` characters `content` from the front, and up to `stop` from the back.
-class Strip : public Decoder {
+class StripDecoder : public Decoder {
  public:
-  Strip(std::string content, int64_t start, int64_t stop)
+  StripDecoder(std::string content, int64_t start, int64_t stop)
       : content_(std::move(content)), start_(start), stop_(stop) {}
   void apply(std::vector<TokenText>& tokens) const override {
     for (TokenText& token : tokens) {
@@ -109,9 +109,9 @@ class Replace : public Decoder {
   const std::unique_ptr<Normalizer> replace_;
 };
 
-class Metaspace : public Decoder {
+class MetaspaceDecoder : public Decoder {
  public:
-  Metaspace(std::string replacement, bool prepends)
+  MetaspaceDecoder(std::string replacement, bool prepends)
       : replacement_(std::move(replacement)), prepends_(prepends) {}
   void apply(std::vector<TokenText>& tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -137,9 +137,10 @@ class BpeSuffix : public Decoder {
   const std::string suffix_;
 };
 
-class Sequence : public Decoder {
+class SequenceDecoder : public Decoder {
  public:
-  explicit Sequence(std::vector<std::unique_ptr<Decoder>> steps) : steps_(std::move(steps)) {}
+  explicit SequenceDecoder(std::vector<std::unique_ptr<Decoder>> steps)
+      : steps_(std::move(steps)) {}
   void apply(std::vector<TokenText>& tokens) const override {
     for (const auto& step : steps_) step->apply(tokens);
   }
@@ -168,15 +169,15 @@ std::unique_ptr<Decoder> make_decoder(const nlohmann::json* json, const std::str
       refuse(place, fmt::format("'content' has to be one character, not {}", shown(content)));
     }
     constexpr int64_t kMost = 1 << 20;
-    return std::make_unique<Strip>(content, size_member(*json, "start", place, kMost),
-                                   size_member(*json, "stop", place, kMost));
+    return std::make_unique<StripDecoder>(content, size_member(*json, "start", place, kMost),
+                                          size_member(*json, "stop", place, kMost));
   }
   if (type == "Replace") return std::make_unique<Replace>(make_normalizer(json, place));
   if (type == "Metaspace") {
     const bool prepends = optional_member(*json, "prepend_scheme")
                               ? string_member(*json, "prepend_scheme", place) != "never"
                               : bool_member(*json, "add_prefix_space", place, true);
-    return std::make_unique<Metaspace>(string_member(*json, "replacement", place), prepends);
+    return std::make_unique<MetaspaceDecoder>(string_member(*json, "replacement", place), prepends);
   }
   if (type == "BPEDecoder") {
     return std::make_unique<BpeSuffix>(string_member(*json, "suffix", place, "</w>"));
@@ -188,7 +189,7 @@ std::unique_ptr<Decoder> make_decoder(const nlohmann::json* json, const std::str
       if (step.is_null()) refuse(here, "is null");
       steps.push_back(make_decoder(&step, here));
     }
-    return std::make_unique<Sequence>(std::move(steps));
+    return std::make_unique<SequenceDecoder>(std::move(steps));
   }
   refuse(place, fmt::format("the decoder {} is not one that mtl has", shown(type)),
          "mtl has ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace, BPEDecoder and "

@@ -47,11 +47,6 @@ struct Block {
   bool json_lines = false;
 };
 
-[[noreturn]] void fail(const char* code, std::string what, std::string help) {
-  throw Error(Exit::data,
-              Diagnostic{.code = code, .what = std::move(what), .help = std::move(help)});
-}
-
 struct Hash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
@@ -91,7 +86,7 @@ class Counting {
       some.clear();
     }
     if (all.empty())
-      fail("data.empty", "there is no text in the files", "give a text to learn from");
+      fail_data("data.empty", "there is no text in the files", "give a text to learn from");
     return all;
   }
 
@@ -113,21 +108,21 @@ class Counting {
     const std::string name = path.filename().string();
     for (const char* packed : {".gz", ".zst", ".xz", ".bz2"}) {
       if (!name.ends_with(packed)) continue;
-      fail("data.unreadable", fmt::format("'{}' is compressed", path.string()),
-           "give the unpacked text: a sample of some 100 MB is enough for a tokenizer");
+      fail_data("data.unreadable", fmt::format("'{}' is compressed", path.string()),
+                "give the unpacked text: a sample of some 100 MB is enough for a tokenizer");
     }
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat info = {};
     if (!fd || ::fstat(fd.get(), &info) != 0) {
       const int error = errno;
-      fail(error == ENOENT || error == ENOTDIR ? "data.missing" : "data.unreadable",
-           fmt::format("cannot read '{}': {}", path.string(),
-                       std::generic_category().message(error)),
-           "give texts or .jsonl files; relative paths start at the working directory");
+      fail_data(error == ENOENT || error == ENOTDIR ? "data.missing" : "data.unreadable",
+                fmt::format("cannot read '{}': {}", path.string(),
+                            std::generic_category().message(error)),
+                "give texts or .jsonl files; relative paths start at the working directory");
     }
     if (!S_ISREG(info.st_mode)) {
-      fail("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
-           "give texts or .jsonl files");
+      fail_data("data.unreadable", fmt::format("'{}' is not a regular file", path.string()),
+                "give texts or .jsonl files");
     }
     Block next{.file = &path, .line = 1, .json_lines = name.ends_with(".jsonl")};
     std::string rest;
@@ -141,10 +136,10 @@ class Counting {
         const ssize_t got = ::read(fd.get(), text.data() + size, text.size() - size);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) {
-          fail("data.unreadable",
-               fmt::format("cannot read '{}': {}", path.string(),
-                           std::generic_category().message(errno)),
-               "look at the disk");
+          fail_data("data.unreadable",
+                    fmt::format("cannot read '{}': {}", path.string(),
+                                std::generic_category().message(errno)),
+                    "look at the disk");
         }
         if (got == 0) {
           end = true;
@@ -231,12 +226,12 @@ class Counting {
       auto error = parser.parse(text.data(), text.size()).get(element);
       if (!error) error = element[training_.key].get(value);
       if (error) {
-        fail("data.json",
-             fmt::format("{}:{}: {}", block.file->string(), line,
-                         error == simdjson::NO_SUCH_FIELD
-                             ? fmt::format("there is no key '{}'", training_.key)
-                             : std::string(simdjson::error_message(error))),
-             "each line has to be a JSON object with the text under --key");
+        fail_data("data.json",
+                  fmt::format("{}:{}: {}", block.file->string(), line,
+                              error == simdjson::NO_SUCH_FIELD
+                                  ? fmt::format("there is no key '{}'", training_.key)
+                                  : std::string(simdjson::error_message(error))),
+                  "each line has to be a JSON object with the text under --key");
       }
       count(value, pieces, buffer, counts);
     }

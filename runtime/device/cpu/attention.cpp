@@ -93,18 +93,14 @@ AttentionTask common_task(const AttentionShape& s, const Tensor& qkv, const Tens
   return task;
 }
 
-char* at(const Tensor& x, int64_t row, int64_t column) {
-  return static_cast<char*>(x.data) + (row * x.cols() + column) * bytes_of(x.dtype);
-}
-
 // Fills in (b, first query head h, KV head).
 void place(AttentionTask& task, const AttentionShape& s, const Tensor& qkv, const Tensor& out,
            const Tensor& lse, const std::vector<float>& slopes, int64_t b, int64_t h) {
   const int64_t row = b * s.seq, kv = h / (s.heads / s.kv_heads);
-  task.q = at(qkv, row, h * s.head_dim);
-  task.k = at(qkv, row, (s.heads + kv) * s.head_dim);
-  task.v = at(qkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
-  task.out = at(out, row, h * s.head_dim);
+  task.q = qkv.at(row, h * s.head_dim);
+  task.k = qkv.at(row, (s.heads + kv) * s.head_dim);
+  task.v = qkv.at(row, (s.heads + s.kv_heads + kv) * s.head_dim);
+  task.out = out.at(row, h * s.head_dim);
   task.lse = lse.as<float>() + (b * s.heads + h) * s.seq;
   task.first_element += static_cast<uint64_t>(b * s.total_heads + s.first_head + h) *
                         static_cast<uint64_t>(s.seq) * static_cast<uint64_t>(s.seq);
@@ -166,10 +162,10 @@ void CpuAttention::backward(const AttentionBackward& args) {
     const int64_t row = b * s.seq;
     AttentionTask task = common;
     place(task, s, args.qkv, args.out, args.lse, slopes, b, h);
-    task.dout = at(args.dout, row, h * s.head_dim);
-    task.dq = at(args.dqkv, row, h * s.head_dim);
-    task.dk = at(args.dqkv, row, (s.heads + kv) * s.head_dim);
-    task.dv = at(args.dqkv, row, (s.heads + s.kv_heads + kv) * s.head_dim);
+    task.dout = args.dout.at(row, h * s.head_dim);
+    task.dq = args.dqkv.at(row, h * s.head_dim);
+    task.dk = args.dqkv.at(row, (s.heads + kv) * s.head_dim);
+    task.dv = args.dqkv.at(row, (s.heads + s.kv_heads + kv) * s.head_dim);
     task.workspace = memory + bytes * static_cast<size_t>(omp_get_thread_num());
     kernels.backward(task);
   }

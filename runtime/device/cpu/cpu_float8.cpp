@@ -12,10 +12,10 @@ namespace mtl {
 
 uint32_t CpuDevice::largest_bits(Tensor x) const {
   assert(is_compute_type(x.dtype));
-  constexpr int64_t kGrain = 4096;
+  constexpr int64_t kPerShare = 4096;
   const auto largest_of = typed(x.dtype).largest_bits;
   std::atomic<uint32_t> largest = 0;
-  split(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  split(x.numel(), kPerShare, [&](int64_t begin, int64_t end) {
     const uint32_t own = largest_of(x.as<char>() + begin * bytes_of(x.dtype), end - begin);
     uint32_t before = largest.load();
     while (before < own && !largest.compare_exchange_weak(before, own)) {

@@ -17,18 +17,14 @@ template <class Args>
          args.rstd.numel() == rows * args.heads;
 }
 
-char* at(const Tensor& x, int64_t row, int64_t column) {
-  return x.as<char>() + (row * x.cols() + column) * bytes_of(x.dtype);
-}
-
 }  // namespace
 
 void CpuDevice::head_norm_forward(const HeadNorm& args) {
   assert(fits(args, args.x));
   const auto norm_rows = typed(args.x.dtype).head_norm_forward;
   split_rows(args.x.rows(), args.heads * args.head_dim, [&](int64_t begin, int64_t end) {
-    norm_rows({.x = at(args.x, begin, args.first_column),
-               .raw = at(args.raw, begin, args.first_column),
+    norm_rows({.x = args.x.at(begin, args.first_column),
+               .raw = args.raw.at(begin, args.first_column),
                .gamma = args.gamma.data,
                .rstd = args.rstd.as<float>() + begin * args.heads,
                .rows = end - begin,
@@ -51,8 +47,8 @@ void CpuDevice::head_norm_backward(const HeadNormBackward& args) {
   split(chunks.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i * chunks.rows;
-      norm_backward({.dx = at(args.dx, first, args.first_column),
-                     .raw = at(args.raw, first, args.first_column),
+      norm_backward({.dx = args.dx.at(first, args.first_column),
+                     .raw = args.raw.at(first, args.first_column),
                      .gamma = args.gamma.data,
                      .rstd = args.rstd.as<float>() + first * args.heads,
                      .dgamma = partials + i * dim,

@@ -21,7 +21,7 @@ namespace {
 
 using dnnl::memory;
 
-const MatmulKernels& kernels() {
+const MatmulKernels& matmul_kernels() {
   switch (cpu_isa()) {
     case Isa::avx512:
       return avx512::kMatmulKernels;
@@ -41,7 +41,7 @@ struct HalfKernels {
   decltype(MatmulKernels::gelu_grad_narrow) gelu_grad_narrow;
 };
 HalfKernels half_kernels(DType dtype) {
-  const MatmulKernels& k = kernels();
+  const MatmulKernels& k = matmul_kernels();
   if (dtype == DType::f16) return {k.widen_f16, k.narrow_f16, k.gelu_f16, k.gelu_grad_narrow_f16};
   return {k.widen, k.narrow, k.gelu_bf16, k.gelu_grad_narrow};
 }
@@ -234,7 +234,7 @@ void CpuMatmul::Impl::run_sgemm(const Shape& shape, const Matmul& args) {
   if (!args.bias) return;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < shape.m; ++i) {
-    kernels().add(args.bias.as<float>(), f32_at(args.c, i * shape.n), shape.n);
+    matmul_kernels().add(args.bias.as<float>(), f32_at(args.c, i * shape.n), shape.n);
   }
 }
 
@@ -294,8 +294,8 @@ void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
   if (args.c.dtype == DType::f32) return;
   parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
     float* from = f32_at(part.c, first);
-    if (args.accumulate) kernels().widen_add(half_at(args.c, first), from, count);
-    kernels().narrow(from, half_at(args.c, first), count);
+    if (args.accumulate) matmul_kernels().widen_add(half_at(args.c, first), from, count);
+    matmul_kernels().narrow(from, half_at(args.c, first), count);
   });
 }
 
@@ -306,7 +306,8 @@ void CpuMatmul::Impl::run_float8(const Shape& shape, const Matmul& args) {
     Tensor to = from;
     to.dtype = DType::f32;
     to.data = space.get(static_cast<size_t>(to.bytes()));
-    const auto loop = from.dtype == DType::f8_e5m2 ? kernels().widen_e5m2 : kernels().widen_e4m3;
+    const auto loop =
+        from.dtype == DType::f8_e5m2 ? matmul_kernels().widen_e5m2 : matmul_kernels().widen_e4m3;
     parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
       loop(from.as<uint8_t>() + first, f32_at(to, first), count);
     });
@@ -326,7 +327,7 @@ void CpuMatmul::Impl::run_float8(const Shape& shape, const Matmul& args) {
   if (args.bias && args.bias.dtype == DType::f32) bias = args.bias.as<float>();
   if (args.bias && args.bias.dtype == DType::bf16) {
     auto* const copy = static_cast<float*>(wide_bias.get(static_cast<size_t>(shape.n) * 4));
-    kernels().widen(half_at(args.bias, 0), copy, shape.n);
+    matmul_kernels().widen(half_at(args.bias, 0), copy, shape.n);
     bias = copy;
   }
   const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
@@ -335,16 +336,16 @@ void CpuMatmul::Impl::run_float8(const Shape& shape, const Matmul& args) {
   for (int64_t i = 0; i < shape.m; ++i) {
     const int64_t at = i * shape.n;
     float* const row = f32_at(wide.c, at);
-    kernels().scale(row, scale, shape.n);
-    if (args.accumulate && narrow) kernels().widen_add(half_at(to, at), row, shape.n);
-    if (args.accumulate && !narrow) kernels().add(f32_at(to, at), row, shape.n);
-    if (bias != nullptr) kernels().add(bias, row, shape.n);
+    matmul_kernels().scale(row, scale, shape.n);
+    if (args.accumulate && narrow) matmul_kernels().widen_add(half_at(to, at), row, shape.n);
+    if (args.accumulate && !narrow) matmul_kernels().add(f32_at(to, at), row, shape.n);
+    if (bias != nullptr) matmul_kernels().add(bias, row, shape.n);
     if (!narrow) {
       std::copy_n(row, shape.n, f32_at(to, at));
     } else if (args.epilogue == Epilogue::gelu_grad) {
-      kernels().gelu_grad_narrow(half_at(args.aux, at), row, half_at(to, at), shape.n);
+      matmul_kernels().gelu_grad_narrow(half_at(args.aux, at), row, half_at(to, at), shape.n);
     } else {
-      kernels().narrow(row, half_at(to, at), shape.n);
+      matmul_kernels().narrow(row, half_at(to, at), shape.n);
     }
   }
 }
@@ -378,7 +379,7 @@ CpuMatmul::~CpuMatmul() = default;
 void CpuMatmul::gelu(const Tensor& aux, const Tensor& c) const {
   parallel_chunks(c.numel(), [&](int64_t first, int64_t count) {
     if (c.dtype == DType::f32) {
-      kernels().gelu_f32(f32_at(aux, first), f32_at(c, first), count);
+      matmul_kernels().gelu_f32(f32_at(aux, first), f32_at(c, first), count);
     } else {
       half_kernels(c.dtype).gelu(half_at(aux, first), half_at(c, first), count);
     }
@@ -407,9 +408,9 @@ void CpuMatmul::run(const Matmul& args) {
   } else if (args.epilogue == Epilogue::gelu_grad && (f32 || !wide)) {
     parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
       if (f32) {
-        kernels().gelu_grad_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
+        matmul_kernels().gelu_grad_f32(f32_at(args.aux, first), f32_at(args.c, first), count);
       } else {
-        kernels().gelu_grad_bf16(half_at(args.aux, first), half_at(args.c, first), count);
+        matmul_kernels().gelu_grad_bf16(half_at(args.aux, first), half_at(args.c, first), count);
       }
     });
   }

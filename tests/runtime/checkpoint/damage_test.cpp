@@ -16,9 +16,11 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/problem.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
@@ -28,25 +30,6 @@ namespace fs = std::filesystem;
 
 void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-}
-
-std::optional<Diagnostic> problem(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    CHECK(error.exit() == Exit::data);
-    return error.diagnostics()[0];
-  }
-  return std::nullopt;
-}
-
-std::string code_of(const std::function<void()>& call) {
-  const auto found = problem(call);
-  return found ? found->code : "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 struct Saved {
@@ -91,10 +74,10 @@ TEST_CASE("bit flips anywhere in any file are found and named") {
       REQUIRE(found);
       if (name == kManifestName || name == kMarkerName) {
         CHECK(found->code == "ckpt.manifest");
-        CHECK(contains(found->what, "COMMITTED"));
+        CHECK(has(found->what, "COMMITTED"));
       } else {
         CHECK(found->code == "ckpt.checksum");
-        CHECK(contains(found->what, name));
+        CHECK(has(found->what, name));
       }
     }
     write_text(path, good);
@@ -114,7 +97,7 @@ TEST_CASE("the tensor whose bytes are damaged is named") {
     write_text(path, bad);
     const auto found = saved.load();
     REQUIRE(found);
-    CHECK(contains(found->what, fmt::format("'{}'", chunk.tensor)));
+    CHECK(has(found->what, fmt::format("'{}'", chunk.tensor)));
     write_text(path, good);
   }
 }
@@ -140,7 +123,7 @@ TEST_CASE("truncated, grown and missing files are found and named") {
       CHECK(found->code == "ckpt.manifest");
     } else {
       CHECK(found->code == "ckpt.file");
-      CHECK(contains(found->what, name));
+      CHECK(has(found->what, name));
     }
     fs::create_directory(path);
     CHECK(saved.load());
@@ -346,7 +329,7 @@ TEST_CASE("safetensors: hostile headers") {
     });
     REQUIRE(found);
     CHECK(found->code == "ckpt.format");
-    CHECK(contains(found->what, "x.safetensors"));
+    CHECK(has(found->what, "x.safetensors"));
   }
   const std::vector<Case> good = {
       {"nothing", file_of("{}", 0)},

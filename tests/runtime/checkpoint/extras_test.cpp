@@ -11,6 +11,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/hash.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/problem.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "support/temp_dir.h"
 
@@ -20,20 +21,11 @@ namespace {
 using namespace test;
 namespace fs = std::filesystem;
 
-std::string code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.diagnostics()[0].code;
-  }
-  return "";
-}
-
-struct Saved {
+struct SavedWithExtras {
   TempDir temp;
   std::vector<GlobalTensor> model = small_model();
   fs::path dir = checkpoint_path(temp.path() / "checkpoints", 5);
-  Saved() {
+  SavedWithExtras() {
     RankTensors rank = whole_layout(model);
     fill(rank, model, 5);
     const CheckpointAttempt attempt = {dir};
@@ -45,7 +37,7 @@ struct Saved {
 };
 
 TEST_CASE("extra files: read back, and every damage to one is found and named") {
-  Saved saved;
+  SavedWithExtras saved;
   CheckpointReader reader(saved.dir);
   CHECK(reader.extras() == std::vector<std::string>{kTokenizerFile, "vocab.txt"});
   CHECK(reader.extra("vocab.txt") == "a\nb\n");
@@ -77,7 +69,7 @@ TEST_CASE("extra files: read back, and every damage to one is found and named") 
 }
 
 TEST_CASE("a shard that is a link is refused, wherever it leads") {
-  Saved saved;
+  SavedWithExtras saved;
   const fs::path shard = saved.dir / "model-r00000.safetensors";
   const fs::path elsewhere = saved.temp.path() / "model-r00000.safetensors";
   fs::rename(shard, elsewhere);
@@ -89,7 +81,7 @@ TEST_CASE("a shard that is a link is refused, wherever it leads") {
 }
 
 TEST_CASE("all damage of a checkpoint is found, not only the first") {
-  Saved saved;
+  SavedWithExtras saved;
   CheckpointReader reader(saved.dir);
   size_t spoiled = 0;
   for (const ChunkRecord& chunk : reader.chunks()) {
@@ -107,7 +99,7 @@ TEST_CASE("all damage of a checkpoint is found, not only the first") {
 }
 
 TEST_CASE("manifests whose extra files make no sense") {
-  Saved saved;
+  SavedWithExtras saved;
   const auto good = nlohmann::json::parse(read_file(saved.dir / kManifestName));
   const auto code = [&](const std::function<void(nlohmann::json&)>& spoil) {
     nlohmann::json bad = good;

@@ -25,14 +25,14 @@ using namespace test;
 namespace fs = std::filesystem;
 
 // A run of fence 1 with checkpoints 1 and 2, and what an older version left of an attempt at 3.
-struct Scene {
+struct FencedRun {
   TempDir dir;
   std::vector<GlobalTensor> model = small_model();
   std::mt19937_64 random{7};
   fs::path checkpoints = dir.path() / "checkpoints";
   int64_t fence = 1;  // of the run
 
-  Scene() {
+  FencedRun() {
     save_as(1, 1, 2, 0);
     save_as(1, 2, 2, 0);
     fs::create_directories(checkpoints / "step-00000003");
@@ -75,7 +75,7 @@ struct Scene {
 };
 
 TEST_CASE("frozen at every change of the disk: the next fence finds and keeps what it has") {
-  Scene counted;
+  FencedRun counted;
   arm(Fault::count, 0);
   counted.old_attempt();
   const int64_t calls = disarm();
@@ -86,7 +86,7 @@ TEST_CASE("frozen at every change of the disk: the next fence finds and keeps wh
     for (int64_t at = 1; at <= calls; ++at) {
       CAPTURE(saved_meanwhile);
       CAPTURE(at);
-      Scene scene;
+      FencedRun scene;
       int64_t from = 0;
       std::map<std::string, std::string> before;
       const auto go_on = [&] {
@@ -134,7 +134,7 @@ TEST_CASE("frozen at every change of the disk: the next fence finds and keeps wh
 }
 
 TEST_CASE("shards that an old fence goes on writing are in no checkpoint of the new one") {
-  Scene scene;
+  FencedRun scene;
   const CheckpointAttempt old = {checkpoint_path(scene.checkpoints, 3), 1};
   prepare_checkpoint(old);
   const fs::path shard = written_path(old) / "model-r00000.safetensors";
@@ -164,7 +164,7 @@ TEST_CASE("shards that an old fence goes on writing are in no checkpoint of the 
 
 // As the clients of network file systems do: their folders are handles, not names.
 TEST_CASE("a late rename by the handle of its folder changes nothing") {
-  Scene scene;
+  FencedRun scene;
   const CheckpointAttempt old = {checkpoint_path(scene.checkpoints, 4), 1};
   prepare_checkpoint(old);
   const fs::path folder = written_path(old).parent_path();
@@ -182,7 +182,7 @@ TEST_CASE("a late rename by the handle of its folder changes nothing") {
 }
 
 TEST_CASE("fencing off touches older attempts alone") {
-  Scene scene;
+  FencedRun scene;
   fence_off_attempts(scene.dir.path() / "no such folder", 3);
   for (const int64_t fence : {0, 1, 3, 4}) {
     prepare_checkpoint({checkpoint_path(scene.checkpoints, 10 + fence), fence});

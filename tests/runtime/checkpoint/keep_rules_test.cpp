@@ -107,7 +107,7 @@ TEST_CASE("keep rules: all stay when the last ones are not counted") {
   CHECK(staying(judge({.last = 0, .every = 2, .best = 1}, saved)) == std::set<int64_t>{1, 3, 9});
 }
 
-struct Run {
+struct JudgedRun {
   TempDir dir;
   std::vector<GlobalTensor> model = {{"w", DType::f32, {3, 2}, false}};
   fs::path checkpoints = dir.path() / "checkpoints";
@@ -132,7 +132,7 @@ struct Run {
 };
 
 TEST_CASE("keep rules: a run keeps the last, the best and every tenth, and links the best") {
-  Run run;
+  JudgedRun run;
   const KeepRules keep = {.last = 1, .every = 10, .best = 2, .metric = "loss"};
   const double losses[] = {5, 1, 4, 2, 3, 9, 8, 7, 6, 5, 4, 3};  // of steps 1, 2, ...
   for (int64_t step = 1; step <= 12; ++step) run.save_step(step, keep, losses[step - 1]);
@@ -149,7 +149,7 @@ TEST_CASE("keep rules: a run keeps the last, the best and every tenth, and links
 }
 
 TEST_CASE("keep rules: what ls says, and what prune deletes") {
-  Run run;
+  JudgedRun run;
   for (int64_t step = 1; step <= 6; ++step) run.save_step(step, {}, static_cast<double>(step % 4));
   fs::create_directories(run.checkpoints / "step-00000007.writing-3" / "checkpoint");
   fs::create_directories(run.checkpoints / "step-00000008");

@@ -16,6 +16,7 @@
 #include "runtime/comm/queue.h"
 #include "support/fake_gpu.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -59,15 +60,11 @@ std::vector<Outcome> run_gpus(int size, When when, const std::function<void(Rank
   return outcomes;
 }
 
-constexpr Kind kKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max,
-                           Kind::reduce_scatter, Kind::reduce_scatter_apart,
-                           Kind::all_gather,     Kind::all_gather_apart,
-                           Kind::broadcast,      Kind::all_to_all,
-                           Kind::all_to_all_v,   Kind::ring};
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+constexpr Kind kNcclKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max,
+                               Kind::reduce_scatter, Kind::reduce_scatter_apart,
+                               Kind::all_gather,     Kind::all_gather_apart,
+                               Kind::broadcast,      Kind::all_to_all,
+                               Kind::all_to_all_v,   Kind::ring};
 
 // A recorder's dump where `enqueued` operations were called, of which so many began and ended.
 nccl::FlightDump dump_of(int rank, const nccl::GroupName& group, uint64_t enqueued,
@@ -98,7 +95,7 @@ TEST_CASE("nccl: every collective gives every rank the right bits on memory of t
             const auto group = rank.world.group(all);
             std::vector<float> memory(3 * 1000 + 1000);
             for (uint64_t seed = 0; seed < 3; ++seed) {
-              for (const Kind kind : kKinds) {
+              for (const Kind kind : kNcclKinds) {
                 const bool apart =
                     kind == Kind::reduce_scatter_apart || kind == Kind::all_gather_apart;
                 const Tensor x(memory.data(), DType::f32, {apart ? 4000 : 3000});
@@ -200,8 +197,8 @@ TEST_CASE("nccl: all_to_all with counts that do not agree ends by the timeout wi
       1s);
   CAPTURE(outcomes[0].text);
   CHECK(outcomes[0].code == "comm.timeout");
-  CHECK(contains(outcomes[0].text,
-                 "operation 2 of the group of ranks 0, 1, all_to_all(F32), has not ended within"));
+  CHECK(has(outcomes[0].text,
+            "operation 2 of the group of ranks 0, 1, all_to_all(F32), has not ended within"));
 }
 
 TEST_CASE("nccl: ranks that send to each other before they receive do not wait for ever") {
@@ -257,11 +254,11 @@ TEST_CASE("nccl: a rank that does not come to an operation is named with its num
     if (outcome.code == "comm.peer_lost") continue;  // the other one was first
     ++reported;
     CHECK(outcome.code == "comm.timeout");
-    CHECK(contains(outcome.text,
-                   "operation 6 of the group of ranks 0, 1, 2, barrier, has not "
-                   "ended within 0.3 s: rank 1 has not called it (its last there "
-                   "is 5)"));
-    CHECK(contains(outcome.text, "nccl-rank-"));
+    CHECK(has(outcome.text,
+              "operation 6 of the group of ranks 0, 1, 2, barrier, has not "
+              "ended within 0.3 s: rank 1 has not called it (its last there "
+              "is 5)"));
+    CHECK(has(outcome.text, "nccl-rank-"));
   }
   CHECK(reported >= 1);
   CHECK((outcomes[1].code == "comm.peer_lost" || outcomes[1].code == ""));
@@ -294,7 +291,7 @@ TEST_CASE("nccl: a rank that does not come to connect is named") {
       200ms);
   CAPTURE(outcomes[0].text);
   CHECK(outcomes[0].code == "comm.timeout");
-  CHECK(contains(outcomes[0].text, "for the group of ranks 0, 1 to connect: missing: 1"));
+  CHECK(has(outcomes[0].text, "for the group of ranks 0, 1 to connect: missing: 1"));
 }
 
 TEST_CASE("nccl: ranks that call different operations learn who called what") {
@@ -318,8 +315,8 @@ TEST_CASE("nccl: ranks that call different operations learn who called what") {
     CHECK((outcome.code == "comm.mismatch" || outcome.code == "comm.peer_lost"));
     if (outcome.code != "comm.mismatch") continue;
     told = true;
-    CHECK(contains(outcome.text, "operation 2 of the group of ranks 0, 1, "));
-    CHECK(contains(outcome.text, "rank 1 calls broadcast(100 x F32, root 0) instead"));
+    CHECK(has(outcome.text, "operation 2 of the group of ranks 0, 1, "));
+    CHECK(has(outcome.text, "rank 1 calls broadcast(100 x F32, root 0) instead"));
   }
   CHECK(told);
 }
@@ -337,7 +334,7 @@ TEST_CASE("nccl: a rank that leaves takes its peers along") {
   for (const Outcome& outcome : outcomes) {
     CAPTURE(outcome.text);
     CHECK(outcome.code == "comm.peer_lost");
-    CHECK(contains(outcome.text, "rank 2 has "));
+    CHECK(has(outcome.text, "rank 2 has "));
   }
 }
 
@@ -454,7 +451,7 @@ TEST_CASE("nccl: without the library the error says what to install") {
   } catch (const Error& error) {
     CHECK(error.exit() == Exit::environment);
     CHECK(error.diagnostics().front().code == "comm.nccl_missing");
-    CHECK(contains(error.diagnostics().front().help, "LD_LIBRARY_PATH"));
+    CHECK(has(error.diagnostics().front().help, "LD_LIBRARY_PATH"));
   }
 }
 

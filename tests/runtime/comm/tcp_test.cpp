@@ -20,16 +20,13 @@
 #include "runtime/comm/tcp/network.h"
 #include "runtime/comm/tcp/tcp_world.h"
 #include "runtime/comm/world.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Each rank in a thread; the code of its error and the text.
 std::vector<Outcome> run_ranks(const std::vector<std::function<void()>>& ranks) {
@@ -161,8 +158,8 @@ TEST_CASE("a rank with another token or of another generation is refused and tol
       expect(error.exit() == Exit::environment, "its exit code");
     }
     expect(code == "comm.connect", "refused");
-    expect(contains(text, reason), text);
-    expect(contains(text, "rank 1 (") && contains(text, "rank 0 ("), text);
+    expect(has(text, reason), text);
+    expect(has(text, "rank 1 (") && has(text, "rank 0 ("), text);
   });
 }
 
@@ -198,7 +195,7 @@ TEST_CASE("a rank that nobody can reach is named with both hosts") {
   CHECK(outcomes[0].code == "");
   // Both limits are the timeout here; the first to see it wins.
   CHECK((outcomes[1].code == "comm.connect" || outcomes[1].code == "comm.timeout"));
-  CHECK(contains(outcomes[1].text, "rank 0"));
+  CHECK(has(outcomes[1].text, "rank 0"));
 }
 
 TEST_CASE("a rank that never joins a TCP world is a timeout") {
@@ -206,7 +203,7 @@ TEST_CASE("a rank that never joins a TCP world is a timeout") {
   for (const Transport transport : {Transport::tcp, Transport::mixed}) {
     const auto outcomes = run_ranks({[&] { make_world(transport, *store, 0, 2, 50ms); }});
     CHECK(outcomes[0].code == "comm.timeout");
-    CHECK(contains(outcomes[0].text, "rank 0 of 2"));
+    CHECK(has(outcomes[0].text, "rank 0 of 2"));
   }
 }
 
@@ -225,7 +222,7 @@ TEST_CASE("an address that is not of this machine is refused") {
       make_tcp_world(*store, {.rank = 0, .size = 1, .address = address, .token = "x"});
     }});
     CHECK(outcomes[0].code == "comm.listen");
-    CHECK(contains(outcomes[0].text, address));
+    CHECK(has(outcomes[0].text, address));
   }
 }
 

@@ -10,19 +10,21 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/indexed.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
+using test::error_of;
+using test::has;
+using test::IdsOfDocuments;
+using test::kIndexed;
 using test::TempDir;
 
-const fs::path kReference = fs::path(MTL_SOURCE_DIR) / "tests/reference/indexed";
-
-using Documents = std::vector<std::vector<std::vector<int32_t>>>;
-
-CorpusMeta write_corpus(const fs::path& prefix, const Documents& documents,
+CorpusMeta write_corpus(const fs::path& prefix, const IdsOfDocuments& documents,
                         const Tokenizer& tokenizer) {
   IndexedDatasetWriter writer(prefix, TokenType::u16);
   for (const auto& document : documents) {
@@ -44,22 +46,6 @@ CorpusMeta write_corpus(const fs::path& prefix, const Documents& documents,
   return meta;
 }
 
-std::string error_of(const std::function<void()>& act, const std::string& code) {
-  try {
-    act();
-  } catch (const Error& error) {
-    CHECK(error.diagnostics().front().code == code);
-    CHECK(!error.diagnostics().front().help.empty());
-    return error.diagnostics().front().what;
-  }
-  FAIL("no error");
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST_CASE("corpus stats: lengths and frequencies are those of the ids") {
   TempDir dir;
   write_corpus(dir / "x", {{{7, 7, 7, 0}}, {}, {{1}, {7, 0}}, {{5}}, {{0}}},
@@ -79,13 +65,12 @@ TEST_CASE("corpus stats: lengths and frequencies are those of the ids") {
   CHECK(stats.distinct == 4);
   CHECK(stats.most_frequent == std::vector<std::pair<int32_t, int64_t>>{{7, 4}, {0, 3}});
   CHECK(*stats.eod_share == doctest::Approx(3.0 / 9));
-  const CorpusStats empty =
-      corpus_stats(IndexedDataset(kReference / "empty"), std::nullopt, 10, {});
+  const CorpusStats empty = corpus_stats(IndexedDataset(kIndexed / "empty"), std::nullopt, 10, {});
   CHECK(empty.tokens == 0);
   CHECK(empty.most_frequent.empty());
   CHECK(!empty.eod_share);
   // An id far above any vocabulary does not cost a table of that size.
-  CHECK(corpus_stats(IndexedDataset(kReference / "plain_i32"), std::nullopt, 10, {}).distinct == 4);
+  CHECK(corpus_stats(IndexedDataset(kIndexed / "plain_i32"), std::nullopt, 10, {}).distinct == 4);
 }
 
 TEST_CASE("corpus verify: the first wrong sequence is named") {
@@ -99,12 +84,12 @@ TEST_CASE("corpus verify: the first wrong sequence is named") {
   CHECK(report.largest_id == 255);
   CHECK(!verify_corpus(dataset, std::nullopt, std::nullopt, {}).ids_checked);
   const std::string what = error_of([&] { verify_corpus(dataset, meta, 255, {}); }, "data.verify");
-  CHECK(contains(what, "sequence 1 (document 1) has the id 255 as its token 1"));
+  CHECK(has(what, "sequence 1 (document 1) has the id 255 as its token 1"));
   // Document 0 ends in 2, the others in 9.
   meta.documents_end_in_eod = true;
   meta.eod = 9;
-  CHECK(contains(error_of([&] { verify_corpus(dataset, meta, std::nullopt, {}); }, "data.verify"),
-                 "sequence 0 is the end of document 0 and ends in the id 2"));
+  CHECK(has(error_of([&] { verify_corpus(dataset, meta, std::nullopt, {}); }, "data.verify"),
+            "sequence 0 is the end of document 0 and ends in the id 2"));
   write_corpus(dir / "y", {{{1, 9}}, {{3}, {4, 9}}, {}, {{9}}}, *tokenizer);
   meta.tokens = 6;
   CHECK(verify_corpus(IndexedDataset(dir / "y"), meta, std::nullopt, {}).ends_checked);
@@ -114,10 +99,10 @@ TEST_CASE("corpus verify: the first wrong sequence is named") {
 
 TEST_CASE("corpus merge: Megatron's bytes for Megatron's corpora") {
   TempDir dir;
-  merge_corpora({kReference / "plain_u16", kReference / "empty.idx", kReference / "plain_u16.bin"},
+  merge_corpora({kIndexed / "plain_u16", kIndexed / "empty.idx", kIndexed / "plain_u16.bin"},
                 dir / "merged", false);
-  CHECK(read_file(dir / "merged.bin") == read_file(kReference / "merged.bin"));
-  CHECK(read_file(dir / "merged.idx") == read_file(kReference / "merged.idx"));
+  CHECK(read_file(dir / "merged.bin") == read_file(kIndexed / "merged.bin"));
+  CHECK(read_file(dir / "merged.idx") == read_file(kIndexed / "merged.idx"));
   CHECK(!fs::exists(dir / "merged.meta.json"));
 }
 
@@ -143,16 +128,16 @@ TEST_CASE("corpus merge: what the parts say of themselves the whole says too") {
   CHECK_NOTHROW(merge_corpora({dir / "a"}, dir / "ab", true));
   CHECK(IndexedDataset(dir / "ab").documents() == 1);
   error_of(merge({dir / "a", dir / "b"}, dir / "b"), "data.merge");
-  error_of(merge({dir / "a", kReference / "plain_i32"}, dir / "c"), "data.merge");
+  error_of(merge({dir / "a", kIndexed / "plain_i32"}, dir / "c"), "data.merge");
   write_corpus(dir / "chars", {{{1}}}, *make_char_tokenizer("abc"));
-  CHECK(contains(error_of(merge({dir / "a", dir / "chars"}, dir / "c"), "data.merge"),
-                 "different tokenizers"));
-  CHECK(contains(error_of(merge({kReference / "plain_u16", dir / "a", dir / "chars"}, dir / "c"),
-                          "data.merge"),
-                 "different tokenizers"));
+  CHECK(has(error_of(merge({dir / "a", dir / "chars"}, dir / "c"), "data.merge"),
+            "different tokenizers"));
+  CHECK(has(
+      error_of(merge({kIndexed / "plain_u16", dir / "a", dir / "chars"}, dir / "c"), "data.merge"),
+      "different tokenizers"));
   CHECK(!fs::exists(dir / "c.bin"));
   // One part that says nothing: nothing is said of the whole.
-  merge_corpora({dir / "a", kReference / "plain_u16"}, dir / "c", false);
+  merge_corpora({dir / "a", kIndexed / "plain_u16"}, dir / "c", false);
   CHECK(!fs::exists(dir / "c.meta.json"));
 }
 

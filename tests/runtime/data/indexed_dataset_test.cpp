@@ -16,20 +16,22 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/indexed.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
+using test::error_of;
+using test::has;
+using test::IdsOfDocuments;
+using test::kIndexed;
 using test::TempDir;
 
-const fs::path kReference = fs::path(MTL_SOURCE_DIR) / "tests/reference/indexed";
-
-using Documents = std::vector<std::vector<std::vector<int32_t>>>;
-
-Documents read_all(const IndexedDataset& dataset) {
-  Documents documents;
+IdsOfDocuments read_all(const IndexedDataset& dataset) {
+  IdsOfDocuments documents;
   for (int64_t d = 0; d < dataset.documents(); ++d) {
     auto& document = documents.emplace_back();
     for (int64_t s = dataset.document_begin(d); s < dataset.document_begin(d + 1); ++s) {
@@ -40,7 +42,7 @@ Documents read_all(const IndexedDataset& dataset) {
   return documents;
 }
 
-void write_all(IndexedDatasetWriter& writer, const Documents& documents) {
+void write_all(IndexedDatasetWriter& writer, const IdsOfDocuments& documents) {
   for (const auto& document : documents) {
     for (const auto& ids : document) writer.add_sequence(ids);
     writer.end_document();
@@ -53,22 +55,6 @@ TokenType type_named(const std::string& name) {
   if (name == "int64") return TokenType::i64;
   REQUIRE(name == "int32");
   return TokenType::i32;
-}
-
-std::string error_of(const std::function<void()>& act, const std::string& code) {
-  try {
-    act();
-  } catch (const Error& error) {
-    CHECK(error.diagnostics().front().code == code);
-    CHECK(!error.diagnostics().front().help.empty());
-    return error.diagnostics().front().what;
-  }
-  FAIL("no error");
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // A good pair of files, to be damaged: 4 sequences, 3 documents, tokens u16.
@@ -100,10 +86,11 @@ TEST_CASE("indexed dataset: what Megatron wrote is read and written again byte f
   for (const char* name :
        {"plain_u16", "plain_i32", "plain_u8", "plain_i64", "empty", "gpt2", "modes"}) {
     CAPTURE(name);
-    const auto json = nlohmann::json::parse(read_file(kReference / (std::string(name) + ".json")));
-    const Documents documents = json.at("documents");
-    const TokenType type = type_named(json.at("dtype"));
-    const IndexedDataset dataset(kReference / name);
+    const auto reference =
+        nlohmann::json::parse(read_file(kIndexed / (std::string(name) + ".json")));
+    const IdsOfDocuments documents = reference.at("documents");
+    const TokenType type = type_named(reference.at("dtype"));
+    const IndexedDataset dataset(kIndexed / name);
     CHECK(dataset.type() == type);
     CHECK(dataset.documents() == static_cast<int64_t>(documents.size()));
     CHECK(read_all(dataset) == documents);
@@ -115,8 +102,8 @@ TEST_CASE("indexed dataset: what Megatron wrote is read and written again byte f
     CHECK(!is_indexed_dataset(dir / "copy"));
     writer.finish();
     CHECK(is_indexed_dataset(dir / "copy"));
-    CHECK(read_file(dir / "copy.bin") == read_file(kReference / (std::string(name) + ".bin")));
-    std::string expected = read_file(kReference / (std::string(name) + ".idx"));
+    CHECK(read_file(dir / "copy.bin") == read_file(kIndexed / (std::string(name) + ".bin")));
+    std::string expected = read_file(kIndexed / (std::string(name) + ".idx"));
     if (dataset.has_modalities()) expected.resize(expected.size() - dataset.sequences());
     CHECK(read_file(dir / "copy.idx") == expected);
     CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 2);
@@ -127,19 +114,17 @@ TEST_CASE("indexed dataset: appending is Megatron's merge byte for byte") {
   TempDir dir;
   IndexedDatasetWriter writer(dir / "merged", TokenType::u16);
   for (const char* name : {"plain_u16", "empty", "plain_u16"}) {
-    writer.append(IndexedDataset(kReference / name));
+    writer.append(IndexedDataset(kIndexed / name));
   }
   writer.finish();
-  CHECK(read_file(dir / "merged.bin") == read_file(kReference / "merged.bin"));
-  CHECK(read_file(dir / "merged.idx") == read_file(kReference / "merged.idx"));
+  CHECK(read_file(dir / "merged.bin") == read_file(kIndexed / "merged.bin"));
+  CHECK(read_file(dir / "merged.idx") == read_file(kIndexed / "merged.idx"));
 
   IndexedDatasetWriter other(dir / "other", TokenType::u16);
-  CHECK(contains(
-      error_of([&] { other.append(IndexedDataset(kReference / "plain_i32")); }, "data.merge"),
-      "plain_i32"));
-  CHECK(
-      contains(error_of([&] { other.append(IndexedDataset(kReference / "modes")); }, "data.merge"),
-               "multimodal"));
+  CHECK(has(error_of([&] { other.append(IndexedDataset(kIndexed / "plain_i32")); }, "data.merge"),
+            "plain_i32"));
+  CHECK(has(error_of([&] { other.append(IndexedDataset(kIndexed / "modes")); }, "data.merge"),
+            "multimodal"));
 }
 
 TEST_CASE("indexed dataset: names with dots and with endings") {
@@ -197,7 +182,7 @@ TEST_CASE("indexed dataset: ids that no type or no reader takes") {
   write_file_atomic(dir / "wide.bin", {reinterpret_cast<const char*>(values), sizeof values});
   const IndexedDataset dataset(dir / "wide");
   std::vector<int32_t> ids(3);
-  CHECK(contains(error_of([&] { dataset.read(0, 0, ids); }, "data.token"), "sequence 0"));
+  CHECK(has(error_of([&] { dataset.read(0, 0, ids); }, "data.token"), "sequence 0"));
   ids.resize(1);
   dataset.read(0, 2, ids);
   CHECK(ids[0] == 3);
@@ -217,42 +202,42 @@ TEST_CASE("indexed dataset: files that lie are refused with the place") {
     damage(sample);
     return sample.refused();
   };
-  CHECK(contains(with([](Sample& s) { s.idx.clear(); }), "header"));
-  CHECK(contains(with([](Sample& s) { s.idx.resize(33); }), "header"));
-  CHECK(contains(with([](Sample& s) { s.idx[3] = 'x'; }), "at byte 0"));
-  CHECK(contains(with([](Sample& s) { s.put<uint64_t>(9, 2); }), "version 2"));
-  CHECK(contains(with([](Sample& s) { s.put<uint8_t>(17, 6); }), "floating"));
-  CHECK(contains(with([](Sample& s) { s.put<uint8_t>(17, 9); }), "type 9"));
-  CHECK(contains(with([](Sample& s) { s.put<uint8_t>(17, 0); }), "type 0"));
+  CHECK(has(with([](Sample& s) { s.idx.clear(); }), "header"));
+  CHECK(has(with([](Sample& s) { s.idx.resize(33); }), "header"));
+  CHECK(has(with([](Sample& s) { s.idx[3] = 'x'; }), "at byte 0"));
+  CHECK(has(with([](Sample& s) { s.put<uint64_t>(9, 2); }), "version 2"));
+  CHECK(has(with([](Sample& s) { s.put<uint8_t>(17, 6); }), "floating"));
+  CHECK(has(with([](Sample& s) { s.put<uint8_t>(17, 9); }), "type 9"));
+  CHECK(has(with([](Sample& s) { s.put<uint8_t>(17, 0); }), "type 0"));
   // Counts that overflow in some product or sum, or only in this file.
   for (const uint64_t count : {uint64_t{5}, uint64_t{3}, uint64_t{1} << 32, uint64_t{1} << 62,
                                ~uint64_t{0}, ~uint64_t{0} / 12 + 1, uint64_t{1} << 63}) {
-    CHECK(contains(with([&](Sample& s) { s.put(18, count); }), "at byte 18"));
-    CHECK(contains(with([&](Sample& s) { s.put(26, count); }), "at byte 18"));
-    CHECK(contains(with([&](Sample& s) {
-                     s.put(18, count);
-                     s.put(26, ~count + 1);
-                   }),
-                   "at byte 18"));
+    CHECK(has(with([&](Sample& s) { s.put(18, count); }), "at byte 18"));
+    CHECK(has(with([&](Sample& s) { s.put(26, count); }), "at byte 18"));
+    CHECK(has(with([&](Sample& s) {
+                s.put(18, count);
+                s.put(26, ~count + 1);
+              }),
+              "at byte 18"));
   }
-  CHECK(contains(with([](Sample& s) { s.put<uint64_t>(26, 0); }), "at byte 26"));
-  CHECK(contains(with([](Sample& s) { s.idx.pop_back(); }), "4 sequences"));
+  CHECK(has(with([](Sample& s) { s.put<uint64_t>(26, 0); }), "at byte 26"));
+  CHECK(has(with([](Sample& s) { s.idx.pop_back(); }), "4 sequences"));
   for (const size_t more : {1, 3, 5, 8}) {
-    CHECK(contains(with([&](Sample& s) { s.idx.append(more, '\0'); }), "sequences"));
+    CHECK(has(with([&](Sample& s) { s.idx.append(more, '\0'); }), "sequences"));
   }
-  CHECK(contains(with([](Sample& s) { s.put<int32_t>(34, -1); }), "at byte 34"));
-  CHECK(contains(with([](Sample& s) { s.put<int32_t>(34 + 12, 1 << 30); }), "sequence 3 ends"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(pointers, 2); }), "sequence 0 begins"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(pointers + 8, -6); }), "sequence 1 begins"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(pointers + 24, int64_t{1} << 62); }),
-                 "sequence 3 begins"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(documents, 1); }), "first document"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(documents + 16, 0); }), "document 2 begins"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(documents + 8, 99); }), "document 1 begins"));
-  CHECK(contains(with([&](Sample& s) { s.put<int64_t>(documents + 24, 3); }), "end at sequence 3"));
-  CHECK(contains(with([](Sample& s) { s.bin.pop_back(); }), "ends at byte 14"));
-  CHECK(contains(with([](Sample& s) { s.bin += "xx"; }), "goes on to byte 16"));
-  CHECK(contains(with([](Sample& s) { s.bin.clear(); }), "which has 0"));
+  CHECK(has(with([](Sample& s) { s.put<int32_t>(34, -1); }), "at byte 34"));
+  CHECK(has(with([](Sample& s) { s.put<int32_t>(34 + 12, 1 << 30); }), "sequence 3 ends"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(pointers, 2); }), "sequence 0 begins"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(pointers + 8, -6); }), "sequence 1 begins"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(pointers + 24, int64_t{1} << 62); }),
+            "sequence 3 begins"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(documents, 1); }), "first document"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(documents + 16, 0); }), "document 2 begins"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(documents + 8, 99); }), "document 1 begins"));
+  CHECK(has(with([&](Sample& s) { s.put<int64_t>(documents + 24, 3); }), "end at sequence 3"));
+  CHECK(has(with([](Sample& s) { s.bin.pop_back(); }), "ends at byte 14"));
+  CHECK(has(with([](Sample& s) { s.bin += "xx"; }), "goes on to byte 16"));
+  CHECK(has(with([](Sample& s) { s.bin.clear(); }), "which has 0"));
   // One byte for each sequence more is what a multimodal corpus has.
   Sample modes = good;
   modes.idx.append(4, '\1');
@@ -263,9 +248,9 @@ TEST_CASE("indexed dataset: files that lie are refused with the place") {
 TEST_CASE("indexed dataset: a file that is not there or not a file") {
   TempDir dir;
   const Sample sample(dir);
-  CHECK(contains(error_of([&] { IndexedDataset dataset(dir / "none"); }, "data.missing"), ".idx"));
+  CHECK(has(error_of([&] { IndexedDataset dataset(dir / "none"); }, "data.missing"), ".idx"));
   fs::remove(dir / "sample.bin");
-  CHECK(contains(error_of([&] { IndexedDataset dataset(sample.prefix); }, "data.missing"), ".bin"));
+  CHECK(has(error_of([&] { IndexedDataset dataset(sample.prefix); }, "data.missing"), ".bin"));
   fs::create_directory(dir / "sample.bin");
   error_of([&] { IndexedDataset dataset(sample.prefix); }, "data.unreadable");
   fs::remove(dir / "sample.bin");
@@ -288,9 +273,9 @@ TEST_CASE("indexed dataset: a file that shrinks while it is mapped is an error")
     dataset.read(0, 0, ids);
     const fs::path file = prefix.string() + which;
     REQUIRE(::truncate(file.c_str(), static_cast<off_t>(fs::file_size(file) - 10)) == 0);
-    CHECK(contains(error_of([&] { dataset.read(0, 0, ids); }, "data.index"), which));
-    CHECK(contains(error_of([&] { dataset.read(0, 0, std::span(ids).first(1)); }, "data.index"),
-                   "when it was opened"));
+    CHECK(has(error_of([&] { dataset.read(0, 0, ids); }, "data.index"), which));
+    CHECK(has(error_of([&] { dataset.read(0, 0, std::span(ids).first(1)); }, "data.index"),
+              "when it was opened"));
   }
   // Replacing a file by another is no change of the one that is mapped.
   const Sample sample(dir);
@@ -303,7 +288,7 @@ TEST_CASE("indexed dataset: a file that shrinks while it is mapped is an error")
 
 TEST_CASE("indexed dataset: a writer goes on where another one was at its last sync") {
   TempDir dir;
-  const Documents first = {{{1, 2}}, {}, {{3}, {4, 5}}}, second = {{{6}}, {{7, 8}}};
+  const IdsOfDocuments first = {{{1, 2}}, {}, {{3}, {4, 5}}}, second = {{{6}}, {{7, 8}}};
   IndexedDatasetWriter::Position position;
   {
     IndexedDatasetWriter writer(dir / "x", TokenType::u16);
@@ -322,7 +307,7 @@ TEST_CASE("indexed dataset: a writer goes on where another one was at its last s
     write_all(writer, second);
     writer.finish();
   }
-  Documents expected = first;
+  IdsOfDocuments expected = first;
   expected.insert(expected.end(), second.begin(), second.end());
   CHECK(read_all(IndexedDataset(dir / "x")) == expected);
   CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 2);
@@ -356,14 +341,14 @@ TEST_CASE("indexed dataset: one writer at a time and the old corpus stays until 
   IndexedDatasetWriter writer(sample.prefix, TokenType::i32);
   write_all(writer, {{{100'000}}});
   writer.finish();
-  CHECK(read_all(IndexedDataset(sample.prefix)) == Documents{{{100'000}}});
+  CHECK(read_all(IndexedDataset(sample.prefix)) == IdsOfDocuments{{{100'000}}});
 }
 
 TEST_CASE("indexed dataset: what cannot be written says why") {
   TempDir dir;
-  CHECK(contains(error_of([&] { IndexedDatasetWriter writer(dir / "no/such/x", TokenType::u16); },
-                          "data.write"),
-                 "No such file"));
+  CHECK(has(error_of([&] { IndexedDatasetWriter writer(dir / "no/such/x", TokenType::u16); },
+                     "data.write"),
+            "No such file"));
   // A limit on file sizes stands for a full disk: the write is cut short and then refused.
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -379,7 +364,7 @@ TEST_CASE("indexed dataset: what cannot be written says why") {
       "data.write");
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  CHECK(contains(what, "too large"));
+  CHECK(has(what, "too large"));
   CHECK(fs::is_empty(dir.path()));
 }
 

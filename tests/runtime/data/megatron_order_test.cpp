@@ -15,12 +15,12 @@
 namespace mtl {
 namespace {
 
-const nlohmann::json& reference() {
-  static const nlohmann::json json = [] {
+const nlohmann::json& megatron_reference() {
+  static const nlohmann::json made = [] {
     std::ifstream in(std::string(MTL_SOURCE_DIR) + "/tests/reference/megatron_order.json");
     return nlohmann::json::parse(in);
   }();
-  return json;
+  return made;
 }
 
 // Documents [begin, end) of those of the script; token i of document d is d * 1000 + i.
@@ -51,18 +51,18 @@ class MadeDocuments : public Documents {
   std::vector<int64_t> lengths_;
 };
 
-struct Case {
+struct OrderCase {
   std::shared_ptr<MadeDocuments> documents;
   MegatronOrderOptions options;
 };
-Case case_of(const nlohmann::json& json) {
-  Case made;
+OrderCase case_of(const nlohmann::json& want) {
+  OrderCase made;
   made.documents = std::make_shared<MadeDocuments>(
-      json.at("count").get<int64_t>(), json.at("most").get<int64_t>(),
-      json.at("begin").get<int64_t>(), json.at("end").get<int64_t>());
-  made.options.seq_len = json.at("seq_len").get<int64_t>();
-  made.options.seed = json.at("seed").get<uint64_t>();
-  if (!json.at("samples").is_null()) made.options.samples = json.at("samples").get<int64_t>();
+      want.at("count").get<int64_t>(), want.at("most").get<int64_t>(),
+      want.at("begin").get<int64_t>(), want.at("end").get<int64_t>());
+  made.options.seq_len = want.at("seq_len").get<int64_t>();
+  made.options.seed = want.at("seed").get<uint64_t>();
+  if (!want.at("samples").is_null()) made.options.samples = want.at("samples").get<int64_t>();
   return made;
 }
 
@@ -82,21 +82,21 @@ void check_equal(const MegatronOrder& order, const nlohmann::json& want) {
 
 TEST_CASE("megatron order: documents, starts and shuffle are those of GPTDataset") {
   int separate = 0;
-  for (const nlohmann::json& want : reference().at("orders")) {
+  for (const nlohmann::json& want : megatron_reference().at("orders")) {
     CAPTURE(want.at("count").get<int64_t>());
     CAPTURE(want.at("begin").get<int64_t>());
-    const Case made = case_of(want);
+    const OrderCase made = case_of(want);
     const MegatronOrder order = megatron_order(*made.documents, made.options);
     check_equal(order, want);
     separate += order.separate_final_epoch;
   }
   CHECK(separate >= 1);
-  CHECK(separate < static_cast<int>(reference().at("orders").size()));
+  CHECK(separate < static_cast<int>(megatron_reference().at("orders").size()));
 }
 
 TEST_CASE("megatron order: samples are seq_len + 1 tokens from their start on") {
-  for (const nlohmann::json& json : reference().at("orders")) {
-    const Case made = case_of(json);
+  for (const nlohmann::json& want : megatron_reference().at("orders")) {
+    const OrderCase made = case_of(want);
     const int64_t seq = made.options.seq_len;
     MegatronOrder order = megatron_order(*made.documents, made.options);
     // All epochs one behind the other.
@@ -131,7 +131,7 @@ TEST_CASE("megatron order: samples are seq_len + 1 tokens from their start on") 
 }
 
 TEST_CASE("megatron order: splits are rounded as Megatron rounds them") {
-  for (const nlohmann::json& want : reference().at("splits")) {
+  for (const nlohmann::json& want : megatron_reference().at("splits")) {
     CAPTURE(want.dump());
     const auto parts = megatron_split(want.at("weights").get<std::vector<double>>(),
                                       want.at("count").get<int64_t>());
@@ -145,7 +145,7 @@ TEST_CASE("megatron order: splits are rounded as Megatron rounds them") {
 }
 
 TEST_CASE("blend: the greedy indices and sizes are Megatron's") {
-  for (const nlohmann::json& want : reference().at("blends")) {
+  for (const nlohmann::json& want : megatron_reference().at("blends")) {
     CAPTURE(want.at("weights").dump());
     const std::vector<double> once = normalized(want.at("weights").get<std::vector<double>>());
     CHECK(blend_sizes(once, want.at("size").get<int64_t>()) ==
@@ -179,7 +179,7 @@ TEST_CASE("blend: a source gives no more than it has and the others go on") {
 }
 
 TEST_CASE("numpy: RandomState shuffles of many sizes") {
-  for (const nlohmann::json& want : reference().at("shuffles")) {
+  for (const nlohmann::json& want : megatron_reference().at("shuffles")) {
     Mt19937 random(want[1].get<uint64_t>());
     std::vector<int64_t> values(want[0].get<size_t>());
     std::iota(values.begin(), values.end(), 0);
@@ -193,7 +193,7 @@ TEST_CASE("numpy: RandomState shuffles of many sizes") {
   std::vector<int64_t> values(1000);
   std::iota(values.begin(), values.end(), 0);
   numpy_shuffle(wide, values.data(), 1000);
-  CHECK(values == reference().at("wide_seed").get<std::vector<int64_t>>());
+  CHECK(values == megatron_reference().at("wide_seed").get<std::vector<int64_t>>());
 }
 
 TEST_CASE("numpy: an interval beyond 32 bits takes two words") {
@@ -205,8 +205,8 @@ TEST_CASE("numpy: an interval beyond 32 bits takes two words") {
 }
 
 TEST_CASE("torch: randperm of the CPU generator") {
-  REQUIRE(!reference().at("randperm").empty());
-  for (const nlohmann::json& want : reference().at("randperm")) {
+  REQUIRE(!megatron_reference().at("randperm").empty());
+  for (const nlohmann::json& want : megatron_reference().at("randperm")) {
     const auto order = want.at("order").get<std::vector<uint32_t>>();
     CHECK(torch_randperm(static_cast<uint32_t>(order.size()), want.at("seed").get<uint64_t>()) ==
           order);

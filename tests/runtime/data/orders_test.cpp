@@ -13,10 +13,13 @@
 
 #include "runtime/data/blend.h"
 #include "runtime/data/documents.h"
+#include "runtime/data/inputs.h"
 #include "runtime/data/prefetch.h"
 
 namespace mtl {
 namespace {
+
+using test::inputs_of;
 
 class Row : public TokenSource {
  public:
@@ -37,12 +40,6 @@ std::shared_ptr<const TokenSource> counting(int64_t size) {
   std::vector<int32_t> tokens(static_cast<size_t>(size));
   std::iota(tokens.begin(), tokens.end(), 0);
   return std::make_shared<Row>(std::move(tokens));
-}
-
-std::vector<int32_t> inputs_of(const Samples& samples, int64_t first, int64_t count, int64_t seq) {
-  std::vector<int32_t> inputs(static_cast<size_t>(count * seq)), targets(inputs.size());
-  samples.fill(first, count, {inputs, targets});
-  return inputs;
 }
 
 TEST_CASE("feistel: a permutation of any count that seed and epoch decide") {

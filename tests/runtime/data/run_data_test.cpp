@@ -8,11 +8,13 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/data/inputs.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
 namespace {
 
+using test::inputs_of;
 using test::TempDir;
 namespace fs = std::filesystem;
 
@@ -54,12 +56,6 @@ std::string refusal(const ResolvedSpec& resolved, int64_t samples = 100) {
     return error.diagnostics().front().code + ": " + error.diagnostics().front().what;
   }
   return "nothing";
-}
-
-std::vector<int32_t> inputs_of(const Samples& samples, int64_t first, int64_t count, int64_t seq) {
-  std::vector<int32_t> inputs(static_cast<size_t>(count * seq)), targets(inputs.size());
-  samples.fill(first, count, {inputs, targets});
-  return inputs;
 }
 
 TEST_CASE("run data: every sampler over every kind of source") {

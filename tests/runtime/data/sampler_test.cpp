@@ -17,7 +17,7 @@ namespace mtl {
 namespace {
 
 // Token i is i.
-std::unique_ptr<TokenSource> counting(int64_t size) {
+std::unique_ptr<TokenSource> counted_tokens(int64_t size) {
   auto tokens = std::make_shared<TokenArray>(1 << 20);
   std::vector<int32_t> ids(size);
   std::iota(ids.begin(), ids.end(), 0);
@@ -98,7 +98,7 @@ TEST_CASE("sampler: sequential windows cover the corpus and start over") {
 }
 
 TEST_CASE("sampler: fill in pieces is fill at once; targets are inputs shifted by one") {
-  const auto source = counting(5000);
+  const auto source = counted_tokens(5000);
   constexpr int64_t kSeq = 13;
   for (const SampleOrder order : {SampleOrder::random, SampleOrder::sequential}) {
     const Sampler sampler(source->size(), kSeq, order, 99);

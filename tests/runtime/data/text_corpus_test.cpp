@@ -16,6 +16,7 @@
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/token_array.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
@@ -55,9 +56,7 @@ std::vector<Diagnostic> refused(const TextCorpusOptions& options) {
   return diagnostics.all();
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 TEST_CASE("splits are contiguous: train, then valid, then what is left aside") {
   TempDir dir;
@@ -151,14 +150,14 @@ TEST_CASE("paths that are no text") {
   };
   const Diagnostic missing = one((dir.path() / "corpsu.txt").string());
   CHECK(missing.code == "data.missing");
-  CHECK(contains(missing.help, "corpus.txt"));
+  CHECK(has(missing.help, "corpus.txt"));
   CHECK(one((dir.path() / "no" / "such").string()).code == "data.missing");
   CHECK(one((dir.path() / "corpus.txt" / "x").string()).code == "data.missing");
   CHECK(one("").code == "data.missing");
   CHECK(one("no-such-text-of-mtl.txt").notes.size() == 1);
   const Diagnostic directory = one(dir.path().string());
   CHECK(directory.code == "data.unreadable");
-  CHECK(contains(directory.what, "directory"));
+  CHECK(has(directory.what, "directory"));
   CHECK(one(dir.file("empty.txt", "")).code == "data.empty");
   const std::string fifo = (dir.path() / "fifo").string();
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
@@ -176,10 +175,10 @@ TEST_CASE("a text that is too short says what would fit") {
   const auto problems = refused({.path = path, .split = {90, 10}, .seq_len = 16});
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].code == "data.too_short");
-  CHECK(contains(problems[0].what, "90 for train"));
-  CHECK(contains(problems[0].what, "10 for valid"));
-  CHECK(contains(problems[0].what, "at least 17"));
-  CHECK(contains(problems[0].help, "train.seq_len <= 9"));
+  CHECK(has(problems[0].what, "90 for train"));
+  CHECK(has(problems[0].what, "10 for valid"));
+  CHECK(has(problems[0].what, "at least 17"));
+  CHECK(has(problems[0].help, "train.seq_len <= 9"));
   // The bound is exact.
   load({.path = path, .split = {90, 10}, .seq_len = 9});
   refused({.path = path, .split = {90, 10}, .seq_len = 10});
@@ -217,8 +216,8 @@ TEST_CASE("damaged UTF-8 is found with its offset, but bytes take it") {
   const auto problems = refused({.path = path, .tokenizer = "chars", .seq_len = 1});
   REQUIRE(problems.size() == 1);
   CHECK(problems[0].code == "data.utf8");
-  CHECK(contains(problems[0].what, "offset 9"));
-  CHECK(contains(problems[0].what, "a.txt"));
+  CHECK(has(problems[0].what, "offset 9"));
+  CHECK(has(problems[0].what, "a.txt"));
   load({.path = path, .tokenizer = "bytes", .split = {1}, .seq_len = 1});
 }
 

@@ -16,18 +16,20 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/indexed.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/text_units.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::has;
+using test::kIndexed;
 using test::TempDir;
-
-const fs::path kReference = fs::path(MTL_SOURCE_DIR) / "tests/reference/indexed";
 
 // Gives the ids that GPT-2's tokenizer gave for a few texts.
 class TableTokenizer : public Tokenizer {
@@ -112,13 +114,13 @@ std::vector<std::string> documents_of(const fs::path& prefix) {
 
 using Lines = std::vector<std::string>;
 
-struct Case {
+struct CorpusCase {
   TempDir dir;
   TokenizeOptions options;
   BytesWithEod tokenizer;
   std::vector<Diagnostic> warnings;
 
-  Case() { options.prefix = dir / "out"; }
+  CorpusCase() { options.prefix = dir / "out"; }
   TokenizeReport run() {
     return tokenize_corpus(tokenizer, options,
                            {{}, [this](const Diagnostic& d) { warnings.push_back(d); }});
@@ -140,18 +142,14 @@ struct Case {
   }
 };
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 std::string json_line(const std::string& text) {
   return json{{"text", text}}.dump() + "\n";
 }
 
 TEST_CASE("tokenize: what Megatron makes of the same lines byte for byte") {
   TableTokenizer tokenizer;
-  const json reference = json::parse(read_file(kReference / "gpt2.json"));
-  std::string lines = read_file(kReference / "gpt2.jsonl");
+  const json reference = json::parse(read_file(kIndexed / "gpt2.json"));
+  std::string lines = read_file(kIndexed / "gpt2.jsonl");
   size_t begin = 0;
   for (const json& document : reference.at("documents")) {
     const size_t end = lines.find('\n', begin);
@@ -165,13 +163,13 @@ TEST_CASE("tokenize: what Megatron makes of the same lines byte for byte") {
   for (const int64_t workers : {1, 3}) {
     TempDir dir;
     TokenizeOptions options;
-    options.inputs = {(kReference / "gpt2.jsonl").string()};
+    options.inputs = {(kIndexed / "gpt2.jsonl").string()};
     options.prefix = dir / "gpt2";
     options.append_eod = true;
     options.workers = workers;
     const TokenizeReport report = tokenize_corpus(tokenizer, options, {});
-    CHECK(read_file(dir / "gpt2.bin") == read_file(kReference / "gpt2.bin"));
-    CHECK(read_file(dir / "gpt2.idx") == read_file(kReference / "gpt2.idx"));
+    CHECK(read_file(dir / "gpt2.bin") == read_file(kIndexed / "gpt2.bin"));
+    CHECK(read_file(dir / "gpt2.idx") == read_file(kIndexed / "gpt2.idx"));
     const auto meta = read_corpus_meta(dir / "gpt2");
     REQUIRE(meta);
     CHECK(meta->documents == 4);
@@ -187,7 +185,7 @@ TEST_CASE("tokenize: what Megatron makes of the same lines byte for byte") {
 }
 
 TEST_CASE("tokenize: any packing, directories and globs, in a stable order") {
-  Case c;
+  CorpusCase c;
   std::string big;
   Lines expected;
   for (int i = 0; i < 20'000; ++i) {
@@ -221,14 +219,14 @@ TEST_CASE("tokenize: any packing, directories and globs, in a stable order") {
 }
 
 TEST_CASE("tokenize: damaged packing is an error that names the file") {
-  Case c;
+  CorpusCase c;
   std::string text;
   for (int i = 0; i < 5'000; ++i) text += json_line(std::to_string(i * 7919));
   const auto refused = [&](const std::string& name, const std::string& content) {
     c.options.fresh = true;
     c.options.inputs = {c.dir.file(name, content)};
     const Diagnostic diagnostic = c.refused("data.compressed");
-    CHECK(contains(diagnostic.what, name));
+    CHECK(has(diagnostic.what, name));
     CHECK(!fs::exists(c.dir / "out.idx"));
   };
   const std::string gz = gzip(text), zst = zstd(text);
@@ -244,7 +242,7 @@ TEST_CASE("tokenize: damaged packing is an error that names the file") {
 }
 
 TEST_CASE("tokenize: lists of texts and several keys and empty documents") {
-  Case c;
+  CorpusCase c;
   c.options.inputs = {c.dir.file("in.jsonl",
                                  "{\"a\": [\"x\", \"\", \"yz\"], \"b\": \"1\"}\n"
                                  "\n"
@@ -276,11 +274,11 @@ TEST_CASE("tokenize: a bad line is named and can be passed over") {
       {"{\"text\": \"\\ud800\"}", "not JSON"}};
   for (const auto& [line, reason] : kBad) {
     CAPTURE(line);
-    Case c;
+    CorpusCase c;
     c.options.inputs = {
         c.dir.file("in.jsonl", json_line("one") + "\n" + line + "\n" + json_line("two"))};
     const Diagnostic diagnostic = c.refused("data.line");
-    CHECK(contains(diagnostic.what, reason));
+    CHECK(has(diagnostic.what, reason));
     REQUIRE(diagnostic.place);
     CHECK(diagnostic.place->file == c.options.inputs[0]);
     CHECK(diagnostic.place->line == 3);
@@ -296,23 +294,23 @@ TEST_CASE("tokenize: a bad line is named and can be passed over") {
 }
 
 TEST_CASE("tokenize: a line that is too long for memory is a bad line") {
-  Case c;
+  CorpusCase c;
   c.options.inputs = {c.dir.file(
       "in.jsonl",
       json_line("one") + json_line(std::string(kLongestLine + 5, 'x')) + json_line("two"))};
-  CHECK(contains(c.refused("data.line").what, "16777"));
+  CHECK(has(c.refused("data.line").what, "16777"));
   c.options.skip_bad = true;
   CHECK(c.made() == Lines{"one", "two"});
   CHECK(c.warnings.at(0).place->line == 2);
   // One that just fits is encoded in pieces.
-  Case fits;
+  CorpusCase fits;
   const std::string text(kLongestLine - 100, 'y');
   fits.options.inputs = {fits.dir.file("in.jsonl", json_line(text))};
   CHECK(fits.made() == Lines{text});
 }
 
 TEST_CASE("tokenize: plain text by files and by lines") {
-  Case c;
+  CorpusCase c;
   c.options.append_eod = true;
   const std::string a = c.dir.file("a.txt", "\xEF\xBB\xBFone\n\ntwo\r\n"), b = c.dir.file("b", ""),
                     d = c.dir.file("d.txt", "three");
@@ -338,7 +336,7 @@ TEST_CASE("tokenize: a text larger than a piece is one document all the same") {
     for (const bool no_space : {false, true}) {
       CAPTURE(lines);
       CAPTURE(no_space);
-      Case c;
+      CorpusCase c;
       std::string content = text;
       if (lines) std::replace(content.begin(), content.end(), '\n', ' ');
       if (no_space) content.assign(text.size(), 'z');
@@ -375,7 +373,7 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
   std::string lines, plain;
   for (int i = 0; i < 30'000; ++i) lines += json_line("document " + std::to_string(i * 7919));
   while (plain.size() < 3 * kPieceBytes) plain += "word " + std::to_string(plain.size()) + "\n";
-  Case whole;
+  CorpusCase whole;
   const std::vector<std::string> inputs = {
       whole.dir.file("a.jsonl", lines), whole.dir.file("b.txt", plain),
       whole.dir.file("c.jsonl.gz", gzip(lines)), whole.dir.file("d.jsonl.zst", zstd(lines))};
@@ -384,7 +382,7 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
   whole.run();
   struct Stop {};
   for (const int64_t every : {1, 2, 5}) {
-    Case c;
+    CorpusCase c;
     c.options.inputs = inputs;
     c.options.append_eod = true;
     c.options.workers = 2;
@@ -417,22 +415,22 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
 }
 
 TEST_CASE("tokenize: it goes on only with the same inputs and tokenizer and settings") {
-  Case c;
+  CorpusCase c;
   const std::string input =
       c.dir.file("in.jsonl", json_line("one") + std::string(kUnitBytes, ' ') + "\n{");
   c.options.inputs = {input};
   c.refused("data.line");
   CHECK(fs::exists(c.dir / "out.journal.json"));
   c.options.append_eod = true;
-  CHECK(contains(c.refused("data.resume").what, "end of document: no"));
+  CHECK(has(c.refused("data.resume").what, "end of document: no"));
   c.options.append_eod = false;
   c.tokenizer = BytesWithEod(300);
-  CHECK(contains(c.refused("data.resume").what, "tokenizer"));
+  CHECK(has(c.refused("data.resume").what, "tokenizer"));
   c.tokenizer = BytesWithEod();
   c.dir.file("in.jsonl", json_line("two"));
-  CHECK(contains(c.refused("data.resume").what, "inputs"));
+  CHECK(has(c.refused("data.resume").what, "inputs"));
   write_file_atomic(c.dir / "out.journal.json", "{");
-  CHECK(contains(c.refused("data.resume").what, "damaged"));
+  CHECK(has(c.refused("data.resume").what, "damaged"));
   c.options.fresh = true;
   CHECK(c.made() == Lines{"two"});
   c.options.fresh = false;
@@ -441,7 +439,7 @@ TEST_CASE("tokenize: it goes on only with the same inputs and tokenizer and sett
 }
 
 TEST_CASE("tokenize: a crash while the files get their names is completed") {
-  Case c;
+  CorpusCase c;
   c.options.inputs = {c.dir.file("in.jsonl", "{\"a\": \"1\", \"b\": \"2\"}\n")};
   c.options.json_keys = {"a", "b"};
   struct Stop {};
@@ -461,7 +459,7 @@ TEST_CASE("tokenize: a crash while the files get their names is completed") {
 }
 
 TEST_CASE("tokenize: what it is asked for must be possible") {
-  Case c;
+  CorpusCase c;
   c.options.inputs = {c.dir.file("in.jsonl", json_line("one"))};
   c.options.append_eod = true;
   const auto bytes = make_byte_tokenizer();

@@ -11,6 +11,7 @@
 
 #include "runtime/data/data.h"
 #include "runtime/data/utf8.h"
+#include "support/text.h"
 
 namespace mtl {
 namespace {
@@ -28,9 +29,7 @@ Diagnostic thrown(const std::function<void()>& call) {
   return {};
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 // Random text over the whole of Unicode, each length of UTF-8 equally likely.
 std::string random_text(std::mt19937_64& random, size_t characters) {
@@ -138,8 +137,8 @@ TEST_CASE("utf8: invalid kinds are named with their offset") {
     for (const auto& diagnostic : {thrown([&] { make_char_tokenizer("ab\xC3\xA4" + c.bytes); }),
                                    thrown([&] { known->encode("ab\xC3\xA4" + c.bytes); })}) {
       CHECK(diagnostic.code == "data.utf8");
-      CHECK(contains(diagnostic.what, c.why));
-      CHECK(contains(diagnostic.what, "offset 4:"));
+      CHECK(has(diagnostic.what, c.why));
+      CHECK(has(diagnostic.what, "offset 4:"));
     }
   }
 }
@@ -148,15 +147,15 @@ TEST_CASE("chars: unknown characters and ids are named") {
   const auto tokenizer = make_char_tokenizer("abc");
   auto diagnostic = thrown([&] { tokenizer->encode("ab\xE2\x82\xAC"); });
   CHECK(diagnostic.code == "data.token");
-  CHECK(contains(diagnostic.what, "U+20AC"));
-  CHECK(contains(diagnostic.what, "offset 2"));
+  CHECK(has(diagnostic.what, "U+20AC"));
+  CHECK(has(diagnostic.what, "offset 2"));
   // Within the range of known code points, but not one of them.
   CHECK(thrown([&] { make_char_tokenizer("ac")->encode("b"); }).code == "data.token");
   for (const int32_t id : {-1, 3, INT32_MAX, INT32_MIN}) {
     diagnostic = thrown([&] { tokenizer->decode(std::vector<int32_t>{0, id}); });
     CHECK(diagnostic.code == "data.token");
-    CHECK(contains(diagnostic.what, std::to_string(id)));
-    CHECK(contains(diagnostic.what, "position 1"));
+    CHECK(has(diagnostic.what, std::to_string(id)));
+    CHECK(has(diagnostic.what, "position 1"));
   }
   for (const int32_t id : {-1, 256, INT32_MAX}) {
     CHECK(thrown([&] { make_byte_tokenizer()->decode(std::vector<int32_t>{id}); }).code ==

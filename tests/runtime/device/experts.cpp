@@ -11,15 +11,16 @@ namespace mtl::test {
 namespace {
 
 // Tokens, experts, and how many of them a token has.
-struct Shape {
+struct ExpertsShape {
   int64_t n, experts, k, seq;
 };
-const Shape kShapes[] = {{1, 2, 2, 1},   {6, 4, 2, 3},      {40, 8, 2, 40}, {300, 3, 2, 100},
-                         {64, 16, 4, 8}, {515, 60, 6, 103}, {33, 5, 5, 11}, {12, 128, 3, 4}};
+const ExpertsShape kExpertsShapes[] = {{1, 2, 2, 1},     {6, 4, 2, 3},   {40, 8, 2, 40},
+                                       {300, 3, 2, 100}, {64, 16, 4, 8}, {515, 60, 6, 103},
+                                       {33, 5, 5, 11},   {12, 128, 3, 4}};
 
 // The tensors of a routing.
 struct Routed {
-  Routed(const Shape& s)
+  Routed(const ExpertsShape& s)
       : shape(s),
         logits(DType::f32, {s.n, s.experts}),
         weights(DType::f32, {s.n, s.k}),
@@ -37,7 +38,7 @@ struct Routed {
   void route(Device& device) { device.route_experts({.logits = logits.view, .routes = routes()}); }
   double logit(int64_t t, int64_t e) const { return logits[t * shape.experts + e]; }
 
-  const Shape shape;
+  const ExpertsShape shape;
   Held logits, weights, experts, rows, assignments, counts;
 };
 
@@ -105,7 +106,7 @@ struct Losses {
   std::vector<double> aux, z;  // by token
 };
 Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double z_scale) {
-  const Shape& s = r.shape;
+  const ExpertsShape& s = r.shape;
   Losses losses;
   for (int64_t t = 0; t < s.n; ++t) {
     double all = 0, chosen = 0;
@@ -139,7 +140,7 @@ Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double
 TEST_CASE("route_experts against a search by sorting") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
-    for (const Shape& shape : kShapes) {
+    for (const ExpertsShape& shape : kExpertsShapes) {
       INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts);
       Routed r(shape);
       r.logits.randomize(random, 2);
@@ -171,7 +172,8 @@ TEST_CASE(
 TEST_CASE("route_experts_backward is the finite difference of what it belongs to") {
   for_each_device([](Device& device) {
     std::mt19937 random(3);
-    for (const Shape& shape : {Shape{6, 4, 2, 3}, Shape{10, 7, 3, 5}, Shape{4, 3, 3, 2}}) {
+    for (const ExpertsShape& shape :
+         {ExpertsShape{6, 4, 2, 3}, ExpertsShape{10, 7, 3, 5}, ExpertsShape{4, 3, 3, 2}}) {
       for (const auto& [aux, z] : {std::pair{0.0, 0.0}, {0.3, 0.0}, {0.0, 0.2}, {0.5, 0.1}}) {
         INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << ", aux " << aux
                      << ", z " << z);
@@ -213,7 +215,7 @@ TEST_CASE("route_experts_backward is the finite difference of what it belongs to
 TEST_CASE("route_experts_backward in every type and of many tokens") {
   for_each_device([](Device& device) {
     std::mt19937 random(4);
-    for (const Shape& shape : kShapes) {
+    for (const ExpertsShape& shape : kExpertsShapes) {
       for (const DType type : kComputeTypes) {
         INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << " type "
                      << safetensors_name(type));
@@ -265,7 +267,8 @@ TEST_CASE("route_experts_backward in every type and of many tokens") {
 TEST_CASE("rows of experts against plain loops") {
   for_each_device([](Device& device) {
     std::mt19937 random(5);
-    for (const Shape& shape : {Shape{1, 2, 2, 1}, Shape{37, 6, 3, 37}, Shape{300, 4, 2, 300}}) {
+    for (const ExpertsShape& shape :
+         {ExpertsShape{1, 2, 2, 1}, ExpertsShape{37, 6, 3, 37}, ExpertsShape{300, 4, 2, 300}}) {
       for (const int64_t cols : {1, 7, 16, 33, 768}) {
         for (const DType type : kComputeTypes) {
           INFO(shape.n << " tokens of " << cols << ", type " << safetensors_name(type));
@@ -342,7 +345,7 @@ TEST_CASE("rows of experts against plain loops") {
 }
 
 TEST_CASE("experts: results do not depend on threads") {
-  const Shape shape = {700, 9, 3, 100};
+  const ExpertsShape shape = {700, 9, 3, 100};
   const auto bytes = [&](int threads) {
     CpuDevice device(threads, cpu_isa());
     std::mt19937 random(6);

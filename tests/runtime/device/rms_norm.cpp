@@ -12,8 +12,8 @@ double rstd_of(const double* x, size_t cols, double eps) {
   return 1 / std::sqrt(squares / static_cast<double>(cols) + eps);
 }
 
-std::vector<double> forward(const std::vector<double>& x, const std::vector<double>& gamma,
-                            const std::vector<double>& beta, double eps) {
+std::vector<double> rms_forward(const std::vector<double>& x, const std::vector<double>& gamma,
+                                const std::vector<double>& beta, double eps) {
   std::vector<double> y;
   for (size_t at = 0; at < x.size(); at += gamma.size()) {
     const double rstd = rstd_of(x.data() + at, gamma.size(), eps);
@@ -24,19 +24,19 @@ std::vector<double> forward(const std::vector<double>& x, const std::vector<doub
   return y;
 }
 
-struct Shape {
+struct RmsShape {
   int64_t rows, cols;
   double mean;
 };
-const Shape kShapes[] = {{1, 1, 0},    {1, 7, 0},    {5, 2, 0},     {3, 16, 1},  {5, 17, 0},
-                         {33, 64, -2}, {31, 65, 30}, {129, 768, 0}, {2, 1000, 0}};
+const RmsShape kRmsShapes[] = {{1, 1, 0},    {1, 7, 0},    {5, 2, 0},     {3, 16, 1},  {5, 17, 0},
+                               {33, 64, -2}, {31, 65, 30}, {129, 768, 0}, {2, 1000, 0}};
 
 }  // namespace
 
 TEST_CASE("RMS norm forward against the reference") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
-    for (const Shape& shape : kShapes) {
+    for (const RmsShape& shape : kRmsShapes) {
       for (const DType type : kComputeTypes) {
         for (const bool with_beta : {false, true}) {
           INFO(shape.rows << " x " << shape.cols << " type " << safetensors_name(type));
@@ -55,10 +55,10 @@ TEST_CASE("RMS norm forward against the reference") {
                                     .eps = 1e-6f});
           // Without a mean there is no cancellation: a few roundings of values below 10.
           const std::vector<double> xs = x.values();
-          check_close(
-              y,
-              forward(xs, gamma.values(), with_beta ? beta.values() : std::vector<double>{}, eps),
-              2e-6, "y");
+          check_close(y,
+                      rms_forward(xs, gamma.values(),
+                                  with_beta ? beta.values() : std::vector<double>{}, eps),
+                      2e-6, "y");
           const auto cols = static_cast<size_t>(shape.cols);
           for (int64_t r = 0; r < shape.rows; ++r) {
             const double want = rstd_of(xs.data() + static_cast<size_t>(r) * cols, cols, eps);
@@ -73,7 +73,7 @@ TEST_CASE("RMS norm forward against the reference") {
 TEST_CASE("RMS norm backward against the formulas in double precision") {
   for_each_device([](Device& device) {
     std::mt19937 random(2);
-    for (const Shape& shape : kShapes) {
+    for (const RmsShape& shape : kRmsShapes) {
       for (const DType type : kComputeTypes) {
         for (const bool add : {false, true}) {
           INFO(shape.rows << " x " << shape.cols << " type " << safetensors_name(type));
@@ -161,7 +161,7 @@ TEST_CASE("RMS norm backward is the finite difference of the forward reference")
       const std::vector<double> weights = dy.values();
       const auto derivatives = [&](std::vector<double>& at) {
         const auto loss = [&] {
-          const std::vector<double> ys = forward(xs, gammas, {}, static_cast<double>(eps));
+          const std::vector<double> ys = rms_forward(xs, gammas, {}, static_cast<double>(eps));
           double sum = 0;
           for (size_t i = 0; i < ys.size(); ++i) sum += ys[i] * weights[i];
           return sum;

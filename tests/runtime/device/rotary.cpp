@@ -5,12 +5,13 @@ namespace mtl::test {
 
 namespace {
 
-struct Case {
+struct RotaryCase {
   int64_t rows, heads, kv_heads, dim, seq, first_row;
 };
-const Case kCases[] = {{1, 1, 1, 2, 1, 0},     {3, 2, 1, 6, 5, 0},      {7, 3, 3, 16, 4, 0},
-                       {9, 4, 2, 32, 9, 90},   {5, 2, 2, 34, 16, 13},   {40, 2, 1, 64, 16, 1 << 20},
-                       {33, 4, 4, 80, 64, 40}, {20, 12, 12, 64, 20, 0}, {6, 2, 1, 128, 3, 2}};
+const RotaryCase kRotaryCases[] = {
+    {1, 1, 1, 2, 1, 0},     {3, 2, 1, 6, 5, 0},      {7, 3, 3, 16, 4, 0},
+    {9, 4, 2, 32, 9, 90},   {5, 2, 2, 34, 16, 13},   {40, 2, 1, 64, 16, 1 << 20},
+    {33, 4, 4, 80, 64, 40}, {20, 12, 12, 64, 20, 0}, {6, 2, 1, 128, 3, 2}};
 
 // Of `positions` positions, with the angles of the paper: position * 10000^(-2i / dim).
 void fill_table(Held& table, int64_t dim) {
@@ -23,7 +24,7 @@ void fill_table(Held& table, int64_t dim) {
   }
 }
 
-std::vector<double> turned(const Held& x, const Held& table, const Case& c, bool backward) {
+std::vector<double> turned(const Held& x, const Held& table, const RotaryCase& c, bool backward) {
   std::vector<double> y = x.values();
   const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim, half = c.dim / 2;
   for (int64_t row = 0; row < c.rows; ++row) {
@@ -46,7 +47,7 @@ std::vector<double> turned(const Held& x, const Held& table, const Case& c, bool
 TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
-    for (const Case& c : kCases) {
+    for (const RotaryCase& c : kRotaryCases) {
       for (const DType type : kComputeTypes) {
         for (const bool backward : {false, true}) {
           INFO("rows " << c.rows << " heads " << c.heads << "+" << c.kv_heads << " of " << c.dim
@@ -121,7 +122,8 @@ TEST_CASE("rope by positions that are given turns a row as if it were alone") {
 TEST_CASE("rope backward is the gradient of rope") {
   for_each_device([](Device& device) {
     std::mt19937 random(2);
-    const Case c = {.rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
+    const RotaryCase c = {
+        .rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
     const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
     Held x(DType::f32, {c.rows, cols}), dy(DType::f32, {c.rows, cols});
     Held table(DType::f32, {c.seq, c.dim});

@@ -65,12 +65,12 @@ struct Pipe {
   int fd[2] = {-1, -1};
 };
 
-struct Clock {
+struct WallClock {
   std::chrono::system_clock::time_point time{std::chrono::seconds(1795225330)};
   void advance(int ms) { time += std::chrono::milliseconds(ms); }
 };
 
-ReporterOptions options_for(const fs::path& dir, const Pipe& pipe, const Clock& clock) {
+ReporterOptions options_for(const fs::path& dir, const Pipe& pipe, const WallClock& clock) {
   ReporterOptions options;
   options.run_dir = dir;
   options.progress_fd = pipe.fd[1];
@@ -100,7 +100,7 @@ StepReport step(int64_t number, int64_t steps = 100) {
 TEST_CASE("metrics.jsonl has the first step, those of log_every, and the last") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   ReporterOptions options = options_for(dir.path(), pipe, clock);
   options.log_every = 10;
   Reporter reporter(options);
@@ -127,7 +127,7 @@ TEST_CASE("metrics.jsonl has the first step, those of log_every, and the last") 
 TEST_CASE("skipped steps are logged with their count, and the loss scale where there is one") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   reporter.start({});
   for (int i = 1; i <= 4; ++i) {
@@ -158,7 +158,7 @@ TEST_CASE("skipped steps are logged with their count, and the loss scale where t
 TEST_CASE("status.json has the skipped steps and the loss scale") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   reporter.start({});
   StepReport report = step(1);
@@ -179,7 +179,7 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
 TEST_CASE("the last step of an interrupted run is logged too") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   reporter.start({});
   for (int i = 1; i <= 13; ++i) reporter.step(step(i));
@@ -192,7 +192,7 @@ TEST_CASE("the last step of an interrupted run is logged too") {
 TEST_CASE("every step goes down the pipe, and says whether it is a logged one") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   reporter.start({"line one", "line two"});
   for (int i = 1; i <= 11; ++i) reporter.step(step(i));
@@ -216,7 +216,7 @@ TEST_CASE("every step goes down the pipe, and says whether it is a logged one") 
 TEST_CASE("a full pipe drops steps that only redraw, and never stops the run") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   ReporterOptions options = options_for(dir.path(), pipe, clock);
   options.log_every = 1'000'000;
   Reporter reporter(options);
@@ -233,7 +233,7 @@ TEST_CASE("a reader that is gone is no error") {
   const auto before = std::signal(SIGPIPE, SIG_IGN);
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   close(pipe.fd[0]);
   pipe.fd[0] = -1;
@@ -247,7 +247,7 @@ TEST_CASE("a reader that is gone is no error") {
 TEST_CASE("numbers that are not finite are null in metrics.jsonl, which stays JSON") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   StepReport report = step(1);
   report.loss = std::numeric_limits<double>::quiet_NaN();
@@ -265,7 +265,7 @@ TEST_CASE("resuming drops the lines of later steps") {
         "{\"step\":1,\"loss\":4}\n{\"step\":20,\"loss\":3}\n{\"step\":20,\"valid_loss\":3.1}\n"
         "{\"step\":30,\"loss\":2}\n{\"step\":30,\"valid_loss\":2.1}\n{\"step\":3");
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   ReporterOptions options = options_for(dir.path(), pipe, clock);
   options.resume_step = 20;
   {
@@ -319,7 +319,7 @@ TEST_CASE("a torn line never swallows the next one") {
 TEST_CASE("events tell the story of the run") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   reporter.start({});
   reporter.step(step(1));
@@ -338,7 +338,7 @@ TEST_CASE("events tell the story of the run") {
 TEST_CASE("a run that ends by an exception is recorded as failed") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   {
     Reporter reporter(options_for(dir.path(), pipe, clock));
     reporter.start({});
@@ -352,7 +352,7 @@ TEST_CASE("a run that ends by an exception is recorded as failed") {
 TEST_CASE("status.json changes at most once per second, and at the end") {
   test::TempDir dir;
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   Reporter reporter(options_for(dir.path(), pipe, clock));
   const auto status = [&] { return json::parse(text_of(dir.path() / "status.json")); };
   reporter.start({});
@@ -384,7 +384,7 @@ TEST_CASE("a full disk is said once and does not end the run") {
   test::TempDir dir;
   fs::create_symlink("/dev/full", dir.path() / "metrics.jsonl");
   Pipe pipe;
-  Clock clock;
+  WallClock clock;
   ReporterOptions options = options_for(dir.path(), pipe, clock);
   options.log_every = 1;
   Reporter reporter(options);
