@@ -51,19 +51,15 @@ double last_tick(const Cluster& cluster, int generation) {
   return last;
 }
 
-// Two ranks on each of `machines`; every machine's first rank leaves its pid.
+// Two ranks on each of three machines, that sleep.
 Command sleepers(const Cluster& cluster, std::vector<std::string> flags) {
-  const std::string script =
-      cluster.script("sleepers", "echo $$ > pid-$(hostname)-$LOCAL_RANK\nexec sleep 1000\n");
+  const std::string script = cluster.script("sleepers", "exec sleep 1000\n");
   flags.insert(flags.end(), {"--hosts", "m1:2,m2:2,m3:2", "--grace", "2", "--", script});
   Command job = cluster.launch(flags);
-  REQUIRE_MESSAGE(wait_until([&] {
-                    const auto pids = cluster.files("pid-");
-                    size_t done = 0;
-                    for (const auto& [name, text] : pids) done += text.ends_with("\n") ? 1 : 0;
-                    return done == 6;
-                  }),
-                  job.err());
+  const auto sleep_on = [&](int machine) {
+    return cluster.pids(machine, "sleep 1000").size() == 2;
+  };
+  REQUIRE_MESSAGE(wait_until([&] { return sleep_on(1) && sleep_on(2) && sleep_on(3); }), job.err());
   return job;
 }
 

@@ -52,7 +52,7 @@ void remove_tree(const fs::path& group) {
 
 }  // namespace
 
-Freezer::Freezer(const std::string& name, int machines) : machines_(machines) {
+Freezer::Freezer(const std::string& name, int machines) {
   for (const bool v2 : {true, false}) {
     const fs::path root = hierarchy(v2);
     if (root.empty()) continue;

@@ -25,7 +25,6 @@ class Freezer {
  private:
   std::filesystem::path machine_dir(int machine) const;
   std::filesystem::path base_;
-  int machines_ = 0;
   bool v2_ = false;
 };
 

@@ -161,7 +161,11 @@ class Init {
   void stop_sshd() {
     if (sshd_ <= 0) return;
     kill(sshd_, SIGTERM);
-    waitpid(sshd_, nullptr, 0);
+    // It has been seen not to end by that (one time in ten, right after its start).
+    for (int waited_ms = 0; waitpid(sshd_, nullptr, WNOHANG) == 0; ++waited_ms) {
+      if (waited_ms == 2000) kill(sshd_, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     sshd_ = -1;
   }
 
