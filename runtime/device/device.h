@@ -50,6 +50,9 @@ struct Matmul {
   Tensor bias = {};  // f32 or compute type, [n]; optional
   Epilogue epilogue = Epilogue::none;
   Tensor aux = {};
+  // With Epilogue::gelu: C need not have the bits that gelu_forward makes of aux, for nothing will
+  // make it again. It may then be the GELU of the sum before that is rounded into aux.
+  bool gelu_once = false;
   Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device
 };
 
@@ -73,6 +76,15 @@ struct LayerNorm {
   float eps = 1e-5f;
   Tensor amax = {};  // of y
 };
+
+// out = residual + dropout(x + bias), as Device::bias_dropout_add has it.
+struct ResidualAdd {
+  Tensor x, bias, residual, out;  // [n, c], bias [c]
+  Dropout dropout = {};
+  int64_t first_row = 0;
+  explicit operator bool() const { return static_cast<bool>(out); }  // whether there is one
+};
+
 struct LayerNormBackward {
   Tensor dy, x, gamma, mean, rstd;
   Tensor dx;             // receives the gradient; with add_to_dx it is added (the residual path)
@@ -358,7 +370,8 @@ class Device {
   virtual void layernorm_backward(const LayerNormBackward& args) = 0;
   virtual void head_norm_forward(const HeadNorm& args) = 0;
   virtual void head_norm_backward(const HeadNormBackward& args) = 0;
-  // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux.
+  // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux (but
+  // with gelu_once).
   virtual void gelu_forward(Tensor x, Tensor y) = 0;
   virtual void swiglu_forward(const Swiglu& args) = 0;
   virtual void swiglu_backward(const SwigluBackward& args) = 0;
@@ -390,6 +403,12 @@ class Device {
   // (first_row + row) * c + column.
   virtual void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
                                 int64_t first_row) = 0;
+  // bias_dropout_add() and layernorm_forward() of what it gives (norm.x is add.out) at once, with
+  // the same results.
+  virtual void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) {
+    bias_dropout_add(add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+    layernorm_forward(norm);
+  }
   // dx = dropout'(dout), the gradient of x (and of x + bias); the residual's gradient is dout
   // itself. Without dropout: a copy.
   virtual void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) = 0;
@@ -399,14 +418,19 @@ class Device {
       const CrossEntropy& args) = 0;  // + row_max (global) -> sum_exp, target_logit (local)
   virtual void cross_entropy_loss(
       const CrossEntropy& args) = 0;  // + sum_exp, target_logit (global) -> loss
-  // logits <- (softmax - onehot) * scale; 0 in padding columns and ignored rows.
   // The three at once, of logits that are the whole vocabulary. A device may read them once only.
   virtual void cross_entropy_losses(const CrossEntropy& args) {
     cross_entropy_max(args);
     cross_entropy_sum(args);
     cross_entropy_loss(args);
   }
+  // logits <- (softmax - onehot) * scale; 0 in padding columns and ignored rows.
   virtual void cross_entropy_backward(const CrossEntropy& args, float scale) = 0;
+  // cross_entropy_losses() and cross_entropy_backward() at once, with the same results.
+  virtual void cross_entropy_both(const CrossEntropy& args, float scale) {
+    cross_entropy_losses(args);
+    cross_entropy_backward(args, scale);
+  }
 
   // out[0] (+)= the sum of x in a fixed order, f64; x f32.
   virtual void sum(Tensor x, Tensor out, bool accumulate) = 0;

@@ -121,18 +121,19 @@ void AttentionBlock::attend(const Pass& pass) const {
        .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq})});
 }
 
-void AttentionBlock::forward(const Pass& pass) const {
+ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
-  const Tensor x = context_.tp.enter(norm_.forward(pass), branch);
+  const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
   qkv_linear_.forward(pass, {x, norm_.amax(pass)}, rows_of(qkv_, pass), qkv_linear_.bias());
   place_heads(pass);
   attend(pass);
   proj_linear_.forward(pass, {rows_of(attended_, pass)}, branch, {});
-  context_.device.bias_dropout_add(
-      context_.tp.leave(branch), proj_linear_.bias(), norm_.input(pass),
-      stream_rows_of(context_, output_, pass),
-      dropout_for(context_, pass, layer_, DropoutSite::attention_output),
-      first_stream_row(context_, pass));
+  return {.x = context_.tp.leave(branch),
+          .bias = proj_linear_.bias(),
+          .residual = norm_.input(pass),
+          .out = stream_rows_of(context_, output_, pass),
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output),
+          .first_row = first_stream_row(context_, pass)};
 }
 
 void AttentionBlock::backward(const Pass& pass) const {

@@ -2,6 +2,9 @@
 // for backward is declared in the memory plan (runtime/plan/memory.cpp) and looked up by name; what
 // recompute drops from that list, backward makes again.
 //
+// The last thing that a layer's block does forward is to add to the residual stream, the first is
+// to normalise it: the one is left to the next block, which does both at once.
+//
 // Backward works on the gradient of the residual stream, in place: a block adds what flows through
 // it to `dresidual`.
 #pragma once
@@ -43,7 +46,8 @@ AttentionShape attention_of(const ModelShape& shape, int tp);
 class AttentionBlock {
  public:
   AttentionBlock(const BlockContext& context, int64_t layer);
-  void forward(const Pass& pass) const;
+  // `before` makes the block's input, if that is still to be done; returns what makes its output.
+  ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
 
  private:
@@ -74,7 +78,8 @@ class MlpBlock {
  public:
   // `output`: the planned buffer of the residual stream behind this layer.
   MlpBlock(const BlockContext& context, int64_t layer, const std::string& output);
-  void forward(const Pass& pass) const;
+  // As AttentionBlock's; with pass.again there is no output.
+  ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
@@ -100,7 +105,7 @@ class MoeBlock {
  public:
   // `output` as of MlpBlock.
   MoeBlock(const BlockContext& context, int64_t layer, const std::string& output);
-  void forward(const Pass& pass) const;
+  ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
@@ -142,17 +147,19 @@ class HeadBlock {
  public:
   explicit HeadBlock(const BlockContext& context);
   // Fills the losses per token; in training also adds to or writes the gradient of the head.
-  void forward(const Pass& pass) const;
+  // `before` as of the other blocks.
+  void forward(const Pass& pass, const ResidualAdd& before) const;
   // From what forward of the pass has left; writes the gradient of the residual stream.
   void backward(const Pass& pass) const;
   Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, pass.tokens()); }
   // The logits [valid] after the last token of the pass, without loss (generation; tp = 1).
-  Tensor next_logits(const Pass& pass) const;
+  Tensor next_logits(const Pass& pass, const ResidualAdd& before) const;
 
  private:
   // Of `rows` tokens of the pass from `first` on, in the first rows of the logits.
   CrossEntropy cross_entropy(const Pass& pass, int64_t first, int64_t rows) const;
-  void make_losses(const CrossEntropy& args, Tensor sums) const;
+  // And in training, in place of the logits, their gradient.
+  void make_losses(const Pass& pass, const CrossEntropy& args, Tensor sums) const;
 
   const BlockContext& context_;
   VocabShard shard_;

@@ -29,8 +29,10 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
   }
 }
 
-void Chunk::Layer::mlp_forward(const Pass& pass) const {
-  std::visit([&](const auto& block) { block.forward(pass); }, mlp);
+ResidualAdd Chunk::Layer::forward(const Pass& pass, const Pass& of_mlp,
+                                  const ResidualAdd& before) const {
+  const ResidualAdd attended = attention.forward(pass, before);
+  return std::visit([&](const auto& block) { return block.forward(of_mlp, attended); }, mlp);
 }
 
 void Chunk::Layer::mlp_backward(const Pass& pass) const {
@@ -52,7 +54,14 @@ Tensor Chunk::kept(const LayerGroup& group, const Pass& pass) const {
   return Tensor(all.data, all.dtype, {rows, all.cols()});
 }
 
-void Chunk::forward_layers(const Pass& pass, const Before& before) const {
+void Chunk::settle(ResidualAdd& left) const {
+  if (!left) return;
+  context_.device.bias_dropout_add(left.x, left.bias, left.residual, left.out, left.dropout,
+                                   left.first_row);
+  left = {};
+}
+
+ResidualAdd Chunk::forward_layers(const Pass& pass, const Before& before) const {
   auto inspect = [&](int64_t number, const char* what, Tensor made) {
     if (pass.inspect != nullptr) (*pass.inspect)(number, what, made);
   };
@@ -62,8 +71,10 @@ void Chunk::forward_layers(const Pass& pass, const Before& before) const {
     embedding_->forward(pass);
     inspect(-1, "output of the embedding", input(pass));
   }
+  ResidualAdd left;
   for (const LayerGroup& group : groups_) {
     if (group.again && context_.recompute.distribute && pass.training) {
+      settle(left);
       const Tensor part = kept(group, pass);
       const Tensor all = group_input(group, pass);
       context_.device.copy(Tensor(all.slice(context_.tp.rank() * part.numel(), part.numel()).data,
@@ -72,18 +83,19 @@ void Chunk::forward_layers(const Pass& pass, const Before& before) const {
     }
     for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
       if (before) before(number);
-      layer(number).attention.forward(pass);
-      layer(number).mlp_forward(pass);
+      left = layer(number).forward(pass, pass, left);
+      if (pass.inspect != nullptr) settle(left);
       inspect(number, "output of the layer", layer(number).output(pass));
     }
   }
+  return left;
 }
 
 void Chunk::forward(const Pass& pass, const Before& before) const {
-  forward_layers(pass, before);
-  if (!head_) return;
+  ResidualAdd left = forward_layers(pass, before);
+  if (!head_) return settle(left);
   if (before) before(context_.shape.layers);
-  head_->forward(pass);
+  head_->forward(pass, left);
   if (pass.inspect != nullptr) (*pass.inspect)(context_.shape.layers, "loss", losses(pass));
 }
 
@@ -91,11 +103,11 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
   if (context_.recompute.distribute) {
     context_.tp.gather(kept(group, pass), group_input(group, pass));
   }
+  ResidualAdd left;
   for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
-    layer(number).attention.forward(pass);
     Pass last = pass;
     last.again = number + 1 == group.end_layer();
-    layer(number).mlp_forward(last);
+    left = layer(number).forward(pass, last, left);
   }
 }
 
@@ -129,8 +141,8 @@ void Chunk::backward(const Pass& pass, const Done& done) const {
 }
 
 Tensor Chunk::next_logits(const Pass& pass) const {
-  forward_layers(pass, {});
-  return head_->next_logits(pass);
+  const ResidualAdd left = forward_layers(pass, {});
+  return head_->next_logits(pass, left);
 }
 
 }  // namespace mtl

@@ -44,14 +44,18 @@ class Chunk {
   struct Layer {
     AttentionBlock attention;
     std::variant<MlpBlock, MoeBlock> mlp;
-    void mlp_forward(const Pass& pass) const;
+    // What makes the layer's output.
+    ResidualAdd forward(const Pass& pass, const Pass& of_mlp, const ResidualAdd& before) const;
     void mlp_backward(const Pass& pass) const;
     Tensor output(const Pass& pass) const;
   };
   const Layer& layer(int64_t number) const {
     return layers_[static_cast<size_t>(number - range_.first_layer)];
   }
-  void forward_layers(const Pass& pass, const Before& before) const;
+  // Returns what makes the output of the last layer, if that is still to be done.
+  ResidualAdd forward_layers(const Pass& pass, const Before& before) const;
+  // Does what was left to be done.
+  void settle(ResidualAdd& left) const;
   void forward_again(const Pass& pass, const LayerGroup& group) const;
   // The input of a group, whose parts the TP ranks keep.
   Tensor kept(const LayerGroup& group, const Pass& pass) const;

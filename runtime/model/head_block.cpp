@@ -36,18 +36,23 @@ CrossEntropy HeadBlock::cross_entropy(const Pass& pass, int64_t first, int64_t r
   return args;
 }
 
-void HeadBlock::make_losses(const CrossEntropy& args, Tensor sums) const {
-  if (context_.tp.size() == 1) return context_.device.cross_entropy_losses(args);
-  context_.device.cross_entropy_max(args);
+void HeadBlock::make_losses(const Pass& pass, const CrossEntropy& args, Tensor sums) const {
+  Device& device = context_.device;
+  if (context_.tp.size() == 1) {
+    if (pass.training) return device.cross_entropy_both(args, pass.loss_scale);
+    return device.cross_entropy_losses(args);
+  }
+  device.cross_entropy_max(args);
   context_.tp.all_reduce(args.row_max, Reduce::max);
-  context_.device.cross_entropy_sum(args);
+  device.cross_entropy_sum(args);
   context_.tp.all_reduce(sums);
-  context_.device.cross_entropy_loss(args);
+  device.cross_entropy_loss(args);
+  if (pass.training) device.cross_entropy_backward(args, pass.loss_scale);
 }
 
-void HeadBlock::forward(const Pass& pass) const {
+void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   Device& device = context_.device;
-  const Tensor normed = norm_.forward(pass);
+  const Tensor normed = norm_.forward(pass, before);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   context_.tp.enter(normed, x);
   // On one rank the gradient of x takes its place, rows after rows. Else it is a partial sum, which
@@ -61,9 +66,8 @@ void HeadBlock::forward(const Pass& pass) const {
     const CrossEntropy args = cross_entropy(pass, first, rows);
     const Tensor part = x.row_slice(first, rows);
     device.matmul({.a = part, .b = head_.weight, .c = args.logits, .transpose_b = true});
-    make_losses(args, sums_.in(pass.slot).slice(2 * first, 2 * rows));
+    make_losses(pass, args, sums_.in(pass.slot).slice(2 * first, 2 * rows));
     if (!pass.training) continue;
-    device.cross_entropy_backward(args, pass.loss_scale);
     const Tensor dlogits = args.logits;
     const Matmul for_x{.a = dlogits, .b = head_.weight, .c = dx.row_slice(first, rows)};
     if (!alone) device.matmul(for_x);
@@ -85,8 +89,8 @@ void HeadBlock::backward(const Pass& pass) const {
                  dinput_amax_.in(pass.slot));
 }
 
-Tensor HeadBlock::next_logits(const Pass& pass) const {
-  const Tensor normed = norm_.forward(pass);
+Tensor HeadBlock::next_logits(const Pass& pass, const ResidualAdd& before) const {
+  const Tensor normed = norm_.forward(pass, before);
   const int64_t cols = normed.cols();
   const Tensor last(normed.slice((normed.rows() - 1) * cols, cols).data, normed.dtype, {1, cols});
   const Tensor logits = logits_.tensor;

@@ -46,15 +46,15 @@ Tensor Linear::round_input(const Pass& pass, Tensor x, bool by_column) const {
   return rounded;
 }
 
-void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Epilogue epilogue,
-                     Tensor aux) const {
+void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu) const {
   Matmul product{.a = x.values,
                  .b = weight_.weight,
                  .c = y,
                  .transpose_b = weight_.out_in,
                  .bias = bias,
-                 .epilogue = epilogue,
-                 .aux = aux};
+                 .epilogue = gelu.aux ? Epilogue::gelu : Epilogue::none,
+                 .aux = gelu.aux,
+                 .gelu_once = gelu.once};
   if (float8_) {
     if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
     product.a = round_input(pass, x.values, false);

@@ -21,12 +21,17 @@ struct Operand {
   Tensor amax = {};
 };
 
+// What goes through a GELU on its way out: into `aux` what goes in, and Matmul::gelu_once.
+struct Gelu {
+  Tensor aux;
+  bool once = false;
+};
+
 class Linear {
  public:
   Linear(const BlockContext& context, int64_t layer, const std::string& slot);
   // y = x W (+ bias); the bias only of a column-parallel linear.
-  void forward(const Pass& pass, Operand x, Tensor y, Tensor bias,
-               Epilogue epilogue = Epilogue::none, Tensor aux = {}) const;
+  void forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu = {}) const;
   // dx (+)= dy W^T, partial sums when the linear is column-parallel.
   void backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue epilogue = Epilogue::none,
                       Tensor aux = {}, bool accumulate = false) const;

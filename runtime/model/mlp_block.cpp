@@ -35,19 +35,23 @@ void MlpBlock::expand(const Pass& pass, Tensor x) const {
     context_.device.swiglu_forward(
         {.x = before_act, .y = activated, .amax = activated_amax_.in(pass.slot)});
   } else {
-    up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), Epilogue::gelu, before_act);
+    // Whatever else is made again is made again from the product on.
+    const Gelu gelu = {.aux = before_act, .once = !context_.recompute.mlp_activation};
+    up_.forward(pass, {x, norm_.amax(pass)}, activated, up_.bias(), gelu);
   }
 }
 
-void MlpBlock::forward(const Pass& pass) const {
+ResidualAdd MlpBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
-  expand(pass, context_.tp.enter(norm_.forward(pass), branch));
-  if (pass.again) return;
+  expand(pass, context_.tp.enter(norm_.forward(pass, before), branch));
+  if (pass.again) return {};
   down_.forward(pass, {rows_of(activated_, pass), activated_amax_.in(pass.slot)}, branch, {});
-  context_.device.bias_dropout_add(context_.tp.leave(branch), down_.bias(), norm_.input(pass),
-                                   output(pass),
-                                   dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
-                                   first_stream_row(context_, pass));
+  return {.x = context_.tp.leave(branch),
+          .bias = down_.bias(),
+          .residual = norm_.input(pass),
+          .out = output(pass),
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
+          .first_row = first_stream_row(context_, pass)};
 }
 
 void MlpBlock::backward(const Pass& pass) const {

@@ -111,10 +111,11 @@ std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
   return rows;
 }
 
-void MoeBlock::forward(const Pass& pass) const {
+ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
-  const std::vector<int32_t> rows = expand(pass, context_.tp.enter(norm_.forward(pass), branch));
-  if (pass.again) return;
+  const std::vector<int32_t> rows =
+      expand(pass, context_.tp.enter(norm_.forward(pass, before), branch));
+  if (pass.again) return {};
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
@@ -127,9 +128,12 @@ void MoeBlock::forward(const Pass& pass) const {
                                 .rows = to.rows,
                                 .weights = to.weights,
                                 .to = branch});
-  context_.device.bias_dropout_add(context_.tp.leave(branch), {}, norm_.input(pass), output(pass),
-                                   dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
-                                   first_stream_row(context_, pass));
+  return {.x = context_.tp.leave(branch),
+          .bias = {},
+          .residual = norm_.input(pass),
+          .out = output(pass),
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::mlp_output),
+          .first_row = first_stream_row(context_, pass)};
 }
 
 void MoeBlock::route_backward(const Pass& pass) const {

@@ -1,5 +1,7 @@
 #include "runtime/model/norm.h"
 
+#include <cassert>
+
 namespace mtl {
 
 Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
@@ -14,17 +16,22 @@ Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
       normed_(context.arena.get(prefix + ".normed")),
       amax_(amax) {}
 
-Tensor Norm::forward(const Pass& pass) const {
-  const Tensor y = normed(pass);
-  context_.device.layernorm_forward({.x = input(pass),
-                                     .gamma = gamma_.weight,
-                                     .beta = beta_.weight,
-                                     .y = y,
-                                     .mean = mean(pass),
-                                     .rstd = stream_values_of(context_, rstd_, pass),
-                                     .eps = eps_,
-                                     .amax = amax(pass)});
-  return y;
+Tensor Norm::forward(const Pass& pass, const ResidualAdd& before) const {
+  const LayerNorm args = {.x = input(pass),
+                          .gamma = gamma_.weight,
+                          .beta = beta_.weight,
+                          .y = normed(pass),
+                          .mean = mean(pass),
+                          .rstd = stream_values_of(context_, rstd_, pass),
+                          .eps = eps_,
+                          .amax = amax(pass)};
+  if (before) {
+    assert(before.out.data == args.x.data);
+    context_.device.add_norm_forward(before, args);
+  } else {
+    context_.device.layernorm_forward(args);
+  }
+  return args.y;
 }
 
 void Norm::backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const {

@@ -11,8 +11,9 @@ class Norm {
   // `amax`: where the largest magnitude of the result goes.
   Norm(const BlockContext& context, int64_t layer, const std::string& slot,
        const std::string& prefix, const Buffer& amax = {});
-  // Normalises the rows of the pass; returns the result.
-  Tensor forward(const Pass& pass) const;
+  // Normalises the rows of the pass; returns the result. `before` makes these rows, if somebody
+  // has left that to be done.
+  Tensor forward(const Pass& pass, const ResidualAdd& before = {}) const;
   // Adds the gradient of the input to `dx` (add) or writes it; `amax` is that of dx afterwards.
   void backward(const Pass& pass, Tensor dy, Tensor dx, bool add, Tensor amax) const;
   Tensor amax(const Pass& pass) const { return amax_.in(pass.slot); }

@@ -33,6 +33,7 @@ class GuardedDevice final : public Device {
   int64_t ops() const { return ops_; }                    // and copies
   int64_t largest_copy() const { return largest_copy_; }  // in bytes
   int64_t amaxes() const { return amaxes_; }              // amax ops
+  int64_t additions() const { return additions_; }        // with a norm behind them
   // Of quantize: tensors, and those whose amax was another number than their largest magnitude.
   int64_t quantized() const { return quantized_; }
   int64_t wrong_amaxes() const { return wrong_amaxes_; }
@@ -120,6 +121,19 @@ class GuardedDevice final : public Device {
   }
   void swiglu_backward(const SwigluBackward& s) override {
     op({s.dy, s.x, s.dx, s.amax}, [&] { cpu_.swiglu_backward(s); });
+  }
+  // A GPU's kernel reads one row while it writes another.
+  void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
+    for (const Tensor& made : {norm.y, norm.mean, norm.rstd}) {
+      for (const Tensor& read : {add.x, add.bias, add.residual, add.out, norm.gamma, norm.beta}) {
+        if (made && read && begin_of(made) < begin_of(read) + read.bytes() &&
+            begin_of(read) < begin_of(made) + made.bytes()) {
+          throw std::runtime_error("a norm lies over what it is made of");
+        }
+      }
+    }
+    ++additions_;
+    Device::add_norm_forward(add, norm);
   }
   void route_experts(const RouteExperts& r) override {
     op(tensors_of(r.routes, {r.logits}), [&] { cpu_.route_experts(r); });
@@ -223,6 +237,8 @@ class GuardedDevice final : public Device {
     return others;
   }
 
+  static int64_t begin_of(const Tensor& x) { return reinterpret_cast<intptr_t>(x.data); }
+
   bool is_mine(const void* data, int64_t bytes) const {
     const auto address = reinterpret_cast<uintptr_t>(data);
     auto region = regions_.upper_bound(address);
@@ -258,7 +274,8 @@ class GuardedDevice final : public Device {
   const bool float8_, guards_;
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
-  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, quantized_ = 0, wrong_amaxes_ = 0;
+  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0,
+          wrong_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

@@ -1,7 +1,10 @@
 // Vocabulary-parallel cross-entropy: a row of logits is the work of a block (of a warp, where it is
 // short). Bytes per logit, with s the size of the type: max s, sum s, backward 2 s; one pass each.
 // The results of each step are joined over TP before the next, so they cannot be one kernel; where
-// one rank has the whole vocabulary, one pass makes the losses (s).
+// one rank has the whole vocabulary, one pass makes the losses (s), and with the gradient behind it
+// the row is still in the level-2 cache when it is read again (2 s of memory): the rows that all
+// multiprocessors are at, 256 KB each with Llama 3's vocabulary, take less than that has.
+#include <algorithm>
 #include <cfloat>
 
 #include "runtime/device/cuda/kernels.h"
@@ -11,6 +14,13 @@ namespace mtl::cuda {
 namespace {
 
 constexpr int64_t kShort = 2048;  // columns that a warp is enough for
+// losses_kernel has few rows at a time in work, so that these stay in the cache, by many threads
+// each: on a multiprocessor two blocks of kWide, the one waiting while the other moves, or one of
+// kWidest where two rows are too much (34 MB are 132 multiprocessors' rows of Llama 3's 128,256).
+constexpr int kWide = 512, kWidest = 1024;
+constexpr int64_t kLongest = int64_t{128} << 10;  // bytes of a row
+template <int kTeam>
+constexpr int kThreadsOf = kTeam > kBlock ? kTeam : kBlock;
 
 template <typename T>
 struct Args {
@@ -88,18 +98,44 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// The gradient in place, by a team. `target` may be any number where the row has none here.
+template <typename T, int N, int kTeam>
+__device__ inline void write_gradient(const Args<T>& a, T* row, int64_t valid, int64_t target,
+                                      float row_max, float sum_exp) {
+  const float factor = a.scale / sum_exp;
+  MTL_UNROLL(2)
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
+    Floats<N> values;
+    // What is 0 whatever the logits are is not read.
+    if (i < valid) {
+      values = load<N>(row + i);
+      for (int k = 0; k < N; ++k) {
+        const float p = expf(values.at[k] - row_max) * factor;
+        values.at[k] = i + k < valid ? (i + k == target ? p - a.scale : p) : 0.0f;
+      }
+    }
+    store(row + i, values);
+  }
+}
+
 // A thread's sum of exp(logit - its largest so far), brought up to a larger one by a factor (M.
 // Milakov and N. Gimelshein, arXiv 1805.02867). What is -inf or a NaN gets where it gets with the
 // largest known beforehand, since that begins at a finite number.
-template <typename T, int N, int kTeam>
-__global__ void __launch_bounds__(kBlock) losses_kernel(Args<T> a, float* losses) {
-  __shared__ float shared[kWarps];
-  constexpr int kTeams = kBlock / kTeam;
+template <typename T, int N, int kTeam, bool kGradient>
+__global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, float* losses) {
+  constexpr int kThreads = kThreadsOf<kTeam>, kTeams = kThreads / kTeam;
+  __shared__ float shared[kThreads / static_cast<int>(kWarp)];
   constexpr int kPacks = 16 / N;  // of which one largest value is taken, and whose reads overlap
   const auto rank = static_cast<int64_t>(threadIdx.x) % kTeam;
   for (int64_t r = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; r < a.rows;
        r += int64_t{gridDim.x} * kTeams) {
-    const T* const row = a.logits + r * a.cols;
+    T* const row = a.logits + r * a.cols;
+    const int32_t id = a.targets[r];
+    const int64_t target = id - a.first;
+    float target_logit = 0;  // before it becomes its gradient
+    if (rank == 0 && id >= 0 && target >= 0 && target < a.valid) {
+      target_logit = to_float(row[target]);
+    }
     float largest = -FLT_MAX, sums[N] = {};
     const auto take = [&](const Floats<N>* packs, int count) {
       float here = largest;
@@ -141,13 +177,15 @@ __global__ void __launch_bounds__(kBlock) losses_kernel(Args<T> a, float* losses
     sum[0] *= expf(largest - row_max);
     team_sum<kTeam>(sum, shared);
     if (rank == 0) {
-      const int64_t target = a.targets[r] - a.first;
-      const bool here = a.targets[r] >= 0 && target >= 0 && target < a.valid;
-      const float target_logit = here ? to_float(row[target]) : 0.0f;
       a.row_max[r] = row_max;
       a.sum_exp[r] = sum[0];
       a.target_logit[r] = target_logit;
-      losses[r] = a.targets[r] < 0 ? 0.0f : loss_of(row_max, sum[0], target_logit);
+      losses[r] = id < 0 ? 0.0f : loss_of(row_max, sum[0], target_logit);
+    }
+    if constexpr (kGradient) {
+      // All of the team have read the row before one writes: a block has met in its sum.
+      if constexpr (kTeam == static_cast<int>(kWarp)) __syncwarp();
+      write_gradient<T, N, kTeam>(a, row, id < 0 ? 0 : a.valid, target, row_max, sum[0]);
     }
   }
 }
@@ -157,28 +195,14 @@ __global__ void __launch_bounds__(kBlock) backward_kernel(Args<T> a) {
   constexpr int kTeams = kBlock / kTeam;
   for (int64_t r = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; r < a.rows;
        r += int64_t{gridDim.x} * kTeams) {
-    T* const row = a.logits + r * a.cols;
-    // What is 0 whatever the logits are is not read.
-    const int64_t valid = a.targets[r] < 0 ? 0 : a.valid;
-    const int64_t target = a.targets[r] - a.first;
-    const float row_max = a.row_max[r], factor = a.scale / a.sum_exp[r];
-    MTL_UNROLL(2)
-    for (int64_t i = static_cast<int64_t>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
-      Floats<N> values;
-      if (i < valid) {
-        values = load<N>(row + i);
-        for (int k = 0; k < N; ++k) {
-          const float p = expf(values.at[k] - row_max) * factor;
-          values.at[k] = i + k < valid ? (i + k == target ? p - a.scale : p) : 0.0f;
-        }
-      }
-      store(row + i, values);
-    }
+    const int32_t id = a.targets[r];
+    write_gradient<T, N, kTeam>(a, a.logits + r * a.cols, id < 0 ? 0 : a.valid, id - a.first,
+                                a.row_max[r], a.sum_exp[r]);
   }
 }
 
 // body(Args<T>, Constant<N>, Constant<kTeam>)
-template <typename Body>
+template <int kLongTeam = kBlock, int kLongestTeam = kLongTeam, typename Body>
 void with_rows(const CrossEntropy& args, float scale, Body body) {
   with_type(args.logits.dtype, [&](auto type) {
     using T = decltype(type);
@@ -195,10 +219,28 @@ void with_rows(const CrossEntropy& args, float scale, Body body) {
     with_pack<kPackOf<T>>(aligned({a.logits}) && a.cols % kPackOf<T> == 0, [&](auto pack) {
       if (a.cols <= kShort) {
         body(a, pack, Constant<static_cast<int>(kWarp)>{});
+      } else if (kLongTeam == kLongestTeam || a.cols * int64_t{sizeof(T)} <= kLongest) {
+        body(a, pack, Constant<kLongTeam>{});
       } else {
-        body(a, pack, Constant<kBlock>{});
+        body(a, pack, Constant<kLongestTeam>{});
       }
     });
+  });
+}
+
+// The same sums with the gradient as without.
+template <bool kGradient>
+void start_losses(Queue& queue, const CrossEntropy& args, float scale) {
+  with_rows<kWide, kWidest>(args, scale, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
+    constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
+    constexpr int kThreads = kThreadsOf<kTeam>;
+    dim3 grid = blocks_for(queue, a.rows, kThreads / kTeam);
+    if (kTeam >= kWide) {
+      const int64_t at_once = int64_t{queue.multiprocessors()} * (kWidest / kTeam);
+      grid.x = static_cast<unsigned>(std::min(a.rows, at_once));
+    }
+    launch(losses_kernel<T, N, kTeam, kGradient>, grid, dim3(kThreads), 0, queue.stream(), a,
+           args.loss.as<float>());
   });
 }
 
@@ -229,11 +271,11 @@ void cross_entropy_loss(Queue& queue, const CrossEntropy& args) {
 }
 
 void cross_entropy_losses(Queue& queue, const CrossEntropy& args) {
-  with_rows(args, 0, [&]<typename T>(const Args<T>& a, auto pack, auto team) {
-    constexpr int N = decltype(pack)::value, kTeam = decltype(team)::value;
-    launch(losses_kernel<T, N, kTeam>, blocks_for(queue, a.rows, kBlock / kTeam), dim3(kBlock), 0,
-           queue.stream(), a, args.loss.as<float>());
-  });
+  start_losses<false>(queue, args, 0);
+}
+
+void cross_entropy_both(Queue& queue, const CrossEntropy& args, float scale) {
+  start_losses<true>(queue, args, scale);
 }
 
 void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale) {

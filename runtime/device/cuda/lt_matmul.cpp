@@ -18,7 +18,7 @@ namespace {
 // less.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
-void check(cublasStatus_t status, const char* what) {
+void check_cublas(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   throw Error(Exit::run_failed,
               {.code = "device.matmul",
@@ -45,6 +45,10 @@ cublasLtEpilogue_t epilogue_of(LtEpilogue epilogue) {
   switch (epilogue) {
     case LtEpilogue::bias:
       return CUBLASLT_EPILOGUE_BIAS;
+    case LtEpilogue::gelu_aux:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case LtEpilogue::gelu_aux_bias:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case LtEpilogue::dgelu:
       return CUBLASLT_EPILOGUE_DGELU;
     case LtEpilogue::none:
@@ -86,14 +90,14 @@ using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDes
 
 template <typename T>
 void set(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t attribute, T value) {
-  check(cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof value),
-        "describing a product");
+  check_cublas(cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof value),
+               "describing a product");
 }
 template <typename T>
 void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
          T value) {
-  check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
-        "choosing an algorithm");
+  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+               "choosing an algorithm");
 }
 
 struct Prepared {
@@ -144,7 +148,7 @@ struct LtMatmul::Impl {
   std::map<Key, Prepared> cache;
 
   Impl() {
-    check(cublasLtCreate(handle.out()), "starting cuBLASLt");
+    check_cublas(cublasLtCreate(handle.out()), "starting cuBLASLt");
     cuda::check(cudaMalloc(&workspace, kWorkspaceBytes), "memory for cuBLASLt");
   }
   ~Impl() { cudaFree(workspace); }
@@ -160,8 +164,8 @@ struct LtMatmul::Impl {
   void prepare(const LtGemm& gemm, const LtOperands& operands, Prepared& made) {
     const cudaDataType_t result = type_of(gemm.result_type);
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
-    check(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
-          "describing a product");
+    check_cublas(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                 "describing a product");
     const auto op = [](bool transpose) {
       return static_cast<int32_t>(transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
     };
@@ -181,9 +185,9 @@ struct LtMatmul::Impl {
 
     const auto layout = [](Layout& out, cudaDataType_t of, int64_t rows, int64_t columns,
                            int64_t ld) {
-      check(cublasLtMatrixLayoutCreate(out.out(), of, static_cast<uint64_t>(rows),
-                                       static_cast<uint64_t>(columns), ld),
-            "describing a matrix");
+      check_cublas(cublasLtMatrixLayoutCreate(out.out(), of, static_cast<uint64_t>(rows),
+                                              static_cast<uint64_t>(columns), ld),
+                   "describing a matrix");
     };
     // As stored, before op().
     const bool tf = gemm.transpose_first, ts = gemm.transpose_second;
@@ -194,7 +198,7 @@ struct LtMatmul::Impl {
     layout(made.result, result, gemm.rows, gemm.columns, gemm.ld_result);
 
     Preference preference;
-    check(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
+    check_cublas(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
     set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
     // A product may be cut along k only if its parts are summed in f32 in the workspace: neither in
     // the result's own type nor in place, part after part.
@@ -211,7 +215,7 @@ struct LtMatmul::Impl {
                                        made.result, made.result, preference, 1, &found, &count);
     // Not every form has one; that is what the callers' other plans are for.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
-      check(status, "choosing an algorithm");
+      check_cublas(status, "choosing an algorithm");
     }
     made.there =
         status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
@@ -228,14 +232,14 @@ bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
 
 void LtMatmul::run(const LtGemm& gemm, const LtOperands& operands, cudaStream_t stream) {
   const Prepared& prepared = impl_->prepared(gemm, operands);
-  if (!prepared.there) check(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
+  if (!prepared.there) check_cublas(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
   set_pointers(prepared, operands);
   const float one = 1, before = gemm.add ? 1.0f : 0.0f;
-  check(cublasLtMatmul(impl_->handle, prepared.description, &one, operands.first, prepared.first,
-                       operands.second, prepared.second, &before, operands.result, prepared.result,
-                       operands.result, prepared.result, &prepared.algorithm, impl_->workspace,
-                       kWorkspaceBytes, stream),
-        "a matrix product");
+  check_cublas(cublasLtMatmul(impl_->handle, prepared.description, &one, operands.first,
+                              prepared.first, operands.second, prepared.second, &before,
+                              operands.result, prepared.result, operands.result, prepared.result,
+                              &prepared.algorithm, impl_->workspace, kWorkspaceBytes, stream),
+               "a matrix product");
 }
 
 std::string LtMatmul::version() {

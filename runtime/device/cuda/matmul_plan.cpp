@@ -83,11 +83,16 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
   if (args.bias) gemm.bias_type = args.bias.dtype;
   plan.bias_in_gemm = bias_in_gemm;
   const bool bias_is_done = !args.bias || bias_in_gemm;
-  // DGELU has no bias to add: its relative with one sums it up.
-  if (fuse == Fuse::all && gelu_grad && !args.bias && aux_fits(shape.n)) {
-    gemm.epilogue = LtEpilogue::dgelu;
-    gemm.ld_aux = shape.n;
-    return plan;
+  if (fuse == Fuse::all && bias_is_done && aux_fits(shape.n)) {
+    if (gelu && args.gelu_once) {
+      gemm.epilogue = args.bias ? LtEpilogue::gelu_aux_bias : LtEpilogue::gelu_aux;
+    }
+    // DGELU has no bias to add: its relative with one sums it up.
+    if (gelu_grad && !args.bias) gemm.epilogue = LtEpilogue::dgelu;
+    if (gemm.epilogue != LtEpilogue::none) {
+      gemm.ld_aux = shape.n;
+      return plan;
+    }
   }
   if (bias_in_gemm) gemm.epilogue = LtEpilogue::bias;
   if (gelu) plan.then = MatmulPlan::Then::gelu;

@@ -19,9 +19,9 @@ namespace mtl::cuda {
 // one, so a plan is made with the first, and made again with the next where there is none.
 enum class Fuse { all, bias, nothing };
 
-// Not its GELU: that is of the sum in f32, before it is rounded into aux, while an activation that
-// is computed again, from aux, has to have the same bits (Device::gelu_forward).
-enum class LtEpilogue { none, bias, dgelu };
+// Its GELU is of the sum in f32, before that is rounded into aux: for activations that are not
+// computed again, from aux, with the same bits (Matmul::gelu_once).
+enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu };
 
 // D[rows, columns] = op(first)[rows, k] op(second)[k, columns] + beta D, all column-major.
 struct LtGemm {

@@ -1,5 +1,6 @@
 // Layer and RMS normalisation. Bytes per element, with s the size of the type: forward 2 s (rows
-// too long for registers are read three times, the second and third mostly from the L2 cache);
+// too long for registers are read three times, the second and third mostly from the L2 cache), with
+// the residual addition before it 4 s;
 // backward 3 s, 4 s with add_to_dx (long rows and those without packs: 5 s or 6 s), and 16 per
 // column and chunk of rows for the sums of gamma and beta.
 //
@@ -16,7 +17,8 @@ constexpr int kHeldPacks = 4;  // of a row's elements per thread
 
 template <typename T>
 struct Forward {
-  const T *x, *gamma, *beta;
+  T* x;  // read; written where it is made here
+  const T *gamma, *beta;
   T* y;
   float *mean, *rstd;
   int64_t rows;
@@ -25,14 +27,47 @@ struct Forward {
   uint32_t* amax;
 };
 
+// What makes x, where a kernel does that, too.
+enum class Add { nothing, plain, masked };
+template <typename T>
+struct Added {
+  const T *x, *bias, *residual;
+  EnqueuedMask mask;
+  uint64_t first_element;  // of the pass
+};
+
+// A pack of out, as written: dropout.cu's arithmetic.
+template <typename T, int N, Add kAdd>
+__device__ inline Pack<T, N> add_pack(const Added<T>& a, const Mask& mask, int64_t at, int column,
+                                      T* out) {
+  Floats<N> values = load<N>(a.x + at);
+  const Floats<N> residual = load<N>(a.residual + at);
+  if (a.bias != nullptr) {
+    const Floats<N> bias = load<N>(a.bias + column);
+    for (int k = 0; k < N; ++k) values.at[k] += bias.at[k];
+  }
+  if constexpr (kAdd == Add::masked) {
+    const Floats<N> factors = mask_factors<N>(mask, mask.first + static_cast<uint64_t>(at));
+    for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
+  }
+  for (int k = 0; k < N; ++k) values.at[k] += residual.at[k];
+  Pack<T, N> rounded;
+  for (int k = 0; k < N; ++k) rounded.at[k] = from_float<T>(values.at[k]);
+  store(out + at, values);
+  return rounded;
+}
+
 // f(i, Floats<N>) for a team's packs of a row: from registers (kHeld packs per thread), or read
 // again at each call (kHeld = 0).
 template <typename T, int N, int kTeam, int kHeld>
 class Row {
  public:
-  __device__ Row(const T* x, int cols) : x_(x), cols_(cols), rank_(threadIdx.x % kTeam) {
+  // fetch(i): the pack of x at i, of those that registers hold.
+  template <typename Fetch>
+  __device__ Row(const T* x, int cols, Fetch fetch)
+      : x_(x), cols_(cols), rank_(threadIdx.x % kTeam) {
     for (int j = 0; j < kHeld; ++j) {
-      if (at(j) < cols_) held_[j] = *reinterpret_cast<const Pack<T, N>*>(x_ + at(j));
+      if (at(j) < cols_) held_[j] = fetch(at(j));
     }
   }
   template <typename F>
@@ -59,16 +94,29 @@ class Row {
   Pack<T, N> held_[kHeld > 0 ? kHeld : 1] = {};
 };
 
-template <typename T, int N, int kTeam, int kHeld>
-__global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a) {
+template <typename T, int N, int kTeam, int kHeld, Add kAdd>
+__global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a, Added<T> add) {
+  static_assert(kAdd == Add::nothing || kHeld > 0);
   __shared__ float shared[kWarps];
+  Mask mask;
+  if constexpr (kAdd == Add::masked) {
+    mask = mask_of(add.mask);
+    mask.first += add.first_element;
+  }
   constexpr int kTeams = kBlock / kTeam;
   const bool first = threadIdx.x % kTeam == 0;
   Amax<T> amax(a.amax);
   const float inverse = 1.0f / static_cast<float>(a.cols);
   for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
        row += int64_t{gridDim.x} * kTeams) {
-    const Row<T, N, kTeam, kHeld> x(a.x + row * a.cols, a.cols);
+    const Row<T, N, kTeam, kHeld> x(a.x + row * a.cols, a.cols, [&](int i) {
+      const int64_t at = row * a.cols + i;
+      if constexpr (kAdd == Add::nothing) {
+        return *reinterpret_cast<const Pack<T, N>*>(a.x + at);
+      } else {
+        return add_pack<T, N, kAdd>(add, mask, at, i, a.x);
+      }
+    });
     float mean = 0;
     if (a.mean != nullptr) {
       float sum[1] = {};
@@ -278,34 +326,67 @@ struct GammaAndBeta {
   }
 };
 
-}  // namespace
-
-void layernorm_forward(Queue& queue, const LayerNorm& args) {
+// With an addition, if there is one: by one kernel where registers hold a row, of packs; whether
+// that was so.
+bool start_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& args) {
+  bool done = true;
   with_type(args.x.dtype, [&](auto type) {
     using T = decltype(type);
     const Forward<T> a = {
-        args.x.as<const T>(),    args.gamma.as<const T>(),        args.beta.as<const T>(),
+        args.x.as<T>(),          args.gamma.as<const T>(),        args.beta.as<const T>(),
         args.y.as<T>(),          args.mean.as<float>(),           args.rstd.as<float>(),
         args.x.rows(),           static_cast<int>(args.x.cols()), args.eps,
         args.amax.as<uint32_t>()};
+    const Added<T> added = {add.x.as<const T>(), add.bias.as<const T>(), add.residual.as<const T>(),
+                            EnqueuedMask(add.dropout),
+                            static_cast<uint64_t>(add.first_row * args.x.cols())};
     constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp);
+    const bool packs = aligned({a.x, a.gamma, a.beta, a.y}) && a.cols % N == 0;
+    const bool held = packs && a.cols <= kBlock * kHeldPacks * N;
     const auto run = [&](auto kernel, int team) {
-      launch(kernel, blocks_for(queue, a.rows, kBlock / team), dim3(kBlock), 0, queue.stream(), a);
+      launch(kernel, blocks_for(queue, a.rows, kBlock / team), dim3(kBlock), 0, queue.stream(), a,
+             added);
     };
-    if (!aligned({a.x, a.gamma, a.beta, a.y}) || a.cols % N != 0) {
-      if (a.cols <= 1024) {
-        run(forward_kernel<T, 1, kLanes, 0>, kLanes);
+    const auto run_held = [&](auto how) {
+      constexpr Add kAdd = static_cast<Add>(decltype(how)::value);
+      if (a.cols <= kLanes * kHeldPacks * N) {
+        run(forward_kernel<T, N, kLanes, kHeldPacks, kAdd>, kLanes);
       } else {
-        run(forward_kernel<T, 1, kBlock, 0>, kBlock);
+        run(forward_kernel<T, N, kBlock, kHeldPacks, kAdd>, kBlock);
       }
-    } else if (a.cols <= kLanes * kHeldPacks * N) {
-      run(forward_kernel<T, N, kLanes, kHeldPacks>, kLanes);
-    } else if (a.cols <= kBlock * kHeldPacks * N) {
-      run(forward_kernel<T, N, kBlock, kHeldPacks>, kBlock);
+    };
+    if (add) {
+      done = held && aligned({added.x, added.bias, added.residual}) &&
+             add.dropout.sequence_elements % 4 == 0;
+      if (!done) return;
+      if (add.dropout) {
+        run_held(Constant<static_cast<int>(Add::masked)>{});
+      } else {
+        run_held(Constant<static_cast<int>(Add::plain)>{});
+      }
+    } else if (held) {
+      run_held(Constant<static_cast<int>(Add::nothing)>{});
+    } else if (packs) {
+      run(forward_kernel<T, N, kBlock, 0, Add::nothing>, kBlock);
+    } else if (a.cols <= 1024) {
+      run(forward_kernel<T, 1, kLanes, 0, Add::nothing>, kLanes);
     } else {
-      run(forward_kernel<T, N, kBlock, 0>, kBlock);
+      run(forward_kernel<T, 1, kBlock, 0, Add::nothing>, kBlock);
     }
   });
+  return done;
+}
+
+}  // namespace
+
+void layernorm_forward(Queue& queue, const LayerNorm& args) {
+  start_forward(queue, {}, args);
+}
+
+void add_norm_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& norm) {
+  if (start_forward(queue, add, norm)) return;
+  bias_dropout_add(queue, add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+  layernorm_forward(queue, norm);
 }
 
 void layernorm_backward(Queue& queue, const LayerNormBackward& args) {

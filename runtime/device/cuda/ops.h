@@ -52,6 +52,7 @@ void amax(Queue& queue, Tensor x, Tensor out);
 void quantize(Queue& queue, const Quantize& args);
 // norm.cu
 void layernorm_forward(Queue& queue, const LayerNorm& args);
+void add_norm_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& norm);
 void layernorm_backward(Queue& queue, const LayerNormBackward& args);
 // head_norm.cu
 void head_norm_forward(Queue& queue, const HeadNorm& args);
@@ -86,6 +87,7 @@ void cross_entropy_max(Queue& queue, const CrossEntropy& args);
 void cross_entropy_sum(Queue& queue, const CrossEntropy& args);
 void cross_entropy_loss(Queue& queue, const CrossEntropy& args);
 void cross_entropy_losses(Queue& queue, const CrossEntropy& args);
+void cross_entropy_both(Queue& queue, const CrossEntropy& args, float scale);
 void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale);
 // reduction.cu
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate);

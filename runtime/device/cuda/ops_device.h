@@ -57,6 +57,9 @@ class OpsDevice : public Device, protected Queue {
                          Dropout dropout, int64_t first_row) override {
     cuda::position_backward(*this, dout, seq, dx, dpositions, accumulate, dropout, first_row);
   }
+  void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
+    cuda::add_norm_forward(*this, add, norm);
+  }
   void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
                         int64_t first_row) override {
     cuda::bias_dropout_add(*this, x, bias, residual, out, dropout, first_row);
@@ -72,6 +75,9 @@ class OpsDevice : public Device, protected Queue {
   }
   void cross_entropy_loss(const CrossEntropy& args) override {
     cuda::cross_entropy_loss(*this, args);
+  }
+  void cross_entropy_both(const CrossEntropy& args, float scale) override {
+    cuda::cross_entropy_both(*this, args, scale);
   }
   void cross_entropy_losses(const CrossEntropy& args) override {
     cuda::cross_entropy_losses(*this, args);

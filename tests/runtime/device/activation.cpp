@@ -36,8 +36,8 @@ std::vector<double> swiglu_gradient(const std::vector<double>& dy, const std::ve
   return dx;
 }
 
-const std::pair<int64_t, int64_t> kShapes[] = {{1, 1},  {3, 2},   {2, 15},   {5, 16},
-                                               {7, 17}, {4, 129}, {70, 768}, {1, 5000}};
+const std::pair<int64_t, int64_t> kMatrices[] = {{1, 1},  {3, 2},   {2, 15},   {5, 16},
+                                                 {7, 17}, {4, 129}, {70, 768}, {1, 5000}};
 
 }  // namespace
 
@@ -88,7 +88,7 @@ TEST_CASE("gelu of an element does not depend on its place") {
 TEST_CASE("swiglu_forward against the reference") {
   for_each_device([](Device& device) {
     std::mt19937 random(3);
-    for (const auto& [n, f] : kShapes) {
+    for (const auto& [n, f] : kMatrices) {
       for (const DType type : kComputeTypes) {
         INFO(n << " x " << f << " type " << safetensors_name(type));
         Held x(type, {n, 2 * f}), y(type, {n, f});
@@ -104,7 +104,7 @@ TEST_CASE("swiglu_forward against the reference") {
 TEST_CASE("swiglu_backward against the reference") {
   for_each_device([](Device& device) {
     std::mt19937 random(4);
-    for (const auto& [n, f] : kShapes) {
+    for (const auto& [n, f] : kMatrices) {
       for (const DType type : kComputeTypes) {
         INFO(n << " x " << f << " type " << safetensors_name(type));
         Held x(type, {n, 2 * f}), dy(type, {n, f}), dx(type, {n, 2 * f});

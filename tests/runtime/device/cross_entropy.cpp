@@ -155,6 +155,24 @@ TEST_CASE("the losses at once are those of one step after the other") {
       CHECK(std::abs(shard.sum_exp[r] / sums[static_cast<size_t>(r)] - 1) <= 4e-6);
     }
     check_close(shard.loss, losses, 2e-5, "loss");
+
+    // With the gradient: bit for bit that of two steps.
+    const auto logits = shard.logits.values(), sums_at_once = shard.sum_exp.values(),
+               losses_at_once = shard.loss.values();
+    device.cross_entropy_backward(args, 0.5f);
+    const auto gradient = shard.logits.values();
+    for (size_t i = 0; i < logits.size(); ++i) {
+      shard.logits.set(static_cast<int64_t>(i), logits[i]);
+    }
+    for (Held* held : {&shard.row_max, &shard.sum_exp, &shard.target_logit, &shard.loss}) {
+      device.fill(held->view, 77);
+    }
+    device.cross_entropy_both(args, 0.5f);
+    CHECK(shard.row_max.values() == row_max);
+    CHECK(shard.sum_exp.values() == sums_at_once);
+    CHECK(shard.target_logit.values() == target_logits);
+    CHECK(shard.loss.values() == losses_at_once);
+    CHECK(shard.logits.values() == gradient);
   };
   for_each_device([&](Device& device) {
     std::mt19937 random(6);
@@ -360,6 +378,10 @@ TEST_CASE("a NaN among the logits reaches the loss") {
         device.fill(shard.loss.view, 0);
         device.cross_entropy_losses(args);
         CHECK(std::isnan(shard.loss[0]));
+        device.fill(shard.loss.view, 0);
+        device.cross_entropy_both(args, 1);
+        CHECK(std::isnan(shard.loss[0]));
+        CHECK(std::isnan(shard.logits[0]));
       }
     }
   });

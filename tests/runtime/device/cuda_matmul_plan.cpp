@@ -60,8 +60,11 @@ class HostSteps final : public cuda::MatmulSteps {
  public:
   void gemm(const LtGemm& g, const cuda::LtOperands& operands) override {
     const auto& [first, second, result, bias, aux, scale_first, scale_second] = operands;
-    const bool with_bias = g.epilogue == LtEpilogue::bias;
-    const bool with_aux = g.epilogue == LtEpilogue::dgelu;
+    const bool gelu_aux =
+        g.epilogue == LtEpilogue::gelu_aux || g.epilogue == LtEpilogue::gelu_aux_bias;
+    const bool with_bias =
+        g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
+    const bool with_aux = gelu_aux || g.epilogue == LtEpilogue::dgelu;
     REQUIRE(with_bias == (bias != nullptr));
     REQUIRE(with_aux == (aux != nullptr));
     // What cuBLASLt refuses.
@@ -108,7 +111,13 @@ class HostSteps final : public cuda::MatmulSteps {
         const int64_t at = row + column * g.ld_result;
         if (g.add) sum += value_at(g.result_type, result, at);
         if (with_bias) sum += value_at(g.bias_type, bias, row);
-        if (with_aux) sum *= gelu_slope(value_at(g.result_type, aux, row + column * g.ld_aux));
+        const int64_t aux_at = row + column * g.ld_aux;
+        if (g.epilogue == LtEpilogue::dgelu) {
+          sum *= gelu_slope(value_at(g.result_type, aux, aux_at));
+        } else if (gelu_aux) {
+          store_at(g.result_type, aux, aux_at, sum);
+          sum = gelu(sum);  // not of what is rounded
+        }
         store_at(g.result_type, result, at, sum);
       }
     }
@@ -138,12 +147,13 @@ struct Form {
   int bias = 0;  // 0 none, 1 f32, 2 16 bits
   Epilogue epilogue = Epilogue::none;
   DType b = DType::u8;  // u8: as `in`
+  bool gelu_once = false;
   DType type_of_b() const { return b == DType::u8 ? in : b; }
 };
 
 // Tensors of a form, random, with a Matmul over them.
-struct Problem {
-  explicit Problem(const Form& f)
+struct Product {
+  explicit Product(const Form& f)
       : random(static_cast<unsigned>(f.m * 131 + f.n * 17 + f.k)),
         a(f.in, {f.ta ? f.k : f.m, f.ta ? f.m : f.k}),
         b(f.type_of_b(), {f.tb ? f.n : f.k, f.tb ? f.k : f.n}),
@@ -165,6 +175,7 @@ struct Problem {
     args.accumulate = f.accumulate;
     if (f.bias != 0) args.bias = bias.view;
     args.epilogue = f.epilogue;
+    args.gelu_once = f.gelu_once;
     if (f.epilogue != Epilogue::none) args.aux = aux.view;
     scale_a.set(0, 0.7);
     scale_b.set(0, 1.3);
@@ -196,7 +207,7 @@ void check_plan(const Form& f, Fuse fuse) {
   CAPTURE(f.bias);
   CAPTURE(static_cast<int>(f.epilogue));
   CAPTURE(static_cast<int>(fuse));
-  Problem p(f);
+  Product p(f);
   const std::vector<double> before = p.c.values(), aux_before = p.aux.values();
   REQUIRE(cuda::misfit(p.args).empty());
   const MatmulPlan plan = cuda::plan_matmul(p.args, fuse);
@@ -224,6 +235,8 @@ void check_plan(const Form& f, Fuse fuse) {
         worst = std::max(worst, std::abs(p.aux[at] - sum) / allowed);
         expected = gelu(p.aux[at]);
         allowed = rounding(f.out, expected) + 0x1p-20 * (std::abs(p.aux[at]) + 1e-10);
+        // Of what is not rounded; GELU's slope is at most 1.13.
+        if (f.gelu_once) allowed += 1.14 * (summed + rounding(f.out, sum));
       } else if (f.epilogue == Epilogue::gelu_grad) {
         const double slope = gelu_slope(aux_before[static_cast<size_t>(at)]);
         expected = sum * slope;
@@ -244,11 +257,11 @@ void check_all(const Form& form) {
 }
 
 // The types of operands and result that there are.
-constexpr std::tuple<DType, DType> kTypes[] = {{DType::f32, DType::f32},
-                                               {DType::bf16, DType::f32},
-                                               {DType::bf16, DType::bf16},
-                                               {DType::f16, DType::f16},
-                                               {DType::f16, DType::f32}};
+constexpr std::tuple<DType, DType> kTypePairs[] = {{DType::f32, DType::f32},
+                                                   {DType::bf16, DType::f32},
+                                                   {DType::bf16, DType::bf16},
+                                                   {DType::f16, DType::f16},
+                                                   {DType::f16, DType::f32}};
 
 }  // namespace
 
@@ -256,7 +269,7 @@ TEST_CASE("cuda matmul: plans of every form give the product") {
   const int64_t sizes[][3] = {{1, 1, 1},   {1, 17, 3},  {3, 1, 65},  {17, 3, 12},
                               {13, 24, 7}, {33, 16, 5}, {16, 16, 16}};
   for (const auto& s : sizes) {
-    for (const auto& [in, out] : kTypes) {
+    for (const auto& [in, out] : kTypePairs) {
       for (const int form : {0, 1, 2, 3}) {
         for (const bool accumulate : {false, true}) {
           check_plan({s[0], s[1], s[2], form % 2 == 1, form / 2 == 1, accumulate, in, out},
@@ -270,7 +283,7 @@ TEST_CASE("cuda matmul: plans of every form give the product") {
 TEST_CASE("cuda matmul: plans with a bias, onto nothing or onto what is there") {
   const int64_t sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {13, 24, 7}};
   for (const auto& s : sizes) {
-    for (const auto& [in, out] : kTypes) {
+    for (const auto& [in, out] : kTypePairs) {
       for (const int bias : {1, 2}) {
         for (const bool ta : {false, true}) {
           for (const bool accumulate : {false, true}) {
@@ -286,11 +299,14 @@ TEST_CASE("cuda matmul: plans with GELU and its gradient") {
   // Multiples of 8 columns, where the epilogue may take it, and others.
   const int64_t sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {13, 24, 7}, {2, 8, 1}};
   for (const auto& s : sizes) {
-    for (const auto& [in, out] : kTypes) {
+    for (const auto& [in, out] : kTypePairs) {
       for (const int bias : {0, 1, 2}) {
-        for (const Epilogue epilogue : {Epilogue::gelu, Epilogue::gelu_grad}) {
-          check_all({s[0], s[1], s[2], false, true, false, in, out, bias, epilogue});
-        }
+        Form form{s[0], s[1], s[2], false, true, false, in, out, bias, Epilogue::gelu_grad};
+        check_all(form);
+        form.epilogue = Epilogue::gelu;
+        check_all(form);
+        form.gelu_once = true;
+        check_all(form);
       }
     }
   }
@@ -310,6 +326,8 @@ TEST_CASE("cuda matmul: plans of FP8 of every kind that training asks for") {
             if (accumulate) continue;
             form.epilogue = Epilogue::gelu;
             check_all(form);
+            form.gelu_once = true;
+            check_all(form);
             form.epilogue = Epilogue::gelu_grad;
             check_all(form);
           }
@@ -320,7 +338,7 @@ TEST_CASE("cuda matmul: plans of FP8 of every kind that training asks for") {
   // One call each: forward with its bias, the gradients of input and weight.
   const auto plan_of = [](Form form, DType b) {
     form.b = b;
-    const Problem p(form);
+    const Product p(form);
     REQUIRE(cuda::misfit(p.args).empty());
     return cuda::plan_matmul(p.args, Fuse::all);
   };
@@ -337,7 +355,7 @@ TEST_CASE("cuda matmul: plans of FP8 of every kind that training asks for") {
 TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
   // 64 rows of 128 Ki columns fill what a slice may take.
   const Form form{130, 131'072, 2, false, false, true, DType::bf16, DType::bf16, 1};
-  const Problem p(form);
+  const Product p(form);
   const MatmulPlan plan = cuda::plan_matmul(p.args, Fuse::all);
   CHECK(plan.into == MatmulPlan::Into::wide);
   CHECK(plan.slice_rows == 64);
@@ -348,7 +366,7 @@ TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
   for (const bool ta : {false, true}) {
     for (const Epilogue epilogue : {Epilogue::none, Epilogue::gelu, Epilogue::gelu_grad}) {
       const Form small{7, 10, 5, ta, true, false, DType::bf16, DType::bf16, 1, epilogue};
-      Problem whole(small), cut(small);
+      Product whole(small), cut(small);
       MatmulPlan small_plan = cuda::plan_matmul(whole.args, Fuse::all);
       REQUIRE(small_plan.slice_rows == 7);
       HostSteps steps;
@@ -365,7 +383,7 @@ TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
 
 TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") {
   const auto plan_of = [](const Form& form, Fuse fuse = Fuse::all) {
-    const Problem p(form);
+    const Product p(form);
     return cuda::plan_matmul(p.args, fuse);
   };
   const auto is_one_call = [](const MatmulPlan& plan) {
@@ -404,13 +422,22 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
   CHECK(weight.gemm.transpose_second);
   CHECK(weight.gemm.ld_second == 64);
 
-  // A GELU is a kernel's, behind the bias: of what is stored, as gelu_forward's.
+  // A GELU that may be computed again is a kernel's, behind the bias: of what is stored, as
+  // gelu_forward's.
   for (const Fuse fuse : {Fuse::all, Fuse::bias}) {
     const MatmulPlan plan = plan_of(activated, fuse);
     CHECK(plan.into == MatmulPlan::Into::aux);
     CHECK(plan.gemm.epilogue == LtEpilogue::bias);
     CHECK(plan.then == MatmulPlan::Then::gelu);
   }
+  Form once = activated;
+  once.gelu_once = true;
+  CHECK(is_one_call(plan_of(once)));
+  CHECK(plan_of(once).gemm.epilogue == LtEpilogue::gelu_aux_bias);
+  CHECK(plan_of(once).gemm.ld_aux == 48);
+  CHECK(plan_of(once, Fuse::bias).then == MatmulPlan::Then::gelu);
+  once.bias = 0;
+  CHECK(plan_of(once).gemm.epilogue == LtEpilogue::gelu_aux);
   // Where cuBLASLt has no such epilogue, a kernel makes the gradient, too.
   CHECK(plan_of(gradient, Fuse::bias).then == MatmulPlan::Then::gelu_grad);
   Form odd = gradient;  // no leading dimension for aux
@@ -423,7 +450,7 @@ TEST_CASE("cuda matmul: what a training step asks for is one call of cuBLASLt") 
 }
 
 TEST_CASE("cuda matmul: arguments that do not fit are said") {
-  Problem p({4, 3, 2});
+  Product p({4, 3, 2});
   CHECK(cuda::misfit(p.args).empty());
   Matmul wrong = p.args;
   wrong.transpose_a = true;

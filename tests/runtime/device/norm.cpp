@@ -228,4 +228,77 @@ TEST_CASE("layernorm_backward is the finite difference of the forward reference"
   });
 }
 
+namespace {
+
+// Bit for bit what bias_dropout_add() and layernorm_forward() give.
+void check_add_norm(Device& device, DType type, int64_t rows, int64_t cols, float probability) {
+  std::mt19937 random(static_cast<unsigned>(rows * 31 + cols));
+  const Dropout dropout = dropout_in_test_memory(probability, 7, 52 * cols);
+  for (const bool plain : {true, false}) {  // LayerNorm with biases, or RMS norm without
+    INFO(rows << " x " << cols << " type " << safetensors_name(type) << " p " << probability
+              << " plain " << plain);
+    Held x(type, {rows, cols}), bias(type, {cols}), residual(type, {rows, cols});
+    Held out(type, {rows, cols}), gamma(type, {cols}), beta(type, {cols}), y(type, {rows, cols});
+    Held mean(DType::f32, {rows}), rstd(DType::f32, {rows}), amax(DType::f32, {1});
+    for (Held* held : {&x, &bias, &residual, &gamma, &beta}) held->randomize(random);
+    const ResidualAdd add = {.x = x.view,
+                             .bias = plain ? bias.view : Tensor{},
+                             .residual = residual.view,
+                             .out = out.view,
+                             .dropout = dropout,
+                             .first_row = 11};
+    const LayerNorm norm = {.x = out.view,
+                            .gamma = gamma.view,
+                            .beta = plain ? beta.view : Tensor{},
+                            .y = y.view,
+                            .mean = plain ? mean.view : Tensor{},
+                            .rstd = rstd.view,
+                            .amax = amax.view};
+    amax.set(0, 0);
+    device.bias_dropout_add(add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+    device.layernorm_forward(norm);
+    std::vector<std::vector<double>> expected;
+    for (const Held* held : {&out, &y, &mean, &rstd, &amax}) expected.push_back(held->values());
+    for (Held* held : {&out, &y, &mean, &rstd}) device.fill(held->view, 77);
+    amax.set(0, 0);
+    device.add_norm_forward(add, norm);
+    CHECK(out.values() == expected[0]);
+    CHECK(y.values() == expected[1]);
+    if (plain) CHECK(mean.values() == expected[2]);
+    CHECK(rstd.values() == expected[3]);
+    CHECK(amax.values() == expected[4]);
+  }
+}
+
+void check_add_norms() {
+  for_each_device([](Device& device) {
+    // A lane's packs not all there; a warp's row; a block's; more than registers hold.
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1},
+                                     {5, 7},
+                                     {70, 24},
+                                     {33, 768},
+                                     {9, 1032},
+                                     {3, 1600},
+                                     {2, 8192},
+                                     {2, 9000}}) {
+      for (const DType type : kComputeTypes) {
+        for (const float probability : {0.0f, 0.3f}) {
+          check_add_norm(device, type, rows, cols, probability);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a residual addition and the norm behind it at once are the two") {
+  check_add_norms();
+}
+
+TEST_CASE("a residual addition and the norm behind it at once are the two: aligned tensors") {
+  const AlignedTensors aligned;
+  check_add_norms();
+}
+
 }  // namespace mtl::test

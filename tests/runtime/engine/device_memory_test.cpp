@@ -136,6 +136,48 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   }
 }
 
+TEST_CASE("a norm never lies over what its residual addition reads") {
+  const auto additions = [](const TrainSpec& spec) {
+    int64_t count = 0;
+    const GuardedDevice* device = nullptr;
+    const auto source = markov_tokens(5'000, kVocab);
+    const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
+    run_layout(
+        spec, kVocab, {},
+        [&](RankContext& rank) {
+          rank.trainer.initialise();
+          rank.trainer.step(0, *source, sampler, {});
+          count = device->additions();
+        },
+        0, {},
+        [&](int) {
+          auto made = std::make_unique<GuardedDevice>();
+          device = made.get();
+          return made;
+        });
+    return count;
+  };
+  for (TrainSpec spec : {gpt2_spec("bf16"), mixtral_spec("bf16")}) {
+    // Two micro-batches; all norms but the first follow an addition.
+    spec.model.layers = 5;
+    CHECK(additions(spec) == 2 * 10);
+    spec.recompute.mode = "selective";
+    for (const char* module : {"core_attn", "mlp_act", "norm", "mlp"}) {
+      spec.recompute.modules = {module};
+      if (module == std::string("mlp_act")) spec.recompute.modules.push_back("norm");
+      CHECK(additions(spec) == 2 * 10);
+    }
+    spec.recompute = {.mode = "full"};
+    for (const int layers : {1, 2, 3}) {
+      CAPTURE(layers);
+      spec.recompute.layers = layers;
+      // In backward a layer's second norm again, and the first of those that begin no group.
+      const int64_t groups = (5 + layers - 1) / layers;
+      CHECK(additions(spec) == 2 * (10 + 5 + 5 - groups));
+    }
+  }
+}
+
 TEST_CASE("a device that the host cannot look into continues a text") {
   const TempDir folder;
   const auto dir = folder.path() / "step-00000001";
