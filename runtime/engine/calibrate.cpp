@@ -7,12 +7,12 @@ namespace mtl {
 
 double measured_matmul_rate(Device& device, DType dtype, double seconds) {
   using Clock = std::chrono::steady_clock;
-  constexpr int64_t kSize =
-      768;  // large enough for full speed, small enough for a few milliseconds
-  const auto bytes = static_cast<size_t>(kSize * kSize * bytes_of(dtype));
+  // Large enough for full speed, small enough for a few milliseconds.
+  const int64_t size = device.host_memory() ? 768 : 4096;
+  const auto bytes = static_cast<size_t>(size * size * bytes_of(dtype));
   void* memory = device.allocate(3 * bytes);
   auto matrix = [&](size_t i) {
-    return Tensor(static_cast<char*>(memory) + i * bytes, dtype, {kSize, kSize});
+    return Tensor(static_cast<char*>(memory) + i * bytes, dtype, {size, size});
   };
   const Matmul matmul{.a = matrix(0), .b = matrix(1), .c = matrix(2), .transpose_b = true};
   auto timed = [&] {
@@ -29,7 +29,7 @@ double measured_matmul_rate(Device& device, DType dtype, double seconds) {
     spent += once;
   }
   device.free(memory);
-  return 2.0 * kSize * kSize * kSize / best;
+  return 2.0 * static_cast<double>(size * size * size) / best;
 }
 
 }  // namespace mtl

@@ -2,9 +2,9 @@
 // on the forms of usual models.
 //   build/bench/attention_gpu [--tiny]
 // FLOPs are those of causal attention: a product of the lower triangle is batch heads dim seq^2,
-// two of them forward and five backward (the two that ours computes again do not count). Medians
-// over rounds of calls that the host waits for once. `own` is wgmma on Hopper, `mma` the kernel for
-// every GPU.
+// two of them forward and five backward (the two that some of ours compute again do not count).
+// Medians over rounds of calls that the host waits for once. `own` is wgmma on Hopper, `split` the
+// same with two kernels for backward, `mma` the kernel for every GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
   const std::vector<Form> forms = tiny ? std::vector<Form>(std::begin(kTiny), std::end(kTiny))
                                        : std::vector<Form>(std::begin(kForms), std::end(kForms));
   for (const Form& form : forms) {
-    for (const char* const kernel : {"own", "mma", "cudnn"}) {
+    for (const char* const kernel : {"own", "split", "mma", "cudnn"}) {
       try {
         measure(kernel, form);
       } catch (const Error& error) {

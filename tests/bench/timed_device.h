@@ -1,186 +1,225 @@
 // A device that says where a step's time goes: it waits for the other one after every op, and adds
-// up by op. The sum is more than an undisturbed step takes (launches are not hidden any more); what
-// it shows is which part to look at.
+// up by op, with the least that the op can take (op_work.h). The sum is more than an undisturbed
+// step takes (launches are not hidden any more); what it shows is which part to look at.
+//
+// Without another device it does nothing but count: the least time of a step on a device that is
+// not at hand. Then its memory is address space, never touched, and what comes back is zero.
 #pragma once
 
 #include <chrono>
+#include <cstring>
 #include <map>
+#include <new>
 #include <string>
 
+#include <sys/mman.h>
+
+#include "op_work.h"
 #include "runtime/device/device.h"
 
 namespace mtl::bench {
 
 class TimedDevice final : public Device {
  public:
-  explicit TimedDevice(Device& device) : device_(device) {}
+  // `device` may be null.
+  TimedDevice(Device* device, const DeviceRates& rates) : device_(device), rates_(rates) {}
 
   struct Share {
     double seconds = 0;
+    double least = 0;  // seconds
     int64_t calls = 0;
   };
   const std::map<std::string, Share>& shares() const { return shares_; }
   void clear() { shares_.clear(); }
 
-  bool communicates_beside() const override { return device_.communicates_beside(); }
-  bool has_float8() const override { return device_.has_float8(); }
-  bool host_memory() const override { return device_.host_memory(); }
-  std::string description() const override { return device_.description(); }
-  void* allocate(size_t bytes) override { return device_.allocate(bytes); }
-  void free(void* pointer) override { device_.free(pointer); }
-  void synchronize() override { device_.synchronize(); }
+  bool communicates_beside() const override { return !device_ || device_->communicates_beside(); }
+  bool has_float8() const override { return !device_ || device_->has_float8(); }
+  bool host_memory() const override { return device_ && device_->host_memory(); }
+  std::string description() const override { return device_ ? device_->description() : "none"; }
+  void* allocate(size_t bytes) override {
+    if (device_) return device_->allocate(bytes);
+    void* const space =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) throw std::bad_alloc();
+    return space;  // until the program ends
+  }
+  void free(void* pointer) override {
+    if (device_) device_->free(pointer);
+  }
+  void synchronize() override {
+    if (device_) device_->synchronize();
+  }
   void copy_from_host(Tensor to, const void* from) override {
-    timed("copy from host", [&] { device_.copy_from_host(to, from); });
+    timed("copy from host", moves({to}), [&] { device_->copy_from_host(to, from); });
   }
   void copy_to_host(void* to, Tensor from) override {
-    timed("copy to host", [&] { device_.copy_to_host(to, from); });
+    if (!device_) std::memset(to, 0, static_cast<size_t>(from.bytes()));
+    timed("copy to host", moves({from}), [&] { device_->copy_to_host(to, from); });
   }
   void fill(Tensor x, float value) override {
-    timed("elementwise", [&] { device_.fill(x, value); });
+    timed("elementwise", moves({x}), [&] { device_->fill(x, value); });
   }
   void cast(Tensor from, Tensor to) override {
-    timed("elementwise", [&] { device_.cast(from, to); });
+    timed("elementwise", moves({from, to}), [&] { device_->cast(from, to); });
   }
   void scale(Tensor x, float factor) override {
-    timed("elementwise", [&] { device_.scale(x, factor); });
+    timed("elementwise", moves({x, x}), [&] { device_->scale(x, factor); });
   }
   void add(Tensor x, Tensor y) override {
-    timed("elementwise", [&] { device_.add(x, y); });
+    timed("elementwise", moves({x, y, y}), [&] { device_->add(x, y); });
   }
   void copy(Tensor from, Tensor to) override {
-    timed("elementwise", [&] { device_.copy(from, to); });
+    timed("elementwise", moves({from, to}), [&] { device_->copy(from, to); });
   }
   void matmul(const Matmul& args) override {
     const char* form = args.transpose_a ? "matmul, gradient of weights" : "matmul";
-    timed(form, [&] { device_.matmul(args); });
+    timed(form, work_of(args), [&] { device_->matmul(args); });
   }
   void amax(Tensor x, Tensor out) override {
-    timed("fp8: largest value", [&] { device_.amax(x, out); });
+    timed("fp8: largest value", moves({x}), [&] { device_->amax(x, out); });
   }
   void quantize(const Quantize& args) override {
-    timed("fp8: quantize", [&] { device_.quantize(args); });
+    timed("fp8: quantize", work_of(args), [&] { device_->quantize(args); });
   }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
-    timed("bias gradient", [&] { device_.bias_grad(dy, db, accumulate); });
+    timed("bias gradient", moves({dy}), [&] { device_->bias_grad(dy, db, accumulate); });
   }
   void layernorm_forward(const LayerNorm& args) override {
-    timed("norm", [&] { device_.layernorm_forward(args); });
+    timed("norm", work_of(args), [&] { device_->layernorm_forward(args); });
   }
   void layernorm_backward(const LayerNormBackward& args) override {
-    timed("norm backward", [&] { device_.layernorm_backward(args); });
+    timed("norm backward", work_of(args), [&] { device_->layernorm_backward(args); });
   }
   void head_norm_forward(const HeadNorm& args) override {
-    timed("norm", [&] { device_.head_norm_forward(args); });
+    timed("norm", work_of(args), [&] { device_->head_norm_forward(args); });
   }
   void head_norm_backward(const HeadNormBackward& args) override {
-    timed("norm backward", [&] { device_.head_norm_backward(args); });
+    timed("norm backward", work_of(args), [&] { device_->head_norm_backward(args); });
   }
   void gelu_forward(Tensor x, Tensor y) override {
-    timed("activation", [&] { device_.gelu_forward(x, y); });
+    timed("activation", moves({x, y}), [&] { device_->gelu_forward(x, y); });
   }
   void swiglu_forward(const Swiglu& args) override {
-    timed("activation", [&] { device_.swiglu_forward(args); });
+    timed("activation", work_of(args), [&] { device_->swiglu_forward(args); });
   }
   void swiglu_backward(const SwigluBackward& args) override {
-    timed("activation", [&] { device_.swiglu_backward(args); });
+    timed("activation", work_of(args), [&] { device_->swiglu_backward(args); });
   }
   void route_experts(const RouteExperts& args) override {
-    timed("experts", [&] { device_.route_experts(args); });
+    timed("experts", moves({args.logits}), [&] { device_->route_experts(args); });
   }
   void route_experts_backward(const RouteExpertsBackward& args) override {
-    timed("experts", [&] { device_.route_experts_backward(args); });
+    timed("experts", moves({args.logits, args.dlogits}),
+          [&] { device_->route_experts_backward(args); });
   }
   void gather_rows(const GatherRows& args) override {
-    timed("experts", [&] { device_.gather_rows(args); });
+    timed("experts", moves({args.to, args.to}), [&] { device_->gather_rows(args); });
   }
   void combine_rows(const CombineRows& args) override {
-    timed("experts", [&] { device_.combine_rows(args); });
+    timed("experts", moves({args.from, args.to}), [&] { device_->combine_rows(args); });
   }
   void weigh_rows_backward(const WeighRowsBackward& args) override {
-    timed("experts", [&] { device_.weigh_rows_backward(args); });
+    timed("experts", moves({args.x, args.dy, args.dy}),
+          [&] { device_->weigh_rows_backward(args); });
   }
   void rope(const Rope& args) override {
-    timed("rope", [&] { device_.rope(args); });
+    timed("rope", work_of(args), [&] { device_->rope(args); });
   }
   void attention_forward(const Attention& args) override {
-    timed("attention", [&] { device_.attention_forward(args); });
+    timed("attention", work_of(args), [&] { device_->attention_forward(args); });
   }
   void attention_backward(const AttentionBackward& args) override {
-    timed("attention backward", [&] { device_.attention_backward(args); });
+    timed("attention backward", work_of(args), [&] { device_->attention_backward(args); });
   }
   void embedding_forward(Tensor tokens, Tensor table, int64_t first, Tensor out) override {
-    timed("embedding", [&] { device_.embedding_forward(tokens, table, first, out); });
+    timed("embedding", moves({tokens, out, out}),
+          [&] { device_->embedding_forward(tokens, table, first, out); });
   }
   void embedding_backward(Tensor tokens, Tensor dout, int64_t first, Tensor dtable) override {
-    timed("embedding", [&] { device_.embedding_backward(tokens, dout, first, dtable); });
+    timed("embedding", moves({tokens, dout, dout}),
+          [&] { device_->embedding_backward(tokens, dout, first, dtable); });
   }
   void position_forward(Tensor x, Tensor positions, int64_t seq, Tensor out, Dropout dropout,
                         int64_t first_row) override {
-    timed("embedding",
-          [&] { device_.position_forward(x, positions, seq, out, dropout, first_row); });
+    timed("embedding", moves({x, out}),
+          [&] { device_->position_forward(x, positions, seq, out, dropout, first_row); });
   }
   void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions, bool accumulate,
                          Dropout dropout, int64_t first_row) override {
-    timed("embedding", [&] {
-      device_.position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row);
+    timed("embedding", moves({dout, dx}), [&] {
+      device_->position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row);
     });
   }
   void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
                         int64_t first_row) override {
-    timed("residual",
-          [&] { device_.bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+    timed("residual", moves({x, residual, out}),
+          [&] { device_->bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  }
+  void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
+    OpWork work = work_of(norm);
+    work.bytes += bytes_of({add.x, add.residual});  // what it gives is counted as the norm's x
+    timed("residual, norm", work, [&] { device_->add_norm_forward(add, norm); });
   }
   void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
-    timed("residual", [&] { device_.dropout_backward(dout, dx, dropout, first_row); });
+    timed("residual", moves({dout, dx}),
+          [&] { device_->dropout_backward(dout, dx, dropout, first_row); });
   }
   void cross_entropy_max(const CrossEntropy& args) override {
-    timed("cross entropy", [&] { device_.cross_entropy_max(args); });
+    timed("cross entropy", moves({args.logits}), [&] { device_->cross_entropy_max(args); });
   }
   void cross_entropy_sum(const CrossEntropy& args) override {
-    timed("cross entropy", [&] { device_.cross_entropy_sum(args); });
+    timed("cross entropy", moves({args.logits}), [&] { device_->cross_entropy_sum(args); });
   }
   void cross_entropy_loss(const CrossEntropy& args) override {
-    timed("cross entropy", [&] { device_.cross_entropy_loss(args); });
+    timed("cross entropy", moves({args.loss}), [&] { device_->cross_entropy_loss(args); });
   }
   void cross_entropy_losses(const CrossEntropy& args) override {
-    timed("cross entropy", [&] { device_.cross_entropy_losses(args); });
+    timed("cross entropy", moves({args.logits}), [&] { device_->cross_entropy_losses(args); });
+  }
+  void cross_entropy_both(const CrossEntropy& args, float scale) override {
+    timed("cross entropy", moves({args.logits, args.logits}),
+          [&] { device_->cross_entropy_both(args, scale); });
   }
   void cross_entropy_backward(const CrossEntropy& args, float scale) override {
-    timed("cross entropy", [&] { device_.cross_entropy_backward(args, scale); });
+    timed("cross entropy", moves({args.logits, args.logits}),
+          [&] { device_->cross_entropy_backward(args, scale); });
   }
   void sum(Tensor x, Tensor out, bool accumulate) override {
-    timed("sums", [&] { device_.sum(x, out, accumulate); });
+    timed("sums", moves({x}), [&] { device_->sum(x, out, accumulate); });
   }
   void sum_squares(const SumSquares& args) override {
-    timed("sums", [&] { device_.sum_squares(args); });
+    timed("sums", work_of(args), [&] { device_->sum_squares(args); });
   }
   void sum_ranges(Tensor x, Tensor ranges, Tensor out) override {
-    timed("sums", [&] { device_.sum_ranges(x, ranges, out); });
+    timed("sums", moves({x}), [&] { device_->sum_ranges(x, ranges, out); });
   }
   void gradient_scale(const GradientScale& args) override {
-    timed("optimizer", [&] { device_.gradient_scale(args); });
+    timed("optimizer", OpWork(), [&] { device_->gradient_scale(args); });
   }
   void adamw(const AdamW& args) override {
-    timed("optimizer", [&] { device_.adamw(args); });
+    timed("optimizer", work_of(args), [&] { device_->adamw(args); });
   }
   void sgd(const Sgd& args) override {
-    timed("optimizer", [&] { device_.sgd(args); });
+    timed("optimizer", work_of(args), [&] { device_->sgd(args); });
   }
-  bool all_finite(Tensor x) override { return device_.all_finite(x); }
+  bool all_finite(Tensor x) override { return !device_ || device_->all_finite(x); }
 
  private:
   template <class Op>
-  void timed(const char* part, const Op& op) {
+  void timed(const char* part, const OpWork& work, const Op& op) {
+    Share& share = shares_[part];
+    ++share.calls;
+    share.least += least_seconds(work, rates_);
+    if (!device_) return;
     const auto start = std::chrono::steady_clock::now();
     op();
-    device_.synchronize();
-    Share& share = shares_[part];
+    device_->synchronize();
     share.seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ++share.calls;
   }
 
-  Device& device_;
+  Device* device_;
+  DeviceRates rates_;
   std::map<std::string, Share> shares_;
 };
 

@@ -43,21 +43,26 @@ class Shape:
     heads: int
     kv_heads: int
     ffn: int
-    batch: int
+    batch: int  # of a micro-batch
     seq: int
+    micro_batches: int  # of a step
     steps: int
+
+    @property
+    def tokens(self):
+        return self.micro_batches * self.batch * self.seq
 
 
 # Those of tests/bench/train_gpu.cpp.
 SHAPES = {
-    "tiny": Shape(False, 512, 2, 64, 4, 4, 256, 2, 64, 4),
-    "tiny-llama": Shape(True, 512, 2, 64, 4, 2, 160, 2, 64, 4),
-    "124m": Shape(False, 50257, 12, 768, 12, 12, 3072, 32, 1024, 20),
-    "1.5b": Shape(False, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 10),
-    "llama-1b-4k": Shape(True, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 8),
-    "llama-8b": Shape(True, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 8),
+    "tiny": Shape(False, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4),
+    "tiny-llama": Shape(True, 512, 2, 64, 4, 2, 160, 2, 64, 2, 4),
+    "124m": Shape(False, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10),
+    "1.5b": Shape(False, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 4, 5),
+    "llama-1b-4k": Shape(True, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4),
+    "llama-8b": Shape(True, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 4, 3),
 }
-WARM_UP = 3
+WARM_UP = 2
 
 
 def parameters_of(s):
@@ -228,9 +233,10 @@ def train(torch, name, s, device, accelerate):
     seconds, loss = [], None
     for _ in range(WARM_UP + s.steps):
         begin = clock()
-        with autocast():
-            loss = model(ids[:, :-1], ids[:, 1:])
-        backward(loss)
+        for _ in range(s.micro_batches):
+            with autocast():
+                loss = model(ids[:, :-1], ids[:, 1:])
+            backward(loss / s.micro_batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -238,9 +244,9 @@ def train(torch, name, s, device, accelerate):
         seconds.append(clock() - begin)
     row = {"shape": name, "variant": "accelerate" if accelerate else "PyTorch",
            "parameters": parameters_of(s), "batch": s.batch, "seq": s.seq,
-           "first_s": seconds[0], "step_s": statistics.median(seconds[WARM_UP:]), "loss": loss,
+           "micro_batches": s.micro_batches, "first_s": seconds[0], "step_s": statistics.median(seconds[WARM_UP:]), "loss": loss,
            "flops_per_token": flops_per_token(s), "memory_bytes": 0, "reserved_bytes": 0}
-    row["tokens_per_s"] = s.batch * s.seq / row["step_s"]
+    row["tokens_per_s"] = s.tokens / row["step_s"]
     if device == "cuda":
         row["memory_bytes"] = torch.cuda.max_memory_allocated()
         row["reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -305,7 +311,7 @@ def gib(count):
 
 def print_row(row, peak):
     mfu = row["tokens_per_s"] * row["flops_per_token"] / peak if peak else 0
-    print(f"{row['shape']:12} {row['variant']:12} {row['batch']:4} {row['seq']:6} "
+    print(f"{row['shape']:12} {row['variant']:12} {row['micro_batches']:2} x {row['batch']:3} {row['seq']:6} "
           f"{row['first_s']:9.2f} {row['step_s']:9.4f} {row['tokens_per_s']:10.0f} "
           f"{100 * mfu:6.1f} % {gib(row['memory_bytes'])} {gib(row['reserved_bytes'])} "
           f"{row['loss']:8.3f}", flush=True)
@@ -326,7 +332,7 @@ def join(ours, theirs):
             missing.append(peer["shape"])
         for row in mine:
             same = all(math.isclose(row[key], peer[key], rel_tol=1e-3)
-                       for key in ("parameters", "batch", "seq", "flops_per_token"))
+                       for key in ("parameters", "batch", "seq", "micro_batches", "flops_per_token"))
             if not same:
                 raise SystemExit(f"{peer['shape']}: the two programs train different models: "
                                  f"{row} and {peer}")
@@ -382,7 +388,7 @@ def main():
     of_peak = f" ({100 * flops / peak:.1f} % of {peak / 1e12:.0f})" if peak else ""
     print(f"limits: matmul bf16 {flops / 1e12:.1f} TFLOP/s{of_peak}, copy {rate / 1e9:.0f} GB/s")
     attention(torch, args.device, [(1, 64, 2, 64)] if args.tiny else ATTENTION)
-    print(f"{'shape':12} {'variant':12} {'B':>4} {'T':>6} {'first s':>9} {'median s':>9} "
+    print(f"{'shape':12} {'variant':12} {'B':>8} {'T':>6} {'first s':>9} {'median s':>9} "
           f"{'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} {'loss':>7}")
     todo = [(name, False) for name in names]
     if importlib.util.find_spec("accelerate") is not None:

@@ -1,0 +1,114 @@
+// What an op cannot do without: the products it needs and the bytes that go in and out of it once.
+// With a device's rates that is the least time it can take. What an implementation does on top
+// (scores made again, a tensor read twice) is what it may lose, so it is not counted.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "runtime/device/device.h"
+
+namespace mtl::bench {
+
+struct OpWork {
+  double flops = 0;  // of products, on the tensor cores
+  double bytes = 0;  // of device memory, read and written
+  bool fp8 = false;  // the products
+};
+
+// What a device reaches with large square products and long copies.
+struct DeviceRates {
+  double flops = 0, fp8_flops = 0;  // FLOP/s
+  double memory = 0;                // bytes/s, read and written
+};
+
+inline double least_seconds(const OpWork& work, const DeviceRates& rates) {
+  const double flops = work.fp8 ? rates.fp8_flops : rates.flops;
+  return std::max(work.flops > 0 && flops > 0 ? work.flops / flops : 0,
+                  rates.memory > 0 ? work.bytes / rates.memory : 0);
+}
+
+// Tensors that are absent count nothing.
+inline double bytes_of(std::initializer_list<Tensor> tensors) {
+  double bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor ? static_cast<double>(tensor.bytes()) : 0;
+  return bytes;
+}
+inline OpWork moves(std::initializer_list<Tensor> tensors) {
+  return {0, bytes_of(tensors)};
+}
+
+inline OpWork work_of(const Matmul& args) {
+  const int64_t k = args.transpose_a ? args.a.rows() : args.a.cols();
+  OpWork work = moves({args.a, args.b, args.c, args.bias, args.aux});
+  if (args.accumulate) work.bytes += bytes_of({args.c});
+  work.flops = 2.0 * static_cast<double>(args.c.numel()) * static_cast<double>(k);
+  work.fp8 = args.a.dtype == DType::f8_e4m3 || args.a.dtype == DType::f8_e5m2;
+  return work;
+}
+
+inline OpWork work_of(const Quantize& args) {
+  return moves({args.x, args.y, args.transposed});
+}
+inline OpWork work_of(const LayerNorm& args) {
+  return moves({args.x, args.gamma, args.beta, args.y, args.mean, args.rstd});
+}
+inline OpWork work_of(const LayerNormBackward& args) {
+  OpWork work = moves({args.dy, args.x, args.gamma, args.mean, args.rstd, args.dx});
+  if (args.add_to_dx) work.bytes += bytes_of({args.dx});
+  return work;
+}
+// The columns of the heads alone.
+inline OpWork work_of(const HeadNorm& args) {
+  const double share = static_cast<double>(args.heads * args.head_dim) / args.x.cols();
+  return {0, 3 * share * bytes_of({args.x})};  // x in and out, raw out
+}
+inline OpWork work_of(const HeadNormBackward& args) {
+  const double share = static_cast<double>(args.heads * args.head_dim) / args.dx.cols();
+  return {0, 3 * share * bytes_of({args.dx})};  // dx in and out, raw in
+}
+inline OpWork work_of(const Swiglu& args) {
+  return moves({args.x, args.y});
+}
+inline OpWork work_of(const SwigluBackward& args) {
+  return moves({args.dy, args.x, args.dx});
+}
+inline OpWork work_of(const Rope& args) {
+  const auto turned = static_cast<double>(args.heads + args.kv_heads);
+  const double share = turned / static_cast<double>(args.heads + 2 * args.kv_heads);
+  return {0, 2 * share * bytes_of({args.qkv})};
+}
+
+// The pairs of query and key that are seen, times head_dim; documents are not looked at.
+inline double seen(const AttentionShape& shape) {
+  const auto seq = static_cast<double>(shape.seq);
+  const double window = shape.window > 0 ? std::min(static_cast<double>(shape.window), seq) : seq;
+  const double keys = window - window * window / (2 * seq);
+  return static_cast<double>(shape.batch * shape.heads * shape.head_dim) * seq * keys;
+}
+// Q K^T and P V.
+inline OpWork work_of(const Attention& args) {
+  return {4 * seen(args.shape), bytes_of({args.qkv, args.out, args.lse})};
+}
+// Scores again, dV, dP, dQ, dK.
+inline OpWork work_of(const AttentionBackward& args) {
+  return {10 * seen(args.shape), bytes_of({args.qkv, args.out, args.lse, args.dout, args.dqkv})};
+}
+
+inline double elements_of(const Pieces& pieces) {
+  return static_cast<double>(pieces.cells * Device::kNormChunk);
+}
+inline OpWork work_of(const SumSquares& args) {
+  return {0, 4 * elements_of(args.pieces)};
+}
+// Master and moments in and out, the gradient in, the copy for the matmuls out.
+inline OpWork work_of(const AdamW& args) {
+  const double copy = args.weights ? static_cast<double>(mtl::bytes_of(args.weights.dtype)) : 0;
+  return {0, (28 + copy) * elements_of(args.pieces)};
+}
+inline OpWork work_of(const Sgd& args) {
+  const double copy = args.weights ? static_cast<double>(mtl::bytes_of(args.weights.dtype)) : 0;
+  return {0, (20 + copy) * elements_of(args.pieces)};
+}
+
+}  // namespace mtl::bench
