@@ -12,8 +12,8 @@ namespace mtl::test {
 
 class EmulatedCuda : public cuda::OpsDevice {
  public:
-  explicit EmulatedCuda(int multiprocessors = 3, bool warpgroups = false)
-      : multiprocessors_(multiprocessors), warpgroups_(warpgroups) {}
+  explicit EmulatedCuda(int multiprocessors = 3, bool warpgroups = false, bool joint = true)
+      : multiprocessors_(multiprocessors), warpgroups_(warpgroups), joint_(joint) {}
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "cuda kernels on the host"; }
   void* allocate(size_t bytes) override { return cpu_.allocate(bytes); }
@@ -53,6 +53,7 @@ class EmulatedCuda : public cuda::OpsDevice {
   cuda::Stream stream() const override { return nullptr; }
   int multiprocessors() const override { return multiprocessors_; }
   bool has_warpgroups() const override { return warpgroups_; }
+  bool has_joint_backward() const override { return joint_; }
   // NaNs each time: an op must not find what another has left. One more allocation per op, so that
   // AddressSanitizer sees where it ends.
   void* scratch(size_t bytes) override {
@@ -62,7 +63,7 @@ class EmulatedCuda : public cuda::OpsDevice {
   }
 
   int multiprocessors_;
-  bool warpgroups_;  // a Hopper
+  bool warpgroups_, joint_;  // a Hopper, with a single kernel for backward
   CpuDevice cpu_{1, Isa::base};
   std::vector<unsigned char> scratch_;
 };

@@ -100,8 +100,9 @@ class Machine {
     blockDim = block;
     const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     try {
-      // From the last to the first: a kernel must not rely on an order.
-      for (uint64_t i = blocks; i-- > 0;) {
+      // From the last to the first: a kernel must not rely on an order, but those that say so.
+      for (uint64_t done = 0; done < blocks; ++done) {
+        const uint64_t i = BlocksInOrder::wanted ? done : blocks - 1 - done;
         blockIdx =
             dim3(static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
                  static_cast<unsigned>(i / grid.x / grid.y));

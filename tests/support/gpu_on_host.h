@@ -62,6 +62,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
 
 // What a block may have of dynamic shared memory: an H100's, unless a test says less.
 inline size_t most_shared_bytes = size_t{227} << 10;
+// The level-2 cache, which decides the order of some kernels' blocks.
+inline int64_t level2_bytes = int64_t{50} << 20;
 
 // The order in which a block's threads run between barriers, and when asynchronous copies arrive:
 // results must not depend on either.
@@ -89,12 +91,30 @@ class ScheduleScope {
   Schedule before_;
 };
 
+// For kernels whose blocks wait for those of a lower index: run_grid takes the blocks of launches
+// within it from the first to the last.
+class BlocksInOrder {
+ public:
+  BlocksInOrder() { wanted = true; }
+  ~BlocksInOrder() { wanted = false; }
+  BlocksInOrder(const BlocksInOrder&) = delete;
+  BlocksInOrder& operator=(const BlocksInOrder&) = delete;
+  inline static bool wanted = false;
+};
+
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void*,
             Arguments&&... arguments) {
   const std::tuple<std::remove_cvref_t<Parameters>...> copies(
       static_cast<Parameters>(arguments)...);
   run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                     void* stream, Arguments&&... arguments) {
+  const BlocksInOrder in_order;
+  launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 unsigned char* dynamic_shared();

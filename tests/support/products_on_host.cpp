@@ -36,7 +36,8 @@ struct Sums {
 
 struct Call {
   uint64_t left, right;
-  uint64_t columns, adds, left_in_registers;
+  uint64_t columns, adds;
+  Operands operands;
   float (*widen)(uint16_t);
   bool operator==(const Call&) const = default;
 };
@@ -140,7 +141,7 @@ class Operand {
 void carry_out(Product& product) {
   const Call& call = product.call;
   static float a[kRows][kDepth], b[kMostColumns][kDepth];
-  if (call.left_in_registers != 0) {
+  if (call.operands == Operands::registers) {
     for (unsigned thread = 0; thread < kThreads; ++thread) {
       const unsigned row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
       for (unsigned i = 0; i < 4; ++i) {
@@ -153,14 +154,17 @@ void carry_out(Product& product) {
   } else {
     const Operand left(call.left);
     for (unsigned i = 0; i < kRows; ++i) {
-      for (unsigned k = 0; k < kDepth; ++k) a[i][k] = call.widen(left.k_major(i, k));
+      for (unsigned k = 0; k < kDepth; ++k) {
+        a[i][k] = call.widen(call.operands == Operands::columns ? left.mn_major(i, k)
+                                                                : left.k_major(i, k));
+      }
     }
   }
   const Operand right(call.right);
   for (unsigned i = 0; i < call.columns; ++i) {
     for (unsigned k = 0; k < kDepth; ++k) {
       b[i][k] =
-          call.widen(call.left_in_registers != 0 ? right.mn_major(i, k) : right.k_major(i, k));
+          call.widen(call.operands == Operands::rows ? right.k_major(i, k) : right.mn_major(i, k));
     }
   }
   for (unsigned thread = 0; thread < kThreads; ++thread) {
@@ -254,8 +258,9 @@ void products_wait(int pending) {
   take(group, self, until);
 }
 
-void multiply(float* d, int columns, const uint32_t* left, uint64_t left_descriptor,
-              uint64_t right_descriptor, bool adds, float (*widen)(uint16_t)) {
+void multiply(float* d, int columns, Operands operands, const uint32_t* left,
+              uint64_t left_descriptor, uint64_t right_descriptor, bool adds,
+              float (*widen)(uint16_t)) {
   if (columns < 8 || columns > 256 || columns % 8 != 0) {
     throw std::runtime_error("a product of " + std::to_string(columns) + " columns");
   }
@@ -264,7 +269,7 @@ void multiply(float* d, int columns, const uint32_t* left, uint64_t left_descrip
   Thread& self = group.threads[index];
   if (!self.begun) throw std::runtime_error("a product without products_begin() before it");
   const Call call = {left_descriptor, right_descriptor, static_cast<uint64_t>(columns),
-                     adds ? 1u : 0u,  left ? 1u : 0u,   widen};
+                     adds ? 1u : 0u,  operands,         widen};
   together(call);
   const uint64_t number = self.issued++;
   if (number == group.first + group.products.size()) group.products.emplace_back(call);

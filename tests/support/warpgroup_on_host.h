@@ -38,10 +38,16 @@ void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier);
 void products_begin();
 void products_issued();
 void products_wait(int pending);
-// wgmma.m64nNk16 with N = columns: this thread's N / 2 sums at d. A is the four registers `left`,
-// B then lies k by columns (MN-major); or, without `left`, A is what left_descriptor says, B
-// columns by k (both K-major). `widen` turns an element into f32.
-void multiply(float* d, int columns, const uint32_t* left, uint64_t left_descriptor,
-              uint64_t right_descriptor, bool adds, float (*widen)(uint16_t));
+// How A and B of a product lie in shared memory.
+enum class Operands : uint64_t {
+  rows,       // both K-major
+  registers,  // A is the four registers `left`, B is MN-major
+  columns,    // both MN-major
+};
+// wgmma.m64nNk16 with N = columns: this thread's N / 2 sums at d. `widen` turns an element into
+// f32.
+void multiply(float* d, int columns, Operands operands, const uint32_t* left,
+              uint64_t left_descriptor, uint64_t right_descriptor, bool adds,
+              float (*widen)(uint16_t));
 
 }  // namespace mtl::gpu_on_host

@@ -10,8 +10,8 @@
 //
 // Backward is two kernels with nothing to add up between blocks, so it is deterministic: one owns
 // keys (dK, dV: four products per pair of tiles), one owns queries (dQ: three, of which the scores
-// and dP are computed a second time). That is 7 products instead of the 5 of a kernel that adds dQ
-// with atomics.
+// and dP are computed a second time). On Hopper it is one, with 5 products instead of 7, whose
+// blocks add dQ up one after the other (attention_query_sums.h).
 #pragma once
 
 #include <algorithm>

@@ -26,7 +26,7 @@ struct QueryTiles {
 // dQ of a tile of queries: S = Q K^T, dP = dO V^T, dS = P (dP - delta), dQ = scale dS K.
 template <typename T, int kDim, bool kSmall, bool kLimited>
 __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
-    attention_query_tiles(AttentionWork w, int tiles) {
+    attention_query_tiles(AttentionWork w, BlockOrder order) {
   using Tiles = QueryTiles<kDim, kSmall>;
   constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
   MTL_DYNAMIC_SHARED(shared);
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
   constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
 
   // The last queries see the most keys: they start first.
-  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
-  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  const auto [head, from_last] = place_of_block(order, static_cast<int>(blockIdx.x));
+  const int first = ((w.seq - 1) / Tiles::kQueries - from_last) * Tiles::kQueries;
   know_pass(w);
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
@@ -137,7 +137,7 @@ struct KeyTiles {
 // dK = scale dS^T Q.
 template <typename T, int kDim, bool kSmall, bool kLimited>
 __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
-    attention_key_tiles(AttentionWork w) {
+    attention_key_tiles(AttentionWork w, BlockOrder order) {
   using Tiles = KeyTiles<kDim, kSmall>;
   constexpr int kN = Tiles::kQueries / 8;
   MTL_DYNAMIC_SHARED(shared);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
   constexpr int kDouts = Tiles::kQueries * Tiles::kRow;  // elements into a stage
 
   // The first keys are seen by the most queries: they start first.
-  const int heads = w.batch * w.kv_heads, head = static_cast<int>(blockIdx.x) % heads;
-  const int first = static_cast<int>(blockIdx.x) / heads * Tiles::kKeys;
+  const auto [head, key_tile] = place_of_block(order, static_cast<int>(blockIdx.x));
+  const int first = key_tile * Tiles::kKeys;
   const int b = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
   know_pass(w);
   const HeadPlace first_place = place_of(w, b, first_head);
@@ -249,21 +249,22 @@ void launch_tiles(Queue& queue, const AttentionWork& w) {
   using Keys = KeyTiles<kDim, kSmall>;
   using Queries = QueryTiles<kDim, kSmall>;
   static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
-  const int64_t key_tiles = (w.seq + Keys::kKeys - 1) / Keys::kKeys;
-  launch(attention_key_tiles<T, kDim, kSmall, kLimited>,
-         dim3(static_cast<unsigned>(key_tiles * w.batch * w.kv_heads)), dim3(Keys::kThreads),
-         Keys::kSharedBytes, queue.stream(), w);
-  const int query_tiles = (w.seq + Queries::kQueries - 1) / Queries::kQueries;
-  launch(attention_query_tiles<T, kDim, kSmall, kLimited>,
-         dim3(static_cast<unsigned>(int64_t{query_tiles} * w.batch * w.heads)),
-         dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, query_tiles);
+  const BlockOrder keys = order_of_keys(w, Keys::kKeys);
+  launch(attention_key_tiles<T, kDim, kSmall, kLimited>, grid_of(keys), dim3(Keys::kThreads),
+         Keys::kSharedBytes, queue.stream(), w, keys);
+  const BlockOrder queries = order_of_queries(w, Queries::kQueries);
+  launch(attention_query_tiles<T, kDim, kSmall, kLimited>, grid_of(queries),
+         dim3(Queries::kThreads), Queries::kSharedBytes, queue.stream(), w, queries);
 }
 
 template <typename T>
-void prepare_stats(Queue& queue, const AttentionWork& w) {
-  const int64_t stats = int64_t{w.batch} * w.heads * w.stats_stride;
-  launch(attention_stats<T>, dim3(static_cast<unsigned>(stats / kRowWarps)),
-         dim3(kRowWarps * kWarp), 0, queue.stream(), w);
+void prepare_stats(Queue& queue, const AttentionWork& w, bool packs) {
+  with_pack<kPackOf<T>>(packs && w.head_dim % kPackOf<T> == 0, [&](auto pack) {
+    constexpr int N = decltype(pack)::value;
+    const int64_t stats = int64_t{w.batch} * w.heads * w.stats_stride;
+    launch(attention_stats<T, N>, dim3(static_cast<unsigned>(stats / kStatsRows<N>)),
+           dim3(kRowWarps * kWarp), 0, queue.stream(), w);
+  });
 }
 
 template <typename T>
@@ -312,18 +313,22 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
   AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
   w.dout = args.dout.data;
   w.dqkv = args.dqkv.data;
+  w.first_query = 0;
   w.stats_stride = stats_stride(s.seq);
-  const size_t stats = sizeof(QueryStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride);
-  auto* const memory = static_cast<unsigned char*>(
-      queue.scratch(stats + sizeof(float) * static_cast<size_t>(s.heads)));
-  w.stats = reinterpret_cast<QueryStats*>(memory);
-  prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + stats));
-  with_type(args.qkv.dtype, [&](auto type) { prepare_stats<decltype(type)>(queue, w); });
   const bool is_aligned =
       aligned(args.qkv) && aligned(args.out) && aligned(args.dout) && aligned(args.dqkv);
-  if (is_aligned && fits_warpgroups(queue, s, args.qkv.dtype)) {
-    return backward_by_warpgroups(queue, w, args.qkv.dtype);
-  }
+  const bool warpgroups = is_aligned && fits_warpgroups(queue, s, args.qkv.dtype);
+  const size_t sums = warpgroups ? backward_scratch_of_warpgroups(queue, w) : 0;
+  // A multiple of 16 bytes, so that the statistics are aligned.
+  const size_t before_stats = (sums + 15) / 16 * 16;
+  const size_t stats = sizeof(QueryStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride);
+  auto* const memory = static_cast<unsigned char*>(
+      queue.scratch(before_stats + stats + sizeof(float) * static_cast<size_t>(s.heads)));
+  w.stats = reinterpret_cast<QueryStats*>(memory + before_stats);
+  prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + before_stats + stats));
+  with_type(args.qkv.dtype,
+            [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });
+  if (warpgroups) return backward_by_warpgroups(queue, w, args.qkv.dtype, memory);
   const bool tiles = is_aligned && fits_tiles(s);
   with_type(args.qkv.dtype, [&](auto type) { backward_as<decltype(type)>(queue, w, tiles); });
 }

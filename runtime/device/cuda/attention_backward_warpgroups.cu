@@ -1,7 +1,8 @@
-// Attention backward on Hopper (attention_panels.h), a kernel for dQ and one for dK and dV. Why
-// two: attention.h.
-#include "runtime/device/cuda/attention_panels.h"
+// Attention backward on Hopper (attention_panels.h): a kernel for dQ and one for dK and dV, or, for
+// heads of 64 and 128, one for all (attention_query_sums.h).
+#include "runtime/device/cuda/attention_query_sums.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
+#include "runtime/device/cuda/ops.h"
 
 namespace mtl::cuda {
 namespace {
@@ -25,7 +26,8 @@ struct QueryShape {
 
 template <typename T, int kDim, bool kLimited>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_query_warpgroups(AttentionWork w, int tiles, const MTL_GRID_CONSTANT TensorMap qkv,
+    attention_query_warpgroups(AttentionWork w, BlockOrder order,
+                               const MTL_GRID_CONSTANT TensorMap qkv,
                                const MTL_GRID_CONSTANT TensorMap dout) {
   using Shape = QueryShape<kDim>;
   using Tile = Panels<kDim>;
@@ -39,8 +41,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       *reinterpret_cast<typename Shape::Barriers*>(values + Shape::kStages * Shape::kTile);
 
   // The last queries see the most keys: they start first.
-  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
-  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Shape::kQueries;
+  const auto [head, from_last] = place_of_block(order, static_cast<int>(blockIdx.x));
+  const int first = ((w.seq - 1) / Shape::kQueries - from_last) * Shape::kQueries;
   const int sequence = head / w.heads;
   know_pass(w);
   const HeadPlace place = place_of(w, sequence, head % w.heads);
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_rows<kDim, kRows>(douts + i * Tile::kOwnBytes, dout, barriers.queries, place.head, row,
                                sequence);
       }
-      bring_keys<kDim, Shape>(w, place, sequence, seen, qkv, keys, values, barriers);
+      bring_keys<kDim, Shape>(w, place, sequence, seen, 0, qkv, keys, values, barriers);
     }
   } else {
     take_registers<kConsumerRegisters>();
@@ -123,30 +125,36 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// --- dK and dV, over the query heads of a group in order, transposed so that the sums of keys x
-// queries are operands A: S^T = K Q^T, dP^T = V dO^T, dV = P^T dO, dK = scale dS^T Q
+// --- dK and dV, transposed so that the sums of keys x queries are operands A: S^T = K Q^T,
+// dP^T = V dO^T, dV = P^T dO, dK = scale dS^T Q. kJoint: dQ = scale dS K as well. From the last
+// tile of queries to the first (attention_query_sums.h), of each the heads of the group in order.
 
-template <int kDim>
+template <int kDim, bool kJoint>
 struct KeyShape {
-  // As many queries as registers allow beside dK and dV.
-  static constexpr int kKeys = kConsumers * kRows, kQueries = kDim == 64 ? 96 : 64, kStages = 3;
+  // As many queries as registers allow beside dK and dV; and where dQ is made, 64 x 64 of it for
+  // each consumer.
+  static constexpr int kKeys = kConsumers * kRows, kStages = 3;
+  static constexpr int kQueries = kDim == 64 ? (kJoint ? 128 : 96) : 64;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
   static constexpr unsigned kStatsBytes = sizeof(QueryStats) * kQueries;
+  // dS of two tiles of queries in turn, so that one barrier is enough.
+  static constexpr unsigned kGradients = kJoint ? kQueries / 64 * kGradientPanel : 0;
   struct Barriers {
     Barrier keys;
     Stages<kStages> queries;
     Mask mask;  // of the pass: there are no registers to keep it in
   };
   static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
-                                         kStages * (2 * kTile + kStatsBytes) + sizeof(Barriers) +
-                                         kAlignment;
+                                         kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
+                                         sizeof(Barriers) + kAlignment;
 };
 
-template <typename T, int kDim, bool kLimited>
+template <typename T, int kDim, bool kLimited, bool kJoint>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_key_warpgroups(AttentionWork w, const MTL_GRID_CONSTANT TensorMap qkv,
+    attention_key_warpgroups(AttentionWork w, BlockOrder order, QuerySums query_sums,
+                             const MTL_GRID_CONSTANT TensorMap qkv,
                              const MTL_GRID_CONSTANT TensorMap dout) {
-  using Shape = KeyShape<kDim>;
+  using Shape = KeyShape<kDim, kJoint>;
   using Tile = Panels<kDim>;
   constexpr int kN = Shape::kQueries / 8;
   MTL_DYNAMIC_SHARED(shared);
@@ -154,13 +162,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* const values = keys + kConsumers * Tile::kOwnBytes;
   unsigned char* const queries = values + kConsumers * Tile::kOwnBytes;
   unsigned char* const douts = queries + Shape::kStages * Shape::kTile;
-  auto* const stats = reinterpret_cast<QueryStats*>(douts + Shape::kStages * Shape::kTile);
+  unsigned char* const gradients = douts + Shape::kStages * Shape::kTile;
+  auto* const stats = reinterpret_cast<QueryStats*>(gradients + 2 * Shape::kGradients);
   auto& barriers =
       *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries);
 
   // The first keys are seen by the most queries: they start first.
-  const int heads = w.batch * w.kv_heads, head = static_cast<int>(blockIdx.x) % heads;
-  const int first = static_cast<int>(blockIdx.x) / heads * Shape::kKeys;
+  const auto [head, key_tile] = place_of_block(order, static_cast<int>(blockIdx.x));
+  const int first = key_tile * Shape::kKeys;
   const int sequence = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
   const HeadPlace first_place = place_of(w, sequence, first_head);
   const int first_tile = first / Shape::kQueries;
@@ -168,9 +177,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kLimited) {
     queries_end = end_of_seeing(w, first_place.row, min(first + Shape::kKeys, w.seq) - 1);
   }
-  // Tiles of a query head, and of all of the group.
-  const int tiles = (queries_end + Shape::kQueries - 1) / Shape::kQueries - first_tile;
-  const int count = tiles * w.group;
+  const int last_tile = (queries_end - 1) / Shape::kQueries;
+  const int count = (last_tile - first_tile + 1) * w.group;
 
   if (threadIdx.x == 0) {
     fetch_map(qkv);
@@ -194,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_rows<kDim, kRows>(values + i * Tile::kOwnBytes, qkv, barriers.keys, value_head, row,
                                sequence);
       }
-      int member = 0, tile = first_tile;
+      int member = 0, tile = last_tile;
       for (int i = 0; i < count; ++i) {
         const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
         Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
@@ -205,9 +213,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         copy_bytes(stats + stage * Shape::kQueries,
                    w.stats + (first_place.of_all + member) * w.stats_stride + q, Shape::kStatsBytes,
                    full);
-        if (++tile == first_tile + tiles) {
-          tile = first_tile;
-          ++member;
+        if (++member == w.group) {
+          member = 0;
+          --tile;
         }
       }
     }
@@ -224,8 +232,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     clear(dk);
     clear(dv);
     uint32_t p[kN][2], ds[kN][2];
+    [[maybe_unused]] unsigned* turn = nullptr;  // to be passed on
     wait(barriers.keys, 0);
-    int member = 0, tile = first_tile;
+    int member = 0, tile = last_tile;
     for (int i = 0; i < count; ++i) {
       const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
       const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
@@ -233,14 +242,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       const QueryStats* const stats_at = stats + stage * Shape::kQueries;
       const HeadPlace place = place_of(w, sequence, first_head + member);
       const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
-      if (++tile == first_tile + tiles) {
-        tile = first_tile;
-        ++member;
+      if (++member == w.group) {
+        member = 0;
+        --tile;
       }
       float s[kN][4], dp[kN][4];
       barriers.queries.wait_for(i);
       multiply_rows<T, kDim>(s, own_keys, queries_at);
       multiply_rows<T, kDim>(dp, own_values, douts_at);
+      if constexpr (kJoint) {
+        // Not at once: by now what was added has arrived.
+        if (turn != nullptr) pass_on_turn(turn);
+      }
       products_wait<1>();
       hold(s);
       Kept<kN> kept = {};
@@ -262,7 +275,33 @@ __global__ void __launch_bounds__(kThreads, 1)
         pack_key_sums<T>(w, kept, n, stats_of_columns(stats_at, n), s[n], dp[n], p[n], ds[n]);
       }
       multiply_sums<T, kDim>(dv[0], p, douts_at);
-      multiply_sums<T, kDim>(dk[0], ds, queries_at);
+      if constexpr (kJoint) {
+        unsigned char* const gradients_at =
+            gradients + static_cast<unsigned>(i % 2) * Shape::kGradients;
+        write_gradients(gradients_at, consumer, ds);
+        written_for_products();
+        sync_some(kAllConsumers, kConsumerThreads);
+        float dq[kSumOctets][4];
+        multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(keys),
+                                    consumer.index);
+        multiply_sums<T, kDim>(dk[0], ds, queries_at);
+        products_wait<1>();
+        hold(dv[0]);
+        hold(dq);
+        const int64_t at =
+            (place.of_all * query_sums.tiles + q / Shape::kQueries) * kConsumerWarps +
+            consumer.index * 4 + consumer.warp;
+        int first_of_all = 0;
+        if constexpr (kLimited) first_of_all = first_seen(w, place.row, q) / Shape::kKeys;
+        const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
+        const bool is_last = key_tile == last_of_all;
+        turn = query_sums.turns + at;
+        add_to_queries<T, kDim>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
+                                key_tile - first_of_all, is_last, dq);
+        if (is_last) turn = nullptr;
+      } else {
+        multiply_sums<T, kDim>(dk[0], ds, queries_at);
+      }
       // With both sums under way beyond this place ptxas waits for every single product (C7515).
       // The other warpgroup's products run meanwhile.
       products_wait<0>();
@@ -271,10 +310,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       barriers.queries.done_with(i);
     }
 
+    if constexpr (kJoint) {
+      if (turn != nullptr) pass_on_turn(turn);
+    }
+
     const float key_factor[1][2] = {{w.scale, w.scale}};
     const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
     T* const to = static_cast<T*>(w.dqkv) + first_place.row * w.row_stride;
-    sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+    if constexpr (kJoint) {
+      sync_some(kAllConsumers, kConsumerThreads);  // both have multiplied all keys
+    } else {
+      sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
+    }
     store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, first_place),
                             w.row_stride, own_key);
     store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
@@ -295,25 +342,65 @@ TensorMap map_of_dout(const AttentionWork& w) {
                      .panel = Panels<kDim>::kPanel});
 }
 
+// Whether dQ is made along with dK and dV. Heads of 96 have panels of 32, which two consumers
+// cannot share evenly.
+bool is_joint(const Queue& queue, const AttentionWork& w) {
+  return queue.has_joint_backward() && w.head_dim != 96;
+}
+int query_tiles(const AttentionWork& w) {
+  const int queries =
+      w.head_dim == 64 ? KeyShape<64, true>::kQueries : KeyShape<128, true>::kQueries;
+  return (w.seq + queries - 1) / queries;
+}
+// Of all tiles.
+int64_t warps_of_sums(const AttentionWork& w) {
+  return int64_t{w.batch} * w.heads * query_tiles(w) * kConsumerWarps;
+}
+
+template <typename T, int kDim, bool kLimited>
+void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
+  using Keys = KeyShape<kDim, true>;
+  static_assert(kMostQueries >= Keys::kQueries);
+  const int64_t warps = warps_of_sums(w);
+  const QuerySums sums = {static_cast<float*>(memory),
+                          static_cast<unsigned*>(memory) + warps * kSumsOfWarp, query_tiles(w)};
+  fill(queue, Tensor(sums.turns, DType::f32, {warps}), 0);
+  const BlockOrder keys = order_of_joint_keys(queue, w, Keys::kKeys);
+  launch_in_order(attention_key_warpgroups<T, kDim, kLimited, true>, grid_of(keys), dim3(kThreads),
+                  Keys::kSharedBytes, queue.stream(), w, keys, sums, map_of_qkv<T, kDim>(w),
+                  map_of_dout<T, kDim>(w));
+}
+
+template <typename T, int kDim, bool kLimited>
+void launch_two(Queue& queue, const AttentionWork& w) {
+  using Keys = KeyShape<kDim, false>;
+  using Queries = QueryShape<kDim>;
+  static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
+  const TensorMap qkv = map_of_qkv<T, kDim>(w), dout = map_of_dout<T, kDim>(w);
+  const BlockOrder keys = order_of_keys(w, Keys::kKeys);
+  launch(attention_key_warpgroups<T, kDim, kLimited, false>, grid_of(keys), dim3(kThreads),
+         Keys::kSharedBytes, queue.stream(), w, keys, QuerySums{}, qkv, dout);
+  const BlockOrder queries = order_of_queries(w, Queries::kQueries);
+  launch(attention_query_warpgroups<T, kDim, kLimited>, grid_of(queries), dim3(kThreads),
+         Queries::kSharedBytes, queue.stream(), w, queries, qkv, dout);
+}
+
 }  // namespace
 
-void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype) {
+size_t backward_scratch_of_warpgroups(const Queue& queue, const AttentionWork& w) {
+  if (!is_joint(queue, w)) return 0;
+  return static_cast<size_t>(warps_of_sums(w)) * (kSumsOfWarp + 1) * sizeof(float);
+}
+
+void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {
   with_form(w, dtype, [&](auto type, auto dim, auto limited) {
     using T = decltype(type);
     constexpr int kDim = decltype(dim)::value;
     constexpr bool kLimited = decltype(limited)::value;
-    using Keys = KeyShape<kDim>;
-    using Queries = QueryShape<kDim>;
-    static_assert(kMostQueries >= Keys::kQueries && kMostQueries >= Queries::kQueries);
-    const TensorMap qkv = map_of_qkv<T, kDim>(w), dout = map_of_dout<T, kDim>(w);
-    const int key_tiles = (w.seq + Keys::kKeys - 1) / Keys::kKeys;
-    launch(attention_key_warpgroups<T, kDim, kLimited>,
-           dim3(static_cast<unsigned>(int64_t{key_tiles} * w.batch * w.kv_heads)), dim3(kThreads),
-           Keys::kSharedBytes, queue.stream(), w, qkv, dout);
-    const int query_tiles = (w.seq + Queries::kQueries - 1) / Queries::kQueries;
-    launch(attention_query_warpgroups<T, kDim, kLimited>,
-           dim3(static_cast<unsigned>(int64_t{query_tiles} * w.batch * w.heads)), dim3(kThreads),
-           Queries::kSharedBytes, queue.stream(), w, query_tiles, qkv, dout);
+    if constexpr (kDim != 96) {
+      if (is_joint(queue, w)) return launch_joint<T, kDim, kLimited>(queue, w, scratch);
+    }
+    launch_two<T, kDim, kLimited>(queue, w);
   });
 }
 

@@ -43,12 +43,13 @@ std::string ours(const std::string& why) {
 AttentionMode attention_mode(const char* variable) {
   const std::string_view wanted = variable != nullptr ? variable : "";
   if (wanted.empty() || wanted == "own") return AttentionMode::own;
+  if (wanted == "split") return AttentionMode::split;
   if (wanted == "mma") return AttentionMode::mma;
   if (wanted == "auto") return AttentionMode::automatic;
   if (wanted == "cudnn") return AttentionMode::cudnn;
   throw Error(Exit::usage, {.code = "gpu.attention",
                             .what = fmt::format("MTL_ATTENTION={} is no attention kernel", wanted),
-                            .help = "it is own, mma, auto or cudnn"});
+                            .help = "it is own, split, mma, auto or cudnn"});
 }
 
 std::optional<AttentionForm> form_for_cudnn(const AttentionShape& shape, DType dtype) {

@@ -1,8 +1,9 @@
 // Which kernel computes an attention op: ours, or cuDNN's. Nothing here calls CUDA or cuDNN, so the
 // tests see every outcome on the host.
 //
-// MTL_ATTENTION says what is wanted: `own` (as without it), `mma` (ours, but also on Hopper the one
-// for every GPU), `cudnn`, or `auto`, which tries both on random data of the op's form and takes
+// MTL_ATTENTION says what is wanted: `own` (as without it), `split` (ours, but also on Hopper with
+// two kernels for backward), `mma` (ours, but also on Hopper the one for every GPU), `cudnn`, or
+// `auto`, which tries both on random data of the op's form and takes
 // cuDNN's where it is right, gives the same bits twice and is faster. Decided once per form, and
 // kept.
 #pragma once
@@ -17,7 +18,7 @@
 
 namespace mtl::cuda {
 
-enum class AttentionMode { own, mma, automatic, cudnn };
+enum class AttentionMode { own, split, mma, automatic, cudnn };
 // Of MTL_ATTENTION; null or empty = own. Throws Error (Exit::usage) "gpu.attention".
 AttentionMode attention_mode(const char* variable);
 
@@ -77,7 +78,7 @@ class AttentionChooser {
   void backward(const AttentionBackward& args);
 
  private:
-  bool is_own() const { return mode_ == AttentionMode::own || mode_ == AttentionMode::mma; }
+  bool is_own() const { return mode_ != AttentionMode::automatic && mode_ != AttentionMode::cudnn; }
   AttentionChoice decide(const AttentionForm& form);
   AttentionChoice judge(AttentionCandidate& candidate, const AttentionForm& form);
   // Whether cuDNN has done it. When it fails in use: with `auto` our kernel goes on from here, with

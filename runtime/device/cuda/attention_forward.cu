@@ -59,7 +59,7 @@ struct ForwardTiles {
 
 template <typename T, int kDim, bool kLimited>
 __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
-    attention_forward_tiles(AttentionWork w, int tiles) {
+    attention_forward_tiles(AttentionWork w, BlockOrder order) {
   using Tiles = ForwardTiles<kDim>;
   constexpr int kM = Tiles::kM, kN = Tiles::kKeys / 8;
   MTL_DYNAMIC_SHARED(shared);
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(ForwardTiles<kDim>::kThreads, 2)
   constexpr int kStage = 2 * Tiles::kKeys * Tiles::kRow, kValues = kStage / 2;
 
   // The last queries see the most keys: they start first.
-  const int heads = w.batch * w.heads, head = static_cast<int>(blockIdx.x) % heads;
-  const int first = (tiles - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  const auto [head, from_last] = place_of_block(order, static_cast<int>(blockIdx.x));
+  const int first = ((w.seq - 1) / Tiles::kQueries - from_last) * Tiles::kQueries;
   know_pass(w);
   const HeadPlace place = place_of(w, head / w.heads, head % w.heads);
   const T* const rows = static_cast<const T*>(w.qkv) + place.row * w.row_stride;
@@ -144,12 +144,11 @@ void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
       with_tile_dim(w.head_dim, [&](auto dim) {
         using Tiles = ForwardTiles<decltype(dim)::value>;
         static_assert(Tiles::kSharedBytes <= kLeastShared);
-        const int last = (w.seq + Tiles::kQueries - 1) / Tiles::kQueries;
-        const int count = last - w.first_query / Tiles::kQueries;
+        const BlockOrder order = order_of_queries(w, Tiles::kQueries);
         with_limits(w, [&](auto limited) {
           launch(attention_forward_tiles<T, decltype(dim)::value, decltype(limited)::value>,
-                 dim3(static_cast<unsigned>(int64_t{count} * w.batch * w.heads)),
-                 dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w, last);
+                 grid_of(order), dim3(Tiles::kThreads), Tiles::kSharedBytes, queue.stream(), w,
+                 order);
         });
       });
       return;
@@ -166,13 +165,12 @@ void attention_forward(Queue& queue, const Attention& args) {
   check_attention(s, args.qkv, args.out, args.lse);
   if (s.batch == 0 || s.first_query == s.seq) return;
   AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
-  if (s.alibi) {
-    void* const memory = queue.scratch(sizeof(float) * static_cast<size_t>(s.heads));
-    prepare_slopes(queue, s, w, static_cast<float*>(memory));
-  }
+  const size_t slopes = s.alibi ? sizeof(float) * static_cast<size_t>(s.heads) : 0;
+  auto* const memory = static_cast<unsigned char*>(queue.scratch(kForwardScratch + slopes));
+  prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + kForwardScratch));
   const bool is_aligned = aligned(args.qkv) && aligned(args.out);
   if (is_aligned && fits_warpgroups(queue, s, args.qkv.dtype)) {
-    return forward_by_warpgroups(queue, w, args.qkv.dtype);
+    return forward_by_warpgroups(queue, w, args.qkv.dtype, memory);
   }
   const bool tiles = is_aligned && fits_tiles(s);
   with_type(args.qkv.dtype, [&](auto type) { forward_as<decltype(type)>(queue, w, tiles); });

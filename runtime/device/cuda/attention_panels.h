@@ -27,8 +27,9 @@ inline constexpr int kRows = 64;     // of a consumer
 inline constexpr int kBoxRows = 32;  // of what the copy engine brings at a time
 // Of 65,536 / 384 = 170 registers a thread, the producer keeps 24 and leaves the rest.
 inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
-// Barriers of the hardware: a consumer's turn, and its own threads.
-inline constexpr int kTurn = 1, kOwnThreads = kTurn + kConsumers;
+// Barriers of the hardware: a consumer's turn, its own threads, those of both.
+inline constexpr int kTurn = 1, kOwnThreads = kTurn + kConsumers,
+                     kAllConsumers = kOwnThreads + kConsumers;
 
 // A tile of so many rows of kDim columns in shared memory (warpgroup.h).
 template <int kDim>
@@ -112,8 +113,11 @@ struct Stages {
     }
   }
   // The producer's: waits until tile i may be written over the one that was there.
-  __device__ Barrier& begin(int i, unsigned bytes) {
+  __device__ void wait_to_write(int i) {
     wait(empty[i % kStages], static_cast<unsigned>(i / kStages + 1) % 2);
+  }
+  __device__ Barrier& begin(int i, unsigned bytes) {
+    wait_to_write(i);
     arrive_expecting(full[i % kStages], bytes);
     return full[i % kStages];
   }
@@ -163,18 +167,22 @@ __device__ inline KeyTiles seen_by_queries(const AttentionWork& w, const HeadPla
   return {begin, end - begin};
 }
 
-// The producer's work in forward and dQ, once the queries are under way.
+// The producer's work in forward and dQ, once the queries are under way. `before`: tiles that these
+// stages have had.
 template <int kDim, class Shape>
 __device__ inline void bring_keys(const AttentionWork& w, const HeadPlace& place, int sequence,
-                                  const KeyTiles& tiles, const TensorMap& qkv, unsigned char* keys,
-                                  unsigned char* values, typename Shape::Barriers& barriers) {
+                                  const KeyTiles& tiles, int before, const TensorMap& qkv,
+                                  unsigned char* keys, unsigned char* values,
+                                  typename Shape::Barriers& barriers) {
   const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
   for (int i = 0; i < tiles.count; ++i) {
-    const int stage = i % Shape::kStages, k = (tiles.first + i) * Shape::kKeys;
+    const int number = before + i, stage = number % Shape::kStages;
+    const int k = (tiles.first + i) * Shape::kKeys;
     copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
-                                  barriers.keys.begin(i, Shape::kTile), key_head, k, sequence);
+                                  barriers.keys.begin(number, Shape::kTile), key_head, k, sequence);
     copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
-                                  barriers.values.begin(i, Shape::kTile), value_head, k, sequence);
+                                  barriers.values.begin(number, Shape::kTile), value_head, k,
+                                  sequence);
   }
 }
 

@@ -109,26 +109,36 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_forward_rows(At
   if (lane == 0) w.lse[place.of_all * w.seq + q] = top * kLn2 + logf(total);
 }
 
-// The statistics of every query, and of the padding behind a head's queries.
-template <typename T>
+// The statistics of every query, and of the padding behind a head's queries: a team of lanes for
+// each, which reads packs of N elements (eight lanes a head of 64 in one go).
+template <int N>
+inline constexpr int kStatsTeam = N > 1 ? 8 : static_cast<int>(kWarp);
+template <int N>
+inline constexpr int kStatsRows = kRowWarps* static_cast<int>(kWarp) / kStatsTeam<N>;  // of a block
+template <typename T, int N>
 __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_stats(AttentionWork w) {
-  const auto blocks = static_cast<unsigned>(w.stats_stride) / kRowWarps;
+  constexpr int kTeam = kStatsTeam<N>;
+  const auto blocks = static_cast<unsigned>(w.stats_stride) / kStatsRows<N>;
   const int head = static_cast<int>(blockIdx.x / blocks);
-  const int q = static_cast<int>(blockIdx.x % blocks * kRowWarps + threadIdx.x / kWarp);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  QueryStats stats = {INFINITY, 0};
+  const int q = static_cast<int>(blockIdx.x % blocks * kStatsRows<N> + threadIdx.x / kTeam);
+  const int lane = static_cast<int>(threadIdx.x) % kTeam;
+  float sum = 0;
   if (q < w.seq) {
     const int64_t at =
         (int64_t{head / w.heads} * w.seq + q) * w.out_stride + int64_t{head % w.heads} * w.head_dim;
     const T* const out = static_cast<const T*>(w.out) + at;
     const T* const dout = static_cast<const T*>(w.dout) + at;
-    float sum = 0;
-    for (int d = lane; d < w.head_dim; d += static_cast<int>(kWarp)) {
-      sum += to_float(out[d]) * to_float(dout[d]);
+    for (int d = lane * N; d < w.head_dim; d += kTeam * N) {
+      const Floats<N> o = load<N>(out + d), gradient = load<N>(dout + d);
+      for (int k = 0; k < N; ++k) sum += o.at[k] * gradient.at[k];
     }
-    stats = {w.lse[int64_t{head} * w.seq + q] * kLog2e, warp_sum(sum)};
   }
-  if (lane == 0) w.stats[head * w.stats_stride + q] = stats;
+  for (int apart = kTeam / 2; apart > 0; apart /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, apart);
+  }
+  if (lane > 0) return;
+  const float lse2 = q < w.seq ? w.lse[int64_t{head} * w.seq + q] * kLog2e : INFINITY;
+  w.stats[head * w.stats_stride + q] = {lse2, sum};
 }
 
 // P of a query and a key (of its softmax, before dropout), dropout's factor, and dS.

@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "runtime/device/cuda/attention_order.h"
 #include "runtime/device/cuda/attention_scores.h"
 
 namespace mtl::cuda {

@@ -14,7 +14,10 @@ inline bool fits_warpgroups(const Queue& queue, const AttentionShape& s, DType d
 }
 
 // Enqueue what attention_forward_tiles, and attention_key_tiles with attention_query_tiles, do.
-void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype);
-void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype);
+// `scratch`: so many bytes, 16-byte aligned.
+inline constexpr size_t kForwardScratch = 16;
+void forward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
+size_t backward_scratch_of_warpgroups(const Queue& queue, const AttentionWork& w);
+void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch);
 
 }  // namespace mtl::cuda

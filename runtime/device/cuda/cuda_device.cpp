@@ -306,6 +306,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   Stream stream() const override { return stream_.get(); }
   int multiprocessors() const override { return multiprocessors_; }
   bool has_warpgroups() const override { return warpgroups_; }
+  bool has_joint_backward() const override { return attention_mode_ != AttentionMode::split; }
 
   void* scratch(size_t bytes) override {
     if (bytes > scratch_bytes_) {

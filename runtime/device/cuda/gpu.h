@@ -43,6 +43,14 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   check(cudaGetLastError(), "starting a kernel");
 }
 
+// For kernels whose blocks wait for those of a lower index. Blocks start in the order of their
+// index: CUDA does not promise it, but CUB's scans in a single pass rest on it.
+template <typename... Parameters, typename... Arguments>
+void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                     Stream stream, Arguments&&... arguments) {
+  launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
+}
+
 // The dynamic shared memory of a block, 128-byte aligned.
 #define MTL_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
@@ -50,6 +58,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 
 using Stream = void*;
 using gpu_on_host::launch;
+using gpu_on_host::launch_in_order;
 #define MTL_DYNAMIC_SHARED(name) unsigned char* const name = ::mtl::gpu_on_host::dynamic_shared()
 
 #endif

@@ -3,7 +3,8 @@
 // (gpu.h), so nothing here may need a driver.
 //
 // All reductions have an order that depends on shapes alone, never on how many multiprocessors
-// there are or which block comes first: no atomics of floating point but maxima (amax.h).
+// there are or which block comes first: no atomics of floating point but maxima (amax.h) and sums
+// whose turns are fixed (attention_query_sums.h).
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,8 @@ class Queue {
   virtual int multiprocessors() const = 0;
   // Whether kernels for sm_90a run there (warpgroup.h).
   virtual bool has_warpgroups() const = 0;
+  // Whether attention's backward may be a single kernel there (attention_query_sums.h).
+  virtual bool has_joint_backward() const = 0;
   // At least `bytes` of device memory, 256-byte aligned, for the op that asks: what was there is
   // overwritten by the next op. One piece per op.
   virtual void* scratch(size_t bytes) = 0;

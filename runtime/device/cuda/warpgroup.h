@@ -8,9 +8,10 @@
 // the copy engine and wgmma both know it ("Swizzling modes"): piece i of row r lies at i ^ (r % 8)
 // in rows of 128 bytes, at i ^ (r / 2 % 4) in rows of 64. Panels begin at multiples of 1,024 bytes.
 //
-// Everything a kernel needs to order by itself: what wgmma reads has been brought by the copy
-// engine (the async proxy both), so no proxy fence is needed; registers of a product may not be
-// touched between its issue and its wait.
+// Everything a kernel needs to order by itself: what wgmma reads and the copy engine has brought
+// (the async proxy both) needs no proxy fence, what threads have written does
+// (written_for_products()); registers of a product may not be touched between its issue and its
+// wait.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +62,8 @@ struct alignas(8) Barrier {
 // The operand at `first` (element of row r0, column c0 of a tile: r0 a multiple of 8, c0 of 16
 // within its panel) for wgmma ("Matrix Descriptor Format"). Both read 16 of k.
 //   rows_operand: rows of the tile are m or n, its columns k; 64 rows as A, N as B.
-//   columns_operand: the tile's columns are n, its rows k; N columns that may go over panels,
-//     which are panel_bytes apart.
+//   columns_operand: the tile's columns are m or n, its rows k; 64 columns as A, N as B, that may
+//     go over panels, which are panel_bytes apart.
 template <int kPanel>
 __device__ inline uint64_t rows_operand(uint32_t first);
 template <int kPanel>
@@ -144,6 +145,12 @@ __device__ inline void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// By the threads that have written to shared memory what products will read, before the barrier
+// that these are behind.
+__device__ inline void written_for_products() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // --- the copy engine; by one thread
 
 // A box to `shared` (a multiple of 1,024 bytes), in order and swizzled: elements from `column` of a
@@ -215,11 +222,13 @@ __device__ inline void hold(float (&d)[kN][4]) {
 #define MTL_R48 MTL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define MTL_R64 MTL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 // `add`, `a`, `b` are the numbers of the operands behind the sums.
-#define MTL_WGMMA_SHARED(n, type, sums, a, b, add, ...)                                       \
+#define MTL_WGMMA_SHARED(turned, n, type, sums, a, b, add, ...)                               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                               \
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, " \
-               a ", " b ", p, 1, 1, 0, 0;\n}\n"                                               \
+               a ", " b ", p, 1, 1, " turned ", " turned ";\n}\n"                             \
                : __VA_ARGS__ : "l"(left), "l"(right), "r"(static_cast<int>(adds)))
+#define MTL_WGMMA_ROWS(...) MTL_WGMMA_SHARED("0", __VA_ARGS__)
+#define MTL_WGMMA_COLUMNS(...) MTL_WGMMA_SHARED("1", __VA_ARGS__)
 #define MTL_WGMMA_REGISTERS(n, type, sums, a, b, add, ...)                                    \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add ", 0;\n"                               \
                "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, " \
@@ -246,11 +255,23 @@ template <typename T, int kN>
 __device__ inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right,
                                        bool adds) {
   if constexpr (std::is_same_v<T, Bf16>) {
-    MTL_WGMMA_SIZES(MTL_WGMMA_SHARED, "bf16", "%32", "%33", "%34", "%48", "%49", "%50", "%64",
+    MTL_WGMMA_SIZES(MTL_WGMMA_ROWS, "bf16", "%32", "%33", "%34", "%48", "%49", "%50", "%64", "%65",
+                    "%66")
+  } else {
+    MTL_WGMMA_SIZES(MTL_WGMMA_ROWS, "f16", "%32", "%33", "%34", "%48", "%49", "%50", "%64", "%65",
+                    "%66")
+  }
+}
+// The same of two columns_operand()s, A's columns being rows of d.
+template <typename T, int kN>
+__device__ inline void multiply_columns(float (&d)[kN][4], uint64_t left, uint64_t right,
+                                        bool adds) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    MTL_WGMMA_SIZES(MTL_WGMMA_COLUMNS, "bf16", "%32", "%33", "%34", "%48", "%49", "%50", "%64",
                     "%65", "%66")
   } else {
-    MTL_WGMMA_SIZES(MTL_WGMMA_SHARED, "f16", "%32", "%33", "%34", "%48", "%49", "%50", "%64", "%65",
-                    "%66")
+    MTL_WGMMA_SIZES(MTL_WGMMA_COLUMNS, "f16", "%32", "%33", "%34", "%48", "%49", "%50", "%64",
+                    "%65", "%66")
   }
 }
 // The same with A in registers, as mma_m16n8k16 has it, and B a columns_operand().
@@ -268,6 +289,8 @@ __device__ inline void multiply_registers(float (&d)[kN][4], const uint32_t (&le
 
 #undef MTL_WGMMA_SIZES
 #undef MTL_WGMMA_REGISTERS
+#undef MTL_WGMMA_COLUMNS
+#undef MTL_WGMMA_ROWS
 #undef MTL_WGMMA_SHARED
 #undef MTL_R64
 #undef MTL_R48
@@ -298,6 +321,7 @@ inline void wait(Barrier& barrier, unsigned parity) {
 inline void sync_some(int id, int threads) {
   gpu_on_host::named_barrier(id, threads, true);
 }
+inline void written_for_products() {}
 inline void arrive_some(int id, int threads) {
   gpu_on_host::named_barrier(id, threads, false);
 }
@@ -327,13 +351,18 @@ template <int kN>
 inline void hold(float (&)[kN][4]) {}
 template <typename T, int kN>
 inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right, bool adds) {
-  gpu_on_host::multiply(&d[0][0], 8 * kN, nullptr, left, right, adds,
+  gpu_on_host::multiply(&d[0][0], 8 * kN, gpu_on_host::Operands::rows, nullptr, left, right, adds,
                         [](uint16_t bits) { return to_float(T{bits}); });
+}
+template <typename T, int kN>
+inline void multiply_columns(float (&d)[kN][4], uint64_t left, uint64_t right, bool adds) {
+  gpu_on_host::multiply(&d[0][0], 8 * kN, gpu_on_host::Operands::columns, nullptr, left, right,
+                        adds, [](uint16_t bits) { return to_float(T{bits}); });
 }
 template <typename T, int kN>
 inline void multiply_registers(float (&d)[kN][4], const uint32_t (&left)[4], uint64_t right,
                                bool adds) {
-  gpu_on_host::multiply(&d[0][0], 8 * kN, left, 0, right, adds,
+  gpu_on_host::multiply(&d[0][0], 8 * kN, gpu_on_host::Operands::registers, left, 0, right, adds,
                         [](uint16_t bits) { return to_float(T{bits}); });
 }
 

@@ -11,6 +11,7 @@
 #include "common/error.h"
 #include "runtime/device/cpu/cpu_device.h"
 #include "runtime/device/cuda/attention_trial.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::cuda;
@@ -86,9 +87,7 @@ struct Setting {
   AttentionChooser chooser;
 };
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+using mtl::test::has;
 
 Diagnostic refusal_of(const std::function<void()>& action) {
   try {
@@ -105,6 +104,7 @@ TEST_CASE("attention choice: the variable") {
   CHECK(attention_mode(nullptr) == AttentionMode::own);
   CHECK(attention_mode("") == AttentionMode::own);
   CHECK(attention_mode("own") == AttentionMode::own);
+  CHECK(attention_mode("split") == AttentionMode::split);
   CHECK(attention_mode("mma") == AttentionMode::mma);
   CHECK(attention_mode("auto") == AttentionMode::automatic);
   CHECK(attention_mode("cudnn") == AttentionMode::cudnn);
@@ -147,7 +147,7 @@ TEST_CASE("attention choice: what is not for cuDNN stays with our kernel") {
 }
 
 TEST_CASE("attention choice: own asks nobody") {
-  for (const AttentionMode mode : {AttentionMode::own, AttentionMode::mma}) {
+  for (const AttentionMode mode : {AttentionMode::own, AttentionMode::split, AttentionMode::mma}) {
     Setting setting(mode);
     setting.call(shape_of(kForm));
     CHECK(setting.own == 2);

@@ -171,10 +171,10 @@ struct Run {
 
 // What computes: the CPU with an instruction set, or the CUDA kernels with tensors that are aligned
 // (tensor cores, where type and head_dim allow; on Hopper by warpgroups) or one element off (the
-// path for everything). The kernels run on the host, or on the GPU under test: then `cuda` and
-// `hopper` are what it takes itself.
+// path for everything). The kernels run on the host, or on the GPU under test: then `cuda`,
+// `hopper` and `hopper_split` are what it takes itself.
 struct Engine {
-  enum { cpu, cuda, hopper, cuda_misaligned } kind = cpu;
+  enum { cpu, cuda, hopper, hopper_split, cuda_misaligned } kind = cpu;
   mtl::Isa isa = mtl::cpu_isa();
 
   std::string name() const {
@@ -185,6 +185,8 @@ struct Engine {
         return "cuda";
       case hopper:
         return "cuda on Hopper";
+      case hopper_split:
+        return "cuda on Hopper, backward by two kernels";
       default:
         return "cuda, misaligned";
     }
@@ -198,7 +200,7 @@ struct Engine {
       args.shape.first_key = first_key.view;
       return gpu->attention_forward({args.shape, qkv.view, out.view, lse.view});
     }
-    test::EmulatedCuda device(3, kind == hopper);
+    test::EmulatedCuda device(3, kind == hopper || kind == hopper_split, kind == hopper);
     static_cast<Device&>(device).attention_forward(args);
   }
   void backward(AttentionBackward args) const {
@@ -210,11 +212,12 @@ struct Engine {
       return gpu->attention_backward(
           {args.shape, qkv.view, out.view, lse.view, dout.view, dqkv.view});
     }
-    test::EmulatedCuda device(3, kind == hopper);
+    test::EmulatedCuda device(3, kind == hopper || kind == hopper_split, kind == hopper);
     static_cast<Device&>(device).attention_backward(args);
   }
 };
 inline const Engine kCuda = {Engine::cuda}, kHopper = {Engine::hopper},
+                    kHopperSplit = {Engine::hopper_split},
                     kCudaMisaligned = {Engine::cuda_misaligned};
 
 inline Run run(const AttentionShape& s, DType dtype, double width = 1, const Engine& engine = {}) {

@@ -1,10 +1,12 @@
 // The kernels of attention for tensor cores, on the host: the edges of their tiles, every path, and
 // that the order of a block's warps does not matter.
+#include <set>
 #include <utility>
 
 #include <doctest/doctest.h>
 
 #include "runtime/device/attention_test.h"
+#include "runtime/device/cuda/attention_order.h"
 
 namespace {
 
@@ -15,7 +17,9 @@ using mtl::DType;
 // By every kernel for tensor cores that takes it.
 void check_kernels(const AttentionShape& s, DType dtype) {
   check(s, dtype, kCuda);
-  if (is_for_hopper(s, dtype)) check(s, dtype, kHopper);
+  if (!is_for_hopper(s, dtype)) return;
+  check(s, dtype, kHopper);
+  check(s, dtype, kHopperSplit);
 }
 
 TEST_CASE("attention: tensor cores at the edges of their tiles") {
@@ -56,6 +60,34 @@ TEST_CASE("attention: tensor cores of a GPU with little shared memory") {
   check(shape(1, 130, 2, 1, 96, 0.1f), DType::bf16, kCuda);
   check(with_alibi(shape(1, 130, 2, 2, 128)), DType::bf16, kCuda);
   check(shape(1, 100, 4, 2, 128, 0.1f), DType::f16, kCuda);
+}
+
+TEST_CASE("attention: blocks take heads in sections, and every tile once") {
+  using mtl::cuda::block_order;
+  using mtl::gpu_on_host::level2_bytes;
+  CHECK(block_order(384, 8, 1, 1 << 18).section == 96);   // of 25 MB
+  CHECK(block_order(64, 64, 4, 4 << 20).section == 24);   // groups of 4 share 4 MB
+  CHECK(block_order(6, 2, 1, 1 << 18).section == 6);      // all
+  CHECK(block_order(64, 64, 4, 100 << 20).section == 4);  // more than there is
+  CHECK(block_order(201, 8, 1, 1 << 19).section == 41);   // 50 at most, and of one size
+  CHECK(block_order(16, 64, 1, 100 << 20, 4).section == 4);
+  for (const mtl::cuda::BlockOrder order : {mtl::cuda::BlockOrder{7, 3, 3}, {6, 4, 2}, {1, 5, 1}}) {
+    std::set<std::pair<int, int>> seen;
+    for (int block = 0; block < order.heads * order.tiles; ++block) {
+      const auto [head, tile] = mtl::cuda::place_of_block(order, block);
+      CHECK(seen.emplace(head, tile).second);
+      CHECK((head >= 0 && head < order.heads && tile >= 0 && tile < order.tiles));
+      // A section is done before the next one begins, and its longest tiles begin.
+      CHECK(head / order.section == block / (order.section * order.tiles));
+      if (tile > 0) CHECK(seen.count({head, tile - 1}) == 1);
+    }
+  }
+  struct Scope {
+    int64_t before = std::exchange(level2_bytes, 1 << 17);
+    ~Scope() { level2_bytes = before; }
+  } scope;
+  check_kernels(shape(2, 150, 6, 2, 64), DType::bf16);
+  check_kernels(shape(3, 140, 1, 1, 128), DType::f16);
 }
 
 TEST_CASE("attention: the path for everything on 16-bit types") {

@@ -136,6 +136,13 @@ void fill(T* tile, const T* from, size_t rows, size_t columns) {
   __syncthreads();
 }
 
+// What a product is added to, or what it has to overwrite.
+template <int kN>
+void begin_sums(float (&d)[kN][4], bool adds) {
+  for (unsigned n = 0; n < kN; ++n) {
+    for (unsigned i = 0; i < 4; ++i) d[n][i] = adds ? static_cast<float>(n + i) : NAN;
+  }
+}
 template <int kN>
 void write_sums(const float (&d)[kN][4], float* out) {
   const unsigned row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -147,6 +154,8 @@ void write_sums(const float (&d)[kN][4], float* out) {
 }
 
 constexpr int kK = 64;
+// Of which operands a product is.
+enum class Kind { rows, registers, columns };
 
 // out[128, 8 kN] = a[128, 64] b[8 kN, 64]^T + out, by two warpgroups.
 template <typename T, int kPanel, int kN>
@@ -157,9 +166,7 @@ void shared_kernel(const T* a, const T* b, float* out, bool adds, int wrong_by) 
   fill<T, kPanel>(left, a, 128, kK);
   fill<T, kPanel>(right, b, 8 * kN, kK);
   float d[kN][4];
-  for (unsigned n = 0; n < kN; ++n) {
-    for (unsigned i = 0; i < 4; ++i) d[n][i] = adds ? static_cast<float>(n + i) : NAN;
-  }
+  begin_sums(d, adds);
   products_begin();
   for (unsigned k = 0; k < kK; k += 16) {
     const unsigned panel = k / kPanel, column = k % kPanel;
@@ -183,9 +190,7 @@ void registers_kernel(const T* a, const T* b, float* out, bool adds, int wrong_b
   T* const right = reinterpret_cast<T*>(memory);
   fill<T, kPanel>(right, b, kK, kColumns);
   float d[kN][4];
-  for (unsigned n = 0; n < kN; ++n) {
-    for (unsigned i = 0; i < 4; ++i) d[n][i] = adds ? static_cast<float>(n + i) : NAN;
-  }
+  begin_sums(d, adds);
   products_begin();
   for (unsigned k = 0; k < kK; k += 16) {
     uint32_t left[4];
@@ -205,6 +210,32 @@ void registers_kernel(const T* a, const T* b, float* out, bool adds, int wrong_b
   write_sums(d, out);
 }
 
+// out[128, 8 kN] = a[64, 128]^T b[64, 8 kN].
+template <typename T, int kPanel, int kN>
+void columns_kernel(const T* a, const T* b, float* out, bool adds, int wrong_by) {
+  constexpr size_t kColumns = (8 * kN + kPanel - 1) / kPanel * kPanel;
+  MTL_DYNAMIC_SHARED(memory);
+  T* const left = reinterpret_cast<T*>(memory);
+  T* const right = left + 128 * kK;
+  fill<T, kPanel>(left, a, kK, 128);
+  fill<T, kPanel>(right, b, kK, kColumns);
+  float d[kN][4];
+  begin_sums(d, adds);
+  products_begin();
+  for (unsigned k = 0; k < kK; k += 16) {
+    const unsigned panel = threadIdx.x / kWarpgroup * (64 / kPanel);
+    const uint64_t rows =
+        columns_operand<kPanel>(shared_address(left + (panel * kK + k) * kPanel), kK * kPanel * 2);
+    const uint64_t columns =
+        columns_operand<kPanel>(shared_address(right + k * kPanel), kK * kPanel * 2) +
+        (static_cast<uint64_t>(wrong_by) << 32);
+    multiply_columns<T>(d, rows, columns, adds || k > 0);
+  }
+  products_issued();
+  products_wait<0>();
+  write_sums(d, out);
+}
+
 template <typename T, int kPanel, int kN>
 void check_products(bool adds) {
   CAPTURE(kPanel);
@@ -212,13 +243,16 @@ void check_products(bool adds) {
   CAPTURE(adds);
   constexpr size_t n = 8 * kN, wide = (n + kPanel - 1) / kPanel * kPanel;
   const auto a = numbers<T>(128 * kK, 1), b = numbers<T>(wide * kK, 2);
-  for (const bool registers : {false, true}) {
-    CAPTURE(registers);
+  for (const Kind kind : {Kind::rows, Kind::registers, Kind::columns}) {
+    CAPTURE(static_cast<int>(kind));
     for (const int wrong_by : {0, 8}) {
       std::vector<float> out(128 * n);
-      if (registers) {
+      if (kind == Kind::registers) {
         launch(registers_kernel<T, kPanel, kN>, dim3(1), dim3(256), 2 * wide * kK + 1024, Stream{},
                a.data(), b.data(), out.data(), adds, wrong_by);
+      } else if (kind == Kind::columns) {
+        launch(columns_kernel<T, kPanel, kN>, dim3(1), dim3(256), 2 * (128 + wide) * kK + 1024 * kN,
+               Stream{}, a.data(), b.data(), out.data(), adds, wrong_by);
       } else {
         launch(shared_kernel<T, kPanel, kN>, dim3(1), dim3(256), 2 * (128 + n) * kK + 1024 * kN,
                Stream{}, a.data(), b.data(), out.data(), adds, wrong_by);
@@ -228,8 +262,9 @@ void check_products(bool adds) {
         for (size_t j = 0; j < n; ++j) {
           double sum = adds ? static_cast<double>(j / 8 + j % 2 + i / 8 % 2 * 2) : 0;
           for (size_t k = 0; k < kK; ++k) {
-            sum += static_cast<double>(to_float(a[i * kK + k])) *
-                   static_cast<double>(to_float(registers ? b[k * wide + j] : b[j * kK + k]));
+            const T left = a[kind == Kind::columns ? k * 128 + i : i * kK + k];
+            const T right = b[kind == Kind::rows ? j * kK + k : k * wide + j];
+            sum += static_cast<double>(to_float(left)) * static_cast<double>(to_float(right));
           }
           wrong += !(std::abs(out[i * n + j] - sum) < 1e-4);
         }

@@ -1,0 +1,154 @@
+// dQ where the blocks that own keys make it, on Hopper: each of them adds what its keys give to the
+// f32 sums of a tile of queries. In an order, that of the keys, so the sums have the same bits
+// every time. All blocks of a head begin with its last queries and go down to their own diagonal,
+// the heads of a group inside: who starts together with the keys before is one tile behind them
+// from then on, and hardly anybody waits: simulated (tests/reference/attention_schedule.py), the
+// last block ends 1 to 4 % later than if the work were spread evenly. From the diagonal up it would
+// be 3 to 15 %, since then the shortest blocks have to start first.
+//
+// A turn belongs to a warp, since the same lanes of every block have the same sums: nobody waits
+// for another warp. The block on the diagonal is the last one, and writes dQ itself.
+#pragma once
+
+#include <stdexcept>
+
+#include "runtime/device/cuda/attention_panels.h"
+
+namespace mtl::cuda::warpgroups {
+
+// A consumer has 64 queries x 64 columns of a tile: of heads of 64 it has half of the queries, of
+// heads of 128 half of the columns.
+inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
+
+struct QuerySums {
+  float* sums = nullptr;      // [batch heads, tiles, warps, octet, lane, 4]: as the lanes have them
+  unsigned* turns = nullptr;  // [batch heads, tiles, warps]: how many have added
+  int tiles = 0;              // of a head's queries
+};
+
+// A turn has come when so many others have added.
+#if defined(__CUDACC__)
+__device__ inline void wait_for_turn(const unsigned* turn, int before) {
+  if (threadIdx.x % kWarp == 0) {
+    unsigned added = 0;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(added) : "l"(turn) : "memory");
+    } while (added < static_cast<unsigned>(before));
+  }
+  __syncwarp();
+}
+// What the warp's lanes have added comes before.
+__device__ inline void pass_on_turn(unsigned* turn) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
+  }
+}
+__device__ inline void add_four(float* to, const float (&x)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+// Not from the level-1 cache, which does not see what other multiprocessors have added.
+__device__ inline float4 sums_at(const float* from) {
+  return __ldcg(reinterpret_cast<const float4*>(from));
+}
+#else
+inline void wait_for_turn(const unsigned* turn, int before) {
+  if (*turn != static_cast<unsigned>(before)) {
+    throw std::runtime_error("sums of queries whose turn has not come");
+  }
+}
+inline void pass_on_turn(unsigned* turn) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) ++*turn;
+}
+inline void add_four(float* to, const float (&x)[4]) {
+  for (int i = 0; i < 4; ++i) to[i] += x[i];
+}
+inline float4 sums_at(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+#endif
+
+// Writes dS^T of a warp's 16 keys x 8 kN queries, rounded, to its rows of a tile of 128 keys, as
+// the copy engine would: in panels of 64 queries.
+inline constexpr unsigned kGradientPanel = 2 * 64 * kConsumers * kRows;
+template <int kN>
+__device__ inline void write_gradients(unsigned char* tile, const Consumer& consumer,
+                                       const uint32_t (&ds)[kN][2]) {
+  const int key = consumer.index * kRows + 16 * consumer.warp + consumer.lane / 4;
+  unsigned char* const row = tile + key * 128 + consumer.lane % 4 * 4;
+  MTL_UNROLL()
+  for (int n = 0; n < kN; ++n) {
+    MTL_UNROLL()
+    for (int half = 0; half < 2; ++half) {
+      const int piece = (n % 8) ^ (consumer.lane / 4);
+      *reinterpret_cast<uint32_t*>(row + n / 8 * static_cast<int>(kGradientPanel) + half * 8 * 128 +
+                                   piece * 16) = ds[n][half];
+    }
+  }
+}
+
+// Issues dq = dS K for the consumer's part: `gradients` as written above, by all, and the keys as
+// the copy engine has left them, kRows of them per consumer.
+template <typename T, int kDim>
+__device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t gradients,
+                                          uint32_t keys, int consumer) {
+  using Tile = Panels<kDim>;
+  static_assert(Tile::kPanel == 64);
+  const auto index = static_cast<unsigned>(consumer);
+  const uint32_t left = gradients + (kDim == 64 ? index * kGradientPanel : 0);
+  const uint32_t right = keys + (kDim == 64 ? 0 : index * Tile::panel_bytes(kRows));
+  products_begin();
+  MTL_UNROLL()
+  for (unsigned k = 0; k < kConsumers * kRows; k += 16) {
+    multiply_columns<T>(dq, columns_operand<64>(left + k * 128, kGradientPanel),
+                        columns_operand<64>(right + k / kRows * Tile::kOwnBytes + k % kRows * 128,
+                                            Tile::panel_bytes(kRows)),
+                        k > 0);
+  }
+  products_issued();
+}
+
+// Adds a warp's part of a tile of queries; the last one to do so writes dQ, and passes nothing on.
+template <typename T, int kDim>
+__device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& place,
+                                      const Consumer& consumer, int first, float* sums,
+                                      const unsigned* turn, int before, bool is_last,
+                                      const float (&dq)[kSumOctets][4]) {
+  float* const own = sums + consumer.lane * 4;
+  if (before > 0) wait_for_turn(turn, before);
+  if (!is_last) {
+    MTL_UNROLL()
+    for (int n = 0; n < kSumOctets; ++n) {
+      float* const to = own + n * 4 * static_cast<int>(kWarp);
+      if (before > 0) {
+        add_four(to, dq[n]);
+      } else {
+        *reinterpret_cast<float4*>(to) = {dq[n][0], dq[n][1], dq[n][2], dq[n][3]};
+      }
+    }
+    return;
+  }
+  const int q =
+      first + (kDim == 64 ? consumer.index * kRows : 0) + 16 * consumer.warp + consumer.lane / 4;
+  const int column = (kDim == 64 ? 0 : consumer.index * 64) + consumer.lane % 4 * 2;
+  T* const to =
+      static_cast<T*>(w.dqkv) + (place.row + q) * w.row_stride + query_column(w, place) + column;
+  MTL_UNROLL()
+  for (int n = 0; n < kSumOctets; ++n) {
+    float4 sum = {0, 0, 0, 0};
+    if (before > 0) sum = sums_at(own + n * 4 * static_cast<int>(kWarp));
+    if (q < w.seq) {
+      *reinterpret_cast<uint32_t*>(to + 8 * n) =
+          pack_two<T>((sum.x + dq[n][0]) * w.scale, (sum.y + dq[n][1]) * w.scale);
+    }
+    if (q + 8 < w.seq) {
+      *reinterpret_cast<uint32_t*>(to + 8 * w.row_stride + 8 * n) =
+          pack_two<T>((sum.z + dq[n][2]) * w.scale, (sum.w + dq[n][3]) * w.scale);
+    }
+  }
+}
+
+}  // namespace mtl::cuda::warpgroups
