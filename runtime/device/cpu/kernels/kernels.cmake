@@ -13,6 +13,8 @@ if(kernel_sources)
     target_compile_options(mtl_kernels_${isa} PRIVATE -O3 ${isa_flags_${isa}}
       -fno-math-errno -fno-trapping-math)
     target_link_libraries(mtl_kernels_${isa} PRIVATE mtl_flags)
+    # Each file fills its own part of the table, by functions of the same names.
+    set_target_properties(mtl_kernels_${isa} PROPERTIES UNITY_BUILD OFF)
     # Written in gcc's vector extensions, of which clang lacks one (__builtin_shuffle).
     if(NOT CMAKE_CXX_COMPILER_ID STREQUAL GNU)
       set_target_properties(mtl_kernels_${isa} PROPERTIES
