@@ -9,8 +9,8 @@
 //  statistics and losses are f32; parameter
 //    gradients are f32. Norms, softmax, losses and reductions compute in f32 whatever the storage
 //    type.
-//  - Results do not depend on the number of threads or on scheduling: every reduction has a fixed
-//  order.
+//  - Results do not depend on scheduling, nor on the number of threads but for the products of a
+//  CPU (where oneDNN decides): every reduction has a fixed order.
 //  - `amax` (f32 [1], optional) becomes the larger of its value and the largest magnitude of what
 //  the op has written, rounded as it lies there; NaN is larger than any. What makes an operand of
 //  FP8 so spares the pass that Device::amax is; the caller has set it to 0.
