@@ -347,12 +347,16 @@ class Device {
   // What `enqueue` enqueues, to be done in this order among the other ops. Of calls with one key
   // the device may take what an earlier one enqueued, and not call `enqueue` at all. So all that
   // `enqueue` does is ops, the same ones with the same arguments for the same key: what varies
-  // lies in device memory or is part of the key. Copies from or to the host, waiting and
-  // communication are no part of it.
+  // lies in device memory or is part of the key. All else goes through anew().
   virtual void replay(const std::string& key, const std::function<void()>& enqueue) {
     static_cast<void>(key);
     enqueue();
   }
+  // Calls `what`: within replay() each time, in this place among the ops, and perhaps only when
+  // `enqueue` has returned. For communication, waiting, copies from or to the host, and ops whose
+  // arguments are others each time. It outlives `enqueue`, so it captures by value, and what it
+  // refers to is there as long as the key is used.
+  virtual void anew(std::function<void()> what) { what(); }
 
   virtual void fill(Tensor x, float value) = 0;
   // f32 <-> bf16 or f16, same numel. To nearest even; from 65520 on f16 is infinite.

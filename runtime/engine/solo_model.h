@@ -41,7 +41,7 @@ class SoloModel {
   Parameters parameters_;
   std::unique_ptr<Communicator> group_ = make_self_communicator();
   CommQueue queue_{false};
-  TensorParallel tensor_parallel_{*group_, queue_, false};
+  TensorParallel tensor_parallel_{device_, *group_, queue_, false};
   BlockContext context_;
   Chunk chunk_;
 };

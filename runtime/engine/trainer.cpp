@@ -43,14 +43,6 @@ uint64_t next_number() {
   return ++trainers;
 }
 
-// What of a run's passes cannot be taken from an earlier one: arguments that change from pass to
-// pass and are not in device memory, and what is no op of the device.
-std::string reason_not_to_replay(const Plan& plan) {
-  if (plan.model.experts > 0) return "a mixture of experts";
-  if (plan.grid.sizes()[Axis::tp] > 1) return "tensor parallelism";
-  return "";
-}
-
 }  // namespace
 
 Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWorld& world)
@@ -70,7 +62,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       data_queue_(
           spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false",
           groups_[Link::data].lane()),
-      tensor_parallel_(groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
+      tensor_parallel_(device, groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_{device,         tensor_parallel_,      plan.model, arena_, parameters_,
                plan.recompute, arena_.find("dropout")},
       float8_(context_, stage_.chunks),
@@ -82,8 +74,7 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       scale_(spec.precision.loss_scale, plan.compute == DType::f16),
       first_key_(arena_.find("first_key")),
       position_ids_(arena_.find("position_ids")),
-      number_(next_number()),
-      not_replayed_(reason_not_to_replay(plan)) {
+      number_(next_number()) {
   for (const ChunkRange& range : stage_.chunks) chunks_.emplace_back(context_, range);
   if (plan.float8.on && !device.has_float8()) {
     throw Error(
@@ -226,10 +217,6 @@ void Trainer::forward(const Chunk& chunk, const Pass& pass, const Chunk::Before&
   if (chunk.range().head) add_losses(chunk, pass, pass.accumulate);
 }
 
-bool Trainer::replays() const {
-  return device_.replays() && not_replayed_.empty();
-}
-
 void Trainer::replay(const char* what, int chunk, const Pass& pass,
                      const std::function<void()>& run) {
   const std::string key = fmt::format(
@@ -237,6 +224,39 @@ void Trainer::replay(const char* what, int chunk, const Pass& pass,
       pass.slot, pass.sequences, pass.training ? ", training" : "",
       pass.accumulate ? ", accumulating" : "", std::bit_cast<uint32_t>(pass.loss_scale));
   device_.replay(key, run);
+}
+
+void Trainer::forward_of_step(const Instruction& in, const Pass& pass) {
+  const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
+  const bool first = in.micro_batch == 0;
+  if (first && stage_.layout.shards > 1) {
+    return replay("first forward", in.chunk, pass, [&] {
+      forward(chunk, pass, [this, number = in.chunk](int64_t layer) {
+        device_.anew([this, number, layer] {
+          optimizer_.require(number, layer);
+          float8_.prepare(layer);
+        });
+      });
+    });
+  }
+  if (first) float8_.prepare_all();
+  replay("forward", in.chunk, pass, [&] { forward(chunk, pass, {}); });
+}
+
+void Trainer::backward_of_step(const Instruction& in, const Pass& pass, bool reduces) {
+  const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
+  const auto layer_done = [this, number = in.chunk](int64_t layer) {
+    if (layer < 0) tied_.merge();
+    reducer_.layer_done(number, layer);
+  };
+  if (reduces && groups_[Link::data].size() > 1) {
+    return replay("last backward", in.chunk, pass, [&] {
+      chunk.backward(
+          pass, [&](int64_t layer) { device_.anew([layer_done, layer] { layer_done(layer); }); });
+    });
+  }
+  replay("backward", in.chunk, pass, [&] { chunk.backward(pass); });
+  if (reduces) layer_done(chunk.range().embedding ? -1 : chunk.range().first_layer);
 }
 
 void Trainer::add_losses(const Chunk& chunk, const Pass& pass, bool accumulate) {
@@ -287,7 +307,6 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   counted_ = 0;
   const double zeros[2] = {};
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
-  const bool replays = search == nullptr && this->replays();
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
     const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
     Pass pass = pass_of(in);
@@ -308,37 +327,21 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
                      true);
         }
         write_dropout(in, step);
-        if (replays && (in.micro_batch > 0 || stage_.layout.shards == 1)) {
+        if (search != nullptr) {
           if (in.micro_batch == 0) float8_.prepare_all();
-          replay("forward", in.chunk, pass, [&] { forward(chunk, pass, {}); });
+          forward(chunk, pass, {});
         } else {
-          // A layer waits for its weights, which may still be travelling.
-          forward(chunk, pass, [&](int64_t layer) {
-            if (in.micro_batch != 0) return;
-            optimizer_.require(in.chunk, layer);
-            float8_.prepare(layer);
-          });
+          forward_of_step(in, pass);
         }
         break;
-      case Op::backward: {
+      case Op::backward:
         links_.sent(Link::gradients);
-        const bool reduces = in.micro_batch == last;
-        const auto layer_done = [&](int64_t layer) {
-          if (layer < 0) tied_.merge();
-          reducer_.layer_done(in.chunk, layer);
-        };
-        if (replays && (!reduces || groups_[Link::data].size() == 1)) {
-          replay("backward", in.chunk, pass, [&] { chunk.backward(pass); });
-          if (reduces) layer_done(chunk.range().embedding ? -1 : chunk.range().first_layer);
+        if (search != nullptr) {
+          chunk.backward(pass, [&](int64_t layer) { look_at_gradients(layer, *search); });
         } else {
-          // What a layer has made travels beside the rest.
-          chunk.backward(pass, [&](int64_t layer) {
-            if (search != nullptr) return look_at_gradients(layer, *search);
-            if (reduces) layer_done(layer);
-          });
+          backward_of_step(in, pass, in.micro_batch == last);
         }
         break;
-      }
       case Op::send_act:
         links_.send(Link::activations, chunk.output(pass));
         break;
@@ -493,11 +496,7 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
         if (chunk.range().layers == 0) links_.sent(Link::activations);
         if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
         links_.sent(Link::activations);
-        if (replays()) {
-          replay("forward", static_cast<int>(c), pass, [&] { forward(chunk, pass, {}); });
-        } else {
-          forward(chunk, pass, {});
-        }
+        replay("forward", static_cast<int>(c), pass, [&] { forward(chunk, pass, {}); });
         if (!chunk.range().head) links_.send(Link::activations, chunk.output(pass));
       }
     }

@@ -111,9 +111,6 @@ class Trainer {
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
   Device& device() { return device_; }
-  // Why the passes of this run are not replayed (Device::replay): "tensor parallelism"; empty: they
-  // are, where the device does that.
-  const std::string& not_replayed() const { return not_replayed_; }
 
  private:
   // health.nan=skip is for single steps; so many in a row mean that the weights are lost.
@@ -140,10 +137,14 @@ class Trainer {
   double read(int64_t step, StepResult& result);
   // Of a chunk, with the sum of its losses.
   void forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before);
-  bool replays() const;
   // run(), of which the device may take the ops of an earlier pass: `what` and the chunk name them,
   // together with all of the pass that they depend on.
   void replay(const char* what, int chunk, const Pass& pass, const std::function<void()>& run);
+  // Those of an instruction of a step. The first forward begins while the weights may still be
+  // travelling, the last backward sends gradients on their way: from layer to layer, where there is
+  // somebody to wait for or to send to.
+  void forward_of_step(const Instruction& in, const Pass& pass);
+  void backward_of_step(const Instruction& in, const Pass& pass, bool reduces);
   // Sums the losses of a pass into "loss_sum"[0].
   void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
   // What the update multiplies the gradients by, as the device has found.
@@ -178,8 +179,7 @@ class Trainer {
   Buffer first_key_, position_ids_;
   std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
   const uint64_t number_;  // of this trainer among those of the process
-  const std::string not_replayed_;
-  int64_t counted_ = 0;  // targets that this rank's micro-batches count, of the pass under way
+  int64_t counted_ = 0;    // targets that this rank's micro-batches count, of the pass under way
 };
 
 }  // namespace mtl

@@ -124,6 +124,9 @@ class MoeBlock {
   Tensor expert_rows(const Buffer& planned, const Pass& pass) const;
   // Routing, up and activation, from all rows of the normalised stream; returns counts().
   std::vector<int32_t> expand(const Pass& pass, Tensor x) const;
+  // From there to the rank's part of the block's result, in `branch`.
+  void through_experts(const Pass& pass, Tensor x, Tensor branch) const;
+  void backward_through_experts(const Pass& pass) const;
   // The gradient of the router's logits, from that of the weights; adds up the router's losses.
   void route_backward(const Pass& pass) const;
 

@@ -111,11 +111,9 @@ std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
   return rows;
 }
 
-ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
-  const Tensor branch = rows_of(branch_, pass);
-  const std::vector<int32_t> rows =
-      expand(pass, context_.tp.enter(norm_.forward(pass, before), branch));
-  if (pass.again) return {};
+void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
+  const std::vector<int32_t> rows = expand(pass, x);
+  if (pass.again) return;
   each_expert(
       rows,
       [&](const Expert& expert, int64_t first, int64_t count) {
@@ -128,6 +126,14 @@ ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const
                                 .rows = to.rows,
                                 .weights = to.weights,
                                 .to = branch});
+}
+
+ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
+  const Tensor branch = rows_of(branch_, pass);
+  const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
+  // How many rows an expert has is something else each time.
+  context_.device.anew([this, pass, x, branch] { through_experts(pass, x, branch); });
+  if (pass.again) return {};
   return {.x = context_.tp.leave(branch),
           .bias = {},
           .residual = norm_.input(pass),
@@ -158,6 +164,10 @@ void MoeBlock::route_backward(const Pass& pass) const {
 }
 
 void MoeBlock::backward(const Pass& pass) const {
+  context_.device.anew([this, pass] { backward_through_experts(pass); });
+}
+
+void MoeBlock::backward_through_experts(const Pass& pass) const {
   Device& device = context_.device;
   const Tensor activated = expert_rows(activated_, pass);
   const Tensor before_act = expert_rows(before_act_, pass);

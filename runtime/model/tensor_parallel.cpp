@@ -44,25 +44,33 @@ TensorParallel::Pending TensorParallel::start_leave(Tensor partial) const {
 
 void TensorParallel::all_reduce(Tensor x, Reduce op) const {
   if (size() == 1) return;
-  queue_.wait_all();
-  group_.all_reduce(x, op);
+  device_.anew([this, x, op] {
+    queue_.wait_all();
+    group_.all_reduce(x, op);
+  });
 }
 
 void TensorParallel::gather(Tensor part, Tensor all) const {
-  queue_.wait_all();
-  group_.all_gather(part, all);
+  device_.anew([this, part, all] {
+    queue_.wait_all();
+    group_.all_gather(part, all);
+  });
 }
 
 TensorParallel::Pending TensorParallel::start(int64_t bytes, std::function<void()> work) const {
   Pending pending;
-  pending.queue_ = &queue_;
-  pending.ticket_ = queue_.start(bytes, std::move(work));
+  pending.of_ = this;
+  pending.ticket_ = std::make_shared<CommQueue::Ticket>(0);
+  device_.anew([this, bytes, work = std::move(work), ticket = pending.ticket_] {
+    *ticket = queue_.start(bytes, work);
+  });
   return pending;
 }
 
 void TensorParallel::Pending::finish() {
-  if (queue_ != nullptr) queue_->wait(ticket_);
-  queue_ = nullptr;
+  if (of_ == nullptr) return;
+  of_->device_.anew([&queue = of_->queue_, ticket = ticket_] { queue.wait(*ticket); });
+  of_ = nullptr;
 }
 
 }  // namespace mtl

@@ -6,17 +6,20 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "runtime/comm/communicator.h"
 #include "runtime/comm/queue.h"
+#include "runtime/device/device.h"
 
 namespace mtl {
 
 class TensorParallel {
  public:
-  // `queue` runs what start_* begins; both outlive this.
-  TensorParallel(Communicator& group, CommQueue& queue, bool sequence)
-      : group_(group), queue_(queue), sequence_(sequence) {}
+  // `queue` runs what start_* begins. A pass that `device` replays communicates anew each time.
+  // They outlive this.
+  TensorParallel(Device& device, Communicator& group, CommQueue& queue, bool sequence)
+      : device_(device), group_(group), queue_(queue), sequence_(sequence) {}
 
   int size() const { return group_.size(); }
   int rank() const { return group_.rank(); }
@@ -39,8 +42,9 @@ class TensorParallel {
 
    private:
     friend class TensorParallel;
-    CommQueue* queue_ = nullptr;  // null: there was nothing to do
-    CommQueue::Ticket ticket_ = 0;
+    const TensorParallel* of_ = nullptr;  // null: there was nothing to do
+    // Another one each time that this is done.
+    std::shared_ptr<CommQueue::Ticket> ticket_;
   };
   Pending start_enter(Tensor stream, Tensor all) const;
   Pending start_leave(Tensor partial) const;
@@ -53,6 +57,7 @@ class TensorParallel {
  private:
   Pending start(int64_t bytes, std::function<void()> work) const;
 
+  Device& device_;
   Communicator& group_;
   CommQueue& queue_;
   bool sequence_;

@@ -620,6 +620,7 @@ class FakeDevice final : public Device, private Recorder {
   void replay(const std::string& key, const std::function<void()>& enqueue) override {
     replays_.run(key, enqueue);
   }
+  void anew(std::function<void()> what) override { replays_.anew(std::move(what)); }
 
   bool communicates_beside() const override { return true; }
   std::string description() const override { return "fake gpu"; }
@@ -781,8 +782,10 @@ class FakeDevice final : public Device, private Recorder {
 
   void begin() override { recorded_ = std::make_unique<Work>(); }
   Recording end() override {
+    std::unique_ptr<Work> made = std::move(recorded_);
+    if (made->empty()) return nullptr;
     ++gpu_.seen.recordings;
-    return recorded_.release();
+    return made.release();
   }
   void abandon() override { recorded_.reset(); }
   void launch(Recording recording) override {

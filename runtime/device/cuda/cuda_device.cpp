@@ -10,6 +10,8 @@
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "common/error.h"
 #include "runtime/device/cuda/cuda_errors.h"
@@ -107,6 +109,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     cudaStreamSynchronize(stream_.get());
     replays_.forget();
     cudaFree(scratch_);
+    for (void* const memory : outgrown_) cudaFree(memory);
     for (const auto& [pointer, base] : allocations_) cudaFree(base);
   }
   CudaDevice(const CudaDevice&) = delete;
@@ -184,9 +187,11 @@ class CudaDevice final : public OpsDevice, private Recorder {
   }
 
   bool replays() const override { return graphs_; }
+  void anew(std::function<void()> what) override { replays_.anew(std::move(what)); }
   void replay(const std::string& key, const std::function<void()>& enqueue) override {
     const bool trouble = !replays_.trouble().empty();
     replays_.run(key, enqueue);
+    if (!outgrown_.empty()) free_outgrown();
     if (!trouble && !replays_.trouble().empty()) {
       std::fprintf(stderr, "warning: passes are no longer replayed as CUDA graphs: %s\n",
                    replays_.trouble().c_str());
@@ -275,7 +280,9 @@ class CudaDevice final : public OpsDevice, private Recorder {
     cudaGraph_t graph = nullptr;
     check(cudaStreamEndCapture(stream_.get(), &graph), "recording a pass");
     cudaGraphExec_t made = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&made, graph, 0);
+    size_t ops = 0;
+    cudaError_t error = cudaGraphGetNodes(graph, nullptr, &ops);
+    if (error == cudaSuccess && ops > 0) error = cudaGraphInstantiate(&made, graph, 0);
     cudaGraphDestroy(graph);
     check(error, "making a graph of a pass");
     return made;
@@ -310,19 +317,27 @@ class CudaDevice final : public OpsDevice, private Recorder {
 
   void* scratch(size_t bytes) override {
     if (bytes > scratch_bytes_) {
-      // Kernels that were enqueued may still use the old one, and graphs would again. It grows a
-      // few times in the first step and then no more.
+      // Kernels that were enqueued may still use the old one, and graphs would again, of which one
+      // may be under way. It grows a few times in the first step and then hardly ever.
       not_recording("allocating memory");
-      synchronize();
       replays_.forget();
-      check(cudaFree(scratch_), "memory for partial results");
+      if (scratch_ != nullptr) outgrown_.push_back(scratch_);
       scratch_ = nullptr;
       scratch_bytes_ = 0;
+      if (!replays_.launching()) free_outgrown();
       const size_t wanted = (bytes + (size_t{1} << 20) - 1) >> 20 << 20;
       scratch_ = gpu_memory(wanted);
       scratch_bytes_ = wanted;
     }
     return scratch_;
+  }
+
+  void free_outgrown() {
+    synchronize();
+    for (void* const memory : outgrown_) {
+      check(cudaFree(memory), "freeing memory for partial results");
+    }
+    outgrown_.clear();
   }
 
   AttentionKernel own_attention() {
@@ -366,7 +381,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
   std::unordered_map<void*, void*> allocations_;  // as handed out -> as CUDA gave it
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
-  void* found_ = nullptr;  // i32, for all_finite()
+  std::vector<void*> outgrown_;  // scratch memory of before, until nothing uses it
+  void* found_ = nullptr;        // i32, for all_finite()
   std::unique_ptr<CudnnAttention> cudnn_;
   AttentionChooser attention_{
       attention_mode_, own_attention(), [this]() -> AttentionCandidate& { return open_cudnn(); },

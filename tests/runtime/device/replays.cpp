@@ -26,6 +26,10 @@ class Words final : public Recorder {
       throw Error(Exit::run_failed,
                   {.code = "device.cuda", .what = "no recording today", .help = ""});
     }
+    if (recorded_->empty()) {
+      recorded_.reset();
+      return nullptr;
+    }
     alive.insert(recorded_.get());
     return recorded_.release();
   }
@@ -136,6 +140,104 @@ TEST_CASE("replays: an op that is refused while it is recorded is enqueued as us
   defect();
   CHECK_THROWS_AS(defect(), std::logic_error);
   CHECK_FALSE(other.recording());
+}
+
+TEST_CASE("replays: what is done anew has its place among what is recorded") {
+  Words words;
+  Replays replays(words);
+  int times = 0;
+  const auto call = [&] {
+    replays.run("a", [&] {
+      words.op("a");
+      replays.anew([&] { words.op(fmt::format("new {}", ++times)); });
+      // Nothing lies between these two, so nothing is recorded there.
+      replays.anew([&] { CHECK_FALSE(replays.recording()); });
+      words.op("b");
+      words.op("c");
+      replays.anew([&] { words.op("end"); });
+    });
+  };
+  call();
+  CHECK(times == 1);  // outside of a recording at once
+  call();
+  CHECK(times == 2);
+  CHECK(words.alive.size() == 2);
+  call();
+  CHECK(words.launches == 4);
+  Done expected;
+  for (const char* time : {"new 1", "new 2", "new 3"}) {
+    expected.insert(expected.end(), {"a", time, "b", "c", "end"});
+  }
+  CHECK(words.done == expected);
+  // It is the caller's, what is thrown there; the recording stays what it was.
+  bool fails = true;
+  const auto failing = [&] {
+    replays.run("b", [&] {
+      words.op("d");
+      replays.anew([&] {
+        if (fails) throw std::runtime_error("cut off");
+      });
+      words.op("e");
+    });
+  };
+  fails = false;
+  failing(), failing();
+  fails = true;
+  CHECK_THROWS_AS(failing(), std::runtime_error);
+  CHECK(words.done.back() == "d");
+  CHECK_FALSE(replays.launching());
+  fails = false;
+  failing();
+  CHECK(words.done.back() == "e");
+}
+
+TEST_CASE("replays: memory that moves in what is done anew ends recordings when that is over") {
+  Words words;
+  Replays replays(words);
+  bool moves = false;
+  const auto call = [&] {
+    replays.run("a", [&] {
+      words.op("a");
+      replays.anew([&] {
+        if (!moves) return;
+        CHECK(replays.launching());
+        replays.forget();
+        CHECK(words.alive.size() == 2);
+      });
+      words.op("b");
+    });
+  };
+  call(), call(), call();
+  CHECK(words.launches == 4);
+  moves = true;
+  call();
+  CHECK(words.launches == 6);
+  CHECK(words.alive.empty());
+  moves = false;
+  call();  // as the first time
+  CHECK(words.launches == 6);
+  call();
+  CHECK(words.done == Done{"a", "b", "a", "b", "a", "b", "a", "b", "a", "b", "a", "b"});
+  CHECK(words.launches == 8);
+}
+
+TEST_CASE("replays: a recording that fails behind something that is done anew leaves nothing") {
+  Words words;
+  Replays replays(words);
+  int anew = 0;
+  const auto call = [&] {
+    replays.run("a", [&] {
+      words.op("a");
+      replays.anew([&] { ++anew; });
+      if (replays.recording())
+        throw Error(Exit::run_failed, {.code = "device.cuda", .what = "a copy", .help = ""});
+    });
+  };
+  call(), call();
+  CHECK(replays.trouble() == "a copy");
+  CHECK(anew == 2);
+  CHECK(words.done == Done{"a", "a"});
+  CHECK(words.alive.empty());
 }
 
 TEST_CASE("replays: so many recordings and no more") {
