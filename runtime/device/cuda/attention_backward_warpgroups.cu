@@ -307,6 +307,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       products_wait<0>();
       hold(dk[0]);
       hold(dv[0]);
+      // The copy engine is to write where statistics were read (kJoint has had a fence since).
+      if constexpr (!kJoint) read_before_copies();
       barriers.queries.done_with(i);
     }
 

@@ -85,9 +85,9 @@ __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) 
 
 // Issues c += A B: A is 64 rows of 8 kN sums, rounded, B the 8 kN rows of a tile.
 template <typename T, int kDim, int kN>
-__device__ inline void multiply_sums(float (&c)[kDim / 8][4], const uint32_t (&sums)[kN][2],
-                                     uint32_t b) {
+__device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[kN][2], uint32_t b) {
   using Tile = Panels<kDim>;
+  hold(sums);
   products_begin();
   MTL_UNROLL()
   for (int k = 0; k < kN; k += 2) {

@@ -10,8 +10,8 @@
 //
 // Everything a kernel needs to order by itself: what wgmma reads and the copy engine has brought
 // (the async proxy both) needs no proxy fence, what threads have written does
-// (written_for_products()); registers of a product may not be touched between its issue and its
-// wait.
+// (written_for_products()), and what they have read before it is copied to (read_before_copies());
+// registers of a product may not be touched between its issue and its wait.
 #pragma once
 
 #include <cstdint>
@@ -151,6 +151,12 @@ __device__ inline void written_for_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// By the threads that have read from shared memory what the copy engine will write, before they say
+// so to who starts it. (What wgmma has read needs none: it is of the same proxy.)
+__device__ inline void read_before_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // --- the copy engine; by one thread
 
 // A box to `shared` (a multiple of 1,024 bytes), in order and swizzled: elements from `column` of a
@@ -210,6 +216,17 @@ __device__ inline void hold(float (&d)[kN][4]) {
   for (int n = 0; n < kN; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
+  }
+}
+
+// The same of operands that are in registers: what made them stays before a products_begin() behind
+// this place.
+template <int kN>
+__device__ inline void hold(uint32_t (&a)[kN][2]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) asm volatile("" : "+r"(a[n][i])::"memory");
   }
 }
 
@@ -322,6 +339,7 @@ inline void sync_some(int id, int threads) {
   gpu_on_host::named_barrier(id, threads, true);
 }
 inline void written_for_products() {}
+inline void read_before_copies() {}
 inline void arrive_some(int id, int threads) {
   gpu_on_host::named_barrier(id, threads, false);
 }
@@ -349,6 +367,8 @@ inline void products_wait() {
 }
 template <int kN>
 inline void hold(float (&)[kN][4]) {}
+template <int kN>
+inline void hold(uint32_t (&)[kN][2]) {}
 template <typename T, int kN>
 inline void multiply_shared(float (&d)[kN][4], uint64_t left, uint64_t right, bool adds) {
   gpu_on_host::multiply(&d[0][0], 8 * kN, gpu_on_host::Operands::rows, nullptr, left, right, adds,
