@@ -77,11 +77,11 @@ struct LayerNorm {
   Tensor amax = {};  // of y
 };
 
-// out = residual + dropout(x + bias), as Device::bias_dropout_add has it.
+// out = residual + dropout(x + bias).
 struct ResidualAdd {
-  Tensor x, bias, residual, out;  // [n, c], bias [c]
+  Tensor x, bias, residual, out;  // [n, c]; bias [c], optional; out may be residual
   Dropout dropout = {};
-  int64_t first_row = 0;
+  int64_t first_row = 0;  // index of an element: (first_row + row) * c + column
   explicit operator bool() const { return static_cast<bool>(out); }  // whether there is one
 };
 
@@ -403,14 +403,11 @@ class Device {
   // has the position, for all t < seq. dpositions f32.
   virtual void position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dpositions,
                                  bool accumulate, Dropout dropout, int64_t first_row) = 0;
-  // out = residual + dropout(x + bias); bias [c] optional; out may be residual. Index of element:
-  // (first_row + row) * c + column.
-  virtual void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
-                                int64_t first_row) = 0;
+  virtual void bias_dropout_add(const ResidualAdd& args) = 0;
   // bias_dropout_add() and layernorm_forward() of what it gives (norm.x is add.out) at once, with
   // the same results.
   virtual void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) {
-    bias_dropout_add(add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+    bias_dropout_add(add);
     layernorm_forward(norm);
   }
   // dx = dropout'(dout), the gradient of x (and of x + bias); the residual's gradient is dout

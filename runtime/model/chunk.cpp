@@ -56,8 +56,7 @@ Tensor Chunk::kept(const LayerGroup& group, const Pass& pass) const {
 
 void Chunk::settle(ResidualAdd& left) const {
   if (!left) return;
-  context_.device.bias_dropout_add(left.x, left.bias, left.residual, left.out, left.dropout,
-                                   left.first_row);
+  context_.device.bias_dropout_add(left);
   left = {};
 }
 

@@ -214,9 +214,11 @@ void rows_of_activations(Bench& bench, DType type) {
   if (bench.wants("bias")) {
     bench.row("bias_grad", shape, type, bytes, [&] { device.bias_grad(dy, dbeta, true); });
     bench.row("bias_dropout_add", shape, type, 3 * bytes,
-              [&] { device.bias_dropout_add(x, beta, dy, out, {}, 0); });
-    bench.row("bias_dropout_add p=0.1", shape, type, 3 * bytes,
-              [&] { device.bias_dropout_add(x, beta, dy, out, dropout, 0); });
+              [&] { device.bias_dropout_add({.x = x, .bias = beta, .residual = dy, .out = out}); });
+    bench.row("bias_dropout_add p=0.1", shape, type, 3 * bytes, [&] {
+      device.bias_dropout_add(
+          {.x = x, .bias = beta, .residual = dy, .out = out, .dropout = dropout});
+    });
     bench.row("dropout_backward p=0.1", shape, type, 2 * bytes,
               [&] { device.dropout_backward(x, out, dropout, 0); });
   }

@@ -150,10 +150,9 @@ class TimedDevice final : public Device {
       device_->position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row);
     });
   }
-  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
-                        int64_t first_row) override {
-    timed("residual", moves({x, residual, out}),
-          [&] { device_->bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  void bias_dropout_add(const ResidualAdd& args) override {
+    timed("residual", moves({args.x, args.residual, args.out}),
+          [&] { device_->bias_dropout_add(args); });
   }
   void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
     OpWork work = work_of(norm);

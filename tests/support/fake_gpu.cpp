@@ -739,9 +739,8 @@ class FakeDevice final : public Device, private Recorder {
       cpu_->position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row);
     });
   }
-  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
-                        int64_t first_row) override {
-    later([=, this] { cpu_->bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  void bias_dropout_add(const ResidualAdd& args) override {
+    later([=, this] { cpu_->bias_dropout_add(args); });
   }
   void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
     later([=, this] { cpu_->dropout_backward(dout, dx, dropout, first_row); });

@@ -178,10 +178,8 @@ class GuardedDevice final : public Device {
     op({dout, dx, dpositions, dropout.pass},
        [&] { cpu_.position_backward(dout, seq, dx, dpositions, accumulate, dropout, first_row); });
   }
-  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
-                        int64_t first_row) override {
-    op({x, bias, residual, out, dropout.pass},
-       [&] { cpu_.bias_dropout_add(x, bias, residual, out, dropout, first_row); });
+  void bias_dropout_add(const ResidualAdd& r) override {
+    op({r.x, r.bias, r.residual, r.out, r.dropout.pass}, [&] { cpu_.bias_dropout_add(r); });
   }
   void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
     op({dout, dx, dropout.pass}, [&] { cpu_.dropout_backward(dout, dx, dropout, first_row); });

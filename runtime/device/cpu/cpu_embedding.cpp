@@ -129,18 +129,18 @@ void CpuDevice::position_backward(Tensor dout, int64_t seq, Tensor dx, Tensor dp
   fill(dpositions.slice(0, (seq - rows - to_end) * cols), 0);
 }
 
-void CpuDevice::bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out,
-                                 Dropout dropout, int64_t first_row) {
+void CpuDevice::bias_dropout_add(const ResidualAdd& args) {
+  const Tensor &x = args.x, &residual = args.residual, &out = args.out;
   const int64_t rows = x.rows(), cols = x.cols();
   assert(residual.dtype == x.dtype && residual.numel() == x.numel());
   assert(out.dtype == x.dtype && out.numel() == x.numel());
-  assert(!bias || (bias.dtype == x.dtype && bias.numel() == cols));
-  const auto mask = mask_of(dropout);
+  assert(!args.bias || (args.bias.dtype == x.dtype && args.bias.numel() == cols));
+  const auto mask = mask_of(args.dropout);
   const int64_t row_bytes = cols * bytes_of(x.dtype);
   const auto add_rows = typed(x.dtype).add_rows;
   split_rows(rows, cols, [&](int64_t begin, int64_t end) {
     add_rows({.x = x.as<char>() + begin * row_bytes,
-              .addend = bias.data,
+              .addend = args.bias.data,
               .residual = residual.as<char>() + begin * row_bytes,
               .out = out.as<char>() + begin * row_bytes,
               .rows = end - begin,
@@ -148,7 +148,7 @@ void CpuDevice::bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor 
               .row0 = 0,
               .period = 1,
               .mask = pointer(mask),
-              .first_element = element_of(dropout, (first_row + begin) * cols)});
+              .first_element = element_of(args.dropout, (args.first_row + begin) * cols)});
   });
 }
 

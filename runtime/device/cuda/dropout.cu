@@ -77,14 +77,13 @@ void add_rows(Queue& queue, const AddRows& args) {
   });
 }
 
-void bias_dropout_add(Queue& queue, Tensor x, Tensor bias, Tensor residual, Tensor out,
-                      Dropout dropout, int64_t first_row) {
-  add_rows(queue, {.x = x,
-                   .addend = bias,
-                   .residual = residual,
-                   .out = out,
-                   .dropout = dropout,
-                   .first_element = first_row * x.cols()});
+void bias_dropout_add(Queue& queue, const ResidualAdd& args) {
+  add_rows(queue, {.x = args.x,
+                   .addend = args.bias,
+                   .residual = args.residual,
+                   .out = args.out,
+                   .dropout = args.dropout,
+                   .first_element = args.first_row * args.x.cols()});
 }
 
 void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) {

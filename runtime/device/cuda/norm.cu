@@ -385,7 +385,7 @@ void layernorm_forward(Queue& queue, const LayerNorm& args) {
 
 void add_norm_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& norm) {
   if (start_forward(queue, add, norm)) return;
-  bias_dropout_add(queue, add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+  bias_dropout_add(queue, add);
   layernorm_forward(queue, norm);
 }
 

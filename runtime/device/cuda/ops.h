@@ -82,8 +82,7 @@ void position_forward(Queue& queue, Tensor x, Tensor positions, int64_t seq, Ten
 void position_backward(Queue& queue, Tensor dout, int64_t seq, Tensor dx, Tensor dpositions,
                        bool accumulate, Dropout dropout, int64_t first_row);
 // dropout.cu
-void bias_dropout_add(Queue& queue, Tensor x, Tensor bias, Tensor residual, Tensor out,
-                      Dropout dropout, int64_t first_row);
+void bias_dropout_add(Queue& queue, const ResidualAdd& args);
 void dropout_backward(Queue& queue, Tensor dout, Tensor dx, Dropout dropout, int64_t first_row);
 // cross_entropy.cu
 void cross_entropy_max(Queue& queue, const CrossEntropy& args);

@@ -60,10 +60,7 @@ class OpsDevice : public Device, protected Queue {
   void add_norm_forward(const ResidualAdd& add, const LayerNorm& norm) override {
     cuda::add_norm_forward(*this, add, norm);
   }
-  void bias_dropout_add(Tensor x, Tensor bias, Tensor residual, Tensor out, Dropout dropout,
-                        int64_t first_row) override {
-    cuda::bias_dropout_add(*this, x, bias, residual, out, dropout, first_row);
-  }
+  void bias_dropout_add(const ResidualAdd& args) override { cuda::bias_dropout_add(*this, args); }
   void dropout_backward(Tensor dout, Tensor dx, Dropout dropout, int64_t first_row) override {
     cuda::dropout_backward(*this, dout, dx, dropout, first_row);
   }

@@ -270,7 +270,12 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         bias.randomize(random);
         positions.randomize(random);
         wide.randomize(random);
-        device.bias_dropout_add(x.view, bias.view, residual.view, out.view, dropout, first_row);
+        device.bias_dropout_add({.x = x.view,
+                                 .bias = bias.view,
+                                 .residual = residual.view,
+                                 .out = out.view,
+                                 .dropout = dropout,
+                                 .first_row = first_row});
         outputs.push_back(out.values());
         device.dropout_backward(x.view, out.view, dropout, first_row);
         outputs.push_back(out.values());

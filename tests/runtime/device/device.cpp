@@ -57,7 +57,12 @@ std::vector<uint8_t> outputs_of_common_ops(Device& device, DType type) {
   keep(out);
   device.position_backward(y.view, seq, out.view, dpositions.view, false, dropout, 5);
   keep(out), keep(dpositions);
-  device.bias_dropout_add(x.view, gamma.view, y.view, out.view, dropout, 9);
+  device.bias_dropout_add({.x = x.view,
+                           .bias = gamma.view,
+                           .residual = y.view,
+                           .out = out.view,
+                           .dropout = dropout,
+                           .first_row = 9});
   keep(out);
   device.dropout_backward(x.view, out.view, dropout, 9);
   keep(out);

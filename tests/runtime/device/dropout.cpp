@@ -222,8 +222,12 @@ TEST_CASE("bias_dropout_add and dropout_backward against the reference") {
                 expected_dx.push_back(x[i] * factor(i));
               }
               Held& target = in_place ? residual : out;
-              device.bias_dropout_add(x.view, with_bias ? bias.view : Tensor{}, residual.view,
-                                      target.view, dropout, first_row);
+              device.bias_dropout_add({.x = x.view,
+                                       .bias = with_bias ? bias.view : Tensor{},
+                                       .residual = residual.view,
+                                       .out = target.view,
+                                       .dropout = dropout,
+                                       .first_row = first_row});
               // Three roundings of numbers below 40.
               check_close(target, expected, 1e-5, "bias_dropout_add");
               Held& dx = in_place ? x : out;

@@ -255,7 +255,7 @@ void check_add_norm(Device& device, DType type, int64_t rows, int64_t cols, floa
                             .rstd = rstd.view,
                             .amax = amax.view};
     amax.set(0, 0);
-    device.bias_dropout_add(add.x, add.bias, add.residual, add.out, add.dropout, add.first_row);
+    device.bias_dropout_add(add);
     device.layernorm_forward(norm);
     std::vector<std::vector<double>> expected;
     for (const Held* held : {&out, &y, &mean, &rstd, &amax}) expected.push_back(held->values());
