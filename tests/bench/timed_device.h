@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <new>
 #include <string>
@@ -31,6 +32,8 @@ class TimedDevice final : public Device {
   };
   const std::map<std::string, Share>& shares() const { return shares_; }
   void clear() { shares_.clear(); }
+  // Called with every product.
+  std::function<void(const Matmul&)> on_matmul;
 
   bool communicates_beside() const override { return !device_ || device_->communicates_beside(); }
   bool has_float8() const override { return !device_ || device_->has_float8(); }
@@ -72,6 +75,7 @@ class TimedDevice final : public Device {
     timed("elementwise", moves({from, to}), [&] { device_->copy(from, to); });
   }
   void matmul(const Matmul& args) override {
+    if (on_matmul) on_matmul(args);
     const char* form = args.transpose_a ? "matmul, gradient of weights" : "matmul";
     timed(form, work_of(args), [&] { device_->matmul(args); });
   }

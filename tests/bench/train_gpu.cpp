@@ -2,9 +2,8 @@
 // the plan's, and where the time goes.
 //   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts] [SHAPE ...]
 //   build/bench/train_gpu --for GPU [SHAPE ...]
-// Shapes: 124m, 1.5b (GPT-2), llama-8b (Llama 3's layers, 16 of 32, and its vocabulary), which are
-// measured without further words, llama-1b-4k, and tiny and tiny-llama (to try the program
-// anywhere); in bf16, and with -fp8 behind the name in fp8, against bf16's peak too.
+// Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
+// in bf16, and with -fp8 behind the name in fp8, against bf16's peak too.
 // tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
 // object per shape to FILE. Model FLOPs count causal attention once and recompute not at all; the
 // peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and one update
@@ -30,58 +29,21 @@
 #include <nlohmann/json.hpp>
 
 #include "device_rates.h"
+#include "gpu_runs.h"
 #include "runtime/device/load_cuda.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
 #include "runtime/plan/gpus.h"
-#include "spread_tokens.h"
 #include "timed_device.h"
 
 using namespace mtl;
+using bench::Run;
+using bench::Shape;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct Shape {
-  bool llama;
-  int64_t vocab, layers, hidden, heads, kv_heads, ffn;
-  int64_t batch, seq, micro_batches;  // sequences of a micro-batch; micro-batches of a step
-  int steps;
-};
-const std::map<std::string, Shape> kShapes = {
-    {"tiny", {false, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4}},
-    {"tiny-llama", {true, 512, 2, 64, 4, 2, 160, 2, 64, 2, 4}},
-    {"124m", {false, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10}},
-    {"1.5b", {false, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 4, 5}},
-    {"llama-1b-4k", {true, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4}},
-    {"llama-8b", {true, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 4, 3}},
-};
-
-TrainSpec spec_of(const Shape& shape, bool fp8) {
-  TrainSpec spec;
-  spec.model.layers = shape.layers;
-  spec.model.hidden = shape.hidden;
-  spec.model.heads = shape.heads;
-  spec.model.kv_heads = shape.kv_heads;
-  spec.model.ffn = shape.ffn;
-  spec.model.max_seq = shape.seq;
-  if (shape.llama) {
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.position.base = 500000;
-    spec.model.bias = false;
-    spec.model.tie_embeddings = false;
-  }
-  spec.train.micro_batch = shape.batch;
-  spec.train.global_batch = shape.micro_batches * shape.batch;
-  spec.train.seq_len = shape.seq;
-  spec.train.steps = 1000;
-  spec.precision.dtype = fp8 ? "fp8" : "bf16";
-  return spec;
-}
 
 int64_t memory_in_use(const MadeDevice& made) {
   if (made.cuda == nullptr) return 0;
@@ -101,30 +63,6 @@ constexpr int kWarmUp = 2;
 struct Options {
   std::string json;  // "" = none
   bool parts = true;
-};
-
-// A shape as it is trained: its tokens and its plan.
-struct Run {
-  Run(const Shape& shape_, bool fp8)
-      : shape(shape_),
-        source(shape.vocab),
-        sampler(source.size(), shape.seq, SampleOrder::random, 1),
-        world(make_self_world()) {
-    resolved.spec = spec_of(shape, fp8);
-    Diagnostics diagnostics;
-    plan = make_plan(resolved, {.vocab = shape.vocab}, 1, diagnostics);
-    diagnostics.throw_if_errors();
-  }
-  double flops() const {
-    return plan.cost.flops_per_token * static_cast<double>(plan.tokens_of_step(0));
-  }
-
-  Shape shape;
-  ResolvedSpec resolved;
-  Plan plan;
-  SpreadTokens source;
-  Sampler sampler;
-  std::unique_ptr<CommWorld> world;
 };
 
 // Seconds of each of `count` steps; `done` is called after each.
@@ -193,14 +131,14 @@ void print_parts(const std::map<std::string, Share>& parts) {
   std::fflush(stdout);
 }
 
-void measure(const std::string& name, bool fp8, MadeDevice& made, double peak,
+void measure(const std::string& title, MadeDevice& made, double peak,
              const bench::DeviceRates& rates, const Options& options) {
-  const std::string title = fp8 ? name + "-fp8" : name;
+  const auto [name, fp8] = bench::named_shape(title);
   if (fp8 && !made.device->has_float8()) {
     fmt::print("{:12} this device multiplies no FP8\n", title);
     return;
   }
-  Run run(kShapes.at(name), fp8);
+  Run run(title);
   const Shape& shape = run.shape;
   const Plan& plan = run.plan;
   double loss = 0;
@@ -250,14 +188,13 @@ void measure(const std::string& name, bool fp8, MadeDevice& made, double peak,
   if (options.parts) print_parts(parts_of(run, made.device.get(), rates));
 }
 
-void foretell(const std::string& name, bool fp8, const GpuModel& gpu,
-              const bench::DeviceRates& rates) {
-  Run run(kShapes.at(name), fp8);
+void foretell(const std::string& name, const GpuModel& gpu, const bench::DeviceRates& rates) {
+  Run run(name);
   const std::map<std::string, Share> parts = parts_of(run, nullptr, rates);
   const double least = sum_of(parts).least;
   fmt::print(
-      "{}{}: {} x {} x {} tokens, {:.1f} GiB; at best {:.4f} s, {:.1f} model TFLOP/s, {:.1f} %\n",
-      name, fp8 ? "-fp8" : "", run.shape.micro_batches, run.shape.batch, run.shape.seq,
+      "{}: {} x {} x {} tokens, {:.1f} GiB; at best {:.4f} s, {:.1f} model TFLOP/s, {:.1f} %\n",
+      name, run.shape.micro_batches, run.shape.batch, run.shape.seq,
       static_cast<double>(run.plan.total_bytes()) / (1 << 30), least, run.flops() / least / 1e12,
       100 * run.flops() / least / gpu.bf16);
   print_parts(parts);
@@ -287,15 +224,8 @@ int main(int argc, char** argv) {
     }
   }
   if (names.empty()) names = {"124m", "1.5b", "llama-8b", "llama-8b-fp8"};
-  const auto is_fp8 = [](const std::string& name) { return name.ends_with("-fp8"); };
-  const auto shape_of = [&](const std::string& name) {
-    return is_fp8(name) ? name.substr(0, name.size() - 4) : name;
-  };
-  for (const std::string& name : names) {
-    if (kShapes.contains(shape_of(name))) continue;
-    std::vector<std::string> known;
-    for (const auto& [other, _] : kShapes) known.push_back(other);
-    fmt::print(stderr, "there is no shape {}: {}\n", name, fmt::join(known, ", "));
+  if (const std::string what = bench::unknown_shape(names); !what.empty()) {
+    fmt::print(stderr, "{}\n", what);
     return 2;
   }
   try {
@@ -308,7 +238,7 @@ int main(int argc, char** argv) {
       const bench::DeviceRates rates = bench::rates_of(*gpu);
       fmt::print("{}, not at hand; peak bf16 {:.0f} TFLOP/s\n", gpu->name, gpu->bf16 / 1e12);
       print_rates(rates);
-      for (const std::string& name : names) foretell(shape_of(name), is_fp8(name), *gpu, rates);
+      for (const std::string& name : names) foretell(name, *gpu, rates);
       return 0;
     }
     MadeDevice made = make_device({});
@@ -324,7 +254,7 @@ int main(int argc, char** argv) {
         "plan "
         "GiB used GiB    more    loss\n");
     for (const std::string& name : names) {
-      measure(shape_of(name), is_fp8(name), made, peak, rates, options);
+      measure(name, made, peak, rates, options);
     }
   } catch (const Error& error) {
     fmt::print(stderr, "{}", error.what());

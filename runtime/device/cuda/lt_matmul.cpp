@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -51,6 +52,10 @@ cublasLtEpilogue_t epilogue_of(LtEpilogue epilogue) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case LtEpilogue::dgelu:
       return CUBLASLT_EPILOGUE_DGELU;
+    case LtEpilogue::sums_of_first:
+      return CUBLASLT_EPILOGUE_BGRADA;
+    case LtEpilogue::sums_of_second:
+      return CUBLASLT_EPILOGUE_BGRADB;
     case LtEpilogue::none:
       break;
   }
@@ -157,11 +162,11 @@ struct LtMatmul::Impl {
 
   const Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
     const auto [entry, is_new] = cache.try_emplace(key_of(gemm, operands));
-    if (is_new) prepare(gemm, operands, entry->second);
+    if (is_new) prepare(gemm, operands, 0, entry->second);
     return entry->second;
   }
 
-  void prepare(const LtGemm& gemm, const LtOperands& operands, Prepared& made) {
+  void prepare(const LtGemm& gemm, const LtOperands& operands, int place, Prepared& made) {
     const cudaDataType_t result = type_of(gemm.result_type);
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
     check_cublas(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
@@ -208,18 +213,18 @@ struct LtMatmul::Impl {
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(operands.second));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(operands.result));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(operands.result));
-    cublasLtMatmulHeuristicResult_t found{};
+    std::vector<cublasLtMatmulHeuristicResult_t> named(static_cast<size_t>(place) + 1);
     int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, made.description, made.first, made.second,
-                                       made.result, made.result, preference, 1, &found, &count);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle, made.description, made.first, made.second, made.result, made.result, preference,
+        place + 1, named.data(), &count);
     // Not every form has one; that is what the callers' other plans are for.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
       check_cublas(status, "choosing an algorithm");
     }
-    made.there =
-        status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
-    made.algorithm = found.algo;
+    made.there = status == CUBLAS_STATUS_SUCCESS && count > place &&
+                 named.back().state == CUBLAS_STATUS_SUCCESS;
+    made.algorithm = named.back().algo;
   }
 };
 
@@ -228,6 +233,13 @@ LtMatmul::~LtMatmul() = default;
 
 bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
   return impl_->prepared(gemm, operands).there;
+}
+
+bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
+  impl_->cache.erase(key_of(gemm, operands));
+  Prepared& made = impl_->cache[key_of(gemm, operands)];
+  impl_->prepare(gemm, operands, place, made);
+  return made.there;
 }
 
 void LtMatmul::run(const LtGemm& gemm, const LtOperands& operands, cudaStream_t stream) {

@@ -21,6 +21,9 @@ class LtMatmul {
   // Whether cuBLASLt has an algorithm for it. Asked once for a form, shape and alignment.
   bool has(const LtGemm& gemm, const LtOperands& operands);
   void run(const LtGemm& gemm, const LtOperands& operands, CUstream_st* stream);
+  // For measurements: from now on run() takes the algorithm that cuBLASLt's heuristics put at this
+  // place (0: what it takes by itself). False if they do not name so many.
+  bool take(const LtGemm& gemm, const LtOperands& operands, int place);
 
   static std::string version();  // "13.1.0"
 

@@ -21,7 +21,11 @@ enum class Fuse { all, bias, nothing };
 
 // Its GELU is of the sum in f32, before that is rounded into aux: for activations that are not
 // computed again, from aux, with the same bits (Matmul::gelu_once).
-enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu };
+// sums_of: an operand, after op(), summed over k besides, into where a bias would be: [rows] or
+// [columns], of D's type. With the gradient of a weight they are the bias's. No plan has them yet:
+// whether they are faster than a pass of its own is to be measured
+// (tests/bench/gpu/products_gpu.cpp).
+enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu, sums_of_first, sums_of_second };
 
 // D[rows, columns] = op(first)[rows, k] op(second)[k, columns] + beta D, all column-major.
 struct LtGemm {

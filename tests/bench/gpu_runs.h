@@ -1,0 +1,107 @@
+// The training runs that the benchmarks of a GPU are about; tests/reference/gpu_baseline.py has the
+// same in PyTorch.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "common/error.h"
+#include "runtime/engine/trainer.h"
+#include "spread_tokens.h"
+
+namespace mtl::bench {
+
+struct Shape {
+  bool llama;
+  int64_t vocab, layers, hidden, heads, kv_heads, ffn;
+  int64_t batch, seq, micro_batches;  // sequences of a micro-batch; micro-batches of a step
+  int steps;
+};
+// 124m, 1.5b: GPT-2; llama-8b: Llama 3's layers, 16 of 32, and its vocabulary; tiny and tiny-llama
+// are to try a program anywhere.
+inline const std::map<std::string, Shape>& shapes() {
+  static const std::map<std::string, Shape> all = {
+      {"tiny", {false, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4}},
+      {"tiny-llama", {true, 512, 2, 64, 4, 2, 160, 2, 64, 2, 4}},
+      {"124m", {false, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10}},
+      {"1.5b", {false, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 4, 5}},
+      {"llama-1b-4k", {true, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4}},
+      {"llama-8b", {true, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 4, 3}},
+  };
+  return all;
+}
+
+// "124m-fp8" is 124m in fp8.
+struct NamedShape {
+  std::string name;
+  bool fp8;
+};
+inline NamedShape named_shape(const std::string& title) {
+  const bool fp8 = title.ends_with("-fp8");
+  return {fp8 ? title.substr(0, title.size() - 4) : title, fp8};
+}
+// What to say of names that are none; empty: they all are.
+inline std::string unknown_shape(const std::vector<std::string>& titles) {
+  for (const std::string& title : titles) {
+    if (shapes().contains(named_shape(title).name)) continue;
+    std::vector<std::string> known;
+    for (const auto& [name, shape] : shapes()) known.push_back(name);
+    return fmt::format("there is no shape {}: {}", title, fmt::join(known, ", "));
+  }
+  return "";
+}
+
+inline TrainSpec spec_of(const Shape& shape, bool fp8) {
+  TrainSpec spec;
+  spec.model.layers = shape.layers;
+  spec.model.hidden = shape.hidden;
+  spec.model.heads = shape.heads;
+  spec.model.kv_heads = shape.kv_heads;
+  spec.model.ffn = shape.ffn;
+  spec.model.max_seq = shape.seq;
+  if (shape.llama) {
+    spec.model.activation = "swiglu";
+    spec.model.norm.type = "rmsnorm";
+    spec.model.position.type = "rope";
+    spec.model.position.base = 500000;
+    spec.model.bias = false;
+    spec.model.tie_embeddings = false;
+  }
+  spec.train.micro_batch = shape.batch;
+  spec.train.global_batch = shape.micro_batches * shape.batch;
+  spec.train.seq_len = shape.seq;
+  spec.train.steps = 1000;
+  spec.precision.dtype = fp8 ? "fp8" : "bf16";
+  return spec;
+}
+
+// A shape as it is trained: its tokens and its plan.
+struct Run {
+  explicit Run(const std::string& title)
+      : shape(shapes().at(named_shape(title).name)),
+        source(shape.vocab),
+        sampler(source.size(), shape.seq, SampleOrder::random, 1),
+        world(make_self_world()) {
+    resolved.spec = spec_of(shape, named_shape(title).fp8);
+    Diagnostics diagnostics;
+    plan = make_plan(resolved, {.vocab = shape.vocab}, 1, diagnostics);
+    diagnostics.throw_if_errors();
+  }
+  double flops() const {
+    return plan.cost.flops_per_token * static_cast<double>(plan.tokens_of_step(0));
+  }
+
+  Shape shape;
+  ResolvedSpec resolved;
+  Plan plan;
+  SpreadTokens source;
+  Sampler sampler;
+  std::unique_ptr<CommWorld> world;
+};
+
+}  // namespace mtl::bench
