@@ -47,8 +47,7 @@ nlohmann::ordered_json to_json(const ModelSource& source, const MemoryEstimate& 
                     {"gradients_bytes", row.gradients},
                     {"optimizer_bytes", row.optimizer},
                     {"total_bytes", row.total()},
-                    {"mtl_bytes", nullptr}});
-    if (row.mtl) zero.back()["mtl_bytes"] = *row.mtl;
+                    {"mtl_bytes", row.mtl}});
   }
   return {{"schema", "mtl.estimate-memory/1"},
           {"model", source.words},
@@ -88,7 +87,7 @@ std::string text_of(const ModelSource& source, const MemoryEstimate& estimate, i
     text +=
         fmt::format("{:<8} {:>12} {:>12} {:>12} {:>14} {:>14}\n", fmt::format("ZeRO {}", row.stage),
                     two_digits(row.weights), two_digits(row.gradients), two_digits(row.optimizer),
-                    two_digits(row.total()), row.mtl ? two_digits(*row.mtl) : "-");
+                    two_digits(row.total()), two_digits(row.mtl));
   }
   text += compute == DType::f32
               ? "Bytes per parameter: weights 4, gradients 4, optimizer 8"
@@ -96,11 +95,8 @@ std::string text_of(const ModelSource& source, const MemoryEstimate& estimate, i
                 "moments)";
   text += fmt::format(
       "; ZeRO 1 divides\nthe last by {}, ZeRO 2 also the gradients, ZeRO 3 all (arXiv "
-      "1910.02054).",
-      gpus);
-  text += compute == DType::f32 ? " mtl has ZeRO 0 and 1.\n"
-                                : " mtl keeps gradients\nin fp32, as Megatron does, and has ZeRO 0 "
-                                  "and 1.\n";
+      "1910.02054).{}\n",
+      gpus, compute == DType::f32 ? "" : " mtl keeps gradients\nin fp32, as Megatron does.");
   text += "With activations, and tensor and pipeline parallelism: mtl plan.\n";
   return text;
 }

@@ -102,8 +102,14 @@ std::string optimizer_words(const Plan& plan) {
   const char* name = plan.optimizer == OptimizerKind::sgd    ? "sgd"
                      : plan.optimizer == OptimizerKind::adam ? "adam"
                                                              : "adamw";
-  const int shards = plan.stages.front().layout.shards;
-  if (shards > 1) return fmt::format("{}, state in {} shards over data (ZeRO-1)", name, shards);
+  const ParamLayout& layout = plan.stages.front().layout;
+  if (layout.shards > 1) {
+    return fmt::format("{}, state{} in {} shards over data (ZeRO-{})", name,
+                       layout.shards_weights()     ? ", gradients and weights"
+                       : layout.shards_gradients() ? " and gradients"
+                                                   : "",
+                       layout.shards, layout.zero);
+  }
   return plan.grid.sizes()[Axis::dp] > 1 ? fmt::format("{}, whole state on every replica", name)
                                          : name;
 }

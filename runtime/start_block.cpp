@@ -38,7 +38,8 @@ std::string layout_line(const Plan& plan, bool threads) {
     text += fmt::format(", bubble {:.1f} %", 100 * plan.largest().facts.bubble);
   }
   if (plan.sequence_parallel) text += ", sequence parallel";
-  if (plan.stages.front().layout.shards > 1) text += ", ZeRO-1";
+  const ParamLayout& layout = plan.stages.front().layout;
+  if (layout.zero > 0) text += fmt::format(", ZeRO-{}", layout.zero);
   return text;
 }
 

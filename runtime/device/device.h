@@ -254,7 +254,8 @@ struct CrossEntropy {
 // elements that lie together. It is cut into cells where the buffer of the gradients has multiples
 // of kNormChunk, so its first and last may be short.
 struct Piece {
-  int64_t offset = 0;   // of the first element in the buffers of gradients and weights
+  int64_t offset = 0;   // of the first element in the buffer of gradients
+  int64_t weight = 0;   // in that of weights
   int64_t state = 0;    // in those of the optimizer's state
   int64_t count = 0;    // elements, at least one
   int64_t cells = 0;    // of the pieces before it in its table

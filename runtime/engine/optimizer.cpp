@@ -19,8 +19,8 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       data_(data),
       coord_(coord),
       shard_(stage.layout.shards > 1 ? coord[Axis::dp] : 0),
-      weights_(arena.tensor("weights")),
-      grads_(arena.tensor("grads")),
+      weights_(arena.tensor(stage.layout.shards_weights() ? "weight_shards" : "weights")),
+      grads_(arena.tensor(stage.layout.shards_gradients() ? "grad_shards" : "grads")),
       master_(arena.find_tensor("master")),
       squares_(arena.tensor("squares")),
       row_squares_(arena.tensor("row_squares")),
@@ -46,7 +46,8 @@ void Optimizer::make_tables() {
       const OwnedPart part = owned_part(stage_.layout, param, shard_);
       if (part.count > 0) {
         pieces.push_back(
-            {.offset = part.offset,
+            {.offset = part.gradient,
+             .weight = part.weight,
              .state = part.state,
              .count = part.count,
              .cells = all_.cells,
@@ -81,6 +82,12 @@ Optimizer::State Optimizer::state(size_t param) const {
     state.moments.push_back(moment.slice(state.part.state, state.part.count));
   }
   return state;
+}
+
+Tensor Optimizer::kept_weights(size_t param) const {
+  const ParamPlacement& placed = stage_.layout.params[param];
+  if (!stage_.layout.shards_weights()) return weights_.slice(placed.offset, placed.numel);
+  return weights_of(owned_part(stage_.layout, placed, shard_));
 }
 
 void Optimizer::clear_moments() {
@@ -145,7 +152,7 @@ void Optimizer::update(const UpdateSettings& settings) {
                    .decoupled = plan_.optimizer == OptimizerKind::adamw,
                    .step = settings.step});
   };
-  if (stage_.layout.shards == 1) return run(all_);
+  if (stage_.layout.shards == 1 || stage_.layout.shards_weights()) return run(all_);
   // From the front, as the next forward needs them: what is done travels beside the rest.
   for (size_t i = 0; i < buckets_.size(); ++i) {
     run(buckets_[i]);
@@ -154,7 +161,7 @@ void Optimizer::update(const UpdateSettings& settings) {
 }
 
 void Optimizer::start_gather(const Bucket& bucket) {
-  if (stage_.layout.shards == 1) return;
+  if (stage_.layout.shards == 1 || stage_.layout.shards_weights()) return;
   const Tensor all = weights_.slice(bucket.offset, bucket.numel);
   const int64_t length = bucket.numel / stage_.layout.shards;
   const Tensor mine = all.slice(shard_ * length, length);

@@ -1,5 +1,6 @@
 // The optimizer of a rank: the norm of all gradients, the update of the rank's shard of the state
-// (all of it without ZeRO-1), and the gathering of the new weights while the next forward runs.
+// (all of it without ZeRO), and the gathering of the new weights while the next forward runs. (With
+// ZeRO-3 a layer's weights are gathered when they are read: engine/weight_windows.h.)
 #pragma once
 
 #include <vector>
@@ -42,7 +43,12 @@ class Optimizer {
   // was no update).
   void update(const UpdateSettings& settings);
 
-  // Waits until the weights of a layer are complete.
+  // The gradients that the rank keeps: of everything, or of its shards.
+  Tensor gradients() const { return grads_; }
+  // A parameter's weights that it keeps: all of them, but with ZeRO-3 those of its shard.
+  Tensor kept_weights(size_t param) const;
+
+  // Waits until the weights of a layer are complete, where they stay so.
   void require(int chunk, int64_t layer);
   void require_all();
   // After the masters were written: makes the weights from them, on all ranks.
@@ -60,7 +66,7 @@ class Optimizer {
   void clear_moments();
 
  private:
-  Tensor weights_of(const OwnedPart& part) const { return weights_.slice(part.offset, part.count); }
+  Tensor weights_of(const OwnedPart& part) const { return weights_.slice(part.weight, part.count); }
   void start_gather(const Bucket& bucket);
   bool counts(const ParamPlacement& param) const;
   void make_tables();
@@ -73,7 +79,8 @@ class Optimizer {
   CommQueue& data_;
   const Coord coord_;
   const int shard_;
-  Tensor weights_, grads_, master_, squares_, row_squares_, row_ranges_;
+  Tensor weights_, grads_;  // that the rank keeps
+  Tensor master_, squares_, row_squares_, row_ranges_;
   Pieces all_;                   // of this rank
   std::vector<Pieces> buckets_;  // the same by bucket
   std::vector<Tensor> moments_;

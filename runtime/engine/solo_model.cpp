@@ -24,7 +24,7 @@ SoloModel::SoloModel(const ModelShape& shape, Device& device)
       device_(device),
       table_(shard_table(shape_, false)),
       everything_{.layers = shape_.layers, .embedding = true, .head = true},
-      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, 1,
+      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, {},
                            std::numeric_limits<int64_t>::max(), false)),
       memory_(memory_plan(shape_, layout_, needs_of(shape_, everything_), table_.size())),
       base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),

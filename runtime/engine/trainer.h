@@ -22,6 +22,7 @@
 #include "runtime/engine/rank_groups.h"
 #include "runtime/engine/stage_links.h"
 #include "runtime/engine/tied_embedding.h"
+#include "runtime/engine/weight_windows.h"
 #include "runtime/model/chunk.h"
 #include "runtime/model/float8_weights.h"
 #include "runtime/plan/plan.h"
@@ -135,18 +136,28 @@ class Trainer {
   void agree(int64_t step, Requests requests);
   // The same for the host: waits for all that is enqueued. Returns the correction of the gradients.
   double read(int64_t step, StepResult& result);
-  // Of a chunk, with the sum of its losses.
-  void forward(const Chunk& chunk, const Pass& pass, const Chunk::Before& before);
+  // Of a chunk, with the sum of its losses, which is added to the earlier ones of a step or not.
+  void forward(const Chunk& chunk, const Pass& pass, const BetweenLayers& between, bool add_losses);
   // run(), of which the device may take the ops of an earlier pass: `what` and the chunk name them,
   // together with all of the pass that they depend on.
   void replay(const char* what, int chunk, const Pass& pass, const std::function<void()>& run);
-  // Those of an instruction of a step. The first forward begins while the weights may still be
-  // travelling, the last backward sends gradients on their way: from layer to layer, where there is
-  // somebody to wait for or to send to.
+  // What is done between the layers of a pass, where there is somebody to wait for or to send to.
+  // The first forward of a step begins while the weights may still be travelling, the last backward
+  // sends gradients on their way; what is kept in shards travels in every pass.
+  BetweenLayers between_layers(const Instruction& in, bool forward, bool reduces);
+  // The same in a pass that the device may replay.
+  BetweenLayers anew(const BetweenLayers& between);
+  // Before the weights of a layer are read.
+  void read_weights(int chunk, int64_t layer);
+  // After a layer's last gradient of the step (with gradients in shards: of the micro-batch).
+  void gradients_done(int chunk, int64_t layer);
+  // A pass begins, forward or backward, that reads weights.
+  void begin_reading(const Chunk& chunk, bool forward);
+  // The passes of an instruction of a step.
   void forward_of_step(const Instruction& in, const Pass& pass);
   void backward_of_step(const Instruction& in, const Pass& pass, bool reduces);
   // Sums the losses of a pass into "loss_sum"[0].
-  void add_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
+  void sum_losses(const Chunk& chunk, const Pass& pass, bool accumulate);
   // What the update multiplies the gradients by, as the device has found.
   Tensor gradient_factor() const;
   float loss_scale(int64_t step) const;
@@ -171,6 +182,7 @@ class Trainer {
   std::vector<Chunk> chunks_;
   Float8Weights float8_;
   TiedEmbedding tied_;
+  WeightWindows windows_;
   GradientReducer reducer_;
   Optimizer optimizer_;
   LossScale scale_;

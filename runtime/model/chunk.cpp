@@ -60,13 +60,18 @@ void Chunk::settle(ResidualAdd& left) const {
   left = {};
 }
 
-ResidualAdd Chunk::forward_layers(const Pass& pass, const Before& before) const {
+void Chunk::read(int64_t layer, const BetweenLayers& between, ResidualAdd& left) const {
+  if (between.let_go && left.bias) settle(left);
+  if (between.reads) between.reads(layer);
+}
+
+ResidualAdd Chunk::forward_layers(const Pass& pass, const BetweenLayers& between) const {
   auto inspect = [&](int64_t number, const char* what, Tensor made) {
     if (pass.inspect != nullptr) (*pass.inspect)(number, what, made);
   };
   if (operands_) context_.device.fill(operands_.in(pass.slot), 0);
   if (embedding_) {
-    if (before) before(-1);
+    if (between.reads) between.reads(-1);
     embedding_->forward(pass);
     inspect(-1, "output of the embedding", input(pass));
   }
@@ -81,7 +86,7 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const Before& before) const 
                            part);
     }
     for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
-      if (before) before(number);
+      read(number, between, left);
       left = layer(number).forward(pass, pass, left);
       if (pass.inspect != nullptr) settle(left);
       inspect(number, "output of the layer", layer(number).output(pass));
@@ -90,15 +95,20 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const Before& before) const 
   return left;
 }
 
-void Chunk::forward(const Pass& pass, const Before& before) const {
-  ResidualAdd left = forward_layers(pass, before);
+void Chunk::forward(const Pass& pass, const BetweenLayers& between) const {
+  ResidualAdd left = forward_layers(pass, between);
   if (!head_) return settle(left);
-  if (before) before(context_.shape.layers);
+  read(context_.shape.layers, between, left);
+  if (pass.training && between.writes) {
+    between.writes(context_.shape.layers);
+    if (embedding_ && context_.shape.tie_embeddings) between.writes(-1);
+  }
   head_->forward(pass, left);
   if (pass.inspect != nullptr) (*pass.inspect)(context_.shape.layers, "loss", losses(pass));
 }
 
-void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
+void Chunk::forward_again(const Pass& pass, const LayerGroup& group,
+                          const BetweenLayers& between) const {
   if (context_.recompute.distribute) {
     context_.tp.gather(kept(group, pass), group_input(group, pass));
   }
@@ -106,19 +116,21 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group) const {
   for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
     Pass last = pass;
     last.again = number + 1 == group.end_layer();
+    read(number, between, left);
     left = layer(number).forward(pass, last, left);
   }
 }
 
-void Chunk::backward(const Pass& pass, const Done& done) const {
+void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
   auto finished = [&](int64_t number) {
     if (pass.inspect != nullptr) {
       (*pass.inspect)(number, "gradient of the residual stream",
                       stream_rows_of(context_, dresidual_, pass));
     }
-    if (done) done(number);
+    if (between.done) between.done(number);
   };
   if (head_) {
+    if (between.reads) between.reads(context_.shape.layers);
     head_->backward(pass);
     finished(context_.shape.layers);
   }
@@ -126,14 +138,17 @@ void Chunk::backward(const Pass& pass, const Done& done) const {
     context_.device.amax(stream_rows_of(context_, dresidual_, pass), dresidual_amax_.in(pass.slot));
   }
   for (const LayerGroup& group : groups_ | std::views::reverse) {
-    if (group.again) forward_again(pass, group);
+    if (group.again) forward_again(pass, group, between);
     for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
+      if (between.reads) between.reads(number);
+      if (between.writes) between.writes(number);
       layer(number).mlp_backward(pass);
       layer(number).attention.backward(pass);
       finished(number);
     }
   }
   if (embedding_) {
+    if (between.writes) between.writes(-1);
     embedding_->backward(pass);
     finished(-1);
   }

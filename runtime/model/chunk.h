@@ -13,24 +13,29 @@
 
 namespace mtl {
 
+// What somebody does between the layers of a pass: -1 = embedding, layers = final norm and head.
+// Any of them may be empty.
+struct BetweenLayers {
+  std::function<void(int64_t layer)> reads;   // before weights of the layer are read
+  std::function<void(int64_t layer)> writes;  // before its first gradient is written
+  std::function<void(int64_t layer)> done;    // when backward has written its last gradient
+  // A layer's weights may go when those of the next one are read.
+  bool let_go = false;
+};
+
 class Chunk {
  public:
   Chunk(const BlockContext& context, const ChunkRange& range);
   const ChunkRange& range() const { return range_; }
 
-  // Called before the parameters of a layer are read: -1 = embedding, layers = final norm and head.
-  using Before = std::function<void(int64_t layer)>;
-  // Called when backward has written the last gradient of a layer.
-  using Done = std::function<void(int64_t layer)>;
-
   // From the tokens, or from the input that an earlier stage sent; to the losses (head), or to the
   // output for the next stage. In training the head makes its gradients at once, from the losses
   // times pass.loss_scale.
-  void forward(const Pass& pass, const Before& before = {}) const;
+  void forward(const Pass& pass, const BetweenLayers& between = {}) const;
   // After forward of the same pass: adds to or writes every other gradient. From the head's, or
   // from "dresidual", where the next stage's gradient lies; leaves that of the input in
   // "dresidual".
-  void backward(const Pass& pass, const Done& done = {}) const;
+  void backward(const Pass& pass, const BetweenLayers& between = {}) const;
   Tensor losses(const Pass& pass) const { return head_->losses(pass); }
   // The planned buffer that holds the input of the first layer (or of the head): what an earlier
   // stage's output is received into.
@@ -53,10 +58,12 @@ class Chunk {
     return layers_[static_cast<size_t>(number - range_.first_layer)];
   }
   // Returns what makes the output of the last layer, if that is still to be done.
-  ResidualAdd forward_layers(const Pass& pass, const Before& before) const;
+  ResidualAdd forward_layers(const Pass& pass, const BetweenLayers& between) const;
   // Does what was left to be done.
   void settle(ResidualAdd& left) const;
-  void forward_again(const Pass& pass, const LayerGroup& group) const;
+  // Before the weights of a layer are read. What is left of the layer before reads its bias.
+  void read(int64_t layer, const BetweenLayers& between, ResidualAdd& left) const;
+  void forward_again(const Pass& pass, const LayerGroup& group, const BetweenLayers& between) const;
   // The input of a group, whose parts the TP ranks keep.
   Tensor kept(const LayerGroup& group, const Pass& pass) const;
   Tensor group_input(const LayerGroup& group, const Pass& pass) const;

@@ -36,10 +36,13 @@ Parameters::Parameters(const std::vector<ParamRow>& table, const ParamLayout& la
       numel += params[end].numel;
     }
     Parameter parameter;
-    const int64_t offset = params[first].offset;
     const std::span<const int64_t> dims(shape);
-    parameter.weight = Tensor(weights.slice(offset, numel).data, weights.dtype, dims);
-    if (grads) parameter.grad = Tensor(grads.slice(offset, numel).data, DType::f32, dims);
+    parameter.weight =
+        Tensor(weights.slice(layout.weight_offset(params[first]), numel).data, weights.dtype, dims);
+    if (grads) {
+      parameter.grad =
+          Tensor(grads.slice(layout.gradient_offset(params[first]), numel).data, DType::f32, dims);
+    }
     parameter.out_in = row.out_in;
     parameters_[{row.layer, row.slot}] = parameter;
     first = end;

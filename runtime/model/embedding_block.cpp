@@ -63,6 +63,11 @@ void EmbeddingBlock::backward(const Pass& pass) const {
     if (!pass.accumulate) context_.device.fill(positions_.grad, 0.0f);
     context_.device.embedding_backward(own_position_ids(pass), dx, 0, positions_.grad);
   } else if (positions_) {
+    // Positions that no token has: the memory may have been another layer's (ZeRO-2).
+    const int64_t unused = positions_.grad.rows() - pass.seq;
+    if (!pass.accumulate && unused > 0) {
+      context_.device.fill(positions_.grad.row_slice(pass.seq, unused), 0.0f);
+    }
     context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate, dropout,
                                       first_row);
   } else if (dropout) {

@@ -30,21 +30,23 @@ Float8Weights::Float8Weights(const BlockContext& context, const std::vector<Chun
 }
 
 void Float8Weights::changed() {
-  for (auto& [number, layer] : layers_) layer.stale = true;
+  made_.clear();
 }
 
 void Float8Weights::prepare(int64_t number) {
   const auto found = layers_.find(number);
-  if (found != layers_.end() && found->second.stale) make(found->second);
+  if (found == layers_.end()) return;
+  const auto [made, anew] = made_.try_emplace(found->second.amax.data, number);
+  if (!anew && made->second == number) return;
+  made->second = number;
+  make(found->second);
 }
 
 void Float8Weights::prepare_all() {
-  for (auto& [number, layer] : layers_) {
-    if (layer.stale) make(layer);
-  }
+  for (const auto& [number, layer] : layers_) prepare(number);
 }
 
-void Float8Weights::make(Layer& layer) const {
+void Float8Weights::make(const Layer& layer) const {
   Device& device = context_.device;
   const auto amax = [&](size_t i) { return layer.amax.slice(static_cast<int64_t>(i), 1); };
   for (size_t i = 0; i < layer.linears.size(); ++i) {
@@ -59,7 +61,6 @@ void Float8Weights::make(Layer& layer) const {
                      .transposed = linear.out_in ? linear.backward : linear.forward,
                      .inverse = linear.inverse});
   }
-  layer.stale = false;
 }
 
 }  // namespace mtl

@@ -30,12 +30,13 @@ class Float8Weights {
   struct Layer {
     std::vector<Linear> linears;
     Tensor amax;  // f32, one per linear
-    bool stale = true;
   };
-  void make(Layer& layer) const;
+  void make(const Layer& layer) const;
 
   const BlockContext& context_;
   std::map<int64_t, Layer> layers_;
+  // By where copies lie: the layer that they are of now. Layers may take turns with that memory.
+  std::map<const void*, int64_t> made_;
 };
 
 }  // namespace mtl

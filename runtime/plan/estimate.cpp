@@ -15,7 +15,7 @@ ZeroEstimate zero_estimate(int stage, double parameters, double gpus, bool mixed
   estimate.weights = parameters * weights / (stage >= 3 ? gpus : 1);
   estimate.gradients = parameters * (mixed ? 2 : 4) / (stage >= 2 ? gpus : 1);
   estimate.optimizer = parameters * optimizer / (stage >= 1 ? gpus : 1);
-  if (stage <= 1) estimate.mtl = parameters * (weights + 4) + estimate.optimizer;
+  estimate.mtl = estimate.weights + parameters * 4 / (stage >= 2 ? gpus : 1) + estimate.optimizer;
   return estimate;
 }
 

@@ -33,9 +33,9 @@ struct DtypeEstimate {
 struct ZeroEstimate {
   int stage = 0;
   double weights = 0, gradients = 0, optimizer = 0;
-  // The same as mtl keeps it, which has gradients in fp32 (Megatron's 6 + 12/N in mixed precision);
-  // nothing for stages that it does not have.
-  std::optional<double> mtl;
+  // The same as mtl keeps it, which has gradients in fp32 (Megatron's 6 + 12/N in mixed precision).
+  // What stages 2 and 3 have whole for a while, two layers and the ends of the model, comes on top.
+  double mtl = 0;
   double total() const { return weights + gradients + optimizer; }
 };
 

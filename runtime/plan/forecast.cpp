@@ -31,7 +31,6 @@ std::vector<std::string> not_run_here(const LayoutChoice& layout) {
   std::vector<std::string> parts;
   if (layout.cp > 1) parts.emplace_back("context parallelism");
   if (layout.ep > 1) parts.emplace_back("expert parallelism");
-  if (layout.zero > 1) parts.push_back(fmt::format("ZeRO-{}", layout.zero));
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
   return parts;
 }
@@ -68,7 +67,9 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
     return fmt::format("{} micro-batches in groups of {} stages", work.global_batch / per_round,
                        layout.pp);
   }
-  if (layout.zero == 3 && layout.pp > 1) return "ZeRO-3 with a pipeline";
+  if (layout.zero > 1 && layout.pp > 1) {
+    return fmt::format("ZeRO-{} with a pipeline", layout.zero);
+  }
   return {};
 }
 
@@ -164,8 +165,8 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   };
   const double ring = dense > 1 ? static_cast<double>(dense - 1) / dense * params.sum() : 0;
   if (dense > 1) {
-    // With fp8 weights are gathered in fp8.
-    const double weight = layout.fp8 ? 1 : element;
+    // torchao gathers weights in fp8; mtl rounds what it has gathered.
+    const double weight = layout.fp8 && software.torch_fsdp ? 1 : element;
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each
       // unit is fetched while the one before computes (arXiv 2304.11277).
@@ -368,7 +369,15 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.chunks = plan.largest().shape.chunks;
   layout.schedule = plan.largest().shape.kind;
   layout.sequence_parallel = plan.sequence_parallel;
-  layout.zero = plan.stages.front().layout.shards > 1 ? 1 : 0;
+  const ParamLayout& params = plan.stages.front().layout;
+  layout.zero = params.zero;
+  for (size_t i = 0; params.shards_gradients() && i < params.buckets.size(); ++i) {
+    const Bucket& bucket = params.buckets[i];
+    const int64_t next =
+        i + 1 < params.buckets.size() ? params.buckets[i + 1].layer : plan.model.layers;
+    if (bucket.layer >= 0)
+      layout.window_layers = std::max(layout.window_layers, next - bucket.layer);
+  }
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;
   layout.fp8 = plan.float8.on;

@@ -1,5 +1,5 @@
 // How long a step would take and what it would need, from arithmetic alone: the layout may be any,
-// also one that this engine does not run (context and expert parallelism, ZeRO-2 and 3), on a
+// also one that this engine does not run (context and expert parallelism), on a
 // cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
 //
 // What is exact: FLOPs, bytes on links, memory of layouts that the engine runs (within alignment).
@@ -25,6 +25,7 @@ struct LayoutChoice {
   int tp = 1, pp = 1, chunks = 1, cp = 1, ep = 1, dp = 1;
   bool sequence_parallel = false;
   int zero = 1;  // 0: all states everywhere, 1: optimizer, 2: and gradients, 3: and weights (FSDP)
+  int64_t window_layers = 1;  // with ZeRO-2 and 3: that are whole together (parallel.bucket_mb)
   int64_t micro_batch = 1;
   Recompute recompute;
   // Of every two matrix products one output is kept (torchtitan's selective checkpointing by op);
@@ -72,7 +73,7 @@ struct Workload {
   int64_t seq = 0;
   int64_t global_batch = 0;  // sequences per step
   int64_t logits_rows = MemoryNeeds().logits_rows;
-  double total_tokens = 0;   // of the run; 0 = unknown
+  double total_tokens = 0;  // of the run; 0 = unknown
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;
 };

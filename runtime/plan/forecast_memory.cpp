@@ -92,6 +92,17 @@ double layer_padding(const ModelShape& model, const KeptSizes& d) {
   return free;
 }
 
+// param_layout.cpp, assign_windows(): elements that are whole at a time with ZeRO-2 and 3.
+double windows_of(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d,
+                  double layer) {
+  const double table = d.vocab * d.h;
+  const double positions =
+      model.position == PositionType::learned ? static_cast<double>(model.max_seq) * d.h : 0;
+  const double ends = model.tie_embeddings ? table + positions : table + std::max(positions, d.h);
+  const int64_t layers = std::min(2 * layout.window_layers, model.layers);
+  return static_cast<double>(layers) * layer + ends;
+}
+
 double head_kept(const ModelShape& model, const KeptSizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
@@ -188,13 +199,14 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
       one.gradients = 4 * divided(true) + 4 * (whole ? params.sum() : unit / 2);
       one.optimizer = 4 * moments * divided(true);
     } else {
-      one.weights = d.e * (fsdp ? divided(true) + unit : params.sum());
-      one.gradients = 4 * (layout.zero >= 2 ? divided(true) + layer.sum() : params.sum());
+      const double windows = windows_of(model, layout, d, layer.sum() + layer_padding(model, d));
+      one.weights = d.e * (fsdp ? divided(true) + windows : params.sum());
+      one.gradients = 4 * (layout.zero >= 2 ? divided(true) + windows : params.sum());
       one.optimizer = (4 * moments + (f32 ? 0 : 4)) * owned;
     }
-    // A copy in each orientation, of a unit's layers or of all.
+    // A copy in each orientation: of all layers, or of those in windows.
     if (layout.fp8) {
-      double layers = 1;
+      double layers = software.torch_fsdp ? 1 : 2;
       if (!fsdp && !software.torch_fsdp) {
         layers = 0;
         for (const ChunkRange& chunk : held) layers += static_cast<double>(chunk.layers);
@@ -202,7 +214,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
       one.weights += 2 * layers * layer.sum();
     }
     if (model.tie_embeddings && embedding && head) {
-      const double rows = std::min(d.vocab, d.n * micro_batches);
+      const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : micro_batches));
       one.gradients += rows * (d.h * 4 + 4);
     }
     double slot = 0, again = 0;

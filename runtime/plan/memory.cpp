@@ -131,12 +131,23 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
 
 // FP8 copies of weights, and where operands lie on their way into products. None for generation,
 // which is in f32.
-void add_float8_weights(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
+// Where weights are whole only while they are used, layers take turns with two sets of copies, as
+// the weights do.
+void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayout& layout,
+                        const MemoryNeeds& needs) {
   const std::vector<LocalLinear> linears = float8_linears(shape, needs.seq, needs.tp);
   const auto count = static_cast<int64_t>(linears.size());
+  int64_t sets[2] = {};
+  size_t turn = 0;
   for (const ChunkRange& chunk : needs.chunks) {
     for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
       if (count == 0 || !needs.float8.holds(shape, layer)) continue;
+      if (layout.shards_weights()) {
+        int64_t& set = sets[turn % 2];
+        if (turn < 2) set = arena.at();
+        arena.go_to(set);
+        ++turn;
+      }
       for (const LocalLinear& linear : linears) {
         const std::string name = layer_buffer(layer, linear.slot);
         arena.add(name + kFloat8Forward, DType::f8_e4m3, {linear.out, linear.in});
@@ -146,6 +157,7 @@ void add_float8_weights(Builder& arena, const ModelShape& shape, const MemoryNee
       arena.add(layer_buffer(layer, kFloat8Amax), DType::f32, {count});
     }
   }
+  arena.go_to_end();
 }
 
 void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
@@ -327,12 +339,18 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     return arena.at();
   };
   int64_t from = begin(MemoryCategory::weights);
-  arena.add("weights", needs.compute, {layout.total});
-  if (needs.training) add_float8_weights(arena, shape, needs);
+  arena.add("weights", needs.compute, {layout.weights_total()});
+  if (layout.shards_weights()) {
+    arena.add("weight_shards", needs.compute, {layout.shard_total()});
+  }
+  if (needs.training) add_float8_weights(arena, shape, layout, needs);
   arena.count(from);
   if (needs.training) {
     from = begin(MemoryCategory::gradients);
-    arena.add("grads", DType::f32, {layout.total});
+    arena.add("grads", DType::f32, {layout.gradients_total()});
+    if (layout.shards_gradients()) {
+      arena.add("grad_shards", DType::f32, {layout.shard_total()});
+    }
     // A tied embedding on one rank: the part that comes from the input side, for the tokens that
     // occur, so that it is added to the head's part in the same order as if it came from another
     // stage.
@@ -341,8 +359,8 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
         std::any_of(needs.chunks.begin(), needs.chunks.end(),
                     [](const ChunkRange& chunk) { return chunk.embedding && chunk.head; });
     if (together) {
-      const int64_t rows =
-          std::min(vocab_shard(shape, needs.tp, 0).rows, needs.tokens() * needs.micro_batches);
+      const int64_t at_once = layout.shards_gradients() ? 1 : needs.micro_batches;
+      const int64_t rows = std::min(vocab_shard(shape, needs.tp, 0).rows, needs.tokens() * at_once);
       arena.add("tied.grad", DType::f32, {rows, shape.hidden});
       arena.add("tied.ids", DType::i32, {rows});
     }

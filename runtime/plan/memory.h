@@ -86,7 +86,7 @@ struct StepSums {
 };
 // Tables of the optimizer, in bytes: a parameter's piece in the flat buffers, and the partial sums
 // of squares that belong to a row of the shard table (the device's Piece and ElementRange).
-inline constexpr int64_t kPieceBytes = 48;
+inline constexpr int64_t kPieceBytes = 56;
 inline constexpr int64_t kRangeBytes = 16;
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";

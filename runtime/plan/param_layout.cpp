@@ -63,7 +63,10 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
 
 // The blocks of each bucket, from the last one: [first, end) of `blocks`, ascending.
 std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>& blocks,
-                                                        int64_t bucket_numel) {
+                                                        int64_t bucket_numel, int64_t layers,
+                                                        bool whole_layers) {
+  // The ends of the model are much larger than a layer, or much smaller.
+  const auto is_end = [&](const Block& block) { return block.layer < 0 || block.layer == layers; };
   std::vector<std::pair<size_t, size_t>> buckets;
   size_t end = blocks.size();
   int64_t numel = 0;
@@ -74,13 +77,39 @@ std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>
     // gradients are complete at another time than the next one's.
     const bool border =
         i == 0 || blocks[i].tied || blocks[i - 1].tied || blocks[i].chunk != blocks[i - 1].chunk;
-    if (!full && !border) continue;
+    const bool new_layer = i == 0 || blocks[i].layer != blocks[i - 1].layer;
+    const bool end_of_model = i > 0 && new_layer && (is_end(blocks[i]) || is_end(blocks[i - 1]));
+    if (whole_layers && !border && !end_of_model && !(full && new_layer)) continue;
+    if (!full && !border && !whole_layers) continue;
     buckets.emplace_back(i, end);
     end = i;
     numel = 0;
   }
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
+}
+
+// The layers' buckets take turns with two windows: one is used while the next one travels. An
+// embedding and a head that do not share a table are not used together and share a window.
+void assign_windows(ParamLayout& layout, int64_t layers, bool tied) {
+  std::vector<int64_t> numel;
+  const auto put = [&](Bucket& bucket, size_t window) {
+    if (numel.size() <= window) numel.resize(window + 1);
+    bucket.window = window;
+    numel[window] = std::max(numel[window], bucket.numel);
+  };
+  size_t turn = 0;
+  for (Bucket& bucket : layout.buckets) {
+    if (bucket.layer >= 0 && bucket.layer < layers) put(bucket, turn++ % 2);
+  }
+  const size_t ends = numel.size();
+  for (Bucket& bucket : layout.buckets) {
+    if (bucket.layer < 0) put(bucket, ends);
+    if (bucket.layer == layers) put(bucket, tied ? ends + 1 : ends);
+  }
+  for (const int64_t size : numel) {
+    layout.windows.push_back({.offset = layout.window_total(), .numel = size});
+  }
 }
 
 }  // namespace
@@ -96,19 +125,25 @@ OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int
   const int64_t shard_begin = bucket.offset + length * shard;
   const int64_t begin = std::clamp(shard_begin, param.offset, param.offset + param.numel);
   const int64_t end = std::clamp(shard_begin + length, param.offset, param.offset + param.numel);
+  const int64_t state = bucket.offset / layout.shards + (begin - shard_begin);
   return {.first = begin - param.offset,
           .count = end - begin,
           .offset = begin,
-          .state = bucket.offset / layout.shards + (begin - shard_begin)};
+          .weight = layout.shards_weights() ? state : begin,
+          .gradient = layout.shards_gradients() ? state : begin,
+          .state = state};
 }
 
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
-                         const std::vector<ChunkRange>& chunks, int64_t layers, int shards,
+                         const std::vector<ChunkRange>& chunks, int64_t layers, Sharding sharding,
                          int64_t bucket_numel, bool tied_over_stages) {
   const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
   ParamLayout layout;
+  const int shards = sharding.shards;
   layout.shards = shards;
-  for (const auto& [first, end] : cut_into_buckets(blocks, bucket_numel)) {
+  layout.zero = shards > 1 ? sharding.zero : 0;
+  for (const auto& [first, end] :
+       cut_into_buckets(blocks, bucket_numel, layers, layout.shards_gradients())) {
     Bucket bucket{.offset = layout.total,
                   .layer = blocks[first].layer,
                   .chunk = blocks[first].chunk,
@@ -140,6 +175,11 @@ ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& si
     bucket.end_param = layout.params.size();
     layout.total = bucket.offset + bucket.numel;
     layout.buckets.push_back(bucket);
+  }
+  if (layout.shards_gradients()) {
+    const bool head = std::any_of(table.begin(), table.end(),
+                                  [](const ParamRow& row) { return row.slot == "head"; });
+    assign_windows(layout, layers, !head);
   }
   return layout;
 }

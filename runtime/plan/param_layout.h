@@ -1,7 +1,12 @@
 // Where each parameter of a pipeline stage lies in the rank's flat buffers, and how these are cut:
-// into buckets that are reduced together, and each bucket into equal shards of optimizer state
-// (ZeRO-1; J. Rasley et al., arXiv 1910.02054; layout as Megatron-LM's distributed optimizer, but
-// that shards never cut a chunk of the gradient norm, so that the norm does not depend on them).
+// into buckets that are reduced together, and each bucket into equal shards, of which a rank keeps
+// one: of the optimizer state (ZeRO-1; S. Rajbhandari et al., arXiv 1910.02054; layout as
+// Megatron-LM's distributed optimizer, but that shards never cut a chunk of the gradient norm, so
+// that the norm does not depend on them), of the gradients too (ZeRO-2), of the weights too
+// (ZeRO-3; PyTorch's FSDP, arXiv 2304.11277).
+//
+// What is kept in shards is whole only while it is used: in a window, which a few buckets share one
+// after the other. Buckets are whole layers then.
 #pragma once
 
 #include <cstdint>
@@ -35,31 +40,69 @@ struct Bucket {
   int chunk = 0;
   bool tied = false;  // holds an embedding whose gradient has a part on another stage
   size_t first_param = 0, end_param = 0;
+  size_t window = 0;  // where it is whole, if its gradients or weights are kept in shards
+};
+
+// Memory for one whole bucket at a time, in buffers of all windows.
+struct Window {
+  int64_t offset = 0;
+  int64_t numel = 0;
 };
 
 struct ParamLayout {
   std::vector<ParamPlacement> params;  // by chunk, then in table order: the order of forward
   std::vector<Bucket> buckets;         // ascending: backward completes them from the last
-  int shards = 1;                      // of the optimizer state: dp with ZeRO-1
-  int64_t total = 0;                   // elements of a flat buffer
+  int zero = 0;       // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
+  int shards = 1;     // dp with ZeRO
+  int64_t total = 0;  // elements of all buckets
+  std::vector<Window> windows;  // with ZeRO-2 and 3
+  bool shards_gradients() const { return zero >= 2; }
+  bool shards_weights() const { return zero >= 3; }
   int64_t shard_total() const { return total / shards; }
+  int64_t window_total() const {
+    return windows.empty() ? 0 : windows.back().offset + windows.back().numel;
+  }
+  // Elements of the buffers that blocks read weights from and write gradients to.
+  int64_t weights_total() const { return shards_weights() ? window_total() : total; }
+  int64_t gradients_total() const { return shards_gradients() ? window_total() : total; }
+  // Where a parameter lies in them.
+  int64_t weight_offset(const ParamPlacement& param) const {
+    return shards_weights() ? in_window(param) : param.offset;
+  }
+  int64_t gradient_offset(const ParamPlacement& param) const {
+    return shards_gradients() ? in_window(param) : param.offset;
+  }
+
+ private:
+  int64_t in_window(const ParamPlacement& param) const {
+    const Bucket& bucket = buckets[param.bucket];
+    return windows[bucket.window].offset + param.offset - bucket.offset;
+  }
 };
 
 // The part of a parameter that a shard owns: elements [first, first + count) of the local tensor.
 struct OwnedPart {
   int64_t first = 0;
   int64_t count = 0;
-  int64_t offset = 0;  // in the flat buffers of weights and gradients
-  int64_t state = 0;   // in the flat buffers of the optimizer state
+  int64_t offset = 0;    // as ParamPlacement::offset
+  int64_t weight = 0;    // in the buffer that keeps the weights: of all, or of the rank's shards
+  int64_t gradient = 0;  // in the one that keeps the gradients
+  int64_t state = 0;     // in those of the optimizer state
 };
 OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int shard);
 
 // Chunks of the gradient norm that [offset, offset + numel) touches: its sums of squares.
 int64_t squares_count(int64_t offset, int64_t numel);
 
-// `bucket_numel`: elements at which a bucket is full; a tensor is never cut.
+// How many shards there are, and of what; one shard divides nothing.
+struct Sharding {
+  int zero = 0;
+  int shards = 1;
+};
+// `bucket_numel`: elements at which a bucket is full; a tensor is never cut, nor, with ZeRO-2 and
+// 3, a layer.
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
-                         const std::vector<ChunkRange>& chunks, int64_t layers, int shards,
+                         const std::vector<ChunkRange>& chunks, int64_t layers, Sharding sharding,
                          int64_t bucket_numel, bool tied_over_stages);
 
 }  // namespace mtl

@@ -15,10 +15,13 @@ namespace mtl {
 namespace {
 
 // Elements of a bucket: large enough that the latency of a reduction does not count (Megatron-LM:
-// 40 M elements, more with many ranks); everything in one when nothing overlaps.
+// 40 M elements, more with many ranks); everything in one when nothing overlaps. Where a bucket is
+// whole in a window, whose memory is not for nothing: a layer.
 int64_t bucket_numel(const TrainSpec::Parallel& parallel, int dp) {
-  if (!parallel.overlap.grad_reduce) return std::numeric_limits<int64_t>::max();
+  const bool windows = parallel.zero >= 2 && dp > 1;
+  if (!windows && !parallel.overlap.grad_reduce) return std::numeric_limits<int64_t>::max();
   if (parallel.bucket_mb > 0) return static_cast<int64_t>(parallel.bucket_mb * 1e6 / 4);
+  if (windows) return 1;
   return std::max<int64_t>(40'000'000, 1'000'000 * static_cast<int64_t>(dp));
 }
 
@@ -184,12 +187,12 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     if (added) check_buffers(step->second, resolved, diagnostics);
   }
   const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
-  const int shards = spec.parallel.zero == 1 ? dp : 1;
+  const Sharding sharding = {.zero = spec.parallel.zero, .shards = spec.parallel.zero > 0 ? dp : 1};
   for (int stage = 0; stage < stages; ++stage) {
     StagePlan stage_plan;
     stage_plan.chunks = chunks[static_cast<size_t>(stage)];
     stage_plan.layout = param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
-                                     shards, bucket_numel(spec.parallel, dp), tied_over_stages);
+                                     sharding, bucket_numel(spec.parallel, dp), tied_over_stages);
     MemoryNeeds needs;
     needs.chunks = stage_plan.chunks;
     needs.micro_batch = plan.micro_batch;

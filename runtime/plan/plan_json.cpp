@@ -102,9 +102,13 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
                                 {"send", bytes.send},
                                 {"on_the_wire", bytes.on_the_wire(ranks)}};
   }
-  return {{"chunks", chunks},          {"parameters", parameters},
-          {"buckets", buckets},        {"optimizer_shards", stage.layout.shards},
-          {"memory_per_rank", memory}, {"traffic_per_rank_and_step", traffic}};
+  return {{"chunks", chunks},
+          {"parameters", parameters},
+          {"buckets", buckets},
+          {"optimizer_shards", stage.layout.shards},
+          {"zero", stage.layout.zero},
+          {"memory_per_rank", memory},
+          {"traffic_per_rank_and_step", traffic}};
 }
 
 nlohmann::json schedule_json(const StepSchedule& step) {

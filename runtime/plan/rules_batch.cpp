@@ -151,7 +151,7 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
   const int64_t pp = parallel.pp;
   layout.schedule.stages = parallel.pp;
   layout.schedule.chunks = parallel.virtual_stages;
-  const bool gpipe = parallel.schedule == "gpipe";
+  const bool gpipe = parallel.schedule == "gpipe" && pp > 1;  // one stage has nothing to fill
   const bool interleaved = parallel.virtual_stages > 1 && !gpipe;
   layout.schedule.kind = gpipe         ? ScheduleKind::gpipe
                          : interleaved ? ScheduleKind::interleaved

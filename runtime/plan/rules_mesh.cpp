@@ -164,17 +164,25 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
   const TrainSpec::Parallel::Overlap& overlap = parallel.overlap;
   if (overlap.param_gather == "true") {
     book.rule("mesh.overlap", "parallel.overlap.param_gather",
-              parallel.zero == 1 && overlap.grad_reduce,
+              parallel.zero >= 1 && overlap.grad_reduce,
               fmt::format("parallel.overlap.param_gather belongs to ZeRO with overlapped "
                           "reductions, and {} is {}",
-                          parallel.zero != 1 ? "parallel.zero" : "parallel.overlap.grad_reduce",
-                          parallel.zero != 1 ? "0" : "false"),
+                          parallel.zero == 0 ? "parallel.zero" : "parallel.overlap.grad_reduce",
+                          parallel.zero == 0 ? "0" : "false"),
               fmt::format("set {}, or parallel.overlap.param_gather=auto",
-                          parallel.zero != 1 && !overlap.grad_reduce
+                          parallel.zero == 0 && !overlap.grad_reduce
                               ? "parallel.zero=1 and parallel.overlap.grad_reduce=true"
-                          : parallel.zero != 1 ? "parallel.zero=1"
+                          : parallel.zero == 0 ? "parallel.zero=1"
                                                : "parallel.overlap.grad_reduce=true"));
   }
+  // Each micro-batch of each stage would gather its weights, or scatter its gradients, anew.
+  book.rule("mesh.zero", "parallel.zero", parallel.zero < 2 || parallel.pp == 1 || dp == 1,
+            fmt::format("parallel.zero {} keeps {} in shards, which a pipeline (parallel.pp "
+                        "{}) would bring together for every micro-batch",
+                        parallel.zero, parallel.zero == 2 ? "gradients" : "gradients and weights",
+                        parallel.pp),
+            "use parallel.zero=1, or parallel.pp=1 (with parallel.tp where the activations "
+            "of a layer are too large)");
   if (!mesh) return false;
   layout.sizes[Axis::tp] = parallel.tp;
   layout.sizes[Axis::pp] = parallel.pp;

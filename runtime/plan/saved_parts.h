@@ -12,7 +12,7 @@ namespace mtl {
 struct Plan;
 struct StagePlan;
 
-// Every replica holds the state of every parameter, and they take turns; with ZeRO-1 each writes
+// Every replica holds the state of every parameter, and they take turns; with ZeRO each writes
 // the part that it alone has.
 bool replica_saves(const ParamLayout& layout, size_t param, int replicas, int replica);
 

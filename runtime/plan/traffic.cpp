@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/weight_reads.h"
+
 namespace mtl {
 
 const char* link_name(Link link) {
@@ -80,6 +82,37 @@ void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
   to.send += times * bytes.send;
 }
 
+// What is gathered in a step where a layer's weights are whole only while they are read.
+struct Gathered {
+  int64_t elements = 0;
+  int64_t float8_layers = 0;  // whose copies in FP8 are made
+};
+Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow>& table,
+                             const ParamLayout& layout, const MemoryNeeds& needs,
+                             int64_t micro_batches) {
+  Gathered gathered;
+  const ChunkRange& chunk = needs.chunks.front();  // the only one: there is no pipeline
+  const std::vector<size_t> buckets = buckets_by_layer(table, layout, shape.layers);
+  WindowContents contents(layout);
+  std::vector<int64_t> copies(2,
+                              -1);  // the layers that have them: memory.cpp, add_float8_weights()
+  const auto read = [&](const std::vector<int64_t>& layers) {
+    for (const int64_t layer : layers) {
+      const size_t bucket = buckets[static_cast<size_t>(layer + 1)];
+      if (contents.put(bucket)) gathered.elements += layout.buckets[bucket].numel;
+      if (layer < 0 || !needs.float8.holds(shape, layer)) continue;
+      int64_t& copy = copies[static_cast<size_t>(layer - needs.float8.first) % 2];
+      gathered.float8_layers += copy == layer ? 0 : 1;
+      copy = layer;
+    }
+  };
+  for (int64_t i = 0; i < micro_batches; ++i) {
+    read(forward_reads(chunk, shape.layers));
+    read(backward_reads(chunk, shape.layers, needs.recompute));
+  }
+  return gathered;
+}
+
 }  // namespace
 
 StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
@@ -89,21 +122,33 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   const int tp = sizes[Axis::tp], dp = sizes[Axis::dp], pp = sizes[Axis::pp];
   const int64_t stream =
       needs.tokens() / (needs.sequence_parallel ? tp : 1) * shape.hidden * bytes_of(needs.compute);
+  // With shards of more than the optimizer state there is communication for every micro-batch.
+  const int64_t reductions = layout.shards_gradients() ? micro_batches : 1;
+  Gathered gathered = {.elements = layout.total};
+  if (layout.shards_weights()) {
+    gathered = gathered_in_windows(shape, table, layout, needs, micro_batches);
+  } else {
+    for (const ChunkRange& chunk : needs.chunks) {
+      for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+        if (needs.float8.holds(shape, layer)) ++gathered.float8_layers;
+      }
+    }
+  }
   for (const ChunkRange& chunk : needs.chunks) {
     if (tp > 1) {
       add_times(traffic[Link::tensor], tensor_per_micro_batch(shape, needs, chunk), micro_batches);
-      // The largest values of weights in FP8, once per step.
-      const int64_t linears = static_cast<int64_t>(float8_linears(shape, needs.seq, tp).size());
-      for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
-        if (needs.float8.holds(shape, layer)) traffic[Link::tensor].all_reduce += linears * 4;
-      }
     }
     if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
     if (!chunk.embedding) traffic[Link::gradients].send += micro_batches * stream;
   }
+  if (tp > 1) {
+    // The largest values of weights in FP8, whenever their copies are made.
+    const auto linears = static_cast<int64_t>(float8_linears(shape, needs.seq, tp).size());
+    traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
+  }
   for (const ParamPlacement& param : layout.params) {
     const ParamRow& row = table[param.row];
-    const int64_t bytes = param.numel * 4;
+    const int64_t bytes = reductions * param.numel * 4;
     if (tp > 1 && row.grad_sum_over.has(Axis::tp)) {
       const int copies = tp_copies(row, tp);
       if (copies > 1) traffic[copies == tp ? Link::tensor : Link::kv].all_reduce += bytes;
@@ -115,8 +160,8 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   if (dp > 1) {
     LinkBytes& data = traffic[Link::data];
     if (layout.shards > 1) {
-      data.reduce_scatter += layout.total * 4;
-      data.all_gather += layout.total * bytes_of(needs.compute);
+      data.reduce_scatter += reductions * layout.total * 4;
+      data.all_gather += gathered.elements * bytes_of(needs.compute);
       int64_t squares = 0;
       for (const ParamPlacement& param : layout.params) {
         squares += squares_count(param.offset, param.numel);

@@ -13,7 +13,7 @@ namespace mtl {
 enum class Link {
   tensor,       // TP: activations, and gradients of what TP ranks hold in common
   kv,           // TP ranks that hold copies of one KV head: its gradients
-  data,         // DP: gradients, and weights with ZeRO-1
+  data,         // DP: gradients, and weights with ZeRO
   activations,  // to the next virtual stage
   gradients,    // to the one before
   tied,         // first and last stage: the gradient of a tied embedding

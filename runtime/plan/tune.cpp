@@ -95,7 +95,7 @@ class Search {
 
  private:
   void divide(LayoutChoice layout) {
-    const int most_zero = options_.only_run_here || layout.replicas() * layout.cp == 1 ? 1 : 3;
+    const int most_zero = layout.replicas() * layout.cp == 1 ? 1 : 3;
     for (const int chunks : chunk_choices(work_, layout.pp)) {
       layout.chunks = chunks;
       // Uneven layers are balanced once, not for every layout that has these stages.
@@ -112,8 +112,6 @@ class Search {
       }
       layout.layers_of_virtual = std::move(in_order);
       for (int zero = 1; zero <= most_zero; ++zero) {
-        // A pipeline would scatter gradients, and gather weights, for every micro-batch.
-        if (zero > 1 && layout.pp > 1) break;
         layout.zero = zero;
         for (int64_t mb = 1; mb <= options_.max_micro_batch; mb *= 2) {
           layout.micro_batch = mb;

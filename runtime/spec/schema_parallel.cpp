@@ -93,10 +93,11 @@ Section parallel_section() {
                             "decoder_last_pipeline_num_layers"}},
               {.key = "parallel.zero",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.zero; },
-               .doc = "ZeRO: 1 divides the optimizer state over dp, 0 keeps all of it on every "
-                      "replica.",
+               .doc = "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
+                      "over dp, 2 the gradients too, 3 the weights too (FSDP). 2 and 3 communicate "
+                      "with every micro-batch, and take no pipeline.",
                .min = 0,
-               .max = 1,
+               .max = 3,
                .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
                             "distributed_optimizer", "megatron_lm_use_distributed_optimizer",
                             "stage"}},
@@ -106,10 +107,13 @@ Section parallel_section() {
                .known_as = {"overlap_grad_reduce", "overlap_comm"}},
               {.key = "parallel.overlap.param_gather",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.param_gather; },
-               .doc = "With ZeRO, weights are gathered while the next forward pass goes on.",
+               .doc = "With ZeRO, weights are gathered while the next forward pass goes on; with "
+                      "ZeRO-3 those of the next layer in every pass.",
                .choices = {{"auto", "where there is something to gather"},
                            {"true", "an error without ZeRO or `parallel.overlap.grad_reduce`"},
-                           {"false", "never: the step ends when all weights are there"}},
+                           {"false",
+                            "never: the step ends when all weights are there; with ZeRO-3 "
+                            "each layer waits for its own"}},
                .known_as = {"overlap_param_gather"}},
               {.key = "parallel.overlap.p2p",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.p2p; },
@@ -126,7 +130,7 @@ Section parallel_section() {
               {.key = "parallel.bucket_mb",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.bucket_mb; },
                .doc = "Gradients that travel together, in MB of fp32.",
-               .auto_doc = "as the number of replicas asks",
+               .auto_doc = "as the number of replicas asks; with ZeRO-2 and 3 a layer",
                .min = 0,
                .max = 1e6,
                .above_min = true,

@@ -74,7 +74,7 @@ struct TrainSpec {
     // decides (parallel.stage_layout: uniform | balanced | [3, 4, ...]).
     std::vector<int64_t> stage_layout;
     std::string stage_balance = "uniform";
-    int zero = 1;  // 0 | 1: optimizer state divided over dp
+    int zero = 1;  // divided over dp: 1 optimizer state, 2 gradients too, 3 weights too
     struct Overlap {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false

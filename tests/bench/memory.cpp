@@ -103,8 +103,9 @@ Measured train(const Plan& plan, const TrainSpec& spec, CommWorld& world) {
   const ParameterState first = trainer.state().front();  // and everything is gathered
   trainer.groups().world().barrier();
   const MemoryPlan& memory = plan.stage_of(world.rank()).memory;
-  char* arena =
-      static_cast<char*>(first.grad.data) - first.part.offset * 4 - memory.find("grads")->offset;
+  const BufferPlan* shards = memory.find("grad_shards");
+  const BufferPlan* grads = shards != nullptr ? shards : memory.find("grads");
+  char* arena = static_cast<char*>(first.grad.data) - first.part.gradient * 4 - grads->offset;
   const Measured measured = {.resident = resident_bytes(arena, memory.total_bytes),
                              .peak = status_bytes("VmHWM") - before - peers_bytes(arena)};
   trainer.groups().world().barrier();
@@ -212,6 +213,12 @@ bool run_case(const Model& model, const Case& c) {
 void zero_0(TrainSpec& spec) {
   spec.parallel.zero = 0;
 }
+void zero_2(TrainSpec& spec) {
+  spec.parallel.zero = 2;
+}
+void zero_3(TrainSpec& spec) {
+  spec.parallel.zero = 3;
+}
 void selective(TrainSpec& spec) {
   spec.recompute.mode = "selective";
 }
@@ -253,6 +260,8 @@ Model gpt2() {
       layout("dp 2, ZeRO off", 1, 1, 2, zero_0),
       layout("dp 2, ZeRO-1", 1, 1, 2),
       layout("dp 4, ZeRO-1", 1, 1, 4),
+      layout("dp 4, ZeRO-2", 1, 1, 4, zero_2),
+      layout("dp 4, ZeRO-3", 1, 1, 4, zero_3),
       layout("tp 2", 2, 1, 1, no_sp),
       layout("tp 2, sp", 2, 1, 1),
       layout("tp 2, sp, recompute full", 2, 1, 1, full),
@@ -285,6 +294,8 @@ Model llama() {
       layout("one rank, SGD", 1, 1, 1, [](TrainSpec& s) { s.optimizer.type = "sgd"; }),
       layout("one rank, recompute full", 1, 1, 1, full),
       layout("dp 4, ZeRO-1", 1, 1, 4),
+      layout("dp 4, ZeRO-2", 1, 1, 4, zero_2),
+      layout("dp 4, ZeRO-3", 1, 1, 4, zero_3),
       layout("tp 4 (KV heads copied), sp", 4, 1, 1),
       layout("tp 2, sp, dp 2, ZeRO-1, recompute full", 2, 1, 2, full),
       layout("pp 2, virtual 2, dp 2, ZeRO-1", 1, 2, 2,

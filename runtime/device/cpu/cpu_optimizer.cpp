@@ -118,14 +118,15 @@ void CpuDevice::adamw(const AdamW& args) {
       const float weight_decay = piece.decays != 0 ? args.weight_decay : 0.0f;
       const double decay = args.decoupled ? lr * static_cast<double>(weight_decay) : 0.0;
       const int64_t state = piece.state + begin - piece.offset;
+      const int64_t weight = piece.weight + begin - piece.offset;
       kernels::AdamWRange share = range;
       share.keep = static_cast<float>(1 - decay);
       share.coupled_decay = args.decoupled ? 0.0f : weight_decay;
-      share.master = args.master.as<float>() + (args.weights ? state : begin);
+      share.master = args.master.as<float>() + (args.weights ? state : weight);
       share.exp_avg = args.exp_avg.as<float>() + state;
       share.exp_avg_sq = args.exp_avg_sq.as<float>() + state;
       share.grad = args.grad.as<float>() + begin;
-      share.weights = weights_at(args.weights, begin);
+      share.weights = weights_at(args.weights, weight);
       share.n = end - begin;
       update(share);
     });
@@ -142,10 +143,11 @@ void CpuDevice::sgd(const Sgd& args) {
   split(args.pieces.cells, 1, [&](int64_t first, int64_t last) {
     each_part(args.pieces, first, last, [&](const Piece& piece, int64_t begin, int64_t end) {
       const int64_t state = piece.state + begin - piece.offset;
-      update({.master = args.master.as<float>() + (args.weights ? state : begin),
+      const int64_t weight = piece.weight + begin - piece.offset;
+      update({.master = args.master.as<float>() + (args.weights ? state : weight),
               .momentum_buffer = args.momentum_buffer.as<float>() + state,
               .grad = args.grad.as<float>() + begin,
-              .weights = weights_at(args.weights, begin),
+              .weights = weights_at(args.weights, weight),
               .n = end - begin,
               .lr = args.lr,
               .momentum = args.momentum,

@@ -25,11 +25,11 @@ struct AdamWStep {
 
   __device__ AdamWStep in(const Cell& cell) const {
     AdamWStep here = *this;
-    here.master += weights != nullptr ? cell.state() : cell.begin;
+    here.master += weights != nullptr ? cell.state() : cell.weight();
     here.exp_avg += cell.state();
     here.exp_avg_sq += cell.state();
     here.grad += cell.begin;
-    if (weights != nullptr) here.weights += cell.begin;
+    if (weights != nullptr) here.weights += cell.weight();
     if (cell.piece.decays == 0) {
       here.keep = 1;
       here.coupled_decay = 0;
@@ -66,10 +66,10 @@ struct SgdStep {
 
   __device__ SgdStep in(const Cell& cell) const {
     SgdStep here = *this;
-    here.master += weights != nullptr ? cell.state() : cell.begin;
+    here.master += weights != nullptr ? cell.state() : cell.weight();
     here.momentum_buffer += cell.state();
     here.grad += cell.begin;
-    if (weights != nullptr) here.weights += cell.begin;
+    if (weights != nullptr) here.weights += cell.weight();
     if (cell.piece.decays == 0) here.weight_decay = 0;
     return here;
   }

@@ -173,6 +173,8 @@ class HeldPieces {
   struct Part {
     int64_t offset = 0, count = 0, state = 0;
     bool decays = true;
+    int64_t weight = -1;  // as offset
+    int64_t first_weight() const { return weight < 0 ? offset : weight; }
   };
   explicit HeldPieces(const std::vector<Part>& parts)
       : table_(DType::u8, {static_cast<int64_t>(parts.size() * sizeof(Piece))}, 0) {
@@ -181,6 +183,7 @@ class HeldPieces {
     for (size_t i = 0; i < parts.size(); ++i) {
       const Part& part = parts[i];
       table_.view.as<Piece>()[i] = {.offset = part.offset,
+                                    .weight = part.first_weight(),
                                     .state = part.state,
                                     .count = part.count,
                                     .cells = view.cells,

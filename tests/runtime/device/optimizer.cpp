@@ -244,15 +244,15 @@ TEST_CASE("sum_squares does not overflow where f32 would") {
 namespace {
 
 // Parameters as they lie in a rank's buffers: with gaps, across borders of cells, several in one,
-// at odd places; the state of a shard begins elsewhere.
+// at odd places; the weights and the state of a shard begin elsewhere.
 const std::vector<HeldPieces::Part> kParts = {
     {.offset = 4, .count = 1000, .state = 4},
     {.offset = 1004, .count = 3, .state = 1004},
     {.offset = 1007, .count = 9, .state = 1007, .decays = false},
-    {.offset = 2048, .count = 10000, .state = 2048},
-    {.offset = 16384, .count = 4096, .state = 12288},
-    {.offset = 20481, .count = 8191, .state = 16386, .decays = false},
-    {.offset = 28800, .count = 1, .state = 24577}};
+    {.offset = 2048, .count = 10000, .state = 2048, .weight = 2056},
+    {.offset = 16384, .count = 4096, .state = 12288, .weight = 16393},
+    {.offset = 20481, .count = 8191, .state = 16386, .decays = false, .weight = 20500},
+    {.offset = 28800, .count = 1, .state = 24577, .weight = 28850}};
 constexpr int64_t kFlat = 28900, kState = 24700;
 
 // The elements of a part, in buffers of their own.
@@ -315,10 +315,10 @@ TEST_CASE("an update of many parameters gives the bits of one by one and leaves 
             return *expected.back();
           };
           const Tensor masters =
-              own(make(DType::f32), master.view, copies ? part.state : part.offset);
+              own(make(DType::f32), master.view, copies ? part.state : part.first_weight());
           const Tensor first = own(make(DType::f32), m.view, part.state);
           const Tensor second = own(make(DType::f32), v.view, part.state);
-          const Tensor into = own(make(type), weights.view, part.offset);
+          const Tensor into = own(make(type), weights.view, part.first_weight());
           Held gradient(DType::f32, {part.count});
           own(gradient, grad.view, part.offset);
           const HeldPieces alone(
@@ -337,17 +337,18 @@ TEST_CASE("an update of many parameters gives the bits of one by one and leaves 
         for (size_t i = 0; i < kParts.size(); ++i) {
           CAPTURE(i);
           const HeldPieces::Part& part = kParts[i];
-          CHECK(same(master.view, copies ? part.state : part.offset, *expected[4 * i]));
+          CHECK(same(master.view, copies ? part.state : part.first_weight(), *expected[4 * i]));
           CHECK(same(m.view, part.state, *expected[4 * i + 1]));
           CHECK(same(v.view, part.state, *expected[4 * i + 2]));
-          CHECK(same(weights.view, part.offset, *expected[4 * i + 3]));
+          CHECK(same(weights.view, part.first_weight(), *expected[4 * i + 3]));
         }
         const std::vector<uint8_t> weights_after = weights.bytes(), m_after = m.bytes();
         int64_t moved = 0, touched = 0;
         for (int64_t i = 0; i < kFlat; ++i) {
-          const bool gap = std::none_of(
-              kParts.begin(), kParts.end(),
-              [&](const HeldPieces::Part& p) { return i >= p.offset && i < p.offset + p.count; });
+          const bool gap =
+              std::none_of(kParts.begin(), kParts.end(), [&](const HeldPieces::Part& p) {
+                return i >= p.first_weight() && i < p.first_weight() + p.count;
+              });
           const auto size = static_cast<size_t>(bytes_of(type));
           const bool equal = std::memcmp(&weights_before[static_cast<size_t>(i) * size],
                                          &weights_after[static_cast<size_t>(i) * size], size) == 0;

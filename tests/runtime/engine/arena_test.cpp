@@ -45,8 +45,10 @@ TrainSpec spec_of(bool llama) {
 // come when somebody touches them.
 double resident_share(Trainer& trainer, const MemoryPlan& memory) {
   const ParameterState first = trainer.state().front();
-  char* arena = static_cast<char*>(first.grad.data) - first.part.offset * bytes_of(DType::f32) -
-                memory.find("grads")->offset;
+  const BufferPlan* shards = memory.find("grad_shards");
+  const BufferPlan* grads = shards != nullptr ? shards : memory.find("grads");
+  char* arena = static_cast<char*>(first.grad.data) - first.part.gradient * bytes_of(DType::f32) -
+                grads->offset;
   const int64_t page = ::sysconf(_SC_PAGESIZE);
   std::vector<unsigned char> pages(static_cast<size_t>((memory.total_bytes + page - 1) / page));
   if (::mincore(arena, static_cast<size_t>(memory.total_bytes), pages.data()) != 0) return -1;
@@ -71,6 +73,13 @@ TEST_CASE("a step touches the pages of the planned arena") {
       {"dp 2", {.dp = 2}},
       {"dp 2 bf16", {.dp = 2}, [](TrainSpec& s) { s.precision.dtype = "bf16"; }},
       {"tp 2 fp8", {.tp = 2}, [](TrainSpec& s) { s.precision.dtype = "fp8"; }},
+      {"dp 2 zero 2", {.dp = 2}, [](TrainSpec& s) { s.parallel.zero = 2; }},
+      {"dp 2 zero 3 fp8",
+       {.dp = 2},
+       [](TrainSpec& s) {
+         s.parallel.zero = 3;
+         s.precision.dtype = "fp8";
+       }},
       {"dp 2 sgd", {.dp = 2}, [](TrainSpec& s) { s.optimizer.type = "sgd"; }},
       {"tp 2 selective", {.tp = 2}, selective},
       {"tp 2 full",

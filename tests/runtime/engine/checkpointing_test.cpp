@@ -121,6 +121,8 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
       {"one rank", {}},
       {"dp 2 with ZeRO-1", {.dp = 2}},
       {"dp 2 without", {.dp = 2}, 0},
+      {"dp 2 with ZeRO-2", {.dp = 2}, 2},
+      {"dp 2 with ZeRO-3", {.dp = 2}, 3},
       {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}},
       {"tp 2", {.tp = 2}, 1, "false"},
       {"tp 2 with sp", {.tp = 2}},

@@ -183,6 +183,18 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
     zero.parallel.overlap = {
         .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
     CHECK(train(zero, {.dp = 2}, 6) == plain);
+    // A micro-batch per step; layers take turns with the memory of the copies.
+    zero = spec;
+    zero.train.micro_batch = zero.train.global_batch / 2;
+    const Run whole = train(zero, {.dp = 2}, 6);
+    for (const int stage : {2, 3}) {
+      CAPTURE(stage);
+      zero.parallel.zero = stage;
+      CHECK(train(zero, {.dp = 2}, 6) == whole);
+    }
+    zero.recompute.mode = "full";
+    zero.recompute.layers = 3;
+    CHECK(train(zero, {.dp = 2}, 6) == whole);
   }
 }
 

@@ -121,6 +121,10 @@ TEST_CASE("a weight that is no number is named with its rank") {
   CHECK(note_of(spec, {.dp = 2}, 99, plant(-1, kNan)) == kWeights + "ranks 0, 1");
   spec.parallel.zero = 0;
   CHECK(note_of(spec, {.dp = 2}, 99, plant(1, kNan)) == kWeights + "rank 1");
+  // In shards it is nobody else's, and the rank's first element is another one.
+  spec.parallel.zero = 3;
+  CHECK(note_of(spec, {.dp = 2}, 99, plant(1, kNan)).ends_with(", before the step, on rank 1"));
+  spec.parallel.zero = 0;
   spec.train.micro_batch = 1;
   CHECK(note_of(spec, {.dp = 8}, 99, plant(-1, kNan)) == kWeights + "ranks 0, 1, 2, 3 and 4 more");
 }
@@ -155,6 +159,13 @@ TEST_CASE("a number that overflows in one micro-batch is found there in every la
   CHECK(note(spec, {.dp = 2}, 5) == output + "micro-batch 1 on rank 0");
   CHECK(note(spec, {.dp = 2}, 3) == output + "micro-batch 0 on rank 1");
   CHECK(note(spec, {.dp = 2, .pp = 2}, 7) == output + "micro-batch 1 on rank 1");
+  for (const int zero : {2, 3}) {
+    CAPTURE(zero);
+    TrainSpec shards = spec;
+    shards.parallel.zero = zero;
+    CHECK(note(shards, {.dp = 2}, 5) == output + "micro-batch 1 on rank 0");
+    CHECK(note(shards, {.dp = 2}, 3) == output + "micro-batch 0 on rank 1");
+  }
   // Sequence parallelism: the second of two sequences is rank 1's.
   CHECK(note(spec, {.tp = 2}, 5) == output + "micro-batch 2 on rank 1");
   TrainSpec without = spec;

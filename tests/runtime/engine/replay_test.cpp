@@ -215,6 +215,20 @@ TEST_CASE("replayed passes: replicas and their shards") {
   compare(whole, {.dp = 2}, {.recordings = 40, .launches = 160});
 }
 
+// Every pass waits for weights, or sends gradients, between its layers.
+TEST_CASE("replayed passes: gradients and weights in shards") {
+  TrainSpec spec = with_dropout(gpt2_spec());
+  spec.parallel.zero = 2;
+  compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+  spec = llama_spec("bf16");
+  spec.parallel.zero = 3;
+  compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+  spec = gpt2_spec("fp8");
+  spec.parallel.zero = 3;
+  spec.recompute.mode = "full";
+  compare(spec, {.tp = 2, .dp = 2}, {.recordings = 350, .launches = 3000});
+}
+
 TEST_CASE("replayed passes: pipelines") {
   compare(gpt2_spec(), {.pp = 2}, {.recordings = 8, .launches = 50});
   compare(llama_spec(), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 50});

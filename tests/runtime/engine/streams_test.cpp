@@ -141,15 +141,22 @@ TEST_CASE("streams: tensor parallelism with and without sequence parallelism") {
 }
 
 TEST_CASE("streams: data parallelism with shards and without and with overlap and without") {
-  for (const int zero : {0, 1}) {
+  for (const int zero : {0, 1, 2, 3}) {
     for (const bool overlap : {true, false}) {
       CAPTURE(zero);
       CAPTURE(overlap);
-      TrainSpec spec = spec_of(zero == 1);
+      TrainSpec spec = spec_of(zero % 2 == 1);
       spec.parallel.zero = zero;
       spec.parallel.overlap.grad_reduce = overlap;
       spec.parallel.overlap.param_gather = overlap ? "auto" : "false";
       compare(spec, {.dp = 2});
+      if (zero < 2) continue;
+      spec = spec_of(zero % 2 == 0);
+      spec.parallel.zero = zero;
+      spec.parallel.overlap.grad_reduce = overlap;
+      spec.recompute.mode = "full";
+      spec.recompute.layers = 2;
+      compare(spec, {.tp = 2, .dp = 2});
     }
   }
 }

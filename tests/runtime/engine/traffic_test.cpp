@@ -123,6 +123,12 @@ void sequence_parallel(TrainSpec& spec) {
 void zero_0(TrainSpec& spec) {
   spec.parallel.zero = 0;
 }
+void zero_2(TrainSpec& spec) {
+  spec.parallel.zero = 2;
+}
+void zero_3(TrainSpec& spec) {
+  spec.parallel.zero = 3;
+}
 void small_buckets(TrainSpec& spec) {
   spec.parallel.bucket_mb = 0.02;
 }
@@ -187,6 +193,18 @@ const Variant kVariants[] = {
      {.tp = 2, .dp = 2, .pp = 2},
      both(sequence_parallel, small_buckets)},
     {"tp 4 dp 2 zero 0", {.tp = 4, .dp = 2}, zero_0},
+    {"dp 2 zero 2", {.dp = 2}, zero_2},
+    {"tp 2 dp 2 zero 2 sp", {.tp = 2, .dp = 2}, both(zero_2, sequence_parallel)},
+    {"dp 4 zero 3", {.dp = 4}, zero_3},
+    {"dp 2 zero 3 two layers in a bucket",
+     {.dp = 2},
+     [](TrainSpec& s) {
+       s.parallel.zero = 3;
+       s.parallel.bucket_mb = 0.08;
+     }},
+    {"dp 2 zero 3 no overlap", {.dp = 2}, both(zero_3, no_overlap)},
+    {"tp 2 dp 2 zero 3 sp full", {.tp = 2, .dp = 2}, both(zero_3, full_of_3)},
+    {"tp 4 dp 2 zero 3 selective", {.tp = 4, .dp = 2}, both(zero_3, selective)},
 };
 
 }  // namespace

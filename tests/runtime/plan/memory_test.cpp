@@ -39,8 +39,8 @@ ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
   const ChunkRange everything{.layers = shape.layers, .embedding = true, .head = true};
-  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers, shards, 1 << 30,
-                      false);
+  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers,
+                      {.zero = 1, .shards = shards}, 1 << 30, false);
 }
 
 MemoryPlan plan_of(const ModelShape& shape, MemoryNeeds needs) {

@@ -38,6 +38,7 @@ struct Case {
   ModelShape shape;
   int tp = 1, pp = 1, chunks = 1, shards = 1;
   int64_t bucket_numel = int64_t{1} << 40;
+  int zero = 1;
 
   static Case random() {
     Case c;
@@ -47,6 +48,7 @@ struct Case {
     c.pp = *rc::gen::inRange(1, 5);
     c.chunks = c.pp == 1 ? 1 : *rc::gen::inRange(1, 4);
     c.shards = *rc::gen::element(1, 2, 3, 8);
+    c.zero = c.pp == 1 ? *rc::gen::inRange(0, 4) : 1;
     c.bucket_numel = *rc::gen::element<int64_t>(1, 5'000, 60'000, int64_t{1} << 40);
     return c;
   }
@@ -59,7 +61,8 @@ struct Case {
     std::vector<ParamLayout> result;
     for (const auto& stage :
          pipeline_layout(balanced_layers(shape.layers, pp * chunks, 1), pp, chunks)) {
-      result.push_back(param_layout(table(), sizes, stage, shape.layers, shards, bucket_numel,
+      result.push_back(param_layout(table(), sizes, stage, shape.layers,
+                                    {.zero = zero, .shards = shards}, bucket_numel,
                                     tied_over_stages()));
     }
     return result;
@@ -157,9 +160,66 @@ TEST_CASE("a bucket is complete when backward has passed its layer and a tied on
         for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
           numel += layout.params[i].numel;
         }
+        const auto end = [&](const Bucket& one) {
+          return one.layer < 0 || one.layer == c.shape.layers;
+        };
         RC_ASSERT(numel >= c.bucket_numel || bucket.tied || before.tied ||
-                  before.chunk != bucket.chunk);
+                  before.chunk != bucket.chunk ||
+                  (layout.shards_gradients() && (end(bucket) || end(before))));
       }
+    }
+  });
+  CHECK(holds);
+}
+
+TEST_CASE(
+    "buckets that are whole for a while are whole layers, which take turns with two windows") {
+  const bool holds = rc::check([] {
+    Case c = Case::random();
+    c.pp = c.chunks = 1;
+    c.zero = *rc::gen::element(2, 3);
+    c.shards = *rc::gen::element(2, 3, 8);
+    const std::vector<ParamRow> table = c.table();
+    const ParamLayout layout = c.layouts().front();
+    RC_ASSERT(layout.zero == c.zero);
+    RC_ASSERT(layout.gradients_total() == layout.window_total());
+    RC_ASSERT(layout.weights_total() == (c.zero == 3 ? layout.window_total() : layout.total));
+    std::map<int, size_t> bucket_of;
+    for (const ParamPlacement& param : layout.params) {
+      const int layer = table[param.row].layer;
+      const auto [found, first] = bucket_of.try_emplace(layer, param.bucket);
+      RC_ASSERT(first || found->second == param.bucket);
+      // Where it is read and written: inside of its bucket's window.
+      const Bucket& bucket = layout.buckets[param.bucket];
+      const Window& window = layout.windows[bucket.window];
+      const int64_t at = layout.gradient_offset(param);
+      RC_ASSERT(at - window.offset == param.offset - bucket.offset);
+      RC_ASSERT(at + param.numel <= window.offset + window.numel);
+      RC_ASSERT(layout.weight_offset(param) == (c.zero == 3 ? at : param.offset));
+      // What is kept lies as the optimizer's state does.
+      for (int shard = 0; shard < c.shards; ++shard) {
+        const OwnedPart part = owned_part(layout, param, shard);
+        RC_ASSERT(part.gradient == part.state);
+        RC_ASSERT(part.weight == (c.zero == 3 ? part.state : part.offset));
+      }
+    }
+    int64_t at = 0;
+    for (const Window& window : layout.windows) {
+      RC_ASSERT(window.offset == at);
+      RC_ASSERT(window.numel > 0);
+      at += window.numel;
+    }
+    RC_ASSERT(at == layout.window_total());
+    // The embedding may be read to the end when the head reads it too.
+    const auto window_of = [&](int layer) { return layout.buckets[bucket_of.at(layer)].window; };
+    const auto layers = static_cast<int>(c.shape.layers);
+    RC_ASSERT((window_of(-1) == window_of(layers)) == !c.shape.tie_embeddings);
+    for (int layer = 0; layer < layers; ++layer) {
+      RC_ASSERT(window_of(layer) != window_of(-1));
+      RC_ASSERT(window_of(layer) != window_of(layers));
+      if (layer == 0) continue;
+      const bool together = bucket_of.at(layer) == bucket_of.at(layer - 1);
+      RC_ASSERT((window_of(layer) == window_of(layer - 1)) == together);
     }
   });
   CHECK(holds);

@@ -194,6 +194,16 @@ TEST_CASE("rules of the ranks") {
        "parallel.overlap.param_gather belongs to ZeRO with overlapped reductions, and "
        "parallel.overlap.grad_reduce is false",
        "set parallel.overlap.grad_reduce=true, or parallel.overlap.param_gather=auto"},
+      {"shards of gradients and weights in a pipeline",
+       [](TrainSpec& s) {
+         s.parallel.zero = 3;
+         s.parallel.pp = 2;
+       },
+       4, "mesh.zero", "parallel.zero",
+       "parallel.zero 3 keeps gradients and weights in shards, which a pipeline (parallel.pp 2) "
+       "would bring together for every micro-batch",
+       "use parallel.zero=1, or parallel.pp=1 (with parallel.tp where the activations of a layer "
+       "are too large)"},
   });
 }
 

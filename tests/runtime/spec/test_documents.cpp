@@ -180,7 +180,7 @@ TEST_CASE("the JSON Schema accepts what the reader accepts") {
   CHECK_FALSE(with("train", "steps", 1.5));
   CHECK_FALSE(with("train", "seq_len", "4k"));
   CHECK_FALSE(with("parallel", "tp", "auto"));
-  CHECK_FALSE(with("parallel", "zero", 2));
+  CHECK_FALSE(with("parallel", "zero", 4));
   CHECK_FALSE(with("optimizer", "betas", {0.9}));
   CHECK_FALSE(with("optimizer", "betas", {0.9, 1}));
   CHECK_FALSE(with("precision", "dtype", "int8"));

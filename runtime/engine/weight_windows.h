@@ -1,0 +1,44 @@
+// ZeRO-3: a rank keeps its shards of the weights, and a layer's weights are whole in a window of
+// memory while a pass reads them. The next layer's travel meanwhile.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/comm/queue.h"
+#include "runtime/engine/rank_groups.h"
+#include "runtime/model/context.h"
+#include "runtime/plan/weight_reads.h"
+
+namespace mtl {
+
+// Does nothing where the plan keeps weights whole. All ranks of the DP group make the same calls.
+class WeightWindows {
+ public:
+  // `ahead`: the next layer's weights are gathered before they are needed. References outlive this.
+  WeightWindows(const Plan& plan, const StagePlan& stage, const Arena& arena,
+                const RankGroups& groups, CommQueue& data, bool ahead);
+  // A pass begins, which reads the layers' weights in this order (plan/weight_reads.h).
+  void begin(std::span<const int64_t> reads);
+  // Before a layer's weights are read: waits until they are whole.
+  void read(int64_t layer);
+  // The shards are new.
+  void changed();
+
+ private:
+  void gather(size_t bucket);
+
+  const StagePlan& stage_;
+  const RankGroups& groups_;
+  CommQueue& data_;
+  const bool ahead_;
+  const Tensor shards_, windows_;
+  const std::vector<size_t> buckets_;  // by layer, from -1
+  WindowContents contents_;
+  std::vector<CommQueue::Ticket> gathers_;  // by window; 0 = whole
+  std::vector<int64_t> reads_;
+  size_t at_ = 0;
+};
+
+}  // namespace mtl
