@@ -61,7 +61,7 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 
 std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments,
-                                   const std::string& engine) {
+                                   const std::string& engine, const std::string& file_engine) {
   for (const std::string& argument : arguments) {
     const size_t equals = argument.find('=');
     if (equals != std::string::npos && equals > 0) continue;
@@ -76,7 +76,7 @@ std::vector<std::string> overrides(const RunOptions& options,
     });
   };
   std::vector<std::string> all;
-  for (const auto& [key, value] : train_settings(options.given.flags, engine)) {
+  for (const auto& [key, value] : train_settings(options.given.flags, engine, file_engine)) {
     if (!given(key)) all.push_back(key + '=' + value);
   }
   if (options.fresh && !given("checkpoint.resume")) all.push_back("checkpoint.resume=never");
@@ -88,8 +88,9 @@ namespace {
 
 // What flags in the environment decide of a train.yaml, as the settings that say the same.
 void add_environment(const FlagValues& values, const std::string& engine,
+                     const std::string& file_engine,
                      std::vector<std::pair<std::string, std::string>>& settings) {
-  for (const auto& [key, value] : train_settings(values, engine)) {
+  for (const auto& [key, value] : train_settings(values, engine, file_engine)) {
     std::string name = "MTL_";
     for (char c : key) {
       name += c == '.'
@@ -177,9 +178,10 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
   const std::string engine = engine_of(file, options.given);
   RunRequest request;
   request.sources.train_yaml = train_yaml;
-  request.sources.overrides = overrides(options, arguments, engine);
+  request.sources.overrides = overrides(options, arguments, engine, file.distributed_type);
   request.sources.environment = settings_in_environment(environ);
-  add_environment(options.given.environment, engine, request.sources.environment);
+  add_environment(options.given.environment, engine, file.distributed_type,
+                  request.sources.environment);
   run.config_file = file.path;
   run.config_notice = config_file_notice(file, options.given);
   run.request = resolve_launch(file, options.given, true, all);
@@ -206,8 +208,8 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
   }
   // A plan may be of other machines, and so are nodes on which agents are started, and those of a
   // job that is only submitted.
-  const bool elsewhere = run.request.starts_agents() || run.request.via == "slurm" ||
-                         run.request.via == "kubernetes";
+  const bool elsewhere =
+      run.request.starts_agents() || run.request.via == "slurm" || run.request.via == "kubernetes";
   if (!request.memory && !options.plan_only && !elsewhere) {
     const int nodes = std::max(1, run.request.max_nodes);
     const int here = std::max(1, (run.world + nodes - 1) / nodes);

@@ -43,7 +43,8 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 // arguments that are not key=value.
 std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments,
-                                   const std::string& engine = {});
+                                   const std::string& engine = {},
+                                   const std::string& file_engine = {});
 
 struct PreparedRun {
   LaunchRequest request;

@@ -170,10 +170,10 @@ std::vector<Choice> engines(const Answers& a) {
                              {"MEGATRON_LM", "Megatron-LM: the model is divided",
                               "train.yaml: parallel.tp, pp, sp, zero"}};
   if (a.is("type", "MULTI_GPU")) {
-    all.push_back({"FSDP", "FullyShardedDataParallel, of PyTorch programs",
-                   "train.yaml: ZeRO, parallel.zero=1"});
     all.push_back(
-        {"DEEPSPEED", "DeepSpeed ZeRO, of PyTorch programs", "train.yaml: ZeRO, parallel.zero=1"});
+        {"FSDP", "FullyShardedDataParallel, of PyTorch programs", "train.yaml: parallel.zero=3"});
+    all.push_back(
+        {"DEEPSPEED", "DeepSpeed ZeRO, of PyTorch programs", "train.yaml: parallel.zero"});
   }
   return all;
 }
@@ -399,7 +399,7 @@ std::vector<QuestionRow> main_rows() {
        .help = "Data parallel: each process has all of it and takes its share of the batch. "
                "Megatron-LM: layers and stages are divided, for models that one GPU cannot hold; "
                "mtl's own runtime does this for a train.yaml. FSDP and DeepSpeed are for PyTorch "
-               "programs; a train.yaml gets the nearest that mtl has, ZeRO-1 (parallel.zero=1).",
+               "programs; a train.yaml gets the same from mtl's own runtime (parallel.zero).",
        .applies = [](const Answers& a) { return !a.is("type", "NO"); },
        .choices = engines,
        .preset = old_engine});
@@ -413,8 +413,8 @@ std::vector<QuestionRow> main_rows() {
                         return std::vector<Choice>{
                             {"0", "0", "nothing; train.yaml: parallel.zero=0"},
                             {"1", "1", "optimizer; train.yaml: parallel.zero=1"},
-                            {"2", "2", "and gradients; train.yaml: parallel.zero=1"},
-                            {"3", "3", "and parameters; train.yaml: parallel.zero=1"}};
+                            {"2", "2", "and gradients; train.yaml: parallel.zero=2"},
+                            {"3", "3", "and parameters; train.yaml: parallel.zero=3"}};
                       },
                   .preset = always("2")});
   rows.push_back({.id = "tp",

@@ -184,12 +184,12 @@ void fsdp_questions(Builder& b) {
   b.menu("fsdp_version", section + "version", "What should be your FSDP version?",
          "2 is PyTorch's newer one.", {"1", "2"}, "2", fsdp);
   b.menu("fsdp_strategy", section + "reshard_after_forward",
-         "What should be your sharding strategy?", "train.yaml: parallel.zero=1, or 0 for NO_SHARD",
+         "What should be your sharding strategy?", "train.yaml: parallel.zero=3, 2 or 0",
          {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"},
          "FULL_SHARD", one);
   b.truth("fsdp_reshard", section + "reshard_after_forward",
           "Do you want to enable resharding after forward?",
-          "Less memory, more traffic. train.yaml: parallel.zero=1", true, two);
+          "Less memory, more traffic. train.yaml: parallel.zero=3, else 2", true, two);
   b.truth("fsdp_offload", section + "offload_params",
           "Do you want to offload parameters and gradients to CPU?", "", false, fsdp);
   b.menu("fsdp_wrap", section + "auto_wrap_policy", "What should be your auto wrap policy?",

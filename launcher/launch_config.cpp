@@ -503,11 +503,24 @@ std::string plugin(const LaunchConfig& config, const std::string& key) {
   return nothing ? std::string() : found->second;
 }
 
+// By FSDP 1's names and torch's numbers for them, and by what FSDP 2 says in their place: whether
+// weights are let go after forward. Hybrid shards stay on a machine; here they are over all ranks.
+const char* zero_of_fsdp(const std::string& strategy) {
+  const auto among = [&](std::initializer_list<const char*> words) {
+    return std::find(words.begin(), words.end(), lower(strategy)) != words.end();
+  };
+  if (among({"no_shard", "3"})) return "0";
+  if (among({"shard_grad_op", "2", "hybrid_shard_zero2", "5"})) return "2";
+  return as_bool(strategy).value_or(true) ? "3" : "2";
+}
+
 void add_fsdp(const LaunchConfig& config, Settings& settings) {
-  std::string strategy = plugin(config, "fsdp_sharding_strategy");
-  if (strategy.empty()) strategy = plugin(config, "fsdp_reshard_after_forward");
-  const bool whole = strategy == "NO_SHARD" || strategy == "3";  // torch's number for it
-  settings.emplace_back("parallel.zero", whole ? "0" : "1");
+  // FSDP 2 does not look at the older key.
+  const bool two = plugin(config, "fsdp_version") == "2";
+  const std::string older = plugin(config, "fsdp_sharding_strategy");
+  const std::string newer = plugin(config, "fsdp_reshard_after_forward");
+  const std::string strategy = newer.empty() || (!two && !older.empty()) ? older : newer;
+  settings.emplace_back("parallel.zero", zero_of_fsdp(strategy));
   if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
     settings.emplace_back("recompute.mode", "full");
   }
@@ -521,7 +534,8 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
 
 void add_deepspeed(const LaunchConfig& config, Settings& settings) {
   if (!plugin(config, "deepspeed_config_file").empty()) return;  // which says it all, elsewhere
-  settings.emplace_back("parallel.zero", plugin(config, "zero_stage") == "0" ? "0" : "1");
+  const std::string stage = plugin(config, "zero_stage");
+  settings.emplace_back("parallel.zero", stage.empty() ? "2" : stage);  // accelerate's own default
   const std::string clip = plugin(config, "gradient_clipping");
   if (!clip.empty()) settings.emplace_back("optimizer.clip", clip);
 }

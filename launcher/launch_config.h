@@ -87,7 +87,7 @@ std::string launch_config_yaml(const LaunchConfig& config);
 std::string launch_config_json_schema();
 // The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
 // megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
-// ZeRO of every stage become parallel.zero: 1, the most that mtl's own runtime divides.
+// ZeRO become parallel.zero.
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
 // The keys of a section (by the names of accelerate's flags) that train_settings() reads.
 bool decides_train_setting(const LaunchConfig& config, const std::string& key);

@@ -146,17 +146,12 @@ bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
     if (key == "precision.dtype" || of_mesh != (section.key == "parallelism_config")) continue;
     taken += fmt::format("{}{}={}", taken.empty() ? "" : ", ", key, value);
   }
-  if (rest.empty() && section.key == "parallelism_config") return true;
+  if (rest.empty()) return true;
   diagnostics_.add(
       {.code = "launch.ignored_key",
        .what = fmt::format("of '{}', mtl's own runtime takes {}{}", section.key,
-                           taken.empty() ? "nothing" : taken,
-                           rest.empty() ? "" : "; without meaning to it: " + rest),
+                           taken.empty() ? "nothing" : taken, "; without meaning to it: " + rest),
        .place = section.place,
-       .help = section.key == "parallelism_config"
-                   ? ""
-                   : "parallel.zero=1 divides the optimizer state; gradients and parameters stay "
-                     "whole",
        .severity = Diagnostic::Severity::warning});
   return true;
 }
@@ -216,13 +211,15 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
 }
 
 std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
-                                                                const std::string& engine) {
+                                                                const std::string& engine,
+                                                                const std::string& file_engine) {
   // Megatron's degrees count whatever the engine: a train.yaml has them all.
   LaunchConfig config;
   config.distributed_type = "MEGATRON_LM";
   LaunchConfig other;
   other.distributed_type = engine;
-  bool engine_said = values.count("use_fsdp") + values.count("use_deepspeed") > 0;
+  bool engine_said =
+      engine != file_engine && values.count("use_fsdp") + values.count("use_deepspeed") > 0;
   for (const LaunchFlag& flag : launch_flags()) {
     const auto found = values.find(flag.name);
     if (found == values.end() || found->second.texts.empty()) continue;

@@ -347,21 +347,38 @@ TEST_CASE("all errors come at once") {
   CHECK(diagnostics.all().size() == 4);
 }
 
-TEST_CASE("FSDP and DeepSpeed become the nearest that a train.yaml has") {
+TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   using Settings = std::vector<std::pair<std::string, std::string>>;
   const auto decided = [](const std::string& text) { return train_settings(good(text)); };
-  CHECK(decided("distributed_type: FSDP\n") == Settings{{"parallel.zero", "1"}});
+  CHECK(decided("distributed_type: FSDP\n") == Settings{{"parallel.zero", "3"}});
   CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  sharding_strategy: NO_SHARD\n"
                 "  activation_checkpointing: true\n") ==
         Settings{{"parallel.zero", "0"}, {"recompute.mode", "full"}});
   CHECK(decided("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
                 "  parallelism_config_cp_size: 1\n") ==
-        Settings{{"parallel.zero", "1"}, {"parallel.tp", "2"}});
+        Settings{{"parallel.zero", "3"}, {"parallel.tp", "2"}});
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
                 "  gradient_clipping: 0.5\n") ==
-        Settings{{"parallel.zero", "1"}, {"optimizer.clip", "0.5"}});
+        Settings{{"parallel.zero", "3"}, {"optimizer.clip", "0.5"}});
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 0\n") ==
         Settings{{"parallel.zero", "0"}});
+  CHECK(decided("distributed_type: DEEPSPEED\n") == Settings{{"parallel.zero", "2"}});
+  for (const auto& [strategy, zero] : Settings{{"FULL_SHARD", "3"},
+                                               {"1", "3"},
+                                               {"SHARD_GRAD_OP", "2"},
+                                               {"2", "2"},
+                                               {"3", "0"},
+                                               {"HYBRID_SHARD", "3"},
+                                               {"HYBRID_SHARD_ZERO2", "2"}}) {
+    CAPTURE(strategy);
+    CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + strategy +
+                  "\n") == Settings{{"parallel.zero", zero}});
+  }
+  for (const auto& [reshard, zero] : Settings{{"true", "3"}, {"false", "2"}, {"no", "2"}}) {
+    CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+                  "  fsdp_sharding_strategy: NO_SHARD\n  fsdp_reshard_after_forward: " +
+                  reshard + "\n") == Settings{{"parallel.zero", zero}});
+  }
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: a\n")
             .empty());
   CHECK(decided("distributed_type: NO\nfsdp_config:\n  fsdp_version: 2\n").empty());

@@ -613,6 +613,13 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   const std::vector<std::pair<std::string, std::string>> expected = {
       {"precision.dtype", "bf16"}, {"parallel.tp", "2"}, {"parallel.sp", "false"}};
   CHECK(settings == expected);
+  // An engine means something by itself, unless the file has more to say of it.
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const FlagValues fsdp = values({{"use_fsdp", "true"}});
+  CHECK(train_settings(fsdp, "FSDP", "MULTI_GPU") == Settings{{"parallel.zero", "3"}});
+  CHECK(train_settings(fsdp, "FSDP", "FSDP").empty());
+  const FlagValues stage = values({{"use_deepspeed", "true"}, {"zero_stage", "1"}});
+  CHECK(train_settings(stage, "DEEPSPEED", "DEEPSPEED") == Settings{{"parallel.zero", "1"}});
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}, {}, true).codes.empty());
   const Outcome vain = resolved({{"fsdp_version", "2"}, {"tpu", "true"}}, {}, true);
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});
