@@ -77,10 +77,11 @@ std::vector<std::pair<size_t, size_t>> cut_into_buckets(const std::vector<Block>
     // gradients are complete at another time than the next one's.
     const bool border =
         i == 0 || blocks[i].tied || blocks[i - 1].tied || blocks[i].chunk != blocks[i - 1].chunk;
-    const bool new_layer = i == 0 || blocks[i].layer != blocks[i - 1].layer;
-    const bool end_of_model = i > 0 && new_layer && (is_end(blocks[i]) || is_end(blocks[i - 1]));
-    if (whole_layers && !border && !end_of_model && !(full && new_layer)) continue;
-    if (!full && !border && !whole_layers) continue;
+    const bool between_layers = i > 0 && blocks[i].layer != blocks[i - 1].layer;
+    const bool may_end = !whole_layers || between_layers;
+    const bool end_of_model =
+        whole_layers && between_layers && (is_end(blocks[i]) || is_end(blocks[i - 1]));
+    if (!border && !end_of_model && !(full && may_end)) continue;
     buckets.emplace_back(i, end);
     end = i;
     numel = 0;

@@ -94,8 +94,7 @@ Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow
   const ChunkRange& chunk = needs.chunks.front();  // the only one: there is no pipeline
   const std::vector<size_t> buckets = buckets_by_layer(table, layout, shape.layers);
   WindowContents contents(layout);
-  std::vector<int64_t> copies(2,
-                              -1);  // the layers that have them: memory.cpp, add_float8_weights()
+  int64_t copies[2] = {-1, -1};  // of these layers: memory.cpp, add_float8_weights()
   const auto read = [&](const std::vector<int64_t>& layers) {
     for (const int64_t layer : layers) {
       const size_t bucket = buckets[static_cast<size_t>(layer + 1)];

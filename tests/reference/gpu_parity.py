@@ -59,14 +59,15 @@ def text(size):
 
 
 # With a learning rate that is worth the name.
-LAYOUTS = {"1 rank": {}, "dp 2": {"dp": 2}, "tp 2": {"tp": 2}, "pp 2": {"pp": 2},
+LAYOUTS = {"1 rank": {}, "dp 2": {"dp": 2}, "dp 2, ZeRO-3": {"dp": 2, "zero": 3},
+           "tp 2": {"tp": 2}, "pp 2": {"pp": 2},
            "tp 2, dp 2": {"tp": 2, "dp": 2}, "pp 2, dp 2": {"pp": 2, "dp": 2}}
 
 
 def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30, steps=STEPS):
     """The run directory. JSON is YAML."""
     parallel = parallel or {}
-    processes = math.prod(parallel.values())
+    processes = math.prod(parallel.get(axis, 1) for axis in ("dp", "tp", "pp"))
     settings = {
         "run": {"name": "parity", "dir": str(folder / "runs")},
         "model": shape,
