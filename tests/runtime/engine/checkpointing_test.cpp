@@ -166,6 +166,7 @@ TEST_CASE("layouts that keep each other's bits resume each other's runs with the
       {{"dp 2 with ZeRO-1", {.dp = 2}},
        {"dp 2 without", {.dp = 2}, 0},
        {"dp 2 pp 2", {.dp = 2, .pp = 2}}},
+      {{"dp 2 with ZeRO-2", {.dp = 2}, 2}, {"dp 2 with ZeRO-3", {.dp = 2}, 3}},
       {{"tp 2 with sp", {.tp = 2}}, {"tp 2 with sp pp 2", {.tp = 2, .pp = 2}}},
   };
   int number = 0;
@@ -197,6 +198,7 @@ TEST_CASE("any layout loads what any layout saved") {
       {"tp 2 pp 2", {.tp = 2, .pp = 2}, 1, "false"},
       {"dp 2 without ZeRO", {.dp = 2}, 0},
       {"dp 4 with ZeRO-1", {.dp = 4}},
+      {"tp 2 dp 2 with ZeRO-3", {.tp = 2, .dp = 2}, 3},
       {"tp 4 with copies of the KV heads", {.tp = 4}},
       {"tp 2 dp 2 pp 2 virtual 2", {.tp = 2, .dp = 2, .pp = 2, .virtual_stages = 2}},
   };
