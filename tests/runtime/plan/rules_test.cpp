@@ -637,6 +637,17 @@ TEST_CASE("a stage may be left empty where its layers are given") {
   CHECK(problems_of(resolved, 4).empty());
 }
 
+TEST_CASE("without replicas there is nothing to keep in shards and pipelines are as ever") {
+  ResolvedSpec resolved = base_spec();
+  resolved.spec.parallel.pp = 2;
+  resolved.spec.parallel.zero = 3;
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65}, 2, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  CHECK(plan.stages[0].layout.zero == 0);
+  CHECK(plan.stages[0].layout.windows.empty());
+}
+
 TEST_CASE("without a micro-batch a ramp takes the largest that divides each phase") {
   ResolvedSpec resolved = base_spec();
   resolved.spec.train.batch_ramp = {{0, 32}, {10, 48}, {20, 16}};
