@@ -19,6 +19,7 @@
 //  - Tensors are contiguous row-major; [n, c] below means rows() x cols().
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -206,9 +207,11 @@ struct RouteExperts {
 struct RouteExpertsBackward {
   Tensor logits;
   ExpertRoutes routes;
-  Tensor dweights;      // f32 [n, k]
-  Tensor dlogits;       // compute type [n, E], written
-  int64_t seq = 0;      // tokens of a sequence; divides n
+  Tensor dweights;  // f32 [n, k]
+  Tensor dlogits;   // compute type [n, E], written
+  int64_t seq = 0;  // tokens of a sequence; divides n, unless there are
+  // i32 [seq, k]: the experts of all tokens of the one sequence that the n are a share of.
+  Tensor sequence_experts = {};
   float aux_scale = 0;  // gradient of a token's aux, and of its z
   float z_scale = 0;
   Tensor losses;  // f32 [2, n], written: aux, then z, of each token
@@ -235,6 +238,23 @@ struct WeighRowsBackward {
   Tensor x, dy;              // [m, c]
   Tensor index;              // i32 [m]
   Tensor weights, dweights;  // f32
+};
+
+// Columns as blocks (what ranks exchange of heads). `rows` [n, c] has sections side by side (q, k
+// and v, say), each divided evenly into pieces. Block p of `blocks` [parts n, w] has one piece of
+// every section, side by side: of a section with as many pieces as parts its own, of one with fewer
+// (a divisor) piece p pieces / parts, so that neighbours have the same.
+struct ColumnSection {
+  int64_t columns = 0, pieces = 1;
+  int64_t width() const { return columns / pieces; }
+};
+struct ColumnBlocks {
+  Tensor rows, blocks;  // same type, no overlap
+  int64_t parts = 1;
+  std::array<ColumnSection, 3> sections = {};  // without columns: there is none
+  // Rows from blocks: the sum of a piece's blocks, in their order and in f32. Else blocks from
+  // rows.
+  bool to_rows = false;
 };
 
 // Vocabulary-parallel cross-entropy on a shard of the logits: [n, local columns], of which `valid`
@@ -362,9 +382,10 @@ class Device {
   virtual void fill(Tensor x, float value) = 0;
   // f32 <-> bf16 or f16, same numel. To nearest even; from 65520 on f16 is infinite.
   virtual void cast(Tensor from, Tensor to) = 0;
-  virtual void scale(Tensor x, float factor) = 0;  // any compute type
-  virtual void add(Tensor x, Tensor y) = 0;        // y += x, same type
-  virtual void copy(Tensor from, Tensor to) = 0;   // same type and numel, no overlap
+  virtual void scale(Tensor x, float factor) = 0;              // any compute type
+  virtual void add(Tensor x, Tensor y) = 0;                    // y += x, same type
+  virtual void copy(Tensor from, Tensor to) = 0;               // same type and numel, no overlap
+  virtual void regroup_columns(const ColumnBlocks& args) = 0;  // one becomes the other
   virtual void matmul(const Matmul& args) = 0;
   // out[0] = the largest |x|, NaN if there is one; x of compute type, out f32.
   virtual void amax(Tensor x, Tensor out) = 0;

@@ -74,6 +74,9 @@ class TimedDevice final : public Device {
   void copy(Tensor from, Tensor to) override {
     timed("elementwise", moves({from, to}), [&] { device_->copy(from, to); });
   }
+  void regroup_columns(const ColumnBlocks& args) override {
+    timed("elementwise", moves({args.rows, args.blocks}), [&] { device_->regroup_columns(args); });
+  }
   void matmul(const Matmul& args) override {
     if (on_matmul) on_matmul(args);
     const char* form = args.transpose_a ? "matmul, gradient of weights" : "matmul";

@@ -666,6 +666,9 @@ class FakeDevice final : public Device, private Recorder {
   void copy(Tensor from, Tensor to) override {
     later([=, this] { cpu_->copy(from, to); });
   }
+  void regroup_columns(const ColumnBlocks& args) override {
+    later([=, this] { cpu_->regroup_columns(args); });
+  }
   void matmul(const Matmul& args) override {
     later([=, this] { cpu_->matmul(args); });
   }

@@ -81,6 +81,9 @@ class GuardedDevice final : public Device {
   void copy(Tensor from, Tensor to) override {
     op({from, to}, [&] { cpu_.copy(from, to); });
   }
+  void regroup_columns(const ColumnBlocks& c) override {
+    op({c.rows, c.blocks}, [&] { cpu_.regroup_columns(c); });
+  }
   void matmul(const Matmul& m) override {
     op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b}, [&] { cpu_.matmul(m); });
   }
@@ -139,7 +142,7 @@ class GuardedDevice final : public Device {
     op(tensors_of(r.routes, {r.logits}), [&] { cpu_.route_experts(r); });
   }
   void route_experts_backward(const RouteExpertsBackward& r) override {
-    op(tensors_of(r.routes, {r.logits, r.dweights, r.dlogits, r.losses}),
+    op(tensors_of(r.routes, {r.logits, r.dweights, r.dlogits, r.losses, r.sequence_experts}),
        [&] { cpu_.route_experts_backward(r); });
   }
   void gather_rows(const GatherRows& g) override {

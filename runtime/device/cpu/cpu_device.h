@@ -54,6 +54,7 @@ class CpuDevice final : public Device {
   void scale(Tensor x, float factor) override;
   void add(Tensor x, Tensor y) override;
   void copy(Tensor from, Tensor to) override;
+  void regroup_columns(const ColumnBlocks& args) override;
   void matmul(const Matmul& args) override { matmul_.run(args); }
   void amax(Tensor x, Tensor out) override;
   void quantize(const Quantize& args) override;

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cassert>
 #include <cstring>
+#include <vector>
 
 #include "runtime/device/cpu/cpu_device.h"
 
@@ -79,6 +80,47 @@ bool CpuDevice::all_finite(Tensor x) {
 void CpuDevice::copy(Tensor from, Tensor to) {
   assert(from.dtype == to.dtype && from.numel() == to.numel());
   copy_from_host(to, from.data);
+}
+
+void CpuDevice::regroup_columns(const ColumnBlocks& args) {
+  const int64_t n = args.rows.rows(), cols = args.rows.cols(), width = args.blocks.cols();
+  const int64_t bytes = bytes_of(args.rows.dtype);
+  assert(args.blocks.dtype == args.rows.dtype && args.blocks.rows() == args.parts * n);
+  const auto to_f32 = typed(args.rows.dtype).to_f32;
+  const auto from_f32 = typed(args.rows.dtype).from_f32;
+  split_rows(n, cols, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum, part_of_sum;
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t first = 0, in_block = 0;  // columns of the section
+      for (const ColumnSection& section : args.sections) {
+        const int64_t piece = section.width(), copies = args.parts / section.pieces;
+        const auto width_bytes = static_cast<size_t>(piece * bytes);
+        for (int64_t which = 0; which < section.pieces && piece > 0; ++which) {
+          char* in_rows = args.rows.as<char>() + (row * cols + first + which * piece) * bytes;
+          const auto block = [&](int64_t copy) {
+            const int64_t part = which * copies + copy;
+            return args.blocks.as<char>() + ((part * n + row) * width + in_block) * bytes;
+          };
+          if (!args.to_rows) {
+            for (int64_t i = 0; i < copies; ++i) std::memcpy(block(i), in_rows, width_bytes);
+          } else if (copies == 1) {
+            std::memcpy(in_rows, block(0), width_bytes);
+          } else {
+            sum.assign(static_cast<size_t>(piece), 0.0f);
+            part_of_sum.resize(static_cast<size_t>(piece));
+            for (int64_t i = 0; i < copies; ++i) {
+              to_f32(block(i), part_of_sum.data(), piece);
+              for (size_t c = 0; c < sum.size(); ++c) sum[c] += part_of_sum[c];
+            }
+            from_f32(sum.data(), in_rows, piece);
+          }
+        }
+        first += section.columns;
+        in_block += piece;
+      }
+      assert(first == cols && in_block == width);
+    }
+  });
 }
 
 // Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in

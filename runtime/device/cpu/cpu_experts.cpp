@@ -123,22 +123,24 @@ void CpuDevice::route_experts_backward(const RouteExpertsBackward& args) {
   assert(args.dweights.dtype == DType::f32 && args.dweights.numel() == routes.tokens * routes.k);
   assert(args.dlogits.numel() == args.logits.numel());
   assert(args.losses.dtype == DType::f32 && args.losses.numel() == 2 * routes.tokens);
-  assert(args.seq > 0 && routes.tokens % args.seq == 0);
+  const Tensor& whole = args.sequence_experts;
+  assert(args.seq > 0 &&
+         (whole ? whole.numel() == args.seq * routes.k : routes.tokens % args.seq == 0));
+  const int64_t own = whole ? routes.tokens : args.seq;  // tokens here of a sequence
   const auto* logits = args.logits.as<const float>();
   const auto* dweights = args.dweights.as<const float>();
   const auto from_f32 = typed(args.dlogits.dtype).from_f32;
   const int64_t row_bytes = experts * bytes_of(args.dlogits.dtype);
   const auto balanced = static_cast<float>(routes.k * args.seq) / static_cast<float>(experts);
-  split(routes.tokens / args.seq, 1, [&](int64_t begin, int64_t end) {
+  split(routes.tokens / own, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> load(static_cast<size_t>(experts)), row(static_cast<size_t>(experts));
     std::vector<int64_t> counts(static_cast<size_t>(experts));
-    for (int64_t first = begin * args.seq; first < end * args.seq; first += args.seq) {
+    for (int64_t first = begin * own; first < end * own; first += own) {
+      const int32_t* chosen = whole ? whole.as<const int32_t>() : routes.chosen + first * routes.k;
       std::fill(counts.begin(), counts.end(), 0);
-      for (int64_t a = first * routes.k; a < (first + args.seq) * routes.k; ++a) {
-        ++counts[static_cast<size_t>(routes.chosen[a])];
-      }
+      for (int64_t a = 0; a < args.seq * routes.k; ++a) ++counts[static_cast<size_t>(chosen[a])];
       for (size_t e = 0; e < load.size(); ++e) load[e] = static_cast<float>(counts[e]) / balanced;
-      for (int64_t t = first; t < first + args.seq; ++t) {
+      for (int64_t t = first; t < first + own; ++t) {
         logits_backward(logits + t * experts, routes, t, dweights, load.data(), args, row.data());
         from_f32(row.data(), args.dlogits.as<char>() + t * row_bytes, experts);
       }

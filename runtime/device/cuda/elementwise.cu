@@ -75,6 +75,47 @@ void copy_words(Queue& queue, Tensor from, Tensor to) {
          from.bytes());
 }
 
+struct Regroup {
+  int64_t n;
+  int cols, width;  // of a row, and of one of a block
+  int pieces[3] = {}, piece[3] = {}, copies[3] = {};
+  bool to_rows;
+};
+// A block per row.
+template <typename T, int N>
+__global__ void __launch_bounds__(kBlock) regroup_kernel(Regroup a, T* rows, T* blocks) {
+  for (int64_t row = blockIdx.x; row < a.n; row += gridDim.x) {
+    for (int col = static_cast<int>(threadIdx.x) * N; col < a.cols; col += kBlock * N) {
+      int in_section = col, in_block = 0, section = 0, piece = a.piece[0], copies = a.copies[0];
+      for (int s = 0; s < 2; ++s) {
+        const int columns = a.pieces[s] * a.piece[s];
+        if (section != s || in_section < columns) continue;
+        in_section -= columns;
+        in_block += a.piece[s];
+        section = s + 1;
+        piece = a.piece[s + 1];
+        copies = a.copies[s + 1];
+      }
+      const int which = in_section / piece;
+      T* const in_rows = rows + row * a.cols + col;
+      T* const first = blocks + (int64_t{which} * copies * a.n + row) * a.width + in_block +
+                       in_section - which * piece;
+      Floats<N> value = load<N>(a.to_rows ? first : in_rows);
+      if (!a.to_rows) store(first, value);
+      for (int i = 1; i < copies; ++i) {
+        T* const copy = first + i * a.n * a.width;
+        if (!a.to_rows) {
+          store(copy, value);
+          continue;
+        }
+        const Floats<N> more = load<N>(copy);
+        for (int k = 0; k < N; ++k) value.at[k] += more.at[k];
+      }
+      if (a.to_rows) store(in_rows, value);
+    }
+  }
+}
+
 struct Bytes {
   unsigned char at[kMostBytesInArguments];
 };
@@ -154,6 +195,28 @@ void copy(Queue& queue, Tensor from, Tensor to) {
   } else {
     copy_words<uint8_t>(queue, from, to);
   }
+}
+
+void regroup_columns(Queue& queue, const ColumnBlocks& args) {
+  Regroup regroup = {.n = args.rows.rows(),
+                     .cols = static_cast<int>(args.rows.cols()),
+                     .width = static_cast<int>(args.blocks.cols()),
+                     .to_rows = args.to_rows};
+  with_type(args.rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    bool packs = aligned({args.rows.data, args.blocks.data});
+    for (size_t s = 0; s < args.sections.size(); ++s) {
+      const ColumnSection& section = args.sections[s];
+      regroup.pieces[s] = static_cast<int>(section.pieces);
+      regroup.piece[s] = static_cast<int>(section.width());
+      regroup.copies[s] = static_cast<int>(args.parts / section.pieces);
+      packs = packs && section.width() % kPackOf<T> == 0;
+    }
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      launch(regroup_kernel<T, decltype(pack)::value>, blocks_for(queue, regroup.n, 1),
+             dim3(kBlock), 0, queue.stream(), regroup, args.rows.as<T>(), args.blocks.as<T>());
+    });
+  });
 }
 
 }  // namespace mtl::cuda

@@ -119,7 +119,8 @@ struct Backward {
   const float* dweights;
   T* dlogits;
   float* losses;
-  int64_t seq;
+  int64_t seq, own;        // tokens of a sequence, and of it here
+  const int32_t* counted;  // of the one sequence there is; null: those of the tokens here
   float aux_scale, z_scale, balanced;
 };
 
@@ -130,18 +131,19 @@ __global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
   auto* const load = reinterpret_cast<float*>(memory);
   auto* const counts = reinterpret_cast<int32_t*>(memory) + a.routing.experts;
   const Routing& r = a.routing;
-  const int64_t first = int64_t{blockIdx.x} * a.seq;
+  const int64_t first = int64_t{blockIdx.x} * a.own;
+  const int32_t* const counted = a.counted != nullptr ? a.counted : r.chosen + first * r.k;
   for (int e = static_cast<int>(threadIdx.x); e < r.experts; e += kBlock) counts[e] = 0;
   __syncthreads();
   for (int64_t i = threadIdx.x; i < a.seq * r.k; i += kBlock) {
-    atomicAdd(counts + r.chosen[first * r.k + i], 1);  // whole numbers: any order is the same
+    atomicAdd(counts + counted[i], 1);  // whole numbers: any order is the same
   }
   __syncthreads();
   for (int e = static_cast<int>(threadIdx.x); e < r.experts; e += kBlock) {
     load[e] = static_cast<float>(counts[e]) / a.balanced;
   }
   __syncthreads();
-  for (int64_t t = first + threadIdx.x; t < first + a.seq; t += kBlock) {
+  for (int64_t t = first + threadIdx.x; t < first + a.own; t += kBlock) {
     const float* logits = a.logits + t * r.experts;
     float largest = logits[0];
     for (int e = 1; e < r.experts; ++e) largest = fmaxf(largest, logits[e]);
@@ -271,6 +273,7 @@ void route_experts(Queue& queue, const RouteExperts& args) {
 
 void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
   const Routing routing(args.routes);
+  const int64_t own = args.sequence_experts ? routing.tokens : args.seq;
   with_type(args.dlogits.dtype, [&](auto type) {
     using T = decltype(type);
     const Backward<T> backward = {
@@ -280,10 +283,12 @@ void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
         args.dlogits.as<T>(),
         args.losses.as<float>(),
         args.seq,
+        own,
+        args.sequence_experts.as<const int32_t>(),
         args.aux_scale,
         args.z_scale,
         static_cast<float>(routing.k * args.seq) / static_cast<float>(routing.experts)};
-    launch(route_backward_kernel<T>, dim3(static_cast<unsigned>(routing.tokens / args.seq)),
+    launch(route_backward_kernel<T>, dim3(static_cast<unsigned>(routing.tokens / own)),
            dim3(kBlock), static_cast<size_t>(routing.experts) * 2 * sizeof(float), queue.stream(),
            backward);
   });

@@ -37,6 +37,7 @@ void cast(Queue& queue, Tensor from, Tensor to);
 void scale(Queue& queue, Tensor x, float factor);
 void add(Queue& queue, Tensor x, Tensor y);
 void copy(Queue& queue, Tensor from, Tensor to);
+void regroup_columns(Queue& queue, const ColumnBlocks& args);
 // So many bytes of the host travel as a kernel's arguments: no memory of the host has to wait for
 // the copy, and the host for none.
 inline constexpr int64_t kMostBytesInArguments = 64;

@@ -13,6 +13,7 @@ class OpsDevice : public Device, protected Queue {
   void scale(Tensor x, float factor) override { cuda::scale(*this, x, factor); }
   void add(Tensor x, Tensor y) override { cuda::add(*this, x, y); }
   void copy(Tensor from, Tensor to) override { cuda::copy(*this, from, to); }
+  void regroup_columns(const ColumnBlocks& args) override { cuda::regroup_columns(*this, args); }
   void amax(Tensor x, Tensor out) override { cuda::amax(*this, x, out); }
   void quantize(const Quantize& args) override { cuda::quantize(*this, args); }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {

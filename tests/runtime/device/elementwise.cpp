@@ -56,6 +56,71 @@ TEST_CASE("copy keeps every bit") {
   });
 }
 
+TEST_CASE("regroup_columns: pieces of sections become blocks, and their sums rows again") {
+  struct Shape {
+    int64_t n, parts;
+    std::array<ColumnSection, 3> sections;
+  };
+  const Shape shapes[] = {{1, 1, {{{5, 1}}}},
+                          {3, 2, {{{4, 2}, {2, 2}, {2, 2}}}},
+                          {37, 4, {{{64, 4}, {32, 4}, {32, 4}}}},
+                          {5, 3, {{{9, 3}}}},
+                          {130, 2, {{{96, 2}, {}, {48, 2}}}},
+                          {1000, 8, {{{512, 8}, {64, 8}, {64, 8}}}},
+                          // Fewer pieces than parts: neighbours have the same.
+                          {7, 4, {{{12, 4}, {3, 1}, {3, 1}}}},
+                          {70, 4, {{{64, 4}, {32, 2}, {32, 2}}}},
+                          {9, 6, {{{48, 6}, {24, 3}, {16, 2}}}}};
+  for_each_device([&](Device& device) {
+    std::mt19937 random(7);
+    for (const Shape& shape : shapes) {
+      for (const DType type : kComputeTypes) {
+        int64_t cols = 0, width = 0;
+        for (const ColumnSection& section : shape.sections) {
+          cols += section.columns;
+          width += section.width();
+        }
+        INFO("n " << shape.n << " parts " << shape.parts << " columns " << cols << " type "
+                  << safetensors_name(type));
+        Held rows(type, {shape.n, cols}), back(type, {shape.n, cols});
+        Held blocks(type, {shape.parts * shape.n, width});
+        rows.randomize(random);
+        ColumnBlocks args = {.rows = rows.view,
+                             .blocks = blocks.view,
+                             .parts = shape.parts,
+                             .sections = shape.sections};
+        device.regroup_columns(args);
+        std::vector<double> expected, sums(static_cast<size_t>(shape.n * cols));
+        const auto each = [&](auto&& visit) {  // in the order of the blocks
+          for (int64_t part = 0; part < shape.parts; ++part) {
+            for (int64_t row = 0; row < shape.n; ++row) {
+              int64_t first = row * cols;
+              for (const ColumnSection& section : shape.sections) {
+                const int64_t piece = part * section.pieces / shape.parts;
+                for (int64_t c = 0; c < section.width(); ++c) {
+                  visit(first + piece * section.width() + c);
+                }
+                first += section.columns;
+              }
+            }
+          }
+        };
+        each([&](int64_t in_rows) { expected.push_back(rows[in_rows]); });
+        check_close(blocks, expected, 0, "blocks");
+        // Other numbers in each block.
+        blocks.randomize(random);
+        int64_t in_blocks = 0;
+        each([&](int64_t in_rows) { sums[static_cast<size_t>(in_rows)] += blocks[in_blocks++]; });
+        args.rows = back.view;
+        args.to_rows = true;
+        device.regroup_columns(args);
+        // Up to four numbers below 10, in f32.
+        check_close(back, sums, 2e-6, "rows");
+      }
+    }
+  });
+}
+
 TEST_CASE("outputs that go around the caches are whole") {
   // More than 8 MB per thread, at aligned addresses, with a tail.
   const int64_t n = (int64_t{3} << 21) + 5;
