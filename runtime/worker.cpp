@@ -224,8 +224,8 @@ class Rank {
   std::string choose_attention() {
     if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
     if (spec_.data.reset_attention_at_eod) return {};
-    const auto tp = static_cast<int>(plan_.grid.sizes()[Axis::tp]);
-    AttentionShape shape = attention_of(plan_.model, tp);
+    const GridSizes& sizes = plan_.grid.sizes();
+    AttentionShape shape = attention_of(plan_.model, sizes[Axis::tp] * sizes[Axis::cp]);
     shape.batch = plan_.micro_batch;
     shape.seq = plan_.seq;
     return made_.cuda->choose_attention(*device_, shape, plan_.compute);

@@ -48,8 +48,8 @@ std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device
 
 std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) {
   const ParamLayout& layout = plan.stages.front().layout;
-  const int replicas = plan.grid.sizes()[Axis::dp];
-  const int replica = trainer.coord()[Axis::dp];
+  const int replicas = plan.grid.data_ranks();
+  const int replica = plan.grid.data_rank(trainer.coord());
   std::vector<CheckpointTensor> mine;
   const std::vector<ParameterState> parameters = trainer.state();
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -18,7 +18,7 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       groups_(groups),
       data_(data),
       coord_(coord),
-      shard_(stage.layout.shards > 1 ? coord[Axis::dp] : 0),
+      shard_(stage.layout.shards > 1 ? plan.grid.data_rank(coord) : 0),
       weights_(arena.tensor(stage.layout.shards_weights() ? "weight_shards" : "weights")),
       grads_(arena.tensor(stage.layout.shards_gradients() ? "grad_shards" : "grads")),
       master_(arena.find_tensor("master")),

@@ -37,11 +37,12 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
   };
   make(Link::tensor, plan.grid.group(rank, {Axis::tp}));
   make(Link::kv, kv_group(plan, rank));
-  make(Link::data, plan.grid.group(rank, {Axis::dp}));
+  make(Link::context, plan.grid.group(rank, {Axis::cp}));
+  make(Link::data, plan.grid.group(rank, Grid::kData));
   make(Link::activations, plan.grid.group(rank, {Axis::pp}));
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));
-  make(Link::loss, plan.grid.group(rank, {Axis::dp, Axis::pp}));
+  make(Link::loss, plan.grid.group(rank, {Axis::cp, Axis::dp, Axis::pp}));
   make(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::pp}));
   std::vector<int> everybody(static_cast<size_t>(world.size()));
   std::iota(everybody.begin(), everybody.end(), 0);

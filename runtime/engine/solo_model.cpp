@@ -30,7 +30,7 @@ SoloModel::SoloModel(const ModelShape& shape, Device& device)
       base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),
       arena_(memory_, base_),
       parameters_(table_, layout_, arena_),
-      context_{device, tensor_parallel_, shape_, arena_, parameters_},
+      context_{device, tensor_parallel_, context_parallel_, shape_, arena_, parameters_},
       chunk_(context_, everything_) {
   if (const Tensor table = arena_.find_tensor("rope")) {
     device.copy_from_host(table, rope_table(shape_).data());

@@ -42,6 +42,7 @@ class SoloModel {
   std::unique_ptr<Communicator> group_ = make_self_communicator();
   CommQueue queue_{false};
   TensorParallel tensor_parallel_{device_, *group_, queue_, false};
+  ContextParallel context_parallel_{device_, *group_, {}};
   BlockContext context_;
   Chunk chunk_;
 };

@@ -178,6 +178,7 @@ class Trainer {
   StageLinks links_;
   CommQueue tensor_queue_, data_queue_;
   TensorParallel tensor_parallel_;
+  ContextParallel context_parallel_;
   BlockContext context_;
   std::vector<Chunk> chunks_;
   Float8Weights float8_;

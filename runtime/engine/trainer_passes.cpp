@@ -18,13 +18,17 @@ void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, c
   if (first_key_) batch.first_key = std::span(host_first_key_).first(tokens);
   if (position_ids_) batch.positions = std::span(host_positions_).first(tokens);
   samples.fill(first, count, batch);
+  // Of each sequence the rank has the whole, for attention, or its share: there is one sequence
+  // then.
+  const int64_t n = count * plan_.share();
+  const auto own_first = static_cast<size_t>(coord_[Axis::cp] * n);
+  const std::span<const int32_t> own_inputs = inputs.subspan(own_first, static_cast<size_t>(n));
+  const std::span<const int32_t> own_targets = targets.subspan(own_first, static_cast<size_t>(n));
   int32_t largest = 0, smallest = 0, smallest_target = 0;
-  int64_t counted = 0;
   for (size_t i = 0; i < tokens; ++i) {
     largest = std::max({largest, inputs[i], targets[i]});
     smallest = std::min(smallest, inputs[i]);
     smallest_target = std::min(smallest_target, targets[i]);
-    counted += targets[i] >= 0;
   }
   if (largest >= plan_.model.vocab || smallest < 0 || smallest_target < -1) {
     throw Error(Exit::data, {.code = "data.token_range",
@@ -36,20 +40,20 @@ void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, c
                                  first, first + count - 1, plan_.model.vocab),
                              .help = "the corpus was made with another tokenizer than the run"});
   }
-  const auto n = static_cast<int64_t>(tokens);
   if (chunk.range().embedding) {
-    device_.copy_from_host(arena_.get("tokens").in(slot).slice(0, n), inputs.data());
-    if (training) tied_.load(inputs, slot);
+    device_.copy_from_host(arena_.get("tokens").in(slot).slice(0, n), own_inputs.data());
+    if (training) tied_.load(own_inputs, slot);
   }
   if (chunk.range().head) {
-    device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), targets.data());
-    counted_ += counted;
+    device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), own_targets.data());
+    counted_ += std::ranges::count_if(own_targets, [](int32_t id) { return id >= 0; });
   }
+  const auto all = static_cast<int64_t>(tokens);
   if (first_key_) {
-    device_.copy_from_host(first_key_.in(slot).slice(0, n), host_first_key_.data());
+    device_.copy_from_host(first_key_.in(slot).slice(0, all), host_first_key_.data());
   }
   if (position_ids_) {
-    device_.copy_from_host(position_ids_.in(slot).slice(0, n), host_positions_.data());
+    device_.copy_from_host(position_ids_.in(slot).slice(0, all), host_positions_.data());
   }
 }
 
@@ -158,7 +162,7 @@ float Trainer::loss_scale(int64_t step) const {
 Pass Trainer::pass_of(const Instruction& in) const {
   Pass pass;
   pass.sequences = plan_.micro_batch;
-  pass.seq = plan_.seq;
+  pass.seq = plan_.share();
   pass.slot = in.slot;
   pass.training = true;
   // In a window there are the gradients of one micro-batch.
@@ -290,7 +294,7 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
       const Chunk& chunk = chunks_[c];
       const int64_t turn_end = std::min(turn + in_turn, end);
       Pass pass;
-      pass.seq = plan_.seq;
+      pass.seq = plan_.share();
       for (int64_t first = turn; first < turn_end; first += pass.sequences) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
         if (chunk.range().embedding || chunk.range().head || needs_documents()) {

@@ -4,11 +4,19 @@
 
 namespace mtl {
 
+namespace {
+
+int heads_parts(const BlockContext& context) {
+  return context.tp.size() * context.cp.size();
+}
+
+}  // namespace
+
 AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
     : context_(context),
       layer_(layer),
-      heads_(context.shape.heads / context.tp.size()),
-      kv_heads_(local_kv_heads(context.shape, context.tp.size())),
+      heads_(context.shape.heads / heads_parts(context)),
+      kv_heads_(local_kv_heads(context.shape, heads_parts(context))),
       norm_(context, layer, "attn.norm", layer_buffer(layer, "attn"),
             float8_stream_amax(context, layer, "attn.qkv", Float8Operand::x)),
       qkv_linear_(context, layer, "attn.qkv"),
@@ -21,6 +29,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       k_rstd_(context.arena.find(layer_buffer(layer, "attn.k_rstd"))),
       lse_(context.arena.get(layer_buffer(layer, "attn.lse"))),
       attended_(context.arena.get(layer_buffer(layer, "attn.context"))),
+      attended_by_head_(context.arena.find(layer_buffer(layer, "attn.context_by_head"))),
       output_(context.arena.get(layer_buffer(layer, "mlp.input"))),
       branch_(context.arena.get("branch")),
       gathered_(context.arena.find("gathered")),
@@ -28,16 +37,18 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       dattended_(context.arena.find("attn.dcontext")),
       dqkv_(context.arena.find("attn.dqkv")),
       dnormed_(context.arena.find("attn.dnormed")),
+      dattended_by_head_(context.arena.find("attn.dcontext_by_head")),
+      dqkv_by_head_(context.arena.find("attn.dqkv_by_head")),
       dbranch_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)),
       dinput_amax_(float8_stream_amax(context, layer - 1, "mlp.down", Float8Operand::dy)),
       rope_table_(context.arena.find_tensor("rope")),
       first_key_(context.arena.find("first_key")),
       position_ids_(context.arena.find("position_ids")) {}
 
-AttentionShape attention_of(const ModelShape& shape, int tp) {
+AttentionShape attention_of(const ModelShape& shape, int parts) {
   AttentionShape attention;
-  attention.heads = shape.heads / tp;
-  attention.kv_heads = local_kv_heads(shape, tp);
+  attention.heads = shape.heads / parts;
+  attention.kv_heads = local_kv_heads(shape, parts);
   attention.head_dim = shape.head_dim;
   attention.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   attention.dropout.probability = static_cast<float>(shape.dropout_attention);
@@ -47,30 +58,30 @@ AttentionShape attention_of(const ModelShape& shape, int tp) {
   return attention;
 }
 
-AttentionShape AttentionBlock::attention_shape(const Pass& pass) const {
-  AttentionShape attention = attention_of(context_.shape, context_.tp.size());
-  attention.batch = pass.sequences;
-  attention.seq = pass.past + pass.seq;
-  attention.first_query = pass.past;
-  attention.dropout = dropout_for(context_, pass, layer_, DropoutSite::attention);
-  attention.first_head = heads_ * context_.tp.rank();
-  if (first_key_) attention.first_key = values_of(first_key_, pass);
+AttentionShape AttentionBlock::attention_shape(const Pass& whole) const {
+  AttentionShape attention = attention_of(context_.shape, heads_parts(context_));
+  attention.batch = whole.sequences;
+  attention.seq = whole.past + whole.seq;
+  attention.first_query = whole.past;
+  attention.dropout = dropout_for(context_, whole, layer_, DropoutSite::attention);
+  attention.first_head = heads_ * (context_.tp.rank() * context_.cp.size() + context_.cp.rank());
+  if (first_key_) attention.first_key = values_of(first_key_, whole);
   return attention;
 }
 
-HeadNorm AttentionBlock::head_norm(const Pass& pass, bool query) const {
+HeadNorm AttentionBlock::head_norm(const Pass& whole, bool query) const {
   const int64_t head_dim = context_.shape.head_dim;
-  return {.x = rows_of(qkv_, pass),
-          .raw = rows_of(raw_, pass),
+  return {.x = rows_of(qkv_, whole),
+          .raw = rows_of(raw_, whole),
           .first_column = query ? 0 : heads_ * head_dim,
           .heads = query ? heads_ : kv_heads_,
           .head_dim = head_dim,
           .gamma = query ? q_norm_.weight : k_norm_.weight,
-          .rstd = rows_of(query ? q_rstd_ : k_rstd_, pass),
+          .rstd = rows_of(query ? q_rstd_ : k_rstd_, whole),
           .eps = static_cast<float>(context_.shape.norm_eps)};
 }
 
-Rope AttentionBlock::rope(const Pass& pass, Tensor qkv) const {
+Rope AttentionBlock::rope(const Pass& whole, Tensor qkv) const {
   // Generation goes on with one sequence where earlier passes ended; in training every pass begins
   // with a sequence.
   return {.qkv = qkv,
@@ -78,28 +89,28 @@ Rope AttentionBlock::rope(const Pass& pass, Tensor qkv) const {
           .kv_heads = kv_heads_,
           .head_dim = context_.shape.head_dim,
           .table = rope_table_,
-          .seq = pass.past + pass.seq,
-          .first_row = pass.past,
-          .positions = position_ids_ ? values_of(position_ids_, pass) : Tensor()};
+          .seq = whole.past + whole.seq,
+          .first_row = whole.past,
+          .positions = position_ids_ ? values_of(position_ids_, whole) : Tensor()};
 }
 
-void AttentionBlock::place_heads(const Pass& pass) const {
+void AttentionBlock::place_heads(const Pass& whole) const {
   if (raw_) {
-    context_.device.head_norm_forward(head_norm(pass, true));
-    context_.device.head_norm_forward(head_norm(pass, false));
+    context_.device.head_norm_forward(head_norm(whole, true));
+    context_.device.head_norm_forward(head_norm(whole, false));
   }
-  if (rope_table_) context_.device.rope(rope(pass, rows_of(qkv_, pass)));
+  if (rope_table_) context_.device.rope(rope(whole, rows_of(qkv_, whole)));
 }
 
-void AttentionBlock::place_heads_backward(const Pass& pass, Tensor dqkv) const {
+void AttentionBlock::place_heads_backward(const Pass& whole, Tensor dqkv) const {
   if (rope_table_) {
-    Rope back = rope(pass, dqkv);
+    Rope back = rope(whole, dqkv);
     back.backward = true;
     context_.device.rope(back);
   }
   if (!raw_) return;
   for (const bool query : {true, false}) {
-    const HeadNorm forward = head_norm(pass, query);
+    const HeadNorm forward = head_norm(whole, query);
     context_.device.head_norm_backward({.dx = dqkv,
                                         .raw = forward.raw,
                                         .first_column = forward.first_column,
@@ -108,24 +119,45 @@ void AttentionBlock::place_heads_backward(const Pass& pass, Tensor dqkv) const {
                                         .gamma = forward.gamma,
                                         .rstd = forward.rstd,
                                         .dgamma = query ? q_norm_.grad : k_norm_.grad,
-                                        .accumulate = pass.accumulate});
+                                        .accumulate = whole.accumulate});
   }
 }
 
+Tensor AttentionBlock::own_qkv(const Pass& pass) const {
+  // Forward leaves the memory of its gradient free.
+  return rows_of(divides_sequence() ? dqkv_ : qkv_, pass);
+}
+
+ContextParallel::Sections AttentionBlock::qkv_sections() const {
+  const ModelShape& shape = context_.shape;
+  const int tp = context_.tp.size();
+  const ColumnSection kv = context_.cp.section(local_kv_heads(shape, tp), shape.head_dim);
+  return {context_.cp.section(shape.heads / tp, shape.head_dim), kv, kv};
+}
+
 void AttentionBlock::attend(const Pass& pass) const {
-  const AttentionShape shape = attention_shape(pass);
+  const Pass whole = whole_sequences(context_, pass);
+  const AttentionShape shape = attention_shape(whole);
+  const Buffer& out = divides_sequence() ? attended_by_head_ : attended_;
   context_.device.attention_forward(
       {.shape = shape,
-       .qkv = rows_up_to(qkv_, pass),
-       .out = rows_up_to(attended_, pass),
+       .qkv = rows_up_to(qkv_, whole),
+       .out = rows_up_to(out, whole),
        .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq})});
+  if (!divides_sequence()) return;
+  const Tensor attended = rows_of(attended_, pass);
+  context_.cp.gather_heads(rows_of(out, whole), attended, {qkv_sections()[0]});
 }
 
 ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
   const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
-  qkv_linear_.forward(pass, {x, norm_.amax(pass)}, rows_of(qkv_, pass), qkv_linear_.bias());
-  place_heads(pass);
+  const Pass whole = whole_sequences(context_, pass);
+  qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
+  if (divides_sequence()) {
+    context_.cp.scatter_heads(own_qkv(pass), rows_of(qkv_, whole), qkv_sections());
+  }
+  place_heads(whole);
   attend(pass);
   proj_linear_.forward(pass, {rows_of(attended_, pass)}, branch, {});
   return {.x = context_.tp.leave(branch),
@@ -136,8 +168,28 @@ ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before)
           .first_row = first_stream_row(context_, pass)};
 }
 
+void AttentionBlock::attend_backward(const Pass& pass) const {
+  const Pass whole = whole_sequences(context_, pass);
+  const AttentionShape shape = attention_shape(whole);
+  const bool divided = divides_sequence();
+  const Tensor out = rows_of(divided ? attended_by_head_ : attended_, whole);
+  const Tensor dout = rows_of(divided ? dattended_by_head_ : dattended_, whole);
+  const Tensor dqkv = rows_of(divided ? dqkv_by_head_ : dqkv_, whole);
+  if (divided) {
+    context_.cp.scatter_heads(rows_of(dattended_, pass), dout, {qkv_sections()[0]});
+  }
+  context_.device.attention_backward(
+      {.shape = shape,
+       .qkv = rows_of(qkv_, whole),
+       .out = out,
+       .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq}),
+       .dout = dout,
+       .dqkv = dqkv});
+  place_heads_backward(whole, dqkv);
+  if (divided) context_.cp.gather_heads(dqkv, rows_of(dqkv_, pass), qkv_sections());
+}
+
 void AttentionBlock::backward(const Pass& pass) const {
-  const AttentionShape shape = attention_shape(pass);
   const Tensor attended = rows_of(attended_, pass);
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
@@ -158,14 +210,7 @@ void AttentionBlock::backward(const Pass& pass) const {
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
   proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dattended);
   proj_linear_.backward_weight(pass, attended, dbranch, dstream);
-  context_.device.attention_backward(
-      {.shape = shape,
-       .qkv = rows_of(qkv_, pass),
-       .out = attended,
-       .lse = Tensor(lse_.in(pass.slot).data, DType::f32, {shape.batch, shape.heads, shape.seq}),
-       .dout = dattended,
-       .dqkv = dqkv});
-  place_heads_backward(pass, dqkv);
+  attend_backward(pass);
   qkv_linear_.backward_input(pass, {dqkv}, dnormed);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();

@@ -29,7 +29,7 @@ class EmbeddingBlock {
  private:
   void add_positions(const Pass& pass, Tensor stream) const;
   // The positions of this rank's rows, where they do not simply count.
-  Tensor own_position_ids(const Pass& pass) const;
+  Tensor stream_position_ids(const Pass& pass) const;
 
   const BlockContext& context_;
   VocabShard shard_;
@@ -39,10 +39,12 @@ class EmbeddingBlock {
   Buffer ids_, output_, branch_, position_ids_, dresidual_;
 };
 
-// The attention of a rank of `tp`, but for the sequences, the dropout's key and the first head.
-AttentionShape attention_of(const ModelShape& shape, int tp);
+// The attention of one of `parts` ranks (tp x cp) that divide the heads, but for the sequences, the
+// dropout's key and the first head.
+AttentionShape attention_of(const ModelShape& shape, int parts);
 
-// x + dropout(proj(attention(qkv(norm(x))))); heads split over TP.
+// x + dropout(proj(attention(qkv(norm(x))))); heads split over TP, and from qkv to proj over CP
+// too.
 class AttentionBlock {
  public:
   AttentionBlock(const BlockContext& context, int64_t layer);
@@ -51,22 +53,32 @@ class AttentionBlock {
   void backward(const Pass& pass) const;
 
  private:
-  AttentionShape attention_shape(const Pass& pass) const;
+  // Of a pass as whole_sequences() makes it, as all here but where it says otherwise.
+  AttentionShape attention_shape(const Pass& whole) const;
   // The norms of Q and K, then rotary positions, in place.
-  void place_heads(const Pass& pass) const;
-  void place_heads_backward(const Pass& pass, Tensor dqkv) const;
-  HeadNorm head_norm(const Pass& pass, bool query) const;
-  Rope rope(const Pass& pass, Tensor qkv) const;
+  void place_heads(const Pass& whole) const;
+  void place_heads_backward(const Pass& whole, Tensor dqkv) const;
+  HeadNorm head_norm(const Pass& whole, bool query) const;
+  Rope rope(const Pass& whole, Tensor qkv) const;
+  // Where q, k and v of the rank's own tokens are made, and from there to attention's result of
+  // these (of a pass as the rank has it).
+  Tensor own_qkv(const Pass& pass) const;
   void attend(const Pass& pass) const;
+  // From the gradient of that result to those of q, k and v of the rank's own tokens.
+  void attend_backward(const Pass& pass) const;
+  bool divides_sequence() const { return context_.cp.size() > 1; }
+  ContextParallel::Sections qkv_sections() const;
 
   const BlockContext& context_;
   int64_t layer_;
-  int64_t heads_, kv_heads_;  // of this rank
+  int64_t heads_, kv_heads_;  // of this rank's attention
   Norm norm_;
   Linear qkv_linear_, proj_linear_;
   Parameter q_norm_, k_norm_;
-  Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, output_;
+  // `_by_head`: of all tokens of the rank's heads, where the sequence is divided.
+  Buffer qkv_, raw_, q_rstd_, k_rstd_, lse_, attended_, attended_by_head_, output_;
   Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
+  Buffer dattended_by_head_, dqkv_by_head_;
   // Of what it multiplies in FP8, and of what the block below does: dresidual, before and after.
   Buffer dbranch_amax_, dinput_amax_;
   Tensor rope_table_;
@@ -139,7 +151,8 @@ class MoeBlock {
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, expert_rows_, dbefore_act_, dactivated_, dnormed_;
   Buffer dweights_, dlogits_, losses_;
-  Tensor loss_sums_;  // of aux and z
+  Tensor sequence_experts_;  // of all tokens of a sequence that is divided
+  Tensor loss_sums_;         // of aux and z
 };
 
 // Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy.

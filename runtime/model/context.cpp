@@ -60,12 +60,14 @@ Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer
   const double probability = site == DropoutSite::attention ? context.shape.dropout_attention
                                                             : context.shape.dropout_hidden;
   if (probability <= 0) return {};
+  // The numbers of an element are those that it has on one rank.
+  const int64_t seq = pass.seq * (site == DropoutSite::attention ? 1 : context.cp.size());
   const int64_t of_token =
-      site == DropoutSite::attention ? context.shape.heads * pass.seq : context.shape.hidden;
+      site == DropoutSite::attention ? context.shape.heads * seq : context.shape.hidden;
   return {.probability = static_cast<float>(probability),
           .layer = layer,
           .site = static_cast<int64_t>(site),
-          .sequence_elements = pass.seq * of_token,
+          .sequence_elements = seq * of_token,
           .pass = context.dropout.in(pass.slot)};
 }
 
@@ -104,9 +106,15 @@ Tensor rows_up_to(const Buffer& planned, const Pass& pass) {
   return rows_between(planned.in(pass.slot), 0, pass.past + pass.tokens());
 }
 
+Pass whole_sequences(const BlockContext& context, const Pass& pass) {
+  Pass whole = pass;
+  whole.seq *= context.cp.size();
+  return whole;
+}
+
 int64_t first_stream_row(const BlockContext& context, const Pass& pass) {
   const int64_t part = context.tp.sequence() ? context.tp.rank() : 0;
-  return part * stream_tokens(context, pass);
+  return context.cp.rank() * pass.tokens() + part * stream_tokens(context, pass);
 }
 
 }  // namespace mtl

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/device/device.h"
+#include "runtime/model/context_parallel.h"
 #include "runtime/model/tensor_parallel.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
@@ -66,6 +67,7 @@ class Parameters {
 struct BlockContext {
   Device& device;
   const TensorParallel& tp;
+  const ContextParallel& cp;
   const ModelShape& shape;
   const Arena& arena;
   const Parameters& parameters;
@@ -81,7 +83,7 @@ using Inspect = std::function<void(int64_t layer, const char* what, Tensor made)
 // slot: a pass that is equal to an earlier one is the same ops with the same arguments.
 struct Pass {
   int64_t sequences = 0;
-  int64_t seq = 0;
+  int64_t seq = 0;  // tokens of a sequence, or the rank's share of the one there is (cp)
   int64_t past =
       0;         // tokens of the one sequence that earlier passes left in the buffers (generation)
   int slot = 0;  // where the activations live
@@ -107,7 +109,9 @@ Tensor values_of(const Buffer& planned, const Pass& pass);
 Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
 // The rows of this pass and of the passes before it.
 Tensor rows_up_to(const Buffer& planned, const Pass& pass);
-// The row of the pass that the rank's part of the residual stream begins with.
+// As if the pass were that of one rank of context parallelism: what attention's ops work on.
+Pass whole_sequences(const BlockContext& context, const Pass& pass);
+// The row, of whole sequences, that the rank's part of the residual stream begins with.
 int64_t first_stream_row(const BlockContext& context, const Pass& pass);
 
 }  // namespace mtl

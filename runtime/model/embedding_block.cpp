@@ -35,7 +35,7 @@ void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
   if (position_ids_) {
     // Rows of the table that any token may have.
     const Tensor rows = context_.tp.own_rows(rows_of(branch_, pass));
-    context_.device.embedding_forward(own_position_ids(pass), positions_.weight, 0, rows);
+    context_.device.embedding_forward(stream_position_ids(pass), positions_.weight, 0, rows);
     context_.device.add(rows, stream);
     if (dropout) context_.device.dropout_backward(stream, stream, dropout, first_row);
     return;
@@ -44,14 +44,13 @@ void EmbeddingBlock::add_positions(const Pass& pass, Tensor stream) const {
   const int64_t cols = table.cols(), rows = table.rows() - pass.past;
   const Tensor positions(table.slice(pass.past * cols, rows * cols).data, table.dtype,
                          {rows, cols});
-  context_.device.position_forward(stream, positions, pass.seq, stream, dropout, first_row);
+  context_.device.position_forward(stream, positions, whole_sequences(context_, pass).seq, stream,
+                                   dropout, first_row);
 }
 
-Tensor EmbeddingBlock::own_position_ids(const Pass& pass) const {
-  const Tensor all = values_of(position_ids_, pass);
-  if (!context_.tp.sequence()) return all;
-  const int64_t own = all.numel() / context_.tp.size();
-  return all.slice(context_.tp.rank() * own, own);
+Tensor EmbeddingBlock::stream_position_ids(const Pass& pass) const {
+  const Tensor all = values_of(position_ids_, whole_sequences(context_, pass));
+  return all.slice(first_stream_row(context_, pass), pass.tokens() / context_.tp.stream_parts());
 }
 
 void EmbeddingBlock::backward(const Pass& pass) const {
@@ -61,14 +60,15 @@ void EmbeddingBlock::backward(const Pass& pass) const {
   if (positions_ && position_ids_) {
     if (dropout) context_.device.dropout_backward(dx, dx, dropout, first_row);
     if (!pass.accumulate) context_.device.fill(positions_.grad, 0.0f);
-    context_.device.embedding_backward(own_position_ids(pass), dx, 0, positions_.grad);
+    context_.device.embedding_backward(stream_position_ids(pass), dx, 0, positions_.grad);
   } else if (positions_) {
     // Positions that no token has: the memory may have been another layer's (ZeRO-2).
-    const int64_t unused = positions_.grad.rows() - pass.seq;
+    const int64_t seq = whole_sequences(context_, pass).seq;
+    const int64_t unused = positions_.grad.rows() - seq;
     if (!pass.accumulate && unused > 0) {
-      context_.device.fill(positions_.grad.row_slice(pass.seq, unused), 0.0f);
+      context_.device.fill(positions_.grad.row_slice(seq, unused), 0.0f);
     }
-    context_.device.position_backward(dx, pass.seq, dx, positions_.grad, pass.accumulate, dropout,
+    context_.device.position_backward(dx, seq, dx, positions_.grad, pass.accumulate, dropout,
                                       first_row);
   } else if (dropout) {
     context_.device.dropout_backward(dx, dx, dropout, first_row);

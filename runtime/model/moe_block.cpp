@@ -27,7 +27,8 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
       dnormed_(context.arena.find("mlp.dnormed")),
       dweights_(context.arena.find("mlp.dweights")),
       dlogits_(context.arena.find("mlp.dlogits")),
-      losses_(context.arena.find("mlp.losses")) {
+      losses_(context.arena.find("mlp.losses")),
+      sequence_experts_(context.arena.find_tensor("mlp.sequence_experts")) {
   for (int64_t e = 0; e < context.shape.experts; ++e) {
     experts_.push_back({Linear(context, layer, expert_slot(e, "up")),
                         Linear(context, layer, expert_slot(e, "down"))});
@@ -148,13 +149,15 @@ void MoeBlock::route_backward(const Pass& pass) const {
   // With TP the weights' gradients are parts of sums, and so are those of the logits; what the
   // router's own losses give is whole, and one rank adds it.
   const float scale = context_.tp.rank() == 0 ? pass.loss_scale : 0.0f;
+  if (sequence_experts_) context_.cp.gather(routes(pass).experts, sequence_experts_);
   const Tensor losses(losses_.tensor.slice(0, 2 * n).data, DType::f32, {2, n});
   context_.device.route_experts_backward(
       {.logits = first_rows(logits_, pass, n, shape.experts),
        .routes = routes(pass),
        .dweights = first_rows(dweights_, pass, n, shape.experts_per_token),
        .dlogits = first_rows(dlogits_, pass, n, shape.experts),
-       .seq = pass.seq,
+       .seq = whole_sequences(context_, pass).seq,
+       .sequence_experts = sequence_experts_,
        .aux_scale = scale * static_cast<float>(shape.moe_aux_loss),
        .z_scale = scale * static_cast<float>(shape.moe_z_loss),
        .losses = losses});

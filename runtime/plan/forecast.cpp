@@ -7,6 +7,7 @@
 
 #include "runtime/plan/cost.h"
 #include "runtime/plan/forecast_links.h"
+#include "runtime/plan/nearest.h"
 
 namespace mtl {
 
@@ -27,9 +28,16 @@ double StageTimes::backward() const {
                          [](double sum, const ChunkTimes& chunk) { return sum + chunk.backward; });
 }
 
-std::vector<std::string> not_run_here(const LayoutChoice& layout) {
+bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout) {
+  return layout.cp > 1 && layout.micro_batch == 1 && heads_divide(model, layout.tp, layout.cp);
+}
+
+std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout) {
   std::vector<std::string> parts;
-  if (layout.cp > 1) parts.emplace_back("context parallelism");
+  if (layout.cp > 1 && !exchanges_heads(model, layout)) {
+    parts.emplace_back(layout.micro_batch > 1 ? "context parallelism of several sequences at a time"
+                                              : "context parallelism of more ranks than heads");
+  }
   if (layout.ep > 1) parts.emplace_back("expert parallelism");
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
   return parts;
@@ -48,7 +56,9 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
     return fmt::format("{} layers over {} stages", model.layers, layout.pp * layout.chunks);
   }
   if (layout.chunks > 1 && layout.pp == 1) return "virtual stages of one stage";
-  if (work.seq % (layout.cp > 1 ? 2 * layout.cp : 1) != 0) {
+  // In a ring, a rank has two pieces, so that all have as much to do.
+  const int pieces = layout.cp > 1 && !exchanges_heads(model, layout) ? 2 * layout.cp : layout.cp;
+  if (work.seq % pieces != 0) {
     return fmt::format("sequences of {} over cp {}", work.seq, layout.cp);
   }
   if (layout.sequence_parallel && work.seq / layout.cp % layout.tp != 0) {
@@ -106,12 +116,13 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       const double ends = ends_tensor_time(work, layout, cluster, chunk.embedding, chunk.head);
       tensor += ends / 2;
       tensor_back += ends / 2;
-      const double context = layers * (links.context_forward + links.context_backward);
+      const double context_back = layers * links.context_backward + again * links.context_again;
+      const double context = layers * links.context_forward + context_back;
       const double expert = layers * (links.expert_forward + links.expert_backward);
       times.forward =
           forward.sum() + tensor + layers * (links.context_forward + links.expert_forward);
-      times.backward = backward.sum() + recompute.sum() + tensor_back +
-                       layers * (links.context_backward + links.expert_backward);
+      times.backward = backward.sum() + recompute.sum() + tensor_back + context_back +
+                       layers * links.expert_backward;
       stage.chunks.push_back(times);
       parts.matmul += forward.matmul + backward.matmul;
       parts.attention += forward.attention + backward.attention;
@@ -257,7 +268,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
                   const Software& software, bool simulate_schedule) {
   Forecast result;
   result.layout = layout;
-  result.not_run = not_run_here(layout);
+  result.not_run = not_run_here(work.model, layout);
   result.micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   const auto m = static_cast<double>(result.micro_batches);
   const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);

@@ -119,7 +119,10 @@ struct Forecast {
 };
 
 // What this engine does not run of a layout: "context parallelism".
-std::vector<std::string> not_run_here(const LayoutChoice& layout);
+std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout);
+// Whether context parallelism is this engine's, an exchange of tokens for heads: where the heads
+// divide, and sequences come one at a time. Elsewhere it is taken for ring attention.
+bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout);
 // Why a layout is impossible for the model and batch; empty if it is not.
 std::string impossible(const Workload& work, const LayoutChoice& layout);
 

@@ -54,7 +54,28 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
       links.tensor_wire += 3 * ring;
     }
   }
-  if (layout.cp > 1) {
+  if (exchanges_heads(work.model, layout)) {
+    // traffic.cpp, context_per_micro_batch(): q, k and v one way, what attention makes the other;
+    // nothing runs beside it.
+    const int parts = layout.tp * layout.cp;
+    const double of_head = n * layout.cp * static_cast<double>(work.model.head_dim) * element;
+    const double attended = static_cast<double>(work.model.heads) / parts * of_head;
+    const double qkv =
+        attended + 2 * static_cast<double>(local_kv_heads(work.model, parts)) * of_head;
+    const auto once = [&](double bytes) {
+      return all_to_all_time(cluster, layout.cp, layout.tp, bytes);
+    };
+    const double sent = (layout.cp - 1.0) / layout.cp;
+    links.context_forward = links.context_backward = once(qkv) + once(attended);
+    links.context_wire = 2 * sent * (qkv + attended);
+    if (layout.recompute.full != Recompute::Full::none) {
+      links.context_again = links.context_forward;
+      links.context_wire += sent * (qkv + attended);
+    } else if (layout.recompute.core_attention) {
+      links.context_again = once(attended);
+      links.context_wire += sent * attended;
+    }
+  } else if (layout.cp > 1) {
     // Ring attention (arXiv 2310.01889): c - 1 sends of keys and values, each beside the attention
     // of the block before; backward twice as many bytes (gradients travel too).
     const double kv = 2 * n * static_cast<double>(local_kv_heads(work.model, layout.tp)) *

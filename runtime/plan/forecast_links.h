@@ -8,7 +8,7 @@ namespace mtl {
 // Of one layer and micro-batch, on the critical path; `wire`: bytes a rank sends.
 struct LayerLinks {
   double tensor_forward = 0, tensor_backward = 0, tensor_again = 0;
-  double context_forward = 0, context_backward = 0;
+  double context_forward = 0, context_backward = 0, context_again = 0;
   double expert_forward = 0, expert_backward = 0;
   double tensor_wire = 0, context_wire = 0, expert_wire = 0;
 };

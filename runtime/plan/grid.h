@@ -51,6 +51,14 @@ class Grid {
   int world() const { return sizes_.world(); }
   Coord coord(int rank) const;
   int rank(const Coord& coord) const;
+  // Ranks with the same parameters, which share the tokens of a batch: replicas of the model, and
+  // within one the ranks of context parallelism.
+  static constexpr AxisSet kData = {Axis::cp, Axis::dp};
+  int data_ranks() const { return sizes_[Axis::cp] * sizes_[Axis::dp]; }
+  // The position among them, as in group(rank, kData).
+  int data_rank(const Coord& coord) const {
+    return coord[Axis::cp] + sizes_[Axis::cp] * coord[Axis::dp];
+  }
   // The ranks that differ from `rank` only on `axes`, ascending; `rank` is one of them.
   std::vector<int> group(int rank, AxisSet axes) const;
   // All groups over `axes`: a partition of 0..world-1, ordered by first member.

@@ -74,10 +74,20 @@ struct Dims {
         context(heads * shape.head_dim),
         qkv((heads + 2 * kv_heads) * shape.head_dim),
         ffn(shape.ffn / needs.tp),
+        cp(needs.cp),
+        all(n * cp),
+        own_heads(heads / cp),
+        own_kv_heads(local_kv_heads(shape, needs.tp * needs.cp)),
+        head_dim(shape.head_dim),
         rows(n * shape.active_experts()),
         vocab(vocab_shard(shape, needs.tp, 0).rows) {}
   int64_t n, stream;  // tokens, and those of the residual stream
   int64_t h, heads, kv_heads, context, qkv, ffn;
+  int64_t cp;
+  // A rank's attention: all tokens of a sequence, and of the heads the cp'th part.
+  int64_t all, own_heads, own_kv_heads, head_dim;
+  int64_t own_context() const { return own_heads * head_dim; }
+  int64_t own_qkv() const { return (own_heads + 2 * own_kv_heads) * head_dim; }
   int64_t rows;  // of feed-forward blocks: a token has one for each of its experts
   int64_t vocab;
 };
@@ -104,13 +114,17 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   if (layernorm) save("attn.mean", DType::f32, {d.stream});
   save("attn.rstd", DType::f32, {d.stream});
   save("attn.normed", compute, {d.stream, d.h}, recompute.norms);
-  save("attn.qkv", compute, {d.n, d.qkv});
+  save("attn.qkv", compute, {d.all, d.own_qkv()});
   if (shape.qk_norm) {
-    save("attn.raw", compute, {d.n, d.context + d.kv_heads * shape.head_dim});
-    save("attn.q_rstd", DType::f32, {d.n, d.heads});
-    save("attn.k_rstd", DType::f32, {d.n, d.kv_heads});
+    save("attn.raw", compute, {d.all, (d.own_heads + d.own_kv_heads) * d.head_dim});
+    save("attn.q_rstd", DType::f32, {d.all, d.own_heads});
+    save("attn.k_rstd", DType::f32, {d.all, d.own_kv_heads});
   }
-  save("attn.lse", DType::f32, {needs.micro_batch, d.heads, needs.seq}, recompute.core_attention);
+  save("attn.lse", DType::f32, {needs.micro_batch, d.own_heads, needs.seq},
+       recompute.core_attention);
+  if (d.cp > 1) {
+    save("attn.context_by_head", compute, {d.all, d.own_context()}, recompute.core_attention);
+  }
   save("attn.context", compute, {d.n, d.context}, recompute.core_attention);
   save("mlp.input", compute, {d.stream, d.h});
   if (layernorm) save("mlp.mean", DType::f32, {d.stream});
@@ -135,7 +149,7 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
 // the weights do.
 void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayout& layout,
                         const MemoryNeeds& needs) {
-  const std::vector<LocalLinear> linears = float8_linears(shape, needs.seq, needs.tp);
+  const std::vector<LocalLinear> linears = float8_linears(shape, needs.share(), needs.tp);
   const auto count = static_cast<int64_t>(linears.size());
   int64_t sets[2] = {};
   size_t turn = 0;
@@ -162,7 +176,7 @@ void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayo
 
 void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
   int64_t in = 0, out = 0;
-  for (const LocalLinear& linear : float8_linears(shape, needs.seq, needs.tp)) {
+  for (const LocalLinear& linear : float8_linears(shape, needs.share(), needs.tp)) {
     in = std::max(in, linear.in);
     out = std::max(out, linear.out);
   }
@@ -199,8 +213,8 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
   if (needs.training && (shape.dropout_hidden > 0 || shape.dropout_attention > 0)) {
     arena.add("dropout", DType::u8, {16});
   }
-  if (needs.first_keys) arena.add("first_key", DType::i32, {d.n});
-  if (needs.position_ids) arena.add("position_ids", DType::i32, {d.n});
+  if (needs.first_keys) arena.add("first_key", DType::i32, {d.all});
+  if (needs.position_ids) arena.add("position_ids", DType::i32, {d.all});
   if (needs.float8.on && needs.training) {
     arena.add(kFloat8Operands, DType::f32,
               {shape.layers, static_cast<int64_t>(kLinearSlots.size()), 2});
@@ -282,10 +296,15 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
     arena.add("logits", compute, {logits_rows(d.n, needs.logits_rows), d.vocab});
     if (needs.tp > 1) arena.add("head.dnormed", compute, {d.n, d.h});
   }
-  arena.go_to(phases);  // attention, backward
+  arena.go_to(phases);  // attention, backward; some of it forward too, where sequences are divided
   arena.add("attn.dcontext", compute, {d.n, d.context});
   arena.add("attn.dqkv", compute, {d.n, d.qkv});
   arena.add("attn.dnormed", compute, {d.n, d.h});
+  if (d.cp > 1) {
+    arena.add("attn.dcontext_by_head", compute, {d.all, d.own_context()});
+    arena.add("attn.dqkv_by_head", compute, {d.all, d.own_qkv()});
+    arena.add("attn.blocks", compute, {d.all * d.own_qkv()});  // on their way, forward too
+  }
   arena.go_to(phases);  // mlp, backward
   if (shape.experts > 0) {
     // Rows on their way to the experts and back, forward too: the head uses the logits, which lie
@@ -294,6 +313,9 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
     arena.add("mlp.dweights", DType::f32, {d.rows});
     arena.add("mlp.dlogits", compute, {d.n, shape.experts});
     arena.add("mlp.losses", DType::f32, {2, d.n});  // aux and z of each token
+    if (d.cp > 1) {
+      arena.add("mlp.sequence_experts", DType::i32, {d.all, shape.experts_per_token});
+    }
   }
   arena.add("mlp.dbefore_act", compute, {d.rows, shape.mlp_parts() * d.ffn});
   if (shape.activation == Activation::swiglu) arena.add("mlp.dactivated", compute, {d.rows, d.ffn});

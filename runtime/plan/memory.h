@@ -57,6 +57,7 @@ struct MemoryNeeds {
   int64_t micro_batches = 1;  // per step, at most
   int64_t slots = 1;
   int tp = 1;
+  int cp = 1;  // ranks that divide the tokens of a sequence
   bool sequence_parallel = false;
   DType compute = DType::f32;
   Float8 float8 = {};
@@ -66,7 +67,8 @@ struct MemoryNeeds {
   bool training = true;        // false = generation: no gradients, optimizer or backward
   bool first_keys = false;     // no attention across the documents of a sequence
   bool position_ids = false;   // positions that begin anew with each document
-  int64_t tokens() const { return micro_batch * seq; }
+  int64_t share() const { return seq / cp; }  // of a sequence, on this rank
+  int64_t tokens() const { return micro_batch * share(); }
 };
 
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".

@@ -44,6 +44,11 @@ std::vector<int64_t> tensor_degrees(const ModelShape& model) {
   return degrees;
 }
 
+bool heads_divide(const ModelShape& model, int64_t tp, int64_t cp) {
+  const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
+  return model.heads % (tp * cp) == 0 && (kv_heads % cp == 0 || cp % kv_heads == 0);
+}
+
 std::vector<Degrees> nearest_layouts(const ModelShape& model, int world, const Degrees& wanted,
                                      const std::function<bool(const Degrees&)>& fits) {
   struct Candidate {

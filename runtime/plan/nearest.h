@@ -24,6 +24,9 @@ std::string nearest_multiples(int64_t value, int64_t n);
 // The TP degrees over which heads, KV heads and ffn can be split; ascending, the first is 1.
 std::vector<int64_t> tensor_degrees(const ModelShape& model);
 
+// Whether the heads that a rank of `tp` has can be split over `cp`; KV heads may be copied.
+bool heads_divide(const ModelShape& model, int64_t tp, int64_t cp);
+
 struct Degrees {
   int tp = 1, pp = 1, dp = 1;
   int chunks = 1;  // virtual stages per rank

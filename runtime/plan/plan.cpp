@@ -17,12 +17,12 @@ namespace {
 // Elements of a bucket: large enough that the latency of a reduction does not count (Megatron-LM:
 // 40 M elements, more with many ranks); everything in one when nothing overlaps. Where a bucket is
 // whole in a window, whose memory is not for nothing: a layer.
-int64_t bucket_numel(const TrainSpec::Parallel& parallel, int dp) {
-  const bool windows = parallel.zero >= 2 && dp > 1;
+int64_t bucket_numel(const TrainSpec::Parallel& parallel, int data_ranks) {
+  const bool windows = parallel.zero >= 2 && data_ranks > 1;
   if (!windows && !parallel.overlap.grad_reduce) return std::numeric_limits<int64_t>::max();
   if (parallel.bucket_mb > 0) return static_cast<int64_t>(parallel.bucket_mb * 1e6 / 4);
   if (windows) return 1;
-  return std::max<int64_t>(40'000'000, 1'000'000 * static_cast<int64_t>(dp));
+  return std::max<int64_t>(40'000'000, 1'000'000 * static_cast<int64_t>(data_ranks));
 }
 
 OptimizerKind optimizer_kind(const std::string& type) {
@@ -74,7 +74,8 @@ StepSchedule step_schedule(ScheduleShape shape, int64_t micro_batches, const Sch
 // pieces of up to 1 MiB).
 int channel_capacity(const Plan& plan, const GridSizes& sizes) {
   constexpr int64_t kPieces = 64, kPieceBytes = 1 << 20;
-  const int64_t rows = plan.micro_batch * plan.seq / (plan.sequence_parallel ? sizes[Axis::tp] : 1);
+  const int64_t rows =
+      plan.micro_batch * plan.share() / (plan.sequence_parallel ? sizes[Axis::tp] : 1);
   const int64_t bytes = rows * plan.model.hidden * bytes_of(plan.compute);
   return static_cast<int>(
       std::max<int64_t>(1, kPieces / ((bytes + kPieceBytes - 1) / kPieceBytes)));
@@ -98,11 +99,13 @@ void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
 }
 
 // A linear that FP8 does not take stays in bf16: no error, since the run is right, only slower.
-void warn_of_bf16_linears(const Plan& plan, int tp, const ResolvedSpec& resolved,
+void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
                           Diagnostics& diagnostics) {
   if (!plan.float8.on) return;
+  const int tp = plan.grid.sizes()[Axis::tp];
+  const int64_t share = plan.share();
   const std::vector<LocalLinear> all = layer_linears(plan.model, tp);
-  const std::vector<LocalLinear> fit = float8_linears(plan.model, plan.seq, tp);
+  const std::vector<LocalLinear> fit = float8_linears(plan.model, share, tp);
   if (fit.size() == all.size()) return;
   std::string which;
   for (const LocalLinear& linear : all) {
@@ -116,8 +119,9 @@ void warn_of_bf16_linears(const Plan& plan, int tp, const ResolvedSpec& resolved
   diagnostics.add(
       {.code = "precision.fp8_shape",
        .what = fmt::format("in bf16 on every layer: {}; fp8 takes multiples of 16 on each rank, of "
-                           "train.seq_len ({}) too",
-                           which, plan.seq),
+                           "train.seq_len ({}{}) too",
+                           which, plan.seq,
+                           share == plan.seq ? "" : fmt::format(", {} on a rank", share)),
        .place = resolved.place_of("precision.dtype"),
        .help = "use such sizes, or precision.dtype=bf16",
        .severity = Diagnostic::Severity::warning});
@@ -169,14 +173,14 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.float8 = {.on = spec.precision.dtype == "fp8",
                  .first = spec.precision.fp8.bf16_first_layers,
                  .last = spec.precision.fp8.bf16_last_layers};
-  warn_of_bf16_linears(plan, layout.sizes[Axis::tp], resolved, diagnostics);
+  warn_of_bf16_linears(plan, resolved, diagnostics);
   plan.sequence_parallel = layout.sequence_parallel;
   plan.recompute = recompute_of(spec);
   plan.optimizer = optimizer_kind(spec.optimizer.type);
   plan.table = shard_table(plan.model, plan.sequence_parallel);
   plan.cost = cost(plan.model, plan.table, plan.seq);
 
-  const int stages = layout.sizes[Axis::pp], dp = layout.sizes[Axis::dp];
+  const int stages = layout.sizes[Axis::pp], data_ranks = plan.grid.data_ranks();
   const auto chunks = pipeline_layout(layout.layers_of_virtual, stages, layout.schedule.chunks);
   const ScheduleTimes times = schedule_times(plan, chunks);
   for (const BatchPhase& phase : plan.batch.phases()) {
@@ -187,12 +191,14 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     if (added) check_buffers(step->second, resolved, diagnostics);
   }
   const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
-  const Sharding sharding = {.zero = spec.parallel.zero, .shards = spec.parallel.zero > 0 ? dp : 1};
+  const Sharding sharding = {.zero = spec.parallel.zero,
+                             .shards = spec.parallel.zero > 0 ? data_ranks : 1};
   for (int stage = 0; stage < stages; ++stage) {
     StagePlan stage_plan;
     stage_plan.chunks = chunks[static_cast<size_t>(stage)];
-    stage_plan.layout = param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
-                                     sharding, bucket_numel(spec.parallel, dp), tied_over_stages);
+    stage_plan.layout =
+        param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers, sharding,
+                     bucket_numel(spec.parallel, data_ranks), tied_over_stages);
     MemoryNeeds needs;
     needs.chunks = stage_plan.chunks;
     needs.micro_batch = plan.micro_batch;
@@ -201,6 +207,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     // Phases with fewer micro-batches never need more slots than those with more.
     needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
     needs.tp = layout.sizes[Axis::tp];
+    needs.cp = layout.sizes[Axis::cp];
     needs.sequence_parallel = plan.sequence_parallel;
     needs.compute = plan.compute;
     needs.float8 = plan.float8;
@@ -214,7 +221,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
          (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
     if (spec.checkpoint.async) {
       const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
-      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, dp, moments);
+      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, data_ranks, moments);
     }
     stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
     stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,

@@ -68,6 +68,8 @@ struct Plan {
   const StagePlan& stage_of(int rank) const {
     return stages[static_cast<size_t>(grid.coord(rank)[Axis::pp])];
   }
+  // Tokens of a sequence on a rank.
+  int64_t share() const { return seq / grid.sizes()[Axis::cp]; }
   // The step with the most micro-batches decides what memory is needed.
   const StepSchedule& largest() const { return schedules.rbegin()->second; }
   int64_t tokens_of_step(int64_t step) const { return batch.at(step).global_batch * seq; }

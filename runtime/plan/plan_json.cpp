@@ -100,6 +100,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
                                 {"reduce_scatter", bytes.reduce_scatter},
                                 {"all_gather", bytes.all_gather},
                                 {"send", bytes.send},
+                                {"all_to_all", bytes.all_to_all},
                                 {"on_the_wire", bytes.on_the_wire(ranks)}};
   }
   return {{"chunks", chunks},
@@ -131,6 +132,7 @@ nlohmann::json to_json(const Plan& plan) {
   }
   grid["tp_groups"] = plan.grid.groups({Axis::tp});
   grid["dp_groups"] = plan.grid.groups({Axis::dp});
+  grid["cp_groups"] = plan.grid.groups({Axis::cp});
   grid["pp_groups"] = plan.grid.groups({Axis::pp});
 
   nlohmann::json phases = nlohmann::json::array();

@@ -86,7 +86,8 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
                                            : fmt::format("use multiples of {}", dp))) {
     return std::nullopt;
   }
-  layout.micro_batch = train.micro_batch > 0 ? train.micro_batch : shares;
+  const bool one_at_a_time = input.spec.parallel.cp > 1;
+  layout.micro_batch = train.micro_batch > 0 ? train.micro_batch : one_at_a_time ? 1 : shares;
   for (const auto& [step, batch] : batches) {
     if (batch / dp % layout.micro_batch != 0) uneven.push_back(batch / dp);
   }
@@ -119,6 +120,12 @@ void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
     layout.steps = input.spec.train.steps;
     return;
   }
+  const int cp = input.spec.parallel.cp;
+  book.rule("mesh.cp", "train.micro_batch", cp == 1 || layout.micro_batch == 1,
+            fmt::format("train.micro_batch {}, and with parallel.cp {} a rank has its share of one "
+                        "sequence at a time",
+                        layout.micro_batch, cp),
+            "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1");
   layout.steps = length_of_run(input.spec.train, *batch);
   // What would begin after the last step is no part of the run.
   std::vector<BatchPhase> phases = batch->phases();

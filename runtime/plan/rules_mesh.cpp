@@ -44,6 +44,27 @@ bool check_tensor_degree(const RuleInput& input, RuleBook& book) {
       fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp), help);
 }
 
+// What context parallelism divides: tokens, and for attention the heads that a TP rank has.
+bool check_context_degree(const RuleInput& input, RuleBook& book) {
+  const int64_t tp = input.spec.parallel.tp, cp = input.spec.parallel.cp;
+  const int64_t seq = input.spec.train.seq_len;
+  std::vector<int64_t> degrees = divisors(input.model.heads / tp);
+  std::erase_if(degrees, [&](int64_t degree) {
+    return seq % degree != 0 || !heads_divide(input.model, tp, degree);
+  });
+  const std::string help = fmt::format("use cp {}", nearest_of(degrees, cp));
+  const std::string product = tp == 1 ? "" : fmt::format("parallel.tp {} x ", tp);
+  return book.layout_rule(
+             "mesh.cp", "parallel.cp", heads_divide(input.model, tp, cp),
+             fmt::format("{} heads and {} KV heads cannot be split over {}parallel.cp {}: each "
+                         "rank attends with heads of its own",
+                         input.model.heads, input.model.kv_heads, product, cp),
+             help) &&
+         book.layout_rule(
+             "mesh.cp", "parallel.cp", seq % cp == 0,
+             fmt::format("train.seq_len {} cannot be divided over parallel.cp {}", seq, cp), help);
+}
+
 std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {
   const double head = flops_per_token_of_head(input.model) /
                       flops_per_token_of_layer(input.model, input.spec.train.seq_len);
@@ -116,37 +137,47 @@ std::optional<std::vector<int64_t>> layers_of_stages(const RuleInput& input, Rul
 // The replicas that `world` ranks are, 0 if they are no whole number of them.
 int64_t replicas(const RuleInput& input, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
-  const int64_t tp = parallel.tp, pp = parallel.pp, dp = parallel.dp, world = input.world;
-  const int64_t replica = tp * pp;
+  const int64_t tp = parallel.tp, cp = parallel.cp, pp = parallel.pp;
+  const int64_t dp = parallel.dp, world = input.world;
+  const int64_t replica = tp * cp * pp;
+  const std::string degrees =
+      fmt::format("tp {}{} x pp {}", tp, cp == 1 ? "" : fmt::format(" x cp {}", cp), pp);
   if (dp > 0) {
     const bool product = book.layout_rule(
         "mesh.product", "parallel.dp", replica * dp == world,
-        fmt::format("tp {} x pp {} x dp {} = {}, but {} {} requested", tp, pp, dp, replica * dp,
+        fmt::format("{} x dp {} = {}, but {} {} requested", degrees, dp, replica * dp,
                     processes(world), world == 1 ? "is" : "are"),
         fmt::format("start {} (--num_processes {}){}", processes(replica * dp), replica * dp,
                     world % replica == 0 ? ", or leave parallel.dp out" : ""));
     return product ? dp : 0;
   }
+  const char* key = cp > std::max(tp, pp) ? "parallel.cp" : pp > tp ? "parallel.pp" : "parallel.tp";
   const bool product = book.layout_rule(
-      "mesh.product", pp > tp ? "parallel.pp" : "parallel.tp", world % replica == 0,
-      fmt::format("tp {} x pp {} = {} does not divide {}", tp, pp, replica, processes(world)),
+      "mesh.product", key, world % replica == 0,
+      fmt::format("{} = {} does not divide {}", degrees, replica, processes(world)),
       fmt::format("start a multiple of {} processes (--num_processes {})", replica,
                   (world / replica + 1) * replica));
   return product ? world / replica : 0;
 }
 
+std::string seq_over_tp(const RuleInput& input) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  return fmt::format(
+      "train.seq_len {} cannot be divided over {}parallel.tp {}", input.spec.train.seq_len,
+      parallel.cp == 1 ? "" : fmt::format("parallel.cp {} x ", parallel.cp), parallel.tp);
+}
+
 void check_sequence_parallel(const RuleInput& input, Layout& layout, bool mesh, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
-  const int64_t tp = parallel.tp, seq = input.spec.train.seq_len;
+  const int64_t tp = parallel.tp, seq = input.spec.train.seq_len / parallel.cp;
   const bool divides = seq % tp == 0;
   if (parallel.sp == "true") {
     book.layout_rule("mesh.sp", "parallel.sp", tp > 1,
                      "sequence parallelism divides tokens over TP ranks, and parallel.tp is 1",
                      "use parallel.tp >= 2, or parallel.sp=auto");
-    book.layout_rule(
-        "mesh.sp", "parallel.sp", !mesh || divides,
-        fmt::format("train.seq_len {} cannot be divided over parallel.tp {}", seq, tp),
-        fmt::format("use train.seq_len {}, or parallel.sp=auto", nearest_multiples(seq, tp)));
+    book.layout_rule("mesh.sp", "parallel.sp", !mesh || divides, seq_over_tp(input),
+                     fmt::format("use train.seq_len {}, or parallel.sp=auto",
+                                 nearest_multiples(input.spec.train.seq_len, tp * parallel.cp)));
   }
   layout.sequence_parallel = tp > 1 && divides && parallel.sp != "false";
 }
@@ -155,7 +186,7 @@ void check_sequence_parallel(const RuleInput& input, Layout& layout, bool mesh, 
 
 bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
-  const bool tensor = check_tensor_degree(input, book);
+  const bool tensor = check_tensor_degree(input, book) && check_context_degree(input, book);
   const auto layers = layers_of_stages(input, book);
   // Degrees that are impossible by themselves are not multiplied.
   const int64_t dp = tensor && layers ? replicas(input, book) : 0;
@@ -176,7 +207,8 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
                                                : "parallel.overlap.grad_reduce=true"));
   }
   // Each micro-batch of each stage would gather its weights, or scatter its gradients, anew.
-  book.rule("mesh.zero", "parallel.zero", parallel.zero < 2 || parallel.pp == 1 || dp == 1,
+  book.rule("mesh.zero", "parallel.zero",
+            parallel.zero < 2 || parallel.pp == 1 || dp * parallel.cp == 1,
             fmt::format("parallel.zero {} keeps {} in shards, which a pipeline (parallel.pp "
                         "{}) would bring together for every micro-batch",
                         parallel.zero, parallel.zero == 2 ? "gradients" : "gradients and weights",
@@ -185,6 +217,7 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
             "of a layer are too large)");
   if (!mesh) return false;
   layout.sizes[Axis::tp] = parallel.tp;
+  layout.sizes[Axis::cp] = parallel.cp;
   layout.sizes[Axis::pp] = parallel.pp;
   layout.sizes[Axis::dp] = static_cast<int>(dp);
   layout.layers_of_virtual = *layers;
@@ -216,7 +249,8 @@ void check_recompute(const RuleInput& input, const Layout& layout, bool mesh, Ru
                      fmt::format("use at most {}", most));
   }
   if (!full || !recompute.distribute) return;
-  const int64_t tp = input.spec.parallel.tp, seq = input.spec.train.seq_len;
+  const int64_t tp = input.spec.parallel.tp, cp = input.spec.parallel.cp;
+  const int64_t seq = input.spec.train.seq_len;
   if (!book.layout_rule("recompute.distribute", "recompute.distribute", tp > 1,
                         "recompute.distribute divides kept inputs over TP ranks, and parallel.tp "
                         "is 1",
@@ -227,10 +261,10 @@ void check_recompute(const RuleInput& input, const Layout& layout, bool mesh, Ru
             "with sequence parallelism the kept inputs are divided already",
             "leave recompute.distribute out, or set parallel.sp=false");
   book.layout_rule("recompute.distribute", "recompute.distribute",
-                   !mesh || input.spec.parallel.sp == "true" || seq % tp == 0,
-                   fmt::format("train.seq_len {} cannot be divided over parallel.tp {}", seq, tp),
+                   !mesh || input.spec.parallel.sp == "true" || seq % (tp * cp) == 0,
+                   seq_over_tp(input),
                    fmt::format("use train.seq_len {}, or leave recompute.distribute out",
-                               nearest_multiples(seq, tp)));
+                               nearest_multiples(seq, tp * cp)));
 }
 
 }  // namespace mtl

@@ -8,25 +8,28 @@ namespace mtl {
 
 const char* link_name(Link link) {
   static constexpr std::array<const char*, kLinks> kNames = {
-      "tensor", "kv", "data", "activations", "gradients", "tied", "loss", "norm"};
+      "tensor", "kv", "context", "data", "activations", "gradients", "tied", "loss", "norm"};
   return kNames[static_cast<size_t>(link)];
 }
 
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
-  const int tp = sizes[Axis::tp], dp = sizes[Axis::dp], pp = sizes[Axis::pp];
+  const int tp = sizes[Axis::tp], cp = sizes[Axis::cp], pp = sizes[Axis::pp];
+  const int data = cp * sizes[Axis::dp];
   switch (link) {
     case Link::tensor:
       return tp;
     case Link::kv:
       return std::max(1, static_cast<int>(tp / shape.kv_heads));
+    case Link::context:
+      return cp;
     case Link::data:
-      return dp;
+      return data;
     case Link::activations:
     case Link::gradients:
     case Link::tied:
       return 2;
     case Link::loss:
-      return dp * pp;
+      return data * pp;
     case Link::norm:
       return tp * pp;
   }
@@ -34,7 +37,7 @@ int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
 }
 
 int64_t LinkBytes::on_the_wire(int ranks) const {
-  return (2 * all_reduce + reduce_scatter + all_gather) * (ranks - 1) / ranks + send;
+  return (2 * all_reduce + reduce_scatter + all_gather) * (ranks - 1) / ranks + send + all_to_all;
 }
 
 namespace {
@@ -75,11 +78,35 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   return bytes;
 }
 
+// The same for the CP group: what attention reads and makes, each way once.
+LinkBytes context_per_micro_batch(const ModelShape& shape, const MemoryNeeds& needs,
+                                  const ChunkRange& chunk) {
+  // To each of the others, all that it has heads of.
+  const int64_t of_head = needs.tokens() * shape.head_dim * bytes_of(needs.compute);
+  const int parts = needs.tp * needs.cp;
+  const int64_t attended = (needs.cp - 1) * (shape.heads / parts) * of_head;
+  const int64_t qkv = attended + (needs.cp - 1) * 2 * local_kv_heads(shape, parts) * of_head;
+  int64_t forward = chunk.layers * (qkv + attended);
+  if (needs.recompute.core_attention) forward += chunk.layers * attended;
+  for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+    if (group.again) forward += group.layers * (qkv + attended);
+  }
+  const int64_t backward = chunk.layers * (attended + qkv);
+  LinkBytes bytes;
+  bytes.all_to_all = forward + backward;
+  // Of a mixture of experts: which ones the tokens have.
+  if (shape.experts > 0) {
+    bytes.all_gather = chunk.layers * needs.micro_batch * needs.seq * shape.experts_per_token * 4;
+  }
+  return bytes;
+}
+
 void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
   to.all_reduce += times * bytes.all_reduce;
   to.reduce_scatter += times * bytes.reduce_scatter;
   to.all_gather += times * bytes.all_gather;
   to.send += times * bytes.send;
+  to.all_to_all += times * bytes.all_to_all;
 }
 
 // What is gathered in a step where a layer's weights are whole only while they are read.
@@ -118,7 +145,8 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
                            const ParamLayout& layout, const MemoryNeeds& needs,
                            const GridSizes& sizes, int64_t micro_batches) {
   StageTraffic traffic;
-  const int tp = sizes[Axis::tp], dp = sizes[Axis::dp], pp = sizes[Axis::pp];
+  const int tp = sizes[Axis::tp], pp = sizes[Axis::pp];
+  const int data_ranks = sizes[Axis::cp] * sizes[Axis::dp];
   const int64_t stream =
       needs.tokens() / (needs.sequence_parallel ? tp : 1) * shape.hidden * bytes_of(needs.compute);
   // With shards of more than the optimizer state there is communication for every micro-batch.
@@ -137,12 +165,16 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     if (tp > 1) {
       add_times(traffic[Link::tensor], tensor_per_micro_batch(shape, needs, chunk), micro_batches);
     }
+    if (needs.cp > 1) {
+      add_times(traffic[Link::context], context_per_micro_batch(shape, needs, chunk),
+                micro_batches);
+    }
     if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
     if (!chunk.embedding) traffic[Link::gradients].send += micro_batches * stream;
   }
   if (tp > 1) {
     // The largest values of weights in FP8, whenever their copies are made.
-    const auto linears = static_cast<int64_t>(float8_linears(shape, needs.seq, tp).size());
+    const auto linears = static_cast<int64_t>(float8_linears(shape, needs.share(), tp).size());
     traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
   }
   for (const ParamPlacement& param : layout.params) {
@@ -156,7 +188,7 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       traffic[Link::tied].all_reduce += bytes;
     }
   }
-  if (dp > 1) {
+  if (data_ranks > 1) {
     LinkBytes& data = traffic[Link::data];
     if (layout.shards > 1) {
       data.reduce_scatter += reductions * layout.total * 4;
@@ -170,7 +202,7 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       data.all_reduce += layout.total * 4;
     }
   }
-  if (dp * pp > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
+  if (data_ranks * pp > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
   if (tp * pp > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
   }

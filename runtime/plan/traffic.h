@@ -13,22 +13,23 @@ namespace mtl {
 enum class Link {
   tensor,       // TP: activations, and gradients of what TP ranks hold in common
   kv,           // TP ranks that hold copies of one KV head: its gradients
-  data,         // DP: gradients, and weights with ZeRO
+  context,      // CP: tokens for heads
+  data,         // DP x CP: gradients, and weights with ZeRO
   activations,  // to the next virtual stage
   gradients,    // to the one before
   tied,         // first and last stage: the gradient of a tied embedding
-  loss,         // DP x PP: the sum of the losses
+  loss,         // DP x CP x PP: the sum of the losses
   norm,         // TP x PP: sums of squares
 };
-inline constexpr int kLinks = 8;
+inline constexpr int kLinks = 9;
 const char* link_name(Link link);
 // Ranks in the group behind a link.
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes);
 
 // Payload bytes: of the whole tensor for collectives (the n of the ring formulas), of the own
-// messages for send.
+// messages to others for send and all_to_all.
 struct LinkBytes {
-  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, send = 0;
+  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, send = 0, all_to_all = 0;
   bool operator==(const LinkBytes&) const = default;
   // What a ring of `ranks` sends per rank: 2n(k-1)/k for an all-reduce, n(k-1)/k for the others.
   int64_t on_the_wire(int ranks) const;

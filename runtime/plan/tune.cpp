@@ -74,7 +74,7 @@ class Search {
       for (const int64_t pp : divisors(gpus_ / tp)) {
         if (pp > work_.model.layers) break;
         for (int cp = 1; cp <= 16; cp *= 2) {
-          if (gpus_ / (tp * pp) % cp != 0 || (options_.only_run_here && cp > 1)) continue;
+          if (gpus_ / (tp * pp) % cp != 0) continue;
           for (int ep = 1; ep <= std::max<int64_t>(1, work_.model.experts); ep *= 2) {
             const int64_t inner = tp * pp * cp * ep;
             if (gpus_ % inner != 0 || (options_.only_run_here && ep > 1)) continue;
@@ -117,6 +117,7 @@ class Search {
           layout.micro_batch = mb;
           layout.recompute = {};
           if (!impossible(work_, layout).empty()) continue;
+          if (options_.only_run_here && !not_run_here(work_.model, layout).empty()) continue;
           look(layout);
         }
       }
@@ -286,7 +287,7 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   const auto runs = [](const Forecast& one) { return one.not_run.empty(); };
   if (!result.best.empty() && std::none_of(exact.begin(), exact.end(), runs)) {
     for (const Candidate& one : search.fitting) {
-      if (!not_run_here(one.layout).empty()) continue;
+      if (!not_run_here(work.model, one.layout).empty()) continue;
       const Forecast here = forecast(work, one.layout, cluster, software_mtl(), true);
       result.run_here = {here, verdict(here, exact.front(), cluster)};
       break;
@@ -300,6 +301,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
   std::vector<std::pair<std::string, std::string>> settings = {
       {"parallel.tp", std::to_string(layout.tp)},
       {"parallel.pp", std::to_string(layout.pp)},
+      {"parallel.cp", std::to_string(layout.cp)},
       {"parallel.virtual_stages", std::to_string(layout.chunks)},
       {"parallel.zero", std::to_string(layout.zero)},
       {"train.micro_batch", std::to_string(layout.micro_batch)},

@@ -26,10 +26,21 @@ Section parallel_section() {
                .max = 1 << 16,
                .known_as = {"pipeline_model_parallel_size", "pp_degree", "pipeline_parallel_size",
                             "pp_size", "megatron_lm_pp_degree", "pipeline"}},
+              {.key = "parallel.cp",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.cp; },
+               .doc = "Context parallelism: ranks that share the tokens of every sequence, for "
+                      "sequences whose activations one rank cannot hold. For attention they "
+                      "exchange tokens for heads (DeepSpeed-Ulysses): `tp` x `cp` divides "
+                      "`model.heads`, and a micro-batch is one sequence.",
+               .min = 1,
+               .max = 1 << 16,
+               .known_as = {"context_parallel_size", "cp_size", "context_parallel_degree",
+                            "ulysses_sequence_parallel_size", "ulysses_degree",
+                            "megatron_lm_context_parallel_size", "context_parallel"}},
               {.key = "parallel.dp",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.dp; },
                .doc = "Data parallelism: replicas of the model.",
-               .auto_doc = "world size / (tp x pp)",
+               .auto_doc = "world size / (tp x cp x pp)",
                .min = 1,
                .max = 1 << 20,
                .known_as = {"data_parallel_size", "dp_degree", "dp_size", "data"}},
@@ -139,9 +150,8 @@ Section parallel_section() {
           },
       .unavailable =
           {
-              {"parallel.cp", "sequences are not divided over ranks"},
               {"parallel.ep", "every rank has all experts, whole or divided over parallel.tp"},
-              {"parallel.order", "ranks are ordered tp-dp-pp"},
+              {"parallel.order", "ranks are ordered tp-cp-dp-pp"},
               {"parallel.timeout", "there is no such limit to set"},
           },
   };

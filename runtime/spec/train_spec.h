@@ -65,7 +65,8 @@ struct TrainSpec {
   struct Parallel {
     int tp = 1;
     int pp = 1;
-    int dp = 0;                     // 0 = auto: world / (tp * pp)
+    int cp = 1;                     // ranks that divide the tokens of every sequence
+    int dp = 0;                     // 0 = auto: world / (tp * cp * pp)
     std::string sp = "auto";        // auto (on when tp > 1 and tokens divide) | true | false
     int virtual_stages = 1;         // chunks of layers per pipeline rank
     int64_t virtual_group = 0;      // micro-batches that take one chunk in turn; 0 = auto: pp

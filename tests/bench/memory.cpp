@@ -178,7 +178,7 @@ bool run_case(const Model& model, const Case& c) {
   resolved.spec = model.spec;
   c.change(resolved.spec);
   const TrainSpec::Parallel& parallel = resolved.spec.parallel;
-  const int world = parallel.tp * parallel.pp * std::max(1, parallel.dp);
+  const int world = parallel.tp * parallel.cp * parallel.pp * std::max(1, parallel.dp);
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = model.vocab}, world, diagnostics);
   diagnostics.throw_if_errors();
@@ -229,6 +229,13 @@ void full(TrainSpec& spec) {
 void no_sp(TrainSpec& spec) {
   spec.parallel.sp = "false";
 }
+// A sequence per micro-batch, with as many tokens on each rank as elsewhere.
+void context_2(TrainSpec& spec) {
+  spec.parallel.cp = 2;
+  spec.train.seq_len *= spec.train.micro_batch * spec.parallel.cp;
+  spec.train.global_batch /= spec.train.micro_batch;
+  spec.train.micro_batch = 1;
+}
 void nothing(TrainSpec&) {}
 
 // tp x pp x dp, and what else is different. Every replica runs enough micro-batches to
@@ -263,6 +270,7 @@ Model gpt2() {
       layout("dp 4, ZeRO-1", 1, 1, 4),
       layout("dp 4, ZeRO-2", 1, 1, 4, zero_2),
       layout("dp 4, ZeRO-3", 1, 1, 4, zero_3),
+      layout("cp 2, a sequence of 1,024", 1, 1, 1, context_2),
       layout("tp 2", 2, 1, 1, no_sp),
       layout("tp 2, sp", 2, 1, 1),
       layout("tp 2, sp, recompute full", 2, 1, 1, full),
@@ -297,6 +305,8 @@ Model llama() {
       layout("dp 4, ZeRO-1", 1, 1, 4),
       layout("dp 4, ZeRO-2", 1, 1, 4, zero_2),
       layout("dp 4, ZeRO-3", 1, 1, 4, zero_3),
+      layout("cp 2, a sequence of 1,024", 1, 1, 1, context_2),
+      layout("tp 2, sp, cp 2 (KV heads copied), a sequence of 1,024", 2, 1, 1, context_2),
       layout("tp 4 (KV heads copied), sp", 4, 1, 1),
       layout("tp 2, sp, dp 2, ZeRO-1, recompute full", 2, 1, 2, full),
       layout("pp 2, virtual 2, dp 2, ZeRO-1", 1, 2, 2,

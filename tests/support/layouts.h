@@ -37,7 +37,8 @@ struct Layout {
   int dp = 1;
   int pp = 1;
   int virtual_stages = 1;
-  int world() const { return tp * dp * pp; }
+  int cp = 1;
+  int world() const { return tp * dp * pp * cp; }
 };
 
 // Global f32 tensors by parameter name.

@@ -128,6 +128,7 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
       {"tp 2 with sp", {.tp = 2}},
       {"tp 4 with copies of the KV heads", {.tp = 4}},
       {"tp 2 dp 2 pp 2", {.tp = 2, .dp = 2, .pp = 2}},
+      {"dp 2 cp 2", {.dp = 2, .cp = 2}},
   };
   int number = 0;
   struct Run {
@@ -200,6 +201,7 @@ TEST_CASE("any layout loads what any layout saved") {
       {"dp 4 with ZeRO-1", {.dp = 4}},
       {"tp 2 dp 2 with ZeRO-3", {.tp = 2, .dp = 2}, 3},
       {"tp 4 with copies of the KV heads", {.tp = 4}},
+      {"dp 2 cp 2 without ZeRO", {.dp = 2, .cp = 2}, 0},
       {"tp 2 dp 2 pp 2 virtual 2", {.tp = 2, .dp = 2, .pp = 2, .virtual_stages = 2}},
   };
   int number = 0;

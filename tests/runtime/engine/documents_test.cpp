@@ -130,13 +130,15 @@ TEST_CASE("packed documents train the same in every layout") {
     same_bits(again, {.pp = 2});
     again.recompute.mode = "selective";
     same_bits(again, {});
-    for (const Layout layout : {Layout{.tp = 2}, Layout{.dp = 2}, Layout{.tp = 2, .dp = 2},
-                                Layout{.tp = 2, .pp = 2}, Layout{.dp = 2, .pp = 2}}) {
+    for (const Layout layout :
+         {Layout{.tp = 2}, Layout{.dp = 2}, Layout{.tp = 2, .dp = 2}, Layout{.tp = 2, .pp = 2},
+          Layout{.dp = 2, .pp = 2}, Layout{.cp = 2}, Layout{.dp = 2, .pp = 2, .cp = 2}}) {
       for (const char* sp : {"false", "true"}) {
         if (layout.tp == 1 && sp == std::string("true")) continue;
         CAPTURE(layout.tp);
         CAPTURE(layout.dp);
         CAPTURE(layout.pp);
+        CAPTURE(layout.cp);
         CAPTURE(sp);
         TrainSpec other = spec;
         other.parallel.sp = sp;
@@ -227,6 +229,7 @@ TEST_CASE("what does not count has no part in loss and gradient of any rank") {
   CHECK(one.losses[0] > 3);  // a mean over what counts, near ln 61
   check_close(train(spec, {.dp = 4}, LastCounts()), one);
   check_close(train(spec, {.dp = 2, .pp = 2}, LastCounts()), one);
+  check_close(train(spec, {.dp = 2, .cp = 2}, LastCounts()), one);
 
   // Nothing counts: nothing is learned, and nothing is no number.
   class NothingCounts : public Samples {
@@ -250,8 +253,10 @@ TEST_CASE("packed documents against PyTorch") {
   const nlohmann::json want = nlohmann::json::parse(in);
   REQUIRE(want.at("eod").get<int>() == kEod);
   REQUIRE(want.at("documents").get<int>() > 5);
-  for (const Layout layout : {Layout{}, Layout{.tp = 2}, Layout{.dp = 2, .pp = 2}}) {
+  for (const Layout layout :
+       {Layout{}, Layout{.tp = 2}, Layout{.dp = 2, .pp = 2}, Layout{.cp = 2}}) {
     CAPTURE(layout.tp);
+    CAPTURE(layout.cp);
     TrainSpec spec = read_reference("llama_small").spec;
     all_options(spec);
     GlobalTensors gradients;

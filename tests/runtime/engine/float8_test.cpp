@@ -204,7 +204,8 @@ TEST_CASE("fp8: layouts agree within a bound") {
   for (const bool llama : {false, true}) {
     const TrainSpec spec = spec_of(llama, "fp8");
     const Run single = train(spec, {}, 30);
-    for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.tp = 2, .dp = 2}}) {
+    for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.tp = 2, .dp = 2}, {.cp = 2}}) {
+      CAPTURE(layout.cp);
       CAPTURE(layout.tp);
       CAPTURE(layout.dp);
       const Run split = train(spec, layout, 30);

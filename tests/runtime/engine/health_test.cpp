@@ -212,7 +212,7 @@ TEST_CASE("health.nan=skip leaves the step out and goes on") {
   const SyntheticTokens source = text_with(8 + 5);  // in the second step
   const Sampler sampler(source.size(), kSeq, SampleOrder::sequential, 0);
   for (const Layout layout :
-       {Layout{}, {.pp = 2}, {.tp = 2}, {.dp = 2}, {.tp = 2, .dp = 2, .pp = 2}}) {
+       {Layout{}, {.pp = 2}, {.tp = 2}, {.dp = 2}, {.cp = 2}, {.tp = 2, .dp = 2, .pp = 2}}) {
     CAPTURE(layout.tp);
     CAPTURE(layout.dp);
     CAPTURE(layout.pp);

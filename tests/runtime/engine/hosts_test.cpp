@@ -56,7 +56,7 @@ std::unique_ptr<CommWorld> on_two_hosts(Store& store, int rank, int size) {
 }  // namespace
 
 TEST_CASE("a model on two hosts has the bits of the same layout on one") {
-  for (const Layout layout : {Layout{2, 2, 1}, Layout{1, 2, 2}, Layout{1, 4, 1}}) {
+  for (const Layout layout : {Layout{2, 2, 1}, Layout{1, 2, 2}, Layout{1, 4, 1}, Layout{.cp = 2}}) {
     for (const char* compute : {"fp32", "bf16"}) {
       CAPTURE(layout.tp);
       CAPTURE(layout.pp);

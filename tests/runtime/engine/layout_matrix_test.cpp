@@ -2,7 +2,7 @@
 //
 // What is arithmetically the same has the same bits: pipeline and virtual stages, the order of the
 // schedule, recompute, ZeRO-1, overlap, in every precision; ZeRO-2 and 3 too, where a step has one
-// micro-batch. What only changes the order of sums (TP, SP, DP; ZeRO-2 and 3 with several
+// micro-batch. What only changes the order of sums (TP, SP, CP, DP; ZeRO-2 and 3 with several
 // micro-batches, which are added up after the replicas and not before) stays, in fp32, within 1e-6
 // at the first step, 1e-5 (Frobenius) of every first gradient, and 1e-4 over 20 steps; in half
 // precision within the bounds derived below.
@@ -228,6 +228,7 @@ void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
     if (!all && !row.any_head) continue;
     CAPTURE(row.base.tp);
     CAPTURE(row.base.dp);
+    CAPTURE(row.base.cp);
     CAPTURE(row.sequence_parallel);
     TrainSpec divided = spec;
     divided.parallel.sp = row.sequence_parallel ? "true" : "false";
@@ -438,6 +439,49 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
   }
 }
 
+TEST_CASE("layout matrix: sequences divided over ranks (CP) stay near whole ones") {
+  // Of four KV heads; of two, cp 4 and tp 2 x cp 2 copy them.
+  const std::vector<Row> rows = {
+      {{.cp = 2},
+       false,
+       {{"pp 2", {.pp = 2, .cp = 2}, same, true},
+        {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .cp = 2}},
+        {"zero 0", {.cp = 2}, zero0},
+        {"small buckets", {.cp = 2}, small_buckets},
+        {"full recompute", {.cp = 2}, full, true},
+        {"selective recompute", {.cp = 2}, selective, true}},
+       true},
+      {{.dp = 2, .cp = 2},
+       false,
+       {{"zero 0", {.dp = 2, .cp = 2}, zero0}, {"pp 2", {.dp = 2, .pp = 2, .cp = 2}}},
+       true},
+      {{.cp = 4}, false, {{"pp 2", {.pp = 2, .cp = 4}}}, true},
+      {{.tp = 2, .cp = 2}, false, {{"pp 2", {.tp = 2, .pp = 2, .cp = 2}}}},
+      {{.tp = 2, .cp = 2},
+       true,
+       {{"full recompute", {.tp = 2, .cp = 2}, full},
+        {"pp 2 selective recompute", {.tp = 2, .pp = 2, .cp = 2}, selective}}},
+      {{.tp = 2, .dp = 2, .cp = 2}, true, {}},
+  };
+  for (const Model model : kModels) {
+    CAPTURE(static_cast<int>(model));
+    check_rows(spec_of(model), rows, runs_all(model), [](const Row&) { return kFp32; });
+  }
+  // Gradients and weights in shards over dp and cp: with one micro-batch per step the same bits.
+  TrainSpec one = spec_of(Model::gpt2_tied);
+  one.train.global_batch = 2;
+  check_variants(one, train(one, {.dp = 2, .cp = 2}, kBitSteps),
+                 {{"zero 2", {.dp = 2, .cp = 2}, zero2},
+                  {"zero 3", {.dp = 2, .cp = 2}, zero3},
+                  {"zero 3 full recompute",
+                   {.dp = 2, .cp = 2},
+                   [](TrainSpec& s) {
+                     zero3(s);
+                     full(s);
+                   }}},
+                 true);
+}
+
 TEST_CASE("layout matrix: logits in parts change only the order of sums") {
   for (const Model model : {Model::gpt2_tied, Model::llama_untied}) {
     CAPTURE(static_cast<int>(model));
@@ -495,6 +539,7 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
       {{.tp = 2, .dp = 2},
        true,
        {{"zero 0", {.tp = 2, .dp = 2}, zero0}, {"pp 2", {.tp = 2, .dp = 2, .pp = 2}}}},
+      {{.cp = 2}, false, {{"pp 2", {.pp = 2, .cp = 2}}, {"mlp recompute", {.cp = 2}, mlp}}},
   };
   const TrainSpec spec = spec_of(Model::mixtral);
   check_rows(spec, rows, true, [](const Row&) { return kFp32; });
@@ -520,6 +565,7 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
   whole.train.micro_batch = 4;
   for (const auto& [layout, changed] : {std::pair{Layout{.dp = 2}, spec},
                                         {Layout{.tp = 2, .pp = 2}, spec},
+                                        {Layout{.dp = 2, .cp = 2}, spec},
                                         {Layout{}, whole},
                                         {Layout{.dp = 2}, whole}}) {
     CAPTURE(layout.tp);
@@ -555,6 +601,7 @@ TEST_CASE("layout matrix: bf16 layouts keep their bits or stay within the roundi
        false,
        {{"zero 0", {.dp = 2}, zero0}, {"pp 2 small buckets", {.dp = 2, .pp = 2}, small_buckets}}},
       {{.tp = 2, .dp = 2}, true, {{"zero 0", {.tp = 2, .dp = 2}, zero0}}},
+      {{.cp = 2}, false, {{"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .cp = 2}}}},
   };
   for (const Model model : {Model::gpt2_tied, Model::llama_untied}) {
     CAPTURE(static_cast<int>(model));

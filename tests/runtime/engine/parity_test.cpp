@@ -115,6 +115,7 @@ TEST_CASE("GPT-2 follows PyTorch for 50 steps in every layout") {
   const GlobalTensors gradients = read_reference_gradients("gpt2_small");
   for (const Way& way : {Way{"one rank", {}},
                          {"tp 2", {.tp = 2}},
+                         {"dp 2 cp 2", {.dp = 2, .cp = 2}},
                          {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}, 3},
                          {"tp 2 pp 2 dp 2", {.tp = 2, .dp = 2, .pp = 2}, 3}}) {
     CAPTURE(way.name);
@@ -131,6 +132,7 @@ TEST_CASE("LLaMA follows PyTorch for 50 steps in every layout") {
                          {"dp 2", {.dp = 2}},
                          {"tp 2", {.tp = 2}},
                          {"tp 4 with copies of the KV heads", {.tp = 4}, 0, "false"},
+                         {"pp 2 cp 2", {.pp = 2, .cp = 2}},
                          {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}, 3},
                          {"tp 2 pp 2 dp 2", {.tp = 2, .dp = 2, .pp = 2}, 3}}) {
     CAPTURE(way.name);
@@ -147,6 +149,7 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps in every layout") {
     for (const Way& way : {Way{"one rank", {}},
                            {"tp 2", {.tp = 2}},
                            {"tp 4 with copies of the KV heads", {.tp = 4}},
+                           {"cp 2", {.cp = 2}},
                            {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2}, 3},
                            {"tp 2 pp 2 dp 2", {.tp = 2, .dp = 2, .pp = 2}, 3}}) {
       CAPTURE(way.name);
@@ -162,6 +165,7 @@ TEST_CASE("Mixtral follows PyTorch for 10 steps in every layout") {
     for (const Way& way : {Way{"one rank", {}},
                            {"one rank in micro-batches", {}, 4},
                            {"dp 2", {.dp = 2}},
+                           {"cp 2", {.cp = 2}},
                            {"tp 2", {.tp = 2}},
                            {"tp 4 with copies of the KV heads", {.tp = 4}, 0, "false"},
                            {"pp 3", {.pp = 3}, 3},

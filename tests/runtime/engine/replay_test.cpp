@@ -277,6 +277,13 @@ TEST_CASE("replayed passes: tensor parallelism") {
   compare(llama_spec(), {.tp = 2, .dp = 2, .pp = 2}, {.recordings = 900, .launches = 3400});
 }
 
+TEST_CASE("replayed passes: sequences divided over ranks") {
+  compare(with_dropout(gpt2_spec("bf16")), {.cp = 2}, {.recordings = 200, .launches = 1000});
+  TrainSpec spec = llama_spec();
+  spec.recompute.mode = "full";
+  compare(spec, {.dp = 2, .cp = 2}, {.recordings = 200, .launches = 1000});
+}
+
 // What of a layer depends on how many rows an expert has is enqueued anew, the rest replayed.
 TEST_CASE("replayed passes: a mixture of experts") {
   TrainSpec spec = llama_spec();

@@ -175,6 +175,15 @@ TEST_CASE("streams: pipelines") {
   }
 }
 
+TEST_CASE("streams: sequences divided over ranks") {
+  compare(spec_of(false), {.cp = 2});
+  TrainSpec spec = spec_of(true);
+  spec.parallel.zero = 3;
+  compare(spec, {.dp = 2, .cp = 2});
+  compare(spec_of(false), {.tp = 2, .pp = 2, .cp = 2});
+  compare(spec_of(true), {.cp = 4});
+}
+
 TEST_CASE("streams: all at once") {
   TrainSpec spec = spec_of(false);
   compare(spec, {.tp = 2, .dp = 2, .pp = 2});

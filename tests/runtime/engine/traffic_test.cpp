@@ -103,9 +103,11 @@ void check_layout(const TrainSpec& spec, Layout layout, Used& used) {
       CHECK(own.first[i].reduce_scatter == planned.reduce_scatter);
       CHECK(own.first[i].all_gather == planned.all_gather);
       CHECK(own.first[i].send == planned.send);
+      CHECK(own.first[i].all_to_all == planned.all_to_all);
       CHECK(own.first[i].broadcast == 0);
       CHECK(own.second[i] == own.first[i]);
-      used[i] += planned.all_reduce + planned.reduce_scatter + planned.all_gather + planned.send;
+      used[i] += planned.all_reduce + planned.reduce_scatter + planned.all_gather + planned.send +
+                 planned.all_to_all;
     }
     CHECK(own.world == Traffic{});
   }
@@ -205,6 +207,12 @@ const Variant kVariants[] = {
     {"dp 2 zero 3 no overlap", {.dp = 2}, both(zero_3, no_overlap)},
     {"tp 2 dp 2 zero 3 sp full", {.tp = 2, .dp = 2}, both(zero_3, full_of_3)},
     {"tp 4 dp 2 zero 3 selective", {.tp = 4, .dp = 2}, both(zero_3, selective)},
+    {"cp 2", {.cp = 2}},
+    {"cp 2 zero 0 selective", {.cp = 2}, both(zero_0, selective)},
+    {"cp 4 copies KV heads", {.cp = 4}},
+    {"dp 2 cp 2 full", {.dp = 2, .cp = 2}, full_of_3},
+    {"cp 2 zero 3 block", {.cp = 2}, both(zero_3, block_of_1)},
+    {"pp 2 virtual 2 cp 2", {.pp = 2, .virtual_stages = 2, .cp = 2}},
 };
 
 }  // namespace

@@ -156,7 +156,7 @@ TEST_CASE("the forecast of a run in fp8 is that of its layout") {
   resolved.spec.train.seq_len = 4096;
   const Planned fp8 = planned(resolved);
   CHECK(layout_of(fp8.plan).fp8);
-  CHECK(not_run_here(layout_of(fp8.plan)).empty());
+  CHECK(not_run_here(fp8.plan.model, layout_of(fp8.plan)).empty());
   resolved.spec.precision.dtype = "bf16";
   CHECK_FALSE(layout_of(planned(resolved).plan).fp8);
 }

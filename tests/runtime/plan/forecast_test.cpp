@@ -73,13 +73,23 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
           for (const int chunks : {1, 2, 4}) {
             for (const int zero : {0, 1, 2, 3}) {
               for (const char* mode : {"none", "selective", "norms", "mlp", "full", "block"}) {
-                for (const char* dtype : {"fp32", "bf16", "fp8"}) {
+                for (const auto& [dtype, cp] : {std::pair{"fp32", 1},
+                                                {"bf16", 1},
+                                                {"fp8", 1},
+                                                {"fp32", 2},
+                                                {"bf16", 2},
+                                                {"fp8", 2}}) {
                   if (chunks > 1 && pp == 1) continue;
                   if (zero > 1 && pp > 1) continue;
                   const bool larger = zero > 1 && tp == 2;  // buckets, of several layers
                   if (moe && dtype == std::string("fp8")) continue;
                   if (moe && (!llama || tp == 4)) continue;
                   TrainSpec spec = llama ? llama_like() : gpt2_like();
+                  if (cp > 1 && ((tp == 4 && !llama) || pp == 4 || chunks == 4 || zero % 2 == 0))
+                    continue;
+                  const int ranks = cp == 1 ? 1 : llama && tp == 2 ? 4 : 2;  // 4: copied KV heads
+                  spec.parallel.cp = ranks;
+                  if (cp > 1) spec.train.micro_batch = 1;
                   if (moe) spec.model.moe.experts = 4;
                   spec.parallel.tp = tp;
                   spec.parallel.pp = pp;
@@ -97,17 +107,17 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                     spec.recompute.method = "block";
                     spec.recompute.layers = 1;
                   }
-                  const Plan plan = plan_of(spec, tp * pp * 2);
+                  const Plan plan = plan_of(spec, tp * ranks * pp * 2);
                   const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
                   const auto exact = static_cast<double>(plan.peak_bytes());
                   const double error = std::abs(memory.total / exact - 1);
                   worst = std::max(worst, error);
                   CHECK_MESSAGE(
                       error <= 0.02,
-                      fmt::format("llama {} moe {} tp {} pp {} v {} zero {} {} {}: {:.0f} "
+                      fmt::format("llama {} moe {} tp {} cp {} pp {} v {} zero {} {} {}: {:.0f} "
                                   "for {:.0f}",
-                                  llama, moe, tp, pp, chunks, zero, mode, dtype, memory.total,
-                                  exact));
+                                  llama, moe, tp, ranks, pp, chunks, zero, mode, dtype,
+                                  memory.total, exact));
                   const MemoryPlan& planned = arena(plan);
                   const auto near = [&](double value, MemoryCategory category) {
                     const auto is = static_cast<double>(planned.bytes_of_category(category));
@@ -208,9 +218,20 @@ TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   LayoutChoice context = layout;
   context.dp = 4;
   context.cp = 2;
+  const Forecast heads = forecast(work, context, h100);
+  CHECK(heads.time.context > 0);
+  CHECK(heads.links.context > 0);
+  CHECK(heads.not_run.empty());
+  context.micro_batch = 2;
+  CHECK(forecast(work, context, h100).not_run ==
+        std::vector<std::string>{"context parallelism of several sequences at a time"});
+  context.micro_batch = 1;
+  context.tp = 8;  // and 16 heads
+  context.cp = 4;
+  context.dp = 1;
   const Forecast ring = forecast(work, context, h100);
   CHECK(ring.time.context > 0);
-  CHECK(ring.not_run == std::vector<std::string>{"context parallelism"});
+  CHECK(ring.not_run == std::vector<std::string>{"context parallelism of more ranks than heads"});
 }
 
 TEST_CASE("fp8: passes over operands are those that no op before spares") {

@@ -40,6 +40,27 @@ TEST_CASE("a sound configuration gives a complete plan") {
   CHECK(json.at("stages").at(0).at("memory_per_rank").at("total_bytes") == plan.peak_bytes());
 }
 
+TEST_CASE("with sequences divided over ranks a micro-batch is one of them") {
+  ResolvedSpec resolved = base_spec();
+  resolved.spec.model.heads = 4;
+  resolved.spec.parallel.cp = 2;
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65}, 6, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  CHECK(plan.grid.sizes()[Axis::dp] == 3);
+  CHECK(plan.micro_batch == 1);
+  CHECK(plan.batch.at(0).micro_batches == 4);
+  CHECK(plan.share() == 8);
+  // All six have parts of the optimizer's state.
+  CHECK(plan.stages[0].layout.shards == 6);
+  CHECK(plan.grid.group(0, Grid::kData) == std::vector<int>{0, 1, 2, 3, 4, 5});
+  CHECK(plan.grid.data_rank(plan.grid.coord(3)) == 3);
+  // Half of q, k and v and of attention's result, there and back: 8 tokens of f32 in two layers and
+  // four micro-batches.
+  CHECK(plan.stages[0].traffic[Link::context].all_to_all == 2 * 4 * 2 * (8 * (3 + 1) * 48 * 4) / 2);
+  CHECK(to_json(plan).at("grid").at("cp_groups") == nlohmann::json({{0, 1}, {2, 3}, {4, 5}}));
+}
+
 TEST_CASE("FLOPs are those of Megatron's formula") {
   // GPT-2 124M at 1,024 tokens: 6 x (84.93M + 50257 x 768) + 6 x 12 x 768 x 1024 per token.
   ResolvedSpec resolved = base_spec();
@@ -101,5 +122,10 @@ TEST_CASE("copies of a KV head form a group of their own") {
   CHECK(link_ranks(Link::activations, model, sizes) == 2);
   CHECK(link_ranks(Link::tied, model, sizes) == 2);
   CHECK(link_ranks(Link::loss, model, sizes) == 15);
+  CHECK(link_ranks(Link::norm, model, sizes) == 40);
+  sizes[Axis::cp] = 2;
+  CHECK(link_ranks(Link::context, model, sizes) == 2);
+  CHECK(link_ranks(Link::data, model, sizes) == 6);
+  CHECK(link_ranks(Link::loss, model, sizes) == 30);
   CHECK(link_ranks(Link::norm, model, sizes) == 40);
 }

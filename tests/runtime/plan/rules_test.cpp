@@ -176,6 +176,62 @@ TEST_CASE("rules of the ranks") {
        },
        3, "mesh.sp", "parallel.sp", "train.seq_len 16 cannot be divided over parallel.tp 3",
        "use train.seq_len 15 or 18, or parallel.sp=auto"},
+      {"SP divides what CP leaves",
+       [](TrainSpec& s) {
+         s.parallel.sp = "true";
+         s.parallel.tp = s.parallel.cp = 2;
+         s.model.heads = 12;
+         s.train.seq_len = 18;
+       },
+       4, "mesh.sp", "parallel.sp",
+       "train.seq_len 18 cannot be divided over parallel.cp 2 x parallel.tp 2",
+       "use train.seq_len 16 or 20, or parallel.sp=auto"},
+      {"a % (t c) == 0", [](TrainSpec& s) { s.parallel.cp = 4; }, 4, "mesh.cp", "parallel.cp",
+       "6 heads and 6 KV heads cannot be split over parallel.cp 4: each rank attends with heads of "
+       "its own",
+       "use cp 2"},
+      {"a % (t c) == 0 with TP",
+       [](TrainSpec& s) {
+         s.parallel.tp = 3;
+         s.parallel.cp = 4;
+       },
+       12, "mesh.cp", "parallel.cp",
+       "6 heads and 6 KV heads cannot be split over parallel.tp 3 x parallel.cp 4: each rank "
+       "attends with heads of its own",
+       "use cp 2"},
+      {"(g / t) % c == 0 or c % (g / t) == 0",
+       [](TrainSpec& s) {
+         s.model.heads = 24;
+         s.model.kv_heads = 6;
+         s.parallel.cp = 4;
+       },
+       4, "mesh.cp", "parallel.cp",
+       "24 heads and 6 KV heads cannot be split over parallel.cp 4: each rank attends with heads "
+       "of its own",
+       "use cp 2"},
+      {"S % c == 0",
+       [](TrainSpec& s) {
+         s.train.seq_len = 15;
+         s.parallel.cp = 2;
+       },
+       2, "mesh.cp", "parallel.cp", "train.seq_len 15 cannot be divided over parallel.cp 2",
+       "use cp 1 or 3"},
+      {"one sequence at a time with CP",
+       [](TrainSpec& s) {
+         s.train.micro_batch = 4;
+         s.parallel.cp = 2;
+       },
+       2, "mesh.cp", "train.micro_batch",
+       "train.micro_batch 4, and with parallel.cp 2 a rank has its share of one sequence at a time",
+       "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1"},
+      {"world % (t c p) == 0", [](TrainSpec& s) { s.parallel.cp = 2; }, 3, "mesh.product",
+       "parallel.cp", "tp 1 x cp 2 x pp 1 = 2 does not divide 3 processes",
+       "start a multiple of 2 processes (--num_processes 4)"},
+      {"world == t c p d", [](TrainSpec& s) { s.parallel.cp = s.parallel.dp = 2; }, 12,
+       "mesh.product", "parallel.dp",
+       "tp 1 x cp 2 x pp 1 x dp 2 = 4, but 12 processes are requested",
+       "start 4 processes (--num_processes 4), or leave parallel.dp out",
+       "12 processes can be tp=1 pp=1 dp=6 cp=2, or tp=1 pp=2 dp=3 cp=2, or tp=3 pp=1 dp=2 cp=2"},
       {"overlap_param_gather needs ZeRO-1",
        [](TrainSpec& s) {
          s.parallel.overlap.param_gather = "true";
@@ -529,7 +585,6 @@ TEST_CASE("what other trainers check between keys is refused key by key here") {
       // fp16 xor bf16
       {"precision.fp16=true", "config.unknown_key"},
       // context parallelism: s % (2c) == 0 and world % (t p c) == 0
-      {"parallel.cp=2", "config.unknown_key"},
       // experts: E % e == 0, and TP with EP needs SP
       {"parallel.ep=2", "config.unknown_key"},
       {"model.moe.num_experts=8", "config.unknown_key"},
