@@ -205,7 +205,8 @@ std::string link_table(const Plan& plan, int columns) {
       if (bytes == LinkBytes{}) return std::string();
       return fmt::format("{:>11}{:>10}{:>10}{:>10}{:>10}", bytes_or_dash(bytes.all_reduce),
                          bytes_or_dash(bytes.reduce_scatter), bytes_or_dash(bytes.all_gather),
-                         bytes_or_dash(bytes.send), bytes_text(bytes.on_the_wire(ranks)));
+                         bytes_or_dash(bytes.send + bytes.all_to_all),
+                         bytes_text(bytes.on_the_wire(ranks)));
     });
     std::erase_if(rows, [](const Row& row) { return row.text.empty(); });
     // Uneven stages may all differ: what the first, the middle and the last do says enough.

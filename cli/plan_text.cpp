@@ -106,7 +106,7 @@ std::string plan_text(const Plan& plan, int columns) {
   line("parameters", parameters);
   line("grid", grid_words(plan.grid));
   text += group_lines(plan.grid, columns);
-  if (sizes[Axis::tp] > 1) line("sequence", sequence_words(plan));
+  if (sizes[Axis::tp] * sizes[Axis::cp] > 1) line("sequence", sequence_words(plan));
 
   const std::string steps = count_of(plan.steps, "step");
   const std::vector<BatchPhase>& phases = plan.batch.phases();
@@ -119,7 +119,7 @@ std::string plan_text(const Plan& plan, int columns) {
   }
   line("precision", precision_words(plan));
   line("optimizer", optimizer_words(plan));
-  if (sizes[Axis::dp] > 1) line("gradients", bucket_words(plan));
+  if (plan.grid.data_ranks() > 1) line("gradients", bucket_words(plan));
   line("recompute", recompute_words(plan.recompute));
   line("compute", fmt::format("{} per token", flops(plan.cost.flops_per_token)));
 

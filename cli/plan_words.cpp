@@ -104,14 +104,14 @@ std::string optimizer_words(const Plan& plan) {
                                                              : "adamw";
   const ParamLayout& layout = plan.stages.front().layout;
   if (layout.shards > 1) {
-    return fmt::format("{}, state{} in {} shards over data (ZeRO-{})", name,
+    return fmt::format("{}, state{} in {} shards over data{} (ZeRO-{})", name,
                        layout.shards_weights()     ? ", gradients and weights"
                        : layout.shards_gradients() ? " and gradients"
                                                    : "",
-                       layout.shards, layout.zero);
+                       layout.shards, plan.grid.sizes()[Axis::cp] > 1 ? " and context" : "",
+                       layout.zero);
   }
-  return plan.grid.sizes()[Axis::dp] > 1 ? fmt::format("{}, whole state on every replica", name)
-                                         : name;
+  return plan.grid.data_ranks() > 1 ? fmt::format("{}, whole state on every replica", name) : name;
 }
 
 std::string bucket_words(const Plan& plan) {
@@ -129,10 +129,18 @@ std::string bucket_words(const Plan& plan) {
 }
 
 std::string sequence_words(const Plan& plan) {
-  const int tp = plan.grid.sizes()[Axis::tp];
-  return plan.sequence_parallel
-             ? fmt::format("parallel: 1/{} of the tokens per rank in norms, dropout, residual", tp)
-             : "not parallel: every tensor rank keeps all tokens of the residual";
+  const int tp = plan.grid.sizes()[Axis::tp], cp = plan.grid.sizes()[Axis::cp];
+  std::string words;
+  if (cp > 1)
+    words = fmt::format("divided: 1/{} of the tokens per rank, in attention of the heads", cp);
+  if (tp == 1) return words;
+  if (cp > 1) words += "; ";
+  if (!plan.sequence_parallel) {
+    return words + fmt::format("not parallel: every tensor rank keeps all {}of the residual",
+                               cp > 1 ? "these " : "tokens ");
+  }
+  return words + fmt::format("parallel: 1/{} of {} per rank in norms, dropout, residual", tp,
+                             cp > 1 ? "these" : "the tokens");
 }
 
 std::string recompute_words(const Recompute& recompute) {

@@ -242,9 +242,11 @@ void fsdp_questions(Builder& b) {
                  "1", meshed);
   b.whole_number("mesh_tp", mesh + "tp_size", "What is the tensor parallelism size?",
                  "train.yaml: parallel.tp", 1, kMany, "1", meshed);
-  b.whole_number("mesh_cp", mesh + "cp_size", "What is the context parallelism size?",
-                 "The last of the four: their product has to be the number of processes.", 1, kMany,
-                 "1", meshed);
+  b.whole_number(
+      "mesh_cp", mesh + "cp_size", "What is the context parallelism size?",
+      "The last of the four: their product has to be the number of processes. train.yaml: "
+      "parallel.cp",
+      1, kMany, "1", meshed);
   b.rows.back().preset = [](const Answers& a) {
     const int rest = a.number("mesh_replicate") * a.number("mesh_shard") * a.number("mesh_tp");
     return std::to_string(rest > 0 ? std::max(1, a.number("processes") / rest) : 1);

@@ -525,8 +525,10 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
     settings.emplace_back("recompute.mode", "full");
   }
   if (!config.use_parallelism_config) return;
+  // cp and sp (Ulysses) are two ways to divide a sequence, of which accelerate takes one.
   for (const auto& [key, train_key] : Settings{{"parallelism_config_tp_size", "parallel.tp"},
-                                               {"parallelism_config_cp_size", "parallel.cp"}}) {
+                                               {"parallelism_config_cp_size", "parallel.cp"},
+                                               {"parallelism_config_sp_size", "parallel.cp"}}) {
     const std::string size = plugin(config, key);
     if (!size.empty() && size != "1") settings.emplace_back(train_key, size);
   }
@@ -550,7 +552,8 @@ bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
     return among({"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
                   "fsdp_activation_checkpointing"}) ||
            (config.use_parallelism_config &&
-            among({"parallelism_config_tp_size", "parallelism_config_cp_size"}));
+            among({"parallelism_config_tp_size", "parallelism_config_cp_size",
+                   "parallelism_config_sp_size"}));
   }
   return config.distributed_type == "DEEPSPEED" &&
          plugin(config, "deepspeed_config_file").empty() &&

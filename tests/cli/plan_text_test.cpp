@@ -84,6 +84,26 @@ parameters  27M (26 516 992); active 7.6M (7 642 624)
 )"));
 }
 
+TEST_CASE("a plan with sequences that are divided says who has what") {
+  TrainSpec spec = small_spec();
+  spec.parallel.cp = 2;
+  const std::string text = plan_text(plan_of(spec, 4), 80);
+  CHECK(has(text, R"(
+grid        4 ranks = 2 data x 2 context
+  context    [0 1] [2 3]
+  data       [0 2] [1 3]
+sequence    divided: 1/2 of the tokens per rank, in attention of the heads
+)"));
+  CHECK(has(text, "state in 4 shards over data and context (ZeRO-1)"));
+  CHECK(has(text, "\n  context         2 "));
+  spec.model.heads = 8;
+  spec.model.kv_heads = 4;
+  spec.parallel.tp = 2;
+  CHECK(has(plan_text(plan_of(spec, 4), 120),
+            "sequence    divided: 1/2 of the tokens per rank, in attention of the heads; parallel: "
+            "1/2 of these per rank in"));
+}
+
 TEST_CASE("a plan says what a person wants to know before a run") {
   TrainSpec spec = small_spec();
   spec.parallel.tp = 4;

@@ -357,6 +357,11 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   CHECK(decided("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
                 "  parallelism_config_cp_size: 1\n") ==
         Settings{{"parallel.zero", "3"}, {"parallel.tp", "2"}});
+  for (const char* way : {"cp", "sp"}) {
+    CHECK(
+        decided(std::string("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_") +
+                way + "_size: 4\n") == Settings{{"parallel.zero", "3"}, {"parallel.cp", "4"}});
+  }
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
                 "  gradient_clipping: 0.5\n") ==
         Settings{{"parallel.zero", "3"}, {"optimizer.clip", "0.5"}});
