@@ -14,6 +14,7 @@ namespace mtl {
 Software software_mtl() {
   Software software;
   software.head_in_forward = true;
+  software.exchanges_heads = true;
   // x along one way forward and along the other backward (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   return software;
@@ -28,13 +29,18 @@ double StageTimes::backward() const {
                          [](double sum, const ChunkTimes& chunk) { return sum + chunk.backward; });
 }
 
-bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout) {
+bool runs_context(const ModelShape& model, const LayoutChoice& layout) {
   return layout.cp > 1 && layout.micro_batch == 1 && heads_divide(model, layout.tp, layout.cp);
+}
+
+bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout,
+                     const Software& software) {
+  return software.exchanges_heads && runs_context(model, layout);
 }
 
 std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout) {
   std::vector<std::string> parts;
-  if (layout.cp > 1 && !exchanges_heads(model, layout)) {
+  if (layout.cp > 1 && !runs_context(model, layout)) {
     parts.emplace_back(layout.micro_batch > 1 ? "context parallelism of several sequences at a time"
                                               : "context parallelism of more ranks than heads");
   }
@@ -57,7 +63,7 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
   }
   if (layout.chunks > 1 && layout.pp == 1) return "virtual stages of one stage";
   // In a ring, a rank has two pieces, so that all have as much to do.
-  const int pieces = layout.cp > 1 && !exchanges_heads(model, layout) ? 2 * layout.cp : layout.cp;
+  const int pieces = layout.cp > 1 && !runs_context(model, layout) ? 2 * layout.cp : layout.cp;
   if (work.seq % pieces != 0) {
     return fmt::format("sequences of {} over cp {}", work.seq, layout.cp);
   }

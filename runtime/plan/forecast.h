@@ -64,7 +64,8 @@ struct Software {
   bool dropout = false;
   double kernels = 1;  // of a layer, against a fused implementation
   Float8Bytes float8 = {};
-  bool torch_fsdp = false;  // weights in memory are the fp32 masters; outputs of stages kept
+  bool exchanges_heads = false;  // context parallelism as runs_context() says; else in rings
+  bool torch_fsdp = false;       // weights in memory are the fp32 masters; outputs of stages kept
 };
 Software software_mtl();
 
@@ -120,9 +121,11 @@ struct Forecast {
 
 // What this engine does not run of a layout: "context parallelism".
 std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout);
-// Whether context parallelism is this engine's, an exchange of tokens for heads: where the heads
-// divide, and sequences come one at a time. Elsewhere it is taken for ring attention.
-bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout);
+// Whether this engine runs its context parallelism, an exchange of tokens for heads: the heads
+// divide, and sequences come one at a time.
+bool runs_context(const ModelShape& model, const LayoutChoice& layout);
+// Whether it is forecast as such an exchange; else as ring attention, also where nobody runs it.
+bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout, const Software& software);
 // Why a layout is impossible for the model and batch; empty if it is not.
 std::string impossible(const Workload& work, const LayoutChoice& layout);
 

@@ -54,7 +54,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
       links.tensor_wire += 3 * ring;
     }
   }
-  if (exchanges_heads(work.model, layout)) {
+  if (exchanges_heads(work.model, layout, software)) {
     // traffic.cpp, context_per_micro_batch(): q, k and v one way, what attention makes the other;
     // nothing runs beside it.
     const int parts = layout.tp * layout.cp;

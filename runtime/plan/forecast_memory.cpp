@@ -15,7 +15,7 @@ double usable_memory(const Cluster& cluster) {
 namespace {
 
 struct KeptSizes {
-  KeptSizes(const Workload& work, const LayoutChoice& layout)
+  KeptSizes(const Workload& work, const LayoutChoice& layout, const Software& software)
       : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
         stream(layout.sequence_parallel ? n / layout.tp : n),
         h(static_cast<double>(work.model.hidden)),
@@ -29,13 +29,15 @@ struct KeptSizes {
         vocab(static_cast<double>(vocab_shard(work.model, layout.tp, 0).rows)),
         e(static_cast<double>(bytes_of(work.compute))),
         own_kv_heads(
-            exchanges_heads(work.model, layout)
+            exchanges_heads(work.model, layout, software)
                 ? layout.cp * static_cast<double>(local_kv_heads(work.model, layout.tp * layout.cp))
                 : kv_heads),
-        own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)) {}
+        own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)),
+        copies(exchanges_heads(work.model, layout, software) ? 2 : 1) {}
   double n, stream, h, heads, kv_heads, context, qkv, ffn, rows, parts, vocab, e;
   // Of attention, per token of the rank: where ranks exchange heads, some may have copies.
   double own_kv_heads, own_qkv;
+  double copies;  // of its result: by head and by token
 };
 
 struct Kept {
@@ -71,9 +73,7 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptS
     save(d.n * (d.heads + d.own_kv_heads) * 4);
   }
   save(d.n * d.heads * 4, recompute.core_attention);
-  // Where ranks exchange heads, by head and by token.
-  const double copies = exchanges_heads(model, layout) ? 2 : 1;
-  save(copies * d.n * d.context * d.e, recompute.core_attention);
+  save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   save(d.stream * d.h * d.e);
   save(statistics * d.stream * 4);
   save(d.stream * d.h * d.e, recompute.norms || recompute.mlp);
@@ -142,13 +142,13 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
         d.n * (std::max({d.h, d.context, d.ffn}) + 2 * std::max({d.qkv, d.h, d.parts * d.ffn}));
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
-  if (exchanges_heads(model, layout)) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;
+  if (d.copies > 1) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;
   double mlp = d.rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
   if (model.activation == Activation::swiglu) mlp += d.rows * d.ffn * d.e;
   if (model.experts > 0) {
     mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
            2 * d.n * 4;
-    if (exchanges_heads(model, layout)) mlp += d.rows * layout.cp * 4;
+    if (d.copies > 1) mlp += d.rows * layout.cp * 4;
   }
   phase = std::max(phase, mlp);
   if (head && software.head_in_forward) {
@@ -165,7 +165,7 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
 
 MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
                                const Software& software) {
-  const KeptSizes d(work, layout);
+  const KeptSizes d(work, layout, software);
   const ModelShape& model = work.model;
   const Kept kept = kept_by_layer(work, layout, d);
   const double micro_batches =

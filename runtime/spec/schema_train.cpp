@@ -17,7 +17,7 @@ Section train_section() {
                .doc = "Sequences that a replica takes at once; the rest of its share of the global "
                       "batch "
                       "follows in further micro-batches.",
-               .auto_doc = "`train.global_batch` / dp, all at once; where `mtl launch` finds that "
+               .auto_doc = "`train.global_batch` / dp, all at once (with `parallel.cp` one); where `mtl launch` finds that "
                            "its memory does not fit, the largest part that does",
                .min = 1,
                .max = kMany,
