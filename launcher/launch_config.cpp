@@ -525,13 +525,22 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
     settings.emplace_back("recompute.mode", "full");
   }
   if (!config.use_parallelism_config) return;
-  // cp and sp (Ulysses) are two ways to divide a sequence, of which accelerate takes one.
-  for (const auto& [key, train_key] : Settings{{"parallelism_config_tp_size", "parallel.tp"},
-                                               {"parallelism_config_cp_size", "parallel.cp"},
-                                               {"parallelism_config_sp_size", "parallel.cp"}}) {
+  const auto degree = [&](const char* key) {
     const std::string size = plugin(config, key);
-    if (!size.empty() && size != "1") settings.emplace_back(train_key, size);
-  }
+    return size == "1" ? std::string() : size;
+  };
+  const std::string tp = degree("parallelism_config_tp_size");
+  if (!tp.empty()) settings.emplace_back("parallel.tp", tp);
+  // cp and sp (Ulysses) are two ways to divide a sequence, for which this engine has one. What is
+  // no number becomes 0, which the schema refuses.
+  std::string cp = degree("parallelism_config_cp_size");
+  const std::string sp = degree("parallelism_config_sp_size");
+  const auto number = [](const std::string& text) {
+    return std::strtol(text.c_str(), nullptr, 10);
+  };
+  if (!cp.empty() && !sp.empty()) cp = std::to_string(number(cp) * number(sp));
+  if (cp.empty()) cp = sp;
+  if (!cp.empty()) settings.emplace_back("parallel.cp", cp);
 }
 
 void add_deepspeed(const LaunchConfig& config, Settings& settings) {

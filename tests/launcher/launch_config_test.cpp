@@ -357,6 +357,9 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   CHECK(decided("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 2\n"
                 "  parallelism_config_cp_size: 1\n") ==
         Settings{{"parallel.zero", "3"}, {"parallel.tp", "2"}});
+  CHECK(decided("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_cp_size: 2\n"
+                "  parallelism_config_sp_size: 3\n") ==
+        Settings{{"parallel.zero", "3"}, {"parallel.cp", "6"}});
   for (const char* way : {"cp", "sp"}) {
     CHECK(
         decided(std::string("distributed_type: FSDP\nparallelism_config:\n  parallelism_config_") +

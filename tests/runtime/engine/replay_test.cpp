@@ -291,4 +291,5 @@ TEST_CASE("replayed passes: a mixture of experts") {
   spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
   compare(spec, {}, {.recordings = 50, .launches = 400});
   compare(spec, {.tp = 2}, {.recordings = 350, .launches = 2800});
+  compare(spec, {.cp = 2}, {.recordings = 200, .launches = 1000});
 }
