@@ -204,8 +204,10 @@ void CheckpointSaver::snapshot() {
     for (size_t i = 0; i < mine.size(); ++i) {
       CheckpointTensor& tensor = mine[i];
       char* const to = base + at[i];
-      if (tensor.fetch) {
-        if (tensor.count > 0) tensor.fetch(0, tensor.count, to);
+      if (tensor.count == 0) {
+        // A small tensor's last shards are empty, and may have no address.
+      } else if (tensor.fetch) {
+        tensor.fetch(0, tensor.count, to);
       } else {
         std::memcpy(to, tensor.data, static_cast<size_t>(tensor.count * bytes_of(tensor.dtype)));
       }
