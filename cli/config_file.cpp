@@ -83,8 +83,9 @@ std::vector<std::string> config_decisions(const LaunchConfig& config) {
   for (const IgnoredKey& ignored : config.ignored) {
     if (ignored.neutral) continue;
     const bool engine =
-        (type == "FSDP" && (ignored.key == "fsdp_config" || ignored.key == "parallelism_config")) ||
-        (type == "DEEPSPEED" && ignored.key == "deepspeed_config");
+        (type == "FSDP" && ignored.key == "fsdp_config") ||
+        (type == "DEEPSPEED" && ignored.key == "deepspeed_config") ||
+        ((type == "FSDP" || type == "DEEPSPEED") && ignored.key == "parallelism_config");
     lines.push_back(engine ? fmt::format("the rest of {} is for PyTorch programs", ignored.key)
                     : ignored.key.ends_with("_config") || ignored.key.find('.') != std::string::npos
                         ? fmt::format("{} is for PyTorch programs; mtl's own runtime has no use "

@@ -61,7 +61,7 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 
 std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments,
-                                   const std::string& engine, const std::string& file_engine) {
+                                   const std::string& engine, const LaunchConfig& file) {
   for (const std::string& argument : arguments) {
     const size_t equals = argument.find('=');
     if (equals != std::string::npos && equals > 0) continue;
@@ -76,7 +76,8 @@ std::vector<std::string> overrides(const RunOptions& options,
     });
   };
   std::vector<std::string> all;
-  for (const auto& [key, value] : train_settings(options.given.flags, engine, file_engine)) {
+  const LaunchConfig weaker = with_parallelism(file, options.given.environment);
+  for (const auto& [key, value] : train_settings(options.given.flags, engine, weaker)) {
     if (!given(key)) all.push_back(key + '=' + value);
   }
   if (options.fresh && !given("checkpoint.resume")) all.push_back("checkpoint.resume=never");
@@ -87,10 +88,9 @@ std::vector<std::string> overrides(const RunOptions& options,
 namespace {
 
 // What flags in the environment decide of a train.yaml, as the settings that say the same.
-void add_environment(const FlagValues& values, const std::string& engine,
-                     const std::string& file_engine,
+void add_environment(const FlagValues& values, const std::string& engine, const LaunchConfig& file,
                      std::vector<std::pair<std::string, std::string>>& settings) {
-  for (const auto& [key, value] : train_settings(values, engine, file_engine)) {
+  for (const auto& [key, value] : train_settings(values, engine, file)) {
     std::string name = "MTL_";
     for (char c : key) {
       name += c == '.'
@@ -178,10 +178,9 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
   const std::string engine = engine_of(file, options.given);
   RunRequest request;
   request.sources.train_yaml = train_yaml;
-  request.sources.overrides = overrides(options, arguments, engine, file.distributed_type);
+  request.sources.overrides = overrides(options, arguments, engine, file);
   request.sources.environment = settings_in_environment(environ);
-  add_environment(options.given.environment, engine, file.distributed_type,
-                  request.sources.environment);
+  add_environment(options.given.environment, engine, file, request.sources.environment);
   run.config_file = file.path;
   run.config_notice = config_file_notice(file, options.given);
   run.request = resolve_launch(file, options.given, true, all);

@@ -43,8 +43,7 @@ std::vector<std::pair<std::string, std::string>> settings_in_environment(
 // arguments that are not key=value.
 std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments,
-                                   const std::string& engine = {},
-                                   const std::string& file_engine = {});
+                                   const std::string& engine = {}, const LaunchConfig& file = {});
 
 struct PreparedRun {
   LaunchRequest request;

@@ -524,23 +524,6 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
   if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
     settings.emplace_back("recompute.mode", "full");
   }
-  if (!config.use_parallelism_config) return;
-  const auto degree = [&](const char* key) {
-    const std::string size = plugin(config, key);
-    return size == "1" ? std::string() : size;
-  };
-  const std::string tp = degree("parallelism_config_tp_size");
-  if (!tp.empty()) settings.emplace_back("parallel.tp", tp);
-  // cp and sp (Ulysses) are two ways to divide a sequence, for which this engine has one. What is
-  // no number becomes 0, which the schema refuses.
-  std::string cp = degree("parallelism_config_cp_size");
-  const std::string sp = degree("parallelism_config_sp_size");
-  const auto number = [](const std::string& text) {
-    return std::strtol(text.c_str(), nullptr, 10);
-  };
-  if (!cp.empty() && !sp.empty()) cp = std::to_string(number(cp) * number(sp));
-  if (cp.empty()) cp = sp;
-  if (!cp.empty()) settings.emplace_back("parallel.cp", cp);
 }
 
 void add_deepspeed(const LaunchConfig& config, Settings& settings) {
@@ -551,18 +534,42 @@ void add_deepspeed(const LaunchConfig& config, Settings& settings) {
   if (!clip.empty()) settings.emplace_back("optimizer.clip", clip);
 }
 
+bool has_mesh(const LaunchConfig& config) {
+  return config.use_parallelism_config &&
+         (config.distributed_type == "FSDP" || config.distributed_type == "DEEPSPEED");
+}
+
 }  // namespace
+
+// cp and sp (Ulysses) are two ways to divide a sequence, for which this engine has one. What is no
+// number becomes 0, which the schema refuses.
+std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfig& config) {
+  Settings settings;
+  if (!has_mesh(config)) return settings;
+  const std::string tp = plugin(config, "parallelism_config_tp_size");
+  if (!tp.empty()) settings.emplace_back("parallel.tp", tp);
+  std::string cp = plugin(config, "parallelism_config_cp_size");
+  const std::string sp = plugin(config, "parallelism_config_sp_size");
+  const auto number = [](const std::string& text) {
+    return std::strtol(text.c_str(), nullptr, 10);
+  };
+  if (!cp.empty() && !sp.empty()) cp = std::to_string(number(cp) * number(sp));
+  if (cp.empty()) cp = sp;
+  if (!cp.empty()) settings.emplace_back("parallel.cp", cp);
+  return settings;
+}
 
 bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
   const auto among = [&](std::initializer_list<const char*> keys) {
     return std::find(keys.begin(), keys.end(), key) != keys.end();
   };
+  if (has_mesh(config) && among({"parallelism_config_tp_size", "parallelism_config_cp_size",
+                                 "parallelism_config_sp_size"})) {
+    return true;
+  }
   if (config.distributed_type == "FSDP") {
-    return among({"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
-                  "fsdp_activation_checkpointing"}) ||
-           (config.use_parallelism_config &&
-            among({"parallelism_config_tp_size", "parallelism_config_cp_size",
-                   "parallelism_config_sp_size"}));
+    return among(
+        {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing"});
   }
   return config.distributed_type == "DEEPSPEED" &&
          plugin(config, "deepspeed_config_file").empty() &&
@@ -577,6 +584,10 @@ std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConf
   }
   if (config.distributed_type == "FSDP") add_fsdp(config, settings);
   if (config.distributed_type == "DEEPSPEED") add_deepspeed(config, settings);
+  // accelerate's wizard writes all sizes, most of them 1.
+  for (const auto& [key, value] : mesh_settings(config)) {
+    if (value != "1") settings.emplace_back(key, value);
+  }
   if (config.distributed_type == "MEGATRON_LM") {
     for (const MegatronKey& key : megatron_train_keys()) {
       const auto entry = config.megatron_lm_config.find(key.key);

@@ -89,6 +89,8 @@ std::string launch_config_json_schema();
 // megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
 // ZeRO become parallel.zero.
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
+// Of these parallel.tp and parallel.cp as a parallelism_config gives them, degrees of 1 too.
+std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfig& config);
 // The keys of a section (by the names of accelerate's flags) that train_settings() reads.
 bool decides_train_setting(const LaunchConfig& config, const std::string& key);
 

@@ -80,7 +80,8 @@ bool LaunchResolver::in_vain(const LaunchFlag& flag) const {
       return train_yaml_ || type == "DEEPSPEED";
     default:
       return train_yaml_ &&
-             (flag.name == "use_parallelism_config" ? type != "FSDP" : flag.name == "debug");
+             (flag.name == "use_parallelism_config" ? type != "FSDP" && type != "DEEPSPEED"
+                                                    : flag.name == "debug");
   }
 }
 
@@ -129,9 +130,10 @@ void LaunchResolver::ignored_keys() {
 // FSDP and ZeRO, of which a train.yaml takes what mtl's own runtime has.
 bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
   const std::string& type = r_.config.distributed_type;
-  const bool engine = (type == "FSDP" && section.key == "fsdp_config") ||
-                      (type == "FSDP" && section.key == "parallelism_config") ||
-                      (type == "DEEPSPEED" && section.key == "deepspeed_config");
+  const bool engine =
+      (type == "FSDP" && section.key == "fsdp_config") ||
+      (type == "DEEPSPEED" && section.key == "deepspeed_config") ||
+      ((type == "FSDP" || type == "DEEPSPEED") && section.key == "parallelism_config");
   if (!engine || section.value.kind != YamlValue::Kind::map) return false;
   std::string rest;
   for (const YamlValue::Entry& entry : section.value.entries) {
@@ -212,14 +214,14 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
 
 std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
                                                                 const std::string& engine,
-                                                                const std::string& file_engine) {
+                                                                const LaunchConfig& weaker) {
   // Megatron's degrees count whatever the engine: a train.yaml has them all.
   LaunchConfig config;
   config.distributed_type = "MEGATRON_LM";
   LaunchConfig other;
   other.distributed_type = engine;
-  bool engine_said =
-      engine != file_engine && values.count("use_fsdp") + values.count("use_deepspeed") > 0;
+  bool engine_said = engine != weaker.distributed_type &&
+                     values.count("use_fsdp") + values.count("use_deepspeed") > 0;
   for (const LaunchFlag& flag : launch_flags()) {
     const auto found = values.find(flag.name);
     if (found == values.end() || found->second.texts.empty()) continue;
@@ -229,10 +231,8 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
     } else if (flag.name == "mixed_precision") {
       config.mixed_precision = text;
       config.mixed_precision_given = true;
-    } else if (flag.group == FlagGroup::fsdp || flag.group == FlagGroup::deepspeed ||
-               flag.group == FlagGroup::parallelism) {
+    } else if (flag.group == FlagGroup::fsdp || flag.group == FlagGroup::deepspeed) {
       other.plugins[flag.name] = canonical_value(flag, text);
-      other.use_parallelism_config |= flag.group == FlagGroup::parallelism;
     }
   }
   std::vector<std::pair<std::string, std::string>> settings = train_settings(config);
@@ -240,14 +240,35 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
     engine_said |= other.plugins.count(key) != 0;
   }
   if (engine != "FSDP" && engine != "DEEPSPEED") return settings;
+  const auto add = [&](const std::string& key, const std::string& value) {
+    const bool said = std::any_of(settings.begin(), settings.end(),
+                                  [&](const auto& setting) { return setting.first == key; });
+    if (!said) settings.emplace_back(key, value);
+  };
   for (const auto& [key, value] : train_settings(other)) {
     // What an engine means without a word is said where the engine is.
-    if (key == "parallel.zero" && !engine_said) continue;
-    const bool said = std::any_of(settings.begin(), settings.end(),
-                                  [&, wanted = key](const auto& s) { return s.first == wanted; });
-    if (!said) settings.emplace_back(key, value);
+    if (key != "parallel.zero" || engine_said) add(key, value);
+  }
+  LaunchConfig mesh = with_parallelism(weaker, values);
+  mesh.distributed_type = engine;
+  const auto has = [&](const char* axis) {
+    return values.count(fmt::format("parallelism_config_{}_size", axis)) != 0;
+  };
+  for (const auto& [key, value] : mesh_settings(mesh)) {
+    if (key == "parallel.tp" ? has("tp") : has("cp") || has("sp")) add(key, value);
   }
   return settings;
+}
+
+LaunchConfig with_parallelism(LaunchConfig file, const FlagValues& environment) {
+  for (const LaunchFlag& flag : launch_flags()) {
+    const auto found = environment.find(flag.name);
+    if (flag.group != FlagGroup::parallelism || found == environment.end()) continue;
+    if (found->second.texts.empty()) continue;
+    file.plugins[flag.name] = canonical_value(flag, found->second.texts.back());
+    file.use_parallelism_config = true;
+  }
+  return file;
 }
 
 std::string given_text(const LaunchGiven& given, std::string_view name) {

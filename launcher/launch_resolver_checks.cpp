@@ -274,7 +274,8 @@ void LaunchResolver::finish_layout() {
          fmt::format("{} processes cannot hold whole models of tp {} x pp {}{} = {} ranks",
                      r_.ranks, tp, pp, cp > 1 ? fmt::format(" x cp {}", cp) : std::string(), model),
          fmt::format("{} processes would do", (r_.ranks / model + 1) * model));
-  } else if (config.distributed_type == "FSDP" && config.use_parallelism_config) {
+  } else if ((config.distributed_type == "FSDP" || config.distributed_type == "DEEPSPEED") &&
+             config.use_parallelism_config) {
     int64_t product = 1;
     std::string words;
     for (const char* name : {"dp_replicate", "dp_shard", "tp", "cp", "sp"}) {
@@ -282,7 +283,11 @@ void LaunchResolver::finish_layout() {
       product *= value;
       if (value > 1) words += fmt::format("{}{} {}", words.empty() ? "" : " x ", name, value);
     }
-    if (product == 1 || product == r_.ranks) return;
+    // Of DeepSpeed's sequence parallelism accelerate asks nothing: groups are DeepSpeed's there.
+    const auto backend = config.plugins.find("parallelism_config_sp_backend");
+    const bool ulysses = backend == config.plugins.end() || backend->second == "deepspeed";
+    const bool free = ulysses && size(config.plugins, "parallelism_config_sp_size") > 1;
+    if (product == 1 || product == r_.ranks || free) return;
     fail("launch.processes",
          fmt::format("parallelism_config {} = {} is not the number of processes, {}", words,
                      product, r_.ranks),

@@ -368,6 +368,12 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
                 "  gradient_clipping: 0.5\n") ==
         Settings{{"parallel.zero", "3"}, {"optimizer.clip", "0.5"}});
+  // Ulysses as it is configured for DeepSpeed, whose own file may say the rest.
+  const std::string ulysses =
+      "deepspeed_config:\n  deepspeed_config_file: ds.json\nparallelism_config:\n"
+      "  parallelism_config_sp_size: 2\n  parallelism_config_sp_backend: deepspeed\n";
+  CHECK(decided("distributed_type: DEEPSPEED\n" + ulysses) == Settings{{"parallel.cp", "2"}});
+  CHECK(decided("distributed_type: MULTI_GPU\n" + ulysses).empty());
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 0\n") ==
         Settings{{"parallel.zero", "0"}});
   CHECK(decided("distributed_type: DEEPSPEED\n") == Settings{{"parallel.zero", "2"}});

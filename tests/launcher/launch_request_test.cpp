@@ -616,10 +616,12 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   // An engine means something by itself, unless the file has more to say of it.
   using Settings = std::vector<std::pair<std::string, std::string>>;
   const FlagValues fsdp = values({{"use_fsdp", "true"}});
-  CHECK(train_settings(fsdp, "FSDP", "MULTI_GPU") == Settings{{"parallel.zero", "3"}});
-  CHECK(train_settings(fsdp, "FSDP", "FSDP").empty());
+  CHECK(train_settings(fsdp, "FSDP", file_of("distributed_type: MULTI_GPU\n")) ==
+        Settings{{"parallel.zero", "3"}});
+  CHECK(train_settings(fsdp, "FSDP", file_of("distributed_type: FSDP\n")).empty());
   const FlagValues stage = values({{"use_deepspeed", "true"}, {"zero_stage", "1"}});
-  CHECK(train_settings(stage, "DEEPSPEED", "DEEPSPEED") == Settings{{"parallel.zero", "1"}});
+  CHECK(train_settings(stage, "DEEPSPEED", file_of("distributed_type: DEEPSPEED\n")) ==
+        Settings{{"parallel.zero", "1"}});
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}, {}, true).codes.empty());
   const Outcome vain = resolved({{"fsdp_version", "2"}, {"tpu", "true"}}, {}, true);
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});
@@ -628,6 +630,39 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   // For a program the flags of an engine that is not used change nothing.
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}).codes ==
         std::vector<std::string>{"launch.ignored_flag"});
+}
+
+TEST_CASE("a flag changes one size of the file's parallelism_config, and the others stay") {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  const LaunchConfig file = file_of(
+      "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_cp_size: 2\n"
+      "  parallelism_config_tp_size: 2\n");
+  const auto size = [](const std::string& axis, const std::string& text) {
+    return values({{"parallelism_config_" + axis + "_size", text}});
+  };
+  CHECK(train_settings(size("sp", "3"), "FSDP", file) == Settings{{"parallel.cp", "6"}});
+  CHECK(train_settings(size("cp", "1"), "FSDP", file) == Settings{{"parallel.cp", "1"}});
+  CHECK(train_settings(size("tp", "1"), "FSDP", file) == Settings{{"parallel.tp", "1"}});
+  CHECK(train_settings(size("tp", "4"), "DEEPSPEED", file) == Settings{{"parallel.tp", "4"}});
+  CHECK(train_settings(size("dp_shard", "4"), "FSDP", file).empty());
+  CHECK(train_settings(size("sp", "3"), "MULTI_GPU", file).empty());
+  CHECK(train_settings(size("sp", "3"), "FSDP", with_parallelism(file, size("cp", "4"))) ==
+        Settings{{"parallel.cp", "12"}});
+}
+
+TEST_CASE("sizes of a parallelism_config are those of the ranks, but for DeepSpeed's sequences") {
+  const auto codes = [](const std::string& type, const std::string& sizes) {
+    return resolved({}, file_of("distributed_type: " + type +
+                                "\nnum_processes: 4\nparallelism_config:\n" + sizes))
+        .codes;
+  };
+  const std::vector<std::string> unequal = {"launch.processes"};
+  CHECK(codes("FSDP", "  parallelism_config_tp_size: 2\n") == unequal);
+  CHECK(codes("DEEPSPEED", "  parallelism_config_tp_size: 2\n") == unequal);
+  CHECK(codes("DEEPSPEED", "  parallelism_config_sp_size: 2\n").empty());
+  CHECK(codes("FSDP",
+              "  parallelism_config_sp_size: 2\n"
+              "  parallelism_config_sp_backend: other\n") == unequal);
 }
 
 TEST_CASE("merged settings written as a file give the same environment") {
