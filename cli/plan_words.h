@@ -19,7 +19,7 @@ std::string grid_words(const Grid& grid);
 const char* axis_word(Axis axis);
 std::string precision_words(const Plan& plan);
 std::string optimizer_words(const Plan& plan);
-// How gradients travel between replicas; only with dp > 1.
+// How gradients travel between replicas; only with dp x cp > 1.
 std::string bucket_words(const Plan& plan);
 // Who holds the tokens between the parts that TP divides; only with tp > 1.
 std::string sequence_words(const Plan& plan);

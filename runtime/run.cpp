@@ -127,8 +127,9 @@ void check_memory(const CheckedRun& run, int nodes) {
            gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
            gib(MemoryCategory::scratch), static_cast<double>(largest->snapshot_bytes) / kGiB)},
        .help =
-           "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp or "
-           "pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl plan)"});
+           "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp, "
+           "cp or pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl "
+           "plan)"});
 }
 
 // One error for each setting that makes the checkpoint another model's or another text's.

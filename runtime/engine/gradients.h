@@ -1,6 +1,6 @@
 // Brings the gradients of a rank together with those of the others: what TP ranks hold in common,
-// tied embeddings of the first and last stage, and data parallelism in buckets, while backward
-// still runs. With ZeRO-1 each DP rank ends up with its shard of the sums.
+// tied embeddings of the first and last stage, and those of replicas (dp x cp) in buckets, while
+// backward still runs. With ZeRO-1 each of these ends up with its shard of the sums.
 //
 // With ZeRO-2 and 3 the rank keeps nothing but that: a micro-batch's gradients of a bucket lie in a
 // window of memory, are reduced as soon as they are complete, and added to the rank's shard.
@@ -18,7 +18,7 @@ namespace mtl {
 
 class GradientReducer {
  public:
-  // `data` serves the DP group and `tensor` the TP group; all references outlive this.
+  // `data` serves the group of replicas and `tensor` the TP group; all references outlive this.
   GradientReducer(const Plan& plan, const StagePlan& stage, Device& device, const Arena& arena,
                   const RankGroups& groups, CommQueue& tensor, CommQueue& data, bool overlap);
 

@@ -13,7 +13,7 @@
 
 namespace mtl {
 
-// Does nothing where the plan keeps weights whole. All ranks of the DP group make the same calls.
+// Does nothing where the plan keeps weights whole. All replicas (dp x cp) make the same calls.
 class WeightWindows {
  public:
   // `ahead`: the next layer's weights are gathered before they are needed. References outlive this.

@@ -53,7 +53,7 @@ struct ParamLayout {
   std::vector<ParamPlacement> params;  // by chunk, then in table order: the order of forward
   std::vector<Bucket> buckets;         // ascending: backward completes them from the last
   int zero = 0;       // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
-  int shards = 1;     // dp with ZeRO
+  int shards = 1;     // dp x cp with ZeRO
   int64_t total = 0;  // elements of all buckets
   std::vector<Window> windows;  // with ZeRO-2 and 3
   bool shards_gradients() const { return zero >= 2; }

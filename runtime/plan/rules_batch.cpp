@@ -36,11 +36,12 @@ std::optional<BatchSchedule> accumulated(const RuleInput& input, int dp, Layout&
       std::max_element(train.accumulate.begin(), train.accumulate.end(), [](auto& a, auto& b) {
         return a.second < b.second;
       })->second;
+  const int64_t example = input.spec.parallel.cp > 1 ? 1 : 4;
   if (!book.rule("batch.micro", "train.accumulate", train.micro_batch > 0,
                  "train.accumulate counts micro-batches, and train.micro_batch does not say how "
                  "many sequences each has",
-                 fmt::format("set train.micro_batch: with 4, a step has up to {} sequences",
-                             int64_t{4} * dp * most))) {
+                 fmt::format("set train.micro_batch: with {}, a step has up to {} sequences",
+                             example, example * dp * most))) {
     return std::nullopt;
   }
   const int64_t per_step = train.micro_batch * dp;

@@ -1,5 +1,5 @@
-// Rules of the ranks: what tensor, pipeline and data parallelism divide, and what only means
-// something with several ranks.
+// Rules of the ranks: what tensor, context, pipeline and data parallelism divide, and what only
+// means something with several ranks.
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -47,6 +47,7 @@ bool check_tensor_degree(const RuleInput& input, RuleBook& book) {
 // What context parallelism divides: tokens, and for attention the heads that a TP rank has.
 bool check_context_degree(const RuleInput& input, RuleBook& book) {
   const int64_t tp = input.spec.parallel.tp, cp = input.spec.parallel.cp;
+  if (input.model.heads % input.model.kv_heads != 0) return true;  // no model at all: said already
   const int64_t seq = input.spec.train.seq_len;
   std::vector<int64_t> degrees = divisors(input.model.heads / tp);
   std::erase_if(degrees, [&](int64_t degree) {

@@ -1,4 +1,4 @@
-// Which data-parallel replica writes which parameter into a checkpoint, and what it has to copy
+// Which replica (dp x cp) writes which parameter into a checkpoint, and what it has to copy
 // for that when training goes on meanwhile.
 #pragma once
 

@@ -104,9 +104,10 @@ Section parallel_section() {
                             "decoder_last_pipeline_num_layers"}},
               {.key = "parallel.zero",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.zero; },
-               .doc = "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
-                      "over dp, 2 the gradients too, 3 the weights too (FSDP). 2 and 3 communicate "
-                      "with every micro-batch, and take no pipeline.",
+               .doc =
+                   "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
+                   "over the dp x cp ranks, 2 the gradients too, 3 the weights too (FSDP). 2 and 3 "
+                   "communicate with every micro-batch, and take no pipeline.",
                .min = 0,
                .max = 3,
                .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
@@ -114,7 +115,8 @@ Section parallel_section() {
                             "stage"}},
               {.key = "parallel.overlap.grad_reduce",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.grad_reduce; },
-               .doc = "Gradients are reduced over dp while the backward pass goes on.",
+               .doc =
+                   "Gradients are reduced over the dp x cp ranks while the backward pass goes on.",
                .known_as = {"overlap_grad_reduce", "overlap_comm"}},
               {.key = "parallel.overlap.param_gather",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.param_gather; },

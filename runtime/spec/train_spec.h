@@ -75,7 +75,7 @@ struct TrainSpec {
     // decides (parallel.stage_layout: uniform | balanced | [3, 4, ...]).
     std::vector<int64_t> stage_layout;
     std::string stage_balance = "uniform";
-    int zero = 1;  // divided over dp: 1 optimizer state, 2 gradients too, 3 weights too
+    int zero = 1;  // divided over dp x cp: 1 optimizer state, 2 gradients too, 3 weights too
     struct Overlap {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false
@@ -85,7 +85,7 @@ struct TrainSpec {
     double bucket_mb = 0;  // gradients that travel together, MB of fp32; 0 = auto
   } parallel;
   struct Train {
-    int64_t micro_batch = 0;     // sequences per rank and micro-step; 0 = auto: global_batch / dp
+    int64_t micro_batch = 0;     // sequences per rank and micro-step; 0 = auto
     int64_t logits_rows = 8192;  // tokens whose logits are in memory at a time, at most
     int64_t global_batch = 0;    // sequences per step, required unless `accumulate` is given
     int64_t seq_len = 0;         // required

@@ -129,7 +129,8 @@ TEST_CASE("what belonged to the old layout does not stay behind") {
   std::string yaml = file_text(shell.dir() / "train.yaml");
   yaml += "recompute: {mode: full, method: block, layers: 2, distribute: true}\n";
   yaml.replace(yaml.find("  tp: 8"), 7,
-               "  dp: 3\n  schedule: gpipe\n  sp: true\n  stage_layout: [16, 16]\n  tp: 8");
+               "  cp: 3\n  dp: 3\n  schedule: gpipe\n  sp: true\n  stage_layout: [16, 16]\n"
+               "  tp: 8");
   shell.write("train.yaml", yaml);
   const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
   CHECK(out.code == 0);

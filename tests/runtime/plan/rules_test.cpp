@@ -88,6 +88,13 @@ TEST_CASE("rules of the model") {
        "use heads 6 or 8, or give model.head_dim"},
       {"a % g == 0", [](TrainSpec& s) { s.model.kv_heads = 4; }, 1, "model.kv_heads",
        "model.kv_heads", "model.kv_heads 4 does not divide model.heads 6", "use kv_heads 3 or 6"},
+      {"a % g == 0, said once with CP",
+       [](TrainSpec& s) {
+         s.model.kv_heads = 4;
+         s.parallel.cp = 3;
+       },
+       3, "model.kv_heads", "model.kv_heads", "model.kv_heads 4 does not divide model.heads 6",
+       "use kv_heads 3 or 6"},
       {"more KV heads than heads", [](TrainSpec& s) { s.model.kv_heads = 12; }, 1, "model.kv_heads",
        "model.kv_heads", "model.kv_heads 12 does not divide model.heads 6", "use kv_heads 6"},
       {"rotary positions and odd heads",
@@ -431,6 +438,16 @@ TEST_CASE("rules of the batch") {
        "train.accumulate counts micro-batches, and train.micro_batch does not say how many "
        "sequences each has",
        "set train.micro_batch: with 4, a step has up to 64 sequences"},
+      {"accumulation of nothing with CP",
+       [](TrainSpec& s) {
+         s.train.global_batch = 0;
+         s.train.accumulate = {{0, 8}};
+         s.parallel.cp = 2;
+       },
+       4, "batch.micro", "train.accumulate",
+       "train.accumulate counts micro-batches, and train.micro_batch does not say how many "
+       "sequences each has",
+       "set train.micro_batch: with 1, a step has up to 16 sequences"},
       {"accumulation without end",
        [](TrainSpec& s) {
          s.train.accumulate = {{0, 1'000'000'000}};
@@ -584,7 +601,6 @@ TEST_CASE("what other trainers check between keys is refused key by key here") {
   const std::pair<const char*, const char*> cases[] = {
       // fp16 xor bf16
       {"precision.fp16=true", "config.unknown_key"},
-      // context parallelism: s % (2c) == 0 and world % (t p c) == 0
       // experts: E % e == 0, and TP with EP needs SP
       {"parallel.ep=2", "config.unknown_key"},
       {"model.moe.num_experts=8", "config.unknown_key"},
