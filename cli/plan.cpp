@@ -181,12 +181,12 @@ int show_plan(const Wanted& wanted, std::optional<int> world) {
 // impossible for so many ranks.
 std::vector<std::string> without_layout(std::vector<std::string> settings) {
   for (const char* plain :
-       {"parallel.tp=1", "parallel.cp=1", "parallel.pp=1", "parallel.dp=auto", "parallel.virtual_stages=1",
-        "parallel.virtual_group=auto", "parallel.stage_layout=uniform", "parallel.schedule=1f1b",
-        "parallel.sp=auto", "parallel.zero=1", "parallel.overlap.param_gather=auto",
-        "parallel.bucket_mb=auto", "train.micro_batch=1", "recompute.mode=none",
-        "recompute.method=auto", "recompute.layers=auto", "recompute.modules=[core_attn]",
-        "recompute.distribute=false"}) {
+       {"parallel.tp=1", "parallel.cp=1", "parallel.ep=1", "parallel.pp=1", "parallel.dp=auto",
+        "parallel.virtual_stages=1", "parallel.virtual_group=auto", "parallel.stage_layout=uniform",
+        "parallel.schedule=1f1b", "parallel.sp=auto", "parallel.zero=1",
+        "parallel.overlap.param_gather=auto", "parallel.bucket_mb=auto", "train.micro_batch=1",
+        "recompute.mode=none", "recompute.method=auto", "recompute.layers=auto",
+        "recompute.modules=[core_attn]", "recompute.distribute=false"}) {
     settings.emplace_back(plain);
   }
   return settings;

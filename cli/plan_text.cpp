@@ -107,6 +107,7 @@ std::string plan_text(const Plan& plan, int columns) {
   line("grid", grid_words(plan.grid));
   text += group_lines(plan.grid, columns);
   if (sizes[Axis::tp] * sizes[Axis::cp] > 1) line("sequence", sequence_words(plan));
+  if (sizes[Axis::ep] > 1) line("experts", expert_words(plan));
 
   const std::string steps = count_of(plan.steps, "step");
   const std::vector<BatchPhase>& phases = plan.batch.phases();

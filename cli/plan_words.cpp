@@ -103,13 +103,20 @@ std::string optimizer_words(const Plan& plan) {
                      : plan.optimizer == OptimizerKind::adam ? "adam"
                                                              : "adamw";
   const ParamLayout& layout = plan.stages.front().layout;
-  if (layout.shards > 1) {
-    return fmt::format("{}, state{} in {} shards over data{} (ZeRO-{})", name,
+  if (layout.sharded) {
+    const GridSizes& sizes = plan.grid.sizes();
+    std::vector<const char*> axes = {"data"};
+    if (sizes[Axis::ep] > 1) axes.push_back("expert");
+    if (sizes[Axis::cp] > 1) axes.push_back("context");
+    const std::string of_experts =
+        sizes[Axis::ep] > 1
+            ? fmt::format(", that of experts in {}", plan.grid.holders({}).expert_ranks)
+            : std::string();
+    return fmt::format("{}, state{} in {} shards over {}{} (ZeRO-{})", name,
                        layout.shards_weights()     ? ", gradients and weights"
                        : layout.shards_gradients() ? " and gradients"
                                                    : "",
-                       layout.shards, plan.grid.sizes()[Axis::cp] > 1 ? " and context" : "",
-                       layout.zero);
+                       plan.grid.data_ranks(), fmt::join(axes, " and "), of_experts, layout.zero);
   }
   return plan.grid.data_ranks() > 1 ? fmt::format("{}, whole state on every replica", name) : name;
 }
@@ -141,6 +148,17 @@ std::string sequence_words(const Plan& plan) {
   }
   return words + fmt::format("parallel: 1/{} of {} per rank in norms, dropout, residual", tp,
                              cp > 1 ? "these" : "the tokens");
+}
+
+std::string expert_words(const Plan& plan) {
+  const int ep = plan.grid.sizes()[Axis::ep];
+  const int64_t tokens = plan.micro_batch * plan.share();
+  return fmt::format(
+      "divided: {} of {} per rank, with room for {} rows of a micro-batch ({} if all "
+      "get as many)",
+      plan.model.experts / ep, plan.model.experts,
+      grouped(expert_rows(plan.model, tokens, ep, plan.ep_room)),
+      grouped(tokens * plan.model.experts_per_token));
 }
 
 std::string recompute_words(const Recompute& recompute) {

@@ -19,10 +19,12 @@ std::string grid_words(const Grid& grid);
 const char* axis_word(Axis axis);
 std::string precision_words(const Plan& plan);
 std::string optimizer_words(const Plan& plan);
-// How gradients travel between replicas; only with dp x cp > 1.
+// How gradients travel between replicas; only where there are several.
 std::string bucket_words(const Plan& plan);
 // Who holds the tokens between the parts that TP divides; only with tp > 1.
 std::string sequence_words(const Plan& plan);
+// Who has which experts, and for how many rows there is room; only with ep > 1.
+std::string expert_words(const Plan& plan);
 std::string recompute_words(const Recompute& recompute);
 std::string schedule_words(const ScheduleShape& shape);
 

@@ -32,6 +32,7 @@ std::string layout_line(const Plan& plan, bool threads) {
       threads ? (one ? "thread" : "threads of one process") : (one ? "process" : "processes");
   std::string text = fmt::format("{} {} = {} data x {} tensor parallel", plan.grid.world(), ranks,
                                  sizes[Axis::dp], sizes[Axis::tp]);
+  if (sizes[Axis::ep] > 1) text += fmt::format(" x {} expert parallel", sizes[Axis::ep]);
   if (sizes[Axis::cp] > 1) text += fmt::format(" x {} context parallel", sizes[Axis::cp]);
   if (schedule.stages > 1) {
     text += fmt::format(" x {} pipeline stages", schedule.stages);

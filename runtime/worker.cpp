@@ -265,6 +265,7 @@ class Rank {
       const auto layers = static_cast<double>(plan_.model.layers);
       report.moe_aux_loss = result.moe_aux_loss / layers;
       report.moe_z_loss = result.moe_z_loss / layers;
+      report.moe_turns = result.moe_turns;
     }
     if (plan_.compute == DType::f16) report.loss_scale = result.loss_scale;
     reporter_->step(report);

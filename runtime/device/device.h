@@ -216,7 +216,8 @@ struct RouteExpertsBackward {
   float z_scale = 0;
   Tensor losses;  // f32 [2, n], written: aux, then z, of each token
 };
-// to[i] = from[index[i] / divide], times weights[index[i]] if there are weights.
+// to[i] = from[index[i] / divide], times weights[index[i]] if there are weights. `to` may be `from`
+// where every row stays where it is.
 struct GatherRows {
   Tensor from;   // [n, c]
   Tensor index;  // i32 [m]

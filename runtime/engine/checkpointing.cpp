@@ -47,13 +47,12 @@ std::vector<CheckpointTensor> tensors_of(const ParameterState& parameter, Device
 }  // namespace
 
 std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) {
-  const ParamLayout& layout = plan.stages.front().layout;
-  const int replicas = plan.grid.data_ranks();
-  const int replica = plan.grid.data_rank(trainer.coord());
+  const ParamLayout& layout = plan.stages[static_cast<size_t>(trainer.coord()[Axis::pp])].layout;
+  const Holders holders = plan.grid.holders(trainer.coord());
   std::vector<CheckpointTensor> mine;
   const std::vector<ParameterState> parameters = trainer.state();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!parameters[i].counts || !replica_saves(layout, i, replicas, replica)) continue;
+    if (!parameters[i].counts || !rank_saves(layout, i, holders)) continue;
     for (CheckpointTensor& tensor : tensors_of(parameters[i], trainer.device()))
       mine.push_back(std::move(tensor));
   }

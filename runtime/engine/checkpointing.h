@@ -15,7 +15,7 @@ namespace mtl {
 void point_at(CheckpointTensor& tensor, Device& device, Tensor elements);
 
 // What this rank writes: every tensor is written once, by one of the ranks that hold it (spread
-// over replicas, dp x cp).
+// over them).
 std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan);
 
 // All ranks together, until it is done; CheckpointSaver is the same while training goes on. `state`

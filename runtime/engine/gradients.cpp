@@ -8,7 +8,7 @@ namespace mtl {
 
 GradientReducer::GradientReducer(const Plan& plan, const StagePlan& stage, Device& device,
                                  const Arena& arena, const RankGroups& groups, CommQueue& tensor,
-                                 CommQueue& data, bool overlap)
+                                 DataQueues& data, bool overlap)
     : plan_(plan),
       stage_(stage),
       device_(device),
@@ -50,8 +50,7 @@ void GradientReducer::claim(int64_t layer) {
 }
 
 Tensor GradientReducer::shard(const Bucket& bucket) const {
-  const int shards = stage_.layout.shards;
-  return shards_.slice(bucket.offset / shards, bucket.numel / shards);
+  return shards_.slice(bucket.kept, bucket.numel / bucket.shards);
 }
 
 void GradientReducer::start_in_window(size_t index) {
@@ -64,14 +63,16 @@ void GradientReducer::start_in_window(size_t index) {
   if (!first_) held.sum = all.slice(group.rank() * length, length);
   const Tensor mine = first_ ? shard(bucket) : held.sum;
   held.travels = true;
-  held.ticket = data_.start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
+  held.ticket =
+      data_.of(bucket).start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
   if (!overlap_) settle(held);
 }
 
 void GradientReducer::settle(Held& held) {
   if (!held.travels) return;
-  data_.wait(held.ticket);
-  if (held.sum) device_.add(held.sum, shard(stage_.layout.buckets[held.bucket]));
+  const Bucket& bucket = stage_.layout.buckets[held.bucket];
+  data_.of(bucket).wait(held.ticket);
+  if (held.sum) device_.add(held.sum, shard(bucket));
   held = {};
 }
 
@@ -79,16 +80,16 @@ void GradientReducer::start(size_t index) {
   started_[index] = true;
   const Bucket& bucket = stage_.layout.buckets[index];
   sum_over_tp(bucket);
-  Communicator& group = groups_[Link::data];
+  Communicator& group = groups_.holders(bucket);
   if (group.size() == 1) return;
   const Tensor all = grads_.slice(bucket.offset, bucket.numel);
-  if (stage_.layout.shards == 1) {
-    data_.start(all.bytes(), [&group, all] { group.all_reduce(all); });
+  if (bucket.shards == 1) {
+    data_.of(bucket).start(all.bytes(), [&group, all] { group.all_reduce(all); });
     return;
   }
   const int64_t length = bucket.numel / group.size();
   const Tensor mine = all.slice(group.rank() * length, length);
-  data_.start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
+  data_.of(bucket).start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
 }
 
 void GradientReducer::layer_done(int chunk, int64_t layer) {

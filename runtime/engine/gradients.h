@@ -1,6 +1,6 @@
 // Brings the gradients of a rank together with those of the others: what TP ranks hold in common,
-// tied embeddings of the first and last stage, and those of replicas (dp x cp) in buckets, while
-// backward still runs. With ZeRO-1 each of these ends up with its shard of the sums.
+// tied embeddings of the first and last stage, and those of replicas (dp x ep x cp) in buckets,
+// while backward still runs. With ZeRO-1 each of these ends up with its shard of the sums.
 //
 // With ZeRO-2 and 3 the rank keeps nothing but that: a micro-batch's gradients of a bucket lie in a
 // window of memory, are reduced as soon as they are complete, and added to the rank's shard.
@@ -8,9 +8,8 @@
 
 #include <vector>
 
-#include "runtime/comm/queue.h"
 #include "runtime/device/device.h"
-#include "runtime/engine/rank_groups.h"
+#include "runtime/engine/data_queues.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/plan.h"
 
@@ -18,9 +17,9 @@ namespace mtl {
 
 class GradientReducer {
  public:
-  // `data` serves the group of replicas and `tensor` the TP group; all references outlive this.
+  // `tensor` serves the TP group; all references outlive this.
   GradientReducer(const Plan& plan, const StagePlan& stage, Device& device, const Arena& arena,
-                  const RankGroups& groups, CommQueue& tensor, CommQueue& data, bool overlap);
+                  const RankGroups& groups, CommQueue& tensor, DataQueues& data, bool overlap);
 
   // A micro-batch begins: the first of a step, whose gradients are written, or a later one, whose
   // are added.
@@ -53,7 +52,7 @@ class GradientReducer {
   Device& device_;
   const RankGroups& groups_;
   CommQueue& tensor_;
-  CommQueue& data_;
+  DataQueues& data_;
   const Tensor grads_, shards_;
   const bool overlap_;
   std::vector<bool> started_;

@@ -9,7 +9,7 @@ static_assert(sizeof(Piece) == kPieceBytes && sizeof(ElementRange) == kRangeByte
               "the plan has room for the device's tables");
 
 Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer& settings,
-                     Device& device, const Arena& arena, const RankGroups& groups, CommQueue& data,
+                     Device& device, const Arena& arena, const RankGroups& groups, DataQueues& data,
                      const Coord& coord)
     : plan_(plan),
       stage_(stage),
@@ -18,7 +18,7 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
       groups_(groups),
       data_(data),
       coord_(coord),
-      shard_(stage.layout.shards > 1 ? plan.grid.data_rank(coord) : 0),
+      holders_(plan.grid.holders(coord)),
       weights_(arena.tensor(stage.layout.shards_weights() ? "weight_shards" : "weights")),
       grads_(arena.tensor(stage.layout.shards_gradients() ? "grad_shards" : "grads")),
       master_(arena.find_tensor("master")),
@@ -35,15 +35,24 @@ Optimizer::Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::
 void Optimizer::make_tables() {
   std::vector<Piece> pieces;
   std::vector<ElementRange> rows(plan_.table.size());
-  int64_t partials = 0;
+  // Sums of squares of experts lie behind the others: shards bring together each by themselves.
+  int64_t partials = 0, partials_of_experts = 0;
   for (const Bucket& bucket : stage_.layout.buckets) {
+    for (size_t i = bucket.first_param; i < bucket.end_param && !bucket.experts; ++i) {
+      const ParamPlacement& param = stage_.layout.params[i];
+      partials_of_experts += squares_count(param.offset, param.numel);
+    }
+  }
+  dense_squares_ = partials_of_experts;
+  for (const Bucket& bucket : stage_.layout.buckets) {
+    int64_t& next = bucket.experts ? partials_of_experts : partials;
     const auto first_piece = static_cast<int64_t>(pieces.size());
     const int64_t first_cell = all_.cells;
     for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
       const ParamPlacement& param = stage_.layout.params[i];
       const int64_t chunks = squares_count(param.offset, param.numel);
-      if (counts(param)) rows[param.row] = {.first = partials, .count = chunks};
-      const OwnedPart part = owned_part(stage_.layout, param, shard_);
+      if (counts(param)) rows[param.row] = {.first = next, .count = chunks};
+      const OwnedPart part = owned_part(stage_.layout, param, holders_);
       if (part.count > 0) {
         pieces.push_back(
             {.offset = part.gradient,
@@ -51,11 +60,11 @@ void Optimizer::make_tables() {
              .state = part.state,
              .count = part.count,
              .cells = all_.cells,
-             .partial = partials + part.offset / kSquaresChunk - param.offset / kSquaresChunk,
+             .partial = next + part.offset / kSquaresChunk - param.offset / kSquaresChunk,
              .decays = plan_.table[param.row].decays ? 1 : 0});
         all_.cells += squares_count(part.offset, part.count);
       }
-      partials += chunks;
+      next += chunks;
     }
     const int64_t count = static_cast<int64_t>(pieces.size()) - first_piece;
     buckets_.push_back({.table = all_.table.slice(first_piece * kPieceBytes, count * kPieceBytes),
@@ -74,7 +83,7 @@ std::vector<const char*> Optimizer::moment_names() const {
 
 Optimizer::State Optimizer::state(size_t param) const {
   State state;
-  state.part = owned_part(stage_.layout, stage_.layout.params[param], shard_);
+  state.part = owned_part(stage_.layout, stage_.layout.params[param], holders_);
   // With f32 compute the weights are their own master copy.
   state.master =
       master_ ? master_.slice(state.part.state, state.part.count) : weights_of(state.part);
@@ -87,7 +96,7 @@ Optimizer::State Optimizer::state(size_t param) const {
 Tensor Optimizer::kept_weights(size_t param) const {
   const ParamPlacement& placed = stage_.layout.params[param];
   if (!stage_.layout.shards_weights()) return weights_.slice(placed.offset, placed.numel);
-  return weights_of(owned_part(stage_.layout, placed, shard_));
+  return weights_of(owned_part(stage_.layout, placed, holders_));
 }
 
 void Optimizer::clear_moments() {
@@ -96,16 +105,24 @@ void Optimizer::clear_moments() {
 
 bool Optimizer::counts(const ParamPlacement& param) const {
   const int copies = tp_copies(plan_.table[param.row], plan_.grid.sizes()[Axis::tp]);
-  return coord_[Axis::tp] % copies == 0 && !param.tied_copy;
+  // Ranks along ep hold copies of everything but experts.
+  const bool copy = coord_[Axis::ep] > 0 && plan_.table[param.row].expert < 0;
+  return coord_[Axis::tp] % copies == 0 && !param.tied_copy && !copy;
 }
 
 void Optimizer::gradient_norm(const GradientSums& sums) {
-  if (stage_.layout.shards > 1) {
+  if (stage_.layout.sharded) {
     // The sums of other shards' chunks; a zero of f64 is two of f32.
     device_.fill(Tensor(squares_.data, DType::f32, {2 * squares_.numel()}), 0.0f);
   }
   device_.sum_squares({.pieces = all_, .x = grads_, .partials = squares_});
-  if (stage_.layout.shards > 1) groups_[Link::data].all_reduce(squares_);
+  if (stage_.layout.sharded) {
+    groups_[Link::data].all_reduce(squares_.slice(0, dense_squares_));
+    const int64_t experts = squares_.numel() - dense_squares_;
+    if (experts > 0 && groups_[Link::expert_data].size() > 1) {
+      groups_[Link::expert_data].all_reduce(squares_.slice(dense_squares_, experts));
+    }
+  }
   const auto rows = static_cast<int64_t>(plan_.table.size());
   const Tensor by_row = row_squares_.slice(0, rows);
   const Tensor behind = row_squares_.slice(rows, sums.requests.numel());
@@ -152,7 +169,7 @@ void Optimizer::update(const UpdateSettings& settings) {
                    .decoupled = plan_.optimizer == OptimizerKind::adamw,
                    .step = settings.step});
   };
-  if (stage_.layout.shards == 1 || stage_.layout.shards_weights()) return run(all_);
+  if (!stage_.layout.sharded || stage_.layout.shards_weights()) return run(all_);
   // From the front, as the next forward needs them: what is done travels beside the rest.
   for (size_t i = 0; i < buckets_.size(); ++i) {
     run(buckets_[i]);
@@ -161,13 +178,14 @@ void Optimizer::update(const UpdateSettings& settings) {
 }
 
 void Optimizer::start_gather(const Bucket& bucket) {
-  if (stage_.layout.shards == 1 || stage_.layout.shards_weights()) return;
+  if (bucket.shards == 1 || stage_.layout.shards_weights()) return;
   const Tensor all = weights_.slice(bucket.offset, bucket.numel);
-  const int64_t length = bucket.numel / stage_.layout.shards;
-  const Tensor mine = all.slice(shard_ * length, length);
-  Communicator& group = groups_[Link::data];
+  const int64_t length = bucket.numel / bucket.shards;
+  const Tensor mine = all.slice(shard_of(bucket, holders_) * length, length);
+  Communicator& group = groups_.holders(bucket);
   const auto index = static_cast<size_t>(&bucket - stage_.layout.buckets.data());
-  gathers_[index] = data_.start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
+  gathers_[index] =
+      data_.of(bucket).start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
 }
 
 void Optimizer::require(int chunk, int64_t layer) {
@@ -179,7 +197,7 @@ void Optimizer::require(int chunk, int64_t layer) {
         buckets[i].chunk > chunk || (buckets[i].chunk == chunk && buckets[i].layer > layer);
     // The head reads a tied copy, which lies in a bucket of its own.
     if (behind) break;
-    data_.wait(gathers_[i]);
+    data_.of(buckets[i]).wait(gathers_[i]);
     gathers_[i] = 0;
   }
 }

@@ -5,9 +5,8 @@
 
 #include <vector>
 
-#include "runtime/comm/queue.h"
 #include "runtime/device/device.h"
-#include "runtime/engine/rank_groups.h"
+#include "runtime/engine/data_queues.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/plan.h"
 
@@ -31,7 +30,7 @@ struct UpdateSettings {
 class Optimizer {
  public:
   Optimizer(const Plan& plan, const StagePlan& stage, const TrainSpec::Optimizer& settings,
-            Device& device, const Arena& arena, const RankGroups& groups, CommQueue& data,
+            Device& device, const Arena& arena, const RankGroups& groups, DataQueues& data,
             const Coord& coord);
 
   // The L2 norm over all parameters of the model, each element once: sums of squares by fixed
@@ -76,10 +75,11 @@ class Optimizer {
   const TrainSpec::Optimizer& settings_;
   Device& device_;
   const RankGroups& groups_;
-  CommQueue& data_;
+  DataQueues& data_;
   const Coord coord_;
-  const int shard_;
-  Tensor weights_, grads_;  // that the rank keeps
+  const Holders holders_;
+  int64_t dense_squares_ = 0;  // of squares_, those before experts of their own buckets
+  Tensor weights_, grads_;     // that the rank keeps
   Tensor master_, squares_, row_squares_, row_ranges_;
   Pieces all_;                   // of this rank
   std::vector<Pieces> buckets_;  // the same by bucket

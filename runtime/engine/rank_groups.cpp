@@ -38,12 +38,16 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
   make(Link::tensor, plan.grid.group(rank, {Axis::tp}));
   make(Link::kv, kv_group(plan, rank));
   make(Link::context, plan.grid.group(rank, {Axis::cp}));
+  make(Link::experts, plan.grid.group(rank, {Axis::ep}));
   make(Link::data, plan.grid.group(rank, Grid::kData));
+  const bool experts = plan.grid.sizes()[Axis::ep] > 1;
+  make(Link::expert_data,
+       experts ? plan.grid.group(rank, Grid::kExpertData) : std::vector<int>{rank});
   make(Link::activations, plan.grid.group(rank, {Axis::pp}));
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));
-  make(Link::loss, plan.grid.group(rank, {Axis::cp, Axis::dp, Axis::pp}));
-  make(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::pp}));
+  make(Link::loss, plan.grid.group(rank, {Axis::cp, Axis::ep, Axis::dp, Axis::pp}));
+  make(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::ep, Axis::pp}));
   std::vector<int> everybody(static_cast<size_t>(world.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   world_ = world.group(everybody);

@@ -15,6 +15,10 @@ class RankGroups {
   RankGroups(const Plan& plan, CommWorld& world);
   // A group of one where the layout needs none.
   Communicator& operator[](Link link) const { return *groups_[static_cast<size_t>(link)]; }
+  // Of the ranks that hold what is in a bucket.
+  Communicator& holders(const Bucket& bucket) const {
+    return (*this)[bucket.experts ? Link::expert_data : Link::data];
+  }
   Communicator& world() const { return *world_; }
 
  private:

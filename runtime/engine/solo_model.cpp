@@ -24,13 +24,14 @@ SoloModel::SoloModel(const ModelShape& shape, Device& device)
       device_(device),
       table_(shard_table(shape_, false)),
       everything_{.layers = shape_.layers, .embedding = true, .head = true},
-      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, {},
+      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, 0,
                            std::numeric_limits<int64_t>::max(), false)),
       memory_(memory_plan(shape_, layout_, needs_of(shape_, everything_), table_.size())),
       base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),
       arena_(memory_, base_),
       parameters_(table_, layout_, arena_),
-      context_{device, tensor_parallel_, context_parallel_, shape_, arena_, parameters_},
+      context_{device, tensor_parallel_, context_parallel_, expert_parallel_,
+               shape_, arena_,           parameters_},
       chunk_(context_, everything_) {
   if (const Tensor table = arena_.find_tensor("rope")) {
     device.copy_from_host(table, rope_table(shape_).data());

@@ -43,6 +43,7 @@ class SoloModel {
   CommQueue queue_{false};
   TensorParallel tensor_parallel_{device_, *group_, queue_, false};
   ContextParallel context_parallel_{device_, *group_, {}};
+  ExpertParallel expert_parallel_{device_, *group_};
   BlockContext context_;
   Chunk chunk_;
 };

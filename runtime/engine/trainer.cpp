@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -58,21 +59,22 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()
                                                        : spec.parallel.overlap.tp == "true",
                     groups_[Link::tensor].lane()),
-      data_queue_(
+      data_queues_(
           spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false",
-          groups_[Link::data].lane()),
+          groups_),
       tensor_parallel_(device, groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_parallel_(device, groups_[Link::context], arena_.find_tensor("attn.blocks")),
-      context_{device, tensor_parallel_, context_parallel_, plan.model,
+      expert_parallel_(device, groups_[Link::experts]),
+      context_{device, tensor_parallel_, context_parallel_, expert_parallel_,      plan.model,
                arena_, parameters_,      plan.recompute,    arena_.find("dropout")},
       float8_(context_, stage_.chunks),
       tied_(device, arena_, parameters_,
             vocab_shard(plan.model, tensor_parallel_.size(), tensor_parallel_.rank())),
-      windows_(plan, stage_, arena_, groups_, data_queue_,
+      windows_(plan, stage_, arena_, groups_, data_queues_,
                spec.parallel.overlap.param_gather != "false"),
-      reducer_(plan, stage_, device, arena_, groups_, tensor_queue_, data_queue_,
+      reducer_(plan, stage_, device, arena_, groups_, tensor_queue_, data_queues_,
                spec.parallel.overlap.grad_reduce),
-      optimizer_(plan, stage_, spec.optimizer, device, arena_, groups_, data_queue_, coord_),
+      optimizer_(plan, stage_, spec.optimizer, device, arena_, groups_, data_queues_, coord_),
       scale_(spec.precision.loss_scale, plan.compute == DType::f16),
       first_key_(arena_.find("first_key")),
       position_ids_(arena_.find("position_ids")),
@@ -88,6 +90,11 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
   }
   if (const Tensor table = arena_.find_tensor("rope")) {
     device.copy_from_host(table, rope_table(plan.model).data());
+  }
+  if (const Tensor numbers = arena_.find_tensor("mlp.row_numbers")) {
+    std::vector<int32_t> host(static_cast<size_t>(numbers.numel()));
+    std::iota(host.begin(), host.end(), 0);
+    device.copy_from_host(numbers, host.data());
   }
   host_tokens_.resize(static_cast<size_t>(plan.micro_batch * plan.seq));
   host_targets_.resize(host_tokens_.size());
@@ -186,9 +193,9 @@ void Trainer::agree(int64_t step, Requests requests) {
   put(requests, host + StepSums::kRequests);
   const bool head = stage_.chunks.back().head;
   if (head) host[StepSums::kCounted] = static_cast<double>(counted_);
-  device_.copy_from_host(
-      sum.slice(StepSums::kRequests, StepSums::kCounted + 1 - StepSums::kRequests),
-      host + StepSums::kRequests);
+  host[StepSums::kTurns] = static_cast<double>(expert_parallel_.turns());
+  device_.copy_from_host(sum.slice(StepSums::kRequests, StepSums::kRouter - StepSums::kRequests),
+                         host + StepSums::kRequests);
   // Stages without the head have no losses.
   if (!head) device_.copy_from_host(sum.slice(0, 1), host);
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
@@ -211,6 +218,11 @@ double Trainer::read(int64_t step, StepResult& result) {
   result.loss = host[StepSums::kLoss] / tokens;
   result.moe_aux_loss = host[StepSums::kRouter] / tokens;
   result.moe_z_loss = host[StepSums::kRouter + 1] / tokens;
+  if (expert_parallel_.size() > 1) {
+    const int64_t passes =
+        plan_.grid.data_ranks() * plan_.model.layers * plan_.batch.at(step).micro_batches;
+    result.moe_turns = host[StepSums::kTurns] / static_cast<double>(passes);
+  }
   result.grad_norm = host[StepSums::kNorm];
   result.requests = take(host + StepSums::kAllRequests);
   return correction(step, counted);

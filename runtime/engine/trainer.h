@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -57,6 +58,9 @@ struct StepResult {
   // Of the routers of a mixture of experts: means over the tokens of the global batch, summed over
   // the layers, without their weights. Not part of `loss`, but of what is minimised.
   double moe_aux_loss = 0, moe_z_loss = 0;
+  // Divided experts: how many turns a micro-batch took through those of a layer, the mean; 0 where
+  // they are not divided.
+  double moe_turns = 0;
   Requests requests;  // of all ranks together
 };
 
@@ -124,8 +128,10 @@ class Trainer {
   // What dropout reads of the pass, for its backward too.
   void write_dropout(const Instruction& in, int64_t step);
   // Tokens for the ends of the model, and for every chunk where the documents in a sequence begin.
+  // The targets of samples from `counted_end` on do not count.
   void load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
-                  int slot, bool training);
+                  int slot, bool training,
+                  int64_t counted_end = std::numeric_limits<int64_t>::max());
   bool needs_documents() const { return static_cast<bool>(first_key_) || position_ids_; }
   void run_micro_batches(int64_t step, const Samples& samples, NotFiniteSearch* search = nullptr);
   // What gradients, made for the mean over all tokens, are to be multiplied by.
@@ -169,16 +175,18 @@ class Trainer {
   const TrainSpec& spec_;
   Device& device_;
   const Coord coord_;
-  const StagePlan& stage_;
+  const StagePlan stage_;
   RankGroups groups_;
   std::unique_ptr<Memory> memory_;
   Arena arena_;
   Parameters parameters_;
   // Behind the memory: they are done before it goes.
   StageLinks links_;
-  CommQueue tensor_queue_, data_queue_;
+  CommQueue tensor_queue_;
+  DataQueues data_queues_;
   TensorParallel tensor_parallel_;
   ContextParallel context_parallel_;
+  ExpertParallel expert_parallel_;
   BlockContext context_;
   std::vector<Chunk> chunks_;
   Float8Weights float8_;

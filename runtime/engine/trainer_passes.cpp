@@ -10,7 +10,7 @@
 namespace mtl {
 
 void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
-                         int slot, bool training) {
+                         int slot, bool training, int64_t counted_end) {
   const auto tokens = static_cast<size_t>(count * plan_.seq);
   const std::span<int32_t> inputs = std::span(host_tokens_).first(tokens);
   const std::span<int32_t> targets = std::span(host_targets_).first(tokens);
@@ -18,6 +18,8 @@ void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, c
   if (first_key_) batch.first_key = std::span(host_first_key_).first(tokens);
   if (position_ids_) batch.positions = std::span(host_positions_).first(tokens);
   samples.fill(first, count, batch);
+  const int64_t counting = std::clamp<int64_t>(counted_end - first, 0, count);
+  std::ranges::fill(targets.subspan(static_cast<size_t>(counting * plan_.seq)), -1);
   // Of each sequence the rank has the whole, for attention, or its share: there is one sequence
   // then.
   const int64_t n = count * plan_.share();
@@ -98,7 +100,7 @@ BetweenLayers Trainer::between_layers(const Instruction& in, bool forward, bool 
   const ParamLayout& layout = stage_.layout;
   BetweenLayers between;
   between.let_go = layout.shards_weights();
-  if (layout.shards_weights() || (forward && in.micro_batch == 0 && layout.shards > 1)) {
+  if (layout.shards_weights() || (forward && in.micro_batch == 0 && layout.sharded)) {
     between.reads = [this, chunk = in.chunk](int64_t layer) { read_weights(chunk, layer); };
   }
   if (layout.shards_gradients()) {
@@ -173,7 +175,7 @@ Pass Trainer::pass_of(const Instruction& in) const {
 // A micro-step takes a run of samples, each replica its part of it: the order of samples is the
 // same for every layout.
 int64_t Trainer::first_sequence(const Instruction& in) const {
-  return (in.micro_batch * plan_.grid.sizes()[Axis::dp] + coord_[Axis::dp]) * plan_.micro_batch;
+  return (in.micro_batch * plan_.grid.replicas() + plan_.grid.replica(coord_)) * plan_.micro_batch;
 }
 
 void Trainer::write_dropout(const Instruction& in, int64_t step) {
@@ -194,6 +196,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   const auto last = static_cast<int>(batch.micro_batches) - 1;
   tied_.begin_step();
   counted_ = 0;
+  expert_parallel_.begin_step();
   const double zeros[2] = {};
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
@@ -279,9 +282,13 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   }
   int64_t windows = samples.size();
   if (wanted > 0) windows = std::min(windows, wanted);
-  const int64_t replicas = plan_.grid.sizes()[Axis::dp], replica = coord_[Axis::dp];
+  const int64_t replicas = plan_.grid.replicas(), replica = plan_.grid.replica(coord_);
   const int64_t begin = windows * replica / replicas;
-  const int64_t end = windows * (replica + 1) / replicas;
+  int64_t end = windows * (replica + 1) / replicas;
+  const int64_t most = (windows + replicas - 1) / replicas;
+  // Ranks that divide experts need each other in every pass: who has fewer windows makes as many.
+  const int64_t counted_end = end;
+  if (plan_.grid.sizes()[Axis::ep] > 1) end = begin + most;
   const Tensor sum = arena_.tensor("loss_sum").slice(0, 2);
   const bool head = stage_.chunks.back().head;
   double host[2] = {};
@@ -298,7 +305,7 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
       for (int64_t first = turn; first < turn_end; first += pass.sequences) {
         pass.sequences = std::min(plan_.micro_batch, turn_end - first);
         if (chunk.range().embedding || chunk.range().head || needs_documents()) {
-          load_batch(samples, first, pass.sequences, chunk, pass.slot, false);
+          load_batch(samples, first, pass.sequences, chunk, pass.slot, false, counted_end);
         }
         // A chunk without layers passes on what it receives, in the same memory.
         if (chunk.range().layers == 0) links_.sent(Link::activations);
@@ -313,7 +320,6 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   }
   if (stage_.layout.shards_weights()) {
     // Others gather this rank's shards as often as the one that has most to evaluate.
-    const int64_t most = (windows + replicas - 1) / replicas;
     const auto passes = [&](int64_t sequences) {
       return (sequences + plan_.micro_batch - 1) / plan_.micro_batch;
     };

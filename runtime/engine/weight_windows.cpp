@@ -5,7 +5,7 @@
 namespace mtl {
 
 WeightWindows::WeightWindows(const Plan& plan, const StagePlan& stage, const Arena& arena,
-                             const RankGroups& groups, CommQueue& data, bool ahead)
+                             const RankGroups& groups, DataQueues& data, bool ahead)
     : stage_(stage),
       groups_(groups),
       data_(data),
@@ -30,7 +30,7 @@ void WeightWindows::read(int64_t layer) {
   const size_t bucket = buckets_[static_cast<size_t>(layer + 1)];
   const size_t window = stage_.layout.buckets[bucket].window;
   gather(bucket);
-  if (gathers_[window] != 0) data_.wait(gathers_[window]);
+  if (gathers_[window] != 0) data_.of(stage_.layout.buckets[bucket]).wait(gathers_[window]);
   gathers_[window] = 0;
   if (++at_ == reads_.size() || !ahead_) return;
   // What the other window held has been read: all ops that do are enqueued by now.
@@ -47,10 +47,10 @@ void WeightWindows::gather(size_t index) {
   const ParamLayout& layout = stage_.layout;
   const Bucket& bucket = layout.buckets[index];
   const Tensor all = windows_.slice(layout.windows[bucket.window].offset, bucket.numel);
-  const Tensor mine = shards_.slice(bucket.offset / layout.shards, bucket.numel / layout.shards);
+  const Tensor mine = shards_.slice(bucket.kept, bucket.numel / bucket.shards);
   Communicator& group = groups_[Link::data];
   gathers_[bucket.window] =
-      data_.start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
+      data_.of(bucket).start(all.bytes(), [&group, mine, all] { group.all_gather(mine, all); });
 }
 
 }  // namespace mtl

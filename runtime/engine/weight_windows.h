@@ -6,19 +6,18 @@
 #include <span>
 #include <vector>
 
-#include "runtime/comm/queue.h"
-#include "runtime/engine/rank_groups.h"
+#include "runtime/engine/data_queues.h"
 #include "runtime/model/context.h"
 #include "runtime/plan/weight_reads.h"
 
 namespace mtl {
 
-// Does nothing where the plan keeps weights whole. All replicas (dp x cp) make the same calls.
+// Does nothing where the plan keeps weights whole. All ranks of the data group make the same calls.
 class WeightWindows {
  public:
   // `ahead`: the next layer's weights are gathered before they are needed. References outlive this.
   WeightWindows(const Plan& plan, const StagePlan& stage, const Arena& arena,
-                const RankGroups& groups, CommQueue& data, bool ahead);
+                const RankGroups& groups, DataQueues& data, bool ahead);
   // A pass begins, which reads the layers' weights in this order (plan/weight_reads.h).
   void begin(std::span<const int64_t> reads);
   // Before a layer's weights are read: waits until they are whole.
@@ -31,7 +30,7 @@ class WeightWindows {
 
   const StagePlan& stage_;
   const RankGroups& groups_;
-  CommQueue& data_;
+  DataQueues& data_;
   const bool ahead_;
   const Tensor shards_, windows_;
   const std::vector<size_t> buckets_;  // by layer, from -1

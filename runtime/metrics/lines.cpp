@@ -94,6 +94,7 @@ std::string plain_line(const StepReport& report, std::string_view time) {
       gib >= 99.95 ? fmt::format("{:.0f}", gib) : fmt::format("{:.3g}", gib), whole(report.eta_s));
   if (report.loss_scale > 0) line += fmt::format(" loss_scale={}", report.loss_scale);
   if (report.moe_aux_loss > 0) line += fmt::format(" moe_aux={:.3f}", report.moe_aux_loss);
+  if (report.moe_turns > 1) line += fmt::format(" moe_turns={:.2f}", report.moe_turns);
   if (report.skipped > 0) line += fmt::format(" skipped={}", report.skipped);
   return line;
 }

@@ -46,6 +46,7 @@ Json step_json(const StepReport& report, const std::string& time) {
     json["moe_aux_loss"] = report.moe_aux_loss;
     json["moe_z_loss"] = report.moe_z_loss;
   }
+  if (report.moe_turns > 0) json["moe_turns"] = report.moe_turns;
   if (report.skipped > 0) json["skipped"] = report.skipped;
   return json;
 }
@@ -70,6 +71,7 @@ StepReport step_from_json(const Json& record) {
     report.moe_aux_loss = number(record, "moe_aux_loss");
     report.moe_z_loss = number(record, "moe_z_loss");
   }
+  if (record.contains("moe_turns")) report.moe_turns = number(record, "moe_turns");
   return report;
 }
 

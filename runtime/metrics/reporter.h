@@ -37,6 +37,9 @@ struct StepReport {
   // Of a mixture of experts: mean over its layers of the load-balancing loss (1 = balanced) and the
   // z-loss of its routers; 0 = there are none.
   double moe_aux_loss = 0, moe_z_loss = 0;
+  // Where ranks divide the experts: turns that a micro-batch took through those of a layer, the
+  // mean (1 = all rows had room at once); 0 = they do not.
+  double moe_turns = 0;
 };
 
 struct ReporterOptions {

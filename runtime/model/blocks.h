@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/model/dispatch.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 
@@ -125,20 +126,26 @@ class MoeBlock {
   struct Expert {
     Linear up, down;
   };
-  // Calls work(expert, first row, rows) for every expert that has rows, idle(expert) for others.
+  // Calls work(expert, first row, rows) for every expert of the rank that has rows, idle(expert)
+  // for others.
   template <class Work, class Idle>
-  void each_expert(const std::vector<int32_t>& counts, const Work& work, const Idle& idle) const;
-  // The rows of each expert.
-  std::vector<int32_t> counts(const Pass& pass) const;
+  void each_expert(const Turn& turn, const Work& work, const Idle& idle) const;
+  // Where tokens [first, first + tokens) of a pass go. Counts of all ranks are in `counts`.
+  ExpertRoutes routes(const Pass& pass, int64_t first, int64_t tokens, Tensor counts) const;
   ExpertRoutes routes(const Pass& pass) const;
-  // Rows [first, first + count) of those that the assignments of a pass have in a planned buffer.
-  Tensor expert_rows(const Buffer& planned, const Pass& pass, int64_t first, int64_t count) const;
-  Tensor expert_rows(const Buffer& planned, const Pass& pass) const;
-  // Routing, up and activation, from all rows of the normalised stream; returns counts().
-  std::vector<int32_t> expand(const Pass& pass, Tensor x) const;
-  // From there to the rank's part of the block's result, in `branch`.
+  // Scores all rows x of the normalised stream and chooses their experts.
+  RowCounts route(const Pass& pass, Tensor x) const;
+  // Calls work(turn) for all tokens at once, or for as many at a time as are sure to fit.
+  template <class Work>
+  void each_turn(const Pass& pass, const RowCounts& counts, const Work& work) const;
+  // Rows for the experts, up and activation, from the turn's rows of the normalised stream.
+  void expand(const Turn& turn, Tensor x) const;
+  // From x to the rank's part of the block's result, in `branch`.
   void through_experts(const Pass& pass, Tensor x, Tensor branch) const;
   void backward_through_experts(const Pass& pass) const;
+  // Of a turn; x, dbranch, dnormed: all rows of the pass.
+  void backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const;
+  void backward_inputs(const Turn& turn, Tensor x) const;
   // The gradient of the router's logits, from that of the weights; adds up the router's losses.
   void route_backward(const Pass& pass) const;
 
@@ -146,10 +153,11 @@ class MoeBlock {
   int64_t layer_;
   Norm norm_;
   Linear router_;
-  std::vector<Expert> experts_;
-  Buffer logits_, weights_, chosen_, rows_, assignments_, counts_;
+  std::vector<Expert> experts_;  // of this rank
+  Dispatch dispatch_;
+  Buffer logits_, weights_, chosen_, rows_, assignments_, counts_, turn_counts_;
   Buffer before_act_, activated_, output_;
-  Buffer branch_, gathered_, dresidual_, expert_rows_, dbefore_act_, dactivated_, dnormed_;
+  Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
   Buffer dweights_, dlogits_, losses_;
   Tensor sequence_experts_;  // of all tokens of a sequence that is divided
   Tensor loss_sums_;         // of aux and z

@@ -10,6 +10,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/model/context_parallel.h"
+#include "runtime/model/expert_parallel.h"
 #include "runtime/model/tensor_parallel.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
@@ -68,6 +69,7 @@ struct BlockContext {
   Device& device;
   const TensorParallel& tp;
   const ContextParallel& cp;
+  const ExpertParallel& ep;
   const ModelShape& shape;
   const Arena& arena;
   const Parameters& parameters;

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "runtime/model/blocks.h"
@@ -9,19 +11,20 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
       layer_(layer),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
       router_(context, layer, "mlp.router"),
+      dispatch_(context, layer),
       logits_(context.arena.get(layer_buffer(layer, "mlp.logits"))),
       weights_(context.arena.get(layer_buffer(layer, "mlp.weights"))),
       chosen_(context.arena.get(layer_buffer(layer, "mlp.experts"))),
       rows_(context.arena.get(layer_buffer(layer, "mlp.rows"))),
       assignments_(context.arena.get(layer_buffer(layer, "mlp.assignments"))),
       counts_(context.arena.get(layer_buffer(layer, "mlp.counts"))),
+      turn_counts_(context.arena.find("mlp.turn_counts")),
       before_act_(context.arena.get(layer_buffer(layer, "mlp.before_act"))),
       activated_(context.arena.get(layer_buffer(layer, "mlp.activated"))),
       output_(context.arena.get(output)),
       branch_(context.arena.get("branch")),
       gathered_(context.arena.find("gathered")),
       dresidual_(context.arena.find("dresidual")),
-      expert_rows_(context.arena.get("mlp.expert_rows")),
       dbefore_act_(context.arena.find("mlp.dbefore_act")),
       dactivated_(context.arena.find("mlp.dactivated")),
       dnormed_(context.arena.find("mlp.dnormed")),
@@ -29,7 +32,7 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
       dlogits_(context.arena.find("mlp.dlogits")),
       losses_(context.arena.find("mlp.losses")),
       sequence_experts_(context.arena.find_tensor("mlp.sequence_experts")) {
-  for (int64_t e = 0; e < context.shape.experts; ++e) {
+  for (int64_t e = context.ep.rank(); e < context.shape.experts; e += context.ep.size()) {
     experts_.push_back({Linear(context, layer, expert_slot(e, "up")),
                         Linear(context, layer, expert_slot(e, "down"))});
   }
@@ -40,93 +43,124 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
 
 namespace {
 
-// The rows of a planned buffer for so many tokens, from its beginning: routes of earlier passes are
-// not needed again.
-Tensor first_rows(const Buffer& planned, const Pass& pass, int64_t rows, int64_t cols) {
+// The rows of a planned buffer for tokens of a pass, which begin where it does: routes of earlier
+// passes are not needed again.
+Tensor rows_between(const Buffer& planned, const Pass& pass, int64_t first, int64_t rows,
+                    int64_t cols) {
   const Tensor all = planned.in(pass.slot);
-  return Tensor(all.slice(0, rows * cols).data, all.dtype, {rows, cols});
+  return Tensor(all.slice(first * cols, rows * cols).data, all.dtype, {rows, cols});
+}
+
+Tensor first_rows(const Buffer& planned, const Pass& pass, int64_t rows, int64_t cols) {
+  return rows_between(planned, pass, 0, rows, cols);
+}
+
+// What an expert works on: rows of a planned buffer.
+Tensor rows_at(const Buffer& planned, const Pass& pass, int64_t first, int64_t rows) {
+  return planned.in(pass.slot).row_slice(first, rows);
+}
+
+// Of all rows of a pass those of a turn.
+Tensor tokens_of(const Turn& turn, const Tensor& all) {
+  return all.row_slice(turn.first, turn.tokens);
 }
 
 }  // namespace
 
+ExpertRoutes MoeBlock::routes(const Pass& pass, int64_t first, int64_t tokens,
+                              Tensor counts) const {
+  const int64_t k = context_.shape.experts_per_token, experts = context_.shape.experts;
+  return {.weights = rows_between(weights_, pass, first, tokens, k),
+          .experts = rows_between(chosen_, pass, first, tokens, k),
+          .rows = rows_between(rows_, pass, first, tokens, k),
+          .assignments = assignments_.in(pass.slot).slice(first * k, tokens * k),
+          .counts = counts.slice(context_.ep.rank() * experts, experts)};
+}
+
 ExpertRoutes MoeBlock::routes(const Pass& pass) const {
-  const int64_t n = pass.tokens(), k = context_.shape.experts_per_token;
-  return {.weights = first_rows(weights_, pass, n, k),
-          .experts = first_rows(chosen_, pass, n, k),
-          .rows = first_rows(rows_, pass, n, k),
-          .assignments = assignments_.in(pass.slot).slice(0, n * k),
-          .counts = counts_.in(pass.slot)};
-}
-
-Tensor MoeBlock::expert_rows(const Buffer& planned, const Pass& pass, int64_t first,
-                             int64_t count) const {
-  const Tensor all = planned.in(pass.slot);
-  const int64_t cols = all.cols();
-  return Tensor(all.slice(first * cols, count * cols).data, all.dtype, {count, cols});
-}
-
-Tensor MoeBlock::expert_rows(const Buffer& planned, const Pass& pass) const {
-  return expert_rows(planned, pass, 0, pass.tokens() * context_.shape.experts_per_token);
+  return routes(pass, 0, pass.tokens(), counts_.in(pass.slot));
 }
 
 template <class Work, class Idle>
-void MoeBlock::each_expert(const std::vector<int32_t>& counts, const Work& work,
-                           const Idle& idle) const {
+void MoeBlock::each_expert(const Turn& turn, const Work& work, const Idle& idle) const {
   int64_t first = 0;
   for (size_t e = 0; e < experts_.size(); ++e) {
-    if (counts[e] == 0) {
+    const int64_t rows = turn.counts.of_expert(static_cast<int64_t>(e));
+    if (rows == 0) {
       idle(experts_[e]);
     } else {
-      work(experts_[e], first, int64_t{counts[e]});
+      work(experts_[e], first, rows);
     }
-    first += counts[e];
+    first += rows;
   }
 }
 
-std::vector<int32_t> MoeBlock::counts(const Pass& pass) const {
-  std::vector<int32_t> counts(experts_.size());
-  context_.device.copy_to_host(counts.data(), counts_.in(pass.slot));
-  return counts;
-}
-
-std::vector<int32_t> MoeBlock::expand(const Pass& pass, Tensor x) const {
-  Device& device = context_.device;
+RowCounts MoeBlock::route(const Pass& pass, Tensor x) const {
   const Tensor logits = first_rows(logits_, pass, pass.tokens(), context_.shape.experts);
   router_.forward(pass, {x}, logits, {});
-  const ExpertRoutes to = routes(pass);
-  device.route_experts({.logits = logits, .routes = to});
-  device.gather_rows({.from = x,
-                      .index = to.assignments,
-                      .divide = context_.shape.experts_per_token,
+  context_.device.route_experts({.logits = logits, .routes = routes(pass)});
+  return context_.ep.share(counts_.in(pass.slot));
+}
 
-                      .to = expert_rows(expert_rows_, pass)});
-  std::vector<int32_t> rows = counts(pass);
+template <class Work>
+void MoeBlock::each_turn(const Pass& pass, const RowCounts& counts, const Work& work) const {
+  const int64_t n = pass.tokens(), room = dispatch_.room();
+  if (counts.most_arriving() <= room) {
+    work(Turn{.pass = pass, .tokens = n, .routes = routes(pass), .counts = counts});
+    return;
+  }
+  // All ranks have as many tokens, and know all counts: they agree on the turns.
+  const int64_t step = tokens_of_turn(context_.shape, room, context_.ep.size());
+  Pass part = pass;
+  for (int64_t first = 0; first < n; first += step) {
+    const int64_t tokens = std::min(step, n - first);
+    const ExpertRoutes to = routes(pass, first, tokens, turn_counts_.tensor);
+    context_.device.route_experts(
+        {.logits = rows_between(logits_, pass, first, tokens, context_.shape.experts),
+         .routes = to});
+    work(Turn{.pass = part,
+              .first = first,
+              .tokens = tokens,
+              .routes = to,
+              .counts = context_.ep.share(turn_counts_.tensor),
+              .whole = false});
+    part.accumulate = true;
+  }
+}
+
+void MoeBlock::expand(const Turn& turn, Tensor x) const {
+  const Pass& pass = turn.pass;
+  const Tensor inputs = dispatch_.inputs(turn, tokens_of(turn, x));
   each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.forward(pass, {expert_rows(expert_rows_, pass, first, count)},
-                          expert_rows(before_act_, pass, first, count), {});
+      turn,
+      [&](const Expert& expert, int64_t first, int64_t rows) {
+        expert.up.forward(pass, {inputs.row_slice(first, rows)},
+                          rows_at(before_act_, pass, first, rows), {});
       },
       [](const Expert&) {});
-  device.swiglu_forward({.x = expert_rows(before_act_, pass), .y = expert_rows(activated_, pass)});
-  return rows;
+  if (inputs.rows() == 0) return;
+  context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, inputs.rows()),
+                                  .y = rows_at(activated_, pass, 0, inputs.rows())});
 }
 
 void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
-  const std::vector<int32_t> rows = expand(pass, x);
-  if (pass.again) return;
-  each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.forward(pass, {expert_rows(activated_, pass, first, count)},
-                            expert_rows(expert_rows_, pass, first, count), {});
-      },
-      [](const Expert&) {});
-  const ExpertRoutes to = routes(pass);
-  context_.device.combine_rows({.from = expert_rows(expert_rows_, pass),
-                                .rows = to.rows,
-                                .weights = to.weights,
-                                .to = branch});
+  const RowCounts counts = route(pass, x);
+  // What goes in turns keeps nothing for backward: it makes that again itself.
+  if (pass.again && counts.most_arriving() > dispatch_.room()) return;
+  each_turn(pass, counts, [&](const Turn& turn) {
+    expand(turn, x);
+    if (pass.again) return;
+    context_.ep.count_turn();
+    const Tensor outputs = dispatch_.outputs(turn);
+    each_expert(
+        turn,
+        [&](const Expert& expert, int64_t first, int64_t rows) {
+          expert.down.forward(pass, {rows_at(activated_, pass, first, rows)},
+                              outputs.row_slice(first, rows), {});
+        },
+        [](const Expert&) {});
+    dispatch_.take_back(turn, tokens_of(turn, branch), true);
+  });
 }
 
 ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
@@ -170,21 +204,71 @@ void MoeBlock::backward(const Pass& pass) const {
   context_.device.anew([this, pass] { backward_through_experts(pass); });
 }
 
+void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const {
+  Device& device = context_.device;
+  const Pass& pass = turn.pass;
+  if (!turn.whole) expand(turn, x);
+  const Tensor dy = dispatch_.gradients(turn, tokens_of(turn, dbranch));
+  const int64_t rows = dy.rows();
+  const Tensor activated = rows_at(activated_, pass, 0, rows);
+  const Tensor before_act = rows_at(before_act_, pass, 0, rows);
+  const Tensor dactivated = rows_at(dactivated_, pass, 0, rows);
+  const Tensor dbefore_act = rows_at(dbefore_act_, pass, 0, rows);
+  if (turn.whole && context_.recompute.mlp_activation && !context_.recompute.mlp && rows > 0) {
+    device.swiglu_forward({.x = before_act, .y = activated});
+  }
+  const auto idle = [](const Expert&) {};
+
+  // The gradient of a row before its weight gives that of the weight: the product with the expert's
+  // output is the one with its activations, behind `down`.
+  each_expert(
+      turn,
+      [&](const Expert& expert, int64_t first, int64_t count) {
+        expert.down.backward_input(pass, {dy.row_slice(first, count)},
+                                   dactivated.row_slice(first, count));
+      },
+      idle);
+  dispatch_.weigh_backward(
+      turn, activated, dactivated,
+      rows_between(dweights_, pass, turn.first, turn.tokens, context_.shape.experts_per_token));
+  const Tensor weighted = dispatch_.weighted_gradients(turn, tokens_of(turn, dbranch));
+  each_expert(
+      turn,
+      [&](const Expert& expert, int64_t first, int64_t count) {
+        expert.down.backward_weight(pass, activated.row_slice(first, count),
+                                    weighted.row_slice(first, count), {});
+      },
+      [&](const Expert& expert) { expert.down.backward_weight_of_nothing(pass); });
+  if (rows > 0) device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
+  const Tensor dinputs = dispatch_.outputs(turn);
+  each_expert(
+      turn,
+      [&](const Expert& expert, int64_t first, int64_t count) {
+        expert.up.backward_input(pass, {dbefore_act.row_slice(first, count)},
+                                 dinputs.row_slice(first, count));
+      },
+      idle);
+  dispatch_.take_back(turn, tokens_of(turn, dnormed), false);
+}
+
+void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
+  const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
+  each_expert(
+      turn,
+      [&](const Expert& expert, int64_t first, int64_t count) {
+        expert.up.backward_weight(turn.pass, inputs.row_slice(first, count),
+                                  rows_at(dbefore_act_, turn.pass, first, count), {});
+      },
+      [&](const Expert& expert) { expert.up.backward_weight_of_nothing(turn.pass); });
+}
+
 void MoeBlock::backward_through_experts(const Pass& pass) const {
   Device& device = context_.device;
-  const Tensor activated = expert_rows(activated_, pass);
-  const Tensor before_act = expert_rows(before_act_, pass);
-  const Tensor dactivated = expert_rows(dactivated_, pass);
-  const Tensor dbefore_act = expert_rows(dbefore_act_, pass);
-  const Tensor through = expert_rows(expert_rows_, pass);
   const Tensor dlogits = first_rows(dlogits_, pass, pass.tokens(), context_.shape.experts);
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
   const Tensor dnormed = rows_of(dnormed_, pass);
   const Recompute& recompute = context_.recompute;
-  const ExpertRoutes to = routes(pass);
-  const int64_t k = context_.shape.experts_per_token;
-  const auto idle = [](const Expert&) {};
 
   const Tensor normed = recompute.norms || recompute.mlp ? norm_.forward(pass) : norm_.normed(pass);
   Tensor dstream = dresidual;
@@ -195,63 +279,27 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   const Tensor dbranch = context_.tp.enter(dstream, branch);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  if (recompute.mlp) {
-    entering.finish();
-    expand(pass, x);
-  } else if (recompute.mlp_activation) {
-    device.swiglu_forward({.x = before_act, .y = activated});
-  }
-  const std::vector<int32_t> rows = counts(pass);
-
-  // The gradient of a row before its weight gives that of the weight: the product with the expert's
-  // output is the one with its activations, behind `down`.
-  device.gather_rows({.from = dbranch, .index = to.assignments, .divide = k, .to = through});
-  each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_input(pass, {expert_rows(expert_rows_, pass, first, count)},
-                                   expert_rows(dactivated_, pass, first, count));
-      },
-      idle);
-  device.weigh_rows_backward({.x = activated,
-                              .dy = dactivated,
-                              .index = to.assignments,
-                              .weights = to.weights,
-                              .dweights = dweights_.tensor});
-  device.gather_rows({.from = dbranch,
-                      .index = to.assignments,
-                      .divide = k,
-                      .weights = to.weights,
-                      .to = through});
-  each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_weight(pass, expert_rows(activated_, pass, first, count),
-                                    expert_rows(expert_rows_, pass, first, count), {});
-      },
-      [&](const Expert& expert) { expert.down.backward_weight_of_nothing(pass); });
-  device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
-  each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_input(pass, {expert_rows(dbefore_act_, pass, first, count)},
-                                 expert_rows(expert_rows_, pass, first, count));
-      },
-      idle);
-  device.combine_rows({.from = through, .rows = to.rows, .to = dnormed});
+  if (recompute.mlp) entering.finish();
+  const RowCounts counts =
+      recompute.mlp ? route(pass, x) : context_.ep.shared(counts_.in(pass.slot));
+  std::optional<Turn> whole;
+  each_turn(pass, counts, [&](const Turn& turn) {
+    if (turn.whole) {
+      if (recompute.mlp) expand(turn, x);
+      backward(turn, x, dbranch, dnormed);
+      whole = turn;
+    } else {
+      entering.finish();
+      backward(turn, x, dbranch, dnormed);
+      backward_inputs(turn, x);
+    }
+  });
   route_backward(pass);
   router_.backward_input(pass, {dlogits}, dnormed, Epilogue::none, {}, true);
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
   router_.backward_weight(pass, x, dlogits, {});
-  device.gather_rows({.from = x, .index = to.assignments, .divide = k, .to = through});
-  each_expert(
-      rows,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_weight(pass, expert_rows(expert_rows_, pass, first, count),
-                                  expert_rows(dbefore_act_, pass, first, count), {});
-      },
-      [&](const Expert& expert) { expert.up.backward_weight_of_nothing(pass); });
+  if (whole) backward_inputs(*whole, x);
   leaving.finish();
   norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, {});
 }

@@ -15,6 +15,7 @@ Software software_mtl() {
   Software software;
   software.head_in_forward = true;
   software.exchanges_heads = true;
+  software.expert_room = true;
   // x along one way forward and along the other backward (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   return software;
@@ -44,7 +45,9 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
     parts.emplace_back(layout.micro_batch > 1 ? "context parallelism of several sequences at a time"
                                               : "context parallelism of more ranks than heads");
   }
-  if (layout.ep > 1) parts.emplace_back("expert parallelism");
+  if (layout.ep > 1 && layout.zero > 1) {
+    parts.emplace_back("expert parallelism with ZeRO-2 or 3");
+  }
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
   return parts;
 }
@@ -124,11 +127,11 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       tensor_back += ends / 2;
       const double context_back = layers * links.context_backward + again * links.context_again;
       const double context = layers * links.context_forward + context_back;
-      const double expert = layers * (links.expert_forward + links.expert_backward);
+      const double expert_back = layers * links.expert_backward + again * links.expert_again;
+      const double expert = layers * links.expert_forward + expert_back;
       times.forward =
           forward.sum() + tensor + layers * (links.context_forward + links.expert_forward);
-      times.backward = backward.sum() + recompute.sum() + tensor_back + context_back +
-                       layers * links.expert_backward;
+      times.backward = backward.sum() + recompute.sum() + tensor_back + context_back + expert_back;
       stage.chunks.push_back(times);
       parts.matmul += forward.matmul + backward.matmul;
       parts.attention += forward.attention + backward.attention;
@@ -180,7 +183,8 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     if (params.experts > 0) time += gather_time(expert_link, params.experts * bytes_per_param);
     return time;
   };
-  const double ring = dense > 1 ? static_cast<double>(dense - 1) / dense * params.sum() : 0;
+  const auto sent = [](double elements, double ranks) { return elements * (ranks - 1) / ranks; };
+  const double ring = sent(params.dense, dense) + sent(params.experts, layout.cp * layout.dp);
   if (dense > 1) {
     // torchao gathers weights in fp8; mtl rounds what it has gathered.
     const double weight = layout.fp8 && software.torch_fsdp ? 1 : element;
@@ -370,6 +374,7 @@ Workload workload_of(const Plan& plan) {
   work.total_tokens =
       static_cast<double>(plan.batch.first_sample(plan.steps)) * static_cast<double>(plan.seq);
   work.logits_rows = plan.logits_rows;
+  work.ep_room = plan.ep_room;
   work.compute = plan.compute;
   work.optimizer = plan.optimizer;
   return work;

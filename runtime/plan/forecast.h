@@ -64,6 +64,9 @@ struct Software {
   bool dropout = false;
   double kernels = 1;  // of a layer, against a fused implementation
   Float8Bytes float8 = {};
+  // Experts over several ranks: memory for Workload::ep_room times an even share of the rows, and
+  // each TP rank sends whole ones; else for the even share, and each sends its part.
+  bool expert_room = false;
   bool exchanges_heads = false;  // context parallelism as runs_context() says; else in rings
   bool torch_fsdp = false;       // weights in memory are the fp32 masters; outputs of stages kept
 };
@@ -74,6 +77,7 @@ struct Workload {
   int64_t seq = 0;
   int64_t global_batch = 0;  // sequences per step
   int64_t logits_rows = MemoryNeeds().logits_rows;
+  double ep_room = TrainSpec().parallel.ep_room;
   double total_tokens = 0;  // of the run; 0 = unknown
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;

@@ -93,11 +93,23 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     links.context_wire = 3 * steps * kv;
   }
   if (layout.ep > 1 && work.model.experts > 0) {
-    // Rows to their experts and back. TP ranks each send their part of the tokens.
-    const double rows = activation * active / (layout.sequence_parallel ? layout.tp : 1);
+    // Rows to their experts and back.
+    const bool parts = layout.sequence_parallel && !software.expert_room;
+    const double rows = activation * active / (parts ? layout.tp : 1);
     const double once = all_to_all_time(cluster, layout.ep, layout.tp * layout.cp, rows);
     links.expert_forward = links.expert_backward = 2 * once;
     links.expert_wire = 4 * rows * (layout.ep - 1) / layout.ep;
+    if (software.expert_room) {
+      // traffic.cpp, experts_per_micro_batch().
+      const Recompute& recompute = layout.recompute;
+      const bool groups = recompute.full == Recompute::Full::uniform;
+      const double times = recompute.mlp ? 1
+                           : groups      ? 2 - 1 / static_cast<double>(recompute.layers)
+                           : recompute.full != Recompute::Full::none ? 1
+                                                                     : 0;
+      links.expert_again = times * once;
+      links.expert_wire += times * rows * (layout.ep - 1) / layout.ep;
+    }
   }
   return links;
 }

@@ -9,7 +9,7 @@ namespace mtl {
 struct LayerLinks {
   double tensor_forward = 0, tensor_backward = 0, tensor_again = 0;
   double context_forward = 0, context_backward = 0, context_again = 0;
-  double expert_forward = 0, expert_backward = 0;
+  double expert_forward = 0, expert_backward = 0, expert_again = 0;
   double tensor_wire = 0, context_wire = 0, expert_wire = 0;
 };
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,

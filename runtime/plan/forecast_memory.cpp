@@ -25,6 +25,10 @@ struct KeptSizes {
         qkv((heads + 2 * kv_heads) * static_cast<double>(work.model.head_dim)),
         ffn(static_cast<double>(work.model.ffn) / layout.tp),
         rows(n * static_cast<double>(work.model.active_experts())),
+        travels(software.expert_room && layout.ep > 1),
+        expert_rows(travels ? static_cast<double>(mtl::expert_rows(
+                                  work.model, static_cast<int64_t>(n), layout.ep, work.ep_room))
+                            : rows),
         parts(static_cast<double>(work.model.mlp_parts())),
         vocab(static_cast<double>(vocab_shard(work.model, layout.tp, 0).rows)),
         e(static_cast<double>(bytes_of(work.compute))),
@@ -34,7 +38,10 @@ struct KeptSizes {
                 : kv_heads),
         own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)),
         copies(exchanges_heads(work.model, layout, software) ? 2 : 1) {}
-  double n, stream, h, heads, kv_heads, context, qkv, ffn, rows, parts, vocab, e;
+  double n, stream, h, heads, kv_heads, context, qkv, ffn, rows;
+  bool travels;        // rows, to experts of other ranks,
+  double expert_rows;  // and so many have room at those of a rank
+  double parts, vocab, e;
   // Of attention, per token of the rank: where ranks exchange heads, some may have copies.
   double own_kv_heads, own_qkv;
   double copies;  // of its result: by head and by token
@@ -80,9 +87,10 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptS
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
+    if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
   }
-  save(d.rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save(d.rows * d.ffn * d.e, recompute.mlp_activation || recompute.mlp);
+  save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
+  save(d.expert_rows * d.ffn * d.e, recompute.mlp_activation || recompute.mlp);
   return kept;
 }
 
@@ -136,6 +144,7 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   }
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
+  if (d.travels) always += d.expert_rows * 4;
   if (layout.fp8) {
     // x, and dy in both orientations, of the widest linears.
     always +=
@@ -143,12 +152,13 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
   if (d.copies > 1) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;
-  double mlp = d.rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
-  if (model.activation == Activation::swiglu) mlp += d.rows * d.ffn * d.e;
+  double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
+  if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
   if (model.experts > 0) {
     mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
            2 * d.n * 4;
     if (d.copies > 1) mlp += d.rows * layout.cp * 4;
+    if (d.travels) mlp += d.expert_rows * d.h * d.e + 2 * (d.rows + d.expert_rows) * 4;
   }
   phase = std::max(phase, mlp);
   if (head && software.head_in_forward) {

@@ -8,10 +8,10 @@ namespace mtl {
 
 namespace {
 
-constexpr double kGb = 1e9, kTera = 1e12;
+constexpr double kBytesPerGb = 1e9, kTera = 1e12;
 
 // In the units of the data sheets: GB, GB/s, TFLOP/s.
-struct Row {
+struct GpuRow {
   const char *name, *alias;
   int major, minor;
   double memory, rate, nvlink, bf16, fp8, tf32, fp32;
@@ -22,7 +22,7 @@ struct Row {
 // 2023-03) and, for GeForce, the appendices of the Ada (2022-09) and RTX Blackwell (2025-01)
 // architecture papers. Figures "with sparsity" are halved. A data sheet gives bf16 and fp16 one
 // number. GeForce: with f32 sums, half of what its multiprocessors do with f16 sums.
-constexpr Row kRows[] = {
+constexpr GpuRow kGpuRows[] = {
     // name, alias, capability, GB, GB/s, NVLink GB/s, bf16, fp8, tf32, fp32
     {"NVIDIA A100-SXM4-40GB", "a100-40gb", 8, 0, 40, 1555, 600, 312, 0, 156, 19.5},
     {"NVIDIA A100-SXM4-80GB", "a100", 8, 0, 80, 2039, 600, 312, 0, 156, 19.5},
@@ -57,15 +57,15 @@ constexpr PerClock kPerClock[] = {
 
 std::vector<GpuModel> make_catalogue() {
   std::vector<GpuModel> all;
-  for (const Row& row : kRows) {
+  for (const GpuRow& row : kGpuRows) {
     GpuModel gpu;
     gpu.name = row.name;
     gpu.alias = row.alias;
     gpu.major = row.major;
     gpu.minor = row.minor;
-    gpu.memory_bytes = row.memory * kGb;
-    gpu.memory_rate = row.rate * kGb;
-    gpu.nvlink_rate = row.nvlink * kGb;
+    gpu.memory_bytes = row.memory * kBytesPerGb;
+    gpu.memory_rate = row.rate * kBytesPerGb;
+    gpu.nvlink_rate = row.nvlink * kBytesPerGb;
     gpu.bf16 = gpu.fp16 = row.bf16 * kTera;
     gpu.fp8 = row.fp8 * kTera;
     gpu.tf32 = row.tf32 * kTera;

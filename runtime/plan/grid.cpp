@@ -44,6 +44,14 @@ int Grid::rank(const Coord& coord) const {
   return rank;
 }
 
+Holders Grid::holders(const Coord& coord) const {
+  const int cp = sizes_[Axis::cp];
+  return {.ranks = cp * replicas(),
+          .rank = coord[Axis::cp] + cp * replica(coord),
+          .expert_ranks = cp * sizes_[Axis::dp],
+          .expert_rank = coord[Axis::cp] + cp * coord[Axis::dp]};
+}
+
 std::vector<int> Grid::group(int member, AxisSet axes) const {
   // Walk the ranks that share every coordinate outside `axes`. Axes vary from the fastest to the
   // slowest, so the ranks come out ascending.

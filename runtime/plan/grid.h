@@ -44,6 +44,13 @@ struct Coord {
   bool operator==(const Coord&) const = default;
 };
 
+// The ranks that hold the same parameters, and the position of one of them among these, as in
+// group(rank, kData) and group(rank, kExpertData).
+struct Holders {
+  int ranks = 1, rank = 0;
+  int expert_ranks = 1, expert_rank = 0;
+};
+
 class Grid {
  public:
   explicit Grid(GridSizes sizes);  // every degree >= 1
@@ -51,14 +58,17 @@ class Grid {
   int world() const { return sizes_.world(); }
   Coord coord(int rank) const;
   int rank(const Coord& coord) const;
-  // Ranks with the same parameters, which share the tokens of a batch: replicas of the model, and
-  // within one the ranks of context parallelism.
-  static constexpr AxisSet kData = {Axis::cp, Axis::dp};
-  int data_ranks() const { return sizes_[Axis::cp] * sizes_[Axis::dp]; }
-  // The position among them, as in group(rank, kData).
-  int data_rank(const Coord& coord) const {
-    return coord[Axis::cp] + sizes_[Axis::cp] * coord[Axis::dp];
+  // Replicas of the model, each with sequences of its own. Those along ep divide its experts.
+  int replicas() const { return sizes_[Axis::ep] * sizes_[Axis::dp]; }
+  int replica(const Coord& coord) const {
+    return coord[Axis::ep] + sizes_[Axis::ep] * coord[Axis::dp];
   }
+  // Ranks with the same parameters, which share the tokens of a batch: replicas, and within one the
+  // ranks of context parallelism; of experts fewer.
+  static constexpr AxisSet kData = {Axis::cp, Axis::ep, Axis::dp};
+  static constexpr AxisSet kExpertData = {Axis::cp, Axis::dp};
+  int data_ranks() const { return sizes_[Axis::cp] * replicas(); }
+  Holders holders(const Coord& coord) const;
   // The ranks that differ from `rank` only on `axes`, ascending; `rank` is one of them.
   std::vector<int> group(int rank, AxisSet axes) const;
   // All groups over `axes`: a partition of 0..world-1, ordered by first member.

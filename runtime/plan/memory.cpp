@@ -80,6 +80,8 @@ struct Dims {
         own_kv_heads(local_kv_heads(shape, needs.tp * needs.cp)),
         head_dim(shape.head_dim),
         rows(n * shape.active_experts()),
+        expert_rows(needs.rows_of_experts(shape)),
+        ep(needs.ep),
         vocab(vocab_shard(shape, needs.tp, 0).rows) {}
   int64_t n, stream;  // tokens, and those of the residual stream
   int64_t h, heads, kv_heads, context, qkv, ffn;
@@ -88,7 +90,10 @@ struct Dims {
   int64_t all, own_heads, own_kv_heads, head_dim;
   int64_t own_context() const { return own_heads * head_dim; }
   int64_t own_qkv() const { return (own_heads + 2 * own_kv_heads) * head_dim; }
-  int64_t rows;  // of feed-forward blocks: a token has one for each of its experts
+  // Of feed-forward blocks: a token has one for each of its experts. Those that the rank's tokens
+  // have, and those for which its experts have memory.
+  int64_t rows, expert_rows;
+  int64_t ep;
   int64_t vocab;
 };
 
@@ -136,10 +141,11 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     save("mlp.experts", DType::i32, {d.n, shape.experts_per_token}, recompute.mlp);
     save("mlp.rows", DType::i32, {d.n, shape.experts_per_token}, recompute.mlp);
     save("mlp.assignments", DType::i32, {d.rows}, recompute.mlp);
-    save("mlp.counts", DType::i32, {shape.experts}, recompute.mlp);
+    save("mlp.counts", DType::i32, {d.ep, shape.experts}, recompute.mlp);
+    if (d.ep > 1) save("mlp.arrived", compute, {d.expert_rows, d.h}, recompute.mlp);
   }
-  save("mlp.before_act", compute, {d.rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
-  save("mlp.activated", compute, {d.rows, d.ffn}, recompute.mlp_activation || recompute.mlp);
+  save("mlp.before_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
+  save("mlp.activated", compute, {d.expert_rows, d.ffn}, recompute.mlp_activation || recompute.mlp);
   return list;
 }
 
@@ -276,7 +282,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});
   if (!needs.training) {
-    if (shape.experts > 0) arena.add("mlp.expert_rows", compute, {d.rows, d.h});
+    if (shape.experts > 0) arena.add("mlp.token_rows", compute, {d.rows, d.h});
     arena.add("logits", compute, {1, d.vocab});
     arena.count(begin);
     return;
@@ -291,6 +297,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("pieces", DType::u8, {static_cast<int64_t>(layout.params.size()) * kPieceBytes});
   arena.add("loss_sum", DType::f64, {StepSums::kAll});
   add_float8_scratch(arena, shape, needs);
+  if (d.ep > 1) arena.add("mlp.row_numbers", DType::i32, {d.expert_rows});  // 0, 1, 2, ...
   const int64_t phases = arena.at();
   if (head) {
     arena.add("logits", compute, {logits_rows(d.n, needs.logits_rows), d.vocab});
@@ -309,16 +316,24 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   if (shape.experts > 0) {
     // Rows on their way to the experts and back, forward too: the head uses the logits, which lie
     // here as well, within its own forward.
-    arena.add("mlp.expert_rows", compute, {d.rows, d.h});
+    arena.add("mlp.token_rows", compute, {d.rows, d.h});
     arena.add("mlp.dweights", DType::f32, {d.rows});
+    if (d.ep > 1) {
+      arena.add("mlp.products", compute, {d.expert_rows, d.h});
+      arena.add("mlp.turn_counts", DType::i32, {d.ep, shape.experts});
+      arena.add("mlp.row_weights", DType::f32, {2, d.rows});  // on their way, and their gradients
+      arena.add("mlp.arrived_weights", DType::f32, {2, d.expert_rows});
+    }
     arena.add("mlp.dlogits", compute, {d.n, shape.experts});
     arena.add("mlp.losses", DType::f32, {2, d.n});  // aux and z of each token
     if (d.cp > 1) {
       arena.add("mlp.sequence_experts", DType::i32, {d.all, shape.experts_per_token});
     }
   }
-  arena.add("mlp.dbefore_act", compute, {d.rows, shape.mlp_parts() * d.ffn});
-  if (shape.activation == Activation::swiglu) arena.add("mlp.dactivated", compute, {d.rows, d.ffn});
+  arena.add("mlp.dbefore_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn});
+  if (shape.activation == Activation::swiglu) {
+    arena.add("mlp.dactivated", compute, {d.expert_rows, d.ffn});
+  }
   arena.add("mlp.dnormed", compute, {d.n, d.h});
   arena.go_to(phases);  // update: sums of squares by chunks of the parameters
   int64_t squares = 0;

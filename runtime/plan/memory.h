@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "runtime/plan/expert_rows.h"
 #include "runtime/plan/float8.h"
 #include "runtime/plan/model_shape.h"
 #include "runtime/plan/param_layout.h"
@@ -57,7 +58,9 @@ struct MemoryNeeds {
   int64_t micro_batches = 1;  // per step, at most
   int64_t slots = 1;
   int tp = 1;
-  int cp = 1;  // ranks that divide the tokens of a sequence
+  int cp = 1;          // ranks that divide the tokens of a sequence
+  int ep = 1;          // ranks that divide the experts
+  double ep_room = 1;  // as parallel.ep_room
   bool sequence_parallel = false;
   DType compute = DType::f32;
   Float8 float8 = {};
@@ -69,6 +72,9 @@ struct MemoryNeeds {
   bool position_ids = false;   // positions that begin anew with each document
   int64_t share() const { return seq / cp; }  // of a sequence, on this rank
   int64_t tokens() const { return micro_batch * share(); }
+  int64_t rows_of_experts(const ModelShape& shape) const {
+    return expert_rows(shape, tokens(), ep, ep_room);
+  }
 };
 
 // The name of a buffer that a layer's block saves: "layer3.attn.qkv".
@@ -79,12 +85,13 @@ struct StepSums {
   static constexpr int64_t kLoss = 0;      // of the targets that count
   static constexpr int64_t kRequests = 1;  // stop, checkpoint, saving
   static constexpr int64_t kCounted = 4;   // the targets that count
-  static constexpr int64_t kRouter = 5;    // aux and z loss of a mixture of experts
-  static constexpr int64_t kExchanged = 7;
-  static constexpr int64_t kAllRequests = 7;  // of all ranks
-  static constexpr int64_t kNorm = 10;        // of the gradients
-  static constexpr int64_t kFactor = 11;      // f32: what the update multiplies them by
-  static constexpr int64_t kAll = 12;
+  static constexpr int64_t kTurns = 5;     // that divided experts have taken, in all layers
+  static constexpr int64_t kRouter = 6;    // aux and z loss of a mixture of experts
+  static constexpr int64_t kExchanged = 8;
+  static constexpr int64_t kAllRequests = 8;  // of all ranks
+  static constexpr int64_t kNorm = 11;        // of the gradients
+  static constexpr int64_t kFactor = 12;      // f32: what the update multiplies them by
+  static constexpr int64_t kAll = 13;
 };
 // Tables of the optimizer, in bytes: a parameter's piece in the flat buffers, and the partial sums
 // of squares that belong to a row of the shard table (the device's Piece and ElementRange).

@@ -30,6 +30,8 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.moe.topk", moe.experts > 0, moe.topk, no_moe.topk, no_experts);
   check("model.moe.aux_loss", moe.experts > 0, moe.aux_loss, no_moe.aux_loss, no_experts);
   check("model.moe.z_loss", moe.experts > 0, moe.z_loss, no_moe.z_loss, no_experts);
+  check("parallel.ep_room", spec.parallel.ep > 1, spec.parallel.ep_room, built_in.parallel.ep_room,
+        "parallel.ep is 1");
   check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,
         built_in.parallel.schedule, "parallel.pp is 1");
   check("parallel.stage_layout", spec.parallel.pp > 1, spec.parallel.stage_balance,

@@ -15,6 +15,7 @@ struct Block {
   int layer = -1;
   int64_t numel = 0;
   bool tied = false, tied_copy = false;
+  bool experts = false;
 };
 
 int64_t numel_of(const std::vector<int64_t>& shape) {
@@ -29,6 +30,7 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
   std::vector<Block> blocks;
   auto add = [&](int chunk, size_t row) {
     Block block{.chunk = chunk, .first_row = row, .end_row = row, .layer = table[row].layer};
+    block.experts = table[row].expert >= 0 && sizes[Axis::ep] > 1;
     while (block.end_row < table.size() && table[block.end_row].layer == table[row].layer &&
            table[block.end_row].slot == table[row].slot) {
       block.numel += numel_of(local_shape(table[block.end_row], sizes));
@@ -45,7 +47,7 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
       const bool here = layer < 0         ? range.embedding
                         : layer == layers ? range.head
                                           : layer >= range.first_layer && layer < range.end_layer();
-      if (!here) {
+      if (!here || (table[row].expert >= 0 && table[row].expert % sizes[Axis::ep] != 0)) {
         ++row;
         continue;
       }
@@ -120,13 +122,18 @@ int64_t squares_count(int64_t offset, int64_t numel) {
   return (offset + numel - 1) / kSquaresChunk - offset / kSquaresChunk + 1;
 }
 
-OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int shard) {
+int shard_of(const Bucket& bucket, const Holders& holders) {
+  return bucket.shards == 1 ? 0 : bucket.experts ? holders.expert_rank : holders.rank;
+}
+
+OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param,
+                     const Holders& holders) {
   const Bucket& bucket = layout.buckets[param.bucket];
-  const int64_t length = bucket.numel / layout.shards;
-  const int64_t shard_begin = bucket.offset + length * shard;
+  const int64_t length = bucket.numel / bucket.shards;
+  const int64_t shard_begin = bucket.offset + length * shard_of(bucket, holders);
   const int64_t begin = std::clamp(shard_begin, param.offset, param.offset + param.numel);
   const int64_t end = std::clamp(shard_begin + length, param.offset, param.offset + param.numel);
-  const int64_t state = bucket.offset / layout.shards + (begin - shard_begin);
+  const int64_t state = bucket.kept + (begin - shard_begin);
   return {.first = begin - param.offset,
           .count = end - begin,
           .offset = begin,
@@ -135,47 +142,77 @@ OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int
           .state = state};
 }
 
+namespace {
+
+// Rows from one expert of a layer to the next.
+size_t rows_of_expert(const std::vector<ParamRow>& table, size_t row) {
+  size_t next = row;
+  while (table[next].expert == table[row].expert) ++next;
+  size_t first = row;
+  while (table[first].expert == table[row].expert) --first;
+  return next - first - 1;
+}
+
+// Puts the blocks that `chosen` into a bucket behind the others.
+void add_bucket(ParamLayout& layout, const std::vector<ParamRow>& table, const GridSizes& sizes,
+                const std::vector<const Block*>& chosen, Bucket bucket) {
+  if (chosen.empty()) return;
+  bucket.offset = layout.total;
+  bucket.kept = layout.shard_total();
+  bucket.first_param = layout.params.size();
+  int64_t at = layout.total;
+  for (const Block* block : chosen) {
+    // Large tensors begin at a chunk of the norm and small ones lie inside one, so that the
+    // chunks of a tensor are the same in every layout.
+    const bool crosses =
+        at / kSquaresChunk != (at + std::max<int64_t>(block->numel, 1) - 1) / kSquaresChunk;
+    if (crosses) at = round_up(at, kSquaresChunk);
+    for (size_t row = block->first_row; row < block->end_row; ++row) {
+      ParamPlacement placement;
+      placement.row = row;
+      placement.row_step = block->experts ? rows_of_expert(table, row) : 0;
+      placement.chunk = block->chunk;
+      placement.shape = local_shape(table[row], sizes);
+      placement.offset = at;
+      placement.numel = numel_of(placement.shape);
+      placement.bucket = layout.buckets.size();
+      placement.tied_copy = block->tied_copy;
+      at += placement.numel;
+      layout.params.push_back(std::move(placement));
+    }
+    at = round_up(at, kAlignElements);
+  }
+  bucket.numel = round_up(at - bucket.offset, kSquaresChunk * bucket.shards);
+  bucket.end_param = layout.params.size();
+  layout.total = bucket.offset + bucket.numel;
+  layout.buckets.push_back(bucket);
+}
+
+}  // namespace
+
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
-                         const std::vector<ChunkRange>& chunks, int64_t layers, Sharding sharding,
+                         const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
                          int64_t bucket_numel, bool tied_over_stages) {
   const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
   ParamLayout layout;
-  const int shards = sharding.shards;
-  layout.shards = shards;
-  layout.zero = shards > 1 ? sharding.zero : 0;
+  const Holders holders = Grid(sizes).holders({});
+  layout.sharded = zero > 0 && holders.ranks > 1;
+  layout.zero = layout.sharded ? zero : 0;
   for (const auto& [first, end] :
        cut_into_buckets(blocks, bucket_numel, layers, layout.shards_gradients())) {
-    Bucket bucket{.offset = layout.total,
-                  .layer = blocks[first].layer,
-                  .chunk = blocks[first].chunk,
-                  .tied = blocks[first].tied,
-                  .first_param = layout.params.size()};
-    int64_t at = layout.total;
+    std::vector<const Block*> experts, others;
     for (size_t b = first; b < end; ++b) {
-      // Large tensors begin at a chunk of the norm and small ones lie inside one, so that the
-      // chunks of a tensor are the same in every layout.
-      const Block& block = blocks[b];
-      const bool crosses =
-          at / kSquaresChunk != (at + std::max<int64_t>(block.numel, 1) - 1) / kSquaresChunk;
-      if (crosses) at = round_up(at, kSquaresChunk);
-      for (size_t row = block.first_row; row < block.end_row; ++row) {
-        ParamPlacement placement;
-        placement.row = row;
-        placement.chunk = block.chunk;
-        placement.shape = local_shape(table[row], sizes);
-        placement.offset = at;
-        placement.numel = numel_of(placement.shape);
-        placement.bucket = layout.buckets.size();
-        placement.tied_copy = block.tied_copy;
-        at += placement.numel;
-        layout.params.push_back(std::move(placement));
-      }
-      at = round_up(at, kAlignElements);
+      (blocks[b].experts ? experts : others).push_back(&blocks[b]);
     }
-    bucket.numel = round_up(at - bucket.offset, kSquaresChunk * shards);
-    bucket.end_param = layout.params.size();
-    layout.total = bucket.offset + bucket.numel;
-    layout.buckets.push_back(bucket);
+    const Bucket bucket = {.shards = layout.sharded ? holders.ranks : 1,
+                           .layer = blocks[first].layer,
+                           .chunk = blocks[first].chunk,
+                           .tied = blocks[first].tied};
+    add_bucket(layout, table, sizes, others, bucket);
+    Bucket of_experts = bucket;
+    of_experts.experts = true;
+    of_experts.shards = layout.sharded ? holders.expert_ranks : 1;
+    add_bucket(layout, table, sizes, experts, of_experts);
   }
   if (layout.shards_gradients()) {
     const bool head = std::any_of(table.begin(), table.end(),

@@ -23,7 +23,8 @@ namespace mtl {
 inline constexpr int64_t kSquaresChunk = 4096;
 
 struct ParamPlacement {
-  size_t row = 0;  // index into the shard table
+  size_t row = 0;       // index into the shard table; of the first rank along ep
+  size_t row_step = 0;  // an expert's: from there to the next rank's, in the same place
   int chunk = 0;
   std::vector<int64_t> shape;
   int64_t offset = 0;  // elements
@@ -35,8 +36,11 @@ struct ParamPlacement {
 // Gradients that travel together. Complete when backward has passed `layer` of `chunk`.
 struct Bucket {
   int64_t offset = 0;
-  int64_t numel = 0;  // a multiple of kSquaresChunk * shards
-  int layer = -1;     // the lowest of its layers
+  int64_t numel = 0;     // a multiple of kSquaresChunk * shards
+  bool experts = false;  // of nothing else, which fewer ranks hold (Grid::kExpertData)
+  int shards = 1;        // with ZeRO as many as ranks that hold it
+  int64_t kept = 0;      // where a rank's shard lies among those of all buckets
+  int layer = -1;        // the lowest of its layers
   int chunk = 0;
   bool tied = false;  // holds an embedding whose gradient has a part on another stage
   size_t first_param = 0, end_param = 0;
@@ -52,19 +56,25 @@ struct Window {
 struct ParamLayout {
   std::vector<ParamPlacement> params;  // by chunk, then in table order: the order of forward
   std::vector<Bucket> buckets;         // ascending: backward completes them from the last
-  int zero = 0;       // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
-  int shards = 1;     // dp x cp with ZeRO
-  int64_t total = 0;  // elements of all buckets
+  int zero = 0;  // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
+  bool sharded = false;         // that is, zero > 0, and over several ranks
+  int64_t total = 0;            // elements of all buckets
   std::vector<Window> windows;  // with ZeRO-2 and 3
   bool shards_gradients() const { return zero >= 2; }
   bool shards_weights() const { return zero >= 3; }
-  int64_t shard_total() const { return total / shards; }
+  int64_t shard_total() const {
+    return buckets.empty() ? 0 : buckets.back().kept + buckets.back().numel / buckets.back().shards;
+  }
   int64_t window_total() const {
     return windows.empty() ? 0 : windows.back().offset + windows.back().numel;
   }
   // Elements of the buffers that blocks read weights from and write gradients to.
   int64_t weights_total() const { return shards_weights() ? window_total() : total; }
   int64_t gradients_total() const { return shards_gradients() ? window_total() : total; }
+  // As it is on the rank of that position along ep, which has other experts than the first.
+  void move_to(int ep_rank) {
+    for (ParamPlacement& param : params) param.row += static_cast<size_t>(ep_rank) * param.row_step;
+  }
   // Where a parameter lies in them.
   int64_t weight_offset(const ParamPlacement& param) const {
     return shards_weights() ? in_window(param) : param.offset;
@@ -89,20 +99,19 @@ struct OwnedPart {
   int64_t gradient = 0;  // in the one that keeps the gradients
   int64_t state = 0;     // in those of the optimizer state
 };
-OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param, int shard);
+OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param,
+                     const Holders& holders);
+// Of a bucket's shards the one that is the rank's.
+int shard_of(const Bucket& bucket, const Holders& holders);
 
 // Chunks of the gradient norm that [offset, offset + numel) touches: its sums of squares.
 int64_t squares_count(int64_t offset, int64_t numel);
 
-// How many shards there are, and of what; one shard divides nothing.
-struct Sharding {
-  int zero = 0;
-  int shards = 1;
-};
+// `zero`: the stage of ZeRO, of which nothing is left where one rank holds everything.
 // `bucket_numel`: elements at which a bucket is full; a tensor is never cut, nor, with ZeRO-2 and
 // 3, a layer.
 ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& sizes,
-                         const std::vector<ChunkRange>& chunks, int64_t layers, Sharding sharding,
+                         const std::vector<ChunkRange>& chunks, int64_t layers, int zero,
                          int64_t bucket_numel, bool tied_over_stages);
 
 }  // namespace mtl

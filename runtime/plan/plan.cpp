@@ -175,6 +175,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
                  .last = spec.precision.fp8.bf16_last_layers};
   warn_of_bf16_linears(plan, resolved, diagnostics);
   plan.sequence_parallel = layout.sequence_parallel;
+  plan.ep_room = spec.parallel.ep_room;
   plan.recompute = recompute_of(spec);
   plan.optimizer = optimizer_kind(spec.optimizer.type);
   plan.table = shard_table(plan.model, plan.sequence_parallel);
@@ -191,14 +192,12 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     if (added) check_buffers(step->second, resolved, diagnostics);
   }
   const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
-  const Sharding sharding = {.zero = spec.parallel.zero,
-                             .shards = spec.parallel.zero > 0 ? data_ranks : 1};
   for (int stage = 0; stage < stages; ++stage) {
     StagePlan stage_plan;
     stage_plan.chunks = chunks[static_cast<size_t>(stage)];
     stage_plan.layout =
-        param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers, sharding,
-                     bucket_numel(spec.parallel, data_ranks), tied_over_stages);
+        param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
+                     spec.parallel.zero, bucket_numel(spec.parallel, data_ranks), tied_over_stages);
     MemoryNeeds needs;
     needs.chunks = stage_plan.chunks;
     needs.micro_batch = plan.micro_batch;
@@ -208,6 +207,8 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
     needs.tp = layout.sizes[Axis::tp];
     needs.cp = layout.sizes[Axis::cp];
+    needs.ep = layout.sizes[Axis::ep];
+    needs.ep_room = plan.ep_room;
     needs.sequence_parallel = plan.sequence_parallel;
     needs.compute = plan.compute;
     needs.float8 = plan.float8;
@@ -221,7 +222,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
          (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
     if (spec.checkpoint.async) {
       const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
-      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, data_ranks, moments);
+      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, plan.grid, moments);
     }
     stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
     stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,

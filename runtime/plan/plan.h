@@ -29,7 +29,8 @@ struct DataFacts {
   int64_t sequences = 0;  // of train.seq_len in one epoch; 0 = unknown (no epochs)
 };
 
-// What the ranks of one pipeline stage have in common.
+// What the ranks of one pipeline stage have in common; the experts in `layout` are those of the
+// first along ep.
 struct StagePlan {
   std::vector<ChunkRange> chunks;
   ParamLayout layout;
@@ -58,6 +59,7 @@ struct Plan {
   DType compute = DType::f32;
   Float8 float8;  // beside bf16
   bool sequence_parallel = false;
+  double ep_room = 1;  // as parallel.ep_room
   Recompute recompute;
   OptimizerKind optimizer = OptimizerKind::adamw;
   std::vector<ParamRow> table;
@@ -65,8 +67,12 @@ struct Plan {
   std::map<int64_t, StepSchedule> schedules;  // by micro-batches per step, all that occur
   Cost cost;
 
-  const StagePlan& stage_of(int rank) const {
-    return stages[static_cast<size_t>(grid.coord(rank)[Axis::pp])];
+  // What a rank has: that of its stage, with its own experts.
+  StagePlan stage_of(int rank) const {
+    const Coord coord = grid.coord(rank);
+    StagePlan stage = stages[static_cast<size_t>(coord[Axis::pp])];
+    stage.layout.move_to(coord[Axis::ep]);
+    return stage;
   }
   // Tokens of a sequence on a rank.
   int64_t share() const { return seq / grid.sizes()[Axis::cp]; }

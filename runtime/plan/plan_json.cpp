@@ -66,6 +66,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
                       {"parameters_per_rank", elements[i]}});
   }
   nlohmann::json parameters = nlohmann::json::array();
+  // Of the first rank along ep: the others have other experts in their places.
   for (const ParamPlacement& param : stage.layout.params) {
     const ParamRow& row = plan.table[param.row];
     parameters.push_back({{"name", row.name},
@@ -79,7 +80,10 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   }
   nlohmann::json buckets = nlohmann::json::array();
   for (const Bucket& bucket : stage.layout.buckets) {
-    buckets.push_back({{"elements", bucket.numel}, {"complete_after_layer", bucket.layer}});
+    buckets.push_back({{"elements", bucket.numel},
+                       {"complete_after_layer", bucket.layer},
+                       {"experts", bucket.experts},
+                       {"shards", bucket.shards}});
   }
   nlohmann::json memory = {{"total_bytes", stage.memory.total_bytes},
                            {"slots", stage.memory.slots},
@@ -106,7 +110,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   return {{"chunks", chunks},
           {"parameters", parameters},
           {"buckets", buckets},
-          {"optimizer_shards", stage.layout.shards},
+          {"optimizer_shards", stage.layout.sharded ? plan.grid.data_ranks() : 1},
           {"zero", stage.layout.zero},
           {"memory_per_rank", memory},
           {"traffic_per_rank_and_step", traffic}};
@@ -132,6 +136,7 @@ nlohmann::json to_json(const Plan& plan) {
   }
   grid["tp_groups"] = plan.grid.groups({Axis::tp});
   grid["dp_groups"] = plan.grid.groups({Axis::dp});
+  grid["ep_groups"] = plan.grid.groups({Axis::ep});
   grid["cp_groups"] = plan.grid.groups({Axis::cp});
   grid["pp_groups"] = plan.grid.groups({Axis::pp});
 

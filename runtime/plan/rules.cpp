@@ -47,6 +47,7 @@ std::string settings_of(const TrainSpec::Parallel& given, const Degrees& degrees
     text += fmt::format(" virtual_stages={}", degrees.chunks);
   }
   if (given.cp > 1) text += fmt::format(" cp={}", given.cp);
+  if (given.ep > 1) text += fmt::format(" ep={}", given.ep);
   if (other.stage_layout != given.stage_layout) {
     text += fmt::format(" stage_layout={}", other.stage_balance);
   }
@@ -68,8 +69,9 @@ std::string layouts_note(const ResolvedSpec& resolved, const RuleInput& input,
   };
   std::vector<std::string> layouts;
   const Degrees wanted{given.tp, given.pp, 1, given.virtual_stages};
-  if (input.world % given.cp != 0) return {};
-  const int world = input.world / given.cp;
+  const int kept = given.cp * given.ep;
+  if (input.world % kept != 0) return {};
+  const int world = input.world / kept;
   for (const Degrees& degrees : nearest_layouts(input.model, world, wanted, fits)) {
     layouts.push_back(settings_of(given, degrees, with_degrees(resolved, degrees).spec.parallel));
   }

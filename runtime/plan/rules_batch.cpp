@@ -28,6 +28,12 @@ std::string some_of(const std::vector<int64_t>& values) {
                      values.size() > 3 ? " ..." : "");
 }
 
+// `dp` replicas, of which ep divide experts.
+std::string replica_words(const RuleInput& input, int dp) {
+  const int ep = input.spec.parallel.ep;
+  return ep == 1 ? fmt::format("dp {}", dp) : fmt::format("ep {} x dp {}", ep, dp / ep);
+}
+
 // With accumulate, a step is as many micro-batches as it says.
 std::optional<BatchSchedule> accumulated(const RuleInput& input, int dp, Layout& layout,
                                          RuleBook& book) {
@@ -46,9 +52,9 @@ std::optional<BatchSchedule> accumulated(const RuleInput& input, int dp, Layout&
   }
   const int64_t per_step = train.micro_batch * dp;
   if (!book.rule("batch.size", "train.accumulate", most <= kMostSequences / per_step,
-                 fmt::format("train.accumulate {} x train.micro_batch {} x dp {} are more than {} "
+                 fmt::format("train.accumulate {} x train.micro_batch {} x {} are more than {} "
                              "sequences per step",
-                             most, train.micro_batch, dp, kMostSequences),
+                             most, train.micro_batch, replica_words(input, dp), kMostSequences),
                  "use a smaller train.accumulate or train.micro_batch")) {
     return std::nullopt;
   }
@@ -81,7 +87,8 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
     shares = std::gcd(shares, batch / dp);
   }
   if (!book.layout_rule("batch.dp", key, uneven.empty(),
-                        fmt::format("{} {} cannot be divided over dp {}", key, some_of(uneven), dp),
+                        fmt::format("{} {} cannot be divided over {}", key, some_of(uneven),
+                                    replica_words(input, dp)),
                         uneven.size() == 1 ? fmt::format("use a multiple of {}: {}", dp,
                                                          nearest_multiples(uneven.front(), dp))
                                            : fmt::format("use multiples of {}", dp))) {
@@ -92,14 +99,14 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
   for (const auto& [step, batch] : batches) {
     if (batch / dp % layout.micro_batch != 0) uneven.push_back(batch / dp);
   }
-  if (!book.layout_rule(
-          "batch.micro", "train.micro_batch", uneven.empty(),
-          fmt::format("train.micro_batch {} does not divide the {} sequence{} of "
-                      "each replica ({} / dp {})",
-                      layout.micro_batch, some_of(uneven),
-                      uneven == std::vector<int64_t>{1} ? "" : "s",
-                      ramp ? key : fmt::format("global_batch {}", train.global_batch), dp),
-          fmt::format("use {}", nearest_divisors(shares, layout.micro_batch)))) {
+  if (!book.layout_rule("batch.micro", "train.micro_batch", uneven.empty(),
+                        fmt::format("train.micro_batch {} does not divide the {} sequence{} of "
+                                    "each replica ({} / {})",
+                                    layout.micro_batch, some_of(uneven),
+                                    uneven == std::vector<int64_t>{1} ? "" : "s",
+                                    ramp ? key : fmt::format("global_batch {}", train.global_batch),
+                                    replica_words(input, dp)),
+                        fmt::format("use {}", nearest_divisors(shares, layout.micro_batch)))) {
     return std::nullopt;
   }
   return ramp_by_step(batches, layout.micro_batch, dp);
@@ -114,7 +121,7 @@ int64_t length_of_run(const TrainSpec::Train& train, const BatchSchedule& batch)
 }  // namespace
 
 void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
-  const int dp = layout.sizes[Axis::dp];
+  const int dp = Grid(layout.sizes).replicas();
   const auto batch = input.spec.train.accumulate.empty() ? divided(input, dp, layout, book)
                                                          : accumulated(input, dp, layout, book);
   if (!batch) {
@@ -186,7 +193,7 @@ void check_schedule(const RuleInput& input, Layout& layout, RuleBook& book) {
   const std::string name = parallel.virtual_group > 0
                                ? fmt::format("parallel.virtual_group {}", group)
                                : fmt::format("parallel.pp {}", group);
-  const int64_t sequences = layout.micro_batch * layout.sizes[Axis::dp];
+  const int64_t sequences = layout.micro_batch * Grid(layout.sizes).replicas();
   const bool accumulate = !input.spec.train.accumulate.empty();
   for (const BatchPhase& phase : layout.batch.phases()) {
     const int64_t m = phase.micro_batches;

@@ -1,8 +1,10 @@
 // Rules of the ranks: what tensor, context, pipeline and data parallelism divide, and what only
 // means something with several ranks.
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -64,6 +66,27 @@ bool check_context_degree(const RuleInput& input, RuleBook& book) {
          book.layout_rule(
              "mesh.cp", "parallel.cp", seq % cp == 0,
              fmt::format("train.seq_len {} cannot be divided over parallel.cp {}", seq, cp), help);
+}
+
+// What expert parallelism divides. Their ranks are replicas of all else.
+bool check_expert_degree(const RuleInput& input, RuleBook& book) {
+  const int64_t ep = input.spec.parallel.ep, experts = input.model.experts;
+  if (!book.rule("mesh.ep", "parallel.ep", ep == 1 || experts > 0,
+                 fmt::format("parallel.ep {} divides experts, and model.moe.experts is 0", ep),
+                 "use parallel.ep=1 (replicas are parallel.dp)")) {
+    return false;
+  }
+  if (!book.rule("mesh.ep", "parallel.ep", ep == 1 || experts % ep == 0,
+                 fmt::format("{} experts cannot be divided over parallel.ep {}", experts, ep),
+                 fmt::format("use ep {}", experts > 0 ? nearest_divisors(experts, ep) : "1"))) {
+    return false;
+  }
+  const int zero = input.spec.parallel.zero;
+  return book.rule("mesh.ep", "parallel.zero", ep == 1 || zero < 2,
+                   fmt::format("parallel.zero {} keeps {} of whole layers in shards over all "
+                               "replicas, and with parallel.ep {} these hold different experts",
+                               zero, zero == 2 ? "gradients" : "gradients and weights", ep),
+                   "use parallel.zero=1 (experts are divided already), or parallel.ep=1");
 }
 
 std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {
@@ -135,14 +158,17 @@ std::optional<std::vector<int64_t>> layers_of_stages(const RuleInput& input, Rul
   return std::vector<int64_t>(static_cast<size_t>(stages), layers / stages);
 }
 
-// The replicas that `world` ranks are, 0 if they are no whole number of them.
+// parallel.dp as `world` ranks give it, 0 if they are no whole number of them.
 int64_t replicas(const RuleInput& input, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
-  const int64_t tp = parallel.tp, cp = parallel.cp, pp = parallel.pp;
+  const int64_t tp = parallel.tp, cp = parallel.cp, ep = parallel.ep, pp = parallel.pp;
   const int64_t dp = parallel.dp, world = input.world;
-  const int64_t replica = tp * cp * pp;
+  const int64_t replica = tp * cp * ep * pp;
+  const auto unless_one = [](const char* name, int64_t degree) {
+    return degree == 1 ? std::string() : fmt::format(" x {} {}", name, degree);
+  };
   const std::string degrees =
-      fmt::format("tp {}{} x pp {}", tp, cp == 1 ? "" : fmt::format(" x cp {}", cp), pp);
+      fmt::format("tp {}{}{} x pp {}", tp, unless_one("cp", cp), unless_one("ep", ep), pp);
   if (dp > 0) {
     const bool product = book.layout_rule(
         "mesh.product", "parallel.dp", replica * dp == world,
@@ -152,7 +178,12 @@ int64_t replicas(const RuleInput& input, RuleBook& book) {
                     world % replica == 0 ? ", or leave parallel.dp out" : ""));
     return product ? dp : 0;
   }
-  const char* key = cp > std::max(tp, pp) ? "parallel.cp" : pp > tp ? "parallel.pp" : "parallel.tp";
+  const std::pair<int64_t, const char*> axes[] = {
+      {tp, "parallel.tp"}, {pp, "parallel.pp"}, {cp, "parallel.cp"}, {ep, "parallel.ep"}};
+  const char* key =
+      std::max_element(std::begin(axes), std::end(axes), [](const auto& a, const auto& b) {
+        return a.first < b.first;
+      })->second;
   const bool product = book.layout_rule(
       "mesh.product", key, world % replica == 0,
       fmt::format("{} = {} does not divide {}", degrees, replica, processes(world)),
@@ -187,7 +218,8 @@ void check_sequence_parallel(const RuleInput& input, Layout& layout, bool mesh, 
 
 bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
-  const bool tensor = check_tensor_degree(input, book) && check_context_degree(input, book);
+  const bool tensor = check_tensor_degree(input, book) && check_context_degree(input, book) &&
+                      check_expert_degree(input, book);
   const auto layers = layers_of_stages(input, book);
   // Degrees that are impossible by themselves are not multiplied.
   const int64_t dp = tensor && layers ? replicas(input, book) : 0;
@@ -219,6 +251,7 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
   if (!mesh) return false;
   layout.sizes[Axis::tp] = parallel.tp;
   layout.sizes[Axis::cp] = parallel.cp;
+  layout.sizes[Axis::ep] = parallel.ep;
   layout.sizes[Axis::pp] = parallel.pp;
   layout.sizes[Axis::dp] = static_cast<int>(dp);
   layout.layers_of_virtual = *layers;

@@ -4,18 +4,22 @@
 
 namespace mtl {
 
-bool replica_saves(const ParamLayout& layout, size_t param, int replicas, int replica) {
-  return layout.shards > 1 || static_cast<int>(param % static_cast<size_t>(replicas)) == replica;
+bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders) {
+  const Bucket& bucket = layout.buckets[layout.params[param].bucket];
+  if (bucket.shards > 1) return true;
+  const int ranks = bucket.experts ? holders.expert_ranks : holders.ranks;
+  const int rank = bucket.experts ? holders.expert_rank : holders.rank;
+  return static_cast<int>(param % static_cast<size_t>(ranks)) == rank;
 }
 
-int64_t snapshot_bytes(const ParamLayout& layout, int replicas, int moments) {
+int64_t snapshot_bytes(const ParamLayout& layout, const Grid& grid, int moments) {
   int64_t most = 0;
-  for (int replica = 0; replica < replicas; ++replica) {
+  for (const int rank : grid.group(0, Grid::kData)) {
+    const Holders holders = grid.holders(grid.coord(rank));
     int64_t bytes = 0;
     for (size_t i = 0; i < layout.params.size(); ++i) {
-      if (layout.params[i].tied_copy || !replica_saves(layout, i, replicas, replica)) continue;
-      const int shard = layout.shards > 1 ? replica : 0;
-      const int64_t part = owned_part(layout, layout.params[i], shard).count * 4;
+      if (layout.params[i].tied_copy || !rank_saves(layout, i, holders)) continue;
+      const int64_t part = owned_part(layout, layout.params[i], holders).count * 4;
       bytes += (part + kSnapshotAlign - 1) / kSnapshotAlign * kSnapshotAlign * (1 + moments);
     }
     most = std::max(most, bytes);

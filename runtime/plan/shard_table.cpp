@@ -97,6 +97,19 @@ class TableBuilder {
       divide(row, part);
     }
   }
+  size_t size() const { return rows_.size(); }
+  // The rows from `first` on.
+  void belongs_to_expert(size_t first, int expert) {
+    const auto without_ep = [](const AxisSet& axes) {
+      return axes.has(Axis::tp) ? AxisSet{Axis::tp, Axis::cp, Axis::dp}
+                                : AxisSet{Axis::cp, Axis::dp};
+    };
+    for (size_t i = first; i < rows_.size(); ++i) {
+      rows_[i].expert = expert;
+      rows_[i].replicated_over = without_ep(rows_[i].replicated_over);
+      rows_[i].grad_sum_over = without_ep(rows_[i].grad_sum_over);
+    }
+  }
   std::vector<ParamRow> take() { return std::move(rows_); }
 
  private:
@@ -144,11 +157,13 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer, const 
   table.add_router(layer, "mlp.router", base + "gate");
   for (int64_t e = 0; e < shape.experts; ++e) {
     const std::string expert = fmt::format("{}experts.{}.", base, e);
+    const size_t first = table.size();
     table.add_linear(layer, expert_slot(e, "up"), h,
                      {{expert + "w1", shape.ffn}, {expert + "w3", shape.ffn}}, Split::column,
                      shape.init_std, false);
     table.add_linear(layer, expert_slot(e, "down"), shape.ffn, {{expert + "w2", h}}, Split::row,
                      residual_std, false);
+    table.belongs_to_expert(first, static_cast<int>(e));
   }
 }
 

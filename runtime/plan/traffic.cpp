@@ -8,30 +8,35 @@ namespace mtl {
 
 const char* link_name(Link link) {
   static constexpr std::array<const char*, kLinks> kNames = {
-      "tensor", "kv", "context", "data", "activations", "gradients", "tied", "loss", "norm"};
+      "tensor",      "kv",        "context", "experts", "data", "expert_data",
+      "activations", "gradients", "tied",    "loss",    "norm"};
   return kNames[static_cast<size_t>(link)];
 }
 
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
-  const int tp = sizes[Axis::tp], cp = sizes[Axis::cp], pp = sizes[Axis::pp];
-  const int data = cp * sizes[Axis::dp];
+  const int tp = sizes[Axis::tp], ep = sizes[Axis::ep], pp = sizes[Axis::pp];
+  const Holders holders = Grid(sizes).holders({});
   switch (link) {
     case Link::tensor:
       return tp;
     case Link::kv:
       return std::max(1, static_cast<int>(tp / shape.kv_heads));
     case Link::context:
-      return cp;
+      return sizes[Axis::cp];
+    case Link::experts:
+      return ep;
     case Link::data:
-      return data;
+      return holders.ranks;
+    case Link::expert_data:
+      return ep > 1 ? holders.expert_ranks : 1;
     case Link::activations:
     case Link::gradients:
     case Link::tied:
       return 2;
     case Link::loss:
-      return data * pp;
+      return holders.ranks * pp;
     case Link::norm:
-      return tp * pp;
+      return tp * ep * pp;
   }
   return 1;
 }
@@ -101,6 +106,25 @@ LinkBytes context_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
   return bytes;
 }
 
+// Rows to the experts and back, both ways; with the weights of the rows, and how many there are.
+LinkBytes experts_per_micro_batch(const ModelShape& shape, const MemoryNeeds& needs,
+                                  const ChunkRange& chunk) {
+  const int64_t rows = needs.tokens() * shape.experts_per_token * (needs.ep - 1) / needs.ep;
+  const int64_t row = shape.hidden * bytes_of(needs.compute);
+  // A layer that is made again sends rows to the experts; where it is not the last of its group,
+  // the next one needs them back as well.
+  int64_t again = needs.recompute.mlp ? chunk.layers : 0, sent_again = again;
+  for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
+    if (!group.again) continue;
+    again += group.layers;
+    sent_again += 2 * group.layers - 1;
+  }
+  LinkBytes bytes;
+  bytes.all_to_all = chunk.layers * rows * (4 * row + 2 * 4) + sent_again * rows * row;
+  bytes.all_gather = (chunk.layers + again) * needs.ep * shape.experts * 4;
+  return bytes;
+}
+
 void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
   to.all_reduce += times * bytes.all_reduce;
   to.reduce_scatter += times * bytes.reduce_scatter;
@@ -146,12 +170,11 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
                            const GridSizes& sizes, int64_t micro_batches) {
   StageTraffic traffic;
   const int tp = sizes[Axis::tp], pp = sizes[Axis::pp];
-  const int data_ranks = sizes[Axis::cp] * sizes[Axis::dp];
   const int64_t stream =
       needs.tokens() / (needs.sequence_parallel ? tp : 1) * shape.hidden * bytes_of(needs.compute);
   // With shards of more than the optimizer state there is communication for every micro-batch.
   const int64_t reductions = layout.shards_gradients() ? micro_batches : 1;
-  Gathered gathered = {.elements = layout.total};
+  Gathered gathered;
   if (layout.shards_weights()) {
     gathered = gathered_in_windows(shape, table, layout, needs, micro_batches);
   } else {
@@ -167,6 +190,10 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     }
     if (needs.cp > 1) {
       add_times(traffic[Link::context], context_per_micro_batch(shape, needs, chunk),
+                micro_batches);
+    }
+    if (needs.ep > 1) {
+      add_times(traffic[Link::experts], experts_per_micro_batch(shape, needs, chunk),
                 micro_batches);
     }
     if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
@@ -188,22 +215,26 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       traffic[Link::tied].all_reduce += bytes;
     }
   }
-  if (data_ranks > 1) {
-    LinkBytes& data = traffic[Link::data];
-    if (layout.shards > 1) {
-      data.reduce_scatter += reductions * layout.total * 4;
-      data.all_gather += gathered.elements * bytes_of(needs.compute);
-      int64_t squares = 0;
-      for (const ParamPlacement& param : layout.params) {
-        squares += squares_count(param.offset, param.numel);
-      }
-      data.all_reduce += squares * 8;
-    } else {
-      data.all_reduce += layout.total * 4;
+  const auto ranks = [&](Link link) { return link_ranks(link, shape, sizes); };
+  for (const Bucket& bucket : layout.buckets) {
+    const Link link = bucket.experts ? Link::expert_data : Link::data;
+    if (ranks(link) == 1) continue;
+    LinkBytes& data = traffic[link];
+    if (bucket.shards == 1) {
+      data.all_reduce += bucket.numel * 4;
+      continue;
+    }
+    data.reduce_scatter += reductions * bucket.numel * 4;
+    if (!layout.shards_weights()) data.all_gather += bucket.numel * bytes_of(needs.compute);
+    for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
+      data.all_reduce += squares_count(layout.params[i].offset, layout.params[i].numel) * 8;
     }
   }
-  if (data_ranks * pp > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
-  if (tp * pp > 1) {
+  if (layout.shards_weights()) {
+    traffic[Link::data].all_gather += gathered.elements * bytes_of(needs.compute);
+  }
+  if (ranks(Link::loss) > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
+  if (ranks(Link::norm) > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
   }
   return traffic;

@@ -1,5 +1,6 @@
 // What a rank puts into each of its groups in one step, exactly: the engine's communicators count
-// the same. Formulas: Megatron-LM, arXiv 1909.08053 (TP), 2104.04473 (PP), 2205.05198 (SP).
+// the same (but for what tokens decide: rows to experts, planned as if each got as many). Formulas:
+// Megatron-LM, arXiv 1909.08053 (TP), 2104.04473 (PP), 2205.05198 (SP).
 #pragma once
 
 #include <array>
@@ -14,14 +15,16 @@ enum class Link {
   tensor,       // TP: activations, and gradients of what TP ranks hold in common
   kv,           // TP ranks that hold copies of one KV head: its gradients
   context,      // CP: tokens for heads
-  data,         // DP x CP: gradients, and weights with ZeRO
+  experts,      // EP: rows of tokens to the experts that they have chosen, and back
+  data,         // DP x EP x CP: gradients, and weights with ZeRO
+  expert_data,  // DP x CP, with EP: those of experts
   activations,  // to the next virtual stage
   gradients,    // to the one before
   tied,         // first and last stage: the gradient of a tied embedding
-  loss,         // DP x CP x PP: the sum of the losses
-  norm,         // TP x PP: sums of squares
+  loss,         // DP x EP x CP x PP: the sum of the losses
+  norm,         // TP x EP x PP: sums of squares
 };
-inline constexpr int kLinks = 9;
+inline constexpr int kLinks = 11;
 const char* link_name(Link link);
 // Ranks in the group behind a link.
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes);

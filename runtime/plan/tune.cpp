@@ -77,7 +77,7 @@ class Search {
           if (gpus_ / (tp * pp) % cp != 0) continue;
           for (int ep = 1; ep <= std::max<int64_t>(1, work_.model.experts); ep *= 2) {
             const int64_t inner = tp * pp * cp * ep;
-            if (gpus_ % inner != 0 || (options_.only_run_here && ep > 1)) continue;
+            if (gpus_ % inner != 0) continue;
             LayoutChoice layout;
             layout.tp = static_cast<int>(tp);
             layout.pp = static_cast<int>(pp);
@@ -302,6 +302,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
       {"parallel.tp", std::to_string(layout.tp)},
       {"parallel.pp", std::to_string(layout.pp)},
       {"parallel.cp", std::to_string(layout.cp)},
+      {"parallel.ep", std::to_string(layout.ep)},
       {"parallel.virtual_stages", std::to_string(layout.chunks)},
       {"parallel.zero", std::to_string(layout.zero)},
       {"train.micro_batch", std::to_string(layout.micro_batch)},

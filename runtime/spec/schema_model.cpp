@@ -256,7 +256,7 @@ Section model_section() {
       .unavailable =
           {
               {"model.moe.capacity", "no token is dropped"},
-              {"model.moe.dispatcher", "every rank has all experts"},
+              {"model.moe.dispatcher", "rows travel by all-to-all (parallel.ep)"},
           },
   };
 }

@@ -37,10 +37,28 @@ Section parallel_section() {
                .known_as = {"context_parallel_size", "cp_size", "context_parallel_degree",
                             "ulysses_sequence_parallel_size", "ulysses_degree",
                             "megatron_lm_context_parallel_size", "context_parallel"}},
+              {.key = "parallel.ep",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.ep; },
+               .doc = "Expert parallelism: ranks that divide the experts of a mixture, and send "
+                      "each other the rows of tokens for them. They have sequences of their own "
+                      "and are replicas of all else. It divides `model.moe.experts`.",
+               .min = 1,
+               .max = 1 << 16,
+               .known_as = {"expert_model_parallel_size", "expert_parallel_size", "ep_size",
+                            "megatron_lm_expert_model_parallel_size", "expert_parallel_degree"}},
+              {.key = "parallel.ep_room",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.ep_room; },
+               .doc = "With `parallel.ep`, rows that a rank's experts have memory for, in parts of "
+                      "an even share. No token is dropped: a micro-batch that sends some rank more "
+                      "goes through the experts in turns, which takes longer.",
+               .min = 1,
+               .max = 1e6,
+               .known_as = {"moe_expert_capacity_factor", "capacity_factor"}},
               {.key = "parallel.dp",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.dp; },
-               .doc = "Data parallelism: replicas of the model.",
-               .auto_doc = "world size / (tp x cp x pp)",
+               .doc = "Data parallelism: replicas of the model (with `parallel.ep` there are ep x "
+                      "dp).",
+               .auto_doc = "world size / (tp x cp x ep x pp)",
                .min = 1,
                .max = 1 << 20,
                .known_as = {"data_parallel_size", "dp_degree", "dp_size", "data"}},
@@ -104,10 +122,10 @@ Section parallel_section() {
                             "decoder_last_pipeline_num_layers"}},
               {.key = "parallel.zero",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.zero; },
-               .doc =
-                   "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
-                   "over the dp x cp ranks, 2 the gradients too, 3 the weights too (FSDP). 2 and 3 "
-                   "communicate with every micro-batch, and take no pipeline.",
+               .doc = "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
+                      "over dp x ep x cp ranks, 2 the gradients too, 3 the weights too (FSDP). 2 "
+                      "and 3 "
+                      "communicate with every micro-batch, and take no pipeline.",
                .min = 0,
                .max = 3,
                .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
@@ -116,7 +134,7 @@ Section parallel_section() {
               {.key = "parallel.overlap.grad_reduce",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.grad_reduce; },
                .doc =
-                   "Gradients are reduced over the dp x cp ranks while the backward pass goes on.",
+                   "Gradients are reduced over dp x ep x cp ranks while the backward pass goes on.",
                .known_as = {"overlap_grad_reduce", "overlap_comm"}},
               {.key = "parallel.overlap.param_gather",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.param_gather; },
@@ -152,8 +170,7 @@ Section parallel_section() {
           },
       .unavailable =
           {
-              {"parallel.ep", "every rank has all experts, whole or divided over parallel.tp"},
-              {"parallel.order", "ranks are ordered tp-cp-dp-pp"},
+              {"parallel.order", "ranks are ordered tp-cp-ep-dp-pp"},
               {"parallel.timeout", "there is no such limit to set"},
           },
   };

@@ -66,7 +66,9 @@ struct TrainSpec {
     int tp = 1;
     int pp = 1;
     int cp = 1;                     // ranks that divide the tokens of every sequence
-    int dp = 0;                     // 0 = auto: world / (tp * cp * pp)
+    int ep = 1;                     // ranks that divide the experts, with sequences of their own
+    double ep_room = 1.5;           // rows that fit, in parts of a rank's even share
+    int dp = 0;                     // 0 = auto: world / (tp * cp * ep * pp)
     std::string sp = "auto";        // auto (on when tp > 1 and tokens divide) | true | false
     int virtual_stages = 1;         // chunks of layers per pipeline rank
     int64_t virtual_group = 0;      // micro-batches that take one chunk in turn; 0 = auto: pp
@@ -75,7 +77,7 @@ struct TrainSpec {
     // decides (parallel.stage_layout: uniform | balanced | [3, 4, ...]).
     std::vector<int64_t> stage_layout;
     std::string stage_balance = "uniform";
-    int zero = 1;  // divided over dp x cp: 1 optimizer state, 2 gradients too, 3 weights too
+    int zero = 1;  // divided over replicas: 1 optimizer state, 2 gradients too, 3 weights too
     struct Overlap {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false

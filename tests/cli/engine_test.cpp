@@ -111,6 +111,24 @@ TEST_CASE("ranks that share sequences have the same bits as processes and as thr
   CHECK(metrics["threads"] == metrics["processes"]);
 }
 
+TEST_CASE("ranks that divide experts have the same bits as processes and as threads") {
+  std::map<std::string, std::vector<json>> metrics;
+  for (const std::string spawn : {"processes", "threads"}) {
+    CAPTURE(spawn);
+    Shell shell;
+    write_recipe(shell, 10);
+    const Outcome outcome =
+        launch(shell, 4,
+               {"parallel.ep=2", "parallel.ep_room=1", "train.micro_batch=1", "model.moe.experts=4",
+                "model.moe.topk=2", "log.every=1", "launch.spawn=" + spawn},
+               kLlama);
+    CHECK(has(outcome.err, "2 data x 1 tensor parallel x 2 expert parallel, ZeRO-1"));
+    metrics[spawn] = timeless_metrics(run_of(shell));
+  }
+  CHECK(metrics["processes"].size() == 11);
+  CHECK(metrics["threads"] == metrics["processes"]);
+}
+
 TEST_CASE("ZeRO-1 writes the run of whole replicas") {
   std::vector<json> metrics;
   for (const std::string zero : {"0", "1"}) {

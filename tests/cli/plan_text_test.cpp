@@ -104,6 +104,26 @@ sequence    divided: 1/2 of the tokens per rank, in attention of the heads
             "1/2 of these per rank in"));
 }
 
+TEST_CASE("a plan with experts that are divided says who has what") {
+  TrainSpec spec = small_spec();
+  spec.model.activation = "swiglu";
+  spec.model.bias = false;
+  spec.model.moe.experts = 8;
+  spec.parallel.ep = 2;
+  const Plan plan = plan_of(spec, 4);
+  const std::string text = plan_text(plan, 120);
+  CHECK(has(text, R"(
+grid        4 ranks = 2 data x 2 expert
+  expert     [0 1] [2 3]
+  data       [0 2] [1 3]
+)"));
+  const int64_t rows = 2 * plan.micro_batch * plan.seq;
+  CHECK(has(text, fmt::format("experts     divided: 4 of 8 per rank, with room for {} rows of a "
+                              "micro-batch ({} if all get as many)",
+                              rows * 3 / 2, rows)));
+  CHECK(has(text, "state in 4 shards over data and expert, that of experts in 2 (ZeRO-1)"));
+}
+
 TEST_CASE("a plan says what a person wants to know before a run") {
   TrainSpec spec = small_spec();
   spec.parallel.tp = 4;

@@ -38,7 +38,8 @@ struct Layout {
   int pp = 1;
   int virtual_stages = 1;
   int cp = 1;
-  int world() const { return tp * dp * pp * cp; }
+  int ep = 1;
+  int world() const { return tp * dp * pp * cp * ep; }
 };
 
 // Global f32 tensors by parameter name.

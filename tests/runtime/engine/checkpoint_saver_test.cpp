@@ -59,18 +59,29 @@ std::map<std::string, uint64_t> parts_of(const fs::path& dir) {
   return parts;
 }
 
-const Layout kLayouts[] = {{}, {.dp = 2}, {.tp = 2}, {.tp = 2, .dp = 2, .pp = 2}};
+const Layout kLayouts[] = {
+    {}, {.dp = 2}, {.tp = 2}, {.tp = 2, .dp = 2, .pp = 2}, {.dp = 2, .pp = 2, .ep = 2}};
+
+TrainSpec spec_for(const Layout& layout) {
+  TrainSpec spec = small_spec();
+  if (layout.ep > 1) {
+    spec.model.activation = "swiglu";
+    spec.model.bias = false;
+    spec.model.moe = {.experts = 4, .topk = 2};
+  }
+  return spec;
+}
 
 }  // namespace
 
 TEST_CASE(
     "a save in the background holds the step it was asked for, whatever is trained meanwhile") {
-  const TrainSpec spec = small_spec();
   const auto source = markov_tokens(5'000, kVocab);
-  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
   int number = 0;
   for (const Layout& layout : kLayouts) {
     CAPTURE(layout.world());
+    const TrainSpec spec = spec_for(layout);
+    const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
     const TempDir folder;
     std::vector<double> losses[2];
     fs::path dirs[2];
@@ -107,8 +118,8 @@ TEST_CASE(
 }
 
 TEST_CASE("the copy is as large as the plan says") {
-  const TrainSpec spec = small_spec();
   for (const Layout& layout : kLayouts) {
+    const TrainSpec spec = spec_for(layout);
     const TempDir folder;
     std::mutex mutex;
     std::map<int, int64_t> most;  // by stage
@@ -122,13 +133,13 @@ TEST_CASE("the copy is as large as the plan says") {
       const std::lock_guard lock(mutex);
       most[stage] = std::max(most[stage], bytes);
       const auto& layout_of_stage = rank.plan.stages[static_cast<size_t>(stage)].layout;
-      CHECK(bytes <= snapshot_bytes(layout_of_stage, layout.dp, 2));
+      CHECK(bytes <= snapshot_bytes(layout_of_stage, rank.plan.grid, 2));
       if (rank.plan.stages[static_cast<size_t>(stage)].snapshot_bytes > 0) {
         CHECK(rank.plan.stages[static_cast<size_t>(stage)].snapshot_bytes ==
-              snapshot_bytes(layout_of_stage, layout.dp, 2));
+              snapshot_bytes(layout_of_stage, rank.plan.grid, 2));
       }
       if (rank.rank + 1 == rank.plan.grid.world()) {
-        CHECK(snapshot_bytes(layout_of_stage, layout.dp, 2) > 0);
+        CHECK(snapshot_bytes(layout_of_stage, rank.plan.grid, 2) > 0);
       }
     });
   }
@@ -136,11 +147,11 @@ TEST_CASE("the copy is as large as the plan says") {
 
 TEST_CASE("a disk that does not take a save is an outcome, and the next save succeeds") {
   ::signal(SIGXFSZ, SIG_IGN);
-  const TrainSpec spec = small_spec();
   const auto source = markov_tokens(5'000, kVocab);
-  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
   for (const bool background : {false, true}) {
     for (const Layout& layout : kLayouts) {
+      const TrainSpec spec = spec_for(layout);
+      const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
       CAPTURE(background);
       CAPTURE(layout.world());
       const TempDir folder;
@@ -251,8 +262,8 @@ TEST_CASE("save times: after some time, and after a failure sooner, then ever la
 }
 
 TEST_CASE("a state with a number that is none is found, on whatever rank it is") {
-  const TrainSpec spec = small_spec();
   for (const Layout& layout : kLayouts) {
+    const TrainSpec spec = spec_for(layout);
     run_layout(spec, kVocab, layout, [&](RankContext& rank) {
       rank.trainer.initialise();
       CHECK(state_is_finite(rank.trainer, rank.world));

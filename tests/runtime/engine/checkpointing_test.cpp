@@ -223,6 +223,36 @@ TEST_CASE("any layout loads what any layout saved") {
   }
 }
 
+TEST_CASE("experts are loaded by whatever ranks divide them") {
+  const TempDir folder;
+  TrainSpec spec = llama_spec();
+  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01};
+  const Way ways[] = {
+      {"one rank", {}},
+      {"dp 2 without ZeRO", {.dp = 2}, 0},
+      {"ep 2", {.ep = 2}},
+      {"dp 2 ep 2", {.dp = 2, .ep = 2}},
+      {"dp 2 ep 2 without ZeRO", {.dp = 2, .ep = 2}, 0},
+      {"pp 2 ep 4", {.pp = 2, .ep = 4}},
+      {"tp 2 cp 2 ep 2", {.tp = 2, .cp = 2, .ep = 2}},
+  };
+  int number = 0;
+  for (const Way& from : ways) {
+    const fs::path dir = folder.path() / std::to_string(++number) / "step-00000003";
+    const Outcome whole = travel(spec, from, {.end = 5, .to = dir, .save_at = 3});
+    for (const Way& to : ways) {
+      CAPTURE(from.name);
+      CAPTURE(to.name);
+      const Outcome resumed = travel(spec, to, {.first = 3, .end = 5, .from = dir});
+      CHECK(resumed.saved == whole.saved);
+      for (size_t i = 0; i < resumed.losses.size(); ++i) {
+        CHECK(resumed.losses[i] == doctest::Approx(whole.losses[3 + i]).epsilon(1e-5));
+      }
+      if (&from == &to) CHECK(resumed.last == whole.last);
+    }
+  }
+}
+
 TEST_CASE("a rank that was given up between its look at the fence and the commit changes nothing") {
   const TempDir folder;
   const TrainSpec spec = gpt2_spec();

@@ -211,14 +211,25 @@ TEST_CASE("an overflow of gradients alone is found in backward") {
 TEST_CASE("health.nan=skip leaves the step out and goes on") {
   const SyntheticTokens source = text_with(8 + 5);  // in the second step
   const Sampler sampler(source.size(), kSeq, SampleOrder::sequential, 0);
-  for (const Layout layout :
-       {Layout{}, {.pp = 2}, {.tp = 2}, {.dp = 2}, {.cp = 2}, {.tp = 2, .dp = 2, .pp = 2}}) {
+  for (const Layout layout : {Layout{},
+                              {.pp = 2},
+                              {.tp = 2},
+                              {.dp = 2},
+                              {.cp = 2},
+                              {.ep = 2},
+                              {.tp = 2, .dp = 2, .pp = 2}}) {
     CAPTURE(layout.tp);
     CAPTURE(layout.dp);
     CAPTURE(layout.pp);
+    TrainSpec spec = spec_of("skip");
+    if (layout.ep > 1) {
+      spec.model.activation = "swiglu";
+      spec.model.bias = false;
+      spec.model.moe = {.experts = 2, .topk = 1};
+    }
     std::vector<StepResult> steps;
     std::vector<GlobalTensors> masters(4);
-    run_layout(spec_of("skip"), kVocab, layout, [&](RankContext& rank) {
+    run_layout(spec, kVocab, layout, [&](RankContext& rank) {
       rank.trainer.initialise();
       make_rare_huge(rank);
       for (int64_t step = 0; step < 4; ++step) {

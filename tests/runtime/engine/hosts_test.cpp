@@ -28,6 +28,11 @@ Trained train(Layout layout, const char* compute, const MakeWorld& make_world) {
   spec.train.steps = 5;
   spec.train.seed = 7;
   spec.precision.dtype = compute;
+  if (layout.ep > 1) {
+    spec.model.activation = "swiglu";
+    spec.model.bias = false;
+    spec.model.moe = {.experts = 4, .topk = 2};
+  }
   const auto source = markov_tokens(20'000, kVocab);
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
   Trained result;
@@ -56,7 +61,8 @@ std::unique_ptr<CommWorld> on_two_hosts(Store& store, int rank, int size) {
 }  // namespace
 
 TEST_CASE("a model on two hosts has the bits of the same layout on one") {
-  for (const Layout layout : {Layout{2, 2, 1}, Layout{1, 2, 2}, Layout{1, 4, 1}, Layout{.cp = 2}}) {
+  for (const Layout layout :
+       {Layout{2, 2, 1}, Layout{1, 2, 2}, Layout{1, 4, 1}, Layout{.cp = 2}, Layout{.ep = 4}}) {
     for (const char* compute : {"fp32", "bf16"}) {
       CAPTURE(layout.tp);
       CAPTURE(layout.pp);

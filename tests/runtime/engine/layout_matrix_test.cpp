@@ -73,7 +73,7 @@ TrainSpec spec_of(Model model) {
 
 struct Trajectory {
   GlobalTensors initial, first_gradients;
-  std::vector<double> losses, norms, scales, aux, z;
+  std::vector<double> losses, norms, scales, aux, z, turns;
   // After kBitSteps.
   GlobalTensors weights;
   double valid = 0;
@@ -96,6 +96,7 @@ Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps) {
         result.scales.push_back(done.loss_scale);
         result.aux.push_back(done.moe_aux_loss);
         result.z.push_back(done.moe_z_loss);
+        result.turns.push_back(done.moe_turns);
       }
       if (step + 1 != kBitSteps) continue;
       collect(rank.trainer, Which::master, result.weights);
@@ -229,6 +230,7 @@ void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
     CAPTURE(row.base.tp);
     CAPTURE(row.base.dp);
     CAPTURE(row.base.cp);
+    CAPTURE(row.base.ep);
     CAPTURE(row.sequence_parallel);
     TrainSpec divided = spec;
     divided.parallel.sp = row.sequence_parallel ? "true" : "false";
@@ -540,9 +542,38 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
        true,
        {{"zero 0", {.tp = 2, .dp = 2}, zero0}, {"pp 2", {.tp = 2, .dp = 2, .pp = 2}}}},
       {{.cp = 2}, false, {{"pp 2", {.pp = 2, .cp = 2}}, {"mlp recompute", {.cp = 2}, mlp}}},
+      {{.ep = 2},
+       false,
+       {{"zero 0", {.ep = 2}, zero0},
+        {"small buckets", {.ep = 2}, small_buckets},
+        {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .ep = 2}},
+        {"mlp recompute", {.ep = 2}, mlp},
+        {"mlp activation recompute", {.ep = 2}, mlp_act},
+        {"full recompute in pp 2", {.pp = 2, .ep = 2}, full}}},
+      {{.ep = 4}, false, {{"pp 2", {.pp = 2, .ep = 4}}}},
+      {{.dp = 2, .ep = 2}, false, {{"zero 0", {.dp = 2, .ep = 2}, zero0}}},
+      {{.tp = 2, .ep = 2},
+       true,
+       {{"full recompute", {.tp = 2, .ep = 2}, full}, {"mlp recompute", {.tp = 2, .ep = 2}, mlp}}},
+      {{.cp = 2, .ep = 2}, false, {{"zero 0", {.cp = 2, .ep = 2}, zero0}}},
   };
-  const TrainSpec spec = spec_of(Model::mixtral);
+  TrainSpec spec = spec_of(Model::mixtral);
+  // Memory for whatever the tokens choose.
+  spec.parallel.ep_room = 1e6;
   check_rows(spec, rows, true, [](const Row&) { return kFp32; });
+  // For the even share alone: most micro-batches go through the experts in turns.
+  TrainSpec narrow = spec;
+  narrow.parallel.ep_room = 1;
+  check_rows(narrow,
+             {{{.ep = 2},
+               false,
+               {{"zero 0", {.ep = 2}, zero0},
+                {"pp 2", {.pp = 2, .ep = 2}},
+                {"mlp recompute", {.ep = 2}, mlp},
+                {"mlp activation recompute", {.ep = 2}, mlp_act},
+                {"full recompute", {.ep = 2}, full}}},
+              {{.tp = 2, .ep = 4}, true, {{"full recompute", {.tp = 2, .ep = 4}, full}}}},
+             true, [](const Row&) { return kFp32; });
 
   // In half precision tensor ranks may take another expert where two score nearly alike; what keeps
   // its bits keeps its way.
@@ -557,7 +588,16 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
                    true);
     check_variants(half, train(half, {.tp = 2}, kBitSteps),
                    {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}, true);
+    check_variants(half, train(half, {.ep = 2}, kBitSteps),
+                   {{"pp 2", {.pp = 2, .ep = 2}},
+                    {"zero 0", {.ep = 2}, zero0},
+                    {"mlp recompute", {.ep = 2}, mlp}},
+                   true);
   }
+
+  for (const double turns : train(spec, {.ep = 2}, kBitSteps).turns) CHECK(turns == 1);
+  for (const double turns : train(narrow, {.ep = 2}, kBitSteps).turns) CHECK(turns > 1.5);
+  for (const double turns : train(narrow, {.dp = 2}, kBitSteps).turns) CHECK(turns == 0);
 
   // What is minimised does not depend on how the batch is cut either.
   const Trajectory single = train(spec, {}, kBitSteps);
@@ -566,6 +606,8 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
   for (const auto& [layout, changed] : {std::pair{Layout{.dp = 2}, spec},
                                         {Layout{.tp = 2, .pp = 2}, spec},
                                         {Layout{.dp = 2, .cp = 2}, spec},
+                                        {Layout{.dp = 2, .ep = 2}, spec},
+                                        {Layout{.cp = 2, .ep = 2}, narrow},
                                         {Layout{}, whole},
                                         {Layout{.dp = 2}, whole}}) {
     CAPTURE(layout.tp);

@@ -117,7 +117,9 @@ struct Spared {
 // What the run that enqueues all gives away.
 Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
   CAPTURE(spec.precision.dtype);
+  CAPTURE(layout.tp);
   CAPTURE(layout.dp);
+  CAPTURE(layout.ep);
   CAPTURE(layout.pp);
   CAPTURE(layout.virtual_stages);
   const TempDir folder;
@@ -292,4 +294,7 @@ TEST_CASE("replayed passes: a mixture of experts") {
   compare(spec, {}, {.recordings = 50, .launches = 400});
   compare(spec, {.tp = 2}, {.recordings = 350, .launches = 2800});
   compare(spec, {.cp = 2}, {.recordings = 200, .launches = 1000});
+  compare(spec, {.ep = 2}, {.recordings = 50, .launches = 400});
+  spec.parallel.ep_room = 1;
+  compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
 }

@@ -59,6 +59,11 @@ TEST_CASE("skipped steps and the loss scale are shown where there are any") {
   report.loss_scale = 0;
   report.moe_aux_loss = 1.25;
   CHECK(plain_line(report, "T").ends_with(" eta_s=33120 moe_aux=1.250 skipped=3"));
+  // Only what costs time.
+  report.moe_turns = 1;
+  CHECK(plain_line(report, "T").ends_with(" moe_aux=1.250 skipped=3"));
+  report.moe_turns = 1.75;
+  CHECK(plain_line(report, "T").ends_with(" moe_aux=1.250 moe_turns=1.75 skipped=3"));
   report.skipped = 1;
   CHECK(skip_text(report) == "loss nan, gradient norm inf: no update; 1 step skipped so far");
 }

@@ -166,6 +166,7 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   report.loss_scale = 2048;
   report.moe_aux_loss = 1.5;
   report.moe_z_loss = 0.25;
+  report.moe_turns = 1.5;
   reporter.step(report);
   reporter.finish("done", {});
   const json status = json::parse(text_of(dir.path() / "status.json"));
@@ -174,6 +175,7 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   const StepReport back = step_from_json(Json::parse(pipe.records()[1].dump()));
   CHECK(back.moe_aux_loss == 1.5);
   CHECK(back.moe_z_loss == 0.25);
+  CHECK(back.moe_turns == 1.5);
 }
 
 TEST_CASE("the last step of an interrupted run is logged too") {

@@ -73,17 +73,20 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
           for (const int chunks : {1, 2, 4}) {
             for (const int zero : {0, 1, 2, 3}) {
               for (const char* mode : {"none", "selective", "norms", "mlp", "full", "block"}) {
-                for (const auto& [dtype, cp] : {std::pair{"fp32", 1},
-                                                {"bf16", 1},
-                                                {"fp8", 1},
-                                                {"fp32", 2},
-                                                {"bf16", 2},
-                                                {"fp8", 2}}) {
+                for (const auto& [dtype, cp, ep] : {std::tuple{"fp32", 1, 1},
+                                                    {"bf16", 1, 1},
+                                                    {"fp8", 1, 1},
+                                                    {"fp32", 2, 1},
+                                                    {"bf16", 2, 1},
+                                                    {"fp8", 2, 1},
+                                                    {"fp32", 1, 4},
+                                                    {"bf16", 1, 2}}) {
                   if (chunks > 1 && pp == 1) continue;
                   if (zero > 1 && pp > 1) continue;
                   const bool larger = zero > 1 && tp == 2;  // buckets, of several layers
                   if (moe && dtype == std::string("fp8")) continue;
                   if (moe && (!llama || tp == 4)) continue;
+                  if (ep > 1 && (!moe || zero > 1 || (pp == 4 && chunks > 1))) continue;
                   TrainSpec spec = llama ? llama_like() : gpt2_like();
                   if (cp > 1 && ((tp == 4 && !llama) || pp == 4 || chunks == 4 || zero % 2 == 0))
                     continue;
@@ -91,6 +94,7 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                   spec.parallel.cp = ranks;
                   if (cp > 1) spec.train.micro_batch = 1;
                   if (moe) spec.model.moe.experts = 4;
+                  spec.parallel.ep = ep;
                   spec.parallel.tp = tp;
                   spec.parallel.pp = pp;
                   spec.parallel.virtual_stages = chunks;
@@ -107,17 +111,18 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                     spec.recompute.method = "block";
                     spec.recompute.layers = 1;
                   }
-                  const Plan plan = plan_of(spec, tp * ranks * pp * 2);
+                  const Plan plan = plan_of(spec, tp * ranks * ep * pp * 2);
                   const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
                   const auto exact = static_cast<double>(plan.peak_bytes());
                   const double error = std::abs(memory.total / exact - 1);
                   worst = std::max(worst, error);
                   CHECK_MESSAGE(
                       error <= 0.02,
-                      fmt::format("llama {} moe {} tp {} cp {} pp {} v {} zero {} {} {}: {:.0f} "
-                                  "for {:.0f}",
-                                  llama, moe, tp, ranks, pp, chunks, zero, mode, dtype,
-                                  memory.total, exact));
+                      fmt::format(
+                          "llama {} moe {} tp {} cp {} ep {} pp {} v {} zero {} {} {}: {:.0f} "
+                          "for {:.0f}",
+                          llama, moe, tp, ranks, ep, pp, chunks, zero, mode, dtype, memory.total,
+                          exact));
                   const MemoryPlan& planned = arena(plan);
                   const auto near = [&](double value, MemoryCategory category) {
                     const auto is = static_cast<double>(planned.bytes_of_category(category));

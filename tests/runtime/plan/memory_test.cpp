@@ -38,9 +38,10 @@ ModelShape shape_moe() {
 ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
+  sizes[Axis::dp] = shards;
   const ChunkRange everything{.layers = shape.layers, .embedding = true, .head = true};
-  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers,
-                      {.zero = 1, .shards = shards}, 1 << 30, false);
+  return param_layout(shard_table(shape, false), sizes, {everything}, shape.layers, 1, 1 << 30,
+                      false);
 }
 
 MemoryPlan plan_of(const ModelShape& shape, MemoryNeeds needs) {
@@ -189,7 +190,7 @@ TEST_CASE("every token has a row for each of its experts and no more") {
   CHECK(shape("layer3.mlp.activated") == Dims{512, 1536});
   CHECK(shape("layer3.mlp.logits") == Dims{256, 8});
   CHECK(shape("layer3.mlp.assignments") == Dims{512});
-  CHECK(shape("mlp.expert_rows") == Dims{512, 768});
+  CHECK(shape("mlp.token_rows") == Dims{512, 768});
   const MemoryPlan again =
       plan_of(shape_moe(), {.micro_batch = 2, .seq = 128, .recompute = {.mlp = true}});
   for (const char* name : {"before_act", "activated", "logits", "weights", "rows", "counts"}) {

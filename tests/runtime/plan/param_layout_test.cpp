@@ -49,20 +49,22 @@ struct Case {
     c.chunks = c.pp == 1 ? 1 : *rc::gen::inRange(1, 4);
     c.shards = *rc::gen::element(1, 2, 3, 8);
     c.zero = c.pp == 1 ? *rc::gen::inRange(0, 4) : 1;
+    if (c.zero == 0) c.shards = 1;
     c.bucket_numel = *rc::gen::element<int64_t>(1, 5'000, 60'000, int64_t{1} << 40);
     return c;
   }
+  Holders holder(int shard) const { return {.ranks = shards, .rank = shard}; }
   std::vector<ParamRow> table() const { return shard_table(shape, false); }
   bool tied_over_stages() const { return shape.tie_embeddings && pp > 1; }
   // Of each stage.
   std::vector<ParamLayout> layouts() const {
     GridSizes sizes;
     sizes[Axis::tp] = tp;
+    sizes[Axis::dp] = shards;
     std::vector<ParamLayout> result;
     for (const auto& stage :
          pipeline_layout(balanced_layers(shape.layers, pp * chunks, 1), pp, chunks)) {
-      result.push_back(param_layout(table(), sizes, stage, shape.layers,
-                                    {.zero = zero, .shards = shards}, bucket_numel,
+      result.push_back(param_layout(table(), sizes, stage, shape.layers, zero, bucket_numel,
                                     tied_over_stages()));
     }
     return result;
@@ -198,7 +200,7 @@ TEST_CASE(
       RC_ASSERT(layout.weight_offset(param) == (c.zero == 3 ? at : param.offset));
       // What is kept lies as the optimizer's state does.
       for (int shard = 0; shard < c.shards; ++shard) {
-        const OwnedPart part = owned_part(layout, param, shard);
+        const OwnedPart part = owned_part(layout, param, c.holder(shard));
         RC_ASSERT(part.gradient == part.state);
         RC_ASSERT(part.weight == (c.zero == 3 ? part.state : part.offset));
       }
@@ -234,7 +236,7 @@ TEST_CASE("the shards of the optimizer state own every element once and cut no c
       for (const ParamPlacement& param : layout.params) {
         int64_t next = 0;
         for (int shard = 0; shard < c.shards; ++shard) {
-          const OwnedPart part = owned_part(layout, param, shard);
+          const OwnedPart part = owned_part(layout, param, c.holder(shard));
           if (part.count == 0) continue;
           RC_ASSERT(part.first == next);
           RC_ASSERT(part.offset == param.offset + part.first);

@@ -1,5 +1,7 @@
 #include "runtime/plan/plan.h"
 
+#include <set>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
@@ -52,13 +54,79 @@ TEST_CASE("with sequences divided over ranks a micro-batch is one of them") {
   CHECK(plan.batch.at(0).micro_batches == 4);
   CHECK(plan.share() == 8);
   // All six have parts of the optimizer's state.
-  CHECK(plan.stages[0].layout.shards == 6);
+  CHECK(plan.stages[0].layout.buckets[0].shards == 6);
   CHECK(plan.grid.group(0, Grid::kData) == std::vector<int>{0, 1, 2, 3, 4, 5});
-  CHECK(plan.grid.data_rank(plan.grid.coord(3)) == 3);
+  CHECK(plan.grid.holders(plan.grid.coord(3)).rank == 3);
   // Half of q, k and v and of attention's result, there and back: 8 tokens of f32 in two layers and
   // four micro-batches.
   CHECK(plan.stages[0].traffic[Link::context].all_to_all == 2 * 4 * 2 * (8 * (3 + 1) * 48 * 4) / 2);
   CHECK(to_json(plan).at("grid").at("cp_groups") == nlohmann::json({{0, 1}, {2, 3}, {4, 5}}));
+}
+
+TEST_CASE("ranks that divide experts share everything else") {
+  ResolvedSpec resolved = base_spec();
+  resolved.spec.model.activation = "swiglu";
+  resolved.spec.model.bias = false;
+  resolved.spec.model.moe.experts = 4;
+  resolved.spec.parallel.ep = 2;
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65}, 6, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  CHECK(plan.grid.sizes()[Axis::dp] == 3);
+  CHECK(plan.grid.replicas() == 6);
+  CHECK(plan.micro_batch == 2);
+  CHECK(plan.grid.group(0, Grid::kData) == std::vector<int>{0, 1, 2, 3, 4, 5});
+  CHECK(plan.grid.group(1, Grid::kExpertData) == std::vector<int>{1, 3, 5});
+  const Holders holders = plan.grid.holders(plan.grid.coord(3));
+  CHECK(holders.ranks == 6);
+  CHECK(holders.rank == 3);
+  CHECK(holders.expert_ranks == 3);
+  CHECK(holders.expert_rank == 1);
+  // Each rank has every second expert, in the same places, and the two together have all.
+  std::set<int> experts;
+  const ParamLayout first = plan.stage_of(0).layout, second = plan.stage_of(1).layout;
+  REQUIRE(first.params.size() == second.params.size());
+  for (size_t i = 0; i < first.params.size(); ++i) {
+    const ParamRow& a = plan.table[first.params[i].row];
+    const ParamRow& b = plan.table[second.params[i].row];
+    CHECK(first.buckets[first.params[i].bucket].experts == (a.expert >= 0));
+    CHECK(first.buckets[first.params[i].bucket].shards == (a.expert >= 0 ? 3 : 6));
+    CHECK(a.layer == b.layer);
+    if (a.expert < 0) {
+      CHECK(a.name == b.name);
+      continue;
+    }
+    CHECK(a.expert % 2 == 0);
+    CHECK(b.expert == a.expert + 1);
+    CHECK(local_shape(a, plan.grid.sizes()) == local_shape(b, plan.grid.sizes()));
+    CHECK(a.slot.substr(a.slot.rfind('.')) == b.slot.substr(b.slot.rfind('.')));
+    experts.insert({a.expert, b.expert});
+  }
+  CHECK(experts == std::set<int>{0, 1, 2, 3});
+  CHECK(plan.stages[0].traffic[Link::experts].all_to_all > 0);
+  CHECK(link_ranks(Link::experts, plan.model, plan.grid.sizes()) == 2);
+  CHECK(link_ranks(Link::expert_data, plan.model, plan.grid.sizes()) == 3);
+}
+
+TEST_CASE("experts have room for so many times the even share and turns that always fit") {
+  ModelShape shape;
+  shape.experts = 8;
+  shape.experts_per_token = 2;
+  CHECK(expert_rows(shape, 100, 1, 1.5) == 200);
+  CHECK(expert_rows(shape, 100, 4, 1.5) == 300);
+  // No more than can come: of 400 tokens two rows each, or one where a rank has one expert.
+  CHECK(expert_rows(shape, 100, 4, 1e6) == 800);
+  CHECK(expert_rows(shape, 100, 8, 1e6) == 800);
+  // One token of each rank fits, whatever the room.
+  CHECK(expert_rows(shape, 1, 8, 1) == 8);
+  for (const int ep : {2, 4, 8}) {
+    for (const double room : {1.0, 1.3, 4.0}) {
+      const int64_t rows = expert_rows(shape, 100, ep, room);
+      const int64_t tokens = tokens_of_turn(shape, rows, ep);
+      CHECK(tokens >= 1);
+      CHECK(tokens * most_rows_of_token(shape, ep) <= rows);
+    }
+  }
 }
 
 TEST_CASE("FLOPs are those of Megatron's formula") {

@@ -54,6 +54,12 @@ std::vector<Diagnostic> problems_of(const ResolvedSpec& resolved, int world,
   return errors;
 }
 
+void with_experts(TrainSpec& spec, int64_t experts) {
+  spec.model.moe.experts = experts;
+  spec.model.activation = "swiglu";
+  spec.model.bias = false;
+}
+
 struct Case {
   std::string name;
   std::function<void(TrainSpec&)> change;
@@ -231,6 +237,41 @@ TEST_CASE("rules of the ranks") {
        2, "mesh.cp", "train.micro_batch",
        "train.micro_batch 4, and with parallel.cp 2 a rank has its share of one sequence at a time",
        "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1"},
+      {"EP divides experts", [](TrainSpec& s) { s.parallel.ep = 2; }, 2, "mesh.ep", "parallel.ep",
+       "parallel.ep 2 divides experts, and model.moe.experts is 0",
+       "use parallel.ep=1 (replicas are parallel.dp)"},
+      {"E % e == 0",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.parallel.ep = 4;
+       },
+       4, "mesh.ep", "parallel.ep", "6 experts cannot be divided over parallel.ep 4",
+       "use ep 3 or 6"},
+      {"EP without shards of layers",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.parallel.ep = 2;
+         s.parallel.zero = 3;
+       },
+       2, "mesh.ep", "parallel.zero",
+       "parallel.zero 3 keeps gradients and weights of whole layers in shards over all replicas, "
+       "and with parallel.ep 2 these hold different experts",
+       "use parallel.zero=1 (experts are divided already), or parallel.ep=1"},
+      {"world % (t e p) == 0",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.parallel.ep = 3;
+       },
+       4, "mesh.product", "parallel.ep", "tp 1 x ep 3 x pp 1 = 3 does not divide 4 processes",
+       "start a multiple of 3 processes (--num_processes 6)"},
+      {"B % (e d) == 0",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.parallel.ep = 2;
+         s.train.global_batch = 9;
+       },
+       4, "batch.dp", "train.global_batch",
+       "train.global_batch 9 cannot be divided over ep 2 x dp 2", "use a multiple of 4: 8 or 12"},
       {"world % (t c p) == 0", [](TrainSpec& s) { s.parallel.cp = 2; }, 3, "mesh.product",
        "parallel.cp", "tp 1 x cp 2 x pp 1 = 2 does not divide 3 processes",
        "start a multiple of 2 processes (--num_processes 4)"},
@@ -601,8 +642,6 @@ TEST_CASE("what other trainers check between keys is refused key by key here") {
   const std::pair<const char*, const char*> cases[] = {
       // fp16 xor bf16
       {"precision.fp16=true", "config.unknown_key"},
-      // experts: E % e == 0, and TP with EP needs SP
-      {"parallel.ep=2", "config.unknown_key"},
       {"model.moe.num_experts=8", "config.unknown_key"},
       // offload to the CPU: no PP, no recompute, fewer layers than there are
       {"parallel.cpu_offloading=true", "config.unknown_key"},

@@ -49,8 +49,8 @@ TEST_CASE("every key can be set to what it is not") {
   const Loaded loaded = load_more(
       "run: {name: x-1, dir: /tmp/r}\n"
       "parallel:\n"
-      "  {tp: 2, cp: 2, pp: 3, dp: 4, sp: true, virtual_stages: 2, virtual_group: 5, schedule: "
-      "gpipe,\n"
+      "  {tp: 2, cp: 2, ep: 2, ep_room: 1.25, pp: 3, dp: 4, sp: true, virtual_stages: 2,\n"
+      "   virtual_group: 5, schedule: gpipe,\n"
       "   stage_layout: [1, 0, 1_0], zero: 0, bucket_mb: 2.5,\n"
       "   overlap: {grad_reduce: false, param_gather: false, p2p: false, tp: false}}\n"
       "precision:\n"
@@ -173,6 +173,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.run.dir == "/tmp/r");
   CHECK(s.parallel.tp == 2);
   CHECK(s.parallel.cp == 2);
+  CHECK(s.parallel.ep == 2);
+  CHECK(s.parallel.ep_room == 1.25);
   CHECK(s.parallel.pp == 3);
   CHECK(s.parallel.dp == 4);
   CHECK(s.parallel.sp == "true");
@@ -300,7 +302,7 @@ TEST_CASE("auto stands for 0, and only where it is meant") {
   CHECK(code_of("parallel.tp=auto") == "config.type");
   CHECK(refusal("parallel.dp=0") ==
         "config.range: parallel.dp cannot be `0` | give a whole number from 1 to 1048576, or auto "
-        "(world size / (tp x cp x pp))");
+        "(world size / (tp x cp x ep x pp))");
 }
 
 TEST_CASE("whole numbers") {
@@ -495,7 +497,7 @@ TEST_CASE("unknown keys lead to the key that was meant") {
 }
 
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
-  for (const char* setting : {"model.moe.capacity=1.25", "parallel.ep=2", "launch={kind: local}",
+  for (const char* setting : {"model.moe.capacity=1.25", "parallel.order=x", "launch={kind: local}",
                               "log.tensorboard=x", "train.epochs=2", "health={straggler: true}"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available in this version") != std::string::npos);
