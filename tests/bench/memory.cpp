@@ -9,7 +9,7 @@
 // is the rise of VmHWM over the process's resident memory before the arena was made, less the pages
 // of the peers' arenas that are mapped here: the arena, and all that the plan does not know of (the
 // transport's buffers, oneDNN's, the host's). Fails if a rank's resident pages are not within 2 %
-// of the plan.
+// of the plan; where ranks divide experts, less: room for rows that none took is not made resident.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -178,7 +178,8 @@ bool run_case(const Model& model, const Case& c) {
   resolved.spec = model.spec;
   c.change(resolved.spec);
   const TrainSpec::Parallel& parallel = resolved.spec.parallel;
-  const int world = parallel.tp * parallel.cp * parallel.pp * std::max(1, parallel.dp);
+  const int world =
+      parallel.tp * parallel.cp * parallel.ep * parallel.pp * std::max(1, parallel.dp);
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = model.vocab}, world, diagnostics);
   diagnostics.throw_if_errors();
@@ -205,7 +206,8 @@ bool run_case(const Model& model, const Case& c) {
                mb(memory.total_bytes), mb(worst.resident),
                percent(worst.resident, memory.total_bytes), mb(worst.peak),
                percent(worst.peak, memory.total_bytes));
-    good &= std::abs(percent(worst.resident, memory.total_bytes)) <= 100 * kBar;
+    const double difference = percent(worst.resident, memory.total_bytes);
+    good &= difference <= 100 * kBar && (difference >= -100 * kBar || parallel.ep > 1);
   }
   std::fflush(stdout);
   return good;
@@ -235,6 +237,15 @@ void context_2(TrainSpec& spec) {
   spec.train.seq_len *= spec.train.micro_batch * spec.parallel.cp;
   spec.train.global_batch /= spec.train.micro_batch;
   spec.train.micro_batch = 1;
+}
+// As many replicas, which divide the experts.
+void experts_4(TrainSpec& spec) {
+  spec.parallel.ep = 4;
+  spec.train.global_batch *= 4;
+}
+void experts_4_no_zero(TrainSpec& spec) {
+  experts_4(spec);
+  zero_0(spec);
 }
 void nothing(TrainSpec&) {}
 
@@ -280,6 +291,38 @@ Model gpt2() {
   return model;
 }
 
+Model mixtral() {
+  Model model{
+      .name =
+          "Mixtral, 4 layers of 512, 8 experts of 1,792, two of them for a token, 32,000 ids, "
+          "bf16, micro-batches of 2 x 256 tokens",
+      .vocab = 32000};
+  TrainSpec& spec = model.spec;
+  spec.model.layers = 4;
+  spec.model.hidden = 512;
+  spec.model.heads = 8;
+  spec.model.kv_heads = 2;
+  spec.model.ffn = 1792;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.tie_embeddings = false;
+  spec.model.moe = {.experts = 8, .topk = 2, .aux_loss = 0.01};
+  spec.precision.dtype = "bf16";
+  spec.train.micro_batch = 2;
+  spec.train.seq_len = 256;
+  spec.train.steps = 100;
+  model.cases = {
+      layout("experts: dp 4, ZeRO off", 1, 1, 4, zero_0),
+      layout("experts: ep 4, ZeRO off", 1, 1, 1, experts_4_no_zero),
+      layout("experts: dp 4, ZeRO-1", 1, 1, 4),
+      layout("experts: ep 4, ZeRO-1", 1, 1, 1, experts_4),
+      layout("experts: dp 4, ZeRO-3", 1, 1, 4, zero_3),
+  };
+  return model;
+}
+
 Model llama() {
   Model model{.name =
                   "LLaMA, 8 layers of 512, 8 heads, 2 KV heads, 32,000 ids, fp32, micro-batches "
@@ -320,7 +363,7 @@ Model llama() {
 int main(int argc, char** argv) {
   const std::string wanted = argc > 1 ? argv[1] : "";
   bool good = true;
-  for (const Model& model : {gpt2(), llama()}) {
+  for (const Model& model : {gpt2(), llama(), mixtral()}) {
     fmt::print("\n{}; MB of a rank\n\n", model.name);
     fmt::print(
         "| layout | stage | weights | gradients | optimizer | activations | scratch | planned | "
