@@ -130,7 +130,7 @@ TEST_CASE("Ctrl-C and signals put the terminal back") {
     CAPTURE(signal);
     Shell shell;
     Pty pty({MTL_PROGRAM, "config"}, terminal_environment(shell), shell.dir());
-    const termios before = pty.modes();
+    const termios& before = pty.modes_before();
     REQUIRE(pty.wait_for("Ctrl-C leaves"));
     CHECK((pty.modes().c_lflag & ICANON) == 0);
     if (signal == 0) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <termios.h>
 #include <unistd.h>
+#include <utmp.h>
 #include <vector>
 
 #include <sys/ioctl.h>
@@ -27,8 +28,16 @@ class Pty {
     std::vector<char*> words;
     for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
     words.push_back(nullptr);
-    pid_ = forkpty(&master_, nullptr, nullptr, &size);
-    if (pid_ != 0) return;
+    int terminal = -1;
+    if (openpty(&master_, &terminal, nullptr, nullptr, &size) != 0) std::abort();
+    modes_before_ = modes();  // the program may change them as soon as it is there
+    pid_ = fork();
+    if (pid_ != 0) {
+      close(terminal);
+      return;
+    }
+    close(master_);
+    if (login_tty(terminal) != 0) _exit(97);
     if (chdir(folder.c_str()) != 0) _exit(99);
     for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
     execv(words[0], words.data());
@@ -76,6 +85,7 @@ class Pty {
     size.ws_row = static_cast<unsigned short>(rows);
     ioctl(master_, TIOCSWINSZ, &size);
   }
+  const termios& modes_before() const { return modes_before_; }
   termios modes() const {
     termios modes{};
     tcgetattr(master_, &modes);
@@ -100,6 +110,7 @@ class Pty {
 
   pid_t pid_ = -1;
   int master_ = -1;
+  termios modes_before_{};
   std::string screen_;
   size_t seen_ = 0;
   bool ended_ = false;
