@@ -51,11 +51,12 @@ void check_part(const char* operation, const Tensor& mine, const Tensor& all, in
 }
 
 void check_all_to_all(const Tensor& from, std::span<const int64_t> send_counts, const Tensor& to,
-                      std::span<const int64_t> recv_counts, int rank, int size) {
+                      std::span<const int64_t> recv_counts, int rank, int size, size_t rounds) {
   if (from.dtype != to.dtype) {
     refuse(fmt::format("all_to_all from {} to {}", safetensors_name(from.dtype),
                        safetensors_name(to.dtype)));
   }
+  const auto ranks = static_cast<size_t>(size);
   const auto check = [&](const char* what, const Tensor& x, std::span<const int64_t> counts) {
     int64_t all = 0;
     bool negative = false;
@@ -63,15 +64,15 @@ void check_all_to_all(const Tensor& from, std::span<const int64_t> send_counts, 
       all += count;
       negative |= count < 0;
     }
-    if (counts.size() == static_cast<size_t>(size) && !negative && all == x.numel()) return;
+    if (counts.size() == rounds * ranks && !negative && all == x.numel()) return;
     refuse(
         fmt::format("all_to_all among {} ranks: the counts [{}] do not divide the {} elements {}",
                     size, fmt::join(counts, ", "), x.numel(), what));
   };
   check("to send", from, send_counts);
   check("to receive", to, recv_counts);
-  const auto own = static_cast<size_t>(rank);
-  if (send_counts[own] != recv_counts[own]) {
+  for (size_t own = static_cast<size_t>(rank); own < rounds * ranks; own += ranks) {
+    if (send_counts[own] == recv_counts[own]) continue;
     refuse(fmt::format("all_to_all: rank {} sends itself {} elements and expects {}", rank,
                        send_counts[own], recv_counts[own]));
   }

@@ -87,7 +87,11 @@ class Communicator {
   // operation then does not end, and times out.
   virtual void all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
                             std::span<const int64_t> recv_counts) = 0;
-  // The same with equal pieces: numel % size == 0.
+  // Several of them, one behind the other in both tensors: the counts are [rounds, size]. NCCL does
+  // them as one operation.
+  virtual void all_to_all_rounds(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                                 std::span<const int64_t> recv_counts);
+  // One with equal pieces: numel % size == 0.
   void all_to_all(Tensor from, Tensor to);
   // Buffered: send() returns before its recv() as long as less than 64 MiB are under way between
   // the two (beyond that it waits for recv()). Messages of one pair arrive in order.

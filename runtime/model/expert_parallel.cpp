@@ -39,16 +39,18 @@ int64_t RowCounts::most_arriving() const {
   return most;
 }
 
-std::vector<int64_t> RowCounts::sent(int64_t round, int64_t cols) const {
+std::vector<int64_t> RowCounts::sent(int64_t cols) const {
   std::vector<int64_t> elements;
-  for (int to = 0; to < ranks_; ++to) elements.push_back(at(rank_, round * ranks_ + to) * cols);
+  for (int64_t expert = 0; expert < experts_; ++expert) {
+    elements.push_back(at(rank_, expert) * cols);
+  }
   return elements;
 }
 
-std::vector<int64_t> RowCounts::received(int64_t round, int64_t cols) const {
+std::vector<int64_t> RowCounts::received(int64_t cols) const {
   std::vector<int64_t> elements;
-  for (int from = 0; from < ranks_; ++from) {
-    elements.push_back(at(from, round * ranks_ + rank_) * cols);
+  for (int64_t expert = rank_; expert < experts_; expert += ranks_) {
+    for (int from = 0; from < ranks_; ++from) elements.push_back(at(from, expert) * cols);
   }
   return elements;
 }
@@ -68,36 +70,12 @@ RowCounts ExpertParallel::shared(Tensor counts) const {
   return {std::move(host), size(), rank()};
 }
 
-namespace {
-
-int64_t sum_of(const std::vector<int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
-}  // namespace
-
 void ExpertParallel::to_experts(const RowCounts& counts, Tensor own, Tensor arrived) const {
-  int64_t sent = 0, received = 0;
-  for (int64_t round = 0; round < counts.rounds(); ++round) {
-    const std::vector<int64_t> send = counts.sent(round, own.cols());
-    const std::vector<int64_t> receive = counts.received(round, own.cols());
-    const int64_t out = sum_of(send), in = sum_of(receive);
-    group_.all_to_all_v(own.slice(sent, out), send, arrived.slice(received, in), receive);
-    sent += out;
-    received += in;
-  }
+  group_.all_to_all_rounds(own, counts.sent(own.cols()), arrived, counts.received(own.cols()));
 }
 
 void ExpertParallel::from_experts(const RowCounts& counts, Tensor arrived, Tensor own) const {
-  int64_t sent = 0, received = 0;
-  for (int64_t round = 0; round < counts.rounds(); ++round) {
-    const std::vector<int64_t> send = counts.received(round, own.cols());
-    const std::vector<int64_t> receive = counts.sent(round, own.cols());
-    const int64_t out = sum_of(send), in = sum_of(receive);
-    group_.all_to_all_v(arrived.slice(sent, out), send, own.slice(received, in), receive);
-    sent += out;
-    received += in;
-  }
+  group_.all_to_all_rounds(arrived, counts.received(own.cols()), own, counts.sent(own.cols()));
 }
 
 }  // namespace mtl

@@ -28,9 +28,9 @@ class RowCounts {
   int64_t own() const { return own_; }            // that the rank's tokens have
   int64_t arriving() const { return arriving_; }  // at the rank's experts
   int64_t most_arriving() const;                  // at any rank's
-  // Elements of rows of `cols` that go to each rank, and come from each, in a round.
-  std::vector<int64_t> sent(int64_t round, int64_t cols) const;
-  std::vector<int64_t> received(int64_t round, int64_t cols) const;
+  // Elements of rows of `cols` that go to each rank, and come from each, round by round.
+  std::vector<int64_t> sent(int64_t cols) const;
+  std::vector<int64_t> received(int64_t cols) const;
 
  private:
   int64_t at(int rank, int64_t expert) const {

@@ -286,9 +286,16 @@ void NcclCommunicator::broadcast(Tensor x, int root) {
 void NcclCommunicator::all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
                                     std::span<const int64_t> recv_counts) {
   comm::check_all_to_all(from, send_counts, to, recv_counts, rank_, size());
+  all_to_all_rounds(from, send_counts, to, recv_counts);
+}
+
+void NcclCommunicator::all_to_all_rounds(Tensor from, std::span<const int64_t> send_counts,
+                                         Tensor to, std::span<const int64_t> recv_counts) {
+  const auto ranks = static_cast<size_t>(size());
+  comm::check_all_to_all(from, send_counts, to, recv_counts, rank_, size(),
+                         send_counts.size() / ranks);
   if (size() == 1) return copy(to.data, from.data, to.bytes());
   const int64_t element = bytes_of(from.dtype);
-  traffic_.all_to_all += from.bytes() - send_counts[static_cast<size_t>(rank_)] * element;
   // A rank that neither sends nor receives takes part: the others count its operations.
   const Tensor& any = from.numel() > 0 ? from : to;
   const bool staged = any.numel() > 0 && !on_device(any);
@@ -299,35 +306,41 @@ void NcclCommunicator::all_to_all_v(Tensor from, std::span<const int64_t> send_c
   if (staged) copy(memory, from.data, from.bytes());
   const Api& api = state_->api();
   const DataType type = type_of(from.dtype);
-  int64_t own_from = 0, own_to = 0;
-  for (size_t i = 0; i < static_cast<size_t>(rank_); ++i) {
-    own_from += send_counts[i] * element;
-    own_to += recv_counts[i] * element;
+  // What goes to other ranks; what stays is copied.
+  struct Message {
+    int64_t first, count;
+    int peer;
+  };
+  std::vector<Message> sends, recvs;
+  int64_t sending = 0, receiving = 0;
+  for (size_t i = 0; i < send_counts.size(); ++i) {
+    const int peer = static_cast<int>(i % ranks);
+    if (peer == rank_) {
+      copy(received + receiving, sent + sending, send_counts[i] * element);
+    } else {
+      if (send_counts[i] > 0) sends.push_back({sending, send_counts[i], peer});
+      if (recv_counts[i] > 0) recvs.push_back({receiving, recv_counts[i], peer});
+      traffic_.all_to_all += send_counts[i] * element;
+    }
+    sending += send_counts[i] * element;
+    receiving += recv_counts[i] * element;
   }
-  copy(received + own_to, sent + own_from, send_counts[static_cast<size_t>(rank_)] * element);
-  collective(comm::describe({.op = comm::Op::all_to_all, .dtype = from.dtype}), from.bytes(),
-             [&](CommHandle handle, Stream where) {
-               Result result = api.group_start();
-               const auto call = [&](Result next) {
-                 if (result == kSuccess || result == kInProgress) result = next;
-               };
-               int64_t sending = 0, receiving = 0;
-               for (int peer = 0; peer < size(); ++peer) {
-                 const auto at = static_cast<size_t>(peer);
-                 const auto send = static_cast<size_t>(send_counts[at]);
-                 const auto recv = static_cast<size_t>(recv_counts[at]);
-                 if (peer != rank_ && send > 0) {
-                   call(api.send(sent + sending, send, type, peer, handle, where));
-                 }
-                 if (peer != rank_ && recv > 0) {
-                   call(api.recv(received + receiving, recv, type, peer, handle, where));
-                 }
-                 sending += send_counts[at] * element;
-                 receiving += recv_counts[at] * element;
-               }
-               call(api.group_end());
-               return result;
-             });
+  collective(
+      comm::describe({.op = comm::Op::all_to_all, .dtype = from.dtype}), from.bytes(),
+      [&](CommHandle handle, Stream where) {
+        Result result = api.group_start();
+        const auto call = [&](Result next) {
+          if (result == kSuccess || result == kInProgress) result = next;
+        };
+        for (const auto& [first, count, peer] : sends) {
+          call(api.send(sent + first, static_cast<size_t>(count), type, peer, handle, where));
+        }
+        for (const auto& [first, count, peer] : recvs) {
+          call(api.recv(received + first, static_cast<size_t>(count), type, peer, handle, where));
+        }
+        call(api.group_end());
+        return result;
+      });
   if (staged) finish(to.data, received, to.bytes());
 }
 

@@ -42,6 +42,8 @@ class NcclCommunicator final : public Communicator, private CommLane {
   void broadcast(Tensor x, int root) override;
   void all_to_all_v(Tensor from, std::span<const int64_t> send_counts, Tensor to,
                     std::span<const int64_t> recv_counts) override;
+  void all_to_all_rounds(Tensor from, std::span<const int64_t> send_counts, Tensor to,
+                         std::span<const int64_t> recv_counts) override;
   void send(Tensor x, int to) override;
   void recv(Tensor x, int from) override;
   const Traffic& traffic() const override { return traffic_; }

@@ -22,6 +22,7 @@ constexpr Kind kKinds[] = {Kind::all_reduce_sum,
                            Kind::broadcast,
                            Kind::all_to_all,
                            Kind::all_to_all_v,
+                           Kind::all_to_all_rounds,
                            Kind::ring};
 constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8};
 
@@ -32,7 +33,7 @@ bool reduces(Kind kind) {
 int64_t fit(Kind kind, int64_t numel, int size) {
   if (kind == Kind::reduce_scatter || kind == Kind::all_gather) return numel / size * size;
   if (kind == Kind::all_to_all) return numel / (2 * size) * (2 * size);
-  if (kind == Kind::all_to_all_v) return numel / 2 * 2;
+  if (kind == Kind::all_to_all_v || kind == Kind::all_to_all_rounds) return numel / 2 * 2;
   const bool apart = kind == Kind::reduce_scatter_apart || kind == Kind::all_gather_apart;
   return apart ? numel / (size + 1) * (size + 1) : numel;
 }
@@ -368,6 +369,12 @@ TEST_CASE("a world of one needs no peers") {
   CHECK_THROWS_AS(group->all_to_all_v(x, all, apart, less), Error);
   CHECK_THROWS_AS(group->all_to_all_v(x, all, apart.slice(0, 24), less), Error);
   CHECK_THROWS_AS(group->all_to_all_v(x, {}, apart, all), Error);
+  const std::vector<int64_t> two = {20, 5}, others = {19, 6};
+  CHECK_THROWS_AS(group->all_to_all_v(x, two, apart, two), Error);
+  group->all_to_all_rounds(x, two, apart, two);
+  CHECK_THROWS_AS(group->all_to_all_rounds(x, two, apart, others), Error);
+  CHECK_THROWS_AS(group->all_to_all_rounds(x, two, apart, all), Error);
+  CHECK_THROWS_AS(group->all_to_all_rounds(x, {}, apart, {}), Error);
   CHECK_THROWS_AS(group->all_to_all(x, x), Error);
   CHECK_THROWS_AS(group->all_to_all(x, Tensor(other, DType::i32, {25})), Error);
   CHECK_THROWS_AS(group->broadcast(x, 1), Error);

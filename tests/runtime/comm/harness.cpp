@@ -317,10 +317,10 @@ int64_t next_to_check(int64_t i, int64_t numel) {
 
 namespace {
 
-// Elements that member `from` of a group sends member `to`.
-int64_t count_of(Kind kind, uint64_t seed, int from, int to, int64_t most) {
+// Elements that member `from` of a group sends member `to` in a round.
+int64_t count_of(Kind kind, uint64_t seed, int from, int to, int round, int64_t most) {
   if (kind == Kind::all_to_all) return most;
-  const auto choice = std::bit_cast<uint64_t>(value_of(seed, 100 * from + to, 7)) >> 20;
+  const auto choice = std::bit_cast<uint64_t>(value_of(seed, 100 * from + to, 7 + round)) >> 20;
   return choice % 3 == 0 ? 0 : static_cast<int64_t>(choice % static_cast<uint64_t>(most + 1));
 }
 
@@ -328,32 +328,41 @@ int64_t count_of(Kind kind, uint64_t seed, int from, int to, int64_t most) {
 int64_t all_to_all_problem(Communicator& group, std::span<const int> ranks, Kind kind,
                            const Tensor& x, uint64_t seed) {
   const int n = group.size(), own = group.rank();
-  const int64_t half = x.numel() / 2, most = half / n;
+  const int rounds = kind == Kind::all_to_all_rounds ? 3 : 1;
+  const int64_t half = x.numel() / 2, most = half / n / rounds;
   std::vector<int64_t> send, recv, source;
+  std::vector<int64_t> before(static_cast<size_t>(n));  // of what each has sent, until then
   int64_t sent = 0, received = 0;
-  for (int peer = 0; peer < n; ++peer) {
-    send.push_back(count_of(kind, seed, own, peer, most));
-    recv.push_back(count_of(kind, seed, peer, own, most));
-    sent += send.back();
-    received += recv.back();
-    int64_t before = 0;
-    for (int other = 0; other < own; ++other) before += count_of(kind, seed, peer, other, most);
-    source.push_back(before);
+  for (int round = 0; round < rounds; ++round) {
+    for (int peer = 0; peer < n; ++peer) {
+      send.push_back(count_of(kind, seed, own, peer, round, most));
+      recv.push_back(count_of(kind, seed, peer, own, round, most));
+      sent += send.back();
+      received += recv.back();
+      int64_t& next = before[static_cast<size_t>(peer)];
+      for (int other = 0; other < n; ++other) {
+        if (other == own) source.push_back(next);
+        next += count_of(kind, seed, peer, other, round, most);
+      }
+    }
   }
+  const Tensor from = x.slice(0, sent), to = x.slice(half, received);
   if (kind == Kind::all_to_all) {
     group.all_to_all(x.slice(0, half), x.slice(half, half));
+  } else if (kind == Kind::all_to_all_v) {
+    group.all_to_all_v(from, send, to, recv);
   } else {
-    group.all_to_all_v(x.slice(0, sent), send, x.slice(half, received), recv);
+    group.all_to_all_rounds(from, send, to, recv);
   }
   const auto mine = [&](int64_t i) { return is_of(x, i, seed, ranks[static_cast<size_t>(own)]); };
   for (int64_t i = 0; i < half; i = next_to_check(i, half)) {
     if (!mine(i)) return i;
   }
   int64_t place = half;
-  for (int peer = 0; peer < n; ++peer) {
-    const auto at = static_cast<size_t>(peer);
+  for (size_t at = 0; at < recv.size(); ++at) {
+    const int peer = ranks[at % static_cast<size_t>(n)];
     for (int64_t i = 0; i < recv[at]; i = next_to_check(i, recv[at])) {
-      if (!is_of(x, place + i, seed, ranks[at], source[at] + i)) return place + i;
+      if (!is_of(x, place + i, seed, peer, source[at] + i)) return place + i;
     }
     place += recv[at];
   }
@@ -425,7 +434,8 @@ void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, c
       break;
     }
     case Kind::all_to_all:
-    case Kind::all_to_all_v: {
+    case Kind::all_to_all_v:
+    case Kind::all_to_all_rounds: {
       const int64_t problem = all_to_all_problem(group, ranks, kind, x, seed);
       if (problem >= 0) wrong("all_to_all", problem);
       break;

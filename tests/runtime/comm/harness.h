@@ -83,7 +83,7 @@ inline Tensor part_of(const Tensor& all, const Communicator& group) {
 // One collective on `x` with arguments of this group; throws if an element's bits are wrong. The
 // kinds `_apart` are out of place: x holds the whole and then the rank's part, n + 1 equal ranges.
 // all_to_all has what is sent in the first half of x and what is received in the second; the pieces
-// of `_v` are of many lengths, some of none, and do not fill the halves.
+// of `_v` and `_rounds` are of many lengths, some of none, and do not fill the halves.
 enum class Kind {
   all_reduce_sum,
   all_reduce_max,
@@ -94,6 +94,7 @@ enum class Kind {
   broadcast,
   all_to_all,
   all_to_all_v,
+  all_to_all_rounds,
   ring
 };
 void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,

@@ -60,11 +60,17 @@ std::vector<Outcome> run_gpus(int size, When when, const std::function<void(Rank
   return outcomes;
 }
 
-constexpr Kind kNcclKinds[] = {Kind::all_reduce_sum, Kind::all_reduce_max,
-                               Kind::reduce_scatter, Kind::reduce_scatter_apart,
-                               Kind::all_gather,     Kind::all_gather_apart,
-                               Kind::broadcast,      Kind::all_to_all,
-                               Kind::all_to_all_v,   Kind::ring};
+constexpr Kind kNcclKinds[] = {Kind::all_reduce_sum,
+                               Kind::all_reduce_max,
+                               Kind::reduce_scatter,
+                               Kind::reduce_scatter_apart,
+                               Kind::all_gather,
+                               Kind::all_gather_apart,
+                               Kind::broadcast,
+                               Kind::all_to_all,
+                               Kind::all_to_all_v,
+                               Kind::all_to_all_rounds,
+                               Kind::ring};
 
 // A recorder's dump where `enqueued` operations were called, of which so many began and ended.
 nccl::FlightDump dump_of(int rank, const nccl::GroupName& group, uint64_t enqueued,
