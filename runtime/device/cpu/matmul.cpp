@@ -35,15 +35,14 @@ const MatmulKernels& matmul_kernels() {
 
 // The loops of a 16-bit type.
 struct HalfKernels {
-  decltype(MatmulKernels::widen) widen;
   decltype(MatmulKernels::narrow) narrow;
   decltype(MatmulKernels::gelu_bf16) gelu;
   decltype(MatmulKernels::gelu_grad_narrow) gelu_grad_narrow;
 };
 HalfKernels half_kernels(DType dtype) {
   const MatmulKernels& k = matmul_kernels();
-  if (dtype == DType::f16) return {k.widen_f16, k.narrow_f16, k.gelu_f16, k.gelu_grad_narrow_f16};
-  return {k.widen, k.narrow, k.gelu_bf16, k.gelu_grad_narrow};
+  if (dtype == DType::f16) return {k.narrow_f16, k.gelu_f16, k.gelu_grad_narrow_f16};
+  return {k.narrow, k.gelu_bf16, k.gelu_grad_narrow};
 }
 
 memory::data_type type_of(DType dtype) {
@@ -60,6 +59,7 @@ memory::data_type type_of(DType dtype) {
 
 constexpr int64_t kSlice = 3072;       // of k, see run_sliced
 constexpr size_t kMostEntries = 4096;  // primitives that are kept
+constexpr int64_t kBlock = 2 << 20;    // elements, see run_in_blocks
 
 struct Shape {
   int64_t m, n, k;
@@ -112,11 +112,92 @@ void parallel_chunks(int64_t total, const Body& body) {
   }
 }
 
+template <typename Body>
+void parallel_rows(int64_t rows, const Body& body) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; ++i) body(i);
+}
+
 float* f32_at(const Tensor& x, int64_t i) {
   return x.as<float>() + i;
 }
 uint16_t* half_at(const Tensor& x, int64_t i) {
   return x.as<uint16_t>() + i;
+}
+
+// Of any type, to f32.
+void widen(const Tensor& from, int64_t first, float* to, int64_t count) {
+  const MatmulKernels& k = matmul_kernels();
+  if (from.dtype == DType::f32) {
+    std::copy_n(f32_at(from, first), count, to);
+  } else if (from.dtype == DType::bf16) {
+    k.widen(half_at(from, first), to, count);
+  } else if (from.dtype == DType::f16) {
+    k.widen_f16(half_at(from, first), to, count);
+  } else {
+    const auto loop = from.dtype == DType::f8_e5m2 ? k.widen_e5m2 : k.widen_e4m3;
+    loop(from.as<uint8_t>() + first, to, count);
+  }
+}
+
+// Some rows and columns of a stored matrix.
+struct Part {
+  int64_t row, rows, col, cols;
+};
+
+// They are put one behind the other.
+Tensor widened(const Tensor& from, const Part& part, Workspace& space) {
+  const int64_t numel = part.rows * part.cols, width = from.cols();
+  const Tensor to(space.get(static_cast<size_t>(numel) * 4), DType::f32, {part.rows, part.cols});
+  if (part.cols == width) {
+    parallel_chunks(numel, [&](int64_t first, int64_t count) {
+      widen(from, part.row * width + first, f32_at(to, first), count);
+    });
+  } else {
+    parallel_rows(part.rows, [&](int64_t i) {
+      widen(from, (part.row + i) * width + part.col, f32_at(to, i * part.cols), part.cols);
+    });
+  }
+  return to;
+}
+
+// Sizes of blocks of which A's, B's and C's have kBlock elements at most: the larger side of one
+// that has more is halved.
+Shape blocks_of(const Shape& whole) {
+  Shape size = whole;
+  const auto limit = [](int64_t& a, int64_t& b) {
+    while (a * b > kBlock) {
+      int64_t& larger = a > b ? a : b;
+      larger = ((larger + 1) / 2 + 63) / 64 * 64;
+    }
+  };
+  limit(size.m, size.k);
+  limit(size.k, size.n);
+  limit(size.m, size.n);
+  return size;
+}
+
+// A block of C, with the gradient of GELU, as it is stored.
+void narrow(const Matmul& args, const Tensor& to, const Part& part, const Tensor& block) {
+  const auto some = [&](int64_t at, const float* from, int64_t count) {
+    if (to.dtype == DType::f32) {
+      std::copy_n(from, count, f32_at(to, at));
+    } else if (args.epilogue == Epilogue::gelu_grad) {
+      half_kernels(to.dtype).gelu_grad_narrow(half_at(args.aux, at), from, half_at(to, at), count);
+    } else {
+      half_kernels(to.dtype).narrow(from, half_at(to, at), count);
+    }
+  };
+  const int64_t width = to.cols();
+  if (part.cols == width) {
+    parallel_chunks(block.numel(), [&](int64_t first, int64_t count) {
+      some(part.row * width + first, f32_at(block, first), count);
+    });
+  } else {
+    parallel_rows(part.rows, [&](int64_t i) {
+      some((part.row + i) * width + part.col, f32_at(block, i * part.cols), part.cols);
+    });
+  }
 }
 
 }  // namespace
@@ -141,9 +222,9 @@ struct CpuMatmul::Impl {
   Entry& entry(const Shape& shape, const Matmul& args);
   void run_primitive(const Shape& shape, const Matmul& args);
   void run_sgemm(const Shape& shape, const Matmul& args);
-  void run_widened(const Shape& shape, const Matmul& args);
+  void run_in_blocks(const Shape& shape, const Matmul& args);
   void run_sliced(const Shape& shape, const Matmul& args);
-  void run_float8(const Shape& shape, const Matmul& args);
+  void finish_float8(const Matmul& args, const Tensor& to, const Part& part, float* rows);
   void product(const Shape& shape, const Matmul& args);
 };
 
@@ -238,40 +319,74 @@ void CpuMatmul::Impl::run_sgemm(const Shape& shape, const Matmul& args) {
   }
 }
 
-// f16, which oneDNN does not know on CPUs, and bf16 without tiles: the operands are widened once
-// and multiplied in f32. For bf16 that is faster than AVX512_BF16, and it works everywhere.
-void CpuMatmul::Impl::run_widened(const Shape& shape, const Matmul& args) {
-  const HalfKernels half = half_kernels(args.a.dtype);
-  const auto as_wide = [](Tensor x, Workspace& space) {
-    x.dtype = DType::f32;
-    x.data = space.get(static_cast<size_t>(x.bytes()));
-    return x;
-  };
-  const auto widen = [&](const Tensor& from, Workspace& space) {
-    const Tensor to = as_wide(from, space);
-    parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
-      half.widen(half_at(from, first), f32_at(to, first), count);
-    });
-    return to;
-  };
-  Matmul wide = args;
-  wide.epilogue = Epilogue::none;
-  wide.a = widen(args.a, wide_a);
-  wide.b = widen(args.b, wide_b);
-  if (args.c.dtype == DType::f32) {
-    product(shape, wide);
-    return;
-  }
-  wide.c = args.accumulate ? widen(args.c, wide_c) : as_wide(args.c, wide_c);
-  product(shape, wide);
-  const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
-  parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
-    const float* from = f32_at(wide.c, first);
-    if (args.epilogue == Epilogue::gelu_grad) {
-      half.gelu_grad_narrow(half_at(args.aux, first), from, half_at(args.c, first), count);
-    } else {
-      half.narrow(from, half_at(to, first), count);
+// f16, which oneDNN does not know on CPUs, FP8, and bf16 without tiles: the operands are widened
+// and multiplied in f32, where their values are exact. For bf16 that is faster than AVX512_BF16,
+// and it works everywhere. Block by block, so that it needs three workspaces of 8 MB however long
+// the operands are (the head's in f32 would be twice the largest weight).
+void CpuMatmul::Impl::run_in_blocks(const Shape& shape, const Matmul& args) {
+  const bool float8 = is_float8_matmul(args);
+  const Tensor& result = args.epilogue == Epilogue::gelu ? args.aux : args.c;
+  const Tensor to(result.data, result.dtype, {shape.m, shape.n});
+  const Shape size = blocks_of(shape);
+  const bool whole_rows = size.n == shape.n, whole_k = size.k == shape.k;
+  const bool in_place = !float8 && to.dtype == DType::f32 && whole_rows;
+  const bool adds = args.accumulate && !float8;
+  Matmul wide;
+  wide.transpose_a = args.transpose_a;
+  wide.transpose_b = args.transpose_b;
+  for (int64_t i = 0; i < shape.m; i += size.m) {
+    const int64_t m = std::min(size.m, shape.m - i);
+    for (int64_t j = 0; j < shape.n; j += size.n) {
+      const int64_t n = std::min(size.n, shape.n - j);
+      const Part part = {i, m, j, n};
+      if (in_place) {
+        wide.c = to.row_slice(i, m);
+      } else if (adds) {
+        wide.c = widened(to, part, wide_c);
+      } else {
+        wide.c = Tensor(wide_c.get(static_cast<size_t>(m * n) * 4), DType::f32, {m, n});
+      }
+      for (int64_t l = 0; l < shape.k; l += size.k) {
+        const int64_t k = std::min(size.k, shape.k - l);
+        // What the block before had is still there.
+        if (!whole_k || j == 0) {
+          const Part a = args.transpose_a ? Part{l, k, i, m} : Part{i, m, l, k};
+          wide.a = widened(args.a, a, wide_a);
+        }
+        if (!whole_k || !whole_rows || i == 0) {
+          const Part b = args.transpose_b ? Part{j, n, l, k} : Part{l, k, j, n};
+          wide.b = widened(args.b, b, wide_b);
+        }
+        wide.accumulate = adds || l > 0;
+        wide.bias = args.bias && !float8 && l == 0 ? args.bias.slice(j, n) : Tensor{};
+        product({m, n, k, wide.a.cols()}, wide);
+      }
+      if (float8) finish_float8(args, to, part, f32_at(wide.c, 0));
+      if (!in_place) narrow(args, to, part, wide.c);
     }
+  }
+}
+
+// The scales, what C was, and the bias, in the order in which cuBLASLt has them.
+void CpuMatmul::Impl::finish_float8(const Matmul& args, const Tensor& to, const Part& part,
+                                    float* rows) {
+  const float scale = *args.scale_a.as<float>() * *args.scale_b.as<float>();
+  const float* bias = nullptr;
+  if (args.bias) {
+    auto* const copy = static_cast<float*>(wide_bias.get(static_cast<size_t>(part.cols) * 4));
+    widen(args.bias, part.col, copy, part.cols);
+    bias = copy;
+  }
+  parallel_rows(part.rows, [&](int64_t i) {
+    const int64_t at = (part.row + i) * to.cols() + part.col;
+    float* const row = rows + i * part.cols;
+    matmul_kernels().scale(row, scale, part.cols);
+    if (args.accumulate && to.dtype == DType::f32) {
+      matmul_kernels().add(f32_at(to, at), row, part.cols);
+    } else if (args.accumulate) {
+      matmul_kernels().widen_add(half_at(to, at), row, part.cols);
+    }
+    if (bias != nullptr) matmul_kernels().add(bias, row, part.cols);
   });
 }
 
@@ -299,57 +414,6 @@ void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
   });
 }
 
-// FP8: the values are exact in f32, where they are multiplied and summed; then the scales, what C
-// was, and the bias, as cuBLASLt has it.
-void CpuMatmul::Impl::run_float8(const Shape& shape, const Matmul& args) {
-  const auto widen = [](const Tensor& from, Workspace& space) {
-    Tensor to = from;
-    to.dtype = DType::f32;
-    to.data = space.get(static_cast<size_t>(to.bytes()));
-    const auto loop =
-        from.dtype == DType::f8_e5m2 ? matmul_kernels().widen_e5m2 : matmul_kernels().widen_e4m3;
-    parallel_chunks(from.numel(), [&](int64_t first, int64_t count) {
-      loop(from.as<uint8_t>() + first, f32_at(to, first), count);
-    });
-    return to;
-  };
-  Matmul wide;
-  wide.a = widen(args.a, wide_a);
-  wide.b = widen(args.b, wide_b);
-  wide.transpose_b = true;
-  wide.c = args.c;
-  wide.c.dtype = DType::f32;
-  wide.c.data = wide_c.get(static_cast<size_t>(wide.c.bytes()));
-  product(shape, wide);
-
-  const float scale = *args.scale_a.as<float>() * *args.scale_b.as<float>();
-  const float* bias = nullptr;
-  if (args.bias && args.bias.dtype == DType::f32) bias = args.bias.as<float>();
-  if (args.bias && args.bias.dtype == DType::bf16) {
-    auto* const copy = static_cast<float*>(wide_bias.get(static_cast<size_t>(shape.n) * 4));
-    matmul_kernels().widen(half_at(args.bias, 0), copy, shape.n);
-    bias = copy;
-  }
-  const Tensor& to = args.epilogue == Epilogue::gelu ? args.aux : args.c;
-  const bool narrow = to.dtype == DType::bf16;
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < shape.m; ++i) {
-    const int64_t at = i * shape.n;
-    float* const row = f32_at(wide.c, at);
-    matmul_kernels().scale(row, scale, shape.n);
-    if (args.accumulate && narrow) matmul_kernels().widen_add(half_at(to, at), row, shape.n);
-    if (args.accumulate && !narrow) matmul_kernels().add(f32_at(to, at), row, shape.n);
-    if (bias != nullptr) matmul_kernels().add(bias, row, shape.n);
-    if (!narrow) {
-      std::copy_n(row, shape.n, f32_at(to, at));
-    } else if (args.epilogue == Epilogue::gelu_grad) {
-      matmul_kernels().gelu_grad_narrow(half_at(args.aux, at), row, half_at(to, at), shape.n);
-    } else {
-      matmul_kernels().narrow(row, half_at(to, at), shape.n);
-    }
-  }
-}
-
 // Which way, measured on two cores with AVX-512 over the shapes of GPT-2 (tests/bench/matmul.cpp):
 // the matmul primitive is as fast as sgemm when B is transposed, and up to twice slower in f32 when
 // it is not; sgemm has too much overhead for small products.
@@ -358,7 +422,7 @@ void CpuMatmul::Impl::product(const Shape& shape, const Matmul& given) {
   if (args.a.dtype == DType::f32 && args.bias && args.bias.dtype != DType::f32) {
     args.bias.dtype = DType::f32;  // oneDNN takes a bf16 bias only beside bf16 operands
     args.bias.data = wide_bias.get(static_cast<size_t>(args.bias.bytes()));
-    half_kernels(given.bias.dtype).widen(half_at(given.bias, 0), f32_at(args.bias, 0), shape.n);
+    widen(given.bias, 0, f32_at(args.bias, 0), shape.n);
   }
   constexpr double kLarge = 1 << 22;  // multiply-adds
   const double work =
@@ -389,16 +453,13 @@ void CpuMatmul::gelu(const Tensor& aux, const Tensor& c) const {
 void CpuMatmul::run(const Matmul& args) {
   const Shape shape = checked_shape(args);
   if (shape.m == 0 || shape.n == 0) return;
-  const bool float8 = is_float8_matmul(args);
-  const bool wide =
-      float8 || args.a.dtype == DType::f16 || (args.a.dtype == DType::bf16 && !has_amx_bf16());
+  const bool wide = is_float8_matmul(args) || args.a.dtype == DType::f16 ||
+                    (args.a.dtype == DType::bf16 && !has_amx_bf16());
   Matmul plain = args;
   plain.epilogue = Epilogue::none;
   if (args.epilogue == Epilogue::gelu) plain.c = args.aux;
-  if (float8) {
-    impl_->run_float8(shape, args);
-  } else if (wide) {
-    impl_->run_widened(shape, args.c.dtype == DType::f32 ? plain : args);
+  if (wide) {
+    impl_->run_in_blocks(shape, args);
   } else {
     impl_->product(shape, plain);
   }

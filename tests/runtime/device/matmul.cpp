@@ -159,42 +159,42 @@ void check(const Case& c) {
   if (c.epilogue != Epilogue::none) args.aux = aux.tensor();
   matmul.run(args);
 
+  // Every element, or so many of a large product that it takes no longer.
+  const int64_t work = c.m * c.n * c.k;
+  const int64_t step = work > 16'000'000 ? work / 4'000'000 | 1 : 1;
   double worst = 0;
-  for (int64_t i = 0; i < c.m; ++i) {
-    for (int64_t j = 0; j < c.n; ++j) {
-      double sum = c.accumulate ? before(i * c.n + j) : 0, size = std::abs(sum);
-      for (int64_t p = 0; p < c.k; ++p) {
-        const double x = a(c.ta ? p * c.m + i : i * c.k + p) * b(c.tb ? j * c.k + p : p * c.n + j);
-        sum += x;
-        size += std::abs(x);
-      }
-      if (c.bias != 0) {
-        sum += bias(j);
-        size += std::abs(bias(j));
-      }
-      const int64_t at = i * c.n + j;
-      // Sums of k products in f32, in any order: error below 2 (k + 4) 2^-24 sum|a b| always. Then
-      // each stored value is rounded once; a GELU reads what was stored.
-      const double summed = 2 * static_cast<double>(c.k + 4) * 0x1p-24 * size;
-      double expected = sum,
-             allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + smallest(c.out);
-      if (c.epilogue == Epilogue::gelu) {
-        worst = std::max(worst, std::abs(aux(at) - sum) / allowed);
-        expected = gelu(aux(at));
-        // exp2 has a relative error of 2^-22 and tanh's argument passes it on.
-        allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10) +
-                  smallest(c.out);
-        // Of the sum before it is rounded into aux; GELU's slope is at most 1.13.
-        if (c.gelu_once) allowed += 1.14 * (summed + 1.01 * unit(c.out) * std::abs(sum));
-      } else if (c.epilogue == Epilogue::gelu_grad) {
-        const double slope = gelu_slope(aux_before(at));
-        expected = sum * slope;
-        // The product may be rounded to the result's type before it is multiplied.
-        allowed = (summed + 2.02 * unit(c.out) * std::abs(sum)) * std::abs(slope) +
-                  0x1p-19 * std::abs(sum) + smallest(c.out);
-      }
-      worst = std::max(worst, std::abs(y(at) - expected) / allowed);
+  for (int64_t at = 0; at < c.m * c.n; at += step) {
+    const int64_t i = at / c.n, j = at % c.n;
+    double sum = c.accumulate ? before(at) : 0, size = std::abs(sum);
+    for (int64_t p = 0; p < c.k; ++p) {
+      const double x = a(c.ta ? p * c.m + i : i * c.k + p) * b(c.tb ? j * c.k + p : p * c.n + j);
+      sum += x;
+      size += std::abs(x);
     }
+    if (c.bias != 0) {
+      sum += bias(j);
+      size += std::abs(bias(j));
+    }
+    // Sums of k products in f32, in any order: error below 2 (k + 4) 2^-24 sum|a b| always. Then
+    // each stored value is rounded once; a GELU reads what was stored.
+    const double summed = 2 * static_cast<double>(c.k + 4) * 0x1p-24 * size;
+    double expected = sum, allowed = summed + 1.01 * unit(c.out) * std::abs(sum) + smallest(c.out);
+    if (c.epilogue == Epilogue::gelu) {
+      worst = std::max(worst, std::abs(aux(at) - sum) / allowed);
+      expected = gelu(aux(at));
+      // exp2 has a relative error of 2^-22 and tanh's argument passes it on.
+      allowed = 1.01 * unit(c.out) * std::abs(expected) + 0x1p-20 * (std::abs(aux(at)) + 1e-10) +
+                smallest(c.out);
+      // Of the sum before it is rounded into aux; GELU's slope is at most 1.13.
+      if (c.gelu_once) allowed += 1.14 * (summed + 1.01 * unit(c.out) * std::abs(sum));
+    } else if (c.epilogue == Epilogue::gelu_grad) {
+      const double slope = gelu_slope(aux_before(at));
+      expected = sum * slope;
+      // The product may be rounded to the result's type before it is multiplied.
+      allowed = (summed + 2.02 * unit(c.out) * std::abs(sum)) * std::abs(slope) +
+                0x1p-19 * std::abs(sum) + smallest(c.out);
+    }
+    worst = std::max(worst, std::abs(y(at) - expected) / allowed);
   }
   CHECK(worst <= 1.0);
 }
@@ -218,6 +218,23 @@ TEST_CASE("matmul: every form and type over odd sizes") {
           c.out = DType::f32;
           check(c);
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul: operands that the CPU widens block by block") {
+  const int64_t sizes[][3] = {
+      {1460, 12, 1460}, {12, 1460, 1460}, {2100, 2100, 12}, {1460, 1470, 1480}, {3, 5, 700'001}};
+  for (const auto& s : sizes) {
+    for (const bool ta : {false, true}) {
+      for (const bool tb : {false, true}) {
+        const DType in = ta == tb ? DType::bf16 : DType::f16;
+        check({s[0], s[1], s[2], ta, tb, ta, in, ta ? in : DType::f32, tb ? 1 : 2});
+        if (s[2] > 700'000) continue;
+        check({s[0], s[1], s[2], ta, tb, !ta, in, ta ? DType::f32 : in});
+        const Epilogue epilogue = ta ? Epilogue::gelu_grad : Epilogue::gelu;
+        check({s[0], s[1], s[2], ta, tb, false, in, in, 2, epilogue});
       }
     }
   }
