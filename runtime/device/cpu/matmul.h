@@ -1,8 +1,8 @@
 // Matmul on the CPU: oneDNN underneath, with the fastest way per form and type chosen by a fixed
 // rule (so that results are bit-equal from run to run for a given number of threads), plus the
-// epilogues that oneDNN cannot fuse. f16, FP8, and bf16 on a CPU without AMX are widened to f32, block
-// by block in workspaces of 8 MB, and multiplied there: the results are those of f32 for the same
-// inputs, rounded.
+// epilogues that oneDNN cannot fuse. f16, FP8, and bf16 on a CPU without AMX are widened to f32,
+// block by block in workspaces of 8 MB, and multiplied there: the results are those of f32 for the
+// same inputs, rounded.
 #pragma once
 
 #include <memory>
