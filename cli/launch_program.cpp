@@ -177,13 +177,10 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   }
   job.version = version();
   job.program.needed_files = files_of(options, program);
-  std::optional<ScratchFolder> logs;
   if (!request.logs.redirected.empty() && request.logs.dir.empty()) {
-    logs.emplace("mtl-logs");
-    logs->keep();
-    request.logs.dir = logs->path();
+    request.logs.dir = make_scratch_folder("mtl-logs");
     // Also with --quiet: nobody could guess it.
-    say(stderr, fmt::format("output of the ranks: {}\n", logs->path().string()));
+    say(stderr, fmt::format("output of the ranks: {}\n", request.logs.dir.string()));
   }
   if (!options.quiet && request.mode == LaunchRequest::Mode::local) {
     const std::string notice = threads_notice(request, place_here(request));
