@@ -1,4 +1,4 @@
-// Stacks that run in turn on one thread, for gpu_on_host.cpp. AddressSanitizer and ThreadSanitizer
+// Stacks that run in turn on a thread, for gpu_on_host.cpp. AddressSanitizer and ThreadSanitizer
 // are told of every switch. To be included once: it holds a function in assembler.
 #pragma once
 
@@ -125,7 +125,7 @@ class Context {
   }
 
  private:
-  inline static Context* came_from = nullptr;
+  inline static thread_local Context* came_from = nullptr;
   static constexpr size_t kStackBytes = size_t{128} << 10;
   static constexpr size_t kGuardBytes = size_t{64} << 10;
   void* memory_ = nullptr;

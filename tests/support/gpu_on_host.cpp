@@ -1,7 +1,9 @@
 #include "support/gpu_on_host.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <exception>
 #include <limits>
 #include <map>
@@ -10,6 +12,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -71,57 +74,105 @@ struct Warp {
   unsigned waiting;  // those at an exchange
 };
 
+struct Grid {
+  dim3 grid, block;
+  size_t shared_bytes;
+  const std::function<void()>* body;
+  uint64_t blocks() const { return uint64_t{grid.x} * grid.y * grid.z; }
+};
+
+// Of blocks that run at once.
+struct Together {
+  std::atomic<uint64_t> started = 0;
+  std::atomic<bool> failed = false;
+  std::exception_ptr failure;  // of the first one that has
+};
+
 class Machine {
  public:
-  void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-    body_ = &body;
-    threads_ = block.x * block.y * block.z;
+  // From the last block to the first: a kernel must not rely on an order, but those that say so.
+  void run(const Grid& grid, bool in_order) {
+    begin(grid);
+    const uint64_t blocks = grid.blocks();
+    for (uint64_t done = 0; done < blocks; ++done) {
+      run_block(grid, in_order ? done : blocks - 1 - done);
+    }
+  }
+  // Some of the blocks, others of which run elsewhere.
+  void run_some(const Grid& grid, Together& together) {
+    together_ = &together;
+    begin(grid);
+    for (;;) {
+      const uint64_t block = together.started++;
+      if (block >= grid.blocks() || together.failed) return;
+      run_block(grid, block);
+    }
+  }
+
+  void wait_for_blocks(std::atomic_ref<unsigned> count, unsigned least) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (count.load(std::memory_order_acquire) < least) {
+      if (together_ == nullptr) throw std::runtime_error("a block waits for one that is to follow");
+      if (together_->failed) throw std::runtime_error("a block waits for one that has failed");
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw std::runtime_error("blocks wait for each other");
+      }
+      // Others of this block, or of this machine.
+      if (ready_begin_ == ready_end_) {
+        std::this_thread::yield();
+      } else {
+        make_ready(*current_);
+        go_on();
+      }
+    }
+  }
+
+ private:
+  void begin(const Grid& grid) {
+    body_ = grid.body;
+    threads_ = grid.block.x * grid.block.y * grid.block.z;
     while (fibers_.size() < threads_) {
       const auto i = static_cast<unsigned>(fibers_.size());
       fibers_.push_back(std::make_unique<Fiber>(i, &Machine::enter));
     }
     if (warps_.size() < (threads_ + 31) / 32) warps_.resize((threads_ + 31) / 32);
+    const dim3 block = grid.block;
     for (unsigned i = 0; i < threads_; ++i) {
       fibers_[i]->index = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
     }
     // Of exactly that size, so that AddressSanitizer knows its end.
-    const std::unique_ptr<unsigned char[]> shared(
-        new unsigned char[shared_bytes + kSharedAlignment]);
-    const auto misfit = reinterpret_cast<uintptr_t>(shared.get()) % kSharedAlignment;
+    memory_.reset(new unsigned char[grid.shared_bytes + kSharedAlignment]);
+    const auto misfit = reinterpret_cast<uintptr_t>(memory_.get()) % kSharedAlignment;
     const auto gap = misfit == 0 ? 0 : kSharedAlignment - misfit;
-    shared_ = shared.get() + gap;
-    shared_bytes_ = shared_bytes;
+    shared_ = memory_.get() + gap;
+    shared_bytes_ = grid.shared_bytes;
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_poison_memory_region(shared.get(), gap);
-    __asan_poison_memory_region(shared_ + shared_bytes, kSharedAlignment - gap);
+    __asan_poison_memory_region(memory_.get(), gap);
+    __asan_poison_memory_region(shared_ + shared_bytes_, kSharedAlignment - gap);
 #endif
-    random_.seed(schedule.seed);
-    gridDim = grid;
+    gridDim = grid.grid;
     blockDim = block;
-    const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    random_.seed(schedule.seed);
+  }
+
+  void run_block(const Grid& grid, uint64_t i) {
+    const dim3 size = grid.grid;
+    blockIdx = dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+                    static_cast<unsigned>(i / size.x / size.y));
+    std::memset(shared_, 0xff, shared_bytes_);  // NaN in any float type
+    backwards_ = schedule.order == Schedule::alternating ? i % 2 != 0
+                                                         : schedule.order == Schedule::last_ahead;
     try {
-      // From the last to the first: a kernel must not rely on an order, but those that say so.
-      for (uint64_t done = 0; done < blocks; ++done) {
-        const uint64_t i = BlocksInOrder::wanted ? done : blocks - 1 - done;
-        blockIdx =
-            dim3(static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
-                 static_cast<unsigned>(i / grid.x / grid.y));
-        std::memset(shared_, 0xff, shared_bytes);  // NaN in any float type
-        backwards_ = schedule.order == Schedule::alternating
-                         ? i % 2 != 0
-                         : schedule.order == Schedule::last_ahead;
-        run_block();
-      }
+      run_threads();
     } catch (...) {
       // Fibers that have stopped somewhere are of no more use.
       fibers_.clear();
       failure_ = nullptr;
-      shared_ = nullptr;
       throw;
     }
-    shared_ = nullptr;
   }
 
+ public:
   unsigned char* shared() {
     return shared_;
   }
@@ -220,7 +271,7 @@ class Machine {
     }
   }
 
-  void run_block() {
+  void run_threads() {
     for (unsigned w = 0; w < (threads_ + 31) / 32; ++w) {
       Warp& warp = warps_[w];
       std::fill(warp.reads, warp.reads + 32, -1);
@@ -348,17 +399,34 @@ class Machine {
   unsigned ready_begin_ = 0, ready_end_ = 0;
   unsigned threads_ = 0, done_ = 0, at_barrier_ = 0;
   bool backwards_ = false;
-  unsigned char* shared_ = nullptr;
+  std::unique_ptr<unsigned char[]> memory_;
+  unsigned char* shared_ = nullptr;  // in it
   size_t shared_bytes_ = 0;
+  Together* together_ = nullptr;
   Fiber* current_ = nullptr;
   std::exception_ptr failure_;
   std::mt19937 random_;
 };
 
-// One, whose fibers are used again by every launch. Kernels run on one thread of the process.
+// One of a thread, whose fibers are used again by every launch.
 Machine& machine() {
-  static Machine one;
+  thread_local Machine one;
   return one;
+}
+
+void run_together(const Grid& grid) {
+  Together together;
+  const auto some = [&] {
+    try {
+      machine().run_some(grid, together);
+    } catch (...) {
+      if (!together.failed.exchange(true)) together.failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < schedule.resident; ++i) threads.emplace_back(some);
+  for (std::thread& thread : threads) thread.join();
+  if (together.failure) std::rethrow_exception(together.failure);
 }
 
 void Machine::enter() {
@@ -393,7 +461,16 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
   if (shared_bytes > most_shared_bytes) {
     throw std::runtime_error(std::to_string(shared_bytes) + " bytes of dynamic shared memory");
   }
-  machine().run(grid, block, shared_bytes, body);
+  const Grid all = {grid, block, shared_bytes, &body};
+  if (BlocksInOrder::wanted && schedule.resident > 1) return run_together(all);
+  machine().run(all, BlocksInOrder::wanted);
+}
+
+void wait_for_blocks(const unsigned* count, unsigned least) {
+  machine().wait_for_blocks(std::atomic_ref(*const_cast<unsigned*>(count)), least);
+}
+void tell_blocks(unsigned* count) {
+  std::atomic_ref(*count).fetch_add(1, std::memory_order_release);
 }
 
 unsigned char* dynamic_shared() {

@@ -1,7 +1,8 @@
 // CUDA's execution model on the host, for the tests of kernels (runtime/device/cuda/gpu.h): a
 // block's threads are fibers that run one after the other and stop at barriers, shuffles and the
 // like, in every second block from the last thread to the first, and a warp as far as it can before
-// the next; blocks run one after the other, in an order that is not theirs. What it finds: wrong
+// the next; blocks run one after the other, in an order that is not theirs, or, those of kernels
+// whose blocks wait for one another, several at once on threads of the host. What it finds: wrong
 // arithmetic and indices (with AddressSanitizer also one byte beyond a tensor or the dynamic shared
 // memory), barriers that not all threads reach, shuffles without a lane that was named,
 // asynchronous copies that are read before they were waited for, shared memory that is read before
@@ -30,7 +31,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static thread_local
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
@@ -47,7 +48,7 @@ struct alignas(8) float2 {
 };
 
 // Of the fiber that runs.
-inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace mtl::gpu_on_host {
 
@@ -78,6 +79,8 @@ struct Schedule {
   // When they are started, else when they are waited for; so also products of warpgroups.
   bool early_copies = false;
   unsigned seed = 1;
+  // Blocks that run at once, of launches in order.
+  unsigned resident = 1;
 };
 // Of the launches until it is destroyed.
 class ScheduleScope {
@@ -92,7 +95,7 @@ class ScheduleScope {
 };
 
 // For kernels whose blocks wait for those of a lower index: run_grid takes the blocks of launches
-// within it from the first to the last.
+// within it from the first to the last, and Schedule::resident of them at once.
 class BlocksInOrder {
  public:
   BlocksInOrder() { wanted = true; }
@@ -116,6 +119,12 @@ void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_
   const BlocksInOrder in_order;
   launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
+
+// Until *count is `least` or more, which blocks of a lower index bring about, with what they have
+// written before it. Fails where none of them can.
+void wait_for_blocks(const unsigned* count, unsigned least);
+// *count += 1, behind what the block's threads have written.
+void tell_blocks(unsigned* count);
 
 unsigned char* dynamic_shared();
 

@@ -78,7 +78,7 @@ struct Warpgroup {
   }
 };
 
-std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // of the block, as they first come
+thread_local std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // of the block, as they first come
 
 Warpgroup& warpgroup() {
   const unsigned i = this_thread() / kThreads;
@@ -140,7 +140,7 @@ class Operand {
 
 void carry_out(Product& product) {
   const Call& call = product.call;
-  static float a[kRows][kDepth], b[kMostColumns][kDepth];
+  static thread_local float a[kRows][kDepth], b[kMostColumns][kDepth];
   if (call.operands == Operands::registers) {
     for (unsigned thread = 0; thread < kThreads; ++thread) {
       const unsigned row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;

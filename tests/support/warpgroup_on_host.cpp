@@ -50,7 +50,7 @@ struct State {
   std::map<int, NamedBarrier> named;  // that somebody has come to
   std::vector<Copy> copies;           // under way, the oldest first
 };
-State state;
+thread_local State state;
 
 Mbarrier& use(void* barrier) {
   const auto found = state.barriers.find(barrier);

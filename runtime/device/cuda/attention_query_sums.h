@@ -10,8 +10,6 @@
 // for another warp. The block on the diagonal is the last one, and writes dQ itself.
 #pragma once
 
-#include <stdexcept>
-
 #include "runtime/device/cuda/attention_panels.h"
 
 namespace mtl::cuda::warpgroups {
@@ -55,13 +53,14 @@ __device__ inline float4 sums_at(const float* from) {
 }
 #else
 inline void wait_for_turn(const unsigned* turn, int before) {
-  if (*turn != static_cast<unsigned>(before)) {
-    throw std::runtime_error("sums of queries whose turn has not come");
+  if (threadIdx.x % kWarp == 0) {
+    gpu_on_host::wait_for_blocks(turn, static_cast<unsigned>(before));
   }
+  __syncwarp();
 }
 inline void pass_on_turn(unsigned* turn) {
   __syncwarp();
-  if (threadIdx.x % kWarp == 0) ++*turn;
+  if (threadIdx.x % kWarp == 0) gpu_on_host::tell_blocks(turn);
 }
 inline void add_four(float* to, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i) to[i] += x[i];

@@ -1,5 +1,5 @@
 // The kernels of attention for tensor cores, on the host: the edges of their tiles, every path, and
-// that the order of a block's warps does not matter.
+// that the order of a block's warps, and of blocks that wait for one another, does not matter.
 #include <set>
 #include <utility>
 
@@ -144,6 +144,24 @@ TEST_CASE("attention: stages of Hopper's copy engine") {
       CHECK(got.out == want.out);
       CHECK(got.lse == want.lse);
       CHECK(got.dqkv == want.dqkv);
+    }
+  }
+}
+
+// The backward whose blocks add to the same queries, one after the other: several run at once, and
+// as often as not one comes to a tile before those whose turn it is.
+TEST_CASE("attention: blocks that wait for one another add in their order") {
+  using mtl::gpu_on_host::Schedule;
+  for (const AttentionShape& s :
+       {shape(1, 900, 2, 1, 64), with_alibi(shape(2, 520, 2, 1, 64, 0.1f)),
+        with_window(shape(1, 700, 2, 2, 128), 300), shape(1, 520, 4, 1, 128)}) {
+    CAPTURE(s.head_dim);
+    const Run want = run(s, DType::bf16, 1, kHopper);
+    for (const unsigned resident : {2u, 3u, 8u}) {
+      CAPTURE(resident);
+      const mtl::gpu_on_host::ScheduleScope scope(
+          {.order = Schedule::random, .seed = resident, .resident = resident});
+      CHECK(run(s, DType::bf16, 1, kHopper).dqkv == want.dqkv);
     }
   }
 }
