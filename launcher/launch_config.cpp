@@ -594,7 +594,7 @@ std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConf
       if (entry == config.megatron_lm_config.end()) continue;
       const std::optional<bool> truth = key.is_truth ? as_bool(entry->second) : std::nullopt;
       const std::string value = !truth ? entry->second : *truth ? key.yes : key.no;
-      if (!value.empty() && value != key.nothing) settings.emplace_back(key.train_key, value);
+      if (!value.empty()) settings.emplace_back(key.train_key, value);
     }
   }
   return settings;

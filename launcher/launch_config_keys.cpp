@@ -149,10 +149,8 @@ const std::vector<MegatronKey>& megatron_train_keys() {
       {"megatron_lm_recompute_method", "recompute.method"},
       {"megatron_lm_recompute_num_layers", "recompute.layers"},
       {"megatron_lm_gradient_clipping", "optimizer.clip"},
-      {.key = "megatron_lm_context_parallel_size", .train_key = "parallel.cp", .nothing = "1"},
-      {.key = "megatron_lm_expert_model_parallel_size",
-       .train_key = "parallel.ep",
-       .nothing = "1"}};
+      {"megatron_lm_context_parallel_size", "parallel.cp"},
+      {"megatron_lm_expert_model_parallel_size", "parallel.ep"}};
   return keys;
 }
 

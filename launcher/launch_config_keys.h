@@ -25,12 +25,11 @@ const std::vector<std::string>& launch_keys_without_meaning();
 const std::vector<std::string>& distributed_types();
 
 // A key of megatron_lm_config and the key of train.yaml that it decides: by its own value, or, for
-// a truth value, by what yes and no stand for ("": nothing is decided). A value of `nothing` asks
-// for nothing that train.yaml would have to say.
+// a truth value, by what yes and no stand for ("": nothing is decided).
 struct MegatronKey {
   std::string key, train_key;
   bool is_truth = false;
-  std::string yes = {}, no = {}, nothing = {};
+  std::string yes = {}, no = {};
 };
 const std::vector<MegatronKey>& megatron_train_keys();
 

@@ -613,6 +613,11 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   const std::vector<std::pair<std::string, std::string>> expected = {
       {"precision.dtype", "bf16"}, {"parallel.tp", "2"}, {"parallel.sp", "false"}};
   CHECK(settings == expected);
+  // A flag that says one is an answer too: the file of the run may have more.
+  using One = std::pair<std::string, std::string>;
+  CHECK(train_settings(values({{"megatron_lm_expert_model_parallel_size", "1"},
+                               {"megatron_lm_context_parallel_size", "1"}})) ==
+        std::vector{One{"parallel.cp", "1"}, One{"parallel.ep", "1"}});
   // An engine means something by itself, unless the file has more to say of it.
   using Settings = std::vector<std::pair<std::string, std::string>>;
   const FlagValues fsdp = values({{"use_fsdp", "true"}});
