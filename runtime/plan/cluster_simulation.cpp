@@ -113,10 +113,17 @@ std::vector<Slowness> slowness(const LayoutChoice& layout, const Stragglers& str
   }
   std::vector<Slowness> all(static_cast<size_t>(replicas),
                             Slowness(static_cast<size_t>(layout.pp), 0));
+  // Ranks that exchange something in every layer wait for each other there: those of TP, CP and EP.
+  const auto first_of_ep = [&](int replica) {
+    return static_cast<size_t>(replica - replica % layout.ep);
+  };
   for (int rank = 0; rank < layout.world(); ++rank) {
     const int replica = rank / inner % replicas, stage = rank / inner / replicas;
-    double& slowest = all[static_cast<size_t>(replica)][static_cast<size_t>(stage)];
+    double& slowest = all[first_of_ep(replica)][static_cast<size_t>(stage)];
     slowest = std::max(slowest, factor[static_cast<size_t>(rank)]);
+  }
+  for (int replica = 0; replica < replicas; ++replica) {
+    all[static_cast<size_t>(replica)] = all[first_of_ep(replica)];
   }
   return all;
 }

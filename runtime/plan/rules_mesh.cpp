@@ -81,12 +81,15 @@ bool check_expert_degree(const RuleInput& input, RuleBook& book) {
                  fmt::format("use ep {}", experts > 0 ? nearest_divisors(experts, ep) : "1"))) {
     return false;
   }
+  // A degree that is possible, so its size counts in what else is wrong.
   const int zero = input.spec.parallel.zero;
-  return book.rule("mesh.ep", "parallel.zero", ep == 1 || zero < 2,
-                   fmt::format("parallel.zero {} keeps {} of whole layers in shards over all "
-                               "replicas, and with parallel.ep {} these hold different experts",
-                               zero, zero == 2 ? "gradients" : "gradients and weights", ep),
-                   "use parallel.zero=1 (experts are divided already), or parallel.ep=1");
+  book.rule(
+      "mesh.ep", "parallel.zero", ep == 1 || zero < 2,
+      fmt::format("parallel.zero {} keeps {} of whole layers in shards over all replicas, and "
+                  "with parallel.ep {} these hold different experts",
+                  zero, zero == 2 ? "gradients" : "gradients and weights", ep),
+      "use parallel.zero=1 (experts are divided already), or parallel.ep=1");
+  return true;
 }
 
 std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {

@@ -62,6 +62,37 @@ TEST_CASE("one slow rank slows the step and jitter more so") {
   CHECK(simulate_cluster(run.work, run.layout, cluster, all).seconds != jitter.seconds);
 }
 
+TEST_CASE("ranks of expert parallelism are as slow as the slowest of them") {
+  Workload work;
+  work.model.layers = 8;
+  work.model.hidden = 4096;
+  work.model.heads = work.model.kv_heads = 32;
+  work.model.head_dim = 128;
+  work.model.ffn = 14336;
+  work.model.experts = 8;
+  work.model.experts_per_token = 2;
+  work.seq = 4096;
+  work.global_batch = 64;
+  LayoutChoice layout;
+  layout.pp = 2;
+  layout.ep = 4;
+  layout.dp = 2;
+  const Cluster& cluster = *find_cluster("h100-80g");
+  const ClusterStep even = simulate_cluster(work, layout, cluster);
+  // Replica 1 is slow at the first stage, and replica 2, which has its other experts, at the last:
+  // rank = replica + 8 x stage.
+  Stragglers both;
+  both.ranks = {{1, 1.5}, {2 + 8, 1.5}};
+  const ClusterStep together = simulate_cluster(work, layout, cluster, both);
+  CHECK(together.replicas_run == 2);
+  CHECK(together.slowest_replica == 0);
+  // Those of one replica: both stages.
+  Stragglers one;
+  one.ranks = {{1, 1.5}, {1 + 8, 1.5}};
+  CHECK(together.seconds == simulate_cluster(work, layout, cluster, one).seconds);
+  CHECK(together.seconds > 1.3 * even.seconds);
+}
+
 TEST_CASE("sends that wait make a pipeline slower") {
   PublishedRun run = llama_16k();
   const Cluster& cluster = *find_cluster(run.gpu);
