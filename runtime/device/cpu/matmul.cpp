@@ -58,6 +58,7 @@ memory::data_type type_of(DType dtype) {
 }
 
 constexpr int64_t kSlice = 3072;       // of k, see run_sliced
+constexpr int64_t kSums = 8 << 20;     // elements, see run_sliced: fewer rows read B more often
 constexpr size_t kMostEntries = 4096;  // primitives that are kept
 constexpr int64_t kBlock = 2 << 20;    // elements, see run_in_blocks
 
@@ -391,27 +392,34 @@ void CpuMatmul::Impl::finish_float8(const Matmul& args, const Tensor& to, const 
 }
 
 // A long k in slices, summed in f32: the slices of B stay in the caches. For the gradient of the
-// head's input (k = vocabulary).
+// head's input (k = vocabulary). Where C is bf16, so many rows at a time as have room for their sums.
 void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
-  Matmul part = args;
-  if (args.c.dtype == DType::bf16) {
-    part.c.dtype = DType::f32;
-    part.c.data = wide_c.get(static_cast<size_t>(part.c.bytes()));
-    part.accumulate = false;
+  const bool narrows = args.c.dtype == DType::bf16;
+  const int64_t most = narrows ? std::max<int64_t>(1, kSums / shape.n) : shape.m;
+  for (int64_t i = 0; i < shape.m; i += most) {
+    const int64_t m = std::min(most, shape.m - i);
+    const Tensor to = args.c.row_slice(i, m);
+    Matmul part = args;
+    part.c = to;
+    if (narrows) {
+      part.c.dtype = DType::f32;
+      part.c.data = wide_c.get(static_cast<size_t>(part.c.bytes()));
+      part.accumulate = false;
+    }
+    for (int64_t first = 0; first < shape.k; first += kSlice) {
+      const int64_t k = std::min(kSlice, shape.k - first);
+      part.a = Tensor(half_at(args.a, i * shape.row_of_a + first), DType::bf16, {m, k});
+      part.b = Tensor(half_at(args.b, first * shape.n), DType::bf16, {k, shape.n});
+      run_primitive({m, shape.n, k, shape.row_of_a}, part);
+      part.accumulate = true;
+    }
+    if (!narrows) continue;
+    parallel_chunks(to.numel(), [&](int64_t first, int64_t count) {
+      float* from = f32_at(part.c, first);
+      if (args.accumulate) matmul_kernels().widen_add(half_at(to, first), from, count);
+      matmul_kernels().narrow(from, half_at(to, first), count);
+    });
   }
-  for (int64_t first = 0; first < shape.k; first += kSlice) {
-    const int64_t k = std::min(kSlice, shape.k - first);
-    part.a = Tensor(half_at(args.a, first), DType::bf16, {shape.m, k});
-    part.b = Tensor(half_at(args.b, first * shape.n), DType::bf16, {k, shape.n});
-    run_primitive({shape.m, shape.n, k, shape.row_of_a}, part);
-    part.accumulate = true;
-  }
-  if (args.c.dtype == DType::f32) return;
-  parallel_chunks(args.c.numel(), [&](int64_t first, int64_t count) {
-    float* from = f32_at(part.c, first);
-    if (args.accumulate) matmul_kernels().widen_add(half_at(args.c, first), from, count);
-    matmul_kernels().narrow(from, half_at(args.c, first), count);
-  });
 }
 
 // Which way, measured on two cores with AVX-512 over the shapes of GPT-2 (tests/bench/matmul.cpp):

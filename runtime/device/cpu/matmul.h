@@ -2,7 +2,7 @@
 // rule (so that results are bit-equal from run to run for a given number of threads), plus the
 // epilogues that oneDNN cannot fuse. f16, FP8, and bf16 on a CPU without AMX are widened to f32,
 // block by block in workspaces of 8 MB, and multiplied there: the results are those of f32 for the
-// same inputs, rounded.
+// same inputs, rounded. With AMX a product with a long k has its f32 sums, 32 MB at most.
 #pragma once
 
 #include <memory>
