@@ -74,33 +74,33 @@ void NormalStream::fill(int64_t first, int64_t count, double std, float* out) co
   }
 }
 
-void initialise(const ParamRow& row, const GridSizes& sizes, const Coord& coord, uint64_t seed,
-                float* local) {
-  const std::vector<int64_t> local_dims = local_shape(row, sizes);
+void initialise(const ParamRow& row, const std::vector<int64_t>& local_shape,
+                const std::vector<ParamRect>& rects, uint64_t seed, int64_t first, int64_t count,
+                float* out) {
   // One or two dimensions: as rows x columns.
-  const bool matrix = local_dims.size() == 2;
-  const int64_t local_cols = matrix ? local_dims[1] : local_dims[0];
-  const int64_t global_cols = matrix ? row.shape[1] : row.shape[0];
-  std::fill_n(local, (matrix ? local_dims[0] : 1) * local_cols, 0.0f);
+  const bool matrix = local_shape.size() == 2;
+  const size_t column_axis = matrix ? 1 : 0;
+  const int64_t global_cols = row.shape[column_axis];
+  std::fill_n(out, count, 0.0f);
   const NormalStream stream(seed, row.name);
-  for (const ParamRect& rect : local_rects(row, sizes, coord)) {
+  for (const ParamRect& rect : rects) {
     const int64_t rows = matrix ? rect.extent[0] : 1;
-    const size_t column_axis = matrix ? 1 : 0;
     const int64_t cols = rect.extent[column_axis];
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t local_row = matrix ? rect.local_offset[0] + r : 0;
       const int64_t global_row = matrix ? rect.global_offset[0] + r : 0;
-      float* out = local + local_row * local_cols + rect.local_offset[column_axis];
+      float* const to =
+          out + local_row * local_shape[column_axis] + rect.local_offset[column_axis] - first;
       const int64_t index = global_row * global_cols + rect.global_offset[column_axis];
       switch (row.init) {
         case InitKind::normal:
-          stream.fill(index, cols, row.init_std, out);
+          stream.fill(index, cols, row.init_std, to);
           break;
         case InitKind::zeros:
           break;
         case InitKind::ones:
-          std::fill_n(out, cols, 1.0f);
+          std::fill_n(to, cols, 1.0f);
           break;
       }
     }

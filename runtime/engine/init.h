@@ -25,9 +25,10 @@ class NormalStream {
 // Acklam's rational approximation). 0 < p < 1.
 double inverse_normal(double p);
 
-// Fills the local tensor of `row` (padding = 0). `local` has the elements of local_shape(row,
-// sizes).
-void initialise(const ParamRow& row, const GridSizes& sizes, const Coord& coord, uint64_t seed,
-                float* local);
+// Fills `out` with the elements [first, first + count) of a rank's tensor of `row`, flattened, of
+// which `rects` are in the global one; what is in none is padding, 0.
+void initialise(const ParamRow& row, const std::vector<int64_t>& local_shape,
+                const std::vector<ParamRect>& rects, uint64_t seed, int64_t first, int64_t count,
+                float* out);
 
 }  // namespace mtl

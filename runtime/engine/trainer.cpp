@@ -131,11 +131,11 @@ std::vector<ParameterState> Trainer::state() {
 void Trainer::initialise() {
   std::vector<float> host;
   for (const ParameterState& parameter : state()) {
-    int64_t numel = 1;
-    for (int64_t d : parameter.local_shape) numel *= d;
-    host.resize(static_cast<size_t>(numel));
-    mtl::initialise(*parameter.row, plan_.grid.sizes(), coord_, spec_.train.seed, host.data());
-    device_.copy_from_host(parameter.master, host.data() + parameter.part.first);
+    const OwnedPart& own = parameter.part;
+    host.resize(static_cast<size_t>(own.count));
+    mtl::initialise(*parameter.row, parameter.local_shape, parameter.rects, spec_.train.seed,
+                    own.first, own.count, host.data());
+    device_.copy_from_host(parameter.master, host.data());
   }
   optimizer_.clear_moments();
   weights_changed();

@@ -63,8 +63,9 @@ ModelShape mixtral_shape() {
 class Model {
  public:
   explicit Model(const ModelShape& shape) : model_(shape, *device_) {
-    model_.fill([](const ParamRow& row, const std::vector<int64_t>&, Tensor weights) {
-      initialise(row, GridSizes{}, Coord{}, 5, weights.as<float>());
+    model_.fill([](const ParamRow& row, const std::vector<int64_t>& local, Tensor weights) {
+      initialise(row, local, local_rects(row, GridSizes{}, Coord{}), 5, 0, weights.numel(),
+                 weights.as<float>());
     });
   }
   std::vector<float> next_logits(const std::vector<int32_t>& ids, int64_t past) {

@@ -34,7 +34,8 @@ fs::path make_checkpoint(const fs::path& run, int64_t vocab) {
   const auto table = shard_table(shape, false);
   for (const ParamRow& row : table) {
     storage.emplace_back(static_cast<size_t>(row.numel()));
-    initialise(row, GridSizes{}, Coord{}, 3, storage.back().data());
+    initialise(row, row.shape, local_rects(row, GridSizes{}, Coord{}), 3, 0, row.numel(),
+               storage.back().data());
     CheckpointTensor tensor;
     tensor.name = row.name;
     tensor.shape = tensor.local_shape = row.shape;
