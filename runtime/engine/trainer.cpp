@@ -65,8 +65,8 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       tensor_parallel_(device, groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_parallel_(device, groups_[Link::context], arena_.find_tensor("attn.blocks")),
       expert_parallel_(device, groups_[Link::experts]),
-      context_{device, tensor_parallel_, context_parallel_, expert_parallel_,      plan.model,
-               arena_, parameters_,      plan.recompute,    arena_.find("dropout")},
+      context_{device, tensor_parallel_, context_parallel_, expert_parallel_,       plan.model,
+               arena_, parameters_,      plan.recompute,    arena_.find("dropout"), &expert_turns_},
       float8_(context_, stage_.chunks),
       tied_(device, arena_, parameters_,
             vocab_shard(plan.model, tensor_parallel_.size(), tensor_parallel_.rank())),
@@ -193,7 +193,7 @@ void Trainer::agree(int64_t step, Requests requests) {
   put(requests, host + StepSums::kRequests);
   const bool head = stage_.chunks.back().head;
   if (head) host[StepSums::kCounted] = static_cast<double>(counted_);
-  host[StepSums::kTurns] = static_cast<double>(expert_parallel_.turns());
+  host[StepSums::kTurns] = static_cast<double>(expert_turns_);
   device_.copy_from_host(sum.slice(StepSums::kRequests, StepSums::kRouter - StepSums::kRequests),
                          host + StepSums::kRequests);
   // Stages without the head have no losses.

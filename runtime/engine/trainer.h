@@ -199,8 +199,9 @@ class Trainer {
   int64_t samples_ahead_ = 0;  // of the plan's batches: those before a checkpoint were others
   Buffer first_key_, position_ids_;
   std::vector<int32_t> host_tokens_, host_targets_, host_first_key_, host_positions_;
-  const uint64_t number_;  // of this trainer among those of the process
-  int64_t counted_ = 0;    // targets that this rank's micro-batches count, of the pass under way
+  const uint64_t number_;     // of this trainer among those of the process
+  int64_t expert_turns_ = 0;  // of the step under way
+  int64_t counted_ = 0;       // targets that this rank's micro-batches count, of the pass under way
 };
 
 }  // namespace mtl

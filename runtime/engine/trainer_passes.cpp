@@ -196,7 +196,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   const auto last = static_cast<int>(batch.micro_batches) - 1;
   tied_.begin_step();
   counted_ = 0;
-  expert_parallel_.begin_step();
+  expert_turns_ = 0;
   const double zeros[2] = {};
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {

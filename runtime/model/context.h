@@ -75,6 +75,8 @@ struct BlockContext {
   const Parameters& parameters;
   Recompute recompute = {};
   Buffer dropout = {};  // a DropoutPass per slot; empty without dropout
+  // One more for each turn in which tokens go through a layer's experts, by its backward.
+  int64_t* expert_turns = nullptr;
 };
 
 // Called with what a block has made: its layer, what it is, and the tensor (to find the first value

@@ -3,7 +3,7 @@
 // come back (all-to-all). No token is dropped.
 //
 // Rank r has the experts r, r + ep, r + 2 ep, ...: rows sorted by expert, as routing leaves them,
-// are then `rounds` runs of one block for each rank, and what a rank receives in a round is the
+// are then E / ep rounds of one block for each rank, and what a rank receives in a round is the
 // rows of one of its experts, by rank. So neither side puts rows into another order.
 #pragma once
 
@@ -22,7 +22,6 @@ class RowCounts {
   RowCounts(std::vector<int32_t> counts, int ranks, int rank);
   RowCounts() = default;
 
-  int64_t rounds() const { return experts_ / ranks_; }  // experts of a rank
   // Rows of the rank's expert of that round.
   int64_t of_expert(int64_t round) const;
   int64_t own() const { return own_; }            // that the rank's tokens have
@@ -63,15 +62,9 @@ class ExpertParallel {
   void to_experts(const RowCounts& counts, Tensor own, Tensor arrived) const;
   void from_experts(const RowCounts& counts, Tensor arrived, Tensor own) const;
 
-  // How often tokens have gone through the experts of a layer, on their way forward in a step.
-  void begin_step() { turns_ = 0; }
-  void count_turn() const { ++turns_; }
-  int64_t turns() const { return turns_; }
-
  private:
   Device& device_;
   Communicator& group_;
-  mutable int64_t turns_ = 0;
 };
 
 }  // namespace mtl

@@ -109,21 +109,31 @@ void MoeBlock::each_turn(const Pass& pass, const RowCounts& counts, const Work& 
     work(Turn{.pass = pass, .tokens = n, .routes = routes(pass), .counts = counts});
     return;
   }
-  // All ranks have as many tokens, and know all counts: they agree on the turns.
-  const int64_t step = tokens_of_turn(context_.shape, room, context_.ep.size());
+  // All ranks have as many tokens, and know all counts: they agree on the turns. Of equal parts, if
+  // tokens choose everywhere as they do on the whole; where they do not, half as many at a time,
+  // and in the end as many as fit whatever they choose.
+  const int64_t least = tokens_of_turn(context_.shape, room, context_.ep.size());
+  const int64_t parts = (counts.most_arriving() + room - 1) / room;
+  int64_t step = std::max(least, (n + parts - 1) / parts);
   Pass part = pass;
-  for (int64_t first = 0; first < n; first += step) {
+  for (int64_t first = 0; first < n;) {
     const int64_t tokens = std::min(step, n - first);
     const ExpertRoutes to = routes(pass, first, tokens, turn_counts_.tensor);
     context_.device.route_experts(
         {.logits = rows_between(logits_, pass, first, tokens, context_.shape.experts),
          .routes = to});
+    const RowCounts here = context_.ep.share(turn_counts_.tensor);
+    if (here.most_arriving() > room) {
+      step = std::max(least, tokens / 2);
+      continue;
+    }
     work(Turn{.pass = part,
               .first = first,
               .tokens = tokens,
               .routes = to,
-              .counts = context_.ep.share(turn_counts_.tensor),
+              .counts = here,
               .whole = false});
+    first += tokens;
     part.accumulate = true;
   }
 }
@@ -150,7 +160,6 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
   each_turn(pass, counts, [&](const Turn& turn) {
     expand(turn, x);
     if (pass.again) return;
-    context_.ep.count_turn();
     const Tensor outputs = dispatch_.outputs(turn);
     each_expert(
         turn,
@@ -207,6 +216,7 @@ void MoeBlock::backward(const Pass& pass) const {
 void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const {
   Device& device = context_.device;
   const Pass& pass = turn.pass;
+  if (context_.expert_turns != nullptr) ++*context_.expert_turns;
   if (!turn.whole) expand(turn, x);
   const Tensor dy = dispatch_.gradients(turn, tokens_of(turn, dbranch));
   const int64_t rows = dy.rows();

@@ -1,7 +1,7 @@
 // Expert parallelism: for how many rows a rank's experts have memory. Tokens choose their experts,
 // and none is dropped, so a micro-batch may send one rank much more than its even share. Memory is
 // planned for so many times the share (parallel.ep_room); a micro-batch that sends some rank more
-// goes through its experts in turns of fewer tokens, which always fit.
+// goes through its experts in turns of fewer tokens.
 #pragma once
 
 #include <algorithm>
