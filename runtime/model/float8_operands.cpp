@@ -6,15 +6,28 @@
 
 namespace mtl {
 
-Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string& slot,
-                   Float8Operand operand) {
+namespace {
+
+Buffer number_of(const BlockContext& context, int64_t layer, const std::string& slot,
+                 int64_t number) {
   if (!context.arena.find(layer_buffer(layer, slot.c_str()) + kFloat8Forward)) return {};
   const auto linear = std::find(kLinearSlots.begin(), kLinearSlots.end(), slot);
   Buffer all = context.arena.get(kFloat8Operands);
   const auto linears = static_cast<int64_t>(kLinearSlots.size());
   const int64_t at = layer * linears + (linear - kLinearSlots.begin());
-  all.tensor = all.tensor.slice(2 * at + static_cast<int64_t>(operand), 1);
+  all.tensor = all.tensor.slice(kFloat8Numbers * at + number, 1);
   return all;
+}
+
+}  // namespace
+
+Buffer float8_amax(const BlockContext& context, int64_t layer, const std::string& slot,
+                   Float8Operand operand) {
+  return number_of(context, layer, slot, static_cast<int64_t>(operand));
+}
+
+Buffer float8_x_inverse(const BlockContext& context, int64_t layer, const std::string& slot) {
+  return number_of(context, layer, slot, 2);
 }
 
 Buffer float8_stream_amax(const BlockContext& context, int64_t layer, const std::string& slot,

@@ -18,9 +18,9 @@ Linear::Linear(const BlockContext& context, int64_t layer, const std::string& sl
   float8_.x = context.arena.tensor("fp8.x");
   float8_.dy = context.arena.tensor("fp8.dy");
   float8_.dy_by_column = context.arena.tensor("fp8.dy_by_column");
-  const Tensor inverses = context.arena.tensor("fp8.inverses");
-  float8_.x_inverse = inverses.slice(0, 1);
-  float8_.dy_inverse = inverses.slice(1, 1);
+  float8_.dy_inverse = context.arena.tensor("fp8.dy_inverse");
+  float8_.x_by_column = context.arena.find(name + kFloat8Kept);
+  float8_.x_inverse = float8_x_inverse(context, layer, slot);
   float8_.x_amax = float8_amax(context, layer, slot, Float8Operand::x);
   float8_.dy_amax = float8_amax(context, layer, slot, Float8Operand::dy);
 }
@@ -34,16 +34,12 @@ Tensor as_matrix(Tensor scratch, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-Tensor Linear::round_input(const Pass& pass, Tensor x, bool by_column) const {
-  const int64_t rows = x.rows(), cols = x.cols();
-  const Tensor rounded = by_column ? as_matrix(float8_.x, cols, rows)  //
-                                   : as_matrix(float8_.x, rows, cols);
+void Linear::round_input(const Pass& pass, Tensor x, Tensor by_row, Tensor by_column) const {
   device_.quantize({.x = x,
                     .amax = float8_.x_amax.in(pass.slot),
-                    .y = by_column ? Tensor() : rounded,
-                    .transposed = by_column ? rounded : Tensor(),
-                    .inverse = float8_.x_inverse});
-  return rounded;
+                    .y = by_row,
+                    .transposed = by_column,
+                    .inverse = float8_.x_inverse.in(pass.slot)});
 }
 
 void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu) const {
@@ -57,10 +53,14 @@ void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu ge
                  .gelu_once = gelu.once};
   if (float8_) {
     if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
-    product.a = round_input(pass, x.values, false);
+    const int64_t rows = x.values.rows(), cols = x.values.cols();
+    product.a = as_matrix(float8_.x, rows, cols);
+    const bool keep = pass.training && float8_.x_by_column;
+    round_input(pass, x.values, product.a,
+                keep ? as_matrix(float8_.x_by_column.in(pass.slot), cols, rows) : Tensor());
     product.b = float8_.forward;
     product.transpose_b = true;
-    product.scale_a = float8_.x_inverse;
+    product.scale_a = float8_.x_inverse.in(pass.slot);
     product.scale_b = float8_.inverse;
   }
   device_.matmul(product);
@@ -103,10 +103,12 @@ void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_
   Matmul product{.a = dy, .b = x, .c = weight_.grad, .accumulate = pass.accumulate};
   if (float8_) {
     product.a = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows());
-    product.b = round_input(pass, x, true);
+    const bool kept = static_cast<bool>(float8_.x_by_column);
+    product.b = as_matrix(kept ? float8_.x_by_column.in(pass.slot) : float8_.x, x.cols(), x.rows());
+    if (!kept) round_input(pass, x, {}, product.b);
     product.transpose_b = true;
     product.scale_a = float8_.dy_inverse;
-    product.scale_b = float8_.x_inverse;
+    product.scale_b = float8_.x_inverse.in(pass.slot);
   } else {
     product.transpose_a = true;
   }

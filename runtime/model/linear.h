@@ -6,8 +6,9 @@
 // Where the memory plan has FP8 copies of the weight (plan/float8.h, float8_weights.h), the three
 // products are made in FP8, of operands that are rounded on the way: E4M3 for x and W, E5M2 for dy.
 // Then backward_weight follows backward_input of the same dy, whose copy it uses, with no other
-// linear between the two; and x is what forward of the pass was given, whose largest magnitude
-// is kept.
+// linear between the two. For x it uses the copy along the tokens that forward of a training pass
+// has left, where the plan keeps one (x itself may be gone then); else x is what forward was given
+// and is rounded again, by the largest magnitude that is kept.
 #pragma once
 
 #include "runtime/model/float8_operands.h"
@@ -43,19 +44,20 @@ class Linear {
   Tensor bias() const { return bias_.weight; }
 
  private:
-  // x in FP8 in the scratch memory, as [rows, cols] or [cols, rows].
-  Tensor round_input(const Pass& pass, Tensor x, bool by_column) const;
+  // x in FP8 as [rows, cols] and as [cols, rows]; either may be empty.
+  void round_input(const Pass& pass, Tensor x, Tensor by_row, Tensor by_column) const;
 
   Device& device_;
   Parameter weight_;
   Parameter bias_;
 
   struct Float8Copies {
-    Tensor forward, backward;      // of the weight: [out, in] and [in, out]
-    Tensor inverse;                // of the weight's scale, f32 [1]
-    Tensor x, dy, dy_by_column;    // scratch of all linears
-    Tensor x_inverse, dy_inverse;  // of their scales, f32 [1]
-    Buffer x_amax, dy_amax;        // float8_amax()
+    Tensor forward, backward;    // of the weight: [out, in] and [in, out]
+    Tensor inverse;              // of the weight's scale, f32 [1]
+    Tensor x, dy, dy_by_column;  // scratch of all linears
+    Tensor dy_inverse;           // of its scale, f32 [1]
+    Buffer x_by_column;          // empty where it is not kept
+    Buffer x_amax, dy_amax, x_inverse;
     explicit operator bool() const { return static_cast<bool>(forward); }
   };
   Float8Copies float8_;

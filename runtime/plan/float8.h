@@ -47,8 +47,14 @@ inline constexpr const char* kFloat8Backward = ".fp8t";
 inline constexpr const char* kFloat8Inverse = ".fp8_inverse";  // f32 [1]: of the scale
 // The largest value of each weight of a layer, f32, in one buffer: they travel together.
 inline constexpr const char* kFloat8Amax = "fp8.amax";
-// The largest |x| and |dy| of the linears of all layers, f32 [layers, kLinearSlots, 2], in the
-// slot: x is rounded forward and, along the other way, backward.
+// Of x and dy of the linears of all layers, f32 [layers, kLinearSlots, kFloat8Numbers], in the
+// slot: the largest |x|, the largest |dy|, and the inverse of the scale of x, which backward needs
+// again.
 inline constexpr const char* kFloat8Operands = "fp8.operands";
+inline constexpr int64_t kFloat8Numbers = 3;
+// x along the tokens, [in, tokens], behind the layer's and the linear's name: where forward makes
+// it for backward, and x itself need not be kept. Elsewhere x is gathered (sequence parallelism),
+// made again (recompute), or kept for others as well (attention's result), and rounded again.
+inline constexpr const char* kFloat8Kept = ".fp8_x";
 
 }  // namespace mtl

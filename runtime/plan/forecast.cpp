@@ -16,8 +16,9 @@ Software software_mtl() {
   software.head_in_forward = true;
   software.exchanges_heads = true;
   software.expert_room = true;
-  // x along one way forward and along the other backward (model/linear.h).
+  // x along one way forward and along the other backward, where it is not kept (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
+  software.keeps_float8_x = true;
   return software;
 }
 

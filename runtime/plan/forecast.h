@@ -1,6 +1,5 @@
 // How long a step would take and what it would need, from arithmetic alone: the layout may be any,
-// also one that this engine does not run (context and expert parallelism), on a
-// cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
+// also one that this engine does not run (not_run_here), on a cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
 //
 // What is exact: FLOPs, bytes on links, memory of layouts that the engine runs (within alignment).
 // What is a model: seconds. Sources of the formulas stand where they are used.
@@ -64,6 +63,9 @@ struct Software {
   bool dropout = false;
   double kernels = 1;  // of a layer, against a fused implementation
   Float8Bytes float8 = {};
+  // What goes into a linear in FP8 is kept as its copy along the tokens, made forward: 1 byte more
+  // then, and none again. Not of what is gathered, made again, or kept anyway.
+  bool keeps_float8_x = false;
   // Experts over several ranks: memory for Workload::ep_room times an even share of the rows, and
   // each TP rank sends whole ones; else for the even share, and each sends its part.
   bool expert_room = false;
@@ -123,7 +125,7 @@ struct Forecast {
   std::vector<std::string> not_run;  // what of it this engine does not run yet
 };
 
-// What this engine does not run of a layout: "context parallelism".
+// What this engine does not run of a layout: "context parallelism of more ranks than heads".
 std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout);
 // Whether this engine runs its context parallelism, an exchange of tokens for heads: the heads
 // divide, and sequences come one at a time.

@@ -56,12 +56,12 @@ struct PassSizes {
   double n, stream, h, q, kv, ffn, parts, element;
 };
 
-// How a linear's operands come to be in FP8, if they are, and of which the op that makes them
-// leaves the largest magnitude.
+// How a linear's operands come to be in FP8, if they are; of which the op that makes them leaves
+// the largest magnitude; and whether x is kept along the tokens.
 struct Rounding {
   bool fp8 = false;
   Float8Bytes bytes = {};
-  bool x_found = false, dy_found = false;
+  bool x_found = false, dy_found = false, x_kept = false;
 };
 
 // One linear: forward, and dX and dW in backward; dW adds to the gradients in the same product,
@@ -77,11 +77,12 @@ void add_linear(PassWork& pass, const Cluster& cluster, double m, double n, doub
                 matmul_time(cluster, k, n, rows, fp8, compute, 2 * main_grad_bytes));
   if (fp8) {
     const Float8Bytes& bytes = rounding.bytes;
-    const double x = bytes.x - (rounding.x_found ? bytes.found : 0);
+    const double x = bytes.x - (rounding.x_found ? bytes.found : 0) + (rounding.x_kept ? 1 : 0);
+    const double again = rounding.x_kept ? 0 : bytes.x_again;
     const double dy = bytes.dy - (rounding.dy_found ? bytes.found : 0);
     // The weight along both ways: read 2, write 1 twice, with an amax (read 2).
     pass.forward.memory_bound += stream_time(cluster, x * m * k + 6 * copies * k * n);
-    pass.backward.memory_bound += stream_time(cluster, dy * m * n + bytes.x_again * m * k);
+    pass.backward.memory_bound += stream_time(cluster, dy * m * n + again * m * k);
   }
 }
 
@@ -139,10 +140,13 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const bool norm_x = !layout.sequence_parallel;
   const bool norm_dy = norm_x && model.dropout_hidden == 0;
   const bool gated = model.activation == Activation::swiglu && model.experts == 0;
-  const auto linear = [&](bool x_found, bool dy_found) {
-    return Rounding{layout.fp8, software.float8, x_found, dy_found};
+  const Recompute& recompute = layout.recompute;
+  const bool keeps = software.keeps_float8_x && recompute.full == Recompute::Full::none;
+  const auto linear = [&](bool x_found, bool dy_found, bool x_kept = false) {
+    return Rounding{layout.fp8, software.float8, x_found, dy_found, x_kept && keeps};
   };
-  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h, linear(norm_x, false), work.compute, grads);
+  add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
+             linear(norm_x, false, norm_x && !recompute.norms), work.compute, grads);
   add_linear(pass, cluster, d.n, d.h, d.q, linear(false, norm_dy), work.compute, grads);
   Work core;
   add_attention(pass, core, work, layout, cluster, software, d);
@@ -162,9 +166,12 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       feed.forward.memory_bound += permute;
       feed.backward.memory_bound += permute;
     } else {
-      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h, linear(norm_x, gated), work.compute,
+      add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h,
+                 linear(norm_x, gated, norm_x && !recompute.norms && !recompute.mlp), work.compute,
                  grads);
-      add_linear(feed, cluster, d.n, d.h, d.ffn, linear(gated, norm_dy), work.compute, grads);
+      add_linear(feed, cluster, d.n, d.h, d.ffn,
+                 linear(gated, norm_dy, !recompute.mlp_activation && !recompute.mlp), work.compute,
+                 grads);
     }
     mlp = feed.forward;
     pass.forward += feed.forward;
@@ -184,7 +191,6 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       stream_time(cluster, (1.5 * norms + residual + rope + 2 * activation) * traffic);
 
   // What of the forward pass backward makes again.
-  const Recompute& recompute = layout.recompute;
   if (layout.keep_every_second) {
     pass.again.matmul = pass.forward.matmul / 2;
     pass.again.memory_bound = forward;

@@ -53,8 +53,9 @@ struct Kept {
   double input = 0;   // of which its input
 };
 
-// memory.cpp, saved_by_layer().
-Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptSizes& d) {
+// memory.cpp, saved_by_layer(); `all_again`: of a group of layers that is forwarded again.
+Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Software& software,
+                   const KeptSizes& d, bool all_again) {
   const ModelShape& model = work.model;
   const Recompute& recompute = layout.recompute;
   Kept kept;
@@ -70,10 +71,17 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptS
     kept.again = d.n * (2 * d.h + 2 * kv + (d.parts + 1) * d.ffn) * d.e;
     return kept;
   }
+  // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
+  const auto save_x = [&](double rows, double in, bool again) {
+    const bool copied =
+        layout.fp8 && software.keeps_float8_x && !all_again && !again && rows == d.n;
+    save(rows * in * d.e, again || copied);
+    if (copied) save(rows * in);
+  };
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   save(kept.input);
   save(statistics * d.stream * 4);
-  save(d.stream * d.h * d.e, recompute.norms);
+  save_x(d.stream, d.h, recompute.norms);
   save(d.n * d.own_qkv * d.e);
   if (model.qk_norm) {
     save(d.n * (d.context + d.own_kv_heads * static_cast<double>(model.head_dim)) * d.e);
@@ -83,14 +91,14 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const KeptS
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   save(d.stream * d.h * d.e);
   save(statistics * d.stream * 4);
-  save(d.stream * d.h * d.e, recompute.norms || recompute.mlp);
+  save_x(d.stream, d.h, recompute.norms || recompute.mlp);
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
     if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
   }
   save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save(d.expert_rows * d.ffn * d.e, recompute.mlp_activation || recompute.mlp);
+  save_x(d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
   return kept;
 }
 
@@ -177,7 +185,8 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
                                const Software& software) {
   const KeptSizes d(work, layout, software);
   const ModelShape& model = work.model;
-  const Kept kept = kept_by_layer(work, layout, d);
+  const Kept kept = kept_by_layer(work, layout, software, d, false);
+  const Kept made_again = kept_by_layer(work, layout, software, d, true);
   const double micro_batches =
       static_cast<double>(work.global_batch / (layout.micro_batch * layout.replicas()));
   const auto chunks = layout_chunks(work, layout);
@@ -246,8 +255,9 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
         const auto layers = static_cast<double>(group.layers);
         if (group.again) {
           const bool divide = layout.recompute.distribute;
+          const double all = made_again.always + made_again.again;
           bytes += kept.input / (divide ? layout.tp : 1);
-          again = std::max(again, layers * (kept.always + kept.again) - (divide ? 0 : kept.input));
+          again = std::max(again, layers * all - (divide ? 0 : kept.input));
         } else {
           bytes += layers * kept.always;
           again = std::max(again, kept.again);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -97,28 +98,43 @@ struct Dims {
   int64_t vocab;
 };
 
-// One buffer that a layer keeps, or makes again.
+// One buffer that a layer keeps, or has while it computes, forward or in backward.
 struct Saved {
-  const char* name;
+  std::string name;
   DType dtype;
   std::vector<int64_t> shape;
   bool again = false;
 };
 
-// The declared list of a layer.
-std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& needs) {
+// The declared list of a layer of a group.
+std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& needs, int64_t layer,
+                                  const LayerGroup& group) {
   const Dims d(shape, needs);
   const DType compute = needs.compute;
   const Recompute& recompute = needs.recompute;
   const bool layernorm = shape.norm == NormType::layernorm;
   std::vector<Saved> list;
-  auto save = [&](const char* name, DType dtype, std::vector<int64_t> dims, bool again = false) {
-    list.push_back({name, dtype, std::move(dims), again});
+  auto save = [&](std::string name, DType dtype, std::vector<int64_t> dims, bool again = false) {
+    list.push_back({std::move(name), dtype, std::move(dims), again});
+  };
+  std::vector<LocalLinear> float8;
+  if (needs.training && needs.float8.holds(shape, layer) && !group.again) {
+    float8 = float8_linears(shape, needs.share(), needs.tp);
+  }
+  // x of a linear. In FP8 backward multiplies its copy along the tokens, which forward makes beside
+  // the other one: that is kept, and x itself only until then.
+  auto save_x = [&](const char* name, const char* slot, std::vector<int64_t> dims, bool again) {
+    const auto found = std::find_if(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
+      return linear.slot == std::string_view(slot) && dims == std::vector{d.n, linear.in};
+    });
+    const bool copied = found != float8.end() && !again;
+    save(name, compute, std::move(dims), again || copied);
+    if (copied) save(std::string(slot) + kFloat8Kept, DType::f8_e4m3, {found->in, d.n});
   };
   save("attn.input", compute, {d.stream, d.h});
   if (layernorm) save("attn.mean", DType::f32, {d.stream});
   save("attn.rstd", DType::f32, {d.stream});
-  save("attn.normed", compute, {d.stream, d.h}, recompute.norms);
+  save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
   save("attn.qkv", compute, {d.all, d.own_qkv()});
   if (shape.qk_norm) {
     save("attn.raw", compute, {d.all, (d.own_heads + d.own_kv_heads) * d.head_dim});
@@ -134,7 +150,7 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   save("mlp.input", compute, {d.stream, d.h});
   if (layernorm) save("mlp.mean", DType::f32, {d.stream});
   save("mlp.rstd", DType::f32, {d.stream});
-  save("mlp.normed", compute, {d.stream, d.h}, recompute.norms || recompute.mlp);
+  save_x("mlp.normed", "mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
   if (shape.experts > 0) {
     save("mlp.logits", DType::f32, {d.n, shape.experts}, recompute.mlp);
     save("mlp.weights", DType::f32, {d.n, shape.experts_per_token}, recompute.mlp);
@@ -145,7 +161,8 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     if (d.ep > 1) save("mlp.arrived", compute, {d.expert_rows, d.h}, recompute.mlp);
   }
   save("mlp.before_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
-  save("mlp.activated", compute, {d.expert_rows, d.ffn}, recompute.mlp_activation || recompute.mlp);
+  save_x("mlp.activated", "mlp.down", {d.expert_rows, d.ffn},
+         recompute.mlp_activation || recompute.mlp);
   return list;
 }
 
@@ -190,7 +207,7 @@ void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNee
   arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
   arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
   arena.add("fp8.dy_by_column", DType::f8_e5m2, {out, needs.tokens()});
-  arena.add("fp8.inverses", DType::f32, {2});
+  arena.add("fp8.dy_inverse", DType::f32, {1});
 }
 
 void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
@@ -210,7 +227,6 @@ void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs)
 // makes again, in one region for all slots and layers.
 void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
   const Dims d(shape, needs);
-  const std::vector<Saved> list = saved_by_layer(shape, needs);
   arena.category = MemoryCategory::activations;
   const int64_t slot = arena.at();
   arena.in_slot = true;
@@ -223,7 +239,7 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
   if (needs.position_ids) arena.add("position_ids", DType::i32, {d.all});
   if (needs.float8.on && needs.training) {
     arena.add(kFloat8Operands, DType::f32,
-              {shape.layers, static_cast<int64_t>(kLinearSlots.size()), 2});
+              {shape.layers, static_cast<int64_t>(kLinearSlots.size()), kFloat8Numbers});
   }
   const int64_t chunks = arena.at();
   for (const ChunkRange& chunk : needs.chunks) {
@@ -236,10 +252,11 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
                   {d.stream / needs.tp, d.h});
       }
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+        const std::vector<Saved> list = saved_by_layer(shape, needs, layer, group);
         for (const Saved& saved : list) {
           const bool input = layer == group.first_layer && &saved == &list.front();
           const bool kept = group.again ? input && !needs.recompute.distribute : !saved.again;
-          if (kept) arena.add(layer_buffer(layer, saved.name), saved.dtype, saved.shape);
+          if (kept) arena.add(layer_buffer(layer, saved.name.c_str()), saved.dtype, saved.shape);
         }
       }
     }
@@ -254,10 +271,11 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
       arena.go_to(again);
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+        const std::vector<Saved> list = saved_by_layer(shape, needs, layer, group);
         for (const Saved& saved : list) {
           const bool input = layer == group.first_layer && &saved == &list.front();
           const bool made = group.again ? !(input && !needs.recompute.distribute) : saved.again;
-          if (made) arena.add(layer_buffer(layer, saved.name), saved.dtype, saved.shape);
+          if (made) arena.add(layer_buffer(layer, saved.name.c_str()), saved.dtype, saved.shape);
         }
       }
     }

@@ -1,6 +1,8 @@
 // FP8 in the plan: which linears, their memory, what is refused and what is said.
 #include "runtime/plan/float8.h"
 
+#include <algorithm>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
@@ -53,18 +55,20 @@ TEST_CASE("fp8 computes in bf16 but for the copies of weights and scratch of its
   for (const MemoryCategory same : {MemoryCategory::gradients, MemoryCategory::optimizer}) {
     CHECK(with.bytes_of_category(same) == without.bytes_of_category(same));
   }
-  // The largest magnitudes of 4 layers' 4 times two operands, in the one slot.
-  CHECK(with.find(kFloat8Operands)->shape == std::vector<int64_t>{4, 4, 2});
+  // Three numbers of 4 layers' 4 linears, in the one slot; what goes into QKV, up and down (64, 64
+  // and 256 elements of each of 64 tokens) in one byte instead of two, and in two while it is used.
+  CHECK(with.find(kFloat8Operands)->shape == std::vector<int64_t>{4, 4, 3});
+  const int64_t inputs = 64 * (64 + 64 + 256);
   CHECK(with.bytes_of_category(MemoryCategory::activations) -
             without.bytes_of_category(MemoryCategory::activations) ==
-        256);
+        256 - 4 * inputs + 2 * inputs);
   // Per layer 64 x 192, 64 x 64, 64 x 256 and 256 x 64, twice; four scales of 256 bytes, and one
   // buffer for the largest values.
   const int64_t elements = 64 * 192 + 64 * 64 + 2 * 64 * 256;
   CHECK(with.bytes_of_category(MemoryCategory::weights) -
             without.bytes_of_category(MemoryCategory::weights) ==
         4 * (2 * elements + 5 * 256));
-  // 64 tokens: the widest input (256), and the widest output (256) twice; two numbers.
+  // 64 tokens: the widest input (256), and the widest output (256) twice; a number.
   CHECK(with.bytes_of_category(MemoryCategory::scratch) -
             without.bytes_of_category(MemoryCategory::scratch) ==
         64 * 256 * 3 + 256);
@@ -74,6 +78,60 @@ TEST_CASE("fp8 computes in bf16 but for the copies of weights and scratch of its
   CHECK(qkv->shape == std::vector<int64_t>{192, 64});
   CHECK(with.find("layer3.attn.qkv.fp8t")->shape == std::vector<int64_t>{64, 192});
   CHECK(with.find("fp8.dy")->dtype == DType::f8_e5m2);
+}
+
+TEST_CASE(
+    "fp8 keeps what goes into a linear along the tokens, where nothing else keeps or makes it") {
+  ResolvedSpec resolved = fp8_spec();
+  TrainSpec& spec = resolved.spec;
+  const auto kept = [&](int world = 1) {
+    const Planned run = planned(resolved, world);
+    for (const Diagnostic& said : run.said) REQUIRE(said.severity == Diagnostic::Severity::warning);
+    const Plan& plan = run.plan;
+    const MemoryPlan& memory = plan.stages[0].memory;
+    std::vector<std::string> list;
+    for (const char* slot : kLinearSlots) {
+      const BufferPlan* buffer = memory.find(layer_buffer(1, slot) + kFloat8Kept);
+      if (buffer == nullptr) continue;
+      CHECK(buffer->dtype == DType::f8_e4m3);
+      CHECK(buffer->shape[1] == 64);
+      list.emplace_back(slot);
+    }
+    // What is kept in FP8 lies in bf16 where every layer has it.
+    const std::pair<const char*, const char*> inputs[] = {
+        {"attn.normed", "attn.qkv"}, {"mlp.normed", "mlp.up"}, {"mlp.activated", "mlp.down"}};
+    for (const auto& [input, slot] : inputs) {
+      CAPTURE(input);
+      if (std::count(list.begin(), list.end(), slot) == 0) continue;
+      CHECK(memory.find(layer_buffer(0, input))->offset ==
+            memory.find(layer_buffer(1, input))->offset);
+    }
+    return list;
+  };
+  using List = std::vector<std::string>;
+  CHECK(kept() == List{"attn.qkv", "mlp.up", "mlp.down"});
+  spec.recompute.mode = "selective";
+  spec.recompute.modules = {"norm"};
+  CHECK(kept() == List{"mlp.down"});
+  spec.recompute.modules = {"mlp_act"};
+  CHECK(kept() == List{"attn.qkv", "mlp.up"});
+  spec.recompute.modules = {"mlp"};
+  CHECK(kept() == List{"attn.qkv"});
+  spec.recompute = {};
+  spec.recompute.mode = "full";
+  CHECK(kept().empty());
+  spec.recompute = {};
+  spec.model.ffn = 100;
+  CHECK(kept() == List{"attn.qkv"});
+  spec.model.ffn = 256;
+  spec.precision.fp8.bf16_first_layers = 2;
+  CHECK(kept().empty());
+  spec.precision.fp8.bf16_first_layers = 0;
+  spec.parallel.tp = 2;
+  spec.parallel.sp = "false";
+  CHECK(kept(2) == List{"attn.qkv", "mlp.up", "mlp.down"});
+  spec.parallel.sp = "true";  // rows of all ranks are gathered
+  CHECK(kept(2) == List{"mlp.down"});
 }
 
 TEST_CASE("fp8 leaves the first and the last layers in bf16") {

@@ -272,6 +272,40 @@ TEST_CASE("fp8: passes over operands are those that no op before spares") {
   }
 }
 
+TEST_CASE("fp8: what is kept of x is not rounded again") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  Workload work;
+  work.model = plan_of(llama_like(), 1).model;
+  work.seq = 512;
+  LayoutChoice layout;
+  layout.micro_batch = 64;
+  layout.fp8 = true;
+  const double n = 64 * 512, h = static_cast<double>(work.model.hidden);
+  const double ffn = static_cast<double>(work.model.ffn);
+  // Elements of x that are kept: a byte more forward, three less backward.
+  const auto check = [&](double kept) {
+    Software again = software_mtl();
+    again.keeps_float8_x = false;
+    const PassWork ours = layer_work(work, layout, cluster, software_mtl());
+    const PassWork theirs = layer_work(work, layout, cluster, again);
+    CHECK(ours.forward.memory_bound - theirs.forward.memory_bound ==
+          doctest::Approx(stream_time(cluster, n * kept)));
+    CHECK(theirs.backward.memory_bound - ours.backward.memory_bound ==
+          doctest::Approx(stream_time(cluster, 3 * n * kept)));
+  };
+  check(2 * h + ffn);
+  layout.recompute.norms = true;
+  check(ffn);
+  layout.recompute = {.mlp_activation = true};
+  check(2 * h);
+  layout.recompute = {.mlp = true};
+  check(h);
+  layout.recompute = {};
+  layout.tp = 2;
+  layout.sequence_parallel = true;
+  check(ffn / 2);
+}
+
 TEST_CASE("tokens to the end are days and GPU hours") {
   Workload work = workload_of(plan_of(llama_like(), 8));
   work.total_tokens = 1e12;
