@@ -21,9 +21,10 @@ struct Shape {
   int64_t vocab, layers, hidden, heads, kv_heads, ffn;
   int64_t batch, seq, micro_batches;  // sequences of a micro-batch; micro-batches of a step
   int steps;
+  bool cut = false;  // of the layers as many as fit (Run)
 };
-// 124m, 1.5b: GPT-2; llama-8b: Llama 3's layers, 16 of 32, and its vocabulary; tiny and tiny-llama
-// are to try a program anywhere.
+// 124m, 1.5b: GPT-2; llama-8b: Llama 3's, as many of its 32 layers as fit, with its vocabulary;
+// tiny and tiny-llama are to try a program anywhere.
 inline const std::map<std::string, Shape>& shapes() {
   static const std::map<std::string, Shape> all = {
       {"tiny", {false, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4}},
@@ -31,7 +32,8 @@ inline const std::map<std::string, Shape>& shapes() {
       {"124m", {false, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10}},
       {"1.5b", {false, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 4, 5}},
       {"llama-1b-4k", {true, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4}},
-      {"llama-8b", {true, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 4, 3}},
+      {"llama-8b", {true, 128256, 32, 4096, 32, 8, 14336, 2, 8192, 4, 3, true}},
+      {"llama-8b-2k", {true, 128256, 32, 4096, 32, 8, 14336, 8, 2048, 4, 3, true}},
   };
   return all;
 }
@@ -80,17 +82,27 @@ inline TrainSpec spec_of(const Shape& shape, bool fp8) {
   return spec;
 }
 
-// A shape as it is trained: its tokens and its plan.
+// A shape as it is trained: its tokens and its plan. Layers are left out of a shape that may be
+// cut until its plan in bf16 takes no more than kShare of the GPU's memory, so that PyTorch, which
+// takes more for the same model, can be measured beside it.
 struct Run {
-  explicit Run(const std::string& title)
+  static constexpr double kShare = 0.8;
+
+  // memory_bytes: of the whole GPU; 0 = there is none, and nothing is left out.
+  Run(const std::string& title, double memory_bytes)
       : shape(shapes().at(named_shape(title).name)),
         source(shape.vocab),
         sampler(source.size(), shape.seq, SampleOrder::random, 1),
         world(make_self_world()) {
-    resolved.spec = spec_of(shape, named_shape(title).fp8);
-    Diagnostics diagnostics;
-    plan = make_plan(resolved, {.vocab = shape.vocab}, 1, diagnostics);
-    diagnostics.throw_if_errors();
+    const bool fp8 = named_shape(title).fp8;
+    const auto bytes = [&] {
+      return static_cast<double>(plan_of(spec_of(shape, false)).total_bytes());
+    };
+    while (shape.cut && memory_bytes > 0 && shape.layers > 1 && bytes() > kShare * memory_bytes) {
+      --shape.layers;
+    }
+    resolved.spec = spec_of(shape, fp8);
+    plan = plan_of(resolved.spec);
   }
   double flops() const {
     return plan.cost.flops_per_token * static_cast<double>(plan.tokens_of_step(0));
@@ -102,6 +114,16 @@ struct Run {
   SpreadTokens source;
   Sampler sampler;
   std::unique_ptr<CommWorld> world;
+
+ private:
+  Plan plan_of(const TrainSpec& spec) const {
+    ResolvedSpec given;
+    given.spec = spec;
+    Diagnostics diagnostics;
+    Plan made = make_plan(given, {.vocab = shape.vocab}, 1, diagnostics);
+    diagnostics.throw_if_errors();
+    return made;
+  }
 };
 
 }  // namespace mtl::bench

@@ -3,18 +3,18 @@
 //   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts] [SHAPE ...]
 //   build/bench/train_gpu --for GPU [SHAPE ...]
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
-// in bf16, and with -fp8 behind the name in fp8, against bf16's peak too.
-// tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json appends an
-// object per shape to FILE. Model FLOPs count causal attention once and recompute not at all; the
-// peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and one update
-// (of a run for real it would be more). Median of the steps behind the first two;
-// the first step's time is the start's, with algorithms chosen. Memory is what the device gave
-// after it was opened, so without CUDA's own context; the plan is to foretell it. The parts come
-// from further steps that wait after every op (timed_device.h); each is held against the least time
-// that it can take at the rates of an 8192^3 product and of a long copy, measured before.
-// With --for nothing is computed: the same table of a GPU of the catalogue that is not at hand, of
-// the least times alone. What is missing there to the peak no kernel can bring back, only a step
-// that does less.
+// in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. llama-8b has as many
+// layers as fit. tests/reference/gpu_baseline.py has the same in PyTorch and joins the two: --json
+// appends an object per shape to FILE. Model FLOPs count causal attention once and recompute not at
+// all; the peak is that of the catalogue (runtime/plan/gpus.h). A step is four micro-batches and
+// one update (of a run for real it would be more). Median of the steps behind the first two; the
+// first step's time is the start's, with algorithms chosen. Memory is what the device gave after it
+// was opened, so without CUDA's own context; the plan is to foretell it. The parts come from
+// further steps that wait after every op (timed_device.h); each is held against the least time that
+// it can take at the rates of an 8192^3 product and of a long copy, measured before. With --for
+// nothing is computed: the same table of a GPU of the catalogue that is not at hand, of the least
+// times alone. What is missing there to the peak no kernel can bring back, only a step that does
+// less.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,6 +32,7 @@
 #include "gpu_runs.h"
 #include "runtime/device/load_cuda.h"
 #include "runtime/device/make_device.h"
+#include "runtime/engine/init.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
 #include "runtime/plan/gpus.h"
@@ -65,12 +66,33 @@ struct Options {
   bool parts = true;
 };
 
+// Weights of the right size, and moments of zero. Billions of normal numbers take seconds to draw,
+// so that of each matrix the first ones are drawn and repeated on the device.
+void fill_weights(Trainer& trainer, Device& device) {
+  constexpr int64_t kDrawn = 1 << 22;
+  std::vector<float> drawn(kDrawn);
+  for (const ParameterState& state : trainer.state()) {
+    const int64_t count = state.part.count, first = state.part.first;
+    int64_t done = std::min(count, kDrawn);
+    initialise(*state.row, state.local_shape,
+               clip_to_range(state.rects, state.local_shape, first, done), 1, first, done,
+               drawn.data());
+    device.copy_from_host(state.master.slice(0, done), drawn.data());
+    for (; done < count; done = std::min(count, 2 * done)) {
+      const int64_t more = std::min(done, count - done);
+      device.copy(state.master.slice(0, more), state.master.slice(done, more));
+    }
+    for (const auto& [name, moment] : state.moments) device.fill(moment, 0);
+  }
+  trainer.weights_changed();
+}
+
 // Seconds of each of `count` steps; `done` is called after each.
-std::vector<double> time_steps(Run& run, Device& device, int count, bool initialise,
+std::vector<double> time_steps(Run& run, Device& device, int count, bool fills,
                                const std::function<void(int step, double loss)>& done) {
   std::vector<double> seconds;
   Trainer trainer(run.plan, run.resolved.spec, device, *run.world);
-  if (initialise) trainer.initialise();
+  if (fills) fill_weights(trainer, device);
   for (int step = 0; step < count; ++step) {
     const auto start = Clock::now();
     const double loss = trainer.step(step, run.source, run.sampler, {}).loss;
@@ -135,10 +157,12 @@ void measure(const std::string& title, MadeDevice& made, double peak,
              const bench::DeviceRates& rates, const Options& options) {
   const auto [name, fp8] = bench::named_shape(title);
   if (fp8 && !made.device->has_float8()) {
-    fmt::print("{:12} this device multiplies no FP8\n", title);
+    fmt::print("{:14} this device multiplies no FP8\n", title);
     return;
   }
-  Run run(title);
+  const int64_t memory =
+      made.cuda != nullptr ? made.cuda->facts(false).devices.at(0).memory_bytes : 0;
+  Run run(title, static_cast<double>(memory));
   const Shape& shape = run.shape;
   const Plan& plan = run.plan;
   double loss = 0;
@@ -158,9 +182,9 @@ void measure(const std::string& title, MadeDevice& made, double peak,
   const double rate = run.flops() / median;
   const auto planned = static_cast<double>(plan.total_bytes());
   fmt::print(
-      "{:12} {:6.2f} {:>7} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
+      "{:14} {:6} {:6.2f} {:>7} {:6} {:9.2f} {:9.4f} {:10.0f} {:9.1f} {:>8} {:8.1f} {:8.1f} {:>7} "
       "{:7.3f}\n",
-      title, static_cast<double>(plan.cost.parameters) / 1e9,
+      title, shape.layers, static_cast<double>(plan.cost.parameters) / 1e9,
       fmt::format("{} x {}", shape.micro_batches, shape.batch), shape.seq, first, median,
       tokens / median, rate / 1e12, peak > 0 ? fmt::format("{:.1f} %", 100 * rate / peak) : "-",
       planned / (1 << 30), static_cast<double>(used) / (1 << 30),
@@ -170,6 +194,7 @@ void measure(const std::string& title, MadeDevice& made, double peak,
     std::ofstream(options.json, std::ios::app)
         << nlohmann::json{{"shape", name},
                           {"variant", variant(plan.compute, fp8)},
+                          {"layers", shape.layers},
                           {"parameters", plan.cost.parameters},
                           {"batch", shape.batch},
                           {"seq", shape.seq},
@@ -189,12 +214,13 @@ void measure(const std::string& title, MadeDevice& made, double peak,
 }
 
 void foretell(const std::string& name, const GpuModel& gpu, const bench::DeviceRates& rates) {
-  Run run(name);
+  Run run(name, gpu.memory_bytes);
   const std::map<std::string, Share> parts = parts_of(run, nullptr, rates);
   const double least = sum_of(parts).least;
   fmt::print(
-      "{}: {} x {} x {} tokens, {:.1f} GiB; at best {:.4f} s, {:.1f} model TFLOP/s, {:.1f} %\n",
-      name, run.shape.micro_batches, run.shape.batch, run.shape.seq,
+      "{}: {} layers, {} x {} x {} tokens, {:.1f} GiB; at best {:.4f} s, {:.1f} model TFLOP/s, "
+      "{:.1f} %\n",
+      name, run.shape.layers, run.shape.micro_batches, run.shape.batch, run.shape.seq,
       static_cast<double>(run.plan.total_bytes()) / (1 << 30), least, run.flops() / least / 1e12,
       100 * run.flops() / least / gpu.bf16);
   print_parts(parts);
@@ -250,12 +276,21 @@ int main(int argc, char** argv) {
     bench::DeviceRates rates;
     if (options.parts) print_rates(rates = bench::measured_rates(*made.device));
     fmt::print(
-        "shape         10^9       B      T   first s  median s   tokens/s model TF/s  of peak  "
+        "shape          layers   10^9       B      T   first s  median s   tokens/s model TF/s  of "
+        "peak  "
         "plan "
         "GiB used GiB    more    loss\n");
+    int code = 0;
     for (const std::string& name : names) {
-      measure(name, made, peak, rates, options);
+      try {
+        measure(name, made, peak, rates, options);
+      } catch (const Error& error) {
+        // The others are worth their time all the same.
+        fmt::print("{:14} not measured: {}", name, error.what());
+        code = static_cast<int>(error.exit());
+      }
     }
+    return code;
   } catch (const Error& error) {
     fmt::print(stderr, "{}", error.what());
     return static_cast<int>(error.exit());

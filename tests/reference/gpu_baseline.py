@@ -8,7 +8,7 @@
   --ours FILE   what bench/train_gpu --json wrote: ends with one table of both and the ratios
   --json FILE   an object per row
 
-The models are plain modules of the shapes in tests/bench/train_gpu.cpp, trained as people do it:
+The models are plain modules of the shapes in tests/bench/gpu_runs.h, trained as people do it:
 float32 weights and moments, autocast to bfloat16, scaled_dot_product_attention, each block and the
 head with its loss compiled (one compilation serves all layers), fused AdamW with clipping. With
 accelerate installed there is a row of its own for the first shape. The limits of the machine are
@@ -28,7 +28,7 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SPEED_BAR, MEMORY_BAR, PLAN_BAR = 1.25, 0.9, 0.03
@@ -53,14 +53,16 @@ class Shape:
         return self.micro_batches * self.batch * self.seq
 
 
-# Those of tests/bench/train_gpu.cpp.
+# Those of tests/bench/gpu_runs.h; how many of its layers llama-8b has there depends on the GPU's
+# memory, so that a row of ours says it.
 SHAPES = {
     "tiny": Shape(False, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4),
     "tiny-llama": Shape(True, 512, 2, 64, 4, 2, 160, 2, 64, 2, 4),
     "124m": Shape(False, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10),
     "1.5b": Shape(False, 50257, 48, 1600, 25, 25, 6400, 8, 1024, 4, 5),
     "llama-1b-4k": Shape(True, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4),
-    "llama-8b": Shape(True, 128256, 16, 4096, 32, 8, 14336, 2, 8192, 4, 3),
+    "llama-8b": Shape(True, 128256, 8, 4096, 32, 8, 14336, 2, 8192, 4, 3),
+    "llama-8b-2k": Shape(True, 128256, 8, 4096, 32, 8, 14336, 8, 2048, 4, 3),
 }
 WARM_UP = 2
 
@@ -243,8 +245,9 @@ def train(torch, name, s, device, accelerate):
         loss = float(loss)  # as ours: the host sees the loss of every step
         seconds.append(clock() - begin)
     row = {"shape": name, "variant": "accelerate" if accelerate else "PyTorch",
-           "parameters": parameters_of(s), "batch": s.batch, "seq": s.seq,
-           "micro_batches": s.micro_batches, "first_s": seconds[0], "step_s": statistics.median(seconds[WARM_UP:]), "loss": loss,
+           "layers": s.layers, "parameters": parameters_of(s), "batch": s.batch, "seq": s.seq,
+           "micro_batches": s.micro_batches, "first_s": seconds[0],
+           "step_s": statistics.median(seconds[WARM_UP:]), "loss": loss,
            "flops_per_token": flops_per_token(s), "memory_bytes": 0, "reserved_bytes": 0}
     row["tokens_per_s"] = s.tokens / row["step_s"]
     if device == "cuda":
@@ -311,8 +314,9 @@ def gib(count):
 
 def print_row(row, peak):
     mfu = row["tokens_per_s"] * row["flops_per_token"] / peak if peak else 0
-    print(f"{row['shape']:12} {row['variant']:12} {row['micro_batches']:2} x {row['batch']:3} {row['seq']:6} "
-          f"{row['first_s']:9.2f} {row['step_s']:9.4f} {row['tokens_per_s']:10.0f} "
+    print(f"{row['shape']:12} {row['layers']:6} {row['variant']:12} {row['micro_batches']:2} x "
+          f"{row['batch']:3} {row['seq']:6} {row['first_s']:9.2f} {row['step_s']:9.4f} "
+          f"{row['tokens_per_s']:10.0f} "
           f"{100 * mfu:6.1f} % {gib(row['memory_bytes'])} {gib(row['reserved_bytes'])} "
           f"{row['loss']:8.3f}", flush=True)
 
@@ -321,10 +325,11 @@ def read_rows(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
 
 
-def join(ours, theirs):
+def join(ours, theirs, head=True):
     """The table of both; returns whether every shape of theirs has a row of ours."""
-    print(f"\n{'shape':12} {'mtl':16} {'against':12} {'tokens/s':>10} {'ratio':>7} {'':13} "
-          f"{'MFU %':>6} {'GiB':>7} {'ratio':>7} {'':13} {'plan':>7}")
+    if head:
+        print(f"\n{'shape':12} {'mtl':16} {'against':12} {'tokens/s':>10} {'ratio':>7} {'':13} "
+              f"{'MFU %':>6} {'GiB':>7} {'ratio':>7} {'':13} {'plan':>7}")
     missing = []
     for peer in theirs:
         mine = [row for row in ours if row["shape"] == peer["shape"]]
@@ -376,6 +381,8 @@ def main():
         if name not in SHAPES:
             parser.error(f"there is no shape {name}: {', '.join(SHAPES)}")
     ours = read_rows(args.ours) if args.ours else []
+    shapes = {**SHAPES, **{row["shape"]: replace(SHAPES[row["shape"]], layers=row["layers"])
+                           for row in ours if row["shape"] in SHAPES}}
     peak = next((row["peak"] for row in ours if row["peak"]), 0)
 
     import torch
@@ -388,23 +395,25 @@ def main():
     of_peak = f" ({100 * flops / peak:.1f} % of {peak / 1e12:.0f})" if peak else ""
     print(f"limits: matmul bf16 {flops / 1e12:.1f} TFLOP/s{of_peak}, copy {rate / 1e9:.0f} GB/s")
     attention(torch, args.device, [(1, 64, 2, 64)] if args.tiny else ATTENTION)
-    print(f"{'shape':12} {'variant':12} {'B':>8} {'T':>6} {'first s':>9} {'median s':>9} "
-          f"{'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} {'loss':>7}")
+    print(f"{'shape':12} {'layers':>6} {'variant':12} {'B':>8} {'T':>6} {'first s':>9} "
+          f"{'median s':>9} {'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} {'loss':>7}")
     todo = [(name, False) for name in names]
     if importlib.util.find_spec("accelerate") is not None:
-        todo.append((names[0], True))
+        todo.insert(1, (names[0], True))
     else:
         print("accelerate is not installed: no row of its own")
     rows = []
     for name, accelerate in todo:
         try:
-            rows.append(train(torch, name, SHAPES[name], args.device, accelerate))
+            rows.append(train(torch, name, shapes[name], args.device, accelerate))
         except RuntimeError as error:
             if "out of memory" not in str(error):
                 raise
             print(f"{name:12} out of memory", flush=True)
             continue
         print_row(rows[-1], peak)
+        if args.ours:  # at once: there may be no time for the table at the end
+            join(ours, rows[-1:], head=False)
         if args.json:
             with open(args.json, "a", encoding="utf-8") as out:
                 out.write(json.dumps(rows[-1]) + "\n")

@@ -240,6 +240,12 @@ void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step) {
 }
 
 // Bytes per second, read and written.
+double memory_bytes() {
+  size_t free = 0, total = 0;
+  cuda::check(cudaMemGetInfo(&free, &total), "asking for the GPU's memory");
+  return static_cast<double>(total);
+}
+
 double copy_rate_of(Gpu& gpu) {
   constexpr int64_t kBytes = int64_t{1} << 30;
   const Memory from(kBytes), to(kBytes);
@@ -266,10 +272,11 @@ int main(int argc, char** argv) {
     fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
                copy_rate / 1e9);
     for (const std::string& name : names) {
-      fmt::print("\n{}\n{:>7} {:>7} {:>7}  {:28} {:>6} {:>9} {:>6} {:>9} {:>6} {:>4} {:>9}\n", name,
-                 "m", "n", "k", "form", "calls", "first ms", "TF/s", "best ms", "TF/s", "no.",
-                 "to win ms");
-      bench::Run run(name);
+      bench::Run run(name, memory_bytes());
+      fmt::print(
+          "\n{}, {} layers\n{:>7} {:>7} {:>7}  {:28} {:>6} {:>9} {:>6} {:>9} {:>6} {:>4} {:>9}\n",
+          name, run.shape.layers, "m", "n", "k", "form", "calls", "first ms", "TF/s", "best ms",
+          "TF/s", "no.", "to win ms");
       Times step;
       const double sums_rate = run.resolved.spec.model.bias ? copy_rate : 0;
       for (const Product& product : products_of(run)) measure(gpu, product, sums_rate, step);
