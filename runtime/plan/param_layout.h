@@ -54,7 +54,9 @@ struct Window {
 };
 
 struct ParamLayout {
-  std::vector<ParamPlacement> params;  // by chunk, then in table order: the order of forward
+  // By chunk, then in table order, which is that of forward, but for experts that EP divides: they
+  // stand behind all else of their part of the chunk, in buckets of their own.
+  std::vector<ParamPlacement> params;
   std::vector<Bucket> buckets;         // ascending: backward completes them from the last
   int zero = 0;  // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
   bool sharded = false;         // that is, zero > 0, and over several ranks

@@ -124,8 +124,7 @@ Section parallel_section() {
                .field = [](TrainSpec& s) -> Field { return &s.parallel.zero; },
                .doc = "ZeRO: 0 keeps everything on every replica, 1 divides the optimizer state "
                       "over dp x ep x cp ranks, 2 the gradients too, 3 the weights too (FSDP). 2 "
-                      "and 3 "
-                      "communicate with every micro-batch, and take no pipeline.",
+                      "and 3 communicate with every micro-batch, and take no pipeline.",
                .min = 0,
                .max = 3,
                .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
