@@ -1,8 +1,15 @@
+// Rows of tokens at the experts of several ranks: who has which, and what happens where they do not
+// fit.
 #include "runtime/model/expert_parallel.h"
+
+#include <algorithm>
 
 #include <doctest/doctest.h>
 
+#include "support/layouts.h"
+
 using namespace mtl;
+using namespace mtl::test;
 
 TEST_CASE("rows sorted by expert are a block for each rank in every round") {
   // Of two ranks with four experts: what their tokens have chosen. Rank 1 has experts 1 and 3.
@@ -27,4 +34,59 @@ TEST_CASE("one rank has all experts") {
   CHECK(alone.own() == 7);
   CHECK(alone.arriving() == 7);
   CHECK(alone.of_expert(2) == 4);
+}
+
+TEST_CASE("tokens that choose unevenly within a sequence take smaller turns and nothing is lost") {
+  constexpr int32_t kVocab = 65;
+  TrainSpec spec;
+  spec.model.layers = 1;
+  spec.model.hidden = 32;
+  spec.model.heads = 2;
+  spec.model.ffn = 48;
+  spec.model.activation = "swiglu";
+  spec.model.norm.type = "rmsnorm";
+  spec.model.position.type = "rope";
+  spec.model.bias = false;
+  spec.model.moe = {.experts = 8, .topk = 2};
+  spec.train.global_batch = 4;
+  spec.train.micro_batch = 1;
+  spec.train.seq_len = 16;
+  spec.train.steps = 10;
+
+  struct Result {
+    double loss = 0, turns = 0;
+    GlobalTensors gradients;
+  };
+  // All sequences begin with five times `first`, which go where it goes: eight of a half's tokens
+  // are more than fit if both of its experts are of one rank, and four are not.
+  const auto train = [&](int32_t first, double room) {
+    const SyntheticTokens source(16 * 64 + 1, [first](int64_t i) {
+      return i % 16 < 5 ? first : static_cast<int32_t>(i * i * 7 % kVocab);
+    });
+    const Sampler sampler(source.size(), 16, SampleOrder::sequential, 1);
+    TrainSpec with = spec;
+    with.parallel.ep_room = room;
+    Result result;
+    run_layout(with, kVocab, {.ep = 4}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      rank.trainer.gradients(0, source, sampler);
+      collect(rank.trainer, Which::grad, result.gradients);
+      const StepResult done = rank.trainer.step(0, source, sampler, {});
+      if (rank.rank == 0) result.loss = done.loss, result.turns = done.moe_turns;
+    });
+    return result;
+  };
+  double most = 0;
+  for (int32_t first = 0; first < 24; ++first) {
+    CAPTURE(first);
+    const Result some = train(first, 1), all = train(first, 1e6);
+    most = std::max(most, some.turns);
+    CHECK(all.turns == 1);
+    CHECK(some.loss == doctest::Approx(all.loss).epsilon(1e-6));
+    for (const auto& [name, gradient] : all.gradients) {
+      CAPTURE(name);
+      CHECK(relative_error(some.gradients.at(name), gradient) < 1e-5);
+    }
+  }
+  CHECK(most > 2);
 }
