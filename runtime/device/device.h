@@ -64,7 +64,7 @@ struct Quantize {
   Tensor x;           // compute type [n, c]
   Tensor amax;        // f32 [1]: the largest |x|, of all ranks' parts where x is one of them
   Tensor y;           // f8_e4m3 or f8_e5m2 [n, c]; may be absent
-  Tensor transposed;  // the same [c, n]; may be absent, not both
+  Tensor transposed;  // the same [c, n or more], what is more is 0; may be absent, not both
   Tensor inverse;     // f32 [1], written
 };
 

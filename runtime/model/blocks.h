@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/model/dispatch.h"
+#include "runtime/model/float8_rows.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 
@@ -126,6 +127,7 @@ class MoeBlock {
   struct Expert {
     Linear up, down;
   };
+  static std::vector<Expert> experts_of(const BlockContext& context, int64_t layer);
   // Calls work(expert, first row, rows) for every expert of the rank that has rows, idle(expert)
   // for others.
   template <class Work, class Idle>
@@ -146,6 +148,8 @@ class MoeBlock {
   // Of a turn; x, dbranch, dnormed: all rows of the pass.
   void backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const;
   void backward_inputs(const Turn& turn, Tensor x) const;
+  // Of one linear of all experts, from what it was given and the gradient of what it gave.
+  void backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy) const;
   // The gradient of the router's logits, from that of the weights; adds up the router's losses.
   void route_backward(const Pass& pass) const;
 
@@ -154,11 +158,12 @@ class MoeBlock {
   Norm norm_;
   Linear router_;
   std::vector<Expert> experts_;  // of this rank
+  Float8Rows float8_;
   Dispatch dispatch_;
   Buffer logits_, weights_, chosen_, rows_, assignments_, counts_, turn_counts_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
-  Buffer dweights_, dlogits_, losses_;
+  Buffer dweights_, dlogits_, losses_, dinput_amax_;
   Tensor sequence_experts_;  // of all tokens of a sequence that is divided
   Tensor loss_sums_;         // of aux and z
 };

@@ -52,6 +52,8 @@ class ExpertParallel {
 
   int size() const { return group_.size(); }
   int rank() const { return group_.rank(); }
+  // The number of the rank's expert in that place.
+  int64_t expert(int64_t place) const { return place * size() + rank(); }
 
   // `counts` i32 [size, E]: of which the rank has filled its own row. Brings all together, there
   // and on the host, which waits for the device.

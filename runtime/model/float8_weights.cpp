@@ -4,6 +4,14 @@
 
 namespace mtl {
 
+Float8Weight::Float8Weight(const BlockContext& context, int64_t layer, const std::string& place) {
+  const std::string name = layer_buffer(layer, place.c_str());
+  forward = context.arena.find_tensor(name + kFloat8Forward);
+  if (!forward) return;
+  backward = context.arena.tensor(name + kFloat8Backward);
+  inverse = context.arena.tensor(name + kFloat8Inverse);
+}
+
 Float8Weights::Float8Weights(const BlockContext& context, const std::vector<ChunkRange>& chunks)
     : context_(context) {
   for (const ChunkRange& chunk : chunks) {
@@ -12,17 +20,17 @@ Float8Weights::Float8Weights(const BlockContext& context, const std::vector<Chun
       if (!amax) continue;
       Layer layer;
       layer.amax = amax;
-      for (const LocalLinear& linear : layer_linears(context.shape, context.tp.size())) {
-        const std::string name = layer_buffer(number, linear.slot);
-        const Tensor forward = context.arena.find_tensor(name + kFloat8Forward);
-        if (!forward) continue;
-        const Parameter parameter =
-            context.parameters.find(number, linear.slot + std::string(".weight"));
-        layer.linears.push_back({.weight = parameter.weight,
-                                 .forward = forward,
-                                 .backward = context.arena.tensor(name + kFloat8Backward),
-                                 .inverse = context.arena.tensor(name + kFloat8Inverse),
-                                 .out_in = parameter.out_in});
+      const auto add = [&](const std::string& slot, const std::string& place) {
+        const Float8Weight copies(context, number, place);
+        if (!copies) return;
+        const Parameter parameter = context.parameters.find(number, slot + ".weight");
+        layer.linears.push_back({copies, parameter.weight, parameter.out_in});
+      };
+      for (const char* slot : kLinearSlots) add(slot, slot);
+      for (int64_t e = 0; e < context.shape.experts / context.ep.size(); ++e) {
+        for (const char* linear : {"up", "down"}) {
+          add(expert_slot(context.ep.expert(e), linear), expert_slot(e, linear));
+        }
       }
       layers_.emplace(number, std::move(layer));
     }
@@ -57,9 +65,9 @@ void Float8Weights::make(const Layer& layer) const {
     const Linear& linear = layer.linears[i];
     device.quantize({.x = linear.weight,
                      .amax = amax(i),
-                     .y = linear.out_in ? linear.forward : linear.backward,
-                     .transposed = linear.out_in ? linear.backward : linear.forward,
-                     .inverse = linear.inverse});
+                     .y = linear.out_in ? linear.copies.forward : linear.copies.backward,
+                     .transposed = linear.out_in ? linear.copies.backward : linear.copies.forward,
+                     .inverse = linear.copies.inverse});
   }
 }
 

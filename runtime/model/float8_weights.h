@@ -11,6 +11,15 @@
 
 namespace mtl {
 
+// The copies of one weight; none where its products are not in FP8. `place`: as LocalLinear::slot.
+struct Float8Weight {
+  Float8Weight() = default;
+  Float8Weight(const BlockContext& context, int64_t layer, const std::string& place);
+  Tensor forward, backward;  // [out, in] and [in, out]
+  Tensor inverse;            // of the scale, f32 [1]
+  explicit operator bool() const { return static_cast<bool>(forward); }
+};
+
 class Float8Weights {
  public:
   // Of the layers of `chunks` that have such copies in the memory plan.
@@ -24,7 +33,8 @@ class Float8Weights {
 
  private:
   struct Linear {
-    Tensor weight, forward, backward, inverse;
+    Float8Weight copies;
+    Tensor weight;
     bool out_in = false;
   };
   struct Layer {

@@ -6,20 +6,22 @@
 
 namespace mtl {
 
-Linear::Linear(const BlockContext& context, int64_t layer, const std::string& slot)
+Linear::Linear(const BlockContext& context, int64_t layer, const std::string& slot,
+               const std::string& place)
     : device_(context.device),
       weight_(context.parameters.find(layer, slot + ".weight")),
       bias_(context.parameters.find(layer, slot + ".bias")) {
-  const std::string name = layer_buffer(layer, slot.c_str());
-  float8_.forward = context.arena.find_tensor(name + kFloat8Forward);
-  if (!float8_) return;
-  float8_.backward = context.arena.tensor(name + kFloat8Backward);
-  float8_.inverse = context.arena.tensor(name + kFloat8Inverse);
+  float8_.weight = Float8Weight(context, layer, place);
+}
+
+Linear::Linear(const BlockContext& context, int64_t layer, const std::string& slot)
+    : Linear(context, layer, slot, slot) {
+  if (!is_float8()) return;
   float8_.x = context.arena.tensor("fp8.x");
   float8_.dy = context.arena.tensor("fp8.dy");
   float8_.dy_by_column = context.arena.tensor("fp8.dy_by_column");
   float8_.dy_inverse = context.arena.tensor("fp8.dy_inverse");
-  float8_.x_by_column = context.arena.find(name + kFloat8Kept);
+  float8_.x_by_column = context.arena.find(layer_buffer(layer, slot.c_str()) + kFloat8Kept);
   float8_.x_inverse = float8_x_inverse(context, layer, slot);
   float8_.x_amax = float8_amax(context, layer, slot, Float8Operand::x);
   float8_.dy_amax = float8_amax(context, layer, slot, Float8Operand::dy);
@@ -51,17 +53,21 @@ void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu ge
                  .epilogue = gelu.aux ? Epilogue::gelu : Epilogue::none,
                  .aux = gelu.aux,
                  .gelu_once = gelu.once};
-  if (float8_) {
-    if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
-    const int64_t rows = x.values.rows(), cols = x.values.cols();
-    product.a = as_matrix(float8_.x, rows, cols);
-    const bool keep = pass.training && float8_.x_by_column;
-    round_input(pass, x.values, product.a,
-                keep ? as_matrix(float8_.x_by_column.in(pass.slot), cols, rows) : Tensor());
-    product.b = float8_.forward;
+  if (is_float8()) {
+    product.a = x.values;
+    product.scale_a = x.inverse;
+    if (!x.inverse) {
+      if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
+      const int64_t rows = x.values.rows(), cols = x.values.cols();
+      product.a = as_matrix(float8_.x, rows, cols);
+      product.scale_a = float8_.x_inverse.in(pass.slot);
+      const bool keep = pass.training && float8_.x_by_column;
+      round_input(pass, x.values, product.a,
+                  keep ? as_matrix(float8_.x_by_column.in(pass.slot), cols, rows) : Tensor());
+    }
+    product.b = float8_.weight.forward;
     product.transpose_b = true;
-    product.scale_a = float8_.x_inverse.in(pass.slot);
-    product.scale_b = float8_.inverse;
+    product.scale_b = float8_.weight.inverse;
   }
   device_.matmul(product);
 }
@@ -75,20 +81,24 @@ void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue ep
                  .accumulate = accumulate,
                  .epilogue = epilogue,
                  .aux = aux};
-  if (float8_) {
-    const int64_t rows = dy.values.rows(), cols = dy.values.cols();
-    product.a = as_matrix(float8_.dy, rows, cols);
-    const Tensor amax = float8_.dy_amax.in(pass.slot);
-    if (!dy.amax) device_.amax(dy.values, amax);
-    device_.quantize({.x = dy.values,
-                      .amax = amax,
-                      .y = product.a,
-                      .transposed = as_matrix(float8_.dy_by_column, cols, rows),
-                      .inverse = float8_.dy_inverse});
-    product.b = float8_.backward;
+  if (is_float8()) {
+    product.a = dy.values;
+    product.scale_a = dy.inverse;
+    if (!dy.inverse) {
+      const int64_t rows = dy.values.rows(), cols = dy.values.cols();
+      product.a = as_matrix(float8_.dy, rows, cols);
+      product.scale_a = float8_.dy_inverse;
+      const Tensor amax = float8_.dy_amax.in(pass.slot);
+      if (!dy.amax) device_.amax(dy.values, amax);
+      device_.quantize({.x = dy.values,
+                        .amax = amax,
+                        .y = product.a,
+                        .transposed = as_matrix(float8_.dy_by_column, cols, rows),
+                        .inverse = float8_.dy_inverse});
+    }
+    product.b = float8_.weight.backward;
     product.transpose_b = true;
-    product.scale_a = float8_.dy_inverse;
-    product.scale_b = float8_.inverse;
+    product.scale_b = float8_.weight.inverse;
   }
   device_.matmul(product);
 }
@@ -99,24 +109,36 @@ void Linear::backward_weight_of_nothing(const Pass& pass) const {
   if (bias_) device_.fill(bias_.grad, 0.0f);
 }
 
-void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
-  Matmul product{.a = dy, .b = x, .c = weight_.grad, .accumulate = pass.accumulate};
-  if (float8_) {
-    product.a = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows());
-    const bool kept = static_cast<bool>(float8_.x_by_column);
-    product.b = as_matrix(kept ? float8_.x_by_column.in(pass.slot) : float8_.x, x.cols(), x.rows());
-    if (!kept) round_input(pass, x, {}, product.b);
-    product.transpose_b = true;
-    product.scale_a = float8_.dy_inverse;
-    product.scale_b = float8_.x_inverse.in(pass.slot);
-  } else {
-    product.transpose_a = true;
-  }
+void Linear::backward_weight(const Pass& pass, const Operand& x, const Operand& dy) const {
+  Matmul product{.a = dy.values,
+                 .b = x.values,
+                 .c = weight_.grad,
+                 .transpose_b = true,
+                 .accumulate = pass.accumulate,
+                 .scale_a = dy.inverse,
+                 .scale_b = x.inverse};
   if (!weight_.out_in) {
     std::swap(product.a, product.b);
     std::swap(product.scale_a, product.scale_b);
   }
   device_.matmul(product);
+}
+
+void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const {
+  if (is_float8()) {
+    const bool kept = static_cast<bool>(float8_.x_by_column);
+    const Tensor rounded =
+        as_matrix(kept ? float8_.x_by_column.in(pass.slot) : float8_.x, x.cols(), x.rows());
+    if (!kept) round_input(pass, x, {}, rounded);
+    backward_weight(pass, Operand{.values = rounded, .inverse = float8_.x_inverse.in(pass.slot)},
+                    Operand{.values = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows()),
+                            .inverse = float8_.dy_inverse});
+  } else {
+    Matmul product{
+        .a = dy, .b = x, .c = weight_.grad, .transpose_a = true, .accumulate = pass.accumulate};
+    if (!weight_.out_in) std::swap(product.a, product.b);
+    device_.matmul(product);
+  }
   if (bias_) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
 }
 

@@ -12,14 +12,20 @@
 #pragma once
 
 #include "runtime/model/float8_operands.h"
+#include "runtime/model/float8_weights.h"
 
 namespace mtl {
 
 // What a linear multiplies. `amax` is where the op that made it has left its largest magnitude:
-// float8_amax() of this linear. Without it the linear takes it.
+// float8_amax() of this linear. Without it the linear takes it. With `inverse`, of the scale,
+// values are in FP8 already (float8_rows.h).
 struct Operand {
   Tensor values;
   Tensor amax = {};
+  Tensor inverse = {};
+  Operand rows(int64_t first, int64_t count) const {
+    return {values.row_slice(first, count), amax, inverse};
+  }
 };
 
 // What goes through a GELU on its way out: into `aux` what goes in, and Matmul::gelu_once.
@@ -31,6 +37,9 @@ struct Gelu {
 class Linear {
  public:
   Linear(const BlockContext& context, int64_t layer, const std::string& slot);
+  // Of an expert, whose FP8 operands come rounded; `place`: as LocalLinear::slot.
+  Linear(const BlockContext& context, int64_t layer, const std::string& slot,
+         const std::string& place);
   // y = x W (+ bias); the bias only of a column-parallel linear.
   void forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu = {}) const;
   // dx (+)= dy W^T, partial sums when the linear is column-parallel.
@@ -39,9 +48,12 @@ class Linear {
   // dW (+)= x^T dy and db (+)= the sum of the rows of `bias_dy`: dy itself, or the rank's rows of
   // it where the bias is added to the residual stream.
   void backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_dy) const;
+  // The same of an expert, x [in, n] and dy [out, n] in FP8.
+  void backward_weight(const Pass& pass, const Operand& x, const Operand& dy) const;
   // The gradients of no rows.
   void backward_weight_of_nothing(const Pass& pass) const;
   Tensor bias() const { return bias_.weight; }
+  bool is_float8() const { return static_cast<bool>(float8_.weight); }
 
  private:
   // x in FP8 as [rows, cols] and as [cols, rows]; either may be empty.
@@ -51,16 +63,15 @@ class Linear {
   Parameter weight_;
   Parameter bias_;
 
-  struct Float8Copies {
-    Tensor forward, backward;    // of the weight: [out, in] and [in, out]
-    Tensor inverse;              // of the weight's scale, f32 [1]
+  struct Float8 {
+    Float8Weight weight;
+    // Of operands that are not an expert's.
     Tensor x, dy, dy_by_column;  // scratch of all linears
     Tensor dy_inverse;           // of its scale, f32 [1]
     Buffer x_by_column;          // empty where it is not kept
     Buffer x_amax, dy_amax, x_inverse;
-    explicit operator bool() const { return static_cast<bool>(forward); }
   };
-  Float8Copies float8_;
+  Float8 float8_;
 };
 
 }  // namespace mtl

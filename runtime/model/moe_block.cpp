@@ -6,11 +6,25 @@
 
 namespace mtl {
 
+std::vector<MoeBlock::Expert> MoeBlock::experts_of(const BlockContext& context, int64_t layer) {
+  std::vector<Expert> experts;
+  for (int64_t e = 0; e < context.shape.experts / context.ep.size(); ++e) {
+    const auto linear = [&](const char* which) {
+      return Linear(context, layer, expert_slot(context.ep.expert(e), which),
+                    expert_slot(e, which));
+    };
+    experts.push_back({linear("up"), linear("down")});
+  }
+  return experts;
+}
+
 MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string& output)
     : context_(context),
       layer_(layer),
       norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
       router_(context, layer, "mlp.router"),
+      experts_(experts_of(context, layer)),
+      float8_(context, experts_.front().up.is_float8()),
       dispatch_(context, layer),
       logits_(context.arena.get(layer_buffer(layer, "mlp.logits"))),
       weights_(context.arena.get(layer_buffer(layer, "mlp.weights"))),
@@ -31,11 +45,8 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
       dweights_(context.arena.find("mlp.dweights")),
       dlogits_(context.arena.find("mlp.dlogits")),
       losses_(context.arena.find("mlp.losses")),
+      dinput_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)),
       sequence_experts_(context.arena.find_tensor("mlp.sequence_experts")) {
-  for (int64_t e = context.ep.rank(); e < context.shape.experts; e += context.ep.size()) {
-    experts_.push_back({Linear(context, layer, expert_slot(e, "up")),
-                        Linear(context, layer, expert_slot(e, "down"))});
-  }
   if (const Tensor sums = context.arena.find_tensor("loss_sum")) {
     loss_sums_ = sums.slice(StepSums::kRouter, 2);
   }
@@ -141,16 +152,18 @@ void MoeBlock::each_turn(const Pass& pass, const RowCounts& counts, const Work& 
 void MoeBlock::expand(const Turn& turn, Tensor x) const {
   const Pass& pass = turn.pass;
   const Tensor inputs = dispatch_.inputs(turn, tokens_of(turn, x));
+  const Operand operand = float8_.along_rows(inputs, DType::f8_e4m3);
   each_expert(
       turn,
       [&](const Expert& expert, int64_t first, int64_t rows) {
-        expert.up.forward(pass, {inputs.row_slice(first, rows)},
-                          rows_at(before_act_, pass, first, rows), {});
+        expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows),
+                          {});
       },
       [](const Expert&) {});
   if (inputs.rows() == 0) return;
   context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, inputs.rows()),
-                                  .y = rows_at(activated_, pass, 0, inputs.rows())});
+                                  .y = rows_at(activated_, pass, 0, inputs.rows()),
+                                  .amax = float8_.amax()});
 }
 
 void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
@@ -161,11 +174,13 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
     expand(turn, x);
     if (pass.again) return;
     const Tensor outputs = dispatch_.outputs(turn);
+    const Operand activated =
+        float8_.along_rows(rows_at(activated_, pass, 0, outputs.rows()), DType::f8_e4m3, true);
     each_expert(
         turn,
         [&](const Expert& expert, int64_t first, int64_t rows) {
-          expert.down.forward(pass, {rows_at(activated_, pass, first, rows)},
-                              outputs.row_slice(first, rows), {});
+          expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows),
+                              {});
         },
         [](const Expert&) {});
     dispatch_.take_back(turn, tokens_of(turn, branch), true);
@@ -231,10 +246,11 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
 
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
+  const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
   each_expert(
       turn,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_input(pass, {dy.row_slice(first, count)},
+        expert.down.backward_input(pass, dy_operand.rows(first, count),
                                    dactivated.row_slice(first, count));
       },
       idle);
@@ -242,34 +258,45 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
       turn, activated, dactivated,
       rows_between(dweights_, pass, turn.first, turn.tokens, context_.shape.experts_per_token));
   const Tensor weighted = dispatch_.weighted_gradients(turn, tokens_of(turn, dbranch));
-  each_expert(
-      turn,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_weight(pass, activated.row_slice(first, count),
-                                    weighted.row_slice(first, count), {});
-      },
-      [&](const Expert& expert) { expert.down.backward_weight_of_nothing(pass); });
-  if (rows > 0) device.swiglu_backward({.dy = dactivated, .x = before_act, .dx = dbefore_act});
+  backward_weights(turn, &Expert::down, activated, weighted);
+  if (rows > 0) {
+    device.swiglu_backward(
+        {.dy = dactivated, .x = before_act, .dx = dbefore_act, .amax = float8_.amax()});
+  }
+  const Operand dbefore_operand = float8_.along_rows(dbefore_act, DType::f8_e5m2, true);
   const Tensor dinputs = dispatch_.outputs(turn);
   each_expert(
       turn,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_input(pass, {dbefore_act.row_slice(first, count)},
+        expert.up.backward_input(pass, dbefore_operand.rows(first, count),
                                  dinputs.row_slice(first, count));
       },
       idle);
   dispatch_.take_back(turn, tokens_of(turn, dnormed), false);
 }
 
-void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
-  const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
+void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x,
+                                Tensor dy) const {
+  using Kind = Float8Rows::Kind;
+  const Pass& pass = turn.pass;
+  Float8Rows::Columns columns = float8_.along_columns(Kind::x, x, turn.counts);
+  Float8Rows::Columns dy_columns = float8_.along_columns(Kind::dy, dy, turn.counts);
   each_expert(
       turn,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_weight(turn.pass, inputs.row_slice(first, count),
-                                  rows_at(dbefore_act_, turn.pass, first, count), {});
+        const Linear& own = expert.*linear;
+        if (float8_) {
+          own.backward_weight(pass, columns.next(count), dy_columns.next(count));
+        } else {
+          own.backward_weight(pass, x.row_slice(first, count), dy.row_slice(first, count), {});
+        }
       },
-      [&](const Expert& expert) { expert.up.backward_weight_of_nothing(turn.pass); });
+      [&](const Expert& expert) { (expert.*linear).backward_weight_of_nothing(pass); });
+}
+
+void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
+  const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
+  backward_weights(turn, &Expert::up, inputs, rows_at(dbefore_act_, turn.pass, 0, inputs.rows()));
 }
 
 void MoeBlock::backward_through_experts(const Pass& pass) const {
@@ -311,7 +338,7 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   router_.backward_weight(pass, x, dlogits, {});
   if (whole) backward_inputs(*whole, x);
   leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, {});
+  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, dinput_amax_.in(pass.slot));
 }
 
 }  // namespace mtl

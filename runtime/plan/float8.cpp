@@ -5,24 +5,37 @@
 
 namespace mtl {
 
-std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp) {
+std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep) {
   const int64_t h = shape.hidden;
   const int64_t context = shape.heads / tp * shape.head_dim;
   const int64_t qkv = context + 2 * local_kv_heads(shape, tp) * shape.head_dim;
-  const int64_t ffn = shape.ffn / tp;
-  return {{kLinearSlots[0], h, qkv},
-          {kLinearSlots[1], context, h},
-          {kLinearSlots[2], h, shape.mlp_parts() * ffn},
-          {kLinearSlots[3], ffn, h}};
+  const int64_t ffn = shape.ffn / tp, up = shape.mlp_parts() * ffn;
+  std::vector<LocalLinear> linears = {{kLinearSlots[0], h, qkv}, {kLinearSlots[1], context, h}};
+  if (shape.experts == 0) {
+    linears.push_back({kLinearSlots[2], h, up});
+    linears.push_back({kLinearSlots[3], ffn, h});
+  }
+  for (int64_t e = 0; e < shape.experts / ep; ++e) {
+    linears.push_back({expert_slot(e, "up"), h, up, true});
+    linears.push_back({expert_slot(e, "down"), ffn, h, true});
+  }
+  return linears;
 }
 
-std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp) {
-  std::vector<LocalLinear> linears = layer_linears(shape, tp);
+std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep) {
+  std::vector<LocalLinear> linears = layer_linears(shape, tp, ep);
+  const auto odd = [](int64_t size) { return size % kFloat8Multiple != 0; };
+  // An expert's two are in FP8 together.
+  const bool experts = !odd(shape.hidden) && !odd(shape.ffn / tp);
   std::erase_if(linears, [&](const LocalLinear& linear) {
-    return seq % kFloat8Multiple != 0 || linear.in % kFloat8Multiple != 0 ||
-           linear.out % kFloat8Multiple != 0;
+    if (linear.of_expert) return !experts;
+    return odd(seq) || odd(linear.in) || odd(linear.out);
   });
   return linears;
+}
+
+int64_t float8_columns(int64_t rows, int64_t experts) {
+  return (rows + experts * (kFloat8Multiple - 1)) / kFloat8Multiple * kFloat8Multiple;
 }
 
 }  // namespace mtl

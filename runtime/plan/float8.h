@@ -1,8 +1,9 @@
 // Which products of a run are made in FP8 (precision.dtype: fp8): those of the linears of the
-// layers, forward and backward, but for the experts' and but for the first and last layers that
-// stay in bf16, as all else does. Each operand has one scale per rank's tensor, made from what it
+// layers, forward and backward, but for the first and last layers that stay in bf16, as all else
+// does. Each operand has one scale per rank's tensor, made from what it
 // holds now ("current" scaling; P. Micikevicius et al., arXiv 2209.05433): activations and weights
-// E4M3, gradients of outputs E5M2.
+// E4M3, gradients of outputs E5M2. The rows of a rank's experts are one tensor, their weights are
+// not.
 //
 // A GPU multiplies FP8 along k only, in multiples of 16; so weights have a copy in each
 // orientation, and a linear whose sizes on a rank do not fit stays in bf16.
@@ -31,14 +32,20 @@ struct Float8 {
 // The linears of a layer without experts, in the order of layer_linears().
 inline constexpr std::array kLinearSlots = {"attn.qkv", "attn.proj", "mlp.up", "mlp.down"};
 
-// A linear of a layer, as a rank of `tp` has it.
+// A linear of a layer, as a rank of `tp` x `ep` has it. An expert's is named by its place on the
+// rank, expert_slot(0, "up") the first, since every rank has others there.
 struct LocalLinear {
-  const char* slot;  // "attn.qkv"
+  std::string slot;
   int64_t in = 0, out = 0;
+  bool of_expert = false;
 };
-// All of a layer without experts; and those of them that FP8 takes, for sequences of `seq` tokens.
-std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp);
-std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp);
+// All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens. What an expert's
+// linears are given is filled up to such a number of rows.
+std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep);
+std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep);
+// Tokens along which the rows of a rank's experts lie, each filled up, if they have `rows`
+// together.
+int64_t float8_columns(int64_t rows, int64_t experts);
 
 // The copies of a linear's weight in the memory plan, behind the layer's and the linear's name:
 // [out, in] for forward, [in, out] for backward.
@@ -56,5 +63,13 @@ inline constexpr int64_t kFloat8Numbers = 3;
 // it for backward, and x itself need not be kept. Elsewhere x is gathered (sequence parallelism),
 // made again (recompute), or kept for others as well (attention's result), and rounded again.
 inline constexpr const char* kFloat8Kept = ".fp8_x";
+// On their way into the experts' products (model/float8_rows.h): rows of one tensor after the
+// other, as E4M3 or E5M2; x and dy of the gradients of weights along the rows, expert by expert;
+// and for each of the three the largest magnitude and the inverse of the scale.
+inline constexpr const char* kFloat8ExpertRows = "fp8.expert_rows";
+inline constexpr const char* kFloat8ExpertX = "fp8.expert_x";
+inline constexpr const char* kFloat8ExpertDy = "fp8.expert_dy";
+inline constexpr const char* kFloat8ExpertNumbers = "fp8.expert_numbers";
+inline constexpr int64_t kFloat8ExpertTensors = 3;
 
 }  // namespace mtl

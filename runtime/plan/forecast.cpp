@@ -19,6 +19,9 @@ Software software_mtl() {
   // x along one way forward and along the other backward, where it is not kept (model/linear.h).
   software.float8 = {.x = 5, .dy = 6, .x_again = 3, .found = 2};
   software.keeps_float8_x = true;
+  // Along the rows and along the columns apart, with an amax for each (model/float8_rows.h).
+  software.float8_up = {.x = 5, .dy = 8, .x_again = 5, .found = 2};
+  software.float8_down = {.x = 5, .dy = 10, .x_again = 5, .found = 2};
   return software;
 }
 

@@ -66,6 +66,8 @@ struct Software {
   // What goes into a linear in FP8 is kept as its copy along the tokens, made forward: 1 byte more
   // then, and none again. Not of what is gathered, made again, or kept anyway.
   bool keeps_float8_x = false;
+  // The same of experts' two linears: what goes down is weighted and rounded once more.
+  Float8Bytes float8_up = {}, float8_down = {};
   // Experts over several ranks: memory for Workload::ep_room times an even share of the rows, and
   // each TP rank sends whole ones; else for the even share, and each sends its part.
   bool expert_room = false;

@@ -157,10 +157,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       const double chosen = static_cast<double>(model.experts_per_token);
       const double local = static_cast<double>(model.experts) / layout.ep;
       add_linear(feed, cluster, d.n, static_cast<double>(model.experts), d.h, {}, work.compute, 4);
-      add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h, linear(false, false),
-                 work.compute, grads, local);
-      add_linear(feed, cluster, d.n * chosen, d.h, d.ffn, linear(false, false), work.compute, grads,
-                 local);
+      // SwiGLU leaves the largest magnitude of what it makes, where somebody asks for it.
+      add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h,
+                 {layout.fp8, software.float8_up, false, true}, work.compute, grads, local);
+      add_linear(feed, cluster, d.n * chosen, d.h, d.ffn,
+                 {layout.fp8, software.float8_down, true, false}, work.compute, grads, local);
       // Rows are gathered for the experts and weighed back: read and written, each way.
       const double permute = stream_time(cluster, 4 * d.n * chosen * d.h * d.element);
       feed.forward.memory_bound += permute;

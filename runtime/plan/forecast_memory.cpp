@@ -72,9 +72,9 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
     return kept;
   }
   // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
-  const auto save_x = [&](double rows, double in, bool again) {
+  const auto save_x = [&](double rows, double in, bool again, bool of_experts = false) {
     const bool copied =
-        layout.fp8 && software.keeps_float8_x && !all_again && !again && rows == d.n;
+        layout.fp8 && software.keeps_float8_x && !all_again && !again && !of_experts && rows == d.n;
     save(rows * in * d.e, again || copied);
     if (copied) save(rows * in);
   };
@@ -91,14 +91,14 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   save(d.stream * d.h * d.e);
   save(statistics * d.stream * 4);
-  save_x(d.stream, d.h, recompute.norms || recompute.mlp);
+  save_x(d.stream, d.h, recompute.norms || recompute.mlp, model.experts > 0);
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
     if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
   }
   save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save_x(d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
+  save_x(d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp, model.experts > 0);
   return kept;
 }
 
@@ -154,9 +154,15 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
   if (d.travels) always += d.expert_rows * 4;
   if (layout.fp8) {
-    // x, and dy in both orientations, of the widest linears.
-    always +=
-        d.n * (std::max({d.h, d.context, d.ffn}) + 2 * std::max({d.qkv, d.h, d.parts * d.ffn}));
+    // x, and dy in both orientations, of the widest linears; of experts rows, and both along them.
+    const double ffn = model.experts > 0 ? 0 : d.ffn;
+    always += d.n * (std::max({d.h, d.context, ffn}) + 2 * std::max({d.qkv, d.h, d.parts * ffn}));
+    if (model.experts > 0) {
+      const double in = std::max(d.h, d.ffn), out = std::max(d.h, d.parts * d.ffn);
+      const auto columns = static_cast<double>(
+          float8_columns(static_cast<int64_t>(d.expert_rows), model.experts / layout.ep));
+      always += d.expert_rows * std::max(in, out) + columns * (in + out);
+    }
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
   if (d.copies > 1) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;

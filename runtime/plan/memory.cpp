@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string_view>
 
 #include <fmt/format.h>
 
@@ -119,13 +118,13 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   };
   std::vector<LocalLinear> float8;
   if (needs.training && needs.float8.holds(shape, layer) && !group.again) {
-    float8 = float8_linears(shape, needs.share(), needs.tp);
+    float8 = float8_linears(shape, needs.share(), needs.tp, needs.ep);
   }
   // x of a linear. In FP8 backward multiplies its copy along the tokens, which forward makes beside
   // the other one: that is kept, and x itself only until then.
   auto save_x = [&](const char* name, const char* slot, std::vector<int64_t> dims, bool again) {
     const auto found = std::find_if(float8.begin(), float8.end(), [&](const LocalLinear& linear) {
-      return linear.slot == std::string_view(slot) && dims == std::vector{d.n, linear.in};
+      return linear.slot == slot && dims == std::vector{d.n, linear.in};
     });
     const bool copied = found != float8.end() && !again;
     save(name, compute, std::move(dims), again || copied);
@@ -172,7 +171,7 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
 // the weights do.
 void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayout& layout,
                         const MemoryNeeds& needs) {
-  const std::vector<LocalLinear> linears = float8_linears(shape, needs.share(), needs.tp);
+  const std::vector<LocalLinear> linears = float8_linears(shape, needs.share(), needs.tp, needs.ep);
   const auto count = static_cast<int64_t>(linears.size());
   int64_t sets[2] = {};
   size_t turn = 0;
@@ -186,7 +185,7 @@ void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayo
         ++turn;
       }
       for (const LocalLinear& linear : linears) {
-        const std::string name = layer_buffer(layer, linear.slot);
+        const std::string name = layer_buffer(layer, linear.slot.c_str());
         arena.add(name + kFloat8Forward, DType::f8_e4m3, {linear.out, linear.in});
         arena.add(name + kFloat8Backward, DType::f8_e4m3, {linear.in, linear.out});
         arena.add(name + kFloat8Inverse, DType::f32, {1});
@@ -198,16 +197,27 @@ void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayo
 }
 
 void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
-  int64_t in = 0, out = 0;
-  for (const LocalLinear& linear : float8_linears(shape, needs.share(), needs.tp)) {
-    in = std::max(in, linear.in);
-    out = std::max(out, linear.out);
+  if (!needs.float8.on) return;
+  int64_t in = 0, out = 0, expert_in = 0, expert_out = 0;
+  for (const LocalLinear& linear : float8_linears(shape, needs.share(), needs.tp, needs.ep)) {
+    int64_t& widest_in = linear.of_expert ? expert_in : in;
+    int64_t& widest_out = linear.of_expert ? expert_out : out;
+    widest_in = std::max(widest_in, linear.in);
+    widest_out = std::max(widest_out, linear.out);
   }
-  if (!needs.float8.on || in == 0) return;
-  arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
-  arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
-  arena.add("fp8.dy_by_column", DType::f8_e5m2, {out, needs.tokens()});
-  arena.add("fp8.dy_inverse", DType::f32, {1});
+  if (in > 0) {
+    arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
+    arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
+    arena.add("fp8.dy_by_column", DType::f8_e5m2, {out, needs.tokens()});
+    arena.add("fp8.dy_inverse", DType::f32, {1});
+  }
+  if (expert_in == 0) return;
+  const int64_t rows = needs.rows_of_experts(shape);
+  const int64_t columns = float8_columns(rows, shape.experts / needs.ep);
+  arena.add(kFloat8ExpertRows, DType::u8, {rows, std::max(expert_in, expert_out)});
+  arena.add(kFloat8ExpertX, DType::f8_e4m3, {expert_in, columns});
+  arena.add(kFloat8ExpertDy, DType::f8_e5m2, {expert_out, columns});
+  arena.add(kFloat8ExpertNumbers, DType::f32, {kFloat8ExpertTensors, 2});
 }
 
 void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {

@@ -104,17 +104,20 @@ void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
   if (!plan.float8.on) return;
   const int tp = plan.grid.sizes()[Axis::tp];
   const int64_t share = plan.share();
-  const std::vector<LocalLinear> all = layer_linears(plan.model, tp);
-  const std::vector<LocalLinear> fit = float8_linears(plan.model, share, tp);
+  // One expert speaks for all.
+  const int experts = static_cast<int>(std::max<int64_t>(1, plan.model.experts));
+  const std::vector<LocalLinear> all = layer_linears(plan.model, tp, experts);
+  const std::vector<LocalLinear> fit = float8_linears(plan.model, share, tp, experts);
   if (fit.size() == all.size()) return;
   std::string which;
   for (const LocalLinear& linear : all) {
     const bool fits = std::any_of(fit.begin(), fit.end(), [&](const LocalLinear& one) {
-      return std::string_view(one.slot) == linear.slot;
+      return one.slot == linear.slot;
     });
     if (fits) continue;
-    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ", linear.slot, linear.in,
-                         linear.out);
+    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ",
+                         linear.of_expert ? "of every expert " + linear.slot : linear.slot,
+                         linear.in, linear.out);
   }
   diagnostics.add(
       {.code = "precision.fp8_shape",

@@ -56,10 +56,6 @@ void check_model(const RuleInput& input, RuleBook& book) {
   }
   const TrainSpec::Precision& precision = input.spec.precision;
   if (precision.dtype == "fp8") {
-    book.rule("precision.fp8_experts", "precision.dtype", model.experts == 0,
-              "precision.dtype fp8 has no products for experts, whose rows are as many as tokens "
-              "happen to choose them",
-              "use precision.dtype=bf16");
     const int64_t kept = precision.fp8.bf16_first_layers + precision.fp8.bf16_last_layers;
     book.rule("precision.fp8_layers", "precision.fp8.bf16_last_layers", kept < model.layers,
               fmt::format("precision.fp8 keeps {} layers in bf16, and the model has {}", kept,

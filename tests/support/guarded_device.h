@@ -34,9 +34,12 @@ class GuardedDevice final : public Device {
   int64_t largest_copy() const { return largest_copy_; }  // in bytes
   int64_t amaxes() const { return amaxes_; }              // amax ops
   int64_t additions() const { return additions_; }        // with a norm behind them
-  // Of quantize: tensors, and those whose amax was another number than their largest magnitude.
+  // Of quantize: tensors; those whose amax was another number than their largest magnitude; and of
+  // these the ones that lie as before, and those where it was less.
   int64_t quantized() const { return quantized_; }
   int64_t wrong_amaxes() const { return wrong_amaxes_; }
+  int64_t wrong_row_amaxes() const { return wrong_row_amaxes_; }
+  int64_t small_amaxes() const { return small_amaxes_; }
 
   bool communicates_beside() const override { return false; }
   bool has_float8() const override { return float8_; }
@@ -96,7 +99,10 @@ class GuardedDevice final : public Device {
       float largest = 0;
       cpu_.amax(q.x, Tensor(&largest, DType::f32, {1}));
       ++quantized_;
-      wrong_amaxes_ += std::memcmp(&largest, q.amax.data, sizeof largest) != 0;
+      const bool wrong = std::memcmp(&largest, q.amax.data, sizeof largest) != 0;
+      wrong_amaxes_ += wrong;
+      wrong_row_amaxes_ += wrong && q.y;
+      small_amaxes_ += *q.amax.as<float>() < largest;
       cpu_.quantize(q);
     });
   }
@@ -276,7 +282,7 @@ class GuardedDevice final : public Device {
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
   int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0,
-          wrong_amaxes_ = 0;
+          wrong_amaxes_ = 0, wrong_row_amaxes_ = 0, small_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

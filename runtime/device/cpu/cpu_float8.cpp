@@ -43,8 +43,9 @@ void CpuDevice::quantize(const Quantize& args) {
   const int64_t rows = args.x.rows(), cols = args.x.cols();
   assert(is_compute_type(args.x.dtype) && is_float8(any.dtype));
   assert(!args.y || args.y.numel() == rows * cols);
+  const int64_t length = args.transposed ? args.transposed.cols() : rows;
   assert(!args.transposed ||
-         (args.transposed.dtype == any.dtype && args.transposed.numel() == rows * cols));
+         (args.transposed.dtype == any.dtype && length >= rows && args.transposed.rows() == cols));
   const bool e5m2 = any.dtype == DType::f8_e5m2;
   const auto round = e5m2 ? typed(args.x.dtype).to_e5m2 : typed(args.x.dtype).to_e4m3;
   const float amax = *args.amax.as<float>();
@@ -66,12 +67,16 @@ void CpuDevice::quantize(const Quantize& args) {
         }
         if (!args.transposed) continue;
         for (int64_t j = 0; j < width; ++j) {
-          uint8_t* const to = args.transposed.as<uint8_t>() + (column + j) * rows + first;
+          uint8_t* const to = args.transposed.as<uint8_t>() + (column + j) * length + first;
           for (int64_t i = 0; i < height; ++i) to[i] = tile[i][j];
         }
       }
     }
   });
+  for (int64_t j = 0; j < cols && length > rows; ++j) {
+    std::memset(args.transposed.as<uint8_t>() + j * length + rows, 0,
+                static_cast<size_t>(length - rows));
+  }
   *args.inverse.as<float>() = float8_inverse(amax, scale);
 }
 

@@ -72,6 +72,7 @@ struct Tiles {
   uint8_t *y, *transposed;  // either may be null
   float* inverse;
   int64_t rows, cols, tiles_across;
+  int64_t length;  // of a row of `transposed`: as many as there are rows, or more
 };
 
 constexpr int kTile = 64;
@@ -90,7 +91,11 @@ __global__ void __launch_bounds__(kBlock) quantize_kernel(Tiles<T> a) {
   const float scale = float8_scale(amax, kE5m2 ? kLargestE5m2 : kLargestE4m3);
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kAcross; i += kBlock) {
     const int r = i / kAcross, c = i % kAcross * N;
-    if (row0 + r >= a.rows || column0 + c >= a.cols) continue;
+    if (column0 + c >= a.cols) continue;
+    if (row0 + r >= a.rows) {
+      for (int k = 0; k < N; ++k) tile[c + k][r] = 0;
+      continue;
+    }
     const int64_t at = (row0 + r) * a.cols + column0 + c;
     Floats<N> values = load<N>(a.x + at);
     for (int k = 0; k < N; ++k) values.at[k] *= scale;
@@ -104,13 +109,13 @@ __global__ void __launch_bounds__(kBlock) quantize_kernel(Tiles<T> a) {
   constexpr int kPiece = N < 4 ? N : 4;
   for (int i = static_cast<int>(threadIdx.x); i < kTile * kAcross; i += kBlock) {
     const int c = i / kAcross, r = i % kAcross * N;
-    if (row0 + r >= a.rows || column0 + c >= a.cols) continue;
+    if (row0 + r >= a.length || column0 + c >= a.cols) continue;
     Pack<uint8_t, N> codes;
     for (int first = 0; first < N; first += kPiece) {
       const auto piece = *reinterpret_cast<const Pack<uint8_t, kPiece>*>(&tile[c][r + first]);
       for (int k = 0; k < kPiece; ++k) codes.at[first + k] = piece.at[k];
     }
-    *reinterpret_cast<Pack<uint8_t, N>*>(a.transposed + (column0 + c) * a.rows + row0 + r) = codes;
+    *reinterpret_cast<Pack<uint8_t, N>*>(a.transposed + (column0 + c) * a.length + row0 + r) = codes;
   }
 }
 
@@ -118,8 +123,9 @@ template <typename T, bool kE5m2>
 void start(Queue& queue, const Quantize& args) {
   constexpr int kPack = 8;
   const int64_t rows = args.x.rows(), cols = args.x.cols();
+  const int64_t length = args.transposed ? args.transposed.cols() : rows;
   const int64_t across = divide_up(cols, kTile);
-  const int64_t tiles = divide_up(rows, kTile) * across;
+  const int64_t tiles = divide_up(length, kTile) * across;
   const Tiles<T> a = {.x = args.x.as<const T>(),
                       .amax = args.amax.as<const float>(),
                       .y = args.y.as<uint8_t>(),
@@ -127,9 +133,10 @@ void start(Queue& queue, const Quantize& args) {
                       .inverse = args.inverse.as<float>(),
                       .rows = rows,
                       .cols = cols,
-                      .tiles_across = across};
+                      .tiles_across = across,
+                      .length = length};
   // A null pointer is aligned.
-  const bool packs = cols % kPack == 0 && (!args.transposed || rows % kPack == 0) &&
+  const bool packs = cols % kPack == 0 && (!args.transposed || length % kPack == 0) &&
                      aligned({a.x}) && aligned({a.y, a.transposed}, kPack);
   with_pack<kPack>(packs, [&](auto pack) {
     launch(quantize_kernel<T, kE5m2, decltype(pack)::value>, dim3(static_cast<unsigned>(tiles)),

@@ -49,8 +49,11 @@ void check_quantize(Device& device, const Held& x, DType type) {
   const float found = *amax.view.as<float>();
   CHECK((std::isnan(largest) ? std::isnan(found) : found == largest));
   const float scale = scale_of(type, largest);
-  for (const int ways : {1, 2, 3}) {
-    Held y(type, {rows, cols}), transposed(type, {cols, rows}), inverse(DType::f32, {1});
+  // 1: as it is, 2: transposed, 4: with longer rows then.
+  for (const int ways : {1, 2, 3, 6, 7}) {
+    const int64_t length = ways & 4 ? (rows + 15) / 16 * 16 : rows;
+    Held y(type, {rows, cols}), transposed(type, {cols, length}), inverse(DType::f32, {1});
+    std::memset(transposed.view.data, 0x55, static_cast<size_t>(cols * length));
     device.quantize({.x = x.view,
                      .amax = amax.view,
                      .y = ways & 1 ? y.view : Tensor(),
@@ -70,7 +73,12 @@ void check_quantize(Device& device, const Held& x, DType type) {
           return is_nan(type, expected) ? !is_nan(type, code) : code != expected;
         };
         if (ways & 1) wrong += differs(y.view.as<uint8_t>()[i * cols + j]);
-        if (ways & 2) wrong += differs(transposed.view.as<uint8_t>()[j * rows + i]);
+        if (ways & 2) wrong += differs(transposed.view.as<uint8_t>()[j * length + i]);
+      }
+    }
+    for (int64_t j = 0; j < cols && ways & 2; ++j) {
+      for (int64_t i = rows; i < length; ++i) {
+        wrong += transposed.view.as<uint8_t>()[j * length + i] != 0;
       }
     }
     CHECK(wrong == 0);
@@ -387,7 +395,10 @@ TEST_CASE("fp8: products of every pair of types with bias and GELU") {
     // Wider than what the CPU takes at a time.
     check_product(device, {16, 4096, 528, e4m3, e4m3, DType::bf16, true, 2});
     check_product(device, {16, 528, 4096, e5m2, e4m3, DType::f32, true, 1});
-    for (const auto& [m, n, k] : {std::tuple(16, 16, 16), std::tuple(48, 32, 144)}) {
+    // Rows of A as many as there are: an expert's.
+    for (const auto& [m, n, k] :
+         {std::tuple(16, 16, 16), std::tuple(48, 32, 144), std::tuple(37, 32, 48),
+          std::tuple(1, 48, 16)}) {
       for (const auto& [a, b] :
            {std::pair(e4m3, e4m3), std::pair(e5m2, e4m3), std::pair(e4m3, e5m2)}) {
         for (const DType c : {DType::bf16, DType::f32}) {
@@ -441,10 +452,10 @@ TEST_CASE("fp8: products that no GPU would take are refused") {
     refused([&](Matmul& m) { m.a.dtype = m.b.dtype = DType::f8_e5m2; });
     refused([&](Matmul& m) { m.a.dtype = DType::bf16; });
     refused([&](Matmul& m) { m.c.dtype = DType::f16; });
-    // 8 rows of A.
+    // 40 rows of B, and so of a row of C.
     refused([&](Matmul& m) {
-      m.a.dims[0] = 8;
-      m.c.dims[0] = 8;
+      m.b.dims[0] = 40;
+      m.c.dims[1] = 40;
     });
     refused([&](Matmul& m) {
       m.transpose_b = false;

@@ -73,6 +73,14 @@ TEST_CASE("a step touches the pages of the planned arena") {
       {"dp 2", {.dp = 2}},
       {"dp 2 bf16", {.dp = 2}, [](TrainSpec& s) { s.precision.dtype = "bf16"; }},
       {"tp 2 fp8", {.tp = 2}, [](TrainSpec& s) { s.precision.dtype = "fp8"; }},
+      {"dp 2 fp8 experts",
+       {.dp = 2},
+       [](TrainSpec& s) {
+         s.precision.dtype = "fp8";
+         s.model.activation = "swiglu";
+         s.model.bias = false;
+         s.model.moe = {.experts = 4, .topk = 2};
+       }},
       {"dp 2 zero 2", {.dp = 2}, [](TrainSpec& s) { s.parallel.zero = 2; }},
       {"dp 2 zero 3 fp8",
        {.dp = 2},

@@ -295,6 +295,9 @@ TEST_CASE("replayed passes: a mixture of experts") {
   compare(spec, {.tp = 2}, {.recordings = 350, .launches = 2800});
   compare(spec, {.cp = 2}, {.recordings = 200, .launches = 1000});
   compare(spec, {.ep = 2}, {.recordings = 50, .launches = 400});
+  TrainSpec fp8 = spec;
+  fp8.precision.dtype = "fp8";
+  compare(fp8, {.ep = 2}, {.recordings = 50, .launches = 400});
   spec.parallel.ep_room = 1;
   compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
 }

@@ -151,7 +151,7 @@ TEST_CASE("fp8 linears are those whose sizes on a rank are multiples of 16") {
   ModelShape shape = planned(fp8_spec()).plan.model;
   const auto slots = [&](int64_t seq, int tp) {
     std::vector<std::string> list;
-    for (const LocalLinear& linear : float8_linears(shape, seq, tp)) list.emplace_back(linear.slot);
+    for (const LocalLinear& linear : float8_linears(shape, seq, tp, 1)) list.emplace_back(linear.slot);
     return list;
   };
   using List = std::vector<std::string>;
@@ -175,7 +175,7 @@ TEST_CASE("fp8 linears are those whose sizes on a rank are multiples of 16") {
   CHECK(run.plan.stages[0].memory.find("layer0.mlp.up.fp8") == nullptr);
 }
 
-TEST_CASE("fp8 refuses experts and a model that is all in bf16") {
+TEST_CASE("fp8 refuses a model that is all in bf16") {
   ResolvedSpec resolved = fp8_spec();
   TrainSpec& spec = resolved.spec;
   spec.precision.fp8 = {.bf16_first_layers = 3, .bf16_last_layers = 1};
@@ -184,14 +184,51 @@ TEST_CASE("fp8 refuses experts and a model that is all in bf16") {
   CHECK(run.said[0].code == "precision.fp8_layers");
   CHECK(run.said[0].place->file == "precision.fp8.bf16_last_layers");
   CHECK(run.said[0].what == "precision.fp8 keeps 4 layers in bf16, and the model has 4");
-  spec.precision.fp8 = {};
+}
+
+TEST_CASE("fp8 copies of experts are those of the rank, and their rows have room filled up") {
+  ResolvedSpec resolved = fp8_spec();
+  TrainSpec& spec = resolved.spec;
   spec.model.moe = {.experts = 4, .topk = 2};
   spec.model.activation = "swiglu";
   spec.model.bias = false;
-  run = planned(resolved);
+  spec.model.ffn = 96;
+  spec.parallel.ep = 2;
+  spec.parallel.ep_room = 1;
+  Planned run = planned(resolved, 2);
+  CHECK(run.said.empty());
+  const MemoryPlan& memory = run.plan.stages[0].memory;
+  using Dims = std::vector<int64_t>;
+  CHECK(memory.find("layer3.mlp.expert1.up.fp8")->shape == Dims{192, 64});
+  CHECK(memory.find("layer3.mlp.expert1.down.fp8t")->shape == Dims{96, 64});
+  CHECK(memory.find("layer3.mlp.expert2.up.fp8") == nullptr);
+  CHECK(memory.find("layer3.fp8.amax")->shape == Dims{6});
+  // 64 tokens have 128 rows, of two experts: 128 + 15 + 15, to a multiple of 16.
+  CHECK(memory.find("fp8.expert_rows")->shape == Dims{128, 192});
+  CHECK(memory.find("fp8.expert_x")->shape == Dims{96, 144});
+  CHECK(memory.find("fp8.expert_dy")->shape == Dims{192, 144});
+  CHECK(float8_columns(128, 2) == 144);
+  CHECK(float8_columns(2, 2) == 32);
+  // What is given to experts is kept in bf16, what is given to QKV in FP8.
+  CHECK(memory.find("layer3.attn.qkv.fp8_x") != nullptr);
+  CHECK(memory.find("layer0.mlp.activated")->offset != memory.find("layer1.mlp.activated")->offset);
+
+  // An expert's two stay together, whatever sequences are.
+  spec.model.ffn = 100;
+  run = planned(resolved, 2);
   REQUIRE(run.said.size() == 1);
-  CHECK(run.said[0].code == "precision.fp8_experts");
-  CHECK(run.said[0].help == "use precision.dtype=bf16");
+  CHECK(
+      run.said[0].what ==
+      "in bf16 on every layer: of every expert mlp.expert0.up (64 x 200), of every expert "
+      "mlp.expert0.down (100 x 64); fp8 takes multiples of 16 on each rank, of train.seq_len (32) "
+      "too");
+  CHECK(run.plan.stages[0].memory.find("fp8.expert_rows") == nullptr);
+  spec.model.ffn = 96;
+  spec.train.seq_len = 40;
+  run = planned(resolved, 2);
+  REQUIRE(run.said.size() == 1);
+  CHECK(run.plan.stages[0].memory.find("layer0.attn.qkv.fp8") == nullptr);
+  CHECK(run.plan.stages[0].memory.find("layer0.mlp.expert0.up.fp8") != nullptr);
 }
 
 TEST_CASE("settings of fp8 have no effect elsewhere") {
