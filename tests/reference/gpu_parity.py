@@ -294,7 +294,7 @@ def main():
                 folder = Path(temporary)
                 data = text(2 * (STEPS * batch * seq + 1) + 4096)
                 (folder / "text.txt").write_bytes(data)
-                run = train(options.mtl, folder, shape, dtype, seq, batch)
+                run = train(options.mtl, folder, shape, dtype, seq, batch, timeout_s=60)
                 ours = losses_of(run)
                 found, model = tensors(run / "checkpoints" / "step-00000001", options.device)
             weights = {k: v for k, v in found.items() if ".exp_avg" not in k}
