@@ -1,5 +1,6 @@
 // How long a step would take and what it would need, from arithmetic alone: the layout may be any,
-// also one that this engine does not run (not_run_here), on a cluster that is not at hand. Held to published runs in docs/benchmarks/planner.md.
+// also one that this engine does not run (not_run_here), on a cluster that is not at hand. Held to
+// published runs in docs/benchmarks/planner.md.
 //
 // What is exact: FLOPs, bytes on links, memory of layouts that the engine runs (within alignment).
 // What is a model: seconds. Sources of the formulas stand where they are used.

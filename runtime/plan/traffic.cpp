@@ -201,7 +201,8 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   }
   if (tp > 1) {
     // The largest values of weights in FP8, whenever their copies are made.
-    const auto linears = static_cast<int64_t>(float8_linears(shape, needs.share(), tp, needs.ep).size());
+    const auto linears =
+        static_cast<int64_t>(float8_linears(shape, needs.share(), tp, needs.ep).size());
     traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
   }
   for (const ParamPlacement& param : layout.params) {

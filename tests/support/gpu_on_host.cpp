@@ -125,6 +125,9 @@ class Machine {
         go_on();
       }
     }
+    if (count.load(std::memory_order_acquire) > least) {
+      throw std::runtime_error("a block waits for fewer than have been told of");
+    }
   }
 
  private:

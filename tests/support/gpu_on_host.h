@@ -120,8 +120,8 @@ void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_
   launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
-// Until *count is `least` or more, which blocks of a lower index bring about, with what they have
-// written before it. Fails where none of them can.
+// Until *count is `least`, which blocks of a lower index bring about, with what they have written
+// before it. Fails where none of them can, and where it is more.
 void wait_for_blocks(const unsigned* count, unsigned least);
 // *count += 1, behind what the block's threads have written.
 void tell_blocks(unsigned* count);

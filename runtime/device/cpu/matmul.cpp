@@ -392,7 +392,7 @@ void CpuMatmul::Impl::finish_float8(const Matmul& args, const Tensor& to, const 
 }
 
 // A long k in slices, summed in f32: the slices of B stay in the caches. For the gradient of the
-// head's input (k = vocabulary). Where C is bf16, so many rows at a time as have room for their sums.
+// head's input (k = vocabulary). Where C is bf16, so many rows at a time as have room for sums.
 void CpuMatmul::Impl::run_sliced(const Shape& shape, const Matmul& args) {
   const bool narrows = args.c.dtype == DType::bf16;
   const int64_t most = narrows ? std::max<int64_t>(1, kSums / shape.n) : shape.m;

@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(kBlock) quantize_kernel(Tiles<T> a) {
       const auto piece = *reinterpret_cast<const Pack<uint8_t, kPiece>*>(&tile[c][r + first]);
       for (int k = 0; k < kPiece; ++k) codes.at[first + k] = piece.at[k];
     }
-    *reinterpret_cast<Pack<uint8_t, N>*>(a.transposed + (column0 + c) * a.length + row0 + r) = codes;
+    const int64_t to = (column0 + c) * a.length + row0 + r;
+    *reinterpret_cast<Pack<uint8_t, N>*>(a.transposed + to) = codes;
   }
 }
 

@@ -240,12 +240,6 @@ void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step) {
 }
 
 // Bytes per second, read and written.
-double memory_bytes() {
-  size_t free = 0, total = 0;
-  cuda::check(cudaMemGetInfo(&free, &total), "asking for the GPU's memory");
-  return static_cast<double>(total);
-}
-
 double copy_rate_of(Gpu& gpu) {
   constexpr int64_t kBytes = int64_t{1} << 30;
   const Memory from(kBytes), to(kBytes);
@@ -254,6 +248,12 @@ double copy_rate_of(Gpu& gpu) {
         cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, gpu.stream),
         "a copy");
   });
+}
+
+double memory_bytes() {
+  size_t free = 0, total = 0;
+  cuda::check(cudaMemGetInfo(&free, &total), "asking for the GPU's memory");
+  return static_cast<double>(total);
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ fs::path make_checkpoint(const fs::path& run, int64_t vocab) {
   const auto chunks = write_shards(attempt, 0, tensors);
   commit_checkpoint(
       attempt, chunks,
-      {{"step", 7}, {"model", to_json(shape)}, {"tokenizer", make_byte_tokenizer()->to_json()}}, {});
+      {{"step", 7}, {"model", to_json(shape)}, {"tokenizer", make_byte_tokenizer()->to_json()}},
+      {});
   return attempt.dir;
 }
 
