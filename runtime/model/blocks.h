@@ -130,14 +130,15 @@ class MoeBlock {
   static std::vector<Expert> experts_of(const BlockContext& context, int64_t layer);
   // Calls work(expert, first row, rows) for every expert of the rank that has rows, idle(expert)
   // for others.
-  template <class Work, class Idle>
-  void each_expert(const Turn& turn, const Work& work, const Idle& idle) const;
+  static constexpr auto kNothing = [](const Expert&) {};
+  template <class Work, class Idle = decltype(kNothing)>
+  void each_expert(const Turn& turn, const Work& work, const Idle& idle = kNothing) const;
   // Where tokens [first, first + tokens) of a pass go. Counts of all ranks are in `counts`.
   ExpertRoutes routes(const Pass& pass, int64_t first, int64_t tokens, Tensor counts) const;
   ExpertRoutes routes(const Pass& pass) const;
   // Scores all rows x of the normalised stream and chooses their experts.
   RowCounts route(const Pass& pass, Tensor x) const;
-  // Calls work(turn) for all tokens at once, or for as many at a time as are sure to fit.
+  // Calls work(turn) for all tokens at once, or for as many at a time as fit.
   template <class Work>
   void each_turn(const Pass& pass, const RowCounts& counts, const Work& work) const;
   // Rows for the experts, up and activation, from the turn's rows of the normalised stream.
@@ -148,8 +149,10 @@ class MoeBlock {
   // Of a turn; x, dbranch, dnormed: all rows of the pass.
   void backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnormed) const;
   void backward_inputs(const Turn& turn, Tensor x) const;
-  // Of one linear of all experts, from what it was given and the gradient of what it gave.
-  void backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy) const;
+  // Of one linear of all experts, from what it was given and the gradient of what it gave, whose
+  // largest magnitude is taken (Kind::dy) or there.
+  void backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy,
+                        Float8Rows::Kind dy_amax) const;
   // The gradient of the router's logits, from that of the weights; adds up the router's losses.
   void route_backward(const Pass& pass) const;
 

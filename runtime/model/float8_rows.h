@@ -1,10 +1,10 @@
 // The rows of a rank's experts on their way into products in FP8: one tensor with one scale,
 // whatever experts they belong to. Forward and the gradients of inputs multiply along the rows,
-// those of weights along the other way, expert by expert, filled up with zeros to as many rows as
-// FP8 takes.
+// those of weights along the tokens, expert by expert, filled up with zeros to as many as FP8
+// takes.
 //
-// Nothing of it is kept: numbers and memory are those of all layers, until the next tensor of the
-// same kind.
+// Nothing of it is kept: memory is that of all layers, and what it holds is used by the products
+// that follow at once.
 #pragma once
 
 #include "runtime/model/linear.h"
@@ -18,33 +18,24 @@ class Float8Rows {
   explicit operator bool() const { return on_; }
 
   enum class Kind : int64_t { rows, x, dy };
-  // Where an op may leave the largest magnitude of the next along_rows(), 0; empty if off.
-  Tensor amax() const;
+  // Where the largest magnitude of all rows is, f32 [1]: of those that go along the rows, and of x
+  // and dy along the tokens. Empty if off.
+  Tensor amax(Kind kind) const;
+  // The same at 0, for the op that makes what along_rows() is given next.
+  Tensor fresh_amax() const;
+  void take_amax(Kind kind, Tensor values) const;
 
-  // All rows of `values`, of type E4M3 or E5M2. `found`: in amax().
+  // All rows of `values`, as E4M3 or E5M2. `found`: their op has left amax(Kind::rows).
   Operand along_rows(Tensor values, DType type, bool found = false) const;
-  // What along_columns() has made of an expert's rows.
-  class Columns {
-   public:
-    Columns(Tensor all, int64_t width, Tensor inverse)
-        : all_(all), width_(width), inverse_(inverse) {}
-    // [width, rows or more]: of the rows that follow those of the call before.
-    Operand next(int64_t rows);
-
-   private:
-    Tensor all_;
-    int64_t width_, at_ = 0;
-    Tensor inverse_;
-  };
-  // x is E4M3, dy E5M2.
-  Columns along_columns(Kind kind, Tensor values, const RowCounts& counts) const;
+  // An expert's rows, [width, rows or more]: x as E4M3, dy as E5M2. `amax`: of all experts' rows.
+  Operand along_tokens(Kind kind, Tensor values, Tensor amax) const;
 
  private:
-  Tensor number(Kind kind, int64_t which) const;
+  Tensor inverse(Kind kind) const;
 
   const BlockContext& context_;
   bool on_;
-  Tensor rows_, x_, dy_, numbers_;
+  Tensor rows_, x_, numbers_;
 };
 
 }  // namespace mtl

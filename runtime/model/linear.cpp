@@ -54,7 +54,6 @@ void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu ge
                  .aux = gelu.aux,
                  .gelu_once = gelu.once};
   if (is_float8()) {
-    product.a = x.values;
     product.scale_a = x.inverse;
     if (!x.inverse) {
       if (!x.amax) device_.amax(x.values, float8_.x_amax.in(pass.slot));
@@ -82,7 +81,6 @@ void Linear::backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue ep
                  .epilogue = epilogue,
                  .aux = aux};
   if (is_float8()) {
-    product.a = dy.values;
     product.scale_a = dy.inverse;
     if (!dy.inverse) {
       const int64_t rows = dy.values.rows(), cols = dy.values.cols();

@@ -153,17 +153,13 @@ void MoeBlock::expand(const Turn& turn, Tensor x) const {
   const Pass& pass = turn.pass;
   const Tensor inputs = dispatch_.inputs(turn, tokens_of(turn, x));
   const Operand operand = float8_.along_rows(inputs, DType::f8_e4m3);
-  each_expert(
-      turn,
-      [&](const Expert& expert, int64_t first, int64_t rows) {
-        expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows),
-                          {});
-      },
-      [](const Expert&) {});
+  each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
+    expert.up.forward(pass, operand.rows(first, rows), rows_at(before_act_, pass, first, rows), {});
+  });
   if (inputs.rows() == 0) return;
   context_.device.swiglu_forward({.x = rows_at(before_act_, pass, 0, inputs.rows()),
                                   .y = rows_at(activated_, pass, 0, inputs.rows()),
-                                  .amax = float8_.amax()});
+                                  .amax = float8_.fresh_amax()});
 }
 
 void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const {
@@ -176,13 +172,9 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
     const Tensor outputs = dispatch_.outputs(turn);
     const Operand activated =
         float8_.along_rows(rows_at(activated_, pass, 0, outputs.rows()), DType::f8_e4m3, true);
-    each_expert(
-        turn,
-        [&](const Expert& expert, int64_t first, int64_t rows) {
-          expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows),
-                              {});
-        },
-        [](const Expert&) {});
+    each_expert(turn, [&](const Expert& expert, int64_t first, int64_t rows) {
+      expert.down.forward(pass, activated.rows(first, rows), outputs.row_slice(first, rows), {});
+    });
     dispatch_.take_back(turn, tokens_of(turn, branch), true);
   });
 }
@@ -242,53 +234,47 @@ void MoeBlock::backward(const Turn& turn, Tensor x, Tensor dbranch, Tensor dnorm
   if (turn.whole && context_.recompute.mlp_activation && !context_.recompute.mlp && rows > 0) {
     device.swiglu_forward({.x = before_act, .y = activated});
   }
-  const auto idle = [](const Expert&) {};
-
   // The gradient of a row before its weight gives that of the weight: the product with the expert's
   // output is the one with its activations, behind `down`.
   const Operand dy_operand = float8_.along_rows(dy, DType::f8_e5m2);
-  each_expert(
-      turn,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.down.backward_input(pass, dy_operand.rows(first, count),
-                                   dactivated.row_slice(first, count));
-      },
-      idle);
+  each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
+    expert.down.backward_input(pass, dy_operand.rows(first, count),
+                               dactivated.row_slice(first, count));
+  });
   dispatch_.weigh_backward(
       turn, activated, dactivated,
       rows_between(dweights_, pass, turn.first, turn.tokens, context_.shape.experts_per_token));
   const Tensor weighted = dispatch_.weighted_gradients(turn, tokens_of(turn, dbranch));
-  backward_weights(turn, &Expert::down, activated, weighted);
+  backward_weights(turn, &Expert::down, activated, weighted, Float8Rows::Kind::dy);
   if (rows > 0) {
     device.swiglu_backward(
-        {.dy = dactivated, .x = before_act, .dx = dbefore_act, .amax = float8_.amax()});
+        {.dy = dactivated, .x = before_act, .dx = dbefore_act, .amax = float8_.fresh_amax()});
   }
   const Operand dbefore_operand = float8_.along_rows(dbefore_act, DType::f8_e5m2, true);
   const Tensor dinputs = dispatch_.outputs(turn);
-  each_expert(
-      turn,
-      [&](const Expert& expert, int64_t first, int64_t count) {
-        expert.up.backward_input(pass, dbefore_operand.rows(first, count),
-                                 dinputs.row_slice(first, count));
-      },
-      idle);
+  each_expert(turn, [&](const Expert& expert, int64_t first, int64_t count) {
+    expert.up.backward_input(pass, dbefore_operand.rows(first, count),
+                             dinputs.row_slice(first, count));
+  });
   dispatch_.take_back(turn, tokens_of(turn, dnormed), false);
 }
 
-void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x,
-                                Tensor dy) const {
+void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor x, Tensor dy,
+                                Float8Rows::Kind dy_amax) const {
   using Kind = Float8Rows::Kind;
   const Pass& pass = turn.pass;
-  Float8Rows::Columns columns = float8_.along_columns(Kind::x, x, turn.counts);
-  Float8Rows::Columns dy_columns = float8_.along_columns(Kind::dy, dy, turn.counts);
+  float8_.take_amax(Kind::x, x);
+  if (dy_amax == Kind::dy) float8_.take_amax(Kind::dy, dy);
   each_expert(
       turn,
       [&](const Expert& expert, int64_t first, int64_t count) {
-        const Linear& own = expert.*linear;
+        const Tensor own_x = x.row_slice(first, count), own_dy = dy.row_slice(first, count);
         if (float8_) {
-          own.backward_weight(pass, columns.next(count), dy_columns.next(count));
+          (expert.*linear)
+              .backward_weight(pass, float8_.along_tokens(Kind::x, own_x, float8_.amax(Kind::x)),
+                               float8_.along_tokens(Kind::dy, own_dy, float8_.amax(dy_amax)));
         } else {
-          own.backward_weight(pass, x.row_slice(first, count), dy.row_slice(first, count), {});
+          (expert.*linear).backward_weight(pass, own_x, own_dy, {});
         }
       },
       [&](const Expert& expert) { (expert.*linear).backward_weight_of_nothing(pass); });
@@ -296,7 +282,9 @@ void MoeBlock::backward_weights(const Turn& turn, Linear Expert::*linear, Tensor
 
 void MoeBlock::backward_inputs(const Turn& turn, Tensor x) const {
   const Tensor inputs = dispatch_.inputs_again(turn, tokens_of(turn, x));
-  backward_weights(turn, &Expert::up, inputs, rows_at(dbefore_act_, turn.pass, 0, inputs.rows()));
+  // What `up` gave went along the rows last: their largest magnitude is there.
+  backward_weights(turn, &Expert::up, inputs, rows_at(dbefore_act_, turn.pass, 0, inputs.rows()),
+                   Float8Rows::Kind::rows);
 }
 
 void MoeBlock::backward_through_experts(const Pass& pass) const {

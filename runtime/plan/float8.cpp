@@ -34,8 +34,8 @@ std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, in
   return linears;
 }
 
-int64_t float8_columns(int64_t rows, int64_t experts) {
-  return (rows + experts * (kFloat8Multiple - 1)) / kFloat8Multiple * kFloat8Multiple;
+int64_t float8_filled_up(int64_t rows) {
+  return (rows + kFloat8Multiple - 1) / kFloat8Multiple * kFloat8Multiple;
 }
 
 }  // namespace mtl

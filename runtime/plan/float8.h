@@ -43,9 +43,7 @@ struct LocalLinear {
 // linears are given is filled up to such a number of rows.
 std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep);
 std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep);
-// Tokens along which the rows of a rank's experts lie, each filled up, if they have `rows`
-// together.
-int64_t float8_columns(int64_t rows, int64_t experts);
+int64_t float8_filled_up(int64_t rows);
 
 // The copies of a linear's weight in the memory plan, behind the layer's and the linear's name:
 // [out, in] for forward, [in, out] for backward.
@@ -63,13 +61,11 @@ inline constexpr int64_t kFloat8Numbers = 3;
 // it for backward, and x itself need not be kept. Elsewhere x is gathered (sequence parallelism),
 // made again (recompute), or kept for others as well (attention's result), and rounded again.
 inline constexpr const char* kFloat8Kept = ".fp8_x";
-// On their way into the experts' products (model/float8_rows.h): rows of one tensor after the
-// other, as E4M3 or E5M2; x and dy of the gradients of weights along the rows, expert by expert;
-// and for each of the three the largest magnitude and the inverse of the scale.
+// On their way into the experts' products (model/float8_rows.h): the rows of all, or an expert's dy
+// along the tokens; an expert's x along the tokens; and for these three the largest magnitude and
+// the inverse of the scale.
 inline constexpr const char* kFloat8ExpertRows = "fp8.expert_rows";
 inline constexpr const char* kFloat8ExpertX = "fp8.expert_x";
-inline constexpr const char* kFloat8ExpertDy = "fp8.expert_dy";
 inline constexpr const char* kFloat8ExpertNumbers = "fp8.expert_numbers";
-inline constexpr int64_t kFloat8ExpertTensors = 3;
 
 }  // namespace mtl

@@ -154,14 +154,12 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
   if (d.travels) always += d.expert_rows * 4;
   if (layout.fp8) {
-    // x, and dy in both orientations, of the widest linears; of experts rows, and both along them.
+    // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
     const double ffn = model.experts > 0 ? 0 : d.ffn;
     always += d.n * (std::max({d.h, d.context, ffn}) + 2 * std::max({d.qkv, d.h, d.parts * ffn}));
     if (model.experts > 0) {
       const double in = std::max(d.h, d.ffn), out = std::max(d.h, d.parts * d.ffn);
-      const auto columns = static_cast<double>(
-          float8_columns(static_cast<int64_t>(d.expert_rows), model.experts / layout.ep));
-      always += d.expert_rows * std::max(in, out) + columns * (in + out);
+      always += d.expert_rows * (std::max(in, out) + in);
     }
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;

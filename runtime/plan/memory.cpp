@@ -212,12 +212,12 @@ void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNee
     arena.add("fp8.dy_inverse", DType::f32, {1});
   }
   if (expert_in == 0) return;
-  const int64_t rows = needs.rows_of_experts(shape);
-  const int64_t columns = float8_columns(rows, shape.experts / needs.ep);
-  arena.add(kFloat8ExpertRows, DType::u8, {rows, std::max(expert_in, expert_out)});
-  arena.add(kFloat8ExpertX, DType::f8_e4m3, {expert_in, columns});
-  arena.add(kFloat8ExpertDy, DType::f8_e5m2, {expert_out, columns});
-  arena.add(kFloat8ExpertNumbers, DType::f32, {kFloat8ExpertTensors, 2});
+  // All rows may be one expert's.
+  const int64_t rows = needs.rows_of_experts(shape), tokens = float8_filled_up(rows);
+  arena.add(kFloat8ExpertRows, DType::u8,
+            {std::max(rows * std::max(expert_in, expert_out), tokens * expert_out)});
+  arena.add(kFloat8ExpertX, DType::f8_e4m3, {expert_in, tokens});
+  arena.add(kFloat8ExpertNumbers, DType::f32, {3, 2});
 }
 
 void add_head(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {

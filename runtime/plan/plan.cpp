@@ -104,27 +104,30 @@ void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
   if (!plan.float8.on) return;
   const int tp = plan.grid.sizes()[Axis::tp];
   const int64_t share = plan.share();
-  // One expert speaks for all.
+  // One expert speaks for all, and their rows are filled up whatever sequences are.
   const int experts = static_cast<int>(std::max<int64_t>(1, plan.model.experts));
   const std::vector<LocalLinear> all = layer_linears(plan.model, tp, experts);
   const std::vector<LocalLinear> fit = float8_linears(plan.model, share, tp, experts);
   if (fit.size() == all.size()) return;
   std::string which;
+  bool of_sequences = false;
   for (const LocalLinear& linear : all) {
-    const bool fits = std::any_of(fit.begin(), fit.end(), [&](const LocalLinear& one) {
-      return one.slot == linear.slot;
-    });
+    const bool fits = std::any_of(fit.begin(), fit.end(),
+                                  [&](const LocalLinear& one) { return one.slot == linear.slot; });
     if (fits) continue;
-    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ",
-                         linear.of_expert ? "of every expert " + linear.slot : linear.slot,
-                         linear.in, linear.out);
+    of_sequences = of_sequences || !linear.of_expert;
+    const std::string name = linear.of_expert
+                                 ? "experts' " + linear.slot.substr(linear.slot.rfind('.') + 1)
+                                 : linear.slot;
+    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ", name, linear.in, linear.out);
   }
+  const std::string tokens =
+      fmt::format(", of train.seq_len ({}{}) too", plan.seq,
+                  share == plan.seq ? "" : fmt::format(", {} on a rank", share));
   diagnostics.add(
       {.code = "precision.fp8_shape",
-       .what = fmt::format("in bf16 on every layer: {}; fp8 takes multiples of 16 on each rank, of "
-                           "train.seq_len ({}{}) too",
-                           which, plan.seq,
-                           share == plan.seq ? "" : fmt::format(", {} on a rank", share)),
+       .what = fmt::format("in bf16 on every layer: {}; fp8 takes multiples of 16 on each rank{}",
+                           which, of_sequences ? tokens : ""),
        .place = resolved.place_of("precision.dtype"),
        .help = "use such sizes, or precision.dtype=bf16",
        .severity = Diagnostic::Severity::warning});
