@@ -20,17 +20,15 @@ Float8Weights::Float8Weights(const BlockContext& context, const std::vector<Chun
       if (!amax) continue;
       Layer layer;
       layer.amax = amax;
-      const auto add = [&](const std::string& slot, const std::string& place) {
-        const Float8Weight copies(context, number, place);
-        if (!copies) return;
+      const int tp = context.tp.size(), ep = context.ep.size();
+      for (const LocalLinear& linear : layer_linears(context.shape, tp, ep)) {
+        const Float8Weight copies(context, number, linear.slot);
+        if (!copies) continue;
+        const std::string slot = linear.expert < 0
+                                     ? linear.slot
+                                     : expert_slot(context.ep.expert(linear.expert), linear.part);
         const Parameter parameter = context.parameters.find(number, slot + ".weight");
         layer.linears.push_back({copies, parameter.weight, parameter.out_in});
-      };
-      for (const char* slot : kLinearSlots) add(slot, slot);
-      for (int64_t e = 0; e < context.shape.experts / context.ep.size(); ++e) {
-        for (const char* linear : {"up", "down"}) {
-          add(expert_slot(context.ep.expert(e), linear), expert_slot(e, linear));
-        }
       }
       layers_.emplace(number, std::move(layer));
     }

@@ -16,8 +16,8 @@ std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep) 
     linears.push_back({kLinearSlots[3], ffn, h});
   }
   for (int64_t e = 0; e < shape.experts / ep; ++e) {
-    linears.push_back({expert_slot(e, "up"), h, up, true});
-    linears.push_back({expert_slot(e, "down"), ffn, h, true});
+    linears.push_back({expert_slot(e, "up"), h, up, e, "up"});
+    linears.push_back({expert_slot(e, "down"), ffn, h, e, "down"});
   }
   return linears;
 }
@@ -28,7 +28,7 @@ std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, in
   // An expert's two are in FP8 together.
   const bool experts = !odd(shape.hidden) && !odd(shape.ffn / tp);
   std::erase_if(linears, [&](const LocalLinear& linear) {
-    if (linear.of_expert) return !experts;
+    if (linear.expert >= 0) return !experts;
     return odd(seq) || odd(linear.in) || odd(linear.out);
   });
   return linears;

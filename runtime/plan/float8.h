@@ -37,7 +37,8 @@ inline constexpr std::array kLinearSlots = {"attn.qkv", "attn.proj", "mlp.up", "
 struct LocalLinear {
   std::string slot;
   int64_t in = 0, out = 0;
-  bool of_expert = false;
+  int64_t expert = -1;    // of one: its place,
+  const char* part = "";  // and "up" or "down"
 };
 // All of a layer; and those of them that FP8 takes, for sequences of `seq` tokens. What an expert's
 // linears are given is filled up to such a number of rows.

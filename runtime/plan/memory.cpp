@@ -200,8 +200,8 @@ void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNee
   if (!needs.float8.on) return;
   int64_t in = 0, out = 0, expert_in = 0, expert_out = 0;
   for (const LocalLinear& linear : float8_linears(shape, needs.share(), needs.tp, needs.ep)) {
-    int64_t& widest_in = linear.of_expert ? expert_in : in;
-    int64_t& widest_out = linear.of_expert ? expert_out : out;
+    int64_t& widest_in = linear.expert >= 0 ? expert_in : in;
+    int64_t& widest_out = linear.expert >= 0 ? expert_out : out;
     widest_in = std::max(widest_in, linear.in);
     widest_out = std::max(widest_out, linear.out);
   }

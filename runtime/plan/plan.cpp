@@ -115,10 +115,9 @@ void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
     const bool fits = std::any_of(fit.begin(), fit.end(),
                                   [&](const LocalLinear& one) { return one.slot == linear.slot; });
     if (fits) continue;
-    of_sequences = of_sequences || !linear.of_expert;
-    const std::string name = linear.of_expert
-                                 ? "experts' " + linear.slot.substr(linear.slot.rfind('.') + 1)
-                                 : linear.slot;
+    of_sequences = of_sequences || linear.expert < 0;
+    const std::string name =
+        linear.expert < 0 ? linear.slot : fmt::format("experts' {}", linear.part);
     which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ", name, linear.in, linear.out);
   }
   const std::string tokens =

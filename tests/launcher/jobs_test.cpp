@@ -11,6 +11,7 @@
 
 #include "rendezvous/network.h"
 #include "support/temp_dir.h"
+#include "support/variable.h"
 
 using namespace mtl;
 namespace fs = std::filesystem;
@@ -20,22 +21,11 @@ namespace {
 // A registry of the test's own.
 class StateHome {
  public:
-  StateHome() {
-    if (const char* now = std::getenv("XDG_STATE_HOME")) before_ = now;
-    setenv("XDG_STATE_HOME", dir_.path().c_str(), 1);
-  }
-  ~StateHome() {
-    if (before_.empty()) {
-      unsetenv("XDG_STATE_HOME");
-    } else {
-      setenv("XDG_STATE_HOME", before_.c_str(), 1);
-    }
-  }
   const fs::path& path() const { return dir_.path(); }
 
  private:
   mtl::test::TempDir dir_;
-  std::string before_;
+  mtl::test::Variable variable_{"XDG_STATE_HOME", dir_.path().string()};
 };
 
 void write_file(const fs::path& file, const std::string& text) {

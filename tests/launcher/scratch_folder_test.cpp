@@ -2,13 +2,12 @@
 #include "launcher/scratch_folder.h"
 
 #include <chrono>
-#include <cstdlib>
-#include <optional>
 #include <string>
 
 #include <doctest/doctest.h>
 
 #include "support/temp_dir.h"
+#include "support/variable.h"
 
 using namespace mtl;
 namespace fs = std::filesystem;
@@ -18,12 +17,6 @@ namespace {
 // TMPDIR of one test.
 class OwnTemp {
  public:
-  OwnTemp() {
-    if (const char* before = std::getenv("TMPDIR")) before_ = before;
-    setenv("TMPDIR", dir_.path().c_str(), 1);
-  }
-  ~OwnTemp() { before_ ? setenv("TMPDIR", before_->c_str(), 1) : unsetenv("TMPDIR"); }
-
   // As a process leaves it that was killed an hour ago.
   fs::path old_folder(const std::string& name) const {
     const fs::path path = dir_ / name;
@@ -37,7 +30,7 @@ class OwnTemp {
 
  private:
   test::TempDir dir_;
-  std::optional<std::string> before_;
+  test::Variable variable_{"TMPDIR", dir_.path().string()};
 };
 
 }  // namespace

@@ -130,64 +130,10 @@ class Machine {
     }
   }
 
- private:
-  void begin(const Grid& grid) {
-    body_ = grid.body;
-    threads_ = grid.block.x * grid.block.y * grid.block.z;
-    while (fibers_.size() < threads_) {
-      const auto i = static_cast<unsigned>(fibers_.size());
-      fibers_.push_back(std::make_unique<Fiber>(i, &Machine::enter));
-    }
-    if (warps_.size() < (threads_ + 31) / 32) warps_.resize((threads_ + 31) / 32);
-    const dim3 block = grid.block;
-    for (unsigned i = 0; i < threads_; ++i) {
-      fibers_[i]->index = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
-    }
-    // Of exactly that size, so that AddressSanitizer knows its end.
-    memory_.reset(new unsigned char[grid.shared_bytes + kSharedAlignment]);
-    const auto misfit = reinterpret_cast<uintptr_t>(memory_.get()) % kSharedAlignment;
-    const auto gap = misfit == 0 ? 0 : kSharedAlignment - misfit;
-    shared_ = memory_.get() + gap;
-    shared_bytes_ = grid.shared_bytes;
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_poison_memory_region(memory_.get(), gap);
-    __asan_poison_memory_region(shared_ + shared_bytes_, kSharedAlignment - gap);
-#endif
-    gridDim = grid.grid;
-    blockDim = block;
-    random_.seed(schedule.seed);
-  }
-
-  void run_block(const Grid& grid, uint64_t i) {
-    const dim3 size = grid.grid;
-    blockIdx = dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
-                    static_cast<unsigned>(i / size.x / size.y));
-    std::memset(shared_, 0xff, shared_bytes_);  // NaN in any float type
-    backwards_ = schedule.order == Schedule::alternating ? i % 2 != 0
-                                                         : schedule.order == Schedule::last_ahead;
-    try {
-      run_threads();
-    } catch (...) {
-      // Fibers that have stopped somewhere are of no more use.
-      fibers_.clear();
-      failure_ = nullptr;
-      throw;
-    }
-  }
-
- public:
-  unsigned char* shared() {
-    return shared_;
-  }
-  size_t shared_bytes() const {
-    return shared_bytes_;
-  }
-  unsigned threads() const {
-    return threads_;
-  }
-  Fiber& current() {
-    return *current_;
-  }
+  unsigned char* shared() { return shared_; }
+  size_t shared_bytes() const { return shared_bytes_; }
+  unsigned threads() const { return threads_; }
+  Fiber& current() { return *current_; }
 
   void block_barrier() {
     current_->state = Fiber::at_block_barrier;
@@ -251,6 +197,50 @@ class Machine {
   }
 
  private:
+  void begin(const Grid& grid) {
+    body_ = grid.body;
+    threads_ = grid.block.x * grid.block.y * grid.block.z;
+    while (fibers_.size() < threads_) {
+      const auto i = static_cast<unsigned>(fibers_.size());
+      fibers_.push_back(std::make_unique<Fiber>(i, &Machine::enter));
+    }
+    if (warps_.size() < (threads_ + 31) / 32) warps_.resize((threads_ + 31) / 32);
+    const dim3 block = grid.block;
+    for (unsigned i = 0; i < threads_; ++i) {
+      fibers_[i]->index = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
+    }
+    // Of exactly that size, so that AddressSanitizer knows its end.
+    memory_.reset(new unsigned char[grid.shared_bytes + kSharedAlignment]);
+    const auto misfit = reinterpret_cast<uintptr_t>(memory_.get()) % kSharedAlignment;
+    const auto gap = misfit == 0 ? 0 : kSharedAlignment - misfit;
+    shared_ = memory_.get() + gap;
+    shared_bytes_ = grid.shared_bytes;
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(memory_.get(), gap);
+    __asan_poison_memory_region(shared_ + shared_bytes_, kSharedAlignment - gap);
+#endif
+    gridDim = grid.grid;
+    blockDim = block;
+    random_.seed(schedule.seed);
+  }
+
+  void run_block(const Grid& grid, uint64_t i) {
+    const dim3 size = grid.grid;
+    blockIdx = dim3(static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+                    static_cast<unsigned>(i / size.x / size.y));
+    std::memset(shared_, 0xff, shared_bytes_);  // NaN in any float type
+    backwards_ = schedule.order == Schedule::alternating ? i % 2 != 0
+                                                         : schedule.order == Schedule::last_ahead;
+    try {
+      run_threads();
+    } catch (...) {
+      // Fibers that have stopped somewhere are of no more use.
+      fibers_.clear();
+      failure_ = nullptr;
+      throw;
+    }
+  }
+
   static void enter();
 
   // What a fiber does all its life: one thread of each block.

@@ -1,6 +1,5 @@
 // Why a GPU cannot be used: the words for what CUDA and the system may say, and, where the library
 // was built, what the real one says on a machine without a GPU.
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -11,9 +10,11 @@
 #include "runtime/device/cuda/refusals.h"
 #include "runtime/device/load_cuda.h"
 #include "support/temp_dir.h"
+#include "support/variable.h"
 
 using namespace mtl;
 using namespace mtl::cuda;
+using mtl::test::Variable;
 
 namespace {
 
@@ -33,22 +34,6 @@ DriverSigns working() {
           .in_container = false,
           .visible = nullptr};
 }
-
-// An environment variable for the time of a test.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    setenv(name, value.c_str(), 1);
-  }
-  ~Variable() { before_.empty() ? unsetenv(name_) : setenv(name_, before_.c_str(), 1); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  std::string before_;
-};
 
 Diagnostic error_of(const std::function<void()>& body, Exit exit) {
   try {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -239,16 +240,25 @@ TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   CHECK(ring.not_run == std::vector<std::string>{"context parallelism of more ranks than heads"});
 }
 
+namespace {
+
+std::pair<Workload, LayoutChoice> fp8_layer(bool llama) {
+  Workload work;
+  work.model = plan_of(llama ? llama_like() : gpt2_like(), 1).model;
+  work.seq = 512;
+  LayoutChoice layout;
+  layout.micro_batch = 64;
+  layout.fp8 = true;
+  return {work, layout};
+}
+
+}  // namespace
+
 TEST_CASE("fp8: passes over operands are those that no op before spares") {
   const Cluster& cluster = *find_cluster("h100-80g");
   for (const bool llama : {false, true}) {
     CAPTURE(llama);
-    Workload work;
-    work.model = plan_of(llama ? llama_like() : gpt2_like(), 1).model;
-    work.seq = 512;
-    LayoutChoice layout;
-    layout.micro_batch = 64;
-    layout.fp8 = true;
+    auto [work, layout] = fp8_layer(llama);
     const double n = 64 * 512, h = static_cast<double>(work.model.hidden);
     const double ffn = static_cast<double>(work.model.ffn);
     // Bytes by which passes of their own for the largest magnitude are more, forward and backward.
@@ -274,12 +284,7 @@ TEST_CASE("fp8: passes over operands are those that no op before spares") {
 
 TEST_CASE("fp8: what is kept of x is not rounded again") {
   const Cluster& cluster = *find_cluster("h100-80g");
-  Workload work;
-  work.model = plan_of(llama_like(), 1).model;
-  work.seq = 512;
-  LayoutChoice layout;
-  layout.micro_batch = 64;
-  layout.fp8 = true;
+  auto [work, layout] = fp8_layer(true);
   const double n = 64 * 512, h = static_cast<double>(work.model.hidden);
   const double ffn = static_cast<double>(work.model.ffn);
   // Elements of x that are kept: a byte more forward, three less backward.
