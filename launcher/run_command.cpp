@@ -64,10 +64,12 @@ CommandAnswer run_command(const std::vector<std::string>& argv, std::chrono::mil
   posix_spawn_file_actions_adddup2(&actions, err.write.get(), 2);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  // A mask or ignored signals of ours are none of its business; Ctrl-C is for us.
+  // A mask or ignored signals of ours are none of its business; Ctrl-C is for us. But who ignores
+  // SIGTERM expects one for all that runs here (SLURM's), and `within` ends the command.
   sigset_t none, all;
   sigemptyset(&none);
   sigfillset(&all);
+  sigdelset(&all, SIGTERM);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
   posix_spawnattr_setpgroup(&attributes, 0);

@@ -18,7 +18,7 @@ struct CommandAnswer {
 };
 
 // Found in PATH, with our environment (of which `keeps` decides, "NAME=value"), nothing on stdin.
-// It dies with the time.
+// It dies with the time; of signals it ignores SIGTERM if this process does.
 CommandAnswer run_command(const std::vector<std::string>& argv,
                           std::chrono::milliseconds within = std::chrono::seconds(60),
                           const std::function<bool(std::string_view)>& keeps = {});

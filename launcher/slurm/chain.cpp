@@ -1,6 +1,7 @@
 #include "launcher/slurm/chain.h"
 
 #include <chrono>
+#include <csignal>
 #include <sstream>
 #include <thread>
 
@@ -38,7 +39,11 @@ std::vector<std::string> notes_of(const CommandAnswer& end) {
 
 ChainLink requeue(const Surroundings& around) {
   ChainLink link;
+  // SLURM ends the job with SIGTERM as soon as it has heard of this: neither scontrol nor what is
+  // to be said of it may be lost to that.
+  const auto before = std::signal(SIGTERM, SIG_IGN);
   const CommandAnswer end = insist({"scontrol", "requeue", around.job_id});
+  if (end.code != 0) std::signal(SIGTERM, before);
   if (end.code == 0) {
     link.words = fmt::format(
         "SLURM job {} is queued again and goes on from the checkpoint (SLURM may hold it back for "

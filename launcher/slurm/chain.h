@@ -19,9 +19,10 @@ struct ChainLink {
                                       // slurm.successor
 };
 
-// `kind`: --slurm_chain. requeue: the same job once more, by scontrol; it ends this process soon
-// after. dependency: a next job after this one, from the script that this one was made by (the
-// variable MTL_JOB_SCRIPT, which scripts of mtl submit set). A task of an array is continued alone.
+// `kind`: --slurm_chain. requeue: the same job once more, by scontrol. SLURM ends this process soon
+// after: by a SIGTERM, ignored from here on, and KillWait later for good. dependency: a next job
+// after this one, from the script that this one was made by (the variable MTL_JOB_SCRIPT, which
+// scripts of mtl submit set). A task of an array is continued alone.
 ChainLink continue_job(const Surroundings& around, const std::string& kind,
                        const std::string& script);
 
