@@ -18,11 +18,11 @@
 #include <cmath>
 #include <cstdint>
 
+#include "runtime/device/cuda/exponential.h"
 #include "runtime/device/cuda/kernels.h"
 
 namespace mtl::cuda {
 
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 // The most queries that a tile has: as many statistics may be read behind a head's last query.
 inline constexpr int kMostQueries = 128;
 inline int64_t stats_stride(int64_t seq) {
@@ -117,17 +117,6 @@ __host__ __device__ inline bool is_limited(const AttentionWork& w) {
 // sees, its own at the latest; and small enough that what rounding leaves of it less itself is
 // about 1.
 inline constexpr float kUnseen = -0x1p24f;
-
-// 2^x; -infinity gives 0.
-__device__ inline float exp2_of(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::exp2(x);
-#endif
-}
 
 // --- dropout: four elements to a counter
 

@@ -217,19 +217,14 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     clear(dp);
     multiply_rows<T, kDim>(dp, values + warp_row * Tiles::kRow + offsets.a, douts + offsets.b);
     const HeadPlace place = place_of(w, b, first_head + in_group);
-    const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
     Kept<kN> kept = {};
     if (w.keep_from != 0) {
       const int64_t element = int64_t{q} * w.seq + warp_key;
       kept = kept_of_sums<false, kN>(w, place.first + static_cast<uint64_t>(element));
     }
     PackedSums<1, kN> p, ds;
-    MTL_UNROLL()
-    for (int n = 0; n < kN; ++n) {
-      const TwoStats both = stats_of_columns(stats, n);
-      key_weights<kLimited>(w, place.row, slope, q, warp_key, n, both, scores[0][n]);
-      pack_key_sums<T>(w, kept, n, both, scores[0][n], dp[0][n], p[0][n], ds[0][n]);
-    }
+    key_weights<kLimited>(w, place, q, warp_key, stats, scores[0]);
+    pack_key_sums<T>(w, kept, stats, scores[0], dp[0], p[0], ds[0]);
     multiply_sums<T, kDim>(dv, p, douts + offsets.a);
     multiply_sums<T, kDim>(dk, ds, queries + offsets.a);
   }

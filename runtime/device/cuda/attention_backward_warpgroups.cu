@@ -241,7 +241,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
       const QueryStats* const stats_at = stats + stage * Shape::kQueries;
       const HeadPlace place = place_of(w, sequence, first_head + member);
-      const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
       if (++member == w.group) {
         member = 0;
         --tile;
@@ -263,17 +262,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         kept = kept_of_sums<false, kN>(
             w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
       }
-      MTL_UNROLL()
-      for (int n = 0; n < kN; ++n) {
-        key_weights<kLimited>(w, place.row, slope, q, warp_key, n, stats_of_columns(stats_at, n),
-                              s[n]);
-      }
+      key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
       products_wait<0>();
       hold(dp);
-      MTL_UNROLL()
-      for (int n = 0; n < kN; ++n) {
-        pack_key_sums<T>(w, kept, n, stats_of_columns(stats_at, n), s[n], dp[n], p[n], ds[n]);
-      }
+      pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
       multiply_sums<T, kDim>(dv[0], p, douts_at);
       if constexpr (kJoint) {
         unsigned char* const gradients_at =

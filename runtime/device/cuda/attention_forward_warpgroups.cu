@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     int before_all = 0;
     for (int done = 0;; ++done) {
       barriers.queries.wait_for(done);
-      const int number = barriers.numbers[done % Shape::kStages];
+      const int number = of_warp(barriers.numbers[done % Shape::kStages]);
       if (number >= all_tiles) break;
       const auto [sequence, first, place, seen] = forward_tile<Shape, kLimited>(w, order, number);
       unsigned char* const own =

@@ -71,13 +71,14 @@ __device__ inline void copy_rows(unsigned char* tile, const TensorMap& map, Barr
 template <typename T, int kDim, int kN>
 __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) {
   using Tile = Panels<kDim>;
+  const uint64_t left = rows_operand<Tile::kPanel>(a), right = rows_operand<Tile::kPanel>(b);
   products_begin();
   MTL_UNROLL()
   for (int k = 0; k < kDim; k += 16) {
     const auto panel = static_cast<unsigned>(k / Tile::kPanel);
     const auto column = static_cast<unsigned>(k % Tile::kPanel * 2);
-    multiply_shared<T>(c, rows_operand<Tile::kPanel>(a + panel * Tile::panel_bytes(kRows) + column),
-                       rows_operand<Tile::kPanel>(b + panel * Tile::panel_bytes(8 * kN) + column),
+    multiply_shared<T>(c, descriptor::behind(left, panel * Tile::panel_bytes(kRows) + column),
+                       descriptor::behind(right, panel * Tile::panel_bytes(8 * kN) + column),
                        k > 0);
   }
   products_issued();
@@ -87,16 +88,14 @@ __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) 
 template <typename T, int kDim, int kN>
 __device__ inline void multiply_sums(float (&c)[kDim / 8][4], uint32_t (&sums)[kN][2], uint32_t b) {
   using Tile = Panels<kDim>;
+  const uint64_t right = columns_operand<Tile::kPanel>(b, Tile::panel_bytes(8 * kN));
   hold(sums);
   products_begin();
   MTL_UNROLL()
   for (int k = 0; k < kN; k += 2) {
     const uint32_t left[4] = {sums[k][0], sums[k][1], sums[k + 1][0], sums[k + 1][1]};
     multiply_registers<T>(
-        c, left,
-        columns_operand<Tile::kPanel>(b + static_cast<unsigned>(8 * k) * Tile::kRowBytes,
-                                      Tile::panel_bytes(8 * kN)),
-        true);
+        c, left, descriptor::behind(right, static_cast<unsigned>(8 * k) * Tile::kRowBytes), true);
   }
   products_issued();
 }
@@ -132,14 +131,21 @@ struct Stages {
   }
 };
 
+// A value that all lanes of a warp have, in a way that nvcc knows it too: what is computed from it,
+// the descriptors of products above all, stays in registers of the warp.
+template <typename V>
+__device__ inline V of_warp(V value) {
+  return __shfl_sync(kAllLanes, value, 0);
+}
+
 // Who a consuming thread is.
 struct Consumer {
   int index, warp, lane;  // warp: within the warpgroup
 };
 __device__ inline Consumer consumer_of_thread() {
-  const int thread = static_cast<int>(threadIdx.x % kWarpgroup);
-  return {static_cast<int>(threadIdx.x / kWarpgroup) - 1, thread / static_cast<int>(kWarp),
-          thread % static_cast<int>(kWarp)};
+  const int warp = of_warp(static_cast<int>(threadIdx.x / kWarp));
+  constexpr int kWarps = static_cast<int>(kWarpgroup / kWarp);
+  return {warp / kWarps - 1, warp % kWarps, static_cast<int>(threadIdx.x % kWarp)};
 }
 
 // Writes the 64 rows of a consumer, the first of which is row `first` of the sequence, to `to`.

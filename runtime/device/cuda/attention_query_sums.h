@@ -97,14 +97,15 @@ __device__ inline void multiply_gradients(float (&dq)[kSumOctets][4], uint32_t g
   using Tile = Panels<kDim>;
   static_assert(Tile::kPanel == 64);
   const auto index = static_cast<unsigned>(consumer);
-  const uint32_t left = gradients + (kDim == 64 ? index * kGradientPanel : 0);
-  const uint32_t right = keys + (kDim == 64 ? 0 : index * Tile::panel_bytes(kRows));
+  const uint64_t left =
+      columns_operand<64>(gradients + (kDim == 64 ? index * kGradientPanel : 0), kGradientPanel);
+  const uint64_t right = columns_operand<64>(
+      keys + (kDim == 64 ? 0 : index * Tile::panel_bytes(kRows)), Tile::panel_bytes(kRows));
   products_begin();
   MTL_UNROLL()
   for (unsigned k = 0; k < kConsumers * kRows; k += 16) {
-    multiply_columns<T>(dq, columns_operand<64>(left + k * 128, kGradientPanel),
-                        columns_operand<64>(right + k / kRows * Tile::kOwnBytes + k % kRows * 128,
-                                            Tile::panel_bytes(kRows)),
+    multiply_columns<T>(dq, descriptor::behind(left, k * 128),
+                        descriptor::behind(right, k / kRows * Tile::kOwnBytes + k % kRows * 128),
                         k > 0);
   }
   products_issued();

@@ -7,29 +7,11 @@
 // registers.
 #pragma once
 
+#include <type_traits>
+
 #include "runtime/device/cuda/attention.h"
 
 namespace mtl::cuda {
-
-// Two f32 as operands, the first in the lower half.
-template <typename T>
-__device__ inline uint32_t pack_two(float low, float high) {
-  return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
-}
-#if defined(__CUDACC__)
-template <>
-__device__ inline uint32_t pack_two<Bf16>(float low, float high) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return static_cast<uint32_t>(__bfloat16_as_ushort(both.x)) |
-         static_cast<uint32_t>(__bfloat16_as_ushort(both.y)) << 16;
-}
-template <>
-__device__ inline uint32_t pack_two<Half>(float low, float high) {
-  const __half2 both = __floats2half2_rn(low, high);
-  return static_cast<uint32_t>(__half_as_ushort(both.x)) |
-         static_cast<uint32_t>(__half_as_ushort(both.y)) << 16;
-}
-#endif
 
 // Sums [n] of a product, rounded: [n][half] as operand A has them.
 template <int kM, int kN>
@@ -47,26 +29,35 @@ __device__ inline void clear(float (&c)[kM][kN][4]) {
   }
 }
 
+// What only some calls or tiles need has a loop of its own below a condition that the whole warp
+// shares: inside the loop that all need, nvcc computes it for every sum of every tile and then
+// chooses (docs/benchmarks/attention-instructions.md).
+
 // Scores, in units of 1 / factor of log2, of 16 kM queries and 8 kN keys, the first of which for
 // this lane are `distance` (key - query) apart: ALiBi, and what a query may not see. Returns the
 // factor.
 template <int kM, int kN>
 __device__ inline float finish_scores(const AttentionWork& w, float slope, float (&s)[kM][kN][4],
                                       int distance, bool diagonal) {
-  MTL_UNROLL()
-  for (int m = 0; m < kM; ++m) {
+  const auto each = [&](auto body) {
     MTL_UNROLL()
-    for (int n = 0; n < kN; ++n) {
+    for (int m = 0; m < kM; ++m) {
       MTL_UNROLL()
-      for (int i = 0; i < 4; ++i) {
-        const int more = 8 * n + i % 2 - (16 * m + i / 2 * 8);
-        if (w.slopes != nullptr) {
-          const float bias = slope * static_cast<float>(distance + more);
-          s[m][n][i] = fmaf(s[m][n][i], w.scale2, bias);
-        }
-        if (diagonal && distance > -more) s[m][n][i] = -INFINITY;
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) body(8 * n + i % 2 - (16 * m + i / 2 * 8), s[m][n][i]);
       }
     }
+  };
+  if (w.slopes != nullptr) {
+    each([&](int more, float& x) {
+      x = fmaf(x, w.scale2, slope * static_cast<float>(distance + more));
+    });
+  }
+  if (diagonal) {
+    each([&](int more, float& x) {
+      if (distance > -more) x = -INFINITY;
+    });
   }
   return w.slopes != nullptr ? 1.0f : w.scale2;
 }
@@ -77,6 +68,9 @@ __device__ inline float finish_scores(const AttentionWork& w, float slope, float
 template <int kM, int kN>
 __device__ inline void hide_keys(const AttentionWork& w, int64_t row, float (&s)[kM][kN][4], int q,
                                  int k, float factor) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int last = min(q - lane / 4 + 16 * kM, w.seq) - 1;  // of the warp's queries
+  if (first_seen(w, row, last) <= k - lane % 4 * 2) return;
   const float unseen = kUnseen / factor;
   MTL_UNROLL()
   for (int m = 0; m < kM; ++m) {
@@ -316,48 +310,83 @@ __device__ inline TwoStats stats_of_columns(const QueryStats* stats, int n) {
   return *reinterpret_cast<const TwoStats*>(stats + 8 * n + threadIdx.x % 4 * 2);
 }
 
-// Scores of 16 rows of keys, the first of which is `key`, and octet n of columns, the queries from
-// `q` on, become weights.
-template <bool kLimited>
-__device__ inline void key_weights(const AttentionWork& w, int64_t row, float slope, int q, int key,
-                                   int n, const TwoStats& stats, float (&s)[4]) {
+// Scores of 16 rows of keys, the first of which is `key`, and 8 kN columns, the queries from `q`
+// on, become weights: P = exp2(S - lse2).
+template <bool kLimited, int kN>
+__device__ inline void key_weights(const AttentionWork& w, const HeadPlace& place, int q, int key,
+                                   const QueryStats* stats, float (&s)[kN][4]) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const bool diagonal = q < key + 15;
-  const int query = q + 8 * n + lane % 4 * 2, own_key = key + lane / 4;  // of s[0]
-  MTL_UNROLL()
-  for (int i = 0; i < 4; ++i) {
-    const int behind = query - own_key + i % 2 - i / 2 * 8;
-    float x = fmaf(s[i], w.scale2, -stats.at[i % 2].lse2);
-    if (w.slopes != nullptr) x = fmaf(-slope, static_cast<float>(behind), x);
-    if (diagonal && behind < 0) x = -INFINITY;
-    if constexpr (kLimited) {
-      const int low = first_seen(w, row, min(query + i % 2, w.seq - 1));
-      if (own_key + i / 2 * 8 < low) x = -INFINITY;
+  const int query = q + lane % 4 * 2, own_key = key + lane / 4;  // of s[0][0]
+  const auto each = [&](auto body) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) body(8 * n + i % 2 - i / 2 * 8, s[n][i]);
     }
-    s[i] = exp2_of(x);
+  };
+  MTL_UNROLL()
+  for (int n = 0; n < kN; ++n) {
+    const TwoStats both = stats_of_columns(stats, n);
+    MTL_UNROLL()
+    for (int i = 0; i < 4; ++i) s[n][i] = fmaf(s[n][i], w.scale2, -both.at[i % 2].lse2);
   }
+  const int behind = query - own_key;
+  if (w.slopes != nullptr) {
+    const float slope = w.slopes[place.head];
+    each([&](int more, float& x) { x = fmaf(-slope, static_cast<float>(behind + more), x); });
+  }
+  if (q < key + 15) {
+    each([&](int more, float& x) {
+      if (behind < -more) x = -INFINITY;
+    });
+  }
+  if constexpr (kLimited) {
+    if (first_seen(w, place.row, min(q + 8 * kN, w.seq) - 1) > key) {
+      MTL_UNROLL()
+      for (int n = 0; n < kN; ++n) {
+        MTL_UNROLL()
+        for (int i = 0; i < 4; ++i) {
+          const int low = first_seen(w, place.row, min(query + 8 * n + i % 2, w.seq - 1));
+          if (own_key + i / 2 * 8 < low) s[n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+  each([](int, float& x) { x = exp2_of(x); });
 }
 
-// P, less what dropout drops, and dS = P (dP - delta) as operands A, of octet n of columns.
+// P, less what dropout drops, and dS = P (dP - delta) as operands A, of keys x queries.
 template <typename T, int kN>
-__device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kept, int n,
-                                     const TwoStats& stats, const float (&weights)[4],
-                                     const float (&dp)[4], uint32_t (&p)[2], uint32_t (&ds)[2]) {
-  float weight[4], gradient[4];
-  MTL_UNROLL()
-  for (int i = 0; i < 4; ++i) {
-    weight[i] = weights[i];
-    gradient[i] = dp[i];
-    if (w.keep_from != 0) {
-      weight[i] = kept.at(n, i) ? weight[i] : 0.0f;
-      gradient[i] = kept.at(n, i) ? gradient[i] * w.keep_scale : 0.0f;
+__device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kept,
+                                     const QueryStats* stats, const float (&weights)[kN][4],
+                                     const float (&dp)[kN][4], uint32_t (&p)[kN][2],
+                                     uint32_t (&ds)[kN][2]) {
+  const auto pack = [&](auto drops) {
+    MTL_UNROLL()
+    for (int n = 0; n < kN; ++n) {
+      const TwoStats both = stats_of_columns(stats, n);
+      float weight[4], gradient[4];
+      MTL_UNROLL()
+      for (int i = 0; i < 4; ++i) {
+        weight[i] = weights[n][i];
+        gradient[i] = dp[n][i];
+        if constexpr (decltype(drops)::value) {
+          weight[i] = kept.at(n, i) ? weight[i] : 0.0f;
+          gradient[i] = kept.at(n, i) ? gradient[i] * w.keep_scale : 0.0f;
+        }
+        gradient[i] = weights[n][i] * (gradient[i] - both.at[i % 2].delta);
+      }
+      MTL_UNROLL()
+      for (int half = 0; half < 2; ++half) {
+        p[n][half] = pack_two<T>(weight[2 * half], weight[2 * half + 1]);
+        ds[n][half] = pack_two<T>(gradient[2 * half], gradient[2 * half + 1]);
+      }
     }
-    gradient[i] = weights[i] * (gradient[i] - stats.at[i % 2].delta);
-  }
-  MTL_UNROLL()
-  for (int i = 0; i < 2; ++i) {
-    p[i] = pack_two<T>(weight[2 * i], weight[2 * i + 1]);
-    ds[i] = pack_two<T>(gradient[2 * i], gradient[2 * i + 1]);
+  };
+  if (w.keep_from != 0) {
+    pack(std::true_type{});
+  } else {
+    pack(std::false_type{});
   }
 }
 

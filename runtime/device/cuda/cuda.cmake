@@ -58,8 +58,12 @@ function(mtl_nvcc out source)
   file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${source})
   string(REPLACE "/" "." name ${name})
   set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
+  set(strictly)
+  if(MTL_WERROR AND name MATCHES warpgroups)
+    set(strictly ${folder}/strict_nvcc.sh)
+  endif()
   add_custom_command(OUTPUT ${object}
-    COMMAND ${CCACHE_FOR_NVCC} ${MTL_NVCC} ${nvcc_flags} ${ARGN} -x cu -MD -MF ${object}.d -c
+    COMMAND ${strictly} ${CCACHE_FOR_NVCC} ${MTL_NVCC} ${nvcc_flags} ${ARGN} -x cu -MD -MF ${object}.d -c
       ${source} -o ${object}
     DEPENDS ${source} DEPFILE ${object}.d COMMAND_EXPAND_LISTS VERBATIM
     COMMENT "nvcc ${name}")

@@ -108,17 +108,18 @@ __device__ inline Floats<N> load(const T* from) {
   }
   return result;
 }
-// Two 16-bit floats as they lie in memory.
+// Two f32 rounded to 16 bits as they lie in memory, the first in the lower half. The instruction
+// itself: nvcc takes the result of the library's function apart where it is changed later.
 template <typename T>
-__device__ inline uint32_t both_of(float low, float high) {
-#if defined(__CUDACC__)
+__device__ inline uint32_t pack_two(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t both;
   if constexpr (std::is_same_v<T, Bf16>) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return uint32_t{__bfloat16_as_ushort(both.y)} << 16 | __bfloat16_as_ushort(both.x);
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   } else {
-    const __half2 both = __floats2half2_rn(low, high);
-    return uint32_t{__half_as_ushort(both.y)} << 16 | __half_as_ushort(both.x);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   }
+  return both;
 #else
   return uint32_t{from_float<T>(high).bits} << 16 | from_float<T>(low).bits;
 #endif
@@ -158,7 +159,7 @@ __device__ inline void store(T* to, const Floats<N>& values) {
       uint32_t words[kPiece / kPerWord];
       for (int k = 0; k < kPiece; k += kPerWord) {
         if constexpr (kPerWord == 2) {
-          words[k / 2] = both_of<T>(values.at[first + k], values.at[first + k + 1]);
+          words[k / 2] = pack_two<T>(values.at[first + k], values.at[first + k + 1]);
         } else {
           words[k] = word_of(values.at[first + k]);
         }

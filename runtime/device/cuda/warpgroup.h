@@ -81,6 +81,12 @@ __host__ __device__ inline constexpr uint64_t make(uint32_t first, uint32_t lead
   constexpr uint64_t kSwizzle = kPanel == 64 ? 1 : 2;  // of 128 bytes, of 64
   return encode(first) | encode(leading_bytes) << 16 | encode(stride_bytes) << 32 | kSwizzle << 62;
 }
+// The same operand so many bytes (a multiple of 16) behind. Addresses of shared memory end below
+// 2^18, so nothing is carried out of their field: an addition, where a descriptor made anew is six
+// instructions for each product.
+__host__ __device__ inline constexpr uint64_t behind(uint64_t operand, uint32_t bytes) {
+  return (operand & ~uint64_t{0xffffffff}) | (static_cast<uint32_t>(operand) + (bytes >> 4));
+}
 }  // namespace descriptor
 
 template <int kPanel>
