@@ -210,8 +210,14 @@ inline float __expf(float x) {
 inline float __logf(float x) {
   return std::log(x);
 }
-inline float __fdividef(float a, float b) {
-  return a / b;
+// Byte i of the result is the one that digit i of the selector names: 0 to 3 of a, 4 to 7 of b.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t both = uint64_t{b} << 32 | a;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned>(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
 }
 inline int __popc(unsigned x) {
   return std::popcount(x);

@@ -1,18 +1,18 @@
 // GELU and SiLU of one element, for every kernel that needs them: the same bits everywhere.
 #pragma once
 
-#include "runtime/device/cuda/gpu.h"
+#include "runtime/device/cuda/exponential.h"
 
 namespace mtl::cuda {
 
-// sigmoid(x) and 1 - sigmoid(x), both to f32's relative precision: no exponential that overflows,
-// no difference of nearly equal numbers. With t = e^-|x|: 1 / (1 + t) and t / (1 + t).
+// sigmoid(x) and 1 - sigmoid(x), both to the relative precision of e^-|x|: no exponential that
+// overflows, no difference of nearly equal numbers. With t = e^-|x|: 1 / (1 + t) and t / (1 + t).
 struct Sigmoid {
   float value, rest;
 };
 __device__ inline Sigmoid sigmoid(float x) {
-  const float t = expf(-fabsf(x));
-  const float large = __fdividef(1.0f, 1.0f + t);
+  const float t = exp_of(-fabsf(x));
+  const float large = inverse_of(1.0f + t);
   const float small = t * large;
   return x < 0 ? Sigmoid{small, large} : Sigmoid{large, small};
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "runtime/device/cuda/exponential.h"
 #include "runtime/device/cuda/kernels.h"
 
 namespace mtl::cuda {
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kBlock) sum_kernel(Args<T> a) {
     const float row_max = a.row_max[r];
     float sums[N] = {}, sum[1] = {};
     each_valid<T, N, kTeam>(row, a.valid,
-                            [&](float value, int k) { sums[k] += expf(value - row_max); });
+                            [&](float value, int k) { sums[k] += exp_of(value - row_max); });
     for (int k = 0; k < N; ++k) sum[0] += sums[k];
     team_sum<kTeam>(sum, shared);
     if (threadIdx.x % kTeam == 0) {
@@ -98,24 +99,32 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// The gradient in place, by a team. `target` may be any number where the row has none here.
+// The gradient in place, by a team. `target` may be any number where the row has none here. What
+// few packs meet, the target and the end of what is valid, is not asked of every element: there it
+// would be most of the work.
 template <typename T, int N, int kTeam>
 __device__ inline void write_gradient(const Args<T>& a, T* row, int64_t valid, int64_t target,
                                       float row_max, float sum_exp) {
   const float factor = a.scale / sum_exp;
+  const auto probability = [&](T logit) { return exp_of(to_float(logit) - row_max) * factor; };
+  const auto rank = static_cast<int64_t>(threadIdx.x) % kTeam;
+  // Nobody else writes to the pack that this thread is to read.
+  const bool has_target = target >= 0 && target < valid && target / N % kTeam == rank;
+  const float at_target = has_target ? probability(row[target]) - a.scale : 0.0f;
+  int64_t i = rank * N;
   MTL_UNROLL(2)
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
-    Floats<N> values;
-    // What is 0 whatever the logits are is not read.
-    if (i < valid) {
-      values = load<N>(row + i);
-      for (int k = 0; k < N; ++k) {
-        const float p = expf(values.at[k] - row_max) * factor;
-        values.at[k] = i + k < valid ? (i + k == target ? p - a.scale : p) : 0.0f;
-      }
-    }
+  for (; i + N <= valid; i += kTeam * N) {
+    Floats<N> values = load<N>(row + i);
+    for (int k = 0; k < N; ++k) values.at[k] = exp_of(values.at[k] - row_max) * factor;
     store(row + i, values);
   }
+  // What is 0 whatever the logits are is not read.
+  for (; i < a.cols; i += kTeam * N) {
+    Floats<N> values;
+    for (int k = 0; k < N; ++k) values.at[k] = i + k < valid ? probability(row[i + k]) : 0.0f;
+    store(row + i, values);
+  }
+  if (has_target) row[target] = from_float<T>(at_target);
 }
 
 // A thread's sum of exp(logit - its largest so far), brought up to a larger one by a factor (M.
@@ -143,12 +152,12 @@ __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, fl
         for (int k = 0; k < N; ++k) here = fmaxf(here, packs[p].at[k]);
       }
       if (here > largest) {
-        const float factor = expf(largest - here);
+        const float factor = exp_of(largest - here);
         for (int k = 0; k < N; ++k) sums[k] *= factor;
         largest = here;
       }
       for (int p = 0; p < count; ++p) {
-        for (int k = 0; k < N; ++k) sums[k] += expf(packs[p].at[k] - largest);
+        for (int k = 0; k < N; ++k) sums[k] += exp_of(packs[p].at[k] - largest);
       }
     };
     const int64_t packed = a.valid / N * N;
@@ -166,15 +175,15 @@ __global__ void __launch_bounds__(kThreadsOf<kTeam>) losses_kernel(Args<T> a, fl
     if (packed + rank < a.valid) {
       const float value = to_float(row[packed + rank]);
       const float here = fmaxf(largest, value);
-      const float factor = expf(largest - here);
+      const float factor = exp_of(largest - here);
       for (int k = 0; k < N; ++k) sums[k] *= factor;
-      sums[0] += expf(value - here);
+      sums[0] += exp_of(value - here);
       largest = here;
     }
     const float row_max = team_max<kTeam>(largest, shared);
     float sum[1] = {};
     for (int k = 0; k < N; ++k) sum[0] += sums[k];
-    sum[0] *= expf(largest - row_max);
+    sum[0] *= exp_of(largest - row_max);
     team_sum<kTeam>(sum, shared);
     if (rank == 0) {
       a.row_max[r] = row_max;
