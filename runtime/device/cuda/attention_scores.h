@@ -31,7 +31,7 @@ __device__ inline void clear(float (&c)[kM][kN][4]) {
 
 // What only some calls or tiles need has a loop of its own below a condition that the whole warp
 // shares: inside the loop that all need, nvcc computes it for every sum of every tile and then
-// chooses (docs/benchmarks/attention-instructions.md).
+// chooses (docs/benchmarks/gpu-instructions.md).
 
 // Scores, in units of 1 / factor of log2, of 16 kM queries and 8 kN keys, the first of which for
 // this lane are `distance` (key - query) apart: ALiBi, and what a query may not see. Returns the

@@ -1,0 +1,169 @@
+"""What our kernels cost in instructions on Hopper, from their machine code: no GPU is needed.
+
+    pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm nvidia-cuda-cuxxfilt   # or CUDA's own
+    python3 tests/reference/gpu_instructions.py build/libmtl_cuda.so
+
+A scheduler (four per multiprocessor) issues an instruction of a warp per cycle. Those of f32 go
+through at that rate, the others of integers, comparisons and conversions at half of it, exponentials
+and the like at an eighth (CUDA C++ Programming Guide, throughput of native arithmetic instructions).
+Against that stands what the same loop asks of the tensor cores (4,096 FLOPs per cycle and
+multiprocessor in bf16) or of the memory (an H200's, at 90 %). Above 1 a loop is slower than these
+allow; well below, it can hide behind them.
+
+Of attention's loops the path is counted that a plain causal call takes past the diagonal: without
+ALiBi, dropout, documents, and without a new maximum. What belongs to those is told from what it
+consists of (is_rare).
+"""
+
+import collections
+import re
+import subprocess
+import sys
+
+BYTES_PER_CYCLE = 4.32e12 / 132 / 1.83e9 / 4  # of a scheduler
+HALF_RATE = set(
+    "LOP3 SHF VIADD FMNMX ISETP SEL FSEL F2FP I2FP IADD3 PRMT LEA FSETP PLOP3 IMAD R2P VIMNMX".split()
+)
+
+ATTENTION = [
+    ("forward, heads of 64", r"attention_forward_warpgroups<mtl::cuda::Bf16, 64, false>"),
+    ("forward, heads of 128", r"attention_forward_warpgroups<mtl::cuda::Bf16, 128, false>"),
+    ("backward, heads of 64", r"attention_key_warpgroups<mtl::cuda::Bf16, 64, false, true>"),
+    ("backward, heads of 128", r"attention_key_warpgroups<mtl::cuda::Bf16, 128, false, true>"),
+]
+MEMORY = [
+    ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),
+    ("cross entropy: gradient", r"::backward_kernel<mtl::cuda::Bf16, 8, 256>"),
+    ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16>"),
+    ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16>"),
+    ("SwiGLU", r"swiglu_forward_kernel<mtl::cuda::Bf16, 8>"),
+    ("SwiGLU backward", r"swiglu_backward_kernel<mtl::cuda::Bf16, 8>"),
+    ("norm, residual", r"::forward_kernel<mtl::cuda::Bf16, 8, 256, 4,"),
+    ("norm backward", r"::dx_kernel<mtl::cuda::Bf16, 8, 256>"),
+    ("FP8 along both ways", r"quantize_tiles_kernel<mtl::cuda::Bf16, false>"),
+    ("RoPE", r"rope_kernel<mtl::cuda::Bf16, 8>"),
+    ("AdamW", r"update_kernel<4, .*AdamWStep<mtl::cuda::Bf16>"),
+]
+
+
+def functions(library, architecture):
+    """{name: [(address, instruction)]}, names as C++ has them."""
+    command = ["cuobjdump", "-sass", "-arch", architecture, library]
+    try:
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        sys.exit("gpu_instructions.py: no cuobjdump in PATH, see the head of this file")
+    found = {}
+    for line in code.splitlines():
+        if match := re.search(r"Function : (\S+)", line):
+            body = found.setdefault(match[1], [])
+        elif match := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", line):
+            body.append((int(match[1], 16), match[2]))
+    names = subprocess.run(["c++filt"], input="\n".join(found), capture_output=True, text=True)
+    return dict(zip(names.stdout.splitlines(), found.values()))
+
+
+def name_of(instruction):
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
+
+
+def target_of(instruction, kinds="BRA"):
+    match = re.search(rf"\b(?:{kinds})\b.*0x([0-9a-f]+)", instruction)
+    return int(match[1], 16) if match else None
+
+
+def loops(body):
+    """From a jump's target to the jump, innermost first."""
+    ends = [(target_of(text), at) for at, text in body]
+    spans = sorted((at - to, to, at) for to, at in ends if to is not None and to < at)
+    return [[one for one in body if first <= one[0] <= last] for _, first, last in spans]
+
+
+def blocks(loop):
+    targets = {target_of(text, "BRA|BSSY") for _, text in loop}
+    block = []
+    for at, text in loop:
+        if at in targets and block:
+            yield block
+            block = []
+        block.append((at, text))
+        if re.search(r"\b(BRA|EXIT|RET|BSYNC)\b", text):
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def count(instructions):
+    return collections.Counter(name_of(text).split(".")[0] for _, text in instructions)
+
+
+def is_rare(block):
+    n = count(block)
+    dropout = n["HGMMA"] == 0 and n["F2FP"] == 0 and n["IMAD"] + n["LOP3"] > 40
+    dropout = dropout or (n["UIADD3"] >= 18 and n["HGMMA"] == 0) or n["SHFL"] == 1
+    masks = n["MUFU"] == 0 and (n["FSEL"] >= 24 or n["I2FP"] > 8)
+    return dropout or masks or n["FMUL"] == len(block) or n["STG"] >= 16
+
+
+def cycles(n):
+    return max(sum(n.values()), 2 * sum(n[one] for one in HALF_RATE), 8 * n["MUFU"])
+
+
+def of_products(body):
+    """The innermost loop with products: (instructions, cycles of the tensor cores, spilled)."""
+    loop = next(one for one in loops(body) if count(one)["HGMMA"] >= 12)
+    kept = [one for block in blocks(loop) if not is_rare(block) for one in block]
+    # 64 x N x 16, of two warps per scheduler: one of each of two warpgroups.
+    wide = [int(re.search(r"HGMMA\.64x(\d+)x16", text)[1]) for _, text in kept if "HGMMA" in text]
+    return count(kept), sum(wide) / 2, sum(count(kept)[one] for one in ("LDL", "STL"))
+
+
+def bytes_of(instructions):
+    moved = 0
+    for _, text in instructions:
+        name = name_of(text)
+        if name.startswith(("LDG", "STG")):
+            sizes = [(".128", 16), (".64", 8), ("U16", 2), ("U8", 1)]
+            moved += next((size for mark, size in sizes if mark in name), 4)
+    return moved
+
+
+def of_memory(body):
+    """The innermost loop that moves most: (instructions, bytes of a lane)."""
+    inner = []
+    for loop in loops(body):
+        if not any(loop[0][0] <= one[0][0] and one[-1][0] <= loop[-1][0] for one in inner):
+            inner.append(loop)
+    loop = max(inner, key=bytes_of)
+    return count(loop), bytes_of(loop)
+
+
+def find(code, pattern):
+    return next((body for name, body in code.items() if re.search(pattern, name)), None)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: gpu_instructions.py LIBRARY")
+    code = functions(sys.argv[1], "sm_90a")
+    print(f"{'attention, a pair of tiles':28} instr.  special  spilled  tensor cores  of these")
+    for title, pattern in ATTENTION:
+        n, products, spilled = of_products(find(code, pattern))
+        print(
+            f"{title:28} {sum(n.values()):6}  {8 * n['MUFU']:7}  {spilled:7}  {products:12.0f}"
+            f"  {cycles(n) / products:8.2f}"
+        )
+    code = functions(sys.argv[1], "sm_90")
+    print(f"{'loops over elements':28} instr.  special     bytes        memory  of this")
+    for title, pattern in MEMORY:
+        n, moved = of_memory(find(code, pattern))
+        memory = 32 * moved / BYTES_PER_CYCLE
+        print(
+            f"{title:28} {sum(n.values()):6}  {8 * n['MUFU']:7}  {moved:7}  {memory:12.0f}"
+            f"  {cycles(n) / memory:8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
