@@ -381,7 +381,7 @@ class Device {
   virtual void anew(std::function<void()> what) { what(); }
 
   virtual void fill(Tensor x, float value) = 0;
-  // f32 <-> bf16 or f16, same numel. To nearest even; from 65520 on f16 is infinite.
+  // f32 <-> bf16 or f16, same numel, no overlap. To nearest even; from 65520 on f16 is infinite.
   virtual void cast(Tensor from, Tensor to) = 0;
   virtual void scale(Tensor x, float factor) = 0;              // any compute type
   virtual void add(Tensor x, Tensor y) = 0;                    // y += x, same type
@@ -393,6 +393,9 @@ class Device {
   virtual void quantize(const Quantize& args) = 0;
   // db[c] (+)= sum of the rows of dy [n, c]; db f32.
   virtual void bias_grad(Tensor dy, Tensor db, bool accumulate) = 0;
+  // sum[c] (+)= rows[0][c], += rows[1][c], ...: few rows [n, c], long ones, in this order and in
+  // f32, the same bits on every device; sum f32.
+  virtual void sum_rows(Tensor rows, Tensor sum, bool accumulate) = 0;
   virtual void layernorm_forward(const LayerNorm& args) = 0;
   virtual void layernorm_backward(const LayerNormBackward& args) = 0;
   virtual void head_norm_forward(const HeadNorm& args) = 0;

@@ -88,6 +88,9 @@ class TimedDevice final : public Device {
   void quantize(const Quantize& args) override {
     timed("fp8: quantize", work_of(args), [&] { device_->quantize(args); });
   }
+  void sum_rows(Tensor rows, Tensor sum, bool accumulate) override {
+    timed("sum of ranks", moves({rows, sum}), [&] { device_->sum_rows(rows, sum, accumulate); });
+  }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     timed("bias gradient", moves({dy}), [&] { device_->bias_grad(dy, db, accumulate); });
   }

@@ -678,6 +678,9 @@ class FakeDevice final : public Device, private Recorder {
   void quantize(const Quantize& args) override {
     later([=, this] { cpu_->quantize(args); });
   }
+  void sum_rows(Tensor rows, Tensor sum, bool accumulate) override {
+    later([=, this] { cpu_->sum_rows(rows, sum, accumulate); });
+  }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     later([=, this] { cpu_->bias_grad(dy, db, accumulate); });
   }

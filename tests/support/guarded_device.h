@@ -73,6 +73,7 @@ class GuardedDevice final : public Device {
     op({x}, [&] { cpu_.fill(x, value); });
   }
   void cast(Tensor from, Tensor to) override {
+    refuse_overlap(from, to);
     op({from, to}, [&] { cpu_.cast(from, to); });
   }
   void scale(Tensor x, float factor) override {
@@ -82,6 +83,7 @@ class GuardedDevice final : public Device {
     op({x, y}, [&] { cpu_.add(x, y); });
   }
   void copy(Tensor from, Tensor to) override {
+    refuse_overlap(from, to);
     op({from, to}, [&] { cpu_.copy(from, to); });
   }
   void regroup_columns(const ColumnBlocks& c) override {
@@ -105,6 +107,10 @@ class GuardedDevice final : public Device {
       small_amaxes_ += *q.amax.as<float>() < largest;
       cpu_.quantize(q);
     });
+  }
+  void sum_rows(Tensor rows, Tensor sum, bool accumulate) override {
+    refuse_overlap(rows, sum);
+    op({rows, sum}, [&] { cpu_.sum_rows(rows, sum, accumulate); });
   }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     op({dy, db}, [&] { cpu_.bias_grad(dy, db, accumulate); });
@@ -232,6 +238,14 @@ class GuardedDevice final : public Device {
   }
 
  private:
+  // A CPU, which goes from the first element to the last, would not show it.
+  static void refuse_overlap(const Tensor& from, const Tensor& to) {
+    const auto a = reinterpret_cast<uintptr_t>(from.data);
+    const auto b = reinterpret_cast<uintptr_t>(to.data);
+    if (a < b + static_cast<size_t>(to.bytes()) && b < a + static_cast<size_t>(from.bytes())) {
+      throw std::logic_error("what is read and what is written overlap");
+    }
+  }
   static constexpr size_t kPage = 4096;
   using Tensors = std::vector<Tensor>;
 

@@ -59,6 +59,7 @@ class CpuDevice final : public Device {
   void amax(Tensor x, Tensor out) override;
   void quantize(const Quantize& args) override;
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override;
+  void sum_rows(Tensor rows, Tensor sum, bool accumulate) override;
   void layernorm_forward(const LayerNorm& args) override;
   void layernorm_backward(const LayerNormBackward& args) override;
   void head_norm_forward(const HeadNorm& args) override;

@@ -125,6 +125,22 @@ void CpuDevice::regroup_columns(const ColumnBlocks& args) {
 
 // Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in
 // order in f64.
+void CpuDevice::sum_rows(Tensor rows, Tensor sum, bool accumulate) {
+  assert(is_float(rows) && sum.dtype == DType::f32 && sum.numel() == rows.cols());
+  const int64_t cols = rows.cols();
+  const auto add_to = typed(rows.dtype).add_to_f32;
+  split(cols, kGrain, [&](int64_t begin, int64_t end) {
+    // So many that the sums stay in the cache while rows come.
+    constexpr int64_t kAtOnce = 2048;
+    for (int64_t c = begin; c < end; c += kAtOnce) {
+      const int64_t count = std::min(kAtOnce, end - c);
+      float* const to = sum.as<float>() + c;
+      if (!accumulate) typed(DType::f32).fill(to, count, 0);
+      for (int64_t r = 0; r < rows.rows(); ++r) add_to(element(rows, r * cols + c), to, count);
+    }
+  });
+}
+
 void CpuDevice::bias_grad(Tensor dy, Tensor db, bool accumulate) {
   assert(is_float(dy) && db.dtype == DType::f32 && db.numel() == dy.cols());
   const int64_t rows = dy.rows(), cols = dy.cols();

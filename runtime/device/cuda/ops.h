@@ -94,6 +94,7 @@ void cross_entropy_both(Queue& queue, const CrossEntropy& args, float scale);
 void cross_entropy_backward(Queue& queue, const CrossEntropy& args, float scale);
 // reduction.cu
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate);
+void sum_rows(Queue& queue, Tensor rows, Tensor sum, bool accumulate);
 void sum(Queue& queue, Tensor x, Tensor out, bool accumulate);
 void sum_squares(Queue& queue, const SumSquares& args);
 void sum_ranges(Queue& queue, Tensor x, Tensor ranges, Tensor out);

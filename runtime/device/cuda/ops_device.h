@@ -16,6 +16,9 @@ class OpsDevice : public Device, protected Queue {
   void regroup_columns(const ColumnBlocks& args) override { cuda::regroup_columns(*this, args); }
   void amax(Tensor x, Tensor out) override { cuda::amax(*this, x, out); }
   void quantize(const Quantize& args) override { cuda::quantize(*this, args); }
+  void sum_rows(Tensor rows, Tensor sum, bool accumulate) override {
+    cuda::sum_rows(*this, rows, sum, accumulate);
+  }
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override {
     cuda::bias_grad(*this, dy, db, accumulate);
   }

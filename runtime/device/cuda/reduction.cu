@@ -1,6 +1,7 @@
 // Sums in a fixed order, and the search for what is not finite. One pass each; bytes per element:
-// bias_grad s (the size of dy's type), sum 4, sum_squares 4, find_not_finite s. Partial sums are
-// few: less than 2 % of that from a thousand rows on.
+// bias_grad s (the size of dy's type), sum_rows s and per sum 4 (8 where it adds), sum 4,
+// sum_squares 4, find_not_finite s. Partial sums are few: less than 2 % of that from a thousand
+// rows on.
 #include "runtime/device/cuda/cells.h"
 #include "runtime/device/cuda/column_sums.h"
 
@@ -44,6 +45,25 @@ struct Rows {
   __device__ void add(int64_t row, int64_t column, Floats<N> (&sums)[1]) const {
     const Floats<N> values = load<N>(x + row * cols + column);
     for (int k = 0; k < N; ++k) sums[0].at[k] += values.at[k];
+  }
+};
+
+template <typename T>
+struct LongRows {
+  const T* x;
+  int64_t rows, cols;
+  float* sum;
+  bool accumulate;
+  template <int N>
+  __device__ void at(int64_t i) const {
+    Floats<N> total;
+    if (accumulate) total = load<N>(sum + i);
+    MTL_UNROLL(4)
+    for (int64_t row = 0; row < rows; ++row) {
+      const Floats<N> values = load<N>(x + row * cols + i);
+      for (int k = 0; k < N; ++k) total.at[k] += values.at[k];
+    }
+    store(sum + i, total);
   }
 };
 
@@ -206,6 +226,19 @@ void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate) {
     });
   });
   combine(queue, partials, chunks.count, cols, cols, db.as<float>(), accumulate);
+}
+
+void sum_rows(Queue& queue, Tensor rows, Tensor sum, bool accumulate) {
+  with_type(rows.dtype, [&](auto type) {
+    using T = decltype(type);
+    const int64_t cols = rows.cols();
+    const bool packs = aligned({rows.data, sum.data}) && cols % kPackOf<T> == 0;
+    with_pack<kPackOf<T>>(packs, [&](auto pack) {
+      each<decltype(pack)::value>(
+          queue, cols,
+          LongRows<T>{rows.as<const T>(), rows.rows(), cols, sum.as<float>(), accumulate});
+    });
+  });
 }
 
 void sum(Queue& queue, Tensor x, Tensor out, bool accumulate) {

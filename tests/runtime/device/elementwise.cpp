@@ -1,4 +1,4 @@
-// fill, cast, scale, add, copy, all_finite, bias_grad and the embedding ops.
+// fill, cast, scale, add, copy, all_finite, bias_grad, sum_rows and the embedding ops.
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
@@ -288,6 +288,31 @@ TEST_CASE("all_finite finds one infinite or NaN element anywhere") {
         CHECK(device.all_finite(x.view));
       }
       CHECK(device.all_finite(Tensor(nullptr, type, {0})));
+    }
+  });
+}
+
+TEST_CASE("sum_rows adds in order and in f32") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(4);
+    for (const auto& [rows, cols] :
+         {std::pair<int64_t, int64_t>{1, 1}, {2, 7}, {3, 64}, {8, 5000}, {5, 8191}, {2, 40000}}) {
+      for (const DType type : kComputeTypes) {
+        for (const bool accumulate : {false, true}) {
+          INFO(rows << " x " << cols << " type " << safetensors_name(type));
+          Held x(type, {rows, cols}), sum(DType::f32, {cols});
+          x.randomize(random);
+          sum.randomize(random);
+          std::vector<double> expected;
+          for (int64_t c = 0; c < cols; ++c) {
+            auto total = accumulate ? static_cast<float>(sum[c]) : 0.0f;
+            for (int64_t r = 0; r < rows; ++r) total += static_cast<float>(x[r * cols + c]);
+            expected.push_back(total);
+          }
+          device.sum_rows(x.view, sum.view, accumulate);
+          CHECK(sum.values() == expected);
+        }
+      }
     }
   });
 }
