@@ -1,10 +1,26 @@
 #include "runtime/engine/gradients.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "runtime/plan/weight_reads.h"
 
 namespace mtl {
+
+namespace {
+
+// A bucket's memory once its gradients are rounded: what is sent, and what comes, a row from each
+// rank.
+struct Halves {
+  Tensor sent, received;
+};
+Halves halves_of(const Tensor& all, DType wire, int ranks) {
+  const int64_t n = all.numel();
+  char* const begin = static_cast<char*>(all.data);
+  return {Tensor(begin, wire, {n}), Tensor(begin + n * bytes_of(wire), wire, {ranks, n / ranks})};
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(const Plan& plan, const StagePlan& stage, Device& device,
                                  const Arena& arena, const RankGroups& groups, CommQueue& tensor,
@@ -17,6 +33,7 @@ GradientReducer::GradientReducer(const Plan& plan, const StagePlan& stage, Devic
       data_(data),
       grads_(arena.tensor("grads")),
       shards_(arena.find_tensor("grad_shards")),
+      rounded_(arena.find_tensor("grad_wire")),
       overlap_(overlap),
       started_(stage.layout.buckets.size(), false),
       windows_(stage.layout.windows.size()) {
@@ -49,30 +66,66 @@ void GradientReducer::claim(int64_t layer) {
   held = {.busy = true, .bucket = bucket};
 }
 
+Tensor GradientReducer::in_window(const Bucket& bucket) const {
+  return grads_.slice(stage_.layout.windows[bucket.window].offset, bucket.numel);
+}
+
 Tensor GradientReducer::shard(const Bucket& bucket) const {
   return shards_.slice(bucket.kept, bucket.numel / bucket.shards);
+}
+
+Tensor GradientReducer::own_part(const Bucket& bucket, Tensor all) const {
+  const Communicator& group = groups_.holders(bucket);
+  const int64_t length = bucket.numel / group.size();
+  return all.slice(group.rank() * length, length);
+}
+
+CommQueue::Ticket GradientReducer::scatter(const Bucket& bucket, Tensor all, Tensor mine) {
+  Communicator& group = groups_.holders(bucket);
+  CommQueue& queue = data_.of(bucket);
+  if (!rounded_) {
+    return queue.start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
+  }
+  const auto [sent, received] = halves_of(all, rounded_.dtype, group.size());
+  // The first few by a detour; behind them as many as are done fit into the memory of these.
+  int64_t done = std::min(rounded_.numel(), all.numel());
+  device_.cast(all.slice(0, done), rounded_.slice(0, done));
+  device_.copy(rounded_.slice(0, done), sent.slice(0, done));
+  while (done < all.numel()) {
+    const int64_t count = std::min(done, all.numel() - done);
+    device_.cast(all.slice(done, count), sent.slice(done, count));
+    done += count;
+  }
+  return queue.start(sent.bytes(),
+                     [&group, from = sent, to = received] { group.all_to_all(from, to); });
+}
+
+void GradientReducer::add_received(const Bucket& bucket, Tensor all, Tensor to, bool adds) {
+  const int ranks = groups_.holders(bucket).size();
+  device_.sum_rows(halves_of(all, rounded_.dtype, ranks).received, to, adds);
 }
 
 void GradientReducer::start_in_window(size_t index) {
   const Bucket& bucket = stage_.layout.buckets[index];
   Held& held = windows_[bucket.window];
   sum_over_tp(bucket);
-  Communicator& group = groups_[Link::data];
-  const Tensor all = grads_.slice(stage_.layout.windows[bucket.window].offset, bucket.numel);
-  const int64_t length = bucket.numel / group.size();
-  if (!first_) held.sum = all.slice(group.rank() * length, length);
-  const Tensor mine = first_ ? shard(bucket) : held.sum;
+  const Tensor all = in_window(bucket);
   held.travels = true;
-  held.ticket =
-      data_.of(bucket).start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
+  held.adds = !first_;
+  held.ticket = scatter(bucket, all, first_ ? shard(bucket) : own_part(bucket, all));
   if (!overlap_) settle(held);
 }
 
 void GradientReducer::settle(Held& held) {
   if (!held.travels) return;
   const Bucket& bucket = stage_.layout.buckets[held.bucket];
+  const Tensor all = in_window(bucket);
   data_.of(bucket).wait(held.ticket);
-  if (held.sum) device_.add(held.sum, shard(bucket));
+  if (rounded_) {
+    add_received(bucket, all, shard(bucket), held.adds);
+  } else if (held.adds) {
+    device_.add(own_part(bucket, all), shard(bucket));
+  }
   held = {};
 }
 
@@ -87,9 +140,7 @@ void GradientReducer::start(size_t index) {
     data_.of(bucket).start(all.bytes(), [&group, all] { group.all_reduce(all); });
     return;
   }
-  const int64_t length = bucket.numel / group.size();
-  const Tensor mine = all.slice(group.rank() * length, length);
-  data_.of(bucket).start(all.bytes(), [&group, all, mine] { group.reduce_scatter(all, mine); });
+  scatter(bucket, all, own_part(bucket, all));
 }
 
 void GradientReducer::layer_done(int chunk, int64_t layer) {
@@ -121,6 +172,16 @@ void GradientReducer::finish() {
     if (!started_[i]) start(i);
   }
   data_.wait_all();
+  if (rounded_) {
+    for (const Bucket& bucket : stage_.layout.buckets) {
+      if (bucket.shards == 1) continue;
+      const Tensor all = grads_.slice(bucket.offset, bucket.numel);
+      // Where the rank's part is, there may be something that was received.
+      const Tensor sum = all.slice(0, bucket.numel / bucket.shards);
+      add_received(bucket, all, sum, false);
+      if (own_part(bucket, all).data != sum.data) device_.copy(sum, own_part(bucket, all));
+    }
+  }
   started_.assign(started_.size(), false);
 }
 

@@ -4,6 +4,10 @@
 //
 // With ZeRO-2 and 3 the rank keeps nothing but that: a micro-batch's gradients of a bucket lie in a
 // window of memory, are reduced as soon as they are complete, and added to the rank's shard.
+//
+// Gradients that travel in 16 bits (ParamLayout::wire) are rounded once, sent to the rank that has
+// their shard, and added there in f32, in the order of the ranks. A reduce-scatter in 16 bits would
+// round between any two additions, and move the same bytes.
 #pragma once
 
 #include <vector>
@@ -36,14 +40,20 @@ class GradientReducer {
   // What a window holds: gradients that are being written, or on their way.
   struct Held {
     bool busy = false, travels = false;
+    bool adds = false;  // to what the rank's shard has from earlier micro-batches
     size_t bucket = 0;
     CommQueue::Ticket ticket = 0;
-    Tensor sum = {};  // in the window, to be added to the rank's shard; empty: it is there already
   };
   void start(size_t bucket);
   void start_in_window(size_t bucket);
   // Waits until a window's gradients are where they are kept.
   void settle(Held& held);
+  // Sends a bucket's gradients, which lie in `all`, on their way: to be summed in `mine`, or to be
+  // found in 16 bits by add_received().
+  CommQueue::Ticket scatter(const Bucket& bucket, Tensor all, Tensor mine);
+  void add_received(const Bucket& bucket, Tensor all, Tensor to, bool adds);
+  Tensor own_part(const Bucket& bucket, Tensor all) const;
+  Tensor in_window(const Bucket& bucket) const;
   Tensor shard(const Bucket& bucket) const;
   void sum_over_tp(const Bucket& bucket);
 
@@ -53,7 +63,7 @@ class GradientReducer {
   const RankGroups& groups_;
   CommQueue& tensor_;
   DataQueues& data_;
-  const Tensor grads_, shards_;
+  const Tensor grads_, shards_, rounded_;
   const bool overlap_;
   std::vector<bool> started_;
   bool first_ = true;

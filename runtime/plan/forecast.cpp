@@ -192,22 +192,23 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   if (dense > 1) {
     // torchao gathers weights in fp8; mtl rounds what it has gathered.
     const double weight = layout.fp8 && software.torch_fsdp ? 1 : element;
+    const bool narrow = layout.zero > 0 && work.grad_reduce != DType::f32;
+    const double grad = narrow ? bytes_of(work.grad_reduce) : software.grad_bytes;
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each
       // unit is fetched while the one before computes (arXiv 2304.11277).
-      const double forward = gather(weight), backward = forward + gather(software.grad_bytes);
+      const double forward = gather(weight), backward = forward + gather(grad);
       end.data = static_cast<double>(micro_batches) *
                  (hidden_rest(cluster, layout.overlap_data, forward, times.forward()) +
                   hidden_rest(cluster, layout.overlap_data, backward, times.backward()));
-      end.bytes = static_cast<double>(micro_batches) * ring * (2 * weight + software.grad_bytes);
+      end.bytes = static_cast<double>(micro_batches) * ring * (2 * weight + grad);
     } else {
       // Gradients beside the backward of the last micro-batch; weights (ZeRO) beside the forward
       // of the next step's first. ZeRO-2 scatters every micro-batch.
       const double rounds = layout.zero == 2 ? static_cast<double>(micro_batches) : 1;
-      const double reduce =
-          layout.zero == 0 ? 2 * gather(software.grad_bytes) : gather(software.grad_bytes);
+      const double reduce = layout.zero == 0 ? 2 * gather(grad) : gather(grad);
       end.data = rounds * hidden_rest(cluster, layout.overlap_data, reduce, times.backward());
-      end.bytes = ring * software.grad_bytes * (layout.zero == 0 ? 2 : rounds);
+      end.bytes = ring * grad * (layout.zero == 0 ? 2 : rounds);
       if (layout.zero > 0) {
         end.data += hidden_rest(cluster, layout.overlap_data, gather(element), times.forward());
         end.bytes += ring * element;
@@ -381,6 +382,7 @@ Workload workload_of(const Plan& plan) {
   work.ep_room = plan.ep_room;
   work.compute = plan.compute;
   work.optimizer = plan.optimizer;
+  work.grad_reduce = plan.grad_reduce;
   return work;
 }
 

@@ -86,6 +86,7 @@ struct Workload {
   double total_tokens = 0;  // of the run; 0 = unknown
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  DType grad_reduce = DType::f32;  // of gradients on the wire, where ZeRO keeps shards
 };
 
 // Seconds of a step on the busiest stage; they add up to `total`.

@@ -97,6 +97,9 @@ struct StepSums {
 // of squares that belong to a row of the shard table (the device's Piece and ElementRange).
 inline constexpr int64_t kPieceBytes = 56;
 inline constexpr int64_t kRangeBytes = 16;
+// Gradients of a bucket that are rounded into memory of their own before they travel; the others
+// are rounded in place (engine/gradients.cpp).
+inline constexpr int64_t kRoundedAside = int64_t{1} << 16;
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

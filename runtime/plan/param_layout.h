@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/dtype.h"
 #include "runtime/plan/grid.h"
 #include "runtime/plan/pipeline.h"
 #include "runtime/plan/shard_table.h"
@@ -57,9 +58,10 @@ struct ParamLayout {
   // By chunk, then in table order, which is that of forward, but for experts that EP divides: they
   // stand behind all else of their part of the chunk, in buckets of their own.
   std::vector<ParamPlacement> params;
-  std::vector<Bucket> buckets;         // ascending: backward completes them from the last
+  std::vector<Bucket> buckets;  // ascending: backward completes them from the last
   int zero = 0;  // what is kept in shards: 1 optimizer state, 2 gradients too, 3 weights too
   bool sharded = false;         // that is, zero > 0, and over several ranks
+  DType wire = DType::f32;      // of gradients on their way to the rank that has their shard
   int64_t total = 0;            // elements of all buckets
   std::vector<Window> windows;  // with ZeRO-2 and 3
   bool shards_gradients() const { return zero >= 2; }

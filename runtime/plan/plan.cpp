@@ -175,6 +175,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.batch = layout.batch;
   plan.steps = layout.steps;
   plan.compute = compute_type(spec.precision.dtype);
+  plan.grad_reduce = compute_type(spec.precision.grad_reduce);
   plan.float8 = {.on = spec.precision.dtype == "fp8",
                  .first = spec.precision.fp8.bf16_first_layers,
                  .last = spec.precision.fp8.bf16_last_layers};
@@ -203,6 +204,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     stage_plan.layout =
         param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
                      spec.parallel.zero, bucket_numel(spec.parallel, data_ranks), tied_over_stages);
+    if (stage_plan.layout.sharded) stage_plan.layout.wire = plan.grad_reduce;
     MemoryNeeds needs;
     needs.chunks = stage_plan.chunks;
     needs.micro_batch = plan.micro_batch;

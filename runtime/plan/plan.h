@@ -57,7 +57,8 @@ struct Plan {
   int64_t steps = 0;  // of the whole run
   BatchSchedule batch;
   DType compute = DType::f32;
-  Float8 float8;  // beside bf16
+  DType grad_reduce = DType::f32;  // of gradients that travel between replicas to their shards
+  Float8 float8;                   // beside bf16
   bool sequence_parallel = false;
   double ep_room = 1;  // as parallel.ep_room
   Recompute recompute;

@@ -242,6 +242,11 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
                           : parallel.zero == 0 ? "parallel.zero=1"
                                                : "parallel.overlap.grad_reduce=true"));
   }
+  book.rule("mesh.grad_reduce", "precision.grad_reduce",
+            parallel.zero >= 1 || input.spec.precision.grad_reduce == "fp32",
+            "gradients in bf16 are added by the rank that keeps their shard, and parallel.zero 0 "
+            "keeps everything on every rank",
+            "set parallel.zero=1, or precision.grad_reduce=fp32");
   // Each micro-batch of each stage would gather its weights, or scatter its gradients, anew.
   book.rule("mesh.zero", "parallel.zero",
             parallel.zero < 2 || parallel.pp == 1 || dp * parallel.cp == 1,

@@ -225,7 +225,12 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       data.all_reduce += bucket.numel * 4;
       continue;
     }
-    data.reduce_scatter += reductions * bucket.numel * 4;
+    if (layout.wire == DType::f32) {
+      data.reduce_scatter += reductions * bucket.numel * 4;
+    } else {
+      data.all_to_all +=
+          reductions * (bucket.numel - bucket.numel / bucket.shards) * bytes_of(layout.wire);
+    }
     if (!layout.shards_weights()) data.all_gather += bucket.numel * bytes_of(needs.compute);
     for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
       data.all_reduce += squares_count(layout.params[i].offset, layout.params[i].numel) * 8;

@@ -108,7 +108,8 @@ struct TrainSpec {
     } eval;
   } train;
   struct Precision {
-    std::string dtype = "fp32";  // fp32 | bf16 | fp16 | fp8
+    std::string dtype = "fp32";        // fp32 | bf16 | fp16 | fp8
+    std::string grad_reduce = "fp32";  // fp32 | bf16: gradients on their way between replicas
     // Dynamic loss scaling of fp16 (Megatron-LM's DynamicGradScaler).
     struct LossScale {
       double initial = 65536;

@@ -174,6 +174,19 @@ TEST_CASE("streams: data parallelism with shards and without and with overlap an
   }
 }
 
+TEST_CASE("streams: gradients that travel in bf16") {
+  for (const int zero : {1, 2, 3}) {
+    CAPTURE(zero);
+    TrainSpec spec = spec_of(zero == 2);
+    spec.precision.grad_reduce = "bf16";
+    spec.parallel.zero = zero;
+    compare(spec, {.dp = 2});
+    spec.parallel.bucket_mb = 0.05;
+    spec.parallel.overlap.grad_reduce = zero != 2;
+    compare(spec, {.tp = 2, .dp = 2});
+  }
+}
+
 TEST_CASE("streams: pipelines") {
   for (const bool overlap : {true, false}) {
     CAPTURE(overlap);

@@ -131,6 +131,9 @@ void zero_2(TrainSpec& spec) {
 void zero_3(TrainSpec& spec) {
   spec.parallel.zero = 3;
 }
+void bf16_gradients(TrainSpec& spec) {
+  spec.precision.grad_reduce = "bf16";
+}
 void small_buckets(TrainSpec& spec) {
   spec.parallel.bucket_mb = 0.02;
 }
@@ -207,6 +210,12 @@ const Variant kVariants[] = {
     {"dp 2 zero 3 no overlap", {.dp = 2}, both(zero_3, no_overlap)},
     {"tp 2 dp 2 zero 3 sp full", {.tp = 2, .dp = 2}, both(zero_3, full_of_3)},
     {"tp 4 dp 2 zero 3 selective", {.tp = 4, .dp = 2}, both(zero_3, selective)},
+    {"dp 2 bf16 gradients", {.dp = 2}, bf16_gradients},
+    {"tp 2 dp 2 pp 2 bf16 gradients small buckets",
+     {.tp = 2, .dp = 2, .pp = 2},
+     both(bf16_gradients, small_buckets)},
+    {"dp 4 zero 2 bf16 gradients", {.dp = 4}, both(zero_2, bf16_gradients)},
+    {"dp 2 cp 2 zero 3 bf16 gradients", {.dp = 2, .cp = 2}, both(zero_3, bf16_gradients)},
     {"cp 2", {.cp = 2}},
     {"cp 2 zero 0 selective", {.cp = 2}, both(zero_0, selective)},
     {"cp 4 copies KV heads", {.cp = 4}},
@@ -215,6 +224,7 @@ const Variant kVariants[] = {
     {"pp 2 virtual 2 cp 2", {.pp = 2, .virtual_stages = 2, .cp = 2}},
     {"ep 3", {.ep = 3}},
     {"dp 2 ep 3 small buckets", {.dp = 2, .ep = 3}, small_buckets},
+    {"dp 2 ep 3 bf16 gradients", {.dp = 2, .ep = 3}, bf16_gradients},
     {"dp 2 ep 3 zero 0 full", {.dp = 2, .ep = 3}, both(zero_0, full_of_3)},
     {"cp 2 ep 3 selective", {.cp = 2, .ep = 3}, selective},
     {"tp 2 pp 2 ep 3 sp", {.tp = 2, .pp = 2, .ep = 3}, sequence_parallel},

@@ -298,6 +298,15 @@ TEST_CASE("rules of the ranks") {
        "parallel.overlap.param_gather belongs to ZeRO with overlapped reductions, and "
        "parallel.overlap.grad_reduce is false",
        "set parallel.overlap.grad_reduce=true, or parallel.overlap.param_gather=auto"},
+      {"gradients in bf16 without shards",
+       [](TrainSpec& s) {
+         s.precision.grad_reduce = "bf16";
+         s.parallel.zero = 0;
+       },
+       2, "mesh.grad_reduce", "precision.grad_reduce",
+       "gradients in bf16 are added by the rank that keeps their shard, and parallel.zero 0 keeps "
+       "everything on every rank",
+       "set parallel.zero=1, or precision.grad_reduce=fp32"},
       {"shards of gradients and weights in a pipeline",
        [](TrainSpec& s) {
          s.parallel.zero = 3;

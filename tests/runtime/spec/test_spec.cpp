@@ -55,6 +55,7 @@ TEST_CASE("every key can be set to what it is not") {
       "   overlap: {grad_reduce: false, param_gather: false, p2p: false, tp: false}}\n"
       "precision:\n"
       "  dtype: bf16\n"
+      "  grad_reduce: bf16\n"
       "  loss_scale: {initial: 1024, min: 0.5, window: 2k, hysteresis: 3}\n"
       "  fp8: {bf16_first_layers: 2, bf16_last_layers: 1}\n"
       "recompute: {mode: full, method: block, layers: 3, modules: [norm, mlp], distribute: true}\n"
@@ -189,6 +190,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK_FALSE(s.parallel.overlap.p2p);
   CHECK(s.parallel.overlap.tp == "false");
   CHECK(s.precision.dtype == "bf16");
+  CHECK(s.precision.grad_reduce == "bf16");
   CHECK(s.precision.loss_scale.initial == 1024);
   CHECK(s.precision.loss_scale.min == 0.5);
   CHECK(s.precision.loss_scale.window == 2000);
