@@ -231,6 +231,14 @@ TEST_CASE("replayed passes: gradients and weights in shards") {
   compare(spec, {.tp = 2, .dp = 2}, {.recordings = 350, .launches = 3000});
 }
 
+TEST_CASE("replayed passes: gradients that travel in bf16") {
+  TrainSpec spec = with_dropout(gpt2_spec("bf16"));
+  spec.precision.grad_reduce = "bf16";
+  compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+  spec.parallel.zero = 3;
+  compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+}
+
 TEST_CASE("replayed passes: pipelines") {
   compare(gpt2_spec(), {.pp = 2}, {.recordings = 8, .launches = 50});
   compare(llama_spec(), {.pp = 2, .virtual_stages = 2}, {.recordings = 8, .launches = 50});
