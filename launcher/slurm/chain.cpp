@@ -43,7 +43,6 @@ ChainLink requeue(const Surroundings& around) {
   // to be said of it may be lost to that.
   const auto before = std::signal(SIGTERM, SIG_IGN);
   const CommandAnswer end = insist({"scontrol", "requeue", around.job_id});
-  if (end.code != 0) std::signal(SIGTERM, before);
   if (end.code == 0) {
     link.words = fmt::format(
         "SLURM job {} is queued again and goes on from the checkpoint (SLURM may hold it back for "
@@ -51,6 +50,7 @@ ChainLink requeue(const Surroundings& around) {
         around.job_id);
     return link;
   }
+  std::signal(SIGTERM, before);
   link.trouble = Diagnostic{
       .code = "slurm.requeue",
       .what = fmt::format("SLURM job {} could not be queued again: scontrol requeue failed",

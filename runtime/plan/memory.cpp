@@ -323,9 +323,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   arena.add("row_squares", DType::f64, {static_cast<int64_t>(table_rows) + 3});
   arena.add("row_ranges", DType::u8, {static_cast<int64_t>(table_rows) * kRangeBytes});
   arena.add("pieces", DType::u8, {static_cast<int64_t>(layout.params.size()) * kPieceBytes});
-  if (layout.wire != DType::f32) {
-    arena.add("grad_wire", layout.wire, {kRoundedAside});
-  }
+  if (layout.wire != DType::f32) arena.add("grad_wire", layout.wire, {kRoundedAside});
   arena.add("loss_sum", DType::f64, {StepSums::kAll});
   add_float8_scratch(arena, shape, needs);
   if (d.ep > 1) arena.add("mlp.row_numbers", DType::i32, {d.expert_rows});  // 0, 1, 2, ...

@@ -201,15 +201,6 @@ inline int __all_sync(unsigned mask, int vote) {
   return __ballot_sync(mask, vote) == mask;
 }
 
-inline float rsqrtf(float x) {
-  return 1.0f / std::sqrt(x);
-}
-inline float __expf(float x) {
-  return std::exp(x);
-}
-inline float __logf(float x) {
-  return std::log(x);
-}
 // Byte i of the result is the one that digit i of the selector names: 0 to 3 of a, 4 to 7 of b.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t both = uint64_t{b} << 32 | a;
@@ -224,10 +215,6 @@ inline int __popc(unsigned x) {
 }
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
-}
-template <typename T>
-T __ldg(const T* address) {
-  return *address;
 }
 template <typename T, typename U>
 T atomicAdd(T* address, U value) {

@@ -123,8 +123,6 @@ void CpuDevice::regroup_columns(const ColumnBlocks& args) {
   });
 }
 
-// Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in
-// order in f64.
 void CpuDevice::sum_rows(Tensor rows, Tensor sum, bool accumulate) {
   assert(is_float(rows) && sum.dtype == DType::f32 && sum.numel() == rows.cols());
   const int64_t cols = rows.cols();
@@ -141,6 +139,8 @@ void CpuDevice::sum_rows(Tensor rows, Tensor sum, bool accumulate) {
   });
 }
 
+// Chunks of rows whose number depends on the row count alone are summed in f32, then the chunks in
+// order in f64.
 void CpuDevice::bias_grad(Tensor dy, Tensor db, bool accumulate) {
   assert(is_float(dy) && db.dtype == DType::f32 && db.numel() == dy.cols());
   const int64_t rows = dy.rows(), cols = dy.cols();

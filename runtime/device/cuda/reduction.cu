@@ -48,6 +48,7 @@ struct Rows {
   }
 };
 
+// Few rows of many columns: a thread has its columns of all of them.
 template <typename T>
 struct LongRows {
   const T* x;
