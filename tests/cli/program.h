@@ -6,11 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <poll.h>
+#include <signal.h>
 #include <sstream>
 #include <string>
 #include <unistd.h>
 #include <vector>
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "support/temp_dir.h"
@@ -81,7 +84,16 @@ class Shell {
     _exit(98);
   }
 
+  // What hangs is ended while ctest (TIMEOUT in tests/CMakeLists.txt) lets us tell what it had
+  // said.
   Outcome finish(pid_t pid) const {
+    const int process = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    pollfd ended{process, POLLIN, 0};
+    if (poll(&ended, 1, 480'000) == 0) {
+      kill(pid, SIGTERM);
+      if (poll(&ended, 1, 60'000) == 0) kill(pid, SIGKILL);
+    }
+    close(process);
     int status = 0;
     waitpid(pid, &status, 0);
     Outcome outcome;
