@@ -180,13 +180,26 @@ int show_plan(const Wanted& wanted, std::optional<int> world) {
 // The layout that --tune begins with, which is one for any model: the layout in train.yaml may be
 // impossible for so many ranks.
 std::vector<std::string> without_layout(std::vector<std::string> settings) {
-  for (const char* plain :
-       {"parallel.tp=1", "parallel.cp=1", "parallel.ep=1", "parallel.pp=1", "parallel.dp=auto",
-        "parallel.virtual_stages=1", "parallel.virtual_group=auto", "parallel.stage_layout=uniform",
-        "parallel.schedule=1f1b", "parallel.sp=auto", "parallel.zero=1",
-        "parallel.overlap.param_gather=auto", "parallel.bucket_mb=auto", "train.micro_batch=1",
-        "recompute.mode=none", "recompute.method=auto", "recompute.layers=auto",
-        "recompute.modules=[core_attn]", "recompute.distribute=false"}) {
+  for (const char* plain : {"parallel.tp=1",
+                            "parallel.cp=1",
+                            "parallel.ep=1",
+                            "parallel.pp=1",
+                            "parallel.dp=auto",
+                            "parallel.virtual_stages=1",
+                            "parallel.virtual_group=auto",
+                            "parallel.stage_layout=uniform",
+                            "parallel.schedule=1f1b",
+                            "parallel.sp=auto",
+                            "parallel.zero=1",
+                            "parallel.zero_ranks=auto",
+                            "parallel.overlap.param_gather=auto",
+                            "parallel.bucket_mb=auto",
+                            "train.micro_batch=1",
+                            "recompute.mode=none",
+                            "recompute.method=auto",
+                            "recompute.layers=auto",
+                            "recompute.modules=[core_attn]",
+                            "recompute.distribute=false"}) {
     settings.emplace_back(plain);
   }
   return settings;
@@ -201,8 +214,9 @@ void add_leftovers(const std::string& text, const std::string& path,
        {std::tuple("parallel", "dp", "auto"), std::tuple("parallel", "virtual_group", "auto"),
         std::tuple("parallel", "schedule", "1f1b"), std::tuple("parallel", "sp", "auto"),
         std::tuple("parallel", "stage_layout", "uniform"),
-        std::tuple("parallel", "bucket_mb", "auto"), std::tuple("recompute", "method", "auto"),
-        std::tuple("recompute", "layers", "auto"), std::tuple("recompute", "distribute", "false"),
+        std::tuple("parallel", "zero_ranks", "auto"), std::tuple("parallel", "bucket_mb", "auto"),
+        std::tuple("recompute", "method", "auto"), std::tuple("recompute", "layers", "auto"),
+        std::tuple("recompute", "distribute", "false"),
         std::tuple("recompute", "modules", "[core_attn]")}) {
     const YamlValue* map = root.find(section);
     const std::string name = fmt::format("{}.{}", section, key);

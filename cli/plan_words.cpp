@@ -110,13 +110,16 @@ std::string optimizer_words(const Plan& plan) {
     if (sizes[Axis::cp] > 1) axes.push_back("context");
     const std::string of_experts =
         sizes[Axis::ep] > 1
-            ? fmt::format(", that of experts in {}", plan.grid.holders({}).expert_ranks)
+            ? fmt::format(", that of experts in {}", plan.grid.holders({}).expert_shards())
             : std::string();
-    return fmt::format("{}, state{} in {} shards over {}{} (ZeRO-{})", name,
+    const std::string copies =
+        sizes.copies > 1 ? fmt::format(", {} copies of each", sizes.copies) : std::string();
+    return fmt::format("{}, state{} in {} shards over {}{}{} (ZeRO-{})", name,
                        layout.shards_weights()     ? ", gradients and weights"
                        : layout.shards_gradients() ? " and gradients"
                                                    : "",
-                       plan.grid.data_ranks(), fmt::join(axes, " and "), of_experts, layout.zero);
+                       plan.grid.holders({}).shards(), fmt::join(axes, " and "), of_experts, copies,
+                       layout.zero);
   }
   return plan.grid.data_ranks() > 1 ? fmt::format("{}, whole state on every replica", name) : name;
 }

@@ -503,15 +503,22 @@ std::string plugin(const LaunchConfig& config, const std::string& key) {
   return nothing ? std::string() : found->second;
 }
 
+bool among(const std::string& text, std::initializer_list<const char*> words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
+}
+
 // By FSDP 1's names and torch's numbers for them, and by what FSDP 2 says in their place: whether
-// weights are let go after forward. Hybrid shards stay on a machine; here they are over all ranks.
+// weights are let go after forward.
 const char* zero_of_fsdp(const std::string& strategy) {
-  const auto among = [&](std::initializer_list<const char*> words) {
-    return std::find(words.begin(), words.end(), lower(strategy)) != words.end();
-  };
-  if (among({"no_shard", "3"})) return "0";
-  if (among({"shard_grad_op", "2", "hybrid_shard_zero2", "5"})) return "2";
+  if (among(strategy, {"no_shard", "3"})) return "0";
+  if (among(strategy, {"shard_grad_op", "2", "hybrid_shard_zero2", "5"})) return "2";
   return as_bool(strategy).value_or(true) ? "3" : "2";
+}
+
+// Hybrid shards: a copy of them is on each machine. 0 where there are no several.
+int ranks_of_machine(const LaunchConfig& config) {
+  const int machines = config.num_machines, ranks = config.num_processes;
+  return machines > 1 && ranks > machines && ranks % machines == 0 ? ranks / machines : 0;
 }
 
 void add_fsdp(const LaunchConfig& config, Settings& settings) {
@@ -519,8 +526,12 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
   const bool two = plugin(config, "fsdp_version") == "2";
   const std::string older = plugin(config, "fsdp_sharding_strategy");
   const std::string newer = plugin(config, "fsdp_reshard_after_forward");
-  const std::string strategy = newer.empty() || (!two && !older.empty()) ? older : newer;
+  const std::string strategy = lower(newer.empty() || (!two && !older.empty()) ? older : newer);
   settings.emplace_back("parallel.zero", zero_of_fsdp(strategy));
+  const int machine = ranks_of_machine(config);
+  if (machine > 0 && among(strategy, {"hybrid_shard", "4", "hybrid_shard_zero2", "5"})) {
+    settings.emplace_back("parallel.zero_ranks", std::to_string(machine));
+  }
   if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
     settings.emplace_back("recompute.mode", "full");
   }
@@ -556,24 +567,35 @@ std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfi
   if (!cp.empty() && !sp.empty()) cp = std::to_string(number(cp) * number(sp));
   if (cp.empty()) cp = sp;
   if (!cp.empty()) settings.emplace_back("parallel.cp", cp);
+  const long copies = number(plugin(config, "parallelism_config_dp_replicate_size"));
+  const std::string shards = plugin(config, "parallelism_config_dp_shard_size");
+  if (config.distributed_type == "FSDP" && copies > 1 && !shards.empty() && shards != "1") {
+    const auto degree = [&](const std::string& text) { return text.empty() ? 1 : number(text); };
+    settings.emplace_back("parallel.zero_ranks",
+                          std::to_string(number(shards) * degree(tp) * degree(cp)));
+  }
   return settings;
 }
 
 bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
-  const auto among = [&](std::initializer_list<const char*> keys) {
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
-  };
-  if (has_mesh(config) && among({"parallelism_config_tp_size", "parallelism_config_cp_size",
-                                 "parallelism_config_sp_size"})) {
+  if (has_mesh(config) && among(key, {"parallelism_config_tp_size", "parallelism_config_cp_size",
+                                      "parallelism_config_sp_size"})) {
     return true;
   }
   if (config.distributed_type == "FSDP") {
-    return among(
-        {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing"});
+    const Settings mesh = mesh_settings(config);
+    const bool copies = std::any_of(mesh.begin(), mesh.end(), [](const auto& setting) {
+      return setting.first == "parallel.zero_ranks";
+    });
+    const bool of_copies =
+        among(key, {"parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"});
+    return (copies && of_copies) ||
+           among(key, {"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
+                       "fsdp_activation_checkpointing"});
   }
   return config.distributed_type == "DEEPSPEED" &&
          plugin(config, "deepspeed_config_file").empty() &&
-         among({"zero_stage", "gradient_clipping"});
+         among(key, {"zero_stage", "gradient_clipping"});
 }
 
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config) {
@@ -586,7 +608,9 @@ std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConf
   if (config.distributed_type == "DEEPSPEED") add_deepspeed(config, settings);
   // accelerate's wizard writes all sizes, most of them 1.
   for (const auto& [key, value] : mesh_settings(config)) {
-    if (value != "1") settings.emplace_back(key, value);
+    if (value == "1") continue;
+    std::erase_if(settings, [&](const auto& setting) { return setting.first == key; });
+    settings.emplace_back(key, value);
   }
   if (config.distributed_type == "MEGATRON_LM") {
     for (const MegatronKey& key : megatron_train_keys()) {

@@ -87,9 +87,10 @@ std::string launch_config_yaml(const LaunchConfig& config);
 std::string launch_config_json_schema();
 // The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
 // megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
-// ZeRO become parallel.zero.
+// ZeRO become parallel.zero, and hybrid shards parallel.zero_ranks.
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
-// Of these parallel.tp and parallel.cp as a parallelism_config gives them, degrees of 1 too.
+// Of these parallel.tp, parallel.cp and parallel.zero_ranks as a parallelism_config gives them,
+// degrees of 1 too.
 std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfig& config);
 // The keys of a section (by the names of accelerate's flags) that train_settings() reads.
 bool decides_train_setting(const LaunchConfig& config, const std::string& key);

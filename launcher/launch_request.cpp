@@ -143,8 +143,10 @@ bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
     rest += (rest.empty() ? "" : ", ") + entry.key;
   }
   std::string taken;
+  const auto mesh = mesh_settings(r_.config);
   for (const auto& [key, value] : train_settings(r_.config)) {
-    const bool of_mesh = key == "parallel.tp" || key == "parallel.cp";
+    const bool of_mesh = std::any_of(mesh.begin(), mesh.end(),
+                                     [&](const auto& setting) { return setting.first == key; });
     if (key == "precision.dtype" || of_mesh != (section.key == "parallelism_config")) continue;
     taken += fmt::format("{}{}={}", taken.empty() ? "" : ", ", key, value);
   }
@@ -212,6 +214,16 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
   return file.distributed_type;
 }
 
+namespace {
+
+int number_of(const FlagValues& values, const char* flag, int otherwise) {
+  const auto found = values.find(flag);
+  if (found == values.end() || found->second.texts.empty()) return otherwise;
+  return whole_number(found->second.texts.back(), 1, 1 << 30).value_or(otherwise);
+}
+
+}  // namespace
+
 std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
                                                                 const std::string& engine,
                                                                 const LaunchConfig& weaker) {
@@ -220,6 +232,8 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
   config.distributed_type = "MEGATRON_LM";
   LaunchConfig other;
   other.distributed_type = engine;
+  other.num_processes = number_of(values, "num_processes", weaker.num_processes);
+  other.num_machines = number_of(values, "num_machines", weaker.num_machines);
   bool engine_said = engine != weaker.distributed_type &&
                      values.count("use_fsdp") + values.count("use_deepspeed") > 0;
   for (const LaunchFlag& flag : launch_flags()) {
@@ -255,7 +269,10 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
     return values.count(fmt::format("parallelism_config_{}_size", axis)) != 0;
   };
   for (const auto& [key, value] : mesh_settings(mesh)) {
-    if (key == "parallel.tp" ? has("tp") : has("cp") || has("sp")) add(key, value);
+    const bool said = key == "parallel.tp"   ? has("tp")
+                      : key == "parallel.cp" ? has("cp") || has("sp")
+                                             : has("dp_replicate") || has("dp_shard");
+    if (said) add(key, value);
   }
   return settings;
 }

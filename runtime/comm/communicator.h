@@ -101,6 +101,9 @@ class Communicator {
   virtual const Traffic& traffic() const = 0;  // since the group was made
   // Null: operations are done when they return, and another thread can do them beside.
   virtual CommLane* lane() { return nullptr; }
+  // From now on this group's lane is that of `other`, of the same world, which outlives this: what
+  // both do there is in one order.
+  virtual void share_lane(Communicator& /*other*/) {}
   // Throws the failure that the world has had, if any. After the host has waited for a device whose
   // streams communicate: a failed operation ends the wait too, and its result is worth nothing.
   virtual void check() {}

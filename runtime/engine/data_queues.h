@@ -1,5 +1,5 @@
 // The queues of the groups whose ranks hold the same parameters: everything but experts, and, where
-// ranks divide them, experts (RankGroups::holders).
+// ranks divide them, experts (RankGroups::holders and copies).
 #pragma once
 
 #include "runtime/comm/queue.h"
@@ -10,8 +10,8 @@ namespace mtl {
 class DataQueues {
  public:
   DataQueues(bool asynchronous, const RankGroups& groups)
-      : all_(asynchronous, groups[Link::data].lane()),
-        experts_(asynchronous, groups[Link::expert_data].lane()) {}
+      : all_(asynchronous, lane_of(groups[Link::data], groups[Link::copies])),
+        experts_(asynchronous, lane_of(groups[Link::expert_data], groups[Link::expert_copies])) {}
 
   CommQueue& of(const Bucket& bucket) { return bucket.experts ? experts_ : all_; }
   void wait_all() {
@@ -20,6 +20,11 @@ class DataQueues {
   }
 
  private:
+  // One for both; a group of one has none.
+  static CommLane* lane_of(Communicator& holders, Communicator& copies) {
+    return holders.size() > 1 ? holders.lane() : copies.lane();
+  }
+
   CommQueue all_, experts_;
 };
 

@@ -105,6 +105,12 @@ void GradientReducer::add_received(const Bucket& bucket, Tensor all, Tensor to, 
   device_.sum_rows(halves_of(all, rounded_.dtype, ranks).received, to, adds);
 }
 
+void GradientReducer::sum_copies(const Bucket& bucket, Tensor mine) {
+  Communicator& copies = groups_.copies(bucket);
+  if (copies.size() == 1) return;
+  data_.of(bucket).start(mine.bytes(), [&copies, mine] { copies.all_reduce(mine); });
+}
+
 void GradientReducer::start_in_window(size_t index) {
   const Bucket& bucket = stage_.layout.buckets[index];
   Held& held = windows_[bucket.window];
@@ -112,6 +118,7 @@ void GradientReducer::start_in_window(size_t index) {
   const Tensor all = in_window(bucket);
   held.travels = true;
   held.adds = !first_;
+  held.last = last_;
   held.ticket = scatter(bucket, all, first_ ? shard(bucket) : own_part(bucket, all));
   if (!overlap_) settle(held);
 }
@@ -126,6 +133,7 @@ void GradientReducer::settle(Held& held) {
   } else if (held.adds) {
     device_.add(own_part(bucket, all), shard(bucket));
   }
+  if (held.last) sum_copies(bucket, shard(bucket));
   held = {};
 }
 
@@ -134,13 +142,14 @@ void GradientReducer::start(size_t index) {
   const Bucket& bucket = stage_.layout.buckets[index];
   sum_over_tp(bucket);
   Communicator& group = groups_.holders(bucket);
-  if (group.size() == 1) return;
   const Tensor all = grads_.slice(bucket.offset, bucket.numel);
-  if (bucket.shards == 1) {
+  if (bucket.shards > 1) {
+    scatter(bucket, all, own_part(bucket, all));
+  } else if (group.size() > 1) {
     data_.of(bucket).start(all.bytes(), [&group, all] { group.all_reduce(all); });
-    return;
   }
-  scatter(bucket, all, own_part(bucket, all));
+  // What is rounded, others have to add first.
+  if (!rounded_ || bucket.shards == 1) sum_copies(bucket, own_part(bucket, all));
 }
 
 void GradientReducer::layer_done(int chunk, int64_t layer) {
@@ -160,7 +169,7 @@ void GradientReducer::layer_done(int chunk, int64_t layer) {
 
 void GradientReducer::finish() {
   for (Held& held : windows_) settle(held);
-  if (shards_) return;
+  if (shards_) return data_.wait_all();
   // The two parts of a tied embedding are added before those of the replicas, as on one rank.
   if (groups_[Link::tied].size() > 1) {
     for (const ParamPlacement& param : stage_.layout.params) {
@@ -180,7 +189,9 @@ void GradientReducer::finish() {
       const Tensor sum = all.slice(0, bucket.numel / bucket.shards);
       add_received(bucket, all, sum, false);
       if (own_part(bucket, all).data != sum.data) device_.copy(sum, own_part(bucket, all));
+      sum_copies(bucket, own_part(bucket, all));
     }
+    data_.wait_all();
   }
   started_.assign(started_.size(), false);
 }

@@ -5,6 +5,9 @@
 // With ZeRO-2 and 3 the rank keeps nothing but that: a micro-batch's gradients of a bucket lie in a
 // window of memory, are reduced as soon as they are complete, and added to the rank's shard.
 //
+// Where there are several copies of the shards (parallel.zero_ranks), each sums the gradients of
+// its own ranks, and what a shard has at the end of the step is summed over the copies.
+//
 // Gradients that travel in 16 bits (ParamLayout::wire) are rounded once, sent to the rank that has
 // their shard, and added there in f32, in the order of the ranks. A reduce-scatter in 16 bits would
 // round between any two additions, and move the same bytes.
@@ -26,8 +29,11 @@ class GradientReducer {
                   const RankGroups& groups, CommQueue& tensor, DataQueues& data, bool overlap);
 
   // A micro-batch begins: the first of a step, whose gradients are written, or a later one, whose
-  // are added.
-  void begin(bool first) { first_ = first; }
+  // are added; or the last, after which the sums are complete.
+  void begin(bool first, bool last) {
+    first_ = first;
+    last_ = last;
+  }
   // Before a pass writes the first gradient of a layer: waits until its window is free.
   void claim(int64_t layer);
   // Backward has written the gradients of a layer; without windows: that of the step's last
@@ -41,6 +47,7 @@ class GradientReducer {
   struct Held {
     bool busy = false, travels = false;
     bool adds = false;  // to what the rank's shard has from earlier micro-batches
+    bool last = false;  // of the step
     size_t bucket = 0;
     CommQueue::Ticket ticket = 0;
   };
@@ -52,6 +59,8 @@ class GradientReducer {
   // found in 16 bits by add_received().
   CommQueue::Ticket scatter(const Bucket& bucket, Tensor all, Tensor mine);
   void add_received(const Bucket& bucket, Tensor all, Tensor to, bool adds);
+  // Behind what was started before: of the other copies what they have in `mine`.
+  void sum_copies(const Bucket& bucket, Tensor mine);
   Tensor own_part(const Bucket& bucket, Tensor all) const;
   Tensor in_window(const Bucket& bucket) const;
   Tensor shard(const Bucket& bucket) const;
@@ -66,7 +75,7 @@ class GradientReducer {
   const Tensor grads_, shards_, rounded_;
   const bool overlap_;
   std::vector<bool> started_;
-  bool first_ = true;
+  bool first_ = true, last_ = true;
   std::vector<size_t> buckets_;  // with windows: by layer, from -1
   std::vector<Held> windows_;
 };

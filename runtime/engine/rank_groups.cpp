@@ -39,10 +39,14 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
   make(Link::kv, kv_group(plan, rank));
   make(Link::context, plan.grid.group(rank, {Axis::cp}));
   make(Link::experts, plan.grid.group(rank, {Axis::ep}));
-  make(Link::data, plan.grid.group(rank, Grid::kData));
   const bool experts = plan.grid.sizes()[Axis::ep] > 1;
-  make(Link::expert_data,
-       experts ? plan.grid.group(rank, Grid::kExpertData) : std::vector<int>{rank});
+  const std::vector<int> alone = {rank};
+  make(Link::data, plan.grid.shard_group(rank, Grid::kData));
+  make(Link::expert_data, experts ? plan.grid.shard_group(rank, Grid::kExpertData) : alone);
+  make(Link::copies, plan.grid.copy_group(rank, Grid::kData));
+  make(Link::expert_copies, experts ? plan.grid.copy_group(rank, Grid::kExpertData) : alone);
+  (*this)[Link::copies].share_lane((*this)[Link::data]);
+  (*this)[Link::expert_copies].share_lane((*this)[Link::expert_data]);
   make(Link::activations, plan.grid.group(rank, {Axis::pp}));
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));

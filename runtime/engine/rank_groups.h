@@ -15,9 +15,13 @@ class RankGroups {
   RankGroups(const Plan& plan, CommWorld& world);
   // A group of one where the layout needs none.
   Communicator& operator[](Link link) const { return *groups_[static_cast<size_t>(link)]; }
-  // Of the ranks that hold what is in a bucket.
+  // Of the ranks that hold what is in a bucket, or one copy of its shards; and of those that have
+  // the same shard of the other copies. What both do beside the device's ops is in one order.
   Communicator& holders(const Bucket& bucket) const {
     return (*this)[bucket.experts ? Link::expert_data : Link::data];
+  }
+  Communicator& copies(const Bucket& bucket) const {
+    return (*this)[bucket.experts ? Link::expert_copies : Link::copies];
   }
   Communicator& world() const { return *world_; }
 

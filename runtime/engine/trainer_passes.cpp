@@ -211,7 +211,7 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
       case Op::load:
         // What is collected of a tied embedding's gradient is reduced with the rest of it.
         if (stage_.layout.shards_gradients()) tied_.begin_step();
-        reducer_.begin(in.micro_batch == 0);
+        reducer_.begin(in.micro_batch == 0, in.micro_batch == last);
         load_batch(samples, first_of_step + first_sequence(in), pass.sequences, chunk, in.slot,
                    true);
         break;

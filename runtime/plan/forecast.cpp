@@ -177,38 +177,50 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   const StageParams params = stage_params(work, layout, chunks);
   const double element = bytes_of(work.compute);
   const int64_t micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
-  // Dense parameters are shared by dp x ep x cp ranks, experts by dp x cp.
-  const int inner = layout.tp, dense = layout.cp * layout.ep * layout.dp;
+  // Dense parameters are shared by dp x ep x cp ranks, experts by dp x cp; of one copy of shards.
+  const int inner = layout.tp, copies = layout.copies;
+  const int dense = layout.cp * layout.ep * layout.dp / copies;
+  const int expert = layout.cp * layout.dp / copies;
   const GroupLink link = group_link(cluster, dense, inner);
   const GroupLink expert_link =
-      group_link(cluster, layout.cp * layout.dp, inner * (params.experts > 0 ? layout.ep : 1));
+      group_link(cluster, expert, inner * (params.experts > 0 ? layout.ep : 1));
   const auto gather = [&](double bytes_per_param) {
     double time = gather_time(link, params.dense * bytes_per_param);
     if (params.experts > 0) time += gather_time(expert_link, params.experts * bytes_per_param);
     return time;
   };
   const auto sent = [](double elements, double ranks) { return elements * (ranks - 1) / ranks; };
-  const double ring = sent(params.dense, dense) + sent(params.experts, layout.cp * layout.dp);
+  const double ring = sent(params.dense, dense) + sent(params.experts, expert);
+  const double shard_elements =
+      layout.zero > 0 ? params.dense / dense + params.experts / expert : params.sum();
+  // Once per step, beside the last backward: what the shards of a copy have, over the copies.
+  const double over_copies =
+      all_reduce_time(group_link(cluster, copies, inner * dense), 4 * shard_elements);
+  end.bytes += 2 * sent(4 * shard_elements, copies);
   if (dense > 1) {
     // torchao gathers weights in fp8; mtl rounds what it has gathered.
     const double weight = layout.fp8 && software.torch_fsdp ? 1 : element;
     const bool narrow = layout.zero > 0 && work.grad_reduce != DType::f32;
     const double grad = narrow ? bytes_of(work.grad_reduce) : software.grad_bytes;
+    const auto beside_backward = [&](double time) {
+      return hidden_rest(cluster, layout.overlap_data, time, times.backward());
+    };
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each
       // unit is fetched while the one before computes (arXiv 2304.11277).
       const double forward = gather(weight), backward = forward + gather(grad);
       end.data = static_cast<double>(micro_batches) *
-                 (hidden_rest(cluster, layout.overlap_data, forward, times.forward()) +
-                  hidden_rest(cluster, layout.overlap_data, backward, times.backward()));
-      end.bytes = static_cast<double>(micro_batches) * ring * (2 * weight + grad);
+                     hidden_rest(cluster, layout.overlap_data, forward, times.forward()) +
+                 static_cast<double>(micro_batches - 1) * beside_backward(backward) +
+                 beside_backward(backward + over_copies);
+      end.bytes += static_cast<double>(micro_batches) * ring * (2 * weight + grad);
     } else {
       // Gradients beside the backward of the last micro-batch; weights (ZeRO) beside the forward
       // of the next step's first. ZeRO-2 scatters every micro-batch.
       const double rounds = layout.zero == 2 ? static_cast<double>(micro_batches) : 1;
       const double reduce = layout.zero == 0 ? 2 * gather(grad) : gather(grad);
-      end.data = rounds * hidden_rest(cluster, layout.overlap_data, reduce, times.backward());
-      end.bytes = ring * grad * (layout.zero == 0 ? 2 : rounds);
+      end.data = (rounds - 1) * beside_backward(reduce) + beside_backward(reduce + over_copies);
+      end.bytes += ring * grad * (layout.zero == 0 ? 2 : rounds);
       if (layout.zero > 0) {
         end.data += hidden_rest(cluster, layout.overlap_data, gather(element), times.forward());
         end.bytes += ring * element;
@@ -220,11 +232,8 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
   const double master = work.compute == DType::f32 ? 0 : 8;
   const double per_param = 8 * moments + master + 4 + element;
-  const double shards = layout.zero > 0 ? dense : 1;
-  const double expert_shards = layout.zero > 0 ? layout.cp * layout.dp : 1;
-  const double owned = params.dense / shards + params.experts / expert_shards;
-  end.optimizer =
-      stream_time(cluster, owned * (per_param + 4) + (layout.zero < 2 ? params.sum() * 4 : 0));
+  end.optimizer = stream_time(
+      cluster, shard_elements * (per_param + 4) + (layout.zero < 2 ? params.sum() * 4 : 0));
   return end;
 }
 
@@ -394,6 +403,7 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.cp = sizes[Axis::cp];
   layout.ep = sizes[Axis::ep];
   layout.dp = sizes[Axis::dp];
+  layout.copies = sizes.copies;
   layout.chunks = plan.largest().shape.chunks;
   layout.schedule = plan.largest().shape.kind;
   layout.sequence_parallel = plan.sequence_parallel;

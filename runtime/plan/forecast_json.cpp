@@ -15,6 +15,7 @@ nlohmann::json to_json(const LayoutChoice& layout) {
           {"ep", layout.ep},
           {"dp", layout.dp},
           {"zero", layout.zero},
+          {"zero_copies", layout.copies},
           {"sequence_parallel", layout.sequence_parallel},
           {"micro_batch", layout.micro_batch},
           {"recompute", recompute.full != Recompute::Full::none ? "full"

@@ -196,8 +196,8 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
   const auto chunks = layout_chunks(work, layout);
   const bool f32 = work.compute == DType::f32;
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
-  const double dense_ranks = layout.cp * layout.replicas();
-  const double expert_ranks = layout.cp * layout.dp;
+  const double dense_ranks = layout.cp * layout.replicas() / layout.copies;
+  const double expert_ranks = layout.cp * layout.dp / layout.copies;
   const StageParams layer = layer_params(model, layout);
   MemoryForecast most;
   for (int stage = 0; stage < layout.pp; ++stage) {

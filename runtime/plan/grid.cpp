@@ -1,5 +1,6 @@
 #include "runtime/plan/grid.h"
 
+#include <algorithm>
 #include <cassert>
 
 namespace mtl {
@@ -27,6 +28,7 @@ int GridSizes::world() const {
 
 Grid::Grid(GridSizes sizes) : sizes_(sizes) {
   for ([[maybe_unused]] int d : sizes_.degree) assert(d >= 1);
+  assert(sizes_[Axis::dp] % sizes_.copies == 0);
 }
 
 Coord Grid::coord(int rank) const {
@@ -49,7 +51,8 @@ Holders Grid::holders(const Coord& coord) const {
   return {.ranks = cp * replicas(),
           .rank = coord[Axis::cp] + cp * replica(coord),
           .expert_ranks = cp * sizes_[Axis::dp],
-          .expert_rank = coord[Axis::cp] + cp * coord[Axis::dp]};
+          .expert_rank = coord[Axis::cp] + cp * coord[Axis::dp],
+          .copies = sizes_.copies};
 }
 
 std::vector<int> Grid::group(int member, AxisSet axes) const {
@@ -71,6 +74,24 @@ std::vector<int> Grid::group(int member, AxisSet axes) const {
     stride *= sizes_.degree[i];
   }
   for (int& r : ranks) r += fixed;
+  return ranks;
+}
+
+// dp is the slowest of the axes, so a copy is on neighbours in the group.
+std::vector<int> Grid::shard_group(int rank, AxisSet axes) const {
+  const std::vector<int> all = group(rank, axes);
+  const auto position = std::find(all.begin(), all.end(), rank) - all.begin();
+  const auto shards = static_cast<std::ptrdiff_t>(all.size()) / sizes_.copies;
+  const auto first = all.begin() + position / shards * shards;
+  return {first, first + shards};
+}
+
+std::vector<int> Grid::copy_group(int rank, AxisSet axes) const {
+  const std::vector<int> all = group(rank, axes);
+  const auto shards = all.size() / static_cast<size_t>(sizes_.copies);
+  std::vector<int> ranks;
+  const auto position = static_cast<size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
+  for (size_t i = position % shards; i < all.size(); i += shards) ranks.push_back(all[i]);
   return ranks;
 }
 

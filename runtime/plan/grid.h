@@ -32,6 +32,8 @@ class AxisSet {
 // The degree of each axis.
 struct GridSizes {
   std::array<int, kAxes> degree = {1, 1, 1, 1, 1};
+  // Of what ZeRO divides: each is on the replicas of dp / copies neighbours along dp.
+  int copies = 1;
   int& operator[](Axis axis) { return degree[static_cast<size_t>(axis)]; }
   int operator[](Axis axis) const { return degree[static_cast<size_t>(axis)]; }
   int world() const;
@@ -49,6 +51,13 @@ struct Coord {
 struct Holders {
   int ranks = 1, rank = 0;
   int expert_ranks = 1, expert_rank = 0;
+  int copies = 1;
+  // Of them those that divide a copy of what ZeRO divides, and the position among these.
+  int shards() const { return ranks / copies; }
+  int shard() const { return rank % shards(); }
+  int expert_shards() const { return expert_ranks / copies; }
+  int expert_shard() const { return expert_rank % expert_shards(); }
+  int copy() const { return rank / shards(); }
 };
 
 class Grid {
@@ -71,6 +80,10 @@ class Grid {
   Holders holders(const Coord& coord) const;
   // The ranks that differ from `rank` only on `axes`, ascending; `rank` is one of them.
   std::vector<int> group(int rank, AxisSet axes) const;
+  // Of group(rank, axes), axes being kData or kExpertData: those that divide one copy of what ZeRO
+  // divides, and those that hold the same shard of the other copies; ascending.
+  std::vector<int> shard_group(int rank, AxisSet axes) const;
+  std::vector<int> copy_group(int rank, AxisSet axes) const;
   // All groups over `axes`: a partition of 0..world-1, ordered by first member.
   std::vector<std::vector<int>> groups(AxisSet axes) const;
 

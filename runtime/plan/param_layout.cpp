@@ -123,7 +123,7 @@ int64_t squares_count(int64_t offset, int64_t numel) {
 }
 
 int shard_of(const Bucket& bucket, const Holders& holders) {
-  return bucket.shards == 1 ? 0 : bucket.experts ? holders.expert_rank : holders.rank;
+  return bucket.shards == 1 ? 0 : bucket.experts ? holders.expert_shard() : holders.shard();
 }
 
 OwnedPart owned_part(const ParamLayout& layout, const ParamPlacement& param,
@@ -196,7 +196,7 @@ ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& si
   const std::vector<Block> blocks = blocks_of(table, sizes, chunks, layers, tied_over_stages);
   ParamLayout layout;
   const Holders holders = Grid(sizes).holders({});
-  layout.sharded = zero > 0 && holders.ranks > 1;
+  layout.sharded = zero > 0 && holders.shards() > 1;
   layout.zero = layout.sharded ? zero : 0;
   for (const auto& [first, end] :
        cut_into_buckets(blocks, bucket_numel, layers, layout.shards_gradients())) {
@@ -204,14 +204,14 @@ ParamLayout param_layout(const std::vector<ParamRow>& table, const GridSizes& si
     for (size_t b = first; b < end; ++b) {
       (blocks[b].experts ? experts : others).push_back(&blocks[b]);
     }
-    const Bucket bucket = {.shards = layout.sharded ? holders.ranks : 1,
+    const Bucket bucket = {.shards = layout.sharded ? holders.shards() : 1,
                            .layer = blocks[first].layer,
                            .chunk = blocks[first].chunk,
                            .tied = blocks[first].tied};
     add_bucket(layout, table, sizes, others, bucket);
     Bucket of_experts = bucket;
     of_experts.experts = true;
-    of_experts.shards = layout.sharded ? holders.expert_ranks : 1;
+    of_experts.shards = layout.sharded ? holders.expert_shards() : 1;
     add_bucket(layout, table, sizes, experts, of_experts);
   }
   if (layout.shards_gradients()) {

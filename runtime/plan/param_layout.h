@@ -39,7 +39,7 @@ struct Bucket {
   int64_t offset = 0;
   int64_t numel = 0;     // a multiple of kSquaresChunk * shards
   bool experts = false;  // of nothing else, which fewer ranks hold (Grid::kExpertData)
-  int shards = 1;        // with ZeRO as many as ranks that hold it
+  int shards = 1;        // with ZeRO as many as ranks that hold it, or one copy of it
   int64_t kept = 0;      // where a rank's shard lies among those of all buckets
   int layer = -1;        // the lowest of its layers
   int chunk = 0;

@@ -110,7 +110,8 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   return {{"chunks", chunks},
           {"parameters", parameters},
           {"buckets", buckets},
-          {"optimizer_shards", stage.layout.sharded ? plan.grid.data_ranks() : 1},
+          {"optimizer_shards", stage.layout.sharded ? plan.grid.holders({}).shards() : 1},
+          {"zero_copies", plan.grid.sizes().copies},
           {"zero", stage.layout.zero},
           {"memory_per_rank", memory},
           {"traffic_per_rank_and_step", traffic}};

@@ -195,6 +195,39 @@ int64_t replicas(const RuleInput& input, RuleBook& book) {
   return product ? world / replica : 0;
 }
 
+// In how many copies there is what ZeRO divides over `ranks` of a stage, or those of each copy.
+int shard_copies(const RuleInput& input, int64_t ranks, RuleBook& book) {
+  const TrainSpec::Parallel& parallel = input.spec.parallel;
+  const int64_t given = parallel.zero_ranks;
+  if (!book.rule("mesh.zero_ranks", "parallel.zero_ranks", given == 0 || parallel.zero >= 1,
+                 "parallel.zero_ranks are ranks that divide what ZeRO divides, and parallel.zero "
+                 "is 0",
+                 "set parallel.zero to 1, 2 or 3, or leave parallel.zero_ranks out") ||
+      given == 0 || given >= ranks) {
+    return 1;
+  }
+  const int64_t least = int64_t{parallel.tp} * parallel.cp * parallel.ep;
+  // What one rank of each copy would have alone is not divided.
+  const auto divides = [&](int64_t n) {
+    return n % least == 0 && ranks % n == 0 && n > parallel.tp && n < ranks;
+  };
+  std::string usable;
+  for (const int64_t n : divisors(ranks)) {
+    if (divides(n)) usable += fmt::format("{}{}", usable.empty() ? "" : ", ", n);
+  }
+  const bool holds = book.rule(
+      "mesh.zero_ranks", "parallel.zero_ranks", divides(given),
+      given <= parallel.tp && given == least
+          ? fmt::format("with parallel.zero_ranks {} every copy is on one replica, which divides "
+                        "nothing",
+                        given)
+          : fmt::format("parallel.zero_ranks {} is no multiple of tp x cp x ep = {} that divides "
+                        "the {} ranks of a stage",
+                        given, least, ranks),
+      fmt::format("use {}, or auto (all ranks)", usable));
+  return holds ? static_cast<int>(ranks / given) : 1;
+}
+
 std::string seq_over_tp(const RuleInput& input) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
   return fmt::format(
@@ -257,6 +290,7 @@ bool check_mesh(const RuleInput& input, Layout& layout, RuleBook& book) {
             "use parallel.zero=1, or parallel.pp=1 (with parallel.tp where the activations "
             "of a layer are too large)");
   if (!mesh) return false;
+  layout.sizes.copies = shard_copies(input, parallel.tp * parallel.cp * parallel.ep * dp, book);
   layout.sizes[Axis::tp] = parallel.tp;
   layout.sizes[Axis::cp] = parallel.cp;
   layout.sizes[Axis::ep] = parallel.ep;

@@ -6,10 +6,12 @@ namespace mtl {
 
 bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders) {
   const Bucket& bucket = layout.buckets[layout.params[param].bucket];
-  if (bucket.shards > 1) return true;
+  // Of a shard there are copies; of what is not divided all have one.
   const int ranks = bucket.experts ? holders.expert_ranks : holders.ranks;
   const int rank = bucket.experts ? holders.expert_rank : holders.rank;
-  return static_cast<int>(param % static_cast<size_t>(ranks)) == rank;
+  const int savers = bucket.shards > 1 ? holders.copies : ranks;
+  const int own = bucket.shards > 1 ? holders.copy() : rank;
+  return static_cast<int>(param % static_cast<size_t>(savers)) == own;
 }
 
 int64_t snapshot_bytes(const ParamLayout& layout, const Grid& grid, int moments) {

@@ -8,8 +8,8 @@ namespace mtl {
 
 const char* link_name(Link link) {
   static constexpr std::array<const char*, kLinks> kNames = {
-      "tensor",      "kv",        "context", "experts", "data", "expert_data",
-      "activations", "gradients", "tied",    "loss",    "norm"};
+      "tensor",        "kv",          "context",   "experts", "data", "expert_data", "copies",
+      "expert_copies", "activations", "gradients", "tied",    "loss", "norm"};
   return kNames[static_cast<size_t>(link)];
 }
 
@@ -26,9 +26,13 @@ int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes) {
     case Link::experts:
       return ep;
     case Link::data:
-      return holders.ranks;
+      return holders.shards();
     case Link::expert_data:
-      return ep > 1 ? holders.expert_ranks : 1;
+      return ep > 1 ? holders.expert_shards() : 1;
+    case Link::copies:
+      return holders.copies;
+    case Link::expert_copies:
+      return ep > 1 ? holders.copies : 1;
     case Link::activations:
     case Link::gradients:
     case Link::tied:
@@ -217,8 +221,13 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
     }
   }
   const auto ranks = [&](Link link) { return link_ranks(link, shape, sizes); };
+  const Holders holders = Grid(sizes).holders({});
   for (const Bucket& bucket : layout.buckets) {
     const Link link = bucket.experts ? Link::expert_data : Link::data;
+    if (holders.copies > 1) {
+      traffic[bucket.experts ? Link::expert_copies : Link::copies].all_reduce +=
+          bucket.numel / bucket.shards * 4;
+    }
     if (ranks(link) == 1) continue;
     LinkBytes& data = traffic[link];
     if (bucket.shards == 1) {

@@ -16,15 +16,17 @@ enum class Link {
   kv,           // TP ranks that hold copies of one KV head: its gradients
   context,      // CP: tokens for heads
   experts,      // EP: rows of tokens to the experts that they have chosen, and back
-  data,         // DP x EP x CP: gradients, and weights with ZeRO
+  data,         // DP x EP x CP, of one copy of ZeRO's shards: gradients, and weights with ZeRO
   expert_data,  // DP x CP, with EP: those of experts
+  copies,       // the same shard of the other copies: gradients that are summed in a copy
+  expert_copies,
   activations,  // to the next virtual stage
   gradients,    // to the one before
   tied,         // first and last stage: the gradient of a tied embedding
   loss,         // DP x EP x CP x PP: the sum of the losses
   norm,         // TP x EP x PP: sums of squares
 };
-inline constexpr int kLinks = 11;
+inline constexpr int kLinks = 13;
 const char* link_name(Link link);
 // Ranks in the group behind a link.
 int link_ranks(Link link, const ModelShape& shape, const GridSizes& sizes);

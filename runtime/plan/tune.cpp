@@ -113,15 +113,26 @@ class Search {
       layout.layers_of_virtual = std::move(in_order);
       for (int zero = 1; zero <= most_zero; ++zero) {
         layout.zero = zero;
-        for (int64_t mb = 1; mb <= options_.max_micro_batch; mb *= 2) {
-          layout.micro_batch = mb;
-          layout.recompute = {};
-          if (!impossible(work_, layout).empty()) continue;
-          if (options_.only_run_here && !not_run_here(work_.model, layout).empty()) continue;
-          look(layout);
+        for (const int copies : copy_choices(layout)) {
+          layout.copies = copies;
+          for (int64_t mb = 1; mb <= options_.max_micro_batch; mb *= 2) {
+            layout.micro_batch = mb;
+            layout.recompute = {};
+            if (!impossible(work_, layout).empty()) continue;
+            if (options_.only_run_here && !not_run_here(work_.model, layout).empty()) continue;
+            look(layout);
+          }
         }
       }
     }
+  }
+
+  // One of all shards, or one on every node.
+  std::vector<int> copy_choices(const LayoutChoice& layout) const {
+    const int ranks = layout.world() / layout.pp, node = cluster_.gpus_per_node;
+    const bool each = ranks > node && ranks % node == 0 && layout.dp % (ranks / node) == 0;
+    if (!each || node <= layout.tp) return {1};
+    return {1, ranks / node};
   }
 
   void look(LayoutChoice layout) {
@@ -186,8 +197,9 @@ std::string layout_words(const LayoutChoice& layout) {
   if (layout.chunks > 1) text += fmt::format(" x {} chunks", layout.chunks);
   if (layout.cp > 1) text += fmt::format(", cp {}", layout.cp);
   if (layout.ep > 1) text += fmt::format(", ep {}", layout.ep);
-  text +=
-      fmt::format(", dp {}, ZeRO-{}, micro-batch {}", layout.dp, layout.zero, layout.micro_batch);
+  text += fmt::format(", dp {}, ZeRO-{}{}, micro-batch {}", layout.dp, layout.zero,
+                      layout.copies > 1 ? fmt::format(" in {} copies", layout.copies) : "",
+                      layout.micro_batch);
   const Recompute& recompute = layout.recompute;
   const bool some = recompute.norms || recompute.mlp || recompute.mlp_activation ||
                     recompute.core_attention || layout.keep_every_second;
@@ -307,6 +319,10 @@ std::vector<std::pair<std::string, std::string>> settings_of(const Workload& wor
       {"parallel.zero", std::to_string(layout.zero)},
       {"train.micro_batch", std::to_string(layout.micro_batch)},
   };
+  if (layout.copies > 1) {
+    settings.emplace_back("parallel.zero_ranks",
+                          std::to_string(layout.world() / layout.pp / layout.copies));
+  }
   if (layout.pp > 1) {
     const bool even = work.model.layers % (layout.pp * layout.chunks) == 0;
     settings.emplace_back("parallel.stage_layout", even ? "uniform" : "balanced");

@@ -130,6 +130,17 @@ Section parallel_section() {
                .known_as = {"use_distributed_optimizer", "zero_stage", "zero_optimization",
                             "distributed_optimizer", "megatron_lm_use_distributed_optimizer",
                             "stage"}},
+              {.key = "parallel.zero_ranks",
+               .field = [](TrainSpec& s) -> Field { return &s.parallel.zero_ranks; },
+               .doc = "With ZeRO, neighbouring ranks that together have one copy of what it "
+                      "divides: usually those of a machine (FSDP's hybrid shards). Weights are "
+                      "gathered among them alone, and gradients summed over the copies once per "
+                      "step. A multiple of tp x cp x ep.",
+               .auto_doc = "all ranks of a stage: one copy",
+               .min = 1,
+               .max = 1 << 20,
+               .known_as = {"zero_hpz_partition_size", "mics_shard_size", "dp_shard_size",
+                            "data_parallel_shard_degree", "parallelism_config_dp_shard_size"}},
               {.key = "parallel.overlap.grad_reduce",
                .field = [](TrainSpec& s) -> Field { return &s.parallel.overlap.grad_reduce; },
                .doc =

@@ -78,6 +78,8 @@ struct TrainSpec {
     std::vector<int64_t> stage_layout;
     std::string stage_balance = "uniform";
     int zero = 1;  // divided over replicas: 1 optimizer state, 2 gradients too, 3 weights too
+    // Neighbouring ranks of a stage that together have one copy of what is divided; 0 = auto: all
+    int zero_ranks = 0;
     struct Overlap {
       bool grad_reduce = true;
       std::string param_gather = "auto";  // auto | true | false

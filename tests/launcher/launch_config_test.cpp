@@ -388,6 +388,25 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
     CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + strategy +
                   "\n") == Settings{{"parallel.zero", zero}});
   }
+  // Hybrid shards are those of a machine, where the file says how many ranks it has.
+  for (const auto& [strategy, zero] :
+       Settings{{"HYBRID_SHARD", "3"}, {"hybrid_shard_zero2", "2"}, {"4", "3"}, {"5", "2"}}) {
+    CAPTURE(strategy);
+    const std::string hybrid =
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + strategy + "\n";
+    CHECK(decided(hybrid + "num_machines: 2\nnum_processes: 16\n") ==
+          Settings{{"parallel.zero", zero}, {"parallel.zero_ranks", "8"}});
+    for (const char* counts : {"num_processes: 8\n", "num_machines: 2\nnum_processes: 2\n"}) {
+      CHECK(decided(hybrid + counts) == Settings{{"parallel.zero", zero}});
+    }
+  }
+  // FSDP 2 says it by degrees, which leave out those of tp and cp.
+  const std::string mesh =
+      "distributed_type: FSDP\nnum_processes: 32\nparallelism_config:\n"
+      "  parallelism_config_dp_shard_size: 4\n  parallelism_config_tp_size: 2\n";
+  CHECK(decided(mesh + "  parallelism_config_dp_replicate_size: 4\n") ==
+        Settings{{"parallel.zero", "3"}, {"parallel.tp", "2"}, {"parallel.zero_ranks", "8"}});
+  CHECK(decided(mesh) == Settings{{"parallel.zero", "3"}, {"parallel.tp", "2"}});
   for (const auto& [reshard, zero] : Settings{{"true", "3"}, {"false", "2"}, {"no", "2"}}) {
     CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
                   "  fsdp_sharding_strategy: NO_SHARD\n  fsdp_reshard_after_forward: " +

@@ -627,6 +627,14 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   const FlagValues stage = values({{"use_deepspeed", "true"}, {"zero_stage", "1"}});
   CHECK(train_settings(stage, "DEEPSPEED", file_of("distributed_type: DEEPSPEED\n")) ==
         Settings{{"parallel.zero", "1"}});
+  // How many ranks a machine has may stand elsewhere.
+  const std::string two = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\n";
+  CHECK(
+      train_settings(values({{"fsdp_sharding_strategy", "HYBRID_SHARD"}}), "FSDP", file_of(two)) ==
+      Settings{{"parallel.zero", "3"}, {"parallel.zero_ranks", "4"}});
+  CHECK(train_settings(values({{"fsdp_sharding_strategy", "HYBRID_SHARD"}, {"num_machines", "4"}}),
+                       "FSDP", file_of(two)) ==
+        Settings{{"parallel.zero", "3"}, {"parallel.zero_ranks", "2"}});
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}, {}, true).codes.empty());
   const Outcome vain = resolved({{"fsdp_version", "2"}, {"tpu", "true"}}, {}, true);
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});

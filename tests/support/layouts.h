@@ -39,6 +39,7 @@ struct Layout {
   int virtual_stages = 1;
   int cp = 1;
   int ep = 1;
+  int zero_ranks = 0;  // of each copy of what ZeRO divides; 0 = all
   int world() const { return tp * dp * pp * cp * ep; }
 };
 

@@ -65,8 +65,13 @@ NcclCommunicator::~NcclCommunicator() {
 
 // --- the lane
 
+void NcclCommunicator::share_lane(Communicator& other) {
+  auto& owner = dynamic_cast<NcclCommunicator&>(other);
+  if (owner.size() > 1) owner_ = &owner;
+}
+
 Stream NcclCommunicator::stream() {
-  return beside_ ? lane_ : state_->streams().compute();
+  return owner().beside_ ? owner().lane_ : state_->streams().compute();
 }
 
 uint64_t NcclCommunicator::run(const std::function<void()>& work) {
@@ -172,10 +177,10 @@ void NcclCommunicator::collective(const std::string& what, int64_t bytes,
                                   const std::function<Result(CommHandle, Stream)>& call) {
   Comm& comm = everybody();
   // All ranks enqueue a group's collectives in one order; the device must keep to it too.
-  if (beside_) {
-    collectives_until_ = begun_;
+  if (owner().beside_) {
+    collectives_until_ = owner().begun_;
   } else {
-    join(collectives_until_);
+    owner().join(collectives_until_);
   }
   const Stream where = stream();
   state_->enqueue(comm, where, what, bytes, [&](CommHandle handle) { return call(handle, where); });

@@ -47,7 +47,8 @@ class NcclCommunicator final : public Communicator, private CommLane {
   void send(Tensor x, int to) override;
   void recv(Tensor x, int from) override;
   const Traffic& traffic() const override { return traffic_; }
-  CommLane* lane() override { return size() > 1 ? this : nullptr; }
+  CommLane* lane() override { return size() > 1 ? &owner() : nullptr; }
+  void share_lane(Communicator& other) override;
   void check() override { state_->check(); }
 
  private:
@@ -79,6 +80,8 @@ class NcclCommunicator final : public Communicator, private CommLane {
   uint64_t run(const std::function<void()>& work) override;
   void join(uint64_t number) override;
 
+  // Of the lane.
+  NcclCommunicator& owner() { return owner_ != nullptr ? *owner_ : *this; }
   Stream stream();
   Comm& everybody();
   Pair& pair(int peer);
@@ -101,11 +104,12 @@ class NcclCommunicator final : public Communicator, private CommLane {
   std::map<int, std::unique_ptr<Pair>> pairs_;
   Traffic traffic_;
 
+  NcclCommunicator* owner_ = nullptr;  // another one's lane is ours too
   Stream lane_ = nullptr;
   bool beside_ = false;
   uint64_t begun_ = 0, joined_ = 0;  // numbers on the lane
-  uint64_t collectives_until_ = 0;   // the last number that had a collective
   std::deque<Mark> marks_;           // of what is not joined yet, ascending
+  uint64_t collectives_until_ = 0;   // the last number that had a collective of this group
   void* staging_ = nullptr;
   int64_t staging_bytes_ = 0;
 };

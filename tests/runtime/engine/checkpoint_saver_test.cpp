@@ -59,8 +59,13 @@ std::map<std::string, uint64_t> parts_of(const fs::path& dir) {
   return parts;
 }
 
-const Layout kLayouts[] = {
-    {}, {.dp = 2}, {.tp = 2}, {.tp = 2, .dp = 2, .pp = 2}, {.dp = 2, .pp = 2, .ep = 2}};
+const Layout kLayouts[] = {{},
+                           {.dp = 2},
+                           {.tp = 2},
+                           {.tp = 2, .dp = 2, .pp = 2},
+                           {.dp = 2, .pp = 2, .ep = 2},
+                           {.dp = 4, .zero_ranks = 2},
+                           {.dp = 2, .ep = 2, .zero_ranks = 2}};
 
 TrainSpec spec_for(const Layout& layout) {
   TrainSpec spec = small_spec();

@@ -98,11 +98,15 @@ TEST_CASE("gradients in bf16: of equal replicas each element is rounded once") {
                           {{.tp = 2, .dp = 2}, 3},
                           {{.dp = 4, .pp = 3}, 1},
                           {{.dp = 2, .pp = 3}, 1},
+                          {{.dp = 4, .zero_ranks = 2}, 1},
+                          {{.dp = 4, .zero_ranks = 2}, 2},
+                          {{.tp = 2, .dp = 4, .zero_ranks = 4}, 3},
                           {{.dp = 2, .ep = 2}, 1, 4}}) {
     CAPTURE(one.layout.tp);
     CAPTURE(one.layout.dp);
     CAPTURE(one.layout.pp);
     CAPTURE(one.layout.ep);
+    CAPTURE(one.layout.zero_ranks);
     CAPTURE(one.zero);
     TrainSpec spec = spec_of("fp32");
     spec.parallel.zero = one.zero;

@@ -3,7 +3,8 @@
 // What is arithmetically the same has the same bits: pipeline and virtual stages, the order of the
 // schedule, recompute, ZeRO-1, overlap, in every precision; ZeRO-2 and 3 too, where a step has one
 // micro-batch. What only changes the order of sums (TP, SP, CP, DP; ZeRO-2 and 3 with several
-// micro-batches, which are added up after the replicas and not before) stays, in fp32, within 1e-6
+// micro-batches, which are added up after the replicas and not before; several copies of what ZeRO
+// divides, each of which is summed before they are added) stays, in fp32, within 1e-6
 // at the first step, 1e-5 (Frobenius) of every first gradient, and 1e-4 over 20 steps; in half
 // precision within the bounds derived below.
 #include <cmath>
@@ -239,6 +240,7 @@ void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
     CAPTURE(row.base.dp);
     CAPTURE(row.base.cp);
     CAPTURE(row.base.ep);
+    CAPTURE(row.base.zero_ranks);
     CAPTURE(row.sequence_parallel);
     TrainSpec divided = spec;
     divided.parallel.sp = row.sequence_parallel ? "true" : "false";
@@ -350,6 +352,7 @@ TEST_CASE("layout matrix: gradients and weights in shards have the bits of whole
     spec.train.micro_batch = 2;
     check({.dp = 4});
     if (!runs_all(model)) continue;
+    check({.dp = 4, .zero_ranks = 2});
     spec.train.micro_batch = 4;
     check({.tp = 2, .dp = 2});
     spec.parallel.sp = "false";
@@ -382,6 +385,11 @@ TEST_CASE("layout matrix: shards to which several micro-batches add are near who
     check_near(base, single, kFp32);
     // All ways to keep shards agree in every bit.
     check_variants(whole, base, in_shards({.dp = 2}), model == Model::llama_untied);
+    // A copy adds up its own micro-batches before it meets the other.
+    const Layout copies = {.dp = 4, .zero_ranks = 2};
+    const Trajectory of_copies = train(spec, copies, kSteps);
+    check_near(of_copies, single, kFp32);
+    check_variants(whole, of_copies, in_shards(copies), false);
   }
 }
 
@@ -431,6 +439,12 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
        {{"zero 0", {.dp = 4}, zero0},
         {"pp 2 gpipe", {.dp = 4, .pp = 2}, gpipe},
         {"small buckets", {.dp = 4}, small_buckets}}},
+      {{.dp = 4, .zero_ranks = 2},
+       false,
+       {{"small buckets", {.dp = 4, .zero_ranks = 2}, small_buckets},
+        {"no overlap", {.dp = 4, .zero_ranks = 2}, no_overlap},
+        {"pp 2", {.dp = 4, .pp = 2, .zero_ranks = 2}, same, true}},
+       true},
       {{.tp = 2, .dp = 2},
        true,
        {{"zero 0", {.tp = 2, .dp = 2}, zero0},
@@ -441,6 +455,7 @@ TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bit
         {"full recompute", {.tp = 2, .dp = 2}, full}},
        true},
       {{.tp = 2, .dp = 4}, false, {{"zero 0", {.tp = 2, .dp = 4}, zero0}}},
+      {{.tp = 2, .dp = 4, .zero_ranks = 4}, true, {}},
       {{.tp = 4, .dp = 2}, true, {{"zero 0", {.tp = 4, .dp = 2}, zero0}}},
   };
   for (const Model model : kModels) {
@@ -465,6 +480,7 @@ TEST_CASE("layout matrix: sequences divided over ranks (CP) stay near whole ones
        false,
        {{"zero 0", {.dp = 2, .cp = 2}, zero0}, {"pp 2", {.dp = 2, .pp = 2, .cp = 2}}},
        true},
+      {{.dp = 2, .cp = 2, .zero_ranks = 2}, false, {}},
       {{.cp = 4}, false, {{"pp 2", {.pp = 2, .cp = 4}}}, true},
       {{.tp = 2, .cp = 2}, false, {{"pp 2", {.tp = 2, .pp = 2, .cp = 2}}}},
       {{.tp = 2, .cp = 2},
@@ -560,6 +576,11 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
         {"full recompute in pp 2", {.pp = 2, .ep = 2}, full}}},
       {{.ep = 4}, false, {{"pp 2", {.pp = 2, .ep = 4}}}},
       {{.dp = 2, .ep = 2}, false, {{"zero 0", {.dp = 2, .ep = 2}, zero0}}},
+      // Of experts a copy has one rank, or two.
+      {{.dp = 2, .ep = 2, .zero_ranks = 2},
+       false,
+       {{"small buckets", {.dp = 2, .ep = 2, .zero_ranks = 2}, small_buckets}}},
+      {{.dp = 4, .ep = 2, .zero_ranks = 4}, false, {}},
       {{.tp = 2, .ep = 2},
        true,
        {{"full recompute", {.tp = 2, .ep = 2}, full}, {"mlp recompute", {.tp = 2, .ep = 2}, mlp}}},

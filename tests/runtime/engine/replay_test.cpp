@@ -225,6 +225,7 @@ TEST_CASE("replayed passes: gradients and weights in shards") {
   spec = llama_spec("bf16");
   spec.parallel.zero = 3;
   compare(spec, {.dp = 2}, {.recordings = 60, .launches = 250});
+  compare(spec, {.dp = 4, .zero_ranks = 2}, {.recordings = 120, .launches = 400});
   spec = gpt2_spec("fp8");
   spec.parallel.zero = 3;
   spec.recompute.mode = "full";

@@ -125,6 +125,7 @@ void compare(const TrainSpec& spec, Layout layout) {
   CAPTURE(layout.dp);
   CAPTURE(layout.pp);
   CAPTURE(layout.virtual_stages);
+  CAPTURE(layout.zero_ranks);
   const Outcome cpu = on_cpu(spec, layout);
   REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
   for (const When when : kWhen) {
@@ -185,6 +186,23 @@ TEST_CASE("streams: gradients that travel in bf16") {
     spec.parallel.overlap.grad_reduce = zero != 2;
     compare(spec, {.tp = 2, .dp = 2});
   }
+}
+
+TEST_CASE("streams: several copies of what ZeRO divides") {
+  for (const int zero : {1, 2, 3}) {
+    CAPTURE(zero);
+    TrainSpec spec = spec_of(zero == 2);
+    spec.parallel.zero = zero;
+    compare(spec, {.dp = 4, .zero_ranks = 2});
+    spec.precision.grad_reduce = zero == 3 ? "fp32" : "bf16";
+    spec.parallel.bucket_mb = 0.05;
+    spec.parallel.overlap.grad_reduce = zero != 2;
+    compare(spec, {.tp = 2, .dp = 4, .zero_ranks = 4});
+  }
+  TrainSpec spec = spec_of(true);
+  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01};
+  compare(spec, {.dp = 2, .ep = 2, .zero_ranks = 2});
+  compare(spec, {.dp = 4, .ep = 2, .zero_ranks = 4});
 }
 
 TEST_CASE("streams: pipelines") {

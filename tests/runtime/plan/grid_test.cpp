@@ -29,6 +29,50 @@ TEST_CASE("rank order is tp-cp-ep-dp-pp, TP fastest") {
   CHECK(grid.groups({Axis::tp}) == std::vector<std::vector<int>>{{0, 1}, {2, 3}, {4, 5}, {6, 7}});
 }
 
+TEST_CASE("copies of shards are on neighbours, and each shard once in every copy") {
+  GridSizes two = sizes(2, 1, 1, 4, 2);
+  two.copies = 2;
+  CHECK(Grid(two).shard_group(0, Grid::kData) == std::vector<int>{0, 2});
+  CHECK(Grid(two).shard_group(7, Grid::kData) == std::vector<int>{5, 7});
+  CHECK(Grid(two).copy_group(0, Grid::kData) == std::vector<int>{0, 4});
+  CHECK(Grid(two).copy_group(15, Grid::kData) == std::vector<int>{11, 15});
+  const bool holds = rc::check([] {
+    GridSizes s;
+    for (int& d : s.degree) d = *rc::gen::inRange(1, 4);
+    s.copies = *rc::gen::inRange(1, 4);
+    s[Axis::dp] *= s.copies;
+    const Grid grid(s);
+    for (const bool experts : {false, true}) {
+      const AxisSet axes = experts ? Grid::kExpertData : Grid::kData;
+      for (int rank = 0; rank < grid.world(); ++rank) {
+        const Holders own = grid.holders(grid.coord(rank));
+        const auto shard = [&](const Holders& of) {
+          return experts ? of.expert_shard() : of.shard();
+        };
+        const std::vector<int> copy = grid.shard_group(rank, axes);
+        RC_ASSERT(static_cast<int>(copy.size()) == (experts ? own.expert_shards() : own.shards()));
+        RC_ASSERT(copy[static_cast<size_t>(shard(own))] == rank);
+        for (const int other : copy) {
+          RC_ASSERT(grid.holders(grid.coord(other)).copy() == own.copy());
+        }
+        const std::vector<int> same = grid.copy_group(rank, axes);
+        RC_ASSERT(static_cast<int>(same.size()) == s.copies);
+        RC_ASSERT(same[static_cast<size_t>(own.copy())] == rank);
+        for (const int other : same)
+          RC_ASSERT(shard(grid.holders(grid.coord(other))) == shard(own));
+        // Together they are all that hold it.
+        std::set<int> all;
+        for (const int member : same) {
+          for (const int other : grid.shard_group(member, axes)) all.insert(other);
+        }
+        const std::vector<int> holders = grid.group(rank, axes);
+        RC_ASSERT(all == std::set<int>(holders.begin(), holders.end()));
+      }
+    }
+  });
+  CHECK(holds);
+}
+
 TEST_CASE("rank and coord are inverse, and groups partition the world") {
   const bool holds = rc::check([] {
     GridSizes s;

@@ -6,6 +6,8 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/plan/saved_parts.h"
+
 using namespace mtl;
 
 namespace {
@@ -36,7 +38,7 @@ ModelShape model(bool llama, bool tied, int64_t layers, int64_t head_dim) {
 
 struct Case {
   ModelShape shape;
-  int tp = 1, pp = 1, chunks = 1, shards = 1;
+  int tp = 1, pp = 1, chunks = 1, shards = 1, copies = 1;
   int64_t bucket_numel = int64_t{1} << 40;
   int zero = 1;
 
@@ -50,17 +52,21 @@ struct Case {
     c.shards = *rc::gen::element(1, 2, 3, 8);
     c.zero = c.pp == 1 ? *rc::gen::inRange(0, 4) : 1;
     if (c.zero == 0) c.shards = 1;
+    if (c.shards > 1) c.copies = *rc::gen::element(1, 2, 3);
     c.bucket_numel = *rc::gen::element<int64_t>(1, 5'000, 60'000, int64_t{1} << 40);
     return c;
   }
-  Holders holder(int shard) const { return {.ranks = shards, .rank = shard}; }
+  Holders holder(int shard, int copy = 0) const {
+    return {.ranks = copies * shards, .rank = copy * shards + shard, .copies = copies};
+  }
   std::vector<ParamRow> table() const { return shard_table(shape, false); }
   bool tied_over_stages() const { return shape.tie_embeddings && pp > 1; }
   // Of each stage.
   std::vector<ParamLayout> layouts() const {
     GridSizes sizes;
     sizes[Axis::tp] = tp;
-    sizes[Axis::dp] = shards;
+    sizes[Axis::dp] = shards * copies;
+    sizes.copies = copies;
     std::vector<ParamLayout> result;
     for (const auto& stage :
          pipeline_layout(balanced_layers(shape.layers, pp * chunks, 1), pp, chunks)) {
@@ -236,7 +242,7 @@ TEST_CASE("the shards of the optimizer state own every element once and cut no c
       for (const ParamPlacement& param : layout.params) {
         int64_t next = 0;
         for (int shard = 0; shard < c.shards; ++shard) {
-          const OwnedPart part = owned_part(layout, param, c.holder(shard));
+          const OwnedPart part = owned_part(layout, param, c.holder(shard, c.copies - 1));
           if (part.count == 0) continue;
           RC_ASSERT(part.first == next);
           RC_ASSERT(part.offset == param.offset + part.first);
@@ -259,11 +265,31 @@ TEST_CASE("the shards of the optimizer state own every element once and cut no c
   CHECK(holds);
 }
 
+TEST_CASE("of all ranks that hold an element one saves it") {
+  const bool holds = rc::check([] {
+    const Case c = Case::random();
+    for (const ParamLayout& layout : c.layouts()) {
+      for (size_t i = 0; i < layout.params.size(); ++i) {
+        int64_t saved = 0;
+        for (int copy = 0; copy < c.copies; ++copy) {
+          for (int shard = 0; shard < c.shards; ++shard) {
+            const Holders holders = c.holder(shard, copy);
+            if (!rank_saves(layout, i, holders)) continue;
+            saved += owned_part(layout, layout.params[i], holders).count;
+          }
+        }
+        RC_ASSERT(saved == layout.params[i].numel);
+      }
+    }
+  });
+  CHECK(holds);
+}
+
 TEST_CASE("the chunks of the norm are the same for every pipeline and shards and bucket size") {
   const bool holds = rc::check([] {
     const Case c = Case::random();
     Case whole = c;
-    whole.pp = whole.chunks = whole.shards = 1;
+    whole.pp = whole.chunks = whole.shards = whole.copies = 1;
     whole.bucket_numel = int64_t{1} << 40;
     std::map<size_t, std::vector<int64_t>> expected;  // by row
     for (const ParamLayout& layout : whole.layouts()) {

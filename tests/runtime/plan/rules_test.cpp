@@ -237,6 +237,31 @@ TEST_CASE("rules of the ranks") {
        2, "mesh.cp", "train.micro_batch",
        "train.micro_batch 4, and with parallel.cp 2 a rank has its share of one sequence at a time",
        "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1"},
+      {"shards in copies need ZeRO",
+       [](TrainSpec& s) {
+         s.parallel.zero = 0;
+         s.parallel.zero_ranks = 2;
+       },
+       4, "mesh.zero_ranks", "parallel.zero_ranks",
+       "parallel.zero_ranks are ranks that divide what ZeRO divides, and parallel.zero is 0",
+       "set parallel.zero to 1, 2 or 3, or leave parallel.zero_ranks out"},
+      {"copies of shards are whole",
+       [](TrainSpec& s) {
+         s.parallel.tp = 2;
+         s.parallel.zero_ranks = 10;
+       },
+       24, "mesh.zero_ranks", "parallel.zero_ranks",
+       "parallel.zero_ranks 10 is no multiple of tp x cp x ep = 2 that divides the 24 ranks of a "
+       "stage",
+       "use 4, 6, 8, 12, or auto (all ranks)"},
+      {"a copy has several ranks",
+       [](TrainSpec& s) {
+         s.parallel.tp = 2;
+         s.parallel.zero_ranks = 2;
+       },
+       8, "mesh.zero_ranks", "parallel.zero_ranks",
+       "with parallel.zero_ranks 2 every copy is on one replica, which divides nothing",
+       "use 4, or auto (all ranks)"},
       {"EP divides experts", [](TrainSpec& s) { s.parallel.ep = 2; }, 2, "mesh.ep", "parallel.ep",
        "parallel.ep 2 divides experts, and model.moe.experts is 0",
        "use parallel.ep=1 (replicas are parallel.dp)"},

@@ -51,7 +51,7 @@ TEST_CASE("every key can be set to what it is not") {
       "parallel:\n"
       "  {tp: 2, cp: 2, ep: 2, ep_room: 1.25, pp: 3, dp: 4, sp: true, virtual_stages: 2,\n"
       "   virtual_group: 5, schedule: gpipe,\n"
-      "   stage_layout: [1, 0, 1_0], zero: 0, bucket_mb: 2.5,\n"
+      "   stage_layout: [1, 0, 1_0], zero: 0, zero_ranks: 6, bucket_mb: 2.5,\n"
       "   overlap: {grad_reduce: false, param_gather: false, p2p: false, tp: false}}\n"
       "precision:\n"
       "  dtype: bf16\n"
@@ -184,6 +184,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.parallel.schedule == "gpipe");
   CHECK(s.parallel.stage_layout == std::vector<int64_t>{1, 0, 10});
   CHECK(s.parallel.zero == 0);
+  CHECK(s.parallel.zero_ranks == 6);
   CHECK(s.parallel.bucket_mb == 2.5);
   CHECK_FALSE(s.parallel.overlap.grad_reduce);
   CHECK(s.parallel.overlap.param_gather == "false");
