@@ -49,7 +49,6 @@ class Replays {
   void forget();
   // Whether what is enqueued is being recorded: no time to copy, to wait or to allocate.
   bool recording() const { return recording_ != nullptr; }
-  bool launching() const { return launching_; }
   // Why nothing is recorded any more; empty: nothing has gone wrong.
   const std::string& trouble() const { return trouble_; }
 

@@ -191,7 +191,6 @@ class CudaDevice final : public OpsDevice, private Recorder {
   void replay(const std::string& key, const std::function<void()>& enqueue) override {
     const bool trouble = !replays_.trouble().empty();
     replays_.run(key, enqueue);
-    if (!outgrown_.empty()) free_outgrown();
     if (!trouble && !replays_.trouble().empty()) {
       std::fprintf(stderr, "warning: passes are no longer replayed as CUDA graphs: %s\n",
                    replays_.trouble().c_str());
@@ -318,26 +317,19 @@ class CudaDevice final : public OpsDevice, private Recorder {
   void* scratch(size_t bytes) override {
     if (bytes > scratch_bytes_) {
       // Kernels that were enqueued may still use the old one, and graphs would again, of which one
-      // may be under way. It grows a few times in the first step and then hardly ever.
+      // may be under way. It stays: freeing waits for the device, on which a message may wait for a
+      // peer that waits for us. It grows a few times in the first step, at the end to many times
+      // what it was, and then hardly ever.
       not_recording("allocating memory");
       replays_.forget();
       if (scratch_ != nullptr) outgrown_.push_back(scratch_);
       scratch_ = nullptr;
       scratch_bytes_ = 0;
-      if (!replays_.launching()) free_outgrown();
       const size_t wanted = (bytes + (size_t{1} << 20) - 1) >> 20 << 20;
       scratch_ = gpu_memory(wanted);
       scratch_bytes_ = wanted;
     }
     return scratch_;
-  }
-
-  void free_outgrown() {
-    synchronize();
-    for (void* const memory : outgrown_) {
-      check(cudaFree(memory), "freeing memory for partial results");
-    }
-    outgrown_.clear();
   }
 
   AttentionKernel own_attention() {
@@ -381,7 +373,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   std::unordered_map<void*, void*> allocations_;  // as handed out -> as CUDA gave it
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
-  std::vector<void*> outgrown_;  // scratch memory of before, until nothing uses it
+  std::vector<void*> outgrown_;  // scratch memory of before
   void* found_ = nullptr;        // i32, for all_finite()
   std::unique_ptr<CudnnAttention> cudnn_;
   AttentionChooser attention_{

@@ -1,5 +1,7 @@
 #include "runtime/device/cuda/cuda_errors.h"
 
+#include <cstdlib>
+
 #include "runtime/device/cuda/refusals.h"
 
 namespace mtl::cuda {
@@ -34,6 +36,9 @@ void refuse_start(cudaError_t error) {
 }
 
 int start_cuda() {
+  // Streams share the queues of the hardware, eight by default: one that waits for a peer would
+  // hold up another rank's way to it. CUDA reads it when it starts.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) refuse_start(error);
