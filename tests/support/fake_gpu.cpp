@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -126,12 +127,24 @@ void FakeGpu::advance(Stream* stream, uint64_t position) {
       if (item.event.stream != nullptr) advance(item.event.stream, item.event.position);
     } else {
       if (item.kind == Kind::meets_peers) run_sends();
-      item.work();
+      run(item);
     }
     const std::scoped_lock lock(mutex_);
     stream->busy = false;
     ++stream->done;
   }
+}
+
+void FakeGpu::run(const Item& item) {
+  const bool communicates = item.kind != Kind::plain;
+  if (communicates) ++communicating_;
+  try {
+    item.work();
+  } catch (...) {
+    if (communicates) --communicating_;
+    throw;
+  }
+  if (communicates) --communicating_;
 }
 
 // What peers may be waiting for, as far as nothing that meets peers is in front of it.
@@ -197,7 +210,7 @@ void FakeGpu::serve(Stream* stream) {
       }
     }
     try {
-      if (item.work) item.work();
+      if (item.work) run(item);
     } catch (...) {
       const std::scoped_lock lock(mutex_);
       if (!error_) error_ = std::current_exception();
@@ -313,6 +326,7 @@ struct Group {
   std::condition_variable changed;
   int size = 0, joined = 0;
   std::map<uint64_t, Round> rounds;
+  std::set<int> exchanged;  // ranks that have called their first send or receive
   std::deque<std::vector<char>> messages;
   uint64_t received = 0;
   // Of grouped sends: by sender and receiver.
@@ -324,6 +338,7 @@ struct FakeComm {
   int rank = 0;
   uint64_t enqueued = 0, run = 0;
   std::atomic<bool> aborted{false};
+  std::atomic<FakeGpu*> gpu{nullptr};  // on which it has operations
 };
 
 std::mutex registry_mutex;
@@ -364,6 +379,7 @@ nccl::Result collective(nccl::CommHandle handle, nccl::Stream stream, const void
   FakeComm* comm = of(handle);
   const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(stream);
   const uint64_t number = ++comm->enqueued;
+  comm->gpu = gpu;
   gpu->enqueue(where, Kind::meets_peers, [=, gpu = gpu, finish = std::move(finish)] {
     begin(comm, number);
     Group& group = *comm->group;
@@ -404,8 +420,39 @@ struct GroupedCalls {
   nccl::CommHandle handle = nullptr;
   nccl::Stream stream = nullptr;
   std::vector<Part> parts;
+  std::vector<FakeComm*> aborts;
 };
 thread_local GroupedCalls grouped;
+
+std::atomic<int> hopeless = 0;
+
+// Frees memory when the flags are set, and that waits for the device.
+void abort_together(const std::vector<FakeComm*>& comms) {
+  for (FakeComm* comm : comms) {
+    const std::scoped_lock lock(comm->group->mutex);
+    comm->aborted = true;
+    comm->group->changed.notify_all();
+  }
+  const auto until = std::chrono::steady_clock::now() + kHopeless / 4;
+  for (FakeComm* comm : comms) {
+    while (comm->gpu != nullptr && comm->gpu.load()->communicates()) {
+      if (std::chrono::steady_clock::now() > until) {
+        ++hopeless;
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
+// Two ranks connect when both have called something: until then the host's part is not done.
+nccl::Result exchange(FakeComm* comm, FakeGpu* gpu) {
+  comm->gpu = gpu;
+  Group& group = *comm->group;
+  const std::scoped_lock lock(group.mutex);
+  group.exchanged.insert(comm->rank);
+  return group.exchanged.size() == 2 ? nccl::kSuccess : nccl::kInProgress;
+}
 
 void run_grouped(FakeGpu* gpu, FakeComm* comm, const std::vector<GroupedCalls::Part>& parts) {
   Group& group = *comm->group;
@@ -493,15 +540,19 @@ nccl::Api make_api() {
   };
   api.comm_get_async_error = [](CommHandle handle, Result* result) {
     const std::scoped_lock lock(of(handle)->group->mutex);
-    *result = of(handle)->group->joined == of(handle)->group->size ? kSuccess : kInProgress;
+    const Group& group = *of(handle)->group;
+    const bool alone = group.exchanged.size() == 1 && group.exchanged.count(of(handle)->rank) == 1;
+    *result = group.joined == group.size && !alone ? kSuccess : kInProgress;
     return kSuccess;
   };
   api.comm_finalize = [](CommHandle) { return kSuccess; };
   api.comm_destroy = [](CommHandle) { return kSuccess; };
   api.comm_abort = [](CommHandle handle) {
-    const std::scoped_lock lock(of(handle)->group->mutex);
-    of(handle)->aborted = true;
-    of(handle)->group->changed.notify_all();
+    if (grouped.open) {
+      grouped.aborts.push_back(of(handle));
+    } else {
+      abort_together({of(handle)});
+    }
     return kSuccess;
   };
   api.get_error_string = [](Result) { return "an error"; };
@@ -544,10 +595,12 @@ nccl::Api make_api() {
   };
   api.group_end = [] {
     GroupedCalls calls = std::exchange(grouped, {});
+    if (!calls.aborts.empty()) abort_together(calls.aborts);
     if (calls.parts.empty()) return kSuccess;
     FakeComm* comm = of(calls.handle);
     const auto [gpu, where] = *static_cast<FakeStreams::Handle*>(calls.stream);
     const uint64_t number = ++comm->enqueued;
+    comm->gpu = gpu;
     gpu->enqueue(where, Kind::meets_peers, [=, gpu = gpu, parts = std::move(calls.parts)] {
       begin(comm, number);
       run_grouped(gpu, comm, parts);
@@ -579,7 +632,7 @@ nccl::Api make_api() {
         wait_in(gpu, comm, lock, [&] { return group.received >= number; });
       }
     });
-    return kSuccess;
+    return exchange(comm, gpu);
   };
   api.recv = [](void* to, size_t count, DataType type, int peer, CommHandle handle, Stream stream) {
     if (grouped.open) {
@@ -604,7 +657,7 @@ nccl::Api make_api() {
       ++group.received;
       group.changed.notify_all();
     });
-    return kSuccess;
+    return exchange(comm, gpu);
   };
   return api;
 }
@@ -829,6 +882,10 @@ std::unique_ptr<Device> make_fake_device(FakeGpu& gpu) {
 
 std::unique_ptr<nccl::Streams> make_fake_streams(FakeGpu& gpu, int rank) {
   return std::make_unique<FakeStreams>(gpu, rank);
+}
+
+int hopeless_aborts() {
+  return hopeless;
 }
 
 const nccl::Api& fake_nccl() {

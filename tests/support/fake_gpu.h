@@ -63,6 +63,8 @@ class FakeGpu {
   void run_until(Stream* stream, uint64_t position);
   // Called while work waits for a peer, which may be waiting for us.
   void idle();
+  // Whether an operation of communication is under way.
+  bool communicates() const { return communicating_ > 0; }
   // What each stream has done, and what is next.
   std::string describe();
   void* allocate(size_t bytes);
@@ -84,6 +86,7 @@ class FakeGpu {
   void run_sends();
   void serve(Stream* stream);
   void rethrow();
+  void run(const Item& item);
 
   const When when_;
   const std::thread::id owner_;
@@ -94,6 +97,7 @@ class FakeGpu {
   std::map<Stream*, std::deque<Item>> items_;
   std::map<const char*, std::unique_ptr<std::vector<char>>> memory_;
   std::exception_ptr error_;
+  std::atomic<int> communicating_ = 0;
   bool ending_ = false;
 };
 
@@ -102,5 +106,7 @@ std::unique_ptr<Device> make_fake_device(FakeGpu& gpu);
 std::unique_ptr<nccl::Streams> make_fake_streams(FakeGpu& gpu, int rank);
 // Ranks are told apart by their streams. Sums in rank order, with the bits of the CPU's transports.
 const nccl::Api& fake_nccl();
+// Aborts so far that have waited for ever for operations of groups that were not aborted.
+int hopeless_aborts();
 
 }  // namespace mtl::test

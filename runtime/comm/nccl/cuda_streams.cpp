@@ -43,8 +43,8 @@ void must(cudaError_t error, const char* what) {
       Exit::run_failed,
       {.code = "device.cuda",
        .what = fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error)),
-       .help = "CUDA_LAUNCH_BLOCKING=1 shows which operation failed; nvidia-smi and the "
-               "kernel's log (dmesg) show whether the GPU is well"});
+       .help = "nvidia-smi and the kernel's log (dmesg) show whether the GPU is well; on one GPU "
+               "CUDA_LAUNCH_BLOCKING=1 shows which operation failed (with several it hangs)"});
 }
 
 cudaStream_t of(Stream stream) {
@@ -60,7 +60,9 @@ class CudaStreams final : public Streams {
     must(cudaGetDevice(&device_), "finding the current GPU");
     int lowest = 0;
     must(cudaDeviceGetStreamPriorityRange(&lowest, &highest_), "asking for stream priorities");
+    clearing_ = make_stream();
   }
+  ~CudaStreams() override { destroy_stream(clearing_); }
 
   Stream compute() const override { return compute_; }
   Stream make_stream() override {
@@ -92,11 +94,13 @@ class CudaStreams final : public Streams {
     must(error, "an operation of the GPU failed");
     return true;
   }
+  // Not in the stream of all others, nor by waiting for the device: a message that is under way may
+  // wait for a peer that waits for us.
   void* allocate(size_t bytes) override {
     void* memory = nullptr;
     must(cudaMalloc(&memory, bytes), "allocating memory of the GPU for communication");
-    must(cudaMemset(memory, 0, bytes), "clearing memory");
-    must(cudaDeviceSynchronize(), "clearing memory");
+    must(cudaMemsetAsync(memory, 0, bytes, of(clearing_)), "clearing memory");
+    must(cudaStreamSynchronize(of(clearing_)), "clearing memory");
     return memory;
   }
   void free(void* memory) override { cudaFree(memory); }
@@ -121,6 +125,7 @@ class CudaStreams final : public Streams {
 
  private:
   const Stream compute_;
+  Stream clearing_ = nullptr;
   int device_ = 0;
   int highest_ = 0;
 };

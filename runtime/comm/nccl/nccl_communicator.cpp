@@ -40,6 +40,8 @@ char* part_of(void* all, int64_t bytes, int rank) {
   return static_cast<char*>(all) + rank * bytes;
 }
 
+constexpr int64_t kGreetingBytes = 256;
+
 std::string words(const char* op, const Tensor& x) {
   return fmt::format("{}({} x {})", op, x.numel(), safetensors_name(x.dtype));
 }
@@ -57,9 +59,10 @@ NcclCommunicator::~NcclCommunicator() {
   for (const auto& [peer, pair] : pairs_) {
     pair->connector.join();
     for (const Slot& slot : pair->slots) state_->give_event(slot.sent);
+    state_->give_event(pair->greeted);
     state_->streams().destroy_stream(pair->stream);
+    state_->streams().destroy_stream(pair->greeted_stream);
   }
-  if (staging_ != nullptr) state_->streams().free(staging_);
   if (lane_ != nullptr) state_->streams().destroy_stream(lane_);
 }
 
@@ -121,11 +124,14 @@ Comm& NcclCommunicator::everybody() {
 }
 
 NcclCommunicator::Pair& NcclCommunicator::pair(int peer) {
-  std::unique_ptr<Pair>& pair = pairs_[peer];
-  if (pair) return *pair;
+  const auto there = pairs_.find(peer);
+  if (there != pairs_.end()) return *there->second;
   state_->check();
-  pair = std::make_unique<Pair>();
+  auto pair = std::make_unique<Pair>();
   pair->stream = state_->streams().make_stream();
+  pair->greeted_stream = state_->streams().make_stream();
+  pair->greeted = state_->take_event();
+  pair->greeting = static_cast<char*>(state_->allocate(2 * kGreetingBytes));
   pair->connector = std::thread([this, made = pair.get(), own = state_->rank(),
                                  other = name_.ranks[static_cast<size_t>(peer)]] {
     try {
@@ -138,7 +144,7 @@ NcclCommunicator::Pair& NcclCommunicator::pair(int peer) {
                          Diagnostic{.code = "comm.nccl", .what = error.what(), .help = ""}));
     }
   });
-  return *pair;
+  return *pairs_.emplace(peer, std::move(pair)).first->second;
 }
 
 void NcclCommunicator::connect(Pair& pair, int own, int other) {
@@ -152,6 +158,8 @@ void NcclCommunicator::connect(Pair& pair, int own, int other) {
   const auto down = begin(std::max(own, other), std::min(own, other));
   state_->finish_connect(*up);
   state_->finish_connect(*down);
+  greet(pair, *up, own < other);
+  greet(pair, *down, own > other);
   const std::scoped_lock lock(pair.mutex);
   pair.to = own < other ? up : down;
   pair.from = own < other ? down : up;
@@ -159,6 +167,16 @@ void NcclCommunicator::connect(Pair& pair, int own, int other) {
   pair.waiting.clear();
   pair.connected = true;
   pair.changed.notify_all();
+}
+
+void NcclCommunicator::greet(Pair& pair, Comm& comm, bool sends) {
+  char* const memory = pair.greeting + (sends ? 0 : kGreetingBytes);
+  const Stream where = sends ? pair.stream : pair.greeted_stream;
+  state_->enqueue(comm, where, "greeting", kGreetingBytes, [&](CommHandle handle) {
+    return sends ? state_->api().send(memory, kGreetingBytes, kUint8, 1, handle, where)
+                 : state_->api().recv(memory, kGreetingBytes, kUint8, 0, handle, where);
+  });
+  if (!sends) state_->streams().record(pair.greeted, where);
 }
 
 void NcclCommunicator::wait_connected(Pair& pair) {
@@ -188,14 +206,14 @@ void NcclCommunicator::collective(const std::string& what, int64_t bytes,
 
 // --- tensors of the host
 
+// The old memory stays until the world ends: freeing waits for the device, which may be waiting for
+// a peer.
 char* NcclCommunicator::staging(int64_t bytes) {
   if (bytes > staging_bytes_) {
-    if (staging_ != nullptr) state_->streams().free(staging_);
-    staging_ = nullptr;
-    staging_ = state_->streams().allocate(static_cast<size_t>(bytes));
-    staging_bytes_ = bytes;
+    staging_bytes_ = std::max(bytes, 2 * staging_bytes_);
+    staging_ = static_cast<char*>(state_->allocate(static_cast<size_t>(staging_bytes_)));
   }
-  return static_cast<char*>(staging_);
+  return staging_;
 }
 
 void NcclCommunicator::copy(void* to, const void* from, int64_t bytes) {
@@ -349,27 +367,34 @@ void NcclCommunicator::all_to_all_rounds(Tensor from, std::span<const int64_t> s
   if (staged) finish(to.data, received, to.bytes());
 }
 
+// All of it at once, as CUDA may make memory wait for what is under way.
+void NcclCommunicator::make_room(Pair& pair, int64_t bytes) {
+  // With one the interleaved pipeline keeps going (tests/runtime/engine/streams_test.cpp); with
+  // more a rank can run ahead of its neighbour.
+  constexpr int64_t kLeast = 2, kMost = 64, kPiece = int64_t{1} << 20;
+  const int64_t count =
+      std::clamp(state_->buffered_bytes() / std::max(bytes, kPiece), kLeast, kMost);
+  const int64_t apart = (bytes + 255) / 256 * 256;
+  char* memory = static_cast<char*>(state_->allocate(static_cast<size_t>(count * apart)));
+  if (!pair.slots.empty()) wait_connected(pair);  // what waits to leave knows its event
+  for (const Slot& slot : pair.slots) state_->give_event(slot.sent);
+  pair.slots.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    pair.slots.push_back({.memory = memory + i * apart, .sent = state_->take_event()});
+  }
+  pair.slot_bytes = bytes;
+  pair.next = 0;
+}
+
 NcclCommunicator::Slot& NcclCommunicator::slot_of(Pair& pair, int64_t bytes) {
-  // One keeps the interleaved pipeline going (tests/runtime/engine/streams_test.cpp); with more a
-  // rank can run ahead of its neighbour.
-  constexpr int64_t kLeast = 2, kMost = 8;
-  const auto count =
-      static_cast<size_t>(std::clamp(state_->buffered_bytes() / bytes, kLeast, kMost));
-  Streams& streams = state_->streams();
-  if (pair.next >= std::max(count, pair.slots.size())) pair.next = 0;
-  if (pair.next == pair.slots.size()) {
-    pair.slots.emplace_back().sent = state_->take_event();
-  } else {
+  if (bytes > pair.slot_bytes) make_room(pair, bytes);
+  Slot& slot = pair.slots[pair.next];
+  pair.next = (pair.next + 1) % pair.slots.size();
+  if (slot.used) {
     wait_connected(pair);  // else what is there has not even begun to leave
-    streams.wait(stream(), pair.slots[pair.next].sent);
+    state_->streams().wait(stream(), slot.sent);
   }
-  Slot& slot = pair.slots[pair.next++];
-  if (slot.bytes < bytes) {
-    // The old room stays until the world ends: freeing waits for the device, which may be waiting
-    // for a peer.
-    slot.memory = static_cast<char*>(state_->allocate(static_cast<size_t>(bytes)));
-    slot.bytes = bytes;
-  }
+  slot.used = true;
   return slot;
 }
 
@@ -405,6 +430,7 @@ void NcclCommunicator::recv(Tensor x, int from) {
   const bool staged = !on_device(x);
   void* data = staged ? staging(x.bytes()) : x.data;
   const Stream where = stream();
+  state_->streams().wait(where, pair.greeted);
   state_->enqueue(*pair.from, where, words("recv", x), x.bytes(), [&](CommHandle handle) {
     return state_->api().recv(data, count_of(x), type_of(x.dtype), 0, handle, where);
   });

@@ -6,7 +6,10 @@
 // Messages. NCCL's sends wait for their receivers, so two ranks that both send before they receive
 // would wait for each other for ever; the interleaved pipeline does that. So a send leaves from a
 // copy, in a stream and through a communicator of its own for each direction between two ranks, and
-// holds nobody up until the copies of earlier sends have taken all the room.
+// holds nobody up until the copies of earlier sends have taken all the room: as many as the plan
+// counts on (plan.cpp, channel_capacity()). NCCL connects two ranks when they first exchange
+// something, which holds up the host of one until the other's comes: they greet each other in the
+// thread that makes the communicators.
 //
 // Sums. NCCL adds in the order of its rings and trees, and rounds sums of bf16 and f16 at every
 // step, so they are not the bits of the CPU's transports; NCCL_ALGO=Ring with NCCL_PROTO=Simple
@@ -55,8 +58,8 @@ class NcclCommunicator final : public Communicator, private CommLane {
   // What is sent leaves from here.
   struct Slot {
     char* memory = nullptr;
-    int64_t bytes = 0;
     Event sent = nullptr;
+    bool used = false;
   };
   // The two directions between us and a peer. They connect in a thread, and what is sent before
   // leaves then: ranks that all send first must not all wait here for each other.
@@ -64,7 +67,11 @@ class NcclCommunicator final : public Communicator, private CommLane {
     std::shared_ptr<Comm> to, from;
     Stream stream = nullptr;  // of what we send
     std::vector<Slot> slots;
+    int64_t slot_bytes = 0;
     size_t next = 0;
+    char* greeting = nullptr;
+    Stream greeted_stream = nullptr;
+    Event greeted = nullptr;  // before anything else is received
 
     std::mutex mutex;
     std::condition_variable changed;
@@ -86,11 +93,13 @@ class NcclCommunicator final : public Communicator, private CommLane {
   Comm& everybody();
   Pair& pair(int peer);
   void connect(Pair& pair, int own, int other);
+  void greet(Pair& pair, Comm& comm, bool sends);
   void wait_connected(Pair& pair);
   void collective(const std::string& what, int64_t bytes,
                   const std::function<Result(CommHandle, Stream)>& call);
   // The next room for a message, free when stream() has come so far.
   Slot& slot_of(Pair& pair, int64_t bytes);
+  void make_room(Pair& pair, int64_t bytes);
   // Memory of the device for a tensor of the host; copy() enqueues, finish() waits as well.
   char* staging(int64_t bytes);
   void copy(void* to, const void* from, int64_t bytes);
@@ -110,7 +119,7 @@ class NcclCommunicator final : public Communicator, private CommLane {
   uint64_t begun_ = 0, joined_ = 0;  // numbers on the lane
   std::deque<Mark> marks_;           // of what is not joined yet, ascending
   uint64_t collectives_until_ = 0;   // the last number that had a collective of this group
-  void* staging_ = nullptr;
+  char* staging_ = nullptr;
   int64_t staging_bytes_ = 0;
 };
 

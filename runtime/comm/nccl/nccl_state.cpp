@@ -1,6 +1,7 @@
 #include "runtime/comm/nccl/nccl_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,6 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kWatchEvery = 20ms;
+constexpr auto kSoon = 2ms;  // most operations of NCCL's threads take less
 constexpr auto kListenFor = std::chrono::minutes(10);  // then the question is put again
 constexpr auto kAnswerPatience = 5s;
 constexpr size_t kEntriesTold = 256;
@@ -78,6 +80,7 @@ State::~State() {
     if (comm->handle != nullptr) api_.comm_finalize(comm->handle);
   }
   const auto until = Clock::now() + std::min<std::chrono::milliseconds>(options_.timeout, 10s);
+  std::vector<CommHandle> stuck;
   for (const auto& comm : comms_) {
     if (comm->handle == nullptr) continue;
     Result result = kInProgress;
@@ -88,9 +91,10 @@ State::~State() {
     if (result == kSuccess) {
       api_.comm_destroy(comm->handle);
     } else {
-      api_.comm_abort(comm->handle);
+      stuck.push_back(comm->handle);
     }
   }
+  abort(std::move(stuck));
   for (auto& [stream, flights] : flights_) {
     for (const Flight& flight : flights) {
       events_.push_back(flight.start);
@@ -115,10 +119,15 @@ std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
     store_.set(key("id/" + own_key), to_hex(id));
   } else {
     const auto until = Clock::now() + options_.timeout;
+    auto next = Clock::now() + 1s;
     std::optional<StoreValue> value;
     while (!(value = store_.watch(key("id/" + own_key), 0, 100ms)) || !value->present) {
       check();
       streams_->host_waits();
+      if (Clock::now() >= next) {
+        look_for_leavers();
+        next = Clock::now() + 1s;
+      }
       if (Clock::now() < until) continue;
       fail(missing_at(*comm));
       check();
@@ -148,14 +157,20 @@ void State::finish_connect(Comm& comm) {
   const auto until = Clock::now() + options_.timeout;
   settle(comm, [&] {
     if (Clock::now() >= until) fail(missing_at(comm));
-    // Those who never connected to us cannot tell us otherwise.
-    const std::string left = store_.compare_set(key("left"), "", "");
-    if (!left.empty()) fail(peer_lost(fmt::format("rank {} has failed", left)));
+    look_for_leavers();
   });
 }
 
-// Until NCCL has done what it does in the background.
+// Those who never connected to us cannot tell us otherwise.
+void State::look_for_leavers() {
+  const std::string left = store_.compare_set(key("left"), "", "");
+  if (!left.empty()) fail(peer_lost(fmt::format("rank {} has failed", left)));
+}
+
+// Until NCCL has done what it does in the background: of a communicator that does not block, all
+// that an operation does on the host.
 void State::settle(Comm& comm, const std::function<void()>& each_second) {
+  const auto begun = Clock::now();
   auto next = Clock::now() + std::min<std::chrono::milliseconds>(1s, options_.timeout);
   for (;;) {
     check();
@@ -177,7 +192,11 @@ void State::settle(Comm& comm, const std::function<void()>& each_second) {
       next = Clock::now() + 1s;
     }
     streams_->host_waits();
-    std::this_thread::sleep_for(100us);
+    if (Clock::now() - begun < kSoon) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(100us);
+    }
   }
 }
 
@@ -263,17 +282,17 @@ void State::leave() {
       peers.insert(peers.end(), comm->name.ranks.begin(), comm->name.ranks.end());
     }
   }
-  fail(peer_lost(fmt::format("rank {} has left the job", rank())));
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  // Peers first: those of a node abort together.
   try {
     store_.set(key("left"), std::to_string(rank()));
-  } catch (const std::exception&) {
-    return;  // the job's end has come first
+    for (const int peer : peers) {
+      if (peer != rank()) alarm(peer, "left");
+    }
+  } catch (const std::exception&) {  // the job's end has come first
   }
-  for (const int peer : peers) {
-    if (peer != rank()) alarm(peer, "left");
-  }
+  fail(peer_lost(fmt::format("rank {} has left the job", rank())));
 }
 
 Event State::take_event() {
@@ -487,12 +506,19 @@ void State::abort_all() {
     const std::scoped_lock lock(mutex_);
     comms = comms_;
   }
+  std::vector<CommHandle> handles;
   for (const auto& comm : comms) {
     const std::scoped_lock lock(comm->mutex);
-    if (comm->handle == nullptr) continue;
-    api_.comm_abort(comm->handle);
-    comm->handle = nullptr;
+    if (comm->handle != nullptr) handles.push_back(std::exchange(comm->handle, nullptr));
   }
+  abort(std::move(handles));
+}
+
+void State::abort(std::vector<CommHandle> handles) {
+  if (handles.empty()) return;
+  api_.group_start();
+  for (const CommHandle handle : handles) api_.comm_abort(handle);
+  api_.group_end();
 }
 
 std::string State::write_dump(const std::string& reason) {

@@ -95,7 +95,10 @@ class State {
   void alarm(int rank, const char* why);
   Error broken(const Comm& comm, CommHandle handle, Result result) const;
   Error missing_at(const Comm& comm);
+  // All at once: an abort waits for the device, on which operations of the others may be waiting.
+  void abort(std::vector<CommHandle> handles);
   void abort_all();
+  void look_for_leavers();
   std::string write_dump(const std::string& reason);
 
   Store& store_;

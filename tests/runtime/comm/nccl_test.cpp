@@ -230,6 +230,61 @@ TEST_CASE("nccl: ranks that send to each other before they receive do not wait f
   }
 }
 
+TEST_CASE("nccl: several messages are under way before any is received, in one order") {
+  for (const When when : kWhen) {
+    CAPTURE(std::string(name_of(when)));
+    CHECK(problem_of(run_gpus(2, when, [](RankOfGpus& rank) {
+            const auto device = make_fake_device(rank.gpu);
+            const auto group = rank.world.group(all_ranks(2));
+            const Tensor x(rank.world.allocate(4000), DType::f32, {1000});
+            const int other = 1 - rank.world.rank();
+            const auto value = [](int round, int i, int from) {
+              return static_cast<float>(100 * round + 2 * i + from);
+            };
+            // Later ones are larger than what there was room for.
+            for (const int round : {0, 1, 2}) {
+              const Tensor part = x.slice(0, 100 << round);
+              for (int i = 0; i < 40; ++i) {
+                device->fill(part, value(round, i, rank.world.rank()));
+                group->send(part, other);
+              }
+              for (int i = 0; i < 40; ++i) {
+                group->recv(part, other);
+                float host = 0;
+                device->copy_to_host(&host, part.slice(part.numel() - 1, 1));
+                expect(host == value(round, i, other), "another message");
+              }
+            }
+          })) == "");
+  }
+}
+
+TEST_CASE("nccl: groups that share a lane do what they do there in one order") {
+  for (const When when : kWhen) {
+    CAPTURE(std::string(name_of(when)));
+    CHECK(problem_of(run_gpus(4, when, [](RankOfGpus& rank) {
+            const int own = rank.world.rank();
+            const auto device = make_fake_device(rank.gpu);
+            const auto near = rank.world.group(std::vector<int>{own / 2 * 2, own / 2 * 2 + 1});
+            const auto far = rank.world.group(std::vector<int>{own % 2, own % 2 + 2});
+            far->share_lane(*near);
+            expect(far->lane() == near->lane(), "another lane");
+            const Tensor x(rank.world.allocate(4000), DType::f32, {1000});
+            CommQueue queue(true, near->lane());
+            for (int round = 0; round < 5; ++round) {
+              device->fill(x, static_cast<float>(1 << own));
+              queue.start([&] { near->all_reduce(x); });
+              const auto ticket = queue.start([&] { far->all_reduce(x); });
+              queue.wait(ticket);
+              far->all_reduce(x);  // behind, among the device's ops
+              float host = 0;
+              device->copy_to_host(&host, x.slice(999, 1));
+              expect(host == 30, "the sum is wrong: " + std::to_string(host));
+            }
+          })) == "");
+  }
+}
+
 TEST_CASE("nccl: a rank that does not come to an operation is named with its number") {
   const TempDir dir;
   std::atomic<bool> told{false};
@@ -341,6 +396,37 @@ TEST_CASE("nccl: a rank that leaves takes its peers along") {
     CAPTURE(outcome.text);
     CHECK(outcome.code == "comm.peer_lost");
     CHECK(has(outcome.text, "rank 2 has "));
+  }
+}
+
+TEST_CASE("nccl: operations of several groups that will never end are given up together") {
+  for (const When when : kWhen) {
+    CAPTURE(std::string(name_of(when)));
+    const auto outcomes = run_gpus(3, when, [&](RankOfGpus& rank) {
+      const auto device = make_fake_device(rank.gpu);
+      const auto all = rank.world.group(all_ranks(3));
+      const auto beside = rank.world.group(all_ranks(3));
+      const Tensor x(rank.world.allocate(400), DType::f32, {100});
+      const Tensor y(rank.world.allocate(400), DType::f32, {100});
+      all->barrier();
+      beside->barrier();
+      if (rank.world.rank() == 2) {
+        std::this_thread::sleep_for(200ms);  // until the others are in both
+        rank.world.leave();
+        all->check();
+      }
+      CommQueue queue(true, beside->lane());
+      queue.start([&] { beside->all_reduce(x); });
+      all->all_reduce(y);
+      float host = 0;
+      device->copy_to_host(&host, y.slice(0, 1));
+      all->check();
+    });
+    for (const Outcome& outcome : outcomes) {
+      CAPTURE(outcome.text);
+      CHECK(outcome.code == "comm.peer_lost");
+    }
+    CHECK(hopeless_aborts() == 0);
   }
 }
 
