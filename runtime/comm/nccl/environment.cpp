@@ -50,6 +50,10 @@ bool check_cards(std::span<const Card> cards, int rank, bool share) {
   return owners[{own.host, own.gpu}].size() > 1;
 }
 
+void never_block() {
+  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
+}
+
 bool wants_shared_gpus() {
   const char* text = std::getenv("MTL_SHARE_GPU");
   return text != nullptr && std::string_view(text) == "1";

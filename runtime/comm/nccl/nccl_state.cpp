@@ -20,6 +20,7 @@ constexpr auto kWatchEvery = 20ms;
 constexpr auto kSoon = 2ms;  // most operations of NCCL's threads take less
 constexpr auto kListenFor = std::chrono::minutes(10);  // then the question is put again
 constexpr auto kAnswerPatience = 5s;
+constexpr int kMessageCtas = 8;
 constexpr size_t kEntriesTold = 256;
 
 double seconds(std::chrono::milliseconds time) {
@@ -137,6 +138,8 @@ std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
   const auto place = std::find(name.ranks.begin(), name.ranks.end(), rank());
   Config config;
   config.blocking = 0;
+  // A send that waits for its receiver keeps its multiprocessors, and there may be several.
+  if (name.messages) config.max_ctas = kMessageCtas;
   Result result = kSuccess;
   {
     const std::scoped_lock lock(comm->mutex);

@@ -54,6 +54,7 @@ std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& opt
                                            std::unique_ptr<nccl::Streams> streams,
                                            const NcclOptions& nccl) {
   comm::check_member("make_nccl_world", options.rank, options.size);
+  nccl::never_block();
   const nccl::Api& api = nccl.api != nullptr ? *nccl.api : nccl::load_api();
   const std::string prefix = fmt::format("nccl/{}/", options.generation);
   comm::claim_rank(store, prefix, options.rank);
