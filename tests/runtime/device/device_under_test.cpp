@@ -1,11 +1,14 @@
 #include "runtime/device/device_under_test.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <new>
 #include <string_view>
+#include <vector>
 
 #include "common/error.h"
 #include "runtime/device/load_cuda.h"
@@ -23,11 +26,40 @@ Device* gpu_under_test() {
   return device.get();
 }
 
+namespace {
+
+// Shared memory in powers of two, kept for the next test: CUDA takes long to give and take it, and
+// the tests ask tens of thousands of times. Never destroyed, as tests' static tensors may be later.
+struct SharedBlocks {
+  std::map<uint8_t*, size_t> size_of;
+  std::map<size_t, std::vector<uint8_t*>> unused;
+};
+SharedBlocks& shared_blocks() {
+  static auto& blocks = *new SharedBlocks;
+  return blocks;
+}
+
+TestMemory take_shared(size_t bytes) {
+  SharedBlocks& blocks = shared_blocks();
+  const size_t size = std::bit_ceil(std::max<size_t>(bytes, 256));
+  std::vector<uint8_t*>& unused = blocks.unused[size];
+  if (unused.empty()) {
+    unused.push_back(static_cast<uint8_t*>(load_cuda().allocate_shared(size)));
+    blocks.size_of[unused.back()] = size;
+  }
+  uint8_t* const block = unused.back();
+  unused.pop_back();
+  return {block, [](uint8_t* used) {
+            shared_blocks().unused[shared_blocks().size_of.at(used)].push_back(used);
+          }};
+}
+
+}  // namespace
+
 TestMemory make_test_memory(size_t bytes) {
   TestMemory memory(nullptr, nullptr);
   if (gpu_under_test() != nullptr) {
-    memory = TestMemory(static_cast<uint8_t*>(load_cuda().allocate_shared(bytes)),
-                        [](uint8_t* shared) { load_cuda().free_shared(shared); });
+    memory = take_shared(bytes);
   } else {
     constexpr std::align_val_t kAlignment{16};
     memory = TestMemory(static_cast<uint8_t*>(::operator new[](bytes, kAlignment)),

@@ -351,14 +351,16 @@ void check_product(Device& device, const Product& p) {
   args.scale_a = scale_a.view;
   args.scale_b = scale_b.view;
   device.matmul(args);
+  const std::vector<double> wide_a = a.values(), wide_b = b.values();
   double worst = 0;
   for (int64_t i = 0; i < p.m; ++i) {
     for (int64_t j = 0; j < p.n; ++j) {
       const auto at = static_cast<size_t>(i * p.n + j);
+      const double *row = wide_a.data() + i * p.k, *column = wide_b.data() + j * p.k;
       double sum = 0, size = 0;
       for (int64_t q = 0; q < p.k; ++q) {
-        sum += a[i * p.k + q] * b[j * p.k + q];
-        size += std::abs(a[i * p.k + q] * b[j * p.k + q]);
+        sum += row[q] * column[q];
+        size += std::abs(row[q] * column[q]);
       }
       sum *= scale_a[0] * scale_b[0];
       size *= scale_a[0] * scale_b[0];

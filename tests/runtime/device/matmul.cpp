@@ -96,6 +96,17 @@ struct Values {
     const size_t at = static_cast<size_t>(i) + offset;
     return dtype == DType::f32 ? static_cast<double>(f32[at]) : from_half(dtype, half[at]);
   }
+  // Row by row, or column by column.
+  std::vector<double> wide(bool by_columns) const {
+    std::vector<double> out;
+    out.reserve(static_cast<size_t>(rows * cols));
+    for (int64_t i = 0; i < (by_columns ? cols : rows); ++i) {
+      for (int64_t j = 0; j < (by_columns ? rows : cols); ++j) {
+        out.push_back((*this)(by_columns ? j * cols + i : i * cols + j));
+      }
+    }
+    return out;
+  }
 };
 
 constexpr double kRoot = 0.79788456080286535588;
@@ -162,12 +173,14 @@ void check(const Case& c) {
   // Every element, or so many of a large product that it takes no longer.
   const int64_t work = c.m * c.n * c.k;
   const int64_t step = work > 16'000'000 ? work / 4'000'000 | 1 : 1;
+  const std::vector<double> wide_a = a.wide(c.ta), wide_b = b.wide(!c.tb);
   double worst = 0;
   for (int64_t at = 0; at < c.m * c.n; at += step) {
     const int64_t i = at / c.n, j = at % c.n;
+    const double *row = wide_a.data() + i * c.k, *column = wide_b.data() + j * c.k;
     double sum = c.accumulate ? before(at) : 0, size = std::abs(sum);
     for (int64_t p = 0; p < c.k; ++p) {
-      const double x = a(c.ta ? p * c.m + i : i * c.k + p) * b(c.tb ? j * c.k + p : p * c.n + j);
+      const double x = row[p] * column[p];
       sum += x;
       size += std::abs(x);
     }
