@@ -1,6 +1,7 @@
 // Attention alone on one GPU: TFLOP/s forward and backward of each of our kernels and of cuDNN's,
 // on the forms of usual models.
-//   build/bench/attention_gpu [--tiny]
+//   build/bench/attention_gpu [--tiny] [KERNEL ...]
+// Ends with 1 if a row could not be measured.
 // FLOPs are those of causal attention: a product of the lower triangle is batch heads dim seq^2,
 // two of them forward and five backward (the two that some of ours compute again do not count).
 // Medians over rounds of calls that the host waits for once. `own` is wgmma on Hopper, `split` the
@@ -117,20 +118,39 @@ void measure(const std::string& kernel, const Form& form) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool tiny = argc > 1 && std::string(argv[1]) == "--tiny";
-  fmt::print("{}\n", make_device({}).description());
-  fmt::print("  B      T heads  kv  dim  kernel  fwd ms  fwd TF/s    bwd ms  bwd TF/s\n");
+  bool tiny = false;
+  std::vector<std::string> kernels;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--tiny") {
+      tiny = true;
+    } else {
+      kernels.push_back(word);
+    }
+  }
+  if (kernels.empty()) kernels = {"mma", "cudnn", "split", "own"};
   const std::vector<Form> forms = tiny ? std::vector<Form>(std::begin(kTiny), std::end(kTiny))
                                        : std::vector<Form>(std::begin(kForms), std::end(kForms));
-  for (const Form& form : forms) {
-    for (const char* const kernel : {"own", "split", "mma", "cudnn"}) {
+  int code = 0;
+  try {
+    fmt::print("{}\n", make_device({}).description());
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}", error.what());
+    return static_cast<int>(error.exit());
+  }
+  fmt::print("  B      T heads  kv  dim  kernel  fwd ms  fwd TF/s    bwd ms  bwd TF/s\n");
+  for (const std::string& kernel : kernels) {
+    for (const Form& form : forms) {
       try {
         measure(kernel, form);
       } catch (const Error& error) {
-        fmt::print("{:>3} {:>6} {:>5} {:>3} {:>4}  {:6} {}\n", form.batch, form.seq, form.heads,
-                   form.kv_heads, form.head_dim, kernel, error.diagnostics().front().what);
+        fmt::print("{:>3} {:>6} {:>5} {:>3} {:>4}  {:6} not measured: {}\n", form.batch, form.seq,
+                   form.heads, form.kv_heads, form.head_dim, kernel,
+                   error.diagnostics().front().what);
+        std::fflush(stdout);
+        code = 1;
       }
     }
   }
-  return 0;
+  return code;
 }
