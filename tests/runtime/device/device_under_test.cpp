@@ -1,7 +1,5 @@
 #include "runtime/device/device_under_test.h"
 
-#include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,8 +26,9 @@ Device* gpu_under_test() {
 
 namespace {
 
-// Shared memory in powers of two, kept for the next test: CUDA takes long to give and take it, and
-// the tests ask tens of thousands of times. Never destroyed, as tests' static tensors may be later.
+// Shared memory, kept for who needs as much again: CUDA takes long to give and take it, and the
+// tests ask tens of thousands of times for some two thousand sizes. Of the very size, so that
+// compute-sanitizer sees what is read behind it. Never destroyed: static tensors may be later.
 struct SharedBlocks {
   std::map<uint8_t*, size_t> size_of;
   std::map<size_t, std::vector<uint8_t*>> unused;
@@ -41,11 +40,10 @@ SharedBlocks& shared_blocks() {
 
 TestMemory take_shared(size_t bytes) {
   SharedBlocks& blocks = shared_blocks();
-  const size_t size = std::bit_ceil(std::max<size_t>(bytes, 256));
-  std::vector<uint8_t*>& unused = blocks.unused[size];
+  std::vector<uint8_t*>& unused = blocks.unused[bytes];
   if (unused.empty()) {
-    unused.push_back(static_cast<uint8_t*>(load_cuda().allocate_shared(size)));
-    blocks.size_of[unused.back()] = size;
+    unused.push_back(static_cast<uint8_t*>(load_cuda().allocate_shared(bytes)));
+    blocks.size_of[unused.back()] = bytes;
   }
   uint8_t* const block = unused.back();
   unused.pop_back();
