@@ -37,7 +37,7 @@ namespace mtl {
 //
 // FP8: A and B f8_e4m3, or one of them f8_e5m2; C bf16 or f32, the bias bf16 or f32. Their values
 // are multiplied by *scale_a and *scale_b (Quantize). As the tensor cores of Hopper want them, both
-// lie along k (transpose_b without transpose_a), and m, n and k are multiples of 16.
+// lie along k (transpose_b without transpose_a), and n and k are multiples of 16.
 enum class Epilogue {
   none,
   gelu,       // aux = the value before GELU (same type as C), C = gelu_tanh(aux)
