@@ -184,7 +184,9 @@ void fsdp_questions(Builder& b) {
   b.menu("fsdp_version", section + "version", "What should be your FSDP version?",
          "2 is PyTorch's newer one.", {"1", "2"}, "2", fsdp);
   b.menu("fsdp_strategy", section + "reshard_after_forward",
-         "What should be your sharding strategy?", "train.yaml: parallel.zero=3, 2 or 0",
+         "What should be your sharding strategy?",
+         "train.yaml: parallel.zero=3, 2 or 0; of the hybrid ones a copy on each machine "
+         "(parallel.zero_ranks)",
          {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"},
          "FULL_SHARD", one);
   b.truth("fsdp_reshard", section + "reshard_after_forward",
@@ -238,8 +240,8 @@ void fsdp_questions(Builder& b) {
   const auto meshed = [=](const Answers& a) { return two(a) && a.yes("mesh"); };
   b.whole_number("mesh_replicate", mesh + "dp_replicate_size",
                  "What is the data parallelism replicate size?", "", 1, kMany, "1", meshed);
-  b.whole_number("mesh_shard", mesh + "dp_shard_size", "What is the FSDP shard size?", "", 1, kMany,
-                 "1", meshed);
+  b.whole_number("mesh_shard", mesh + "dp_shard_size", "What is the FSDP shard size?",
+                 "train.yaml: with replicas, parallel.zero_ranks", 1, kMany, "1", meshed);
   b.whole_number("mesh_tp", mesh + "tp_size", "What is the tensor parallelism size?",
                  "train.yaml: parallel.tp", 1, kMany, "1", meshed);
   b.whole_number(
