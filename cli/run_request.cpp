@@ -176,11 +176,6 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
   const std::vector<std::string> arguments = of_first_task(given_arguments, options.given);
   const LaunchConfig file = load_launch_config(options.given, all);
   const std::string engine = engine_of(file, options.given);
-  RunRequest request;
-  request.sources.train_yaml = train_yaml;
-  request.sources.overrides = overrides(options, arguments, engine, file);
-  request.sources.environment = settings_in_environment(environ);
-  add_environment(options.given.environment, engine, file, request.sources.environment);
   run.config_file = file.path;
   run.config_notice = config_file_notice(file, options.given);
   run.request = resolve_launch(file, options.given, true, all);
@@ -195,6 +190,17 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
               : run.request.ranks > 0
                   ? run.request.ranks
                   : std::max(1, run.request.local_ranks) * run.request.max_nodes;
+  // With the ranks that a machine has in the end, whoever said so.
+  LaunchConfig counted = file;
+  counted.num_machines = std::max(1, run.request.max_nodes);
+  counted.num_processes = run.world;
+  RunRequest request;
+  request.sources.train_yaml = train_yaml;
+  request.sources.overrides = overrides(options, arguments, engine, counted);
+  request.sources.environment = settings_in_environment(environ);
+  add_environment(options.given.environment, engine, counted, request.sources.environment);
+  request.sources.default_config = train_settings(counted);
+  request.sources.default_config_path = file.path;
   request.world = run.world;
   request.plan_only = options.plan_only;
   if (options.too_many_bytes > 0) {
@@ -216,8 +222,6 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
       return rank_memory(here, use_cpu);
     };
   }
-  request.sources.default_config = train_settings(file);
-  request.sources.default_config_path = file.path;
   try {
     run.checked = check_run(request);
   } catch (const Error& error) {

@@ -214,16 +214,6 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
   return file.distributed_type;
 }
 
-namespace {
-
-int number_of(const FlagValues& values, const char* flag, int otherwise) {
-  const auto found = values.find(flag);
-  if (found == values.end() || found->second.texts.empty()) return otherwise;
-  return whole_number(found->second.texts.back(), 1, 1 << 30).value_or(otherwise);
-}
-
-}  // namespace
-
 std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
                                                                 const std::string& engine,
                                                                 const LaunchConfig& weaker) {
@@ -232,8 +222,8 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
   config.distributed_type = "MEGATRON_LM";
   LaunchConfig other;
   other.distributed_type = engine;
-  other.num_processes = number_of(values, "num_processes", weaker.num_processes);
-  other.num_machines = number_of(values, "num_machines", weaker.num_machines);
+  other.num_processes = weaker.num_processes;
+  other.num_machines = weaker.num_machines;
   bool engine_said = engine != weaker.distributed_type &&
                      values.count("use_fsdp") + values.count("use_deepspeed") > 0;
   for (const LaunchFlag& flag : launch_flags()) {
@@ -269,10 +259,18 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
     return values.count(fmt::format("parallelism_config_{}_size", axis)) != 0;
   };
   for (const auto& [key, value] : mesh_settings(mesh)) {
+    const bool cp = has("cp") || has("sp"), shards = has("dp_replicate") || has("dp_shard");
     const bool said = key == "parallel.tp"   ? has("tp")
-                      : key == "parallel.cp" ? has("cp") || has("sp")
-                                             : has("dp_replicate") || has("dp_shard");
+                      : key == "parallel.cp" ? cp
+                                             : has("tp") || cp || shards;
     if (said) add(key, value);
+  }
+  // What is divided how is said anew, and nothing of copies: then the weaker ones do not stay.
+  const auto copies = [](const auto& setting) { return setting.first == "parallel.zero_ranks"; };
+  const std::vector<std::pair<std::string, std::string>> weaker_settings = train_settings(weaker);
+  if ((engine_said || has("dp_replicate") || has("dp_shard")) &&
+      std::any_of(weaker_settings.begin(), weaker_settings.end(), copies)) {
+    add("parallel.zero_ranks", "auto");
   }
   return settings;
 }

@@ -219,7 +219,10 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
       // of the next step's first. ZeRO-2 scatters every micro-batch.
       const double rounds = layout.zero == 2 ? static_cast<double>(micro_batches) : 1;
       const double reduce = layout.zero == 0 ? 2 * gather(grad) : gather(grad);
-      end.data = (rounds - 1) * beside_backward(reduce) + beside_backward(reduce + over_copies);
+      // What is rounded, the ranks of a copy add when all of it is there.
+      const double beside = narrow && layout.zero == 1 ? 0 : over_copies;
+      end.data = (rounds - 1) * beside_backward(reduce) + beside_backward(reduce + beside) +
+                 over_copies - beside;
       end.bytes += ring * grad * (layout.zero == 0 ? 2 : rounds);
       if (layout.zero > 0) {
         end.data += hidden_rest(cluster, layout.overlap_data, gather(element), times.forward());

@@ -199,33 +199,37 @@ int64_t replicas(const RuleInput& input, RuleBook& book) {
 int shard_copies(const RuleInput& input, int64_t ranks, RuleBook& book) {
   const TrainSpec::Parallel& parallel = input.spec.parallel;
   const int64_t given = parallel.zero_ranks;
-  if (!book.rule("mesh.zero_ranks", "parallel.zero_ranks", given == 0 || parallel.zero >= 1,
-                 "parallel.zero_ranks are ranks that divide what ZeRO divides, and parallel.zero "
-                 "is 0",
-                 "set parallel.zero to 1, 2 or 3, or leave parallel.zero_ranks out") ||
-      given == 0 || given >= ranks) {
-    return 1;
-  }
   const int64_t least = int64_t{parallel.tp} * parallel.cp * parallel.ep;
   // What one rank of each copy would have alone is not divided.
   const auto divides = [&](int64_t n) {
     return n % least == 0 && ranks % n == 0 && n > parallel.tp && n < ranks;
   };
+  const bool possible = given > 0 && parallel.zero >= 1 && divides(given);
+  if (possible) return static_cast<int>(ranks / given);
+  // For whatever is launched: run.cpp says what becomes of it.
+  if (given == 0 || book.of_launch_file("parallel.zero_ranks")) return 1;
+  if (!book.rule("mesh.zero_ranks", "parallel.zero_ranks", parallel.zero >= 1,
+                 "parallel.zero_ranks are ranks that divide what ZeRO divides, and parallel.zero "
+                 "is 0",
+                 "set parallel.zero to 1, 2 or 3, or leave parallel.zero_ranks out") ||
+      given >= ranks) {
+    return 1;
+  }
   std::string usable;
   for (const int64_t n : divisors(ranks)) {
-    if (divides(n)) usable += fmt::format("{}{}", usable.empty() ? "" : ", ", n);
+    if (divides(n)) usable += fmt::format("{}, ", n);
   }
-  const bool holds = book.rule(
-      "mesh.zero_ranks", "parallel.zero_ranks", divides(given),
-      given <= parallel.tp && given == least
-          ? fmt::format("with parallel.zero_ranks {} every copy is on one replica, which divides "
-                        "nothing",
-                        given)
-          : fmt::format("parallel.zero_ranks {} is no multiple of tp x cp x ep = {} that divides "
-                        "the {} ranks of a stage",
-                        given, least, ranks),
-      fmt::format("use {}, or auto (all ranks)", usable));
-  return holds ? static_cast<int>(ranks / given) : 1;
+  book.rule("mesh.zero_ranks", "parallel.zero_ranks", false,
+            given <= parallel.tp && given == least
+                ? fmt::format("with parallel.zero_ranks {} every copy is on one replica, which "
+                              "divides nothing",
+                              given)
+                : fmt::format("parallel.zero_ranks {} is no multiple of tp x cp x ep = {} that "
+                              "divides the {} ranks of a stage",
+                              given, least, ranks),
+            usable.empty() ? "leave it out (all ranks)"
+                           : fmt::format("use {}or auto (all ranks)", usable));
+  return 1;
 }
 
 std::string seq_over_tp(const RuleInput& input) {

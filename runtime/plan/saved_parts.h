@@ -11,7 +11,7 @@
 namespace mtl {
 
 // All of them hold the state of every parameter, and they take turns; with ZeRO each writes the
-// part that it alone has.
+// part that it alone has, and where there are copies of it, these take turns.
 bool rank_saves(const ParamLayout& layout, size_t param, const Holders& holders);
 
 // Bytes of the copy, of the rank of the stage that has most to write: masters and moments, f32,

@@ -129,7 +129,8 @@ class Search {
 
   // One of all shards, or one on every node.
   std::vector<int> copy_choices(const LayoutChoice& layout) const {
-    const int ranks = layout.world() / layout.pp, node = cluster_.gpus_per_node;
+    const int ranks = layout.world() / layout.pp;
+    const int node = std::max(cluster_.gpus_per_node, cluster_.nvlink_domain);
     const bool each = ranks > node && ranks % node == 0 && layout.dp % (ranks / node) == 0;
     if (!each || node <= layout.tp) return {1};
     return {1, ranks / node};

@@ -161,6 +161,44 @@ TEST_CASE("accelerate's file for fp8 is precision.dtype of a train.yaml and its 
   CHECK(outcome.err.find(", fp8 in the linears, else bf16; ") != std::string::npos);
 }
 
+TEST_CASE("hybrid shards are those of a machine, where a run has them") {
+  Shell shell;
+  shell.write("hybrid.yaml",
+              "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD\n"
+              "num_machines: 2\nnum_processes: 4\nmachine_rank: 0\nuse_cpu: true\n"
+              "main_process_ip: 127.0.0.1\nmain_process_port: 29500\n");
+  shell.write("text.txt", std::string(5000, 'a'));
+  shell.write("train.yaml",
+              "model: {layers: 2, hidden: 32, heads: 4}\ndata: {train: text.txt}\n"
+              "train: {global_batch: 8, seq_len: 16, steps: 1}\n");
+  const auto dry = [&](std::vector<std::string> flags, std::vector<std::string> settings) {
+    std::vector<std::string> argv = {"launch", "--dry-run", "--config_file", "hybrid.yaml"};
+    argv.insert(argv.end(), flags.begin(), flags.end());
+    argv.push_back("train.yaml");
+    argv.insert(argv.end(), settings.begin(), settings.end());
+    return shell.mtl(argv);
+  };
+  const auto ranks = [](const Outcome& outcome) {
+    CHECK_MESSAGE(outcome.code == 0, outcome.err);
+    const size_t at = outcome.out.find("  zero_ranks: ");
+    return at == std::string::npos
+               ? ""
+               : outcome.out.substr(at + 14, outcome.out.find(' ', at + 14) - at - 14);
+  };
+  CHECK(ranks(dry({}, {})) == "2");
+  CHECK(ranks(dry({"--num_machines", "4", "--num_processes", "8"}, {})) == "2");
+  CHECK(ranks(dry({"--num_processes", "8"}, {})) == "4");
+  CHECK(ranks(dry({"--fsdp_sharding_strategy", "FULL_SHARD"}, {})) == "auto");
+  CHECK(ranks(dry({}, {"parallel.zero=0"})) == "auto");
+  CHECK(ranks(dry({"--num_machines", "1", "--num_processes", "2"}, {})) == "auto");
+  CHECK(ranks(dry({}, {"parallel.zero_ranks=4"})) == "4");
+  // Nothing is divided inside of a machine.
+  const Outcome wide = dry({}, {"parallel.tp=2"});
+  CHECK(ranks(wide) == "auto");
+  CHECK(wide.err.find("warning[mesh.zero_ranks]") != std::string::npos);
+  CHECK(dry({}, {"parallel.zero_ranks=3"}).code == 3);
+}
+
 TEST_CASE("the flags of accelerate's own test of its launcher win over the file") {
   if (!fs::is_directory(kAccelerateSamples)) return;
   Shell shell;

@@ -632,9 +632,16 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   CHECK(
       train_settings(values({{"fsdp_sharding_strategy", "HYBRID_SHARD"}}), "FSDP", file_of(two)) ==
       Settings{{"parallel.zero", "3"}, {"parallel.zero_ranks", "4"}});
-  CHECK(train_settings(values({{"fsdp_sharding_strategy", "HYBRID_SHARD"}, {"num_machines", "4"}}),
-                       "FSDP", file_of(two)) ==
-        Settings{{"parallel.zero", "3"}, {"parallel.zero_ranks", "2"}});
+  // What is said of it anew takes back what the file says of copies.
+  const std::string hybrid =
+      two + "fsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD\n  fsdp_offload_params: false\n";
+  CHECK(
+      train_settings(values({{"fsdp_sharding_strategy", "FULL_SHARD"}}), "FSDP", file_of(hybrid)) ==
+      Settings{{"parallel.zero", "3"}, {"parallel.zero_ranks", "auto"}});
+  CHECK(train_settings(values({{"fsdp_sharding_strategy", "FULL_SHARD"}}), "FSDP", file_of(two)) ==
+        Settings{{"parallel.zero", "3"}});
+  CHECK(train_settings(values({{"fsdp_activation_checkpointing", "true"}}), "FSDP",
+                       file_of(hybrid)) == Settings{{"recompute.mode", "full"}});
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}, {}, true).codes.empty());
   const Outcome vain = resolved({{"fsdp_version", "2"}, {"tpu", "true"}}, {}, true);
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});
@@ -658,6 +665,15 @@ TEST_CASE("a flag changes one size of the file's parallelism_config, and the oth
   CHECK(train_settings(size("tp", "1"), "FSDP", file) == Settings{{"parallel.tp", "1"}});
   CHECK(train_settings(size("tp", "4"), "DEEPSPEED", file) == Settings{{"parallel.tp", "4"}});
   CHECK(train_settings(size("dp_shard", "4"), "FSDP", file).empty());
+  const LaunchConfig copies = file_of(
+      "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_dp_replicate_size: 2\n"
+      "  parallelism_config_dp_shard_size: 4\n  parallelism_config_tp_size: 2\n");
+  CHECK(train_settings(size("tp", "4"), "FSDP", copies) ==
+        Settings{{"parallel.tp", "4"}, {"parallel.zero_ranks", "16"}});
+  CHECK(train_settings(size("dp_shard", "8"), "FSDP", copies) ==
+        Settings{{"parallel.zero_ranks", "16"}});
+  CHECK(train_settings(size("dp_replicate", "1"), "FSDP", copies) ==
+        Settings{{"parallel.zero_ranks", "auto"}});
   CHECK(train_settings(size("sp", "3"), "MULTI_GPU", file).empty());
   CHECK(train_settings(size("sp", "3"), "FSDP", with_parallelism(file, size("cp", "4"))) ==
         Settings{{"parallel.cp", "12"}});

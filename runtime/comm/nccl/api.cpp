@@ -10,7 +10,7 @@ namespace mtl::nccl {
 
 namespace {
 
-constexpr int kOldest = 22200;
+constexpr int kOldest = 21800;
 
 [[noreturn]] void refuse(std::string what) {
   throw Error(Exit::environment,

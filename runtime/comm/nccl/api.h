@@ -1,6 +1,6 @@
 // What we use of NCCL, with declarations of our own: the library is opened at run time, so that one
 // GPU works where NCCL is not installed, and tests can put their own functions in its place. Names
-// and numbers are those of nccl.h (2.22 and later; cuda_streams.cpp compares them with the header).
+// and numbers are those of nccl.h (2.18 and later; cuda_streams.cpp compares them with the header).
 #pragma once
 
 #include <climits>
@@ -77,8 +77,7 @@ struct Api {
 };
 
 // Opens `library` once; it stays open. Throws Error "comm.nccl_missing" (Exit::environment) when it
-// cannot be opened, lacks a function or is older than 2.22, which cannot end several communicators
-// at once.
+// cannot be opened, lacks a function or is older than 2.18.
 const Api& load_api(const char* library = "libnccl.so.2");
 
 // 22809 -> "2.28.9"

@@ -51,7 +51,8 @@ bool check_cards(std::span<const Card> cards, int rank, bool share) {
 }
 
 void never_block() {
-  ::setenv("NCCL_COMM_BLOCKING", "0", 1);
+  const char* said = std::getenv("NCCL_COMM_BLOCKING");
+  if (said != nullptr) ::setenv("NCCL_COMM_BLOCKING", "0", 1);
 }
 
 bool wants_shared_gpus() {

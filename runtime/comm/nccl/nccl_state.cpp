@@ -81,7 +81,7 @@ State::~State() {
     if (comm->handle != nullptr) api_.comm_finalize(comm->handle);
   }
   const auto until = Clock::now() + std::min<std::chrono::milliseconds>(options_.timeout, 10s);
-  std::vector<CommHandle> stuck;
+  std::vector<CommHandle> closed, stuck;
   for (const auto& comm : comms_) {
     if (comm->handle == nullptr) continue;
     Result result = kInProgress;
@@ -89,13 +89,10 @@ State::~State() {
            Clock::now() < until) {
       std::this_thread::sleep_for(1ms);
     }
-    if (result == kSuccess) {
-      api_.comm_destroy(comm->handle);
-    } else {
-      stuck.push_back(comm->handle);
-    }
+    (result == kSuccess ? closed : stuck).push_back(comm->handle);
   }
-  abort(std::move(stuck));
+  abort(std::move(stuck));  // first: memory of the others is freed, which waits for the device
+  for (const CommHandle handle : closed) api_.comm_destroy(handle);
   for (auto& [stream, flights] : flights_) {
     for (const Flight& flight : flights) {
       events_.push_back(flight.start);
@@ -519,9 +516,13 @@ void State::abort_all() {
 
 void State::abort(std::vector<CommHandle> handles) {
   if (handles.empty()) return;
-  api_.group_start();
+  // Before, NCCL does it one by one, and may wait for ever.
+  constexpr int kTogether = 22200;
+  int version = 0;
+  const bool together = api_.get_version(&version) == kSuccess && version >= kTogether;
+  if (together) api_.group_start();
   for (const CommHandle handle : handles) api_.comm_abort(handle);
-  api_.group_end();
+  if (together) api_.group_end();
 }
 
 std::string State::write_dump(const std::string& reason) {

@@ -1,6 +1,7 @@
 #include "runtime/device/cuda/cuda_errors.h"
 
 #include <cstdlib>
+#include <string_view>
 
 #include "runtime/device/cuda/refusals.h"
 
@@ -38,7 +39,9 @@ void refuse_start(cudaError_t error) {
 int start_cuda() {
   // Streams share the queues of the hardware, eight by default: one that waits for a peer would
   // hold up another rank's way to it. CUDA reads it when it starts.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  constexpr const char* kQueues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const char* said = std::getenv(kQueues);
+  if (said == nullptr || std::string_view(said) != "32") setenv(kQueues, "32", 1);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) refuse_start(error);

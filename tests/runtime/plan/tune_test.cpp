@@ -1,6 +1,7 @@
 // runtime/plan/tune: the advice, against the layouts that Megatron-LM's guide recommends.
 #include "runtime/plan/tune.h"
 
+#include <algorithm>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -81,4 +82,27 @@ TEST_CASE("what advice sets is a layout with the same forecast") {
   const auto settings = settings_of(row.work, tuning.best.front().forecast.layout);
   CHECK(settings.front().first == "parallel.tp");
   CHECK(settings.front().second == std::to_string(tuning.best.front().forecast.layout.tp));
+}
+
+TEST_CASE("where links between nodes are slow a copy of the shards on each of them is worth it") {
+  const Workload work = guide_rows().front().work;
+  Cluster cluster = *find_cluster("h100-80g");
+  cluster.nic_rate /= 20;
+  LayoutChoice one;
+  one.dp = 64;
+  one.zero = 3;
+  LayoutChoice copies = one;
+  copies.copies = 8;
+  const Forecast of_one = forecast(work, one, cluster), of_copies = forecast(work, copies, cluster);
+  CHECK(of_one.micro_batches > 1);
+  CHECK(of_copies.time.total < 0.7 * of_one.time.total);
+  CHECK(of_copies.memory.weights > of_one.memory.weights);
+  CHECK(layout_words(copies).find("ZeRO-3 in 8 copies") != std::string::npos);
+  const auto settings = settings_of(work, copies);
+  CHECK(std::count(settings.begin(), settings.end(),
+                   std::pair<std::string, std::string>("parallel.zero_ranks", "8")) == 1);
+  // And looked at.
+  const Tuning with = tune(work, 64, cluster, {.only_run_here = true});
+  cluster.gpus_per_node = cluster.nvlink_domain = 64;
+  CHECK(with.considered > tune(work, 64, cluster, {.only_run_here = true}).considered);
 }
