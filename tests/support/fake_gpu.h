@@ -55,6 +55,11 @@ class FakeGpu {
     uint64_t position = 0;
   };
   enum class Kind { plain, send, meets_peers };
+  // What a stream is to NCCL, which so knows its GPU.
+  struct Handle {
+    FakeGpu* gpu;
+    Stream* stream;
+  };
   Stream* compute() { return compute_.get(); }
   Stream* make_stream();
   void enqueue(Stream* stream, Kind kind, std::function<void()> work);
