@@ -108,10 +108,8 @@ void add_environment(const FlagValues& values, const std::string& engine, const 
 void add_launch_section(const ResolvedSpec& resolved, LaunchGiven& given) {
   const auto add = [&](const std::string& key, const std::string& name,
                        const std::vector<std::string>& texts) {
-    const auto found = resolved.origins.find(key);
-    const Origin origin = found == resolved.origins.end() ? Origin::built_in : found->second;
     const Place place = resolved.place_of(key);
-    switch (origin) {
+    switch (resolved.origin_of(key)) {
       case Origin::train_yaml:
         given.train_yaml.insert_or_assign(
             name, FlagValue{texts, fmt::format("{}:{}", place.file, place.line)});

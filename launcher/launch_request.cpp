@@ -267,7 +267,7 @@ std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues
   }
   // What is divided how is said anew, and nothing of copies: then the weaker ones do not stay.
   const auto copies = [](const auto& setting) { return setting.first == "parallel.zero_ranks"; };
-  const std::vector<std::pair<std::string, std::string>> weaker_settings = train_settings(weaker);
+  const auto weaker_settings = train_settings(weaker);
   if ((engine_said || has("dp_replicate") || has("dp_shard")) &&
       std::any_of(weaker_settings.begin(), weaker_settings.end(), copies)) {
     add("parallel.zero_ranks", "auto");

@@ -98,28 +98,6 @@ void choose_micro_batch(CheckedRun& run, const DataFacts& facts, const RankMemor
       human_bytes(static_cast<double>(choice->whole_bytes)), memory.words);
 }
 
-// The file of a launch has them for whatever is launched. The ranks read what this run has.
-void let_go_of_copies(CheckedRun& run, Diagnostics& diagnostics) {
-  const std::string key = "parallel.zero_ranks";
-  int& asked = run.resolved.spec.parallel.zero_ranks;
-  const auto origin = run.resolved.origins.find(key);
-  const bool of_file =
-      origin != run.resolved.origins.end() && origin->second == Origin::default_config;
-  if (asked == 0 || !of_file || run.plan.grid.sizes().copies > 1) return;
-  const GridSizes& sizes = run.plan.grid.sizes();
-  if (run.resolved.spec.parallel.zero > 0 && asked < sizes.world() / sizes[Axis::pp]) {
-    diagnostics.add({.code = "mesh.zero_ranks",
-                     .what = fmt::format(
-                         "{} {} are no whole copies of what this run divides: there is one copy "
-                         "on all ranks",
-                         key, asked),
-                     .place = run.resolved.place_of(key),
-                     .help = "say it in train.yaml, as ranks that are a multiple of tp x cp x ep",
-                     .severity = Diagnostic::Severity::warning});
-  }
-  asked = 0;
-}
-
 // The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
 void check_memory(const CheckedRun& run, int nodes) {
   const Plan& plan = run.plan;
@@ -304,7 +282,11 @@ CheckedRun check_run(const RunRequest& request) {
       facts.sequences = (run.corpus.train_tokens - 1) / spec.train.seq_len;
     }
     run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
-    if (!diagnostics.has_errors()) let_go_of_copies(run, diagnostics);
+    // The ranks read what this run has, not what a launch's file asks for whatever is launched.
+    if (run.plan.grid.sizes().copies == 1 &&
+        run.resolved.origin_of("parallel.zero_ranks") == Origin::default_config) {
+      run.resolved.spec.parallel.zero_ranks = 0;
+    }
     if (request.memory && spec.train.micro_batch == 0 && !diagnostics.has_errors()) {
       if (const auto memory = request.memory()) choose_micro_batch(run, facts, *memory);
     }

@@ -98,6 +98,23 @@ void check_buffers(const StepSchedule& step, const ResolvedSpec& resolved,
                "train.micro_batch, or fewer micro-batches per step"});
 }
 
+// A launch's file asks for copies of shards whatever is launched.
+void warn_of_one_copy(const Plan& plan, const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  const GridSizes& sizes = plan.grid.sizes();
+  const TrainSpec::Parallel& parallel = resolved.spec.parallel;
+  const bool several = parallel.zero_ranks > 0 && parallel.zero > 0 &&
+                       parallel.zero_ranks < sizes.world() / sizes[Axis::pp];
+  if (!several || sizes.copies > 1) return;
+  diagnostics.add(
+      {.code = "mesh.zero_ranks",
+       .what = fmt::format("parallel.zero_ranks {} are no whole copies of what this run divides: "
+                           "there is one copy on all ranks",
+                           parallel.zero_ranks),
+       .place = resolved.place_of("parallel.zero_ranks"),
+       .help = "say it in train.yaml, as ranks that are a multiple of tp x cp x ep",
+       .severity = Diagnostic::Severity::warning});
+}
+
 // A linear that FP8 does not take stays in bf16: no error, since the run is right, only slower.
 void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
                           Diagnostics& diagnostics) {
@@ -170,6 +187,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   warn_of_no_effect(resolved, diagnostics);
 
   plan.grid = Grid(layout.sizes);
+  warn_of_one_copy(plan, resolved, diagnostics);
   plan.micro_batch = layout.micro_batch;
   plan.logits_rows = spec.train.logits_rows;
   plan.batch = layout.batch;

@@ -28,8 +28,7 @@ class RuleBook {
 
   // Said in the file of the launch, for whatever is launched: of a run it may ask what cannot be.
   bool of_launch_file(const char* key) const {
-    const auto origin = resolved_.origins.find(key);
-    return origin != resolved_.origins.end() && origin->second == Origin::default_config;
+    return resolved_.origin_of(key) == Origin::default_config;
   }
 
   struct Problem {

@@ -206,7 +206,7 @@ int shard_copies(const RuleInput& input, int64_t ranks, RuleBook& book) {
   };
   const bool possible = given > 0 && parallel.zero >= 1 && divides(given);
   if (possible) return static_cast<int>(ranks / given);
-  // For whatever is launched: run.cpp says what becomes of it.
+  // For whatever is launched: plan.cpp says what becomes of it.
   if (given == 0 || book.of_launch_file("parallel.zero_ranks")) return 1;
   if (!book.rule("mesh.zero_ranks", "parallel.zero_ranks", parallel.zero >= 1,
                  "parallel.zero_ranks are ranks that divide what ZeRO divides, and parallel.zero "

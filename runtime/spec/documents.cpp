@@ -258,11 +258,9 @@ std::string resolved_yaml(const ResolvedSpec& resolved) {
       if (end == std::string::npos) break;
     }
     open = section;
-    const auto origin = resolved.origins.find(row.key);
-    text += fmt::format(
-        "{}{}: {}  # {}\n", std::string(2 * static_cast<size_t>(depth_of(row.key)), ' '),
-        row.name(), value,
-        origin_name(origin == resolved.origins.end() ? Origin::built_in : origin->second));
+    text += fmt::format("{}{}: {}  # {}\n",
+                        std::string(2 * static_cast<size_t>(depth_of(row.key)), ' '), row.name(),
+                        value, origin_name(resolved.origin_of(row.key)));
   }
   return text;
 }

@@ -274,6 +274,11 @@ Place ResolvedSpec::place_of(const std::string& key) const {
   return found == places.end() ? Place{file} : found->second;
 }
 
+Origin ResolvedSpec::origin_of(const std::string& key) const {
+  const auto found = origins.find(key);
+  return found == origins.end() ? Origin::built_in : found->second;
+}
+
 std::string origin_name(Origin origin) {
   switch (origin) {
     case Origin::built_in:

@@ -241,6 +241,7 @@ struct ResolvedSpec {
   std::string source;  // text of train.yaml, byte for byte
   // Of the value in effect, or of train.yaml as a whole if the key is set nowhere.
   Place place_of(const std::string& key) const;
+  Origin origin_of(const std::string& key) const;
 };
 
 // Reads, merges and checks every layer; all problems go to `diagnostics` (codes config.*, and

@@ -22,8 +22,8 @@ struct Card {
 // unless `share`. Whether this rank's GPU is another's too.
 bool check_cards(std::span<const Card> cards, int rank, bool share);
 
-// The variable goes over Config::blocking, and a communicator that blocks cannot be given up while it
-// is made. To be called before NCCL's first call.
+// NCCL_COMM_BLOCKING goes over Config::blocking, and a communicator that blocks cannot be given up
+// while it is made. To be called before NCCL's first call.
 void never_block();
 
 // MTL_SHARE_GPU=1: several ranks on one GPU, for tests on a machine that has only one.
