@@ -105,11 +105,51 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
                "choosing an algorithm");
 }
 
+// Of a matrix as stored, before op().
+struct Size {
+  int64_t rows, columns;
+};
+Size size_of(int64_t rows, int64_t columns, bool transpose) {
+  return transpose ? Size{columns, rows} : Size{rows, columns};
+}
+Size first_size(const LtGemm& gemm) {
+  return size_of(gemm.rows, gemm.k, gemm.transpose_first);
+}
+Size second_size(const LtGemm& gemm) {
+  return size_of(gemm.k, gemm.columns, gemm.transpose_second);
+}
+
+void create(Layout& out, DType type, Size size, int64_t ld) {
+  check_cublas(
+      cublasLtMatrixLayoutCreate(out.out(), type_of(type), static_cast<uint64_t>(size.rows),
+                                 static_cast<uint64_t>(size.columns), ld),
+      "describing a matrix");
+}
+void resize(cublasLtMatrixLayout_t layout, Size size) {
+  const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, int64_t count) {
+    const auto value = static_cast<uint64_t>(count);
+    check_cublas(cublasLtMatrixLayoutSetAttribute(layout, attribute, &value, sizeof value),
+                 "describing a matrix");
+  };
+  set(CUBLASLT_MATRIX_LAYOUT_ROWS, size.rows);
+  set(CUBLASLT_MATRIX_LAYOUT_COLS, size.columns);
+}
+
 struct Prepared {
   Description description;
   Layout first, second, result;
+  LtGemm sizes;  // that the layouts have
   cublasLtMatmulAlgo_t algorithm{};
   bool there = false;
+
+  // Of a product that differs in sizes only.
+  void take_sizes(const LtGemm& gemm) {
+    if (gemm == sizes) return;
+    resize(first, first_size(gemm));
+    resize(second, second_size(gemm));
+    resize(result, {gemm.rows, gemm.columns});
+    sizes = gemm;
+  }
 };
 
 using Key = std::tuple<DType, DType, DType, DType, LtEpilogue, int64_t, int64_t, int64_t, int64_t,
@@ -160,14 +200,28 @@ struct LtMatmul::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  const Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
+  // With the product's sizes: by the algorithm for its choice, where that does for it.
+  Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
+    Prepared& chosen = of_key(choice_of(gemm), operands);
+    if (gemm == chosen.sizes || does_for(chosen, gemm)) return chosen;
+    return of_key(gemm, operands);
+  }
+  Prepared& of_key(const LtGemm& gemm, const LtOperands& operands) {
     const auto [entry, is_new] = cache.try_emplace(key_of(gemm, operands));
     if (is_new) prepare(gemm, operands, 0, entry->second);
     return entry->second;
   }
+  bool does_for(Prepared& made, const LtGemm& gemm) {
+    if (!made.there) return false;
+    made.take_sizes(gemm);
+    cublasLtMatmulHeuristicResult_t checked{};
+    return cublasLtMatmulAlgoCheck(handle, made.description, made.first, made.second, made.result,
+                                   made.result, &made.algorithm,
+                                   &checked) == CUBLAS_STATUS_SUCCESS &&
+           checked.workspaceSize <= kWorkspaceBytes;
+  }
 
   void prepare(const LtGemm& gemm, const LtOperands& operands, int place, Prepared& made) {
-    const cudaDataType_t result = type_of(gemm.result_type);
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
     check_cublas(cublasLtMatmulDescCreate(made.description.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
                  "describing a product");
@@ -188,19 +242,10 @@ struct LtMatmul::Impl {
     if (gemm.fast_sums) set(made.description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
     set_pointers(made, operands);
 
-    const auto layout = [](Layout& out, cudaDataType_t of, int64_t rows, int64_t columns,
-                           int64_t ld) {
-      check_cublas(cublasLtMatrixLayoutCreate(out.out(), of, static_cast<uint64_t>(rows),
-                                              static_cast<uint64_t>(columns), ld),
-                   "describing a matrix");
-    };
-    // As stored, before op().
-    const bool tf = gemm.transpose_first, ts = gemm.transpose_second;
-    layout(made.first, type_of(gemm.first_type), tf ? gemm.k : gemm.rows, tf ? gemm.rows : gemm.k,
-           gemm.ld_first);
-    layout(made.second, type_of(gemm.second_type), ts ? gemm.columns : gemm.k,
-           ts ? gemm.k : gemm.columns, gemm.ld_second);
-    layout(made.result, result, gemm.rows, gemm.columns, gemm.ld_result);
+    create(made.first, gemm.first_type, first_size(gemm), gemm.ld_first);
+    create(made.second, gemm.second_type, second_size(gemm), gemm.ld_second);
+    create(made.result, gemm.result_type, {gemm.rows, gemm.columns}, gemm.ld_result);
+    made.sizes = gemm;
 
     Preference preference;
     check_cublas(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
@@ -236,9 +281,10 @@ bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
 }
 
 bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
-  impl_->cache.erase(key_of(gemm, operands));
-  Prepared& made = impl_->cache[key_of(gemm, operands)];
-  impl_->prepare(gemm, operands, place, made);
+  const LtGemm choice = choice_of(gemm);
+  impl_->cache.erase(key_of(choice, operands));
+  Prepared& made = impl_->cache[key_of(choice, operands)];
+  impl_->prepare(choice, operands, place, made);
   return made.there;
 }
 

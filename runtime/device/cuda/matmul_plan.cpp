@@ -122,6 +122,15 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
   return plan;
 }
 
+LtGemm choice_of(const LtGemm& gemm) {
+  constexpr int64_t kTile = 64;
+  const auto rounded = [](int64_t n) { return n <= kTile ? n : (n + kTile - 1) / kTile * kTile; };
+  LtGemm choice = gemm;
+  if (!gemm.transpose_second) choice.columns = rounded(gemm.columns);
+  if (!gemm.transpose_first && gemm.transpose_second) choice.k = rounded(gemm.k);
+  return choice;
+}
+
 void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps) {
   const Shape shape(args);
   const bool gelu = args.epilogue == Epilogue::gelu;

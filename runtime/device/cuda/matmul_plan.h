@@ -46,6 +46,13 @@ struct LtGemm {
   bool operator==(const LtGemm&) const = default;
 };
 
+// The product that an algorithm is chosen for, in place of this one. Where tokens choose their
+// experts, each has another number of rows every time: a query of cuBLASLt's heuristics, which
+// takes longer than the product, for every one of them. So a number above 64 of what lies a leading
+// dimension apart in all matrices is rounded up to a multiple of 64. What lies side by side is
+// kept: an algorithm's loads depend on it.
+LtGemm choice_of(const LtGemm& gemm);
+
 // What a product is made of, as stored: `bias` and `aux` may be null, the scales (f32, on the
 // device) are null but with FP8.
 struct LtOperands {

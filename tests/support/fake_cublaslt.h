@@ -1,0 +1,32 @@
+// A cuBLASLt that is none, for LtMatmul (runtime/device/cuda/lt_matmul.h) where there is no GPU: it
+// keeps what it is told of products, and says it. What cuBLASLt makes of them is another matter.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "runtime/device/cuda/matmul_plan.h"
+
+namespace mtl::test {
+
+// A product as cuBLASLt has been told of it.
+struct LtCall {
+  cuda::LtGemm gemm;
+  cuda::LtOperands operands{};
+  cuda::LtGemm chosen_for;  // when its algorithm was asked for
+  int place = 0;            // of the algorithm among those that there are
+};
+
+struct FakeCublasLt {
+  std::vector<LtCall> calls;
+  int queries = 0;      // of its heuristics
+  int descriptors = 0;  // that there are
+  // How many algorithms there are for a product, and whether one of them does for other sizes.
+  std::function<int(const cuda::LtGemm&)> algorithms = [](const cuda::LtGemm&) { return 1; };
+  std::function<bool(const LtCall&)> does = [](const LtCall&) { return true; };
+};
+// Of this test; a new one is as above.
+inline FakeCublasLt fake_cublaslt;
+
+}  // namespace mtl::test
