@@ -210,10 +210,11 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
 }
 
 // Whether what was read can go on to the plan: an unknown key beside it changes no value.
-bool values_are_sound(const Diagnostics& diagnostics) {
-  return std::all_of(diagnostics.all().begin(), diagnostics.all().end(), [](const Diagnostic& d) {
-    return d.severity == Diagnostic::Severity::warning || d.code == "config.unknown_key";
-  });
+bool values_are_sound(const ResolvedSpec& resolved, const Diagnostics& diagnostics) {
+  return resolved.complete &&
+         std::all_of(diagnostics.all().begin(), diagnostics.all().end(), [](const Diagnostic& d) {
+           return d.severity == Diagnostic::Severity::warning || d.code == "config.unknown_key";
+         });
 }
 
 // What init.from names is the model that the run trains.
@@ -264,7 +265,7 @@ CheckedRun check_run(const RunRequest& request) {
   Diagnostics diagnostics;
   CheckedRun run;
   run.resolved = load_spec(request.sources, diagnostics);
-  const bool spec_is_sound = values_are_sound(diagnostics);
+  const bool spec_is_sound = values_are_sound(run.resolved, diagnostics);
   const TrainSpec& spec = run.resolved.spec;
 
   Diagnostics data;

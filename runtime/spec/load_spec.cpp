@@ -101,7 +101,9 @@ class SpecLoader {
     // A file that was not understood to its end would seem to lack what follows.
     if (!complete_) return;
     for (const Row& row : spec::schema()) {
-      if (!row.required || given_.contains(row.key)) continue;
+      if (!row.required) continue;
+      resolved_.complete &= resolved_.places.contains(row.key);
+      if (given_.contains(row.key)) continue;
       missing(row, fmt::format("{} is required and not given", row.key));
     }
   }
@@ -115,6 +117,7 @@ class SpecLoader {
         if (!spec::is_auto(*spec::find_row(key), resolved_.spec)) set.push_back(key);
         meant |= given_.contains(key) && !resolved_.places.contains(key);
       }
+      resolved_.complete &= !group.required || !set.empty();
       if (set.empty() && group.required && !meant) {
         missing(*spec::find_row(group.keys.front()),
                 fmt::format("{} is required and not given", spec::either(group.keys)));

@@ -239,6 +239,9 @@ struct ResolvedSpec {
   std::map<std::string, Place> places;
   std::string file;    // path of train.yaml
   std::string source;  // text of train.yaml, byte for byte
+  // Everything that is required has a value: without one there is nothing to plan with. What was
+  // misspelt or given badly has none, though nobody says that it is missing.
+  bool complete = true;
   // Of the value in effect, or of train.yaml as a whole if the key is set nowhere.
   Place place_of(const std::string& key) const;
   Origin origin_of(const std::string& key) const;

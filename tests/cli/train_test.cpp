@@ -56,6 +56,41 @@ TEST_CASE("all configuration errors at once, exit code 3, and nothing is started
   CHECK(shell.mtl({"launch", "train.yaml", "data.train=missing.txt"}).code == 6);
 }
 
+TEST_CASE("a required key that is misspelt is one error, and nothing is planned without it") {
+  Shell shell;
+  shell.write("corpus.txt", std::string(4000, 'a'));
+  const std::string good =
+      "model: {layers: 2, hidden: 64, heads: 4}\n"
+      "train: {global_batch: 8, seq_len: 64, steps: 4}\ndata: {train: corpus.txt}\n";
+  // As other trainers call them.
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{{"layers:", "num_layers:"},
+                                                        {"layers:", "n_layer:"},
+                                                        {"hidden:", "hidden_size:"},
+                                                        {"heads:", "num_heads:"},
+                                                        {"heads:", "headz:"},
+                                                        {"global_batch:", "global_batch_size:"},
+                                                        {"seq_len:", "sequence_length:"},
+                                                        {"steps:", "max_steps:"},
+                                                        {"{train: corpus", "{trian: corpus"}}) {
+    CAPTURE(to);
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    shell.write("bad.yaml", text);
+    for (const char* command : {"plan", "launch"}) {
+      const Outcome outcome = shell.mtl({command, "bad.yaml"});
+      CHECK(outcome.code == 3);
+      CHECK(has(outcome.err, "config.unknown_key"));
+      CHECK_FALSE(has(outcome.err, "config.missing"));
+    }
+  }
+  shell.write("worse.yaml",
+              "model: {num_layers: 2, hidden_size: 64, num_heads: 4}\n"
+              "train: {global_batch_size: 8, max_steps: 4}\ndata: {train: corpus.txt}\n");
+  CHECK(shell.mtl({"plan", "worse.yaml"}).code == 3);
+  CHECK_FALSE(fs::exists(shell.dir() / "runs"));
+}
+
 TEST_CASE("what the machine has no memory for is refused before it starts") {
   Shell shell;
   write_recipe(shell, 10);
