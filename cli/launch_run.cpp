@@ -98,7 +98,10 @@ class Run {
   // the run is complete.
   void open() {
     if (directory_.dir.empty()) {
-      directory_ = open_run(prepared_.checked, prepared_.request.max_nodes);
+      const int nodes = std::max(1, prepared_.request.max_nodes);
+      const int here = std::max(1, prepared_.world / nodes);
+      directory_ = open_run(prepared_.checked,
+                            arenas_on_host(here, prepared_.request.config.use_cpu), nodes);
       if (prepared_.request.mode != LaunchRequest::Mode::local) {
         directory_.dir = std::filesystem::absolute(directory_.dir);  // also for the other machines
       }

@@ -96,6 +96,9 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
   needs += fmt::format("weights {}, gradients {}, optimizer {}, activations {}, scratch {}",
                        gb(memory.weights), gb(memory.gradients), gb(memory.optimizer),
                        gb(memory.activations), gb(memory.scratch));
+  if (memory.on_host > 0) {
+    needs += fmt::format("; on the host {} of the optimizer", gb(memory.on_host));
+  }
   if (!cluster.cpu) {
     needs +=
         fmt::format("; {} into {}", one.fits ? "fits" : "DOES NOT FIT", gb(usable_memory(cluster)));

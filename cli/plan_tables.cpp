@@ -175,12 +175,19 @@ std::string memory_table(const Plan& plan) {
   });
 }
 
-std::string snapshot_line(const Plan& plan) {
-  int64_t most = 0;
-  for (const StagePlan& stage : plan.stages) most = std::max(most, stage.snapshot_bytes);
-  if (most == 0) return {};
-  return fmt::format("  and {} of the host for the copy of a checkpoint (checkpoint.async)\n",
-                     human_bytes(static_cast<double>(most)));
+std::string host_lines(const Plan& plan) {
+  int64_t state = 0, copy = 0;
+  for (const StagePlan& stage : plan.stages) {
+    state = std::max(state, stage.memory.host_bytes);
+    copy = std::max(copy, stage.snapshot_bytes);
+  }
+  const auto line = [](int64_t bytes, const char* what) {
+    return bytes == 0 ? std::string()
+                      : fmt::format("  and {} of the host for {}\n",
+                                    human_bytes(static_cast<double>(bytes)), what);
+  };
+  return line(state, "the optimizer's state (optimizer.offload)") +
+         line(copy, "the copy of a checkpoint (checkpoint.async)");
 }
 
 std::string link_table(const Plan& plan, int columns) {

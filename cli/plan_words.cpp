@@ -99,9 +99,10 @@ std::string precision_words(const Plan& plan) {
 }
 
 std::string optimizer_words(const Plan& plan) {
-  const char* name = plan.optimizer == OptimizerKind::sgd    ? "sgd"
-                     : plan.optimizer == OptimizerKind::adam ? "adam"
-                                                             : "adamw";
+  const std::string name = std::string(plan.optimizer == OptimizerKind::sgd    ? "sgd"
+                                       : plan.optimizer == OptimizerKind::adam ? "adam"
+                                                                               : "adamw") +
+                           (plan.offload ? " on the host" : "");
   const ParamLayout& layout = plan.stages.front().layout;
   if (layout.sharded) {
     const GridSizes& sizes = plan.grid.sizes();

@@ -3,6 +3,7 @@
 // overview.
 #include "runtime/worker.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -42,10 +43,12 @@ WorkerStart start_of_train_yaml(const std::string& train_yaml,
 
   WorkerStart start;
   start.folder = std::filesystem::absolute(std::filesystem::path(spec.run.dir) / spec.run.name);
-  start.open = [=, lock = std::make_shared<Fd>()](int world) -> std::optional<OpenedRun> {
+  start.open = [=, lock = std::make_shared<Fd>()](int world,
+                                                  int nodes) -> std::optional<OpenedRun> {
     const PreparedRun run = prepare_run(options, train_yaml, settings, world);
     print_warnings(run.warnings);
-    RunDirectory directory = open_run(run.checked);
+    const bool host = arenas_on_host(std::max(1, world / nodes), run.request.config.use_cpu);
+    RunDirectory directory = open_run(run.checked, host, nodes);
     print_warnings(directory.warnings);
     if (directory.complete) {
       fmt::print(stderr, "{} is complete: nothing is left to train\n", directory.dir.string());

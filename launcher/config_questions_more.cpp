@@ -149,7 +149,8 @@ void deepspeed_questions(Builder& b) {
     return [=](const Answers& a) { return stage(2)(a) && a.is(id, "nvme"); };
   };
   b.menu("offload_optimizer", section + "offload_optimizer_device",
-         "Where to offload optimizer states?", "To make room on the GPUs, at a price in time.",
+         "Where to offload optimizer states?",
+         "To make room on the GPUs, at a price in time. train.yaml: optimizer.offload, on the CPU.",
          {"none", "cpu", "nvme"}, "none", stage(2));
   b.menu("offload_param", section + "offload_param_device", "Where to offload parameters?",
          "DeepSpeed does this with stage 3.", {"none", "cpu", "nvme"}, "none", stage(2));
@@ -193,7 +194,8 @@ void fsdp_questions(Builder& b) {
           "Do you want to enable resharding after forward?",
           "Less memory, more traffic. train.yaml: parallel.zero=3, else 2", true, two);
   b.truth("fsdp_offload", section + "offload_params",
-          "Do you want to offload parameters and gradients to CPU?", "", false, fsdp);
+          "Do you want to offload parameters and gradients to CPU?",
+          "train.yaml: the optimizer's state alone, optimizer.offload=cpu", false, fsdp);
   b.menu("fsdp_wrap", section + "auto_wrap_policy", "What should be your auto wrap policy?",
          "What becomes a unit that is gathered and let go together.",
          {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}, "TRANSFORMER_BASED_WRAP", fsdp);

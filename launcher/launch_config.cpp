@@ -535,6 +535,10 @@ void add_fsdp(const LaunchConfig& config, Settings& settings) {
   if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
     settings.emplace_back("recompute.mode", "full");
   }
+  // FSDP has weights and gradients there too; what this engine moves is two thirds of it all.
+  if (const auto offload = as_bool(plugin(config, "fsdp_offload_params"))) {
+    settings.emplace_back("optimizer.offload", *offload ? "cpu" : "none");
+  }
 }
 
 void add_deepspeed(const LaunchConfig& config, Settings& settings) {
@@ -543,6 +547,11 @@ void add_deepspeed(const LaunchConfig& config, Settings& settings) {
   settings.emplace_back("parallel.zero", stage.empty() ? "2" : stage);  // accelerate's own default
   const std::string clip = plugin(config, "gradient_clipping");
   if (!clip.empty()) settings.emplace_back("optimizer.clip", clip);
+  if (const auto offload = config.plugins.find("offload_optimizer_device");
+      offload != config.plugins.end() && !among(lower(offload->second), {"", "null", "~"})) {
+    const bool disk = lower(offload->second) == "nvme";
+    settings.emplace_back("optimizer.offload", disk ? "cpu" : lower(offload->second));
+  }
 }
 
 bool has_mesh(const LaunchConfig& config) {
@@ -591,11 +600,11 @@ bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
         among(key, {"parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"});
     return (copies && of_copies) ||
            among(key, {"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
-                       "fsdp_activation_checkpointing"});
+                       "fsdp_activation_checkpointing", "fsdp_offload_params"});
   }
   return config.distributed_type == "DEEPSPEED" &&
          plugin(config, "deepspeed_config_file").empty() &&
-         among(key, {"zero_stage", "gradient_clipping"});
+         among(key, {"zero_stage", "gradient_clipping", "offload_optimizer_device"});
 }
 
 std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config) {

@@ -144,6 +144,7 @@ const std::vector<MegatronKey>& megatron_train_keys() {
       {"megatron_lm_pp_degree", "parallel.pp"},
       {"megatron_lm_sequence_parallelism", "parallel.sp", true, "auto", "false"},
       {"megatron_lm_use_distributed_optimizer", "parallel.zero", true, "1", "0"},
+      {"megatron_lm_optimizer_cpu_offload", "optimizer.offload", true, "cpu", "none"},
       {"megatron_lm_recompute_activations", "recompute.mode", true, "selective", ""},
       {"megatron_lm_recompute_granularity", "recompute.mode"},
       {"megatron_lm_recompute_method", "recompute.method"},

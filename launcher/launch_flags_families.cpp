@@ -60,7 +60,7 @@ void add_megatron(std::vector<LaunchFlag>& flags) {
        {"megatron_lm_overlap_cpu_optimizer_d2h_h2d", K::truth, "", "overlap offload copies",
         "false"},
        {"megatron_lm_no_save_optim", K::truth, "", "checkpoints without the optimizer", "false"},
-       {"megatron_lm_optimizer_cpu_offload", K::truth, "", "the optimizer on the CPU", "false"},
+       {"megatron_lm_optimizer_cpu_offload", K::truth, "", "optimizer.offload=cpu", "false"},
        {"megatron_lm_use_precision_aware_optimizer", K::truth, "", "low-precision moments",
         "false"}});
 }
@@ -71,7 +71,7 @@ void add_fsdp(std::vector<LaunchFlag>& flags) {
        {"fsdp_sharding_strategy", K::text, "X", "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, ...",
         "FULL_SHARD"},
        {"fsdp_reshard_after_forward", K::text, "X", "true or false; version 1: a strategy", "true"},
-       {"fsdp_offload_params", K::truth, "", "parameters and gradients on the CPU", "false"},
+       {"fsdp_offload_params", K::truth, "", "and gradients, on the CPU", "false"},
        {"fsdp_auto_wrap_policy", K::text, "X",
         "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP"},
        {"fsdp_transformer_layer_cls_to_wrap", K::text, "NAMES", "classes that are wrapped"},

@@ -147,7 +147,9 @@ bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
   for (const auto& [key, value] : train_settings(r_.config)) {
     const bool of_mesh = std::any_of(mesh.begin(), mesh.end(),
                                      [&](const auto& setting) { return setting.first == key; });
-    if (key == "precision.dtype" || of_mesh != (section.key == "parallelism_config")) continue;
+    if (key == "precision.dtype" || value == "none" ||
+        of_mesh != (section.key == "parallelism_config"))
+      continue;
     taken += fmt::format("{}{}={}", taken.empty() ? "" : ", ", key, value);
   }
   if (rest.empty()) return true;

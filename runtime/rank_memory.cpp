@@ -24,12 +24,27 @@ int64_t machine_memory_bytes() {
   return bytes;
 }
 
+namespace {
+
+bool chooses_gpu(int local_ranks, bool use_cpu) {
+  DeviceSigns signs = device_signs();
+  signs.use_cpu |= use_cpu;
+  return choose_device(signs, {.local_rank = 0, .world = local_ranks}).gpu;
+}
+
+}  // namespace
+
+bool arenas_on_host(int local_ranks, bool use_cpu) {
+  try {
+    return !chooses_gpu(local_ranks, use_cpu);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::optional<RankMemory> rank_memory(int local_ranks, bool use_cpu) {
   try {
-    DeviceSigns signs = device_signs();
-    signs.use_cpu |= use_cpu;
-    const DeviceChoice choice = choose_device(signs, {.local_rank = 0, .world = local_ranks});
-    if (!choice.gpu) {
+    if (!chooses_gpu(local_ranks, use_cpu)) {
       const auto all = static_cast<double>(machine_memory_bytes());
       return RankMemory{static_cast<int64_t>(0.8 * all / local_ranks),
                         fmt::format("8/10 of this machine's {} for {} rank{}", human_bytes(all),

@@ -98,38 +98,54 @@ void choose_micro_batch(CheckedRun& run, const DataFacts& facts, const RankMemor
       human_bytes(static_cast<double>(choice->whole_bytes)), memory.words);
 }
 
-// The arenas are planned to the byte, so a run that cannot fit is refused before it starts.
-void check_memory(const CheckedRun& run, int nodes) {
+// What ranks allocate is planned to the byte, so a run that cannot fit is refused before it starts.
+void check_memory(const CheckedRun& run, bool arenas_on_host, int nodes) {
   const Plan& plan = run.plan;
-  const int64_t needed = (plan.total_bytes() + plan.snapshot_bytes()) / nodes;
+  const int64_t needed =
+      ((arenas_on_host ? plan.total_bytes() : 0) + plan.host_bytes()) / std::max(1, nodes);
   const int64_t there = machine_memory_bytes();
   if (needed <= there) return;
   constexpr double kGiB = 1 << 30;
-  const auto largest = std::max_element(plan.stages.begin(), plan.stages.end(),
-                                        [](const StagePlan& a, const StagePlan& b) {
-                                          return a.memory.total_bytes < b.memory.total_bytes;
-                                        });
-  auto gib = [&](MemoryCategory category) {
-    return static_cast<double>(largest->memory.bytes_of_category(category)) / kGiB;
-  };
+  const auto largest = std::max_element(
+      plan.stages.begin(), plan.stages.end(), [&](const StagePlan& a, const StagePlan& b) {
+        const auto bytes = [&](const StagePlan& stage) {
+          return (arenas_on_host ? stage.memory.total_bytes : 0) + stage.host_bytes();
+        };
+        return bytes(a) < bytes(b);
+      });
+  std::string of_largest, help;
+  if (arenas_on_host) {
+    for (int i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      of_largest +=
+          fmt::format("{} {:.1f}, ", category_name(category),
+                      static_cast<double>(largest->memory.bytes_of_category(category)) / kGiB);
+    }
+    help =
+        "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp, "
+        "cp or pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl "
+        "plan)";
+  } else {
+    help =
+        "set checkpoint.async=false (no copy) or optimizer.offload=none, raise parallel.zero, "
+        "or take more machines (see: mtl plan)";
+  }
+  if (largest->memory.host_bytes > 0) {
+    of_largest += fmt::format("offloaded state {:.1f}, ",
+                              static_cast<double>(largest->memory.host_bytes) / kGiB);
+  }
   throw Error(
       Exit::out_of_memory,
       {.code = "memory.host",
-       .what = fmt::format("{} rank{} {:.1f} GiB{}; this machine has {:.1f} GiB", plan.grid.world(),
-                           plan.grid.world() == 1 ? " needs" : "s need",
-                           static_cast<double>(needed) / kGiB, nodes > 1 ? " on each machine" : "",
-                           static_cast<double>(there) / kGiB),
-       .place = run.resolved.place_of("train.micro_batch"),
-       .notes = {fmt::format(
-           "the largest: weights {:.1f}, gradients {:.1f}, optimizer {:.1f}, activations {:.1f}, "
-           "scratch {:.1f}, copy for checkpoints {:.1f} GiB",
-           gib(MemoryCategory::weights), gib(MemoryCategory::gradients),
-           gib(MemoryCategory::optimizer), gib(MemoryCategory::activations),
-           gib(MemoryCategory::scratch), static_cast<double>(largest->snapshot_bytes) / kGiB)},
-       .help =
-           "lower train.micro_batch or set recompute.mode=full (activations), raise parallel.tp, "
-           "cp or pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl "
-           "plan)"});
+       .what =
+           fmt::format("{} rank{} {:.1f} GiB{}{}; this machine has {:.1f} GiB", plan.grid.world(),
+                       plan.grid.world() == 1 ? " needs" : "s need",
+                       static_cast<double>(needed) / kGiB, nodes > 1 ? " on each machine" : "",
+                       arenas_on_host ? "" : " beside the GPUs", static_cast<double>(there) / kGiB),
+       .place = run.resolved.place_of(arenas_on_host ? "train.micro_batch" : "optimizer.offload"),
+       .notes = {fmt::format("the largest: {}copy for checkpoints {:.1f} GiB", of_largest,
+                             static_cast<double>(largest->snapshot_bytes) / kGiB)},
+       .help = help});
 }
 
 // One error for each setting that makes the checkpoint another model's or another text's.
@@ -316,8 +332,8 @@ std::string resolved_text(const CheckedRun& run) {
   return text.replace(begin, text.find('\n', begin) - begin, run.micro_batch_words);
 }
 
-RunDirectory open_run(const CheckedRun& run, int nodes) {
-  check_memory(run, nodes);
+RunDirectory open_run(const CheckedRun& run, bool arenas_on_host, int nodes) {
+  check_memory(run, arenas_on_host, nodes);
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
   RunDirectory opened;

@@ -492,6 +492,12 @@ void let_origin_end_first() {
   }
 }
 
+// Machines that share the run, as far as who started the ranks has said: else this one has all.
+int nodes_of(const WorkerEnvironment& own) {
+  if (own.nodes > 0) return own.nodes;
+  return own.local_world > 0 ? std::max(1, own.world / own.local_world) : 1;
+}
+
 }  // namespace
 
 Exit run_worker(const WorkerStart& start) {
@@ -506,7 +512,7 @@ Exit run_worker(const WorkerStart& start) {
       lock = lock_run(run_dir);  // mtl launch has it for its own workers
       return {.run_dir = run_dir.string()};
     }
-    const std::optional<OpenedRun> opened = start.open(environment.world);
+    const std::optional<OpenedRun> opened = start.open(environment.world, nodes_of(environment));
     if (!opened) return {.run_dir = "", .complete = true};
     return {.run_dir = opened->dir.string(), .fence = opened->fence};
   };

@@ -24,10 +24,10 @@ struct OpenedRun {
 };
 struct WorkerStart {
   std::filesystem::path run_dir;
-  // Where there is none yet: rank 0 opens it for as many ranks, when the others can hear of it.
-  // Nothing for a run that is complete. They meet in `folder`.
+  // Where there is none yet: rank 0 opens it for so many ranks on so many machines, when the others
+  // can hear of it. Nothing for a run that is complete. They meet in `folder`.
   std::filesystem::path folder = {};
-  std::function<std::optional<OpenedRun>(int world)> open = {};
+  std::function<std::optional<OpenedRun>(int world, int nodes)> open = {};
 };
 Exit run_worker(const WorkerStart& start);
 

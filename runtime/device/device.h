@@ -360,7 +360,10 @@ class Device {
   // Memory for the arena, 4096-byte aligned, zeroed. With a communicator whose transport wants its
   // own memory (shared memory between ranks) the arena comes from Communicator::allocate instead.
   virtual void* allocate(size_t bytes) = 0;
-  virtual void free(void* pointer) = 0;
+  // The same in the host's memory, where ops reach it as they reach any other, if slower: over
+  // PCIe on a GPU.
+  virtual void* allocate_on_host(size_t bytes) { return allocate(bytes); }
+  virtual void free(void* pointer) = 0;  // of either kind
   virtual void copy_from_host(Tensor destination, const void* source) = 0;
   virtual void copy_to_host(void* destination, Tensor source) = 0;
   virtual void synchronize() = 0;

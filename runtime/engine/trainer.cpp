@@ -15,20 +15,25 @@
 
 namespace mtl {
 
-// The arena: from the transport, so that peers can read it, unless there are none.
+// The arena: from the transport, so that peers can read it, unless there are none. And what lies on
+// the host, which no peer reads.
 struct Trainer::Memory {
-  Memory(int64_t bytes, Device& device, CommWorld& world) : device_(device) {
+  Memory(const MemoryPlan& plan, Device& device, CommWorld& world) : device_(device) {
+    const auto bytes = static_cast<size_t>(plan.total_bytes);
     owned_ = world.size() == 1;
-    base = owned_ ? device.allocate(static_cast<size_t>(bytes))
-                  : world.allocate(static_cast<size_t>(bytes));
+    base = owned_ ? device.allocate(bytes) : world.allocate(bytes);
+    if (plan.host_bytes > 0) {
+      host = device.allocate_on_host(static_cast<size_t>(plan.host_bytes));
+    }
   }
   ~Memory() {
+    if (host != nullptr) device_.free(host);
     if (owned_) device_.free(base);
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  void* base = nullptr;
+  void *base = nullptr, *host = nullptr;
 
  private:
   Device& device_;
@@ -52,8 +57,8 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       coord_(plan.grid.coord(world.rank())),
       stage_(plan.stage_of(world.rank())),
       groups_(plan, world),
-      memory_(std::make_unique<Memory>(stage_.memory.total_bytes, device, world)),
-      arena_(stage_.memory, memory_->base),
+      memory_(std::make_unique<Memory>(stage_.memory, device, world)),
+      arena_(stage_.memory, memory_->base, memory_->host),
       parameters_(plan.table, stage_.layout, arena_),
       links_(groups_, spec.parallel.overlap.p2p),
       tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()

@@ -8,7 +8,8 @@ namespace mtl {
 Buffer Arena::find(const std::string& name) const {
   const BufferPlan* buffer = plan_->find(name);
   if (buffer == nullptr) return {};
-  return {Tensor(base_ + buffer->offset, buffer->dtype, std::span<const int64_t>(buffer->shape)),
+  char* const base = buffer->on_host ? host_ : base_;
+  return {Tensor(base + buffer->offset, buffer->dtype, std::span<const int64_t>(buffer->shape)),
           buffer->in_slot ? plan_->slot_bytes : 0};
 }
 

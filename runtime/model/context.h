@@ -33,7 +33,9 @@ struct Buffer {
 // The memory of a rank, laid out by the memory plan.
 class Arena {
  public:
-  Arena(const MemoryPlan& plan, void* base) : plan_(&plan), base_(static_cast<char*>(base)) {}
+  // `host`: memory of the plan's host_bytes, if it has any.
+  Arena(const MemoryPlan& plan, void* base, void* host = nullptr)
+      : plan_(&plan), base_(static_cast<char*>(base)), host_(static_cast<char*>(host)) {}
   // The planned buffer; an empty one if the plan has none of that name.
   Buffer find(const std::string& name) const;
   // As find, but the buffer has to exist.
@@ -44,7 +46,7 @@ class Arena {
 
  private:
   const MemoryPlan* plan_;
-  char* base_;
+  char *base_, *host_;
 };
 
 struct Parameter {

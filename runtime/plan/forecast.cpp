@@ -234,9 +234,15 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   // reads every gradient once more. SGD has one moment.
   const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
   const double master = work.compute == DType::f32 ? 0 : 8;
-  const double per_param = 8 * moments + master + 4 + element;
-  end.optimizer = stream_time(
-      cluster, shard_elements * (per_param + 4) + (layout.zero < 2 ? params.sum() * 4 : 0));
+  const double state = shard_elements * (8 * moments + master);
+  const double rest = shard_elements * (8 + element) + (layout.zero < 2 ? params.sum() * 4 : 0);
+  if (work.offload && !cluster.cpu) {
+    // As much comes over PCIe as goes back.
+    end.optimizer =
+        stream_time(cluster, rest) + state / 2 / (cluster.gpu.host_rate * cluster.host_share);
+  } else {
+    end.optimizer = stream_time(cluster, state + rest);
+  }
   return end;
 }
 
@@ -394,6 +400,7 @@ Workload workload_of(const Plan& plan) {
   work.ep_room = plan.ep_room;
   work.compute = plan.compute;
   work.optimizer = plan.optimizer;
+  work.offload = plan.offload;
   work.grad_reduce = plan.grad_reduce;
   return work;
 }

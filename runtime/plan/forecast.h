@@ -87,6 +87,7 @@ struct Workload {
   double total_tokens = 0;  // of the run; 0 = unknown
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  bool offload = false;            // as optimizer.offload=cpu
   DType grad_reduce = DType::f32;  // of gradients on the wire, where ZeRO keeps shards
 };
 
@@ -106,6 +107,7 @@ struct StepTime {
 struct MemoryForecast {
   double weights = 0, gradients = 0, optimizer = 0, activations = 0, scratch = 0;
   double total = 0;
+  double on_host = 0;  // beside it: the optimizer's state, where it is offloaded
   int stage = 0;
 };
 

@@ -54,6 +54,7 @@ nlohmann::json to_json(const Forecast& one) {
             {"optimizer", memory.optimizer},
             {"activations", memory.activations},
             {"scratch", memory.scratch},
+            {"on_host", memory.on_host},
             {"stage", memory.stage}}},
           {"wire_bytes_per_rank",
            {{"tensor", one.links.tensor},

@@ -238,6 +238,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
       one.gradients = 4 * (layout.zero >= 2 ? divided(true) + windows : params.sum());
       one.optimizer = (4 * moments + (f32 ? 0 : 4)) * owned;
     }
+    if (work.offload) std::swap(one.optimizer, one.on_host);
     // A copy in each orientation: of all layers, or of those in windows.
     if (layout.fp8) {
       double layers = software.torch_fsdp ? 1 : 2;

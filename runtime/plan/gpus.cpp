@@ -55,6 +55,11 @@ constexpr PerClock kPerClock[] = {
     {10, 3, 8192, 256, true}, {12, 0, 512, 256, true},
 };
 
+// Of 16 lanes, 128 bits in 130: PCIe 5.0 (32 GT/s) from Hopper on, 4.0 before.
+double host_rate(int major) {
+  return (major >= 9 ? 32e9 : 16e9) * 16 / 8 * 128 / 130;
+}
+
 std::vector<GpuModel> make_catalogue() {
   std::vector<GpuModel> all;
   for (const GpuRow& row : kGpuRows) {
@@ -66,6 +71,7 @@ std::vector<GpuModel> make_catalogue() {
     gpu.memory_bytes = row.memory * kBytesPerGb;
     gpu.memory_rate = row.rate * kBytesPerGb;
     gpu.nvlink_rate = row.nvlink * kBytesPerGb;
+    gpu.host_rate = host_rate(row.major);
     gpu.bf16 = gpu.fp16 = row.bf16 * kTera;
     gpu.fp8 = row.fp8 * kTera;
     gpu.tf32 = row.tf32 * kTera;

@@ -21,6 +21,7 @@ struct GpuModel {
   double memory_bytes = 0;   // of the device, as sold (GB, not GiB)
   double memory_rate = 0;    // bytes/s
   double nvlink_rate = 0;    // bytes/s, both directions together; 0 = none
+  double host_rate = 0;      // bytes/s and direction: 16 lanes of its PCIe
   // FLOP/s; fp8 = 0: the model has none. f32: without TF32.
   double bf16 = 0, fp16 = 0, fp8 = 0, tf32 = 0, fp32 = 0;
   bool estimated = false;  // not in the catalogue: from what the driver says

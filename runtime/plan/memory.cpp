@@ -24,6 +24,7 @@ class Builder {
  public:
   MemoryCategory category = MemoryCategory::weights;
   bool in_slot = false;
+  bool on_host = false;
 
   void add(std::string name, DType dtype, std::vector<int64_t> shape) {
     BufferPlan buffer;
@@ -33,9 +34,11 @@ class Builder {
     buffer.bytes = bytes_of(dtype);
     for (int64_t d : shape) buffer.bytes *= d;
     buffer.shape = std::move(shape);
-    buffer.offset = at_;
     buffer.in_slot = in_slot;
-    at_ += (buffer.bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    buffer.on_host = on_host;
+    int64_t& at = on_host ? plan_.host_bytes : at_;
+    buffer.offset = at;
+    at += (buffer.bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
     end_ = std::max(end_, at_);
     plan_.index.emplace(buffer.name, plan_.buffers.size());
     plan_.buffers.push_back(std::move(buffer));
@@ -432,6 +435,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     }
     arena.count(from);
     from = begin(MemoryCategory::optimizer);
+    arena.on_host = needs.offload;
     if (needs.compute != DType::f32) arena.add("master", DType::f32, {layout.shard_total()});
     if (needs.optimizer == OptimizerKind::sgd) {
       arena.add("momentum_buffer", DType::f32, {layout.shard_total()});
@@ -439,6 +443,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
       arena.add("exp_avg", DType::f32, {layout.shard_total()});
       arena.add("exp_avg_sq", DType::f32, {layout.shard_total()});
     }
+    arena.on_host = false;
     arena.count(from);
   }
   add_activations(arena, shape, needs);

@@ -31,6 +31,7 @@ struct BufferPlan {
   int64_t offset = 0;  // bytes from the start of the arena, a multiple of 256; of slot 0
   int64_t bytes = 0;
   bool in_slot = false;  // there is one per slot, MemoryPlan::slot_bytes apart
+  bool on_host = false;  // `offset` is from the start of the host's part
 };
 
 struct MemoryPlan {
@@ -39,6 +40,8 @@ struct MemoryPlan {
   int64_t slots = 1;
   int64_t slot_bytes = 0;
   int64_t total_bytes = 0;
+  // In the host's memory, where the device reaches it: no part of the above, nor of a category.
+  int64_t host_bytes = 0;
   std::vector<int64_t> category_bytes = std::vector<int64_t>(kMemoryCategories, 0);
   int64_t bytes_of_category(MemoryCategory category) const {
     return category_bytes[static_cast<size_t>(category)];
@@ -65,6 +68,7 @@ struct MemoryNeeds {
   DType compute = DType::f32;
   Float8 float8 = {};
   OptimizerKind optimizer = OptimizerKind::adamw;
+  bool offload = false;  // the optimizer's state lies on the host
   Recompute recompute = {};
   int64_t logits_rows = 8192;  // tokens whose logits are there at a time, at most
   bool training = true;        // false = generation: no gradients, optimizer or backward

@@ -168,9 +168,9 @@ int64_t Plan::total_bytes() const {
   return total * (grid.world() / grid.sizes()[Axis::pp]);
 }
 
-int64_t Plan::snapshot_bytes() const {
+int64_t Plan::host_bytes() const {
   int64_t total = 0;
-  for (const StagePlan& stage : stages) total += stage.snapshot_bytes;
+  for (const StagePlan& stage : stages) total += stage.host_bytes();
   return total * (grid.world() / grid.sizes()[Axis::pp]);
 }
 
@@ -202,6 +202,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.ep_room = spec.parallel.ep_room;
   plan.recompute = recompute_of(spec);
   plan.optimizer = optimizer_kind(spec.optimizer.type);
+  plan.offload = spec.optimizer.offload == "cpu";
   plan.table = shard_table(plan.model, plan.sequence_parallel);
   plan.cost = cost(plan.model, plan.table, plan.seq);
 
@@ -238,6 +239,7 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
     needs.compute = plan.compute;
     needs.float8 = plan.float8;
     needs.optimizer = plan.optimizer;
+    needs.offload = plan.offload;
     needs.recompute = plan.recompute;
     needs.logits_rows = plan.logits_rows;
     needs.first_keys = spec.data.reset_attention_at_eod;

@@ -39,6 +39,7 @@ struct StagePlan {
   // In host memory, beside the arena: what a rank copies to write a checkpoint while training goes
   // on (checkpoint.async); 0 = it does not.
   int64_t snapshot_bytes = 0;
+  int64_t host_bytes() const { return snapshot_bytes + memory.host_bytes; }
 };
 
 // The schedule of a step with so many micro-batches.
@@ -63,6 +64,7 @@ struct Plan {
   double ep_room = 1;  // as parallel.ep_room
   Recompute recompute;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  bool offload = false;  // the optimizer's state lies on the host
   std::vector<ParamRow> table;
   std::vector<StagePlan> stages;
   std::map<int64_t, StepSchedule> schedules;  // by micro-batches per step, all that occur
@@ -83,8 +85,8 @@ struct Plan {
   // Of the rank that needs most, and of all ranks together.
   int64_t peak_bytes() const;
   int64_t total_bytes() const;
-  // All ranks' copies for checkpoints, not part of the above.
-  int64_t snapshot_bytes() const;
+  // What all ranks have on the host beside it: copies for checkpoints, offloaded state.
+  int64_t host_bytes() const;
 };
 
 // Checks every rule that ties values together (codes mesh.*, batch.*, model.*, lr.*, recompute.*,

@@ -88,6 +88,7 @@ nlohmann::json stage_json(const Plan& plan, const StagePlan& stage) {
   nlohmann::json memory = {{"total_bytes", stage.memory.total_bytes},
                            {"slots", stage.memory.slots},
                            {"slot_bytes", stage.memory.slot_bytes}};
+  if (stage.memory.host_bytes > 0) memory["optimizer_on_host"] = stage.memory.host_bytes;
   if (stage.snapshot_bytes > 0) memory["checkpoint_copy_on_host"] = stage.snapshot_bytes;
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
@@ -163,6 +164,7 @@ nlohmann::json to_json(const Plan& plan) {
           {"compute", compute_name(plan.compute)},
           {"fp8_layers", plan.float8.layers(plan.model)},
           {"optimizer", optimizer_name(plan.optimizer)},
+          {"optimizer_offload", plan.offload},
           {"recompute", recompute_json(plan.recompute)},
           {"memory", {{"largest_rank", plan.peak_bytes()}, {"all_ranks", plan.total_bytes()}}},
           {"stages", stages},

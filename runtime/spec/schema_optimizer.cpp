@@ -72,10 +72,14 @@ Section optimizer_section() {
                .max = 1e9,
                .known_as = {"clip_grad", "grad_clip", "max_grad_norm", "gradient_clipping",
                             "gradient_clip_val", "clip_grad_norm"}},
-          },
-      .unavailable =
-          {
-              {"optimizer.offload", "the optimizer state stays with the parameters"},
+              {.key = "optimizer.offload",
+               .field = [](TrainSpec& s) -> Field { return &s.optimizer.offload; },
+               .doc = "Where its state lies (moments, and fp32 weights beside 16-bit ones).",
+               .choices = {{"none", "in the GPU's memory"},
+                           {"cpu", "in the host's, pinned, where the GPU updates it over PCIe"}},
+               .refused = {{"nvme", "cpu", ""}, {"true", "cpu", ""}, {"false", "none", ""}},
+               .known_as = {"optimizer_cpu_offload", "offload_optimizer", "cpu_offload",
+                            "offload_optimizer_device"}},
           },
   };
 }

@@ -140,7 +140,8 @@ struct TrainSpec {
     // Weight decay moves from weight_decay to weight_decay_end over the run.
     std::string weight_decay_ramp = "constant";  // constant | linear | cosine
     double weight_decay_end = 0.1;
-    double clip = 1.0;  // global gradient norm; 0 = off
+    double clip = 1.0;             // global gradient norm; 0 = off
+    std::string offload = "none";  // none | cpu
   } optimizer;
   struct Lr {
     double max = 3e-4;

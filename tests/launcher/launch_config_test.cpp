@@ -368,6 +368,22 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
                 "  gradient_clipping: 0.5\n") ==
         Settings{{"parallel.zero", "3"}, {"optimizer.clip", "0.5"}});
+  // Offload: the optimizer's state, which is most of it, to the CPU.
+  for (const auto& [device, offload] :
+       Settings{{"cpu", "cpu"}, {"nvme", "cpu"}, {"none", "none"}}) {
+    CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  offload_optimizer_device: " +
+                  device + "\n") ==
+          Settings{{"parallel.zero", "2"}, {"optimizer.offload", offload}});
+  }
+  CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  offload_optimizer_device: null\n"
+                "  offload_param_device: cpu\n") == Settings{{"parallel.zero", "2"}});
+  for (const auto& [truth, offload] : Settings{{"true", "cpu"}, {"false", "none"}}) {
+    CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: " + truth + "\n") ==
+          Settings{{"parallel.zero", "3"}, {"optimizer.offload", offload}});
+    CHECK(decided("distributed_type: MEGATRON_LM\nmegatron_lm_config:\n"
+                  "  megatron_lm_optimizer_cpu_offload: " +
+                  truth + "\n") == Settings{{"optimizer.offload", offload}});
+  }
   // Ulysses as it is configured for DeepSpeed, whose own file may say the rest.
   const std::string ulysses =
       "deepspeed_config:\n  deepspeed_config_file: ds.json\nparallelism_config:\n"

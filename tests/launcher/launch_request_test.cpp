@@ -642,6 +642,15 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
         Settings{{"parallel.zero", "3"}});
   CHECK(train_settings(values({{"fsdp_activation_checkpointing", "true"}}), "FSDP",
                        file_of(hybrid)) == Settings{{"recompute.mode", "full"}});
+  // A flag takes back what the file offloads.
+  CHECK(train_settings(values({{"fsdp_offload_params", "false"}}), "FSDP",
+                       file_of("distributed_type: FSDP\nfsdp_config:\n"
+                               "  fsdp_offload_params: true\n")) ==
+        Settings{{"optimizer.offload", "none"}});
+  CHECK(train_settings(values({{"offload_optimizer_device", "none"}}), "DEEPSPEED",
+                       file_of("distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+                               "  offload_optimizer_device: cpu\n")) ==
+        Settings{{"optimizer.offload", "none"}});
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}, {}, true).codes.empty());
   const Outcome vain = resolved({{"fsdp_version", "2"}, {"tpu", "true"}}, {}, true);
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});

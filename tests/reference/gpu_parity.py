@@ -14,6 +14,7 @@ Needs PyTorch alone. PyTorch computes in float64 (the truth) and, for the bound,
   bf16   each within twice the distance that PyTorch in bfloat16 has from the truth on the same
          batches (two programs that round in different places are each that far away), or within
          1e-3 (losses) and 1e-2 (gradients), whichever is more
+  offload  the state on the host: every loss of training the same to the bit
   fp8    the mean loss of the last 20 of 200 steps within 1 % of that in bf16, and not every loss
          the same to the bit: then nothing has multiplied fp8
   ranks  losses of training steps within 1e-4 of those of one rank, in fp32
@@ -68,7 +69,7 @@ LAYOUTS = {"1 rank": {}, "dp 2": {"dp": 2}, "dp 2, ZeRO-3": {"dp": 2, "zero": 3}
 
 
 def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30, steps=STEPS,
-          timeout_s=None):
+          timeout_s=None, offload="none"):
     """The run directory. JSON is YAML."""
     parallel = parallel or {}
     processes = math.prod(parallel.get(axis, 1) for axis in ("dp", "cp", "tp", "pp"))
@@ -79,7 +80,8 @@ def train(mtl, folder, shape, dtype, seq, batch, parallel=None, rate=1e-30, step
         "model": shape,
         "train": {"global_batch": batch, "micro_batch": micro_batch, "seq_len": seq,
                   "steps": steps, "seed": 5},
-        "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95]},
+        "optimizer": {"weight_decay": 0.0, "clip": 0.0, "betas": [BETA1, 0.95],
+                      "offload": offload},
         "parallel": parallel,
         "lr": {"max": rate, "min": 0.0, "warmup": 0},
         "data": {"train": str(folder / "text.txt"), "sampler": "sequential",
@@ -206,6 +208,19 @@ def compute(weights, model, batches, dtype):
 def losses_of(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
+
+
+def offload_holds(mtl, name, shape):
+    losses = {}
+    for offload in ("none", "cpu"):
+        with tempfile.TemporaryDirectory() as temporary:
+            (Path(temporary) / "text.txt").write_bytes(text(20000))
+            losses[offload] = losses_of(train(mtl, Path(temporary), shape, "bf16", 32, 8,
+                                              rate=1e-3, timeout_s=60, offload=offload))
+    holds = len(losses["cpu"]) == STEPS and losses["cpu"] == losses["none"]
+    print(f"{'ok' if holds else 'FAILED':6} {name}, optimizer.offload=cpu: "
+          f"{len(losses['cpu'])} losses {'the same to the bit' if holds else losses}")
+    return holds
 
 
 def compare_layouts(mtl):
@@ -343,11 +358,13 @@ def main():
         return 2
     torch.backends.cuda.matmul.allow_tf32 = False
     seq, batch = (32, 4) if options.small else (256, 4)
-    return all_hold(
-        (f"{name} {dtype}",
-         partial(parity_holds, options.mtl, options.device, name, shape, dtype, seq, batch))
-        for name, shape in (SMALL if options.small else SHAPES).items()
-        for dtype in options.types.split(","))
+    checks = [(f"{name} {dtype}",
+               partial(parity_holds, options.mtl, options.device, name, shape, dtype, seq, batch))
+              for name, shape in (SMALL if options.small else SHAPES).items()
+              for dtype in options.types.split(",")]
+    checks += [(f"{name} offload", partial(offload_holds, options.mtl, name, shape))
+               for name, shape in SMALL.items()]
+    return all_hold(checks)
 
 
 if __name__ == "__main__":

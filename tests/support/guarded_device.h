@@ -45,6 +45,16 @@ class GuardedDevice final : public Device {
   bool has_float8() const override { return float8_; }
   bool host_memory() const override { return !guards_; }
   std::string description() const override { return "guarded " + cpu_.description(); }
+  void* allocate_on_host(size_t bytes) override {
+    void* const memory = allocate(bytes);
+    on_host_[reinterpret_cast<uintptr_t>(memory)] = static_cast<int64_t>(bytes);
+    return memory;
+  }
+  // What allocate_on_host() has given from this address on; 0: nothing.
+  int64_t on_host(const void* memory) const {
+    const auto found = on_host_.find(reinterpret_cast<uintptr_t>(memory));
+    return found == on_host_.end() ? 0 : found->second;
+  }
   void* allocate(size_t bytes) override {
     const size_t size = (bytes / kPage + 1) * kPage;
     const int protection = guards_ ? PROT_NONE : PROT_READ | PROT_WRITE;
@@ -295,6 +305,7 @@ class GuardedDevice final : public Device {
   const bool float8_, guards_;
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
+  std::map<uintptr_t, int64_t> on_host_;
   int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0,
           wrong_amaxes_ = 0, wrong_row_amaxes_ = 0, small_amaxes_ = 0;
 };

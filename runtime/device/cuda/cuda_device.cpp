@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -111,6 +112,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     cudaFree(scratch_);
     for (void* const memory : outgrown_) cudaFree(memory);
     for (const auto& [pointer, base] : allocations_) cudaFree(base);
+    for (void* const memory : on_host_) cudaFreeHost(memory);
   }
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -132,7 +134,27 @@ class CudaDevice final : public OpsDevice, private Recorder {
     synchronize();
     return pointer;
   }
+  // Pinned, and the GPU's by the same address: kernels read and write it over PCIe.
+  void* allocate_on_host(size_t bytes) override {
+    not_recording("allocating memory");
+    void* memory = nullptr;
+    const cudaError_t error =
+        cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw Error(Exit::environment, pinned_refusal(static_cast<int64_t>(bytes)));
+    }
+    check(error, "allocating pinned memory");
+    on_host_.insert(memory);
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
   void free(void* pointer) override {
+    if (on_host_.erase(pointer) > 0) {
+      cudaStreamSynchronize(stream_.get());
+      cudaFreeHost(pointer);
+      return;
+    }
     const auto found = allocations_.find(pointer);
     if (found == allocations_.end()) return;
     // Waits for what still uses it. Called by destructors: a failed device has said so before.
@@ -150,7 +172,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
       const size_t slot = staging_.take();
       std::memcpy(staging_.at(slot), static_cast<const char*>(source) + done, piece);
       check(cudaMemcpyAsync(destination.as<char>() + done, staging_.at(slot), piece,
-                            cudaMemcpyHostToDevice, stream_.get()),
+                            cudaMemcpyDefault, stream_.get()),
             "copying to the GPU");
       staging_.copied(slot, stream_.get());
     }
@@ -170,7 +192,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
       for (; started < std::min(pieces, i + slots.size()); ++started) {
         const size_t slot = slots[started % slots.size()] = staging_.take();
         check(cudaMemcpyAsync(staging_.at(slot), source.as<char>() + started * Staging::kSlotBytes,
-                              length(started), cudaMemcpyDeviceToHost, stream_.get()),
+                              length(started), cudaMemcpyDefault, stream_.get()),
               "copying from the GPU");
         staging_.copied(slot, stream_.get());
       }
@@ -371,6 +393,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
   Staging staging_;
   LtMatmul lt_;
   std::unordered_map<void*, void*> allocations_;  // as handed out -> as CUDA gave it
+  std::unordered_set<void*> on_host_;
   void* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
   std::vector<void*> outgrown_;  // scratch memory of before

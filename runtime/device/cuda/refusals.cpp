@@ -208,8 +208,8 @@ Diagnostic memory_refusal(const MemoryFacts& facts) {
       .what = fmt::format("{} gives no {}: {} of {} are free", facts.name, size_words(facts.asked),
                           size_words(facts.free), size_words(facts.total)),
       .help =
-          "use a smaller micro-batch or sequence, more recompute, or more ranks "
-          "per model (parallel.tp, parallel.pp): mtl plan shows what fits"};
+          "use a smaller micro-batch or sequence, more recompute, more ranks per model "
+          "(parallel.tp, parallel.pp) or optimizer.offload=cpu: mtl plan shows what fits"};
   if (facts.mig) {
     refusal.notes.emplace_back(
         "it is an instance of a divided GPU (MIG): a larger instance, or the whole GPU, has more");
@@ -219,6 +219,14 @@ Diagnostic memory_refusal(const MemoryFacts& facts) {
     refusal.notes.emplace_back("others use memory of this GPU too: nvidia-smi names them");
   }
   return refusal;
+}
+
+Diagnostic pinned_refusal(int64_t bytes) {
+  return {.code = "device.pinned_memory",
+          .what = fmt::format("the host gives no {} of pinned memory", size_words(bytes)),
+          .help =
+              "give the job or container that much more memory, divide the state over more "
+              "ranks (parallel.zero), or use optimizer.offload=none"};
 }
 
 Diagnostic failure(int error, const std::string& words, const std::string& what) {

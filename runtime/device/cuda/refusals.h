@@ -62,6 +62,8 @@ struct MemoryFacts {
   int64_t asked = 0, free = 0, total = 0;
 };
 Diagnostic memory_refusal(const MemoryFacts& facts);
+// The host gives no pinned memory of that many bytes.
+Diagnostic pinned_refusal(int64_t bytes);
 
 // An error of a later call: what was tried, on which device.
 Diagnostic failure(int error, const std::string& words, const std::string& what);

@@ -160,6 +160,12 @@ TEST_CASE("cuda refusals: memory, and failures of later calls") {
                         .total = 9 * kGiB + kGiB / 2});
   CHECK(says(why, "a larger instance"));
 
+  CHECK(says(why, "optimizer.offload=cpu"));
+  why = pinned_refusal(84 * kGiB);
+  CHECK(why.code == "device.pinned_memory");
+  CHECK(says(why, "the host gives no 84.0 GiB of pinned memory"));
+  CHECK(says(why, "optimizer.offload=none"));
+
   why = failure(700, "an illegal memory access", "the work on the GPU");
   CHECK(why.code == "device.cuda");
   CHECK(says(why, "the work on the GPU: CUDA says: an illegal memory access (700)"));

@@ -56,6 +56,7 @@ struct Way {
   Layout layout;
   int zero = 1;
   std::string sp = "auto";
+  std::string offload = "none";
 };
 
 struct State {
@@ -86,6 +87,7 @@ void collect_state(Trainer& trainer, State& state) {
 Outcome travel(TrainSpec spec, const Way& way, const Journey& journey) {
   spec.parallel.zero = way.zero;
   spec.parallel.sp = way.sp;
+  spec.optimizer.offload = way.offload;
   const auto source = markov_tokens(5'000, kVocab);
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, 1);
   Outcome outcome;
@@ -167,8 +169,10 @@ TEST_CASE("layouts that keep each other's bits resume each other's runs with the
        {"pp 4", {.pp = 4}}},
       {{"dp 2 with ZeRO-1", {.dp = 2}},
        {"dp 2 without", {.dp = 2}, 0},
+       {"dp 2, offloaded", {.dp = 2}, 1, "auto", "cpu"},
        {"dp 2 pp 2", {.dp = 2, .pp = 2}}},
-      {{"dp 2 with ZeRO-2", {.dp = 2}, 2}, {"dp 2 with ZeRO-3", {.dp = 2}, 3}},
+      {{"dp 2 with ZeRO-2", {.dp = 2}, 2},
+       {"dp 2 with ZeRO-3, offloaded", {.dp = 2}, 3, "auto", "cpu"}},
       {{"tp 2 with sp", {.tp = 2}}, {"tp 2 with sp pp 2", {.tp = 2, .pp = 2}}},
   };
   int number = 0;

@@ -59,7 +59,8 @@ TEST_CASE("every key can be set to what it is not") {
       "  loss_scale: {initial: 1024, min: 0.5, window: 2k, hysteresis: 3}\n"
       "  fp8: {bf16_first_layers: 2, bf16_last_layers: 1}\n"
       "recompute: {mode: full, method: block, layers: 3, modules: [norm, mlp], distribute: true}\n"
-      "optimizer: {type: sgd, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0, momentum: "
+      "optimizer: {type: sgd, betas: [0.8, .5], eps: 1e-6, weight_decay: 0, clip: 0, offload: cpu, "
+      "momentum: "
       "0.5,\n"
       "            weight_decay_ramp: linear, weight_decay_end: 0.2}\n"
       "lr: {max: 1e-3, min: 1.0e-4, schedule: wsd, warmup: 1_000, decay: 2k, wsd_decay: 1k,\n"
@@ -243,6 +244,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.optimizer.eps == 1e-6);
   CHECK(s.optimizer.weight_decay == 0);
   CHECK(s.optimizer.clip == 0);
+  CHECK(s.optimizer.offload == "cpu");
   CHECK(s.lr.max == 1e-3);
   CHECK(s.lr.min == 1e-4);
   CHECK(s.lr.schedule == "wsd");
