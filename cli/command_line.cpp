@@ -114,6 +114,11 @@ struct CommandLine::Impl {
       }
     }
     const auto guess = did_you_mean(flag, candidates);
+    if (!guess && flag.find('.') != std::string::npos) {
+      fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+           fmt::format("a setting of a train.yaml is written without dashes, behind it: {}=VALUE",
+                       flag.substr(flag.find_first_not_of('-'))));
+    }
     fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
@@ -146,26 +151,33 @@ struct CommandLine::Impl {
   std::vector<std::string> read(CLI::App& app, const std::vector<std::string>& args,
                                 bool values) const {
     std::vector<std::string> left(args.rbegin(), args.rend());  // CLI11 takes from the back
-    const auto add = [&](const std::string& name, const OptionDeclaration& option, bool negated) {
+    const auto add = [&](const std::string& name, const OptionDeclaration& option, bool negated,
+                         bool has_word = false) {
       if (app.get_option_no_throw(name) != nullptr) return;
       const auto given = [this, &args, &left, &option, negated, values](const auto& results) {
         if (values) give(option, negated, results.back(), args, args.size() - left.size() - 1);
         return true;
       };
       // Each occurrence counts, in order: the setter decides what a second one means.
-      app.add_option(name, given)->expected(option.is_flag ? 0 : 1)->trigger_on_parse();
+      app.add_option(name, given)
+          ->expected(option.is_flag && !has_word ? 0 : 1)
+          ->trigger_on_parse();
     };
     app.set_help_flag();
     for (const Option& option : options) {
       if (option.is.short_name != '\0') add({'-', option.is.short_name}, option.is, false);
     }
     add({'-', help_option.short_name}, help_option, false);
-    for (const std::string& arg : args) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      const std::string& arg = args[i];
       if (!arg.starts_with("--")) continue;
       const std::string name = arg.substr(0, arg.find('='));
       bool negated = false;
       const OptionDeclaration* option = find(name.substr(2), negated);
-      if (option != nullptr) add(name, *option, negated);
+      if (option == nullptr) continue;
+      const bool word = option->takes_word && name == arg && !negated && i + 1 < args.size() &&
+                        truth_of(args[i + 1]).has_value();
+      add(name, *option, negated, word);
     }
     app.parse(left);
     return app.remaining();

@@ -27,6 +27,7 @@ struct OptionDeclaration {
   std::vector<std::string> aliases = {};  // other names
   char short_name = '\0';
   bool is_flag = false;
+  bool takes_word = false;  // a flag that `true` or `false` may follow as a word of its own
   std::string value_name = {};
   std::string help = {};
   std::string shown_default = {};

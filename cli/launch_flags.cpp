@@ -45,6 +45,8 @@ void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, 
   if (!alias.empty()) declaration.aliases.push_back(alias);
   declaration.short_name = flag.short_name;
   declaration.is_flag = flag.kind == FlagKind::truth;
+  // accelerate's truth flags of engines want a value: --fsdp_offload_params true.
+  declaration.takes_word = declaration.is_flag && is_family(flag.group);
   if (flag.kind != FlagKind::truth) declaration.value_name = shown_value(flag);
   declaration.help = help != nullptr ? help : flag.help;
   declaration.shown_default = flag.built_in;
@@ -190,7 +192,9 @@ std::string launch_flags_reference() {
       "accelerate's flags, torchrun's and mtl's own, with their meanings. Names may be written "
       "with\n"
       "underscores or dashes. A flag without a value is `--x`, `--x=true`, `--x=false` or "
-      "`--no-x`.\n"
+      "`--no-x`;\n"
+      "those of an engine (`--fsdp_...`, `--zero3_...`, `--megatron_lm_...`) may be followed by "
+      "`true` or `false`.\n"
       "The first word that is no flag is the program or the `train.yaml`; everything after a "
       "program\n"
       "is its own.\n\n"

@@ -19,6 +19,7 @@
 #include "common/version.h"
 #include "launcher/job.h"
 #include "launcher/outlet.h"
+#include "launcher/program.h"
 #include "launcher/scratch_folder.h"
 #include "rendezvous/network.h"
 
@@ -137,13 +138,18 @@ std::map<std::string, std::string> forwarded_environment(const LaunchRequest& re
   return forwarded;
 }
 
+// Python runs it.
+bool is_script(const LaunchOptions& options, const std::string& program) {
+  return options.run_path || (!options.no_python && program.ends_with(".py"));
+}
+
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments) {
   std::vector<std::string> argv;
   // Unbuffered, so that the last words of a script that dies are seen.
   if (options.module) {
     argv = {"python3", "-u", "-m"};
-  } else if (options.run_path || (!options.no_python && program.ends_with(".py"))) {
+  } else if (is_script(options, program)) {
     argv = {"python3", "-u"};
   }
   argv.push_back(program);
@@ -174,6 +180,13 @@ int launch_program(const LaunchOptions& options, const std::string& program,
       dry_run(request, job.program);
     }
     return 0;
+  }
+  if (is_script(options, program) && !options.module &&
+      request.mode == LaunchRequest::Mode::local && !std::filesystem::exists(program)) {
+    throw Error(static_cast<Exit>(kNotFound),
+                Diagnostic{.code = "launch.program_missing",
+                           .what = fmt::format("there is no script '{}'", program),
+                           .help = "the path is relative to the directory that mtl is started in"});
   }
   job.version = version();
   job.program.needed_files = files_of(options, program);

@@ -171,6 +171,7 @@ std::string ranks_name(const WorkerEnd& end);
 
 // The headline after a failure: which rank, where, why, since when, its last lines, its log.
 // Without a failure (a run stopped on request) it is a warning that says so.
-Diagnostic failure_report(const AgentResult& result);
+// `is_ours`: exit codes of the ranks mean what mtl's own do.
+Diagnostic failure_report(const AgentResult& result, bool is_ours = false);
 
 }  // namespace mtl

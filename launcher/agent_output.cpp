@@ -146,10 +146,12 @@ void AgentOutput::open_console(Stream& stream) {
 }
 
 void AgentOutput::write_console(bool is_stderr, std::string_view block) {
-  // Nobody reads any more (| head): the run goes on, its log has the rest.
-  if (!reader_gone_[is_stderr]) {
-    reader_gone_[is_stderr] = !write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO, block);
-  }
+  if (reader_gone_[is_stderr]) return;
+  if (write_all(is_stderr ? STDERR_FILENO : STDOUT_FILENO, block)) return;
+  // Nobody reads any more (| head), or it was closed from the start: the run goes on, its log has
+  // the rest. Anything else, a full disk, is worth a word.
+  reader_gone_[is_stderr] = true;
+  if (errno != EPIPE && errno != EBADF) console_error_[is_stderr] = errno;
 }
 
 void AgentOutput::open_pipes(size_t index, Launch& launch) {
@@ -303,6 +305,12 @@ void AgentOutput::close(std::vector<std::string>& warnings) {
   }
   console_.reset();
   log_outlet_.reset();
+  for (const bool is_stderr : {false, true}) {
+    if (console_error_[is_stderr] == 0) continue;
+    warnings.push_back(fmt::format("what was written to {} is incomplete: {}",
+                                   is_stderr ? "stderr" : "stdout",
+                                   strerror(console_error_[is_stderr])));
+  }
   for (const Worker& worker : workers_) {
     if (!worker.log) continue;
     const std::string path = worker.log->path().string();

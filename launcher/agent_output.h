@@ -96,7 +96,10 @@ class AgentOutput {
   std::vector<Stream> streams_;
   std::vector<Fd> write_ends_;
   std::vector<char> buffer_;
-  bool reader_gone_[2] = {false, false};  // only the console's thread touches it
+  // Of stdout and stderr, which only the console's thread writes: nobody reads any more, and why
+  // not all could be written.
+  bool reader_gone_[2] = {false, false};
+  int console_error_[2] = {0, 0};
   bool loss_told_ = false;
   Consumer on_notice_;
   Outlet::Policy console_policy_ = Outlet::Policy::drop;

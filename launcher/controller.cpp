@@ -526,6 +526,7 @@ void Controller::let_go(LinkId link, const std::vector<Diagnostic>& errors, int 
         own.ends.push_back(end);
       }
     }
+    own.is_ours = options_.is_ours;
     outcome = judge(own).outcome;
   }
   const FinishMessage message{.exit_code = outcome.exit_code, .report = outcome.report};
@@ -588,6 +589,7 @@ std::optional<Controller::Time> Controller::next_tick(Time now) const {
 
 void Controller::conclude(Time now) {
   end_.interrupt = interrupt_;
+  end_.is_ours = options_.is_ours;
   Verdict verdict = judge(end_);
   if (interrupt_ == 0) {
     if (const auto why = restarts_.after(verdict, membership_)) {

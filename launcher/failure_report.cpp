@@ -86,7 +86,7 @@ std::string log_place(const WorkerEnd& end) {
   return end.host.empty() ? end.log.string() : end.host + ":" + end.log.string();
 }
 
-std::string advice(const WorkerEnd& end) {
+std::string advice(const WorkerEnd& end, bool is_ours) {
   const std::string log =
       end.log.empty() ? std::string("its output above") : "its log, " + log_place(end);
   const auto noted = [&](const char* words) {
@@ -126,7 +126,7 @@ std::string advice(const WorkerEnd& end) {
     default:
       break;
   }
-  switch (end.exit_code) {
+  switch (is_ours ? end.exit_code : 0) {
     case static_cast<int>(Exit::out_of_memory):
       return "use a smaller micro-batch or split the model over more ranks; see " + log;
     case static_cast<int>(Exit::timeout):
@@ -149,7 +149,7 @@ std::string ranks_name(const WorkerEnd& end) {
                         : fmt::format("ranks {}-{}", end.rank, end.rank + end.ranks - 1);
 }
 
-Diagnostic failure_report(const AgentResult& result) {
+Diagnostic failure_report(const AgentResult& result, bool is_ours) {
   if (!result.first_failure) {
     return Diagnostic{
         .code = "run.stopped",
@@ -163,7 +163,7 @@ Diagnostic failure_report(const AgentResult& result) {
   Diagnostic report{
       .code = "rank.died",
       .what = fmt::format("{} ({}pid {}) {}", ranks_name(end), place, end.pid, how_it_ended(end)),
-      .help = advice(end)};
+      .help = advice(end, is_ours)};
   report.notes.push_back(
       fmt::format("at {}, {} after the start", clock_text(end.when),
                   duration_text(duration_cast<milliseconds>(end.when - result.started))));

@@ -86,7 +86,9 @@ JobOutcome run_local_job(const JobOptions& options) {
     outcome.signal = result.interrupt_signal;
     outcome.first_failure = result.first_failure;
     outcome.warnings = result.warnings;
-    if (result.first_failure || result.interrupted) outcome.report = {failure_report(result)};
+    if (result.first_failure || result.interrupted) {
+      outcome.report = {failure_report(result, policy.is_ours)};
+    }
     return outcome;
   }
 }

@@ -508,11 +508,13 @@ bool among(const std::string& text, std::initializer_list<const char*> words) {
 }
 
 // By FSDP 1's names and torch's numbers for them, and by what FSDP 2 says in their place: whether
-// weights are let go after forward.
-const char* zero_of_fsdp(const std::string& strategy) {
+// weights are let go after forward. What is none of these stays as it is, which the schema refuses.
+std::string zero_of_fsdp(const std::string& strategy) {
   if (among(strategy, {"no_shard", "3"})) return "0";
   if (among(strategy, {"shard_grad_op", "2", "hybrid_shard_zero2", "5"})) return "2";
-  return as_bool(strategy).value_or(true) ? "3" : "2";
+  if (among(strategy, {"", "full_shard", "1", "hybrid_shard", "4"})) return "3";
+  const auto reshards = as_bool(strategy);
+  return !reshards ? strategy : *reshards ? "3" : "2";
 }
 
 // Hybrid shards: a copy of them is on each machine. 0 where there are no several.
@@ -545,8 +547,9 @@ void add_deepspeed(const LaunchConfig& config, Settings& settings) {
   if (!plugin(config, "deepspeed_config_file").empty()) return;  // which says it all, elsewhere
   const std::string stage = plugin(config, "zero_stage");
   settings.emplace_back("parallel.zero", stage.empty() ? "2" : stage);  // accelerate's own default
+  // "auto" is DeepSpeed's word for what a program says elsewhere.
   const std::string clip = plugin(config, "gradient_clipping");
-  if (!clip.empty()) settings.emplace_back("optimizer.clip", clip);
+  if (!clip.empty() && clip != "auto") settings.emplace_back("optimizer.clip", clip);
   if (const auto offload = config.plugins.find("offload_optimizer_device");
       offload != config.plugins.end() && !among(lower(offload->second), {"", "null", "~"})) {
     const bool disk = lower(offload->second) == "nvme";

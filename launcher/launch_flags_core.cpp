@@ -273,7 +273,7 @@ std::vector<LaunchFlag> launch_core_flags() {
       {.name = "quiet",
        .kind = K::truth,
        .group = G::logs,
-       .help = "no notices, only warnings and errors",
+       .help = "no notices of the launcher's, only warnings and errors",
        .file_key = kNoFile,
        .short_name = 'q'},
       // ---- Failures

@@ -136,7 +136,7 @@ Verdict judge(const GenerationEnd& end) {
     outcome.exit_code = requeue ? kRequeue : 0;
     return verdict;
   }
-  outcome.report = {failure_report(as_result(end, failure))};
+  outcome.report = {failure_report(as_result(end, failure), end.is_ours)};
   if (failure) {
     verdict.reason = Verdict::Reason::failure;
     outcome.exit_code = failure->exit_code;

@@ -53,8 +53,9 @@ struct GenerationEnd {
   StopReason stop = StopReason::none;
   // Since when ranks may have been asked to stop for another node's sake: it leaves, or has come.
   std::optional<std::chrono::system_clock::time_point> disturbed;
-  bool left = false;  // a node has left
-  int interrupt = 0;  // the signal of a person or a scheduler
+  bool left = false;     // a node has left
+  int interrupt = 0;     // the signal of a person or a scheduler
+  bool is_ours = false;  // the program is mtl's own runtime
 };
 
 struct Verdict {

@@ -46,7 +46,10 @@ void add_torchrun(Environment& env, const NodeLayout& layout, const std::string&
   env["TORCHELASTIC_RESTART_COUNT"] = std::to_string(layout.restart_count);
   env["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(layout.max_restarts);
   env["TORCHELASTIC_USE_AGENT_STORE"] = "False";  // rank 0 of a PyTorch job hosts its own store
-  env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = std::string("1");
+  // Torchrun's default, for who has said nothing else.
+  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr) {
+    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = std::string("1");
+  }
   // Horovod's and Lightning's names for the same places.
   env["NODE_RANK"] = std::to_string(layout.node_rank);
   env["CROSS_RANK"] = std::to_string(layout.node_rank);

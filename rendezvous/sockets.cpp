@@ -59,7 +59,7 @@ Lookup look_up(const std::string& host, uint16_t port, int flags) {
        .what = fmt::format("cannot listen on {} port {}: {}", address, port, strerror(error)),
        .help = error == EADDRINUSE
                    ? "another program (perhaps an earlier run) has the port; choose another "
-                     "main_process_port, or 0 for a free one"
+                     "main_process_port (on one machine 0 is a free one)"
                    : "the address must be one of this machine; see: ip address"});
 }
 

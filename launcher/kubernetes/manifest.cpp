@@ -46,6 +46,13 @@ std::string tolerations(const KubernetesOptions& options) {
   return flow(all);
 }
 
+// Kubernetes puts variables for $(NAME) in arguments, secrets too, and a $ for $$.
+std::string as_argument(const std::string& word) {
+  std::string text;
+  for (const char c : word) text += c == '$' ? "$$" : std::string(1, c);
+  return text;
+}
+
 Json arguments(const KubernetesJob& job) {
   const KubernetesOptions& options = job.options;
   std::vector<std::string> all;
@@ -62,7 +69,7 @@ Json arguments(const KubernetesJob& job) {
   }
   all.insert(all.end(), job.arguments.begin(), job.arguments.end());
   Json words = Json::array();
-  for (const std::string& word : all) words.push_back(yaml_word(word));
+  for (const std::string& word : all) words.push_back(yaml_word(as_argument(word)));
   return words;
 }
 

@@ -63,6 +63,27 @@ TEST_CASE("every setting is an option of its kind") {
   }
 }
 
+TEST_CASE("truth flags of engines take the word that accelerate wants behind them") {
+  int count = 0;
+  for (const LaunchFlag& flag : launch_flags()) {
+    if (flag.kind != FlagKind::truth || flag.group < FlagGroup::megatron) continue;
+    CAPTURE(flag.name);
+    for (const auto& [word, value] :
+         {std::pair("true", "true"), {"False", "false"}, {"1", "true"}, {"no", "false"}}) {
+      const FlagValues values = parsed({"--" + flag.name, word, "-n", "2", "p", "true"});
+      CHECK(values.at(flag.name).texts == Words{value});
+      CHECK(values.at("num_processes").texts == Words{"2"});
+    }
+    // No word of truth: the program.
+    CHECK(parsed({"--" + flag.name, "truth.py"}).at(flag.name).texts == Words{"true"});
+    CHECK(parsed({"--no-" + flag.name, "true"}).at(flag.name).texts == Words{"false"});
+    ++count;
+  }
+  CHECK(count > 25);
+  // Others may be followed by a program of that name.
+  CHECK(parsed({"--cpu", "false"}).at("cpu").texts == Words{"true"});
+}
+
 TEST_CASE("the text of all flags fits and leaves none out") {
   for (int columns : {60, 80, 100}) {
     std::istringstream lines(launch_flags_text(columns));

@@ -264,6 +264,9 @@ TEST_CASE("a program that asks to be requeued is no failure") {
 TEST_CASE("a program that is missing or cannot be executed") {
   Shell shell;
   CHECK(shell.mtl({"launch", "no-such-program-at-all"}).code == 127);
+  const Outcome script = shell.mtl({"launch", "-n", "1", "no-such-script.py", "--x", "1"});
+  CHECK(script.code == 127);
+  CHECK(has(script.err, "there is no script 'no-such-script.py'"));
   shell.write("data.txt", "text");
   CHECK(shell.mtl({"launch", "./data.txt"}).code == 126);
 }

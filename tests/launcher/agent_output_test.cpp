@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
+#include "common/files.h"
 #include "launcher/agent.h"
 #include "launcher/processes.h"
 
@@ -251,6 +252,41 @@ TEST_CASE("a log that cannot be opened is an error, one that cannot be written a
   CHECK(result.exit_code == 0);
   REQUIRE(result.warnings.size() == 1);
   CHECK(result.warnings[0].find("No space left") != std::string::npos);
+}
+
+TEST_CASE("what could not be written to the console is said, readers that are gone are not") {
+  const auto warnings_to = [](const char* path) {
+    AgentOptions options = shells({"echo x"});
+    options.logs.console_default = 3;
+    const Fd kept(dup(STDOUT_FILENO));
+    fflush(stdout);
+    if (path != nullptr) {
+      const Fd other(open(path, O_WRONLY | O_CLOEXEC));
+      dup2(other.get(), STDOUT_FILENO);
+    } else {
+      int ends[2];
+      REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+      close(ends[0]);
+      const Fd other(ends[1]);
+      dup2(other.get(), STDOUT_FILENO);
+    }
+    const AgentResult result = run_agent(options);
+    dup2(kept.get(), STDOUT_FILENO);
+    CHECK(result.exit_code == 0);
+    return result.warnings;
+  };
+  const auto full = warnings_to("/dev/full");
+  REQUIRE(full.size() == 1);
+  CHECK(full[0] == "what was written to stdout is incomplete: No space left on device");
+  CHECK(warnings_to(nullptr).empty());
+}
+
+TEST_CASE("exit codes are explained where they are mtl's own") {
+  for (const int code : {5, 7}) {
+    const AgentResult result = run_agent(shells({"exit " + std::to_string(code)}));
+    CHECK(failure_report(result).help.starts_with("see "));
+    CHECK_FALSE(failure_report(result, true).help.starts_with("see "));
+  }
 }
 
 TEST_CASE("the failure report is the headline") {

@@ -374,6 +374,18 @@ TEST_CASE("what pods are told and what their end means") {
         std::string::npos);
 }
 
+TEST_CASE("dollars reach pods as they were typed") {
+  for (const std::string& kind : kKinds) {
+    KubernetesJob job = small_job(kind, 2);
+    job.arguments = {"--env=PW=a$$b", "sh", "-c", "echo pid=$$ $(KEY) $HOME"};
+    const std::string manifest = kubernetes_manifest(job);
+    for (const char* word : {"\"--env=PW=a$$$$b\"", "\"echo pid=$$$$ $$(KEY) $$HOME\""}) {
+      CAPTURE(manifest);
+      CHECK(manifest.find(word) != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("options of Kubernetes are checked and told together") {
   LaunchRequest request;
   request.max_nodes = request.min_nodes = 2;

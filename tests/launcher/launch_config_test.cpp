@@ -404,6 +404,13 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
     CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + strategy +
                   "\n") == Settings{{"parallel.zero", zero}});
   }
+  // No strategy is no ZeRO-3: whoever reads the settings refuses it.
+  for (const char* key : {"fsdp_sharding_strategy", "fsdp_reshard_after_forward"}) {
+    CHECK(decided(std::string("distributed_type: FSDP\nfsdp_config:\n  ") + key +
+                  ": sometimes\n") == Settings{{"parallel.zero", "sometimes"}});
+  }
+  CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_clipping: auto\n") ==
+        Settings{{"parallel.zero", "2"}});
   // Hybrid shards are those of a machine, where the file says how many ranks it has.
   for (const auto& [strategy, zero] :
        Settings{{"HYBRID_SHARD", "3"}, {"hybrid_shard_zero2", "2"}, {"4", "3"}, {"5", "2"}}) {
