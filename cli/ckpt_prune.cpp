@@ -19,7 +19,7 @@ int command_ckpt_prune(const Arguments& args) {
   CommandLine line({"ckpt prune [options] RUN"},
                    "Deletes the complete checkpoints of a run that no rule keeps. Rules that are "
                    "not given are those of the run (checkpoint.keep_last ...). The newest one "
-                   "stays in any case, and so do damaged ones.");
+                   "stays in any case, and so do those without a complete manifest.");
   line.example("mtl ckpt prune --keep_last 1 --dry_run runs/shakespeare", "what would go");
   line.example("mtl ckpt prune --keep_last 2 --keep_every 1000 RUN", "thin out an old run");
   line.example("mtl ckpt prune --keep_last 1 --keep_best 3 --metric valid_loss RUN",

@@ -321,6 +321,19 @@ int command_plan(const Arguments& args) {
   need(wanted.only_run_here, wanted.tune, "--only-run-here", "--tune");
   need(!wanted.stragglers.empty(), wanted.simulate, "--straggler", "--simulate");
   need(wanted.jitter > 0, wanted.simulate, "--jitter", "--simulate");
+  if (const auto& flags = wanted.options.given.flags;
+      wanted.machines.gpus || wanted.machines.nodes) {
+    for (const char* name : {"num_processes", "nproc_per_node", "num_machines"}) {
+      const auto given = flags.find(name);
+      if (given == flags.end()) continue;
+      throw Error(Exit::usage,
+                  Diagnostic{.code = "usage.option",
+                             .what = fmt::format("{} and {} both say how many ranks there are",
+                                                 given->second.origin,
+                                                 wanted.machines.gpus ? "--gpus" : "--nodes"),
+                             .help = "give one of them"});
+    }
+  }
   read_launch_environment(wanted.options.given);
   const std::optional<int> world = ranks_given(wanted.machines);
   return wanted.tune ? advise(wanted, world) : show_plan(wanted, world);

@@ -248,6 +248,25 @@ void check_initial_weights(const ResolvedSpec& resolved, const ModelShape& model
   }
 }
 
+// What is asked of evaluations, where there is nothing to evaluate on.
+void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  const TrainSpec::Checkpoint& checkpoint = resolved.spec.checkpoint;
+  const bool best = checkpoint.keep_best.k > 0 && checkpoint.keep_best.metric == "valid_loss";
+  const bool every = resolved.spec.train.eval.every > 0 &&
+                     resolved.origin_of("train.eval.every") != Origin::built_in;
+  if (!best && !every) return;
+  const char* const key = best ? "checkpoint.keep_best.k" : "train.eval.every";
+  diagnostics.add(
+      {.code = "data.no_validation",
+       .what = fmt::format("{} {}, and there is no data to evaluate on", key,
+                           best ? "keeps those with the best valid_loss" : "asks for evaluations"),
+       .place = resolved.place_of(key),
+       .help = best ? "give data.valid or a larger part in data.split, or set "
+                      "checkpoint.keep_best.metric=loss"
+                    : "give data.valid or a larger part in data.split, or leave it out",
+       .severity = best ? Diagnostic::Severity::error : Diagnostic::Severity::warning});
+}
+
 // What is missing of the data keeps no run from being planned whose vocabulary is known.
 Diagnostics may_be_elsewhere(const Diagnostics& data) {
   Diagnostics changed;
@@ -309,6 +328,9 @@ CheckedRun check_run(const RunRequest& request) {
     }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
       order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), data);
+    }
+    if (run.corpus.valid && run.corpus.valid->size() == 0) {
+      check_unevaluated(run.resolved, diagnostics);
     }
     if (!spec.init.from.empty() && run.corpus.tokenizer && !diagnostics.has_errors()) {
       check_initial_weights(run.resolved, run.plan.model, data);

@@ -61,6 +61,15 @@ std::string memory_line(const Plan& plan) {
   return text;
 }
 
+std::string start_line(const StartFacts& facts, const TrainSpec& spec) {
+  if (!facts.checkpoint.empty()) {
+    return fmt::format("resume   after step {} ({})", facts.resume_step,
+                       facts.checkpoint.filename().string());
+  }
+  if (spec.init.from.empty()) return fmt::format("start    from scratch, seed {}", spec.train.seed);
+  return fmt::format("start    from the weights of {}, with a fresh optimizer", spec.init.from);
+}
+
 std::string batch_line(const Plan& plan) {
   const std::vector<BatchPhase>& phases = plan.batch.phases();
   const BatchPhase& first = phases.front();
@@ -107,9 +116,7 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
                   data_name(spec), compact_count(train_tokens),
                   compact_count(static_cast<double>(run.corpus.valid_tokens)), epochs),
       "batch    " + batch_line(plan),
-      facts.checkpoint.empty() ? fmt::format("start    from scratch, seed {}", spec.train.seed)
-                               : fmt::format("resume   after step {} ({})", facts.resume_step,
-                                             facts.checkpoint.filename().string()),
+      start_line(facts, spec),
   };
   if (!facts.attention.empty()) lines.insert(lines.begin() + 4, "kernel   " + facts.attention);
   return lines;

@@ -8,6 +8,7 @@
 
 #include "runtime/engine/checkpointing.h"
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/run.h"
 
 namespace mtl {
 
@@ -21,7 +22,14 @@ struct InitialWeights::Impl {
 
 InitialWeights::InitialWeights(const std::string& path)
     : path_(path), impl_(std::make_unique<Impl>()) {
-  const fs::path folder(path);
+  fs::path folder(path);
+  const bool foreign = is_foreign_model(folder);
+  if (!foreign) {
+    try {
+      folder = find_run(path);
+    } catch (const Error&) {  // said below, of all that it might be
+    }
+  }
   fs::path checkpoint = folder;
   if (!fs::exists(folder / "manifest.json") && fs::is_directory(folder / "checkpoints")) {
     Diagnostics passed_over;
@@ -31,7 +39,7 @@ InitialWeights::InitialWeights(const std::string& path)
   if (!checkpoint.empty() && fs::exists(checkpoint / "manifest.json")) {
     impl_->reader.emplace(checkpoint);
     shape_ = model_shape_from_json(impl_->reader->state().at("model"));
-  } else if (is_foreign_model(folder)) {
+  } else if (foreign) {
     impl_->foreign = open_foreign_model(folder);
     shape_ = impl_->foreign->shape;
   } else {

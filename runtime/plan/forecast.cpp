@@ -302,6 +302,12 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   Forecast result;
   result.layout = layout;
   result.not_run = not_run_here(work.model, layout);
+  if (!cluster.cpu && layout.fp8 && cluster.gpu.fp8 == 0) {
+    result.not_run.push_back("FP8 on a GPU that multiplies none");
+  }
+  if (!cluster.cpu && cluster.gpu.major < 8) {
+    result.not_run.push_back("GPUs of a compute capability below 8.0");
+  }
   result.micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   const auto m = static_cast<double>(result.micro_batches);
   const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);

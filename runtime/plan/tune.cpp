@@ -302,6 +302,7 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
     for (const Candidate& one : search.fitting) {
       if (!not_run_here(work.model, one.layout).empty()) continue;
       const Forecast here = forecast(work, one.layout, cluster, software_mtl(), true);
+      if (!runs(here)) break;
       result.run_here = {here, verdict(here, exact.front(), cluster)};
       break;
     }

@@ -83,6 +83,24 @@ TEST_CASE("a recipe is planned before there is a corpus") {
             "error[data.missing]"));
 }
 
+TEST_CASE("what no GPU of that type does is said beside its forecast") {
+  Shell shell;
+  write_7b(shell);
+  const auto plan = [&](std::vector<std::string> more) {
+    std::vector<std::string> args = {"plan", "--gpus", "8", "train.yaml"};
+    args.insert(args.end(), more.begin(), more.end());
+    return shell.mtl(args);
+  };
+  CHECK(has(plan({"--gpu-type", "a100-80g", "precision.dtype=fp8"}).out,
+            "not run by this engine yet: FP8 on a GPU that multiplies none"));
+  CHECK_FALSE(has(plan({"--gpu-type", "h100-80g", "precision.dtype=fp8"}).out, "not run"));
+  CHECK_FALSE(has(plan({"--gpu-type", "a100-80g", "precision.dtype=bf16"}).out, "not run"));
+  // Two numbers of ranks.
+  const Outcome both = plan({"-n", "8"});
+  CHECK(both.code == 2);
+  CHECK(has(both.err, "--num_processes and --gpus both say"));
+}
+
 TEST_CASE("a type of GPU that is not known names those that are") {
   Shell shell;
   write_7b(shell);

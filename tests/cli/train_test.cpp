@@ -177,6 +177,39 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}).out == words.out);
 }
 
+TEST_CASE("what evaluations decide wants something to evaluate on") {
+  Shell shell;
+  write_recipe(shell, 10);
+  const Outcome best =
+      shell.mtl({"launch", "train.yaml", "data.split=[1]", "checkpoint.keep_best.k=1"});
+  CHECK(best.code == 3);
+  CHECK(has(best.err, "error[data.no_validation]: checkpoint.keep_best.k"));
+  CHECK_FALSE(fs::exists(shell.dir() / "runs"));
+  const Outcome every = shell.mtl({"plan", "train.yaml", "data.split=[1]", "train.eval.every=5"});
+  CHECK(every.code == 0);
+  CHECK(has(every.err, "warning[data.no_validation]: train.eval.every"));
+  const Outcome loss = shell.mtl({"plan", "train.yaml", "data.split=[1]",
+                                  "checkpoint.keep_best.k=1", "checkpoint.keep_best.metric=loss"});
+  CHECK_FALSE(has(loss.err, "no_validation"));
+}
+
+TEST_CASE("a run starts from the weights of another one by its name, and says so") {
+  Shell shell;
+  write_recipe(shell, 10);
+  REQUIRE(shell.mtl({"launch", "train.yaml"}).code == 0);
+  for (const char* from : {"tiny", "runs/tiny"}) {
+    CAPTURE(std::string(from));
+    const Outcome outcome =
+        shell.mtl({"launch", "--fresh", "train.yaml", "run.name=more", "train.steps=2",
+                   "log.every=1", std::string("init.from=") + from});
+    CHECK(outcome.code == 0);
+    CHECK(has(outcome.out + outcome.err,
+              std::string("start    from the weights of ") + from + ", with a fresh optimizer"));
+  }
+  CHECK(has(shell.mtl({"launch", "train.yaml", "run.name=other", "init.from=nothing"}).err,
+            "init.missing"));
+}
+
 TEST_CASE("threads compute the bits of processes") {
   for (const char* layout : {"parallel.dp=2", "parallel.tp=2"}) {
     CAPTURE(layout);
