@@ -12,6 +12,7 @@
 #include "runtime/data/token_text.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
+#include "runtime/metrics/format.h"
 #include "runtime/run.h"
 
 namespace mtl {
@@ -67,19 +68,46 @@ int32_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   return ids[std::min(static_cast<size_t>(at - cumulative.begin()), kept - 1)];
 }
 
+// Tokens that the model sees at most: the last one sampled goes into no context.
+int64_t context_of(const ModelShape& shape, int64_t prompt, int64_t tokens) {
+  const int64_t room = shape.max_seq - prompt;
+  return room <= 0 ? shape.max_seq : prompt + std::clamp<int64_t>(tokens - 1, 0, room);
+}
+
+// As `short_of`, with the advice of generation: a device's own is that of training.
+[[noreturn]] void fail_memory(const Error& short_of, const ModelShape& shape, int64_t context) {
+  const MemoryPlan memory = solo_memory(shape, context);
+  const int64_t weights = memory.bytes_of_category(MemoryCategory::weights);
+  std::vector<Diagnostic> diagnostics = short_of.diagnostics();
+  diagnostics.back().notes.push_back(
+      fmt::format("a context of {} tokens takes {}, the weights take {}", grouped(context),
+                  human_bytes(static_cast<double>(memory.total_bytes - weights)),
+                  human_bytes(static_cast<double>(weights))));
+  diagnostics.back().help =
+      "give a shorter prompt or fewer --tokens (the context holds both), or use a machine with "
+      "more memory";
+  throw Error(short_of.exit(), std::move(diagnostics));
+}
+
+SoloModel model_on(Device& device, const ModelShape& shape, int64_t context) {
+  try {
+    return SoloModel(shape, device, context);
+  } catch (const Error& error) {
+    if (error.exit() == Exit::out_of_memory) fail_memory(error, shape, context);
+    throw;
+  }
+}
+
 // A trained model that continues a text.
 class Generator {
  public:
-  explicit Generator(const fs::path& checkpoint)
-      : reader_(checkpoint),
-        shape_(model_shape_from_json(reader_.state().at("model"))),
-        tokenizer_(tokenizer_from_json(reader_.tokenizer())),
+  // `context`: as context_of says.
+  Generator(CheckpointReader& reader, const ModelShape& shape, int64_t context)
+      : shape_(shape),
         device_(make_device({}).device),
-        model_(shape_, *device_) {
-    model_.load(reader_);
+        model_(model_on(*device_, shape_, context)) {
+    model_.load(reader);
   }
-
-  const Tokenizer& tokenizer() const { return *tokenizer_; }
 
   // The logits after `ids`, which begin with the ids of the call before. Only new ids are computed:
   // the keys and values of the others are still there. When the context is full it starts anew with
@@ -98,9 +126,7 @@ class Generator {
   }
 
  private:
-  CheckpointReader reader_;
   const ModelShape shape_;
-  const std::unique_ptr<Tokenizer> tokenizer_;
   const std::unique_ptr<Device> device_;
   SoloModel model_;
   int64_t window_ = 0;  // the id at which the context begins
@@ -110,16 +136,20 @@ class Generator {
 }  // namespace
 
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
-  Generator generator(checkpoint_of(find_run(options.run)));
-  std::vector<int32_t> ids = generator.tokenizer().encode_with_special(options.prompt);
+  CheckpointReader reader(checkpoint_of(find_run(options.run)));
+  const ModelShape shape = model_shape_from_json(reader.state().at("model"));
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(reader.tokenizer());
+  std::vector<int32_t> ids = tokenizer->encode_with_special(options.prompt);
   if (ids.empty()) {
     throw Error(Exit::usage,
                 {.code = "generate.prompt",
                  .what = "the prompt is empty",
                  .help = "give at least one character to begin with, e.g. a newline: $'\\n'"});
   }
-  TokenText text(generator.tokenizer(), ids);
-  const std::optional<int32_t> eod = generator.tokenizer().eod();
+  Generator generator(reader, shape,
+                      context_of(shape, static_cast<int64_t>(ids.size()), options.tokens));
+  TokenText text(*tokenizer, ids);
+  const std::optional<int32_t> eod = tokenizer->eod();
   for (int64_t i = 0; i < options.tokens; ++i) {
     std::vector<float> logits = generator.next_logits(ids);
     const int32_t next = sample(logits, options, i);

@@ -17,8 +17,9 @@ struct GenerateOptions {
   int64_t top_k = 0;         // 0 = all
   uint64_t seed = 1234;
 };
-// Calls `emit` with each piece of text as it is sampled (the prompt is not repeated). Throws Error
-// (Exit::data).
+// Calls `emit` with each piece of text as it is sampled (the prompt is not repeated). Takes memory
+// for the weights and for as many tokens as the prompt and the text have, at most the model's
+// max_seq. Throws Error (Exit::data, Exit::out_of_memory).
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
 
 }  // namespace mtl

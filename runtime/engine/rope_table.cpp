@@ -4,11 +4,11 @@
 
 namespace mtl {
 
-std::vector<float> rope_table(const ModelShape& shape) {
+std::vector<float> rope_table(const ModelShape& shape, int64_t positions) {
   const std::vector<double> frequencies = rope_frequencies(shape);
   std::vector<float> table;
-  table.reserve(static_cast<size_t>(shape.max_seq * shape.head_dim));
-  for (int64_t position = 0; position < shape.max_seq; ++position) {
+  table.reserve(static_cast<size_t>(positions * shape.head_dim));
+  for (int64_t position = 0; position < positions; ++position) {
     for (const double f : frequencies) {
       table.push_back(static_cast<float>(std::cos(static_cast<double>(position) * f)));
     }

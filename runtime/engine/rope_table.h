@@ -7,8 +7,8 @@
 
 namespace mtl {
 
-// [max_seq, head_dim], row by row: cos(position * frequency) of the head_dim / 2 frequencies
+// [positions, head_dim], row by row: cos(position * frequency) of the head_dim / 2 frequencies
 // (rope_frequencies), then their sin. Rounded once, from double.
-std::vector<float> rope_table(const ModelShape& shape);
+std::vector<float> rope_table(const ModelShape& shape, int64_t positions);
 
 }  // namespace mtl

@@ -9,32 +9,45 @@ namespace mtl {
 
 namespace {
 
-MemoryNeeds needs_of(const ModelShape& shape, const ChunkRange& everything) {
+ChunkRange everything_of(const ModelShape& shape) {
+  return {.layers = shape.layers, .embedding = true, .head = true};
+}
+
+ParamLayout layout_of(const ModelShape& shape, const std::vector<ParamRow>& table) {
+  return param_layout(table, GridSizes{}, {everything_of(shape)}, shape.layers, 0,
+                      std::numeric_limits<int64_t>::max(), false);
+}
+
+MemoryPlan memory_of(const ModelShape& shape, const std::vector<ParamRow>& table,
+                     const ParamLayout& layout, int64_t context) {
   MemoryNeeds needs;
-  needs.chunks = {everything};
-  needs.seq = shape.max_seq;
+  needs.chunks = {everything_of(shape)};
+  needs.seq = context;
   needs.training = false;
-  return needs;
+  return memory_plan(shape, layout, needs, table.size());
 }
 
 }  // namespace
 
-SoloModel::SoloModel(const ModelShape& shape, Device& device)
+MemoryPlan solo_memory(const ModelShape& shape, int64_t context) {
+  const std::vector<ParamRow> table = shard_table(shape, false);
+  return memory_of(shape, table, layout_of(shape, table), context);
+}
+
+SoloModel::SoloModel(const ModelShape& shape, Device& device, int64_t context)
     : shape_(shape),
       device_(device),
       table_(shard_table(shape_, false)),
-      everything_{.layers = shape_.layers, .embedding = true, .head = true},
-      layout_(param_layout(table_, GridSizes{}, {everything_}, shape_.layers, 0,
-                           std::numeric_limits<int64_t>::max(), false)),
-      memory_(memory_plan(shape_, layout_, needs_of(shape_, everything_), table_.size())),
+      layout_(layout_of(shape_, table_)),
+      memory_(memory_of(shape_, table_, layout_, context)),
       base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),
       arena_(memory_, base_),
       parameters_(table_, layout_, arena_),
       context_{device, tensor_parallel_, context_parallel_, expert_parallel_,
                shape_, arena_,           parameters_},
-      chunk_(context_, everything_) {
+      chunk_(context_, everything_of(shape_)) {
   if (const Tensor table = arena_.find_tensor("rope")) {
-    device.copy_from_host(table, rope_table(shape_).data());
+    device.copy_from_host(table, rope_table(shape_, context).data());
   }
 }
 

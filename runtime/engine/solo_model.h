@@ -12,10 +12,13 @@
 
 namespace mtl {
 
+// What a SoloModel of that context takes.
+MemoryPlan solo_memory(const ModelShape& shape, int64_t context);
+
 class SoloModel {
  public:
-  // `device` outlives the model.
-  SoloModel(const ModelShape& shape, Device& device);
+  // `device` outlives the model. `context`: tokens that there is memory for, 1 to shape.max_seq.
+  SoloModel(const ModelShape& shape, Device& device, int64_t context);
   ~SoloModel();
   SoloModel(const SoloModel&) = delete;
   SoloModel& operator=(const SoloModel&) = delete;
@@ -26,14 +29,13 @@ class SoloModel {
   // The same from a checkpoint.
   void load(CheckpointReader& reader);
   // The logits that follow `ids[past, ...)`; those before `past` were given by earlier calls, and
-  // their keys and values are still there. At most shape.max_seq ids.
+  // their keys and values are still there. At most `context` ids.
   std::vector<float> next_logits(std::span<const int32_t> ids, int64_t past);
 
  private:
   const ModelShape shape_;
   Device& device_;
   std::vector<ParamRow> table_;
-  ChunkRange everything_;
   ParamLayout layout_;
   MemoryPlan memory_;
   void* base_ = nullptr;

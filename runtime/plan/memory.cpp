@@ -105,7 +105,7 @@ struct Saved {
   std::string name;
   DType dtype;
   std::vector<int64_t> shape;
-  bool again = false;
+  bool again = false;  // it has it only while it computes
 };
 
 // The declared list of a layer of a group.
@@ -117,7 +117,9 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   const bool layernorm = shape.norm == NormType::layernorm;
   std::vector<Saved> list;
   auto save = [&](std::string name, DType dtype, std::vector<int64_t> dims, bool again = false) {
-    list.push_back({std::move(name), dtype, std::move(dims), again});
+    // Without backward nobody reads what a layer leaves, but for later tokens' attention.
+    const bool passing = !needs.training && name != "attn.qkv";
+    list.push_back({std::move(name), dtype, std::move(dims), again || passing});
   };
   std::vector<LocalLinear> float8;
   if (needs.training && needs.float8.holds(shape, layer) && !group.again) {
@@ -308,7 +310,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   const bool sends = std::any_of(needs.chunks.begin(), needs.chunks.end(),
                                  [](const ChunkRange& chunk) { return !chunk.head; });
   if (shape.position == PositionType::rope) {
-    arena.add("rope", DType::f32, {shape.max_seq, shape.head_dim});
+    const int64_t positions = needs.training ? shape.max_seq : needs.seq;
+    arena.add("rope", DType::f32, {positions, shape.head_dim});
   }
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});

@@ -1,7 +1,8 @@
 // Bytes per rank, buffer by buffer. The engine allocates one arena laid out by this plan, so the
 // number before the run is the number in the run. Activations are declared here as data, per block;
 // blocks look their buffers up by name. What recompute drops is decided here too: a buffer that is
-// made again shares its memory with those of other layers.
+// made again shares its memory with those of other layers. In generation all but queries, keys and
+// values do, which later passes read.
 #pragma once
 
 #include <cstdint>

@@ -175,6 +175,33 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(tail.code == 0);
   CHECK(tail.out.size() >= 40);
   CHECK(shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "}).out == words.out);
+  // Fewer tokens are the beginning of more, whether or not those fill the context.
+  for (const char* tokens : {"1", "2", "12", "13", "14"}) {
+    CAPTURE(tokens);
+    const std::string few = shell.mtl({"generate", "--tokens", tokens, "runs/tiny", "the "}).out;
+    CHECK(words.out.starts_with(few.substr(0, few.size() - 1)));
+  }
+}
+
+TEST_CASE(
+    "generate takes memory for the text that is asked of it, not for all that fits the model") {
+  Shell shell;
+  write_recipe(shell, 2);
+  // A context so long and rows so wide that no address space holds all of them.
+  const Outcome launched =
+      shell.mtl({"launch", "train.yaml", "model.position.type=alibi", "model.max_seq=134217728",
+                 "model.layers=1", "model.hidden=8", "model.heads=1", "model.ffn=131072"});
+  REQUIRE_MESSAGE(launched.code == 0, launched.err);
+  const Outcome words = shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "});
+  CAPTURE(words.err);
+  CHECK(words.code == 0);
+  CHECK(words.out.size() >= 20);
+  const Outcome all = shell.mtl({"generate", "--tokens", "134217728", "runs/tiny", "the "});
+  CAPTURE(all.err);
+  CHECK(all.code == 5);
+  CHECK(has(all.err, "a context of 134 217 728 tokens takes "));
+  CHECK(has(all.err, "fewer --tokens"));
+  CHECK_FALSE(has(all.err, "micro-batch"));
 }
 
 TEST_CASE("what evaluations decide wants something to evaluate on") {

@@ -189,7 +189,7 @@ TEST_CASE("a device that the host cannot look into continues a text") {
   });
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5, 9, 2, 6};
   const auto logits = [&](Device& device) {
-    SoloModel model(shape, device);
+    SoloModel model(shape, device, static_cast<int64_t>(ids.size()));
     CheckpointReader reader(dir);
     model.load(reader);
     std::vector<float> all = model.next_logits(std::span(ids).first(5), 0);

@@ -62,7 +62,8 @@ ModelShape mixtral_shape() {
 // A small model with random weights.
 class Model {
  public:
-  explicit Model(const ModelShape& shape) : model_(shape, *device_) {
+  explicit Model(const ModelShape& shape) : Model(shape, shape.max_seq) {}
+  Model(const ModelShape& shape, int64_t context) : model_(shape, *device_, context) {
     model_.fill([](const ParamRow& row, const std::vector<int64_t>& local, Tensor weights) {
       initialise(row, local, local_rects(row, GridSizes{}, Coord{}), 5, 0, weights.numel(),
                  weights.as<float>());
@@ -104,6 +105,49 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
 TEST_CASE("a pass larger than the plan is refused") {
   Model model(gpt2_shape());
   CHECK_THROWS_AS(model.next_logits(std::vector<int32_t>(151, 0), 0), std::logic_error);
+  Model shorter(gpt2_shape(), 20);
+  CHECK_THROWS_AS(shorter.next_logits(std::vector<int32_t>(21, 0), 0), std::logic_error);
+}
+
+TEST_CASE("a shorter context has the bits of the whole one") {
+  std::vector<int32_t> ids(100);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
+    Model whole(shape), shorter(shape, 100);
+    int64_t past = 0;
+    for (const int64_t length : {40, 41, 64, 65, 99, 100}) {
+      CAPTURE(length);
+      const std::vector<int32_t> prefix(ids.begin(), ids.begin() + length);
+      CHECK(shorter.next_logits(prefix, past) == whole.next_logits(prefix, past));
+      past = length;
+    }
+  }
+}
+
+TEST_CASE("memory is that of the context, not of all that the model could have") {
+  // Llama 3.2 1B.
+  ModelShape shape = llama_shape();
+  shape.layers = 16;
+  shape.heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 64;
+  shape.hidden = 2048;
+  shape.ffn = 8192;
+  shape.qk_norm = false;
+  shape.tie_embeddings = true;
+  shape.vocab = shape.padded_vocab = 128256;
+  shape.max_seq = 131072;
+  const auto beside_weights = [&](int64_t context) {
+    const MemoryPlan plan = solo_memory(shape, context);
+    return plan.total_bytes - plan.bytes_of_category(MemoryCategory::weights);
+  };
+  CHECK(beside_weights(8) < int64_t{8} << 20);
+  // Of a token, queries, keys and values in all layers, and the rest of one layer.
+  const int64_t token = (beside_weights(2048) - beside_weights(1024)) / 1024;
+  const int64_t cache = 16 * (32 + 2 * 8) * 64 * 4;
+  CHECK(token > cache);
+  CHECK(token < 2 * cache);
 }
 
 TEST_CASE("what lies before the window of every layer changes nothing") {

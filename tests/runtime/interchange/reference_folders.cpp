@@ -40,7 +40,7 @@ double logits_distance(const fs::path& checkpoint, const std::string& reference)
       nlohmann::json::parse(read_file(reference_folder(reference) / "logits.json"));
   double worst = 0;
   for (size_t i = 0; i < expected.at("prompts").size(); ++i) {
-    SoloModel model(shape, *device);
+    SoloModel model(shape, *device, shape.max_seq);
     model.load(reader);
     const auto ids = expected.at("prompts")[i].get<std::vector<int32_t>>();
     const auto theirs = expected.at("logits")[i].get<std::vector<double>>();

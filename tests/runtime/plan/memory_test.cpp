@@ -366,3 +366,23 @@ TEST_CASE("generation plans neither gradients nor optimizer") {
   CHECK(plan.bytes_of_category(MemoryCategory::optimizer) == 0);
   CHECK(plan.find("logits")->shape == std::vector<int64_t>{1, 50304});
 }
+
+TEST_CASE(
+    "generation keeps of a layer what later tokens read, and one layer's memory for the rest") {
+  for (const ModelShape& shape : {shape_124m(), shape_moe()}) {
+    const MemoryPlan plan = plan_of(shape, {.seq = 512, .training = false});
+    const auto range = [&](int64_t layer, const char* name) {
+      return range_of(*plan.find(layer_buffer(layer, name)));
+    };
+    CHECK_FALSE((range(3, "attn.qkv") && range(4, "attn.qkv")));
+    for (const char* name : {"attn.input", "attn.context", "mlp.input", "mlp.before_act"}) {
+      CAPTURE(name);
+      CHECK(range(3, name).begin == range(4, name).begin);
+      CHECK_FALSE((range(3, name) && range(4, "attn.qkv")));
+    }
+    // Positions that no token has are not in the table.
+    if (shape.position == PositionType::rope) {
+      CHECK(plan.find("rope")->shape == std::vector<int64_t>{512, 64});
+    }
+  }
+}
