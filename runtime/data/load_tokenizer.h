@@ -1,6 +1,7 @@
 // Tokenizers from files of others.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,12 @@ struct TokenizerOptions {
 // Throws Error (Exit::data): data.tokenizer (names the file, the place in it, and what to do),
 // data.missing, data.unreadable.
 std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options);
+
+// vocab.json and merges.txt in a folder of Hugging Face's without tokenizer.json. They do not say
+// how text is cut into words: GPT-2's way and Qwen2's are there, and which one it is
+// tokenizer_config.json says, else config.json; if neither does, it is GPT-2's. Throws as above,
+// also for any other.
+std::unique_ptr<Tokenizer> load_bpe_folder(const std::filesystem::path& folder);
 
 // The same tokenizer as Hugging Face's tokenizer.json, with the same ids. Throws Error (Exit::data)
 // data.tokenizer for one that the format cannot hold (SentencePiece).

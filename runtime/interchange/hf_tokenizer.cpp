@@ -65,33 +65,25 @@ HfTokens write_hf_tokenizer(const nlohmann::json& json, const ModelShape& shape,
 
 std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::string& given) {
   if (given == "bytes") return make_byte_tokenizer();
-  TokenizerOptions options;
-  const auto from_folder = [&](const fs::path& dir) {
+  const auto from_folder = [](const fs::path& dir) -> std::unique_ptr<Tokenizer> {
     if (fs::exists(dir / "tokenizer.json")) {
-      options.file = (dir / "tokenizer.json").string();
-    } else if (fs::exists(dir / "vocab.json") && fs::exists(dir / "merges.txt")) {
-      options.type = "gpt2-bpe";
-      options.vocab = (dir / "vocab.json").string();
-      options.merges = (dir / "merges.txt").string();
-    } else if (fs::exists(dir / "tokenizer.model")) {
-      options.type = "sentencepiece";
-      options.file = (dir / "tokenizer.model").string();
-    } else {
-      return false;
+      return load_tokenizer({.file = (dir / "tokenizer.json").string()});
     }
-    return true;
+    if (fs::exists(dir / "vocab.json") && fs::exists(dir / "merges.txt")) {
+      return load_bpe_folder(dir);
+    }
+    if (fs::exists(dir / "tokenizer.model")) {
+      return load_tokenizer({.type = "sentencepiece", .file = (dir / "tokenizer.model").string()});
+    }
+    return nullptr;
   };
-  if (given.empty()) {
-    if (!from_folder(folder)) return nullptr;
-  } else if (!fs::is_directory(given)) {
-    options.file = given;
-  } else if (!from_folder(given)) {
-    throw Error(Exit::data, {.code = "data.missing",
-                             .what = given + " has no tokenizer.json, vocab.json with merges.txt, "
-                                             "or tokenizer.model",
-                             .help = "give a file, or a folder with one"});
-  }
-  return load_tokenizer(options);
+  if (given.empty()) return from_folder(folder);
+  if (!fs::is_directory(given)) return load_tokenizer({.file = given});
+  if (auto tokenizer = from_folder(given)) return tokenizer;
+  throw Error(Exit::data, {.code = "data.missing",
+                           .what = given + " has no tokenizer.json, vocab.json with merges.txt, "
+                                           "or tokenizer.model",
+                           .help = "give a file, or a folder with one"});
 }
 
 }  // namespace mtl

@@ -1,7 +1,10 @@
 // Which tokenizer a person means, and the files that belong to it.
 #include "runtime/data/load_tokenizer.h"
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -11,6 +14,7 @@
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/hf_tokenizer.h"
 #include "runtime/data/tokenizer/json_fields.h"
+#include "runtime/data/tokenizer/scan.h"
 #include "runtime/data/utf8.h"
 
 namespace mtl {
@@ -133,6 +137,62 @@ nlohmann::json byte_level(bool use_regex) {
           {"use_regex", use_regex}};
 }
 
+// What a folder of Hugging Face's says of its vocab.json and merges.txt.
+struct BpeFolder {
+  nlohmann::json config;  // tokenizer_config.json; null if there is none
+  std::string place;      // which file says the class
+  std::string type;       // a class of transformers' or a type of model; empty: nobody says
+};
+
+BpeFolder inspect_bpe_folder(const fs::path& folder) {
+  BpeFolder found;
+  // In the order in which transformers asks.
+  const std::pair<const char*, const char*> kAsked[] = {
+      {"tokenizer_config.json", "tokenizer_class"},
+      {"config.json", "tokenizer_class"},
+      {"config.json", "model_type"}};
+  for (const auto& [name, key] : kAsked) {
+    std::error_code ignored;
+    const fs::path path = folder / name;
+    if (!fs::is_regular_file(path, ignored)) continue;
+    const auto json = tokenizer::parse_json(read(path), path.string());
+    if (path.filename() == "tokenizer_config.json") found.config = json;
+    const nlohmann::json* const type = tokenizer::optional_member(json, key);
+    if (type == nullptr || !found.type.empty()) continue;
+    found.place = path.string();
+    found.type = tokenizer::string_member(json, key, found.place);
+  }
+  return found;
+}
+
+constexpr const char* kSaveFast =
+    "save it with the fast tokenizer, which writes tokenizer.json: "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)";
+
+// {"50256": {"content": "<|endoftext|>", ...}, ...}, as tokenizer.json has it.
+void take_added_tokens(const nlohmann::json& listed, const std::string& place,
+                       nlohmann::json& added) {
+  if (!listed.is_object()) refuse(place, "'added_tokens_decoder' has to be an object");
+  std::map<int64_t, nlohmann::json> by_id;
+  for (const auto& [key, token] : listed.items()) {
+    int64_t id = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || !token.is_object()) {
+      refuse(place,
+             fmt::format("'added_tokens_decoder' has {}, which is no id with a token", shown(key)));
+    }
+    nlohmann::json& taken = by_id[id] = token;
+    taken["id"] = id;
+  }
+  // Where vocab.json has one of them too, this says more of it.
+  for (const auto& [id, token] : by_id) {
+    std::erase_if(added.get_ref<nlohmann::json::array_t&>(), [&](const nlohmann::json& known) {
+      return known.value("content", nlohmann::json()) == token.value("content", nlohmann::json());
+    });
+    added.push_back(token);
+  }
+}
+
 }  // namespace
 
 namespace tokenizer {
@@ -181,6 +241,49 @@ std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options) {
     return tokenizer::make_sentencepiece_tokenizer(read(options.file), options.eod, options.file);
   }
   return load_json(options.file, options);
+}
+
+std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
+  const BpeFolder found = inspect_bpe_folder(folder);
+  const auto is_one_of = [&](std::initializer_list<std::string_view> types) {
+    return std::find(types.begin(), types.end(), found.type) != types.end();
+  };
+  const bool qwen2 = is_one_of({"Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3"});
+  if (!qwen2 && !found.type.empty() && !is_one_of({"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2"})) {
+    refuse(
+        found.place,
+        fmt::format("the tokenizer is that of {}; from vocab.json and merges.txt alone mtl makes "
+                    "GPT-2's and Qwen2's",
+                    shown(found.type)),
+        kSaveFast);
+  }
+  const fs::path vocab = folder / "vocab.json";
+  nlohmann::json file = tokenizer::gpt2_as_hf(tokenizer::parse_json(read(vocab), vocab.string()),
+                                              read(folder / "merges.txt"));
+  const std::string config = (folder / "tokenizer_config.json").string();
+  const nlohmann::json* const added =
+      tokenizer::optional_member(found.config, "added_tokens_decoder");
+  if (added != nullptr) take_added_tokens(*added, config, file["added_tokens"]);
+  if (qwen2) {
+    // Its vocab.json has none of them.
+    if (added == nullptr) {
+      refuse(config,
+             "there is no 'added_tokens_decoder', so that Qwen2's special tokens are unknown",
+             kSaveFast);
+    }
+    file["normalizer"] = {{"type", "NFC"}};
+    file["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers",
+                              {{{"type", "Split"},
+                                {"pattern", {{"Regex", tokenizer::kQwen2Pattern}}},
+                                {"behavior", "Isolated"},
+                                {"invert", false}},
+                               byte_level(false)}}};
+  } else if (found.config.is_object()) {
+    file["pre_tokenizer"]["add_prefix_space"] =
+        tokenizer::bool_member(found.config, "add_prefix_space", config, false);
+  }
+  return tokenizer::make_hf_tokenizer(file, eos_beside(folder), vocab.string() + " and merges.txt");
 }
 
 std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json) {

@@ -111,6 +111,83 @@ TEST_CASE("gpt2-bpe: the ids of tiktoken") {
   CHECK(tokenizer->encode_with_special("a<|endoftext|>") == std::vector<int32_t>{64, 50256});
 }
 
+// The two files of a tokenizer, in a folder whose other files say the rest.
+void write_bpe_folder(const TempDir& folder, const json& file) {
+  write_file_atomic(folder / "vocab.json", file.at("model").at("vocab").dump());
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : file.at("model").at("merges")) merges += merge.get<std::string>() + "\n";
+  write_file_atomic(folder / "merges.txt", merges);
+}
+
+json added_tokens_decoder(const json& file) {
+  json by_id = json::object();
+  for (json token : file.at("added_tokens")) {
+    const int64_t id = token.at("id");
+    token.erase("id");
+    by_id[std::to_string(id)] = token;
+  }
+  return by_id;
+}
+
+TEST_CASE("vocab.json with merges.txt is the tokenizer that the files beside it name") {
+  const json& all = reference().at("tokenizers");
+  for (const char* name : {"gpt2", "gpt2_prefix", "qwen2"}) {
+    CAPTURE(std::string(name));
+    const TempDir folder;
+    const json& sample = all.at(name);
+    write_bpe_folder(folder, sample.at("file"));
+    const bool qwen2 = std::string(name) == "qwen2";
+    json config = {{"tokenizer_class", qwen2 ? "Qwen2Tokenizer" : "GPT2Tokenizer"},
+                   {"added_tokens_decoder", added_tokens_decoder(sample.at("file"))},
+                   {"add_prefix_space", std::string(name) == "gpt2_prefix"},
+                   {"eos_token", "<|im_start|>"}};
+    write_file_atomic(folder / "tokenizer_config.json", config.dump());
+    write_file_atomic(folder / "config.json", R"({"model_type": "llama"})");
+    check_expected(*load_bpe_folder(folder.path()), sample.at("expected"));
+    CHECK(load_bpe_folder(folder.path())->eod() == 331);
+    // Without a class it is the model's.
+    config.erase("tokenizer_class");
+    write_file_atomic(folder / "tokenizer_config.json", config.dump());
+    write_file_atomic(folder / "config.json",
+                      qwen2 ? R"({"model_type": "qwen3"})" : R"({"model_type": "gpt2"})");
+    check_expected(*load_bpe_folder(folder.path()), sample.at("expected"));
+  }
+}
+
+TEST_CASE("vocab.json with merges.txt of another tokenizer are refused, of nobody's are GPT-2's") {
+  const TempDir folder;
+  write_bpe_folder(folder, reference().at("tokenizers").at("gpt2").at("file"));
+  check_expected(*load_bpe_folder(folder.path()),
+                 reference().at("tokenizers").at("gpt2").at("expected"));
+  const auto refused = [&](const char* name, const char* text) {
+    write_file_atomic(folder / name, text);
+    std::string said;
+    try {
+      load_bpe_folder(folder.path());
+    } catch (const Error& error) {
+      const Diagnostic& first = error.diagnostics().front();
+      said = first.code + ": " + first.what + " | " + first.help;
+    }
+    fs::remove(folder / name);
+    CAPTURE(said);
+    CHECK(said.starts_with("data.tokenizer: " + (folder / name).string()));
+    CHECK(said.find("AutoTokenizer") != std::string::npos);
+  };
+  refused("config.json", R"({"model_type": "llama"})");
+  refused("tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
+  // Which tokens are special, only tokenizer_config.json could say.
+  write_file_atomic(folder / "config.json", R"({"model_type": "qwen2"})");
+  refused("tokenizer_config.json", "{}");
+  write_file_atomic(
+      folder / "tokenizer_config.json",
+      R"({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"x1": {"content": "a"}}})");
+  CHECK_THROWS_AS(load_bpe_folder(folder.path()), Error);
+  write_file_atomic(
+      folder / "tokenizer_config.json",
+      R"({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"998": {}, "999": {}}})");
+  CHECK_THROWS_AS(load_bpe_folder(folder.path()), Error);
+}
+
 // A small byte-level tokenizer that a test changes.
 json small() {
   return reference().at("tokenizers").at("gpt2").at("file");
