@@ -37,6 +37,18 @@ fs::path checkpoint_of(const fs::path& run) {
   return newest;
 }
 
+// A comparison with NaN has no order, and infinite scores no probabilities.
+void require_finite(const std::vector<float>& logits) {
+  const bool any_nan =
+      std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
+  if (!any_nan && std::isfinite(*std::max_element(logits.begin(), logits.end()))) return;
+  throw Error(Exit::run_failed,
+              {.code = "generate.numbers",
+               .what = "the model's scores for the next token are not finite (NaN or infinite)",
+               .help = "its weights are damaged or its training has diverged: take an earlier "
+                       "checkpoint"});
+}
+
 // Draws from softmax(logits / temperature) over the top_k largest, by a counter-based uniform
 // number: the same (seed, index) gives the same draw.
 int32_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index) {
@@ -152,6 +164,7 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   const std::optional<int32_t> eod = tokenizer->eod();
   for (int64_t i = 0; i < options.tokens; ++i) {
     std::vector<float> logits = generator.next_logits(ids);
+    require_finite(logits);
     const int32_t next = sample(logits, options, i);
     if (next == eod) break;  // the document is at its end
     ids.push_back(next);

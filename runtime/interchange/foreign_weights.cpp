@@ -1,6 +1,7 @@
 #include "runtime/interchange/foreign_weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -23,6 +24,16 @@ T load(const char* at) {
   T value;
   std::memcpy(&value, at, sizeof value);
   return value;
+}
+
+// NaN and infinity are the numbers whose exponent has all its bits.
+int64_t count_not_finite(const float* values, int64_t count) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  int64_t bad = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    bad += (std::bit_cast<uint32_t>(values[i]) & kExponent) == kExponent;
+  }
+  return bad;
 }
 
 // `count` elements, `stride` bytes apart.
@@ -79,8 +90,9 @@ bool fits_file(const StridedTensor& source) {
          *last <= (bytes - element - source.byte_offset) / element;
 }
 
-void copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& wanted,
-                 const CheckpointTensor& tensor, ElementWriter& elements) {
+// Returns how many of the numbers are not finite.
+int64_t copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& wanted,
+                    const CheckpointTensor& tensor, ElementWriter& elements) {
   const Dims strides = strides_of(piece);
   const Dims local = contiguous_strides(tensor.local_shape);
   const size_t dims = common.extent.size();
@@ -99,6 +111,7 @@ void copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& 
   constexpr int64_t kPart = 1 << 16;
   std::vector<float> part(static_cast<size_t>(std::min(columns, kPart)));
   Dims index(dims, 0);
+  int64_t not_finite = 0;
   while (true) {
     int64_t row_from = from, row_to = to;
     for (size_t d = 0; d + 1 < dims; ++d) {
@@ -109,12 +122,13 @@ void copy_common(const WeightPiece& piece, const Rect& common, const ParamRect& 
       const int64_t count = std::min(kPart, columns - done);
       convert(piece.source.dtype, base + row_from * element + done * column_stride, column_stride,
               count, part.data());
+      not_finite += count_not_finite(part.data(), count);
       elements.write(row_to + done - tensor.first,
                      {reinterpret_cast<const char*>(part.data()), static_cast<size_t>(count) * 4});
     }
     size_t d = dims - 1;
     while (d > 0 && ++index[d - 1] == common.extent[d - 1]) index[--d] = 0;
-    if (d == 0) return;
+    if (d == 0) return not_finite;
   }
 }
 
@@ -199,15 +213,23 @@ void ForeignWeights::read(CheckpointTensor& tensor) const {
                                            to_string(parameter.shape), to_string(tensor.shape)));
   }
   ElementWriter elements(tensor);
+  int64_t not_finite = 0;
   for (const ParamRect& rect : tensor.rects) {
     const Rect wanted{rect.global_offset, rect.extent};
     for (const WeightPiece& piece : parameter.pieces) {
       if (const auto common = intersection(wanted, piece.rect)) {
-        copy_common(piece, *common, rect, tensor, elements);
+        not_finite += copy_common(piece, *common, rect, tensor, elements);
       }
     }
   }
   elements.flush();
+  if (not_finite == 0) return;
+  throw Error(Exit::data,
+              {.code = "import.tensor",
+               .what = fmt::format("'{}': of the numbers read, {} are NaN or infinite", tensor.name,
+                                   not_finite),
+               .help = "the file is damaged, or the model had diverged before it was saved: fetch "
+                       "it again, or take an earlier checkpoint"});
 }
 
 }  // namespace mtl

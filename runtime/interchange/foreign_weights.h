@@ -52,7 +52,7 @@ class ForeignWeights {
   // Every parameter is covered exactly, or Error import.tensor.
   void check_tiling() const;
   // As CheckpointReader::read, of f32. The global shape may have fewer rows than there are (a
-  // vocabulary without its padding).
+  // vocabulary without its padding). Error import.tensor also for numbers that are not finite.
   void read(CheckpointTensor& tensor) const;
 
  private:

@@ -94,13 +94,28 @@ class ConfigReader {
     return static_cast<int64_t>(value->get<double>());
   }
   double number(const std::string& key, double otherwise) {
-    const nlohmann::json* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number()) {
-      refuse(fmt::format("'{}' is {}, not a number", key, shown(*value)), "");
-      return otherwise;
-    }
-    return value->get<double>();
+    return number_of(find(key), fmt::format("'{}'", key), otherwise);
+  }
+  // As train.yaml takes it.
+  struct Range {
+    double least, most;
+    bool above = false;  // `least` itself is outside
+  };
+  // A missing one that has no `otherwise` is refused.
+  double number_in(const Range& range, const nlohmann::json* value, const std::string& name,
+                   std::optional<double> otherwise) {
+    if (value == nullptr && !otherwise) refuse(name + " is missing", "");
+    const double read = number_of(value, name, otherwise.value_or(range.most));
+    if (value == nullptr) return read;
+    const bool enough = range.above ? read > range.least : read >= range.least;
+    if (enough && read <= range.most) return read;
+    refuse(fmt::format("{} is {}, and has to be {} {} and at most {}", name, read,
+                       range.above ? "above" : "at least", range.least, range.most),
+           "compare config.json with the original model's");
+    return otherwise.value_or(range.most);
+  }
+  double number_in(const Range& range, const std::string& key, double otherwise) {
+    return number_in(range, find(key), fmt::format("'{}'", key), otherwise);
   }
   bool boolean(const std::string& key, bool otherwise) {
     const nlohmann::json* const value = find(key);
@@ -128,6 +143,12 @@ class ConfigReader {
   void refuse(const std::string& what, const std::string& help) {
     diagnostics_.add({.code = "import.config", .what = file_ + ": " + what, .help = help});
   }
+  void warn(const std::string& what, const std::string& help) {
+    diagnostics_.add({.code = "import.config",
+                      .what = file_ + ": " + what,
+                      .help = help,
+                      .severity = Diagnostic::Severity::warning});
+  }
   // What a quantised or otherwise changed model carries, and fields that nobody here has heard of.
   void finish() {
     for (const char* key : {"quantization_config", "compression_config"}) {
@@ -138,16 +159,21 @@ class ConfigReader {
     }
     for (const auto& [key, value] : json_.items()) {
       if (seen_.contains(key) || harmless_fields().contains(key) || value.is_null()) continue;
-      diagnostics_.add(
-          {.code = "import.config",
-           .what = fmt::format("{}: '{}' is not known here and has been ignored", file_, key),
-           .help = "compare a few outputs with the original model's",
-           .severity = Diagnostic::Severity::warning});
+      warn(fmt::format("'{}' is not known here and has been ignored", key),
+           "compare a few outputs with the original model's");
     }
   }
   const nlohmann::json& json() const { return json_; }
 
  private:
+  double number_of(const nlohmann::json* value, const std::string& name, double otherwise) {
+    if (value == nullptr) return otherwise;
+    if (!value->is_number()) {
+      refuse(fmt::format("{} is {}, not a number", name, shown(*value)), "");
+      return otherwise;
+    }
+    return value->get<double>();
+  }
   static std::string shown(const nlohmann::json& value) {
     std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
     if (text.size() > 60) text = text.substr(0, 57) + "...";
@@ -160,13 +186,16 @@ class ConfigReader {
   std::set<std::string> seen_;
 };
 
+constexpr ConfigReader::Range kEps{0, 1, true};
+constexpr ConfigReader::Range kTheta{0, 1e12, true};
+
 void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("n_layer");
   shape.hidden = config.size("n_embd");
   shape.heads = shape.kv_heads = config.size("n_head");
   shape.max_seq = config.size("n_positions", 1024);
   shape.ffn = config.size("n_inner", 4 * shape.hidden);
-  shape.norm_eps = config.number("layer_norm_epsilon", 1e-5);
+  shape.norm_eps = config.number_in(kEps, "layer_norm_epsilon", 1e-5);
   const std::string activation = config.text("activation_function", "gelu_new");
   if (activation != "gelu_new" && activation != "gelu_pytorch_tanh" && activation != "gelu_fast") {
     config.refuse(fmt::format("'activation_function' is '{}', and only GELU in its tanh form "
@@ -182,7 +211,7 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
 
 void read_rope(ConfigReader& config, ModelShape& shape, double default_theta) {
   shape.position = PositionType::rope;
-  shape.rope_base = config.number("rope_theta", default_theta);
+  shape.rope_base = config.number_in(kTheta, "rope_theta", default_theta);
   if (config.number("partial_rotary_factor", 1) != 1) {
     config.refuse("'partial_rotary_factor' is not 1, and whole heads are rotated here",
                   "this model cannot be run by mtl");
@@ -192,13 +221,14 @@ void read_rope(ConfigReader& config, ModelShape& shape, double default_theta) {
   if (scaling == nullptr) scaling = config.find("rope_parameters");
   if (scaling == nullptr) return;
   if (!scaling->is_object()) return config.refuse("'rope_scaling' is not an object", "");
-  const auto number = [&](const char* key, std::optional<double> otherwise) {
+  const auto number = [&](const ConfigReader::Range& range, const char* key,
+                          std::optional<double> otherwise = std::nullopt) {
     const auto found = scaling->find(key);
-    if (found != scaling->end() && found->is_number()) return found->get<double>();
-    if (!otherwise) config.refuse(fmt::format("'rope_scaling' has no number '{}'", key), "");
-    return otherwise.value_or(1);
+    const bool there = found != scaling->end() && !found->is_null();
+    return config.number_in(range, there ? &*found : nullptr,
+                            fmt::format("'{}' of 'rope_scaling'", key), otherwise);
   };
-  shape.rope_base = number("rope_theta", shape.rope_base);
+  shape.rope_base = number(kTheta, "rope_theta", shape.rope_base);
   std::string type = "default";
   for (const char* key : {"rope_type", "type"}) {
     const auto found = scaling->find(key);
@@ -212,12 +242,21 @@ void read_rope(ConfigReader& config, ModelShape& shape, double default_theta) {
         fmt::format("'rope_scaling' is of type '{}', and only 'llama3' is there", type),
         "this model cannot be run by mtl");
   }
+  constexpr ConfigReader::Range kTurns{0, 1e6, true};
   shape.rope_scaling = {.llama3 = true,
-                        .factor = number("factor", std::nullopt),
-                        .low_freq_factor = number("low_freq_factor", std::nullopt),
-                        .high_freq_factor = number("high_freq_factor", std::nullopt),
+                        .factor = number({1, 1e6}, "factor"),
+                        .low_freq_factor = number(kTurns, "low_freq_factor"),
+                        .high_freq_factor = number(kTurns, "high_freq_factor"),
                         .original_max_seq = static_cast<int64_t>(
-                            number("original_max_position_embeddings", std::nullopt))};
+                            number({1, 1 << 27}, "original_max_position_embeddings"))};
+  const RopeScaling& read = shape.rope_scaling;
+  if (scaling->contains("low_freq_factor") && scaling->contains("high_freq_factor") &&
+      read.low_freq_factor >= read.high_freq_factor) {
+    config.refuse(fmt::format("'low_freq_factor' {} of 'rope_scaling' is not below "
+                              "'high_freq_factor' {}",
+                              read.low_freq_factor, read.high_freq_factor),
+                  "compare config.json with the original model's");
+  }
 }
 
 // The window is the same in all layers here.
@@ -227,7 +266,7 @@ void read_window(ConfigReader& config, ModelShape& shape, bool switched,
   const int64_t window = config.size("sliding_window", otherwise.value_or(0));
   const int64_t full_below = switched ? config.size("max_window_layers", 28) : 0;
   const nlohmann::json* const kinds = config.find("layer_types");
-  bool some = on && full_below < shape.layers, all = on && full_below == 0;
+  bool some = full_below < shape.layers, all = full_below == 0;
   if (kinds != nullptr && kinds->is_array() && !kinds->empty()) {
     some = false;
     all = true;
@@ -238,7 +277,8 @@ void read_window(ConfigReader& config, ModelShape& shape, bool switched,
       }
     }
   }
-  if (!some || window == 0) return;
+  // Where the window is switched off, transformers gives no layer one, whatever its type.
+  if (!on || !some || window == 0) return;
   if (!all) {
     return config.refuse("some layers have a sliding window and some have none",
                          "this model cannot be run by mtl");
@@ -261,7 +301,7 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   shape.head_dim = config.size("head_dim", 0);
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 2048);
-  shape.norm_eps = config.number("rms_norm_eps", defaults.norm_eps);
+  shape.norm_eps = config.number_in(kEps, "rms_norm_eps", defaults.norm_eps);
   const std::string activation = config.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     config.refuse(fmt::format("'hidden_act' is '{}', and only 'silu' is there", activation),
@@ -304,6 +344,16 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_llama_like(config, shape, {1e-5, 1e6});
     shape.experts = config.size("num_local_experts", 8);
     shape.experts_per_token = config.size("num_experts_per_tok", 2);
+    if (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts) {
+      config.refuse(fmt::format("'num_experts_per_tok' is {} of {} experts",
+                                shape.experts_per_token, shape.experts),
+                    "compare config.json with the original model's");
+    } else if (shape.experts_per_token == 1) {
+      config.warn(
+          "'num_experts_per_tok' is 1: the model can be run here and not trained, since the "
+          "one expert of a token always weighs 1 and the router cannot learn",
+          "mtl generate works; mtl launch refuses its train.yaml (model.moe.topk)");
+    }
     read_window(config, shape, false, 0);
   }
 }

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -160,7 +161,30 @@ TEST_CASE("what changes the mathematics is read or refused") {
                  {{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}}) ==
         "import.config ");
 
-  auto config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
+  // A window that is switched off is none, whatever the layers are called.
+  CHECK(problems("qwen2", {{"use_sliding_window", false},
+                           {"sliding_window", 8},
+                           {"layer_types", {"sliding_attention", "full_attention"}}}) == "");
+  CHECK(problems("qwen2", {{"use_sliding_window", true},
+                           {"sliding_window", 8},
+                           {"layer_types", {"sliding_attention", "full_attention"}}}) ==
+        "import.config ");
+  CHECK(problems("qwen2", {{"use_sliding_window", false}, {"layer_types", {"linear_attention"}}}) ==
+        "import.config ");
+  // One expert alone can be run, not trained.
+  CHECK(problems("mixtral", {{"num_experts_per_tok", 1}}) == "warning ");
+  CHECK(problems("mixtral", {{"num_experts_per_tok", 0}}) == "import.config ");
+  CHECK(problems("mixtral", {{"num_experts_per_tok", 1000}}) == "import.config ");
+
+  auto config = nlohmann::json::parse(read_file(reference_folder("qwen2") / "config.json"));
+  Diagnostics none;
+  config.update({{"use_sliding_window", false},
+                 {"sliding_window", 8},
+                 {"layer_types", {"sliding_attention", "sliding_attention"}}});
+  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 0);
+  config["use_sliding_window"] = true;
+  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 8);
+  config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
   config["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", 4.0},
                             {"low_freq_factor", 1.0},
@@ -179,6 +203,71 @@ TEST_CASE("what changes the mathematics is read or refused") {
   config.erase("sliding_window");
   CHECK(model_from_hf_config(config, "", diagnostics).shape.sliding_window == 4096);
   CHECK(!diagnostics.has_errors());
+}
+
+TEST_CASE("numbers of config.json that mean nothing are refused by name") {
+  const auto refused = [](const char* name, const nlohmann::json& changes) {
+    auto config = nlohmann::json::parse(read_file(reference_folder(name) / "config.json"));
+    config.update(changes);
+    Diagnostics diagnostics;
+    model_from_hf_config(config, "config.json", diagnostics);
+    std::string whats;
+    for (const Diagnostic& d : diagnostics.all()) whats += d.what + "\n";
+    return whats;
+  };
+  const nlohmann::json llama3 = {{"rope_type", "llama3"},
+                                 {"factor", 8.0},
+                                 {"low_freq_factor", 1.0},
+                                 {"high_freq_factor", 4.0},
+                                 {"original_max_position_embeddings", 8192}};
+  CHECK(refused("llama", {{"rope_scaling", llama3}}) == "");
+  for (const auto& [key, value] : {std::pair<const char*, double>{"rms_norm_eps", 0},
+                                   {"rms_norm_eps", -1e-5},
+                                   {"rms_norm_eps", 1e300},
+                                   {"rope_theta", 0},
+                                   {"rope_theta", -10000}}) {
+    CAPTURE(std::string(key));
+    CHECK(refused("llama", {{key, value}}).starts_with(fmt::format("config.json: '{}' is ", key)));
+  }
+  CHECK(refused("gpt2", {{"layer_norm_epsilon", 0}}).starts_with("config.json: 'layer_norm_eps"));
+  for (const auto& [key, value] : {std::pair<const char*, double>{"factor", 0},
+                                   {"factor", -8},
+                                   {"low_freq_factor", 0},
+                                   {"low_freq_factor", 4},
+                                   {"original_max_position_embeddings", 1e300},
+                                   {"original_max_position_embeddings", 0},
+                                   {"rope_theta", 0}}) {
+    CAPTURE(std::string(key));
+    nlohmann::json scaling = llama3;
+    scaling[key] = value;
+    CHECK(refused("llama", {{"rope_scaling", scaling}})
+              .starts_with(fmt::format("config.json: '{}'", key)));
+  }
+}
+
+TEST_CASE("weights that are not finite are refused by name") {
+  for (const uint32_t bits : {0x7fc00000U, 0x7f800000U, 0xff800000U}) {
+    const Scratch scratch;
+    fs::copy(reference_folder("llama"), scratch / "hf");
+    fs::permissions(scratch / "hf/model.safetensors", fs::perms::owner_write,
+                    fs::perm_options::add);
+    const auto there = read_safetensors(scratch / "hf/model.safetensors");
+    const StridedTensor& norm = there.tensors.at("model.norm.weight");
+    REQUIRE(norm.dtype == DType::f32);
+    std::fstream file(scratch / "hf/model.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(norm.byte_offset + 4);
+    file.write(reinterpret_cast<const char*>(&bits), sizeof bits);
+    file.close();
+    std::string text;
+    CHECK(code_of(
+              [&] {
+                import_model({.source = scratch / "hf", .out = scratch / "run", .tokenizer = {}});
+              },
+              &text) == "import.tensor");
+    CHECK(text.find("model.norm.weight': of the numbers read, 1 ") != std::string::npos);
+    CHECK(!fs::exists(scratch / "run"));
+  }
 }
 
 TEST_CASE("models that no family holds are refused with what is in the way") {

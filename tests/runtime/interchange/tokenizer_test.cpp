@@ -1,4 +1,6 @@
 // A model's tokenizer goes with it, and decides how much of the vocabulary there is.
+#include <limits>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // A checkpoint of a random small model over bytes, with a vocabulary that is larger than that.
-fs::path make_checkpoint(const fs::path& run, int64_t vocab) {
+fs::path make_checkpoint(const fs::path& run, int64_t vocab, float times = 1) {
   ModelShape shape;
   shape.layers = 1;
   shape.heads = shape.kv_heads = 2;
@@ -36,6 +38,7 @@ fs::path make_checkpoint(const fs::path& run, int64_t vocab) {
     storage.emplace_back(static_cast<size_t>(row.numel()));
     initialise(row, row.shape, local_rects(row, GridSizes{}, Coord{}), 3, 0, row.numel(),
                storage.back().data());
+    for (float& weight : storage.back()) weight *= times;
     CheckpointTensor tensor;
     tensor.name = row.name;
     tensor.shape = tensor.local_shape = row.shape;
@@ -100,4 +103,22 @@ TEST_CASE("rows of the vocabulary without tokens are cut and tokens without rows
                         .tokenizer = "bytes"});
         }) == "import.vocab");
   CHECK(!fs::exists(scratch / "bytes"));
+}
+
+TEST_CASE("a model whose scores are not finite generates an error and no text") {
+  const Scratch scratch;
+  const fs::path checkpoint =
+      make_checkpoint(scratch / "run", 256, std::numeric_limits<float>::quiet_NaN());
+  for (const double temperature : {0.0, 0.8}) {
+    std::string text;
+    try {
+      generate({.run = checkpoint, .prompt = "Hello", .tokens = 3, .temperature = temperature},
+               [&](std::string_view piece) { text += piece; });
+      FAIL("it generates");
+    } catch (const Error& error) {
+      CHECK(error.diagnostics()[0].code == "generate.numbers");
+      CHECK(error.exit() == Exit::run_failed);
+    }
+    CHECK(text == "");
+  }
 }
