@@ -24,10 +24,13 @@ constexpr const char* kNotSpaces =
     "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
     "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-"
     "\\x{10ffff}";
-// Letters, marks and numbers of most kinds, by Oniguruma 6.9.8's own table.
-constexpr const char* kWord =
-    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}"
-    "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+// Letters, marks and numbers of most kinds, by Oniguruma 6.9.8's own tables. It has one for
+// classes, and another for single characters below U+0100: there the superscripts 1 to 3 and the
+// fractions of Latin-1 are word characters too.
+constexpr const char* kWordInClass =
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}"
+    "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+constexpr const char* kWordMore = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 constexpr const char* kHex = "0-9a-fA-F";
 
 class Translator {
@@ -78,7 +81,8 @@ class Translator {
     if (at + 1 >= pattern_.size()) no("a backslash at its end");
     const char c = pattern_[at + 1];
     const bool in_class = depth_ > 0;
-    const auto put_class = [&](const char* inside, bool negated) {
+    const std::string word = std::string(kWordInClass) + (in_class ? "" : kWordMore);
+    const auto put_class = [&](std::string_view inside, bool negated) {
       if (in_class && negated) no(fmt::format("'\\{}' in a class", c));
       out_ += in_class ? std::string(inside) : fmt::format("[{}{}]", negated ? "^" : "", inside);
     };
@@ -91,7 +95,7 @@ class Translator {
         break;
       case 'w':
       case 'W':
-        put_class(kWord, c == 'W');
+        put_class(word, c == 'W');
         break;
       case 'h':
       case 'H':
@@ -101,12 +105,12 @@ class Translator {
         if (in_class) {
           out_ += "\\x{8}";
         } else {
-          out_ += fmt::format("(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))", kWord);
+          out_ += fmt::format("(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))", word);
         }
         break;
       case 'B':
         if (in_class) no("'\\B' in a class");
-        out_ += fmt::format("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))", kWord);
+        out_ += fmt::format("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))", word);
         break;
       case 'p':
       case 'P':

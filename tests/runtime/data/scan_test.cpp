@@ -101,6 +101,10 @@ TEST_CASE("expressions mean what they mean to Hugging Face's engine") {
   // Words have marks and connectors, and Oniguruma's superscripts; \h is a hexadecimal digit.
   CHECK(matches("\\w+", "e\u0301_\u203f1\u00b2\u00bd\u2460") ==
         std::vector<std::string>{"e\u0301_\u203f1\u00b2\u00bd"});
+  // In a class there are no superscripts of Latin-1.
+  CHECK(matches("[\\w]+|[^\\w\\s]+", "10 m\u00b2 \u00b9a\u00b3\u00bc\u00bd\u00be\u24b6") ==
+        std::vector<std::string>{"10", "m", "\u00b2", "\u00b9", "a", "\u00b3\u00bc\u00bd\u00be",
+                                 "\u24b6"});
   CHECK(matches("\\h+", "xafG9") == std::vector<std::string>{"af", "9"});
   CHECK(matches("\\bfoo\\b", "a foo \u00b2foo") == std::vector<std::string>{"foo"});
   CHECK(matches("^a", "b\na") == std::vector<std::string>{"a"});
