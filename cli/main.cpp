@@ -1,4 +1,5 @@
 // mtl: the one place where errors are caught, printed and turned into an exit code.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -24,6 +25,9 @@ int report(const std::vector<mtl::Diagnostic>& diagnostics, mtl::Exit exit) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file beyond its limit (ulimit -f) is then an error of the write, told like a full disk's,
+  // and not a death without a word.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = mtl::run_program(mtl::Arguments(argv + (argc > 0 ? 1 : 0), argv + argc));
     // What was printed may still be on its way: a full disk is a failure, not a success.

@@ -180,6 +180,10 @@ TEST_CASE("an output that cannot be written is not a success") {
   Shell shell;
   const Outcome full = shell.run({"/bin/sh", "-c", std::string(MTL_PROGRAM) + " help > /dev/full"});
   CHECK(full.code == 4);
+  const Outcome beyond =
+      shell.run({"/bin/sh", "-c", "ulimit -f 1; " + std::string(MTL_PROGRAM) + " help > out.txt"});
+  CHECK(beyond.code == 4);
+  CHECK(has(beyond.err, "cannot write the output: File too large"));
 }
 
 TEST_CASE("config default writes once and never overwrites") {
