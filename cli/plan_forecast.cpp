@@ -155,6 +155,7 @@ std::string tuning_text(const Tuning& tuning, const Forecast* given, const Clust
         tuning.best.empty() ? tuning.if_it_fitted->why
                             : fmt::format("would be faster, and {}", tuning.if_it_fitted->why));
   }
+  if (tuning.offloaded) row("host", tuning.offloaded->forecast, tuning.offloaded->why);
   if (given != nullptr) {
     row("yours", *given,
         tuning.best.empty() ? verdict(*given, *given, cluster)

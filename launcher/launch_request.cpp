@@ -85,6 +85,17 @@ bool LaunchResolver::in_vain(const LaunchFlag& flag) const {
   }
 }
 
+// Whether it would with the engine that it is of.
+bool LaunchResolver::would_decide(const LaunchFlag& flag) const {
+  LaunchConfig config = r_.config;
+  config.use_parallelism_config = true;
+  for (const char* engine : {"FSDP", "DEEPSPEED"}) {
+    config.distributed_type = engine;
+    if (decides_train_setting(config, flag.name)) return true;
+  }
+  return false;
+}
+
 void LaunchResolver::ignored_flags(const LaunchGiven& given) {
   std::map<std::string, std::vector<std::string>> by_reason;
   for (const LaunchFlag& flag : launch_flags()) {
@@ -96,7 +107,9 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
       if (reason.empty() && train_yaml_ && flag.group == FlagGroup::fp8) {
         reason = "a train.yaml's fp8 has one recipe: E4M3, gradients E5M2, a scale per tensor";
       }
-      if (reason.empty() && train_yaml_) reason = "a train.yaml does not know it";
+      if (reason.empty() && train_yaml_ && !would_decide(flag)) {
+        reason = "a train.yaml does not know it";
+      }
       if (reason.empty() && flag.group == FlagGroup::fp8) reason = "mixed_precision is not fp8";
       if (reason.empty()) reason = "its engine is not used (--use_...)";
       by_reason[reason].push_back(found->second.origin);

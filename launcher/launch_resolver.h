@@ -106,6 +106,7 @@ class LaunchResolver {
 
   // ---- what was said in vain
   bool in_vain(const LaunchFlag& flag) const;
+  bool would_decide(const LaunchFlag& flag) const;
   void ignored_flags(const LaunchGiven& given);
   // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
   void ignored_keys();

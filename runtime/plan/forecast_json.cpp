@@ -96,6 +96,7 @@ nlohmann::json to_json(const Tuning& tuning) {
       {"considered", tuning.considered}, {"too_large", tuning.too_large}, {"best", best}};
   if (tuning.if_it_fitted) json["if_it_fitted"] = advice_json(*tuning.if_it_fitted);
   if (tuning.run_here) json["run_here"] = advice_json(*tuning.run_here);
+  if (tuning.offloaded) json["offloaded"] = advice_json(*tuning.offloaded);
   return json;
 }
 

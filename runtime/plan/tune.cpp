@@ -307,6 +307,17 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
       break;
     }
   }
+  if (result.best.empty() && !work.offload && !cluster.cpu) {
+    Workload on_host = work;
+    on_host.offload = true;
+    const Tuning other = tune(on_host, gpus, cluster, options);
+    if (!other.best.empty()) {
+      result.offloaded = other.best.front();
+      result.offloaded->why =
+          fmt::format("fits with optimizer.offload=cpu: {} GB of the optimizer on the host",
+                      gb(result.offloaded->forecast.memory.on_host));
+    }
+  }
   return result;
 }
 

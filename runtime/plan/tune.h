@@ -32,6 +32,8 @@ struct Tuning {
   std::optional<Advice> if_it_fitted;
   // The fastest that this engine runs, where none of `best` is one.
   std::optional<Advice> run_here;
+  // The fastest with optimizer.offload=cpu, where nothing fits without.
+  std::optional<Advice> offloaded;
 };
 
 // `gpus` ranks; the batch and model of `work`. Nothing in `best` if nothing fits: then

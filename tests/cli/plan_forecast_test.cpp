@@ -167,6 +167,14 @@ TEST_CASE("a model that fits nowhere is an error and nothing is written") {
   CHECK(has(out.out, "nothing fits"));
   CHECK(has(out.err, "error[plan.nothing_fits]"));
   CHECK(file_text(shell.dir() / "train.yaml") == before);
+  // What would, where it would.
+  CHECK_FALSE(has(out.out, "optimizer.offload=cpu"));
+  const Outcome host = shell.mtl({"plan", "--tune", "--gpus", "1", "train.yaml"});
+  CHECK(host.code == 3);
+  CHECK(has(host.out, "nothing fits"));
+  CHECK(has(host.out, "fits with optimizer.offload=cpu"));
+  CHECK(shell.mtl({"plan", "--tune", "--gpus", "1", "train.yaml", "optimizer.offload=cpu"}).code ==
+        0);
 }
 
 TEST_CASE("a simulated step says what slow ranks cost") {

@@ -656,6 +656,11 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   CHECK(vain.codes == std::vector<std::string>{"launch.ignored_flag"});
   CHECK(vain.words.find("--fsdp_version") != std::string::npos);
   CHECK(vain.words.find("--tpu") != std::string::npos);
+  CHECK(vain.words.find("a train.yaml does not know it") != std::string::npos);
+  for (const char* name : {"zero_stage", "parallelism_config_tp_size"}) {
+    const std::string words = resolved({{name, "2"}}, {}, true).words;
+    CHECK(words.find(std::string("--") + name + " (its engine is not used") != std::string::npos);
+  }
   // For a program the flags of an engine that is not used change nothing.
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}).codes ==
         std::vector<std::string>{"launch.ignored_flag"});
