@@ -6,6 +6,7 @@
 
 #include "cli/launch.h"
 #include "cli/secret.h"
+#include "launcher/generation.h"
 #include "launcher/slurm/step.h"
 #include "rendezvous/network.h"
 
@@ -105,7 +106,8 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
         json["problems"].push_back({{"code", problem.code}, {"what", problem.what}});
       }
     }
-    for (const auto& command : node_commands(program, request.config, layout, placement, "")) {
+    for (const auto& command :
+         node_commands(program, config_here(request.config), layout, placement, "")) {
       ranks.push_back(rank_json(command, host_name()));
     }
   } else {

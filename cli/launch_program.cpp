@@ -17,6 +17,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
+#include "launcher/generation.h"
 #include "launcher/job.h"
 #include "launcher/outlet.h"
 #include "launcher/program.h"
@@ -72,7 +73,7 @@ void dry_run(const LaunchRequest& request, const JobProgram& job) {
   if (!request.starts_agents()) {
     const std::vector<RankPlacement> placement = place_here(request);
     const auto commands =
-        node_commands(job, request.config, layout_here(request, port), placement, "");
+        node_commands(job, config_here(request.config), layout_here(request, port), placement, "");
     fmt::print("{}", rank_blocks(commands, placement, host_name()));
     return;
   }

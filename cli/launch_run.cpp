@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
+#include "launcher/generation.h"
 #include "launcher/job.h"
 #include "launcher/job_registry.h"
 #include "launcher/slurm/chain.h"
@@ -67,7 +68,8 @@ int dry_run(const PreparedRun& run, bool json) {
   const bool here = !run.request.starts_agents();
   const std::vector<RankPlacement> placement =
       here ? place_here(run.request) : std::vector<RankPlacement>();
-  auto commands = node_commands(worker_program(run, "RUN_DIR"), run.request.config,
+  const LaunchConfig& config = run.request.config;
+  auto commands = node_commands(worker_program(run, "RUN_DIR"), here ? config_here(config) : config,
                                 layout_here(run.request, 0), placement, "");
   for (WorkerCommand& command : commands) command.argv[0] = "mtl";
   fmt::print("{}\nstarts  {}\n\n{}\nsettings, each with the layer that gave it\n\n{}",

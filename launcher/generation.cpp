@@ -87,7 +87,6 @@ int node_slots(const NodeJob& job) {
 
 namespace {
 
-// accelerate, unless told to use the CPU, looks for a device and stumbles where there is none.
 bool has_accelerator() {
   if (!inspect_hardware(false).gpus.empty()) return true;
   for (const char* device : {"/dev/kfd", "/dev/dri", "/dev/accel", "/dev/davinci_manager",
@@ -99,6 +98,11 @@ bool has_accelerator() {
 
 }  // namespace
 
+LaunchConfig config_here(LaunchConfig config) {
+  config.use_cpu = config.use_cpu || !has_accelerator();
+  return config;
+}
+
 AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
                            const ReservedPort& port, const JobEars& ears, AgentControl* control) {
   const JobProgram& program = assign.program ? *assign.program : job.program;
@@ -107,8 +111,7 @@ AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
   AgentOptions agent;
   // Where PyTorch's @record leaves what a rank died of.
   const ScratchFolder errors("mtl-errors");
-  LaunchConfig config = job.config;
-  config.use_cpu = config.use_cpu || !has_accelerator();
+  const LaunchConfig config = config_here(job.config);
   agent.workers = node_commands(program, config, layout, placement_of(job, layout.local_ranks),
                                 program.is_ours ? "" : errors.path().string());
   agent.logs = job.logs;

@@ -25,6 +25,10 @@ struct JobEars {
 AgentResult run_generation(const NodeJob& job, const AssignMessage& assign,
                            const ReservedPort& port, const JobEars& ears, AgentControl* control);
 
+// What ranks of this node are told: the CPU, where there is nothing else. (accelerate, unless told
+// to use it, looks for a device and stumbles where there is none.)
+LaunchConfig config_here(LaunchConfig config);
+
 // How many ranks this node runs, where the job says "one per GPU" or the like. Throws what
 // ranks_of_node() reports.
 int node_slots(const NodeJob& job);

@@ -309,6 +309,19 @@ TEST_CASE("the config file decides the number of processes, the option wins") {
   CHECK(has(many.err, "launch.machine_rank"));
 }
 
+TEST_CASE("a dry run shows what accelerate is told where there is no device for it") {
+  Shell shell;
+  const std::string told = shell
+                               .mtl({"launch", "-q", "-n", "1", "--", "/bin/sh", "-c",
+                                     "echo ACCELERATE_USE_CPU=$ACCELERATE_USE_CPU"})
+                               .out;
+  REQUIRE(told.starts_with("ACCELERATE_USE_CPU="));
+  const std::string line = told.substr(0, told.find('\n'));
+  CHECK(has(shell.mtl({"launch", "--dry-run", "-n", "1", "--", "true"}).out, line));
+  const Outcome json = shell.mtl({"launch", "--dry-run", "--json", "-n", "1", "--", "true"});
+  CHECK(has(json.out, "\"ACCELERATE_USE_CPU\": \"" + line.substr(line.find('=') + 1) + '"'));
+}
+
 TEST_CASE("flags of accelerate and torchrun reach the program as its environment") {
   Shell shell;
   const Outcome outcome =
