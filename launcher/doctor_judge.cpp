@@ -155,7 +155,8 @@ std::vector<Finding> judge_disk(const DiskFacts& facts) {
     const bool slow = facts.bytes_per_s < kSlowDisk;
     findings.push_back(
         {"disk.speed", slow ? Level::warning : Level::ok,
-         fmt::format("writing with fsync: {:.3g} MB/s", facts.bytes_per_s / 1e6),
+         fmt::format("writing with fsync: {:.{}f} MB/s", facts.bytes_per_s / 1e6,
+                     facts.bytes_per_s < 1e7 ? 1 : 0),
          slow ? "put runs on a faster disk, or save seldom (checkpoint.every)" : ""});
   }
   return findings;
