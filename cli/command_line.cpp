@@ -175,6 +175,7 @@ struct CommandLine::Impl {
       bool negated = false;
       const OptionDeclaration* option = find(name.substr(2), negated);
       if (option == nullptr) continue;
+      // As its first occurrence has it: CLI11 reads all of them alike.
       const bool word = option->takes_word && name == arg && !negated && i + 1 < args.size() &&
                         truth_of(args[i + 1]).has_value();
       add(name, *option, negated, word);

@@ -100,10 +100,13 @@ class Run {
   // the run is complete.
   void open() {
     if (directory_.dir.empty()) {
-      const int nodes = std::max(1, prepared_.request.max_nodes);
-      const int here = std::max(1, prepared_.world / nodes);
-      directory_ = open_run(prepared_.checked,
-                            arenas_on_host(here, prepared_.request.config.use_cpu), nodes);
+      const LaunchRequest& request = prepared_.request;
+      const int nodes = std::max(1, request.max_nodes);
+      std::optional<bool> on_host;
+      if (!ranks_are_elsewhere(request)) {
+        on_host = arenas_on_host(std::max(1, prepared_.world / nodes), request.config.use_cpu);
+      }
+      directory_ = open_run(prepared_.checked, on_host, nodes);
       if (prepared_.request.mode != LaunchRequest::Mode::local) {
         directory_.dir = std::filesystem::absolute(directory_.dir);  // also for the other machines
       }

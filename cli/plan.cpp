@@ -236,7 +236,11 @@ void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuni
     throw Error(Exit::config,
                 Diagnostic{.code = "plan.nothing_fits",
                            .what = "no layout that this engine runs fits, so nothing is written",
-                           .help = "give more GPUs, GPUs with more memory, or a smaller model"});
+                           .help = tuning.offloaded
+                                       ? "set optimizer.offload=cpu, or give more GPUs, GPUs with "
+                                         "more memory, or a smaller model"
+                                       : "give more GPUs, GPUs with more memory, or a smaller "
+                                         "model"});
   }
   Diagnostics diagnostics;
   const std::string text = read_file(wanted.train_yaml);

@@ -165,6 +165,10 @@ ResolvedSpec launch_section(const std::string& train_yaml,
 
 }  // namespace
 
+bool ranks_are_elsewhere(const LaunchRequest& request) {
+  return request.starts_agents() || request.via == "slurm" || request.via == "kubernetes";
+}
+
 PreparedRun prepare_run(const RunOptions& given_options, const std::string& train_yaml,
                         const std::vector<std::string>& given_arguments, std::optional<int> world) {
   Diagnostics all;
@@ -209,11 +213,8 @@ PreparedRun prepare_run(const RunOptions& given_options, const std::string& trai
                         true};
     };
   }
-  // A plan may be of other machines, and so are nodes on which agents are started, and those of a
-  // job that is only submitted.
-  const bool elsewhere =
-      run.request.starts_agents() || run.request.via == "slurm" || run.request.via == "kubernetes";
-  if (!request.memory && !options.plan_only && !elsewhere) {
+  // A plan may be of other machines.
+  if (!request.memory && !options.plan_only && !ranks_are_elsewhere(run.request)) {
     const int nodes = std::max(1, run.request.max_nodes);
     const int here = std::max(1, (run.world + nodes - 1) / nodes);
     request.memory = [here, use_cpu = run.request.config.use_cpu] {

@@ -45,6 +45,10 @@ std::vector<std::string> overrides(const RunOptions& options,
                                    const std::vector<std::string>& arguments,
                                    const std::string& engine = {}, const LaunchConfig& file = {});
 
+// Nodes on which agents are started, or of a job that is only submitted: what this machine has says
+// nothing of theirs.
+bool ranks_are_elsewhere(const LaunchRequest& request);
+
 struct PreparedRun {
   LaunchRequest request;
   int world = 1;

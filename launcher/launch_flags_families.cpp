@@ -71,7 +71,7 @@ void add_fsdp(std::vector<LaunchFlag>& flags) {
        {"fsdp_sharding_strategy", K::text, "X", "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, ...",
         "FULL_SHARD"},
        {"fsdp_reshard_after_forward", K::text, "X", "true or false; version 1: a strategy", "true"},
-       {"fsdp_offload_params", K::truth, "", "and gradients, on the CPU", "false"},
+       {"fsdp_offload_params", K::truth, "", "offload to the CPU: optimizer.offload=cpu", "false"},
        {"fsdp_auto_wrap_policy", K::text, "X",
         "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP"},
        {"fsdp_transformer_layer_cls_to_wrap", K::text, "NAMES", "classes that are wrapped"},

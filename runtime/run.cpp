@@ -126,9 +126,11 @@ void check_memory(const CheckedRun& run, bool arenas_on_host, int nodes) {
         "cp or pp, set checkpoint.async=false (no copy), or make the model smaller (see: mtl "
         "plan)";
   } else {
-    help =
-        "set checkpoint.async=false (no copy) or optimizer.offload=none, raise parallel.zero, "
-        "or take more machines (see: mtl plan)";
+    help = fmt::format(
+        "{}{}divide more (parallel.zero, more ranks), or take machines with more "
+        "memory (see: mtl plan)",
+        largest->snapshot_bytes > 0 ? "set checkpoint.async=false (no copy), " : "",
+        largest->memory.host_bytes > 0 ? "set optimizer.offload=none, " : "");
   }
   if (largest->memory.host_bytes > 0) {
     of_largest += fmt::format("offloaded state {:.1f}, ",
@@ -142,7 +144,9 @@ void check_memory(const CheckedRun& run, bool arenas_on_host, int nodes) {
                        plan.grid.world() == 1 ? " needs" : "s need",
                        static_cast<double>(needed) / kGiB, nodes > 1 ? " on each machine" : "",
                        arenas_on_host ? "" : " beside the GPUs", static_cast<double>(there) / kGiB),
-       .place = run.resolved.place_of(arenas_on_host ? "train.micro_batch" : "optimizer.offload"),
+       .place = run.resolved.place_of(arenas_on_host                   ? "train.micro_batch"
+                                      : largest->memory.host_bytes > 0 ? "optimizer.offload"
+                                                                       : "checkpoint.async"),
        .notes = {fmt::format("the largest: {}copy for checkpoints {:.1f} GiB", of_largest,
                              static_cast<double>(largest->snapshot_bytes) / kGiB)},
        .help = help});
@@ -231,6 +235,22 @@ bool values_are_sound(const ResolvedSpec& resolved, const Diagnostics& diagnosti
          std::all_of(diagnostics.all().begin(), diagnostics.all().end(), [](const Diagnostic& d) {
            return d.severity == Diagnostic::Severity::warning || d.code == "config.unknown_key";
          });
+}
+
+// The checkpoint of ours that init.from names: itself, or the newest one of a run or of the runs of
+// a name. Nothing where there is none.
+std::optional<fs::path> named_checkpoint(const std::string& name, const std::string& run_dir) {
+  const fs::path path(name);
+  if (fs::exists(path / "manifest.json")) return path;
+  const std::vector<fs::path> runs = fs::exists(path / kCheckpoints) ? std::vector{path}
+                                     : fs::exists(path)              ? runs_of(path)
+                                                        : runs_of(fs::path(run_dir) / path);
+  for (const fs::path& run : runs) {
+    Diagnostics passed_over;
+    const fs::path newest = newest_checkpoint(run / kCheckpoints, passed_over);
+    if (!newest.empty() && !passed_over.has_errors()) return newest;
+  }
+  return std::nullopt;
 }
 
 // What init.from names is the model that the run trains.
@@ -333,6 +353,10 @@ CheckedRun check_run(const RunRequest& request) {
       check_unevaluated(run.resolved, diagnostics);
     }
     if (!spec.init.from.empty() && run.corpus.tokenizer && !diagnostics.has_errors()) {
+      // Found once: for a rank, or another start, the newest one may be another.
+      if (const auto checkpoint = named_checkpoint(spec.init.from, spec.run.dir)) {
+        run.resolved.spec.init.from = checkpoint->string();
+      }
       check_initial_weights(run.resolved, run.plan.model, data);
     }
   }
@@ -354,8 +378,8 @@ std::string resolved_text(const CheckedRun& run) {
   return text.replace(begin, text.find('\n', begin) - begin, run.micro_batch_words);
 }
 
-RunDirectory open_run(const CheckedRun& run, bool arenas_on_host, int nodes) {
-  check_memory(run, arenas_on_host, nodes);
+RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes) {
+  if (arenas_on_host) check_memory(run, *arenas_on_host, nodes);
   const TrainSpec& spec = run.resolved.spec;
   const fs::path name_dir = fs::path(spec.run.dir) / spec.run.name;
   RunDirectory opened;

@@ -52,12 +52,12 @@ struct RunDirectory {
   Fd lock;  // while it is held, no other launch works in `dir` (run.busy)
 };
 // Refuses a plan that this machine has no memory for (memory.host): of what lies in it, so of the
-// arenas unless they are on GPUs. Finds the run to resume
-// (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must = there
-// has to be one; never = a new one) and checks that its checkpoint is of the same model and data,
-// or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json, tokenizer.json.
-// `nodes`: machines that share the run's memory evenly.
-RunDirectory open_run(const CheckedRun& run, bool arenas_on_host, int nodes = 1);
+// arenas unless they are on GPUs; nothing where the ranks are on other machines. Finds the run to
+// resume (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must =
+// there has to be one; never = a new one) and checks that its checkpoint is of the same model and
+// data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json,
+// tokenizer.json. `nodes`: machines that share the run's memory evenly.
+RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes = 1);
 
 // The lock of RunDirectory; throws run.busy.
 Fd lock_run(const std::filesystem::path& dir);

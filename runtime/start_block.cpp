@@ -58,6 +58,10 @@ std::string memory_line(const Plan& plan) {
     text += fmt::format("{} {} {}", i == 0 ? ":" : ",", category_name(category),
                         human_bytes(static_cast<double>(bytes)));
   }
+  if (largest->memory.host_bytes > 0) {
+    text += fmt::format("; on the host the optimizer's {}",
+                        human_bytes(static_cast<double>(largest->memory.host_bytes)));
+  }
   return text;
 }
 

@@ -18,26 +18,23 @@ namespace mtl {
 // The arena: from the transport, so that peers can read it, unless there are none. And what lies on
 // the host, which no peer reads.
 struct Trainer::Memory {
-  Memory(const MemoryPlan& plan, Device& device, CommWorld& world) : device_(device) {
+  Memory(const MemoryPlan& plan, Device& device, CommWorld& world) {
     const auto bytes = static_cast<size_t>(plan.total_bytes);
-    owned_ = world.size() == 1;
-    base = owned_ ? device.allocate(bytes) : world.allocate(bytes);
-    if (plan.host_bytes > 0) {
-      host = device.allocate_on_host(static_cast<size_t>(plan.host_bytes));
-    }
+    if (world.size() == 1) owned_ = {device.allocate(bytes), Free{&device}};
+    base = owned_ ? owned_.get() : world.allocate(bytes);
+    if (plan.host_bytes == 0) return;
+    on_host_ = {device.allocate_on_host(static_cast<size_t>(plan.host_bytes)), Free{&device}};
+    host = on_host_.get();
   }
-  ~Memory() {
-    if (host != nullptr) device_.free(host);
-    if (owned_) device_.free(base);
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
 
   void *base = nullptr, *host = nullptr;
 
  private:
-  Device& device_;
-  bool owned_ = false;
+  struct Free {
+    Device* device;
+    void operator()(void* memory) const { device->free(memory); }
+  };
+  std::unique_ptr<void, Free> owned_, on_host_;
 };
 
 namespace {

@@ -8,7 +8,6 @@
 
 #include "runtime/engine/checkpointing.h"
 #include "runtime/interchange/foreign_model.h"
-#include "runtime/run.h"
 
 namespace mtl {
 
@@ -22,14 +21,7 @@ struct InitialWeights::Impl {
 
 InitialWeights::InitialWeights(const std::string& path)
     : path_(path), impl_(std::make_unique<Impl>()) {
-  fs::path folder(path);
-  const bool foreign = is_foreign_model(folder);
-  if (!foreign) {
-    try {
-      folder = find_run(path);
-    } catch (const Error&) {  // said below, of all that it might be
-    }
-  }
+  const fs::path folder(path);
   fs::path checkpoint = folder;
   if (!fs::exists(folder / "manifest.json") && fs::is_directory(folder / "checkpoints")) {
     Diagnostics passed_over;
@@ -39,15 +31,17 @@ InitialWeights::InitialWeights(const std::string& path)
   if (!checkpoint.empty() && fs::exists(checkpoint / "manifest.json")) {
     impl_->reader.emplace(checkpoint);
     shape_ = model_shape_from_json(impl_->reader->state().at("model"));
-  } else if (foreign) {
+  } else if (is_foreign_model(folder)) {
     impl_->foreign = open_foreign_model(folder);
     shape_ = impl_->foreign->shape;
   } else {
-    throw Error(Exit::data,
-                {.code = "init.missing",
-                 .what = path + (fs::exists(folder) ? " holds no model" : " is not there"),
-                 .help = "init.from is a run or checkpoint of mtl, a Hugging Face folder, or a "
-                         "Megatron checkpoint in torch format"});
+    throw Error(
+        Exit::data,
+        {.code = "init.missing",
+         .what = path + (fs::exists(folder) ? " holds no model" : " is not there"),
+         .help =
+             "init.from is a run of mtl (or its name) or a checkpoint, a Hugging Face folder, or a "
+             "Megatron checkpoint in torch format"});
   }
   for (const ParamRow& row : shard_table(shape_, false)) impl_->shapes[row.name] = row.shape;
 }

@@ -136,6 +136,7 @@ std::optional<GpuModel> gpu_model(const GpuFacts& facts) {
   gpu.minor = facts.minor;
   gpu.memory_bytes = facts.memory_bytes;
   gpu.memory_rate = facts.memory_rate;
+  gpu.host_rate = host_rate(facts.major);
   gpu.bf16 = gpu.fp16 = row->bf16 * clocks;
   gpu.fp8 = row->fp8 ? 2 * gpu.bf16 : 0;
   gpu.tf32 = gpu.bf16 / 2;

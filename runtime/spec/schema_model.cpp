@@ -271,9 +271,9 @@ Section init_section() {
           {
               {.key = "init.from",
                .field = [](TrainSpec& s) -> Field { return &s.init.from; },
-               .doc = "A model whose weights the run starts from, with a fresh optimizer: a run or "
-                      "checkpoint of mtl, a Hugging Face folder, or a Megatron checkpoint in torch "
-                      "format. Its shape has to be the one that `model` says.",
+               .doc = "A model whose weights the run starts from, with a fresh optimizer: a run of "
+                      "mtl (or its name) or a checkpoint, a Hugging Face folder, or a Megatron "
+                      "checkpoint in torch format. Its shape has to be the one that `model` says.",
                .example = "runs/base",
                .is_path = true,
                .auto_doc = "weights drawn from `train.seed`",

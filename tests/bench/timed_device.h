@@ -46,6 +46,9 @@ class TimedDevice final : public Device {
     if (space == MAP_FAILED) throw std::bad_alloc();
     return space;  // until the program ends
   }
+  void* allocate_on_host(size_t bytes) override {
+    return device_ ? device_->allocate_on_host(bytes) : allocate(bytes);
+  }
   void free(void* pointer) override {
     if (device_) device_->free(pointer);
   }

@@ -215,8 +215,11 @@ def offload_holds(mtl, name, shape):
     for offload in ("none", "cpu"):
         with tempfile.TemporaryDirectory() as temporary:
             (Path(temporary) / "text.txt").write_bytes(text(20000))
-            losses[offload] = losses_of(train(mtl, Path(temporary), shape, "bf16", 32, 8,
-                                              rate=1e-3, timeout_s=60, offload=offload))
+            run = train(mtl, Path(temporary), shape, "bf16", 32, 8, rate=1e-3, timeout_s=60,
+                        offload=offload)
+            losses[offload] = losses_of(run)
+            if ("optimizer_on_host" in (run / "plan.json").read_text()) != (offload == "cpu"):
+                raise RuntimeError(f"optimizer.offload={offload} is not what was planned")
     holds = len(losses["cpu"]) == STEPS and losses["cpu"] == losses["none"]
     print(f"{'ok' if holds else 'FAILED':6} {name}, optimizer.offload=cpu: "
           f"{len(losses['cpu'])} losses {'the same to the bit' if holds else losses}")

@@ -67,6 +67,7 @@ class GuardedDevice final : public Device {
     const auto found = regions_.find(reinterpret_cast<uintptr_t>(pointer));
     if (found == regions_.end()) return;
     munmap(pointer, found->second);
+    on_host_.erase(found->first);
     regions_.erase(found);
   }
   void copy_from_host(Tensor destination, const void* source) override {

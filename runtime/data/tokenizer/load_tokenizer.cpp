@@ -263,7 +263,17 @@ std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
   const std::string config = (folder / "tokenizer_config.json").string();
   const nlohmann::json* const added =
       tokenizer::optional_member(found.config, "added_tokens_decoder");
-  if (added != nullptr) take_added_tokens(*added, config, file["added_tokens"]);
+  if (added != nullptr) {
+    take_added_tokens(*added, config, file["added_tokens"]);
+  } else if (fs::exists(folder / "added_tokens.json")) {
+    refuse((folder / "added_tokens.json").string(),
+           "tokens were added, and no 'added_tokens_decoder' of tokenizer_config.json says how",
+           kSaveFast);
+  }
+  if (found.config.is_object() &&
+      tokenizer::bool_member(found.config, "add_bos_token", config, false)) {
+    refuse(config, "'add_bos_token' puts a token before every text", kSaveFast);
+  }
   if (qwen2) {
     // Its vocab.json has none of them.
     if (added == nullptr) {

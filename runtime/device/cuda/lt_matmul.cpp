@@ -202,7 +202,14 @@ struct LtMatmul::Impl {
 
   // With the product's sizes: by the algorithm for its choice, where that does for it.
   Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
-    Prepared& chosen = of_key(choice_of(gemm), operands);
+    const LtGemm choice = choice_of(gemm);
+    // Of its own, and not the choice: that did not do, or a measurement has taken another one.
+    if (gemm == choice || cache.contains(key_of(gemm, operands))) {
+      Prepared& own = of_key(gemm, operands);
+      own.take_sizes(gemm);
+      return own;
+    }
+    Prepared& chosen = of_key(choice, operands);
     if (gemm == chosen.sizes || does_for(chosen, gemm)) return chosen;
     return of_key(gemm, operands);
   }
@@ -281,10 +288,9 @@ bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
 }
 
 bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
-  const LtGemm choice = choice_of(gemm);
-  impl_->cache.erase(key_of(choice, operands));
-  Prepared& made = impl_->cache[key_of(choice, operands)];
-  impl_->prepare(choice, operands, place, made);
+  impl_->cache.erase(key_of(gemm, operands));
+  Prepared& made = impl_->cache[key_of(gemm, operands)];
+  impl_->prepare(gemm, operands, place, made);
   return made.there;
 }
 

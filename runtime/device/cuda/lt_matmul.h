@@ -18,8 +18,8 @@ class LtMatmul {
   LtMatmul(const LtMatmul&) = delete;
   LtMatmul& operator=(const LtMatmul&) = delete;
 
-  // Whether cuBLASLt has an algorithm for it. Asked once for a form, alignment and choice_of()
-  // shape.
+  // Whether cuBLASLt has an algorithm for it. Asked, as a rule, once for a form, alignment and
+  // choice_of() shape.
   bool has(const LtGemm& gemm, const LtOperands& operands);
   void run(const LtGemm& gemm, const LtOperands& operands, CUstream_st* stream);
   // For measurements: from now on run() takes the algorithm that cuBLASLt's heuristics put at this

@@ -175,6 +175,9 @@ TEST_CASE("vocab.json with merges.txt of another tokenizer are refused, of nobod
   };
   refused("config.json", R"({"model_type": "llama"})");
   refused("tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
+  refused("tokenizer_config.json",
+          R"({"tokenizer_class": "GPT2Tokenizer", "add_bos_token": true})");
+  refused("added_tokens.json", R"({"<|user|>": 998})");
   // Which tokens are special, only tokenizer_config.json could say.
   write_file_atomic(folder / "config.json", R"({"model_type": "qwen2"})");
   refused("tokenizer_config.json", "{}");

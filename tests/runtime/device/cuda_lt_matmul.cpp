@@ -180,9 +180,13 @@ TEST_CASE("cuda products: where the choice does not do, the product has one of i
   {
     LtMatmul lt;
     for (int i = 0; i < 3; ++i) {
-      lt.run(gemm, operands_of(gemm), nullptr);
-      CHECK(fake_cublaslt.calls.back().gemm == gemm);
-      CHECK(fake_cublaslt.calls.back().chosen_for == gemm);
+      // Twice in a row, and asked before, as the device does.
+      for (int again = 0; again < 2; ++again) {
+        CHECK(lt.has(gemm, operands_of(gemm)));
+        lt.run(gemm, operands_of(gemm), nullptr);
+        CHECK(fake_cublaslt.calls.back().gemm == gemm);
+        CHECK(fake_cublaslt.calls.back().chosen_for == gemm);
+      }
       lt.run(other, operands_of(other), nullptr);
       CHECK(fake_cublaslt.calls.back().gemm == other);
       CHECK(fake_cublaslt.calls.back().chosen_for == choice_of(other));
@@ -213,6 +217,11 @@ TEST_CASE("cuda products: a measurement takes any algorithm that there is") {
     CHECK(fake_cublaslt.calls.back().gemm == gemm);
   }
   CHECK_FALSE(lt.take(gemm, operands, 3));
+  // Also where the choice's would not do.
+  fake_cublaslt.does = [](const LtCall&) { return false; };
+  CHECK(lt.take(gemm, operands, 2));
+  lt.run(gemm, operands, nullptr);
+  CHECK(fake_cublaslt.calls.back().place == 2);
   CHECK(LtMatmul::version() == "13.1.2");
 }
 
