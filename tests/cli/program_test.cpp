@@ -318,8 +318,8 @@ TEST_CASE("a dry run shows what accelerate is told where there is no device for 
   REQUIRE(told.starts_with("ACCELERATE_USE_CPU="));
   const std::string line = told.substr(0, told.find('\n'));
   CHECK(has(shell.mtl({"launch", "--dry-run", "-n", "1", "--", "true"}).out, line));
-  const Outcome json = shell.mtl({"launch", "--dry-run", "--json", "-n", "1", "--", "true"});
-  CHECK(has(json.out, "\"ACCELERATE_USE_CPU\": \"" + line.substr(line.find('=') + 1) + '"'));
+  const Outcome document = shell.mtl({"launch", "--dry-run", "--json", "-n", "1", "--", "true"});
+  CHECK(has(document.out, "\"ACCELERATE_USE_CPU\": \"" + line.substr(line.find('=') + 1) + '"'));
 }
 
 TEST_CASE("flags of accelerate and torchrun reach the program as its environment") {
