@@ -185,7 +185,8 @@ void take_added_tokens(const nlohmann::json& listed, const std::string& place,
     taken["id"] = id;
   }
   // Where vocab.json has one of them too, this says more of it.
-  for (const auto& [id, token] : by_id) {
+  for (const auto& entry : by_id) {
+    const nlohmann::json& token = entry.second;
     std::erase_if(added.get_ref<nlohmann::json::array_t&>(), [&](const nlohmann::json& known) {
       return known.value("content", nlohmann::json()) == token.value("content", nlohmann::json());
     });
