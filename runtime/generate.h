@@ -19,7 +19,7 @@ struct GenerateOptions {
 };
 // Calls `emit` with each piece of text as it is sampled (the prompt is not repeated). Takes memory
 // for the weights and for as many tokens as the prompt and the text have, at most the model's
-// max_seq. Throws Error (Exit::data, Exit::out_of_memory).
+// max_seq. Throws Error (Exit::data, out_of_memory; run_failed for scores that are not finite).
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
 
 }  // namespace mtl
