@@ -148,7 +148,15 @@ std::string tuning_text(const Tuning& tuning, const Forecast* given, const Clust
   for (const Advice& advice : tuning.best) {
     row(fmt::format("{}.", ++place), advice.forecast, advice.why);
   }
-  if (tuning.best.empty()) text += "  nothing fits\n";
+  if (tuning.best.empty() && tuning.considered == 0 && !tuning.left_out.empty()) {
+    text += "  " +
+            wrap_text(fmt::format("nothing that this engine runs: it does not run {}",
+                                  fmt::join(tuning.left_out, ", ")),
+                      columns, 2, 2) +
+            '\n';
+  } else if (tuning.best.empty()) {
+    text += "  nothing fits\n";
+  }
   if (tuning.run_here) row("runs", tuning.run_here->forecast, tuning.run_here->why);
   if (tuning.if_it_fitted) {
     row(tuning.best.empty() ? "least" : "but", tuning.if_it_fitted->forecast,

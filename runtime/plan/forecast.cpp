@@ -43,7 +43,8 @@ bool exchanges_heads(const ModelShape& model, const LayoutChoice& layout,
   return software.exchanges_heads && runs_context(model, layout);
 }
 
-std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout) {
+std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout,
+                                      const Cluster& cluster) {
   std::vector<std::string> parts;
   if (layout.cp > 1 && !runs_context(model, layout)) {
     parts.emplace_back(layout.micro_batch > 1 ? "context parallelism of several sequences at a time"
@@ -53,6 +54,12 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
     parts.emplace_back("expert parallelism with ZeRO-2 or 3");
   }
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
+  if (!cluster.cpu && layout.fp8 && cluster.gpu.fp8 == 0) {
+    parts.emplace_back("FP8 on a GPU that multiplies none");
+  }
+  if (!cluster.cpu && cluster.gpu.major < 8) {
+    parts.emplace_back("GPUs of a compute capability below 8.0");
+  }
   return parts;
 }
 
@@ -301,13 +308,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
                   const Software& software, bool simulate_schedule) {
   Forecast result;
   result.layout = layout;
-  result.not_run = not_run_here(work.model, layout);
-  if (!cluster.cpu && layout.fp8 && cluster.gpu.fp8 == 0) {
-    result.not_run.push_back("FP8 on a GPU that multiplies none");
-  }
-  if (!cluster.cpu && cluster.gpu.major < 8) {
-    result.not_run.push_back("GPUs of a compute capability below 8.0");
-  }
+  result.not_run = not_run_here(work.model, layout, cluster);
   result.micro_batches = work.global_batch / (layout.micro_batch * layout.replicas());
   const auto m = static_cast<double>(result.micro_batches);
   const std::vector<StageTimes> stages = stage_times(work, layout, cluster, software);

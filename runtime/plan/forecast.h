@@ -132,8 +132,10 @@ struct Forecast {
   std::vector<std::string> not_run;  // what of it this engine does not run yet
 };
 
-// What this engine does not run of a layout: "context parallelism of more ranks than heads".
-std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout);
+// What this engine does not run of a layout, or not on such machines: "context parallelism of more
+// ranks than heads", "FP8 on a GPU that multiplies none".
+std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoice& layout,
+                                      const Cluster& cluster);
 // Whether this engine runs its context parallelism, an exchange of tokens for heads: the heads
 // divide, and sequences come one at a time.
 bool runs_context(const ModelShape& model, const LayoutChoice& layout);

@@ -94,6 +94,7 @@ nlohmann::json to_json(const Tuning& tuning) {
   for (const Advice& advice : tuning.best) best.push_back(advice_json(advice));
   nlohmann::json json = {
       {"considered", tuning.considered}, {"too_large", tuning.too_large}, {"best", best}};
+  if (!tuning.left_out.empty()) json["left_out"] = tuning.left_out;
   if (tuning.if_it_fitted) json["if_it_fitted"] = advice_json(*tuning.if_it_fitted);
   if (tuning.run_here) json["run_here"] = advice_json(*tuning.run_here);
   if (tuning.offloaded) json["offloaded"] = advice_json(*tuning.offloaded);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -64,6 +65,7 @@ class Search {
 
   std::vector<Candidate> fitting, too_large;
   int64_t considered = 0, hopeless = 0;
+  std::set<std::string> left_out;       // for what this engine does not run
   std::optional<LayoutChoice> nearest;  // of those that do not fit, what needs least
   double nearest_bytes = 1e300;
 
@@ -119,7 +121,7 @@ class Search {
             layout.micro_batch = mb;
             layout.recompute = {};
             if (!impossible(work_, layout).empty()) continue;
-            if (options_.only_run_here && !not_run_here(work_.model, layout).empty()) continue;
+            if (options_.only_run_here && leave_out(layout)) continue;
             look(layout);
           }
         }
@@ -134,6 +136,12 @@ class Search {
     const bool each = ranks > node && ranks % node == 0 && layout.dp % (ranks / node) == 0;
     if (!each || node <= layout.tp) return {1};
     return {1, ranks / node};
+  }
+
+  bool leave_out(const LayoutChoice& layout) {
+    const std::vector<std::string> not_run = not_run_here(work_.model, layout, cluster_);
+    left_out.insert(not_run.begin(), not_run.end());
+    return !not_run.empty();
   }
 
   void look(LayoutChoice layout) {
@@ -249,6 +257,7 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   Tuning result;
   result.considered = search.considered;
   result.too_large = static_cast<int64_t>(search.too_large.size()) + search.hopeless;
+  result.left_out = std::move(search.left_out);
   const auto faster = [](const Candidate& a, const Candidate& b) {
     if (a.seconds != b.seconds) return a.seconds < b.seconds;
     return a.bytes < b.bytes;
@@ -300,9 +309,8 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   const auto runs = [](const Forecast& one) { return one.not_run.empty(); };
   if (!result.best.empty() && std::none_of(exact.begin(), exact.end(), runs)) {
     for (const Candidate& one : search.fitting) {
-      if (!not_run_here(work.model, one.layout).empty()) continue;
+      if (!not_run_here(work.model, one.layout, cluster).empty()) continue;
       const Forecast here = forecast(work, one.layout, cluster, software_mtl(), true);
-      if (!runs(here)) break;
       result.run_here = {here, verdict(here, exact.front(), cluster)};
       break;
     }

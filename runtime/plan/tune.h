@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct Advice {
 struct Tuning {
   int64_t considered = 0;  // layouts whose numbers divide
   int64_t too_large = 0;   // of these, what does not fit into memory
+  // With only_run_here: what this engine does not run of the layouts that were left out.
+  std::set<std::string> left_out;
   std::vector<Advice> best;
   // The fastest if memory were no matter, where that is another: what it would need.
   std::optional<Advice> if_it_fitted;

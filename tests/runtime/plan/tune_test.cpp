@@ -45,6 +45,12 @@ TEST_CASE("advice that only this engine's layouts may be") {
         tune(row.work, row.layout.world(), *find_cluster("h100-80g"), {.only_run_here = true});
     for (const Advice& advice : tuning.best) CHECK(advice.forecast.not_run.empty());
   }
+  // What no layout can mend leaves none.
+  const Tuning none = tune(guide_rows().front().work, 8, *find_cluster("a100-80g"),
+                           {.only_run_here = true, .fp8 = true});
+  CHECK(none.considered == 0);
+  CHECK(none.best.empty());
+  CHECK(none.left_out.count("FP8 on a GPU that multiplies none") == 1);
 }
 
 TEST_CASE("a model that fits nowhere is said to need so much") {
