@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "common/error.h"
 #include "common/terminal.h"
@@ -27,12 +28,6 @@ std::string dashed(std::string name) {
 std::string underscored(std::string name) {
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
-}
-
-std::string joined(const std::vector<std::string>& words, const char* separator) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
-  return text;
 }
 
 template <typename T>
@@ -292,12 +287,12 @@ void CommandLine::choice(const std::string& name, std::vector<std::string> choic
                          std::optional<std::string>& target, std::string help,
                          std::string shown_default) {
   OptionDeclaration declaration = impl_->named(name, std::move(help));
-  declaration.value_name = joined(choices, "|");
+  declaration.value_name = fmt::format("{}", fmt::join(choices, "|"));
   declaration.shown_default = std::move(shown_default);
   declaration.set = [choices = std::move(choices),
                      &target](const std::string& value) -> std::optional<std::string> {
     if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
-      return joined(choices, " | ");
+      return fmt::format("{}", fmt::join(choices, " | "));
     }
     target = value;
     return std::nullopt;

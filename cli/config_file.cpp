@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 #include <unistd.h>
 
 #include <sys/stat.h>
@@ -11,6 +10,8 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
+#include "launcher/train_settings.h"
 
 namespace mtl {
 
@@ -93,13 +94,6 @@ std::vector<std::string> config_decisions(const LaunchConfig& config) {
                                       ignored.key)
                         : fmt::format("{} means nothing to mtl's own runtime", ignored.key));
   }
-  return lines;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
 }
 

@@ -24,7 +24,6 @@ void write_config(const std::string& path, const LaunchConfig& config);
 std::vector<std::string> config_decisions(const LaunchConfig& config);
 // Line by line: "  same", "- before", "+ after".
 std::vector<std::string> line_changes(const std::string& before, const std::string& after);
-std::vector<std::string> lines_of(const std::string& text);
 
 // The members, without their own names.
 int config_default(const Arguments& args);

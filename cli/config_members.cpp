@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/command_line.h"
 #include "cli/config_file.h"
@@ -21,12 +22,6 @@ namespace {
 
 const char* const kInUse = "mtl's own, else accelerate's";
 const char* const kOwnPlace = "mtl's own, under $XDG_CONFIG_HOME or ~/.config";
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
-}
 
 // What changed, on stderr; nothing if nothing did.
 void print_changes(const std::string& before, const std::string& after) {
@@ -71,6 +66,10 @@ int config_show(const Arguments& args) {
                    "a train.yaml.");
   line.option("config_file", "FILE", path, "the file to read", kInUse);
   if (!line.parse(args)) return 0;
+  if (means_no_config(path)) {
+    fmt::print("# no file: what is built in is used\n");
+    return 0;
+  }
   if (path.empty()) path = default_launch_config_path();
   if (path.empty()) {
     fmt::print("# no {}, and none of accelerate's: what is built in is used (see: mtl config)\n",
@@ -144,12 +143,14 @@ int config_update(const Arguments& args) {
 
 int config_validate(const Arguments& args) {
   std::string path;
-  CommandLine line({"config validate [FILE]"},
+  CommandLine line({"config validate [FILE]", "config validate --config_file FILE"},
                    "Checks a file as a launch would and prints every problem with its place. "
                    "Exit code 3 if there is an error.");
   std::vector<std::string> files;
-  line.rest("FILE", files, "the file to check; without it, the one that mtl launch reads");
+  line.option("config_file", "FILE", path, "the file to check", kInUse);
+  line.rest("FILE", files, "the same");
   if (!line.parse(args)) return 0;
+  if (!path.empty()) files.push_back(path);
   if (files.size() > 1) {
     throw Error(Exit::usage, {.code = "usage.extra",
                               .what = fmt::format("mtl config validate takes one file, and got {}",
@@ -206,8 +207,8 @@ int config_import(const Arguments& args) {
   Diagnostics diagnostics;
   LaunchConfig config;
   ImportedCommand imported;
-  const std::string text =
-      command ? joined(Arguments(separator + 1, args.end())) : read_file(file, size_t{1} << 20);
+  const std::string text = command ? fmt::format("{}", fmt::join(separator + 1, args.end(), " "))
+                                   : read_file(file, size_t{1} << 20);
   const bool is_command = command || looks_like_command(text);
   if (is_command) {
     imported = import_command(
@@ -232,7 +233,7 @@ int config_import(const Arguments& args) {
   }
   if (!imported.left.empty()) {
     fmt::print(stderr, "not about where to run, so not taken over (a train.yaml says it): {}\n",
-               joined(imported.left));
+               fmt::join(imported.left, " "));
   }
   return 0;
 }

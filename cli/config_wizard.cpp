@@ -24,6 +24,7 @@
 #include "common/files.h"
 #include "common/keys.h"
 #include "common/terminal.h"
+#include "common/text.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

@@ -8,6 +8,7 @@
 #include "cli/secret.h"
 #include "launcher/generation.h"
 #include "launcher/slurm/step.h"
+#include "launcher/train_settings.h"
 #include "rendezvous/network.h"
 
 namespace mtl {

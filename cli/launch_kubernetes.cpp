@@ -13,6 +13,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/terminal.h"
+#include "common/text.h"
 #include "launcher/kubernetes/manifest.h"
 #include "launcher/shell_word.h"
 #include "rendezvous/store.h"
@@ -50,7 +51,7 @@ void add_settings(const std::vector<std::string>& said, std::vector<std::string>
     std::string key;
     for (size_t at = 4; at < name.size(); ++at) {
       const bool section = name.compare(at, 2, "__") == 0;
-      key += section ? '.' : static_cast<char>(std::tolower(static_cast<unsigned char>(name[at])));
+      key += section ? '.' : lower(name[at]);
       if (section) ++at;
     }
     const bool again = std::any_of(said.begin(), said.end(), [&](const std::string& one) {

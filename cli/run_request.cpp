@@ -1,8 +1,6 @@
 #include "cli/run_request.h"
 
 #include <algorithm>
-#include <cctype>
-#include <filesystem>
 #include <string_view>
 #include <unistd.h>
 
@@ -10,13 +8,15 @@
 
 #include "common/terminal.h"
 #include "launcher/launch_surroundings.h"
+#include "launcher/train_settings.h"
 #include "runtime/metrics/format.h"
+#include "runtime/spec/schema.h"
 
 namespace mtl {
 
 LaunchConfig load_launch_config(const LaunchGiven& given, Diagnostics& diagnostics) {
   const std::string named = given_text(given, "config_file");
-  if (named == "none" && !std::filesystem::exists(named)) return {};
+  if (means_no_config(named)) return {};
   if (!named.empty()) return read_launch_config(named, diagnostics);
   const std::string path = default_launch_config_path();
   if (path.empty()) return {};
@@ -89,14 +89,9 @@ namespace {
 
 // What flags in the environment decide of a train.yaml, as the settings that say the same.
 void add_environment(const FlagValues& values, const std::string& engine, const LaunchConfig& file,
-                     std::vector<std::pair<std::string, std::string>>& settings) {
+                     TrainSettings& settings) {
   for (const auto& [key, value] : train_settings(values, engine, file)) {
-    std::string name = "MTL_";
-    for (char c : key) {
-      name += c == '.'
-                  ? std::string("__")
-                  : std::string(1, static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
-    }
+    const std::string name = spec::environment_name(key);
     const bool said = std::any_of(settings.begin(), settings.end(),
                                   [&](const auto& setting) { return setting.first == name; });
     if (!said) settings.emplace_back(name, value);

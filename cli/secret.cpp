@@ -1,14 +1,12 @@
 #include "cli/secret.h"
 
-#include <algorithm>
+#include "common/text.h"
 
 namespace mtl {
 
 bool is_secret(const std::string& name) {
-  std::string upper = name;
-  for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const char* word : {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"}) {
-    if (upper.find(word) != std::string::npos) return true;
+    if (contains_ignoring_case(name, word)) return true;
   }
   return false;
 }

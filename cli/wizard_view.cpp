@@ -6,19 +6,13 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "common/text.h"
 
 namespace mtl {
 
 namespace {
 
 constexpr int kWidest = 100;  // texts are read best so; the file may be wider
-
-std::string lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
 
 bool starts_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0) != 0x80;

@@ -1,7 +1,6 @@
 #include "common/terminal.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +8,8 @@
 #include <unistd.h>
 
 #include <sys/ioctl.h>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -20,13 +21,6 @@ const char* system_env(const char* name) {
 
 bool is_set(const char* value) {
   return value != nullptr && *value != '\0';
-}
-
-bool contains_ignoring_case(std::string_view text, std::string_view part) {
-  return std::search(text.begin(), text.end(), part.begin(), part.end(), [](char a, char b) {
-           return std::tolower(static_cast<unsigned char>(a)) ==
-                  std::tolower(static_cast<unsigned char>(b));
-         }) != text.end();
 }
 
 struct Character {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "launcher/config_edit.h"
 #include "launcher/hosts.h"
 #include "launcher/placement.h"
@@ -17,13 +18,6 @@
 namespace mtl {
 
 namespace {
-
-std::string lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
 
 std::string trimmed(const std::string& text) {
   const size_t from = text.find_first_not_of(" \t\r\n");

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/doctor.h"
 #include "rendezvous/network.h"
 
@@ -88,8 +89,7 @@ Secrets read_secrets(const std::vector<std::string>& hosts) {
     const std::string text = *entry;
     const size_t equals = text.find('=');
     if (equals == std::string::npos || text.size() - equals < 8) continue;
-    std::string name = text.substr(0, equals);
-    for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    const std::string name = upper(text.substr(0, equals));
     for (const char* mark : {"TOKEN", "SECRET", "PASSWORD", "API_KEY", "ACCESS_KEY"}) {
       if (name.find(mark) != std::string::npos) secrets.values.push_back(text.substr(equals + 1));
     }

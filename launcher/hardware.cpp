@@ -1,7 +1,6 @@
 // What this node has: NUMA nodes and CPUs from hwloc, GPUs from the driver's files. Nothing here
 // starts a process or loads a CUDA library.
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <sched.h>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "launcher/placement.h"
 #include "launcher/worker_env.h"
 
@@ -56,8 +56,7 @@ std::vector<GpuDevice> installed_gpus() {
       continue;
     }
     GpuDevice gpu;
-    gpu.pci = entry.path().filename();
-    for (char& c : gpu.pci) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    gpu.pci = lower(entry.path().filename().string());
     if (const auto uuid = fields.find("GPU UUID"); uuid != fields.end()) gpu.uuid = uuid->second;
     if (const auto model = fields.find("Model"); model != fields.end()) gpu.name = model->second;
     const std::string numa = first_line(fs::path("/sys/bus/pci/devices") / gpu.pci / "numa_node");

@@ -7,25 +7,15 @@
 #include <filesystem>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "common/text.h"
 #include "launcher/launch_config_keys.h"
+#include "launcher/train_settings.h"
 
 namespace mtl {
 
 namespace {
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return text;
-}
 
 // YAML 1.1's words, in any case; accelerate's files have all of them.
 std::optional<bool> as_bool(const std::string& text) {
@@ -113,7 +103,8 @@ class Reader {
     }
     const auto near = did_you_mean(given, choices);
     bad_value(value, fmt::format("{} cannot be '{}'", key, given),
-              near ? fmt::format("did you mean '{}'?", *near) : "it is one of " + joined(choices));
+              near ? fmt::format("did you mean '{}'?", *near)
+                   : fmt::format("it is one of {}", fmt::join(choices, ", ")));
   }
 
   void read_int(const std::string& key, const YamlValue& value, int& target, int least, int most) {
@@ -312,9 +303,9 @@ class Reader {
       // `tp_degree` for `megatron_lm_tp_degree` is far by distance and near in mind.
       if (auto prefixed = did_you_mean(section.prefix + entry.key, section.keys)) near = prefixed;
     }
-    unknown(
-        entry, " in " + section.name,
-        near ? fmt::format("did you mean '{}'?", *near) : "its keys are " + joined(section.keys));
+    unknown(entry, " in " + section.name,
+            near ? fmt::format("did you mean '{}'?", *near)
+                 : fmt::format("its keys are {}", fmt::join(section.keys, ", ")));
   }
 
   void finish(const YamlValue& root) {
@@ -352,6 +343,7 @@ class Reader {
                             config_.num_processes, config_.num_machines),
                 "num_processes is the total of all machines");
     }
+    check_stage(root);
     if (config_.mixed_precision_given && !config_.deepspeed_fields.empty()) {
       config_.deepspeed_fields += ",mixed_precision";
     }
@@ -366,6 +358,18 @@ class Reader {
           return key.key.starts_with("megatron_lm_config.");
         });
         config_.ignored.push_back({entry.key, entry.key_place, entry.value, false});
+      }
+    }
+  }
+
+  void check_stage(const YamlValue& root) {
+    const auto unknown = unknown_stage(config_);
+    if (!unknown) return;
+    for (const YamlValue::Entry& section : root.entries) {
+      for (const YamlValue::Entry& entry : section.value.entries) {
+        if (plugin_key(section.key, entry.key) != unknown->key) continue;
+        bad_value(entry.value, fmt::format("{} cannot be '{}'", entry.key, unknown->value),
+                  "it is " + unknown->wanted);
       }
     }
   }
@@ -462,6 +466,11 @@ std::string default_launch_config_path() {
   return {};
 }
 
+bool means_no_config(const std::string& path) {
+  std::error_code ignored;
+  return path == "none" && !std::filesystem::exists(path, ignored);
+}
+
 LaunchConfig interpret_launch_config(const YamlValue& root, const std::string& path,
                                      Diagnostics& diagnostics) {
   return Reader(path, diagnostics).read(root);
@@ -489,151 +498,6 @@ LaunchConfig detect_launch_config(const std::string& mixed_precision, const std:
   config.use_cpu = gpus == 0;
   config.distributed_type = gpus > 1 ? "MULTI_GPU" : "NO";
   return config;
-}
-
-namespace {
-
-using Settings = std::vector<std::pair<std::string, std::string>>;
-
-// "" if it is not there or says nothing.
-std::string plugin(const LaunchConfig& config, const std::string& key) {
-  const auto found = config.plugins.find(key);
-  const bool nothing = found == config.plugins.end() || lower(found->second) == "none" ||
-                       lower(found->second) == "null" || found->second == "~";
-  return nothing ? std::string() : found->second;
-}
-
-bool among(const std::string& text, std::initializer_list<const char*> words) {
-  return std::find(words.begin(), words.end(), text) != words.end();
-}
-
-// By FSDP 1's names and torch's numbers for them, and by what FSDP 2 says in their place: whether
-// weights are let go after forward. What is none of these stays as it is, which the schema refuses.
-std::string zero_of_fsdp(const std::string& strategy) {
-  if (among(strategy, {"no_shard", "3"})) return "0";
-  if (among(strategy, {"shard_grad_op", "2", "hybrid_shard_zero2", "5"})) return "2";
-  if (among(strategy, {"", "full_shard", "1", "hybrid_shard", "4"})) return "3";
-  const auto reshards = as_bool(strategy);
-  return !reshards ? strategy : *reshards ? "3" : "2";
-}
-
-// Hybrid shards: a copy of them is on each machine. 0 where there are no several.
-int ranks_of_machine(const LaunchConfig& config) {
-  const int machines = config.num_machines, ranks = config.num_processes;
-  return machines > 1 && ranks > machines && ranks % machines == 0 ? ranks / machines : 0;
-}
-
-void add_fsdp(const LaunchConfig& config, Settings& settings) {
-  // FSDP 2 does not look at the older key.
-  const bool two = plugin(config, "fsdp_version") == "2";
-  const std::string older = plugin(config, "fsdp_sharding_strategy");
-  const std::string newer = plugin(config, "fsdp_reshard_after_forward");
-  const std::string strategy = lower(newer.empty() || (!two && !older.empty()) ? older : newer);
-  settings.emplace_back("parallel.zero", zero_of_fsdp(strategy));
-  const int machine = ranks_of_machine(config);
-  if (machine > 0 && among(strategy, {"hybrid_shard", "4", "hybrid_shard_zero2", "5"})) {
-    settings.emplace_back("parallel.zero_ranks", std::to_string(machine));
-  }
-  if (as_bool(plugin(config, "fsdp_activation_checkpointing")).value_or(false)) {
-    settings.emplace_back("recompute.mode", "full");
-  }
-  // FSDP has weights and gradients there too; what this engine moves is two thirds of it all.
-  if (const auto offload = as_bool(plugin(config, "fsdp_offload_params"))) {
-    settings.emplace_back("optimizer.offload", *offload ? "cpu" : "none");
-  }
-}
-
-void add_deepspeed(const LaunchConfig& config, Settings& settings) {
-  if (!plugin(config, "deepspeed_config_file").empty()) return;  // which says it all, elsewhere
-  const std::string stage = plugin(config, "zero_stage");
-  settings.emplace_back("parallel.zero", stage.empty() ? "2" : stage);  // accelerate's own default
-  // "auto" is DeepSpeed's word for what a program says elsewhere.
-  const std::string clip = plugin(config, "gradient_clipping");
-  if (!clip.empty() && clip != "auto") settings.emplace_back("optimizer.clip", clip);
-  if (const auto offload = config.plugins.find("offload_optimizer_device");
-      offload != config.plugins.end() && !among(lower(offload->second), {"", "null", "~"})) {
-    const bool disk = lower(offload->second) == "nvme";
-    settings.emplace_back("optimizer.offload", disk ? "cpu" : lower(offload->second));
-  }
-}
-
-bool has_mesh(const LaunchConfig& config) {
-  return config.use_parallelism_config &&
-         (config.distributed_type == "FSDP" || config.distributed_type == "DEEPSPEED");
-}
-
-}  // namespace
-
-// cp and sp (Ulysses) are two ways to divide a sequence, for which this engine has one. What is no
-// number becomes 0, which the schema refuses.
-std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfig& config) {
-  Settings settings;
-  if (!has_mesh(config)) return settings;
-  const std::string tp = plugin(config, "parallelism_config_tp_size");
-  if (!tp.empty()) settings.emplace_back("parallel.tp", tp);
-  std::string cp = plugin(config, "parallelism_config_cp_size");
-  const std::string sp = plugin(config, "parallelism_config_sp_size");
-  const auto number = [](const std::string& text) {
-    return std::strtol(text.c_str(), nullptr, 10);
-  };
-  if (!cp.empty() && !sp.empty()) cp = std::to_string(number(cp) * number(sp));
-  if (cp.empty()) cp = sp;
-  if (!cp.empty()) settings.emplace_back("parallel.cp", cp);
-  const long copies = number(plugin(config, "parallelism_config_dp_replicate_size"));
-  const std::string shards = plugin(config, "parallelism_config_dp_shard_size");
-  if (config.distributed_type == "FSDP" && copies > 1 && !shards.empty() && shards != "1") {
-    const auto degree = [&](const std::string& text) { return text.empty() ? 1 : number(text); };
-    settings.emplace_back("parallel.zero_ranks",
-                          std::to_string(number(shards) * degree(tp) * degree(cp)));
-  }
-  return settings;
-}
-
-bool decides_train_setting(const LaunchConfig& config, const std::string& key) {
-  if (has_mesh(config) && among(key, {"parallelism_config_tp_size", "parallelism_config_cp_size",
-                                      "parallelism_config_sp_size"})) {
-    return true;
-  }
-  if (config.distributed_type == "FSDP") {
-    const Settings mesh = mesh_settings(config);
-    const bool copies = std::any_of(mesh.begin(), mesh.end(), [](const auto& setting) {
-      return setting.first == "parallel.zero_ranks";
-    });
-    const bool of_copies =
-        among(key, {"parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"});
-    return (copies && of_copies) ||
-           among(key, {"fsdp_sharding_strategy", "fsdp_reshard_after_forward",
-                       "fsdp_activation_checkpointing", "fsdp_offload_params"});
-  }
-  return config.distributed_type == "DEEPSPEED" &&
-         plugin(config, "deepspeed_config_file").empty() &&
-         among(key, {"zero_stage", "gradient_clipping", "offload_optimizer_device"});
-}
-
-std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config) {
-  Settings settings;
-  if (config.mixed_precision_given) {
-    settings.emplace_back("precision.dtype",
-                          config.mixed_precision == "no" ? "fp32" : config.mixed_precision);
-  }
-  if (config.distributed_type == "FSDP") add_fsdp(config, settings);
-  if (config.distributed_type == "DEEPSPEED") add_deepspeed(config, settings);
-  // accelerate's wizard writes all sizes, most of them 1.
-  for (const auto& [key, value] : mesh_settings(config)) {
-    if (value == "1") continue;
-    std::erase_if(settings, [&](const auto& setting) { return setting.first == key; });
-    settings.emplace_back(key, value);
-  }
-  if (config.distributed_type == "MEGATRON_LM") {
-    for (const MegatronKey& key : megatron_train_keys()) {
-      const auto entry = config.megatron_lm_config.find(key.key);
-      if (entry == config.megatron_lm_config.end()) continue;
-      const std::optional<bool> truth = key.is_truth ? as_bool(entry->second) : std::nullopt;
-      const std::string value = !truth ? entry->second : *truth ? key.yes : key.no;
-      if (!value.empty()) settings.emplace_back(key.train_key, value);
-    }
-  }
-  return settings;
 }
 
 }  // namespace mtl

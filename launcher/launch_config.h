@@ -4,7 +4,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -64,6 +63,8 @@ std::string accelerate_config_path();
 std::string own_config_path();
 // The one that a launch reads where none is named: ours, else accelerate's, else none ("").
 std::string default_launch_config_path();
+// Whether `path` says that no file is to be read: "none", where no file has that name.
+bool means_no_config(const std::string& path);
 // Unknown keys at any level are errors with a suggestion (accelerate ignores nested ones silently).
 // Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
 // those of read_yaml; warning config.address.
@@ -85,14 +86,5 @@ LaunchConfig detect_launch_config(const std::string& mixed_precision,
 std::string launch_config_yaml(const LaunchConfig& config);
 // JSON Schema (draft 7) of the file.
 std::string launch_config_json_schema();
-// The keys of train.yaml that this file decides: mixed_precision -> precision.dtype,
-// megatron_lm_tp_degree -> parallel.tp, ... The values are checked by train.yaml's schema. FSDP and
-// ZeRO become parallel.zero, and hybrid shards parallel.zero_ranks.
-std::vector<std::pair<std::string, std::string>> train_settings(const LaunchConfig& config);
-// Of these parallel.tp, parallel.cp and parallel.zero_ranks as a parallelism_config gives them,
-// degrees of 1 too.
-std::vector<std::pair<std::string, std::string>> mesh_settings(const LaunchConfig& config);
-// The keys of a section (by the names of accelerate's flags) that train_settings() reads.
-bool decides_train_setting(const LaunchConfig& config, const std::string& key);
 
 }  // namespace mtl

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/launch_config.h"
 #include "launcher/launch_config_keys.h"
 
@@ -19,8 +20,7 @@ bool means_something_else(const std::string& text) {
   static const std::set<std::string> words = {"y",    "n",    "yes",   "no",   "true", "false",
                                               "on",   "off",  "null",  "~",    "=",    "<<",
                                               ".inf", ".nan", "+.inf", "-.inf"};
-  std::string word = text;
-  for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string word = lower(text);
   if (words.count(word) != 0) return true;
   const bool starts = std::string_view("0123456789+-.").find(word[0]) != std::string_view::npos;
   const bool number = word.find_first_not_of("0123456789_:.+-xabcdef") == std::string::npos &&

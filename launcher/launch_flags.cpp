@@ -8,18 +8,12 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/launch_flags_table.h"
 
 namespace mtl {
 
 namespace {
-
-std::string upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  });
-  return text;
-}
 
 std::optional<double> leading_number(const std::string& text, std::string& unit) {
   double number = 0;
@@ -107,6 +101,11 @@ std::optional<bool> truth_of(const std::string& text) {
     if (word == no) return false;
   }
   return std::nullopt;
+}
+
+std::string canonical_value(const LaunchFlag& flag, const std::string& text) {
+  if (flag.kind != FlagKind::truth) return text;
+  return truth_of(text).value_or(false) ? "true" : "false";
 }
 
 std::optional<std::string> flag_value_wanted(const LaunchFlag& flag, const std::string& text) {

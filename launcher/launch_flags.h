@@ -77,6 +77,8 @@ const LaunchFlag* find_launch_flag(std::string_view name);
 // What `text` cannot be, in words ("a whole number >= 1"); nothing if it can.
 std::optional<std::string> flag_value_wanted(const LaunchFlag& flag, const std::string& text);
 std::optional<bool> truth_of(const std::string& text);
+// Words that people and YAML use for a truth value, in one spelling.
+std::string canonical_value(const LaunchFlag& flag, const std::string& text);
 
 struct FlagValue {
   std::vector<std::string> texts;  // the last one counts, but for lists

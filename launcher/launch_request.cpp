@@ -7,6 +7,7 @@
 
 #include "launcher/launch_config_keys.h"
 #include "launcher/launch_resolver.h"
+#include "launcher/train_settings.h"
 
 namespace mtl {
 
@@ -29,11 +30,6 @@ std::optional<int> whole_number(const std::string& text, int least, int most) {
   return number;
 }
 
-std::string canonical_value(const LaunchFlag& flag, const std::string& text) {
-  if (flag.kind != FlagKind::truth) return text;
-  return truth_of(text).value_or(false) ? "true" : "false";
-}
-
 LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   r_.allocation = given.around;
   apply_file();
@@ -43,6 +39,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   apply(given.flags, kFlags);
   finish_via();
   finish_engine();
+  check_stage(given);
   finish_hosts();
   finish_nodes();
   finish_counts();
@@ -227,78 +224,6 @@ std::string engine_of(const LaunchConfig& file, const LaunchGiven& given) {
     }
   }
   return file.distributed_type;
-}
-
-std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
-                                                                const std::string& engine,
-                                                                const LaunchConfig& weaker) {
-  // Megatron's degrees count whatever the engine: a train.yaml has them all.
-  LaunchConfig config;
-  config.distributed_type = "MEGATRON_LM";
-  LaunchConfig other;
-  other.distributed_type = engine;
-  other.num_processes = weaker.num_processes;
-  other.num_machines = weaker.num_machines;
-  bool engine_said = engine != weaker.distributed_type &&
-                     values.count("use_fsdp") + values.count("use_deepspeed") > 0;
-  for (const LaunchFlag& flag : launch_flags()) {
-    const auto found = values.find(flag.name);
-    if (found == values.end() || found->second.texts.empty()) continue;
-    const std::string& text = found->second.texts.back();
-    if (flag.group == FlagGroup::megatron) {
-      config.megatron_lm_config[flag.name] = canonical_value(flag, text);
-    } else if (flag.name == "mixed_precision") {
-      config.mixed_precision = text;
-      config.mixed_precision_given = true;
-    } else if (flag.group == FlagGroup::fsdp || flag.group == FlagGroup::deepspeed) {
-      other.plugins[flag.name] = canonical_value(flag, text);
-    }
-  }
-  std::vector<std::pair<std::string, std::string>> settings = train_settings(config);
-  for (const char* key : {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "zero_stage"}) {
-    engine_said |= other.plugins.count(key) != 0;
-  }
-  if (engine != "FSDP" && engine != "DEEPSPEED") return settings;
-  const auto add = [&](const std::string& key, const std::string& value) {
-    const bool said = std::any_of(settings.begin(), settings.end(),
-                                  [&](const auto& setting) { return setting.first == key; });
-    if (!said) settings.emplace_back(key, value);
-  };
-  for (const auto& [key, value] : train_settings(other)) {
-    // What an engine means without a word is said where the engine is.
-    if (key != "parallel.zero" || engine_said) add(key, value);
-  }
-  LaunchConfig mesh = with_parallelism(weaker, values);
-  mesh.distributed_type = engine;
-  const auto has = [&](const char* axis) {
-    return values.count(fmt::format("parallelism_config_{}_size", axis)) != 0;
-  };
-  for (const auto& [key, value] : mesh_settings(mesh)) {
-    const bool cp = has("cp") || has("sp"), shards = has("dp_replicate") || has("dp_shard");
-    const bool said = key == "parallel.tp"   ? has("tp")
-                      : key == "parallel.cp" ? cp
-                                             : has("tp") || cp || shards;
-    if (said) add(key, value);
-  }
-  // What is divided how is said anew, and nothing of copies: then the weaker ones do not stay.
-  const auto copies = [](const auto& setting) { return setting.first == "parallel.zero_ranks"; };
-  const auto weaker_settings = train_settings(weaker);
-  if ((engine_said || has("dp_replicate") || has("dp_shard")) &&
-      std::any_of(weaker_settings.begin(), weaker_settings.end(), copies)) {
-    add("parallel.zero_ranks", "auto");
-  }
-  return settings;
-}
-
-LaunchConfig with_parallelism(LaunchConfig file, const FlagValues& environment) {
-  for (const LaunchFlag& flag : launch_flags()) {
-    const auto found = environment.find(flag.name);
-    if (flag.group != FlagGroup::parallelism || found == environment.end()) continue;
-    if (found->second.texts.empty()) continue;
-    file.plugins[flag.name] = canonical_value(flag, found->second.texts.back());
-    file.use_parallelism_config = true;
-  }
-  return file;
 }
 
 std::string given_text(const LaunchGiven& given, std::string_view name) {

@@ -109,15 +109,6 @@ PlacementRequest placement_request(const LaunchRequest& request, int ranks);
 // The engine that a launch asks for, as the file's distributed_type says it: flags, environment,
 // file.
 std::string engine_of(const LaunchConfig& file, const LaunchGiven& given);
-// What flags (or variables) decide of a train.yaml: --megatron_lm_tp_degree 2 -> parallel.tp=2.
-// Those of FSDP and DeepSpeed count where that is the engine. `weaker`: what file (and environment)
-// say. Where its engine is the same, --use_fsdp alone says nothing that is not said better there;
-// sizes of a parallelism_config that make one degree here (cp, sp) are put together.
-std::vector<std::pair<std::string, std::string>> train_settings(const FlagValues& values,
-                                                                const std::string& engine = {},
-                                                                const LaunchConfig& weaker = {});
-// The file with the parallelism_config that variables of the environment change.
-LaunchConfig with_parallelism(LaunchConfig file, const FlagValues& environment);
 // The last word on a truth flag that the file does not have, of the strongest layer.
 bool is_on(const LaunchGiven& given, std::string_view name);
 // The same for a text; "" if it is not given.

@@ -17,8 +17,6 @@ namespace mtl {
 // Where a value comes from; the higher one wins.
 constexpr int kFile = 0, kTrainYaml = 1, kSurroundings = 2, kEnvironment = 3, kFlags = 4;
 
-// Words that people and YAML use for a truth value, in one spelling.
-std::string canonical_value(const LaunchFlag& flag, const std::string& text);
 std::vector<std::string> split_words(const std::string& text, char separator);
 std::optional<int> whole_number(const std::string& text, int least, int most);
 
@@ -87,6 +85,7 @@ class LaunchResolver {
 
   // ---- what follows from all layers together
   void finish_engine();
+  void check_stage(const LaunchGiven& given);
   void finish_hosts();
   bool wants_allocation() const;
   void finish_allocation();

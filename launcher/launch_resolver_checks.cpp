@@ -10,6 +10,7 @@
 
 #include "common/files.h"
 #include "launcher/launch_resolver.h"
+#include "launcher/train_settings.h"
 
 namespace mtl {
 
@@ -107,6 +108,18 @@ void LaunchResolver::finish_engine() {
       !setting("fsdp_sync_module_states")) {
     conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
              "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
+  }
+}
+
+// What the file says of it has been looked at when it was read.
+void LaunchResolver::check_stage(const LaunchGiven& given) {
+  const auto unknown = unknown_stage(r_.config);
+  if (!unknown) return;
+  for (const FlagValues* values : {&given.flags, &given.environment}) {
+    const auto said = values->find(unknown->key);
+    if (said == values->end()) continue;
+    value_error(said->second, unknown->wanted);
+    return;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <vector>
 
+#include "common/text.h"
 #include "launcher/worker_env_table.h"
 
 namespace mtl {
@@ -18,13 +19,6 @@ using Environment = std::map<std::string, std::string>;
 // accelerate writes Python's spelling.
 std::string python_bool(bool flag) {
   return flag ? "True" : "False";
-}
-
-std::string upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  });
-  return text;
 }
 
 void add_torchrun(Environment& env, const NodeLayout& layout, const std::string& role,
@@ -60,13 +54,6 @@ void add_torchrun(Environment& env, const NodeLayout& layout, const std::string&
                           ? layout.omp_threads
                           : std::max(1, layout.cores / std::max(1, layout.local_ranks));
   env["OMP_NUM_THREADS"] = std::to_string(threads);
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return text;
 }
 
 // As Python's YAML reader and accelerate's own parser take it; also flags' 1 and 0.

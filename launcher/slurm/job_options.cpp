@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/launch_flags.h"
 
 namespace mtl {
@@ -222,9 +223,7 @@ class Reader {
   }
 
   void mail() {
-    std::string value = text("mail_type");
-    std::transform(value.begin(), value.end(), value.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    const std::string value = upper(text("mail_type"));
     for (size_t at = 0; !value.empty() && at <= value.size();) {
       const size_t end = std::min(value.find(',', at), value.size());
       const std::string type = value.substr(at, end - at);

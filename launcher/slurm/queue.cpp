@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/job_options.h"
 
@@ -48,13 +49,6 @@ std::string without_patterns(std::string path, const SlurmJobState& job) {
     }
   }
   return path;
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
 }
 
 std::string without_newline(std::string text) {

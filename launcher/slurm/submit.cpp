@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/text.h"
 #include "launcher/slurm/control.h"
 
 namespace mtl {
@@ -38,15 +39,7 @@ std::string ask_partitions() {
 
 Diagnostic slurm_refusal(const std::string& words, const LaunchRequest& request,
                          const std::string& partitions) {
-  const auto says = [&](const char* text) {
-    const auto same = [](char a, char b) {
-      return std::tolower(static_cast<unsigned char>(a)) ==
-             std::tolower(static_cast<unsigned char>(b));
-    };
-    const std::string_view wanted = text;
-    return std::search(words.begin(), words.end(), wanted.begin(), wanted.end(), same) !=
-           words.end();
-  };
+  const auto says = [&](const char* text) { return contains_ignoring_case(words, text); };
   Diagnostic refusal{.code = "slurm.refused", .what = "SLURM does not take the job"};
   std::istringstream in(words);
   for (std::string line; std::getline(in, line);) {

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
+
 namespace mtl::ssh {
 
 namespace {
@@ -30,12 +32,6 @@ const std::map<std::string, const char*>& unsupported() {
       {"hostbasedauthentication", "machines cannot vouch for their users"},
   };
   return list;
-}
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = static_cast<char>(tolower(static_cast<unsigned char>(c)));
-  return result;
 }
 
 bool yes(const std::string& value) {

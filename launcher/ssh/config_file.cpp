@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "launcher/ssh/config.h"
 
 namespace mtl::ssh {
@@ -33,8 +34,7 @@ Words split(std::string_view line) {
   if (at == line.size() || line[at] == '#') return words;
   const size_t start = at;
   while (at < line.size() && !space(line[at]) && line[at] != '=') ++at;
-  words.key = line.substr(start, at - start);
-  for (char& c : words.key) c = static_cast<char>(tolower(static_cast<unsigned char>(c)));
+  words.key = lower(line.substr(start, at - start));
   skip();
   if (at < line.size() && line[at] == '=') ++at;
   skip();

@@ -13,6 +13,7 @@
 #include <openssl/rand.h>
 
 #include "common/files.h"
+#include "common/text.h"
 
 namespace mtl::ssh {
 
@@ -20,12 +21,6 @@ namespace {
 
 constexpr size_t kSha1 = 20;
 using Digest = std::array<unsigned char, kSha1>;
-
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = static_cast<char>(tolower(static_cast<unsigned char>(c)));
-  return result;
-}
 
 std::string_view word(std::string_view& line) {
   const size_t start = std::min(line.find_first_not_of(" \t\r"), line.size());

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
 #include "runtime/interchange/hf_config.h"
@@ -128,9 +129,7 @@ int64_t parse_bytes(const std::string& text, const std::string& option) {
   std::string unit = text.substr(std::min(end, text.size()));
   unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
   for (const auto& [name, bytes] : kUnits) {
-    const bool same = std::equal(unit.begin(), unit.end(), name, name + std::string(name).size(),
-                                 [](char a, char b) { return std::tolower(a) == std::tolower(b); });
-    if (same && value * bytes >= 1 && value * bytes < 0x1p62) {
+    if (lower(unit) == lower(name) && value * bytes >= 1 && value * bytes < 0x1p62) {
       return static_cast<int64_t>(value * bytes);
     }
   }

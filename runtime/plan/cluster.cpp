@@ -1,8 +1,9 @@
 #include "runtime/plan/cluster.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -94,9 +95,7 @@ std::vector<std::string> cluster_types() {
 }
 
 const Cluster* find_cluster(std::string_view name) {
-  std::string wanted;
-  for (const char c : name)
-    wanted += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string wanted = lower(name);
   std::replace(wanted.begin(), wanted.end(), '_', '-');
   for (const Cluster& one : clusters()) {
     if (one.name == wanted || one.name + "b" == wanted) return &one;

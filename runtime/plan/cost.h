@@ -9,7 +9,7 @@
 namespace mtl {
 
 struct Cost {
-  int64_t parameters = 0;  // of the model (unpadded)
+  int64_t parameters = 0;         // of the model (unpadded)
   int64_t active_parameters = 0;  // those that a token meets: of experts, the chosen ones'
   double flops_per_token =
       0;  // forward + backward, causal attention counted half; Megatron-LM training.py's formula

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -82,8 +83,7 @@ std::vector<GpuModel> make_catalogue() {
 }
 
 std::string plain(std::string_view name) {
-  std::string text;
-  for (const char c : name) text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string text = lower(name);
   constexpr std::string_view kVendor = "nvidia ";
   return text.starts_with(kVendor) ? text.substr(kVendor.size()) : text;
 }

@@ -2,7 +2,6 @@
 #include "runtime/spec/scalars.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <system_error>
@@ -10,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace mtl::spec {
 
@@ -48,11 +48,6 @@ std::string quoted(const std::string& text) {
     shown += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   }
   return fmt::format("`{}`", shown);
-}
-
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
 }
 
 std::string number_text(double value) {

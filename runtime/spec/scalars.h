@@ -18,7 +18,6 @@ struct Problem {
 
 // In backquotes, on one line, shortened.
 std::string quoted(const std::string& text);
-std::string lower(std::string text);
 // `1000000` and not `1e6`.
 std::string number_text(double value);
 

@@ -2,9 +2,9 @@
 #include "runtime/spec/schema.h"
 
 #include <algorithm>
-#include <cctype>
 #include <iterator>
 
+#include "common/text.h"
 #include "runtime/spec/schema_sections.h"
 
 namespace mtl::spec {
@@ -99,7 +99,7 @@ std::string environment_name(std::string_view key) {
     if (c == '.') {
       name += "__";
     } else {
-      name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+      name += upper(c);
     }
   }
   return name;

@@ -3,10 +3,11 @@
 #include "runtime/spec/suggest.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include "common/text.h"
 
 namespace mtl::spec {
 
@@ -27,8 +28,7 @@ std::string joined(const std::string& section, const std::string& name) {
 
 // As a name of the table is spelt.
 std::string plain(std::string name) {
-  for (char& c : name)
-    c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (char& c : name) c = c == '-' ? '_' : lower(c);
   return name;
 }
 
@@ -83,7 +83,7 @@ const Unavailable* find_unavailable(const std::string& path) {
 std::string without_underscores(const std::string& name) {
   std::string text;
   for (const char c : name) {
-    if (c != '_') text += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (c != '_') text += upper(c);
   }
   return text;
 }

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "runtime/spec/collections.h"
 
 namespace mtl::spec {

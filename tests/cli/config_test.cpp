@@ -273,6 +273,9 @@ TEST_CASE("set, update, validate and show") {
               "  megatron_lm_tp_degreee: 4\n");
   outcome = shell.mtl({"config", "validate", "bad.yaml"});
   CHECK(outcome.code == 3);
+  CHECK(shell.mtl({"config", "validate", "--config_file", "bad.yaml"}).err == outcome.err);
+  CHECK(shell.mtl({"config", "validate", "--config_file", "bad.yaml", "bad.yaml"}).code == 2);
+  CHECK(shell.mtl({"config", "show", "--config_file", "none"}).out.starts_with("# no file"));
   CHECK(outcome.err.find("bad.yaml:3:1") != std::string::npos);
   CHECK(outcome.err.find("did you mean 'megatron_lm_tp_degree'?") != std::string::npos);
   shell.write("worse.yaml",

@@ -8,9 +8,11 @@
 #include <set>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "launcher/processes.h"
+#include "launcher/train_settings.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -332,6 +334,16 @@ TEST_CASE("values that make no sense are errors") {
   CHECK(first("megatron_lm_config: {megatron_lm_tp_degree: [2]}").code == "config.bad_value");
   CHECK(first("machine_rank: 1").help == "ranks count from 0");
   CHECK(first("num_machines: 2\nnum_processes: 7").place->line == 3);
+  // No strategy is no ZeRO-3.
+  for (const char* key : {"fsdp_sharding_strategy", "reshard_after_forward"}) {
+    const Diagnostic stage =
+        bad(fmt::format("distributed_type: FSDP\nfsdp_config:\n  {}: sometimes\n", key));
+    CHECK(stage.code == "config.bad_value");
+    CHECK(stage.what == fmt::format("{} cannot be 'sometimes'", key));
+    CHECK(stage.place->line == 3);
+  }
+  CHECK(bad("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 7}\n").help ==
+        "it is 0, 1, 2 or 3");
   CHECK(first("main_process_ip: 1234").severity == Diagnostic::Severity::warning);
   CHECK(bad("distributed_type: MULTI_GPUS\n").help == "did you mean 'MULTI_GPU'?");
   CHECK(bad("num_processes: 1\n").code == "config.missing_key");
@@ -403,11 +415,6 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
     CAPTURE(strategy);
     CHECK(decided("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: " + strategy +
                   "\n") == Settings{{"parallel.zero", zero}});
-  }
-  // No strategy is no ZeRO-3: whoever reads the settings refuses it.
-  for (const char* key : {"fsdp_sharding_strategy", "fsdp_reshard_after_forward"}) {
-    CHECK(decided(std::string("distributed_type: FSDP\nfsdp_config:\n  ") + key +
-                  ": sometimes\n") == Settings{{"parallel.zero", "sometimes"}});
   }
   CHECK(decided("distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_clipping: auto\n") ==
         Settings{{"parallel.zero", "2"}});

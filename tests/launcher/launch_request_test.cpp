@@ -16,6 +16,7 @@
 #include "launcher/commands.h"
 #include "launcher/launch_config_keys.h"
 #include "launcher/processes.h"
+#include "launcher/train_settings.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -664,6 +665,19 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
   // For a program the flags of an engine that is not used change nothing.
   CHECK(resolved({{"megatron_lm_tp_degree", "2"}}).codes ==
         std::vector<std::string>{"launch.ignored_flag"});
+}
+
+TEST_CASE("how much of a model an engine divides is a word that it knows, for programs too") {
+  const LaunchConfig deepspeed = file_of("distributed_type: DEEPSPEED\n");
+  const LaunchConfig fsdp = file_of("distributed_type: FSDP\n");
+  for (const bool train_yaml : {false, true}) {
+    const Outcome stage = resolved({{"zero_stage", "9"}}, deepspeed, train_yaml);
+    CHECK(stage.codes == std::vector<std::string>{"launch.value"});
+    CHECK(stage.words.starts_with("--zero_stage wants 0, 1, 2 or 3, got '9'"));
+    CHECK(resolved({{"fsdp_sharding_strategy", "SOME"}}, fsdp, train_yaml).codes ==
+          std::vector<std::string>{"launch.value"});
+    CHECK(resolved({{"fsdp_sharding_strategy", "hybrid_shard"}}, fsdp, train_yaml).codes.empty());
+  }
 }
 
 TEST_CASE("a flag changes one size of the file's parallelism_config, and the others stay") {

@@ -1,0 +1,20 @@
+// Letters of names, keys and words that people type: ASCII only, whatever the locale. Other bytes,
+// so also UTF-8's, stay as they are.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mtl {
+
+char lower(char c);
+char upper(char c);
+std::string lower(std::string_view text);
+std::string upper(std::string_view text);
+bool contains_ignoring_case(std::string_view text, std::string_view part);
+
+// Without their ends; the last one with or without it.
+std::vector<std::string> lines_of(const std::string& text);
+
+}  // namespace mtl
