@@ -38,6 +38,7 @@
 #include "launcher/launch_config.h"
 #include "launcher/placement.h"
 #include "runtime/device/load_cuda.h"
+#include "runtime/device/nvml.h"
 
 namespace mtl {
 
@@ -159,6 +160,29 @@ Json gpu_facts(const NodeHardware& hardware) {
   return facts;
 }
 
+// What a GPU does now: ", 3 GiB in use, 690 of 700 W, 1830 of 1980 MHz, 61 C"; "" where the driver
+// does not say.
+std::string words_of(const GpuReading& reading) {
+  std::string words;
+  const auto add = [&](const std::string& part) { words += ", " + part; };
+  const auto of = [](const auto& most) { return most ? fmt::format(" of {:.0f}", *most) : ""; };
+  const auto number = [](const std::optional<int>& value) {
+    return value ? std::optional<double>(*value) : std::nullopt;
+  };
+  if (reading.memory_used) {
+    add(size_words(static_cast<double>(*reading.memory_used)) + " in use");
+  }
+  if (reading.power_w) add(fmt::format("{:.0f}{} W", *reading.power_w, of(reading.power_limit_w)));
+  if (reading.clock_mhz) {
+    add(fmt::format("{}{} MHz", *reading.clock_mhz, of(number(reading.max_clock_mhz))));
+  }
+  if (reading.temperature_c) add(fmt::format("{} C", *reading.temperature_c));
+  if (reading.slowed != 0) {
+    add(fmt::format("slowed down by {}", fmt::join(throttle_words(reading.slowed), ", ")));
+  }
+  return words;
+}
+
 // What the GPU engine says of this machine: its GPUs, or why there is none to use.
 Json engine_facts() {
   Json facts;
@@ -172,12 +196,14 @@ Json engine_facts() {
         fmt::format("{}.{}, the driver's {}.{}", found.runtime / 1000, found.runtime % 1000 / 10,
                     found.driver / 1000, found.driver % 1000 / 10);
     facts["devices"] = Json::array();
+    const std::unique_ptr<Nvml> nvml = Nvml::open();
     for (size_t i = 0; i < found.devices.size(); ++i) {
       const CudaDeviceFacts& gpu = found.devices[i];
       facts["devices"].push_back(fmt::format(
-          "{}: {}, {}, sm_{}{}, {} multiprocessors, {} {}{}", i, gpu.name,
+          "{}: {}, {}, sm_{}{}, {} multiprocessors, {} {}{}{}", i, gpu.name,
           size_words(static_cast<double>(gpu.memory_bytes)), gpu.major, gpu.minor,
-          gpu.multiprocessors, gpu.pci, gpu.uuid, gpu.refusal.empty() ? "" : ": " + gpu.refusal));
+          gpu.multiprocessors, gpu.pci, gpu.uuid, nvml ? words_of(nvml->read(gpu.uuid)) : "",
+          gpu.refusal.empty() ? "" : ": " + gpu.refusal));
     }
   } catch (const Error& error) {
     const Diagnostic& why = error.diagnostics().front();

@@ -24,6 +24,7 @@
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpoint_saver.h"
 #include "runtime/engine/checkpointing.h"
+#include "runtime/engine/gpu_watch.h"
 #include "runtime/engine/save_times.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
@@ -205,6 +206,7 @@ class Rank {
     yardstick_ =
         agree_on_yardstick(*all_ranks_, measured_matmul_rate(*device_, plan_.compute, 0.02),
                            catalogue_peak(made_, plan_.compute));
+    gpu_watch_ = watch_gpu(made_);
     const std::string attention = choose_attention();
     if (world_.rank() != 0) return;
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
@@ -243,6 +245,7 @@ class Rank {
     const double sequence_s = seconds / static_cast<double>(sequences);
     mean_sequence_s_ = steps_seen_ < 2 ? sequence_s : 0.95 * mean_sequence_s_ + 0.05 * sequence_s;
     ++steps_seen_;
+    const std::vector<GpuReading> gpus = read_gpus();
     if (!reporter_) return;
     StepReport report;
     report.step = next_step_;
@@ -268,7 +271,18 @@ class Rank {
       report.moe_turns = result.moe_turns;
     }
     if (plan_.compute == DType::f16) report.loss_scale = result.loss_scale;
+    if (!gpus.empty()) report.gpus = summary_of(gpus);
     reporter_->step(report);
+    for (const Diagnostic& news : slow_gpus_.news(gpus)) {
+      reporter_->warning("gpu_slowed", next_step_, news);
+    }
+  }
+
+  // Of all ranks, for the steps that every run logs; empty for others, and on CPUs.
+  std::vector<GpuReading> read_gpus() {
+    const bool logged = is_due(spec_.log.every) || next_step_ == plan_.steps || steps_seen_ == 1;
+    if (gpu_watch_ == nullptr || !logged) return {};
+    return gather_readings(*all_ranks_, gpu_watch_->latest());
   }
 
   void evaluate() {
@@ -431,6 +445,8 @@ class Rank {
   SaveTimes save_times_;
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
+  std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
+  SlowGpus slow_gpus_;
   Yardstick yardstick_;
   double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;

@@ -31,6 +31,16 @@ std::optional<double> watts(std::optional<unsigned> milliwatt) {
   return *milliwatt / 1000.0;
 }
 
+struct Reason {
+  uint64_t bit;
+  const char* words;
+};
+constexpr Reason kReasons[] = {
+    {Nvml::kPowerLimit, "power limit"},        {Nvml::kHardwareSlowdown, "hardware slowdown"},
+    {Nvml::kSyncBoost, "boost of other GPUs"}, {Nvml::kSoftwareHeat, "heat (software)"},
+    {Nvml::kHardwareHeat, "heat (hardware)"},  {Nvml::kPowerBrake, "power brake"},
+    {Nvml::kDisplayClock, "display clock"}};
+
 }  // namespace
 
 std::unique_ptr<Nvml> Nvml::open(const char* library) {
@@ -78,24 +88,17 @@ GpuReading Nvml::read(const std::string& uuid) const {
   if (api_.utilization != nullptr && api_.utilization(gpu, &busy) == 0) {
     reading.busy_percent = static_cast<int>(busy.gpu);
   }
+  uint64_t known = 0;
   reading.temperature_c = whole(value_of<unsigned>(api_.temperature, gpu, kGpuTemperature));
-  reading.slowed_by =
-      throttle_words(value_of<unsigned long long>(api_.throttle_reasons, gpu).value_or(0));
+  for (const Reason& reason : kReasons) known |= reason.bit;
+  reading.slowed = known & value_of<unsigned long long>(api_.throttle_reasons, gpu).value_or(0);
   return reading;
 }
 
-std::vector<std::string> throttle_words(uint64_t reasons) {
-  // Not among them: idle (0x1) and clocks that somebody has set (0x2), which are no trouble.
-  const struct {
-    uint64_t bit;
-    const char* words;
-  } kReasons[] = {{0x04, "power limit"},         {0x08, "hardware slowdown"},
-                  {0x10, "boost of other GPUs"}, {0x20, "heat (software)"},
-                  {0x40, "heat (hardware)"},     {0x80, "power brake"},
-                  {0x100, "display clock"}};
+std::vector<std::string> throttle_words(uint64_t slowed) {
   std::vector<std::string> words;
-  for (const auto& reason : kReasons) {
-    if ((reasons & reason.bit) != 0) words.emplace_back(reason.words);
+  for (const Reason& reason : kReasons) {
+    if ((slowed & reason.bit) != 0) words.emplace_back(reason.words);
   }
   return words;
 }

@@ -40,11 +40,18 @@ struct GpuReading {
   std::optional<double> power_w, power_limit_w;
   std::optional<int> clock_mhz, max_clock_mhz;  // of the multiprocessors
   std::optional<int> busy_percent, temperature_c;
-  std::vector<std::string> slowed_by;  // "power limit", "heat", ...; empty also where unknown
+  uint64_t slowed =
+      0;  // why it does not run at its full clock: throttle_words(); 0 also if unknown
 };
 
 class Nvml {
  public:
+  // nvmlClocksThrottleReason*. Not among them: idle (0x1) and clocks that somebody has set (0x2),
+  // which are no trouble.
+  static constexpr uint64_t kPowerLimit = 0x04, kHardwareSlowdown = 0x08, kSyncBoost = 0x10,
+                            kSoftwareHeat = 0x20, kHardwareHeat = 0x40, kPowerBrake = 0x80,
+                            kDisplayClock = 0x100;
+
   // Null where the library, or a driver behind it, is not there.
   static std::unique_ptr<Nvml> open(const char* library = "libnvidia-ml.so.1");
   // Null if init() fails.
@@ -62,7 +69,7 @@ class Nvml {
   const NvmlApi api_;
 };
 
-// The bits of nvmlClocksThrottleReason* that slow a GPU down, in words.
-std::vector<std::string> throttle_words(uint64_t reasons);
+// "power limit", "heat (hardware)" ...
+std::vector<std::string> throttle_words(uint64_t slowed);
 
 }  // namespace mtl

@@ -72,6 +72,9 @@ std::string status_line(const StepReport& report, std::span<const double> losses
   if (report.memory_bytes > 0) {
     fields.push_back({"mem " + human_bytes(static_cast<double>(report.memory_bytes)), 9, kDim});
   }
+  if (report.gpus && report.gpus->power_w > 0) {
+    fields.push_back({whole(report.gpus->power_w) + " W", 10, kDim});
+  }
   if (report.skipped > 0) fields.push_back({grouped(report.skipped) + " skipped", 4});
   fields.push_back({"eta " + compact_duration(report.eta_s), 1});
 
@@ -95,6 +98,12 @@ std::string plain_line(const StepReport& report, std::string_view time) {
   if (report.loss_scale > 0) line += fmt::format(" loss_scale={}", report.loss_scale);
   if (report.moe_aux_loss > 0) line += fmt::format(" moe_aux={:.3f}", report.moe_aux_loss);
   if (report.moe_turns > 1) line += fmt::format(" moe_turns={:.2f}", report.moe_turns);
+  if (report.gpus && report.gpus->power_w > 0) {
+    line += fmt::format(" gpu_w={}", whole(report.gpus->power_w));
+  }
+  if (report.gpus && report.gpus->clock_mhz > 0) {
+    line += fmt::format(" gpu_mhz={}", report.gpus->clock_mhz);
+  }
   if (report.skipped > 0) line += fmt::format(" skipped={}", report.skipped);
   return line;
 }

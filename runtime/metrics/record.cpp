@@ -22,6 +22,20 @@ int64_t integer(const Json& record, const char* key) {
   return found != record.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
 
+// What the driver does not say is not there.
+Json gpus_json(const GpusReport& gpus) {
+  Json json = Json::object();
+  if (gpus.power_w > 0) json["power_w"] = gpus.power_w;
+  if (gpus.memory_bytes > 0) json["memory_bytes"] = gpus.memory_bytes;
+  if (gpus.temperature_c > 0) json["temperature_c"] = gpus.temperature_c;
+  if (gpus.clock_mhz > 0) {
+    json["clock_mhz"] = gpus.clock_mhz;
+    json["slowest_rank"] = gpus.slowest_rank;
+  }
+  if (!gpus.slowed.empty()) json["slowed"] = gpus.slowed;
+  return json;
+}
+
 }  // namespace
 
 std::string json_line(const Json& json) {
@@ -48,6 +62,7 @@ Json step_json(const StepReport& report, const std::string& time) {
   }
   if (report.moe_turns > 0) json["moe_turns"] = report.moe_turns;
   if (report.skipped > 0) json["skipped"] = report.skipped;
+  if (report.gpus) json["gpus"] = gpus_json(*report.gpus);
   return json;
 }
 
@@ -72,6 +87,14 @@ StepReport step_from_json(const Json& record) {
     report.moe_z_loss = number(record, "moe_z_loss");
   }
   if (record.contains("moe_turns")) report.moe_turns = number(record, "moe_turns");
+  if (const auto gpus = record.find("gpus"); gpus != record.end() && gpus->is_object()) {
+    report.gpus = GpusReport{.power_w = gpus->contains("power_w") ? number(*gpus, "power_w") : 0,
+                             .memory_bytes = integer(*gpus, "memory_bytes"),
+                             .clock_mhz = static_cast<int>(integer(*gpus, "clock_mhz")),
+                             .slowest_rank = static_cast<int>(integer(*gpus, "slowest_rank")),
+                             .temperature_c = static_cast<int>(integer(*gpus, "temperature_c")),
+                             .slowed = {}};
+  }
   return report;
 }
 

@@ -18,7 +18,8 @@ std::string json_line(const Json& json);
 
 // The members of a metrics line, and of a "step" record.
 Json step_json(const StepReport& report, const std::string& time);
-// The report in a "step" record; what is missing or not a number is NaN or 0.
+// The report in a "step" record; what is missing or not a number is NaN or 0. Why GPUs run slower
+// is not read: nobody shows it.
 StepReport step_from_json(const Json& record);
 
 }  // namespace mtl

@@ -10,13 +10,26 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/error.h"
 
 namespace mtl {
+
+// What the GPUs of all ranks do, as their driver says; 0 = it does not say.
+struct GpusReport {
+  double power_w = 0;        // of all
+  int64_t memory_bytes = 0;  // in use on the fullest one, by whomever
+  int clock_mhz = 0;         // of the multiprocessors, on the slowest one
+  int slowest_rank = 0;
+  int temperature_c = 0;  // of the hottest one
+  // Why GPUs did not run at their full clock since the last report ("power limit"), and how many.
+  std::map<std::string, int> slowed;
+};
 
 struct StepReport {
   int64_t step = 0;   // 1-based: the step that was just done
@@ -40,6 +53,7 @@ struct StepReport {
   // Where ranks divide the experts: turns that a micro-batch took through those of a layer, the
   // mean (1 = all rows had room at once); 0 = they do not.
   double moe_turns = 0;
+  std::optional<GpusReport> gpus;  // of steps that are logged, where there are any
 };
 
 struct ReporterOptions {

@@ -90,6 +90,33 @@ TEST_CASE("mfu is of the peak of a GPU that the catalogue has and of the measure
   }
 }
 
+TEST_CASE("what GPUs draw and run at is in the metrics, and one that is too hot is told") {
+  Shell shell;
+  write_recipe(shell, 3);
+  Env env = kStandIn;
+  env["LD_LIBRARY_PATH"] = MTL_FAKE_NVML_FOLDER;
+  Outcome outcome = train(shell, env, {"log.every=1"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(has(outcome.err, " gpu_w=690 gpu_mhz=1005"));
+  const std::string warning =
+      "[gpu.slowed] the GPU of rank 0 is slowed down by heat (hardware), "
+      "1005 of 1980 MHz";
+  const size_t told = outcome.err.find(warning);
+  REQUIRE(told != std::string::npos);
+  CHECK(outcome.err.find(warning, told + 1) == std::string::npos);
+  CHECK(has(file_text(run_of(shell) / "metrics.jsonl"),
+            R"("gpus":{"power_w":690.0,"memory_bytes":536870912,"temperature_c":91,)"
+            R"("clock_mhz":1005,"slowest_rank":0,"slowed":{"heat (hardware)":1,"power limit":1
+}
+})"));
+  CHECK(has(file_text(run_of(shell) / "events.jsonl"), "gpu_slowed"));
+outcome = shell.mtl({"env"}, env);
+CHECK(has(outcome.out,
+          "GPU-0, 512 MiB in use, 690 of 700 W, 1005 of 1980 MHz, 91 C, slowed down "
+          "by power limit, heat (hardware)"));
+}
+
 TEST_CASE("mtl env lists the GPUs of the engine or says why there is none") {
   const Shell shell;
   Outcome outcome = shell.mtl({"env"}, kStandIn);

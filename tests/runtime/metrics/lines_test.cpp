@@ -64,6 +64,9 @@ TEST_CASE("skipped steps and the loss scale are shown where there are any") {
   CHECK(plain_line(report, "T").ends_with(" moe_aux=1.250 skipped=3"));
   report.moe_turns = 1.75;
   CHECK(plain_line(report, "T").ends_with(" moe_aux=1.250 moe_turns=1.75 skipped=3"));
+  report.gpus = GpusReport{.power_w = 1380.4, .clock_mhz = 1005, .slowed = {}};
+  CHECK(plain_line(report, "T").ends_with(" moe_turns=1.75 gpu_w=1380 gpu_mhz=1005 skipped=3"));
+  CHECK(status_line(report, kLosses, 200, true).find("  1380 W  3 skipped") != std::string::npos);
   report.skipped = 1;
   CHECK(skip_text(report) == "loss nan, gradient norm inf: no update; 1 step skipped so far");
 }

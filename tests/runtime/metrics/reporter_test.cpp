@@ -167,6 +167,12 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   report.moe_aux_loss = 1.5;
   report.moe_z_loss = 0.25;
   report.moe_turns = 1.5;
+  report.gpus = GpusReport{.power_w = 1380.5,
+                           .memory_bytes = 80'000'000'000,
+                           .clock_mhz = 1005,
+                           .slowest_rank = 1,
+                           .temperature_c = 0,
+                           .slowed = {{"power limit", 2}}};
   reporter.step(report);
   reporter.finish("done", {});
   const json status = json::parse(text_of(dir.path() / "status.json"));
@@ -176,6 +182,13 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
   CHECK(back.moe_aux_loss == 1.5);
   CHECK(back.moe_z_loss == 0.25);
   CHECK(back.moe_turns == 1.5);
+  REQUIRE(back.gpus);
+  CHECK(back.gpus->power_w == 1380.5);
+  CHECK(back.gpus->clock_mhz == 1005);
+  // What the driver does not say is not there.
+  CHECK(lines_of(dir.path() / "metrics.jsonl").at(0)["gpus"] ==
+        json::parse(R"({"power_w":1380.5,"memory_bytes":80000000000,"clock_mhz":1005,
+                        "slowest_rank":1,"slowed":{"power limit":2}})"));
 }
 
 TEST_CASE("the last step of an interrupted run is logged too") {
