@@ -1,11 +1,15 @@
 // mtl ckpt: checkpoints as files; one file per member.
 #include "cli/ckpt.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/group.h"
 #include "common/error.h"
+#include "common/text.h"
 #include "runtime/metrics/format.h"
 
 namespace mtl {
@@ -46,6 +50,28 @@ std::string layout_words(const nlohmann::json& state) {
 
 std::string size_words(int64_t bytes) {
   return human_bytes(static_cast<double>(bytes));
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& option) {
+  static const std::pair<const char*, double> kUnits[] = {
+      {"", 1},      {"B", 1},       {"KB", 1e3},       {"MB", 1e6},     {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 1024.}, {"MiB", 1048576.}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  size_t end = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+  }
+  std::string unit = text.substr(std::min(end, text.size()));
+  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
+  for (const auto& [name, bytes] : kUnits) {
+    if (lower(unit) == lower(name) && value * bytes >= 1 && value * bytes < 0x1p62) {
+      return static_cast<int64_t>(value * bytes);
+    }
+  }
+  throw Error(Exit::usage, {.code = "usage.value",
+                            .what = fmt::format("--{}: '{}' is no size", option, text),
+                            .help = "give one like 5GB, 500MB or 2GiB"});
 }
 
 void fail_missing_option(const std::string& command, const std::string& option) {

@@ -5,6 +5,7 @@
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "runtime/interchange/export.h"
+#include "runtime/run.h"
 
 namespace mtl {
 
@@ -48,7 +49,7 @@ int command_ckpt_export(const Arguments& args) {
   }
   options.tp = static_cast<int>(std::min<int64_t>(tp, 1 << 20));
   options.pp = static_cast<int>(std::min<int64_t>(pp, 1 << 20));
-  options.checkpoint = checkpoint_to_export(run);
+  options.checkpoint = find_intact_checkpoint(run);
   const ExportReport report = split ? export_megatron_split(options) : export_hf(options);
   for (const Diagnostic& warning : report.warnings) fmt::print(stderr, "{}", render(warning));
   if (json) {

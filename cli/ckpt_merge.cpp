@@ -9,38 +9,8 @@
 
 namespace mtl {
 
-namespace {
-
-// "5GB", "500MB", "2GiB"; 0 = one file.
-int64_t parse_size(const std::string& text) {
-  struct Unit {
-    const char* name;
-    double bytes;
-  };
-  constexpr Unit kUnits[] = {{"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0},
-                             {"KB", 1e3},     {"MB", 1e6},        {"GB", 1e9},
-                             {"B", 1.0},      {"", 1.0}};
-  size_t end = 0;
-  double number = -1;
-  try {
-    number = std::stod(text, &end);
-  } catch (const std::exception&) {
-    end = 0;
-  }
-  for (const Unit& unit : kUnits) {
-    if (end > 0 && number >= 0 && number < 1e12 && text.substr(end) == unit.name) {
-      return static_cast<int64_t>(number * unit.bytes);
-    }
-  }
-  throw Error(Exit::usage, {.code = "usage.value",
-                            .what = fmt::format("--max_shard_size: '{}' is no size", text),
-                            .help = "give one like 5GB, 500MB or 2GiB"});
-}
-
-}  // namespace
-
 int command_ckpt_merge(const Arguments& args) {
-  std::string which, out = "model.safetensors", size = "0";
+  std::string which, out = "model.safetensors", size;
   std::optional<std::string> dtype;
   CommandLine line({"ckpt merge [options] RUN | CHECKPOINT"},
                    "Writes all weights of a checkpoint, whatever layout wrote it, into one "
@@ -55,10 +25,11 @@ int command_ckpt_merge(const Arguments& args) {
   line.option("max_shard_size", "SIZE", size,
               "more than this becomes several files and an index; 5GB, 500MB, 2GiB", "one file");
   if (!line.parse(args)) return 0;
+  const int64_t most = size.empty() ? 0 : parse_bytes(size, "max_shard_size");
   std::optional<DType> wanted;
   if (dtype) wanted = *dtype == "fp32" ? DType::f32 : *dtype == "bf16" ? DType::bf16 : DType::f16;
   for (const std::filesystem::path& file :
-       merge_weights(find_checkpoint(which), out, wanted, parse_size(size))) {
+       merge_weights(find_checkpoint(which), out, wanted, most)) {
     fmt::print("{}\n", file.string());
   }
   return 0;

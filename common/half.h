@@ -1,7 +1,8 @@
-// IEEE half precision (DType::f16) to f32 and back, for any processor: 1 sign, 5 exponent and 10
-// fraction bits, so that the largest finite value is 65504 and the smallest is 2^-24. Rounded to
-// nearest even; too large becomes infinity, subnormals are kept, a NaN stays a quiet NaN of the
-// same sign: the bits that the F16C instructions give.
+// The two 16-bit floats to f32 and back, for any processor. IEEE half precision (DType::f16): 1
+// sign, 5 exponent and 10 fraction bits, so that the largest finite value is 65504 and the smallest
+// is 2^-24. bf16: the upper half of an f32. Rounded to nearest even; too large becomes infinity,
+// subnormals are kept, a NaN stays a quiet NaN of the same sign: the bits that the F16C and
+// AVX512_BF16 instructions give (the latter but for subnormals).
 //
 // Without branches, so that loops over these become vector code; without arithmetic on subnormals,
 // so that a thread that flushes them gets the same bits. `static`: sources that are compiled once
@@ -42,6 +43,21 @@ namespace mtl {
   half = magnitude >= 0x47800000u ? 0x7c00u : half;              // 65536 and above
   half = magnitude > 0x7f800000u ? nan : half;
   return static_cast<uint16_t>(sign | half);
+}
+
+[[maybe_unused]] static inline float bf16_to_f32(uint16_t x) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
+}
+
+// The upper half of the result holds the bf16.
+[[maybe_unused]] static inline uint32_t round_to_bf16(float x) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
+}
+
+[[maybe_unused]] static inline uint16_t f32_to_bf16(float x) {
+  return static_cast<uint16_t>(round_to_bf16(x) >> 16);
 }
 
 }  // namespace mtl

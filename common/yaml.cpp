@@ -17,6 +17,7 @@
 #include <yaml-cpp/parser.h>
 
 #include "common/files.h"
+#include "common/utf8.h"
 
 namespace mtl {
 
@@ -83,29 +84,6 @@ class Source {
   size_t last_offset_ = 0;
   int last_column_ = 1;
 };
-
-// Bytes of the well-formed UTF-8 character at `i`; 0 if there is none.
-size_t utf8_length(std::string_view text, size_t i) {
-  const auto byte = [&](size_t at) -> unsigned {
-    return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
-  };
-  const auto trail = [&](size_t at) { return (byte(at) & 0xC0u) == 0x80u; };
-  const unsigned first = byte(i);
-  if (first < 0x80) return 1;
-  if (first >= 0xC2 && first <= 0xDF) return trail(i + 1) ? 2 : 0;
-  if (first >= 0xE0 && first <= 0xEF) {
-    const unsigned second = byte(i + 1);
-    // Neither overlong forms nor halves of a surrogate pair.
-    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F)) return 0;
-    return trail(i + 1) && trail(i + 2) ? 3 : 0;
-  }
-  if (first >= 0xF0 && first <= 0xF4) {
-    const unsigned second = byte(i + 1);
-    if ((first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) return 0;
-    return trail(i + 1) && trail(i + 2) && trail(i + 3) ? 4 : 0;
-  }
-  return 0;
-}
 
 // False, with a diagnostic, at the first byte that is no text.
 bool check_characters(Source& source, Diagnostics& diagnostics) {

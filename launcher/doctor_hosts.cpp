@@ -41,11 +41,6 @@ constexpr std::chrono::seconds kAnswer{30};  // the disk's probe takes seconds
 constexpr std::chrono::milliseconds kConnect{5'000};
 constexpr int kClockRounds = 3;
 
-bool is_this_host(const Host& host) {
-  if (!host.user.empty() || host.port != 0) return false;
-  return is_loopback(host.name) || host.name == host_name();
-}
-
 double wall_clock() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }

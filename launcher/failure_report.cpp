@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "common/utf8.h"
 #include "launcher/agent.h"
 #include "launcher/signals.h"
 
@@ -33,30 +34,6 @@ std::string duration_text(milliseconds span) {
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
-// Length of the valid UTF-8 sequence at the start of `text`, 0 if there is none.
-size_t utf8_length(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const size_t length = first < 0x80   ? 1
-                        : first < 0xC2 ? 0
-                        : first < 0xE0 ? 2
-                        : first < 0xF0 ? 3
-                        : first < 0xF5 ? 4
-                                       : 0;
-  if (length == 0 || length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  }
-  if (length > 2) {  // overlong, surrogates, beyond U+10FFFF
-    const unsigned char second = byte(1);
-    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
-        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F)) {
-      return 0;
-    }
-  }
-  return length;
-}
-
 // A worker's bytes must neither break the terminal nor the report's encoding; colours go too.
 std::string printable(std::string_view line) {
   std::string text;
@@ -67,7 +44,7 @@ std::string printable(std::string_view line) {
       line.remove_prefix(std::min(end + 1, line.size()));
       continue;
     }
-    const size_t length = utf8_length(line);
+    const size_t length = utf8_length(line, 0);
     const auto first = static_cast<unsigned char>(line[0]);
     if (length == 0) {
       text += "\xEF\xBF\xBD";

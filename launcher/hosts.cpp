@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/files.h"
+#include "rendezvous/network.h"
 #include "rendezvous/node_list.h"
 
 namespace mtl {
@@ -294,6 +295,12 @@ std::vector<Host> read_hostfile(const std::string& path, Diagnostics& diagnostic
                      .help = kHostfileHelp});
   }
   return hosts;
+}
+
+bool is_this_host(const Host& host) {
+  if (!host.user.empty() || host.port != 0) return false;
+  return host.name == "localhost" || host.name == "127.0.0.1" || host.name == "::1" ||
+         host.name == host_name();
 }
 
 }  // namespace mtl

@@ -24,5 +24,8 @@ std::vector<Host> parse_hosts(std::string_view text, Diagnostics& diagnostics);
 // one host a line, # comments, blank lines; a host that appears again adds its slots. Codes:
 // hosts.syntax, hosts.file, hosts.empty.
 std::vector<Host> read_hostfile(const std::string& path, Diagnostics& diagnostics);
+// Whether it is the very host that this is: then no ssh is needed. Where a user or a port is said,
+// or another of the loopback's addresses, somebody wants sshd.
+bool is_this_host(const Host& host);
 
 }  // namespace mtl

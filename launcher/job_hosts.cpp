@@ -33,12 +33,6 @@ namespace {
 // For a program of this host to say its first line.
 constexpr int kLocalStartMs = 20'000;
 
-bool is_this_host(const Host& host) {
-  if (!host.user.empty() || host.port != 0) return false;
-  return host.name == "localhost" || host.name == "127.0.0.1" || host.name == "::1" ||
-         host.name == host_name();
-}
-
 std::vector<std::string> agent_arguments(const LaunchRequest& request) {
   return {"agent", "--stdio", "--dead_after",
           fmt::format("{}", static_cast<double>(request.dead_after.count()) / 1000)};

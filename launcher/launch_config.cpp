@@ -11,6 +11,7 @@
 
 #include "common/text.h"
 #include "launcher/launch_config_keys.h"
+#include "launcher/placement.h"
 #include "launcher/train_settings.h"
 
 namespace mtl {
@@ -395,7 +396,7 @@ std::string home_expanded(const std::string& path) {
   return (home != nullptr ? home : "") + path.substr(1);
 }
 
-int visible_gpus(const std::string& devices) {
+int gpus_in(const std::string& devices) {
   int count = 0;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(devices, ignored)) {
@@ -405,19 +406,8 @@ int visible_gpus(const std::string& devices) {
         std::all_of(name.begin() + 6, name.end(), [](char c) { return c >= '0' && c <= '9'; });
     count += numbered ? 1 : 0;
   }
-  // CUDA takes the listed devices up to the first that is none.
-  if (const char* list = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    int listed = 0;
-    const std::string text = list;
-    for (size_t start = 0; start <= text.size() && !text.empty();) {
-      const size_t end = std::min(text.find(',', start), text.size());
-      if (end == start || text[start] == '-') break;
-      ++listed;
-      start = end + 1;
-    }
-    count = std::min(count, listed);
-  }
-  return count;
+  const std::vector<GpuDevice> installed(static_cast<size_t>(count));
+  return static_cast<int>(visible_gpus(installed, std::getenv("CUDA_VISIBLE_DEVICES")).size());
 }
 
 }  // namespace
@@ -491,7 +481,7 @@ LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostic
 
 LaunchConfig detect_launch_config(const std::string& mixed_precision, const std::string& devices) {
   LaunchConfig config;
-  const int gpus = visible_gpus(devices);
+  const int gpus = gpus_in(devices);
   config.mixed_precision = mixed_precision;
   config.mixed_precision_given = true;
   config.num_processes = std::max(gpus, 1);

@@ -17,25 +17,7 @@
 
 namespace mtl {
 
-namespace fs = std::filesystem;
-
 namespace {
-
-fs::path checkpoint_of(const fs::path& run) {
-  if (fs::exists(run / "manifest.json")) return run;
-  Diagnostics passed_over;
-  const fs::path newest =
-      newest_intact_checkpoint(run / "checkpoints", Damaged::pass_over, passed_over);
-  passed_over.throw_if_errors(Exit::data);
-  for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
-  if (newest.empty()) {
-    throw Error(Exit::data,
-                {.code = "ckpt.missing",
-                 .what = run.string() + " has no complete checkpoint yet",
-                 .help = "train it first: mtl launch " + (run / "train.yaml").string()});
-  }
-  return newest;
-}
 
 // A comparison with NaN has no order, and infinite scores no probabilities.
 void require_finite(const std::vector<float>& logits) {
@@ -148,7 +130,7 @@ class Generator {
 }  // namespace
 
 void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
-  CheckpointReader reader(checkpoint_of(find_run(options.run)));
+  CheckpointReader reader(find_intact_checkpoint(options.run));
   const ModelShape shape = model_shape_from_json(reader.state().at("model"));
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(reader.tokenizer());
   std::vector<int32_t> ids = tokenizer->encode_with_special(options.prompt);

@@ -462,18 +462,35 @@ fs::path find_run(const std::string& text) {
        .help = "give a directory such as runs/NAME or runs/NAME/ID"});
 }
 
-fs::path find_checkpoint(const std::string& text) {
-  const fs::path run = find_run(text);
+namespace {
+
+template <typename Newest>
+fs::path checkpoint_of(const fs::path& run, Newest newest) {
   if (fs::exists(run / "manifest.json")) return run;
   Diagnostics passed_over;
-  const fs::path newest = newest_checkpoint(run / kCheckpoints, passed_over);
+  const fs::path found = newest(run / kCheckpoints, passed_over);
   passed_over.throw_if_errors(Exit::data);
-  if (newest.empty()) {
+  for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
+  if (found.empty()) {
     throw Error(Exit::data, {.code = "ckpt.missing",
                              .what = run.string() + " has no complete checkpoint",
-                             .help = "see: mtl ckpt ls " + run.string()});
+                             .help = fmt::format("see: mtl ckpt ls {}; mtl launch {} goes on "
+                                                 "training",
+                                                 run.string(), (run / "train.yaml").string())});
   }
-  return newest;
+  return found;
+}
+
+}  // namespace
+
+fs::path find_checkpoint(const std::string& text) {
+  return checkpoint_of(find_run(text), newest_checkpoint);
+}
+
+fs::path find_intact_checkpoint(const std::string& text) {
+  return checkpoint_of(find_run(text), [](const fs::path& folder, Diagnostics& passed_over) {
+    return newest_intact_checkpoint(folder, Damaged::pass_over, passed_over);
+  });
 }
 
 KeepRules keep_rules(const TrainSpec::Checkpoint& settings) {

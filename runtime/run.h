@@ -77,6 +77,9 @@ std::filesystem::path find_run(const std::string& text);
 // The checkpoint that a person means by RUN or CHECKPOINT: it, or the newest complete one of the
 // run. It is not verified. Throws Error (Exit::data) run.missing, ckpt.missing.
 std::filesystem::path find_checkpoint(const std::string& text);
+// The same, and every byte of a run's is verified: damaged ones are passed over, which is said on
+// stderr.
+std::filesystem::path find_intact_checkpoint(const std::string& text);
 
 // checkpoint.keep_*, and those of a run directory by its resolved.yaml (all stay, if that cannot be
 // read).

@@ -1,6 +1,5 @@
 // The mean of checkpoints (rewrite.h).
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -29,12 +28,8 @@ void store_double(DType dtype, double value, void* data, int64_t i) {
       return put(value);
     case DType::f16:
       return put(f32_to_f16(narrow));
-    case DType::bf16: {
-      const auto bits = std::bit_cast<uint32_t>(narrow);
-      const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-      return put(static_cast<uint16_t>(nan ? bits >> 16 | 0x40u
-                                           : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16));
-    }
+    case DType::bf16:
+      return put(f32_to_bf16(narrow));
     case DType::i32:
     case DType::u8:
     case DType::f8_e4m3:

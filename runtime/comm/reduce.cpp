@@ -3,7 +3,6 @@
 #include "runtime/comm/reduce.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "common/half.h"
@@ -50,16 +49,6 @@ MTL_COMBINE(max_f32, float, greater(a[i], b[i]))
 MTL_COMBINE(max_f64, double, greater(a[i], b[i]))
 MTL_COMBINE(max_i32, int32_t, greater(a[i], b[i]))
 #undef MTL_COMBINE
-
-float bf16_to_f32(uint16_t x) {
-  return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
-}
-uint16_t f32_to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-  const uint32_t quiet_nan = (bits >> 16) | 0x40U;
-  return static_cast<uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet_nan : rounded);
-}
 
 // The loops over blocks of 16-bit floats, which are summed in f32.
 struct HalfLoops {

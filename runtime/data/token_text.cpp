@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/data/utf8.h"
+#include "common/utf8.h"
 
 namespace mtl {
 

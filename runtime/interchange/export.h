@@ -12,7 +12,7 @@
 namespace mtl {
 
 struct ExportOptions {
-  std::filesystem::path checkpoint;  // as checkpoint_to_export() finds it
+  std::filesystem::path checkpoint;  // a directory: see find_intact_checkpoint()
   std::filesystem::path out;
   DType dtype = DType::f32;  // f32, bf16, f16
   int64_t max_shard_bytes = 5'000'000'000;
@@ -25,10 +25,6 @@ struct ExportReport {
   std::vector<Diagnostic> warnings = {};
 };
 
-// A run, the name of one, or a checkpoint -> the directory of a checkpoint, of a run its newest
-// intact one. Throws as find_run(), and ckpt.missing.
-std::filesystem::path checkpoint_to_export(const std::string& run);
-
 // A Hugging Face folder: config.json, generation_config.json, model.safetensors (in shards beyond
 // max_shard_bytes) and the tokenizer's files. One tensor is in memory at a time. Throws Error:
 // export.family, export.exists, export.write, and what CheckpointReader throws.
@@ -37,8 +33,5 @@ ExportReport export_hf(const ExportOptions& options);
 // projections and vocabulary padding of Megatron core. Also export.split: the model does not
 // divide.
 ExportReport export_megatron_split(const ExportOptions& options);
-
-// "5GB", "300 MiB", "1000000" -> bytes. Throws Error (Exit::usage) usage.value.
-int64_t parse_bytes(const std::string& text, const std::string& option);
 
 }  // namespace mtl

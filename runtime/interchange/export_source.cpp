@@ -25,17 +25,6 @@ std::vector<float> ExportSource::read(const std::string& name, const std::vector
   return values;
 }
 
-namespace {
-
-uint16_t to_bf16(float value) {
-  const auto bits = __builtin_bit_cast(uint32_t, value);
-  // A NaN stays one.
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-}  // namespace
-
 std::string to_dtype(const std::vector<float>& values, DType dtype) {
   std::string bytes(values.size() * static_cast<size_t>(bytes_of(dtype)), '\0');
   if (dtype == DType::f32) {
@@ -43,7 +32,7 @@ std::string to_dtype(const std::vector<float>& values, DType dtype) {
     return bytes;
   }
   for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half = dtype == DType::bf16 ? to_bf16(values[i]) : f32_to_f16(values[i]);
+    const uint16_t half = dtype == DType::bf16 ? f32_to_bf16(values[i]) : f32_to_f16(values[i]);
     std::memcpy(bytes.data() + 2 * i, &half, 2);
   }
   return bytes;

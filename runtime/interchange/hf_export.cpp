@@ -5,14 +5,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "common/text.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
 #include "runtime/interchange/hf_config.h"
 #include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/interchange/new_folder.h"
 #include "runtime/plan/shard_table.h"
-#include "runtime/run.h"
 
 namespace mtl {
 
@@ -44,22 +42,6 @@ const char* torch_name(DType dtype) {
 }
 
 }  // namespace
-
-fs::path checkpoint_to_export(const std::string& run) {
-  const fs::path path = find_run(run);
-  if (fs::exists(path / "manifest.json")) return path;
-  Diagnostics passed_over;
-  const fs::path newest =
-      newest_intact_checkpoint(path / "checkpoints", Damaged::pass_over, passed_over);
-  passed_over.throw_if_errors(Exit::data);
-  for (const Diagnostic& warning : passed_over.all()) fmt::print(stderr, "{}", render(warning));
-  if (newest.empty()) {
-    throw Error(Exit::data, {.code = "ckpt.missing",
-                             .what = path.string() + " has no complete checkpoint yet",
-                             .help = "train it first"});
-  }
-  return newest;
-}
 
 ExportReport export_hf(const ExportOptions& options) {
   ExportSource source(options.checkpoint);
@@ -114,28 +96,6 @@ ExportReport export_hf(const ExportOptions& options) {
   }
   folder.commit();
   return report;
-}
-
-int64_t parse_bytes(const std::string& text, const std::string& option) {
-  static const std::pair<const char*, double> kUnits[] = {
-      {"", 1},      {"B", 1},       {"KB", 1e3},       {"MB", 1e6},     {"GB", 1e9},
-      {"TB", 1e12}, {"KiB", 1024.}, {"MiB", 1048576.}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-  size_t end = 0;
-  double value = -1;
-  try {
-    value = std::stod(text, &end);
-  } catch (const std::exception&) {
-  }
-  std::string unit = text.substr(std::min(end, text.size()));
-  unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
-  for (const auto& [name, bytes] : kUnits) {
-    if (lower(unit) == lower(name) && value * bytes >= 1 && value * bytes < 0x1p62) {
-      return static_cast<int64_t>(value * bytes);
-    }
-  }
-  throw Error(Exit::usage, {.code = "usage.value",
-                            .what = fmt::format("--{} wants a size such as 5GB or 500MB, not '{}'",
-                                                option, text)});
 }
 
 }  // namespace mtl

@@ -1,6 +1,6 @@
 #include "runtime/data/tokenizer/byte_alphabet.h"
 
-#include "runtime/data/utf8.h"
+#include "common/utf8.h"
 
 namespace mtl::tokenizer {
 

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
+#include "common/utf8.h"
 #include "runtime/data/data.h"
 #include "runtime/data/tokenizer/hf_tokenizer.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl {
 

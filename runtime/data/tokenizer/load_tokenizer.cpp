@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/hf_tokenizer.h"
 #include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/data/tokenizer/scan.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl {
 

@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/data/tokenizer/regex.h"
 #include "runtime/data/tokenizer/unicode.h"
 #include "runtime/data/tokenizer/unicode_ages.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl::tokenizer {
 

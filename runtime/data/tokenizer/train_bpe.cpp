@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl {
 

@@ -7,9 +7,9 @@
 #include <utf8proc.h>
 #include <vector>
 
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/regex.h"
 #include "runtime/data/tokenizer/unicode_ages.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl::tokenizer {
 

@@ -15,11 +15,11 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/utf8.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/token_text.h"
 #include "runtime/data/tokenizer/normalizer.h"
 #include "runtime/data/tokenizer/unicode.h"
-#include "runtime/data/utf8.h"
 #include "support/temp_dir.h"
 
 namespace mtl {

@@ -10,9 +10,9 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
+#include "common/utf8.h"
 #include "runtime/data/tokenizer/regex.h"
 #include "runtime/data/tokenizer/unicode.h"
-#include "runtime/data/utf8.h"
 
 namespace mtl::tokenizer {
 namespace {

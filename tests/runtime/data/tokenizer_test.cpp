@@ -9,8 +9,8 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "common/utf8.h"
 #include "runtime/data/data.h"
-#include "runtime/data/utf8.h"
 #include "support/text.h"
 
 namespace mtl {

@@ -5,26 +5,9 @@
 
 #include <cstdint>
 
+#include "common/half.h"
+
 namespace mtl {
-
-[[maybe_unused]] static inline float bf16_to_f32(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float result;
-  __builtin_memcpy(&result, &bits, 4);
-  return result;
-}
-
-// The upper half of the result holds the bf16, rounded to nearest even; a NaN stays a NaN.
-[[maybe_unused]] static inline uint32_t round_to_bf16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return x != x ? (bits | 0x400000u) : rounded;
-}
-
-[[maybe_unused]] static inline uint16_t f32_to_bf16(float x) {
-  return static_cast<uint16_t>(round_to_bf16(x) >> 16);
-}
 
 // 2^x by splitting x = n + f, |f| <= 1/2, and a polynomial of degree 6 for 2^f (Chebyshev
 // interpolation; relative error below 2e-7 including rounding). Below -126 the result is 0, above

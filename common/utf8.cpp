@@ -1,6 +1,6 @@
 // The decoder of utf8.h: one table-free pass, with a reason for each kind of damage, because "file
 // is not UTF-8" sends a person hunting while "overlong form at byte 1234" does not.
-#include "runtime/data/utf8.h"
+#include "common/utf8.h"
 
 namespace mtl {
 
@@ -36,6 +36,12 @@ const char* read_utf8(std::string_view text, size_t& pos, char32_t& code_point) 
   code_point = value;
   pos += length;
   return nullptr;
+}
+
+size_t utf8_length(std::string_view text, size_t pos) {
+  size_t end = pos;
+  char32_t ignored = 0;
+  return pos < text.size() && read_utf8(text, end, ignored) == nullptr ? end - pos : 0;
 }
 
 void append_utf8(std::string& text, char32_t code_point) {

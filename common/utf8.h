@@ -12,6 +12,9 @@ namespace mtl {
 // with it ("truncated character", ...).
 const char* read_utf8(std::string_view text, size_t& pos, char32_t& code_point);
 
+// Bytes of the character at text[pos]; 0 where there is none.
+size_t utf8_length(std::string_view text, size_t pos);
+
 // Appends a code point that is a Unicode scalar value.
 void append_utf8(std::string& text, char32_t code_point);
 
