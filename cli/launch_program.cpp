@@ -50,6 +50,7 @@ JobProgram program_of(const LaunchOptions& options, const LaunchRequest& request
                       const std::string& program, const std::vector<std::string>& arguments) {
   JobProgram job;
   job.argv = program_argv(options, program, arguments);
+  job.numbered = request.numbered;
   if (request.starts_agents()) {
     // The interpreter that would run here, a virtual environment's too, and not what a login there
     // finds first.
@@ -147,11 +148,14 @@ bool is_script(const LaunchOptions& options, const std::string& program) {
 std::vector<std::string> program_argv(const LaunchOptions& options, const std::string& program,
                                       const std::vector<std::string>& arguments) {
   std::vector<std::string> argv;
+  // As torchrun has it.
+  const char* said = std::getenv("PYTHON_EXEC");
+  const std::string python = said != nullptr && *said != '\0' ? said : "python3";
   // Unbuffered, so that the last words of a script that dies are seen.
   if (options.module) {
-    argv = {"python3", "-u", "-m"};
+    argv = {python, "-u", "-m"};
   } else if (is_script(options, program)) {
-    argv = {"python3", "-u"};
+    argv = {python, "-u"};
   }
   argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());

@@ -244,7 +244,7 @@ class Agent {
     if (end.exit_code == 0 || requeue || start_error_) return;
     if (!asked) return fail(end, reported);
     // After a stop, these are how a program obeys; and above us they know why they asked.
-    const bool obeyed = end.exit_code == 128 + SIGTERM ||
+    const bool obeyed = end.exit_code == 128 + SIGTERM || end.exit_code == 128 + SIGINT ||
                         (stop_signal_ == SIGKILL && end.exit_code == 128 + SIGKILL);
     if (!obeyed && !stopped_by_control_) fail(end, reported);
   }
@@ -313,7 +313,7 @@ class Agent {
       notice(fmt::format("{}: asked {} to stop (up to {:.3g} s; once more = kill at once)",
                          signal_name(signal), ranks(running()),
                          std::chrono::duration<double>(options_.grace).count()));
-      stop(options_.grace);
+      stop(options_.grace, asking_signal(signal));
     } else if (stop_signal_ == SIGKILL) {
       return;
     } else if ((stopped_by_control_ || time_over) && !again) {
@@ -374,7 +374,7 @@ class Agent {
       kill_all();
     } else if (stop_signal_ == 0 && running() > 0) {
       tell("asked", " to stop");
-      stop(command.grace);
+      stop(command.grace, command.signal);
     } else if (stop_signal_ != SIGKILL && deadline_) {  // being stopped, or all done
       deadline_ = std::min(*deadline_, Clock::now() + command.grace);
     }
@@ -389,12 +389,12 @@ class Agent {
     kill_all();
   }
 
-  void stop(std::chrono::milliseconds grace) {
-    stop_signal_ = SIGTERM;
+  void stop(std::chrono::milliseconds grace, int signal = SIGTERM) {
+    stop_signal_ = signal;
     stop_time_ = std::chrono::system_clock::now();
     // The workers themselves, not their helpers: a data loader must live until the checkpoint is
     // written. What a dead worker leaves behind gets its TERM then.
-    keeper_->send({KeeperCommand::signal_workers, SIGTERM});
+    keeper_->send({KeeperCommand::signal_workers, signal});
     keeper_->send({KeeperCommand::sweep, SIGTERM});
     deadline_ = Clock::now() + grace;
   }
@@ -483,7 +483,7 @@ class Agent {
   std::vector<Launch> launches_;
   std::vector<Worker> workers_;
   StoppedWatch stopped_;
-  int stop_signal_ = 0;  // what the workers were last asked with: 0, SIGTERM or SIGKILL
+  int stop_signal_ = 0;  // what the workers were last asked with: 0, INT, TERM or KILL
   int interrupt_signal_ = 0;
   std::chrono::system_clock::time_point stop_time_;  // when they were first asked
   bool stopped_by_control_ = false;                  // ... and that was not our own idea

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -72,12 +73,12 @@ class AgentControl {
   struct Command {
     enum Kind {
       none,
-      stop,     // TERM, `grace`, KILL
+      stop,     // `signal` (TERM or INT), `grace`, KILL
       kill,     // KILL at once
       pass_on,  // `signal`, to the workers
     };
     Kind kind = none;
-    int signal = 0;
+    int signal = SIGTERM;
     std::chrono::milliseconds grace{0};
     std::string why = {};  // for people: "m3 was lost"; in a notice unless empty
   };

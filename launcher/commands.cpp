@@ -1,5 +1,7 @@
 #include "launcher/commands.h"
 
+#include <cstdlib>
+
 #include <fmt/format.h>
 
 #include "launcher/worker_env_table.h"
@@ -17,7 +19,8 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
   command.ranks = program.threads ? layout.local_ranks : 1;
   command.argv = program.argv;
   command.unset = foreign_rank_variables();
-  command.env = worker_environment(config, layout, local_rank);
+  const bool numbered = program.numbered || layout.world > 1;
+  command.env = worker_environment(config, layout, local_rank, numbered);
   if (program.is_ours) {
     if (program.threads) {
       command.env["MTL_RANK_THREADS"] = std::to_string(layout.local_ranks);
@@ -35,6 +38,10 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
     command.env["OMP_NUM_THREADS"] = std::to_string(place->omp_threads);
     if (!place->visible_gpus.empty()) {
       command.env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(place->visible_gpus, ","));
+    }
+    for (const char* way : {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}) {
+      // For who has said nothing else.
+      if (place->no_peer_access && std::getenv(way) == nullptr) command.env[way] = std::string("1");
     }
     if (config.use_cpu && !place->cpus.empty()) {
       command.env["KMP_AFFINITY"] = "granularity=fine,compact,1,0";

@@ -19,12 +19,14 @@ struct JobProgram {
   std::map<std::string, std::string> env;  // on top of everything else
   // Of the environment where the job was started, for other hosts: what nobody else decides.
   std::map<std::string, std::string> inherited;
-  std::string working_directory;           // empty = the agent's own
-  std::string log_dir;                     // where its output goes if nobody says
+  std::string working_directory;  // empty = the agent's own
+  std::string log_dir;            // where its output goes if nobody says
   // What has to be readable on every node before anything starts: the script, the run directory.
   std::vector<std::string> needed_files;
   bool is_ours = false;  // `mtl worker`: gets the run's token and rank 0 the progress pipe
   bool threads = false;  // one process with a thread per rank (one node only)
+  // Whether a rank that is alone is told so (RANK, WORLD_SIZE ...): see LaunchRequest::numbered.
+  bool numbered = true;
 };
 
 // The descriptors that our own workers inherit.

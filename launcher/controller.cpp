@@ -550,7 +550,9 @@ void Controller::stop(StopReason reason, const std::string& why, milliseconds gr
     return;  // it is being stopped already
   }
   killed_ = killed_ || kill;
-  const StopMessage message{.why = why, .grace = grace, .kill = kill};
+  const int asked_by = reason == StopReason::request ? interrupt_ : SIGTERM;
+  const StopMessage message{
+      .why = why, .grace = grace, .kill = kill, .signal = asking_signal(asked_by)};
   for (const LinkId link : active()) {
     port_.send(link, JobMessage::stop, roster_.generation, encode(message));
   }

@@ -222,18 +222,6 @@ std::string library_version(const std::string& name) {
   return {};
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..." -> "580.65.06".
-std::string module_version() {
-  std::istringstream words(first_line("/proc/driver/nvidia/version"));
-  for (std::string word; words >> word;) {
-    if (word.find('.') != std::string::npos &&
-        word.find_first_not_of("0123456789.") == std::string::npos) {
-      return word;
-    }
-  }
-  return {};
-}
-
 std::string field_of(const fs::path& path, const std::string& key, char separator) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {
@@ -254,7 +242,7 @@ DriverFacts read_driver() {
   std::error_code ignored;
   facts.files = fs::exists("/dev/nvidiactl", ignored);
   facts.nouveau = fs::exists("/sys/module/nouveau", ignored);
-  facts.module = module_version();
+  facts.module = nvidia_driver_version();
   facts.user_library = library_version("libcuda.so.1");
   facts.nccl = library_version("libnccl.so.2");
   facts.cudnn = library_version("libcudnn.so.9");
@@ -281,7 +269,7 @@ HostFacts read_host_facts(const NodeHardware& hardware) {
   uname(&name);
   std::vector<std::string> gpus;
   for (const GpuDevice& gpu : hardware.gpus) gpus.push_back(gpu.name.empty() ? "GPU" : gpu.name);
-  const std::string module = module_version(), nccl = library_version("libnccl.so.2");
+  const std::string module = nvidia_driver_version(), nccl = library_version("libnccl.so.2");
   return {
       {"mtl", version()},
       {"system", field_of("/etc/os-release", "PRETTY_NAME", '=')},

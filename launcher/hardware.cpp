@@ -7,6 +7,7 @@
 #include <hwloc.h>
 #include <map>
 #include <sched.h>
+#include <sstream>
 
 #include "common/files.h"
 #include "common/text.h"
@@ -152,11 +153,24 @@ std::vector<GpuDevice> visible_gpus(const std::vector<GpuDevice>& installed, con
   return visible;
 }
 
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ..." -> "580.65.06".
+std::string nvidia_driver_version() {
+  std::istringstream words(first_line("/proc/driver/nvidia/version"));
+  for (std::string word; words >> word;) {
+    if (word.find('.') != std::string::npos &&
+        word.find_first_not_of("0123456789.") == std::string::npos) {
+      return word;
+    }
+  }
+  return {};
+}
+
 NodeHardware inspect_hardware(bool topology) {
   NodeHardware hardware;
   hardware.cores = allowed_cores();
   hardware.cpu_quota = cpu_quota();
   hardware.gpus = visible_gpus(installed_gpus(), std::getenv("CUDA_VISIBLE_DEVICES"));
+  if (!hardware.gpus.empty()) hardware.driver = nvidia_driver_version();
   if (topology) hardware.numa = numa_nodes();
   return hardware;
 }

@@ -113,7 +113,8 @@ json to_json(const JobProgram& program) {
           {"log_dir", to_text(program.log_dir)},
           {"needed_files", texts(program.needed_files)},
           {"ours", program.is_ours},
-          {"threads", program.threads}};
+          {"threads", program.threads},
+          {"numbered", program.numbered}};
 }
 JobProgram program_of(const json& object) {
   JobProgram program;
@@ -125,6 +126,7 @@ JobProgram program_of(const json& object) {
   program.needed_files = bytes_of(object.at("needed_files"));
   program.is_ours = object.at("ours");
   program.threads = object.at("threads");
+  program.numbered = object.at("numbered");
   return program;
 }
 
@@ -332,7 +334,8 @@ std::optional<OutputMessage> decode_output(const std::string& body) {
 std::string encode(const StopMessage& message) {
   return json({{"why", to_text(message.why)},
                {"grace_ms", milliseconds_of(message.grace)},
-               {"kill", message.kill}})
+               {"kill", message.kill},
+               {"signal", message.signal}})
       .dump();
 }
 std::optional<StopMessage> decode_stop(const std::string& body) {
@@ -341,6 +344,7 @@ std::optional<StopMessage> decode_stop(const std::string& body) {
     message.why = to_bytes(object.at("why"));
     message.grace = std::chrono::milliseconds(object.at("grace_ms").get<int64_t>());
     message.kill = object.at("kill");
+    message.signal = object.at("signal");
     return message;
   });
 }

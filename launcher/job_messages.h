@@ -15,6 +15,7 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -94,6 +95,7 @@ struct StopMessage {
   std::string why;  // for people
   std::chrono::milliseconds grace{0};
   bool kill = false;
+  int signal = SIGTERM;  // what the ranks are asked with
 };
 struct StoppedMessage {
   std::vector<std::string> warnings;

@@ -44,6 +44,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   finish_nodes();
   finish_counts();
   finish_layout();
+  finish_numbers(given);
   finish_meeting();
   finish_logs();
   finish_environment();

@@ -92,6 +92,7 @@ class LaunchResolver {
   void finish_nodes();
   void finish_counts();
   void finish_layout();
+  void finish_numbers(const LaunchGiven& given);
   bool hosts_have_slots() const;
   // Ranks fill the hosts in their order, as mpirun does.
   void count_slots();

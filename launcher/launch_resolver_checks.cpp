@@ -26,6 +26,11 @@ bool is_foreign_device(const std::string& type) {
   return types.count(type) != 0;
 }
 
+// Of a program on GPUs: what accelerate does not start with --cpu.
+bool is_engine(const std::string& type) {
+  return type == "FSDP" || type == "DEEPSPEED" || type == "MEGATRON_LM" || type == "MULTI_GPU";
+}
+
 }  // namespace
 
 void LaunchResolver::finish_via() {
@@ -77,7 +82,12 @@ void LaunchResolver::finish_engine() {
     conflict(names + " exclude each other: a program has one engine", "leave all but one out");
   }
   LaunchConfig& config = r_.config;
-  if (!engines_.empty()) config.distributed_type = engines_.front().first;
+  if (!engines_.empty()) {
+    config.distributed_type = engines_.front().first;
+  } else if (!train_yaml_ && cpu_.said() && cpu_.value && is_engine(config.distributed_type)) {
+    // As accelerate: a program on the CPU has none. Of a train.yaml it is a layout, on CPUs too.
+    config.distributed_type = "NO";
+  }
   const bool gpu_said = multi_gpu_.said() && multi_gpu_.value;
   if (cpu_.said() && (!gpu_said || cpu_.layer > multi_gpu_.layer)) {
     config.use_cpu = cpu_.value;
@@ -443,15 +453,28 @@ bool LaunchResolver::bits(const Layered<std::string>& given, std::optional<int>&
   return true;
 }
 
+void LaunchResolver::finish_numbers(const LaunchGiven& given) {
+  const bool says_none = !r_.config.path.empty() && r_.config.distributed_type == "NO";
+  if (train_yaml_ || !says_none || r_.mode != LaunchRequest::Mode::local) return;
+  for (const char* word : {"nproc_per_node", "nnodes", "standalone", "rdzv_endpoint", "rdzv_id",
+                           "max_restarts", "role"}) {
+    if (given.flags.contains(word) || given.environment.contains(word)) return;
+  }
+  r_.numbered = false;
+}
+
 void LaunchResolver::finish_logs() {
   std::optional<int> all;
+  const int ranks = r_.local_ranks > 0 ? r_.local_ranks : kManyRanks;
   if (tee_.said() && bits(tee_, all, r_.logs.console)) {
-    if (all && *all > 0) r_.logs.console_default = *all;
+    if (all && *all > 0) {
+      r_.logs.console_default = *all;
+      for (int rank = 0; rank < ranks; ++rank) r_.logs.console[rank] = *all;
+    }
     r_.logs.prefix = (all && *all > 0) || !r_.logs.console.empty();
   }
   all.reset();
   if (redirects_.said() && bits(redirects_, all, r_.logs.redirected) && all && *all > 0) {
-    const int ranks = r_.local_ranks > 0 ? r_.local_ranks : kManyRanks;
     for (int rank = 0; rank < ranks; ++rank) r_.logs.redirected[rank] = *all;
   }
   if (!r_.logs.only_local_ranks.empty() && !tee_.said()) {
@@ -470,7 +493,8 @@ void LaunchResolver::finish_environment() {
     const char* path = std::getenv("PYTHONPATH");
     std::error_code ignored;
     const std::string here = std::filesystem::current_path(ignored).string();
-    r_.env["PYTHONPATH"] = path != nullptr && *path != '\0' ? here + ":" + path : here;
+    // Behind what is there, as accelerate has it.
+    r_.env["PYTHONPATH"] = path != nullptr && *path != '\0' ? path + (":" + here) : here;
   }
 }
 

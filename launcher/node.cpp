@@ -162,7 +162,7 @@ class Node {
           if (!stop || message.generation != generation()) break;
           hurry();
           if (stop->kill) return {.kind = Command::kill, .why = {}};
-          return {.kind = Command::stop, .grace = stop->grace, .why = {}};
+          return {.kind = Command::stop, .signal = stop->signal, .grace = stop->grace, .why = {}};
         }
         case JobMessage::signal: {
           const auto signal = decode_number(message.body);

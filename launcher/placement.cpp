@@ -1,7 +1,9 @@
 #include "launcher/placement.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -150,6 +152,19 @@ void bind(const NodeHardware& hardware, const PlacementRequest& request,
 
 }  // namespace
 
+bool lacks_peer_access(const std::vector<GpuDevice>& gpus, const std::string& driver) {
+  const bool rtx40 = std::any_of(gpus.begin(), gpus.end(), [](const GpuDevice& gpu) {
+    return gpu.name.find("RTX 40") != std::string::npos;
+  });
+  if (gpus.size() < 2 || !rtx40 || driver.empty()) return false;
+  constexpr std::array<int, 3> kMended = {550, 40, 7};
+  std::array<int, 3> version = {};
+  std::istringstream words(driver);
+  char dot = 0;
+  words >> version[0] >> dot >> version[1] >> dot >> version[2];
+  return version < kMended;
+}
+
 std::vector<RankPlacement> place_ranks(const NodeHardware& hardware,
                                        const PlacementRequest& request, Diagnostics& diagnostics) {
   std::vector<RankPlacement> ranks(static_cast<size_t>(std::max(request.ranks, 0)));
@@ -169,8 +184,10 @@ std::vector<RankPlacement> place_ranks(const NodeHardware& hardware,
                                 : fmt::format("--nproc_per_node {} fits; --cpu runs without GPUs",
                                               gpus.size())});
     }
+    const bool no_peer_access = lacks_peer_access(gpus, hardware.driver);
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (rank < gpus.size()) ranks[rank].gpu = gpus[rank];
+      ranks[rank].no_peer_access = no_peer_access;
       // Every rank sees all that were chosen, and LOCAL_RANK picks: what accelerate shows, and what
       // NCCL needs to talk over NVLink.
       if (!chosen_by_name) continue;

@@ -26,11 +26,15 @@ struct GpuDevice {
   std::string name = {};  // "NVIDIA H200", "" = unknown
 };
 
+// Of the kernel module: "580.65.06"; "" where there is none.
+std::string nvidia_driver_version();
+
 struct NodeHardware {
   int cores = 1;         // that this process may use: mask and quota
   double cpu_quota = 0;  // in cores, 0 = none
   std::vector<NumaNode> numa;
   std::vector<GpuDevice> gpus;  // visible ones, in CUDA's order; the scheduler's mask applied
+  std::string driver = {};      // nvidia_driver_version(), where there are any
 };
 // Without `topology` `numa` stays empty and hwloc is not started (several milliseconds): only who
 // binds needs it.
@@ -40,6 +44,10 @@ bool is_index(const std::string& text);
 // Of the installed GPUs those that a value of CUDA_VISIBLE_DEVICES lets through (nullptr = all), in
 // its order, with ids as it names them.
 std::vector<GpuDevice> visible_gpus(const std::vector<GpuDevice>& installed, const char* mask);
+
+// Whether these GPUs say that they reach each other's memory and do not: several RTX 40 with a
+// driver before 550.40.07, as accelerate knows it.
+bool lacks_peer_access(const std::vector<GpuDevice>& gpus, const std::string& driver);
 
 enum class Binding { none, numa, core };  // torchrun's --numa_binding: node, core-complex, ...
 
@@ -55,6 +63,7 @@ struct PlacementRequest {
 struct RankPlacement {
   std::vector<std::string> visible_gpus;  // CUDA_VISIBLE_DEVICES; empty = do not set it
   std::optional<GpuDevice> gpu;           // LOCAL_RANK-th of them
+  bool no_peer_access = false;            // NCCL must not use it between this node's GPUs
   std::vector<int> cpus;                  // to bind to; empty = do not bind
   int numa = -1;
   int omp_threads = 1;

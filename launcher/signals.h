@@ -44,6 +44,12 @@ inline constexpr const char* kNotStopped =
     "SIGTSTP (Ctrl-Z) is ignored: a launcher that stands still looks to the other machines like a "
     "dead one, and its ranks would be killed";
 
+// What ranks are asked to stop with where a launcher is asked by `signal`: INT as it came, of which
+// Python makes a KeyboardInterrupt, so that a program's `except` and `finally` run; else TERM.
+inline int asking_signal(int signal) {
+  return signal == SIGINT ? SIGINT : SIGTERM;
+}
+
 // "SIGTERM"; "signal 40" for one without a name.
 std::string signal_name(int signal);
 

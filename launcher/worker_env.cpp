@@ -49,11 +49,6 @@ void add_torchrun(Environment& env, const NodeLayout& layout, const std::string&
   env["CROSS_RANK"] = std::to_string(layout.node_rank);
   env["CROSS_SIZE"] = std::to_string(layout.num_nodes);
   env["LOCAL_SIZE"] = std::to_string(layout.local_ranks);
-  // torchrun says 1 here, which leaves the other cores idle.
-  const int threads = layout.omp_threads > 0
-                          ? layout.omp_threads
-                          : std::max(1, layout.cores / std::max(1, layout.local_ranks));
-  env["OMP_NUM_THREADS"] = std::to_string(threads);
 }
 
 // As Python's YAML reader and accelerate's own parser take it; also flags' 1 and 0.
@@ -161,9 +156,15 @@ void add_accelerate(Environment& env, const LaunchConfig& config, int local_rank
 }  // namespace
 
 std::map<std::string, std::string> worker_environment(const LaunchConfig& config,
-                                                      const NodeLayout& layout, int local_rank) {
+                                                      const NodeLayout& layout, int local_rank,
+                                                      bool numbered) {
   Environment env;
-  add_torchrun(env, layout, config.role, local_rank);
+  if (numbered) add_torchrun(env, layout, config.role, local_rank);
+  // torchrun says 1 here, which leaves the other cores idle.
+  const int threads = layout.omp_threads > 0
+                          ? layout.omp_threads
+                          : std::max(1, layout.cores / std::max(1, layout.local_ranks));
+  env["OMP_NUM_THREADS"] = std::to_string(threads);
   add_accelerate(env, config, layout.local_ranks);
   if (config.gpu_ids != "all" && !config.gpu_ids.empty() && !config.use_cpu) {
     env["CUDA_VISIBLE_DEVICES"] = config.gpu_ids;

@@ -26,9 +26,11 @@ struct NodeLayout {
   int omp_threads = 0;  // per rank, as the user wants it; 0 = cores / local_ranks, at least 1
 };
 
-// Pure: the variables of one rank, to be added to the agent's own environment.
+// Pure: the variables of one rank, to be added to the agent's own environment. `numbered`: with its
+// number and where the ranks meet, from which libraries infer that it is one of several.
 std::map<std::string, std::string> worker_environment(const LaunchConfig& config,
-                                                      const NodeLayout& layout, int local_rank);
+                                                      const NodeLayout& layout, int local_rank,
+                                                      bool numbered = true);
 
 // Cores that this process may use: its CPU mask, and the CPU quota of its cgroup; at least 1.
 int allowed_cores();

@@ -105,16 +105,15 @@ TEST_CASE("what GPUs draw and run at is in the metrics, and one that is too hot 
   const size_t told = outcome.err.find(warning);
   REQUIRE(told != std::string::npos);
   CHECK(outcome.err.find(warning, told + 1) == std::string::npos);
-  CHECK(has(file_text(run_of(shell) / "metrics.jsonl"),
-            R"("gpus":{"power_w":690.0,"memory_bytes":536870912,"temperature_c":91,)"
-            R"("clock_mhz":1005,"slowest_rank":0,"slowed":{"heat (hardware)":1,"power limit":1
-}
-})"));
+  const std::string gpus =
+      R"x("gpus":{"power_w":690.0,"memory_bytes":536870912,"temperature_c":91,"clock_mhz":1005,)x"
+      R"x("slowest_rank":0,"slowed":{"heat (hardware)":1,"power limit":1}})x";
+  CHECK(has(file_text(run_of(shell) / "metrics.jsonl"), gpus));
   CHECK(has(file_text(run_of(shell) / "events.jsonl"), "gpu_slowed"));
-outcome = shell.mtl({"env"}, env);
-CHECK(has(outcome.out,
-          "GPU-0, 512 MiB in use, 690 of 700 W, 1005 of 1980 MHz, 91 C, slowed down "
-          "by power limit, heat (hardware)"));
+  outcome = shell.mtl({"env"}, env);
+  CHECK(has(outcome.out,
+            "GPU-0, 512 MiB in use, 690 of 700 W, 1005 of 1980 MHz, 91 C, slowed down "
+            "by power limit, heat (hardware)"));
 }
 
 TEST_CASE("mtl env lists the GPUs of the engine or says why there is none") {

@@ -286,6 +286,41 @@ TEST_CASE("scripts and modules run under python3") {
   CHECK(module.out == "0 ['--cpu']\n");
 }
 
+TEST_CASE("PYTHON_EXEC names the interpreter, as for torchrun") {
+  Shell shell;
+  shell.write("script.py", "print('no')\n");
+  const Outcome outcome = shell.mtl({"launch", "script.py", "x"}, {{"PYTHON_EXEC", "/bin/echo"}});
+  CHECK(outcome.out == "-u script.py x\n");
+}
+
+TEST_CASE("Ctrl-C is a KeyboardInterrupt, so that except and finally run") {
+  Shell shell;
+  shell.write("script.py",
+              "import os, time\n"
+              "try:\n"
+              "  os.kill(int(os.environ['LAUNCHER']), 2)\n"
+              "  time.sleep(60)\n"
+              "except KeyboardInterrupt:\n"
+              "  print('saved')\n"
+              "finally:\n"
+              "  print('closed')\n");
+  shell.write("run.sh", "export LAUNCHER=$$; exec " MTL_PROGRAM " launch script.py\n");
+  const Outcome outcome = shell.run({"/bin/sh", "run.sh"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.out == "saved\nclosed\n");
+}
+
+TEST_CASE("a file that says NO means a process without a number, unless torchrun's words ask") {
+  Shell shell;
+  shell.write("no.yaml", "distributed_type: 'NO'\nnum_processes: 1\n");
+  Words program = {"--", "/bin/sh", "-c", "echo ${RANK-none} ${MASTER_ADDR-none}"};
+  Words args = {"launch", "--config_file", "no.yaml"};
+  args.insert(args.end(), program.begin(), program.end());
+  CHECK(shell.mtl(args).out == "none none\n");
+  args.insert(args.begin() + 1, "--nproc_per_node=1");
+  CHECK(shell.mtl(args).out == "0 127.0.0.1\n");
+}
+
 TEST_CASE("the config file decides the number of processes, the option wins") {
   Shell shell;
   shell.write(

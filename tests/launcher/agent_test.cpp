@@ -221,10 +221,11 @@ TEST_CASE("INT, TERM and HUP ask the workers to stop") {
     for (bool obedient : {true, false}) {
       TempDir folder;
       const std::string ready = folder / "ready";
+      // Python makes a KeyboardInterrupt of INT; the others ask as a scheduler does.
+      const std::string trap = signal == SIGINT ? "trap 'exit 75' INT; " : "trap 'exit 75' TERM; ";
       Child agent([&] {
         const std::string wait = "echo $$ > " + ready + "; while :; do sleep 0.02; done";
-        AgentOptions options =
-            shells({obedient ? "trap 'exit 75' TERM; " + wait : wait, obedient ? "" : "exit 0"});
+        AgentOptions options = shells({obedient ? trap + wait : wait, obedient ? "" : "exit 0"});
         if (obedient) options.workers.pop_back();
         const AgentResult result = run_agent(options);
         return result.interrupted && !result.first_failure ? result.exit_code : 99;
@@ -368,8 +369,10 @@ TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
     setsid();
     const int tty = open(name.c_str(), O_RDWR);  // the first one opened becomes the terminal
     for (int fd = 0; fd <= 2; ++fd) dup2(tty, fd);
-    return run_agent(shells({"trap 'exit 11' INT; trap 'exit 75' TERM; echo $$ > " +
-                             (folder / "ready").string() + "; while :; do sleep 0.02; done"}))
+    return run_agent(
+               shells({"trap 'echo $$ >> " + (folder / "asked").string() +
+                       "' INT TERM; echo $$ > " + (folder / "ready").string() + "; until [ -e " +
+                       (folder / "end").string() + " ]; do sleep 0.02; done; exit 75"}))
         .exit_code;
   });
   const pid_t worker = pid_in(folder / "ready");
@@ -377,7 +380,12 @@ TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
   CHECK(getpgid(worker) == worker);
   CHECK(getsid(worker) == worker);
   CHECK(::write(terminal, "\x03", 1) == 1);
+  // Which asks the worker once: that it has heard of it twice would be the terminal's doing.
+  CHECK(pid_in(folder / "asked") == worker);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  folder.file("end", "");
   CHECK(agent.wait() == 75);
+  CHECK(content(folder / "asked") == std::to_string(worker) + "\n");
   close(terminal);
 }
 

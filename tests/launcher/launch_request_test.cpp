@@ -668,15 +668,56 @@ TEST_CASE("what decides of a train.yaml and what it does not know") {
 }
 
 TEST_CASE("how much of a model an engine divides is a word that it knows, for programs too") {
-  const LaunchConfig deepspeed = file_of("distributed_type: DEEPSPEED\n");
-  const LaunchConfig fsdp = file_of("distributed_type: FSDP\n");
+  const LaunchConfig deepspeed = file_of("distributed_type: DEEPSPEED\nnum_processes: 2\n");
+  const LaunchConfig fsdp = file_of("distributed_type: FSDP\nnum_processes: 2\n");
   for (const bool train_yaml : {false, true}) {
     const Outcome stage = resolved({{"zero_stage", "9"}}, deepspeed, train_yaml);
+    CAPTURE(stage.words);
     CHECK(stage.codes == std::vector<std::string>{"launch.value"});
     CHECK(stage.words.starts_with("--zero_stage wants 0, 1, 2 or 3, got '9'"));
     CHECK(resolved({{"fsdp_sharding_strategy", "SOME"}}, fsdp, train_yaml).codes ==
           std::vector<std::string>{"launch.value"});
     CHECK(resolved({{"fsdp_sharding_strategy", "hybrid_shard"}}, fsdp, train_yaml).codes.empty());
+  }
+}
+
+TEST_CASE("a program on the CPU has no engine, and a train.yaml keeps its layout") {
+  const LaunchConfig file = file_of("distributed_type: FSDP\nnum_processes: 2\n");
+  CHECK(resolved({{"cpu", "true"}}, file).request.config.distributed_type == "NO");
+  CHECK(resolved({{"cpu", "true"}}, file, true).request.config.distributed_type == "FSDP");
+  CHECK(resolved({{"cpu", "false"}}, file).request.config.distributed_type == "FSDP");
+  // An engine that is asked for beside it is meant.
+  CHECK(resolved({{"cpu", "true"}, {"use_fsdp", "true"}}, file).request.config.distributed_type ==
+        "FSDP");
+}
+
+TEST_CASE("one process of a file without a distributed type is told no number") {
+  const LaunchConfig none = file_of("distributed_type: 'NO'\nnum_processes: 1\n");
+  const LaunchConfig cpus = file_of("distributed_type: MULTI_CPU\nnum_processes: 1\n");
+  CHECK_FALSE(resolved({}, none).request.numbered);
+  CHECK(resolved({}, cpus).request.numbered);
+  CHECK(resolved({}).request.numbered);
+  CHECK(resolved({}, none, true).request.numbered);
+  for (const auto& [flag, value] :
+       {std::pair{"nproc_per_node", "1"}, {"standalone", "true"}, {"nnodes", "1"}}) {
+    CHECK(resolved({{flag, value}}, none).request.numbered);
+  }
+  const auto env = worker_environment(none, {}, 0, false);
+  for (const char* name :
+       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"}) {
+    CHECK(env.count(name) == 0);
+  }
+  CHECK(env.at("ACCELERATE_MIXED_PRECISION") == "no");
+  CHECK(env.count("OMP_NUM_THREADS") == 1);
+}
+
+TEST_CASE("what tee shows of every rank is shown though it is redirected") {
+  for (const auto& [tee, shown] : {std::pair{"3", 3}, {"1", 1}}) {
+    const LogOptions logs =
+        resolved({{"nproc_per_node", "2"}, {"tee", tee}, {"redirects", "3"}}).request.logs;
+    CHECK(logs.console == std::map<int, int>{{0, shown}, {1, shown}});
+    CHECK(logs.redirected == std::map<int, int>{{0, 3}, {1, 3}});
+    CHECK(logs.prefix);
   }
 }
 

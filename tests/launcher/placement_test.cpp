@@ -55,6 +55,23 @@ Words ids(const std::vector<GpuDevice>& gpus) {
 
 }  // namespace
 
+TEST_CASE("GPUs that claim to reach each other's memory and do not") {
+  const auto node = [](int gpus, const std::string& name) {
+    std::vector<GpuDevice> all;
+    for (int i = 0; i < gpus; ++i)
+      all.push_back({.id = std::to_string(i), .pci = "", .name = name});
+    return all;
+  };
+  const auto rtx = node(2, "NVIDIA GeForce RTX 4090");
+  CHECK(lacks_peer_access(rtx, "535.183.01"));
+  CHECK(lacks_peer_access(rtx, "550.40.06"));
+  CHECK_FALSE(lacks_peer_access(rtx, "550.40.07"));
+  CHECK_FALSE(lacks_peer_access(rtx, "580.65.06"));
+  CHECK_FALSE(lacks_peer_access(rtx, ""));
+  CHECK_FALSE(lacks_peer_access(node(1, "NVIDIA GeForce RTX 4090"), "535.183.01"));
+  CHECK_FALSE(lacks_peer_access(node(8, "NVIDIA H100 80GB HBM3"), "535.183.01"));
+}
+
 TEST_CASE("without a wish every rank sees what is there and LOCAL_RANK picks") {
   const Placed result = placed(big_node(), {.ranks = 4});
   CHECK(result.codes.empty());
