@@ -25,7 +25,7 @@ std::vector<std::string> join(const std::string& nodes, const std::vector<std::s
 std::vector<std::string> staying(const Cluster& cluster) {
   return {"--", cluster.script("stay",
                                "me=$TORCHELASTIC_RESTART_COUNT-$RANK\n"
-                               "trap 'echo $(hostname) > asked-$me; exit 0' TERM\n"
+                               "trap 'echo $(hostname) > asked-$me; exit 0' TERM INT\n"
                                "echo $WORLD_SIZE $(hostname) > up-$me\nsleep 1000 & wait\n")};
 }
 
@@ -126,7 +126,7 @@ TEST_CASE_FIXTURE(Machines, "elastic: a machine that is taken back leaves and th
       cluster.script("stay",
                      "me=$TORCHELASTIC_RESTART_COUNT-$RANK\n"
                      "trap 'echo > asked-$me; [ $(hostname) = m3 ] || { trap - TERM; "
-                     "kill -TERM $$; }' TERM\n"
+                     "kill -TERM $$; }' TERM INT\n"
                      "echo $WORLD_SIZE $(hostname) > up-$me\nwhile :; do sleep 0.05; done\n");
   std::vector<Command> typed;
   for (const int machine : {1, 2, 3}) {

@@ -41,7 +41,7 @@ class StoppedJob {
         modes_(terminal_.modes()) {
     script_ = cluster.script("careful-" + id_ + ".sh",
                              "trap 'sleep 0.1; echo > graced-" + id_ +
-                                 "-$RANK; trap - TERM; kill -TERM $$' TERM\n" + "echo > ready-" +
+                                 "-$RANK; trap - TERM; kill -TERM $$' TERM INT\n" + "echo > ready-" +
                                  id_ + "-$RANK\nwhile :; do echo working; sleep 0.1; done\n");
     const std::string port = std::to_string(29600 + number % 200);
     for (const int node : {0, 1}) {
