@@ -82,6 +82,12 @@ int dry_run(const PreparedRun& run, bool json) {
   return 0;
 }
 
+// The length of a run, as it was given.
+struct Length {
+  const char *key, *unit;
+  int64_t done, asked;
+};
+
 // What a job of ours needs of the run: its directory, and a program for each generation. Lives in
 // the controller's process.
 class Run {
@@ -113,16 +119,20 @@ class Run {
       print_warnings(directory_.warnings);
     }
     if (!directory_.complete) return;
-    const int64_t steps = directory_.resume_step;
+    const TrainSpec::Train& train = prepared_.checked.resolved.spec.train;
+    const auto [key, unit, done, asked] =
+        train.steps > 0 ? Length{"train.steps", "steps", directory_.resume_step, train.steps}
+        : train.samples > 0
+            ? Length{"train.samples", "samples", directory_.resume_samples, train.samples}
+            : Length{"train.tokens", "tokens", directory_.resume_samples * train.seq_len,
+                     train.tokens};
     throw Error(
         Exit::done,
         {.code = "run.complete",
-         .what = fmt::format("{} is complete: {} steps are done, and train.steps is {}",
-                             directory_.dir.string(), steps,
-                             prepared_.checked.resolved.spec.train.steps),
-         .help = fmt::format("the same command with train.steps={} goes on, with --fresh it "
-                             "starts again",
-                             2 * steps),
+         .what = fmt::format("{} is complete: {} {} are done, and {} is {}",
+                             directory_.dir.string(), done, unit, key, asked),
+         .help = fmt::format("the same command with {}={} goes on, with --fresh it starts again",
+                             key, 2 * done),
          .severity = Diagnostic::Severity::warning});
   }
 

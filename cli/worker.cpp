@@ -45,7 +45,7 @@ WorkerStart start_of_train_yaml(const std::string& train_yaml,
   start.folder = std::filesystem::absolute(std::filesystem::path(spec.run.dir) / spec.run.name);
   start.open = [=, lock = std::make_shared<Fd>()](int world,
                                                   int nodes) -> std::optional<OpenedRun> {
-    const PreparedRun run = prepare_run(options, train_yaml, settings, world);
+    PreparedRun run = prepare_run(options, train_yaml, settings, world);
     print_warnings(run.warnings);
     const bool host = arenas_on_host(std::max(1, world / nodes), run.request.config.use_cpu);
     RunDirectory directory = open_run(run.checked, host, nodes);

@@ -21,6 +21,7 @@
 #include "runtime/interchange/init_from.h"
 #include "runtime/metrics/format.h"
 #include "runtime/plan/micro_batch.h"
+#include "runtime/run_length.h"
 
 namespace mtl {
 
@@ -152,6 +153,11 @@ void check_memory(const CheckedRun& run, bool arenas_on_host, int nodes) {
        .help = help});
 }
 
+std::string in_words(const nlohmann::json& json, const std::string& field) {
+  const auto found = json.find(field);
+  return found != json.end() ? found->dump() : "not set";
+}
+
 // One error for each setting that makes the checkpoint another model's or another text's.
 void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
@@ -179,13 +185,23 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
       {"norm_eps", "model.norm.eps"},
       {"bias", "model.bias"},
       {"tie_embeddings", "model.tie_embeddings"},
+      {"qkv_bias", "model.qkv_bias"},
+      {"sliding_window", "model.sliding_window"},
+      {"experts", "model.moe.experts"},
+      {"experts_per_token", "model.moe.topk"},
       {"vocab", "data.tokenizer.type"}};
-  for (const auto& [field, key] : kKeys) {
+  nlohmann::json fields = here;
+  fields.update(there);  // what is nothing is left out
+  for (const auto& entry : fields.items()) {
+    const std::string& field = entry.key();
+    // How the vocabulary is padded is no part of the model, and the family follows from the rest.
+    if (field == "vocab_pad_to" || field == "family") continue;
+    const auto known = kKeys.find(field);
+    const std::string key = known != kKeys.end() ? known->second : "model." + field;
     if (here.value(field, nlohmann::json()) == there.value(field, nlohmann::json())) continue;
     diagnostics.add({.code = "resume.mismatch",
                      .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,
-                                         here.value(field, nlohmann::json()).dump(),
-                                         there.value(field, nlohmann::json()).dump()),
+                                         in_words(here, field), in_words(there, field)),
                      .place = run.resolved.place_of(key),
                      .notes = {"the checkpoint is " + checkpoint.string()},
                      .help = help});
@@ -316,6 +332,15 @@ Fd lock_run(const fs::path& dir) {
        .help = "wait for it, stop it, or start a run of your own: run.name=..., or --fresh"});
 }
 
+DataFacts facts_of(const CheckedRun& run) {
+  DataFacts facts{.vocab = 256, .sequences = 1};
+  if (run.corpus.tokenizer == nullptr) return facts;
+  facts.vocab = run.corpus.tokenizer->vocab_size();
+  const int64_t seq_len = run.resolved.spec.train.seq_len;
+  if (seq_len > 0) facts.sequences = (run.corpus.train_tokens - 1) / seq_len;
+  return facts;
+}
+
 CheckedRun check_run(const RunRequest& request) {
   Diagnostics diagnostics;
   CheckedRun run;
@@ -331,12 +356,7 @@ CheckedRun check_run(const RunRequest& request) {
   // text they are checked as if it were one sequence of bytes, so that everything wrong is said at
   // once.
   if (spec_is_sound) {
-    DataFacts facts{.vocab = 256, .sequences = 1};
-    if (elsewhere) facts = {.vocab = spec.data.vocab};
-    if (run.corpus.tokenizer) facts.vocab = run.corpus.tokenizer->vocab_size();
-    if (run.corpus.tokenizer && spec.train.seq_len > 0) {
-      facts.sequences = (run.corpus.train_tokens - 1) / spec.train.seq_len;
-    }
+    const DataFacts facts = elsewhere ? DataFacts{.vocab = spec.data.vocab} : facts_of(run);
     run.plan = make_plan(run.resolved, facts, request.world, diagnostics);
     // The ranks read what this run has, not what a launch's file asks for whatever is launched.
     if (run.plan.grid.sizes().copies == 1 &&
@@ -369,13 +389,18 @@ CheckedRun check_run(const RunRequest& request) {
 
 std::string resolved_text(const CheckedRun& run) {
   std::string text = resolved_yaml(run.resolved);
-  if (run.micro_batch_words.empty()) return text;
-  const std::string line =
-      fmt::format("\n  micro_batch: {}  # ", run.resolved.spec.train.micro_batch);
-  const size_t at = text.find(line);
-  if (at == std::string::npos) return text;
-  const size_t begin = at + line.size();
-  return text.replace(begin, text.find('\n', begin) - begin, run.micro_batch_words);
+  const TrainSpec::Train& train = run.resolved.spec.train;
+  // In place of where the value came from.
+  const auto say = [&](const char* name, int64_t value, const std::string& words) {
+    const std::string line = fmt::format("\n  {}: {}  # ", name, value);
+    const size_t at = text.find(line);
+    if (words.empty() || at == std::string::npos) return;
+    const size_t begin = at + line.size();
+    text.replace(begin, text.find('\n', begin) - begin, words);
+  };
+  say("micro_batch", train.micro_batch, run.micro_batch_words);
+  say("steps", train.steps, run.steps_words);
+  return text;
 }
 
 RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes) {
@@ -401,8 +426,10 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
       opened.lock = std::move(lock);
       opened.dir = candidate;
       opened.checkpoint = checkpoint;
-      opened.resume_step = state.at("step").get<int64_t>();
-      opened.complete = opened.resume_step >= run.plan.steps;
+      const Consumed consumed = consumed_by(state, run.plan);
+      opened.resume_step = consumed.step;
+      opened.resume_samples = consumed.samples;
+      opened.complete = is_complete(run, consumed);
       break;
     }
     if (spec.checkpoint.resume == "must" && opened.checkpoint.empty()) {
@@ -424,7 +451,8 @@ RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host,
   return opened;
 }
 
-int64_t begin_generation(const fs::path& dir, const CheckedRun& run) {
+int64_t begin_generation(const fs::path& dir, CheckedRun& run) {
+  go_on_from_newest(dir, run);
   const int64_t fence = fence_of(dir) + 1;
   write_file_atomic(dir / kFence, std::to_string(fence) + "\n");
   fence_off_attempts(dir / kCheckpoints, fence);

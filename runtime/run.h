@@ -37,17 +37,22 @@ struct CheckedRun {
   // How train.micro_batch auto was chosen to fit the memory; "" = it was not. `resolved` has the
   // number then, so that workers and other machines take the same.
   std::string micro_batch_words = {};
+  // The same of train.steps, where it follows from what a run has consumed (run_length.h).
+  std::string steps_words = {};
 };
 CheckedRun check_run(const RunRequest& request);
+// What its plan knows of the data.
+DataFacts facts_of(const CheckedRun& run);
 
-// resolved_yaml(), in which a chosen train.micro_batch says so.
+// resolved_yaml(), in which a chosen train.micro_batch and train.steps say so.
 std::string resolved_text(const CheckedRun& run);
 
 struct RunDirectory {
   std::filesystem::path dir;         // run.dir/run.name/<id>
   std::filesystem::path checkpoint;  // to resume from; empty = from the start
   int64_t resume_step = 0;
-  bool complete = false;  // the newest checkpoint is already at train.steps: nothing to do
+  int64_t resume_samples = 0;  // consumed by then
+  bool complete = false;       // nothing is left to train
   std::vector<Diagnostic> warnings;
   Fd lock;  // while it is held, no other launch works in `dir` (run.busy)
 };
@@ -65,8 +70,9 @@ Fd lock_run(const std::filesystem::path& dir);
 // Before workers start in it, each time: what the run directory says about the layout follows `run`
 // (a job may go on with fewer ranks), and workers that were started before and are still alive
 // somewhere (a machine that was cut off) change no checkpoint any more. Returns the fence that the
-// new ones are given (MTL_RUN_FENCE); it only ever grows.
-int64_t begin_generation(const std::filesystem::path& dir, const CheckedRun& run);
+// new ones are given (MTL_RUN_FENCE); it only ever grows. The length of a run that has had other
+// batches is put right (run_length.h).
+int64_t begin_generation(const std::filesystem::path& dir, CheckedRun& run);
 // Throws Error "ckpt.fenced" (Exit::run_failed) if the run has gone on without workers of `fence`
 // (0: there is no fence for them).
 void check_fence(const std::filesystem::path& dir, int64_t fence);

@@ -149,10 +149,12 @@ class Rank {
       const bool last = next_step_ == steps;
       const bool stop = result.requests.stop && !last;
       if (is_due(spec_.train.eval.every) || last) evaluate();
+      const bool due = is_due(spec_.checkpoint.every) || result.requests.checkpoint;
+      // A stop is not to wait for an evaluation that nobody has asked for.
+      if (due && compares_valid_loss() && evaluated_at_ != next_step_) evaluate();
       if (last || stop) {
         save_and_wait();
-      } else if (is_due(spec_.checkpoint.every) || result.requests.checkpoint) {
-        if (compares_valid_loss() && evaluated_at_ != next_step_) evaluate();
+      } else if (due) {
         save();
       }
       if (stop) return stopped();
@@ -287,7 +289,11 @@ class Rank {
 
   void evaluate() {
     if (run_.corpus.valid->size() == 0) return;
-    const int64_t batch = plan_.batch.at(next_step_ - 1).global_batch;
+    // The largest of the run, so that a batch that grows does not change what is compared.
+    int64_t batch = 0;
+    for (const BatchPhase& phase : plan_.batch.phases()) {
+      batch = std::max(batch, phase.global_batch);
+    }
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
     evaluated_at_ = next_step_;
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
@@ -312,9 +318,9 @@ class Rank {
   }
 
   std::string save_before_divergence() {
-    saver_->finish();
+    const bool written = saver_->finish();
     report_saves();
-    if (saved_at_ == next_step_ && next_step_ > 0) {
+    if (written && saved_at_ == next_step_ && next_step_ > 0) {
       return fmt::format("the state before it is the checkpoint of step {}", next_step_);
     }
     if (next_step_ == 0) return "nothing is saved: it is the first step";
@@ -425,7 +431,12 @@ class Rank {
     if (!reporter_) return;
     std::vector<std::string> lines = {fmt::format("done     {} steps", next_step_)};
     if (skipped_ > 0) lines.push_back(fmt::format("skipped  {} of them: no update", skipped_));
-    if (valid_loss_) lines.push_back(fmt::format("valid    loss {:.4f}", *valid_loss_));
+    if (valid_loss_) {
+      // The sign of a NaN says nothing.
+      const std::string words =
+          std::isnan(*valid_loss_) ? "nan" : fmt::format("{:.4f}", *valid_loss_);
+      lines.push_back("valid    loss " + words);
+    }
     lines.push_back("latest   " + (run_dir_ / "latest").string());
     reporter_->finish("done", lines);
   }

@@ -233,12 +233,12 @@ class Loader {
     const int64_t needed = options_.seq_len + 1;
     const int64_t shortest = has_valid ? std::min(train, valid) : train;
     if (shortest >= needed) return true;
-    std::string sizes = fmt::format("{} for train", train);
-    if (has_valid) sizes += fmt::format(" and {} for valid", valid);
+    const std::string sizes = has_valid ? fmt::format("{} for train and {} for valid", train, valid)
+                                        : fmt::format("{}", train);
     add("data.too_short",
-        fmt::format("'{}' is too short: its tokens are {}, and train.seq_len {} needs at least {} "
-                    "in each split",
-                    options_.path, sizes, options_.seq_len, needed),
+        fmt::format(
+            "'{}' is too short: its tokens are {}, and train.seq_len {} needs at least {}{}",
+            options_.path, sizes, options_.seq_len, needed, has_valid ? " in each split" : ""),
         shortest > 1 ? fmt::format("use train.seq_len <= {}, a longer text, or another data.split",
                                    shortest - 1)
                      : "use a longer text, or another data.split");

@@ -22,8 +22,12 @@ struct Trainer::Memory {
     const auto bytes = static_cast<size_t>(plan.total_bytes);
     if (world.size() == 1) owned_ = {device.allocate(bytes), Free{&device}};
     base = owned_ ? owned_.get() : world.allocate(bytes);
-    if (plan.host_bytes == 0) return;
-    on_host_ = {device.allocate_on_host(static_cast<size_t>(plan.host_bytes)), Free{&device}};
+    // A stage without parameters has buffers of no bytes there, which have an address all the same.
+    const bool any = std::any_of(plan.buffers.begin(), plan.buffers.end(),
+                                 [](const BufferPlan& buffer) { return buffer.on_host; });
+    if (!any) return;
+    const int64_t there = std::max<int64_t>(plan.host_bytes, 1);
+    on_host_ = {device.allocate_on_host(static_cast<size_t>(there)), Free{&device}};
     host = on_host_.get();
   }
 
@@ -218,8 +222,10 @@ double Trainer::read(int64_t step, StepResult& result) {
   const double counted = host[StepSums::kCounted];
   const double tokens = std::max(counted, 1.0);
   result.loss = host[StepSums::kLoss] / tokens;
-  result.moe_aux_loss = host[StepSums::kRouter] / tokens;
-  result.moe_z_loss = host[StepSums::kRouter + 1] / tokens;
+  // Every token goes through the experts, also one that does not count in the loss.
+  const auto routed = static_cast<double>(plan_.tokens_of_step(step));
+  result.moe_aux_loss = host[StepSums::kRouter] / routed;
+  result.moe_z_loss = host[StepSums::kRouter + 1] / routed;
   if (expert_parallel_.size() > 1) {
     const int64_t passes =
         plan_.grid.data_ranks() * plan_.model.layers * plan_.batch.at(step).micro_batches;

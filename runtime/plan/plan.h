@@ -95,6 +95,9 @@ struct Plan {
 Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
                Diagnostics& diagnostics);
 
+// Sequences of a run whose length is given in samples or tokens; 0: it is given in steps.
+int64_t samples_of_run(const TrainSpec::Train& train);
+
 // "fp32", "bf16", "fp16": as train.yaml calls a compute type.
 const char* compute_name(DType compute);
 

@@ -67,6 +67,7 @@ struct RuleInput {
 
 // rules_model.cpp: values that must go together on however many ranks.
 void check_model(const RuleInput& input, RuleBook& book);
+void check_loss_scale(const RuleInput& input, RuleBook& book);
 void check_lr(const RuleInput& input, const Layout& layout, RuleBook& book);
 
 // rules_mesh.cpp. check_mesh sets the degrees, sequence parallelism and the layers of the stages;

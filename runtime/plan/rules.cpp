@@ -21,6 +21,7 @@ Layout check_all(const RuleInput& input, RuleBook& book) {
   if (mesh) check_schedule(input, layout, book);
   check_recompute(input, layout, mesh, book);
   check_lr(input, layout, book);
+  check_loss_scale(input, book);
   return layout;
 }
 

@@ -113,12 +113,16 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
 }
 
 int64_t length_of_run(const TrainSpec::Train& train, const BatchSchedule& batch) {
-  if (train.steps > 0) return train.steps;
-  if (train.samples > 0) return batch.steps_for_samples(train.samples);
-  return batch.steps_for_samples((train.tokens + train.seq_len - 1) / train.seq_len);
+  return train.steps > 0 ? train.steps : batch.steps_for_samples(samples_of_run(train));
 }
 
 }  // namespace
+
+int64_t samples_of_run(const TrainSpec::Train& train) {
+  if (train.steps > 0 || train.seq_len <= 0) return 0;
+  if (train.samples > 0) return train.samples;
+  return (train.tokens + train.seq_len - 1) / train.seq_len;
+}
 
 void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
   const int dp = Grid(layout.sizes).replicas();

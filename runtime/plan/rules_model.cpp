@@ -68,6 +68,16 @@ void check_model(const RuleInput& input, RuleBook& book) {
             fmt::format("use max_seq >= {}, or leave it out", input.spec.train.seq_len));
 }
 
+void check_loss_scale(const RuleInput& input, RuleBook& book) {
+  const TrainSpec::Precision& precision = input.spec.precision;
+  const TrainSpec::Precision::LossScale& scale = precision.loss_scale;
+  book.rule("precision.loss_scale", "precision.loss_scale.initial",
+            precision.dtype != "fp16" || scale.initial >= scale.min,
+            fmt::format("precision.loss_scale.initial {} is below precision.loss_scale.min {}",
+                        scale.initial, scale.min),
+            "raise the one or lower the other: at its smallest an overflow ends the run");
+}
+
 void check_lr(const RuleInput& input, const Layout& layout, RuleBook& book) {
   const TrainSpec::Lr& lr = input.spec.lr;
   book.rule("lr.range", "lr.min", lr.min <= lr.max,

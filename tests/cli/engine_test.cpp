@@ -1,6 +1,9 @@
 // The parallel engine from the outside: layouts, families, precision and health, as a user meets
 // them.
 #include <cmath>
+#include <set>
+
+#include <fmt/format.h>
 
 #include "cli/tiny_run.h"
 
@@ -381,4 +384,119 @@ TEST_CASE("a resumed run goes on behind the sequences that it has seen whatever 
   const json state = json::parse(file_text(run / "latest" / "manifest.json"))["state"];
   CHECK(state["step"] == 10);
   CHECK(state["samples"] == 5 * 4 + 5 * 8);
+}
+
+TEST_CASE("a run whose length is given in samples trains that many though its batch changes") {
+  struct {
+    int before, after, step, samples;
+  } const kRuns[] = {
+      // 5 steps of the one, and of what is left whole steps of the other.
+      {4, 8, 5 + 8, 5 * 4 + 8 * 8},
+      {8, 4, 5 + 10, 5 * 8 + 10 * 4},
+  };
+  for (const auto& of : kRuns) {
+    CAPTURE(of.before);
+    Shell shell;
+    write_recipe(shell, 5);
+    const auto batch = [](int size) { return fmt::format("train.global_batch={}", size); };
+    REQUIRE(shell.mtl({"launch", "train.yaml", batch(of.before)}).code == 0);
+    std::string yaml = file_text(shell.dir() / "train.yaml");
+    yaml.replace(yaml.find("  steps: 5"), 10, "  samples: 80");
+    shell.write("train.yaml", yaml);
+    const Outcome longer = shell.mtl({"launch", "train.yaml", batch(of.after)});
+    CAPTURE(longer.err);
+    REQUIRE(longer.code == 0);
+    const fs::path run = run_of(shell);
+    const json state = json::parse(file_text(run / "latest" / "manifest.json"))["state"];
+    CHECK(state["step"] == of.step);
+    CHECK(state["samples"] == of.samples);
+    CHECK(has(file_text(run / "resolved.yaml"),
+              fmt::format("  steps: {}  # for 80 samples: {} are consumed, by 5 steps of other "
+                          "batches\n",
+                          of.step, 5 * of.before)));
+    const Outcome again = shell.mtl({"launch", "train.yaml", batch(of.after)});
+    CHECK(again.code == 0);
+    CHECK(has(again.err, fmt::format("is complete: {} samples are done, and train.samples is 80",
+                                     of.samples)));
+  }
+}
+
+TEST_CASE("an order that ends before the run does is told at the start") {
+  Shell shell;
+  write_recipe(shell, 5);
+  // An epoch has some 1,050 sequences.
+  const std::string sampler = "data.sampler=megatron";
+  REQUIRE(shell.mtl({"launch", "train.yaml", sampler, "train.global_batch=200"}).code == 0);
+  const Outcome outcome =
+      shell.mtl({"launch", "train.yaml", sampler, "train.global_batch=8", "train.steps=30"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 6);
+  CHECK(has(outcome.err,
+            "error[data.exhausted]: the run needs 1200 samples, of which 1000 are "
+            "consumed by 5 steps of other batches"));
+}
+
+TEST_CASE("a run does not go on as another model or with other documents") {
+  Shell shell;
+  write_recipe(shell, 5);
+  const std::vector<std::string> base = {"launch", "train.yaml", "model.sliding_window=8",
+                                         "data.eod=3", "data.mask_eod_loss=true"};
+  REQUIRE(shell.mtl(base).code == 0);
+  for (const auto& [setting, code] : {std::pair{"model.sliding_window=4", "resume.mismatch"},
+                                      {"model.sliding_window=0", "resume.mismatch"},
+                                      {"model.qkv_bias=false", "resume.mismatch"},
+                                      {"data.eod=4", "resume.data"}}) {
+    std::vector<std::string> words = base;
+    words.insert(words.end(), {"train.steps=10", setting});
+    const Outcome refused = shell.mtl(words);
+    CAPTURE(refused.err);
+    CHECK(refused.code == 3);
+    CHECK(has(refused.err, fmt::format("error[{}]", code)));
+  }
+}
+
+TEST_CASE("an evaluation is of the same samples while the batch grows") {
+  Shell shell;
+  write_recipe(shell, 8);
+  std::string yaml = file_text(shell.dir() / "train.yaml");
+  yaml.replace(yaml.find("  global_batch: 4\n"), 18,
+               "  batch_ramp: {0: 2, 4: 8}\n  global_batch: 8\n");
+  shell.write("train.yaml", yaml);
+  const Outcome outcome =
+      shell.mtl({"launch", "train.yaml", "train.eval.every=2", "train.eval.iters=1", "lr.max=1e-30",
+                 "optimizer.weight_decay=0"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  std::set<double> losses;
+  for (const json& line : metrics_of(run_of(shell))) {
+    if (line.contains("valid_loss")) losses.insert(line["valid_loss"].get<double>());
+  }
+  CHECK(losses.size() == 1);
+}
+
+TEST_CASE("a stage without parameters has nothing on the host and trains") {
+  Shell shell;
+  write_recipe(shell, 2);
+  const Outcome outcome =
+      shell.mtl({"launch", "--num_processes", "3", "train.yaml", "parallel.pp=3",
+                 "parallel.stage_layout=[1,0,1]", "optimizer.offload=cpu"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+}
+
+TEST_CASE("what routers are reported to lose does not depend on what the loss leaves out") {
+  std::vector<json> lines;
+  for (const char* mask : {"false", "true"}) {
+    Shell shell;
+    write_recipe(shell, 1);
+    const Outcome outcome = shell.mtl({"launch", "train.yaml", "model.moe.experts=4",
+                                       "model.bias=false", "model.activation=swiglu", "data.eod=1",
+                                       std::string("data.mask_eod_loss=") + mask});
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    lines.push_back(metrics_of(run_of(shell)).front());
+  }
+  CHECK(lines[0]["loss"] != lines[1]["loss"]);
+  CHECK(lines[0]["moe_aux_loss"] == lines[1]["moe_aux_loss"]);
+  CHECK(lines[0]["moe_z_loss"] == lines[1]["moe_z_loss"]);
 }

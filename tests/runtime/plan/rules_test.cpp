@@ -621,6 +621,14 @@ TEST_CASE("rules of the learning rate") {
   check_cases({
       {"min_lr <= lr", [](TrainSpec& s) { s.lr.min = 1; }, 1, "lr.range", "lr.min",
        "lr.min 1 is above lr.max 0.0003", "lower lr.min or raise lr.max"},
+      {"the loss scale starts at its smallest value or above",
+       [](TrainSpec& s) {
+         s.precision.dtype = "fp16";
+         s.precision.loss_scale.initial = 0.5;
+       },
+       1, "precision.loss_scale", "precision.loss_scale.initial",
+       "precision.loss_scale.initial 0.5 is below precision.loss_scale.min 1",
+       "raise the one or lower the other: at its smallest an overflow ends the run"},
       {"warm-up as long as the run", [](TrainSpec& s) { s.lr.warmup = 100; }, 1, "lr.warmup",
        "lr.warmup", "lr.warmup 100 leaves no step to decay: the run has 100 steps",
        "use lr.warmup < 100"},
