@@ -120,9 +120,6 @@ class Client final : public RequestStore {
     idle_.push_back(make_connection());
   }
 
-  std::unique_ptr<StoreLease> lease(const std::string& key, const std::string& value,
-                                    milliseconds duration) override;
-
  protected:
   wire::Reply call(wire::Request& request) override {
     std::unique_ptr<Connection> connection = take();
@@ -133,8 +130,6 @@ class Client final : public RequestStore {
   }
 
  private:
-  class Lease;
-
   wire::Reply call_on(Connection& connection, const wire::Request& request) const {
     try {
       const Clock::time_point deadline =
@@ -249,41 +244,6 @@ class Client final : public RequestStore {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;
 };
-
-// On a connection of its own, with which it ends.
-class Client::Lease final : public StoreLease {
- public:
-  Lease(const Client& client, std::unique_ptr<Connection> connection, wire::Request request)
-      : client_(client), connection_(std::move(connection)), request_(std::move(request)) {}
-  ~Lease() override {
-    try {
-      call(wire::Op::release);
-    } catch (const Error&) {
-      // The end of the connection says the same.
-    }
-  }
-  bool renew() override { return call(wire::Op::renew).status == wire::Status::ok; }
-
- private:
-  wire::Reply call(wire::Op op) {
-    request_.op = op;
-    const std::lock_guard lock(mutex_);
-    return client_.call_on(*connection_, request_);
-  }
-  const Client& client_;
-  std::mutex mutex_;
-  std::unique_ptr<Connection> connection_;
-  wire::Request request_;
-};
-
-std::unique_ptr<StoreLease> Client::lease(const std::string& key, const std::string& value,
-                                          milliseconds duration) {
-  wire::Request request = lease_request(key, value, duration);
-  std::unique_ptr<Connection> connection = make_connection();
-  if (call_on(*connection, request).status != wire::Status::ok) return nullptr;
-  request.value.clear();
-  return std::make_unique<Lease>(*this, std::move(connection), std::move(request));
-}
 
 }  // namespace
 

@@ -195,10 +195,6 @@ std::string encode(const Request& message) {
       out.string(message.expected);
       out.string(message.value);
       break;
-    case Op::wait:
-      out.strings(message.keys);
-      out.i64(message.timeout_ms);
-      break;
     case Op::watch:
     case Op::barrier:
       out.i64(message.amount);
@@ -209,15 +205,6 @@ std::string encode(const Request& message) {
       out.i64(message.size);
       out.string(message.value);
       out.i64(message.timeout_ms);
-      break;
-    case Op::lease:
-      out.string(message.value);
-      out.i64(message.timeout_ms);
-      break;
-    case Op::renew:
-      out.i64(message.timeout_ms);
-      break;
-    case Op::release:
       break;
   }
   return out.take();
@@ -243,10 +230,6 @@ std::optional<Request> decode_request(std::string_view payload) {
       message.expected = in.string();
       message.value = in.string();
       break;
-    case Op::wait:
-      message.keys = in.strings();
-      message.timeout_ms = in.i64();
-      break;
     case Op::watch:
     case Op::barrier:
       message.amount = in.i64();
@@ -257,15 +240,6 @@ std::optional<Request> decode_request(std::string_view payload) {
       message.size = in.i64();
       message.value = in.string();
       message.timeout_ms = in.i64();
-      break;
-    case Op::lease:
-      message.value = in.string();
-      message.timeout_ms = in.i64();
-      break;
-    case Op::renew:
-      message.timeout_ms = in.i64();
-      break;
-    case Op::release:
       break;
     default:
       return std::nullopt;

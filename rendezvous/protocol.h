@@ -24,7 +24,7 @@ constexpr size_t kMaxFrame = size_t{16} << 20;
 // Before a peer has proved the token it may not make us allocate more than this.
 constexpr size_t kMaxHandshakeFrame = 256;
 constexpr size_t kLengthBytes = 4;
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 using Nonce = std::array<uint8_t, 32>;
 using Mac = std::array<uint8_t, 32>;
@@ -59,29 +59,23 @@ enum class Op : uint8_t {
   get,
   add,
   compare_set,
-  wait,
   watch,
   barrier,
   exchange,
-  lease,
-  renew,
-  release,
 };
 struct Request {
   Op op = Op::set;
   std::string key = {};
-  std::string value = {};              // set, exchange, lease: the value; compare_set: desired
-  std::string expected = {};           // compare_set
-  std::vector<std::string> keys = {};  // wait
+  std::string value = {};     // set, exchange: the value; compare_set: desired
+  std::string expected = {};  // compare_set
   int64_t amount = 0;  // add; watch: the version seen; barrier: participants; exchange: the rank
   int64_t size = 0;    // exchange
-  int64_t timeout_ms = 0;  // of what waits; lease, renew: for how long
+  int64_t timeout_ms = 0;  // of what waits
 };
 enum class Status : uint8_t {
   ok,
   timeout,
   not_a_number,
-  taken,      // lease: somebody else has it
   disagree,   // barrier, exchange: the participants name different numbers
   too_large,  // exchange: all values together do not fit into a frame
 };

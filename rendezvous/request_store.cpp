@@ -32,12 +32,13 @@ double seconds(milliseconds time) {
   return static_cast<double>(time.count()) / 1000;
 }
 
-// "'a', 'b' and 4 more"
-std::string some_of(const std::vector<std::string>& names, const char* quote) {
+// "0, 5 and 4 more"
+std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kAtMost = 8;
   std::string text;
   for (size_t i = 0; i < names.size() && i < kAtMost; ++i) {
-    text += fmt::format("{}{}{}{}", i > 0 ? ", " : "", quote, names[i].substr(0, 64), quote);
+    if (i > 0) text += ", ";
+    text += names[i];
   }
   if (names.size() > kAtMost) text += fmt::format(" and {} more", names.size() - kAtMost);
   return text;
@@ -63,7 +64,7 @@ std::string some_of(const std::vector<std::string>& names, const char* quote) {
 [[noreturn]] void throw_missing_ranks(const std::string& key, const std::vector<std::string>& ranks,
                                       int size, milliseconds timeout) {
   throw_timeout(fmt::format("{} {} of {} {} given '{}' within {} s",
-                            ranks.size() == 1 ? "rank" : "ranks", some_of(ranks, ""), size,
+                            ranks.size() == 1 ? "rank" : "ranks", some_of(ranks), size,
                             ranks.size() == 1 ? "has not" : "have not", key, seconds(timeout)));
 }
 
@@ -71,23 +72,12 @@ std::string some_of(const std::vector<std::string>& names, const char* quote) {
 
 // Stores that only know the four basic operations (in tests, around another store).
 
-void Store::wait(const std::vector<std::string>& keys, milliseconds timeout) {
-  const auto until = std::chrono::steady_clock::now() + std::min(timeout, kLongestWait);
-  for (const std::string& key : keys) {
-    get(key, std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now()));
-  }
-}
-
 std::optional<StoreValue> Store::watch(const std::string&, int64_t, milliseconds) {
   throw std::logic_error("this store has no watch");
 }
 
 void Store::barrier(const std::string&, int, milliseconds) {
   throw std::logic_error("this store has no barrier");
-}
-
-std::unique_ptr<StoreLease> Store::lease(const std::string&, const std::string&, milliseconds) {
-  throw std::logic_error("this store has no leases");
 }
 
 std::vector<std::string> Store::exchange(const std::string& key, int rank, int size,
@@ -143,18 +133,6 @@ std::string RequestStore::compare_set(const std::string& key, const std::string&
   return call(request).value;
 }
 
-void RequestStore::wait(const std::vector<std::string>& keys, milliseconds timeout) {
-  size_t bytes = 0;
-  for (const std::string& key : keys) bytes += key.size() + wire::kLengthBytes;
-  wire::check_size(keys.empty() ? "" : keys.front(), bytes);
-  Request request = request_of(Op::wait, "", timeout);
-  request.keys = keys;
-  const Reply reply = call(request);
-  if (reply.status != Status::timeout) return;
-  throw_timeout(
-      fmt::format("nobody has set {} within {} s", some_of(reply.values, "'"), seconds(timeout)));
-}
-
 std::optional<StoreValue> RequestStore::watch(const std::string& key, int64_t since,
                                               milliseconds timeout) {
   wire::check_size(key, key.size());
@@ -162,8 +140,7 @@ std::optional<StoreValue> RequestStore::watch(const std::string& key, int64_t si
   request.amount = since;
   Reply reply = call(request);
   if (reply.status == Status::timeout) return std::nullopt;
-  return StoreValue{
-      .present = !reply.values.empty(), .value = std::move(reply.value), .version = reply.number};
+  return StoreValue{.value = std::move(reply.value), .version = reply.number};
 }
 
 void RequestStore::barrier(const std::string& name, int participants, milliseconds timeout) {
@@ -197,14 +174,6 @@ std::vector<std::string> RequestStore::exchange(const std::string& key, int rank
       break;
   }
   return std::move(reply.values);
-}
-
-Request RequestStore::lease_request(const std::string& key, const std::string& value,
-                                    milliseconds duration) {
-  wire::check_size(key, key.size() + value.size());
-  Request request = request_of(Op::lease, key, duration);
-  request.value = value;
-  return request;
 }
 
 }  // namespace mtl

@@ -14,7 +14,6 @@ class RequestStore : public Store {
   int64_t add(const std::string& key, int64_t amount) override;
   std::string compare_set(const std::string& key, const std::string& expected,
                           const std::string& desired) override;
-  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override;
   std::optional<StoreValue> watch(const std::string& key, int64_t since,
                                   std::chrono::milliseconds timeout) override;
   void barrier(const std::string& name, int participants,
@@ -26,8 +25,6 @@ class RequestStore : public Store {
  protected:
   // Carries it out, waiting for up to its timeout_ms; may take the request's strings.
   virtual wire::Reply call(wire::Request& request) = 0;
-  static wire::Request lease_request(const std::string& key, const std::string& value,
-                                     std::chrono::milliseconds duration);
 };
 
 }  // namespace mtl

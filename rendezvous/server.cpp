@@ -56,21 +56,18 @@ struct Room {
   int64_t generation = 0;
   std::chrono::milliseconds auth_timeout;
   KeyTable table;
-  uint64_t calls = 0, holders = 0;                                       // so far
+  uint64_t calls = 0;                                                    // so far
   std::unordered_multimap<std::string, std::weak_ptr<Session>> waiting;  // by channel
   std::list<std::weak_ptr<Session>> unauthenticated;                     // oldest first
 
   // After anything that may have changed the table: those who wait for it are tried again.
   void serve_changes();
-  std::function<void()> watch_expiry;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(tcp::socket socket, Room& room)
-      : socket_(std::move(socket)), timer_(socket_.get_executor()), room_(room) {
-    caller_.holder = ++room.holders;
-  }
+      : socket_(std::move(socket)), timer_(socket_.get_executor()), room_(room) {}
 
   void start() {
     place_ = room_.unauthenticated.insert(room_.unauthenticated.end(), weak_from_this());
@@ -92,7 +89,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // What this session waits for has changed; it is no longer in the waiting room.
   void try_again() {
     if (!waiting_) return;
-    KeyTable::Outcome outcome = room_.table.retry(request_, caller_);
+    KeyTable::Outcome outcome = room_.table.retry(request_, call_);
     if (!outcome.reply) {
       channel_ = std::move(outcome.channel);
       room_.waiting.emplace(channel_, weak_from_this());
@@ -107,15 +104,13 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   void close() {
-    if (waiting_) room_.table.forget(request_, caller_);
+    if (waiting_) room_.table.forget(request_, call_);
     leave_waiting_room();
     if (!authenticated_ && !closed_) room_.unauthenticated.erase(place_);
     closed_ = true;
     timer_.cancel();
     error_code ignored;
     socket_.close(ignored);
-    room_.table.end_holder(caller_.holder);
-    room_.serve_changes();
   }
 
   void leave_waiting_room() {
@@ -208,16 +203,14 @@ class Session : public std::enable_shared_from_this<Session> {
     request_ = std::move(*request);
     // The buffer of one large value is not kept for the life of the connection.
     payload_ = std::string();
-    caller_.call = ++room_.calls;
-    KeyTable::Outcome outcome =
-        room_.table.begin(request_, caller_, std::chrono::steady_clock::now());
+    call_ = ++room_.calls;
+    KeyTable::Outcome outcome = room_.table.begin(request_, call_);
     if (outcome.reply) {
       reply(*outcome.reply);
     } else {
       wait_for(std::move(outcome.channel));
     }
     room_.serve_changes();
-    room_.watch_expiry();
   }
 
   void wait_for(std::string channel) {
@@ -231,7 +224,7 @@ class Session : public std::enable_shared_from_this<Session> {
       leave_waiting_room();
       error_code ignored;
       socket_.cancel(ignored);
-      reply(room_.table.give_up(request_, caller_));
+      reply(room_.table.give_up(request_, call_));
     });
     // A client may send nothing while it waits: whatever arrives now is its end.
     socket_.async_wait(tcp::socket::wait_read, [this, self = shared_from_this()](error_code error) {
@@ -249,7 +242,7 @@ class Session : public std::enable_shared_from_this<Session> {
   wire::Hello hello_;
   wire::Challenge challenge_;
   wire::Request request_;
-  KeyTable::Caller caller_;
+  uint64_t call_ = 0;    // request_'s
   std::string channel_;  // that request_ waits for
   bool authenticated_ = false;
   bool waiting_ = false;
@@ -276,13 +269,12 @@ void Room::serve_changes() {
 class Server final : public StoreServer {
  public:
   explicit Server(const StoreServerOptions& options)
-      : room_(options.token), listener_(io_), pause_(io_), expiry_(io_) {
+      : room_(options.token), listener_(io_), pause_(io_) {
     room_.generation = options.generation;
     room_.auth_timeout = options.auth_timeout;
     Fd listener = net::listen_on(options.address, options.port, kUserTimeout);
     port_ = net::port_of(listener.get());
     listener_.assign(listener.release());
-    room_.watch_expiry = [this] { watch_expiry(); };
     accept();
     start_thread();
   }
@@ -318,21 +310,6 @@ class Server final : public StoreServer {
     });
   }
 
-  // Leases end without anybody's request.
-  void watch_expiry() {
-    const auto next = room_.table.next_expiry();
-    if (!next || (expiry_set_ && *expiry_set_ <= *next)) return;
-    expiry_set_ = next;
-    expiry_.expires_at(*next);
-    expiry_.async_wait([this](error_code error) {
-      if (error) return;
-      expiry_set_.reset();
-      room_.table.expire(std::chrono::steady_clock::now());
-      room_.serve_changes();
-      watch_expiry();
-    });
-  }
-
   void start_thread() {
     const SignalsBlocked for_the_thread;
     thread_ = std::thread([this] { run(); });
@@ -353,8 +330,6 @@ class Server final : public StoreServer {
   asio::io_context io_;
   asio::posix::stream_descriptor listener_;
   asio::steady_timer pause_;
-  asio::steady_timer expiry_;
-  std::optional<KeyTable::Time> expiry_set_;
   uint16_t port_ = 0;
   std::thread thread_;
 };

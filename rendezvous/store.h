@@ -1,7 +1,7 @@
 // The store: a small key-value service for the start of a job (who is where, unique ids; barriers,
-// leases, everybody's value to everybody). Every
-// client proves the run's token first (HMAC-SHA256 challenge, both ways); keys of another
-// generation are never seen. A Store may be used by several threads at once.
+// everybody's value to everybody). A key that was set stays. Every client proves the run's token
+// first (HMAC-SHA256 challenge, both ways); keys of another generation are never seen. A Store may
+// be used by several threads at once.
 #pragma once
 
 #include <chrono>
@@ -13,19 +13,8 @@
 
 namespace mtl {
 
-// A key that is there as long as its holder: it vanishes when it has not been renewed in time, when
-// the holder's process or connection ends, and with this object.
-class StoreLease {
- public:
-  virtual ~StoreLease() = default;
-  // For as long again as it was taken for. False: it is lost, and perhaps somebody else's.
-  virtual bool renew() = 0;
-};
-
-// What a key holds. The version grows with every change of it, its vanishing included; 0 = nothing
-// was ever there.
+// What a key holds. The version grows with every change of it and is never 0.
 struct StoreValue {
-  bool present = false;
   std::string value;
   int64_t version = 0;
 };
@@ -45,8 +34,6 @@ class Store {
   virtual std::string compare_set(const std::string& key, const std::string& expected,
                                   const std::string& desired) = 0;
 
-  // Waits until all the keys exist. Throws "rendezvous.timeout" naming those that are missing.
-  virtual void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   // Waits until the key has a later version than `since`; nothing if that does not happen in time.
   virtual std::optional<StoreValue> watch(const std::string& key, int64_t since,
                                           std::chrono::milliseconds timeout);
@@ -61,9 +48,6 @@ class Store {
   virtual std::vector<std::string> exchange(const std::string& key, int rank, int size,
                                             const std::string& value,
                                             std::chrono::milliseconds timeout);
-  // Sets an absent key for `duration`; null if the key is there.
-  virtual std::unique_ptr<StoreLease> lease(const std::string& key, const std::string& value,
-                                            std::chrono::milliseconds duration);
 };
 
 // In this process (tests, thread ranks).

@@ -1,14 +1,12 @@
 // Keys and values of a store.
 #include "rendezvous/table.h"
 
-#include <algorithm>
 #include <charconv>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
-#include "rendezvous/longest_wait.h"
 
 namespace mtl {
 
@@ -46,14 +44,9 @@ KeyTable::Outcome answer(Reply reply) {
   return {std::move(reply), {}};
 }
 
-KeyTable::Time after(KeyTable::Time now, int64_t ms) {
-  return now + std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kLongestWait.count()));
-}
-
 }  // namespace
 
-KeyTable::Outcome KeyTable::begin(Request& request, const Caller& caller, Time now) {
-  expire(now);
+KeyTable::Outcome KeyTable::begin(Request& request, uint64_t call) {
   switch (request.op) {
     case Op::set:
       set(request.key, std::move(request.value));
@@ -67,9 +60,9 @@ KeyTable::Outcome KeyTable::begin(Request& request, const Caller& caller, Time n
     case Op::compare_set:
       return answer(with_value(compare_set(request.key, request.expected, request.value)));
     case Op::barrier: {
-      Reply arrival = arrive(request, caller);
+      Reply arrival = arrive(request, call);
       if (arrival.status != Status::ok) return answer(std::move(arrival));
-      return retry(request, caller);
+      return retry(request, call);
     }
     case Op::exchange:
       if (request.size < 1 || request.size > kMaxParticipants || request.amount < 0 ||
@@ -77,35 +70,20 @@ KeyTable::Outcome KeyTable::begin(Request& request, const Caller& caller, Time n
         return answer(with_status(Status::disagree));
       }
       set(key_of_rank(request.key, static_cast<size_t>(request.amount)), std::move(request.value));
-      return retry(request, caller);
-    case Op::lease:
-      return take_lease(request, caller, now);
-    case Op::renew:
-      if (!holds(request.key, caller.holder)) return answer(with_status(Status::taken));
-      leases_[request.key].until = after(now, request.timeout_ms);
-      return answer({});
-    case Op::release:
-      if (holds(request.key, caller.holder)) erase(request.key);
-      return answer({});
+      return retry(request, call);
     case Op::get:
-    case Op::wait:
     case Op::watch:
-      return retry(request, caller);
+      return retry(request, call);
   }
   return answer(with_status(Status::disagree));
 }
 
-KeyTable::Outcome KeyTable::retry(const Request& request, const Caller& caller) {
+KeyTable::Outcome KeyTable::retry(const Request& request, uint64_t call) {
   switch (request.op) {
     case Op::get: {
       const std::string* value = find(request.key);
       return value != nullptr ? answer(with_value(*value)) : Outcome{std::nullopt, request.key};
     }
-    case Op::wait:
-      for (const std::string& key : request.keys) {
-        if (find(key) == nullptr) return {std::nullopt, key};
-      }
-      return answer({});
     case Op::watch: {
       const auto found = entries_.find(request.key);
       if (found == entries_.end() || found->second.version <= request.amount) {
@@ -113,12 +91,10 @@ KeyTable::Outcome KeyTable::retry(const Request& request, const Caller& caller) 
       }
       Reply reply = with_value(found->second.value);
       reply.number = found->second.version;
-      // A key that is gone and one that is empty are different things.
-      if (found->second.present) reply.values.push_back("present");
       return answer(std::move(reply));
     }
     case Op::barrier:
-      if (released_.erase(caller.call) > 0) return answer({});
+      if (released_.erase(call) > 0) return answer({});
       return {std::nullopt, barrier_channel(request.key)};
     case Op::exchange:
       return gather(request);
@@ -127,13 +103,9 @@ KeyTable::Outcome KeyTable::retry(const Request& request, const Caller& caller) 
   }
 }
 
-Reply KeyTable::give_up(const Request& request, const Caller& caller) {
+Reply KeyTable::give_up(const Request& request, uint64_t call) {
   Reply reply = with_status(Status::timeout);
-  if (request.op == Op::wait) {
-    for (const std::string& key : request.keys) {
-      if (find(key) == nullptr) reply.values.push_back(key);
-    }
-  } else if (request.op == Op::barrier) {
+  if (request.op == Op::barrier) {
     const auto found = barriers_.find(request.key);
     if (found != barriers_.end()) {
       reply.number = static_cast<int64_t>(found->second.arrived.size());
@@ -145,20 +117,20 @@ Reply KeyTable::give_up(const Request& request, const Caller& caller) {
       }
     }
   }
-  forget(request, caller);
+  forget(request, call);
   return reply;
 }
 
-void KeyTable::forget(const Request& request, const Caller& caller) {
+void KeyTable::forget(const Request& request, uint64_t call) {
   if (request.op != Op::barrier) return;
-  released_.erase(caller.call);
+  released_.erase(call);
   const auto found = barriers_.find(request.key);
   if (found == barriers_.end()) return;
-  found->second.arrived.erase(caller.call);
+  found->second.arrived.erase(call);
   if (found->second.arrived.empty()) barriers_.erase(found);
 }
 
-Reply KeyTable::arrive(const Request& request, const Caller& caller) {
+Reply KeyTable::arrive(const Request& request, uint64_t call) {
   if (request.amount < 1 || request.amount > kMaxParticipants) return with_status(Status::disagree);
   Barrier& barrier = barriers_[request.key];
   if (barrier.arrived.empty()) barrier.participants = request.amount;
@@ -167,7 +139,7 @@ Reply KeyTable::arrive(const Request& request, const Caller& caller) {
     reply.number = barrier.participants;
     return reply;
   }
-  barrier.arrived.insert(caller.call);
+  barrier.arrived.insert(call);
   if (static_cast<int64_t>(barrier.arrived.size()) == barrier.participants) {
     released_.insert(barrier.arrived.begin(), barrier.arrived.end());
     barriers_.erase(request.key);
@@ -203,53 +175,12 @@ KeyTable::Outcome KeyTable::gather(const Request& request) {
   return answer(std::move(reply));
 }
 
-KeyTable::Outcome KeyTable::take_lease(Request& request, const Caller& caller, Time now) {
-  if (!holds(request.key, caller.holder) && find(request.key) != nullptr) {
-    Reply reply = with_status(Status::taken);
-    reply.value = *find(request.key);
-    return answer(std::move(reply));
-  }
-  set(request.key, std::move(request.value));
-  leases_[request.key] = {caller.holder, after(now, request.timeout_ms)};
-  return answer({});
-}
-
-bool KeyTable::holds(const std::string& key, uint64_t holder) const {
-  const auto found = leases_.find(key);
-  return found != leases_.end() && found->second.holder == holder;
-}
-
-void KeyTable::end_holder(uint64_t holder) {
-  std::vector<std::string> keys;
-  for (const auto& [key, lease] : leases_) {
-    if (lease.holder == holder) keys.push_back(key);
-  }
-  for (const std::string& key : keys) erase(key);
-}
-
-void KeyTable::expire(Time now) {
-  std::vector<std::string> keys;
-  for (const auto& [key, lease] : leases_) {
-    if (lease.until <= now) keys.push_back(key);
-  }
-  for (const std::string& key : keys) erase(key);
-}
-
-std::optional<KeyTable::Time> KeyTable::next_expiry() const {
-  std::optional<Time> first;
-  for (const auto& [key, lease] : leases_) {
-    if (!first || lease.until < *first) first = lease.until;
-  }
-  return first;
-}
-
 std::vector<std::string> KeyTable::take_changed() {
   return std::exchange(changed_, {});
 }
 
-void KeyTable::changed(const std::string& key, Entry& entry) {
-  entry.version = ++version_;
-  changed_.push_back(key);
+// The key is there now.
+void KeyTable::tell_gathering(const std::string& key) {
   if (gatherings_.empty()) return;
   const size_t slash = key.rfind('/');
   if (slash == key.npos) return;
@@ -260,33 +191,24 @@ void KeyTable::changed(const std::string& key, Entry& entry) {
   const char* end = key.data() + key.size();
   const auto parsed = std::from_chars(key.data() + slash + 1, end, rank);
   if (parsed.ec != std::errc() || parsed.ptr != end || rank >= gathering.here.size() ||
-      key_of_rank(found->first, rank) != key || gathering.here[rank] == entry.present) {
+      key_of_rank(found->first, rank) != key || gathering.here[rank]) {
     return;
   }
-  gathering.here[rank] = entry.present;
-  gathering.lacking += entry.present ? -1 : 1;
-  if (gathering.lacking == 0) changed_.push_back(exchange_channel(found->first));
+  gathering.here[rank] = true;
+  if (--gathering.lacking == 0) changed_.push_back(exchange_channel(found->first));
 }
 
 void KeyTable::set(const std::string& key, std::string value) {
   Entry& entry = entries_[key];
   entry.value = std::move(value);
-  entry.present = true;
-  changed(key, entry);
-}
-
-void KeyTable::erase(const std::string& key) {
-  leases_.erase(key);
-  const auto found = entries_.find(key);
-  if (found == entries_.end() || !found->second.present) return;
-  found->second.value.clear();
-  found->second.present = false;
-  changed(key, found->second);
+  entry.version = ++version_;
+  changed_.push_back(key);
+  tell_gathering(key);
 }
 
 const std::string* KeyTable::find(const std::string& key) const {
   const auto found = entries_.find(key);
-  return found == entries_.end() || !found->second.present ? nullptr : &found->second.value;
+  return found == entries_.end() ? nullptr : &found->second.value;
 }
 
 std::optional<int64_t> KeyTable::add(const std::string& key, int64_t amount) {

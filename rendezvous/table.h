@@ -5,7 +5,6 @@
 // When a channel has changed (take_changed()), those who wait for it are tried again.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -20,26 +19,19 @@ namespace mtl {
 
 class KeyTable {
  public:
-  using Time = std::chrono::steady_clock::time_point;
-  struct Caller {
-    uint64_t call = 0;    // of one operation
-    uint64_t holder = 0;  // of the leases it takes: they end with it
-  };
   struct Outcome {
     std::optional<wire::Reply> reply;
     std::string channel;  // to wait for, without a reply
   };
-  Outcome begin(wire::Request& request, const Caller& caller, Time now);
+  // `call` tells one operation from all others.
+  Outcome begin(wire::Request& request, uint64_t call);
   // After a change of its channel.
-  Outcome retry(const wire::Request& request, const Caller& caller);
+  Outcome retry(const wire::Request& request, uint64_t call);
   // Its time is over.
-  wire::Reply give_up(const wire::Request& request, const Caller& caller);
+  wire::Reply give_up(const wire::Request& request, uint64_t call);
   // The caller is gone and wants no answer.
-  void forget(const wire::Request& request, const Caller& caller);
+  void forget(const wire::Request& request, uint64_t call);
 
-  void end_holder(uint64_t holder);
-  void expire(Time now);
-  std::optional<Time> next_expiry() const;
   std::vector<std::string> take_changed();
 
   void set(const std::string& key, std::string value);
@@ -54,11 +46,6 @@ class KeyTable {
   struct Entry {
     std::string value;
     int64_t version = 0;  // of the last change, in the order of all changes
-    bool present = false;
-  };
-  struct Lease {
-    uint64_t holder = 0;
-    Time until;
   };
   struct Barrier {
     int64_t participants = 0;
@@ -69,16 +56,12 @@ class KeyTable {
     std::vector<bool> here;
     size_t lacking = 0;
   };
-  void changed(const std::string& key, Entry& entry);
-  void erase(const std::string& key);
-  Outcome take_lease(wire::Request& request, const Caller& caller, Time now);
-  wire::Reply arrive(const wire::Request& request, const Caller& caller);
+  wire::Reply arrive(const wire::Request& request, uint64_t call);
   Outcome gather(const wire::Request& request);
-  bool holds(const std::string& key, uint64_t holder) const;
+  void tell_gathering(const std::string& key);
 
   std::unordered_map<std::string, Entry> entries_;
   int64_t version_ = 0;
-  std::unordered_map<std::string, Lease> leases_;
   std::unordered_map<std::string, Barrier> barriers_;
   std::unordered_set<uint64_t> released_;  // calls whose barrier is complete
   std::unordered_map<std::string, Gathering> gatherings_;

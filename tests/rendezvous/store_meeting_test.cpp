@@ -1,11 +1,8 @@
-// Waiting, watching, barriers, exchanges and leases: the same on the local store and over TCP.
+// Watching, barriers and exchanges: the same on the local store and over TCP.
 #include <atomic>
 #include <functional>
 #include <thread>
-#include <unistd.h>
 #include <vector>
-
-#include <sys/wait.h>
 
 #include <doctest/doctest.h>
 
@@ -54,36 +51,19 @@ void in_parallel(int count, const std::function<void(int)>& work) {
 
 }  // namespace
 
-TEST_CASE("wait for several keys") {
-  on_both_kinds([](const Connect& connect) {
-    const auto store = connect();
-    store->wait({}, 0ms);
-    store->set("a", "1");
-    const Told late = told([&] { store->wait({"a", "b", "c"}, 20ms); });
-    CHECK(late.code == "rendezvous.timeout");
-    CHECK(has(late.what, "'b', 'c'"));
-    CHECK_FALSE(has(late.what, "'a'"));
-    std::thread waiter([&] { connect()->wait({"c", "a", "b"}, 20s); });
-    store->set("b", "");
-    store->set("c", "3");
-    waiter.join();
-  });
-}
-
-TEST_CASE("watch sees every later version and tells gone from empty") {
+TEST_CASE("watch sees every later version") {
   on_both_kinds([](const Connect& connect) {
     const auto store = connect();
     CHECK_FALSE(store->watch("k", 0, 10ms));
     store->set("k", "");
     const auto first = store->watch("k", 0, 20s);
     REQUIRE(first);
-    CHECK(first->present);
     CHECK(first->value.empty());
     CHECK_FALSE(store->watch("k", first->version, 10ms));
     std::atomic<bool> seen = false;
     std::thread watcher([&] {
       const auto next = connect()->watch("k", first->version, 20s);
-      seen = next && next->present && next->value == "2" && next->version > first->version;
+      seen = next && next->value == "2" && next->version > first->version;
     });
     store->set("other", "x");
     store->set("k", "2");
@@ -202,67 +182,4 @@ TEST_CASE("a table larger than a frame is an error") {
     }
   });
   CHECK(refused == 3);
-}
-
-TEST_CASE("a lease vanishes with its holder and elects one") {
-  on_both_kinds([](const Connect& connect) {
-    const auto store = connect();
-    auto held = store->lease("leader", "me", 1h);
-    REQUIRE(held);
-    CHECK(store->get("leader", 0ms) == "me");
-    CHECK_FALSE(connect()->lease("leader", "you", 1h));
-    CHECK_FALSE(store->lease("leader", "me too", 1h));
-    CHECK(held->renew());
-    const auto version = store->watch("leader", 0, 0ms)->version;
-    std::atomic<bool> gone = false;
-    std::thread watcher([&] {
-      const auto next = connect()->watch("leader", version, 20s);
-      gone = next && !next->present && next->version > version;
-    });
-    held.reset();
-    watcher.join();
-    CHECK(gone);
-    CHECK(told([&] { store->get("leader", 0ms); }).code == "rendezvous.timeout");
-    CHECK(connect()->lease("leader", "you", 1h));
-  });
-}
-
-TEST_CASE("a lease that is not renewed ends and wakes who waits for that") {
-  on_both_kinds([](const Connect& connect) {
-    const auto store = connect();
-    const auto held = store->lease("k", "v", 30ms);
-    REQUIRE(held);
-    const auto before = store->watch("k", 0, 20s);
-    REQUIRE(before);
-    const auto after = before->present ? store->watch("k", before->version, 20s) : before;
-    REQUIRE(after);
-    CHECK_FALSE(after->present);
-    CHECK_FALSE(held->renew());
-    const auto next = store->lease("k", "w", 1h);
-    REQUIRE(next);
-    CHECK_FALSE(held->renew());
-    CHECK(store->get("k", 0ms) == "w");
-  });
-}
-
-TEST_CASE("a lease ends with the connection that holds it") {
-  const auto server = serve_store({.token = "token"});
-  const StoreClientOptions options = {
-      .address = "127.0.0.1", .port = server->port(), .token = "token"};
-  const auto store = connect_store(options);
-  // A process that takes a lease and dies without a word.
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const auto its = connect_store(options);
-    const auto lease = its->lease("child", "v", 1h);
-    ::_exit(lease ? 0 : 1);
-  }
-  int status = -1;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  REQUIRE(status == 0);
-  auto seen = store->watch("child", 0, 20s);
-  REQUIRE(seen);
-  if (seen->present) seen = store->watch("child", seen->version, 20s);
-  REQUIRE(seen);
-  CHECK_FALSE(seen->present);
 }

@@ -119,7 +119,7 @@ std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
     const auto until = Clock::now() + options_.timeout;
     auto next = Clock::now() + 1s;
     std::optional<StoreValue> value;
-    while (!(value = store_.watch(key("id/" + own_key), 0, 100ms)) || !value->present) {
+    while (!(value = store_.watch(key("id/" + own_key), 0, 100ms))) {
       check();
       streams_->host_waits();
       if (Clock::now() >= next) {
@@ -452,7 +452,7 @@ void State::listen() {
         const std::scoped_lock lock(mutex_);
         if (stopping_) return;
       }
-      if (!value || !value->present) continue;
+      if (!value) continue;
       version = value->version;
       const nlohmann::json json = nlohmann::json::parse(value->value, nullptr, false);
       if (!json.is_object()) continue;
