@@ -111,17 +111,8 @@ class Hub final : public LinkHub {
 
   void send(LinkId link, LinkMessage message) override {
     check_body(message);
-    Sending sending{{}, link, outgoing(std::move(message))};
+    Sending sending{link, outgoing(std::move(message))};
     loop_.backlog.asked(link, static_cast<int64_t>(sending.frame.size()));
-    request(std::move(sending));
-  }
-
-  void send(const std::vector<LinkId>& links, LinkMessage message) override {
-    check_body(message);
-    Sending sending{links, 0, outgoing(std::move(message))};
-    for (const LinkId link : links) {
-      loop_.backlog.asked(link, static_cast<int64_t>(sending.frame.size()));
-    }
     request(std::move(sending));
   }
 
@@ -177,8 +168,7 @@ class Hub final : public LinkHub {
 
  private:
   struct Sending {
-    std::vector<LinkId> links;
-    LinkId link;  // the only one if `links` is empty
+    LinkId link;
     Outgoing frame;
   };
   using Request = std::variant<Sending, std::function<void()>>;
@@ -186,9 +176,7 @@ class Hub final : public LinkHub {
   static Outgoing outgoing(LinkMessage message) {
     Outgoing frame;
     frame.head = link::message_head(message.kind, message.generation, message.body.size());
-    if (!message.body.empty()) {
-      frame.body = std::make_shared<const std::string>(std::move(message.body));
-    }
+    frame.body = std::move(message.body);
     return frame;
   }
 
@@ -217,11 +205,12 @@ class Hub final : public LinkHub {
     }
     // Everything for one link first, then one write to it.
     std::vector<std::shared_ptr<Peer>> to_write;
-    const auto send = [&](LinkId id, const Outgoing& frame) {
-      const auto found = loop_.peers.find(id);
+    const auto send = [&](Sending& sending) {
+      const auto found = loop_.peers.find(sending.link);
       const std::shared_ptr<Peer> peer = found != loop_.peers.end() ? found->second : nullptr;
-      if (peer) peer->send(frame);
-      loop_.backlog.asked(id, -static_cast<int64_t>(frame.size()));
+      const auto bytes = static_cast<int64_t>(sending.frame.size());
+      if (peer) peer->send(std::move(sending.frame));
+      loop_.backlog.asked(sending.link, -bytes);
       if (!peer) return;
       if (to_write.empty() || to_write.back() != peer) to_write.push_back(peer);
     };
@@ -230,12 +219,8 @@ class Hub final : public LinkHub {
       to_write.clear();
     };
     for (Request& request : requests) {
-      if (const Sending* sending = std::get_if<Sending>(&request)) {
-        if (sending->links.empty()) {
-          send(sending->link, sending->frame);
-        } else {
-          for (const LinkId id : sending->links) send(id, sending->frame);
-        }
+      if (Sending* const sending = std::get_if<Sending>(&request)) {
+        send(*sending);
       } else {
         write();
         std::get<std::function<void()>>(request)();

@@ -54,8 +54,7 @@ struct LinkEvent {
   LinkMessage message;
   Loss loss = closed;
   std::string reason;
-  std::string peer_address;   // opened, TCP: numeric, without the port
-  std::string local_address;  // opened, TCP: the address of ours that the peer talks to
+  std::string local_address;  // opened, TCP: of this side; numeric, without the port
   // opened and arrived: how far the peer's system clock is ahead of ours, as the heartbeats saw it.
   std::chrono::nanoseconds clock_ahead{0};
 };
@@ -88,8 +87,6 @@ class LinkHub {
   // Never blocks, may be called from any thread. To a link that is gone: does nothing.
   // Throws Error "rendezvous.too_large" if the body is larger than 16 MiB less 64 bytes.
   virtual void send(LinkId link, LinkMessage message) = 0;
-  // The same to many; the body is kept once for all of them.
-  virtual void send(const std::vector<LinkId>& links, LinkMessage message) = 0;
   // What has been sent goes out first (for at most `linger`); no more events of it come.
   virtual void close(LinkId link, std::chrono::milliseconds linger = std::chrono::seconds(2)) = 0;
   // Waits until everything sent on all links is with the kernel, and links that were closed have

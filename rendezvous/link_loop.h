@@ -39,12 +39,12 @@ struct Failure {
   std::string reason;
 };
 
-// A frame on its way out. One body may be on its way to thousands of links.
+// A frame on its way out.
 struct Outgoing {
   Head head;
-  std::shared_ptr<const std::string> body;  // may be null
-  bool urgent = false;                      // heartbeats overtake messages that wait
-  size_t size() const { return head.size + (body ? body->size() : 0); }
+  std::string body = {};
+  bool urgent = false;  // heartbeats overtake messages that wait
+  size_t size() const { return head.size + body.size(); }
 };
 
 class Peer;

@@ -75,7 +75,7 @@ void Peer::adopt(Fd in, Fd out, bool leased) {
   begin_stream(std::move(in), std::move(out));
   if (stage_ == Stage::gone) return;
   stage_ = Stage::open;
-  queue_.push_back({.head = greeting(), .body = nullptr, .urgent = true});
+  queue_.push_back({.head = greeting(), .urgent = true});
   note_queued(static_cast<int64_t>(queue_.back().size()));
   greeted_ = false;
   open(leased, boot_time());
@@ -267,7 +267,7 @@ bool Peer::take_frame(std::string_view payload) {
         pulse_->saw_clock(told(frame->round_trip), -told(frame->ahead));
       }
       pulse_->answering(boot_time());
-      send({.head = answer(frame->sent, system_clock().count()), .body = nullptr, .urgent = true});
+      send({.head = answer(frame->sent, system_clock().count()), .urgent = true});
       return stage_ == Stage::open;
     case Frame::Tag::answer:
       pulse_->answered(told(frame->sent), told(frame->clock), boot_time(), system_clock());
@@ -282,7 +282,7 @@ bool Peer::take_frame(std::string_view payload) {
 // A step of the handshake.
 void Peer::say(const std::string& payload) {
   Outgoing frame;
-  frame.body = std::make_shared<const std::string>(wire::frame(payload));
+  frame.body = wire::frame(payload);
   note_queued(static_cast<int64_t>(frame.size()));
   queue_.push_back(std::move(frame));
   write();
@@ -371,7 +371,6 @@ void Peer::open(bool leased, Nanoseconds since) {
   event.link = id_;
   if (!adopted_) {
     pulse_->saw_clock(first_rtt_, first_ahead_);
-    event.peer_address = net::peer_address(in_.native_handle());
     event.local_address = net::local_address(in_.native_handle());
     event.clock_ahead = first_ahead_;
   } else {
@@ -427,7 +426,7 @@ void Peer::write() {
     for (const Outgoing& frame : queue_) {
       if (count + 2 > pieces.size() || wanted >= kWrittenAtOnce) break;
       add(frame.head.view());
-      if (frame.body) add(*frame.body);
+      add(frame.body);
     }
     const ssize_t sent = ::writev(fd, pieces.data(), static_cast<int>(count));
     if (sent < 0 && errno == EINTR) continue;
@@ -529,7 +528,6 @@ void Peer::tick(Nanoseconds now) {
       pulse_->beat(now);
       const Pulse::Sample& clock = pulse_->clock();
       send({.head = beat(now.count(), clock.round_trip.count(), clock.ahead.count()),
-            .body = nullptr,
             .urgent = true});
       write();
     }

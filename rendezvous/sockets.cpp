@@ -126,10 +126,6 @@ std::string text(const Address& address) {
   return std::string(mapped ? view.substr(kMapped.size()) : view);
 }
 
-std::string peer_address(int fd) {
-  return text(name_of(fd, ::getpeername));
-}
-
 std::string local_address(int fd) {
   return text(name_of(fd, ::getsockname));
 }

@@ -32,9 +32,8 @@ Lookup look_up(const std::string& host, uint16_t port);
 // The same for what needs no resolver; no addresses and no error if `host` is a name.
 Lookup look_up_numeric(const std::string& host, uint16_t port);
 
-// Numeric, without the port; an IPv4 peer of a socket that serves both looks like IPv4.
+// Numeric, without the port; IPv4 on a socket that serves both looks like IPv4.
 std::string text(const Address& address);
-std::string peer_address(int fd);
 std::string local_address(int fd);
 
 // Listens with the longest backlog that the system allows; "::" serves IPv4 too. What is accepted

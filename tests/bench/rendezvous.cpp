@@ -109,7 +109,7 @@ void control(LinkHub& hub, int agents) {
     LinkMessage table;
     table.kind = kTable;
     table.body = encode_roster(members.assign());
-    hub.send(links, std::move(table));
+    for (const LinkId link : links) hub.send(link, table);
     return;
   }
 }
