@@ -1,7 +1,6 @@
 #include "runtime/comm/nccl/flight_recorder.h"
 
 #include <algorithm>
-#include <map>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -179,49 +178,6 @@ Stalled why_stalled(const GroupName& group, uint64_t sequence, std::span<const F
     }
   }
   return stalled;
-}
-
-std::vector<std::string> who_is_behind(std::span<const FlightDump> dumps) {
-  // Of each group the first operation that a rank has begun and not ended: what comes behind it
-  // waits for it.
-  struct Wait {
-    GroupName group;
-    uint64_t sequence = 0;
-    std::string what = "";
-    double since = 0;
-    std::vector<int> waiting = {};
-  };
-  std::map<uint64_t, Wait> waits;
-  for (const FlightDump& dump : dumps) {
-    for (const GroupProgress& progress : dump.groups) {
-      if (progress.started <= progress.finished) continue;
-      const uint64_t sequence = progress.finished + 1;
-      const FlightEntry* entry = entry_of(dump, progress.group.key, sequence);
-      Wait& wait = waits[progress.group.key];
-      if (wait.sequence != 0 && wait.sequence < sequence) continue;
-      if (wait.sequence != sequence) wait = {.group = progress.group, .sequence = sequence};
-      wait.waiting.push_back(dump.rank);
-      if (entry == nullptr) continue;
-      if (wait.what.empty()) wait.what = entry->what;
-      if (wait.since == 0 || entry->started < wait.since) wait.since = entry->started;
-    }
-  }
-  std::vector<const Wait*> sorted;
-  for (const auto& [key, wait] : waits) sorted.push_back(&wait);
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const Wait* a, const Wait* b) { return a->since < b->since; });
-  std::vector<std::string> lines;
-  for (const Wait* wait : sorted) {
-    const Stalled stalled = why_stalled(wait->group, wait->sequence, dumps);
-    lines.push_back(fmt::format(
-        "operation {} of {}{}: {} {} in it; {}", wait->sequence, words_of(wait->group),
-        wait->what.empty() ? "" : fmt::format(", {}", wait->what),
-        wait->waiting.size() == 1 ? "rank" : "ranks",
-        fmt::format("{} {}", ranks_text(wait->waiting), wait->waiting.size() == 1 ? "is" : "are"),
-        stalled.words.empty() ? "all its ranks are"
-                              : fmt::format("{}", fmt::join(stalled.words, ", "))));
-  }
-  return lines;
 }
 
 GroupProgress& FlightRecorder::progress(uint64_t group) {

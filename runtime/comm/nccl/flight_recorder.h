@@ -62,10 +62,6 @@ struct Stalled {
 };
 Stalled why_stalled(const GroupName& group, uint64_t sequence, std::span<const FlightDump> dumps);
 
-// Over all groups: a line for each operation that some ranks have begun and others not come to, the
-// oldest first. Empty: nobody waits for anybody.
-std::vector<std::string> who_is_behind(std::span<const FlightDump> dumps);
-
 class FlightRecorder {
  public:
   static constexpr size_t kEntries = 4096;

@@ -479,16 +479,14 @@ TEST_CASE("nccl: the recorders of several ranks say who waits for whom") {
   CHECK(stalled.not_started == std::vector<int>{2});
   CHECK(stalled.different == std::vector<int>{3});
   CHECK(stalled.silent == std::vector<int>{4});
-  const std::vector<std::string> lines = nccl::who_is_behind(dumps);
-  REQUIRE(lines.size() == 1);
-  CHECK(lines[0] ==
-        "operation 7 of the group of ranks 0, 1, 2, 3, 4, all_reduce(8 x F32, sum): ranks 0, 3 are "
-        "in it; rank 1 has not called it (its last there is 6), rank 2 has called it, but its "
-        "device has not come to it, rank 3 calls broadcast(8 x F32, root 0) instead, rank 4 does "
-        "not answer");
+  CHECK(stalled.words ==
+        std::vector<std::string>{"rank 1 has not called it (its last there is 6)",
+                                 "rank 2 has called it, but its device has not come to it",
+                                 "rank 3 calls broadcast(8 x F32, root 0) instead",
+                                 "rank 4 does not answer"});
 }
 
-TEST_CASE("nccl: of several stalled groups the oldest comes first and a message has two ends") {
+TEST_CASE("nccl: the recorders tell groups apart and know that a message has two ends") {
   const nccl::GroupName late = {.key = 1, .ranks = {0, 1}};
   const nccl::GroupName message = {.key = 2, .ranks = {1, 0}, .messages = true};
   nccl::FlightDump zero = dump_of(0, late, 9, 9, 8);
@@ -496,16 +494,10 @@ TEST_CASE("nccl: of several stalled groups the oldest comes first and a message 
   zero.groups.push_back(receives.groups[0]);
   zero.entries.insert(zero.entries.end(), receives.entries.begin(), receives.entries.end());
   nccl::FlightDump one = dump_of(1, message, 3, 3, 2, "send(8 x F32)");
-  const std::vector<std::string> lines = nccl::who_is_behind(std::vector{zero, one});
-  REQUIRE(lines.size() == 2);
-  CHECK(lines[0] ==
-        "operation 3 of the messages from rank 1 to rank 0, recv(8 x F32): ranks 0, 1 are in it; "
-        "all its ranks are");
-  CHECK(lines[1] ==
-        "operation 9 of the group of ranks 0, 1, all_reduce(8 x F32, sum): rank 0 is in it; rank 1 "
-        "has called nothing there yet");
-  CHECK(nccl::who_is_behind(std::vector{dump_of(0, late, 9, 9, 9), dump_of(1, late, 9, 9, 9)})
-            .empty());
+  const std::vector<nccl::FlightDump> dumps = {zero, one};
+  CHECK(nccl::why_stalled(message, 3, dumps).words.empty());
+  CHECK(nccl::why_stalled(late, 9, dumps).words ==
+        std::vector<std::string>{"rank 1 has called nothing there yet"});
 }
 
 TEST_CASE("nccl: ranks check their GPUs and versions before anything else") {
