@@ -83,9 +83,4 @@ double measure_memory_rate(double seconds) {
   return 12.0 * kSize / time;
 }
 
-Calibration calibrate(double seconds) {
-  return {measure_matmul_rate(DType::f32, seconds), measure_matmul_rate(DType::bf16, seconds),
-          measure_memory_rate(seconds)};
-}
-
 }  // namespace mtl
