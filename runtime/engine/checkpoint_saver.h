@@ -41,8 +41,10 @@ struct SaveOutcome {
 
 class CheckpointSaver {
  public:
-  // `still_ours` throws if the run has gone on without us: save_checkpoint(). `in_background`: else
-  // begin() has done everything when it returns, and there is no copy.
+  // `still_ours` throws if the run has gone on without us. Rank 0 calls it before it changes
+  // anything in the run's directory and before the commit, and any rank whose part fails: that may
+  // be why. `in_background`: else begin() has done everything when it returns, and there is no
+  // copy.
   CheckpointSaver(Trainer& trainer, const Plan& plan, Communicator& world, bool in_background,
                   std::function<void()> still_ours);
   // Waits for the thread.

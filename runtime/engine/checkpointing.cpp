@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/engine/checkpoint_saver.h"
 #include "runtime/plan/saved_parts.h"
 
 namespace mtl {
@@ -57,22 +56,6 @@ std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) 
       mine.push_back(std::move(tensor));
   }
   return mine;
-}
-
-std::vector<Diagnostic> save_checkpoint(const CheckpointAttempt& attempt,
-                                        const nlohmann::json& state, int64_t keep_last,
-                                        Trainer& trainer, const Plan& plan, Communicator& world,
-                                        const std::function<void()>& still_ours) {
-  CheckpointSaver saver(trainer, plan, world, false, still_ours);
-  saver.begin({.attempt = attempt, .state = state, .keep = {.last = keep_last}});
-  const bool saved = saver.finish();
-  std::optional<SaveOutcome> outcome = saver.take_outcome();
-  if (outcome && outcome->failure && saver.failed_here()) {
-    throw Error(Exit::environment, *outcome->failure);
-  }
-  // Until the rank that failed has left.
-  if (!saved || (outcome && outcome->failure)) world.barrier();
-  return outcome ? std::move(outcome->warnings) : std::vector<Diagnostic>();
 }
 
 bool state_is_finite(Trainer& trainer, Communicator& world) {

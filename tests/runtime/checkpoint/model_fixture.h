@@ -43,7 +43,7 @@ void fill(RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t sa
 bool correct(const RankTensors& rank, const std::vector<GlobalTensor>& model, uint64_t salt);
 
 // Prepares, writes and commits a checkpoint of `step` with state {"step": step}. Its values depend
-// on step and fence. `still_ours` is called where save_checkpoint() does.
+// on step and fence. `still_ours` is called where CheckpointSaver calls it.
 void save(const std::filesystem::path& checkpoints_dir, int64_t step,
           const std::vector<GlobalTensor>& model, std::vector<RankTensors>& ranks,
           int64_t keep_last = 0, int64_t fence = 0, const std::function<void()>& still_ours = {});

@@ -12,6 +12,7 @@
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "support/layouts.h"
+#include "support/save_checkpoint.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;

@@ -12,6 +12,7 @@
 #include "runtime/engine/solo_model.h"
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/save_checkpoint.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;

@@ -12,6 +12,7 @@
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/lr.h"
 #include "support/layouts.h"
+#include "support/save_checkpoint.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;

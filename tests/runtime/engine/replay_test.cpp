@@ -9,6 +9,7 @@
 #include "runtime/engine/checkpointing.h"
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
+#include "support/save_checkpoint.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
