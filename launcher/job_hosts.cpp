@@ -212,7 +212,11 @@ class HostsJob {
               std::chrono::steady_clock::now());
           break;
         case FleetEvent::ended:  // the link tells the rest
-          if (!event->stderr_tail.empty() && event->exit_code.value_or(0) != 0) {
+          if (!event->signal.empty()) {
+            port_.notice(fmt::format("{}: mtl was killed there by SIG{}", name, event->signal));
+          }
+          if (!event->stderr_tail.empty() &&
+              (event->exit_code.value_or(0) != 0 || !event->signal.empty())) {
             port_.notice(name + ": " + event->stderr_tail);
           }
           break;
