@@ -14,16 +14,17 @@ constexpr double kGb = 1e9;
 struct Row {
   const char *name, *title, *gpu;
   int multiprocessors, per_node, domain;
-  double nvlink, nic;   // GB/s per GPU and direction
+  double nic;           // GB/s per GPU and direction
   double memory, rate;  // GB and GB/s where they differ from the GPU's; 0 = the same
   double matmul, fp8, attention_forward, attention_backward;
   double watts_share;  // power limit against the data sheet's
 };
 
-// Data sheets: multiprocessors and NVLink of each model (V100: 2020-01; A100: 2021-06; H100:
-// 2022-10; H200: 2024-11; DGX B200: 2024-03; GB200 NVL72: 2024-03). NICs: DGX-1V and DGX-2 class 4
-// x 100 Gb/s, DGX A100 8 x 200 Gb/s, DGX H100 and later 8 x 400 Gb/s, GB200 400 Gb/s per GPU.
-// h100-96g-500w is the Grand Teton of torchtitan's tables: HBM2e, 2.4 TB/s, 500 of 700 W.
+// Data sheets: multiprocessors of each model (V100: 2020-01; A100: 2021-06; H100: 2022-10; H200:
+// 2024-11; DGX B200: 2024-03; GB200 NVL72: 2024-03); NVLink is what the catalogue of GPUs says of
+// the model. NICs: DGX-1V and DGX-2 class 4 x 100 Gb/s, DGX A100 8 x 200 Gb/s, DGX H100 and later 8
+// x 400 Gb/s, GB200 400 Gb/s per GPU. h100-96g-500w is the Grand Teton of torchtitan's tables:
+// HBM2e, 2.4 TB/s, 500 of 700 W.
 //
 // `matmul` of the A100 and of the H100 are THE TWO CONSTANTS that are calibrated, each on one
 // published row (docs/benchmarks/planner.md): the A100's on the 175 B row with selective recompute
@@ -33,15 +34,15 @@ struct Row {
 // measured for causal masks and heads of 128; fp8: half of the peak of such products, as cuBLASLt
 // reaches with scaled inputs.
 constexpr Row kRows[] = {
-    {"v100", "V100 32 GB", "", 80, 8, 8, 150, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1},
-    {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 300, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1},
-    {"a100-80g", "A100 80 GB", "a100", 108, 8, 8, 300, 25, 0, 0, 0.752, 0, 0.60, 0.52, 1},
-    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 450, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
-    {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 450, 50, 96, 2400, 0.53, 0.50, 0.50,
-     0.42, 500.0 / 700.0},
-    {"h200", "H200 141 GB", "h200", 132, 8, 8, 450, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
-    {"b200", "B200 180 GB", "b200", 148, 8, 8, 900, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
-    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 900, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1},
+    {"v100", "V100 32 GB", "", 80, 8, 8, 6.25, 32, 900, 0.72, 0, 0.45, 0.35, 1},
+    {"a100-40g", "A100 40 GB", "a100-40gb", 108, 8, 8, 25, 0, 0, 0.80, 0, 0.60, 0.52, 1},
+    {"a100-80g", "A100 80 GB", "a100", 108, 8, 8, 25, 0, 0, 0.752, 0, 0.60, 0.52, 1},
+    {"h100-80g", "H100 80 GB", "h100", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"h100-96g-500w", "H100 96 GB (500 W)", "h100", 132, 8, 8, 50, 96, 2400, 0.53, 0.50, 0.50, 0.42,
+     500.0 / 700.0},
+    {"h200", "H200 141 GB", "h200", 132, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"b200", "B200 180 GB", "b200", 148, 8, 8, 50, 0, 0, 0.53, 0.50, 0.50, 0.42, 1},
+    {"gb200", "GB200 186 GB", "b200", 148, 4, 72, 50, 186, 8000, 0.53, 0.50, 0.50, 0.42, 1},
 };
 
 std::vector<Cluster> make_clusters() {
@@ -56,6 +57,7 @@ std::vector<Cluster> make_clusters() {
       one.gpu.major = 7;
       one.gpu.fp16 = one.gpu.bf16 = 125e12;
       one.gpu.fp32 = 15.7e12;
+      one.gpu.nvlink_rate = 300e9;
     }
     if (one.name == "gb200") {
       one.gpu.bf16 = one.gpu.fp16 = 2500e12;
@@ -66,7 +68,7 @@ std::vector<Cluster> make_clusters() {
     one.multiprocessors = row.multiprocessors;
     one.gpus_per_node = row.per_node;
     one.nvlink_domain = row.domain;
-    one.nvlink_rate = row.nvlink * kGb;
+    one.nvlink_rate = one.gpu.nvlink_rate / 2;
     one.nvlink_alpha = 3e-6;
     one.nic_rate = row.nic * kGb;
     one.nic_alpha = 8e-6;

@@ -1,7 +1,6 @@
 #include "runtime/plan/gpus.h"
 
-#include <algorithm>
-#include <array>
+#include <vector>
 
 #include "common/text.h"
 
@@ -15,7 +14,7 @@ constexpr double kBytesPerGb = 1e9, kTera = 1e12;
 struct GpuRow {
   const char *name, *alias;
   int major, minor;
-  double memory, rate, nvlink, bf16, fp8, tf32, fp32;
+  double memory, rate, nvlink, bf16, fp8, fp32;
 };
 
 // Sources: NVIDIA's data sheets of each model (A100 80GB: 2021-06; H100: 2022-10 and the table of
@@ -24,36 +23,22 @@ struct GpuRow {
 // architecture papers. Figures "with sparsity" are halved. A data sheet gives bf16 and fp16 one
 // number. GeForce: with f32 sums, half of what its multiprocessors do with f16 sums.
 constexpr GpuRow kGpuRows[] = {
-    // name, alias, capability, GB, GB/s, NVLink GB/s, bf16, fp8, tf32, fp32
-    {"NVIDIA A100-SXM4-40GB", "a100-40gb", 8, 0, 40, 1555, 600, 312, 0, 156, 19.5},
-    {"NVIDIA A100-SXM4-80GB", "a100", 8, 0, 80, 2039, 600, 312, 0, 156, 19.5},
-    {"NVIDIA A100-PCIE-40GB", "a100-pcie-40gb", 8, 0, 40, 1555, 600, 312, 0, 156, 19.5},
-    {"NVIDIA A100 80GB PCIe", "a100-pcie", 8, 0, 80, 1935, 600, 312, 0, 156, 19.5},
-    {"NVIDIA A10", "a10", 8, 6, 24, 600, 0, 125, 0, 62.5, 31.2},
-    {"NVIDIA L4", "l4", 8, 9, 24, 300, 0, 121, 242.5, 60, 30.3},
-    {"NVIDIA L40S", "l40s", 8, 9, 48, 864, 0, 362, 733, 183, 91.6},
-    {"NVIDIA GeForce RTX 4090", "rtx4090", 8, 9, 24, 1008, 0, 165.2, 330.3, 82.6, 82.6},
-    {"NVIDIA H100 80GB HBM3", "h100", 9, 0, 80, 3350, 900, 989.4, 1978.9, 494.7, 66.9},
-    {"NVIDIA H100 PCIe", "h100-pcie", 9, 0, 80, 2039, 600, 756, 1513, 378, 51.2},
-    {"NVIDIA H100 NVL", "h100-nvl", 9, 0, 94, 3938, 600, 835, 1671, 418, 60},
-    {"NVIDIA H200", "h200", 9, 0, 141, 4800, 900, 989.4, 1978.9, 494.7, 66.9},
-    {"NVIDIA H200 NVL", "h200-nvl", 9, 0, 141, 4800, 900, 836, 1671, 418, 60},
-    {"NVIDIA B200", "b200", 10, 0, 180, 8000, 1800, 2250, 4500, 1125, 75},
-    {"NVIDIA GeForce RTX 5090", "rtx5090", 12, 0, 32, 1792, 0, 209.5, 419, 104.8, 104.8},
-};
-
-// bf16 products with f32 sums, in FLOP per clock of a multiprocessor; the same for fp16, half of it
-// for TF32, twice for fp8 where there is fp8. 8.6, 8.9 and 12.0 are what GeForce has; the same
-// chips as data centre cards do twice as much, so an unknown one of these is judged mildly.
-struct PerClock {
-  int major, minor;
-  double bf16, fp32;
-  bool fp8;
-};
-constexpr PerClock kPerClock[] = {
-    {8, 0, 2048, 128, false}, {8, 6, 512, 256, false}, {8, 7, 1024, 256, false},
-    {8, 9, 512, 256, true},   {9, 0, 4096, 256, true}, {10, 0, 8192, 256, true},
-    {10, 3, 8192, 256, true}, {12, 0, 512, 256, true},
+    // name, alias, capability, GB, GB/s, NVLink GB/s, bf16, fp8, fp32
+    {"NVIDIA A100-SXM4-40GB", "a100-40gb", 8, 0, 40, 1555, 600, 312, 0, 19.5},
+    {"NVIDIA A100-SXM4-80GB", "a100", 8, 0, 80, 2039, 600, 312, 0, 19.5},
+    {"NVIDIA A100-PCIE-40GB", "a100-pcie-40gb", 8, 0, 40, 1555, 600, 312, 0, 19.5},
+    {"NVIDIA A100 80GB PCIe", "a100-pcie", 8, 0, 80, 1935, 600, 312, 0, 19.5},
+    {"NVIDIA A10", "a10", 8, 6, 24, 600, 0, 125, 0, 31.2},
+    {"NVIDIA L4", "l4", 8, 9, 24, 300, 0, 121, 242.5, 30.3},
+    {"NVIDIA L40S", "l40s", 8, 9, 48, 864, 0, 362, 733, 91.6},
+    {"NVIDIA GeForce RTX 4090", "rtx4090", 8, 9, 24, 1008, 0, 165.2, 330.3, 82.6},
+    {"NVIDIA H100 80GB HBM3", "h100", 9, 0, 80, 3350, 900, 989.4, 1978.9, 66.9},
+    {"NVIDIA H100 PCIe", "h100-pcie", 9, 0, 80, 2039, 600, 756, 1513, 51.2},
+    {"NVIDIA H100 NVL", "h100-nvl", 9, 0, 94, 3938, 600, 835, 1671, 60},
+    {"NVIDIA H200", "h200", 9, 0, 141, 4800, 900, 989.4, 1978.9, 66.9},
+    {"NVIDIA H200 NVL", "h200-nvl", 9, 0, 141, 4800, 900, 836, 1671, 60},
+    {"NVIDIA B200", "b200", 10, 0, 180, 8000, 1800, 2250, 4500, 75},
+    {"NVIDIA GeForce RTX 5090", "rtx5090", 12, 0, 32, 1792, 0, 209.5, 419, 104.8},
 };
 
 // Of 16 lanes, 128 bits in 130: PCIe 5.0 (32 GT/s) from Hopper on, 4.0 before.
@@ -75,7 +60,6 @@ std::vector<GpuModel> make_catalogue() {
     gpu.host_rate = host_rate(row.major);
     gpu.bf16 = gpu.fp16 = row.bf16 * kTera;
     gpu.fp8 = row.fp8 * kTera;
-    gpu.tf32 = row.tf32 * kTera;
     gpu.fp32 = row.fp32 * kTera;
     all.push_back(gpu);
   }
@@ -119,30 +103,6 @@ double peak_flops(const GpuModel& gpu, DType dtype) {
       return 0;
   }
   return 0;
-}
-
-std::optional<GpuModel> gpu_model(const GpuFacts& facts) {
-  if (const GpuModel* known = find_gpu(facts.name)) return *known;
-  const auto* row = std::find_if(std::begin(kPerClock), std::end(kPerClock), [&](const auto& one) {
-    return one.major == facts.major && one.minor == facts.minor;
-  });
-  if (row == std::end(kPerClock) || facts.multiprocessors <= 0 || facts.clock_hz <= 0) {
-    return std::nullopt;
-  }
-  const double clocks = facts.multiprocessors * facts.clock_hz;
-  GpuModel gpu;
-  gpu.name = facts.name;
-  gpu.major = facts.major;
-  gpu.minor = facts.minor;
-  gpu.memory_bytes = facts.memory_bytes;
-  gpu.memory_rate = facts.memory_rate;
-  gpu.host_rate = host_rate(facts.major);
-  gpu.bf16 = gpu.fp16 = row->bf16 * clocks;
-  gpu.fp8 = row->fp8 ? 2 * gpu.bf16 : 0;
-  gpu.tf32 = gpu.bf16 / 2;
-  gpu.fp32 = row->fp32 * clocks;
-  gpu.estimated = true;
-  return gpu;
 }
 
 }  // namespace mtl

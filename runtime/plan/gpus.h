@@ -3,12 +3,9 @@
 // its boost clock: the yardstick of `mfu`, and of plans for machines that are not at hand.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/dtype.h"
 
@@ -23,8 +20,7 @@ struct GpuModel {
   double nvlink_rate = 0;    // bytes/s, both directions together; 0 = none
   double host_rate = 0;      // bytes/s and direction: 16 lanes of its PCIe
   // FLOP/s; fp8 = 0: the model has none. f32: without TF32.
-  double bf16 = 0, fp16 = 0, fp8 = 0, tf32 = 0, fp32 = 0;
-  bool estimated = false;  // not in the catalogue: from what the driver says
+  double bf16 = 0, fp16 = 0, fp8 = 0, fp32 = 0;
 };
 
 std::span<const GpuModel> gpu_catalogue();
@@ -33,19 +29,5 @@ std::span<const GpuModel> gpu_catalogue();
 const GpuModel* find_gpu(std::string_view name);
 // Of matrix products of this type; 0 for a type that models are not computed in.
 double peak_flops(const GpuModel& gpu, DType dtype);
-
-// What the driver says of a GPU.
-struct GpuFacts {
-  std::string name;
-  int major = 0, minor = 0;
-  int multiprocessors = 0;
-  double clock_hz = 0;  // the highest
-  double memory_bytes = 0;
-  double memory_rate = 0;  // memory clock x bus width x 2; 0 = unknown
-};
-// From the catalogue; else estimated from the products per clock of a multiprocessor of that
-// compute capability. Nothing for capabilities that are not known: then there is no peak to
-// compare with.
-std::optional<GpuModel> gpu_model(const GpuFacts& facts);
 
 }  // namespace mtl
