@@ -187,7 +187,6 @@ Question ConfigWizard::build(const QuestionRow& row) const {
   question.id = row.id;
   question.text = row.text;
   question.help = row.help;
-  question.more = row.more;
   if (row.choices) question.choices = row.choices(answers_);
   const auto found = answers_.said.find(row.id);
   // What was answered before may no longer do after a change further up.

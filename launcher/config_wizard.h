@@ -51,7 +51,6 @@ struct Question {
   std::vector<Choice> choices;  // none = free text
   std::string preset;           // a value, or text; what Enter alone answers; "" = nothing
   std::string note;             // facts that help to answer
-  bool more = false;            // asked only after "more settings"
   // What is typed to choose: the value where values are numbers, else 1, 2, 3...
   std::string key_of(size_t choice) const;
   // The choice that a typed line means: its key, value or label, or the only one that begins so.
@@ -80,7 +79,7 @@ class Answers {
 // A question looks at those before it only.
 struct QuestionRow {
   std::string id;
-  bool more = false;
+  bool more = false;  // asked only after "more settings"
   std::string text;
   std::string help;
   std::string key = {};  // of the file; "" = decides something else

@@ -105,7 +105,6 @@ std::vector<JobRecord> recorded_jobs() {
     record.command = text_of(json, "command");
     record.when = number_of<int64_t>(json, "when");
     record.nodes = number_of<int>(json, "nodes");
-    record.file = entry.path();
     if (record.id.empty() || record.kind.empty()) continue;
     // Nobody asks for what was long ago, or for a run whose directory was deleted.
     const bool gone = record.pid > 0 && record.host == host_name() && !record.run.empty() &&

@@ -29,7 +29,6 @@ struct JobRecord {
   std::string command;
   int64_t when = 0;  // seconds since 1970
   int nodes = 1;
-  std::filesystem::path file = {};  // it was read from
 };
 
 std::filesystem::path job_registry();  // "" = there is no home

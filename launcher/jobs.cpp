@@ -105,7 +105,6 @@ JobView view_of(const SlurmJobState& job) {
   view.reason = job.pending() ? job.reason : "";
   view.nodes = job.nodes;
   view.run_s = job.run_s;
-  view.script = job.script;
   view.log = job.output;
   view.live = !job.ended();
   return view;
@@ -159,7 +158,6 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
     view.live = alive;
     view.pid = alive ? record.pid : 0;
     view.host = record.host;
-    if (!record.folder.empty()) view.script = (fs::path(record.folder) / "job.sbatch").string();
     add_record(view, record, slurm);
     if (alive) view.run_s = std::time(nullptr) - record.when;
     if (slurm) seen.push_back(record.id);

@@ -25,7 +25,6 @@ struct JobView {
   long run_s = -1;          // -1 = not known
   std::string run = {};     // run directory, or where it will be
   std::string log = {};     // of the job
-  std::string script = {};
   std::string host = {};
   pid_t pid = 0;  // of the launcher, where it lives on this machine
   bool live = false;

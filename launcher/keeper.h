@@ -83,7 +83,6 @@ class Keeper {
   void send(const KeeperCommand& command);
   // Extends the lease; false if the keeper does not read now. Never blocks.
   bool extend(std::chrono::nanoseconds lease);
-  pid_t pid() const { return pid_; }
 
  private:
   void kill_adopted();

@@ -19,7 +19,6 @@ class ReservedPort {
   // IPv6. Throws Error (Exit::environment, code launch.port) that names who has the port.
   explicit ReservedPort(uint16_t port);
   uint16_t port() const { return port_; }
-  int fd() const { return socket_.get(); }
 
  private:
   Fd socket_;

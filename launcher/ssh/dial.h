@@ -60,7 +60,6 @@ class Dial final {
   Connection& add_try();
   void try_once();
   void try_beside();
-  void watch_line();
   void ready(Try& ready);
   void failed(Try& failed, const Failure& failure);
   void give_up(const Diagnostic& error);

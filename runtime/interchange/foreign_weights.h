@@ -48,7 +48,6 @@ class ForeignWeights {
   // Throws Error (Exit::data) import.tensor unless the piece lies inside parameter and source, and
   // the source inside its file.
   void add(const std::string& parameter, const Dims& shape, WeightPiece piece);
-  bool has(const std::string& parameter) const { return parameters_.contains(parameter); }
   // Every parameter is covered exactly, or Error import.tensor.
   void check_tiling() const;
   // As CheckpointReader::read, of f32. The global shape may have fewer rows than there are (a

@@ -21,7 +21,6 @@ class InitialWeights {
   explicit InitialWeights(const std::string& path);
   ~InitialWeights();
 
-  const ModelShape& shape() const { return shape_; }
   // One error init.mismatch for each setting that makes `model` another model. Learned positions
   // and vocabulary may be more there than here: the first ones are taken.
   void check(const ModelShape& model, const std::function<Place(const std::string& key)>& place_of,

@@ -164,7 +164,7 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
   std::map<Slowness, ReplicaRun> runs;
   std::vector<double> last(stages, 0);
   std::vector<double> busy(stages, 0);
-  double slowest = -1, sum = 0;
+  double slowest = -1;
   const std::vector<Slowness> all = slowness(layout, stragglers);
   for (size_t i = 0; i < all.size(); ++i) {
     auto found = runs.find(all[i]);
@@ -177,14 +177,12 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
       busy[stage] += run.busy[stage];
       done = std::max(done, run.done[stage]);
     }
-    sum += done;
     if (done > slowest) {
       slowest = done;
       step.slowest_replica = static_cast<int>(i);
     }
   }
   step.replicas_run = static_cast<int>(runs.size());
-  step.mean_replica = sum / static_cast<double>(all.size());
   // Gradients are reduced when the last replica of a stage is through; then all ranks sum norms.
   for (size_t stage = 0; stage < stages; ++stage) {
     step.seconds = std::max(step.seconds, last[stage] + ends[stage].data + ends[stage].optimizer);

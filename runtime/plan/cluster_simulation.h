@@ -33,7 +33,6 @@ struct ClusterStep {
   // Per stage: the share of the step in which it neither computes nor sends.
   std::vector<double> idle;
   int slowest_replica = 0;  // the last to finish its passes
-  double mean_replica = 0;  // seconds that a replica's passes take
 };
 
 // The layout must be possible (forecast.h).

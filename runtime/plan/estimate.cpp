@@ -33,7 +33,6 @@ MemoryEstimate estimate_memory(const ModelShape& shape, int64_t gpus, DType comp
     if (row.layer < 0) embedding = std::max(embedding, row.numel());
   }
   estimate.largest_layer = std::max(embedding, block);
-  estimate.largest_is_block = block > embedding;
   // Of each layer: who sees whom, a bit for each pair of positions, and one number.
   double masks = 0, block_mask = 0;
   if (shape.family() == Family::gpt2) {

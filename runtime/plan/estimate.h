@@ -40,10 +40,9 @@ struct ZeroEstimate {
 };
 
 struct MemoryEstimate {
-  int64_t parameters = 0;         // of the whole model
-  int64_t body_parameters = 0;    // without an output layer of its own
-  int64_t largest_layer = 0;      // parameters
-  bool largest_is_block = false;  // else it is the embedding
+  int64_t parameters = 0;       // of the whole model
+  int64_t body_parameters = 0;  // without an output layer of its own
+  int64_t largest_layer = 0;    // parameters, of a block or the embedding
   std::vector<DtypeEstimate> dtypes;
   std::vector<ZeroEstimate> zero;  // stages 0 to 3
 };

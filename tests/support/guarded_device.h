@@ -30,10 +30,9 @@ class GuardedDevice final : public Device {
   GuardedDevice(const GuardedDevice&) = delete;
   GuardedDevice& operator=(const GuardedDevice&) = delete;
 
-  int64_t ops() const { return ops_; }                    // and copies
-  int64_t largest_copy() const { return largest_copy_; }  // in bytes
-  int64_t amaxes() const { return amaxes_; }              // amax ops
-  int64_t additions() const { return additions_; }        // with a norm behind them
+  int64_t ops() const { return ops_; }              // and copies
+  int64_t amaxes() const { return amaxes_; }        // amax ops
+  int64_t additions() const { return additions_; }  // with a norm behind them
   // Of quantize: tensors; those whose amax was another number than their largest magnitude; and of
   // these the ones that lie as before, and those where it was less.
   int64_t quantized() const { return quantized_; }
@@ -279,7 +278,6 @@ class GuardedDevice final : public Device {
     return address + static_cast<uintptr_t>(bytes) <= region->first + region->second;
   }
   void check_host(const void* data, int64_t bytes) {
-    largest_copy_ = std::max(largest_copy_, bytes);
     if (guards_ && bytes > 0 && is_mine(data, 1))
       throw std::logic_error("the host's side is the device's");
   }
@@ -307,8 +305,8 @@ class GuardedDevice final : public Device {
   CpuDevice cpu_{1, cpu_isa()};
   std::map<uintptr_t, size_t> regions_;
   std::map<uintptr_t, int64_t> on_host_;
-  int64_t ops_ = 0, largest_copy_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0,
-          wrong_amaxes_ = 0, wrong_row_amaxes_ = 0, small_amaxes_ = 0;
+  int64_t ops_ = 0, amaxes_ = 0, additions_ = 0, quantized_ = 0, wrong_amaxes_ = 0,
+          wrong_row_amaxes_ = 0, small_amaxes_ = 0;
 };
 
 }  // namespace mtl::test

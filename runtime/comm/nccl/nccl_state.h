@@ -71,7 +71,6 @@ class State {
   Event take_event();
   void give_event(Event event);
   void* allocate(size_t bytes);
-  FlightDump flight(const std::string& reason) const { return recorder_.dump(reason); }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -84,7 +84,6 @@ class GroupControl {
                      const std::function<std::string()>& doing);
   // The memory can be opened by peers until this is called.
   void close_file() { memory_.close_file(); }
-  MemoryName memory_name() const { return memory_.name(); }
   [[noreturn]] void fail(const Error& error) { world_->fail(error, &header().epoch); }
 
  private:

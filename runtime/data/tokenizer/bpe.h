@@ -49,7 +49,6 @@ class Bpe {
 
   // Ids are below this.
   int64_t id_limit() const { return static_cast<int64_t>(tokens_.size()); }
-  int64_t tokens() const { return static_cast<int64_t>(ids_.size()); }
   std::optional<int32_t> id_of(std::string_view token) const;
   // As the vocabulary spells it; null for an id between others that has no token.
   const std::string* token(int32_t id) const;
