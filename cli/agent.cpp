@@ -2,7 +2,6 @@
 // not by people: over ssh, where the protocol runs over stdin and stdout, or by srun, where it
 // dials the launcher.
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
 #include <poll.h>

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "launcher/job.h"
-#include "launcher/launch_request.h"
 
 namespace mtl {
 

@@ -1,9 +1,7 @@
 // mtl config: where to run, in a file that accelerate reads too. Without a member it asks; the
 // members write, change, check and explain the file without asking.
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,7 +1,6 @@
 // What the members of `mtl config` share: where the file is, how it is written, what it decides.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 

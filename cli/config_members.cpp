@@ -1,8 +1,6 @@
 // mtl config default | show | set | update | validate | schema: the file without questions.
 #include <cstdio>
 #include <filesystem>
-#include <iterator>
-#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -9,7 +9,6 @@
 #include "cli/data.h"
 #include "cli/tokenizer_options.h"
 #include "common/error.h"
-#include "common/terminal.h"
 #include "runtime/data/corpus_tools.h"
 #include "runtime/metrics/format.h"
 

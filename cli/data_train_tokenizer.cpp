@@ -1,6 +1,5 @@
 // mtl data train-tokenizer FILES -o tokenizer.json
 #include <algorithm>
-#include <filesystem>
 #include <unistd.h>
 
 #include <fmt/format.h>

@@ -1,5 +1,4 @@
 // mtl estimate-memory: what a model weighs, and what training it keeps, before there is a plan.
-#include <algorithm>
 #include <cstdio>
 #include <string>
 

@@ -1,7 +1,6 @@
 // What the two kinds of launch share: a run of mtl's own trainer, and any other program.
 #pragma once
 
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "cli/command_line.h"
 #include "launcher/launch_flags.h"

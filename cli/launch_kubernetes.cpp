@@ -12,10 +12,8 @@
 #include "cli/launch.h"
 #include "common/error.h"
 #include "common/files.h"
-#include "common/terminal.h"
 #include "common/text.h"
 #include "launcher/kubernetes/manifest.h"
-#include "launcher/shell_word.h"
 #include "rendezvous/store.h"
 
 namespace mtl {

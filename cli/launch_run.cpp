@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -3,7 +3,6 @@
 #include <ctime>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <unistd.h>
 
 #include <fmt/format.h>

@@ -3,7 +3,6 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
-#include <unistd.h>
 
 #include <fmt/format.h>
 

@@ -10,7 +10,6 @@
 
 #include "cli/commands.h"
 #include "common/files.h"
-#include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/job_registry.h"
 #include "launcher/job_template.h"

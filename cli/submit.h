@@ -2,7 +2,6 @@
 // job in SLURM's queue.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,5 @@
 // mtl topo: how the GPUs and network cards of a machine are connected, and what follows.
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
 #include "common/yaml.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
 #include <sstream>
 #include <string_view>

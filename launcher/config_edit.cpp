@@ -1,7 +1,6 @@
 #include "launcher/config_edit.h"
 
 #include <algorithm>
-#include <optional>
 
 #include <fmt/format.h>
 

@@ -3,7 +3,6 @@
 // judgements are tested on machines that nobody here has.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>

@@ -1,7 +1,6 @@
 // Reading what doctor.h judges: limits, memory, disk, names, ports, clock and driver of this
 // machine. Nothing is started or loaded.
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>

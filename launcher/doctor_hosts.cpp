@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fcntl.h>
-#include <map>
 #include <netdb.h>
 #include <poll.h>
 #include <unistd.h>

@@ -1,8 +1,6 @@
 // What the facts about a machine mean (doctor.h): pure.
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,7 +1,6 @@
 #include "launcher/generation.h"
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <unistd.h>

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <hwloc.h>
 #include <map>
-#include <sched.h>
 #include <sstream>
 
 #include "common/files.h"

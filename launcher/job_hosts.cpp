@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <map>
 #include <poll.h>
 #include <unistd.h>
 #include <utility>

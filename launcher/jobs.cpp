@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 

@@ -7,7 +7,6 @@
 // torchrun reads it), or by a flag (--name, also with dashes).
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>

@@ -1,7 +1,6 @@
 // The layers of a launch: what each setting does to the request.
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
 
 #include <fmt/format.h>

@@ -1,8 +1,5 @@
 #include "launcher/launch_surroundings.h"
 
-#include <algorithm>
-#include <cstdlib>
-
 #include <fmt/format.h>
 
 #include "launcher/slurm/control.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <filesystem>
 #include <poll.h>
 #include <unistd.h>
 #include <utility>

@@ -3,7 +3,6 @@
 // description (hwloc, /dev, /sys, CUDA_VISIBLE_DEVICES).
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>

@@ -8,12 +8,13 @@
 #include <fstream>
 #include <set>
 #include <sstream>
-#include <unistd.h>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
+
+#include "common/error.h"
 
 namespace mtl {
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <string>
 
-#include "common/error.h"
 #include "common/files.h"
 
 namespace mtl {

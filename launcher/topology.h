@@ -3,7 +3,6 @@
 // The judgements are pure; the words for each kind of link are nvidia-smi's.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 

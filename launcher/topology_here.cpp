@@ -1,12 +1,10 @@
 // The topology of this machine: PCI paths from sysfs, NVLinks from the driver's management library,
 // opened at run time with declarations of our own (nvml.h is not part of the CUDA toolkit).
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 #include <dlfcn.h>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <set>
 #include <sstream>
 

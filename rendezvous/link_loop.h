@@ -2,7 +2,6 @@
 // only the .cpp files of the hub may include this.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <functional>
 #include <list>
@@ -20,7 +19,6 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/link.h"
 #include "rendezvous/link_frames.h"
-#include "rendezvous/longest_wait.h"
 #include "rendezvous/protocol.h"
 #include "rendezvous/pulse.h"
 #include "rendezvous/sockets.h"

@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 
 namespace mtl {

@@ -5,7 +5,6 @@
 //   version, generation, world, nodes, then per node one byte of flags and what they announce:
 //   host, address, port, slots, first rank
 #include <array>
-#include <charconv>
 #include <cstring>
 
 #include "rendezvous/membership.h"

@@ -1,6 +1,5 @@
 #include "runtime/rank_meeting.h"
 
-#include <algorithm>
 #include <fcntl.h>
 #include <thread>
 #include <unistd.h>

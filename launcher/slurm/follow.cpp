@@ -1,6 +1,7 @@
 #include "launcher/slurm/follow.h"
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <optional>
 

@@ -2,7 +2,6 @@
 // requeues. For --wait.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>

@@ -7,8 +7,6 @@
 #include <sstream>
 #include <string_view>
 
-#include <fmt/format.h>
-
 #include "common/text.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/job_options.h"

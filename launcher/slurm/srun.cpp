@@ -1,6 +1,5 @@
 #include "launcher/slurm/srun.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>

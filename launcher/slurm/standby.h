@@ -2,8 +2,6 @@
 // the others wait for its end, since SLURM counts them.
 #pragma once
 
-#include <string>
-
 #include "common/files.h"
 #include "rendezvous/surroundings.h"
 

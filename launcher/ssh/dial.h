@@ -6,7 +6,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 

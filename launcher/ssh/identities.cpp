@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <string_view>
-#include <vector>
 
 #include <openssl/evp.h>
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <unistd.h>
+#include <unordered_map>
 
 #include <sys/stat.h>
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <netdb.h>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <libssh/libssh.h>

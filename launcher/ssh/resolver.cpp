@@ -1,7 +1,5 @@
 #include "launcher/ssh/resolver.h"
 
-#include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <mutex>

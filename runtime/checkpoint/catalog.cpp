@@ -1,7 +1,6 @@
 #include "runtime/checkpoint/catalog.h"
 
 #include <algorithm>
-#include <set>
 #include <system_error>
 #include <utility>
 

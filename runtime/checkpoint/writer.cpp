@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <set>
 #include <string_view>
-#include <system_error>
 #include <unistd.h>
 #include <utility>
 

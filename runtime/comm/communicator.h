@@ -19,13 +19,11 @@
 // threads use Communicators.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "runtime/device/tensor.h"
 

@@ -17,7 +17,6 @@
 
 #include "common/error.h"
 #include "rendezvous/store.h"
-#include "runtime/comm/self_world.h"
 #include "runtime/comm/shm/shm_world.h"
 
 namespace mtl {

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
-#include "common/files.h"
 
 namespace mtl {
 

@@ -1,7 +1,6 @@
 // The reader: everything in the .idx is checked once, against the sizes of both files.
 #include "runtime/data/indexed_dataset.h"
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -9,7 +8,6 @@
 #include <limits>
 #include <system_error>
 #include <unistd.h>
-#include <utility>
 
 #include <sys/mman.h>
 #include <sys/stat.h>

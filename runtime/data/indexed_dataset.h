@@ -19,8 +19,6 @@
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 namespace mtl {
 

@@ -1,7 +1,6 @@
 #include "runtime/data/text_input.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>

@@ -1,7 +1,6 @@
 #include "runtime/data/text_units.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <fmt/format.h>
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "common/utf8.h"
-
 namespace mtl {
 
 namespace {

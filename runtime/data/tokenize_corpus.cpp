@@ -12,7 +12,6 @@
 
 #include "common/files.h"
 #include "runtime/data/encode_pipeline.h"
-#include "runtime/data/indexed_files.h"
 #include "runtime/data/tokenize_journal.h"
 
 namespace mtl {

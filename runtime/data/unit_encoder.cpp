@@ -6,7 +6,6 @@
 #include <array>
 #include <new>
 #include <simdjson.h>
-#include <utility>
 
 #include <fmt/format.h>
 

@@ -2,6 +2,8 @@
 // ranks divide them, experts (RankGroups::holders and copies).
 #pragma once
 
+#include <chrono>
+
 #include "runtime/comm/queue.h"
 #include "runtime/engine/rank_groups.h"
 

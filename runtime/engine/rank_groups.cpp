@@ -1,9 +1,6 @@
 #include "runtime/engine/rank_groups.h"
 
-#include <algorithm>
 #include <numeric>
-
-#include "runtime/comm/self_world.h"
 
 namespace mtl {
 

@@ -6,8 +6,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <span>
-#include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>

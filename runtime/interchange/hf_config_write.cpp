@@ -1,5 +1,4 @@
 // Writing config.json (hf_config.h).
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/interchange/hf_config.h"

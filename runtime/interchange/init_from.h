@@ -1,7 +1,6 @@
 // init.from: a run that starts from somebody's weights, in any layout, with a fresh optimizer.
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>

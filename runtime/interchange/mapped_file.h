@@ -1,9 +1,7 @@
 // A file of somebody else's, mapped for reading. Every access is checked against its size.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string_view>
 
 namespace mtl {

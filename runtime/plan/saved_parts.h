@@ -6,7 +6,6 @@
 
 #include "runtime/plan/grid.h"
 #include "runtime/plan/param_layout.h"
-#include "runtime/plan/pipeline.h"
 
 namespace mtl {
 

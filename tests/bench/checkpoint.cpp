@@ -17,10 +17,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "common/files.h"
-#include "runtime/comm/self_world.h"
 #include "runtime/device/cpu/threads.h"
 #include "runtime/engine/checkpoint_saver.h"
 #include "runtime/engine/trainer.h"

@@ -15,7 +15,6 @@
 #include <fmt/format.h>
 
 #include "runtime/comm/rank_threads.h"
-#include "runtime/comm/self_world.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
 #include "runtime/engine/trainer.h"

@@ -30,7 +30,6 @@
 
 #include "device_rates.h"
 #include "gpu_runs.h"
-#include "runtime/device/load_cuda.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/init.h"
 #include "runtime/engine/trainer.h"

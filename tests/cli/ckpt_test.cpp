@@ -5,10 +5,8 @@
 #include <fstream>
 #include <functional>
 #include <random>
-#include <set>
 
 #include <sys/mount.h>
-#include <sys/stat.h>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -1,7 +1,5 @@
 // mtl config in a terminal, through a pipe, and its members.
-#include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include <sys/stat.h>
 

@@ -1,6 +1,5 @@
 // mtl doctor, with what it is to find provoked; mtl topo, mtl recipes and mtl estimate-memory as
 // commands.
-#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <unistd.h>

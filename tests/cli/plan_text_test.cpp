@@ -1,7 +1,6 @@
 // cli/plan_text: a plan in words and tables, for any width and any number of ranks.
 #include "cli/plan_text.h"
 
-#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>

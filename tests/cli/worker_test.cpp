@@ -1,5 +1,4 @@
 // mtl worker as a rank of launchers that know nothing of mtl: it trains what mtl launch trains.
-#include <cstdlib>
 #include <thread>
 
 #include "cli/tiny_run.h"

@@ -1,7 +1,6 @@
 // What breaks in the middle of a job on several machines: whole machines, cables, single processes,
 // memory, disks. Each is named, ends or goes on as asked, and leaves nothing.
 #include <csignal>
-#include <optional>
 
 #include "cluster/tiny_run.h"
 

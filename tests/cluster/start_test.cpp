@@ -1,6 +1,5 @@
 // What keeps a job on several machines from starting: said in seconds, with what to do, by the
 // right exit code, and nothing has been started anywhere. And what must not keep it.
-#include <algorithm>
 
 #include "cluster/jobs.h"
 #include "launcher/job.h"

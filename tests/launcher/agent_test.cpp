@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <mutex>
 
-#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <doctest/doctest.h>

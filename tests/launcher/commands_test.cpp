@@ -5,10 +5,8 @@
 
 #include <doctest/doctest.h>
 
-#include "launcher/launch_config.h"
 #include "launcher/processes.h"
 #include "launcher/program.h"
-#include "launcher/worker_env_table.h"
 
 using namespace mtl;
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <random>
-#include <set>
 
 #include <doctest/doctest.h>
 

@@ -2,14 +2,12 @@
 #include "launcher/jobs.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
 
-#include "rendezvous/network.h"
 #include "support/temp_dir.h"
 #include "support/variable.h"
 

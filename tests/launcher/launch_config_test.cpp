@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <rapidcheck.h>
-#include <set>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

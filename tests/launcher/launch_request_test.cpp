@@ -3,7 +3,6 @@
 #include "launcher/launch_request.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <sstream>
 

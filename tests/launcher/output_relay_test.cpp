@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <charconv>
-#include <fcntl.h>
 #include <poll.h>
 #include <thread>
 #include <unistd.h>

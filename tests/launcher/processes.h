@@ -2,7 +2,6 @@
 // counted.
 #pragma once
 
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>

@@ -3,13 +3,15 @@
 #include "launcher/reserved_port.h"
 
 #include <cerrno>
-#include <set>
 #include <unistd.h>
+#include <vector>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <doctest/doctest.h>
+
+#include "common/error.h"
 
 using namespace mtl;
 

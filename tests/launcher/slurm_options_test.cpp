@@ -3,7 +3,6 @@
 #include <fstream>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "launcher/launch_flags.h"
 #include "launcher/run_command.h"

@@ -1,5 +1,4 @@
 // What srun is called with to start the agents of a job, and the words between it and them.
-#include <algorithm>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -1,6 +1,4 @@
 // Links over bad cables, and strangers at the door.
-#include <atomic>
-#include <set>
 #include <thread>
 
 #include "link_support.h"

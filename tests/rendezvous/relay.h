@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <poll.h>
 #include <string>
 #include <thread>
@@ -16,7 +15,6 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <doctest/doctest.h>

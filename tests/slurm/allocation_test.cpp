@@ -1,5 +1,4 @@
 // mtl launch inside a SLURM job: what it sees there, and that it runs on all of its nodes.
-#include <csignal>
 
 #include <doctest/doctest.h>
 

@@ -3,8 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "support/temp_dir.h"
-
 using namespace mtl::test;
 
 TEST_CASE("four nodes run a step each and leave nothing") {

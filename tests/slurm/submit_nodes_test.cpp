@@ -1,9 +1,7 @@
 // mtl submit of runs on several nodes: from typing to the last step, with the losses of a local
 // run.
-#include <csignal>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <unistd.h>
 
 #include <doctest/doctest.h>

@@ -1,7 +1,6 @@
 // mtl worker as a task of srun: N tasks on several nodes train what mtl launch trains.
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

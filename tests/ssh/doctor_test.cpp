@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "rendezvous/network.h"
 #include "ssh/loopback.h"

@@ -2,7 +2,6 @@
 // known_hosts, own HOME. Every process is a child that dies with the test.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>

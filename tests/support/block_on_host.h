@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "support/gpu_on_host.h"

@@ -2,7 +2,6 @@
 // keeps what it is told of products, and says it. What cuBLASLt makes of them is another matter.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <vector>
 

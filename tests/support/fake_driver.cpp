@@ -1,7 +1,6 @@
 // A stand-in for NVIDIA's driver library, as much of it as cuDNN needs to make a plan for a GPU
 // that is not there: modules load and have kernels, everything else fails. Nothing can run on it.
 // Called libcuda.so.1, so that it is the driver of a process that has loaded it before.
-#include <cstdint>
 
 namespace {
 constexpr int kWorks = 0, kStub = 34;  // CUDA_SUCCESS, CUDA_ERROR_STUB_LIBRARY

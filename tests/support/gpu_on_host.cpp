@@ -5,7 +5,6 @@
 #include <bit>
 #include <chrono>
 #include <exception>
-#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>

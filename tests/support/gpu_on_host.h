@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <tuple>
 #include <type_traits>
 

@@ -1,6 +1,5 @@
 #include "support/slurm.h"
 
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>

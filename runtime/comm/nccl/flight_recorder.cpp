@@ -1,6 +1,7 @@
 #include "runtime/comm/nccl/flight_recorder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 
 #include <fmt/format.h>

@@ -3,15 +3,12 @@
 // by side say who waits for whom: a collective ends when the last of its ranks has come.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "common/dtype.h"
 
 namespace mtl::nccl {
 

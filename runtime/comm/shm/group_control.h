@@ -5,7 +5,6 @@
 #include <array>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "runtime/comm/tcp/network.h"

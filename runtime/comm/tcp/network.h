@@ -11,7 +11,6 @@
 // Whoever does not prove the token and the generation in time is dropped, and nobody is told.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>

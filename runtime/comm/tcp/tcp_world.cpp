@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "common/error.h"
 #include "runtime/comm/check.h"
 #include "runtime/comm/meeting.h"

@@ -1,5 +1,7 @@
 #include "runtime/data/tokenizer/byte_alphabet.h"
 
+#include <array>
+
 #include "common/utf8.h"
 
 namespace mtl::tokenizer {

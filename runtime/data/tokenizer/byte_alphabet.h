@@ -2,8 +2,6 @@
 // GPT-2: a byte that is printable in Latin-1 is itself, the others are U+0100 and on, in order.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>

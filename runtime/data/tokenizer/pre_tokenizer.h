@@ -1,7 +1,6 @@
 // The pre-tokenizers of tokenizer.json: how a text is cut into the pieces that BPE works on.
 #pragma once
 
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>

@@ -7,8 +7,6 @@
 #include <queue>
 #include <unordered_map>
 
-#include <fmt/format.h>
-
 #include "common/error.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <cstdio>
 #include <fstream>
-#include <memory>
 #include <thread>
 
 #include "bench/launch/bench.h"

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
-#include <unistd.h>
 
 #include "bench/launch/bench.h"
 

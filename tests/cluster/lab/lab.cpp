@@ -1,6 +1,5 @@
 #include "cluster/lab/lab.h"
 
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>

@@ -1,7 +1,6 @@
 // A crash, a power loss, a full or broken disk at every single step of a save: the previous
 // checkpoint stays intact, a new one is whole or not there, and the next attempt works.
 #include <cerrno>
-#include <fcntl.h>
 #include <filesystem>
 #include <random>
 #include <signal.h>

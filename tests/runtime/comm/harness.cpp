@@ -1,7 +1,6 @@
 #include "runtime/comm/harness.h"
 
 #include <array>
-#include <csignal>
 #include <thread>
 #include <unistd.h>
 

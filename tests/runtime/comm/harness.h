@@ -2,7 +2,6 @@
 // store), and collects how each ended. And numbers whose sum depends on the order of adding.
 #pragma once
 
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>

@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <thread>
 #include <unistd.h>
 

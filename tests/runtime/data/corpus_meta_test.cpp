@@ -1,7 +1,6 @@
 // What a corpus says about itself survives writing and reading, and nothing else is believed.
 #include "runtime/data/corpus_meta.h"
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -9,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
-#include "common/files.h"
 #include "support/temp_dir.h"
 
 namespace mtl {

@@ -2,7 +2,6 @@
 // Megatron's.
 #include "runtime/data/corpus_tools.h"
 
-#include <functional>
 #include <string>
 #include <vector>
 

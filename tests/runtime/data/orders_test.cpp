@@ -6,7 +6,6 @@
 #include <atomic>
 #include <numeric>
 #include <set>
-#include <thread>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

@@ -2,7 +2,6 @@
 // column-major product in double precision, the steps behind it by their very kernels (run by
 // support/gpu_on_host.h). Proves every index, leading dimension and transposition of the plans.
 #include <cmath>
-#include <set>
 #include <tuple>
 
 #include "runtime/device/cuda/matmul_plan.h"

@@ -2,7 +2,6 @@
 // multiplied, masked and added, where the tensors lie, and which pointer is which, against the
 // CPU's attention. What cuDNN makes of them is another matter (cudnn_sdpa.cpp).
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -1,7 +1,6 @@
 // The emulator of CUDA's execution model itself: that it runs what a GPU would run, and reports
 // what a GPU would hang on or compute wrongly.
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

@@ -16,7 +16,6 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/engine/checkpointing.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/elements.h"
 #include "runtime/engine/calibrate.h"

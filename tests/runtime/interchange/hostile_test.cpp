@@ -2,7 +2,6 @@
 // and nothing in them is ever executed.
 #include <cstring>
 #include <fstream>
-#include <random>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

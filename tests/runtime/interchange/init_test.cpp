@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
 #include "reference_folders.h"
 #include "runtime/interchange/import.h"

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include "runtime/plan/traffic.h"
 #include "runtime/run.h"
 #include "support/temp_dir.h"
 

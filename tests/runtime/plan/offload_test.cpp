@@ -1,7 +1,6 @@
 // optimizer.offload: what the plan moves to the host, what the forecast says of it, and who needs
 // the host's memory for what.
 #include <cmath>
-#include <limits>
 
 #include <doctest/doctest.h>
 

@@ -9,7 +9,6 @@
 //  - CUDA_DEVICE_MAX_CONNECTIONS: the order of kernels does not depend on it.
 //  - save_retain_interval: checkpoint.keep_last counts checkpoints.
 // Iterations xor samples, context and expert parallelism, offload to the CPU: the second table.
-#include <algorithm>
 #include <functional>
 #include <rapidcheck.h>
 #include <string>

@@ -1,6 +1,5 @@
 #include "runtime/plan/schedule_drawing.h"
 
-#include <algorithm>
 #include <sstream>
 
 #include <doctest/doctest.h>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
-#include <utility>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>

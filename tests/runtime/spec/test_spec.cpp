@@ -1,6 +1,5 @@
 // train.yaml: what is read, from which layer, and how every kind of error looks.
 #include <algorithm>
-#include <functional>
 #include <rapidcheck.h>
 
 #include <doctest/doctest.h>
