@@ -71,7 +71,6 @@ void check_values(const LaunchConfig& config, Diagnostics& diagnostics) {
     if (flag == nullptr || text.empty() || text == "null" || text == "none" || text == "None") {
       return;
     }
-    if (flag->name == "fp8_override_linear_precision") return;  // a list, or a tuple as text
     const auto wanted = flag_value_wanted(*flag, text);
     // accelerate reads 1e8 as a number where it wants one; so may people.
     if (!wanted || (flag->kind == FlagKind::whole && text == "1e8")) return;

@@ -234,8 +234,8 @@ class Reader {
         unknown_nested(inner, section);
       } else if (megatron) {
         read_megatron(inner);
-      } else if (inner.value.kind == YamlValue::Kind::scalar) {
-        config_.plugins[plugin_key(section.name, inner.key)] = inner.value.text;
+      } else {
+        read_setting(plugin_key(section.name, inner.key), inner);
       }
     }
     if (section.name == "parallelism_config") config_.use_parallelism_config = !is_neutral(value);
@@ -246,6 +246,27 @@ class Reader {
     }
     if (!megatron)
       config_.ignored.push_back({entry.key, entry.key_place, value, is_neutral(value)});
+  }
+
+  // Of a section that programs read: as its flag has it.
+  void read_setting(const std::string& setting, const YamlValue::Entry& entry) {
+    const YamlValue& value = entry.value;
+    const bool list = value.kind == YamlValue::Kind::list;
+    if (is_null(value) || (list && value.items.empty())) return;
+    std::string text = value.text;
+    for (const YamlValue& item : value.items) text += (text.empty() ? "" : ",") + item.text;
+    const bool scalars =
+        std::all_of(value.items.begin(), value.items.end(),
+                    [](const YamlValue& item) { return item.kind == YamlValue::Kind::scalar; });
+    if (setting == "fp8_override_linear_precision" && !linear_precision(text)) {
+      bad_value(value, fmt::format("{} cannot be '{}'", entry.key, text),
+                "it is three truth values: [false, false, true]");
+    } else if (value.kind == YamlValue::Kind::map || !scalars || (list && !is_word_list(setting))) {
+      bad_value(value, entry.key + " is a single value, not a list or a section",
+                setting == "fsdp_ignored_modules" ? "several are a regular expression: a|b" : "");
+    } else {
+      config_.plugins[setting] = text;
+    }
   }
 
   void read_megatron(const YamlValue::Entry& entry) {

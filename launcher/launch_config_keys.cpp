@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "launcher/launch_flags.h"
+
 namespace mtl {
 
 const std::vector<LaunchSection>& launch_sections() {
@@ -98,6 +100,31 @@ bool is_key_of(const LaunchSection& section, const std::string& key) {
   if (!section.prefix_optional) return false;
   return has(section.prefix + key) ||
          (key.starts_with(section.prefix) && has(key.substr(section.prefix.size())));
+}
+
+bool is_word_list(const std::string& setting) {
+  return setting == "fp8_override_linear_precision" ||
+         setting == "fsdp_transformer_layer_cls_to_wrap" ||
+         setting == "deepspeed_moe_layer_cls_names";
+}
+
+std::optional<std::array<bool, 3>> linear_precision(const std::string& text) {
+  std::vector<std::string> words(1);
+  for (char c : text) {
+    if (c == ',') {
+      words.emplace_back();
+    } else if (std::string_view("()[] ").find(c) == std::string_view::npos) {
+      words.back() += c;
+    }
+  }
+  if (words.size() != 3) return std::nullopt;
+  std::array<bool, 3> truths{};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const auto truth = truth_of(words[i]);
+    if (!truth) return std::nullopt;
+    truths[i] = *truth;
+  }
+  return truths;
 }
 
 const std::vector<std::string>& launch_keys() {

@@ -1,6 +1,8 @@
 // Which keys accelerate's configuration file may have, level by level.
 #pragma once
 
+#include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,13 @@ struct LaunchSection {
 const std::vector<LaunchSection>& launch_sections();
 const LaunchSection* find_launch_section(const std::string& name);
 bool is_key_of(const LaunchSection& section, const std::string& key);
+
+// Whether a setting, by the name of its flag, is several words with commas: in the file it may be a
+// list too.
+bool is_word_list(const std::string& setting);
+// What fp8_override_linear_precision says of fprop, dgrad and wgrad: "true,false,true", also as
+// Python prints it; nothing if that is not three truth values.
+std::optional<std::array<bool, 3>> linear_precision(const std::string& text);
 
 // Top-level scalars and lists: those that LaunchConfig has a member for, and the others.
 const std::vector<std::string>& launch_keys();

@@ -14,10 +14,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// A text, which YAML may take for something else (fp8_config has a list). Null stands for a key
-// that is not given, wherever accelerate writes one.
+// A text, which YAML may take for something else. Null stands for a key that is not given, wherever
+// accelerate writes one.
 ordered_json any_value() {
-  return {{"type", {"string", "number", "boolean", "array", "null"}}};
+  return {{"type", {"string", "number", "boolean", "null"}}};
 }
 
 ordered_json value_of(const LaunchFlag& flag) {
@@ -46,6 +46,7 @@ ordered_json value_of(const LaunchFlag& flag) {
     case FlagKind::size:
     case FlagKind::text:
       value = any_value();
+      if (is_word_list(flag.name)) value["type"].push_back("array");
       break;
   }
   value["description"] = flag.meaningless.empty() ? flag.help
@@ -75,7 +76,7 @@ std::string launch_config_json_schema() {
   for (const LaunchSection& section : launch_sections()) {
     ordered_json keys = ordered_json::object();
     for (const std::string& key : section.keys) {
-      const ordered_json value = property(section.name + "." + key);
+      const ordered_json value = property(section.name + "." + plugin_key(section.name, key));
       keys[key] = value;
       // accelerate reads some sections with and without the prefix.
       if (!section.prefix_optional) continue;

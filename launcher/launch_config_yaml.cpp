@@ -114,6 +114,24 @@ std::string value_text(const YamlValue& value, int depth) {
   return "\n";
 }
 
+YamlValue scalar(const std::string& text) {
+  YamlValue value;
+  value.kind = YamlValue::Kind::scalar;
+  value.text = text;
+  value.quoted = loose_text(text) != text;
+  return value;
+}
+
+// accelerate takes the truth values one by one, and lists of words as one text.
+YamlValue setting_value(const std::string& setting, const std::string& text) {
+  const auto truths = linear_precision(text);
+  if (setting != "fp8_override_linear_precision" || !truths) return scalar(text);
+  YamlValue list;
+  list.kind = YamlValue::Kind::list;
+  for (const bool truth : *truths) list.items.push_back(scalar(bool_text(truth)));
+  return list;
+}
+
 // The sections that only launched programs read: as the file had them, with what flags and the
 // environment changed.
 std::map<std::string, YamlValue> plugin_sections(const LaunchConfig& config) {
@@ -124,23 +142,25 @@ std::map<std::string, YamlValue> plugin_sections(const LaunchConfig& config) {
   for (const auto& [key, value] : config.plugins) {
     for (const LaunchSection& section : launch_sections()) {
       if (!is_key_of(section, key)) continue;
-      YamlValue scalar;
-      scalar.kind = YamlValue::Kind::scalar;
-      scalar.text = value;
-      scalar.quoted = loose_text(value) != value;
       YamlValue& map = sections[section.name];
       map.kind = YamlValue::Kind::map;
-      const auto entry = std::find_if(map.entries.begin(), map.entries.end(),
-                                      [&](const YamlValue::Entry& candidate) {
-                                        return plugin_key(section.name, candidate.key) == key;
-                                      });
+      const auto same = [&](const YamlValue::Entry& candidate) {
+        return plugin_key(section.name, candidate.key) == key;
+      };
+      const YamlValue written = setting_value(key, value);
+      const auto entry = std::find_if(map.entries.begin(), map.entries.end(), same);
       if (entry == map.entries.end()) {
         YamlValue::Entry added;
         added.key = key;
-        added.value = scalar;
+        added.value = written;
         map.entries.push_back(std::move(added));
-      } else if (entry->value.text != value) {
-        entry->value = scalar;
+      } else {
+        if (written.kind != entry->value.kind || written.text != entry->value.text ||
+            written.kind == YamlValue::Kind::list) {
+          entry->value = written;
+        }
+        // Under another of its names.
+        map.entries.erase(std::remove_if(entry + 1, map.entries.end(), same), map.entries.end());
       }
       break;
     }

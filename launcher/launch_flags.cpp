@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "common/text.h"
+#include "launcher/launch_config_keys.h"
 #include "launcher/launch_flags_table.h"
 
 namespace mtl {
@@ -158,6 +159,10 @@ std::optional<std::string> flag_value_wanted(const LaunchFlag& flag, const std::
       return words;
     }
     case FlagKind::text:
+      if (flag.name != "fp8_override_linear_precision" || linear_precision(text)) {
+        return std::nullopt;
+      }
+      return "three truth values, like false,false,true";
     case FlagKind::list:
       return std::nullopt;
   }

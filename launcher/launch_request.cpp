@@ -149,7 +149,8 @@ bool LaunchResolver::taken_in_part(const IgnoredKey& section) {
   std::string rest;
   for (const YamlValue::Entry& entry : section.value.entries) {
     const std::string& text = entry.value.text;
-    const bool nothing = text.empty() || text == "false" || text == "none" || text == "1";
+    const bool nothing = entry.value.items.empty() &&
+                         (text.empty() || text == "false" || text == "none" || text == "1");
     if (nothing || decides_train_setting(r_.config, plugin_key(section.key, entry.key))) continue;
     rest += (rest.empty() ? "" : ", ") + entry.key;
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/text.h"
+#include "launcher/launch_config_keys.h"
 #include "launcher/worker_env_table.h"
 
 namespace mtl {
@@ -87,22 +88,14 @@ void add(Environment& env, const std::vector<WorkerVariable>& table,
   }
 }
 
-// "false,true,false", and "(false, true, false)" as the wizard of accelerate writes it.
 void add_fp8(Environment& env, const LaunchConfig& config) {
   add(env, fp8_variables(), config.plugins);
-  std::vector<std::string> words(1);
   const auto given = config.plugins.find("fp8_override_linear_precision");
-  for (char c : given != config.plugins.end() ? given->second : "") {
-    if (c == ',') {
-      words.emplace_back();
-    } else if (c != '(' && c != ')' && c != ' ' && c != '[' && c != ']') {
-      words.back() += c;
-    }
-  }
-  words.resize(3);
+  const auto truths = linear_precision(given != config.plugins.end() ? given->second : "");
   size_t next = 0;
   for (const char* pass : {"FPROP", "DGRAD", "WGRAD"}) {
-    env[std::string("ACCELERATE_FP8_OVERRIDE_") + pass] = python_bool(is_true(words[next++]));
+    const bool higher = truths && (*truths)[next++];
+    env[std::string("ACCELERATE_FP8_OVERRIDE_") + pass] = python_bool(higher);
   }
 }
 

@@ -446,6 +446,50 @@ TEST_CASE("FSDP and DeepSpeed become what a train.yaml calls them") {
   CHECK(decided("distributed_type: NO\nfsdp_config:\n  fsdp_version: 2\n").empty());
 }
 
+TEST_CASE("lists in the sections are the words with commas that their flags have") {
+  const std::string fp8 =
+      "distributed_type: 'NO'\nmixed_precision: fp8\nfp8_config:\n  backend: TE\n";
+  const std::string list = "  override_linear_precision:\n  - true\n  - false\n  - true\n";
+  const auto precision = [&](const std::string& line) {
+    return good(fp8 + "  " + line + "\n").plugins.at("fp8_override_linear_precision");
+  };
+  CHECK(precision("override_linear_precision: [true, false, true]") == "true,false,true");
+  CHECK(precision("fp8_override_linear_precision: [no, off, yes]") == "no,off,yes");
+  CHECK(good(fp8 + list).plugins.at("fp8_override_linear_precision") == "true,false,true");
+  // accelerate takes them one by one out of a list, and letter by letter out of a text.
+  for (const char* text : {"[true, false, true]", "true,false,true", "(True, False, True)"}) {
+    CAPTURE(text);
+    const LaunchConfig config = good(fp8 + "  override_linear_precision: " + text + "\n");
+    const std::string written = launch_config_yaml(config);
+    CHECK(written.find(fmt::format("fp8_config:\n  backend: TE\n{}", list)) != std::string::npos);
+    CHECK(launch_config_yaml(good(written)) == written);
+  }
+  for (const char* text : {"[true, false]", "[1, 2, 3]", "true", "[[true], false, true]", "''"}) {
+    CAPTURE(text);
+    const Diagnostic wrong = bad(fp8 + "  override_linear_precision: " + text + "\n");
+    CHECK(wrong.code == "config.bad_value");
+    CHECK(wrong.place->line == 5);
+  }
+  const std::string fsdp = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n";
+  const LaunchConfig config =
+      good(fsdp + "  fsdp_ignored_modules: []\n  transformer_layer_cls_to_wrap: [A, B]\n");
+  CHECK(config.plugins.at("fsdp_transformer_layer_cls_to_wrap") == "A,B");
+  CHECK(config.plugins.count("fsdp_ignored_modules") == 0);
+  // Of which accelerate makes "['A', 'B']", and looks for a class of that name.
+  CHECK(launch_config_yaml(config).find("  transformer_layer_cls_to_wrap: A,B\n") !=
+        std::string::npos);
+  CHECK(good("distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+             "  deepspeed_moe_layer_cls_names:\n  - A\n")
+            .plugins.at("deepspeed_moe_layer_cls_names") == "A");
+  const Diagnostic modules = bad(fsdp + "  fsdp_ignored_modules: [a, b]\n");
+  CHECK(modules.code == "config.bad_value");
+  CHECK(modules.help.find("a|b") != std::string::npos);
+  CHECK(bad(fsdp + "  fsdp_version: [2]\n").code == "config.bad_value");
+  CHECK(bad(fsdp + "  fsdp_transformer_layer_cls_to_wrap: {a: b}\n").code == "config.bad_value");
+  CHECK(violations(fp8 + list).empty());
+  CHECK(violations(fsdp + "  fsdp_ignored_modules: [a]\n").size() == 1);
+}
+
 TEST_CASE("a missing file is named") {
   Diagnostics diagnostics;
   read_launch_config("/no/such/config.yaml", diagnostics);
@@ -463,7 +507,8 @@ TEST_CASE("what means nothing here is kept with its place") {
   CHECK(config.ignored[2].neutral);
   const LaunchConfig again = good(launch_config_yaml(config));
   CHECK(again.ignored[0].key == "fp8_config");
-  CHECK(again.ignored[0].value.find("override_linear_precision")->text == "(false, false, false)");
+  // Python's text becomes the list that it stands for: accelerate reads nothing else.
+  CHECK(again.ignored[0].value.find("override_linear_precision")->items.size() == 3);
   CHECK(again.ignored[1].value.find("fsdp_version")->text == "2");
   CHECK(again.ignored[1].value.find("fsdp_ignored_modules")->kind == YamlValue::Kind::null);
   CHECK(launch_config_yaml(again) == launch_config_yaml(config));

@@ -142,3 +142,23 @@ TEST_CASE("as accelerate's launcher sets them for its own files") {
   }
   CHECK(compared > 150);
 }
+
+TEST_CASE("fp8: which passes run in higher precision, however they are written") {
+  const auto passes = [](const std::string& text) {
+    Diagnostics diagnostics;
+    const LaunchConfig config = parse_launch_config(
+        "distributed_type: 'NO'\nmixed_precision: fp8\nfp8_config:\n"
+        "  override_linear_precision: " +
+            text + "\n",
+        "c.yaml", diagnostics);
+    CHECK(diagnostics.all().empty());
+    const auto env = worker_environment(config, {}, 0);
+    return env.at("ACCELERATE_FP8_OVERRIDE_FPROP") + env.at("ACCELERATE_FP8_OVERRIDE_DGRAD") +
+           env.at("ACCELERATE_FP8_OVERRIDE_WGRAD");
+  };
+  CHECK(passes("[true, false, true]") == "TrueFalseTrue");
+  CHECK(passes("\n  - false\n  - true\n  - false") == "FalseTrueFalse");
+  CHECK(passes("(True, False, True)") == "TrueFalseTrue");
+  CHECK(passes("false,false,true") == "FalseFalseTrue");
+  CHECK(passes("null") == "FalseFalseFalse");
+}
