@@ -190,7 +190,7 @@ class Reader {
     } else if (key == "main_process_port") {
       read_int(key, value, config_.main_process_port, 0, 65'535);
     } else if (key == "rdzv_backend") {
-      read_choice(key, value, config_.rdzv_backend, {"static", "c10d", "tcp"});
+      read_backend(value);
     } else if (key == "same_network") {
       read_bool(key, value, config_.same_network);
     } else if (key == "enable_cpu_affinity") {
@@ -200,6 +200,24 @@ class Reader {
     } else if (key == "main_training_function") {
       read_text(key, value, config_.main_training_function);
     }
+  }
+
+  // accelerate's launcher heeds its flag and never the file: what its wizard took was never used.
+  void read_backend(const YamlValue& value) {
+    const std::string given = text("rdzv_backend", value);
+    if (given != "etcd" && given != "etcd-v2") {
+      if (!given.empty()) {
+        read_choice("rdzv_backend", value, config_.rdzv_backend, {"static", "c10d", "tcp"});
+      }
+      return;
+    }
+    diagnostics_.add({.code = "launch.ignored_key",
+                      .what = fmt::format("rdzv_backend '{}' is ignored: mtl's own rendezvous is "
+                                          "used",
+                                          given),
+                      .place = value.place,
+                      .help = "static, or tcp for machines that join and get their ranks",
+                      .severity = Diagnostic::Severity::warning});
   }
 
   void read_num_processes(const YamlValue& value) {
@@ -434,7 +452,9 @@ int gpus_in(const std::string& devices) {
 }  // namespace
 
 std::string plugin_key(const std::string& section, const std::string& key) {
-  static const std::map<std::string, std::string> wizard = {
+  // The wizard's names, and older ones.
+  static const std::map<std::string, std::string> others = {
+      {"fsdp_backward_prefetch_policy", "fsdp_backward_prefetch"},
       {"fp8_amax_history_length", "fp8_amax_history_len"},
       {"fp8_amax_compute_algorithm", "fp8_amax_compute_algo"},
       {"fp8_optimization_level", "fp8_opt_level"}};
@@ -443,8 +463,8 @@ std::string plugin_key(const std::string& section, const std::string& key) {
   if (found != nullptr && found->prefix_optional && !key.starts_with(found->prefix)) {
     name = found->prefix + key;
   }
-  const auto other = wizard.find(name);
-  return other != wizard.end() ? other->second : name;
+  const auto other = others.find(name);
+  return other != others.end() ? other->second : name;
 }
 
 namespace {

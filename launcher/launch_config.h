@@ -67,10 +67,11 @@ std::string default_launch_config_path();
 bool means_no_config(const std::string& path);
 // Unknown keys at any level are errors with a suggestion (accelerate ignores nested ones silently).
 // Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
-// those of read_yaml; warning config.address.
+// those of read_yaml; warnings config.address, launch.ignored_key.
 LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostics);
 // The name that accelerate's flag has for a key of a section: "fsdp_config", "version" ->
-// "fsdp_version"; also for the names that its wizard writes and its launcher does not know.
+// "fsdp_version"; also for the names that its wizard writes and its launcher does not know, and for
+// older ones.
 std::string plugin_key(const std::string& section, const std::string& key);
 // The same of a text, with `path` for the places.
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,

@@ -72,6 +72,9 @@ std::string launch_config_json_schema() {
     properties[key] = {{"description", "Read, and without meaning here."}};
   }
   properties["compute_environment"] = {{"enum", {"LOCAL_MACHINE", nullptr}}};
+  for (const char* backend : {"etcd", "etcd-v2", ""}) {  // ignored
+    properties["rdzv_backend"]["enum"].push_back(backend);
+  }
   properties["distributed_type"] = {{"enum", distributed_types()}};
   for (const LaunchSection& section : launch_sections()) {
     ordered_json keys = ordered_json::object();

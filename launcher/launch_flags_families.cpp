@@ -85,6 +85,9 @@ void add_fsdp(std::vector<LaunchFlag>& flags) {
        {"fsdp_activation_checkpointing", K::truth, "", "recompute activations", "false"},
        {"fsdp_activation_checkpointing_offload", K::truth, "", "keep them on the CPU", "false"},
        {"fsdp_ignored_modules", K::text, "X", "modules that are not wrapped"}});
+  for (LaunchFlag& flag : flags) {
+    if (flag.name == "fsdp_backward_prefetch") flag.aliases = {"fsdp_backward_prefetch_policy"};
+  }
 }
 
 void add_deepspeed(std::vector<LaunchFlag>& flags) {
@@ -191,6 +194,13 @@ void add_meaningless(std::vector<LaunchFlag>& flags) {
        {"commands", K::list, "of accelerate tpu-config", "commands", "command"},
        {"main_training_function", K::text, "for TPUs and notebooks only", "main_training_function"},
        {"downcast_bf16", K::truth, "for TPUs only", "downcast_bf16"},
+       {"mpirun_ccl", K::whole, "threads of oneCCL: --env CCL_WORKER_COUNT=N does it",
+        "mpirun_config.mpirun_ccl"},
+       {"ipex", K::truth, "accelerate has Intel's extension no more", "ipex_config.ipex"},
+       {"use_xpu", K::truth, "accelerate has Intel's extension no more", "ipex_config.use_xpu"},
+       {"use_tp", K::truth, "accelerate has it as --parallelism_config_tp_size now"},
+       {"tp_size", K::whole, "accelerate has it as --parallelism_config_tp_size now",
+        "tp_config.tp_size"},
        {"aws_access_key_id", K::text, "mtl does not launch on Amazon SageMaker"},
        {"aws_secret_access_key", K::text, "mtl does not launch on Amazon SageMaker"},
        {"deepspeed_multinode_launcher", K::text, "machines are reached by --hosts or --hostfile",

@@ -328,7 +328,7 @@ TEST_CASE("values that make no sense are errors") {
   CHECK(first("num_machines: -3").code == "config.bad_value");
   CHECK(first("main_process_port: 99999999").code == "config.bad_value");
   CHECK(first("use_cpu: maybe").help == "it is true or false");
-  CHECK(first("rdzv_backend: etcd").help.find("c10d") != std::string::npos);
+  CHECK(first("rdzv_backend: zookeeper").help.find("c10d") != std::string::npos);
   CHECK(first("fsdp_config: yes").what == "fsdp_config is a section");
   CHECK(first("megatron_lm_config: {megatron_lm_tp_degree: [2]}").code == "config.bad_value");
   CHECK(first("machine_rank: 1").help == "ranks count from 0");
@@ -488,6 +488,38 @@ TEST_CASE("lists in the sections are the words with commas that their flags have
   CHECK(bad(fsdp + "  fsdp_transformer_layer_cls_to_wrap: {a: b}\n").code == "config.bad_value");
   CHECK(violations(fp8 + list).empty());
   CHECK(violations(fsdp + "  fsdp_ignored_modules: [a]\n").size() == 1);
+}
+
+TEST_CASE("keys and values of older wizards are read") {
+  const LaunchConfig mpi = good(
+      "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n"
+      "mpirun_config:\n  mpirun_ccl: '1'\n  mpirun_hostfile: hosts\n");
+  CHECK(mpi.plugins.at("mpirun_hostfile") == "hosts");
+  CHECK(launch_config_yaml(mpi).find("  mpirun_ccl: '1'\n") != std::string::npos);
+  const LaunchConfig fsdp = good(
+      "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n"
+      "  fsdp_backward_prefetch_policy: BACKWARD_POST\n");
+  CHECK(fsdp.plugins.at("fsdp_backward_prefetch") == "BACKWARD_POST");
+  CHECK(good(launch_config_yaml(fsdp)).plugins == fsdp.plugins);
+  // One line for one setting, whatever it was called.
+  const std::string written = launch_config_yaml(
+      good("distributed_type: FSDP\nfsdp_config:\n  fsdp_backward_prefetch: BACKWARD_PRE\n"
+           "  fsdp_backward_prefetch_policy: BACKWARD_POST\n"));
+  CHECK(written.find("fsdp_backward_prefetch: BACKWARD_POST\n") != std::string::npos);
+  CHECK(written.find("policy") == std::string::npos);
+  for (const char* backend : {"etcd", "etcd-v2"}) {
+    const std::string text = fmt::format("distributed_type: 'NO'\nrdzv_backend: {}\n", backend);
+    Diagnostics diagnostics;
+    CHECK(parsed(text, diagnostics).rdzv_backend == "static");
+    REQUIRE(diagnostics.all().size() == 1);
+    CHECK(diagnostics.all()[0].code == "launch.ignored_key");
+    CHECK(diagnostics.all()[0].what.find("mtl's own rendezvous") != std::string::npos);
+    CHECK(diagnostics.all()[0].place->line == 2);
+    CHECK_FALSE(diagnostics.has_errors());
+    CHECK(violations(text).empty());
+  }
+  CHECK(good("distributed_type: 'NO'\nrdzv_backend: ''\n").rdzv_backend == "static");
+  CHECK(bad("distributed_type: 'NO'\nrdzv_backend: etcdv2\n").code == "config.bad_value");
 }
 
 TEST_CASE("a missing file is named") {
