@@ -227,6 +227,7 @@ std::optional<HelloMessage> decode_hello_message(const std::string& body) {
 std::string encode(const NodeJob& job) {
   const json object = {{"program", to_json(job.program)},
                        {"config", to_text(launch_config_yaml(job.config))},
+                       {"deepspeed_fields", to_text(job.config.deepspeed_fields)},
                        {"logs", to_json(job.logs)},
                        {"run_id", to_text(job.run_id)},
                        {"token", to_text(job.token)},
@@ -250,6 +251,7 @@ std::optional<NodeJob> decode_node_job(const std::string& body) {
     job.program = program_of(object.at("program"));
     Diagnostics ignored;  // it was checked where it came from
     job.config = parse_launch_config(to_bytes(object.at("config")), "", ignored);
+    job.config.deepspeed_fields = to_bytes(object.at("deepspeed_fields"));
     job.logs = logs_of(object.at("logs"));
     job.run_id = to_bytes(object.at("run_id"));
     job.token = to_bytes(object.at("token"));

@@ -384,8 +384,9 @@ class Reader {
                 "num_processes is the total of all machines");
     }
     check_stage(root);
-    if (config_.mixed_precision_given && !config_.deepspeed_fields.empty()) {
-      config_.deepspeed_fields += ",mixed_precision";
+    if (config_.mixed_precision_given) {
+      config_.deepspeed_fields += config_.deepspeed_fields.empty() ? "" : ",";
+      config_.deepspeed_fields += "mixed_precision";
     }
     if (const YamlValue* dynamo = root.find("dynamo_backend");
         dynamo != nullptr && dynamo->kind == YamlValue::Kind::scalar) {

@@ -47,7 +47,9 @@ struct LaunchConfig {
   // ParallelismConfig, by the names of accelerate's flags ("fsdp_version"), values as written.
   std::map<std::string, std::string> plugins;
   bool use_parallelism_config = false;
-  std::string deepspeed_fields;  // the keys of the file's deepspeed_config: "zero_stage,..."
+  // What the file itself says of DeepSpeed: "zero_stage,...,mixed_precision". accelerate's library
+  // refuses most of it beside DeepSpeed's own file; what flags say it does not.
+  std::string deepspeed_fields;
   std::string role = "default";  // torchrun's --role
   // Settings that accelerate does not know, by the names of our flags ("hosts"). In the file they
   // stand as mtl_hosts in megatron_lm_config, the one place where accelerate tolerates them.

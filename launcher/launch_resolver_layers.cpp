@@ -126,6 +126,10 @@ const std::unordered_map<std::string, LaunchResolver::Setter>& LaunchResolver::s
        [](S& s, V v, int) {
          s.r_.config.mixed_precision = v.texts.back();
          s.r_.config.mixed_precision_given = true;
+         std::string& fields = s.r_.config.deepspeed_fields;
+         if (const size_t at = fields.rfind("mixed_precision"); at != std::string::npos) {
+           fields.resize(at > 0 ? at - 1 : 0);  // the last one, and the file's no more
+         }
        }},
       {"cpu",
        [](S& s, V v, int l) {

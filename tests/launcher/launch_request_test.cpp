@@ -13,17 +13,20 @@
 #include <fmt/ranges.h>
 
 #include "launcher/commands.h"
+#include "launcher/job_messages.h"
 #include "launcher/launch_config_keys.h"
 #include "launcher/processes.h"
 #include "launcher/train_settings.h"
+#include "launcher/worker_env.h"
 
 using namespace mtl;
 using namespace mtl::test;
 
 namespace {
 
-FlagValues values(const std::vector<std::pair<std::string, std::string>>& given,
-                  const std::string& before = "--") {
+using Values = std::vector<std::pair<std::string, std::string>>;
+
+FlagValues values(const Values& given, const std::string& before = "--") {
   FlagValues all;
   for (const auto& [name, text] : given) {
     const LaunchFlag* flag = find_launch_flag(name);
@@ -41,8 +44,7 @@ struct Outcome {
   std::string words;
 };
 
-Outcome resolved(const std::vector<std::pair<std::string, std::string>>& flags,
-                 const LaunchConfig& file = {}, bool train_yaml = false,
+Outcome resolved(const Values& flags, const LaunchConfig& file = {}, bool train_yaml = false,
                  const FlagValues& environment = {}) {
   Diagnostics diagnostics;
   Outcome outcome;
@@ -762,6 +764,30 @@ TEST_CASE("sizes of a parallelism_config are those of the ranks, but for DeepSpe
   CHECK(codes("FSDP",
               "  parallelism_config_sp_size: 2\n"
               "  parallelism_config_sp_backend: other\n") == unequal);
+}
+
+TEST_CASE("what the file itself says of DeepSpeed, also for agents elsewhere") {
+  const auto fields = [](const std::string& lines, const Values& flags) {
+    const LaunchConfig file = file_of("num_processes: 2\n" + lines);
+    const LaunchRequest request = resolved(flags, file).request;
+    NodeJob job;
+    job.config = request.config;
+    const auto sent = decode_node_job(encode(job));
+    REQUIRE(sent);
+    const auto env = worker_environment(request.config, {}, 0);
+    CHECK(worker_environment(sent->config, {}, 0) == env);
+    return env.at("ACCELERATE_CONFIG_DS_FIELDS");
+  };
+  const std::string file =
+      "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n";
+  const Values bf16 = {{"mixed_precision", "bf16"}};
+  CHECK(fields(file, {}) == "deepspeed_config_file");
+  CHECK(fields(file + "mixed_precision: fp16\n", {}) == "deepspeed_config_file,mixed_precision");
+  CHECK(fields(file, bf16) == "deepspeed_config_file");
+  CHECK(fields(file + "mixed_precision: fp16\n", bf16) == "deepspeed_config_file");
+  CHECK(fields(file, {{"zero_stage", "2"}}) == "deepspeed_config_file");
+  CHECK(fields("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", {}) == "mixed_precision");
+  CHECK(fields("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", bf16).empty());
 }
 
 TEST_CASE("merged settings written as a file give the same environment") {
