@@ -127,14 +127,27 @@ void LaunchResolver::ignored_flags(const LaunchGiven& given) {
 
 // Of the file; neutral values, which accelerate's wizard writes, are not worth a word.
 void LaunchResolver::ignored_keys() {
-  for (const IgnoredKey& ignored : r_.config.ignored) {
-    if (ignored.neutral || (!train_yaml_ && reaches_program(ignored.key))) continue;
-    if (train_yaml_ && taken_in_part(ignored)) continue;
+  const auto name = [&](const std::string& key, const Place& place, const std::string& help) {
     diagnostics_.add({.code = "launch.ignored_key",
-                      .what = fmt::format("'{}' means nothing to {} and is ignored", ignored.key,
+                      .what = fmt::format("'{}' means nothing to {} and is ignored", key,
                                           train_yaml_ ? "mtl's own runtime" : "this launch"),
-                      .place = ignored.place,
+                      .place = place,
+                      .help = help,
                       .severity = Diagnostic::Severity::warning});
+  };
+  for (const IgnoredKey& ignored : r_.config.ignored) {
+    if (ignored.neutral) continue;
+    if (!train_yaml_ && reaches_program(ignored.key)) {
+      // Which machines of a hostfile are not to be used: DeepSpeed's launcher would leave them out.
+      for (const YamlValue::Entry& entry : ignored.value.entries) {
+        const bool filter =
+            entry.key == "deepspeed_exclusion_filter" || entry.key == "deepspeed_inclusion_filter";
+        if (!filter || entry.value.text.empty()) continue;
+        name(entry.key, entry.key_place, find_launch_flag(entry.key)->meaningless);
+      }
+    } else if (!train_yaml_ || !taken_in_part(ignored)) {
+      name(ignored.key, ignored.place, {});
+    }
   }
 }
 

@@ -790,6 +790,20 @@ TEST_CASE("what the file itself says of DeepSpeed, also for agents elsewhere") {
   CHECK(fields("distributed_type: DEEPSPEED\nmixed_precision: bf16\n", bf16).empty());
 }
 
+TEST_CASE("machines that DeepSpeed would leave out are named, for a program and for a train.yaml") {
+  const std::string file =
+      "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n";
+  for (const char* key : {"deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}) {
+    for (const bool train_yaml : {false, true}) {
+      const Outcome outcome =
+          resolved({}, file_of(fmt::format("{}  {}: m1@m2\n", file, key)), train_yaml);
+      CHECK(outcome.codes == std::vector<std::string>{"launch.ignored_key"});
+      CHECK(outcome.words.find(key) != std::string::npos);
+    }
+    CHECK(resolved({}, file_of(fmt::format("{}  {}: null\n", file, key))).codes.empty());
+  }
+}
+
 TEST_CASE("merged settings written as a file give the same environment") {
   const LaunchConfig file = file_of(
       "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 2\nfsdp_config:\n"
