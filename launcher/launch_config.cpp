@@ -189,6 +189,7 @@ class Reader {
       read_address(value);
     } else if (key == "main_process_port") {
       read_int(key, value, config_.main_process_port, 0, 65'535);
+      config_.main_process_port_given = true;
     } else if (key == "rdzv_backend") {
       read_backend(value);
     } else if (key == "same_network") {

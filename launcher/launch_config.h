@@ -36,7 +36,8 @@ struct LaunchConfig {
   std::string gpu_ids = "all";
   bool gpu_ids_given = false;
   std::string main_process_ip;
-  int main_process_port = 0;
+  int main_process_port = 0;  // 0 = a free one
+  bool main_process_port_given = false;
   std::string rdzv_backend = "static";  // static | c10d | tcp
   bool same_network = false;
   bool enable_cpu_affinity = false;

@@ -199,7 +199,8 @@ std::string launch_config_yaml(const LaunchConfig& config) {
     set("machine_rank", std::to_string(config.machine_rank));
   }
   if (!config.main_process_ip.empty()) set("main_process_ip", string_text(config.main_process_ip));
-  if (config.main_process_port != 0) {
+  // Without it accelerate takes 29500, not a free one.
+  if (config.main_process_port_given || config.main_process_port != 0) {
     set("main_process_port", std::to_string(config.main_process_port));
   }
   set("main_training_function", string_text(config.main_training_function));

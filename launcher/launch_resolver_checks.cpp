@@ -400,6 +400,7 @@ void LaunchResolver::finish_meeting() {
   r_.config.machine_rank = r_.machine_rank;
   r_.config.main_process_ip = host;
   r_.config.main_process_port = port;
+  if (port_.said()) r_.config.main_process_port_given = true;
   read_token();
 }
 

@@ -305,6 +305,27 @@ TEST_CASE("--no-input writes what the flags say") {
   CHECK(outcome.err.find("6 processes cannot hold") != std::string::npos);
 }
 
+TEST_CASE("what accelerate would read otherwise is written as it reads it") {
+  Shell shell;
+  Outcome outcome = shell.mtl({"config", "--no-input", "--mixed_precision", "fp8", "--multi_gpu",
+                               "--num_processes", "4", "--fp8_override_linear_precision",
+                               "true,false,true", "--main_process_port", "0"});
+  CHECK_MESSAGE(outcome.code == 0, outcome.err);
+  const std::string text = file_text(shell.dir() / kFile);
+  CHECK(text.find("  fp8_override_linear_precision:\n  - true\n  - false\n  - true\n") !=
+        std::string::npos);
+  CHECK(text.find("main_process_port: 0\n") != std::string::npos);
+  CHECK(shell.mtl({"config", "validate"}).code == 0);
+  outcome = shell.mtl({"config", "update"});
+  CHECK(outcome.code == 0);
+  CHECK(outcome.err.empty());
+  CHECK(file_text(shell.dir() / kFile) == text);
+  CHECK(shell.mtl({"config", "set", "fp8_override_linear_precision=false,false,true"}).code == 0);
+  CHECK(file_text(shell.dir() / kFile).find("precision:\n  - false\n  - false\n  - true\n") !=
+        std::string::npos);
+  CHECK(shell.mtl({"config", "set", "fp8_override_linear_precision=true"}).code == 3);
+}
+
 TEST_CASE("import reads accelerate's file and Megatron's scripts") {
   Shell shell;
   shell.write("theirs.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nfp16: true\n");

@@ -522,6 +522,15 @@ TEST_CASE("keys and values of older wizards are read") {
   CHECK(bad("distributed_type: 'NO'\nrdzv_backend: etcdv2\n").code == "config.bad_value");
 }
 
+TEST_CASE("a port of 0 stays one: without it accelerate takes 29500") {
+  const LaunchConfig config = good("distributed_type: 'NO'\nmain_process_port: 0\n");
+  CHECK(launch_config_yaml(config).find("main_process_port: 0\n") != std::string::npos);
+  CHECK(launch_config_yaml(good("distributed_type: 'NO'\n")).find("port") == std::string::npos);
+  CHECK(
+      launch_config_yaml(good("distributed_type: 'NO'\nmain_process_port: null\n")).find("port") ==
+      std::string::npos);
+}
+
 TEST_CASE("a missing file is named") {
   Diagnostics diagnostics;
   read_launch_config("/no/such/config.yaml", diagnostics);
