@@ -31,12 +31,12 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/secret.h"
 #include "common/error.h"
 #include "common/files.h"
 #include "common/version.h"
 #include "launcher/launch_config.h"
 #include "launcher/placement.h"
+#include "launcher/secret.h"
 #include "runtime/device/load_cuda.h"
 #include "runtime/device/nvml.h"
 
@@ -308,9 +308,7 @@ Json variable_facts() {
                      [&](std::string_view prefix) { return name.starts_with(prefix); })) {
       continue;
     }
-    // A file's name is no secret, its content is.
-    const bool hidden = is_secret(name) && !name.ends_with("_FILE") && !name.ends_with("_FD");
-    sorted[name] = hidden ? "set" : std::string(text.substr(equals + 1));
+    sorted[name] = is_secret(name) ? "set" : std::string(text.substr(equals + 1));
   }
   Json facts = Json::object();
   for (const auto& [name, value] : sorted) facts[name] = value;
@@ -333,9 +331,7 @@ Json config_facts() {
     std::istringstream lines(read_file(path, 1 << 16));
     for (std::string line; std::getline(lines, line);) {
       const std::string key = line.substr(0, line.find(':'));
-      content += is_secret(key) && key.size() < line.size() && !key.ends_with("_file")
-                     ? key + ": set\n"
-                     : line + '\n';
+      content += is_secret(key) && key.size() < line.size() ? key + ": set\n" : line + '\n';
     }
   } catch (const Error& error) {
     content = error.diagnostics()[0].what;

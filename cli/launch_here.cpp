@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/launch.h"
-#include "cli/secret.h"
+#include "launcher/secret.h"
 #include "launcher/shell_word.h"
 #include "launcher/worker_env.h"
 
@@ -132,8 +132,7 @@ std::string rank_blocks(const std::vector<WorkerCommand>& commands,
     for (const std::string& name : taken_out(command)) line += " -u " + name;
     const char* title = "environment";
     for (const auto& [name, given] : command.env) {
-      const bool hidden = is_secret(name) && !name.ends_with("_FD") && !name.ends_with("_FILE");
-      const std::string& value = hidden ? "<secret>" : given;
+      const std::string& value = is_secret(name) ? "<secret>" : given;
       text += fmt::format("  {}  {}={}\n", title, name, value);
       title = "           ";
       line += fmt::format(" {}={}", name, shell_word(value));

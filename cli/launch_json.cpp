@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/launch.h"
-#include "cli/secret.h"
 #include "launcher/generation.h"
+#include "launcher/secret.h"
 #include "launcher/slurm/step.h"
 #include "launcher/train_settings.h"
 #include "rendezvous/network.h"
@@ -70,8 +70,7 @@ Json rank_json(const WorkerCommand& command, const std::string& host) {
   json["host"] = host;
   Json env = Json::object();
   for (const auto& [name, value] : command.env) {
-    const bool hidden = is_secret(name) && !name.ends_with("_FD") && !name.ends_with("_FILE");
-    env[name] = hidden ? "<secret>" : value;
+    env[name] = is_secret(name) ? "<secret>" : value;
   }
   json["env"] = std::move(env);
   json["command"] = command.argv;

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "common/text.h"
 #include "launcher/doctor.h"
+#include "launcher/secret.h"
 #include "rendezvous/network.h"
 
 namespace mtl {
@@ -89,10 +89,7 @@ Secrets read_secrets(const std::vector<std::string>& hosts) {
     const std::string text = *entry;
     const size_t equals = text.find('=');
     if (equals == std::string::npos || text.size() - equals < 8) continue;
-    const std::string name = upper(text.substr(0, equals));
-    for (const char* mark : {"TOKEN", "SECRET", "PASSWORD", "API_KEY", "ACCESS_KEY"}) {
-      if (name.find(mark) != std::string::npos) secrets.values.push_back(text.substr(equals + 1));
-    }
+    if (is_secret(text.substr(0, equals))) secrets.values.push_back(text.substr(equals + 1));
   }
   return secrets;
 }

@@ -215,3 +215,16 @@ TEST_CASE("the flags of accelerate's own test of its launcher win over the file"
   CHECK(json["settings"]["num_processes"] == 2);
   CHECK(json["settings"]["debug"] == true);
 }
+
+TEST_CASE("a setting with TOKEN in its name is no secret of the dry run") {
+  Shell shell;
+  shell.write("m.yaml",
+              "distributed_type: MEGATRON_LM\nnum_processes: 1\nuse_cpu: true\n"
+              "megatron_lm_config:\n  megatron_lm_calculate_per_token_loss: true\n");
+  const Outcome words = shell.mtl({"launch", "--dry-run", "--config_file", "m.yaml", "--", "x.py"});
+  CHECK(words.out.find("MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS=true") != std::string::npos);
+  const Outcome json =
+      shell.mtl({"launch", "--dry-run", "--json", "--config_file", "m.yaml", "--", "x.py"});
+  REQUIRE(json.code == 0);
+  CHECK(Json::parse(json.out)["ranks"][0]["env"]["MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS"] == "true");
+}

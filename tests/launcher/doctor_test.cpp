@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "launcher/secret.h"
 #include "support/text.h"
 
 using namespace mtl;
@@ -148,6 +149,42 @@ TEST_CASE("hosts are to be alike and their clocks together") {
   CHECK(has(of(apart, "hosts.clock").what, "c is 105 s ahead of b"));
   CHECK(of(compare_hosts({host("a", "1", 0), host("b", "1", 5)}), "hosts.clock").level ==
         Level::warning);
+}
+
+TEST_CASE("secrets are known by the words of their names, settings of a launch are none") {
+  for (const char* name : {"HF_TOKEN",
+                           "WANDB_API_KEY",
+                           "AWS_SECRET_ACCESS_KEY",
+                           "MY_TOKEN_2",
+                           "GITHUB_TOKEN_RO",
+                           "hf_token",
+                           "PGPASSWORD",
+                           "MYSQL_PASSWD",
+                           "OPENAI_APIKEY",
+                           "HFTOKEN",
+                           "AUTH",
+                           "BASICAUTH",
+                           "HTTP_AUTHORIZATION",
+                           "AZURE_CREDENTIALS",
+                           "GOOGLE_CREDENTIAL_JSON",
+                           "CLIENTSECRETS",
+                           "SSH_KEYS",
+                           "TOKEN2",
+                           "my-token",
+                           "  aws_secret_access_key",
+                           "MTL_TOKEN",
+                           "MTL_AWS_SECRET_ACCESS_KEY"}) {
+    CAPTURE(name);
+    CHECK(is_secret(name));
+  }
+  for (const char* name :
+       {"MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS", "MTL_MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS",
+        "  megatron_lm_calculate_per_token_loss", "  mtl_kubernetes_env_secret", "MTL_TOKEN_FILE",
+        "TOKENIZERS_PARALLELISM", "XAUTHORITY", "KEYBOARD", "AUTHOR", "MTL_LISTENER_FD", "PATH",
+        ""}) {
+    CAPTURE(name);
+    CHECK_FALSE(is_secret(name));
+  }
 }
 
 TEST_CASE("a bug report has no names") {
