@@ -1,11 +1,14 @@
 #include "launcher/config_edit.h"
 
 #include <algorithm>
+#include <climits>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "launcher/launch_config_keys.h"
 #include "launcher/launch_request.h"
+#include "launcher/launch_resolver.h"
 
 namespace mtl {
 
@@ -91,6 +94,39 @@ void check_values(const LaunchConfig& config, Diagnostics& diagnostics) {
         std::any_of(config.ignored.begin(), config.ignored.end(),
                     [](const IgnoredKey& ignored) { return ignored.key == "megatron_lm_config"; });
     if (!looked_at) check("megatron_lm_config." + key, text, Place{config.path});
+  }
+}
+
+// The file counts machines, and ranks in total; flags may count them machine by machine. What has
+// no number before the launch is -1 there.
+void count_processes(YamlValue& root, const FlagValues& flags, Diagnostics& diagnostics) {
+  const auto given = [&](const char* name) {
+    const auto found = flags.find(name);
+    return found == flags.end() ? std::string() : found->second.texts.back();
+  };
+  const std::string nodes = given("nnodes"), per_node = given("nproc_per_node");
+  const bool elastic = !nodes.empty() && !whole_number(nodes, 1, INT_MAX);
+  std::vector<Host> hosts;
+  if (!given("hosts").empty()) hosts = parse_hosts(given("hosts"), diagnostics);
+  if (!hosts.empty()) {
+    set_config_value(root, "num_machines", std::to_string(hosts.size()));
+  } else if (!nodes.empty() && !elastic && given("num_machines").empty()) {
+    set_config_value(root, "num_machines", nodes);
+    set_config_value(root, "megatron_lm_config.mtl_nnodes", "");
+  }
+  if (!given("num_processes").empty()) return;
+  const bool slots =
+      !given("hostfile").empty() ||
+      std::any_of(hosts.begin(), hosts.end(), [](const Host& host) { return host.slots > 0; });
+  // Without a word, as many as this machine has.
+  const auto each =
+      whole_number(per_node.empty() ? config_value(root, "num_processes") : per_node, 1, 1 << 20);
+  const auto machines = whole_number(config_value(root, "num_machines"), 1, 1 << 10);
+  if (each && machines && !slots && !elastic) {
+    set_config_value(root, "num_processes", std::to_string(*each * *machines));
+    set_config_value(root, "megatron_lm_config.mtl_nproc_per_node", "");
+  } else {
+    set_config_value(root, "num_processes", "-1");
   }
 }
 
@@ -263,6 +299,7 @@ LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) 
                                          engines[0], engines[1]),
                      .help = "give the flags of one of them"});
   }
+  count_processes(root, flags, diagnostics);
   const std::string processes = config_value(root, "num_processes");
   const std::string machines = config_value(root, "num_machines");
   const bool cpu = config_value(root, "use_cpu") == "true" && flags.count("multi_gpu") == 0;
@@ -277,12 +314,7 @@ LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) 
     set("use_cpu", "false");
     if (engines.empty()) set("distributed_type", "MULTI_GPU");
   }
-  if (flags.count("hosts") != 0) {
-    Diagnostics hosts;
-    const size_t count = parse_hosts(flags.at("hosts").texts.back(), hosts).size();
-    for (const Diagnostic& diagnostic : hosts.all()) diagnostics.add(diagnostic);
-    if (count > 0) set("num_machines", std::to_string(count));
-  } else if (machines != "1" && flags.count("machine_rank") == 0) {
+  if (flags.count("hosts") == 0 && machines != "1" && flags.count("machine_rank") == 0) {
     set("machine_rank", "");  // each machine's own; a launch asks for it
   }
   Diagnostics reading;

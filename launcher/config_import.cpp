@@ -297,28 +297,6 @@ ImportedCommand import_command(const std::vector<std::string>& words, Diagnostic
       set(flag->name, value_of(i, inline_value), origin);
     }
   }
-  // torchrun counts per machine, the file in total.
-  const auto per_node = imported.flags.find("nproc_per_node");
-  const auto nodes = imported.flags.find("nnodes");
-  if (nodes != imported.flags.end() && nodes->second.texts.back().find(':') == std::string::npos) {
-    set("num_machines", nodes->second.texts.back(), nodes->second.origin);
-    imported.flags.erase("nnodes");
-  }
-  if (per_node != imported.flags.end()) {
-    const auto machines = imported.flags.find("num_machines");
-    const auto number = [](const std::string& text) {
-      const bool digits = !text.empty() && text.size() < 8 &&
-                          text.find_first_not_of("0123456789") == std::string::npos;
-      return digits ? std::stoi(text) : 0;
-    };
-    const int each = number(per_node->second.texts.back());
-    const int count = machines == imported.flags.end() ? 1 : number(machines->second.texts.back());
-    if (each > 0 && count > 0) {
-      const std::string origin = per_node->second.origin;
-      imported.flags.erase("nproc_per_node");
-      set("num_processes", std::to_string(each * count), origin);
-    }
-  }
   // torchrun starts nothing on GPUs itself; the program does.
   set("cpu", "false", "");
   if (imported.flags.size() == 1) {

@@ -305,6 +305,39 @@ TEST_CASE("--no-input writes what the flags say") {
   CHECK(outcome.err.find("6 processes cannot hold") != std::string::npos);
 }
 
+TEST_CASE("--no-input: ranks of each machine are counted together") {
+  Shell shell;
+  const auto written = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"config", "--no-input", "--force"});
+    const Outcome outcome = shell.mtl(flags, {{"CUDA_VISIBLE_DEVICES", ""}});
+    CHECK_MESSAGE(outcome.code == 0, outcome.err);
+    Diagnostics diagnostics;
+    const YamlValue root = read_yaml(shell.dir() / kFile, diagnostics);
+    std::string text;
+    for (const char* key :
+         {"num_processes", "num_machines", "megatron_lm_config.mtl_nproc_per_node",
+          "megatron_lm_config.mtl_nnodes"}) {
+      text += config_value(root, key) + ' ';
+    }
+    return text;
+  };
+  CHECK(written({"--nproc_per_node", "2"}) == "2 1   ");
+  CHECK(written({"--nproc_per_node", "auto"}) == "-1 1 auto  ");
+  CHECK(written({"--nproc_per_node", "2", "--num_machines", "3", "--main_process_ip", "a"}) ==
+        "6 3   ");
+  CHECK(written({"--nproc_per_node", "2", "--nnodes", "3", "--main_process_ip", "a"}) == "6 3   ");
+  CHECK(written({"--nproc_per_node", "2", "--nnodes", "1:3", "--rdzv_backend", "tcp",
+                 "--rdzv_endpoint", "a"}) == "-1 1 2 1:3 ");
+  CHECK(written({"--nproc_per_node", "2", "--num_processes", "2"}) == "2 1 2  ");
+  CHECK(written({"--nproc_per_node", "4", "--hosts", "a,b"}) == "8 2   ");
+  CHECK(written({"--hosts", "a:3,b:2"}) == "-1 2   ");
+  CHECK(shell.mtl({"config", "set", "num_processes=8"}).code == 0);
+  CHECK(
+      shell
+          .mtl({"config", "--no-input", "--force", "--nproc_per_node", "2", "--num_processes", "3"})
+          .code == 3);
+}
+
 TEST_CASE("what accelerate would read otherwise is written as it reads it") {
   Shell shell;
   Outcome outcome = shell.mtl({"config", "--no-input", "--mixed_precision", "fp8", "--multi_gpu",
