@@ -40,6 +40,7 @@ LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {
   finish_via();
   finish_engine();
   check_stage(given);
+  check_fsdp(given);
   finish_hosts();
   finish_nodes();
   finish_counts();

@@ -110,14 +110,25 @@ void LaunchResolver::finish_engine() {
   if (multi_gpu_.said() && !multi_gpu_.value && config.distributed_type == "MULTI_GPU") {
     config.distributed_type = "NO";
   }
-  const auto setting = [&](const char* name) {
-    const auto found = config.plugins.find(name);
-    return found == config.plugins.end() || truth_of(found->second).value_or(true);
-  };
-  if (config.distributed_type == "FSDP" && setting("fsdp_cpu_ram_efficient_loading") &&
-      !setting("fsdp_sync_module_states")) {
-    conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
-             "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
+}
+
+// accelerate's launcher refuses it of the file alone: the `false` of a flag is a text there, and
+// not empty. The program then broadcasts all the same, and says so.
+void LaunchResolver::check_fsdp(const LaunchGiven& given) {
+  if (r_.config.distributed_type != "FSDP") return;
+  for (const FlagValues* values : {&given.flags, &given.environment, &given.train_yaml}) {
+    if (values->contains("fsdp_sync_module_states")) return;
+  }
+  const auto loading = r_.config.plugins.find("fsdp_cpu_ram_efficient_loading");
+  if (loading != r_.config.plugins.end() && !truth_of(loading->second).value_or(true)) return;
+  for (const IgnoredKey& section : r_.config.ignored) {
+    if (section.key != "fsdp_config") continue;
+    for (const YamlValue::Entry& entry : section.value.entries) {
+      if (plugin_key(section.key, entry.key) != "fsdp_sync_module_states") continue;
+      if (entry.value.quoted || truth_of(entry.value.text).value_or(true)) continue;
+      conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
+               "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
+    }
   }
 }
 

@@ -552,9 +552,6 @@ TEST_CASE("contradictions are errors, all of them at once") {
        {"launch.conflict", "placement.gpu_count"},
        "gpu with --cpu"},
       {{{"hosts", "a:1"}, {"num_processes", "9"}}, {"launch.processes"}, "1 slots"},
-      {{{"use_fsdp", "true"}, {"fsdp_sync_module_states", "false"}},
-       {"launch.conflict"},
-       "fsdp_sync_module_states"},
       {{{"cpu", "true"},
         {"multi_gpu", "true"},
         {"main_process_port", "99999"},
@@ -764,6 +761,28 @@ TEST_CASE("sizes of a parallelism_config are those of the ranks, but for DeepSpe
   CHECK(codes("FSDP",
               "  parallelism_config_sp_size: 2\n"
               "  parallelism_config_sp_backend: other\n") == unequal);
+}
+
+TEST_CASE("only rank 0 loads: refused where accelerate's launcher refuses it") {
+  const auto codes = [](const std::string& section, const Values& flags) {
+    const std::string file = "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n";
+    return resolved(flags, file_of(file + section)).codes;
+  };
+  const Values no = {{"fsdp_sync_module_states", "false"}};
+  const std::string unsynced = "  fsdp_sync_module_states: false\n";
+  const std::vector<std::string> conflict = {"launch.conflict"};
+  // Of the file. A flag's `false` is a text to it, which is not empty.
+  CHECK(codes(unsynced, {}) == conflict);
+  CHECK(codes("  sync_module_states: no\n  fsdp_version: 2\n", {}) == conflict);
+  CHECK(codes("  fsdp_sync_module_states: 'false'\n", {}).empty());
+  CHECK(codes(unsynced, no).empty());
+  CHECK(codes(unsynced, {{"fsdp_sync_module_states", "true"}}).empty());
+  CHECK(codes(unsynced + "  fsdp_cpu_ram_efficient_loading: false\n", {}).empty());
+  CHECK(codes(unsynced, {{"fsdp_cpu_ram_efficient_loading", "false"}}).empty());
+  CHECK(codes("  fsdp_version: 1\n", no).empty());
+  const Outcome flags = resolved({{"use_fsdp", "true"}, {"fsdp_sync_module_states", "false"}});
+  CHECK(flags.codes.empty());
+  CHECK(worker_environment(flags.request.config, {}, 0).at("FSDP_SYNC_MODULE_STATES") == "false");
 }
 
 TEST_CASE("what the file itself says of DeepSpeed, also for agents elsewhere") {
