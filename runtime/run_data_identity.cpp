@@ -101,6 +101,7 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     differ(key, key, here.value(field, nlohmann::json()),
            checkpoint.value(field, nlohmann::json()));
   }
+  if (!differences.empty()) return differences;  // what follows is their consequence
   // Where a document ends matters to who looks at documents.
   const auto truth = [&](const char* field) { return here.value(field, false); };
   if (truth("reset_positions_at_eod") || truth("reset_attention_at_eod") ||
@@ -108,7 +109,6 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     differ("data.eod", "data.eod", here.value("eod", nlohmann::json()),
            checkpoint.value("eod", nlohmann::json()));
   }
-  if (!differences.empty()) return differences;  // what follows is their consequence
   // The length of a run decides how many epochs are shuffled together.
   differ("data.sampler", "what data.sampler shuffles together, which follows the run's length,",
          here.value("orders", nlohmann::json()), checkpoint.value("orders", nlohmann::json()));
