@@ -252,6 +252,18 @@ void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuni
   fmt::print(stderr, "written into {}: {}\n", wanted.train_yaml, layout_words(*chosen));
 }
 
+// With accumulate the batch follows from the layout, and each would train another run.
+void require_batch(const ResolvedSpec& resolved) {
+  if (resolved.spec.train.accumulate.empty()) return;
+  throw Error(Exit::config,
+              {.code = "plan.accumulate",
+               .what = "--tune needs train.global_batch: with train.accumulate every layout has "
+                       "another batch, and they cannot be compared",
+               .place = resolved.place_of("train.accumulate"),
+               .help = "set train.global_batch to the sequences of a step, and leave "
+                       "train.accumulate out"});
+}
+
 int advise(const Wanted& wanted, std::optional<int> world) {
   // What train.yaml asks for, where it can run.
   std::optional<PreparedRun> asked;
@@ -264,9 +276,14 @@ int advise(const Wanted& wanted, std::optional<int> world) {
                                            : prepare_run(wanted.options, wanted.train_yaml,
                                                          without_layout(wanted.settings), 1);
   const Plan& plan = base.checked.plan;
+  require_batch(base.checked.resolved);
   const int gpus = world ? *world : base.world;
   const Cluster cluster = machines_given(wanted.machines, plan.compute, gpus);
-  const Workload work = workload_of(plan);
+  Workload work = workload_of(plan);
+  // Also of phases that would begin after the last step: the rules check these, too.
+  for (const auto& [step, batch] : base.checked.resolved.spec.train.batch_ramp) {
+    work.other_batches.push_back(batch);
+  }
   const Tuning tuning =
       tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .fp8 = plan.float8.on});
   std::optional<Forecast> given;

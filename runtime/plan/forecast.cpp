@@ -1,7 +1,9 @@
 #include "runtime/plan/forecast.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -63,6 +65,23 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
   return parts;
 }
 
+namespace {
+
+std::string impossible_batch(int64_t batch, const LayoutChoice& layout) {
+  const int64_t per_round = layout.micro_batch * layout.replicas();
+  if (batch % per_round != 0) {
+    return fmt::format("a batch of {} over {} replicas x {} per micro-batch", batch,
+                       layout.replicas(), layout.micro_batch);
+  }
+  // As rules_batch.cpp: interleaved micro-batches go in groups of pp.
+  if (layout.chunks > 1 && batch / per_round % layout.pp != 0) {
+    return fmt::format("{} micro-batches in groups of {} stages", batch / per_round, layout.pp);
+  }
+  return {};
+}
+
+}  // namespace
+
 std::string impossible(const Workload& work, const LayoutChoice& layout) {
   const ModelShape& model = work.model;
   if (model.heads % layout.tp != 0) {
@@ -87,16 +106,11 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
   if (layout.ep > 1 && (model.experts == 0 || model.experts % layout.ep != 0)) {
     return fmt::format("{} experts over ep {}", model.experts, layout.ep);
   }
-  const int64_t per_round = layout.micro_batch * layout.replicas();
-  if (work.global_batch % per_round != 0) {
-    return fmt::format("a batch of {} over {} replicas x {} per micro-batch", work.global_batch,
-                       layout.replicas(), layout.micro_batch);
+  std::string of_batch = impossible_batch(work.global_batch, layout);
+  for (size_t i = 0; of_batch.empty() && i < work.other_batches.size(); ++i) {
+    of_batch = impossible_batch(work.other_batches[i], layout);
   }
-  // As rules_batch.cpp: interleaved micro-batches go in groups of pp.
-  if (layout.chunks > 1 && work.global_batch / per_round % layout.pp != 0) {
-    return fmt::format("{} micro-batches in groups of {} stages", work.global_batch / per_round,
-                       layout.pp);
-  }
+  if (!of_batch.empty()) return of_batch;
   if (layout.zero > 1 && layout.pp > 1) {
     return fmt::format("ZeRO-{} with a pipeline", layout.zero);
   }
@@ -397,10 +411,10 @@ Workload workload_of(const Plan& plan) {
   Workload work;
   work.model = plan.model;
   work.seq = plan.seq;
-  work.global_batch = plan.batch.phases().back().global_batch;
-  for (const BatchPhase& phase : plan.batch.phases()) {
-    work.global_batch = std::max(work.global_batch, phase.global_batch);
-  }
+  std::set<int64_t> batches;
+  for (const BatchPhase& phase : plan.batch.phases()) batches.insert(phase.global_batch);
+  work.global_batch = *batches.rbegin();
+  work.other_batches.assign(batches.begin(), std::prev(batches.end()));
   work.total_tokens =
       static_cast<double>(plan.batch.first_sample(plan.steps)) * static_cast<double>(plan.seq);
   work.logits_rows = plan.logits_rows;

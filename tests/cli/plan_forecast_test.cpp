@@ -141,6 +141,33 @@ TEST_CASE("advice is written into train.yaml and runs as planned") {
   CHECK(best.at("not_run_here").empty());
 }
 
+TEST_CASE("advice for a batch that grows is a run in every phase") {
+  Shell shell;
+  write_7b(shell);
+  std::string yaml = file_text(shell.dir() / "train.yaml");
+  const std::string batch = "global_batch: 128  # sequences\n";
+  yaml.replace(yaml.find(batch), batch.size(), "batch_ramp: {0: 96, 500: 512, 900000000: 40}\n");
+  shell.write("train.yaml", yaml);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
+  CHECK_MESSAGE(out.code == 0, out.err);
+  const Outcome plan = shell.mtl({"plan", "--gpus", "64", "train.yaml"});
+  CHECK_MESSAGE(plan.code == 0, plan.err);
+}
+
+TEST_CASE("advice needs a batch that does not follow from the layout") {
+  Shell shell;
+  write_7b(shell);
+  std::string yaml = file_text(shell.dir() / "train.yaml");
+  const std::string batch = "global_batch: 128";
+  yaml.replace(yaml.find(batch), batch.size(), "accumulate: 8\n  micro_batch: 4");
+  shell.write("train.yaml", yaml);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
+  CHECK(out.code == 3);
+  CHECK(has(out.err, "error[plan.accumulate]: --tune needs train.global_batch"));
+  CHECK(out.out == "");
+  CHECK(file_text(shell.dir() / "train.yaml") == yaml);
+}
+
 TEST_CASE("what belonged to the old layout does not stay behind") {
   Shell shell;
   write_7b(shell);

@@ -90,6 +90,30 @@ TEST_CASE("what advice sets is a layout with the same forecast") {
   CHECK(settings.front().second == std::to_string(tuning.best.front().forecast.layout.tp));
 }
 
+TEST_CASE("every batch of a ramp divides") {
+  Workload work = guide_rows().front().work;
+  const Cluster& cluster = *find_cluster("h100-80g");
+  work.global_batch = 512;
+  work.other_batches = {96, 192};
+  LayoutChoice layout;
+  layout.dp = 64;
+  CHECK(impossible(work, layout).starts_with("a batch of 96 over 64 replicas"));
+  layout.dp = 8;
+  layout.micro_batch = 3;
+  CHECK(impossible(work, layout).starts_with("a batch of 512"));
+  layout.micro_batch = 1;
+  layout.pp = 8;
+  layout.chunks = 2;
+  CHECK(impossible(work, layout).starts_with("12 micro-batches in groups of 8"));
+  layout.chunks = 1;
+  CHECK(impossible(work, layout) == "");
+  const Tuning tuning = tune(work, 64, cluster, {});
+  REQUIRE(!tuning.best.empty());
+  for (const Advice& advice : tuning.best) {
+    CHECK(96 % (advice.forecast.layout.replicas() * advice.forecast.layout.micro_batch) == 0);
+  }
+}
+
 TEST_CASE("where links between nodes are slow a copy of the shards on each of them is worth it") {
   const Workload work = guide_rows().front().work;
   Cluster cluster = *find_cluster("h100-80g");
