@@ -144,9 +144,14 @@ std::string tuning_text(const Tuning& tuning, const Forecast* given, const Clust
     text += "        " + wrap_text(numbers, columns, 8, 8) + '\n';
     if (!why.empty()) text += "        " + wrap_text(why, columns, 8, 8) + '\n';
   };
+  // Such as one with uneven stages, which are not searched.
+  const bool yours_wins = given != nullptr && given->fits && !tuning.best.empty() &&
+                          given->time.total < tuning.best.front().forecast.time.total;
   int place = 0;
   for (const Advice& advice : tuning.best) {
-    row(fmt::format("{}.", ++place), advice.forecast, advice.why);
+    const std::string but =
+        yours_wins && place == 0 ? "of those looked at, yours being faster; " : "";
+    row(fmt::format("{}.", ++place), advice.forecast, but + advice.why);
   }
   if (tuning.best.empty() && tuning.considered == 0 && !tuning.left_out.empty()) {
     text += "  " +

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <numeric>
 #include <set>
 
 #include <fmt/format.h>
@@ -31,6 +33,8 @@ Recompute everything() {
   recompute.full = Recompute::Full::uniform;
   return recompute;
 }
+
+constexpr int64_t kMostContext = 16;
 
 struct Candidate {
   LayoutChoice layout;
@@ -75,16 +79,16 @@ class Search {
       if (tp > most_tp || gpus_ % tp != 0) continue;
       for (const int64_t pp : divisors(gpus_ / tp)) {
         if (pp > work_.model.layers) break;
-        for (int cp = 1; cp <= 16; cp *= 2) {
-          if (gpus_ / (tp * pp) % cp != 0) continue;
-          for (int ep = 1; ep <= std::max<int64_t>(1, work_.model.experts); ep *= 2) {
+        for (const int64_t cp : divisors(gpus_ / (tp * pp))) {
+          if (cp > kMostContext) break;
+          for (const int64_t ep : divisors(std::max<int64_t>(1, work_.model.experts))) {
             const int64_t inner = tp * pp * cp * ep;
             if (gpus_ % inner != 0) continue;
             LayoutChoice layout;
             layout.tp = static_cast<int>(tp);
             layout.pp = static_cast<int>(pp);
-            layout.cp = cp;
-            layout.ep = ep;
+            layout.cp = static_cast<int>(cp);
+            layout.ep = static_cast<int>(ep);
             layout.dp = static_cast<int>(gpus_ / inner);
             layout.fp8 = options_.fp8;
             layout.sequence_parallel = tp > 1 && work_.seq / cp % tp == 0;
@@ -97,6 +101,10 @@ class Search {
 
  private:
   void divide(LayoutChoice layout) {
+    int64_t batch = work_.global_batch;
+    for (const int64_t other : work_.other_batches) batch = std::gcd(batch, other);
+    if (batch % layout.replicas() != 0) return;
+    const int64_t of_replica = batch / layout.replicas();
     const int most_zero = layout.replicas() * layout.cp == 1 ? 1 : 3;
     for (const int chunks : chunk_choices(work_, layout.pp)) {
       layout.chunks = chunks;
@@ -117,7 +125,8 @@ class Search {
         layout.zero = zero;
         for (const int copies : copy_choices(layout)) {
           layout.copies = copies;
-          for (int64_t mb = 1; mb <= options_.max_micro_batch; mb *= 2) {
+          for (const int64_t mb : divisors(of_replica)) {
+            if (mb > options_.max_micro_batch) break;
             layout.micro_batch = mb;
             layout.recompute = {};
             if (!impossible(work_, layout).empty()) continue;
@@ -221,34 +230,37 @@ std::string verdict(const Forecast& one, const Forecast& best, const Cluster& cl
   if (!cluster.cpu && one.memory.total > usable_memory(cluster)) {
     return fmt::format("needs {} GB of {}", gb(one.memory.total), gb(usable_memory(cluster)));
   }
+  constexpr double kSame = 5e-4;
   const double slower = one.time.total / best.time.total - 1;
-  // What costs more of the step than in the best, the most first.
+  if (std::abs(slower) < kSame) return "as fast";
+  // What costs more of the step than in the other one, the most first; of a faster one, less.
+  const double sign = slower > 0 ? 1 : -1;
   const auto mine = parts_of(one), theirs = parts_of(best);
   size_t worst = 0;
   double most = 0;
   for (size_t i = 0; i < mine.size(); ++i) {
-    const double more = mine[i].share * one.time.total - theirs[i].share * best.time.total;
+    const double more = sign * (mine[i].share * one.time.total - theirs[i].share * best.time.total);
     if (more > most) {
       most = more;
       worst = i;
     }
   }
   const double matmul =
-      one.time.matmul + one.time.attention - best.time.matmul - best.time.attention;
+      sign * (one.time.matmul + one.time.attention - best.time.matmul - best.time.attention);
   std::string why;
-  if (slower < 5e-4) {
-    why = "as fast";
-  } else if (matmul > most) {
-    why = "smaller matrix products reach less of the peak";
-  } else if (one.layout.tp > cluster.nvlink_domain &&
+  if (matmul > most) {
+    why = slower > 0 ? "smaller matrix products reach less of the peak"
+                     : "larger matrix products reach more of the peak";
+  } else if (slower > 0 && one.layout.tp > cluster.nvlink_domain &&
              std::string(mine[worst].name).starts_with("tensor")) {
     why = fmt::format("tp {} spans nodes: {:.0f} % of the step", one.layout.tp,
                       100 * mine[worst].share);
-  } else if (most > 0) {
+  } else {
     why = fmt::format("{} {:.1f} % of the step, {:.1f} % in the best", mine[worst].name,
                       100 * mine[worst].share, 100 * theirs[worst].share);
   }
-  return slower < 5e-4 ? why : fmt::format("{:.1f} % slower: {}", 100 * slower, why);
+  return fmt::format("{:.1f} % {}: {}", 100 * std::abs(slower), slower > 0 ? "slower" : "faster",
+                     why);
 }
 
 Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options) {

@@ -43,8 +43,9 @@ struct Tuning {
 // `if_it_fitted` is what comes nearest in memory.
 Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOptions& options);
 
-// Why `layout` is slower than `best`, or does not fit: "bubble 21 % of the step, 3 % in the best",
-// "needs 92 GB of 78", "tp 16 spans nodes".
+// Why `layout` is slower than `best`, or faster, or does not fit: "4.1 % slower: bubble 21 % of the
+// step, 3 % in the best", "needs 92 GB of 78", "tp 16 spans nodes". A layout may be faster that is
+// none of those looked at.
 std::string verdict(const Forecast& layout, const Forecast& best, const Cluster& cluster);
 
 // "tp 8, pp 8 x 2 chunks, dp 16, ZeRO-1, micro-batch 1, no recompute".

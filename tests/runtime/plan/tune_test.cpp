@@ -90,6 +90,48 @@ TEST_CASE("what advice sets is a layout with the same forecast") {
   CHECK(settings.front().second == std::to_string(tuning.best.front().forecast.layout.tp));
 }
 
+TEST_CASE("degrees and micro-batches are divisors, not only powers of two") {
+  Workload work = guide_rows().front().work;
+  const Cluster& cluster = *find_cluster("h100-80g");
+  work.global_batch = 9;  // one layout of a GPU divides it most: three sequences at a time
+  work.seq = 1536;
+  Tuning tuning = tune(work, 3, cluster, {});
+  REQUIRE(!tuning.best.empty());
+  CHECK(tuning.best.front().forecast.layout.micro_batch == 3);
+  work.model.experts = 6;
+  work.model.experts_per_token = 2;
+  work.model.ffn = 2048;
+  tuning = tune(work, 3, cluster, {.best = 100});
+  const auto has_ep = [&](int ep) {
+    return std::any_of(tuning.best.begin(), tuning.best.end(),
+                       [&](const Advice& one) { return one.forecast.layout.ep == ep; });
+  };
+  const auto has_cp = [&](int cp) {
+    return std::any_of(tuning.best.begin(), tuning.best.end(),
+                       [&](const Advice& one) { return one.forecast.layout.cp == cp; });
+  };
+  CHECK(has_ep(1));
+  CHECK(has_ep(3));
+  CHECK(has_cp(3));
+}
+
+TEST_CASE("a layout that is faster than the best is said to be") {
+  const Workload work = guide_rows().front().work;
+  const Cluster& cluster = *find_cluster("h100-80g");
+  LayoutChoice layout;
+  layout.dp = 8;
+  Forecast one = forecast(work, layout, cluster);
+  one.memory = {};
+  Forecast faster = one;
+  faster.time.data = 0;
+  faster.time.optimizer = 0;
+  faster.time.total -= one.time.data + one.time.optimizer;
+  CHECK(verdict(one, one, cluster) == "as fast");
+  CHECK(verdict(faster, one, cluster).find(" % faster: optimizer 0.0 % of the step, ") !=
+        std::string::npos);
+  CHECK(verdict(one, faster, cluster).find(" % slower: optimizer ") != std::string::npos);
+}
+
 TEST_CASE("every batch of a ramp divides") {
   Workload work = guide_rows().front().work;
   const Cluster& cluster = *find_cluster("h100-80g");
