@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 
 #include "common/text.h"
 
@@ -129,17 +131,35 @@ Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks) {
   return one;
 }
 
-GroupLink group_link(const Cluster& cluster, int ranks, int stride) {
+namespace {
+
+// Groups lie one behind the other, each over `ranks * stride` neighbours.
+bool all_near(const Cluster& cluster, int ranks, int stride, int world) {
+  if (world <= cluster.nvlink_domain) return true;
+  return cluster.nvlink_domain % (static_cast<int64_t>(ranks) * stride) == 0;
+}
+
+// The fewest members of a group that are on one node: groups and nodes begin together at every
+// multiple of both, and in between a node has pieces of as many neighbours as divide both.
+int fewest_on_node(const Cluster& cluster, int ranks, int stride) {
+  const auto neighbours = static_cast<int64_t>(ranks) * stride;
+  const auto piece = std::gcd<int64_t, int64_t>(cluster.gpus_per_node, neighbours);
+  return static_cast<int>(std::clamp<int64_t>(piece / stride, 1, ranks));
+}
+
+}  // namespace
+
+GroupLink group_link(const Cluster& cluster, int ranks, int stride, int world) {
   GroupLink link;
   link.ranks = ranks;
   const double fast = cluster.nvlink_rate * cluster.nvlink_share;
-  if (ranks * stride <= cluster.nvlink_domain) {
+  if (all_near(cluster, ranks, stride, world)) {
     link.rate = fast;
     link.alpha = cluster.nvlink_alpha;
     return link;
   }
   // Each rank of the group on a node brings its own NIC, and the rings use all of them.
-  const int on_node = std::clamp(cluster.gpus_per_node / stride, 1, ranks);
+  const int on_node = fewest_on_node(cluster, ranks, stride);
   link.between_nodes = true;
   link.rate = std::min(fast, on_node * cluster.nic_rate * cluster.nic_share);
   link.alpha = cluster.nic_alpha;
@@ -165,10 +185,10 @@ double all_reduce_time(const GroupLink& link, double bytes) {
   return 2 * gather_time(link, bytes);
 }
 
-double all_to_all_time(const Cluster& cluster, int ranks, int stride, double bytes) {
+double all_to_all_time(const Cluster& cluster, int ranks, int stride, int world, double bytes) {
   if (ranks <= 1) return 0;
-  const bool near = ranks * stride <= cluster.nvlink_domain;
-  const int on_node = near ? ranks : std::clamp(cluster.gpus_per_node / stride, 1, ranks);
+  const bool near = all_near(cluster, ranks, stride, world);
+  const int on_node = near ? ranks : fewest_on_node(cluster, ranks, stride);
   const double far = static_cast<double>(ranks - on_node) / ranks;
   const double by_nic = bytes * far / (cluster.nic_rate * cluster.nic_share);
   const double by_nvlink =

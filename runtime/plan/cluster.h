@@ -44,21 +44,22 @@ const Cluster* find_cluster(std::string_view name);
 // Ranks on one machine's CPUs, from rates measured on it, of one rank while all of them run.
 Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks);
 
-// How `ranks` ranks that stand `stride` apart reach each other.
+// How `ranks` ranks that stand `stride` apart reach each other, in the slowest of such groups of
+// `world` ranks: those that do not divide a domain of fast links straddle where one ends.
 struct GroupLink {
   int ranks = 1;
   bool between_nodes = false;
   double rate = 0;   // bytes/s that a rank puts on its ring
   double alpha = 0;  // s per step
 };
-GroupLink group_link(const Cluster& cluster, int ranks, int stride);
+GroupLink group_link(const Cluster& cluster, int ranks, int stride, int world);
 
 // Seconds, n bytes being the whole tensor (the n of the ring formulas, anchors of NCCL's tests):
 // all-gather and reduce-scatter n (k-1)/k over the rate, all-reduce twice that.
 double gather_time(const GroupLink& link, double bytes);
 double all_reduce_time(const GroupLink& link, double bytes);
 // `bytes` are what a rank sends to all others together; over nodes each GPU has its own NIC only.
-double all_to_all_time(const Cluster& cluster, int ranks, int stride, double bytes);
+double all_to_all_time(const Cluster& cluster, int ranks, int stride, int world, double bytes);
 // To the rank `stride` further.
 double send_time(const Cluster& cluster, int stride, double bytes);
 

@@ -202,9 +202,9 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   const int inner = layout.tp, copies = layout.copies;
   const int dense = layout.cp * layout.ep * layout.dp / copies;
   const int expert = layout.cp * layout.dp / copies;
-  const GroupLink link = group_link(cluster, dense, inner);
+  const GroupLink link = group_link(cluster, dense, inner, layout.world());
   const GroupLink expert_link =
-      group_link(cluster, expert, inner * (params.experts > 0 ? layout.ep : 1));
+      group_link(cluster, expert, inner * (params.experts > 0 ? layout.ep : 1), layout.world());
   const auto gather = [&](double bytes_per_param) {
     double time = gather_time(link, params.dense * bytes_per_param);
     if (params.experts > 0) time += gather_time(expert_link, params.experts * bytes_per_param);
@@ -215,8 +215,8 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   const double shard_elements =
       layout.zero > 0 ? params.dense / dense + params.experts / expert : params.sum();
   // Once per step, beside the last backward: what the shards of a copy have, over the copies.
-  const double over_copies =
-      all_reduce_time(group_link(cluster, copies, inner * dense), 4 * shard_elements);
+  const double over_copies = all_reduce_time(
+      group_link(cluster, copies, inner * dense, layout.world()), 4 * shard_elements);
   end.bytes += 2 * sent(4 * shard_elements, copies);
   if (dense > 1) {
     // torchao gathers weights in fp8; mtl rounds what it has gathered.

@@ -24,7 +24,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
   if (layout.tp > 1) {
     // Two blocks: forward a reduction each (an all-reduce, or gather and scatter with SP);
     // backward the same, and with SP the input gathered again (arXiv 2205.05198, section 4).
-    const GroupLink link = group_link(cluster, layout.tp, 1);
+    const GroupLink link = group_link(cluster, layout.tp, 1, layout.world());
     const double one = gather_time(link, activation);
     const double product = pass.backward.matmul / 8;  // dX or dW of one of four linears
     const double ring = (layout.tp - 1.0) / layout.tp * activation;
@@ -63,7 +63,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     const double qkv =
         attended + 2 * static_cast<double>(local_kv_heads(work.model, parts)) * of_head;
     const auto once = [&](double bytes) {
-      return all_to_all_time(cluster, layout.cp, layout.tp, bytes);
+      return all_to_all_time(cluster, layout.cp, layout.tp, layout.world(), bytes);
     };
     const double sent = (layout.cp - 1.0) / layout.cp;
     links.context_forward = links.context_backward = once(qkv) + once(attended);
@@ -80,7 +80,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     // of the block before; backward twice as many bytes (gradients travel too).
     const double kv = 2 * n * static_cast<double>(local_kv_heads(work.model, layout.tp)) *
                       static_cast<double>(work.model.head_dim) * element;
-    const GroupLink link = group_link(cluster, layout.cp, layout.tp);
+    const GroupLink link = group_link(cluster, layout.cp, layout.tp, layout.world());
     const double rate =
         link.between_nodes ? std::min(link.rate, cluster.nic_rate * cluster.nic_share) : link.rate;
     const double step = kv / rate + link.alpha;
@@ -96,7 +96,8 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     // Rows to their experts and back.
     const bool parts = layout.sequence_parallel && !software.expert_room;
     const double rows = activation * active / (parts ? layout.tp : 1);
-    const double once = all_to_all_time(cluster, layout.ep, layout.tp * layout.cp, rows);
+    const double once =
+        all_to_all_time(cluster, layout.ep, layout.tp * layout.cp, layout.world(), rows);
     links.expert_forward = links.expert_backward = 2 * once;
     links.expert_wire = 4 * rows * (layout.ep - 1) / layout.ep;
     if (software.expert_room) {
@@ -118,7 +119,7 @@ double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const 
                         bool embedding, bool head) {
   if (layout.tp <= 1) return 0;
   const double n = static_cast<double>(layout.micro_batch * work.seq) / layout.cp;
-  const GroupLink link = group_link(cluster, layout.tp, 1);
+  const GroupLink link = group_link(cluster, layout.tp, 1, layout.world());
   const double one =
       gather_time(link, n * static_cast<double>(work.model.hidden) * bytes_of(work.compute));
   // Embedding: its output reduced, and with SP the gradient gathered. Head: its input gathered, dX

@@ -251,7 +251,8 @@ std::string verdict(const Forecast& one, const Forecast& best, const Cluster& cl
   if (matmul > most) {
     why = slower > 0 ? "smaller matrix products reach less of the peak"
                      : "larger matrix products reach more of the peak";
-  } else if (slower > 0 && one.layout.tp > cluster.nvlink_domain &&
+  } else if (slower > 0 &&
+             group_link(cluster, one.layout.tp, 1, one.layout.world()).between_nodes &&
              std::string(mine[worst].name).starts_with("tensor")) {
     why = fmt::format("tp {} spans nodes: {:.0f} % of the step", one.layout.tp,
                       100 * mine[worst].share);
