@@ -284,8 +284,10 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   for (const auto& [step, batch] : base.checked.resolved.spec.train.batch_ramp) {
     work.other_batches.push_back(batch);
   }
+  LayoutChoice like;
+  like.float8 = plan.float8;
   const Tuning tuning =
-      tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .fp8 = plan.float8.on});
+      tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .like = like});
   std::optional<Forecast> given;
   if (!world) {
     given = forecast(work, layout_of_run(base.checked), cluster, software_mtl(), true);

@@ -34,6 +34,19 @@ std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, in
   return linears;
 }
 
+Float8Linears float8_kinds(const ModelShape& shape, int64_t seq, int tp) {
+  Float8Linears kinds;
+  const int one_expert = static_cast<int>(std::max<int64_t>(1, shape.experts));
+  for (const LocalLinear& linear : float8_linears(shape, seq, tp, one_expert)) {
+    kinds.experts = kinds.experts || linear.expert >= 0;
+    kinds.qkv = kinds.qkv || linear.slot == kLinearSlots[0];
+    kinds.proj = kinds.proj || linear.slot == kLinearSlots[1];
+    kinds.up = kinds.up || linear.slot == kLinearSlots[2];
+    kinds.down = kinds.down || linear.slot == kLinearSlots[3];
+  }
+  return kinds;
+}
+
 int64_t float8_filled_up(int64_t rows) {
   return (rows + kFloat8Multiple - 1) / kFloat8Multiple * kFloat8Multiple;
 }

@@ -9,6 +9,7 @@
 // orientation, and a linear whose sizes on a rank do not fit stays in bf16.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -26,7 +27,12 @@ struct Float8 {
   bool holds(const ModelShape& shape, int64_t layer) const {
     return on && layer >= first && layer < shape.layers - last;
   }
-  int64_t layers(const ModelShape& shape) const { return on ? shape.layers - first - last : 0; }
+  int64_t layers(const ModelShape& shape) const { return layers_in(shape, 0, shape.layers); }
+  // Of layers [begin, end).
+  int64_t layers_in(const ModelShape& shape, int64_t begin, int64_t end) const {
+    const int64_t from = std::max(begin, first), to = std::min(end, shape.layers - last);
+    return on ? std::max<int64_t>(0, to - from) : 0;
+  }
 };
 
 // The linears of a layer without experts, in the order of layer_linears().
@@ -45,6 +51,12 @@ struct LocalLinear {
 std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep);
 std::vector<LocalLinear> float8_linears(const ModelShape& shape, int64_t seq, int tp, int ep);
 int64_t float8_filled_up(int64_t rows);
+
+// Which of a layer's linears these are, for those who only count; one expert speaks for all.
+struct Float8Linears {
+  bool qkv = false, proj = false, up = false, down = false, experts = false;
+};
+Float8Linears float8_kinds(const ModelShape& shape, int64_t seq, int tp);
 
 // The copies of a linear's weight in the memory plan, behind the layer's and the linear's name:
 // [out, in] for forward, [in, out] for backward.

@@ -1,6 +1,7 @@
 #include "runtime/plan/forecast.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <numeric>
 #include <set>
@@ -56,7 +57,7 @@ std::vector<std::string> not_run_here(const ModelShape& model, const LayoutChoic
     parts.emplace_back("expert parallelism with ZeRO-2 or 3");
   }
   if (layout.keep_every_second) parts.emplace_back("selective recompute by product");
-  if (!cluster.cpu && layout.fp8 && cluster.gpu.fp8 == 0) {
+  if (!cluster.cpu && layout.float8.on && cluster.gpu.fp8 == 0) {
     parts.emplace_back("FP8 on a GPU that multiplies none");
   }
   if (!cluster.cpu && cluster.gpu.major < 8) {
@@ -117,10 +118,34 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
   return {};
 }
 
+namespace {
+
+// Layers of a chunk that are alike, and how many of them backward makes again.
+struct AlikeLayers {
+  const LayerKind& kind;
+  double layers, again;
+};
+
+std::array<AlikeLayers, 2> alike_layers(const ModelShape& model, const LayoutChoice& layout,
+                                        const ChunkRange& chunk, const LayerKinds& kinds) {
+  // Of `block`, the first layers are made again; else all of them or none.
+  int64_t again = chunk.layers;
+  if (layout.recompute.full == Recompute::Full::block) {
+    again = std::min(again, layout.recompute.layers);
+  }
+  const int64_t begin = chunk.first_layer;
+  const int64_t float8 = layout.float8.layers_in(model, begin, chunk.end_layer());
+  const int64_t float8_again = layout.float8.layers_in(model, begin, begin + again);
+  const auto number = [](int64_t layers) { return static_cast<double>(layers); };
+  return {{{kinds.in_float8, number(float8), number(float8_again)},
+           {kinds.plain, number(chunk.layers - float8), number(again - float8_again)}}};
+}
+
+}  // namespace
+
 std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
                                     const Cluster& cluster, const Software& software) {
-  const PassWork layer = layer_work(work, layout, cluster, software);
-  const LayerLinks links = layer_links(work, layout, cluster, software, layer);
+  const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
   const PassWork head = head_work(work, layout, cluster, software);
   const Work embedding = embedding_work(work, layout, cluster);
   std::vector<StageTimes> stages;
@@ -129,16 +154,22 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
     StepTime& parts = stage.parts;
     for (const ChunkRange& chunk : chunks) {
       ChunkTimes times;
-      const auto layers = static_cast<double>(chunk.layers);
-      // Of `block`, the layers that are made again; else all of them or none.
-      double again = layers;
-      if (layout.recompute.full == Recompute::Full::block) {
-        again = std::min(layers, static_cast<double>(layout.recompute.layers));
+      Work forward, backward, recompute;
+      double tensor = 0, tensor_back = 0, context = 0, context_back = 0;
+      double expert = 0, expert_back = 0;
+      for (const auto& [kind, layers, again] : alike_layers(work.model, layout, chunk, kinds)) {
+        if (layers == 0) continue;
+        const LayerLinks& links = kind.links;
+        forward += kind.work.forward * layers;
+        backward += kind.work.backward * layers;
+        recompute += kind.work.again * again;
+        tensor += layers * links.tensor_forward;
+        tensor_back += layers * links.tensor_backward + again * links.tensor_again;
+        context += layers * links.context_forward;
+        context_back += layers * links.context_backward + again * links.context_again;
+        expert += layers * links.expert_forward;
+        expert_back += layers * links.expert_backward + again * links.expert_again;
       }
-      Work forward = layer.forward * layers, backward = layer.backward * layers;
-      Work recompute = layer.again * again;
-      double tensor = layers * links.tensor_forward;
-      double tensor_back = layers * links.tensor_backward + again * links.tensor_again;
       if (chunk.head) {
         forward += head.forward;
         backward += head.backward;
@@ -150,12 +181,7 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       const double ends = ends_tensor_time(work, layout, cluster, chunk.embedding, chunk.head);
       tensor += ends / 2;
       tensor_back += ends / 2;
-      const double context_back = layers * links.context_backward + again * links.context_again;
-      const double context = layers * links.context_forward + context_back;
-      const double expert_back = layers * links.expert_backward + again * links.expert_again;
-      const double expert = layers * links.expert_forward + expert_back;
-      times.forward =
-          forward.sum() + tensor + layers * (links.context_forward + links.expert_forward);
+      times.forward = forward.sum() + tensor + context + expert;
       times.backward = backward.sum() + recompute.sum() + tensor_back + context_back + expert_back;
       stage.chunks.push_back(times);
       parts.matmul += forward.matmul + backward.matmul;
@@ -163,8 +189,8 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       parts.memory_bound += forward.memory_bound + backward.memory_bound;
       parts.recompute += recompute.sum();
       parts.tensor += tensor + tensor_back;
-      parts.context += context;
-      parts.expert += expert;
+      parts.context += context + context_back;
+      parts.expert += expert + expert_back;
     }
     stages.push_back(std::move(stage));
   }
@@ -220,7 +246,7 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
   end.bytes += 2 * sent(4 * shard_elements, copies);
   if (dense > 1) {
     // torchao gathers weights in fp8; mtl rounds what it has gathered.
-    const double weight = layout.fp8 && software.torch_fsdp ? 1 : element;
+    const double weight = layout.float8.on && software.torch_fsdp ? 1 : element;
     const bool narrow = layout.zero > 0 && work.grad_reduce != DType::f32;
     const double grad = narrow ? bytes_of(work.grad_reduce) : software.grad_bytes;
     const auto beside_backward = [&](double time) {
@@ -375,8 +401,8 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   time.data = end.data;
   time.optimizer = end.optimizer;
   result.links.data = end.bytes;
-  const PassWork layer = layer_work(work, layout, cluster, software);
-  const LayerLinks links = layer_links(work, layout, cluster, software, layer);
+  const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
+  const LayerLinks& links = layout.float8.on ? kinds.in_float8.links : kinds.plain.links;
   int64_t layers = 0;
   for (const ChunkRange& chunk : held[busiest]) layers += chunk.layers;
   result.links.tensor = m * static_cast<double>(layers) * links.tensor_wire;
@@ -449,7 +475,7 @@ LayoutChoice layout_of(const Plan& plan) {
   }
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;
-  layout.fp8 = plan.float8.on;
+  layout.float8 = plan.float8;
   const int stages = layout.pp;
   layout.layers_of_virtual.assign(static_cast<size_t>(stages * layout.chunks), 0);
   for (int stage = 0; stage < stages; ++stage) {

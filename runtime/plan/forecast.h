@@ -32,7 +32,7 @@ struct LayoutChoice {
   // Of every two matrix products one output is kept (torchtitan's selective checkpointing by op);
   // not of this engine.
   bool keep_every_second = false;
-  bool fp8 = false;
+  Float8 float8 = {};  // its layers that stay in the compute type are forecast so
   ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // interleaved with chunks > 1
   bool overlap_data = true;  // gradients and weights travel beside the passes
   bool overlap_send = true;

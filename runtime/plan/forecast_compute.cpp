@@ -142,12 +142,15 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const bool gated = model.activation == Activation::swiglu && model.experts == 0;
   const Recompute& recompute = layout.recompute;
   const bool keeps = software.keeps_float8_x && recompute.full == Recompute::Full::none;
-  const auto linear = [&](bool x_found, bool dy_found, bool x_kept = false) {
-    return Rounding{layout.fp8, software.float8, x_found, dy_found, x_kept && keeps};
+  // Linears whose sizes FP8 does not take stay as they are.
+  const Float8Linears fp8 =
+      layout.float8.on ? float8_kinds(model, work.seq / layout.cp, layout.tp) : Float8Linears{};
+  const auto linear = [&](bool taken, bool x_found, bool dy_found, bool x_kept = false) {
+    return Rounding{taken, software.float8, x_found, dy_found, x_kept && keeps};
   };
   add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
-             linear(norm_x, false, norm_x && !recompute.norms), work.compute, grads);
-  add_linear(pass, cluster, d.n, d.h, d.q, linear(false, norm_dy), work.compute, grads);
+             linear(fp8.qkv, norm_x, false, norm_x && !recompute.norms), work.compute, grads);
+  add_linear(pass, cluster, d.n, d.h, d.q, linear(fp8.proj, false, norm_dy), work.compute, grads);
   Work core;
   add_attention(pass, core, work, layout, cluster, software, d);
   Work mlp;
@@ -159,20 +162,20 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       add_linear(feed, cluster, d.n, static_cast<double>(model.experts), d.h, {}, work.compute, 4);
       // SwiGLU leaves the largest magnitude of what it makes, where somebody asks for it.
       add_linear(feed, cluster, d.n * chosen, d.parts * d.ffn, d.h,
-                 {layout.fp8, software.float8_up, false, true}, work.compute, grads, local);
+                 {fp8.experts, software.float8_up, false, true}, work.compute, grads, local);
       add_linear(feed, cluster, d.n * chosen, d.h, d.ffn,
-                 {layout.fp8, software.float8_down, true, false}, work.compute, grads, local);
+                 {fp8.experts, software.float8_down, true, false}, work.compute, grads, local);
       // Rows are gathered for the experts and weighed back: read and written, each way.
       const double permute = stream_time(cluster, 4 * d.n * chosen * d.h * d.element);
       feed.forward.memory_bound += permute;
       feed.backward.memory_bound += permute;
     } else {
       add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h,
-                 linear(norm_x, gated, norm_x && !recompute.norms && !recompute.mlp), work.compute,
-                 grads);
+                 linear(fp8.up, norm_x, gated, norm_x && !recompute.norms && !recompute.mlp),
+                 work.compute, grads);
       add_linear(feed, cluster, d.n, d.h, d.ffn,
-                 linear(gated, norm_dy, !recompute.mlp_activation && !recompute.mlp), work.compute,
-                 grads);
+                 linear(fp8.down, gated, norm_dy, !recompute.mlp_activation && !recompute.mlp),
+                 work.compute, grads);
     }
     mlp = feed.forward;
     pass.forward += feed.forward;

@@ -25,6 +25,7 @@ double matmul_time(const Cluster& cluster, double m, double n, double k, bool fp
                    double out_bytes);
 double stream_time(const Cluster& cluster, double bytes);
 
+// Of a layer in FP8 where the layout has such; of its others by `layout` without.
 PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                     const Software& software);
 PassWork head_work(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,

@@ -21,7 +21,7 @@ nlohmann::json to_json(const LayoutChoice& layout) {
           {"recompute", recompute.full != Recompute::Full::none ? "full"
                         : some                                  ? "selective"
                                                                 : "none"},
-          {"fp8", layout.fp8}};
+          {"fp8", layout.float8.on}};
 }
 
 nlohmann::json to_json(const Forecast& one) {

@@ -115,6 +115,25 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
   return links;
 }
 
+LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                       const Software& software) {
+  const auto kind_of = [&](const LayoutChoice& like) {
+    LayerKind kind;
+    kind.work = layer_work(work, like, cluster, software);
+    kind.links = layer_links(work, like, cluster, software, kind.work);
+    return kind;
+  };
+  LayerKinds kinds;
+  const int64_t float8 = layout.float8.layers(work.model);
+  if (float8 > 0) kinds.in_float8 = kind_of(layout);
+  if (float8 < work.model.layers) {
+    LayoutChoice plain = layout;
+    plain.float8 = {};
+    kinds.plain = kind_of(plain);
+  }
+  return kinds;
+}
+
 double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                         bool embedding, bool head) {
   if (layout.tp <= 1) return 0;

@@ -14,6 +14,18 @@ struct LayerLinks {
 };
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const Software& software, const PassWork& pass);
+// A layer of a run, and the like of it: in FP8, or in the compute type beside.
+struct LayerKind {
+  PassWork work;
+  LayerLinks links;
+};
+struct LayerKinds {
+  LayerKind in_float8;  // where the layout has such layers
+  LayerKind plain;      // where it has others
+};
+LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                       const Software& software);
+
 // Embedding and head: what TP sums and gathers there, forward and backward together.
 double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                         bool embedding, bool head);

@@ -37,7 +37,9 @@ struct KeptSizes {
                 ? layout.cp * static_cast<double>(local_kv_heads(work.model, layout.tp * layout.cp))
                 : kv_heads),
         own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)),
-        copies(exchanges_heads(work.model, layout, software) ? 2 : 1) {}
+        copies(exchanges_heads(work.model, layout, software) ? 2 : 1),
+        fp8(layout.float8.on ? float8_kinds(work.model, work.seq / layout.cp, layout.tp)
+                             : Float8Linears{}) {}
   double n, stream, h, heads, kv_heads, context, qkv, ffn, rows;
   bool travels;        // rows, to experts of other ranks,
   double expert_rows;  // and so many have room at those of a rank
@@ -45,6 +47,7 @@ struct KeptSizes {
   // Of attention, per token of the rank: where ranks exchange heads, some may have copies.
   double own_kv_heads, own_qkv;
   double copies;  // of its result: by head and by token
+  Float8Linears fp8;
 };
 
 struct Kept {
@@ -53,9 +56,9 @@ struct Kept {
   double input = 0;   // of which its input
 };
 
-// memory.cpp, saved_by_layer(); `all_again`: of a group of layers that is forwarded again.
+// memory.cpp, saved_by_layer(); `copies`: of a layer in FP8 that is not forwarded again.
 Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Software& software,
-                   const KeptSizes& d, bool all_again) {
+                   const KeptSizes& d, bool copies) {
   const ModelShape& model = work.model;
   const Recompute& recompute = layout.recompute;
   Kept kept;
@@ -72,16 +75,15 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
     return kept;
   }
   // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
-  const auto save_x = [&](double rows, double in, bool again, bool of_experts = false) {
-    const bool copied =
-        layout.fp8 && software.keeps_float8_x && !all_again && !again && !of_experts && rows == d.n;
+  const auto save_x = [&](bool fp8, double rows, double in, bool again) {
+    const bool copied = fp8 && software.keeps_float8_x && copies && !again && rows == d.n;
     save(rows * in * d.e, again || copied);
     if (copied) save(rows * in);
   };
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   save(kept.input);
   save(statistics * d.stream * 4);
-  save_x(d.stream, d.h, recompute.norms);
+  save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
   save(d.n * d.own_qkv * d.e);
   if (model.qk_norm) {
     save(d.n * (d.context + d.own_kv_heads * static_cast<double>(model.head_dim)) * d.e);
@@ -91,14 +93,14 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   save(d.stream * d.h * d.e);
   save(statistics * d.stream * 4);
-  save_x(d.stream, d.h, recompute.norms || recompute.mlp, model.experts > 0);
+  save_x(d.fp8.up, d.stream, d.h, recompute.norms || recompute.mlp);
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
     if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
   }
   save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save_x(d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp, model.experts > 0);
+  save_x(d.fp8.down, d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
   return kept;
 }
 
@@ -128,6 +130,20 @@ double windows_of(const ModelShape& model, const LayoutChoice& layout, const Kep
   return static_cast<double>(layers) * layer + ends;
 }
 
+// Elements of the weights of a layer that have copies in FP8.
+double float8_weights(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
+  double elements = 0;
+  if (d.fp8.qkv) elements += d.h * d.qkv;
+  if (d.fp8.proj) elements += d.context * d.h;
+  if (d.fp8.up) elements += d.h * d.parts * d.ffn;
+  if (d.fp8.down) elements += d.ffn * d.h;
+  if (d.fp8.experts) {
+    const double experts = static_cast<double>(model.experts) / layout.ep;
+    elements += experts * (d.parts + 1) * d.h * d.ffn;
+  }
+  return elements;
+}
+
 double head_kept(const ModelShape& model, const KeptSizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
@@ -153,13 +169,17 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;
   if (d.travels) always += d.expert_rows * 4;
-  if (layout.fp8) {
+  if (layout.float8.on) {
     // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
-    const double ffn = model.experts > 0 ? 0 : d.ffn;
-    always += d.n * (std::max({d.h, d.context, ffn}) + 2 * std::max({d.qkv, d.h, d.parts * ffn}));
-    if (model.experts > 0) {
-      const double in = std::max(d.h, d.ffn), out = std::max(d.h, d.parts * d.ffn);
-      always += d.expert_rows * (std::max(in, out) + in);
+    const auto of = [](bool taken, double width) { return taken ? width : 0; };
+    const double in = std::max(
+        {of(d.fp8.qkv || d.fp8.up, d.h), of(d.fp8.proj, d.context), of(d.fp8.down, d.ffn)});
+    const double out = std::max(
+        {of(d.fp8.qkv, d.qkv), of(d.fp8.proj || d.fp8.down, d.h), of(d.fp8.up, d.parts * d.ffn)});
+    always += d.n * (in + 2 * out);
+    if (d.fp8.experts) {
+      const double wide = std::max(d.h, d.ffn), back = std::max(d.h, d.parts * d.ffn);
+      always += d.expert_rows * (std::max(wide, back) + wide);
     }
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
@@ -190,7 +210,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
   const KeptSizes d(work, layout, software);
   const ModelShape& model = work.model;
   const Kept kept = kept_by_layer(work, layout, software, d, false);
-  const Kept made_again = kept_by_layer(work, layout, software, d, true);
+  const Kept in_float8 = kept_by_layer(work, layout, software, d, true);
   const double micro_batches =
       static_cast<double>(work.global_batch / (layout.micro_batch * layout.replicas()));
   const auto chunks = layout_chunks(work, layout);
@@ -240,13 +260,15 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
     }
     if (work.offload) std::swap(one.optimizer, one.on_host);
     // A copy in each orientation: of all layers, or of those in windows.
-    if (layout.fp8) {
-      double layers = software.torch_fsdp ? 1 : 2;
-      if (!fsdp && !software.torch_fsdp) {
-        layers = 0;
-        for (const ChunkRange& chunk : held) layers += static_cast<double>(chunk.layers);
+    if (layout.float8.on) {
+      int64_t layers = 0;
+      for (const ChunkRange& chunk : held) {
+        layers += layout.float8.layers_in(model, chunk.first_layer, chunk.end_layer());
       }
-      one.weights += 2 * layers * layer.sum();
+      if (software.torch_fsdp || fsdp) {
+        layers = std::min<int64_t>(layers, software.torch_fsdp ? 1 : 2);
+      }
+      one.weights += 2 * static_cast<double>(layers) * float8_weights(model, layout, d);
     }
     if (model.tie_embeddings && embedding && head) {
       const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : micro_batches));
@@ -260,12 +282,13 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
         const auto layers = static_cast<double>(group.layers);
         if (group.again) {
           const bool divide = layout.recompute.distribute;
-          const double all = made_again.always + made_again.again;
+          const double all = kept.always + kept.again;
           bytes += kept.input / (divide ? layout.tp : 1);
           again = std::max(again, layers * all - (divide ? 0 : kept.input));
         } else {
-          bytes += layers * kept.always;
-          again = std::max(again, kept.again);
+          const Kept& one_layer = layout.float8.holds(model, group.first_layer) ? in_float8 : kept;
+          bytes += layers * one_layer.always;
+          again = std::max(again, one_layer.again);
         }
       }
       if (chunk.head) bytes += head_kept(model, d);

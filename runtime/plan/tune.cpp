@@ -84,13 +84,12 @@ class Search {
           for (const int64_t ep : divisors(std::max<int64_t>(1, work_.model.experts))) {
             const int64_t inner = tp * pp * cp * ep;
             if (gpus_ % inner != 0) continue;
-            LayoutChoice layout;
+            LayoutChoice layout = options_.like;
             layout.tp = static_cast<int>(tp);
             layout.pp = static_cast<int>(pp);
             layout.cp = static_cast<int>(cp);
             layout.ep = static_cast<int>(ep);
             layout.dp = static_cast<int>(gpus_ / inner);
-            layout.fp8 = options_.fp8;
             layout.sequence_parallel = tp > 1 && work_.seq / cp % tp == 0;
             divide(layout);
           }

@@ -227,7 +227,7 @@ void torchtitan_rows(std::vector<PublishedRun>& runs) {
     run.work.model = model;
     run.work.seq = 8192;
     run.layout.zero = 3;
-    run.layout.fp8 = fp8;
+    run.layout.float8.on = fp8;
     lay(run.layout);
     run.work.global_batch = run.layout.micro_batch * run.layout.dp * run.layout.pp;
     run.measure = Measure::tokens_per_s_gpu;
@@ -349,7 +349,7 @@ std::vector<PublishedRun> held_out_runs() {
   };
   // Megatron-Bridge's performance summary, NeMo 25.11: fp8 with current scaling.
   LayoutChoice layout;
-  layout.fp8 = true;
+  layout.float8.on = true;
   layout.zero = 3;
   layout.dp = 8;
   add("Llama-3 8B fp8, 8 H100", "h100-80g", llama(32, 4096, 32, 14336, 8192), 8192, 128, 14451,

@@ -248,12 +248,12 @@ TEST_CASE("the forecast of a run in fp8 is that of its layout") {
   resolved.spec.model.heads = 32;
   resolved.spec.train.seq_len = 4096;
   const Planned fp8 = planned(resolved);
-  CHECK(layout_of(fp8.plan).fp8);
+  CHECK(layout_of(fp8.plan).float8.on);
   const auto not_run_on = [&](const char* gpus) {
     return not_run_here(fp8.plan.model, layout_of(fp8.plan), *find_cluster(gpus));
   };
   CHECK(not_run_on("h100-80g").empty());
   CHECK(not_run_on("a100-80g") == std::vector<std::string>{"FP8 on a GPU that multiplies none"});
   resolved.spec.precision.dtype = "bf16";
-  CHECK_FALSE(layout_of(planned(resolved).plan).fp8);
+  CHECK_FALSE(layout_of(planned(resolved).plan).float8.on);
 }

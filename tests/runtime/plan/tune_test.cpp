@@ -46,8 +46,10 @@ TEST_CASE("advice that only this engine's layouts may be") {
     for (const Advice& advice : tuning.best) CHECK(advice.forecast.not_run.empty());
   }
   // What no layout can mend leaves none.
+  LayoutChoice fp8;
+  fp8.float8.on = true;
   const Tuning none = tune(guide_rows().front().work, 8, *find_cluster("a100-80g"),
-                           {.only_run_here = true, .fp8 = true});
+                           {.only_run_here = true, .like = fp8});
   CHECK(none.considered == 0);
   CHECK(none.best.empty());
   CHECK(none.left_out.count("FP8 on a GPU that multiplies none") == 1);
