@@ -120,25 +120,51 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
 
 namespace {
 
-// Layers of a chunk that are alike, and how many of them backward makes again.
+// Of `block`, the first layers of a chunk are made again; else all of them (which, with selective
+// recompute, is some of each) or none.
+int64_t layers_again(const LayoutChoice& layout, const ChunkRange& chunk) {
+  const bool block = layout.recompute.full == Recompute::Full::block;
+  return block ? std::min(chunk.layers, layout.recompute.layers) : chunk.layers;
+}
+
+double stage_send_bytes(const Workload& work, const LayoutChoice& layout) {
+  const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
+                      (layout.sequence_parallel ? layout.tp : 1);
+  return rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
+}
+
+// Layers of a chunk that are alike, and how many of them backward makes again, in groups.
 struct AlikeLayers {
   const LayerKind& kind;
-  double layers, again;
+  double layers, again, groups;
+  double back(const LinkPart& part) const {
+    return layers * part.backward + again * part.again - groups * part.unneeded;
+  }
+  double wire(const LinkPart& part) const {
+    return layers * part.wire + again * part.wire_again - groups * part.wire_unneeded;
+  }
 };
 
 std::array<AlikeLayers, 2> alike_layers(const ModelShape& model, const LayoutChoice& layout,
                                         const ChunkRange& chunk, const LayerKinds& kinds) {
-  // Of `block`, the first layers are made again; else all of them or none.
-  int64_t again = chunk.layers;
-  if (layout.recompute.full == Recompute::Full::block) {
-    again = std::min(again, layout.recompute.layers);
-  }
+  const int64_t again = layers_again(layout, chunk);
   const int64_t begin = chunk.first_layer;
   const int64_t float8 = layout.float8.layers_in(model, begin, chunk.end_layer());
   const int64_t float8_again = layout.float8.layers_in(model, begin, begin + again);
-  const auto number = [](int64_t layers) { return static_cast<double>(layers); };
-  return {{{kinds.in_float8, number(float8), number(float8_again)},
-           {kinds.plain, number(chunk.layers - float8), number(again - float8_again)}}};
+  const bool uniform = layout.recompute.full == Recompute::Full::uniform;
+  const int64_t of_group = uniform ? layout.recompute.layers : 1;
+  const double groups = layout.recompute.full == Recompute::Full::none
+                            ? 0
+                            : static_cast<double>((again + of_group - 1) / of_group);
+  const auto alike = [&](const LayerKind& kind, int64_t layers, int64_t made_again) {
+    // A group of both kinds is half of each.
+    const double share =
+        again > 0 ? static_cast<double>(made_again) / static_cast<double>(again) : 0;
+    return AlikeLayers{kind, static_cast<double>(layers), static_cast<double>(made_again),
+                       groups * share};
+  };
+  return {alike(kinds.in_float8, float8, float8_again),
+          alike(kinds.plain, chunk.layers - float8, again - float8_again)};
 }
 
 }  // namespace
@@ -148,6 +174,7 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
   const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
   const PassWork head = head_work(work, layout, cluster, software);
   const Work embedding = embedding_work(work, layout, cluster);
+  const double sent = layout.pp > 1 ? stage_send_bytes(work, layout) : 0;
   std::vector<StageTimes> stages;
   for (const std::vector<ChunkRange>& chunks : layout_chunks(work, layout)) {
     StageTimes stage;
@@ -157,18 +184,22 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       Work forward, backward, recompute;
       double tensor = 0, tensor_back = 0, context = 0, context_back = 0;
       double expert = 0, expert_back = 0;
-      for (const auto& [kind, layers, again] : alike_layers(work.model, layout, chunk, kinds)) {
-        if (layers == 0) continue;
-        const LayerLinks& links = kind.links;
-        forward += kind.work.forward * layers;
-        backward += kind.work.backward * layers;
-        recompute += kind.work.again * again;
-        tensor += layers * links.tensor_forward;
-        tensor_back += layers * links.tensor_backward + again * links.tensor_again;
-        context += layers * links.context_forward;
-        context_back += layers * links.context_backward + again * links.context_again;
-        expert += layers * links.expert_forward;
-        expert_back += layers * links.expert_backward + again * links.expert_again;
+      for (const AlikeLayers& alike : alike_layers(work.model, layout, chunk, kinds)) {
+        if (alike.layers == 0) continue;
+        const PassWork& pass = alike.kind.work;
+        const LayerLinks& links = alike.kind.links;
+        forward += pass.forward * alike.layers;
+        backward += pass.backward * alike.layers;
+        recompute += pass.again * alike.again;
+        tensor += alike.layers * links.tensor.forward;
+        tensor_back += alike.back(links.tensor);
+        context += alike.layers * links.context.forward;
+        context_back += alike.back(links.context);
+        expert += alike.layers * links.expert.forward;
+        expert_back += alike.back(links.expert);
+        stage.links.tensor += alike.wire(links.tensor);
+        stage.links.context += alike.wire(links.context);
+        stage.links.expert += alike.wire(links.expert);
       }
       if (chunk.head) {
         forward += head.forward;
@@ -178,9 +209,12 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
         forward += embedding * 0.3;
         backward += embedding * 0.7;
       }
-      const double ends = ends_tensor_time(work, layout, cluster, chunk.embedding, chunk.head);
-      tensor += ends / 2;
-      tensor_back += ends / 2;
+      const EndsTensor ends = ends_tensor(work, layout, cluster, chunk.embedding, chunk.head);
+      tensor += ends.time / 2;
+      tensor_back += ends.time / 2;
+      stage.links.tensor += ends.wire;
+      // An activation to the next virtual stage, a gradient to the one before.
+      stage.links.pipeline += ((chunk.head ? 0 : 1) + (chunk.embedding ? 0 : 1)) * sent;
       times.forward = forward.sum() + tensor + context + expert;
       times.backward = backward.sum() + recompute.sum() + tensor_back + context_back + expert_back;
       stage.chunks.push_back(times);
@@ -199,10 +233,8 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
 
 double stage_send_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
   if (layout.pp <= 1) return 0;
-  const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
-                      (layout.sequence_parallel ? layout.tp : 1);
-  const double bytes = rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
-  return send_time(cluster, layout.tp * layout.cp * layout.ep * layout.dp, bytes);
+  return send_time(cluster, layout.tp * layout.cp * layout.ep * layout.dp,
+                   stage_send_bytes(work, layout));
 }
 
 namespace {
@@ -306,7 +338,13 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
   const double layers = all - flops_per_token_of_head(model);
   const double attention = 4.0 * static_cast<double>(model.query_width() * model.layers * seq);
   const Recompute& recompute = layout.recompute;
-  if (recompute.full != Recompute::Full::none) return all + layers / 3;
+  if (recompute.full != Recompute::Full::none) {
+    int64_t made_again = 0;
+    for (const auto& stage : layout_chunks({.model = model, .seq = seq}, layout)) {
+      for (const ChunkRange& chunk : stage) made_again += layers_again(layout, chunk);
+    }
+    return all + layers / 3 * static_cast<double>(made_again) / static_cast<double>(model.layers);
+  }
   double again = 0;
   if (recompute.core_attention) again += attention;
   if (recompute.mlp) {
@@ -387,10 +425,6 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
     const double passes = 2 * m * chunks * send;
     time.pipeline =
         layout.overlap_send ? 2 * (layout.pp - 1) * send + cluster.overlap_cost * passes : passes;
-    const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
-                        (layout.sequence_parallel ? layout.tp : 1);
-    result.links.pipeline =
-        2 * m * chunks * rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
   }
   // Stages end one after the other; the first has the last backward, and often most parameters.
   StepEnd end;
@@ -400,14 +434,12 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   }
   time.data = end.data;
   time.optimizer = end.optimizer;
-  result.links.data = end.bytes;
-  const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
-  const LayerLinks& links = layout.float8.on ? kinds.in_float8.links : kinds.plain.links;
-  int64_t layers = 0;
-  for (const ChunkRange& chunk : held[busiest]) layers += chunk.layers;
-  result.links.tensor = m * static_cast<double>(layers) * links.tensor_wire;
-  result.links.context = m * static_cast<double>(layers) * links.context_wire;
-  result.links.expert = m * static_cast<double>(layers) * links.expert_wire;
+  const LinkForecast& links = stages[busiest].links;
+  result.links = {.tensor = m * links.tensor,
+                  .context = m * links.context,
+                  .expert = m * links.expert,
+                  .pipeline = m * links.pipeline,
+                  .data = end.bytes};
 
   time.total = time.matmul + time.attention + time.memory_bound + time.recompute + time.exposed() +
                time.bubble + time.optimizer;

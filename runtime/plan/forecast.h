@@ -160,7 +160,8 @@ struct ChunkTimes {
 };
 struct StageTimes {
   std::vector<ChunkTimes> chunks;
-  StepTime parts;  // of one micro-batch through all chunks: matmul ... expert
+  StepTime parts;      // of one micro-batch through all chunks: matmul ... expert
+  LinkForecast links;  // likewise, but for `data`
   double forward() const;
   double backward() const;
 };

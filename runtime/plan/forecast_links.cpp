@@ -46,12 +46,18 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     } else {
       backward = software.async_tensor ? 2 * exposed(cluster, 2 * one, product) : 4 * one;
     }
-    links.tensor_forward = forward;
-    links.tensor_backward = backward;
-    links.tensor_wire = ring * (layout.sequence_parallel ? 10 : 8);
+    links.tensor.forward = forward;
+    links.tensor.backward = backward;
+    links.tensor.wire = ring * (layout.sequence_parallel ? 10 : 8);
     if (layout.recompute.full != Recompute::Full::none) {
-      links.tensor_again = forward * 3 / 4;  // the last output is not needed again
-      links.tensor_wire += 3 * ring;
+      // traffic.cpp, tensor_per_micro_batch(): all but the last scatter, which without SP is an
+      // all-reduce; what is kept in parts is gathered.
+      const double last = layout.sequence_parallel ? 1 : 2;
+      const double gathered = layout.recompute.distribute ? 1 : 0;
+      links.tensor.again = forward;
+      links.tensor.unneeded = forward * last / 4 - gathered * one;
+      links.tensor.wire_again = 4 * ring;
+      links.tensor.wire_unneeded = (last - gathered) * ring;
     }
   }
   if (exchanges_heads(work.model, layout, software)) {
@@ -66,14 +72,17 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
       return all_to_all_time(cluster, layout.cp, layout.tp, layout.world(), bytes);
     };
     const double sent = (layout.cp - 1.0) / layout.cp;
-    links.context_forward = links.context_backward = once(qkv) + once(attended);
-    links.context_wire = 2 * sent * (qkv + attended);
+    links.context.forward = links.context.backward = once(qkv) + once(attended);
+    links.context.wire = 2 * sent * (qkv + attended);
+    if (work.model.experts > 0) {  // which ones the tokens of the sequence have
+      links.context.wire += sent * n * layout.cp * active * 4;
+    }
     if (layout.recompute.full != Recompute::Full::none) {
-      links.context_again = links.context_forward;
-      links.context_wire += sent * (qkv + attended);
+      links.context.again = links.context.forward;
+      links.context.wire_again = sent * (qkv + attended);
     } else if (layout.recompute.core_attention) {
-      links.context_again = once(attended);
-      links.context_wire += sent * attended;
+      links.context.again = once(attended);
+      links.context.wire_again = sent * attended;
     }
   } else if (layout.cp > 1) {
     // Ring attention (arXiv 2310.01889): c - 1 sends of keys and values, each beside the attention
@@ -88,9 +97,9 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     const auto pass_time = [&](double send, double attention) {
       return steps * exposed(cluster, send, attention / layout.cp);
     };
-    links.context_forward = pass_time(step, pass.forward.attention);
-    links.context_backward = pass_time(2 * step, pass.backward.attention);
-    links.context_wire = 3 * steps * kv;
+    links.context.forward = pass_time(step, pass.forward.attention);
+    links.context.backward = pass_time(2 * step, pass.backward.attention);
+    links.context.wire = 3 * steps * kv;
   }
   if (layout.ep > 1 && work.model.experts > 0) {
     // Rows to their experts and back.
@@ -98,18 +107,21 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     const double rows = activation * active / (parts ? layout.tp : 1);
     const double once =
         all_to_all_time(cluster, layout.ep, layout.tp * layout.cp, layout.world(), rows);
-    links.expert_forward = links.expert_backward = 2 * once;
-    links.expert_wire = 4 * rows * (layout.ep - 1) / layout.ep;
+    const double sent = (layout.ep - 1.0) / layout.ep;
+    links.expert.forward = links.expert.backward = 2 * once;
+    links.expert.wire = 4 * sent * rows;
     if (software.expert_room) {
-      // traffic.cpp, experts_per_micro_batch().
-      const Recompute& recompute = layout.recompute;
-      const bool groups = recompute.full == Recompute::Full::uniform;
-      const double times = recompute.mlp ? 1
-                           : groups      ? 2 - 1 / static_cast<double>(recompute.layers)
-                           : recompute.full != Recompute::Full::none ? 1
-                                                                     : 0;
-      links.expert_again = times * once;
-      links.expert_wire += times * rows * (layout.ep - 1) / layout.ep;
+      // traffic.cpp, experts_per_micro_batch(): weights of the rows travel with them, and how many
+      // there are before. Of layers that are made again the last of a group needs no rows back, nor
+      // does an MLP.
+      const double counts = (layout.ep - 1.0) * static_cast<double>(work.model.experts) * 4;
+      links.expert.wire += sent * n * active * 2 * 4 + counts;
+      const bool full = layout.recompute.full != Recompute::Full::none;
+      const double times = full ? 2 : layout.recompute.mlp ? 1 : 0;
+      links.expert.again = times * once;
+      if (times > 0) links.expert.wire_again = times * sent * rows + counts;
+      links.expert.unneeded = once;
+      links.expert.wire_unneeded = sent * rows;
     }
   }
   return links;
@@ -134,17 +146,19 @@ LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const C
   return kinds;
 }
 
-double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                        bool embedding, bool head) {
-  if (layout.tp <= 1) return 0;
+EndsTensor ends_tensor(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                       bool embedding, bool head) {
+  if (layout.tp <= 1) return {};
   const double n = static_cast<double>(layout.micro_batch * work.seq) / layout.cp;
   const GroupLink link = group_link(cluster, layout.tp, 1, layout.world());
-  const double one =
-      gather_time(link, n * static_cast<double>(work.model.hidden) * bytes_of(work.compute));
+  const double activation = n * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
+  const double one = gather_time(link, activation);
   // Embedding: its output reduced, and with SP the gradient gathered. Head: its input gathered, dX
   // reduced, and three small sums of the loss.
   const double sums = head ? 3 * all_reduce_time(link, 4 * n) : 0;
-  return (embedding ? 2 * one : 0) + (head ? 2 * one : 0) + sums;
+  const double gathers = (embedding ? 2 : 0) + (head ? 2 : 0);
+  const double bytes = gathers * activation + (head ? 3 * 2 * 4 * n : 0);
+  return {gathers * one + sums, bytes * (layout.tp - 1.0) / layout.tp};
 }
 
 StageParams layer_params(const ModelShape& model, const LayoutChoice& layout) {

@@ -5,12 +5,15 @@
 
 namespace mtl {
 
-// Of one layer and micro-batch, on the critical path; `wire`: bytes a rank sends.
+// Of one kind of parallelism, one layer and micro-batch: seconds on the critical path, and bytes
+// that a rank sends. `again`: of a layer that is forwarded again; `unneeded`: how much less that is
+// for each group of such layers, since backward does not need what the last of them would send.
+struct LinkPart {
+  double forward = 0, backward = 0, again = 0, unneeded = 0;
+  double wire = 0, wire_again = 0, wire_unneeded = 0;
+};
 struct LayerLinks {
-  double tensor_forward = 0, tensor_backward = 0, tensor_again = 0;
-  double context_forward = 0, context_backward = 0, context_again = 0;
-  double expert_forward = 0, expert_backward = 0, expert_again = 0;
-  double tensor_wire = 0, context_wire = 0, expert_wire = 0;
+  LinkPart tensor, context, expert;
 };
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const Software& software, const PassWork& pass);
@@ -27,8 +30,11 @@ LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const C
                        const Software& software);
 
 // Embedding and head: what TP sums and gathers there, forward and backward together.
-double ends_tensor_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
-                        bool embedding, bool head);
+struct EndsTensor {
+  double time = 0, wire = 0;
+};
+EndsTensor ends_tensor(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
+                       bool embedding, bool head);
 
 // Parameters of a rank of the stage that holds these chunks: those of experts apart.
 struct StageParams {

@@ -218,6 +218,79 @@ TEST_CASE("bytes between replicas are those of the plan, copies of shards includ
   }
 }
 
+TEST_CASE("bytes inside layers and between stages are those of the plan, stage by stage") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  int checked = 0;
+  for (const char* mode : {"none", "core", "mlp", "uniform1", "uniform3", "block2", "divided"}) {
+    for (const char* sp : {"auto", "false"}) {
+      for (const auto& [tp, cp, ep, pp, chunks] : {std::tuple{2, 1, 1, 1, 1},
+                                                   {4, 1, 1, 2, 1},
+                                                   {2, 1, 1, 4, 2},
+                                                   {1, 2, 1, 2, 1},
+                                                   {2, 2, 1, 1, 1},
+                                                   {1, 1, 4, 2, 2},
+                                                   {2, 1, 2, 2, 1},
+                                                   {1, 2, 2, 1, 1}}) {
+        const std::string kind = mode;
+        if (kind == "divided" && (tp == 1 || std::string(sp) == "auto")) continue;
+        TrainSpec spec = llama_like();
+        spec.precision.dtype = "bf16";
+        spec.train.micro_batch = 1;
+        spec.parallel.tp = tp;
+        spec.parallel.cp = cp;
+        spec.parallel.ep = ep;
+        spec.parallel.pp = pp;
+        spec.parallel.virtual_stages = chunks;
+        spec.parallel.sp = sp;
+        if (ep > 1) {
+          spec.model.moe.experts = 4;
+          spec.model.moe.topk = 2;
+        }
+        if (kind == "core" || kind == "mlp") {
+          spec.recompute.mode = "selective";
+          spec.recompute.modules = {kind == "core" ? "core_attn" : "mlp"};
+        } else if (kind != "none") {
+          spec.recompute.mode = "full";
+          spec.recompute.method = kind == "block2" ? "block" : "uniform";
+          spec.recompute.layers = kind == "uniform3" || kind == "divided" ? 3 : 1;
+          if (kind == "block2") spec.recompute.layers = 2;
+          if (kind == "uniform3" && chunks > 1) spec.recompute.layers = 2;
+          if (kind == "divided" && chunks > 1) spec.recompute.layers = 2;
+          spec.recompute.distribute = kind == "divided";
+        }
+        const Plan plan = plan_of(spec, tp * cp * ep * pp * 2);
+        const LayoutChoice layout = layout_of(plan);
+        const Workload work = workload_of(plan);
+        const auto stages = stage_times(work, layout, cluster);
+        const auto m = static_cast<double>(plan.largest().shape.micro_batches);
+        for (size_t s = 0; s < stages.size(); ++s) {
+          INFO(fmt::format("{}, sp {}, tp {} cp {} ep {} pp {} x {}, stage {}", mode, sp, tp, cp,
+                           ep, pp, chunks, s));
+          const auto planned = [&](Link link) {
+            return static_cast<double>(plan.stages[s].traffic[link].on_the_wire(
+                link_ranks(link, plan.model, plan.grid.sizes())));
+          };
+          const auto same = [](double bytes) { return doctest::Approx(bytes).epsilon(0.01); };
+          const LinkForecast& links = stages[s].links;
+          CHECK(m * links.tensor == same(planned(Link::tensor)));
+          CHECK(m * links.context == same(planned(Link::context)));
+          CHECK(m * links.expert == same(planned(Link::experts)));
+          CHECK(m * links.pipeline ==
+                same(pp > 1 ? planned(Link::activations) + planned(Link::gradients) : 0));
+          ++checked;
+        }
+        // What a run says is that of one of its stages.
+        const LinkForecast of_run = forecast(work, layout, cluster).links;
+        CHECK(std::any_of(stages.begin(), stages.end(), [&](const StageTimes& stage) {
+          return m * stage.links.tensor == of_run.tensor &&
+                 m * stage.links.pipeline == of_run.pipeline;
+        }));
+      }
+    }
+  }
+  CHECK(checked > 100);
+}
+
 TEST_CASE("a step is the sum of its parts and more of anything costs time") {
   const Plan plan = plan_of(llama_like(), 8);
   Workload work = workload_of(plan);
@@ -452,4 +525,13 @@ TEST_CASE("FLOPs with attention whole are the papers' formula") {
   layout.recompute.full = Recompute::Full::uniform;
   CHECK(hardware_flops_per_token(model, 2048, layout) ==
         doctest::Approx(96 * l * h * h * (1 + s / (6 * h) + v / (16 * l * h))));
+  // Of a block, the layers that are made again: 6 of 24 on each of 4 stages.
+  const double plain = full_flops_per_token(model, 2048);
+  const double all_again = hardware_flops_per_token(model, 2048, layout) - plain;
+  layout.recompute = {.full = Recompute::Full::block, .layers = 6};
+  layout.pp = 4;
+  CHECK(hardware_flops_per_token(model, 2048, layout) == doctest::Approx(plain + all_again / 4));
+  layout.pp = 1;
+  layout.recompute.layers = 96;
+  CHECK(hardware_flops_per_token(model, 2048, layout) == doctest::Approx(plain + all_again));
 }
