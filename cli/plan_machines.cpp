@@ -28,12 +28,30 @@ const Cluster& type_given(const MachinesGiven& given) {
 
 }  // namespace
 
+namespace {
+
+// As many as anybody has, many times over; and worlds are multiplied as int.
+constexpr int64_t kMostRanks = 1 << 20;
+
+int ranks_of(const char* option, int64_t number, int64_t each) {
+  if (number > kMostRanks / each) {
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.value",
+                           .what = fmt::format("--{} {}: mtl plans at most {} ranks", option,
+                                               number, kMostRanks),
+                           .help = fmt::format("use at most --{} {}", option, kMostRanks / each)});
+  }
+  return static_cast<int>(number * each);
+}
+
+}  // namespace
+
 std::optional<int> ranks_given(const MachinesGiven& given) {
   const int per_node = given.gpu_type == kCpu ? 1 : type_given(given).gpus_per_node;
   if (!given.nodes) {
-    return given.gpus ? std::optional(static_cast<int>(*given.gpus)) : std::nullopt;
+    return given.gpus ? std::optional(ranks_of("gpus", *given.gpus, 1)) : std::nullopt;
   }
-  if (!given.gpus) return static_cast<int>(*given.nodes * per_node);
+  if (!given.gpus) return ranks_of("nodes", *given.nodes, per_node);
   if (*given.gpus % *given.nodes != 0 || *given.gpus / *given.nodes > per_node) {
     throw Error(Exit::usage,
                 Diagnostic{.code = "usage.option",
@@ -42,7 +60,7 @@ std::optional<int> ranks_given(const MachinesGiven& given) {
                                                *given.gpus, *given.nodes, per_node),
                            .help = "give one of them, or a multiple"});
   }
-  return static_cast<int>(*given.gpus);
+  return ranks_of("gpus", *given.gpus, 1);
 }
 
 Cluster machines_given(const MachinesGiven& given, DType compute, int ranks) {

@@ -17,8 +17,8 @@ struct MachinesGiven {
 };
 
 // Ranks, if the options say how many: nodes x GPUs of a node where --gpus does not. Throws Error
-// usage.value for a type that is not known (all are named), usage.option for GPUs that nodes do not
-// divide.
+// usage.value for a type that is not known (all are named), or for more than 2^20 ranks,
+// usage.option for GPUs that nodes do not divide.
 std::optional<int> ranks_given(const MachinesGiven& given);
 
 // h100-80g unless said otherwise. `cpu`: this machine's rates, measured for about half a second and
