@@ -60,6 +60,7 @@ std::vector<Cluster> make_clusters() {
       one.gpu.fp16 = one.gpu.bf16 = 125e12;
       one.gpu.fp32 = 15.7e12;
       one.gpu.nvlink_rate = 300e9;
+      one.gpu.host_rate = 15.75e9;  // PCIe 3.0 x 16
     }
     if (one.name == "gb200") {
       one.gpu.bf16 = one.gpu.fp16 = 2500e12;

@@ -16,6 +16,7 @@ TEST_CASE("types of GPU are found by the names that people use") {
     CHECK(one->name == name);
     CHECK(one->gpu.bf16 > 0);
     CHECK(one->gpu.memory_rate > 0);
+    CHECK(one->gpu.host_rate > 0);
     CHECK(one->nvlink_rate > one->nic_rate);
   }
   CHECK(find_cluster("h100")->name == "h100-80g");
