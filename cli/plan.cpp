@@ -106,12 +106,17 @@ void draw(const Wanted& wanted, const CheckedRun& run) {
 }
 
 // The layout of a run, and what of its communication is to run beside computation.
-LayoutChoice layout_of_run(const CheckedRun& run) {
-  LayoutChoice layout = layout_of(run.plan);
+LayoutChoice with_overlap(LayoutChoice layout, const CheckedRun& run) {
   const TrainSpec::Parallel::Overlap& overlap = run.resolved.spec.parallel.overlap;
   layout.overlap_data = overlap.grad_reduce;
+  layout.overlap_gather = overlap.param_gather != "false";
   layout.overlap_send = overlap.p2p;
+  layout.overlap_input = overlap.tp != "false";
   return layout;
+}
+
+LayoutChoice layout_of_run(const CheckedRun& run) {
+  return with_overlap(layout_of(run.plan), run);
 }
 
 struct Simulated {
@@ -180,26 +185,13 @@ int show_plan(const Wanted& wanted, std::optional<int> world) {
 // The layout that --tune begins with, which is one for any model: the layout in train.yaml may be
 // impossible for so many ranks.
 std::vector<std::string> without_layout(std::vector<std::string> settings) {
-  for (const char* plain : {"parallel.tp=1",
-                            "parallel.cp=1",
-                            "parallel.ep=1",
-                            "parallel.pp=1",
-                            "parallel.dp=auto",
-                            "parallel.virtual_stages=1",
-                            "parallel.virtual_group=auto",
-                            "parallel.stage_layout=uniform",
-                            "parallel.schedule=1f1b",
-                            "parallel.sp=auto",
-                            "parallel.zero=1",
-                            "parallel.zero_ranks=auto",
-                            "parallel.overlap.param_gather=auto",
-                            "parallel.bucket_mb=auto",
-                            "train.micro_batch=1",
-                            "recompute.mode=none",
-                            "recompute.method=auto",
-                            "recompute.layers=auto",
-                            "recompute.modules=[core_attn]",
-                            "recompute.distribute=false"}) {
+  for (const char* plain :
+       {"parallel.tp=1", "parallel.cp=1", "parallel.ep=1", "parallel.pp=1", "parallel.dp=auto",
+        "parallel.virtual_stages=1", "parallel.virtual_group=auto", "parallel.stage_layout=uniform",
+        "parallel.schedule=1f1b", "parallel.sp=auto", "parallel.zero=1", "parallel.zero_ranks=auto",
+        "parallel.bucket_mb=auto", "train.micro_batch=1", "recompute.mode=none",
+        "recompute.method=auto", "recompute.layers=auto", "recompute.modules=[core_attn]",
+        "recompute.distribute=false"}) {
     settings.emplace_back(plain);
   }
   return settings;
@@ -284,7 +276,7 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   for (const auto& [step, batch] : base.checked.resolved.spec.train.batch_ramp) {
     work.other_batches.push_back(batch);
   }
-  LayoutChoice like;
+  LayoutChoice like = with_overlap({}, base.checked);
   like.float8 = plan.float8;
   const Tuning tuning =
       tune(work, gpus, cluster, {.only_run_here = wanted.only_run_here, .like = like});

@@ -287,11 +287,18 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
     if (layout.zero == 3) {
       // Weights before forward and before backward, gradients scattered, every micro-batch; each
       // unit is fetched while the one before computes (arXiv 2304.11277).
-      const double forward = gather(weight), backward = forward + gather(grad);
+      const double weights = gather(weight);
+      // Each waited for where it is not to run beside.
+      const auto backward = [&](double grads) {
+        double beside = 0, waited = 0;
+        (layout.overlap_gather ? beside : waited) += weights;
+        (layout.overlap_data ? beside : waited) += grads;
+        return waited + hidden_rest(cluster, true, beside, times.backward());
+      };
       end.data = static_cast<double>(micro_batches) *
-                     hidden_rest(cluster, layout.overlap_data, forward, times.forward()) +
-                 static_cast<double>(micro_batches - 1) * beside_backward(backward) +
-                 beside_backward(backward + over_copies);
+                     hidden_rest(cluster, layout.overlap_gather, weights, times.forward()) +
+                 static_cast<double>(micro_batches - 1) * backward(gather(grad)) +
+                 backward(gather(grad) + over_copies);
       end.bytes += static_cast<double>(micro_batches) * ring * (2 * weight + grad);
     } else {
       // Gradients beside the backward of the last micro-batch; weights (ZeRO) beside the forward
@@ -304,7 +311,7 @@ StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster
                  over_copies - beside;
       end.bytes += ring * grad * (layout.zero == 0 ? 2 : rounds);
       if (layout.zero > 0) {
-        end.data += hidden_rest(cluster, layout.overlap_data, gather(element), times.forward());
+        end.data += hidden_rest(cluster, layout.overlap_gather, gather(element), times.forward());
         end.bytes += ring * element;
       }
     }

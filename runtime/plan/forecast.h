@@ -34,8 +34,10 @@ struct LayoutChoice {
   bool keep_every_second = false;
   Float8 float8 = {};  // its layers that stay in the compute type are forecast so
   ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // interleaved with chunks > 1
-  bool overlap_data = true;  // gradients and weights travel beside the passes
+  bool overlap_data = true;    // gradients travel beside backward,
+  bool overlap_gather = true;  // and weights (ZeRO) beside the passes that need them next
   bool overlap_send = true;
+  bool overlap_input = true;    // TP reduces the gradient of an input beside the product for dW
   bool overlap_tensor = false;  // TP collectives beside the matrix products, piece by piece
   // Layers of the pp * chunks virtual stages; empty: even, the head weighed where not divisible.
   std::vector<int64_t> layers_of_virtual = {};

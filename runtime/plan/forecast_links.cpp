@@ -27,6 +27,7 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     const GroupLink link = group_link(cluster, layout.tp, 1, layout.world());
     const double one = gather_time(link, activation);
     const double product = pass.backward.matmul / 8;  // dX or dW of one of four linears
+    const bool async = software.async_tensor && layout.overlap_input;
     const double ring = (layout.tp - 1.0) / layout.tp * activation;
     double forward = 4 * one;
     double backward;
@@ -40,11 +41,11 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
     } else if (layout.sequence_parallel) {
       // Gather of the gradient is waited for; gather of the input runs beside dX, and the scatter
       // of dX beside dW.
-      backward = software.async_tensor ? 2 * one + 2 * exposed(cluster, one, product) +
-                                             2 * exposed(cluster, one, product)
-                                       : 6 * one;
+      backward =
+          async ? 2 * one + 2 * exposed(cluster, one, product) + 2 * exposed(cluster, one, product)
+                : 6 * one;
     } else {
-      backward = software.async_tensor ? 2 * exposed(cluster, 2 * one, product) : 4 * one;
+      backward = async ? 2 * exposed(cluster, 2 * one, product) : 4 * one;
     }
     links.tensor.forward = forward;
     links.tensor.backward = backward;

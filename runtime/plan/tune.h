@@ -15,7 +15,7 @@ namespace mtl {
 
 struct TuneOptions {
   bool only_run_here = false;  // leave out what this engine does not run yet
-  LayoutChoice like = {};      // what is not searched is as here: FP8
+  LayoutChoice like = {};      // what is not searched is as here: FP8, and what overlaps
   int64_t max_micro_batch = 16;
   size_t best = 5;
 };

@@ -114,6 +114,54 @@ TEST_CASE("a type of GPU that is not known names those that are") {
   CHECK(shell.mtl({"plan", "--straggler", "1:2", "train.yaml"}).code == 2);
 }
 
+TEST_CASE("more ranks than can be counted are refused") {
+  Shell shell;
+  write_7b(shell);
+  for (const auto& [option, value] :
+       std::vector<std::pair<const char*, const char*>>{{"--nodes", "268435456"},
+                                                        {"--nodes", "9223372036854775807"},
+                                                        {"--gpus", "1048577"},
+                                                        {"--gpus", "2147483648"},
+                                                        {"--gpus", "4294967297"}}) {
+    CAPTURE(value);
+    const Outcome out = shell.mtl({"plan", option, value, "train.yaml"});
+    CHECK(out.code == 2);
+    CHECK(has(out.err, "mtl plans at most 1048576 ranks"));
+    CHECK(out.out == "");
+  }
+}
+
+TEST_CASE("a GPU that has only PCIe 3.0 takes the optimizer's state over it") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--json", "--gpus", "8", "--gpu-type", "v100",
+                                 "train.yaml", "optimizer.offload=cpu"});
+  REQUIRE(out.code == 0);
+  CHECK(json::parse(out.out).at("forecast").at("step_s").at("optimizer").get<double>() > 0.1);
+}
+
+TEST_CASE("advice and plans wait for what is not to overlap") {
+  Shell shell;
+  write_7b(shell);
+  const auto step = [&](std::vector<std::string> args) {
+    args.insert(args.begin(), {"plan", "--json", "--gpus", "16", "train.yaml"});
+    const Outcome out = shell.mtl(args);
+    REQUIRE(out.code == 0);
+    const json document = json::parse(out.out);
+    const json& one =
+        document.contains("tune") ? document.at("tune").at("best")[0] : document.at("forecast");
+    return one.at("step_s").at("total").get<double>();
+  };
+  const double beside = step({});
+  for (const char* setting : {"parallel.overlap.grad_reduce=false",
+                              "parallel.overlap.param_gather=false", "parallel.overlap.tp=false"}) {
+    CAPTURE(setting);
+    CHECK(step({setting}) > beside);
+  }
+  CHECK(step({"--tune", "parallel.overlap.grad_reduce=false"}) > step({"--tune"}));
+  CHECK(step({"--tune", "parallel.overlap.param_gather=false"}) > step({"--tune"}));
+}
+
 TEST_CASE("advice is written into train.yaml and runs as planned") {
   Shell shell;
   write_7b(shell);

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "runtime/plan/forecast_compute.h"
+#include "runtime/plan/tune.h"
 #include "support/published_runs.h"
 
 using namespace mtl;
@@ -494,6 +495,51 @@ TEST_CASE("fp8: memory with layers and linears in bf16 is that of the arena") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("what is not to run beside computation is waited for") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  const Plan plan = plan_of(llama_like(), 8);
+  Workload work = workload_of(plan);
+  work.compute = DType::bf16;
+  for (const int zero : {1, 2, 3}) {
+    CAPTURE(zero);
+    LayoutChoice layout;
+    layout.dp = 8;
+    layout.zero = zero;
+    const double beside = forecast(work, layout, cluster).time.data;
+    LayoutChoice waits = layout;
+    waits.overlap_gather = false;
+    const double gathers = forecast(work, waits, cluster).time.data;
+    CHECK(gathers > beside);
+    waits.overlap_data = false;
+    const double both = forecast(work, waits, cluster).time.data;
+    CHECK(both > gathers);
+    waits.overlap_gather = true;
+    const double reductions = forecast(work, waits, cluster).time.data;
+    CHECK(reductions > beside);
+    CHECK(reductions < both);
+  }
+  for (const bool sp : {false, true}) {
+    LayoutChoice layout;
+    layout.tp = 8;
+    layout.sequence_parallel = sp;
+    const double beside = forecast(work, layout, cluster).time.tensor;
+    layout.overlap_input = false;
+    CHECK(forecast(work, layout, cluster).time.tensor > beside);
+  }
+  // And handed on by the search.
+  LayoutChoice like;
+  like.overlap_data = like.overlap_gather = like.overlap_send = like.overlap_input = false;
+  const Tuning tuning = tune(work, 8, cluster, {.like = like});
+  REQUIRE(!tuning.best.empty());
+  for (const Advice& advice : tuning.best) {
+    const LayoutChoice& layout = advice.forecast.layout;
+    CHECK_FALSE(layout.overlap_data);
+    CHECK_FALSE(layout.overlap_gather);
+    CHECK_FALSE(layout.overlap_send);
+    CHECK_FALSE(layout.overlap_input);
   }
 }
 
