@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <unistd.h>
 
@@ -218,13 +219,35 @@ void add_leftovers(const std::string& text, const std::string& path,
   }
 }
 
-void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuning) {
+void write_advice(const Wanted& wanted, const Workload& work, const Tuning& tuning, int gpus) {
   const LayoutChoice* chosen = nullptr;
   for (const Advice& advice : tuning.best) {
     if (chosen == nullptr && advice.forecast.not_run.empty()) chosen = &advice.forecast.layout;
   }
   if (chosen == nullptr && tuning.run_here) chosen = &tuning.run_here->forecast.layout;
   if (chosen == nullptr) {
+    std::set<std::string> not_run = tuning.left_out;
+    for (const Advice& advice : tuning.best) {
+      not_run.insert(advice.forecast.not_run.begin(), advice.forecast.not_run.end());
+    }
+    if (!tuning.indivisible.empty()) {
+      throw Error(Exit::config,
+                  Diagnostic{.code = "plan.no_layout",
+                             .what = fmt::format("no layout of {} ranks divides the model and its "
+                                                 "batch, so nothing is written",
+                                                 gpus),
+                             .notes = {"with data parallelism alone: " + tuning.indivisible},
+                             .help = "give another number of GPUs, or another train.global_batch"});
+    }
+    // Memory is no reason where nothing was looked at, or something fits that is not run.
+    if (tuning.considered == 0 || !tuning.best.empty()) {
+      throw Error(Exit::config,
+                  Diagnostic{.code = "plan.no_layout",
+                             .what = "this engine runs no layout of this run on such GPUs, so "
+                                     "nothing is written",
+                             .notes = {fmt::format("it does not run {}", fmt::join(not_run, ", "))},
+                             .help = "use another --gpu-type or precision.dtype"});
+    }
     throw Error(Exit::config,
                 Diagnostic{.code = "plan.nothing_fits",
                            .what = "no layout that this engine runs fits, so nothing is written",
@@ -308,7 +331,7 @@ int advise(const Wanted& wanted, std::optional<int> world) {
     }
     fmt::print("{}", text);
   }
-  if (wanted.write) write_advice(wanted, work, tuning);
+  if (wanted.write) write_advice(wanted, work, tuning, gpus);
   return tuning.best.empty() ? static_cast<int>(Exit::config) : 0;
 }
 

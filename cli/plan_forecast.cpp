@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <vector>
 
 #include <fmt/format.h>
@@ -99,7 +100,7 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
   if (memory.on_host > 0) {
     needs += fmt::format("; on the host {} of the optimizer", gb(memory.on_host));
   }
-  if (!cluster.cpu) {
+  if (std::isfinite(usable_memory(cluster))) {
     needs +=
         fmt::format("; {} into {}", one.fits ? "fits" : "DOES NOT FIT", gb(usable_memory(cluster)));
   }
@@ -158,6 +159,12 @@ std::string tuning_text(const Tuning& tuning, const Forecast* given, const Clust
             wrap_text(fmt::format("nothing that this engine runs: it does not run {}",
                                   fmt::join(tuning.left_out, ", ")),
                       columns, 2, 2) +
+            '\n';
+  } else if (tuning.best.empty() && !tuning.indivisible.empty()) {
+    text += "  " +
+            wrap_text(
+                fmt::format("nothing divides; with data parallelism alone: {}", tuning.indivisible),
+                columns, 2, 2) +
             '\n';
   } else if (tuning.best.empty()) {
     text += "  nothing fits\n";

@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "runtime/device/cpu/calibrate.h"
+#include "runtime/rank_memory.h"
 
 namespace mtl {
 
@@ -67,8 +68,10 @@ Cluster machines_given(const MachinesGiven& given, DType compute, int ranks) {
   if (given.gpu_type == kCpu) {
     constexpr double kSeconds = 0.2;
     const double shared = std::max(1, ranks);
+    const std::optional<RankMemory> memory = rank_memory(std::max(1, ranks), true);
     return cpu_cluster(measure_matmul_rate(compute, kSeconds) / shared,
-                       measure_memory_rate(kSeconds) / shared, ranks);
+                       measure_memory_rate(kSeconds) / shared, ranks,
+                       memory ? static_cast<double>(memory->bytes) : 0);
   }
   Cluster cluster = type_given(given);
   if (given.nodes && given.gpus) {

@@ -21,8 +21,8 @@ struct MachinesGiven {
 // usage.option for GPUs that nodes do not divide.
 std::optional<int> ranks_given(const MachinesGiven& given);
 
-// h100-80g unless said otherwise. `cpu`: this machine's rates, measured for about half a second and
-// shared by `ranks`.
+// h100-80g unless said otherwise. `cpu`: this machine's memory, and its rates, measured for about
+// half a second; shared by `ranks`.
 Cluster machines_given(const MachinesGiven& given, DType compute, int ranks);
 
 }  // namespace mtl

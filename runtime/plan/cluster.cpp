@@ -113,7 +113,7 @@ const Cluster* find_cluster(std::string_view name) {
   return nullptr;
 }
 
-Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks) {
+Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks, double rank_bytes) {
   Cluster one;
   one.name = "cpu";
   one.title = "CPU rank";
@@ -121,6 +121,7 @@ Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks) {
   one.gpu.name = "cpu";
   one.gpu.bf16 = one.gpu.fp16 = one.gpu.fp32 = matmul_flops;
   one.gpu.memory_rate = memory_rate;
+  one.gpu.memory_bytes = rank_bytes;
   one.gpus_per_node = one.nvlink_domain = std::max(1, ranks);
   // Ranks of one machine write into each other's memory: every byte is read and written.
   one.nvlink_rate = one.nic_rate = memory_rate / 2;

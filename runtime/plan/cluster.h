@@ -41,8 +41,9 @@ std::vector<std::string> cluster_types();
 // is none. Machines of eight, as NVIDIA sells them (DGX), unless said otherwise in the table.
 const Cluster* find_cluster(std::string_view name);
 
-// Ranks on one machine's CPUs, from rates measured on it, of one rank while all of them run.
-Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks);
+// Ranks on one machine's CPUs, from rates measured on it, of one rank while all of them run; and
+// from the bytes that each may take (0 = not known: anything fits).
+Cluster cpu_cluster(double matmul_flops, double memory_rate, int ranks, double rank_bytes = 0);
 
 // How `ranks` ranks that stand `stride` apart reach each other, in the slowest of such groups of
 // `world` ranks: those that do not divide a domain of fast links straddle where one ends.

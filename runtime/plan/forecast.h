@@ -153,8 +153,10 @@ std::string impossible(const Workload& work, const LayoutChoice& layout);
 MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
                                const Software& software = software_mtl());
 // What a GPU has for the arena: what is sold, less the driver's, CUDA's and NCCL's own (1.5 GB),
-// and 2 % that is not usable.
+// and 2 % that is not usable. What a rank on CPUs may take; infinite where that is not known.
 double usable_memory(const Cluster& cluster);
+// Bytes of it that a rank needs: on CPUs, what is offloaded lies in the same memory.
+double needed_memory(const MemoryForecast& memory, const Cluster& cluster);
 
 // Seconds of the chunks of one stage for one micro-batch, communication inside a layer included.
 struct ChunkTimes {

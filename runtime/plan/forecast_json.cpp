@@ -1,5 +1,7 @@
 #include "runtime/plan/forecast_json.h"
 
+#include <cmath>
+
 #include <nlohmann/json.hpp>
 
 namespace mtl {
@@ -72,7 +74,7 @@ nlohmann::json to_json(const Cluster& cluster) {
   return {{"type", cluster.name},
           {"gpus_per_node", cluster.gpus_per_node},
           {"memory_bytes", cluster.gpu.memory_bytes},
-          {"usable_bytes", cluster.cpu ? 0 : usable_memory(cluster)},
+          {"usable_bytes", std::isfinite(usable_memory(cluster)) ? usable_memory(cluster) : 0},
           {"memory_bytes_per_s", cluster.gpu.memory_rate},
           {"nvlink_bytes_per_s", cluster.nvlink_rate},
           {"nic_bytes_per_s", cluster.nic_rate},
@@ -94,6 +96,7 @@ nlohmann::json to_json(const Tuning& tuning) {
   for (const Advice& advice : tuning.best) best.push_back(advice_json(advice));
   nlohmann::json json = {
       {"considered", tuning.considered}, {"too_large", tuning.too_large}, {"best", best}};
+  if (!tuning.indivisible.empty()) json["indivisible"] = tuning.indivisible;
   if (!tuning.left_out.empty()) json["left_out"] = tuning.left_out;
   if (tuning.if_it_fitted) json["if_it_fitted"] = advice_json(*tuning.if_it_fitted);
   if (tuning.run_here) json["run_here"] = advice_json(*tuning.run_here);

@@ -2,6 +2,7 @@
 // together), and what it would be with states and tokens divided further than the engine does.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "runtime/plan/forecast_links.h"
@@ -9,7 +10,15 @@
 namespace mtl {
 
 double usable_memory(const Cluster& cluster) {
+  if (cluster.cpu) {
+    const double bytes = cluster.gpu.memory_bytes;
+    return bytes > 0 ? bytes : std::numeric_limits<double>::infinity();
+  }
   return 0.98 * cluster.gpu.memory_bytes - 1.5e9;
+}
+
+double needed_memory(const MemoryForecast& memory, const Cluster& cluster) {
+  return memory.total + (cluster.cpu ? memory.on_host : 0);
 }
 
 namespace {

@@ -153,11 +153,11 @@ class Search {
   }
 
   void look(LayoutChoice layout) {
-    const double room = cluster_.cpu ? 1e300 : usable_memory(cluster_);
+    const double room = usable_memory(cluster_);
     for (const Recompute& recompute : {Recompute{}, selective(), without_mlp(), everything()}) {
       layout.recompute = recompute;
       ++considered;
-      const double bytes = forecast_memory(work_, layout).total;
+      const double bytes = needed_memory(forecast_memory(work_, layout), cluster_);
       const bool fits = bytes <= room;
       if (!fits && bytes < nearest_bytes) {
         nearest_bytes = bytes;
@@ -226,8 +226,9 @@ std::string layout_words(const LayoutChoice& layout) {
 }
 
 std::string verdict(const Forecast& one, const Forecast& best, const Cluster& cluster) {
-  if (!cluster.cpu && one.memory.total > usable_memory(cluster)) {
-    return fmt::format("needs {} GB of {}", gb(one.memory.total), gb(usable_memory(cluster)));
+  if (!one.fits) {
+    return fmt::format("needs {} GB of {}", gb(needed_memory(one.memory, cluster)),
+                       gb(usable_memory(cluster)));
   }
   constexpr double kSame = 5e-4;
   const double slower = one.time.total / best.time.total - 1;
@@ -270,6 +271,11 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
   result.considered = search.considered;
   result.too_large = static_cast<int64_t>(search.too_large.size()) + search.hopeless;
   result.left_out = std::move(search.left_out);
+  if (search.considered == 0 && result.left_out.empty()) {
+    LayoutChoice replicas;
+    replicas.dp = gpus;
+    result.indivisible = impossible(work, replicas);
+  }
   const auto faster = [](const Candidate& a, const Candidate& b) {
     if (a.seconds != b.seconds) return a.seconds < b.seconds;
     return a.bytes < b.bytes;

@@ -30,6 +30,8 @@ struct Tuning {
   int64_t too_large = 0;   // of these, what does not fit into memory
   // With only_run_here: what this engine does not run of the layouts that were left out.
   std::set<std::string> left_out;
+  // Where no layout's numbers divide: why, of data parallelism alone.
+  std::string indivisible;
   std::vector<Advice> best;
   // The fastest if memory were no matter, where that is another: what it would need.
   std::optional<Advice> if_it_fitted;

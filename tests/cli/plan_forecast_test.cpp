@@ -252,6 +252,32 @@ TEST_CASE("a model that fits nowhere is an error and nothing is written") {
         0);
 }
 
+TEST_CASE("what hinders every layout is said as what it is") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "61", "--write", "train.yaml"});
+  CHECK(out.code == 3);
+  CHECK(has(out.out, "nothing divides; with data parallelism alone: a batch of 128 over 61"));
+  CHECK_FALSE(has(out.out, "nothing fits"));
+  CHECK(has(out.err, "error[plan.no_layout]: no layout of 61 ranks divides"));
+  for (const char* only : {"--only-run-here", "--write"}) {
+    const Outcome fp8 = shell.mtl({"plan", "--tune", "--gpus", "8", "--gpu-type", "a100-80g",
+                                   "--write", only, "train.yaml", "precision.dtype=fp8"});
+    CHECK(fp8.code == 3);
+    CHECK(has(fp8.err, "error[plan.no_layout]"));
+    CHECK(has(fp8.err, "it does not run FP8 on a GPU that multiplies none"));
+  }
+}
+
+TEST_CASE("on this machine's CPUs only what fits into its memory is advised") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "1024", "--gpu-type", "cpu",
+                                 "train.yaml", "model.layers=1000", "train.global_batch=1024"});
+  CHECK(out.code == 3);
+  CHECK(has(out.out, "nothing fits"));
+}
+
 TEST_CASE("a simulated step says what slow ranks cost") {
   Shell shell;
   write_7b(shell);

@@ -66,6 +66,38 @@ TEST_CASE("a model that fits nowhere is said to need so much") {
   CHECK(tuning.if_it_fitted->why.starts_with("needs "));
 }
 
+TEST_CASE("what does not divide is not said to be too large") {
+  const Workload work = guide_rows().front().work;
+  const Tuning tuning = tune(work, 61, *find_cluster("h100-80g"), {});
+  CHECK(tuning.considered == 0);
+  CHECK(tuning.too_large == 0);
+  CHECK(tuning.best.empty());
+  CHECK(tuning.indivisible.find("over 61 replicas") != std::string::npos);
+}
+
+TEST_CASE("ranks on CPUs have the memory of their machine") {
+  const Workload work = guide_rows().front().work;
+  const Cluster any = cpu_cluster(1e12, 1e11, 8), small = cpu_cluster(1e12, 1e11, 8, 2e9);
+  LayoutChoice layout;
+  layout.dp = 8;
+  CHECK(forecast(work, layout, any).fits);
+  const Forecast tight = forecast(work, layout, small);
+  CHECK_FALSE(tight.fits);
+  CHECK(verdict(tight, tight, small).ends_with(" GB of 2"));
+  CHECK_FALSE(tune(work, 8, any, {}).best.empty());
+  const Tuning tuning = tune(work, 8, small, {});
+  CHECK(tuning.best.empty());
+  REQUIRE(tuning.if_it_fitted);
+  CHECK(tuning.if_it_fitted->why.starts_with("needs "));
+  // What is offloaded lies there, too.
+  Workload on_host = work;
+  on_host.offload = true;
+  const MemoryForecast memory = forecast_memory(on_host, layout);
+  CHECK(memory.on_host > 0);
+  CHECK(needed_memory(memory, small) == memory.total + memory.on_host);
+  CHECK(needed_memory(memory, *find_cluster("h200")) == memory.total);
+}
+
 TEST_CASE("TP over nodes is told apart") {
   const GuideRow row = guide_rows()[1];
   const Cluster& cluster = *find_cluster("h100-80g");
@@ -123,7 +155,7 @@ TEST_CASE("a layout that is faster than the best is said to be") {
   LayoutChoice layout;
   layout.dp = 8;
   Forecast one = forecast(work, layout, cluster);
-  one.memory = {};
+  one.fits = true;
   Forecast faster = one;
   faster.time.data = 0;
   faster.time.optimizer = 0;
