@@ -1,8 +1,12 @@
 // mtl estimate-memory: what a model weighs, and what training it keeps, before there is a plan.
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/command_line.h"
@@ -147,11 +151,20 @@ int command_estimate_memory(const Arguments& args) {
                               .what = "mtl estimate-memory wants a MODEL, or sizes",
                               .help = "a config.json, a train.yaml, or a recipe: mtl recipes ls"});
   }
-  if (!words.empty() && sized) {
+  std::vector<std::string> given;
+  for (const auto& [name, is] :
+       {std::pair("--layers", sizes.layers > 0), std::pair("--hidden", sizes.hidden > 0),
+        std::pair("--heads", sizes.heads > 0), std::pair("--kv_heads", sizes.kv_heads > 0),
+        std::pair("--ffn", sizes.ffn > 0), std::pair("--seq_len", sizes.seq_len > 0),
+        std::pair("--experts", sizes.experts > 0), std::pair("--topk", sizes.topk > 0),
+        std::pair("--family", family.has_value()), std::pair("--tie_embeddings", sizes.tied)}) {
+    if (is) given.emplace_back(name);
+  }
+  if (!words.empty() && !given.empty()) {
     throw Error(Exit::usage,
                 {.code = "usage.option",
                  .what = fmt::format("sizes go without a MODEL, and {} is given", words[0]),
-                 .help = "leave --layers, --hidden and --heads out, or the MODEL"});
+                 .help = fmt::format("leave {} out, or the MODEL", fmt::join(given, ", "))});
   }
   sizes.gpt2 = family.value_or("llama") == "gpt2";
   const ModelSource source =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -114,6 +115,18 @@ ModelSource model_of_sizes(const ModelSizes& sizes) {
     fail(fmt::format("the sizes lack {}", fmt::join(missing, ", ")),
          "a model has at least --layers, --hidden, --heads and --vocab");
   }
+  // As the schema of train.yaml has them: products of these are still numbers.
+  const std::tuple<const char*, int64_t, int64_t> bounded[] = {
+      {"--layers", sizes.layers, 100'000},   {"--hidden", sizes.hidden, 1 << 20},
+      {"--heads", sizes.heads, 1 << 16},     {"--kv_heads", sizes.kv_heads, 1 << 16},
+      {"--ffn", sizes.ffn, 1 << 24},         {"--vocab", sizes.vocab, 2'147'483'647},
+      {"--seq_len", sizes.seq_len, 1 << 27}, {"--experts", sizes.experts, 1024}};
+  for (const auto& [name, value, most] : bounded) {
+    if (value <= most) continue;
+    fail(fmt::format("{} {} is more than a model can have", name, value),
+         fmt::format("use at most {}", most));
+  }
+  const int64_t topk = sizes.topk > 0 ? sizes.topk : 2;
   const int64_t kv_heads = sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
   if (sizes.hidden > 0 && sizes.heads > 0 && sizes.hidden % sizes.heads != 0) {
     fail(fmt::format("--hidden {} cannot be divided over --heads {}", sizes.hidden, sizes.heads),
@@ -123,8 +136,8 @@ ModelSource model_of_sizes(const ModelSizes& sizes) {
     fail(fmt::format("--heads {} cannot be shared by --kv_heads {}", sizes.heads, kv_heads),
          "use a divisor of the heads");
   }
-  if (sizes.experts > 0 && (sizes.topk < 1 || sizes.topk > sizes.experts)) {
-    fail(fmt::format("a token cannot take --topk {} of {} experts", sizes.topk, sizes.experts),
+  if (sizes.experts > 0 && topk > sizes.experts) {
+    fail(fmt::format("a token cannot take --topk {} of {} experts", topk, sizes.experts),
          fmt::format("use 1 to {}", sizes.experts));
   }
   diagnostics.throw_if_errors(Exit::usage);
@@ -135,7 +148,7 @@ ModelSource model_of_sizes(const ModelSizes& sizes) {
   spec.model.kv_heads = sizes.kv_heads;
   spec.model.ffn = sizes.ffn;
   spec.model.moe.experts = sizes.experts;
-  spec.model.moe.topk = sizes.topk;
+  spec.model.moe.topk = topk;
   spec.train.seq_len = sizes.seq_len > 0 ? sizes.seq_len : 1024;
   if (!sizes.gpt2) {
     spec.model.activation = "swiglu";

@@ -26,11 +26,12 @@ ModelSource read_model_source(const std::string& model, int64_t vocab);
 // 0 = not said: kv_heads as heads, ffn as train.yaml's default.
 struct ModelSizes {
   int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, seq_len = 0;
-  int64_t experts = 0, topk = 2;
-  bool gpt2 = false;  // learned positions, GELU, biases, tied embeddings; else as Llama
-  bool tied = false;  // of Llama's kind: embeddings
+  int64_t experts = 0, topk = 0;  // topk: 2
+  bool gpt2 = false;              // learned positions, GELU, biases, tied embeddings; else as Llama
+  bool tied = false;              // of Llama's kind: embeddings
 };
-// Throws Error (Exit::usage) estimate.sizes with everything that is missing or does not divide.
+// Throws Error (Exit::usage) estimate.sizes with everything that is missing, does not divide,
+// or is more than train.yaml takes.
 ModelSource model_of_sizes(const ModelSizes& sizes);
 
 }  // namespace mtl

@@ -205,6 +205,20 @@ TEST_CASE("mtl estimate-memory reads a config.json, a recipe, a train.yaml and s
   CHECK(Json::parse(shell.mtl({"estimate-memory", "train.yaml", "--json"}).out)["dtypes"] ==
         recipe["dtypes"]);
   CHECK(has(shell.mtl({"estimate-memory", "llama3-8b"}).out, "ZeRO 3"));
+  // Sizes are those of a model or of options, and products of them are numbers.
+  for (const auto& [option, value] : std::vector<std::pair<const char*, const char*>>{
+           {"--ffn", "100"}, {"--experts", "8"}, {"--family", "gpt2"}, {"--topk", "2"}}) {
+    CAPTURE(option);
+    const Outcome both = shell.mtl({"estimate-memory", "llama3-8b", option, value});
+    CHECK(both.code == 2);
+    CHECK(has(both.err, std::string("leave ") + option + " out, or the MODEL"));
+  }
+  const Outcome large = shell.mtl({"estimate-memory", "--layers", "9223372036854775807", "--hidden",
+                                   "1099511627776", "--heads", "64", "--vocab", "32000"});
+  CHECK(large.code == 2);
+  CHECK(has(large.err, "--layers 9223372036854775807 is more than a model can have"));
+  CHECK(has(large.err, "--hidden 1099511627776 is more than a model can have"));
+  CHECK(has(large.err, "use at most 100000"));
   const Outcome unknown = shell.mtl({"estimate-memory", "llama3-9b"});
   CHECK(unknown.code == 2);
   CHECK(has(unknown.err, "did you mean llama3-8b?"));
