@@ -98,8 +98,13 @@ std::vector<int> Grid::copy_group(int rank, AxisSet axes) const {
 std::vector<std::vector<int>> Grid::groups(AxisSet axes) const {
   std::vector<std::vector<int>> all;
   for (int r = 0; r < world(); ++r) {
-    std::vector<int> members = group(r, axes);
-    if (members.front() == r) all.push_back(std::move(members));
+    // The first of a group is at 0 on all of its axes.
+    const Coord at = coord(r);
+    bool first = true;
+    for (size_t i = 0; i < kAxes; ++i) {
+      if (axes.has(static_cast<Axis>(i))) first = first && at.position[i] == 0;
+    }
+    if (first) all.push_back(group(r, axes));
   }
   return all;
 }

@@ -18,6 +18,16 @@ GridSizes sizes(int tp, int cp, int ep, int dp, int pp) {
 
 }  // namespace
 
+TEST_CASE("groups of many ranks are found in no time") {
+  GridSizes sizes;
+  sizes[Axis::tp] = 2;
+  sizes[Axis::dp] = 1 << 17;
+  const auto groups = Grid(sizes).groups({Axis::dp});
+  REQUIRE(groups.size() == 2);
+  CHECK(groups[1].size() == 1 << 17);
+  CHECK(groups[1].front() == 1);
+}
+
 TEST_CASE("rank order is tp-cp-ep-dp-pp, TP fastest") {
   const Grid grid(sizes(2, 1, 1, 2, 2));
   CHECK(grid.world() == 8);
