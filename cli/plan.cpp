@@ -310,12 +310,21 @@ int advise(const Wanted& wanted, std::optional<int> world) {
     given = forecast(workload_of(asked->checked.plan), layout_of_run(asked->checked), cluster,
                      software_mtl(), true);
   }
+  const Stragglers stragglers = stragglers_of(wanted, gpus);
+  std::optional<Simulated> simulation;
+  if (wanted.simulate && !tuning.best.empty()) {
+    simulation = simulated(wanted, work, tuning.best.front().forecast, cluster, stragglers);
+  }
   if (wanted.json) {
     nlohmann::json json = {{"schema", "mtl.plan-advice/1"},
                            {"gpus", gpus},
                            {"machines", to_json(cluster)},
                            {"tune", to_json(tuning)}};
     if (given) json["given"] = to_json(*given);
+    if (simulation) {
+      json["simulation"] = to_json(simulation->step);
+      json["goodput"] = to_json(simulation->run);
+    }
     fmt::print("{}\n", json.dump(2));
   } else {
     const int columns = terminal_columns(STDOUT_FILENO);
@@ -323,11 +332,9 @@ int advise(const Wanted& wanted, std::optional<int> world) {
     if (!tuning.best.empty()) {
       text += forecast_text(work, tuning.best.front().forecast, cluster, columns);
     }
-    if (wanted.simulate && !tuning.best.empty()) {
-      const Stragglers stragglers = stragglers_of(wanted, gpus);
-      const Simulated result =
-          simulated(wanted, work, tuning.best.front().forecast, cluster, stragglers);
-      text += simulation_text(result.step, result.run, wanted.failures, stragglers, columns);
+    if (simulation) {
+      text +=
+          simulation_text(simulation->step, simulation->run, wanted.failures, stragglers, columns);
     }
     fmt::print("{}", text);
   }
@@ -340,6 +347,14 @@ void need(bool given, bool with, const char* option, const char* needs) {
   throw Error(Exit::usage, Diagnostic{.code = "usage.option",
                                       .what = fmt::format("{} goes with {}", option, needs),
                                       .help = fmt::format("add {}, or leave it out", needs)});
+}
+
+// Beyond, sums are no numbers any more.
+void at_most(double value, double most, const char* option) {
+  if (value <= most) return;
+  throw Error(Exit::usage, Diagnostic{.code = "usage.value",
+                                      .what = fmt::format("{} {} is too much", option, value),
+                                      .help = fmt::format("use at most {}", most)});
 }
 
 }  // namespace
@@ -359,6 +374,18 @@ int command_plan(const Arguments& args) {
   need(wanted.only_run_here, wanted.tune, "--only-run-here", "--tune");
   need(!wanted.stragglers.empty(), wanted.simulate, "--straggler", "--simulate");
   need(wanted.jitter > 0, wanted.simulate, "--jitter", "--simulate");
+  if (wanted.tune && !wanted.svg.empty()) {
+    throw Error(
+        Exit::usage,
+        Diagnostic{.code = "usage.option",
+                   .what = "--svg draws the schedule of one layout, and --tune compares many",
+                   .help = "with --write, draw what was written: mtl plan --svg FILE "
+                           "train.yaml"});
+  }
+  at_most(wanted.jitter, 1e3, "--jitter");
+  at_most(wanted.failures.mtbf_hours, 1e12, "--mtbf");
+  at_most(wanted.failures.checkpoint_s, 1e9, "--checkpoint-time");
+  at_most(wanted.failures.restart_s, 1e9, "--restart-time");
   if (const auto& flags = wanted.options.given.flags;
       wanted.machines.gpus || wanted.machines.nodes) {
     for (const char* name : {"num_processes", "nproc_per_node", "num_machines"}) {

@@ -221,14 +221,20 @@ std::string simulation_text(const ClusterStep& step, const Goodput& goodput,
   return text;
 }
 
+namespace {
+
+constexpr double kMostSlower = 1e6;
+
+}  // namespace
+
 Stragglers parse_stragglers(const std::string& text, int world) {
   Stragglers stragglers;
   const auto fail = [&](std::string_view piece) {
     throw Error(Exit::usage,
                 Diagnostic{.code = "usage.value",
                            .what = fmt::format("--straggler wants RANK:FACTOR, and '{}' is not one "
-                                               "of 0..{} and a factor above 0",
-                                               piece, world - 1),
+                                               "of 0..{} and a factor above 0, up to {}",
+                                               piece, world - 1, kMostSlower),
                            .help = "such as --straggler 37:1.2,90:1.5"});
   };
   for (size_t at = 0; at < text.size();) {
@@ -244,7 +250,7 @@ Stragglers parse_stragglers(const std::string& text, int world) {
     const auto first = std::from_chars(piece.data(), last, rank);
     const auto second = std::from_chars(last + 1, stop, factor);
     if (first.ec != std::errc() || first.ptr != last || second.ec != std::errc() ||
-        second.ptr != stop || rank < 0 || rank >= world || !(factor > 0)) {
+        second.ptr != stop || rank < 0 || rank >= world || !(factor > 0 && factor <= kMostSlower)) {
       fail(piece);
     }
     stragglers.ranks.emplace_back(rank, factor);

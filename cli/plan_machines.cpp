@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/rank_memory.h"
 
@@ -15,6 +16,10 @@ namespace {
 
 constexpr const char* kDefault = "h100-80g";
 constexpr const char* kCpu = "cpu";
+
+bool on_cpu(const MachinesGiven& given) {
+  return lower(given.gpu_type) == kCpu;
+}
 
 const Cluster& type_given(const MachinesGiven& given) {
   const std::string name = given.gpu_type.empty() ? kDefault : given.gpu_type;
@@ -48,12 +53,21 @@ int ranks_of(const char* option, int64_t number, int64_t each) {
 }  // namespace
 
 std::optional<int> ranks_given(const MachinesGiven& given) {
-  const int per_node = given.gpu_type == kCpu ? 1 : type_given(given).gpus_per_node;
+  if (on_cpu(given) && given.nodes.value_or(1) > 1) {
+    throw Error(Exit::usage,
+                Diagnostic{.code = "usage.option",
+                           .what = fmt::format("--gpu-type cpu is this machine, and --nodes {} are "
+                                               "several",
+                                               *given.nodes),
+                           .help = "use --gpus for the number of ranks on it"});
+  }
+  const int per_node = on_cpu(given) ? 1 : type_given(given).gpus_per_node;
   if (!given.nodes) {
     return given.gpus ? std::optional(ranks_of("gpus", *given.gpus, 1)) : std::nullopt;
   }
   if (!given.gpus) return ranks_of("nodes", *given.nodes, per_node);
-  if (*given.gpus % *given.nodes != 0 || *given.gpus / *given.nodes > per_node) {
+  if (*given.gpus % *given.nodes != 0 ||
+      (*given.gpus / *given.nodes > per_node && !on_cpu(given))) {
     throw Error(Exit::usage,
                 Diagnostic{.code = "usage.option",
                            .what = fmt::format("--gpus {} cannot be shared out over --nodes {} of "
@@ -65,7 +79,7 @@ std::optional<int> ranks_given(const MachinesGiven& given) {
 }
 
 Cluster machines_given(const MachinesGiven& given, DType compute, int ranks) {
-  if (given.gpu_type == kCpu) {
+  if (on_cpu(given)) {
     constexpr double kSeconds = 0.2;
     const double shared = std::max(1, ranks);
     const std::optional<RankMemory> memory = rank_memory(std::max(1, ranks), true);

@@ -18,7 +18,7 @@ struct MachinesGiven {
 
 // Ranks, if the options say how many: nodes x GPUs of a node where --gpus does not. Throws Error
 // usage.value for a type that is not known (all are named), or for more than 2^20 ranks,
-// usage.option for GPUs that nodes do not divide.
+// usage.option for GPUs that nodes do not divide, and for nodes of CPUs.
 std::optional<int> ranks_given(const MachinesGiven& given);
 
 // h100-80g unless said otherwise. `cpu`: this machine's memory, and its rates, measured for about

@@ -223,8 +223,11 @@ std::string link_table(const Plan& plan, int columns) {
       rows.insert(rows.end() - 1, {"...", ""});
     }
     for (size_t at = 0; at < rows.size(); ++at) {
-      text += fmt::format("  {:<11}{:>6}{:>8}{}\n", at == 0 ? link_name(link) : "",
-                          at == 0 ? std::to_string(ranks) : "", rows[at].name, rows[at].text);
+      // A long name takes of the room for the ranks.
+      const std::string name = at == 0 ? link_name(link) : "";
+      const std::string count = at == 0 ? fmt::format(" {}", ranks) : "";
+      const size_t room = std::max(count.size(), 17 - name.size());
+      text += fmt::format("  {}{:>{}}{:>8}{}\n", name, count, room, rows[at].name, rows[at].text);
     }
   }
   if (totals.empty()) return {};

@@ -37,8 +37,9 @@ struct Cluster {
 
 // The types that --gpu-type knows, in the order of their age.
 std::vector<std::string> cluster_types();
-// By a name of cluster_types() or of the catalogue of GPUs ("h100", "NVIDIA H200"); null if there
-// is none. Machines of eight, as NVIDIA sells them (DGX), unless said otherwise in the table.
+// By a name of cluster_types() or by the one that the catalogue has for its GPU ("h100", "NVIDIA
+// H200"), whatever the case; null if there is none. Machines of eight, as NVIDIA sells them (DGX),
+// unless said otherwise in the table.
 const Cluster* find_cluster(std::string_view name);
 
 // Ranks on one machine's CPUs, from rates measured on it, of one rank while all of them run; and

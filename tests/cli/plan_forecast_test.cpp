@@ -194,7 +194,8 @@ TEST_CASE("advice for a batch that grows is a run in every phase") {
   write_7b(shell);
   std::string yaml = file_text(shell.dir() / "train.yaml");
   const std::string batch = "global_batch: 128  # sequences\n";
-  yaml.replace(yaml.find(batch), batch.size(), "batch_ramp: {0: 96, 500: 512, 900000000: 40}\n");
+  yaml.replace(yaml.find(batch), batch.size(),
+               "global_batch: 512\n  batch_ramp: {0: 96, 500: 512, 900000000: 40}\n");
   shell.write("train.yaml", yaml);
   const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
   CHECK_MESSAGE(out.code == 0, out.err);
@@ -291,13 +292,60 @@ TEST_CASE("a simulated step says what slow ranks cost") {
   CHECK(has(out.out, "one in 2d14h"));
 }
 
+TEST_CASE("advice is simulated for programs, too, and draws nothing") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out =
+      shell.mtl({"plan", "--tune", "--json", "--simulate", "--gpus", "16", "train.yaml"});
+  REQUIRE(out.code == 0);
+  const json advice = json::parse(out.out);
+  CHECK(advice.at("simulation").at("gpus") == 16);
+  CHECK(advice.at("goodput").at("expected").get<double>() > 0.9);
+  const Outcome svg =
+      shell.mtl({"plan", "--tune", "--svg", "step.svg", "--gpus", "16", "train.yaml"});
+  CHECK(svg.code == 2);
+  CHECK(has(svg.err, "error[usage.option]: --svg draws the schedule of one layout"));
+}
+
+TEST_CASE("ranks on CPUs are those of this machine, by any case") {
+  Shell shell;
+  write_7b(shell);
+  const Outcome out =
+      shell.mtl({"plan", "--gpus", "2", "--gpu-type", "CPU", "train.yaml", "parallel.tp=1"});
+  CHECK(out.code == 0);
+  CHECK(has(out.out, "forecast on 2 x CPU rank (1 node)"));
+  CHECK((has(out.out, "fits into") || has(out.out, "DOES NOT FIT into")));
+  const Outcome nodes = shell.mtl({"plan", "--nodes", "2", "--gpu-type", "cpu", "train.yaml"});
+  CHECK(nodes.code == 2);
+  CHECK(has(nodes.err, "--gpu-type cpu is this machine"));
+}
+
+TEST_CASE("numbers that no sum can hold are refused") {
+  Shell shell;
+  write_7b(shell);
+  for (const auto& [option, value] :
+       std::vector<std::pair<const char*, const char*>>{{"--jitter", "1e308"},
+                                                        {"--straggler", "1:inf"},
+                                                        {"--straggler", "1:nan"},
+                                                        {"--mtbf", "1e308"},
+                                                        {"--restart-time", "1e300"},
+                                                        {"--checkpoint-time", "1e300"}}) {
+    CAPTURE(option);
+    const Outcome out =
+        shell.mtl({"plan", "--gpus", "16", "--simulate", option, value, "train.yaml"});
+    CHECK(out.code == 2);
+    CHECK(has(out.err, "error[usage.value]"));
+  }
+}
+
 TEST_CASE("stragglers are ranks and factors") {
   const Stragglers two = parse_stragglers("37:1.2,90:2", 128);
   REQUIRE(two.ranks.size() == 2);
   CHECK(two.ranks[0] == std::pair(37, 1.2));
   CHECK(two.ranks[1] == std::pair(90, 2.0));
   CHECK(parse_stragglers("", 8).ranks.empty());
-  for (const char* wrong : {"8:2", "-1:2", "1", "1:", ":2", "1:0", "1:x", "1:2,,", "a:2"}) {
+  for (const char* wrong : {"8:2", "-1:2", "1", "1:", ":2", "1:0", "1:x", "1:2,,", "a:2", "1:inf",
+                            "1:nan", "1:1e300"}) {
     CAPTURE(wrong);
     CHECK_THROWS_AS(parse_stragglers(wrong, 8), Error);
   }

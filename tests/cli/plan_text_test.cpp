@@ -182,6 +182,22 @@ schedule of a step: interleaved 1F1B in groups of 2, 2 stages x 2 chunks, 4
   CHECK(line_with("  tied ").starts_with("  tied            2     0-1 "));
 }
 
+TEST_CASE("a link with a long name stands in its columns") {
+  TrainSpec spec = small_spec();
+  spec.model.moe.experts = 4;
+  spec.parallel.ep = 2;
+  spec.parallel.zero = 1;
+  spec.parallel.zero_ranks = 4;
+  std::istringstream text(text_of(spec, 8, 80));
+  size_t header = 0, named = 0;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("  link ")) header = line.size();
+    if (line.starts_with("  expert_copies   2 ")) named = line.size();
+  }
+  CHECK(named > 0);
+  CHECK(named == header);
+}
+
 TEST_CASE("one rank has neither links nor groups") {
   const std::string text = text_of(small_spec(), 1, 80);
   CHECK(has(text, "grid        1 rank\n"));

@@ -23,7 +23,9 @@ TEST_CASE("types of GPU are found by the names that people use") {
   CHECK(find_cluster("H100-80GB")->name == "h100-80g");
   CHECK(find_cluster("NVIDIA H200")->name == "h200");
   CHECK(find_cluster("a100_40g")->gpu.memory_bytes == 40e9);
+  CHECK(find_cluster("nvidia h200")->name == "h200");
   CHECK(find_cluster("h101") == nullptr);
+  CHECK(find_cluster("NVIDIA GeForce RTX 4090") == nullptr);  // of no machine in the table
 }
 
 TEST_CASE("a group within a node uses NVLink and one over nodes all NICs of its ranks") {
