@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include <fmt/format.h>
+
 namespace mtl {
 
 char lower(char c) {
@@ -28,6 +30,14 @@ std::string upper(std::string_view text) {
 bool contains_ignoring_case(std::string_view text, std::string_view part) {
   return std::search(text.begin(), text.end(), part.begin(), part.end(),
                      [](char a, char b) { return lower(a) == lower(b); }) != text.end();
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kAtMost = 8;
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kAtMost; ++i) text += (i > 0 ? ", " : "") + names[i];
+  if (names.size() > kAtMost) text += fmt::format(" and {} more", names.size() - kAtMost);
+  return text;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

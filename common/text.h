@@ -14,6 +14,9 @@ std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 bool contains_ignoring_case(std::string_view text, std::string_view part);
 
+// "0, 5 and 4 more": the first eight.
+std::string some_of(const std::vector<std::string>& names);
+
 // Without their ends; the last one with or without it.
 std::vector<std::string> lines_of(const std::string& text);
 

@@ -8,25 +8,14 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
+
 namespace mtl {
 
 namespace {
 
 // What a roster can carry; see roster.cpp.
 constexpr int kMaxSlots = 1 << 16;
-constexpr size_t kNamedAtMost = 8;
-
-// "a, b, c and 4 more"
-std::string some_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kNamedAtMost; ++i) {
-    text += (i > 0 ? ", " : "") + names[i];
-  }
-  if (names.size() > kNamedAtMost) {
-    text += fmt::format(" and {} more", names.size() - kNamedAtMost);
-  }
-  return text;
-}
 
 int known_first(int value) {
   return value >= 0 ? value : std::numeric_limits<int>::max();

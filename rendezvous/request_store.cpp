@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/text.h"
 #include "rendezvous/longest_wait.h"
 #include "rendezvous/table.h"
 
@@ -30,18 +31,6 @@ Request request_of(Op op, const std::string& key, milliseconds timeout = millise
 
 double seconds(milliseconds time) {
   return static_cast<double>(time.count()) / 1000;
-}
-
-// "0, 5 and 4 more"
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr size_t kAtMost = 8;
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kAtMost; ++i) {
-    if (i > 0) text += ", ";
-    text += names[i];
-  }
-  if (names.size() > kAtMost) text += fmt::format(" and {} more", names.size() - kAtMost);
-  return text;
 }
 
 [[noreturn]] void throw_timeout(const std::string& what) {

@@ -25,3 +25,10 @@ TEST_CASE("lines with and without an end") {
   CHECK(lines_of("a\n\nb") == Lines{"a", "", "b"});
   CHECK(lines_of("a\n\nb\n") == Lines{"a", "", "b"});
 }
+
+TEST_CASE("the first few of many names") {
+  CHECK(some_of({}).empty());
+  CHECK(some_of({"a", "b"}) == "a, b");
+  CHECK(some_of({"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}) ==
+        "1, 2, 3, 4, 5, 6, 7, 8 and 2 more");
+}
