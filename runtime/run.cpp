@@ -152,9 +152,9 @@ void check_memory(const CheckedRun& run, bool arenas_on_host, int nodes) {
        .help = help});
 }
 
-std::string in_words(const nlohmann::json& json, const std::string& field) {
-  const auto found = json.find(field);
-  return found != json.end() ? found->dump() : "not set";
+std::string in_words(const nlohmann::json& state, const std::string& field) {
+  const auto found = state.find(field);
+  return found != state.end() ? found->dump() : "not set";
 }
 
 // One error for each setting that makes the checkpoint another model's or another text's.
