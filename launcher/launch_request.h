@@ -37,9 +37,9 @@ struct LaunchRequest {
   static constexpr int kPerCore = -2;  // as many as it has cores
   bool ranks_said = false;             // by anybody: num_processes, nproc_per_node
   bool need_gpu = false;               // fewer GPUs than ranks is an error
-  // Whether a rank that is alone is told its number all the same, as torchrun does. Not where a file
-  // says `distributed_type: NO` and nobody uses torchrun's words: accelerate's library, and others,
-  // take a number for a process group, and wrap the model for it.
+  // Whether a rank that is alone is told its number all the same, as torchrun does. Not where a
+  // file says `distributed_type: NO` and nobody uses torchrun's words: accelerate's library, and
+  // others, take a number for a process group, and wrap the model for it.
   bool numbered = true;
 
   std::vector<Host> hosts;  // mode hosts; mode allocation: its nodes, beyond max_nodes as spares

@@ -39,10 +39,10 @@ class StoppedJob {
                  : way_ == "static, node 1"         ? 2
                                                     : 1),
         modes_(terminal_.modes()) {
-    script_ = cluster.script("careful-" + id_ + ".sh",
-                             "trap 'sleep 0.1; echo > graced-" + id_ +
-                                 "-$RANK; trap - TERM; kill -TERM $$' TERM INT\n" + "echo > ready-" +
-                                 id_ + "-$RANK\nwhile :; do echo working; sleep 0.1; done\n");
+    script_ = cluster.script(
+        "careful-" + id_ + ".sh",
+        "trap 'sleep 0.1; echo > graced-" + id_ + "-$RANK; trap - TERM; kill -TERM $$' TERM INT\n" +
+            "echo > ready-" + id_ + "-$RANK\nwhile :; do echo working; sleep 0.1; done\n");
     const std::string port = std::to_string(29600 + number % 200);
     for (const int node : {0, 1}) {
       std::vector<std::string> args = {"--grace", "20"};

@@ -186,8 +186,8 @@ TEST_CASE("hosts: a request to stop reaches every rank and a second one kills") 
   const TempDir dir;
   const std::string ready = (dir.path() / "r$RANK").string();
   SUBCASE("ranks that obey with a checkpoint") {
-    JobOptions job = on_hosts(
-        "trap 'exit 75' INT; echo $$ > " + ready + "; while :; do sleep 0.05; done", 2, 2);
+    JobOptions job =
+        on_hosts("trap 'exit 75' INT; echo $$ > " + ready + "; while :; do sleep 0.05; done", 2, 2);
     Child launcher([&] { return run_job(job).exit_code; });
     for (int rank = 0; rank < 4; ++rank) pid_in(dir.path() / ("r" + std::to_string(rank)));
     kill(launcher.pid(), SIGINT);
