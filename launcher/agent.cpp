@@ -393,7 +393,7 @@ class Agent {
     stop_signal_ = signal;
     stop_time_ = std::chrono::system_clock::now();
     // The workers themselves, not their helpers: a data loader must live until the checkpoint is
-    // written. What a dead worker leaves behind gets its TERM then.
+    // written. What a dead worker leaves behind gets its TERM then. But for INT, as at a terminal.
     keeper_->send({KeeperCommand::signal_workers, signal});
     keeper_->send({KeeperCommand::sweep, SIGTERM});
     deadline_ = Clock::now() + grace;

@@ -153,7 +153,8 @@ struct AgentResult {
 };
 
 // Runs all workers to their end. While it runs, the first SIGINT / SIGTERM / SIGHUP is passed to
-// the workers as SIGTERM (finish the step, checkpoint, stop), a second one kills them at once;
+// the workers (finish the step, checkpoint, stop): INT as it came and to their process groups, as a
+// terminal does, the others as SIGTERM; a second one kills them at once;
 // SIGUSR1 and SIGQUIT are passed on. SIGUSR2 is a scheduler's warning that the time is nearly over:
 // like a first SIGTERM, but however often it comes, it does not kill, and a SIGTERM that follows is
 // a first one. When one worker fails, the others get TERM, the grace, KILL.

@@ -40,8 +40,9 @@ WorkerCommand worker(const JobProgram& program, const LaunchConfig& config,
       command.env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(place->visible_gpus, ","));
     }
     for (const char* way : {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"}) {
-      // For who has said nothing else.
-      if (place->no_peer_access && std::getenv(way) == nullptr) command.env[way] = std::string("1");
+      // For who has said nothing else, here or where the job was started.
+      const bool said = std::getenv(way) != nullptr || program.inherited.contains(way);
+      if (place->no_peer_access && !said) command.env[way] = std::string("1");
     }
     if (config.use_cpu && !place->cpus.empty()) {
       command.env["KMP_AFFINITY"] = "granularity=fine,compact,1,0";

@@ -262,7 +262,11 @@ class KeeperProcess {
     } else if (command.kind == KeeperCommand::signal_workers) {
       for (size_t i = 0; i < workers_.size(); ++i) {
         const bool meant = command.index < 0 || static_cast<size_t>(command.index) == i;
-        if (meant && workers_[i] > 0) kill(workers_[i], command.signal);
+        if (!meant || workers_[i] <= 0) continue;
+        // A terminal's Ctrl-C reaches all of a process group, and a shell waits for its child to
+        // hear it too. A rank leads one of its own.
+        if (command.signal == SIGINT && kill(-workers_[i], SIGINT) == 0) continue;
+        kill(workers_[i], command.signal);
       }
     } else {
       sweep(command.signal);

@@ -44,7 +44,7 @@ struct Nodes {
 class LaunchResolver {
  public:
   LaunchResolver(const LaunchConfig& file, bool train_yaml, Diagnostics& diagnostics)
-      : diagnostics_(diagnostics), train_yaml_(train_yaml) {
+      : diagnostics_(diagnostics), train_yaml_(train_yaml), file_type_(file.distributed_type) {
     r_.config = file;
   }
   LaunchRequest resolve(const LaunchGiven& given);
@@ -117,6 +117,7 @@ class LaunchResolver {
   LaunchRequest r_;
   Diagnostics& diagnostics_;
   const bool train_yaml_;
+  const std::string file_type_;  // the distributed_type that the file was read with
   Layered<int> total_, per_node_, machine_rank_, port_;
   Layered<Nodes> nodes_;
   Layered<bool> cpu_, multi_gpu_, standalone_;

@@ -132,7 +132,6 @@ void LaunchResolver::check_fsdp(const LaunchGiven& given) {
   }
 }
 
-// What the file says of it has been looked at when it was read.
 void LaunchResolver::check_stage(const LaunchGiven& given) {
   const auto unknown = unknown_stage(r_.config);
   if (!unknown) return;
@@ -141,6 +140,17 @@ void LaunchResolver::check_stage(const LaunchGiven& given) {
     if (said == values->end()) continue;
     value_error(said->second, unknown->wanted);
     return;
+  }
+  // What the file says of its own engine has been looked at when it was read.
+  if (r_.config.distributed_type == file_type_) return;
+  for (const IgnoredKey& section : r_.config.ignored) {
+    for (const YamlValue::Entry& entry : section.value.entries) {
+      if (plugin_key(section.key, entry.key) != unknown->key) continue;
+      diagnostics_.add({.code = "config.bad_value",
+                        .what = fmt::format("{} cannot be '{}'", entry.key, unknown->value),
+                        .place = entry.value.place,
+                        .help = "it is " + unknown->wanted});
+    }
   }
 }
 

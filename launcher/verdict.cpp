@@ -22,8 +22,8 @@ bool is_fine(const WorkerEnd& end) {
 }
 
 bool obeyed(const WorkerEnd& end) {
-  return end.stopped_by_us &&
-         (is_fine(end) || end.exit_code == 128 + SIGTERM || end.exit_code == 128 + SIGKILL);
+  return end.stopped_by_us && (is_fine(end) || end.exit_code == 128 + SIGTERM ||
+                               end.exit_code == 128 + SIGINT || end.exit_code == 128 + SIGKILL);
 }
 
 std::optional<WorkerEnd> first_failure(const GenerationEnd& generation) {

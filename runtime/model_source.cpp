@@ -115,7 +115,7 @@ ModelSource model_of_sizes(const ModelSizes& sizes) {
     fail(fmt::format("the sizes lack {}", fmt::join(missing, ", ")),
          "a model has at least --layers, --hidden, --heads and --vocab");
   }
-  // As the schema of train.yaml has them: products of these are still numbers.
+  // As the schema of train.yaml has them.
   const std::tuple<const char*, int64_t, int64_t> bounded[] = {
       {"--layers", sizes.layers, 100'000},   {"--hidden", sizes.hidden, 1 << 20},
       {"--heads", sizes.heads, 1 << 16},     {"--kv_heads", sizes.kv_heads, 1 << 16},
@@ -125,6 +125,16 @@ ModelSource model_of_sizes(const ModelSizes& sizes) {
     if (value <= most) continue;
     fail(fmt::format("{} {} is more than a model can have", name, value),
          fmt::format("use at most {}", most));
+  }
+  const double hidden = static_cast<double>(sizes.hidden);
+  const double ffn = sizes.ffn > 0 ? static_cast<double>(sizes.ffn) : 4 * hidden;
+  const double mlps = 3 * hidden * ffn * static_cast<double>(std::max<int64_t>(1, sizes.experts));
+  const double parameters = static_cast<double>(sizes.layers) * (4 * hidden * hidden + mlps) +
+                            2 * hidden * static_cast<double>(sizes.vocab);
+  // So that their bytes are numbers.
+  if (parameters > 1e15) {
+    fail(fmt::format("some {:.0e} parameters are more than a model can have", parameters),
+         "use smaller sizes: at most 1e15");
   }
   const int64_t topk = sizes.topk > 0 ? sizes.topk : 2;
   const int64_t kv_heads = sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;

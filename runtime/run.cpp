@@ -366,7 +366,7 @@ CheckedRun check_run(const RunRequest& request) {
       if (const auto memory = request.memory()) choose_micro_batch(run, facts, *memory);
     }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
-      order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), data);
+      order_samples(run.corpus, run.resolved, samples_to_order(run.plan, request.run_dir), data);
     }
     if (run.corpus.valid && run.corpus.valid->size() == 0) {
       check_unevaluated(run.resolved, diagnostics);

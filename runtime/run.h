@@ -25,6 +25,8 @@ struct RunRequest {
   std::function<std::optional<RankMemory>()> memory = {};
   // For a plan the data may still be elsewhere, if data.vocab is given: that is a warning then.
   bool plan_only = false;
+  // Of a run that goes on: samples are put in order beyond what its newest checkpoint has consumed.
+  std::filesystem::path run_dir = {};
 };
 
 // Everything that can be known before a run, checked together: configuration, plan, data. Throws

@@ -1,12 +1,12 @@
 #include "runtime/run_length.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/data/samples.h"
 
 namespace mtl {
 
@@ -33,19 +33,18 @@ void set_steps(CheckedRun& run, int64_t samples, const Consumed& consumed) {
   } while (train.steps != steps);
   run.steps_words = fmt::format("for {} samples: {} are consumed, by {} steps of other batches",
                                 samples, consumed.samples, consumed.step);
-  // The order that the workers will make.
-  const nlohmann::json before = run.corpus.identity();
-  Diagnostics diagnostics;
-  order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), diagnostics);
-  diagnostics.throw_if_errors(Exit::data);
-  if (run.corpus.identity() == before) return;
-  throw Error(Exit::config,
-              {.code = "resume.data",
-               .what = fmt::format("cannot resume: {} steps of other batches have consumed {} "
-                                   "samples, and data.sampler={} shuffles by the number of steps",
-                                   consumed.step, consumed.samples, run.resolved.spec.data.sampler),
-               .place = run.resolved.place_of("data.sampler"),
-               .help = "keep the batches that the run had, or give its length in train.steps"});
+}
+
+std::optional<Consumed> newest_consumed(const std::filesystem::path& dir, const Plan& plan) {
+  Diagnostics passed_over;  // has been said
+  const std::filesystem::path newest = newest_checkpoint(dir / "checkpoints", passed_over);
+  if (newest.empty()) return std::nullopt;
+  return consumed_by(CheckpointReader(newest).state(), plan);
+}
+
+// Of what the plan counts from the start.
+int64_t ahead_of(const Plan& plan, const Consumed& consumed) {
+  return consumed.samples - plan.batch.first_sample(consumed.step);
 }
 
 }  // namespace
@@ -60,30 +59,33 @@ bool is_complete(const CheckedRun& run, const Consumed& consumed) {
   return samples > 0 ? consumed.samples >= samples : consumed.step >= run.plan.steps;
 }
 
+int64_t samples_to_order(const Plan& plan, const std::filesystem::path& dir) {
+  const int64_t planned = plan.batch.first_sample(plan.steps);
+  if (dir.empty()) return planned;
+  const auto consumed = newest_consumed(dir, plan);
+  return planned + (consumed ? std::max<int64_t>(ahead_of(plan, *consumed), 0) : 0);
+}
+
 void go_on_from_newest(const std::filesystem::path& dir, CheckedRun& run) {
   if (run.corpus.train == nullptr) return;  // as before
-  Diagnostics passed_over;                  // has been said
-  const std::filesystem::path newest = newest_checkpoint(dir / "checkpoints", passed_over);
-  if (newest.empty()) return;
-  const CheckpointReader reader(newest);
-  const Consumed consumed = consumed_by(reader.state(), run.plan);
-  if (consumed.samples == run.plan.batch.first_sample(consumed.step)) return;
+  const auto consumed = newest_consumed(dir, run.plan);
+  if (!consumed || ahead_of(run.plan, *consumed) == 0) return;
   if (const int64_t samples = samples_of_run(run.resolved.spec.train); samples > 0) {
-    set_steps(run, samples, consumed);
+    set_steps(run, samples, *consumed);
   }
-  const BatchSchedule& batch = run.plan.batch;
-  const int64_t needed =
-      consumed.samples + batch.first_sample(run.plan.steps) - batch.first_sample(consumed.step);
-  if (needed <= run.corpus.train->size()) return;
-  throw Error(
-      Exit::data,
-      {.code = "data.exhausted",
-       .what = fmt::format("the run needs {} samples, of which {} are consumed by {} steps "
-                           "of other batches, and the order of its data has {}",
-                           needed, consumed.samples, consumed.step, run.corpus.train->size()),
-       .place = run.resolved.place_of("data.sampler"),
-       .help = "keep the batches that the run had, end it earlier, or begin a new one with "
-               "data.sampler=random, whose order never ends"});
+  // The order that the workers will make.
+  const nlohmann::json before = run.corpus.identity();
+  Diagnostics diagnostics;
+  order_samples(run.corpus, run.resolved, samples_to_order(run.plan, dir), diagnostics);
+  diagnostics.throw_if_errors(Exit::data);
+  if (run.corpus.identity() == before) return;
+  throw Error(Exit::config, {.code = "resume.data",
+                             .what = fmt::format(
+                                 "cannot resume: {} steps of other batches have consumed {} "
+                                 "samples, and data.sampler={} shuffles by how many a run needs",
+                                 consumed->step, consumed->samples, run.resolved.spec.data.sampler),
+                             .place = run.resolved.place_of("data.sampler"),
+                             .help = "keep the batches that the run had, or end it earlier"});
 }
 
 }  // namespace mtl

@@ -560,8 +560,9 @@ Exit run_worker(const WorkerStart& start) {
   if (met.word.complete) return Exit::done;
   if (!met.word.run_dir.empty()) run_dir = met.word.run_dir;
   if (met.word.fence > 0) environment.fence = static_cast<int>(met.word.fence);
-  CheckedRun run =
-      check_run({{.train_yaml = (run_dir / "resolved.yaml").string()}, environment.world});
+  CheckedRun run = check_run({.sources = {.train_yaml = (run_dir / "resolved.yaml").string()},
+                              .world = environment.world,
+                              .run_dir = run_dir});
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
   if (environment.rank_threads > 0) return run_threads(run_dir, run, environment);

@@ -218,6 +218,11 @@ TEST_CASE("mtl estimate-memory reads a config.json, a recipe, a train.yaml and s
   CHECK(large.code == 2);
   CHECK(has(large.err, "--layers 9223372036854775807 is more than a model can have"));
   CHECK(has(large.err, "--hidden 1099511627776 is more than a model can have"));
+  const Outcome many =
+      shell.mtl({"estimate-memory", "--layers", "2000", "--hidden", "1048576", "--heads", "1024",
+                 "--vocab", "1000", "--ffn", "16777216", "--experts", "512", "--json"});
+  CHECK(many.code == 2);
+  CHECK(has(many.err, "parameters are more than a model can have"));
   CHECK(has(large.err, "use at most 100000"));
   const Outcome unknown = shell.mtl({"estimate-memory", "llama3-9b"});
   CHECK(unknown.code == 2);

@@ -235,6 +235,23 @@ TEST_CASE("INT, TERM and HUP ask the workers to stop") {
   }
 }
 
+TEST_CASE("an INT ends a shell together with the program that it waits for") {
+  TempDir folder;
+  const std::string ready = folder / "ready";
+  Child agent([&] {
+    AgentOptions options = shells({"echo $$ > " + ready + "; sleep 1000; echo > " +
+                                   (folder / "after").string() + "; sleep 1000"});
+    options.grace = std::chrono::seconds(60);
+    return run_agent(options).exit_code;
+  });
+  REQUIRE(pid_in(ready) > 0);
+  const auto begin = std::chrono::steady_clock::now();
+  kill(agent.pid(), SIGINT);
+  CHECK(agent.wait() == 130);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));
+  CHECK_FALSE(std::filesystem::exists(folder / "after"));
+}
+
 TEST_CASE("USR2 asks once and a TERM after it is no second wish") {
   TempDir folder;
   const std::string ready = folder / "ready";

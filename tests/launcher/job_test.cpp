@@ -193,6 +193,16 @@ TEST_CASE("hosts: a request to stop reaches every rank and a second one kills") 
     kill(launcher.pid(), SIGINT);
     CHECK(launcher.wait() == 75);
   }
+  SUBCASE("ranks that die of it have obeyed") {
+    JobOptions job = on_hosts("echo $$ > " + ready + "; while :; do sleep 0.05; done", 2, 2);
+    Child launcher([&] {
+      const JobOutcome outcome = run_job(job);
+      return outcome.first_failure ? 99 : outcome.exit_code;
+    });
+    for (int rank = 0; rank < 4; ++rank) pid_in(dir.path() / ("r" + std::to_string(rank)));
+    kill(launcher.pid(), SIGINT);
+    CHECK(launcher.wait() == 130);
+  }
   SUBCASE("ranks that do not listen") {
     JobOptions job =
         on_hosts("trap '' TERM; echo $$ > " + ready + "; while :; do sleep 0.05; done", 2, 2);

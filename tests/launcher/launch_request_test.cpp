@@ -678,6 +678,12 @@ TEST_CASE("how much of a model an engine divides is a word that it knows, for pr
     CHECK(resolved({{"fsdp_sharding_strategy", "SOME"}}, fsdp, train_yaml).codes ==
           std::vector<std::string>{"launch.value"});
     CHECK(resolved({{"fsdp_sharding_strategy", "hybrid_shard"}}, fsdp, train_yaml).codes.empty());
+    // Of a section that only the flag's engine gives a meaning.
+    const LaunchConfig none =
+        file_of("distributed_type: 'NO'\nnum_processes: 2\ndeepspeed_config: {zero_stage: 7}\n");
+    const Outcome engine = resolved({{"use_deepspeed", "true"}}, none, train_yaml);
+    CHECK(engine.codes == std::vector<std::string>{"config.bad_value"});
+    CHECK(engine.words.starts_with("zero_stage cannot be '7' / it is 0, 1, 2 or 3"));
   }
 }
 
