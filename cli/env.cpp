@@ -160,21 +160,21 @@ Json gpu_facts(const NodeHardware& hardware) {
   return facts;
 }
 
-// What a GPU does now: ", 3 GiB in use, 690 of 700 W, 1830 of 1980 MHz, 61 C"; "" where the driver
-// does not say.
+// What a GPU does now: ", 3 GiB in use, 98 % busy, 690 of 700 W, 1830 of 1980 MHz, 61 C"; "" where
+// the driver does not say.
 std::string words_of(const GpuReading& reading) {
   std::string words;
   const auto add = [&](const std::string& part) { words += ", " + part; };
-  const auto of = [](const auto& most) { return most ? fmt::format(" of {:.0f}", *most) : ""; };
-  const auto number = [](const std::optional<int>& value) {
-    return value ? std::optional<double>(*value) : std::nullopt;
+  const auto of = [](const auto& most) {
+    return most ? fmt::format(" of {:.0f}", static_cast<double>(*most)) : "";
   };
   if (reading.memory_used) {
     add(size_words(static_cast<double>(*reading.memory_used)) + " in use");
   }
+  if (reading.busy_percent) add(fmt::format("{} % busy", *reading.busy_percent));
   if (reading.power_w) add(fmt::format("{:.0f}{} W", *reading.power_w, of(reading.power_limit_w)));
   if (reading.clock_mhz) {
-    add(fmt::format("{}{} MHz", *reading.clock_mhz, of(number(reading.max_clock_mhz))));
+    add(fmt::format("{}{} MHz", *reading.clock_mhz, of(reading.max_clock_mhz)));
   }
   if (reading.temperature_c) add(fmt::format("{} C", *reading.temperature_c));
   if (reading.slowed != 0) {

@@ -32,10 +32,6 @@ const Cluster& type_given(const MachinesGiven& given) {
                          .help = fmt::format("use one of {}", fmt::join(types, ", "))});
 }
 
-}  // namespace
-
-namespace {
-
 // As many as anybody has, many times over; and worlds are multiplied as int.
 constexpr int64_t kMostRanks = 1 << 20;
 

@@ -384,7 +384,7 @@ class Reader {
                             config_.num_processes, config_.num_machines),
                 "num_processes is the total of all machines");
     }
-    check_stage(root);
+    if (const auto wrong = unknown_stage_of_file(config_)) diagnostics_.add(*wrong);
     if (config_.mixed_precision_given) {
       config_.deepspeed_fields += config_.deepspeed_fields.empty() ? "" : ",";
       config_.deepspeed_fields += "mixed_precision";
@@ -400,18 +400,6 @@ class Reader {
           return key.key.starts_with("megatron_lm_config.");
         });
         config_.ignored.push_back({entry.key, entry.key_place, entry.value, false});
-      }
-    }
-  }
-
-  void check_stage(const YamlValue& root) {
-    const auto unknown = unknown_stage(config_);
-    if (!unknown) return;
-    for (const YamlValue::Entry& section : root.entries) {
-      for (const YamlValue::Entry& entry : section.value.entries) {
-        if (plugin_key(section.key, entry.key) != unknown->key) continue;
-        bad_value(entry.value, fmt::format("{} cannot be '{}'", entry.key, unknown->value),
-                  "it is " + unknown->wanted);
       }
     }
   }
@@ -467,6 +455,15 @@ std::string plugin_key(const std::string& section, const std::string& key) {
   }
   const auto other = others.find(name);
   return other != others.end() ? other->second : name;
+}
+
+const YamlValue::Entry* find_setting(const LaunchConfig& config, const std::string& setting) {
+  for (const IgnoredKey& section : config.ignored) {
+    for (const YamlValue::Entry& entry : section.value.entries) {
+      if (plugin_key(section.key, entry.key) == setting) return &entry;
+    }
+  }
+  return nullptr;
 }
 
 namespace {

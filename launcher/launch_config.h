@@ -76,6 +76,9 @@ LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostic
 // "fsdp_version"; also for the names that its wizard writes and its launcher does not know, and for
 // older ones.
 std::string plugin_key(const std::string& section, const std::string& key);
+// The entry of the file that says a setting of a section, by the name of its flag; null: it does
+// not.
+const YamlValue::Entry* find_setting(const LaunchConfig& config, const std::string& setting);
 // The same of a text, with `path` for the places.
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
                                  Diagnostics& diagnostics);

@@ -121,15 +121,10 @@ void LaunchResolver::check_fsdp(const LaunchGiven& given) {
   }
   const auto loading = r_.config.plugins.find("fsdp_cpu_ram_efficient_loading");
   if (loading != r_.config.plugins.end() && !truth_of(loading->second).value_or(true)) return;
-  for (const IgnoredKey& section : r_.config.ignored) {
-    if (section.key != "fsdp_config") continue;
-    for (const YamlValue::Entry& entry : section.value.entries) {
-      if (plugin_key(section.key, entry.key) != "fsdp_sync_module_states") continue;
-      if (entry.value.quoted || truth_of(entry.value.text).value_or(true)) continue;
-      conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
-               "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
-    }
-  }
+  const YamlValue::Entry* sync = find_setting(r_.config, "fsdp_sync_module_states");
+  if (sync == nullptr || sync->value.quoted || truth_of(sync->value.text).value_or(true)) return;
+  conflict("fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only rank 0 loads",
+           "--fsdp_sync_module_states true, or --fsdp_cpu_ram_efficient_loading false");
 }
 
 void LaunchResolver::check_stage(const LaunchGiven& given) {
@@ -143,15 +138,7 @@ void LaunchResolver::check_stage(const LaunchGiven& given) {
   }
   // What the file says of its own engine has been looked at when it was read.
   if (r_.config.distributed_type == file_type_) return;
-  for (const IgnoredKey& section : r_.config.ignored) {
-    for (const YamlValue::Entry& entry : section.value.entries) {
-      if (plugin_key(section.key, entry.key) != unknown->key) continue;
-      diagnostics_.add({.code = "config.bad_value",
-                        .what = fmt::format("{} cannot be '{}'", entry.key, unknown->value),
-                        .place = entry.value.place,
-                        .help = "it is " + unknown->wanted});
-    }
-  }
+  if (const auto wrong = unknown_stage_of_file(r_.config)) diagnostics_.add(*wrong);
 }
 
 void LaunchResolver::finish_hosts() {

@@ -249,4 +249,14 @@ std::optional<UnknownStage> unknown_stage(const LaunchConfig& config) {
   return UnknownStage{key, plugin(config, key), wanted};
 }
 
+std::optional<Diagnostic> unknown_stage_of_file(const LaunchConfig& config) {
+  const auto unknown = unknown_stage(config);
+  const YamlValue::Entry* entry = unknown ? find_setting(config, unknown->key) : nullptr;
+  if (entry == nullptr) return std::nullopt;
+  return Diagnostic{.code = "config.bad_value",
+                    .what = fmt::format("{} cannot be '{}'", entry->key, unknown->value),
+                    .place = entry->value.place,
+                    .help = "it is " + unknown->wanted};
+}
+
 }  // namespace mtl

@@ -39,5 +39,7 @@ struct UnknownStage {
   std::string wanted;  // what it may be
 };
 std::optional<UnknownStage> unknown_stage(const LaunchConfig& config);
+// The error, where it is the file that says it. Code config.bad_value.
+std::optional<Diagnostic> unknown_stage_of_file(const LaunchConfig& config);
 
 }  // namespace mtl

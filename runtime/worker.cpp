@@ -289,11 +289,8 @@ class Rank {
 
   void evaluate() {
     if (run_.corpus.valid->size() == 0) return;
-    // The largest of the run, so that a batch that grows does not change what is compared.
-    int64_t batch = 0;
-    for (const BatchPhase& phase : plan_.batch.phases()) {
-      batch = std::max(batch, phase.global_batch);
-    }
+    // So that a batch that grows does not change what is compared.
+    const int64_t batch = plan_.batch.largest();
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
     evaluated_at_ = next_step_;
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);

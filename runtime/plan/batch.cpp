@@ -60,6 +60,12 @@ int64_t BatchSchedule::steps_for_samples(int64_t samples) const {
   return phase.first_step + divide_up(samples - phase.first_sample, phase.global_batch);
 }
 
+int64_t BatchSchedule::largest() const {
+  int64_t most = 0;
+  for (const BatchPhase& phase : phases_) most = std::max(most, phase.global_batch);
+  return most;
+}
+
 BatchSchedule ramp_by_step(const std::map<int64_t, int64_t>& global_batches, int64_t micro_batch,
                            int dp) {
   assert(global_batches.contains(0));

@@ -26,6 +26,8 @@ class BatchSchedule {
   int64_t first_sample(int64_t step) const;
   // The smallest number of steps that consumes at least `samples`.
   int64_t steps_for_samples(int64_t samples) const;
+  // Sequences of the step that has most.
+  int64_t largest() const;
   const std::vector<BatchPhase>& phases() const { return phases_; }
 
  private:
