@@ -46,4 +46,9 @@ std::vector<LayerGroup> layer_groups(const Recompute& recompute, const ChunkRang
   return groups;
 }
 
+int64_t layers_again(const Recompute& recompute, const ChunkRange& chunk) {
+  const bool block = recompute.full == Recompute::Full::block;
+  return block ? std::min(chunk.layers, recompute.layers) : chunk.layers;
+}
+
 }  // namespace mtl

@@ -33,5 +33,7 @@ struct LayerGroup {
   int64_t end_layer() const { return first_layer + layers; }
 };
 std::vector<LayerGroup> layer_groups(const Recompute& recompute, const ChunkRange& chunk);
+// Layers of a chunk that backward makes again, if it makes any: of block the first ones, else all.
+int64_t layers_again(const Recompute& recompute, const ChunkRange& chunk);
 
 }  // namespace mtl

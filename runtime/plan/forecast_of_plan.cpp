@@ -1,0 +1,65 @@
+// A plan that was made, as work and layout.
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "runtime/plan/forecast.h"
+
+namespace mtl {
+
+Workload workload_of(const Plan& plan) {
+  Workload work;
+  work.model = plan.model;
+  work.seq = plan.seq;
+  std::set<int64_t> batches;
+  for (const BatchPhase& phase : plan.batch.phases()) batches.insert(phase.global_batch);
+  work.global_batch = *batches.rbegin();
+  work.other_batches.assign(batches.begin(), std::prev(batches.end()));
+  work.total_tokens =
+      static_cast<double>(plan.batch.first_sample(plan.steps)) * static_cast<double>(plan.seq);
+  work.logits_rows = plan.logits_rows;
+  work.ep_room = plan.ep_room;
+  work.compute = plan.compute;
+  work.optimizer = plan.optimizer;
+  work.offload = plan.offload;
+  work.grad_reduce = plan.grad_reduce;
+  return work;
+}
+
+LayoutChoice layout_of(const Plan& plan) {
+  LayoutChoice layout;
+  const GridSizes& sizes = plan.grid.sizes();
+  layout.tp = sizes[Axis::tp];
+  layout.pp = sizes[Axis::pp];
+  layout.cp = sizes[Axis::cp];
+  layout.ep = sizes[Axis::ep];
+  layout.dp = sizes[Axis::dp];
+  layout.copies = sizes.copies;
+  layout.chunks = plan.largest().shape.chunks;
+  layout.schedule = plan.largest().shape.kind;
+  layout.sequence_parallel = plan.sequence_parallel;
+  const ParamLayout& params = plan.stages.front().layout;
+  layout.zero = params.zero;
+  for (size_t i = 0; params.shards_gradients() && i < params.buckets.size(); ++i) {
+    const Bucket& bucket = params.buckets[i];
+    const int64_t next =
+        i + 1 < params.buckets.size() ? params.buckets[i + 1].layer : plan.model.layers;
+    if (bucket.layer >= 0)
+      layout.window_layers = std::max(layout.window_layers, next - bucket.layer);
+  }
+  layout.micro_batch = plan.micro_batch;
+  layout.recompute = plan.recompute;
+  layout.float8 = plan.float8;
+  const int stages = layout.pp;
+  layout.layers_of_virtual.assign(static_cast<size_t>(stages * layout.chunks), 0);
+  for (int stage = 0; stage < stages; ++stage) {
+    const std::vector<ChunkRange>& chunks = plan.stages[static_cast<size_t>(stage)].chunks;
+    for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
+      layout.layers_of_virtual[chunk * static_cast<size_t>(stages) + static_cast<size_t>(stage)] =
+          chunks[chunk].layers;
+    }
+  }
+  return layout;
+}
+
+}  // namespace mtl

@@ -1,0 +1,130 @@
+// Seconds of each stage's passes: its layers, and what it has of the embedding and the head.
+#include <array>
+#include <numeric>
+
+#include "runtime/plan/forecast_links.h"
+
+namespace mtl {
+
+double StageTimes::forward() const {
+  return std::accumulate(chunks.begin(), chunks.end(), 0.0,
+                         [](double sum, const ChunkTimes& chunk) { return sum + chunk.forward; });
+}
+double StageTimes::backward() const {
+  return std::accumulate(chunks.begin(), chunks.end(), 0.0,
+                         [](double sum, const ChunkTimes& chunk) { return sum + chunk.backward; });
+}
+
+namespace {
+
+double stage_send_bytes(const Workload& work, const LayoutChoice& layout) {
+  const double rows = static_cast<double>(layout.micro_batch * work.seq) / layout.cp /
+                      (layout.sequence_parallel ? layout.tp : 1);
+  return rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
+}
+
+// Layers of a chunk that are alike, and how many of them backward makes again, in groups.
+struct AlikeLayers {
+  const LayerKind& kind;
+  double layers, again, groups;
+  double back(const LinkPart& part) const {
+    return layers * part.backward + again * part.again - groups * part.unneeded;
+  }
+  double wire(const LinkPart& part) const {
+    return layers * part.wire + again * part.wire_again - groups * part.wire_unneeded;
+  }
+};
+
+std::array<AlikeLayers, 2> alike_layers(const ModelShape& model, const LayoutChoice& layout,
+                                        const ChunkRange& chunk, const LayerKinds& kinds) {
+  const int64_t again = layers_again(layout.recompute, chunk);
+  const int64_t begin = chunk.first_layer;
+  const int64_t float8 = layout.float8.layers_in(model, begin, chunk.end_layer());
+  const int64_t float8_again = layout.float8.layers_in(model, begin, begin + again);
+  const bool uniform = layout.recompute.full == Recompute::Full::uniform;
+  const int64_t of_group = uniform ? layout.recompute.layers : 1;
+  const double groups = layout.recompute.full == Recompute::Full::none
+                            ? 0
+                            : static_cast<double>((again + of_group - 1) / of_group);
+  const auto alike = [&](const LayerKind& kind, int64_t layers, int64_t made_again) {
+    // A group of both kinds is half of each.
+    const double share =
+        again > 0 ? static_cast<double>(made_again) / static_cast<double>(again) : 0;
+    return AlikeLayers{kind, static_cast<double>(layers), static_cast<double>(made_again),
+                       groups * share};
+  };
+  return {alike(kinds.in_float8, float8, float8_again),
+          alike(kinds.plain, chunk.layers - float8, again - float8_again)};
+}
+
+}  // namespace
+
+std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& layout,
+                                    const Cluster& cluster, const Software& software) {
+  const LayerKinds kinds = layer_kinds(work, layout, cluster, software);
+  const PassWork head = head_work(work, layout, cluster, software);
+  const Work embedding = embedding_work(work, layout, cluster);
+  const double sent = layout.pp > 1 ? stage_send_bytes(work, layout) : 0;
+  std::vector<StageTimes> stages;
+  for (const std::vector<ChunkRange>& chunks : layout_chunks(work, layout)) {
+    StageTimes stage;
+    StepTime& parts = stage.parts;
+    for (const ChunkRange& chunk : chunks) {
+      ChunkTimes times;
+      Work forward, backward, recompute;
+      double tensor = 0, tensor_back = 0, context = 0, context_back = 0;
+      double expert = 0, expert_back = 0;
+      for (const AlikeLayers& alike : alike_layers(work.model, layout, chunk, kinds)) {
+        if (alike.layers == 0) continue;
+        const PassWork& pass = alike.kind.work;
+        const LayerLinks& links = alike.kind.links;
+        forward += pass.forward * alike.layers;
+        backward += pass.backward * alike.layers;
+        recompute += pass.again * alike.again;
+        tensor += alike.layers * links.tensor.forward;
+        tensor_back += alike.back(links.tensor);
+        context += alike.layers * links.context.forward;
+        context_back += alike.back(links.context);
+        expert += alike.layers * links.expert.forward;
+        expert_back += alike.back(links.expert);
+        stage.links.tensor += alike.wire(links.tensor);
+        stage.links.context += alike.wire(links.context);
+        stage.links.expert += alike.wire(links.expert);
+      }
+      if (chunk.head) {
+        forward += head.forward;
+        backward += head.backward;
+      }
+      if (chunk.embedding) {
+        forward += embedding * 0.3;
+        backward += embedding * 0.7;
+      }
+      const EndsTensor ends = ends_tensor(work, layout, cluster, chunk.embedding, chunk.head);
+      tensor += ends.time / 2;
+      tensor_back += ends.time / 2;
+      stage.links.tensor += ends.wire;
+      // An activation to the next virtual stage, a gradient to the one before.
+      stage.links.pipeline += ((chunk.head ? 0 : 1) + (chunk.embedding ? 0 : 1)) * sent;
+      times.forward = forward.sum() + tensor + context + expert;
+      times.backward = backward.sum() + recompute.sum() + tensor_back + context_back + expert_back;
+      stage.chunks.push_back(times);
+      parts.matmul += forward.matmul + backward.matmul;
+      parts.attention += forward.attention + backward.attention;
+      parts.memory_bound += forward.memory_bound + backward.memory_bound;
+      parts.recompute += recompute.sum();
+      parts.tensor += tensor + tensor_back;
+      parts.context += context + context_back;
+      parts.expert += expert + expert_back;
+    }
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+double stage_send_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
+  if (layout.pp <= 1) return 0;
+  return send_time(cluster, layout.tp * layout.cp * layout.ep * layout.dp,
+                   stage_send_bytes(work, layout));
+}
+
+}  // namespace mtl
