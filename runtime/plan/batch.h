@@ -9,6 +9,9 @@
 
 namespace mtl {
 
+// Forwards of all stages in one step: beyond this, planning them would take longer than training.
+inline constexpr int64_t kMostForwards = 1 << 20;
+
 struct BatchPhase {
   int64_t first_step = 0;     // the phase begins here
   int64_t first_sample = 0;   // sequences consumed by the steps before

@@ -198,10 +198,10 @@ double all_to_all_time(const Cluster& cluster, int ranks, int stride, int world,
   return std::max(by_nic, by_nvlink) + (near ? cluster.nvlink_alpha : cluster.nic_alpha) * 2;
 }
 
-double send_time(const Cluster& cluster, int stride, double bytes) {
-  const bool near = 2 * stride <= cluster.nvlink_domain;
-  return near ? bytes / (cluster.nvlink_rate * cluster.nvlink_share) + cluster.nvlink_alpha
-              : bytes / (cluster.nic_rate * cluster.nic_share) + cluster.nic_alpha;
+double send_time(const Cluster& cluster, int ranks, int stride, int world, double bytes) {
+  return all_near(cluster, ranks, stride, world)
+             ? bytes / (cluster.nvlink_rate * cluster.nvlink_share) + cluster.nvlink_alpha
+             : bytes / (cluster.nic_rate * cluster.nic_share) + cluster.nic_alpha;
 }
 
 }  // namespace mtl

@@ -62,7 +62,7 @@ double gather_time(const GroupLink& link, double bytes);
 double all_reduce_time(const GroupLink& link, double bytes);
 // `bytes` are what a rank sends to all others together; over nodes each GPU has its own NIC only.
 double all_to_all_time(const Cluster& cluster, int ranks, int stride, int world, double bytes);
-// To the rank `stride` further.
-double send_time(const Cluster& cluster, int stride, double bytes);
+// From one of `ranks` to the next of them, over the slowest of such ways.
+double send_time(const Cluster& cluster, int ranks, int stride, int world, double bytes);
 
 }  // namespace mtl

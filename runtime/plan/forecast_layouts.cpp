@@ -43,7 +43,12 @@ std::string impossible_batch(int64_t batch, const LayoutChoice& layout) {
     return fmt::format("a batch of {} over {} replicas x {} per micro-batch", batch,
                        layout.replicas(), layout.micro_batch);
   }
-  // As rules_batch.cpp: interleaved micro-batches go in groups of pp.
+  // As rules_batch.cpp.
+  const int64_t stages = int64_t{layout.pp} * layout.chunks;
+  if (batch / per_round > kMostForwards / stages) {
+    return fmt::format("{} micro-batches per step through {} stages", batch / per_round, stages);
+  }
+  // Interleaved micro-batches go in groups of pp.
   if (layout.chunks > 1 && batch / per_round % layout.pp != 0) {
     return fmt::format("{} micro-batches in groups of {} stages", batch / per_round, layout.pp);
   }

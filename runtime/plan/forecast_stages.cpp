@@ -123,7 +123,7 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
 
 double stage_send_time(const Workload& work, const LayoutChoice& layout, const Cluster& cluster) {
   if (layout.pp <= 1) return 0;
-  return send_time(cluster, layout.tp * layout.cp * layout.ep * layout.dp,
+  return send_time(cluster, layout.pp, layout.world() / layout.pp, layout.world(),
                    stage_send_bytes(work, layout));
 }
 

@@ -15,8 +15,6 @@ namespace mtl {
 
 namespace {
 
-// Forwards of all stages in one step: beyond this, planning them would take longer than training.
-constexpr int64_t kMostForwards = 1 << 20;
 // As train.global_batch.
 constexpr int64_t kMostSequences = 1'000'000'000;
 

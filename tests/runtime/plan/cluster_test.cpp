@@ -86,5 +86,9 @@ TEST_CASE("collectives take what rings take") {
   // Between nodes only what leaves the node goes over the own NIC.
   const double eight = all_to_all_time(dgx, 8, 1, 64, 1e9);
   CHECK(all_to_all_time(dgx, 64, 1, 64, 1e9) > 4 * eight);
-  CHECK(send_time(dgx, 8, 1e9) == doctest::Approx(1e9 / (50e9 * 0.85) + 8e-6));
+  const double far = 1e9 / (50e9 * 0.85) + 8e-6;
+  CHECK(send_time(dgx, 2, 8, 16, 1e9) == doctest::Approx(far));
+  CHECK(send_time(dgx, 2, 4, 8, 1e9) < far / 5);
+  // Four stages of four on two nodes: it is the way in the middle that the others wait for.
+  CHECK(send_time(dgx, 4, 4, 16, 1e9) == doctest::Approx(far));
 }

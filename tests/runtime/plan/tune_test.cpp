@@ -183,6 +183,10 @@ TEST_CASE("every batch of a ramp divides") {
   CHECK(impossible(work, layout).starts_with("12 micro-batches in groups of 8"));
   layout.chunks = 1;
   CHECK(impossible(work, layout) == "");
+  Workload huge = work;
+  huge.global_batch = 96 << 16;
+  huge.other_batches.clear();
+  CHECK(impossible(huge, layout) == "786432 micro-batches per step through 8 stages");
   const Tuning tuning = tune(work, 64, cluster, {});
   REQUIRE(!tuning.best.empty());
   for (const Advice& advice : tuning.best) {
