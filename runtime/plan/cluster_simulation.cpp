@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "runtime/plan/forecast_links.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 

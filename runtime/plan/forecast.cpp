@@ -1,7 +1,7 @@
 #include "runtime/plan/forecast.h"
 
 #include "runtime/plan/cost.h"
-#include "runtime/plan/forecast_links.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 

@@ -1,4 +1,4 @@
-// Seconds and bytes that a layer, a stage and a step spend on links.
+// Seconds and bytes that a layer, the embedding and the head spend on links.
 #pragma once
 
 #include "runtime/plan/forecast_compute.h"
@@ -35,19 +35,5 @@ struct EndsTensor {
 };
 EndsTensor ends_tensor(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        bool embedding, bool head);
-
-// Parameters of a rank of the stage that holds these chunks: those of experts apart.
-struct StageParams {
-  double dense = 0, experts = 0;
-  double sum() const { return dense + experts; }
-};
-StageParams stage_params(const Workload& work, const LayoutChoice& layout,
-                         const std::vector<ChunkRange>& chunks);
-// Of one layer.
-StageParams layer_params(const ModelShape& model, const LayoutChoice& layout);
-
-// The layers of each virtual stage as the layout says, or as evenly as they divide.
-std::vector<std::vector<ChunkRange>> layout_chunks(const Workload& work,
-                                                   const LayoutChoice& layout);
 
 }  // namespace mtl

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "runtime/plan/forecast_links.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 
@@ -212,113 +212,154 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   return always + phase;
 }
 
-}  // namespace
+// What does not change from stage to stage.
+struct MemoryInput {
+  MemoryInput(const Workload& w, const LayoutChoice& l, const Software& s)
+      : work(w),
+        layout(l),
+        software(s),
+        d(w, l, s),
+        plain(kept_by_layer(w, l, s, d, false)),
+        in_float8(kept_by_layer(w, l, s, d, true)),
+        layer(layer_params(w.model, l)),
+        padding(s.torch_fsdp ? 0 : layer_padding(w.model, d)),
+        micro_batches(static_cast<double>(w.global_batch / (l.micro_batch * l.replicas()))) {}
+  const Workload& work;
+  const LayoutChoice& layout;
+  const Software& software;
+  KeptSizes d;
+  Kept plain, in_float8;  // by a layer
+  StageParams layer;
+  double padding;  // of a layer, elements
+  double micro_batches;
 
-MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
-                               const Software& software) {
-  const KeptSizes d(work, layout, software);
-  const ModelShape& model = work.model;
-  const Kept kept = kept_by_layer(work, layout, software, d, false);
-  const Kept in_float8 = kept_by_layer(work, layout, software, d, true);
-  const double micro_batches =
-      static_cast<double>(work.global_batch / (layout.micro_batch * layout.replicas()));
-  const auto chunks = layout_chunks(work, layout);
-  const bool f32 = work.compute == DType::f32;
-  const double moments = work.optimizer == OptimizerKind::sgd ? 1 : 2;
-  const double dense_ranks = layout.cp * layout.replicas() / layout.copies;
-  const double expert_ranks = layout.cp * layout.dp / layout.copies;
-  const StageParams layer = layer_params(model, layout);
-  MemoryForecast most;
-  for (int stage = 0; stage < layout.pp; ++stage) {
-    const std::vector<ChunkRange>& held = chunks[static_cast<size_t>(stage)];
-    StageParams params = stage_params(work, layout, held);
-    if (!software.torch_fsdp) {
-      for (const ChunkRange& chunk : held) {
-        params.dense += static_cast<double>(chunk.layers) * layer_padding(model, d);
-      }
-    }
-    const auto divided = [&](bool is) {
-      return is ? params.dense / dense_ranks + params.experts / expert_ranks : params.sum();
-    };
-    MemoryForecast one;
-    one.stage = stage;
-    const bool fsdp = layout.zero == 3;
-    // Units in flight with ZeRO-3: the one that computes, and the next; embedding and head are
-    // units of their own.
-    const double table = d.vocab * d.h;
-    const double unit = std::max(2 * layer.sum(), layer.sum() + table);
-    bool embedding = false, head = false, sends = false;
+  const ModelShape& model() const { return work.model; }
+};
+
+// What a stage has of the model.
+struct HeldStage {
+  HeldStage(const std::vector<ChunkRange>& held, int index) : chunks(held), stage(index) {
     for (const ChunkRange& chunk : held) {
       embedding = embedding || chunk.embedding;
       head = head || chunk.head;
       sends = sends || !chunk.head;
     }
-    const double owned = divided(layout.zero >= 1);
-    if (software.torch_fsdp) {
-      // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
-      // pipeline keeps them (reshard_after_forward is off then), else units. Gradients likewise.
-      const bool whole = layout.pp > 1;
-      one.weights = 4 * divided(true) + d.e * (whole ? params.sum() : unit);
-      one.gradients = 4 * divided(true) + 4 * (whole ? params.sum() : unit / 2);
-      one.optimizer = 4 * moments * divided(true);
-    } else {
-      const double windows = windows_of(model, layout, d, layer.sum() + layer_padding(model, d));
-      one.weights = d.e * (fsdp ? divided(true) + windows : params.sum());
-      one.gradients = 4 * (layout.zero >= 2 ? divided(true) + windows : params.sum());
-      one.optimizer = (4 * moments + (f32 ? 0 : 4)) * owned;
-    }
-    if (work.offload) std::swap(one.optimizer, one.on_host);
-    // A copy in each orientation: of all layers, or of those in windows.
-    if (layout.float8.on) {
-      int64_t layers = 0;
-      for (const ChunkRange& chunk : held) {
-        layers += layout.float8.layers_in(model, chunk.first_layer, chunk.end_layer());
+  }
+  const std::vector<ChunkRange>& chunks;
+  int stage;
+  bool embedding = false, head = false, sends = false;
+};
+
+// Bytes of weights in FP8: a copy in each orientation of all layers, or of those in windows.
+double float8_copies(const MemoryInput& in, const HeldStage& held) {
+  if (!in.layout.float8.on) return 0;
+  int64_t layers = 0;
+  for (const ChunkRange& chunk : held.chunks) {
+    layers += in.layout.float8.layers_in(in.model(), chunk.first_layer, chunk.end_layer());
+  }
+  if (in.software.torch_fsdp) {
+    layers = std::min<int64_t>(layers, 1);
+  } else if (in.layout.zero == 3) {
+    layers = std::min<int64_t>(layers, 2);
+  }
+  return 2 * static_cast<double>(layers) * float8_weights(in.model(), in.layout, in.d);
+}
+
+// Weights, their gradients and the optimizer's state.
+void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
+  const LayoutChoice& layout = in.layout;
+  const KeptSizes& d = in.d;
+  StageParams params = stage_params(in.work, layout, held.chunks);
+  for (const ChunkRange& chunk : held.chunks) {
+    params.dense += static_cast<double>(chunk.layers) * in.padding;
+  }
+  const double all = params.sum();
+  const double shard = params.dense / (layout.cp * layout.replicas() / layout.copies) +
+                       params.experts / (layout.cp * layout.dp / layout.copies);
+  const double moments = in.work.optimizer == OptimizerKind::sgd ? 1 : 2;
+  if (in.software.torch_fsdp) {
+    // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
+    // pipeline keeps them (reshard_after_forward is off then), else the unit that computes and the
+    // next, the embedding and the head being units of their own. Gradients likewise.
+    const double layer = in.layer.sum();
+    const double unit = std::max(2 * layer, layer + d.vocab * d.h);
+    const bool whole = layout.pp > 1;
+    one.weights = 4 * shard + d.e * (whole ? all : unit);
+    one.gradients = 4 * shard + 4 * (whole ? all : unit / 2);
+    one.optimizer = 4 * moments * shard;
+  } else {
+    const double windows = windows_of(in.model(), layout, d, in.layer.sum() + in.padding);
+    const double master = in.work.compute == DType::f32 ? 0 : 4;
+    one.weights = d.e * (layout.zero == 3 ? shard + windows : all);
+    one.gradients = 4 * (layout.zero >= 2 ? shard + windows : all);
+    one.optimizer = (4 * moments + master) * (layout.zero >= 1 ? shard : all);
+  }
+  if (in.work.offload) std::swap(one.optimizer, one.on_host);
+  one.weights += float8_copies(in, held);
+  if (in.model().tie_embeddings && held.embedding && held.head) {
+    const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : in.micro_batches));
+    one.gradients += rows * (d.h * 4 + 4);
+  }
+}
+
+// What a micro-batch leaves for its backward, as often as the schedule has one under way, and what
+// is made again.
+double activations_of(const MemoryInput& in, const HeldStage& held) {
+  const bool divide = in.layout.recompute.distribute;
+  double slot = 0, again = 0;
+  for (const ChunkRange& chunk : held.chunks) {
+    double bytes = 0;
+    if (chunk.embedding) bytes += 2 * in.d.n * 4;
+    for (const LayerGroup& group : layer_groups(in.layout.recompute, chunk)) {
+      const auto layers = static_cast<double>(group.layers);
+      if (group.again) {
+        const Kept& kept = in.plain;
+        bytes += kept.input / (divide ? in.layout.tp : 1);
+        again = std::max(again, layers * (kept.always + kept.again) - (divide ? 0 : kept.input));
+      } else {
+        const bool float8 = in.layout.float8.holds(in.model(), group.first_layer);
+        const Kept& kept = float8 ? in.in_float8 : in.plain;
+        bytes += layers * kept.always;
+        again = std::max(again, kept.again);
       }
-      if (software.torch_fsdp || fsdp) {
-        layers = std::min<int64_t>(layers, software.torch_fsdp ? 1 : 2);
-      }
-      one.weights += 2 * static_cast<double>(layers) * float8_weights(model, layout, d);
     }
-    if (model.tie_embeddings && embedding && head) {
-      const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : micro_batches));
-      one.gradients += rows * (d.h * 4 + 4);
-    }
-    double slot = 0, again = 0;
-    for (const ChunkRange& chunk : held) {
-      double bytes = 0;
-      if (chunk.embedding) bytes += 2 * d.n * 4;
-      for (const LayerGroup& group : layer_groups(layout.recompute, chunk)) {
-        const auto layers = static_cast<double>(group.layers);
-        if (group.again) {
-          const bool divide = layout.recompute.distribute;
-          const double all = kept.always + kept.again;
-          bytes += kept.input / (divide ? layout.tp : 1);
-          again = std::max(again, layers * all - (divide ? 0 : kept.input));
-        } else {
-          const Kept& one_layer = layout.float8.holds(model, group.first_layer) ? in_float8 : kept;
-          bytes += layers * one_layer.always;
-          again = std::max(again, one_layer.again);
-        }
-      }
-      if (chunk.head) bytes += head_kept(model, d);
-      slot = std::max(slot, bytes);
-    }
-    one.activations = slots_of(layout, stage, micro_batches) * slot + again;
-    one.scratch = scratch_of(work, layout, software, d, head, sends);
-    if (software.torch_fsdp) {
-      // Logits in the compute type, fp32 copy, its log-softmax or gradient, and theirs.
-      if (head) one.scratch += d.n * d.vocab * (4 + 4 + d.e);
-      // The gathered inputs of both blocks stay with the products that read them.
-      if (layout.tp > 1 && !layout.overlap_tensor) one.scratch += 2 * d.n * d.h * d.e;
-      if (layout.pp > 1) {
-        // The pipeline keeps what it received and sent, and the last stage the logits of every
-        // micro-batch, until the step ends.
-        const double boundary = d.stream * d.h * d.e;
-        one.activations += boundary * (slots_of(layout, stage, micro_batches) +
-                                       (head ? 0 : micro_batches * layout.chunks));
-        if (head) one.activations += micro_batches * d.n * d.vocab * d.e;
-      }
-    }
+    if (chunk.head) bytes += head_kept(in.model(), in.d);
+    slot = std::max(slot, bytes);
+  }
+  return slots_of(in.layout, held.stage, in.micro_batches) * slot + again;
+}
+
+// What PyTorch's FSDP, tensor and pipeline parallelism keep beyond that.
+void add_of_torch(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
+  const LayoutChoice& layout = in.layout;
+  const KeptSizes& d = in.d;
+  // Logits in the compute type, fp32 copy, its log-softmax or gradient, and theirs.
+  if (held.head) one.scratch += d.n * d.vocab * (4 + 4 + d.e);
+  // The gathered inputs of both blocks stay with the products that read them.
+  if (layout.tp > 1 && !layout.overlap_tensor) one.scratch += 2 * d.n * d.h * d.e;
+  if (layout.pp <= 1) return;
+  // The pipeline keeps what it received and sent, and the last stage the logits of every
+  // micro-batch, until the step ends.
+  const double sent = held.head ? 0 : in.micro_batches * layout.chunks;
+  one.activations += d.stream * d.h * d.e * (slots_of(layout, held.stage, in.micro_batches) + sent);
+  if (held.head) one.activations += in.micro_batches * d.n * d.vocab * d.e;
+}
+
+}  // namespace
+
+MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
+                               const Software& software) {
+  const MemoryInput in(work, layout, software);
+  const std::vector<std::vector<ChunkRange>> chunks = layout_chunks(work, layout);
+  MemoryForecast most;
+  for (int stage = 0; stage < layout.pp; ++stage) {
+    const HeldStage held(chunks[static_cast<size_t>(stage)], stage);
+    MemoryForecast one;
+    one.stage = stage;
+    add_states(in, held, one);
+    one.activations = activations_of(in, held);
+    one.scratch = scratch_of(work, layout, software, in.d, held.head, held.sends);
+    if (software.torch_fsdp) add_of_torch(in, held, one);
     one.total = one.weights + one.gradients + one.optimizer + one.activations + one.scratch;
     if (one.total > most.total) most = one;
   }

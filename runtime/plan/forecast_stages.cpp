@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "runtime/plan/forecast_links.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 

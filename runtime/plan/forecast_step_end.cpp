@@ -1,7 +1,8 @@
 // Seconds and bytes of a step's end: gradients summed, weights gathered, the optimizer.
 #include <algorithm>
 
-#include "runtime/plan/forecast_links.h"
+#include "runtime/plan/forecast_compute.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 

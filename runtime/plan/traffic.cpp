@@ -142,6 +142,15 @@ struct Gathered {
   int64_t elements = 0;
   int64_t float8_layers = 0;  // whose copies in FP8 are made
 };
+
+int64_t float8_layers(const ModelShape& shape, const MemoryNeeds& needs) {
+  int64_t layers = 0;
+  for (const ChunkRange& chunk : needs.chunks) {
+    layers += needs.float8.layers_in(shape, chunk.first_layer, chunk.end_layer());
+  }
+  return layers;
+}
+
 Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow>& table,
                              const ParamLayout& layout, const MemoryNeeds& needs,
                              int64_t micro_batches) {
@@ -167,48 +176,28 @@ Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow
   return gathered;
 }
 
-}  // namespace
-
-StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
-                           const ParamLayout& layout, const MemoryNeeds& needs,
-                           const GridSizes& sizes, int64_t micro_batches) {
-  StageTraffic traffic;
-  const int tp = sizes[Axis::tp], pp = sizes[Axis::pp];
-  const int64_t stream =
-      needs.tokens() / (needs.sequence_parallel ? tp : 1) * shape.hidden * bytes_of(needs.compute);
-  // With shards of more than the optimizer state there is communication for every micro-batch.
-  const int64_t reductions = layout.shards_gradients() ? micro_batches : 1;
-  Gathered gathered;
-  if (layout.shards_weights()) {
-    gathered = gathered_in_windows(shape, table, layout, needs, micro_batches);
-  } else {
-    for (const ChunkRange& chunk : needs.chunks) {
-      for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
-        if (needs.float8.holds(shape, layer)) ++gathered.float8_layers;
-      }
-    }
-  }
+// What the passes of a step put on the links, layer by layer.
+void add_passes(const ModelShape& shape, const MemoryNeeds& needs, int64_t micro_batches,
+                StageTraffic& traffic) {
+  const int64_t stream = needs.tokens() / (needs.sequence_parallel ? needs.tp : 1) * shape.hidden *
+                         bytes_of(needs.compute);
+  const auto add = [&](Link link, const LinkBytes& bytes) {
+    add_times(traffic[link], bytes, micro_batches);
+  };
   for (const ChunkRange& chunk : needs.chunks) {
-    if (tp > 1) {
-      add_times(traffic[Link::tensor], tensor_per_micro_batch(shape, needs, chunk), micro_batches);
-    }
-    if (needs.cp > 1) {
-      add_times(traffic[Link::context], context_per_micro_batch(shape, needs, chunk),
-                micro_batches);
-    }
-    if (needs.ep > 1) {
-      add_times(traffic[Link::experts], experts_per_micro_batch(shape, needs, chunk),
-                micro_batches);
-    }
+    if (needs.tp > 1) add(Link::tensor, tensor_per_micro_batch(shape, needs, chunk));
+    if (needs.cp > 1) add(Link::context, context_per_micro_batch(shape, needs, chunk));
+    if (needs.ep > 1) add(Link::experts, experts_per_micro_batch(shape, needs, chunk));
     if (!chunk.head) traffic[Link::activations].send += micro_batches * stream;
     if (!chunk.embedding) traffic[Link::gradients].send += micro_batches * stream;
   }
-  if (tp > 1) {
-    // The largest values of weights in FP8, whenever their copies are made.
-    const auto linears =
-        static_cast<int64_t>(float8_linears(shape, needs.share(), tp, needs.ep).size());
-    traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
-  }
+}
+
+// Gradients of what several ranks of the model hold whole: added up parameter by parameter.
+void add_shared_params(const ModelShape& shape, const std::vector<ParamRow>& table,
+                       const ParamLayout& layout, const GridSizes& sizes, int64_t reductions,
+                       StageTraffic& traffic) {
+  const int tp = sizes[Axis::tp];
   for (const ParamPlacement& param : layout.params) {
     const ParamRow& row = table[param.row];
     const int64_t bytes = reductions * param.numel * 4;
@@ -216,34 +205,59 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
       const int copies = tp_copies(row, tp);
       if (copies > 1) traffic[copies == tp ? Link::tensor : Link::kv].all_reduce += bytes;
     }
-    if (pp > 1 && shape.tie_embeddings && row.slot == "tokens") {
+    if (sizes[Axis::pp] > 1 && shape.tie_embeddings && row.slot == "tokens") {
       traffic[Link::tied].all_reduce += bytes;
     }
   }
+}
+
+// What the holders of a bucket say to each other: gradients, and weights where ZeRO divides them.
+void add_of_bucket(const Bucket& bucket, const ParamLayout& layout, DType compute,
+                   int64_t reductions, LinkBytes& data) {
+  if (bucket.shards == 1) {
+    data.all_reduce += bucket.numel * 4;
+    return;
+  }
+  if (layout.wire == DType::f32) {
+    data.reduce_scatter += reductions * bucket.numel * 4;
+  } else {
+    data.all_to_all +=
+        reductions * (bucket.numel - bucket.numel / bucket.shards) * bytes_of(layout.wire);
+  }
+  if (!layout.shards_weights()) data.all_gather += bucket.numel * bytes_of(compute);
+  for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
+    data.all_reduce += squares_count(layout.params[i].offset, layout.params[i].numel) * 8;
+  }
+}
+
+}  // namespace
+
+StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>& table,
+                           const ParamLayout& layout, const MemoryNeeds& needs,
+                           const GridSizes& sizes, int64_t micro_batches) {
+  StageTraffic traffic;
+  add_passes(shape, needs, micro_batches, traffic);
+  const Gathered gathered = layout.shards_weights()
+                                ? gathered_in_windows(shape, table, layout, needs, micro_batches)
+                                : Gathered{.float8_layers = float8_layers(shape, needs)};
+  if (needs.tp > 1) {
+    // The largest values of weights in FP8, whenever their copies are made.
+    const auto linears =
+        static_cast<int64_t>(float8_linears(shape, needs.share(), needs.tp, needs.ep).size());
+    traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
+  }
+  // With shards of more than the optimizer state there is communication for every micro-batch.
+  const int64_t reductions = layout.shards_gradients() ? micro_batches : 1;
+  add_shared_params(shape, table, layout, sizes, reductions, traffic);
   const auto ranks = [&](Link link) { return link_ranks(link, shape, sizes); };
-  const Holders holders = Grid(sizes).holders({});
+  const int copies = Grid(sizes).holders({}).copies;
   for (const Bucket& bucket : layout.buckets) {
-    const Link link = bucket.experts ? Link::expert_data : Link::data;
-    if (holders.copies > 1) {
+    if (copies > 1) {
       traffic[bucket.experts ? Link::expert_copies : Link::copies].all_reduce +=
           bucket.numel / bucket.shards * 4;
     }
-    if (ranks(link) == 1) continue;
-    LinkBytes& data = traffic[link];
-    if (bucket.shards == 1) {
-      data.all_reduce += bucket.numel * 4;
-      continue;
-    }
-    if (layout.wire == DType::f32) {
-      data.reduce_scatter += reductions * bucket.numel * 4;
-    } else {
-      data.all_to_all +=
-          reductions * (bucket.numel - bucket.numel / bucket.shards) * bytes_of(layout.wire);
-    }
-    if (!layout.shards_weights()) data.all_gather += bucket.numel * bytes_of(needs.compute);
-    for (size_t i = bucket.first_param; i < bucket.end_param; ++i) {
-      data.all_reduce += squares_count(layout.params[i].offset, layout.params[i].numel) * 8;
-    }
+    const Link link = bucket.experts ? Link::expert_data : Link::data;
+    if (ranks(link) > 1) add_of_bucket(bucket, layout, needs.compute, reductions, traffic[link]);
   }
   if (layout.shards_weights()) {
     traffic[Link::data].all_gather += gathered.elements * bytes_of(needs.compute);

@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "runtime/plan/forecast_links.h"
 #include "runtime/plan/nearest.h"
+#include "runtime/plan/stage_params.h"
 
 namespace mtl {
 
