@@ -6,17 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "cli/painter.h"
 #include "common/keys.h"
 #include "launcher/config_wizard.h"
 
 namespace mtl {
-
-struct Canvas {
-  int columns = 80;
-  int rows = 24;
-  bool color = false;
-  bool utf8 = false;
-};
 
 class QuestionView {
  public:
@@ -41,6 +35,13 @@ class QuestionView {
 
  private:
   std::vector<size_t> shown() const;  // choices that the filter lets through
+  struct Menu {
+    std::vector<std::string> lines;
+    int marked = 0;  // the line of the choice that Enter takes
+  };
+  Menu menu(const Painter& paint) const;
+  std::string field(const Painter& paint) const;
+  std::vector<std::string> body_lines(const Painter& paint, int room) const;
   Event menu_key(const Key& key);
   Event text_key(const Key& key);
   void move(int by);

@@ -44,6 +44,26 @@ size_t utf8_length(std::string_view text, size_t pos) {
   return pos < text.size() && read_utf8(text, end, ignored) == nullptr ? end - pos : 0;
 }
 
+namespace {
+
+bool continues(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+}
+
+}  // namespace
+
+size_t next_character(std::string_view text, size_t pos) {
+  if (pos < text.size()) ++pos;
+  while (pos < text.size() && continues(text[pos])) ++pos;
+  return pos;
+}
+
+size_t previous_character(std::string_view text, size_t pos) {
+  if (pos > 0) --pos;
+  while (pos > 0 && continues(text[pos])) --pos;
+  return pos;
+}
+
 void append_utf8(std::string& text, char32_t code_point) {
   const auto put = [&](char32_t byte) { text.push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {

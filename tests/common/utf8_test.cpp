@@ -19,3 +19,17 @@ TEST_CASE("the length of a character, and none where there is none") {
     CHECK(utf8_length(none, 0) == 0);
   }
 }
+
+TEST_CASE("from character to character, and over what is none") {
+  const std::string text = "a\xC3\xA4\xE2\x82\xAC";
+  CHECK(next_character(text, 0) == 1);
+  CHECK(next_character(text, 1) == 3);
+  CHECK(next_character(text, 3) == 6);
+  CHECK(next_character(text, 6) == 6);
+  CHECK(previous_character(text, 6) == 3);
+  CHECK(previous_character(text, 3) == 1);
+  CHECK(previous_character(text, 0) == 0);
+  // Bytes that continue nothing go with what is before them.
+  CHECK(next_character("\x80\x80z", 0) == 2);
+  CHECK(previous_character("\x80\x80", 2) == 0);
+}
