@@ -323,6 +323,78 @@ bool is_left_out(const std::string& name, bool tied) {
          (tied && name == "output_layer.weight");
 }
 
+// The files of all ranks, by {TP rank, PP rank}.
+struct RankFiles {
+  int tp = 1, pp = 1;
+  std::map<std::pair<int, int>, std::unique_ptr<TorchFile>> files;
+  const TorchFile& at(int t, int stage) const { return *files.at({t, stage}); }
+  const TorchFile& first() const { return at(0, 0); }
+};
+// The tensors of each: of its virtual stages, of which every rank has as many.
+using RankModels = std::map<std::pair<int, int>, std::vector<Named>>;
+
+RankFiles open_rank_files(const fs::path& folder) {
+  const auto paths = rank_files(folder);
+  RankFiles ranks;
+  ranks.tp = std::prev(paths.end())->first.first + 1;
+  for (const auto& [rank, file] : paths) ranks.pp = std::max(ranks.pp, rank.second + 1);
+  // Counted before anything is made for each: the numbers are names of folders.
+  const auto tp = static_cast<size_t>(ranks.tp), pp = static_cast<size_t>(ranks.pp);
+  if (tp > paths.size() || pp > paths.size() || tp * pp != paths.size()) {
+    fail_data("import.missing",
+              fmt::format("{} has {} of the {} folders mp_rank_* of tp {} x pp {}", folder.string(),
+                          paths.size(), int64_t{ranks.tp} * ranks.pp, tp, pp),
+              "copy the folders of all ranks");
+  }
+  for (const auto& [rank, file] : paths) ranks.files[rank] = std::make_unique<TorchFile>(file);
+  return ranks;
+}
+
+// What the first rank says of the run, against the folders that are there.
+void check_args(const RankFiles& ranks, Args& args) {
+  for (const auto& [key, degree] : {std::pair("tensor_model_parallel_size", ranks.tp),
+                                    std::pair("pipeline_model_parallel_size", ranks.pp)}) {
+    if (args.find(key) != nullptr && args.size(key) != degree) {
+      args.refuse(
+          fmt::format("args.{} is {}, and there are folders of {}", key, args.size(key), degree));
+    }
+  }
+  const TorchFile& first = ranks.first();
+  double version = 0;
+  if (const Pickle::Value* const said = first.pickle().find(first.root(), "checkpoint_version")) {
+    if (said->kind == Pickle::Kind::real) version = said->number;
+    if (said->kind == Pickle::Kind::integer) version = static_cast<double>(said->integer);
+  }
+  if (version < 2) {
+    args.refuse(
+        fmt::format("its checkpoint_version is {}: before 2.0 the rows of Q, K and V were "
+                    "in another order",
+                    version));
+  }
+}
+
+// Rows that the first rank has of the vocabulary.
+int64_t rows_of_embedding(const RankFiles& ranks, const RankModels& models) {
+  const Named& first = models.at({0, 0})[0];
+  const auto found = first.find("embedding.word_embeddings.weight");
+  std::string other;
+  const auto words =
+      found == first.end() ? std::nullopt : ranks.first().tensor(found->second, other);
+  if (!words || words->shape.size() != 2) {
+    fail_data("import.tensor", ranks.first().path().string() + " has no word embeddings",
+              "it is not a checkpoint of a GPT model");
+  }
+  return words->shape[0];
+}
+
+// `padded`: rows of all ranks.
+void set_vocabulary(ModelShape& shape, Args& args, int64_t padded) {
+  shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
+  shape.vocab_pad_to = TrainSpec::Model().vocab_pad_to;
+  shape.padded_vocab =
+      (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+}
+
 struct Joiner {
   const ModelShape& shape;
   const std::vector<ParamRow>& table;
@@ -361,102 +433,59 @@ struct Joiner {
       notes.push_back(fmt::format("{}: {} is unexpected", file.path().string(), name));
     }
   }
+
+  // Virtual stages take turns.
+  void join_all(const RankFiles& ranks, const RankModels& models, int64_t vocab_rows) {
+    const size_t chunks = models.at({0, 0}).size();
+    for (const auto& [rank, own] : models) {
+      if (own.size() == chunks) continue;
+      fail_data("import.tensor",
+                ranks.files.at(rank)->path().string() +
+                    " has another number of virtual stages than the first rank",
+                "the folders are of different runs");
+    }
+    MegatronRank rank{.tp = ranks.tp, .vocab_rows = vocab_rows};
+    for (size_t chunk = 0; chunk < chunks; ++chunk) {
+      for (int stage = 0; stage < ranks.pp; ++stage) {
+        rank.layers = layers_in(models.at({0, stage})[chunk]);
+        rank.embedding = chunk == 0 && stage == 0;
+        rank.head = chunk == chunks - 1 && stage == ranks.pp - 1;
+        if (rank.first_layer + rank.layers > shape.layers) break;
+        for (int t = 0; t < ranks.tp; ++t) {
+          rank.tp_rank = t;
+          join(ranks.at(t, stage), models.at({t, stage})[chunk], rank);
+        }
+        rank.first_layer += rank.layers;
+      }
+    }
+    if (rank.first_layer != shape.layers) {
+      notes.push_back(
+          fmt::format("its stages have not {} layers, as args.num_layers says", shape.layers));
+    }
+  }
 };
 
 }  // namespace
 
 ForeignModel open_megatron_folder(const fs::path& path) {
   const fs::path folder = iteration_folder(path);
-  const auto paths = rank_files(folder);
-  const int tp = std::prev(paths.end())->first.first + 1;
-  int pp = 1;
-  for (const auto& [rank, file] : paths) pp = std::max(pp, rank.second + 1);
-  // Counted before anything is made for each: the numbers are names of folders.
-  if (static_cast<size_t>(tp) > paths.size() || static_cast<size_t>(pp) > paths.size() ||
-      static_cast<size_t>(tp) * static_cast<size_t>(pp) != paths.size()) {
-    fail_data("import.missing",
-              fmt::format("{} has {} of the {} folders mp_rank_* of tp {} x pp {}", folder.string(),
-                          paths.size(), int64_t{tp} * pp, tp, pp),
-              "copy the folders of all ranks");
-  }
-  std::map<std::pair<int, int>, std::unique_ptr<TorchFile>> files;
-  for (const auto& [rank, file] : paths) files[rank] = std::make_unique<TorchFile>(file);
-
+  const RankFiles ranks = open_rank_files(folder);
   Diagnostics diagnostics;
-  const TorchFile& first = *files.at({0, 0});
-  Args args(first, diagnostics);
+  Args args(ranks.first(), diagnostics);
   ForeignModel foreign{.kind = "Megatron", .shape = shape_of(args), .weights = {}, .warnings = {}};
-  ModelShape& shape = foreign.shape;
-  for (const auto& [key, degree] : {std::pair("tensor_model_parallel_size", tp),
-                                    std::pair("pipeline_model_parallel_size", pp)}) {
-    if (args.find(key) != nullptr && args.size(key) != degree) {
-      args.refuse(
-          fmt::format("args.{} is {}, and there are folders of {}", key, args.size(key), degree));
-    }
-  }
-  const Pickle::Value* const version = first.pickle().find(first.root(), "checkpoint_version");
-  const double number = version == nullptr                    ? 0
-                        : version->kind == Pickle::Kind::real ? version->number
-                        : version->kind == Pickle::Kind::integer
-                            ? static_cast<double>(version->integer)
-                            : 0;
-  if (number < 2) {
-    args.refuse(
-        fmt::format("its checkpoint_version is {}: before 2.0 the rows of Q, K and V were "
-                    "in another order",
-                    number));
-  }
-  if (const std::string obstacle = megatron_obstacle(shape, tp); !obstacle.empty()) {
+  check_args(ranks, args);
+  if (const std::string obstacle = megatron_obstacle(foreign.shape, ranks.tp); !obstacle.empty()) {
     args.refuse(obstacle);
   }
   diagnostics.throw_if_errors(Exit::data);
 
-  // Virtual stages: every rank has as many, and they take turns.
-  std::map<std::pair<int, int>, std::vector<Named>> models;
-  for (const auto& [rank, file] : files) models[rank] = models_of(*file);
-  const size_t chunks = models.at({0, 0}).size();
-  const auto embedding = models.at({0, 0})[0].find("embedding.word_embeddings.weight");
-  std::string other;
-  const auto words = embedding == models.at({0, 0})[0].end()
-                         ? std::nullopt
-                         : first.tensor(embedding->second, other);
-  if (!words || words->shape.size() != 2) {
-    fail_data("import.tensor", first.path().string() + " has no word embeddings",
-              "it is not a checkpoint of a GPT model");
-  }
-  const int64_t padded = words->shape[0] * tp;
-  shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
-  shape.vocab_pad_to = TrainSpec::Model().vocab_pad_to;
-  shape.padded_vocab =
-      (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
-  const std::vector<ParamRow> table = shard_table(shape, false);
-  Joiner joiner{shape, table, foreign.weights};
-  MegatronRank rank{.tp = tp, .vocab_rows = words->shape[0]};
-  for (size_t chunk = 0; chunk < chunks; ++chunk) {
-    for (int stage = 0; stage < pp; ++stage) {
-      for (int t = 0; t < tp; ++t) {
-        if (models.at({t, stage}).size() != chunks) {
-          fail_data("import.tensor",
-                    files.at({t, stage})->path().string() +
-                        " has another number of virtual stages than the first rank",
-                    "the folders are of different runs");
-        }
-      }
-      rank.layers = layers_in(models.at({0, stage})[chunk]);
-      rank.embedding = chunk == 0 && stage == 0;
-      rank.head = chunk == chunks - 1 && stage == pp - 1;
-      if (rank.first_layer + rank.layers > shape.layers) break;
-      for (int t = 0; t < tp; ++t) {
-        rank.tp_rank = t;
-        joiner.join(*files.at({t, stage}), models.at({t, stage})[chunk], rank);
-      }
-      rank.first_layer += rank.layers;
-    }
-  }
-  if (rank.first_layer != shape.layers) {
-    joiner.notes.push_back(
-        fmt::format("its stages have not {} layers, as args.num_layers says", shape.layers));
-  }
+  RankModels models;
+  for (const auto& [rank, file] : ranks.files) models[rank] = models_of(*file);
+  const int64_t vocab_rows = rows_of_embedding(ranks, models);
+  set_vocabulary(foreign.shape, args, vocab_rows * ranks.tp);
+  const std::vector<ParamRow> table = shard_table(foreign.shape, false);
+  Joiner joiner{foreign.shape, table, foreign.weights};
+  joiner.join_all(ranks, models, vocab_rows);
   if (!joiner.notes.empty()) {
     constexpr size_t kMostNotes = 12;
     const size_t count = joiner.notes.size();

@@ -149,6 +149,70 @@ void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
        .severity = Diagnostic::Severity::warning});
 }
 
+// For each number of micro-batches that a step of the run has.
+void make_schedules(Plan& plan, const Layout& layout,
+                    const std::vector<std::vector<ChunkRange>>& chunks,
+                    const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  const ScheduleTimes times = schedule_times(plan, chunks);
+  ScheduleShape shape = layout.schedule;
+  shape.channel_capacity = channel_capacity(plan, layout.sizes);
+  for (const BatchPhase& phase : plan.batch.phases()) {
+    const auto [step, added] = plan.schedules.try_emplace(
+        phase.micro_batches, step_schedule(shape, phase.micro_batches, times));
+    if (added) check_buffers(step->second, resolved, diagnostics);
+  }
+}
+
+MemoryNeeds memory_needs(const Plan& plan, const TrainSpec& spec, int stage,
+                         const std::vector<ChunkRange>& chunks) {
+  const GridSizes& sizes = plan.grid.sizes();
+  MemoryNeeds needs;
+  needs.chunks = chunks;
+  needs.micro_batch = plan.micro_batch;
+  needs.seq = plan.seq;
+  needs.micro_batches = plan.largest().shape.micro_batches;
+  // Phases with fewer micro-batches never need more slots than those with more.
+  needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
+  needs.tp = sizes[Axis::tp];
+  needs.cp = sizes[Axis::cp];
+  needs.ep = sizes[Axis::ep];
+  needs.ep_room = plan.ep_room;
+  needs.sequence_parallel = plan.sequence_parallel;
+  needs.compute = plan.compute;
+  needs.float8 = plan.float8;
+  needs.optimizer = plan.optimizer;
+  needs.offload = plan.offload;
+  needs.recompute = plan.recompute;
+  needs.logits_rows = plan.logits_rows;
+  needs.first_keys = spec.data.reset_attention_at_eod;
+  needs.position_ids =
+      spec.data.reset_positions_at_eod &&
+      (plan.model.position == PositionType::rope ||
+       (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
+  return needs;
+}
+
+// Of a plan that has its schedules.
+StagePlan stage_plan(const Plan& plan, const TrainSpec& spec, int stage,
+                     const std::vector<ChunkRange>& chunks) {
+  const GridSizes& sizes = plan.grid.sizes();
+  StagePlan result;
+  result.chunks = chunks;
+  result.layout = param_layout(plan.table, sizes, chunks, plan.model.layers, spec.parallel.zero,
+                               bucket_numel(spec.parallel, plan.grid.data_ranks()),
+                               plan.model.tie_embeddings && sizes[Axis::pp] > 1);
+  if (result.layout.sharded) result.layout.wire = plan.grad_reduce;
+  if (spec.checkpoint.async) {
+    const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
+    result.snapshot_bytes = snapshot_bytes(result.layout, plan.grid, moments);
+  }
+  const MemoryNeeds needs = memory_needs(plan, spec, stage, chunks);
+  result.memory = memory_plan(plan.model, result.layout, needs, plan.table.size());
+  result.traffic =
+      stage_traffic(plan.model, plan.table, result.layout, needs, sizes, needs.micro_batches);
+  return result;
+}
+
 }  // namespace
 
 const char* compute_name(DType compute) {
@@ -206,55 +270,11 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
   plan.table = shard_table(plan.model, plan.sequence_parallel);
   plan.cost = cost(plan.model, plan.table, plan.seq);
 
-  const int stages = layout.sizes[Axis::pp], data_ranks = plan.grid.data_ranks();
-  const auto chunks = pipeline_layout(layout.layers_of_virtual, stages, layout.schedule.chunks);
-  const ScheduleTimes times = schedule_times(plan, chunks);
-  for (const BatchPhase& phase : plan.batch.phases()) {
-    ScheduleShape shape = layout.schedule;
-    shape.channel_capacity = channel_capacity(plan, layout.sizes);
-    const auto [step, added] = plan.schedules.try_emplace(
-        phase.micro_batches, step_schedule(shape, phase.micro_batches, times));
-    if (added) check_buffers(step->second, resolved, diagnostics);
-  }
-  const bool tied_over_stages = plan.model.tie_embeddings && stages > 1;
-  for (int stage = 0; stage < stages; ++stage) {
-    StagePlan stage_plan;
-    stage_plan.chunks = chunks[static_cast<size_t>(stage)];
-    stage_plan.layout =
-        param_layout(plan.table, layout.sizes, stage_plan.chunks, plan.model.layers,
-                     spec.parallel.zero, bucket_numel(spec.parallel, data_ranks), tied_over_stages);
-    if (stage_plan.layout.sharded) stage_plan.layout.wire = plan.grad_reduce;
-    MemoryNeeds needs;
-    needs.chunks = stage_plan.chunks;
-    needs.micro_batch = plan.micro_batch;
-    needs.seq = plan.seq;
-    needs.micro_batches = plan.largest().shape.micro_batches;
-    // Phases with fewer micro-batches never need more slots than those with more.
-    needs.slots = plan.largest().facts.slots[static_cast<size_t>(stage)];
-    needs.tp = layout.sizes[Axis::tp];
-    needs.cp = layout.sizes[Axis::cp];
-    needs.ep = layout.sizes[Axis::ep];
-    needs.ep_room = plan.ep_room;
-    needs.sequence_parallel = plan.sequence_parallel;
-    needs.compute = plan.compute;
-    needs.float8 = plan.float8;
-    needs.optimizer = plan.optimizer;
-    needs.offload = plan.offload;
-    needs.recompute = plan.recompute;
-    needs.logits_rows = plan.logits_rows;
-    needs.first_keys = spec.data.reset_attention_at_eod;
-    needs.position_ids =
-        spec.data.reset_positions_at_eod &&
-        (plan.model.position == PositionType::rope ||
-         (plan.model.position == PositionType::learned && needs.chunks.front().embedding));
-    if (spec.checkpoint.async) {
-      const int moments = plan.optimizer == OptimizerKind::sgd ? 1 : 2;
-      stage_plan.snapshot_bytes = snapshot_bytes(stage_plan.layout, plan.grid, moments);
-    }
-    stage_plan.memory = memory_plan(plan.model, stage_plan.layout, needs, plan.table.size());
-    stage_plan.traffic = stage_traffic(plan.model, plan.table, stage_plan.layout, needs,
-                                       layout.sizes, needs.micro_batches);
-    plan.stages.push_back(std::move(stage_plan));
+  const auto chunks =
+      pipeline_layout(layout.layers_of_virtual, layout.sizes[Axis::pp], layout.schedule.chunks);
+  make_schedules(plan, layout, chunks, resolved, diagnostics);
+  for (int stage = 0; stage < layout.sizes[Axis::pp]; ++stage) {
+    plan.stages.push_back(stage_plan(plan, spec, stage, chunks[static_cast<size_t>(stage)]));
   }
   return plan;
 }
