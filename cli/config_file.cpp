@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <unistd.h>
-
-#include <sys/stat.h>
 
 #include <fmt/format.h>
 
@@ -61,16 +58,7 @@ LaunchConfig load_config(const std::string& path) {
 }
 
 void write_config(const std::string& path, const LaunchConfig& config) {
-  // The temporary file takes the mask, and the permissions of a file that is replaced.
-  chmod(path.c_str(), 0600);
-  const mode_t mask = umask(077);
-  try {
-    write_file_atomic(path, launch_config_yaml(config));
-  } catch (...) {
-    umask(mask);
-    throw;
-  }
-  umask(mask);
+  write_file_atomic(path, launch_config_yaml(config), Readers::owner);
   fmt::print("{}\n", path);
   std::fflush(stdout);
 }

@@ -145,25 +145,6 @@ std::string size_words(const SlurmOptions& options, const LaunchRequest& request
   return text;
 }
 
-nlohmann::ordered_json document(const Submission& job, const SlurmJob& slurm,
-                                const std::string& script_text, const std::string& id,
-                                const std::string& log) {
-  nlohmann::ordered_json json;
-  json["schema"] = "mtl.submit/1";
-  json["via"] = "slurm";
-  json["job_id"] = id.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(id);
-  json["name"] = slurm.options.job_name;
-  json["nodes"] = slurm.options.nodes;
-  json["ranks_per_node"] = job.request.local_ranks;
-  json["script"] = slurm.script;
-  json["log"] = log;
-  json["run"] = job.run.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(job.run);
-  json["sbatch"] = slurm.options.sbatch;
-  json["launch"] = slurm.launch;
-  if (id.empty()) json["text"] = script_text;
-  return json;
-}
-
 // The job that goes on with what another has begun (--slurm_chain dependency): it has its script.
 std::string successor_of(const std::string& id, const std::string& script) {
   const auto queue = my_slurm_jobs(false);
@@ -210,104 +191,147 @@ int wait_for(std::string id, const std::string& script,
   return end.exit_code;
 }
 
-int submit(const Submission& job) {
-  const LaunchOptions& options = job.options;
-  Diagnostics diagnostics;
-  // First without a folder: a mistake leaves nothing behind.
-  slurm_options(job.request, job.name, "/", diagnostics);
-  diagnostics.throw_if_errors();
-  const JobTemplate job_template = load_job_template("slurm/job.sbatch", job.request.templates_dir);
-  SlurmJob slurm;
-  slurm.version = version();
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  slurm.when = fmt::format("{:%Y-%m-%d %H:%M}", local);
-  slurm.command = {"mtl", "launch"};
-  if (!options.words.empty()) slurm.command = options.words;
-  slurm.working_directory = fs::current_path().string();
-  const auto fill = [&](const fs::path& folder) {
-    Diagnostics again;
-    slurm.options = slurm_options(job.request, job.name, folder, again);
-    again.throw_if_errors();
-    slurm.script = (folder / "job.sbatch").string();
-    Submission here = job;
-    if (!job.train_yaml.empty()) here.target[0] = (folder / "train.yaml").string();
-    slurm.launch = launch_words(here, folder);
-    return slurm_script(slurm, job.request, job_template);
-  };
-  std::string text = fill(job_folder(job.jobs, false));
-  const auto log_of = [&](const std::string& id) {
-    return (slurm.options.output / (slurm.options.array ? id + "_%a.log" : id + ".log")).string();
-  };
-  if (slurm.options.gpus_unsaid && !options.quiet) {
-    say(stderr,
-        "one rank per node, and no GPUs are asked for: --nproc_per_node N (or "
-        "--slurm_gpus_per_node N) does; --cpu says that none are wanted\n");
+// One call of mtl launch --via slurm, from its checks to the job's end.
+class SlurmSubmission {
+ public:
+  explicit SlurmSubmission(const Submission& job)
+      : job_(job), template_(load_template(job)), now_(std::time(nullptr)) {
+    slurm_.version = version();
+    std::tm local{};
+    localtime_r(&now_, &local);
+    slurm_.when = fmt::format("{:%Y-%m-%d %H:%M}", local);
+    slurm_.command = {"mtl", "launch"};
+    if (!job.options.words.empty()) slurm_.command = job.options.words;
+    slurm_.working_directory = fs::current_path().string();
   }
-  if (options.dry_run) {
-    if (options.json) {
-      fmt::print("{}\n", document(job, slurm, text, "", log_of("%j")).dump(2));
-    } else {
-      fmt::print("{}", text);
+
+  int run() {
+    const LaunchOptions& options = job_.options;
+    fill(job_folder(job_.jobs, false));
+    if (slurm_.options.gpus_unsaid && !options.quiet) {
+      say(stderr,
+          "one rank per node, and no GPUs are asked for: --nproc_per_node N (or "
+          "--slurm_gpus_per_node N) does; --cpu says that none are wanted\n");
     }
-    return 0;
+    if (options.dry_run) {
+      fmt::print("{}", options.json ? document("", "%j").dump(2) + "\n" : text_);
+      return 0;
+    }
+    const fs::path folder = job_folder(job_.jobs, true);
+    fill(folder);
+    const std::string id = write_and_submit(folder);
+    record(id);
+    announce(id);
+    if (!slurm_.options.wait) return 0;
+    const auto log = [&](const std::string& one) {
+      return slurm_.options.array ? std::string() : log_of(one);
+    };
+    return wait_for(id, slurm_.script, log, options.quiet);
   }
-  const fs::path folder = job_folder(job.jobs, true);
-  text = fill(folder);
-  make_directories(slurm.options.output);
-  if (!job.train_yaml.empty()) write_file_atomic(folder / "train.yaml", job.train_yaml);
-  if (!job.config_file.empty()) {
-    write_file_atomic(folder / "default_config.yaml", read_file(job.config_file));
+
+ private:
+  // Options are checked first without a folder: a mistake leaves nothing behind.
+  static JobTemplate load_template(const Submission& job) {
+    Diagnostics diagnostics;
+    slurm_options(job.request, job.name, "/", diagnostics);
+    diagnostics.throw_if_errors();
+    return load_job_template("slurm/job.sbatch", job.request.templates_dir);
   }
-  write_file_atomic(slurm.script, text);
-  // Variables for the ranks may be secrets.
-  const bool open = job.request.env.empty();
-  const auto close = [&](const fs::path& file) {
-    if (!open) fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
-  };
-  close(slurm.script);
-  std::string id;
-  try {
-    id = submit_to_slurm(slurm.script, job.request);
-  } catch (const Error& error) {
-    // A script that can be submitted later stays; one that SLURM refuses helps nobody.
-    std::error_code ignored;
-    if (error.exit() == Exit::config) fs::remove_all(folder, ignored);
-    throw;
+
+  void fill(const fs::path& folder) {
+    Diagnostics diagnostics;
+    slurm_.options = slurm_options(job_.request, job_.name, folder, diagnostics);
+    diagnostics.throw_if_errors();
+    slurm_.script = (folder / "job.sbatch").string();
+    Submission here = job_;
+    if (!job_.train_yaml.empty()) here.target[0] = (folder / "train.yaml").string();
+    slurm_.launch = launch_words(here, folder);
+    text_ = slurm_script(slurm_, job_.request, template_);
   }
-  const std::string log = log_of(id);
-  write_file_atomic(folder / "job.json", document(job, slurm, text, id, log).dump(1) + "\n");
-  close(folder / "job.json");
-  JobRecord record;
-  record.kind = "slurm";
-  record.id = id;
-  record.name = slurm.options.job_name;
-  record.folder = folder.string();
-  record.run = job.run;
-  record.log = log;
-  record.host = host_name();
-  record.command = words_of(slurm.command);
-  record.when = now;
-  record.nodes = slurm.options.nodes;
-  record_job(record);
-  if (options.json) {
-    fmt::print("{}\n", document(job, slurm, text, id, log).dump(2));
-  } else if (options.quiet) {
-    fmt::print("{}\n", id);
-  } else {
-    fmt::print("submitted job {0} ({1}, {2})\n  script  {3}\n  log     {4}\n", id,
-               slurm.options.job_name, size_words(slurm.options, job.request), slurm.script, log);
-    if (!job.run.empty()) fmt::print("  run     {}\n", job.run);
-    fmt::print("  follow  mtl logs -f {0}\n  stop    mtl stop {0}    (with a checkpoint)\n", id);
+
+  std::string log_of(const std::string& id) const {
+    const SlurmOptions& options = slurm_.options;
+    return (options.output / (options.array ? id + "_%a.log" : id + ".log")).string();
   }
-  std::fflush(stdout);
-  if (!slurm.options.wait) return 0;
-  return wait_for(
-      id, slurm.script,
-      [&](const std::string& one) { return slurm.options.array ? std::string() : log_of(one); },
-      options.quiet);
-}
+
+  // Of the job with this number, "" = of one that would be.
+  nlohmann::ordered_json document(const std::string& id, const std::string& log_id) const {
+    const auto known = [](const std::string& text) {
+      return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+    };
+    nlohmann::ordered_json json;
+    json["schema"] = "mtl.submit/1";
+    json["via"] = "slurm";
+    json["job_id"] = known(id);
+    json["name"] = slurm_.options.job_name;
+    json["nodes"] = slurm_.options.nodes;
+    json["ranks_per_node"] = job_.request.local_ranks;
+    json["script"] = slurm_.script;
+    json["log"] = log_of(log_id);
+    json["run"] = known(job_.run);
+    json["sbatch"] = slurm_.options.sbatch;
+    json["launch"] = slurm_.launch;
+    if (id.empty()) json["text"] = text_;
+    return json;
+  }
+
+  std::string write_and_submit(const fs::path& folder) const {
+    make_directories(slurm_.options.output);
+    if (!job_.train_yaml.empty()) write_file_atomic(folder / "train.yaml", job_.train_yaml);
+    if (!job_.config_file.empty()) {
+      write_file_atomic(folder / "default_config.yaml", read_file(job_.config_file));
+    }
+    // Variables for the ranks may be secrets.
+    const Readers readers = job_.request.env.empty() ? Readers::as_before : Readers::owner;
+    write_file_atomic(slurm_.script, text_, readers);
+    std::string id;
+    try {
+      id = submit_to_slurm(slurm_.script, job_.request);
+    } catch (const Error& error) {
+      // A script that can be submitted later stays; one that SLURM refuses helps nobody.
+      std::error_code ignored;
+      if (error.exit() == Exit::config) fs::remove_all(folder, ignored);
+      throw;
+    }
+    write_file_atomic(folder / "job.json", document(id, id).dump(1) + "\n", readers);
+    return id;
+  }
+
+  void record(const std::string& id) const {
+    JobRecord record;
+    record.kind = "slurm";
+    record.id = id;
+    record.name = slurm_.options.job_name;
+    record.run = job_.run;
+    record.log = log_of(id);
+    record.host = host_name();
+    record.command = words_of(slurm_.command);
+    record.when = now_;
+    record.nodes = slurm_.options.nodes;
+    record_job(record);
+  }
+
+  void announce(const std::string& id) const {
+    if (job_.options.json) {
+      fmt::print("{}\n", document(id, id).dump(2));
+    } else if (job_.options.quiet) {
+      fmt::print("{}\n", id);
+    } else {
+      fmt::print("submitted job {0} ({1}, {2})\n  script  {3}\n  log     {4}\n", id,
+                 slurm_.options.job_name, size_words(slurm_.options, job_.request), slurm_.script,
+                 log_of(id));
+      if (!job_.run.empty()) fmt::print("  run     {}\n", job_.run);
+      fmt::print("  follow  mtl logs -f {0}\n  stop    mtl stop {0}    (with a checkpoint)\n", id);
+    }
+    std::fflush(stdout);
+  }
+
+  const Submission& job_;
+  const JobTemplate template_;
+  const std::time_t now_;
+  SlurmJob slurm_;
+  std::string text_;  // of the script
+};
 
 }  // namespace
 
@@ -327,7 +351,7 @@ int submit_run(const LaunchOptions& options, const PreparedRun& run, const std::
     // Who submits has been said, and would be heard again inside.
     if (!setting.starts_with("launch.via=")) job.target.push_back(setting);
   }
-  return submit(job);
+  return SlurmSubmission(job).run();
 }
 
 int submit_program(const LaunchOptions& options, const LaunchRequest& request,
@@ -350,7 +374,7 @@ int submit_program(const LaunchOptions& options, const LaunchRequest& request,
                      .help = "it has to be on the nodes of the job",
                      .severity = Diagnostic::Severity::warning}});
   }
-  return submit(job);
+  return SlurmSubmission(job).run();
 }
 
 }  // namespace mtl

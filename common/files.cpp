@@ -55,11 +55,11 @@ namespace fs = std::filesystem;
   throw Error(Exit::environment, std::move(diagnostic));
 }
 
-Fd open_or_fail(const std::string& code, const std::string& action, const fs::path& path,
-                int flags) {
+Fd open_or_fail(const std::string& code, const std::string& action, const fs::path& path, int flags,
+                mode_t mode = 0666) {
   int fd = -1;
   do {
-    fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, mode);
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) fail(code, action, path, errno);
   return Fd(fd);
@@ -133,7 +133,7 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-void write_file_atomic(const fs::path& path, std::string_view content) {
+void write_file_atomic(const fs::path& path, std::string_view content, Readers readers) {
   static std::atomic<unsigned> counter{0};
   std::error_code ignored;
   fs::path target = path;
@@ -144,11 +144,15 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
   TemporaryFile temporary{target.parent_path() / fmt::format(".{}.{}-{}.tmp",
                                                              target.filename().string(), ::getpid(),
                                                              counter++)};
-  Fd file = open_or_fail("file.write", "write", temporary.path, O_WRONLY | O_CREAT | O_EXCL);
+  const mode_t allowed = readers == Readers::owner ? 0700 : 07777;
+  Fd file = open_or_fail("file.write", "write", temporary.path, O_WRONLY | O_CREAT | O_EXCL,
+                         0666 & allowed);
   struct stat info {};
   if (::stat(target.c_str(), &info) == 0) {
     if (S_ISDIR(info.st_mode)) fail("file.write", "write", path, EISDIR);
-    if (::fchmod(file.get(), info.st_mode & 07777) != 0) fail("file.write", "write", path, errno);
+    if (::fchmod(file.get(), info.st_mode & allowed) != 0) {
+      fail("file.write", "write", path, errno);
+    }
   }
   write_all(file, content, "write", path);
   if (::fsync(file.get()) != 0) fail("file.write", "write", path, errno);

@@ -16,9 +16,11 @@ std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE
 // Without its newline; "" where there is none to read. For the kernel's small files.
 std::string first_line(const std::filesystem::path& path);
 // Writes a temporary file beside `path`, fsyncs it, renames it over `path`, fsyncs the directory.
-// Keeps the permissions of a file that it replaces, and writes through a symbolic link. Code
-// file.write; the old content is then intact.
-void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// Keeps the permissions of a file that it replaces, and writes through a symbolic link; for
+// `owner`, others can at no moment read it. Code file.write; the old content is then intact.
+enum class Readers { as_before, owner };
+void write_file_atomic(const std::filesystem::path& path, std::string_view content,
+                       Readers readers = Readers::as_before);
 // Appends `line` and a newline in one write, so that lines of several writers do not mix.
 void append_line(const std::filesystem::path& path, std::string_view line);
 // With all parents; nothing to do when it exists. Code file.directory.

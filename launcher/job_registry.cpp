@@ -60,7 +60,6 @@ void record_job(const JobRecord& record) {
   json["kind"] = record.kind;
   json["id"] = record.id;
   json["name"] = record.name;
-  json["folder"] = record.folder;
   json["run"] = record.run;
   json["log"] = record.log;
   json["pid"] = record.pid;
@@ -96,7 +95,6 @@ std::vector<JobRecord> recorded_jobs() {
     record.kind = text_of(json, "kind");
     record.id = text_of(json, "id");
     record.name = text_of(json, "name");
-    record.folder = text_of(json, "folder");
     record.run = text_of(json, "run");
     record.log = text_of(json, "log");
     record.pid = number_of<pid_t>(json, "pid");

@@ -18,9 +18,8 @@ struct JobRecord {
   std::string kind;
   std::string id;  // "1234" of SLURM; "p4711" of a process
   std::string name;
-  std::string folder;  // with the job's script; "" = it has none
-  std::string run;     // run directory, or the folder that will hold it; "" = a program
-  std::string log;     // of the job itself; "" = it prints to a terminal
+  std::string run;  // run directory, or the folder that will hold it; "" = a program
+  std::string log;  // of the job itself; "" = it prints to a terminal
   // The process that leads it, and when that began (clock ticks since boot), so that another one
   // with its number is not taken for it; 0 = there is none on this machine.
   pid_t pid = 0;

@@ -49,6 +49,19 @@ TEST_CASE("a file comes back byte for byte") {
   CHECK(entries(dir.path()) == 1);  // no temporary file is left
 }
 
+TEST_CASE("permissions of what is replaced stay, and who is not to read cannot") {
+  const test::TempDir dir;
+  const std::string file = dir.file("f", "old");
+  const auto mode = [](const fs::path& path) { return fs::status(path).permissions(); };
+  fs::permissions(file, fs::perms(0754));
+  write_file_atomic(file, "new");
+  CHECK(mode(file) == fs::perms(0754));
+  write_file_atomic(file, "secret", Readers::owner);
+  CHECK(mode(file) == fs::perms(0700));
+  write_file_atomic(dir.path() / "g", "secret", Readers::owner);
+  CHECK(mode(dir.path() / "g") == fs::perms(0600));
+}
+
 TEST_CASE("endless files are read up to the limit") {
   CHECK(read_file("/dev/zero", 100'000) == std::string(100'000, '\0'));
 }
