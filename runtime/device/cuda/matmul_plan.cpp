@@ -82,21 +82,23 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
   gemm.ld_result = shape.n;
   gemm.add = args.accumulate;
 
-  // cuBLASLt's documentation: a bias has the type of D (but with fp8). Its heuristics have been
-  // seen to forget how the bias is aligned.
-  const bool bias_in_gemm = args.bias && args.bias.dtype == args.c.dtype && is_aligned(args.bias) &&
-                            fuse != Fuse::nothing;
+  // cuBLASLt's documentation: a bias has the type of D, and beside FP8 none is f32. Its heuristics
+  // have been seen to forget how the bias is aligned.
+  const bool bias_type_fits =
+      args.bias.dtype == args.c.dtype && !(is_float8_matmul(args) && args.bias.dtype == DType::f32);
+  const bool bias_in_gemm =
+      args.bias && bias_type_fits && is_aligned(args.bias) && fuse != Fuse::nothing;
   if (args.bias) gemm.bias_type = args.bias.dtype;
   plan.bias_in_gemm = bias_in_gemm;
   const bool bias_is_done = !args.bias || bias_in_gemm;
-  if (fuse == Fuse::all && bias_is_done && aux_fits(args.aux, shape.n)) {
+  // Its tanh is the hardware's (MUFU.TANH), within 2^-11 of it: enough for 16 bits, f32 has ours.
+  const bool half = args.c.dtype != DType::f32;
+  if (fuse == Fuse::all && half && bias_is_done && aux_fits(args.aux, shape.n)) {
     if (gelu && args.gelu_once) {
       gemm.epilogue = args.bias ? LtEpilogue::gelu_aux_bias : LtEpilogue::gelu_aux;
     }
-    // DGELU has no bias to add: its relative with one sums it up. How exact its tanh is nobody
-    // says, so f32 has ours.
-    const bool half = args.c.dtype != DType::f32;
-    if (gelu_grad && !args.bias && half) gemm.epilogue = LtEpilogue::dgelu;
+    // DGELU has no bias to add: its relative with one sums it up.
+    if (gelu_grad && !args.bias) gemm.epilogue = LtEpilogue::dgelu;
     if (gemm.epilogue != LtEpilogue::none) {
       gemm.ld_aux = shape.n;
       return plan;

@@ -20,7 +20,7 @@ namespace mtl::cuda {
 enum class Fuse { all, bias, nothing };
 
 // Its GELU is of the sum in f32, before that is rounded into aux: for activations that are not
-// computed again, from aux, with the same bits (Matmul::gelu_once).
+// computed again, from aux, with the same bits (Matmul::gelu_once). Of results of 16 bits only.
 // sums_of: an operand, after op(), summed over k besides, into where a bias would be: [rows] or
 // [columns], of D's type. With the gradient of a weight they are the bias's. No plan has them yet:
 // whether they are faster than a pass of its own is to be measured

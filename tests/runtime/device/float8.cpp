@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "runtime/device/ops_test.h"
+#include "support/gelu.h"
 
 namespace mtl::test {
 
@@ -317,15 +318,6 @@ struct Product {
   Epilogue epilogue = Epilogue::none;
 };
 
-constexpr double kRoot = 0.79788456080286535588;
-double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(kRoot * (x + 0.044715 * x * x * x)));
-}
-double gelu_slope(double x) {
-  const double t = std::tanh(kRoot * (x + 0.044715 * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kRoot * (1 + 3 * 0.044715 * x * x);
-}
-
 void check_product(Device& device, const Product& p) {
   INFO(p.m << " x " << p.n << " x " << p.k << ", " << safetensors_name(p.a) << " by "
            << safetensors_name(p.b) << " into " << safetensors_name(p.c) << ", accumulate "
@@ -382,6 +374,9 @@ void check_product(Device& device, const Product& p) {
         expected = sum * slope;
         allowed = (summed + storage_error(p.c, sum)) * std::abs(slope) +
                   storage_error(p.c, expected) + 0x1p-18 * std::abs(sum) + 1e-30;
+        if (gpu_under_test() != nullptr && p.c != DType::f32) {
+          allowed += hardware_slope_error(aux_before[at]) * std::abs(sum);
+        }
       }
       worst = std::max(worst, std::abs(c[i * p.n + j] - expected) / allowed);
     }
@@ -398,9 +393,8 @@ TEST_CASE("fp8: products of every pair of types with bias and GELU") {
     check_product(device, {16, 4096, 528, e4m3, e4m3, DType::bf16, true, 2});
     check_product(device, {16, 528, 4096, e5m2, e4m3, DType::f32, true, 1});
     // Rows of A as many as there are: an expert's.
-    for (const auto& [m, n, k] :
-         {std::tuple(16, 16, 16), std::tuple(48, 32, 144), std::tuple(37, 32, 48),
-          std::tuple(1, 48, 16)}) {
+    for (const auto& [m, n, k] : {std::tuple(16, 16, 16), std::tuple(48, 32, 144),
+                                  std::tuple(37, 32, 48), std::tuple(1, 48, 16)}) {
       for (const auto& [a, b] :
            {std::pair(e4m3, e4m3), std::pair(e5m2, e4m3), std::pair(e4m3, e5m2)}) {
         for (const DType c : {DType::bf16, DType::f32}) {
