@@ -49,10 +49,15 @@ CudaDeviceFacts device_facts(int index) {
   return facts;
 }
 
+// The GPU that the thread works on stays the same: an engine of ours may be there already.
 void ask_free_memory(int index, CudaDeviceFacts& facts) {
   size_t free = 0, total = 0;
-  const cudaError_t error =
-      cudaSetDevice(index) == cudaSuccess ? cudaMemGetInfo(&free, &total) : cudaGetLastError();
+  int current = 0;
+  check(cudaGetDevice(&current), "finding the current GPU");
+  cudaError_t error = cudaSetDevice(index);
+  if (error == cudaSuccess) error = cudaMemGetInfo(&free, &total);
+  if (error != cudaSuccess) cudaGetLastError();  // it is told here, not by the next kernel
+  if (cudaSetDevice(current) != cudaSuccess) cudaGetLastError();
   if (error == cudaSuccess) {
     facts.free_bytes = static_cast<int64_t>(free);
   } else if (facts.refusal.empty()) {
