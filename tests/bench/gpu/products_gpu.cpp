@@ -265,6 +265,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}\n", what);
     return 2;
   }
+  int code = 0;
   try {
     cuda::start_cuda();
     Gpu gpu;
@@ -279,7 +280,15 @@ int main(int argc, char** argv) {
           "TF/s", "no.", "to win ms");
       Times step;
       const double sums_rate = run.resolved.spec.model.bias ? copy_rate : 0;
-      for (const Product& product : products_of(run)) measure(gpu, product, sums_rate, step);
+      for (const Product& product : products_of(run)) {
+        try {
+          measure(gpu, product, sums_rate, step);
+        } catch (const Error& error) {
+          // The others are worth their time all the same.
+          fmt::print("{} not measured: {}", words_of(product.args), error.what());
+          code = static_cast<int>(error.exit());
+        }
+      }
       fmt::print("products of a step: {:.3f} ms, by the best {:.3f} ms ({:+.1f} %)\n",
                  1e3 * step.first, 1e3 * step.best, 100 * (step.best / step.first - 1));
     }
@@ -287,5 +296,5 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "{}", error.what());
     return static_cast<int>(error.exit());
   }
-  return 0;
+  return code;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <new>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -14,14 +15,16 @@
 namespace mtl::test {
 
 Device* gpu_under_test() {
-  static const std::unique_ptr<Device> device = []() -> std::unique_ptr<Device> {
+  // Never destroyed: libraries that it opens later (cuDNN) end before a static object would, and
+  // it would close what is theirs behind them, when all tests have passed.
+  static Device* const device = []() -> Device* {
     const char* const wanted = std::getenv("MTL_TEST_DEVICE");
     if (wanted == nullptr || std::string_view(wanted) != "cuda") return nullptr;
     std::unique_ptr<Device> made = load_cuda().make_device(0);
     std::printf("device under test: %s\n", made->description().c_str());
-    return made;
+    return made.release();
   }();
-  return device.get();
+  return device;
 }
 
 namespace {
@@ -70,12 +73,12 @@ TestMemory make_test_memory(size_t bytes) {
 Dropout dropout_in_test_memory(float probability, int64_t first_sequence,
                                int64_t sequence_elements) {
   static std::map<int64_t, TestMemory> passes;
-  const auto [found, is_new] =
-      passes.try_emplace(first_sequence, TestMemory(nullptr, [](uint8_t*) {}));
-  if (is_new) {
-    found->second = make_test_memory(sizeof(DropoutPass));
+  auto found = passes.find(first_sequence);
+  if (found == passes.end()) {
+    TestMemory memory = make_test_memory(sizeof(DropoutPass));
     const DropoutPass pass = {0x123456789abcdef0u, first_sequence};
-    std::memcpy(found->second.get(), &pass, sizeof pass);
+    std::memcpy(memory.get(), &pass, sizeof pass);
+    found = passes.emplace(first_sequence, std::move(memory)).first;
   }
   return {.probability = probability,
           .layer = 3,
