@@ -3,7 +3,7 @@ runtime/device/cuda/attention_query_sums.h. Needs nothing but Python.
 
     python3 tests/reference/attention_schedule.py
 
-Blocks own 128 keys and start in the order of their index on 132 multiprocessors. A block's step is
+Blocks own 128 keys and start in their order on 132 multiprocessors. A block's step is
 a pair of tiles, the unit of time; it ends when the block before it in the order of sums (for the
 same queries) has passed its turn on, half a step after its own. A block that starts or ends takes
 OVERHEAD steps. The table has the end of the last block over the work spread evenly, for both

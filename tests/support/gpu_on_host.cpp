@@ -89,22 +89,19 @@ struct Together {
 
 class Machine {
  public:
-  // From the last block to the first: a kernel must not rely on an order, but those that say so.
-  void run(const Grid& grid, bool in_order) {
+  // From the last block to the first: a kernel must not rely on an order.
+  void run(const Grid& grid) {
     begin(grid);
-    const uint64_t blocks = grid.blocks();
-    for (uint64_t done = 0; done < blocks; ++done) {
-      run_block(grid, in_order ? done : blocks - 1 - done);
-    }
+    for (uint64_t left = grid.blocks(); left > 0; --left) run_block(grid, left - 1);
   }
   // Some of the blocks, others of which run elsewhere.
   void run_some(const Grid& grid, Together& together) {
     together_ = &together;
     begin(grid);
     for (;;) {
-      const uint64_t block = together.started++;
-      if (block >= grid.blocks() || together.failed) return;
-      run_block(grid, block);
+      const uint64_t started = together.started++;
+      if (started >= grid.blocks() || together.failed) return;
+      run_block(grid, grid.blocks() - 1 - started);
     }
   }
 
@@ -454,8 +451,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
     throw std::runtime_error(std::to_string(shared_bytes) + " bytes of dynamic shared memory");
   }
   const Grid all = {grid, block, shared_bytes, &body};
-  if (BlocksInOrder::wanted && schedule.resident > 1) return run_together(all);
-  machine().run(all, BlocksInOrder::wanted);
+  if (BlocksTogether::wanted && schedule.resident > 1) return run_together(all);
+  machine().run(all);
 }
 
 void wait_for_blocks(const unsigned* count, unsigned least) {

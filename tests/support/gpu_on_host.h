@@ -1,8 +1,8 @@
 // CUDA's execution model on the host, for the tests of kernels (runtime/device/cuda/gpu.h): a
 // block's threads are fibers that run one after the other and stop at barriers, shuffles and the
 // like, in every second block from the last thread to the first, and a warp as far as it can before
-// the next; blocks run one after the other, in an order that is not theirs, or, those of kernels
-// whose blocks wait for one another, several at once on threads of the host. What it finds: wrong
+// the next; blocks run one after the other, from the last to the first, or, those of kernels whose
+// blocks wait for one another, several at once on threads of the host. What it finds: wrong
 // arithmetic and indices (with AddressSanitizer also one byte beyond a tensor or the dynamic shared
 // memory), barriers that not all threads reach, shuffles without a lane that was named,
 // asynchronous copies that are read before they were waited for, shared memory that is read before
@@ -15,6 +15,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -78,7 +79,7 @@ struct Schedule {
   // When they are started, else when they are waited for; so also products of warpgroups.
   bool early_copies = false;
   unsigned seed = 1;
-  // Blocks that run at once, of launches in order.
+  // Blocks that run at once, of launches together.
   unsigned resident = 1;
 };
 // Of the launches until it is destroyed.
@@ -93,14 +94,14 @@ class ScheduleScope {
   Schedule before_;
 };
 
-// For kernels whose blocks wait for those of a lower index: run_grid takes the blocks of launches
-// within it from the first to the last, and Schedule::resident of them at once.
-class BlocksInOrder {
+// For kernels whose blocks wait for one another: run_grid takes Schedule::resident blocks of the
+// launches within it at once.
+class BlocksTogether {
  public:
-  BlocksInOrder() { wanted = true; }
-  ~BlocksInOrder() { wanted = false; }
-  BlocksInOrder(const BlocksInOrder&) = delete;
-  BlocksInOrder& operator=(const BlocksInOrder&) = delete;
+  BlocksTogether() { wanted = true; }
+  ~BlocksTogether() { wanted = false; }
+  BlocksTogether(const BlocksTogether&) = delete;
+  BlocksTogether& operator=(const BlocksTogether&) = delete;
   inline static bool wanted = false;
 };
 
@@ -113,14 +114,14 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                      void* stream, Arguments&&... arguments) {
-  const BlocksInOrder in_order;
+  const BlocksTogether together;
   launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
-// Until *count is `least`, which blocks of a lower index bring about, with what they have written
-// before it. Fails where none of them can, and where it is more.
+// Until *count is `least`, which blocks that have begun before bring about, with what they have
+// written before it. Fails where none of them can, and where it is more.
 void wait_for_blocks(const unsigned* count, unsigned least);
 // *count += 1, behind what the block's threads have written.
 void tell_blocks(unsigned* count);
@@ -215,11 +216,10 @@ inline int __popc(unsigned x) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(uint64_t{a} * b >> 32);
 }
+// Of blocks that run at once too.
 template <typename T, typename U>
 T atomicAdd(T* address, U value) {
-  const T before = *address;
-  *address = static_cast<T>(before + value);
-  return before;
+  return std::atomic_ref(*address).fetch_add(static_cast<T>(value));
 }
 template <typename T, typename U>
 T atomicOr(T* address, U value) {

@@ -143,6 +143,7 @@ struct KeyShape {
     Barrier keys;
     Stages<kStages> queries;
     Mask mask;  // of the pass: there are no registers to keep it in
+    int place;  // kJoint: of the block, by its first thread
   };
   static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
                                          kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
@@ -167,8 +168,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& barriers =
       *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries);
 
+  if (threadIdx.x == 0) {
+    // Asked for first and kept last: meanwhile the barriers are made.
+    unsigned place = 0;
+    if constexpr (kJoint) place = atomicAdd(query_sums.begun, 1u);
+    fetch_map(qkv);
+    fetch_map(dout);
+    init(barriers.keys, 1);
+    barriers.queries.init_all();
+    barriers_made();
+    if (w.keep_from != 0) barriers.mask = mask_of(w.dropout);
+    if constexpr (kJoint) barriers.place = static_cast<int>(place);
+  }
+  __syncthreads();
+
   // The first keys are seen by the most queries: they start first.
-  const auto [head, key_tile] = place_of_block(order, static_cast<int>(blockIdx.x));
+  int block = static_cast<int>(blockIdx.x);
+  if constexpr (kJoint) block = of_warp(barriers.place);
+  const auto [head, key_tile] = place_of_block(order, block);
   const int first = key_tile * Shape::kKeys;
   const int sequence = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
   const HeadPlace first_place = place_of(w, sequence, first_head);
@@ -179,16 +196,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   const int last_tile = (queries_end - 1) / Shape::kQueries;
   const int count = (last_tile - first_tile + 1) * w.group;
-
-  if (threadIdx.x == 0) {
-    fetch_map(qkv);
-    fetch_map(dout);
-    init(barriers.keys, 1);
-    barriers.queries.init_all();
-    barriers_made();
-    if (w.keep_from != 0) barriers.mask = mask_of(w.dropout);
-  }
-  __syncthreads();
 
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
@@ -356,11 +363,11 @@ void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   using Keys = KeyShape<kDim, true>;
   static_assert(kMostQueries >= Keys::kQueries);
   const int64_t warps = warps_of_sums(w);
-  const QuerySums sums = {static_cast<float*>(memory),
-                          static_cast<unsigned*>(memory) + warps * kSumsOfWarp, query_tiles(w)};
-  fill(queue, Tensor(sums.turns, DType::f32, {warps}), 0);
+  auto* const turns = static_cast<unsigned*>(memory) + warps * kSumsOfWarp;
+  const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps, query_tiles(w)};
+  fill(queue, Tensor(turns, DType::f32, {warps + 1}), 0);
   const BlockOrder keys = order_of_joint_keys(queue, w, Keys::kKeys);
-  launch_in_order(attention_key_warpgroups<T, kDim, kLimited, true>, grid_of(keys), dim3(kThreads),
+  launch_together(attention_key_warpgroups<T, kDim, kLimited, true>, grid_of(keys), dim3(kThreads),
                   Keys::kSharedBytes, queue.stream(), w, keys, sums, map_of_qkv<T, kDim>(w),
                   map_of_dout<T, kDim>(w));
 }
@@ -383,7 +390,8 @@ void launch_two(Queue& queue, const AttentionWork& w) {
 
 size_t backward_scratch_of_warpgroups(const Queue& queue, const AttentionWork& w) {
   if (!is_joint(queue, w)) return 0;
-  return static_cast<size_t>(warps_of_sums(w)) * (kSumsOfWarp + 1) * sizeof(float);
+  const auto warps = static_cast<size_t>(warps_of_sums(w));
+  return (warps * kSumsOfWarp + warps + 1) * sizeof(float);
 }
 
 void backward_by_warpgroups(Queue& queue, const AttentionWork& w, DType dtype, void* scratch) {

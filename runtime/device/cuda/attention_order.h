@@ -1,11 +1,12 @@
 // Which head and tile of it a block of an attention kernel has.
 //
-// Blocks start in the order of their index. The tiles with the most work go first, so that the last
-// blocks to run are short ones. Were each head's longest tile taken before any head's second one,
-// what a head's tiles share (K and V, or Q and dO) would be gone from the level-2 cache when the
-// next of them comes: the 384 heads of 32 sequences of GPT-2 have 100 MB, an H200's cache 50 MB,
-// and of memory, tiles of 128 queries would want a byte for 128 FLOPs, 4 TB/s at half of its peak.
-// So heads are taken in sections that fit into the cache, one after the other.
+// Blocks start in the order of their index, which CUDA does not promise and only speed rests on.
+// The tiles with the most work go first, so that the last blocks to run are short ones. Were each
+// head's longest tile taken before any head's second one, what a head's tiles share (K and V, or Q
+// and dO) would be gone from the level-2 cache when the next of them comes: the 384 heads of 32
+// sequences of GPT-2 have 100 MB, an H200's cache 50 MB, and of memory, tiles of 128 queries would
+// want a byte for 128 FLOPs, 4 TB/s at half of its peak. So heads are taken in sections that fit
+// into the cache, one after the other.
 #pragma once
 
 #include "runtime/device/cuda/attention.h"

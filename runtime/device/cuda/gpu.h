@@ -43,10 +43,11 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
   check(cudaGetLastError(), "starting a kernel");
 }
 
-// For kernels whose blocks wait for those of a lower index. Blocks start in the order of their
-// index: CUDA does not promise it, but CUB's scans in a single pass rest on it.
+// For kernels whose blocks wait for one another, which may be for those alone that have begun
+// before. CUDA promises no order of indices: such a block counts itself, and its number is its
+// place.
 template <typename... Parameters, typename... Arguments>
-void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                      Stream stream, Arguments&&... arguments) {
   launch(kernel, grid, block, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
@@ -58,7 +59,7 @@ void launch_in_order(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_
 
 using Stream = void*;
 using gpu_on_host::launch;
-using gpu_on_host::launch_in_order;
+using gpu_on_host::launch_together;
 #define MTL_DYNAMIC_SHARED(name) unsigned char* const name = ::mtl::gpu_on_host::dynamic_shared()
 
 #endif

@@ -24,6 +24,14 @@ std::string failure_of(Kernel kernel, dim3 grid, dim3 block, size_t shared,
   return "";
 }
 
+// A block waits for those of lower numbers: how many have begun before it, or its index.
+void in_turn_kernel(unsigned* begun, unsigned* added) {
+  if (threadIdx.x != 0) return;
+  const unsigned place = begun != nullptr ? atomicAdd(begun, 1u) : blockIdx.x;
+  gpu_on_host::wait_for_blocks(added, place);
+  gpu_on_host::tell_blocks(added);
+}
+
 void where_kernel(int* out) {
   const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -251,6 +259,19 @@ TEST_CASE("emulator: what a GPU would hang on is reported and the next kernel ru
   std::vector<int> out(64);
   launch(rotate_kernel, dim3(1), dim3(64), 64 * sizeof(int), Stream{}, out.data(), 1);
   CHECK(out[0] == 1);
+}
+
+TEST_CASE("emulator: blocks begin in no order that another may wait for") {
+  for (const unsigned resident : {1u, 3u}) {
+    const gpu_on_host::ScheduleScope scope({.resident = resident});
+    unsigned begun = 0, added = 0;
+    launch_together(in_turn_kernel, dim3(9), dim3(32), 0, Stream{}, &begun, &added);
+    CHECK(begun == 9);
+    CHECK(added == 9);
+  }
+  unsigned added = 0;
+  CHECK(failure_of(in_turn_kernel, dim3(9), dim3(32), 0, nullptr, &added) ==
+        "a block waits for one that is to follow");
 }
 
 TEST_CASE("emulator: launches that a GPU refuses are refused") {
