@@ -14,9 +14,9 @@ namespace {
 struct ExpertsShape {
   int64_t n, experts, k, seq;
 };
-const ExpertsShape kExpertsShapes[] = {{1, 2, 2, 1},     {6, 4, 2, 3},   {40, 8, 2, 40},
-                                       {300, 3, 2, 100}, {64, 16, 4, 8}, {515, 60, 6, 103},
-                                       {33, 5, 5, 11},   {12, 128, 3, 4}};
+const ExpertsShape kExpertsShapes[] = {{1, 2, 2, 1},     {6, 4, 2, 3},    {40, 8, 2, 40},
+                                       {300, 3, 2, 100}, {64, 16, 4, 8},  {515, 60, 6, 103},
+                                       {33, 5, 5, 11},   {12, 128, 3, 4}, {1100, 4, 2, 550}};
 
 // The tensors of a routing.
 struct Routed {
