@@ -1,6 +1,8 @@
 #include "runtime/engine/solo_model.h"
 
+#include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/rope_table.h"
@@ -19,27 +21,30 @@ ParamLayout layout_of(const ModelShape& shape, const std::vector<ParamRow>& tabl
 }
 
 MemoryPlan memory_of(const ModelShape& shape, const std::vector<ParamRow>& table,
-                     const ParamLayout& layout, int64_t context) {
+                     const ParamLayout& layout, int64_t context, int64_t pass_tokens) {
   MemoryNeeds needs;
   needs.chunks = {everything_of(shape)};
-  needs.seq = context;
+  needs.seq = std::min(context, pass_tokens);
+  needs.context = context;
   needs.training = false;
   return memory_plan(shape, layout, needs, table.size());
 }
 
 }  // namespace
 
-MemoryPlan solo_memory(const ModelShape& shape, int64_t context) {
+MemoryPlan solo_memory(const ModelShape& shape, int64_t context, int64_t pass_tokens) {
   const std::vector<ParamRow> table = shard_table(shape, false);
-  return memory_of(shape, table, layout_of(shape, table), context);
+  return memory_of(shape, table, layout_of(shape, table), context, pass_tokens);
 }
 
-SoloModel::SoloModel(const ModelShape& shape, Device& device, int64_t context)
+SoloModel::SoloModel(const ModelShape& shape, Device& device, int64_t context, int64_t pass_tokens)
     : shape_(shape),
       device_(device),
+      context_tokens_(context),
+      pass_tokens_(pass_tokens),
       table_(shard_table(shape_, false)),
       layout_(layout_of(shape_, table_)),
-      memory_(memory_of(shape_, table_, layout_, context)),
+      memory_(memory_of(shape_, table_, layout_, context, pass_tokens)),
       base_(device.allocate(static_cast<size_t>(memory_.total_bytes))),
       arena_(memory_, base_),
       parameters_(table_, layout_, arena_),
@@ -77,12 +82,16 @@ void SoloModel::load(CheckpointReader& reader) {
 }
 
 std::vector<float> SoloModel::next_logits(std::span<const int32_t> ids, int64_t past) {
-  Pass pass;
-  pass.sequences = 1;
-  pass.past = past;
-  pass.seq = static_cast<int64_t>(ids.size()) - past;
-  device_.copy_from_host(arena_.get("tokens").in(0).slice(past, pass.seq), ids.data() + past);
-  const Tensor logits = chunk_.next_logits(pass);
+  const auto end = static_cast<int64_t>(ids.size());
+  if (end > context_tokens_ || past >= end) {
+    throw std::logic_error("a pass beyond the context of the memory plan");
+  }
+  Tensor logits;
+  for (Pass pass{.sequences = 1, .past = past}; pass.past < end; pass.past += pass.seq) {
+    pass.seq = std::min(pass_tokens_, end - pass.past);
+    device_.copy_from_host(arena_.get("tokens").in(0).slice(0, pass.seq), ids.data() + pass.past);
+    logits = chunk_.next_logits(pass);
+  }
   std::vector<float> host(static_cast<size_t>(logits.numel()));
   device_.copy_to_host(host.data(), logits);
   return host;

@@ -12,13 +12,18 @@
 
 namespace mtl {
 
+// Tokens that go through the model at a time: a long prompt takes memory for what is kept of its
+// tokens, and for all else of so many only.
+inline constexpr int64_t kPassTokens = 512;
+
 // What a SoloModel of that context takes.
-MemoryPlan solo_memory(const ModelShape& shape, int64_t context);
+MemoryPlan solo_memory(const ModelShape& shape, int64_t context, int64_t pass_tokens = kPassTokens);
 
 class SoloModel {
  public:
   // `device` outlives the model. `context`: tokens that there is memory for, 1 to shape.max_seq.
-  SoloModel(const ModelShape& shape, Device& device, int64_t context);
+  SoloModel(const ModelShape& shape, Device& device, int64_t context,
+            int64_t pass_tokens = kPassTokens);
   ~SoloModel();
   SoloModel(const SoloModel&) = delete;
   SoloModel& operator=(const SoloModel&) = delete;
@@ -35,6 +40,7 @@ class SoloModel {
  private:
   const ModelShape shape_;
   Device& device_;
+  const int64_t context_tokens_, pass_tokens_;
   std::vector<ParamRow> table_;
   ParamLayout layout_;
   MemoryPlan memory_;

@@ -71,7 +71,7 @@ AttentionShape AttentionBlock::attention_shape(const Pass& whole) const {
 
 HeadNorm AttentionBlock::head_norm(const Pass& whole, bool query) const {
   const int64_t head_dim = context_.shape.head_dim;
-  return {.x = rows_of(qkv_, whole),
+  return {.x = rows_behind(qkv_, whole),
           .raw = rows_of(raw_, whole),
           .first_column = query ? 0 : heads_ * head_dim,
           .heads = query ? heads_ : kv_heads_,
@@ -99,7 +99,7 @@ void AttentionBlock::place_heads(const Pass& whole) const {
     context_.device.head_norm_forward(head_norm(whole, true));
     context_.device.head_norm_forward(head_norm(whole, false));
   }
-  if (rope_table_) context_.device.rope(rope(whole, rows_of(qkv_, whole)));
+  if (rope_table_) context_.device.rope(rope(whole, rows_behind(qkv_, whole)));
 }
 
 void AttentionBlock::place_heads_backward(const Pass& whole, Tensor dqkv) const {
@@ -125,7 +125,7 @@ void AttentionBlock::place_heads_backward(const Pass& whole, Tensor dqkv) const 
 
 Tensor AttentionBlock::own_qkv(const Pass& pass) const {
   // Forward leaves the memory of its gradient free.
-  return rows_of(divides_sequence() ? dqkv_ : qkv_, pass);
+  return divides_sequence() ? rows_of(dqkv_, pass) : rows_behind(qkv_, pass);
 }
 
 ContextParallel::Sections AttentionBlock::qkv_sections() const {
@@ -159,7 +159,7 @@ ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before)
   }
   place_heads(whole);
   attend(pass);
-  proj_linear_.forward(pass, {rows_of(attended_, pass)}, branch, {});
+  proj_linear_.forward(pass, {rows_behind(attended_, pass)}, branch, {});
   return {.x = context_.tp.leave(branch),
           .bias = proj_linear_.bias(),
           .residual = norm_.input(pass),

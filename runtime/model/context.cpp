@@ -88,19 +88,23 @@ int64_t stream_tokens(const BlockContext& context, const Pass& pass) {
 }  // namespace
 
 Tensor rows_of(const Buffer& planned, const Pass& pass) {
-  return rows_between(planned.in(pass.slot), pass.past, pass.past + pass.tokens());
+  return rows_between(planned.in(pass.slot), 0, pass.tokens());
 }
 
 Tensor stream_rows_of(const BlockContext& context, const Buffer& planned, const Pass& pass) {
-  return rows_between(planned.in(pass.slot), pass.past, pass.past + stream_tokens(context, pass));
+  return rows_between(planned.in(pass.slot), 0, stream_tokens(context, pass));
 }
 
 Tensor values_of(const Buffer& planned, const Pass& pass) {
-  return planned.in(pass.slot).slice(pass.past, pass.tokens());
+  return planned.in(pass.slot).slice(0, pass.tokens());
 }
 
 Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass) {
-  return planned.in(pass.slot).slice(pass.past, stream_tokens(context, pass));
+  return planned.in(pass.slot).slice(0, stream_tokens(context, pass));
+}
+
+Tensor rows_behind(const Buffer& planned, const Pass& pass) {
+  return rows_between(planned.in(pass.slot), pass.past, pass.past + pass.tokens());
 }
 
 Tensor rows_up_to(const Buffer& planned, const Pass& pass) {

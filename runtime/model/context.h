@@ -106,14 +106,17 @@ struct Pass {
 enum class DropoutSite : int64_t { embedding, attention, attention_output, mlp_output };
 Dropout dropout_for(const BlockContext& context, const Pass& pass, int64_t layer, DropoutSite site);
 
-// The rows of a planned buffer that this pass works on; a pass may be shorter than the plan's
-// micro-batch. `_stream`: of the residual stream, where sequence-parallel ranks hold their part.
+// The rows of a planned buffer that this pass works on: the first ones, and as many as it has; a
+// pass may be shorter than the plan's micro-batch. `_stream`: of the residual stream, where
+// sequence-parallel ranks hold their part.
 Tensor rows_of(const Buffer& planned, const Pass& pass);
 Tensor stream_rows_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
 // The same of a buffer with one value per row.
 Tensor values_of(const Buffer& planned, const Pass& pass);
 Tensor stream_values_of(const BlockContext& context, const Buffer& planned, const Pass& pass);
-// The rows of this pass and of the passes before it.
+// Of a buffer that keeps the rows of earlier passes (generation): the rows of this pass, which lie
+// behind those; and all of them.
+Tensor rows_behind(const Buffer& planned, const Pass& pass);
 Tensor rows_up_to(const Buffer& planned, const Pass& pass);
 // As if the pass were that of one rank of context parallelism: what attention's ops work on.
 Pass whole_sequences(const BlockContext& context, const Pass& pass);

@@ -82,6 +82,7 @@ struct Dims {
         own_heads(heads / cp),
         own_kv_heads(local_kv_heads(shape, needs.tp * needs.cp)),
         head_dim(shape.head_dim),
+        seen(needs.training ? all : needs.context),
         rows(n * shape.active_experts()),
         expert_rows(needs.rows_of_experts(shape)),
         ep(needs.ep),
@@ -91,6 +92,7 @@ struct Dims {
   int64_t cp;
   // A rank's attention: all tokens of a sequence, and of the heads the cp'th part.
   int64_t all, own_heads, own_kv_heads, head_dim;
+  int64_t seen;  // in generation those of earlier passes too, of which all else is gone
   int64_t own_context() const { return own_heads * head_dim; }
   int64_t own_qkv() const { return (own_heads + 2 * own_kv_heads) * head_dim; }
   // Of feed-forward blocks: a token has one for each of its experts. Those that the rank's tokens
@@ -139,18 +141,20 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   if (layernorm) save("attn.mean", DType::f32, {d.stream});
   save("attn.rstd", DType::f32, {d.stream});
   save_x("attn.normed", "attn.qkv", {d.stream, d.h}, recompute.norms);
-  save("attn.qkv", compute, {d.all, d.own_qkv()});
+  save("attn.qkv", compute, {d.seen, d.own_qkv()});
   if (shape.qk_norm) {
     save("attn.raw", compute, {d.all, (d.own_heads + d.own_kv_heads) * d.head_dim});
     save("attn.q_rstd", DType::f32, {d.all, d.own_heads});
     save("attn.k_rstd", DType::f32, {d.all, d.own_kv_heads});
   }
-  save("attn.lse", DType::f32, {needs.micro_batch, d.own_heads, needs.seq},
+  const int64_t sequence = needs.training ? needs.seq : needs.context;
+  save("attn.lse", DType::f32, {needs.micro_batch, d.own_heads, sequence},
        recompute.core_attention);
   if (d.cp > 1) {
     save("attn.context_by_head", compute, {d.all, d.own_context()}, recompute.core_attention);
   }
-  save("attn.context", compute, {d.n, d.context}, recompute.core_attention);
+  save("attn.context", compute, {needs.training ? d.n : d.seen, d.context},
+       recompute.core_attention);
   save("mlp.input", compute, {d.stream, d.h});
   if (layernorm) save("mlp.mean", DType::f32, {d.stream});
   save("mlp.rstd", DType::f32, {d.stream});
@@ -310,7 +314,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   const bool sends = std::any_of(needs.chunks.begin(), needs.chunks.end(),
                                  [](const ChunkRange& chunk) { return !chunk.head; });
   if (shape.position == PositionType::rope) {
-    const int64_t positions = needs.training ? shape.max_seq : needs.seq;
+    const int64_t positions = needs.training ? shape.max_seq : needs.context;
     arena.add("rope", DType::f32, {positions, shape.head_dim});
   }
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual

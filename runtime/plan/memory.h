@@ -73,6 +73,7 @@ struct MemoryNeeds {
   Recompute recompute = {};
   int64_t logits_rows = 8192;  // tokens whose logits are there at a time, at most
   bool training = true;        // false = generation: no gradients, optimizer or backward
+  int64_t context = 0;         // generation: tokens that attention sees; seq are those of a pass
   bool first_keys = false;     // no attention across the documents of a sequence
   bool position_ids = false;   // positions that begin anew with each document
   int64_t share() const { return seq / cp; }  // of a sequence, on this rank

@@ -63,7 +63,8 @@ ModelShape mixtral_shape() {
 class Model {
  public:
   explicit Model(const ModelShape& shape) : Model(shape, shape.max_seq) {}
-  Model(const ModelShape& shape, int64_t context) : model_(shape, *device_, context) {
+  Model(const ModelShape& shape, int64_t context, int64_t pass_tokens = kPassTokens)
+      : model_(shape, *device_, context, pass_tokens) {
     model_.fill([](const ParamRow& row, const std::vector<int64_t>& local, Tensor weights) {
       initialise(row, local, local_rects(row, GridSizes{}, Coord{}), 5, 0, weights.numel(),
                  weights.as<float>());
@@ -99,6 +100,34 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
         CHECK(step[i] == doctest::Approx(expected[i]).epsilon(1e-4));
       }
     }
+  }
+}
+
+TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for one") {
+  std::vector<int32_t> ids(150);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
+    for (const int64_t pass_tokens : {1, 7, 64, 149}) {
+      CAPTURE(pass_tokens);
+      Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
+      int64_t past = 0;
+      for (const int64_t length : {131, 132, 150}) {
+        const std::vector<int32_t> prefix(ids.begin(), ids.begin() + length);
+        const std::vector<float> expected = whole.next_logits(prefix, past);
+        const std::vector<float> got = cut.next_logits(prefix, past);
+        past = length;
+        REQUIRE(got.size() == 50);
+        for (size_t i = 0; i < got.size(); ++i) {
+          CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+        }
+      }
+    }
+    // What lies beside the cache is of a pass.
+    const auto bytes = [&](int64_t context) { return solo_memory(shape, context, 10).total_bytes; };
+    const int64_t cached = (shape.heads + 2 * shape.kv_heads) * shape.head_dim * shape.layers * 4;
+    const int64_t attention = shape.heads * (shape.head_dim + 1) * 4, rope = shape.head_dim * 4;
+    CHECK((bytes(150) - bytes(50)) <= 100 * (cached + attention + rope) + 8 * 256);
   }
 }
 
