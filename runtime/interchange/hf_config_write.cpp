@@ -12,6 +12,18 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   const auto add = [&](bool obstacle, const char* note) {
     if (obstacle) notes.emplace_back(note);
   };
+  if (shape.norm == NormType::layernorm && shape.activation == Activation::gelu_tanh &&
+      shape.position == PositionType::learned) {
+    // GPT-2 but for these.
+    add(shape.kv_heads != shape.heads, "model.kv_heads: GPT-2 has as many as model.heads");
+    add(shape.heads * shape.head_dim != shape.hidden,
+        "model.head_dim: GPT-2's is model.hidden / model.heads");
+    add(shape.qkv_bias != shape.bias, "model.qkv_bias: GPT-2 has all biases or none");
+    add(shape.qk_norm, "model.qk_norm: GPT-2 has none");
+    add(shape.sliding_window > 0, "model.sliding_window: GPT-2 has none");
+    add(shape.experts > 0, "model.moe: GPT-2 has no experts");
+    return notes;
+  }
   add(shape.norm != NormType::rmsnorm,
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
       "heads as heads");

@@ -288,3 +288,29 @@ TEST_CASE("models that no family holds are refused with what is in the way") {
   shape.qk_norm = true;
   CHECK(hf_model_of(shape).architecture == "Qwen3ForCausalLM");
 }
+
+TEST_CASE("of a model that is almost GPT-2 what keeps it from being one is named, and no more") {
+  ModelShape gpt2;
+  gpt2.layers = gpt2.heads = gpt2.kv_heads = 2;
+  gpt2.head_dim = 8;
+  gpt2.hidden = 16;
+  CHECK(hf_model_of(gpt2).architecture == "GPT2LMHeadModel");
+  const auto refused = [&](const std::string& key, const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = gpt2;
+    change(shape);
+    CAPTURE(key);
+    try {
+      hf_model_of(shape);
+      FAIL("not refused");
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      REQUIRE(notes.size() == 1);
+      CHECK(notes[0].starts_with(key));
+    }
+  };
+  refused("model.kv_heads", [](ModelShape& shape) { shape.kv_heads = 1; });
+  refused("model.head_dim", [](ModelShape& shape) { shape.head_dim = 16; });
+  refused("model.qkv_bias", [](ModelShape& shape) { shape.qkv_bias = !shape.bias; });
+  refused("model.qk_norm", [](ModelShape& shape) { shape.qk_norm = true; });
+  refused("model.sliding_window", [](ModelShape& shape) { shape.sliding_window = 4; });
+}
