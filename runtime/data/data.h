@@ -16,6 +16,13 @@
 
 namespace mtl {
 
+// Where a piece of a text lies that is encoded in pieces. What a tokenizer does at the ends of a
+// text (a space before it, white space taken away) it does at those of the text only.
+struct TextPart {
+  bool begins = true;  // the text begins with the piece
+  bool ends = true;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -25,7 +32,12 @@ class Tokenizer {
   // UTF-8 is U+FFFD, as in Python's decode("utf-8", errors="replace"). Throws Error "data.token"
   // (Exit::data) for text that the vocabulary cannot spell. Safe to call from several threads.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // The same, but special tokens that are written in the text are those tokens.
+  // Of a piece that ends, if the text goes on, behind a newline or before a space, with neither on
+  // its other side: the ids of the pieces are, one behind the other, those of the text.
+  virtual std::vector<int32_t> encode_part(std::string_view text, TextPart) const {
+    return encode(text);
+  }
+  // The same as encode, but special tokens that are written in the text are those tokens.
   virtual std::vector<int32_t> encode_with_special(std::string_view text) const {
     return encode(text);
   }

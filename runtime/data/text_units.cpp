@@ -42,6 +42,7 @@ UnitCutter::UnitCutter(const TextInput& input, const CutOptions& options, const 
       options_(options),
       reader_(open_text(input, start.offset)),
       piece_open_(options.lines_are_documents && start.inside_document),
+      inside_document_(start.inside_document),
       offset_(start.offset),
       line_(start.line) {
   fill(3);
@@ -86,6 +87,10 @@ bool UnitCutter::next(TextUnit& unit) {
   if (done_) return false;
   const bool lines = format_ == TextFormat::jsonl || options_.lines_are_documents;
   const bool any = lines && !piece_open_ ? next_lines(unit) : next_piece(unit);
+  if (unit.kind == TextUnit::Kind::piece) {
+    unit.begins_document = !inside_document_;
+    inside_document_ = !unit.ends_document;
+  }
   unit.end_offset = offset_;
   unit.end_line = line_;
   unit.file_position = reader_->position();

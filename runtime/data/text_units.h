@@ -25,11 +25,13 @@ struct BadLine {
 struct TextUnit {
   enum class Kind { json_lines, text_lines, piece };
   Kind kind = Kind::json_lines;
-  std::string text;            // with a capacity of kTextPadding more
-  int64_t first_line = 1;      // of the file
-  bool ends_document = false;  // of a piece
-  bool forced_cut = false;     // a piece that ends where a tokenizer might not have ended a word
-  std::vector<BadLine> bad;    // lines that were too long to be kept
+  std::string text;        // with a capacity of kTextPadding more
+  int64_t first_line = 1;  // of the file
+  // Of a piece: whether the document begins and ends with it.
+  bool begins_document = false;
+  bool ends_document = false;
+  bool forced_cut = false;   // a piece that ends where a tokenizer might not have ended a word
+  std::vector<BadLine> bad;  // lines that were too long to be kept
   // Of the file, behind this unit: where to go on after an interruption.
   int64_t end_offset = 0;
   int64_t end_line = 1;
@@ -71,7 +73,8 @@ class UnitCutter {
   std::string pending_;
   size_t used_ = 0;  // of pending_
   bool at_end_ = false;
-  bool piece_open_ = false;  // a line of text that is too long for a unit
+  bool piece_open_ = false;       // a line of text that is too long for a unit
+  bool inside_document_ = false;  // the next piece goes on with the one before
   bool done_ = false;
   int64_t offset_ = 0;
   int64_t line_ = 1;

@@ -6,8 +6,8 @@ namespace mtl {
 
 namespace {
 
-// Tokens that are decoded again with the new ones, and more than a character can have.
-constexpr size_t kContext = 8, kMost = 8;
+// More tokens than a character can have.
+constexpr size_t kMost = 8;
 
 // Whether the text ends inside a character. U+FFFD may be the beginning of one: decoders that work
 // on text put it there.
@@ -25,12 +25,7 @@ bool ends_inside_character(std::string_view text) {
 }  // namespace
 
 TokenText::TokenText(const Tokenizer& tokenizer, std::vector<int32_t> before)
-    : tokenizer_(tokenizer), ids_(std::move(before)), shown_(ids_.size()) {
-  if (shown_ > kContext) {
-    ids_.erase(ids_.begin(), ids_.end() - static_cast<ptrdiff_t>(kContext));
-    shown_ = kContext;
-  }
-}
+    : tokenizer_(tokenizer), ids_(std::move(before)), shown_(ids_.size()) {}
 
 std::string TokenText::add(int32_t id) {
   ids_.push_back(id);
@@ -46,12 +41,15 @@ std::string TokenText::next(bool whole) {
   const std::string all = tokenizer_.decode(ids_);
   const bool waits = whole && ids_.size() - shown_ < kMost && ends_inside_character(all);
   if (waits || all.size() <= before.size()) return "";
+  // The bytes of a character may be spoilt by those behind it, after it was shown.
+  const std::string text = all.starts_with(before)
+                               ? all.substr(before.size())
+                               : tokenizer_.decode(std::span(ids_).subspan(shown_));
+  // The next text is decoded behind this one, which begins where a character does: behind other
+  // tokens, the bytes of the rest of a character would be no text, and spoil all that follow.
+  ids_.erase(ids_.begin(), ids_.begin() + static_cast<ptrdiff_t>(shown_));
   shown_ = ids_.size();
-  if (shown_ > kContext) {
-    ids_.erase(ids_.begin(), ids_.end() - static_cast<ptrdiff_t>(kContext));
-    shown_ = kContext;
-  }
-  return all.substr(before.size());
+  return text;
 }
 
 }  // namespace mtl

@@ -43,8 +43,8 @@ UnitEncoder::UnitEncoder(const Tokenizer& tokenizer, const EncodeOptions& option
 
 UnitEncoder::~UnitEncoder() = default;
 
-void UnitEncoder::add_piece(std::string_view text, EncodedTexts& out) {
-  const std::vector<int32_t> ids = tokenizer_.encode(text);
+void UnitEncoder::add_piece(std::string_view text, TextPart part, EncodedTexts& out) {
+  const std::vector<int32_t> ids = tokenizer_.encode_part(text, part);
   const size_t before = out.tokens.size();
   out.tokens.resize(before + ids.size() * static_cast<size_t>(bytes_of(options_.type)));
   if (!store_tokens(options_.type, ids, out.tokens.data() + before)) {
@@ -56,14 +56,17 @@ void UnitEncoder::add_piece(std::string_view text, EncodedTexts& out) {
 void UnitEncoder::add_text(std::string_view text, EncodedTexts& out, EncodedUnit& unit) {
   out.lengths.push_back(0);
   // Of a long text the ids of all of it would take several times its memory.
+  TextPart part;
   while (text.size() > kPieceBytes + 1) {
     bool forced = false;
     const size_t cut = cut_point(text, kPieceBytes, forced);
     unit.forced_cuts += forced;
-    add_piece(text.substr(0, cut), out);
+    part.ends = false;
+    add_piece(text.substr(0, cut), part, out);
     text.remove_prefix(cut);
+    part = {.begins = false};
   }
-  add_piece(text, out);
+  add_piece(text, part, out);
   if (out.lengths.back() == 0) {
     out.lengths.pop_back();
   } else {
@@ -138,7 +141,8 @@ EncodedUnit UnitEncoder::encode(const TextUnit& unit) {
   if (unit.kind == TextUnit::Kind::piece) {
     out.keys[0].lengths.push_back(0);
     try {
-      add_piece(unit.text, out.keys[0]);
+      add_piece(unit.text, {.begins = unit.begins_document, .ends = unit.ends_document},
+                out.keys[0]);
     } catch (const Refused& refused) {
       out.bad.push_back({unit.first_line, refused.what});
     } catch (const Error& error) {

@@ -45,7 +45,7 @@ class UnitEncoder {
   struct Json;
   void json_line(const char* line, size_t size, EncodedUnit& out);
   void add_text(std::string_view text, EncodedTexts& out, EncodedUnit& unit);
-  void add_piece(std::string_view text, EncodedTexts& out);
+  void add_piece(std::string_view text, TextPart part, EncodedTexts& out);
   void end_document(EncodedTexts& out);
 
   const Tokenizer& tokenizer_;

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/files.h"
 #include "runtime/data/load_tokenizer.h"
 
 namespace mtl {
@@ -14,6 +15,23 @@ using OrderedJson = nlohmann::ordered_json;
 
 // A token that begins a text has no name in the format; these are what it is called.
 const char* const kBegin[] = {"<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"};
+
+// Tokens beside a SentencePiece model are in added_tokens.json: without them the model's last rows
+// would be padding, and a prompt's special tokens words.
+void refuse_added_tokens(const fs::path& folder) {
+  const fs::path path = folder / "added_tokens.json";
+  if (!fs::exists(path)) return;
+  const auto listed = nlohmann::json::parse(read_file(path), nullptr, false);
+  if (listed.is_object() && listed.empty()) return;
+  throw Error(
+      Exit::data,
+      {.code = "data.tokenizer",
+       .what = path.string() + " adds tokens to tokenizer.model, which mtl reads as it is",
+       .help = "save it with the fast tokenizer, which writes tokenizer.json with all of them: "
+               "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER); or leave them out: "
+               "--tokenizer " +
+               (folder / "tokenizer.model").string()});
+}
 
 }  // namespace
 
@@ -73,6 +91,7 @@ std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::str
       return load_bpe_folder(dir);
     }
     if (fs::exists(dir / "tokenizer.model")) {
+      refuse_added_tokens(dir);
       return load_tokenizer({.type = "sentencepiece", .file = (dir / "tokenizer.model").string()});
     }
     return nullptr;

@@ -132,8 +132,8 @@ Section data_section() {
                .known_as = {"tokenizer_type"}},
               {.key = "data.tokenizer.file",
                .field = [](TrainSpec& s) -> Field { return &s.data.tokenizer.file; },
-               .doc = "With `hf`: a `tokenizer.json` or a folder with one. With `sentencepiece`: a "
-                      "`*.model` file.",
+               .doc = "With `hf`: a `tokenizer.json`, or a model's folder that has one or "
+                      "`vocab.json` with `merges.txt`. With `sentencepiece`: a `*.model` file.",
                .example = "tokenizer.json",
                .is_path = true,
                .auto_doc = "none",

@@ -132,10 +132,13 @@ class HfTokenizer : public Tokenizer {
   std::optional<int32_t> eod() const override { return eod_; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    return encode(text, ordinary_);
+    return encode(text, ordinary_, {});
+  }
+  std::vector<int32_t> encode_part(std::string_view text, TextPart part) const override {
+    return encode(text, ordinary_, part);
   }
   std::vector<int32_t> encode_with_special(std::string_view text) const override {
-    return encode(text, all_);
+    return encode(text, all_, {});
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -231,14 +234,15 @@ class HfTokenizer : public Tokenizer {
     return added == added_by_id_.end() ? bpe_.token(id) : &added->second->content;
   }
 
-  std::vector<int32_t> encode(std::string_view text, const Finders& finders) const {
+  std::vector<int32_t> encode(std::string_view text, const Finders& finders, TextPart in) const {
     const Lease lease(*this);
     Scratch& scratch = *lease;
     std::vector<int32_t> ids;
     text = whole_utf8(text, scratch.whole);
     ids.reserve(text.size() / 4 + 16);
+    const Begins begins = in.begins ? Begins::text : Begins::goes_on;
     if (finders.raw.empty()) {
-      encode_part(text, true, finders, scratch, ids);
+      encode_stretch({text, begins}, in.ends, finders, scratch, ids);
     } else {
       scratch.parts.clear();
       finders.raw.split(text, scratch.parts);
@@ -246,35 +250,43 @@ class HfTokenizer : public Tokenizer {
         if (part.token) {
           ids.push_back(part.token->id);
         } else {
-          encode_part(part.text, part.text.data() == text.data(), finders, scratch, ids);
+          // To the normalizer a special token is an end, as to Hugging Face's library.
+          const bool at_begin = part.text.data() == text.data();
+          const bool at_end = part.text.data() + part.text.size() == text.data() + text.size();
+          encode_stretch({part.text, at_begin ? begins : Begins::behind}, in.ends || !at_end,
+                         finders, scratch, ids);
         }
       }
     }
     return ids;
   }
 
-  void encode_part(std::string_view text, bool first, const Finders& finders, Scratch& scratch,
-                   std::vector<int32_t>& ids) const {
+  // What lies between added tokens that are looked for as they stand. `ends`: nothing follows it.
+  void encode_stretch(Piece text, bool ends, const Finders& finders, Scratch& scratch,
+                      std::vector<int32_t>& ids) const {
     if (normalizer_) {
-      scratch.normalized = text;
-      normalizer_->apply(scratch.normalized);
-      text = scratch.normalized;
+      scratch.normalized = text.text;
+      const bool front_gone = normalizer_->apply(
+          scratch.normalized, {.begins = text.begins != Begins::goes_on, .ends = ends});
+      text.text = scratch.normalized;
+      if (front_gone && text.begins == Begins::text) text.begins = Begins::behind;
     }
-    if (finders.normalized.empty()) return encode_plain(text, first, scratch, ids);
+    if (finders.normalized.empty()) return encode_plain(text, scratch, ids);
     scratch.normalized_parts.clear();
-    finders.normalized.split(text, scratch.normalized_parts);
+    finders.normalized.split(text.text, scratch.normalized_parts);
     for (const auto& part : scratch.normalized_parts) {
       if (part.token) {
         ids.push_back(part.token->id);
       } else {
-        encode_plain(part.text, first && part.text.data() == text.data(), scratch, ids);
+        const bool at_begin = part.text.data() == text.text.data();
+        encode_plain({part.text, at_begin ? text.begins : Begins::behind}, scratch, ids);
       }
     }
   }
 
-  void encode_plain(std::string_view text, bool first, Scratch& scratch,
-                    std::vector<int32_t>& ids) const {
+  void encode_plain(const Piece& piece, Scratch& scratch, std::vector<int32_t>& ids) const {
     if (const Scanner scan = pre_tokenizer_.only_scanner()) {
+      const std::string_view text = piece.text;
       for (size_t begin = 0; begin < text.size();) {
         const size_t end = scan(text, begin);
         bpe_.encode(text.substr(begin, end - begin), scratch.bpe, ids);
@@ -282,8 +294,8 @@ class HfTokenizer : public Tokenizer {
       }
       return;
     }
-    pre_tokenizer_.split(text, first, scratch.pieces);
-    for (const Piece& piece : scratch.pieces.now) bpe_.encode(piece.text, scratch.bpe, ids);
+    pre_tokenizer_.split(piece, scratch.pieces);
+    for (const Piece& word : scratch.pieces.now) bpe_.encode(word.text, scratch.bpe, ids);
   }
 
   const std::string file_;  // as compact text: much smaller than parsed

@@ -84,9 +84,18 @@ std::unique_ptr<Tokenizer> with_eod(nlohmann::json json, const TokenizerOptions&
   return tokenizer_from_json(json);
 }
 
+bool is_bpe_folder(const fs::path& folder) {
+  std::error_code ignored;
+  return !fs::exists(folder / "tokenizer.json", ignored) &&
+         fs::exists(folder / "vocab.json", ignored) && fs::exists(folder / "merges.txt", ignored);
+}
+
 std::unique_ptr<Tokenizer> load_json(fs::path path, const TokenizerOptions& options) {
   std::error_code ignored;
-  if (fs::is_directory(path, ignored)) path /= "tokenizer.json";
+  if (fs::is_directory(path, ignored)) {
+    if (options.type != "mtl" && is_bpe_folder(path)) return load_bpe_folder(path, options.eod);
+    path /= "tokenizer.json";
+  }
   const nlohmann::json json = tokenizer::parse_json(read(path), path.string());
   const bool ours = json.is_object() && json.contains("format");
   if (ours && options.type != "hf") return with_eod(json, options);
@@ -169,6 +178,14 @@ constexpr const char* kSaveFast =
     "save it with the fast tokenizer, which writes tokenizer.json: "
     "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)";
 
+// Where there is a token of that text already, this one says more of it.
+void add_or_replace(const nlohmann::json& token, nlohmann::json& added) {
+  std::erase_if(added.get_ref<nlohmann::json::array_t&>(), [&](const nlohmann::json& known) {
+    return known.value("content", nlohmann::json()) == token.value("content", nlohmann::json());
+  });
+  added.push_back(token);
+}
+
 // {"50256": {"content": "<|endoftext|>", ...}, ...}, as tokenizer.json has it.
 void take_added_tokens(const nlohmann::json& listed, const std::string& place,
                        nlohmann::json& added) {
@@ -184,14 +201,67 @@ void take_added_tokens(const nlohmann::json& listed, const std::string& place,
     nlohmann::json& taken = by_id[id] = token;
     taken["id"] = id;
   }
-  // Where vocab.json has one of them too, this says more of it.
-  for (const auto& entry : by_id) {
-    const nlohmann::json& token = entry.second;
-    std::erase_if(added.get_ref<nlohmann::json::array_t&>(), [&](const nlohmann::json& known) {
-      return known.value("content", nlohmann::json()) == token.value("content", nlohmann::json());
-    });
-    added.push_back(token);
+  for (const auto& entry : by_id) add_or_replace(entry.second, added);
+}
+
+// The special tokens that a file names, each with what it says of it: "eos_token": "</s>" or
+// {"content": "</s>", ...}, and lists of such.
+void take_special_names(const nlohmann::json& file, nlohmann::json& special) {
+  const auto take = [&](const nlohmann::json& value) {
+    if (value.is_string()) {
+      special[value.get<std::string>()] = nlohmann::json::object();
+    } else if (value.is_object() && value.contains("content") && value["content"].is_string()) {
+      special[value["content"].get<std::string>()] = value;
+    }
+  };
+  if (!file.is_object()) return;
+  for (const auto& [key, value] : file.items()) {
+    if (key == "additional_special_tokens" || key == "extra_special_tokens") {
+      for (const nlohmann::json& one : value) take(one);
+    } else if (key.ends_with("_token")) {
+      take(value);
+    }
   }
+}
+
+// What folders had before tokenizer_config.json listed the added tokens: added_tokens.json has
+// their ids, and special is what special_tokens_map.json or tokenizer_config.json names. False if
+// the folder has no added_tokens.json.
+bool take_old_added_tokens(const fs::path& folder, const nlohmann::json& config,
+                           const nlohmann::json& vocab, nlohmann::json& added) {
+  std::error_code ignored;
+  const fs::path map = folder / "special_tokens_map.json", listed = folder / "added_tokens.json";
+  nlohmann::json special = nlohmann::json::object();
+  take_special_names(config, special);
+  if (fs::is_regular_file(map, ignored)) {
+    take_special_names(tokenizer::parse_json(read(map), map.string()), special);
+  }
+  const auto token = [](const std::string& content, const nlohmann::json& id, bool is_special) {
+    return nlohmann::json{
+        {"id", id},        {"content", content},        {"single_word", false}, {"lstrip", false},
+        {"rstrip", false}, {"normalized", !is_special}, {"special", is_special}};
+  };
+  for (const auto& [content, says] : special.items()) {
+    const nlohmann::json* const id = tokenizer::optional_member(vocab, content.c_str());
+    if (id == nullptr) continue;
+    nlohmann::json taken = token(content, *id, true);
+    for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) {
+      if (says.contains(key)) taken[key] = says[key];
+    }
+    // GPT-2's own end of text is there as it has always been.
+    if (content != kEndOfText) add_or_replace(taken, added);
+  }
+  if (!fs::is_regular_file(listed, ignored)) return false;
+  const nlohmann::json ids = tokenizer::parse_json(read(listed), listed.string());
+  if (!ids.is_object()) refuse(listed.string(), "has to be an object of tokens and their ids");
+  for (const auto& [content, id] : ids.items()) {
+    if (!id.is_number_unsigned()) {
+      refuse(listed.string(),
+             fmt::format("{} has no id, but {}", shown(content), shown(id.dump())));
+    }
+    add_or_replace(token(content, id, special.contains(content)), added);
+  }
+  return true;
 }
 
 }  // namespace
@@ -244,7 +314,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const TokenizerOptions& options) {
   return load_json(options.file, options);
 }
 
-std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
+std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder, const std::string& eod) {
   const BpeFolder found = inspect_bpe_folder(folder);
   const auto is_one_of = [&](std::initializer_list<std::string_view> types) {
     return std::find(types.begin(), types.end(), found.type) != types.end();
@@ -259,17 +329,16 @@ std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
         kSaveFast);
   }
   const fs::path vocab = folder / "vocab.json";
-  nlohmann::json file = tokenizer::gpt2_as_hf(tokenizer::parse_json(read(vocab), vocab.string()),
-                                              read(folder / "merges.txt"));
+  const nlohmann::json words = tokenizer::parse_json(read(vocab), vocab.string());
+  nlohmann::json file = tokenizer::gpt2_as_hf(words, read(folder / "merges.txt"));
   const std::string config = (folder / "tokenizer_config.json").string();
   const nlohmann::json* const added =
       tokenizer::optional_member(found.config, "added_tokens_decoder");
-  if (added != nullptr) {
+  bool any_added = added != nullptr;
+  if (any_added) {
     take_added_tokens(*added, config, file["added_tokens"]);
-  } else if (fs::exists(folder / "added_tokens.json")) {
-    refuse((folder / "added_tokens.json").string(),
-           "tokens were added, and no 'added_tokens_decoder' of tokenizer_config.json says how",
-           kSaveFast);
+  } else {
+    any_added = take_old_added_tokens(folder, found.config, words, file["added_tokens"]);
   }
   if (found.config.is_object() &&
       tokenizer::bool_member(found.config, "add_bos_token", config, false)) {
@@ -277,9 +346,10 @@ std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
   }
   if (qwen2) {
     // Its vocab.json has none of them.
-    if (added == nullptr) {
+    if (!any_added) {
       refuse(config,
-             "there is no 'added_tokens_decoder', so that Qwen2's special tokens are unknown",
+             "there is no 'added_tokens_decoder' and no added_tokens.json beside it, so that "
+             "Qwen2's special tokens are unknown",
              kSaveFast);
     }
     file["normalizer"] = {{"type", "NFC"}};
@@ -294,7 +364,8 @@ std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder) {
     file["pre_tokenizer"]["add_prefix_space"] =
         tokenizer::bool_member(found.config, "add_prefix_space", config, false);
   }
-  return tokenizer::make_hf_tokenizer(file, eos_beside(folder), vocab.string() + " and merges.txt");
+  return tokenizer::make_hf_tokenizer(file, eod.empty() ? eos_beside(folder) : eod,
+                                      vocab.string() + " and merges.txt");
 }
 
 std::unique_ptr<Tokenizer> tokenizer_from_json(const nlohmann::json& json) {

@@ -54,7 +54,7 @@ class UnicodeForm : public Normalizer {
     }
   }
 
-  void apply(std::string& text) const override {
+  bool apply(std::string& text, TextPart) const override {
     std::string out;
     size_t copied = 0, last = 0;  // `last`: where what follows may have to do with what is there
     for (size_t at = 0; at < text.size();) {
@@ -81,9 +81,10 @@ class UnicodeForm : public Normalizer {
       out += map(std::string_view(text).substr(begin, end - begin), form_);
       copied = last = at = end;
     }
-    if (copied == 0) return;
+    if (copied == 0) return false;
     out.append(text, copied, text.size() - copied);
     text = std::move(out);
+    return false;
   }
 
  private:
@@ -110,7 +111,7 @@ class UnicodeForm : public Normalizer {
 };
 
 class Lowercase : public Normalizer {
-  void apply(std::string& text) const override {
+  bool apply(std::string& text, TextPart) const override {
     std::string out;
     out.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
@@ -124,11 +125,13 @@ class Lowercase : public Normalizer {
       }
     }
     text = std::move(out);
+    return false;
   }
 };
 
 class StripAccents : public Normalizer {
-  void apply(std::string& text) const override {
+  bool apply(std::string& text, TextPart) const override {
+    const bool front = !text.empty() && is_mark(read_character(text.data()).code);
     std::string out;
     out.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
@@ -137,13 +140,14 @@ class StripAccents : public Normalizer {
       at += character.bytes;
     }
     text = std::move(out);
+    return front;
   }
 };
 
 class Strip : public Normalizer {
  public:
   Strip(bool left, bool right) : left_(left), right_(right) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text, TextPart part) const override {
     size_t first = text.size(), behind = 0;  // of what is no space
     for (size_t at = 0; at < text.size();) {
       const Character character = read_character(text.data() + at);
@@ -153,12 +157,14 @@ class Strip : public Normalizer {
       }
       at += character.bytes;
     }
+    const bool left = left_ && part.begins, right = right_ && part.ends;
     if (behind == 0) {
-      if (left_ || right_) text.clear();
-      return;
+      if (left || right) text.clear();
+      return false;
     }
-    if (right_) text.resize(behind);
-    if (left_) text.erase(0, first);
+    if (right) text.resize(behind);
+    if (left) text.erase(0, first);
+    return left && first > 0;
   }
 
  private:
@@ -168,8 +174,9 @@ class Strip : public Normalizer {
 class Prepend : public Normalizer {
  public:
   explicit Prepend(std::string what) : what_(std::move(what)) {}
-  void apply(std::string& text) const override {
-    if (!text.empty()) text.insert(0, what_);
+  bool apply(std::string& text, TextPart part) const override {
+    if (part.begins && !text.empty()) text.insert(0, what_);
+    return false;
   }
 
  private:
@@ -179,8 +186,9 @@ class Prepend : public Normalizer {
 class ReplaceString : public Normalizer {
  public:
   ReplaceString(std::string from, std::string to) : from_(std::move(from)), to_(std::move(to)) {}
-  void apply(std::string& text) const override {
-    if (from_.empty()) return;
+  bool apply(std::string& text, TextPart) const override {
+    if (from_.empty()) return false;
+    const bool front = to_.empty() && text.starts_with(from_);
     std::string out;
     size_t copied = 0;
     for (size_t at; (at = text.find(from_, copied)) != std::string::npos;) {
@@ -188,9 +196,10 @@ class ReplaceString : public Normalizer {
       out += to_;
       copied = at + from_.size();
     }
-    if (copied == 0) return;
+    if (copied == 0) return false;
     out.append(text, copied, text.size() - copied);
     text = std::move(out);
+    return front;
   }
 
  private:
@@ -200,11 +209,13 @@ class ReplaceString : public Normalizer {
 class ReplaceRegex : public Normalizer {
  public:
   ReplaceRegex(Regex from, std::string to) : from_(std::move(from)), to_(std::move(to)) {}
-  void apply(std::string& text) const override {
+  bool apply(std::string& text, TextPart) const override {
     Regex::Match match(from_);
     std::string out;
     size_t copied = 0;
+    bool front = false;
     for (size_t at = 0; match.find(text, at);) {
+      front = front || (to_.empty() && match.begin() == 0 && match.end() > 0);
       out.append(text, copied, match.begin() - copied);
       out += to_;
       copied = at = match.end();
@@ -215,6 +226,7 @@ class ReplaceRegex : public Normalizer {
     }
     out.append(text, copied, text.size() - copied);
     text = std::move(out);
+    return front;
   }
 
  private:
@@ -225,8 +237,10 @@ class ReplaceRegex : public Normalizer {
 class Sequence : public Normalizer {
  public:
   explicit Sequence(std::vector<std::unique_ptr<Normalizer>> steps) : steps_(std::move(steps)) {}
-  void apply(std::string& text) const override {
-    for (const auto& step : steps_) step->apply(text);
+  bool apply(std::string& text, TextPart part) const override {
+    bool front = false;
+    for (const auto& step : steps_) front = step->apply(text, part) || front;
+    return front;
   }
 
  private:

@@ -94,8 +94,7 @@ class Cut : public PreTokenizer::Step {
       arrange(stretches, behavior_);
       for (const Stretch& stretch : stretches) {
         if (stretch.begin == stretch.end) continue;
-        pieces.now.push_back({piece.text.substr(stretch.begin, stretch.end - stretch.begin),
-                              piece.first && stretch.begin == 0});
+        pieces.now.push_back(piece.part(stretch.begin, stretch.end));
       }
     }
   }
@@ -200,9 +199,7 @@ class CutWords : public PreTokenizer::Step {
           next = is_word(character.code) ? 1 : is_white_space(character.code) ? 0 : 2;
         }
         if (next != kind) {
-          if (kind != 0) {
-            pieces.now.push_back({piece.text.substr(begin, at - begin), piece.first && begin == 0});
-          }
+          if (kind != 0) pieces.now.push_back(piece.part(begin, at));
           begin = at;
           kind = next;
         }
@@ -215,12 +212,12 @@ class CutWords : public PreTokenizer::Step {
 class PrefixSpace : public PreTokenizer::Step {
   void apply(const std::vector<Piece>& from, Pieces& pieces) const override {
     for (const Piece& piece : from) {
-      if (piece.text.starts_with(' ')) {
+      if (piece.text.starts_with(' ') || piece.begins == Begins::goes_on) {
         pieces.now.push_back(piece);
       } else {
         std::string& text = pieces.texts.emplace_back(1, ' ');
         text += piece.text;
-        pieces.now.push_back({text, piece.first});
+        pieces.now.push_back({text, piece.begins});
       }
     }
   }
@@ -243,21 +240,22 @@ class Metaspace : public PreTokenizer::Step {
           text += byte;
         }
       }
-      if ((prepend_ == Prepend::always || (prepend_ == Prepend::first && piece.first)) &&
-          !text.starts_with(replacement_)) {
+      const bool prepends = prepend_ == Prepend::first    ? piece.begins == Begins::text
+                            : prepend_ == Prepend::always ? piece.begins != Begins::goes_on
+                                                          : false;
+      if (prepends && !text.starts_with(replacement_)) {
         text.insert(0, replacement_);
       }
       pieces.texts.push_back(std::move(text));
-      const std::string_view whole = pieces.texts.back();
+      const Piece whole{pieces.texts.back(), piece.begins};
       if (!split_) {
-        pieces.now.push_back({whole, piece.first});
+        pieces.now.push_back(whole);
         continue;
       }
       // Each replacement begins a piece.
-      for (size_t begin = 0; begin < whole.size();) {
-        size_t end = whole.find(replacement_, begin + 1);
-        end = std::min(end, whole.size());
-        pieces.now.push_back({whole.substr(begin, end - begin), piece.first && begin == 0});
+      for (size_t begin = 0; begin < whole.text.size();) {
+        const size_t end = std::min(whole.text.find(replacement_, begin + 1), whole.text.size());
+        pieces.now.push_back(whole.part(begin, end));
         begin = end;
       }
     }
@@ -381,11 +379,11 @@ void PreTokenizer::add(const nlohmann::json& json, const std::string& place, int
   }
 }
 
-void PreTokenizer::split(std::string_view text, bool first, Pieces& pieces) const {
+void PreTokenizer::split(const Piece& text, Pieces& pieces) const {
   pieces.texts.clear();
   pieces.now.clear();
-  if (text.empty()) return;
-  pieces.now.push_back({text, first});
+  if (text.text.empty()) return;
+  pieces.now.push_back(text);
   for (const auto& step : steps_) {
     std::swap(pieces.now, pieces.before);
     pieces.now.clear();

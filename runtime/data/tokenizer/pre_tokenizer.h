@@ -1,6 +1,7 @@
 // The pre-tokenizers of tokenizer.json: how a text is cut into the pieces that BPE works on.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
@@ -13,9 +14,17 @@
 
 namespace mtl::tokenizer {
 
+// Where a piece begins: with the whole text, somewhere behind, or where an earlier part of a text
+// that is encoded in parts has ended, as if nothing lay between.
+enum class Begins : uint8_t { text, behind, goes_on };
+
 struct Piece {
   std::string_view text;
-  bool first = false;  // the whole text begins with it
+  Begins begins = Begins::behind;
+  // From `begin` to `end`.
+  Piece part(size_t begin, size_t end) const {
+    return {text.substr(begin, end - begin), begin == 0 ? begins : Begins::behind};
+  }
 };
 
 // The pieces of one text at a time, and the texts that exist nowhere else.
@@ -34,9 +43,8 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
   // What cuts the text if it is one scanner and nothing else; else null.
   Scanner only_scanner() const { return only_scanner_; }
-  // `first`: the text is the beginning of what is encoded. The result is in pieces.now, and points
-  // into `text` and pieces.texts.
-  void split(std::string_view text, bool first, Pieces& pieces) const;
+  // The result is in pieces.now, and points into text.text and pieces.texts.
+  void split(const Piece& text, Pieces& pieces) const;
 
   class Step;
 

@@ -1,5 +1,7 @@
 // SentencePiece's own files, read by its library. Its ids, its normalization and its "▁" are the
 // library's; nothing is added before or behind a text.
+#include <mutex>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -78,16 +80,19 @@ class SentencePieceTokenizer : public Tokenizer {
   std::optional<int32_t> eod() const override { return eod_; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
-    std::string buffer;
-    text = whole_utf8(text, buffer);
-    std::vector<int> ids;
-    const auto status = processor_.Encode({text.data(), text.size()}, &ids);
-    if (!status.ok()) {
-      throw Error(Exit::data, Diagnostic{.code = "data.token",
-                                         .what = "SentencePiece: " + status.ToString(),
-                                         .help = "look at the text with a smaller part of it"});
-    }
-    return ids;
+    return encode(processor_, text);
+  }
+
+  // The library knows whole texts only. A space between two words is what its dummy prefix puts
+  // before the second one, if that is all that stands there; anything else needs none.
+  std::vector<int32_t> encode_part(std::string_view text, TextPart part) const override {
+    if (part.begins && part.ends) return encode(text);
+    std::call_once(parts_made_, [this] { make_parts(); });
+    if (newline_is_space_ && !part.ends && text.ends_with('\n')) text.remove_suffix(1);
+    if (part.begins) return encode(text);
+    const bool space = text.starts_with(' ');
+    if (space) text.remove_prefix(1);
+    return encode(space || newline_is_space_ ? with_prefix_ : without_prefix_, text);
   }
 
   std::string decode(std::span<const int32_t> ids) const override {
@@ -123,8 +128,43 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
  private:
+  using Processor = sentencepiece::SentencePieceProcessor;
+
+  static std::vector<int32_t> encode(const Processor& processor, std::string_view text) {
+    std::string buffer;
+    text = whole_utf8(text, buffer);
+    std::vector<int> ids;
+    const auto status = processor.Encode({text.data(), text.size()}, &ids);
+    if (!status.ok()) {
+      throw Error(Exit::data, Diagnostic{.code = "data.token",
+                                         .what = "SentencePiece: " + status.ToString(),
+                                         .help = "look at the text with a smaller part of it"});
+    }
+    return ids;
+  }
+
+  // The model is a message of Protocol Buffers, in which a message that comes again is merged with
+  // the one before: these bytes are normalizer_spec (3) with add_dummy_prefix (3).
+  void make_parts() const {
+    const auto load = [&](Processor& processor, char prefix) {
+      const auto status =
+          processor.LoadFromSerializedProto(model_ + std::string{'\x1A', 2, '\x18', prefix});
+      if (!status.ok()) {
+        refuse("the tokenizer",
+               fmt::format("SentencePiece cannot read its model again: {}", status.ToString()));
+      }
+    };
+    load(with_prefix_, 1);
+    load(without_prefix_, 0);
+    newline_is_space_ = encode("a\nb") == encode("a b");
+  }
+
   const std::string model_;
-  sentencepiece::SentencePieceProcessor processor_;
+  Processor processor_;
+  // For texts in parts, made when there is the first one.
+  mutable std::once_flag parts_made_;
+  mutable Processor with_prefix_, without_prefix_;
+  mutable bool newline_is_space_ = false;
   std::optional<int32_t> eod_;
 };
 

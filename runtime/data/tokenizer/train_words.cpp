@@ -240,7 +240,7 @@ class Counting {
   void count(std::string_view text, tokenizer::Pieces& pieces, std::string& buffer,
              Counts& counts) {
     text = tokenizer::whole_utf8(text, buffer);
-    pre_tokenizer_.split(text, true, pieces);
+    pre_tokenizer_.split({text, tokenizer::Begins::text}, pieces);
     for (const tokenizer::Piece& piece : pieces.now) {
       const auto found = counts.find(piece.text);
       if (found == counts.end()) {

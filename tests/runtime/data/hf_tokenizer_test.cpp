@@ -17,6 +17,7 @@
 #include "common/files.h"
 #include "common/utf8.h"
 #include "runtime/data/load_tokenizer.h"
+#include "runtime/data/text_units.h"
 #include "runtime/data/token_text.h"
 #include "runtime/data/tokenizer/normalizer.h"
 #include "runtime/data/tokenizer/unicode.h"
@@ -154,6 +155,52 @@ TEST_CASE("vocab.json with merges.txt is the tokenizer that the files beside it 
   }
 }
 
+TEST_CASE(
+    "older folders name their added tokens in added_tokens.json and special_tokens_map.json") {
+  for (const char* name : {"gpt2", "qwen2"}) {
+    CAPTURE(std::string(name));
+    const TempDir folder;
+    const json& sample = reference().at("tokenizers").at(name);
+    write_bpe_folder(folder, sample.at("file"));
+    write_file_atomic(folder / "config.json", json{{"model_type", name}}.dump());
+    write_file_atomic(folder / "added_tokens.json",
+                      R"({"<|im_start|>": 331, "<plain>": 332, "<|endoftext|>": 330})");
+    write_file_atomic(folder / "special_tokens_map.json",
+                      R"({"eos_token": {"content": "<|endoftext|>", "normalized": true},)"
+                      R"( "additional_special_tokens": ["<|im_start|>"]})");
+    const auto tokenizer = load_tokenizer({.file = folder.path().string()});
+    // What transformers makes of the same folder.
+    CHECK(tokenizer->encode_with_special("hi <|im_start|> there <plain> x<|endoftext|>") ==
+          std::vector<int32_t>{71, 72, 220, 331, 303, 299, 220, 332, 220, 87, 330});
+    CHECK(tokenizer->eod() == 330);
+    CHECK(tokenizer->vocab_size() == 333);
+    // Special tokens in a text are text, others are looked for.
+    const auto ids = tokenizer->encode("<|im_start|><plain>");
+    CHECK(ids.back() == 332);
+    CHECK(std::count(ids.begin(), ids.end(), 331) == 0);
+    CHECK(load_tokenizer({.file = folder.path().string(), .eod = "<plain>"})->eod() == 332);
+    for (const char* bad : {"[]", R"({"<a>": "x"})", R"({"<a>": -1})", R"({"<a>": 5})"}) {
+      CAPTURE(std::string(bad));
+      write_file_atomic(folder / "added_tokens.json", bad);
+      CHECK_THROWS_AS(load_bpe_folder(folder.path()), Error);
+    }
+    // A special token that the vocabulary itself has.
+    fs::remove(folder / "added_tokens.json");
+    write_file_atomic(folder / "special_tokens_map.json",
+                      R"({"eos_token": "!", "sep_token": {"content": "#", "lstrip": true}})");
+    if (std::string(name) == "qwen2") {
+      CHECK_THROWS_AS(load_bpe_folder(folder.path()), Error);
+      continue;
+    }
+    const json& vocab = sample.at("file").at("model").at("vocab");
+    const int32_t bang = vocab.at("!"), hash = vocab.at("#");
+    const auto named = load_bpe_folder(folder.path());
+    CHECK(named->eod() == bang);
+    CHECK(named->encode_with_special("!  #") == std::vector<int32_t>{bang, hash});
+    CHECK(named->encode("!  #").size() > 2);
+  }
+}
+
 TEST_CASE("vocab.json with merges.txt of another tokenizer are refused, of nobody's are GPT-2's") {
   const TempDir folder;
   write_bpe_folder(folder, reference().at("tokenizers").at("gpt2").at("file"));
@@ -177,7 +224,6 @@ TEST_CASE("vocab.json with merges.txt of another tokenizer are refused, of nobod
   refused("tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
   refused("tokenizer_config.json",
           R"({"tokenizer_class": "GPT2Tokenizer", "add_bos_token": true})");
-  refused("added_tokens.json", R"({"<|user|>": 998})");
   // Which tokens are special, only tokenizer_config.json could say.
   write_file_atomic(folder / "config.json", R"({"model_type": "qwen2"})");
   refused("tokenizer_config.json", "{}");
@@ -189,6 +235,147 @@ TEST_CASE("vocab.json with merges.txt of another tokenizer are refused, of nobod
       folder / "tokenizer_config.json",
       R"({"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"998": {}, "999": {}}})");
   CHECK_THROWS_AS(load_bpe_folder(folder.path()), Error);
+}
+
+TEST_CASE("Metaspace first: what follows text that a normalizer took away does not begin a text") {
+  const json strip = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  const json remove = {{"type", "Replace"}, {"pattern", {{"Regex", "^#+"}}}, {"content", ""}};
+  const json accents = {{"type", "StripAccents"}};
+  const json small_letters = {{"type", "Lowercase"}};
+  json file = reference().at("tokenizers").at("metaspace").at("file");
+  const auto begins = [&](const json& normalizer, const std::string& text) {
+    file["normalizer"] = normalizer;
+    const auto tokenizer = tokenizer_from_json(file);
+    const auto ids = tokenizer->encode(text);
+    REQUIRE(!ids.empty());
+    const json& vocab = file.at("model").at("vocab");
+    for (const auto& [token, id] : vocab.items()) {
+      if (id == ids.front()) return token.starts_with("\u2581");
+    }
+    return false;
+  };
+  for (const json& all : {strip, remove, accents, small_letters}) CHECK(begins(all, "the"));
+  CHECK(!begins(strip, " the"));
+  CHECK(!begins(remove, "##the"));
+  CHECK(!begins(accents, "\u0301the"));
+  CHECK(begins(small_letters, "The"));
+  CHECK(!begins({{"type", "Sequence"}, {"normalizers", {strip, small_letters}}}, "\tThe"));
+}
+
+// The ids of a text that is encoded in parts of about so many bytes.
+std::vector<int32_t> ids_in_parts(const Tokenizer& tokenizer, std::string_view text, size_t bytes) {
+  std::vector<int32_t> ids;
+  const auto add = [&](std::string_view piece, TextPart part) {
+    const auto more = tokenizer.encode_part(piece, part);
+    ids.insert(ids.end(), more.begin(), more.end());
+  };
+  TextPart part;
+  for (size_t most = bytes; text.size() > most + 1;) {
+    bool forced = false;
+    const size_t cut = cut_point(text, most, forced);
+    if (forced) {  // a longer part has a place where words end
+      most *= 2;
+      continue;
+    }
+    part.ends = false;
+    add(text.substr(0, cut), part);
+    text.remove_prefix(cut);
+    part = {.begins = false};
+    most = bytes;
+  }
+  part.ends = true;
+  add(text, part);
+  return ids;
+}
+
+std::string mixed_text() {
+  std::string text;
+  for (const std::string& one : texts()) {
+    std::string buffer;
+    text += tokenizer::whole_utf8(one, buffer);
+    // (At a cut, a token does not take the white space on the other side.)
+    text += "and, then\nmore,[MASK], words <|endoftext|> of it\nso\n\n ends";
+  }
+  return text;
+}
+
+TEST_CASE("a text in parts has the ids of the whole, whatever is put before a text") {
+  json files;
+  for (const auto& [name, sample] : reference().at("tokenizers").items()) {
+    files[name] = sample.at("file");
+  }
+  // The forms that converted SentencePiece models have.
+  const json prepend = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+  const json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  files["llama2"] = files["metaspace"];
+  files["llama2"]["pre_tokenizer"] = nullptr;
+  files["llama2"]["normalizer"] = {{"type", "Sequence"}, {"normalizers", {prepend, replace}}};
+  for (const char* scheme : {"always", "never"}) {
+    for (const bool split : {false, true}) {
+      json& file = files[fmt::format("{} {}", scheme, split)] = files["metaspace"];
+      file["pre_tokenizer"]["prepend_scheme"] = scheme;
+      file["pre_tokenizer"]["split"] = split;
+    }
+  }
+  files["strip"] = files["gpt2"];
+  files["strip"]["normalizer"] = {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}};
+  const std::string text = mixed_text();
+  for (const std::string& whole : {text, " " + text, "<|endoftext|>" + text + "\n"}) {
+    for (const auto& [name, file] : files.items()) {
+      CAPTURE(name);
+      const auto tokenizer = tokenizer_from_json(file);
+      const auto ids = tokenizer->encode(whole);
+      CHECK(ids_in_parts(*tokenizer, whole, 64) == ids);
+      CHECK(ids_in_parts(*tokenizer, whole, 1000) == ids);
+    }
+  }
+}
+
+// A field of Protocol Buffers: text or message, and number.
+std::string field(int number, const std::string& content) {
+  return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(content.size())} +
+         content;
+}
+std::string field(int number, int value) {
+  return {static_cast<char>(number << 3), static_cast<char>(value)};
+}
+
+TEST_CASE("SentencePiece: a text in parts has the ids of the whole") {
+  const auto piece = [](const std::string& text, float score, int type) {
+    std::string scored = field(1, text) + "\x15";
+    scored.append(reinterpret_cast<const char*>(&score), sizeof score);
+    return field(1, scored + field(3, type));
+  };
+  std::string pieces = piece("<unk>", 0, 2);
+  for (const char c : std::string("abc\n.")) pieces += piece({c}, -4, 1);
+  for (const char* word : {"\u2581", "\u2581a", "\u2581b", "ab", "\u2581\u2581"}) {
+    pieces += piece(word, -3, 1);
+  }
+  std::string text;
+  for (int i = 0; i < 600; ++i) {
+    text += "abc"[i * i % 3];
+    if (i % 4 == 1) text += i % 7 == 0 ? "\n" : i % 5 == 0 ? " .  " : " ";
+  }
+  for (const bool prefix : {false, true}) {
+    for (const bool no_extra : {false, true}) {
+      CAPTURE(prefix);
+      CAPTURE(no_extra);
+      const TempDir folder;
+      const fs::path path = folder / "tokenizer.model";
+      write_file_atomic(
+          path, pieces + field(3, field(1, "identity") + field(3, prefix) + field(4, no_extra)));
+      std::unique_ptr<Tokenizer> tokenizer;
+      try {
+        tokenizer = load_tokenizer({.type = "sentencepiece", .file = path.string()});
+      } catch (const Error& error) {
+        MESSAGE(error.diagnostics().front().what);  // built without it
+        return;
+      }
+      for (const std::string& whole : {text, " " + text}) {
+        CHECK(ids_in_parts(*tokenizer, whole, 40) == tokenizer->encode(whole));
+      }
+    }
+  }
 }
 
 // A small byte-level tokenizer that a test changes.
@@ -275,6 +462,32 @@ TEST_CASE("text of tokens that come one by one is whole characters") {
       shown += piece;
     }
     CHECK(shown + stream.rest() == tokenizer->decode(ids));
+  }
+  // A text whose characters are bytes of three tokens each, and broken ones between them.
+  const auto spelled = tokenizer_from_json(reference().at("tokenizers").at("metaspace").at("file"));
+  for (const bool broken : {false, true}) {
+    CAPTURE(broken);
+    std::vector<int32_t> ids;
+    const json& vocab =
+        reference().at("tokenizers").at("metaspace").at("file").at("model").at("vocab");
+    const auto add = [&](std::string_view bytes) {
+      for (const char byte : bytes) {
+        ids.push_back(vocab.at(fmt::format("<0x{:02X}>", static_cast<unsigned char>(byte))));
+      }
+    };
+    std::string expected;
+    for (int i = 0; i < 12; ++i) {
+      add("\u4e2d\u00e9");
+      expected += "\u4e2d\u00e9";
+      if (!broken || i % 4 != 3) continue;
+      add("\xff");
+      ids.push_back(vocab.at("a"));
+      expected += "\ufffda";
+    }
+    TokenText stream(*spelled, spelled->encode("the"));
+    std::string shown;
+    for (const int32_t id : ids) shown += stream.add(id);
+    CHECK(shown + stream.rest() == expected);
   }
   // What never becomes whole is shown at the end.
   const auto bytes = make_byte_tokenizer();

@@ -71,6 +71,20 @@ class BytesWithEod : public Tokenizer {
   int32_t eod_;
 };
 
+// Bytes, and a token before and behind a text.
+class BytesWithEnds : public BytesWithEod {
+ public:
+  std::vector<int32_t> encode(std::string_view text) const override {
+    return encode_part(text, {});
+  }
+  std::vector<int32_t> encode_part(std::string_view text, TextPart part) const override {
+    std::vector<int32_t> ids = BytesWithEod::encode(text);
+    if (part.begins) ids.insert(ids.begin(), '<');
+    if (part.ends) ids.push_back('>');
+    return ids;
+  }
+};
+
 std::string gzip(const std::string& text) {
   z_stream stream{};
   REQUIRE(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
@@ -351,6 +365,30 @@ TEST_CASE("tokenize: a text larger than a piece is one document all the same") {
   }
 }
 
+TEST_CASE("tokenize: what a tokenizer puts at the ends of a text stands there once") {
+  const BytesWithEnds tokenizer;
+  std::string text;
+  while (text.size() < 3 * kPieceBytes) text += "words of " + std::to_string(text.size()) + " ";
+  CorpusCase c;
+  const auto made = [&](const std::string& name, const std::string& content) {
+    c.options.inputs = {c.dir.file(name, content)};
+    c.options.fresh = true;
+    tokenize_corpus(tokenizer, c.options, {});
+    return documents_of(c.options.prefix);
+  };
+  CHECK((made("a.txt", text) == Lines{"<" + text + ">"}));
+  CHECK((made("a.jsonl", json_line(text) + json_line("x")) == Lines{"<" + text + ">", "<x>"}));
+  c.options.lines_are_documents = true;
+  CHECK((made("b.txt", "x\n" + text + "\n" + text) ==
+         Lines{"<x>", "<" + text + ">", "<" + text + ">"}));
+  // A document of exactly the bytes at which the next piece begins.
+  c.options.lines_are_documents = false;
+  for (const size_t size : {kPieceBytes - 1, kPieceBytes, kPieceBytes + 1, kPieceBytes + 2}) {
+    const std::string part = text.substr(0, size);
+    CHECK((made("c.txt", part) == Lines{"<" + part + ">"}));
+  }
+}
+
 TEST_CASE("tokenize: cuts never split a character and prefer places between words") {
   bool forced = false;
   CHECK(cut_point("aaa bbb\nccc ddd", 12, forced) == 11);
@@ -378,7 +416,8 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
       whole.dir.file("c.jsonl.gz", gzip(lines)), whole.dir.file("d.jsonl.zst", zstd(lines))};
   whole.options.inputs = inputs;
   whole.options.append_eod = true;
-  whole.run();
+  const BytesWithEnds tokenizer;
+  tokenize_corpus(tokenizer, whole.options, {});
   struct Stop {};
   for (const int64_t every : {1, 2, 5}) {
     CorpusCase c;
@@ -398,7 +437,7 @@ TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") 
         last = progress.tokens;
       };
       try {
-        const TokenizeReport report = tokenize_corpus(c.tokenizer, c.options, {stop, {}});
+        const TokenizeReport report = tokenize_corpus(tokenizer, c.options, {stop, {}});
         CHECK(report.resumed_at > 0);
         done = true;
       } catch (const Stop&) {
