@@ -26,7 +26,7 @@ int command_ckpt_prune(const Arguments& args) {
                "the newest and the three best");
   line.positional("RUN", run, "a run directory, or runs/NAME (its newest run)");
   line.option("keep_last", "N", last, 1, "the newest N stay");
-  line.option("keep_every", "STEPS", every, 0, "those of every so manieth step stay; 0 = none");
+  line.option("keep_every", "STEPS", every, 0, "those of every STEPS-th step stay; 0 = none");
   line.option("keep_best", "K", best, 0, "the K with the best metric stay; 0 = none");
   line.choice("metric", {"valid_loss", "loss"}, metric, "what is compared");
   line.choice("mode", {"min", "max"}, mode, "which value is best");

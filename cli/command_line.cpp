@@ -487,17 +487,16 @@ std::string CommandLine::help(int columns) const {
     }
     if (last) row("-h, --help", "print this text", column);
   }
-  const bool underscores = std::any_of(
-      s.options.begin(), s.options.end(),
-      [](const Impl::Option& option) { return option.is.name.find('_') != std::string::npos; });
+  const auto underscores =
+      std::find_if(s.options.begin(), s.options.end(), [](const Impl::Option& option) {
+        return !option.is.hidden && option.is.name.find('_') != std::string::npos;
+      });
   for (const std::string& note : s.footnotes) text += '\n' + wrap_text(note, width, 0, 0) + '\n';
-  if (underscores) {
-    text +=
-        '\n' +
-        wrap_text(
-            "Options may be written with underscores or dashes: --num_processes, --num-processes.",
-            width, 0, 0) +
-        '\n';
+  if (underscores != s.options.end()) {
+    const std::string& name = underscores->is.name;
+    const std::string note = fmt::format(
+        "Options may be written with underscores or dashes: --{}, --{}.", name, dashed(name));
+    text += '\n' + wrap_text(note, width, 0, 0) + '\n';
   }
   return text;
 }

@@ -85,8 +85,9 @@ nlohmann::ordered_json report_json(const TokenizeReport& report) {
 
 void print_report(const TokenizeReport& report) {
   for (const auto& output : report.outputs) {
-    fmt::print(stderr, "{}: {} documents, {} tokens\n", output.prefix.string(),
-               grouped(output.meta.documents), grouped(output.meta.tokens));
+    fmt::print(stderr, "{}: {} document{}, {} tokens\n", output.prefix.string(),
+               grouped(output.meta.documents), output.meta.documents == 1 ? "" : "s",
+               grouped(output.meta.tokens));
   }
   fmt::print(stderr, "{} of text in {}, {}\n", human_bytes(static_cast<double>(report.text_bytes)),
              compact_duration(report.seconds),

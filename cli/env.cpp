@@ -396,7 +396,7 @@ std::string text_of(const Json& facts) {
       std::istringstream lines(value_text(value));
       std::string line;
       std::getline(lines, line);
-      text += fmt::format("  {:<18} {}\n", name, line);
+      text += fmt::format("  {:<18} {}\n", name, line.empty() ? "none" : line);
       while (std::getline(lines, line)) text += fmt::format("  {:<18} {}\n", "", line);
     }
   }

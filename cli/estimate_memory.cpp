@@ -1,7 +1,9 @@
 // mtl estimate-memory: what a model weighs, and what training it keeps, before there is a plan.
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "cli/plan_words.h"
 #include "cli/run_request.h"
 #include "common/error.h"
+#include "common/terminal.h"
 #include "runtime/metrics/format.h"
 #include "runtime/model_source.h"
 #include "runtime/plan/estimate.h"
@@ -66,24 +69,32 @@ nlohmann::ordered_json to_json(const ModelSource& source, const MemoryEstimate& 
 std::string text_of(const ModelSource& source, const MemoryEstimate& estimate, int64_t gpus,
                     DType compute) {
   const int64_t head = estimate.parameters - estimate.body_parameters;
-  std::string text = fmt::format(
-      "{}\n{} parameters ({}): {}\n\n", source.words, grouped(estimate.parameters),
-      compact_count(static_cast<double>(estimate.parameters)), model_words(source.shape));
+  const int columns = std::clamp(terminal_columns(STDOUT_FILENO), 40, 100);
+  const auto paragraph = [&](const std::string& words) {
+    return wrap_text(words, columns, 0, 0) + '\n';
+  };
+  std::string text = source.words + '\n' +
+                     paragraph(fmt::format("{} parameters ({}): {}", grouped(estimate.parameters),
+                                           compact_count(static_cast<double>(estimate.parameters)),
+                                           model_words(source.shape))) +
+                     '\n';
   text += fmt::format("{:<10} {:>14} {:>14} {:>22}\n", "dtype", "largest layer", "total size",
                       "training using Adam");
   for (const DtypeEstimate& row : estimate.dtypes) {
     text += fmt::format("{:<10} {:>14} {:>14} {:>22}\n", row.dtype, two_digits(row.largest_layer),
                         two_digits(row.total), row.training ? two_digits(*row.training) : "-");
   }
-  text +=
-      fmt::format("As accelerate estimate-memory counts: batch size 1, no activations{}.\n",
-                  head > 0 ? fmt::format(";\nwithout the output layer, which is {} more in float32",
+  text += paragraph(
+      fmt::format("As accelerate estimate-memory counts: batch size 1, no activations{}.",
+                  head > 0 ? fmt::format("; without the output layer, which is {} more in float32",
                                          two_digits(4.0 * static_cast<double>(head)))
-                           : "");
-  text += fmt::format(
-      "\nTraining with Adam in {}, per GPU of {}, all parameters, no activations:\n",
-      compute == DType::f32 ? "fp32" : fmt::format("{} mixed precision", compute_name(compute)),
-      gpus);
+                           : ""));
+  text +=
+      '\n' +
+      paragraph(fmt::format(
+          "Training with Adam in {}, per GPU of {}, all parameters, no activations:",
+          compute == DType::f32 ? "fp32" : fmt::format("{} mixed precision", compute_name(compute)),
+          gpus));
   text += fmt::format("{:<8} {:>12} {:>12} {:>12} {:>14} {:>14}\n", "", "weights", "gradients",
                       "optimizer", "together", "in mtl");
   for (const ZeroEstimate& row : estimate.zero) {
@@ -92,14 +103,12 @@ std::string text_of(const ModelSource& source, const MemoryEstimate& estimate, i
                     two_digits(row.weights), two_digits(row.gradients), two_digits(row.optimizer),
                     two_digits(row.total()), two_digits(row.mtl));
   }
-  text += compute == DType::f32
-              ? "Bytes per parameter: weights 4, gradients 4, optimizer 8"
-              : "Bytes per parameter: weights 2, gradients 2, optimizer 12 (fp32 weights, two "
-                "moments)";
-  text += fmt::format(
-      "; ZeRO 1 divides\nthe last by {}, ZeRO 2 also the gradients, ZeRO 3 all (arXiv "
-      "1910.02054).{}\n",
-      gpus, compute == DType::f32 ? "" : " mtl keeps gradients\nin fp32, as Megatron does.");
+  text += paragraph(fmt::format(
+      "Bytes per parameter: {}; ZeRO 1 divides the last by {}, ZeRO 2 also the gradients, ZeRO 3 "
+      "all (arXiv 1910.02054).{}",
+      compute == DType::f32 ? "weights 4, gradients 4, optimizer 8"
+                            : "weights 2, gradients 2, optimizer 12 (fp32 weights, two moments)",
+      gpus, compute == DType::f32 ? "" : " mtl keeps gradients in fp32, as Megatron does."));
   text += "With activations, and tensor and pipeline parallelism: mtl plan.\n";
   return text;
 }
@@ -112,15 +121,16 @@ int command_estimate_memory(const Arguments& args) {
   bool json = false;
   int64_t gpus = 8;
   std::optional<std::string> precision, family;
-  CommandLine line({"estimate-memory [options] MODEL", "estimate-memory --layers N --hidden N ..."},
-                   "Estimates the memory of a model by type, and of training it under each stage "
-                   "of ZeRO. MODEL is a Hugging Face folder or its config.json, a recipe, or a "
-                   "train.yaml. Nothing is fetched and no weights are read.");
+  CommandLine line(
+      {"estimate-memory [options] MODEL", "estimate-memory --layers N --hidden N ..."},
+      "Estimates the memory of a model by type, and of training it under each stage "
+      "of ZeRO. MODEL is a Hugging Face folder or its config.json, a recipe, a run, or a "
+      "train.yaml. Nothing is fetched and no weights are read.");
   line.example("mtl estimate-memory llama3-8b --gpus 8", "a recipe");
   line.example("mtl estimate-memory models/qwen2", "a folder with a config.json");
   line.example("mtl estimate-memory --layers 32 --hidden 4096 --heads 32 --vocab 32000",
                "sizes alone");
-  line.rest("MODEL", words, "a folder, a config.json, a train.yaml, or a recipe");
+  line.rest("MODEL", words, "a folder, a config.json, a train.yaml, a run, or a recipe");
   line.option("gpus", "N", gpus, 1, "GPUs that the replicas' states are divided over", "8");
   line.choice("mixed_precision", {"no", "fp16", "bf16"}, precision, "what training computes in",
               "bf16");

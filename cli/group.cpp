@@ -26,7 +26,7 @@ int run_group(const std::string& group, const std::string& about,
   for (const Command& member : members) {
     line.example(fmt::format("mtl {} {}", group, member.name), member.summary);
   }
-  line.rest(list, words, "what to do; each has its own --help");
+  line.rest("MEMBER", words, "what to do; each has its own --help");
   if (!line.parse(args)) return 0;
   if (words.empty()) {
     throw Error(Exit::usage,

@@ -42,25 +42,29 @@ The exit code of a job is that of the first rank that failed.
     note: facts that explain it
     help: what to do next
 
-All errors of the configuration are reported at once, before anything starts. The code in
-brackets is stable: scripts may rely on it. When ranks fail, the last thing on the screen is
-the first failure: which rank, where, why, its last lines; the others' messages are in the
-logs/ of the run directory. Errors go to stderr, data goes to stdout.
+All errors of the configuration are reported at once, before anything starts.
+The code in brackets is stable: scripts may rely on it. When ranks fail, the
+last thing on the screen is the first failure: which rank, where, why, its last
+lines; the others' messages are in the logs/ of the run directory. Errors go to
+stderr, data goes to stdout.
 )"},
       {"settings",
        R"(Where a value comes from, weakest first:
 
   1  built in
-  2  default_config.yaml, as `mtl config default` or `accelerate config` wrote it: where to run
+  2  default_config.yaml, as `mtl config` or `accelerate config` wrote it: where
+     to run
   3  train.yaml: what to train
-  4  the environment: MTL_TRAIN__STEPS=2000 sets train.steps, MTL_NUM_PROCESSES=4 a launch flag
+  4  the environment: MTL_TRAIN__STEPS=2000 sets train.steps,
+     MTL_NUM_PROCESSES=4 a launch flag
   5  the command line: --mixed_precision bf16, then train.steps=2000
 
-Where to run (processes, machines, devices, logs) comes from 1, 2, 4 and 5; every launch flag has a
-variable of its name (mtl help launch-flags).
+Where to run (processes, machines, devices, logs) comes from 1, 2, 4 and 5;
+every launch flag has a variable of its name (mtl help launch-flags).
 
-`mtl launch --dry-run train.yaml` shows every value and its origin; a run keeps them in its
-resolved.yaml. `mtl config schema` prints the JSON Schema of train.yaml, for editors.
+`mtl launch --dry-run train.yaml` shows every value and its origin; a run keeps
+them in its resolved.yaml. `mtl config schema` prints the JSON Schema of
+train.yaml, for editors.
 )"},
       {"signals",
        R"(While a run is going:
@@ -69,7 +73,8 @@ resolved.yaml. `mtl config schema` prints the JSON Schema of train.yaml, for edi
   a second one     stop at once
   USR1             write a checkpoint and go on
 
-The same mtl launch command continues the run from its newest complete checkpoint.
+The same mtl launch command continues the run from its newest complete
+checkpoint.
 )"},
   };
   return kTopics;

@@ -50,6 +50,9 @@ void declare(CommandLine& line, LaunchOptions& options, std::string& program,
   line.flag("json", options.json,
             submits ? "one JSON document instead of words, schema mtl.submit/1"
                     : "with --dry-run: one JSON document, schema mtl.launch/1");
+  if (submits) {
+    line.footnote("Of SLURM's flags slurm_ may be left out: --partition gpu --time 12:00:00.");
+  }
   line.footnote(
       "All of accelerate's and torchrun's flags are taken; those for Megatron-LM, FSDP, DeepSpeed, "
       "FP8 and ParallelismConfig, and the rest: mtl help launch-flags.");

@@ -198,8 +198,11 @@ std::string simulation_text(const ClusterStep& step, const Goodput& goodput,
                         100 * (step.seconds / step.even_seconds - 1), step.slowest_replica);
   }
   line("step", took);
-  line("events", fmt::format("{} passes, messages and reductions; {} of {} replicas differ",
-                             grouped(step.events), step.replicas_run, step.replicas));
+  const std::string differ = step.replicas_run == 1 ? std::string("all replicas are alike")
+                                                    : fmt::format("{} of {} replicas differ",
+                                                                  step.replicas_run, step.replicas);
+  line("events",
+       fmt::format("{} passes, messages and reductions; {}", grouped(step.events), differ));
   const auto [least, most] = std::minmax_element(step.idle.begin(), step.idle.end());
   line("idle", fmt::format("{:.1f} % of the step on the busiest stage, {:.1f} % on stage {}",
                            100 * *least, 100 * *most, most - step.idle.begin()));

@@ -225,12 +225,18 @@ std::string layout_words(const LayoutChoice& layout) {
   return text + (some ? ", selective recompute" : ", no recompute");
 }
 
+namespace {
+
+// Of a step's time: less is no difference.
+constexpr double kSame = 5e-4;
+
+}  // namespace
+
 std::string verdict(const Forecast& one, const Forecast& best, const Cluster& cluster) {
   if (!one.fits) {
     return fmt::format("needs {} GB of {}", gb(needed_memory(one.memory, cluster)),
                        gb(usable_memory(cluster)));
   }
-  constexpr double kSame = 5e-4;
   const double slower = one.time.total / best.time.total - 1;
   if (std::abs(slower) < kSame) return "as fast";
   // What costs more of the step than in the other one, the most first; of a faster one, less.
@@ -305,7 +311,8 @@ Tuning tune(const Workload& work, int gpus, const Cluster& cluster, const TuneOp
     const Forecast& first = exact.front();
     std::string best_by = "fastest";
     if (exact.size() > 1) {
-      best_by += fmt::format(" by {:.1f} %", 100 * (exact[1].time.total / first.time.total - 1));
+      const double ahead = exact[1].time.total / first.time.total - 1;
+      best_by += ahead < kSame ? ", with the next" : fmt::format(" by {:.1f} %", 100 * ahead);
     }
     result.best.front().why = fmt::format(
         "{}: {:.0f} % of the step is matrix products and attention, {:.0f} GB of {} used", best_by,

@@ -1,6 +1,7 @@
 // mtl doctor, with what it is to find provoked; mtl topo, mtl recipes and mtl estimate-memory as
 // commands.
 #include <cstdlib>
+#include <sstream>
 #include <string>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "common/terminal.h"
 #include "support/text.h"
 
 using mtl::test::file_text;
@@ -204,7 +206,11 @@ TEST_CASE("mtl estimate-memory reads a config.json, a recipe, a train.yaml and s
   REQUIRE(shell.mtl({"recipes", "cp", "llama3-8b"}).code == 0);
   CHECK(Json::parse(shell.mtl({"estimate-memory", "train.yaml", "--json"}).out)["dtypes"] ==
         recipe["dtypes"]);
-  CHECK(has(shell.mtl({"estimate-memory", "llama3-8b"}).out, "ZeRO 3"));
+  const std::string words =
+      shell.mtl({"estimate-memory", "llama3-8b", "--gpus", "1024"}, {{"COLUMNS", "80"}}).out;
+  CHECK(has(words, "ZeRO 3"));
+  std::istringstream lines(words);
+  for (std::string line; std::getline(lines, line);) CHECK(mtl::display_width(line) <= 80);
   // Sizes are those of a model or of options, and products of them are numbers.
   for (const auto& [option, value] : std::vector<std::pair<const char*, const char*>>{
            {"--ffn", "100"}, {"--experts", "8"}, {"--family", "gpt2"}, {"--topk", "2"}}) {

@@ -279,6 +279,16 @@ TEST_CASE("on this machine's CPUs only what fits into its memory is advised") {
   CHECK(has(out.out, "nothing fits"));
 }
 
+TEST_CASE("two layouts that are as fast are not said to differ by nothing") {
+  Shell shell;
+  REQUIRE(shell.mtl({"recipes", "cp", "llama3-70b"}).code == 0);
+  const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "train.yaml"});
+  CHECK(out.code == 0);
+  CHECK(has(out.out, "fastest, with the next: "));
+  CHECK(has(out.out, "\n        as fast\n"));
+  CHECK_FALSE(has(out.out, "by 0.0 %"));
+}
+
 TEST_CASE("a simulated step says what slow ranks cost") {
   Shell shell;
   write_7b(shell);
@@ -287,6 +297,9 @@ TEST_CASE("a simulated step says what slow ranks cost") {
                                 {{"COLUMNS", "200"}});
   REQUIRE(out.code == 0);
   CHECK(has(out.out, "simulated step of 16 GPUs"));
+  CHECK(has(out.out, " replicas differ"));
+  const Outcome even = shell.mtl({"plan", "--gpus", "16", "--simulate", "train.yaml"});
+  CHECK(has(even.out, "; all replicas are alike"));
   CHECK(has(out.out, "without slow ranks"));
   CHECK(has(out.out, "the last to finish is replica 0"));
   CHECK(has(out.out, "one in 2d14h"));

@@ -72,6 +72,10 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"topo"}, {"--file", "--bench", "--json"}},
       {{"doctor"}, {"--hosts", "--hostfile", "--paste", "--json", "--run_dir"}},
       {{"worker"}, {"RUN_DIR"}},
+      {{"ckpt"}, {"ls", "prune", "export"}},
+      {{"ckpt", "prune"}, {"--keep_every", "--keep_last, --keep-last"}},
+      {{"data"}, {"tokenize", "merge"}},
+      {{"submit"}, {"--slurm_partition", "--partition gpu", "--wait"}},
   };
   for (const auto& [command, parts] : table) {
     CAPTURE(command[0]);
@@ -162,9 +166,12 @@ TEST_CASE("topics") {
   const Outcome codes = shell.mtl({"help", "exit-codes"});
   CHECK(codes.code == 0);
   CHECK(has(codes.out, "75"));
-  for (const char* topic : {"errors", "launch-flags", "settings", "signals"}) {
+  for (const char* topic : {"exit-codes", "errors", "launch-flags", "settings", "signals"}) {
     CAPTURE(topic);
-    CHECK(shell.mtl({"help", topic}).out.size() > 100);
+    const std::string text = shell.mtl({"help", topic}).out;
+    CHECK(text.size() > 100);
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) CHECK(mtl::display_width(line) <= 80);
   }
 }
 
