@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kMaxColumns = 100;
 constexpr int kMaxOptionColumn = 30;
+constexpr size_t kMostNamed = 6;  // options that a beginning of a name could mean
 
 std::string dashed(std::string name) {
   std::replace(name.begin(), name.end(), '_', '-');
@@ -109,6 +110,15 @@ struct CommandLine::Impl {
       }
     }
     const auto guess = did_you_mean(flag, candidates);
+    if (!guess && flag.starts_with("--")) {
+      const auto possible = beginning_with(underscored(flag.substr(2)));
+      std::vector<std::string> names;
+      for (const OptionDeclaration* option : possible) names.push_back("--" + option->name);
+      if (!names.empty() && names.size() <= kMostNamed) {
+        fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+             fmt::format("it could be {}", fmt::join(names, ", ")));
+      }
+    }
     if (!guess && flag.find('.') != std::string::npos) {
       fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
            fmt::format("a setting of a train.yaml is written without dashes, behind it: {}=VALUE",
@@ -131,12 +141,34 @@ struct CommandLine::Impl {
       if (is_called(option.is, plain)) return &option.is;
     }
     if (plain == help_option.name) return &help_option;
-    if (!plain.starts_with("no_")) return nullptr;
-    negated = true;
-    for (const Option& option : options) {
-      if (option.is.is_flag && is_called(option.is, plain.substr(3))) return &option.is;
+    if (plain.starts_with("no_")) {
+      for (const Option& option : options) {
+        negated = option.is.is_flag && is_called(option.is, plain.substr(3));
+        if (negated) return &option.is;
+      }
     }
-    return nullptr;
+    const auto possible = beginning_with(plain);
+    if (possible.size() != 1) return nullptr;
+    const std::vector<std::string>& names = possible[0]->shortened;
+    const bool may_be = std::any_of(names.begin(), names.end(), [&](const std::string& called) {
+      return underscored(called).starts_with(plain);
+    });
+    return may_be ? possible[0] : nullptr;
+  }
+
+  // The options one of whose names begins so.
+  std::vector<const OptionDeclaration*> beginning_with(const std::string& plain) const {
+    std::vector<const OptionDeclaration*> found;
+    const auto begins = [&](const std::string& name) {
+      return underscored(name).starts_with(plain);
+    };
+    for (const Option& option : options) {
+      const std::vector<std::string>& others = option.is.aliases;
+      if (begins(option.is.name) || std::any_of(others.begin(), others.end(), begins)) {
+        found.push_back(&option.is);
+      }
+    }
+    return found;
   }
 
   // CLI11 reads `args`; back come the words that are no options of ours, in order, with the `--`
@@ -413,6 +445,7 @@ SplitArguments CommandLine::split(const std::vector<std::string>& args) const {
     ++word;
   }
   if (word != left.end()) split.program = *word++;
+  if (!split.after_separator && word != left.end() && *word == "--") ++word;
   split.rest.assign(word, left.end());
   return split;
 }

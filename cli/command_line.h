@@ -32,6 +32,8 @@ struct OptionDeclaration {
   std::string help = {};
   std::string shown_default = {};
   bool hidden = false;  // accepted, not in the help
+  // Those of its names that may be cut short, wherever no other option begins like that.
+  std::vector<std::string> shortened = {};
   std::function<std::optional<std::string>(const std::string& value)> set;
 };
 
@@ -70,7 +72,8 @@ class CommandLine {
   // False if help was asked for: it is printed on stdout then, and nothing else is to be done.
   // Throws Error (Exit::usage): usage.unknown_option, usage.value, usage.missing, usage.extra.
   bool parse(const std::vector<std::string>& args);
-  // Splits before the first argument that is neither an option nor an option's value.
+  // Splits before the first argument that is neither an option nor an option's value. A `--` right
+  // behind the program is dropped, as argparse does under torchrun and accelerate.
   SplitArguments split(const std::vector<std::string>& args) const;
   std::string help(int columns) const;
 

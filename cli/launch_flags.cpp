@@ -27,6 +27,42 @@ bool is_frequent(const LaunchFlag& flag) {
          std::find(rare.begin(), rare.end(), flag.name) == rare.end();
 }
 
+// torchrun's names, which its parser (Python's argparse) also takes cut short: --nproc, --nno.
+// accelerate's has that switched off.
+std::vector<std::string> names_of_torchrun(const LaunchFlag& flag) {
+  static const std::array<std::string_view, 25> theirs = {"nnodes",
+                                                          "nproc_per_node",
+                                                          "rdzv_backend",
+                                                          "rdzv_endpoint",
+                                                          "rdzv_id",
+                                                          "rdzv_conf",
+                                                          "standalone",
+                                                          "max_restarts",
+                                                          "monitor_interval",
+                                                          "start_method",
+                                                          "role",
+                                                          "module",
+                                                          "no_python",
+                                                          "run_path",
+                                                          "log_dir",
+                                                          "redirects",
+                                                          "tee",
+                                                          "node_rank",
+                                                          "local_ranks_filter",
+                                                          "master_addr",
+                                                          "master_port",
+                                                          "local_addr",
+                                                          "logs_specs",
+                                                          "numa_binding",
+                                                          "signals_to_handle"};
+  std::vector<std::string> names = {flag.name};
+  names.insert(names.end(), flag.aliases.begin(), flag.aliases.end());
+  std::erase_if(names, [](const std::string& name) {
+    return std::find(theirs.begin(), theirs.end(), name) == theirs.end();
+  });
+  return names;
+}
+
 // As it is written: the one of ours that people know with a dash.
 std::string spelled(const LaunchFlag& flag) {
   return flag.name == "dry_run" ? std::string("dry-run") : flag.name;
@@ -51,6 +87,7 @@ void declare_one(CommandLine& line, const LaunchFlag& flag, FlagValues& values, 
   declaration.help = help != nullptr ? help : flag.help;
   declaration.shown_default = flag.built_in;
   declaration.hidden = hidden;
+  declaration.shortened = names_of_torchrun(flag);
   declaration.set = [&flag, &values](const std::string& text) -> std::optional<std::string> {
     if (auto wanted = flag_value_wanted(flag, text)) return wanted;
     FlagValue& value = values[flag.name];
@@ -162,7 +199,8 @@ std::string launch_flags_text(int columns) {
       wrap_text(
           "Every flag of mtl launch: accelerate's, torchrun's and its own. Names may be written "
           "with underscores or dashes; --x, --x=true, --x=false and --no-x are the same for every "
-          "flag without a value. Each can also stand in the environment, as MTL_ and its name in "
+          "flag without a value; torchrun's may be cut short where no other begins so (--nproc 4). "
+          "Each can also stand in the environment, as MTL_ and its name in "
           "capitals (MTL_NUM_PROCESSES=4; torchrun's PET_NNODES and its like are read too), and "
           "most in the config file. Built in < file < environment < flags.",
           width, 0, 0) +
@@ -197,7 +235,10 @@ std::string launch_flags_reference() {
       "`true` or `false`.\n"
       "The first word that is no flag is the program or the `train.yaml`; everything after a "
       "program\n"
-      "is its own.\n\n"
+      "is its own, but for a `--` right behind it, which Python's argparse drops under torchrun "
+      "and\n"
+      "accelerate too. torchrun's flags may be cut short where no other begins so: `--nproc 4`, "
+      "`--stand`.\n\n"
       "Each setting may be given, weakest first, in the config file, in the environment, and as a\n"
       "flag. In the environment it is `MTL_` and its name in capitals (`MTL_NUM_PROCESSES=4`);\n"
       "torchrun's variables (`PET_NNODES=2`) are read as well. The last column says where the "

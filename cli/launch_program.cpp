@@ -206,7 +206,7 @@ int launch_program(const LaunchOptions& options, const std::string& program,
   }
   std::optional<Console> console;
   job.ears.on_notice = [&](std::string_view line) {
-    if (!options.quiet) say(stderr, std::string(line) + "\n");
+    if (!options.quiet || line.starts_with("warning: ")) say(stderr, std::string(line) + "\n");
   };
   if (request.starts_agents()) {
     console.emplace();

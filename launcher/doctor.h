@@ -71,7 +71,9 @@ struct NameFacts {
 std::vector<Finding> judge_names(const NameFacts& facts);
 
 // `owner`: who listens there, as far as that can be seen; nothing = it is free.
-Finding judge_port(uint16_t port, bool asked_for, const std::optional<std::string>& owner);
+// `asked_for`: a job is told to use it; `several`: on several machines, which cannot take another.
+Finding judge_port(uint16_t port, bool asked_for, bool several,
+                   const std::optional<std::string>& owner);
 
 struct DriverFacts {
   bool files = false;             // /dev/nvidiactl

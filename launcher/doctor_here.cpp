@@ -258,7 +258,7 @@ std::vector<Finding> examine_machine(const DoctorOptions& options, const NodeHar
   add(judge_disk(read_disk(options)));
   add(judge_names(read_names(options)));
   const uint16_t port = options.port > 0 ? options.port : kUsualPort;
-  all.push_back(judge_port(port, options.port > 0, owner_of_port(port)));
+  all.push_back(judge_port(port, options.port > 0, options.several_hosts, owner_of_port(port)));
   all.push_back(judge_clock());
   return all;
 }

@@ -185,16 +185,17 @@ std::vector<Finding> judge_names(const NameFacts& facts) {
   return findings;
 }
 
-Finding judge_port(uint16_t port, bool asked_for, const std::optional<std::string>& owner) {
+Finding judge_port(uint16_t port, bool asked_for, bool several,
+                   const std::optional<std::string>& owner) {
   Finding finding{"network.port", Level::ok, fmt::format("port {}: free", port)};
   if (!owner) return finding;
   const std::string who = owner->empty() ? "somebody else" : *owner;
-  finding.level = asked_for ? Level::problem : Level::warning;
-  finding.what = asked_for ? fmt::format("port {}, which the job is to use: taken by {}", port, who)
-                           : fmt::format(
-                                 "port {}, where accelerate and torchrun meet: taken by {} "
-                                 "(mtl takes a free one)",
-                                 port, who);
+  const bool fixed = asked_for && several;
+  finding.level = fixed ? Level::problem : Level::warning;
+  finding.what =
+      fmt::format("port {}, {}: taken by {}{}", port,
+                  asked_for ? "which the job is to use" : "where accelerate and torchrun meet", who,
+                  fixed ? "" : " (mtl takes a free one)");
   finding.cure = asked_for ? "end it, or choose another --main_process_port"
                            : "give programs of others another --main_process_port";
   return finding;

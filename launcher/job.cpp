@@ -51,11 +51,27 @@ ControllerOptions controller_options(const JobOptions& options) {
   return controller;
 }
 
+namespace {
+
+// Where the ranks of one machine meet. The port that was asked for may be that of the job beside
+// this one: they all learn it from us, so any other does as well. accelerate has it so.
+ReservedPort port_of(const JobOptions& options) {
+  std::string taken;
+  ReservedPort port = ReservedPort::or_another(options.request.master_port, taken);
+  if (!taken.empty() && options.ears.on_notice) {
+    options.ears.on_notice(
+        fmt::format("warning: {}; the ranks meet at port {} instead", taken, port.port()));
+  }
+  return port;
+}
+
+}  // namespace
+
 JobOutcome run_local_job(const JobOptions& options) {
   const LaunchRequest& request = options.request;
   NodeJob job = node_job(options);
   if (job.token.empty()) job.token = make_token();
-  const ReservedPort port(request.master_port);
+  const ReservedPort port = port_of(options);
   const ControllerOptions policy = controller_options(options);
 
   AssignMessage assign;

@@ -41,7 +41,8 @@ bool is_neutral(const YamlValue& value) {
     case YamlValue::Kind::list:
       return value.items.empty();
     case YamlValue::Kind::map:
-      return value.entries.empty();
+      return std::all_of(value.entries.begin(), value.entries.end(),
+                         [](const YamlValue::Entry& entry) { return is_neutral(entry.value); });
   }
   return false;
 }
@@ -257,7 +258,8 @@ class Reader {
         read_setting(plugin_key(section.name, inner.key), inner);
       }
     }
-    if (section.name == "parallelism_config") config_.use_parallelism_config = !is_neutral(value);
+    if (section.name == "parallelism_config")
+      config_.use_parallelism_config = !value.entries.empty();
     if (section.name == "deepspeed_config") {
       for (const YamlValue::Entry& inner : value.entries) {
         config_.deepspeed_fields += (config_.deepspeed_fields.empty() ? "" : ",") + inner.key;

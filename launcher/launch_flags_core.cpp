@@ -23,7 +23,9 @@ std::vector<LaunchFlag> launch_core_flags() {
        .kind = K::text,
        .group = G::ranks,
        .value = "N|gpu|cpu|auto",
-       .help = "processes of each machine: a number, one per GPU, one per core, or what is there",
+       .help =
+           "processes of each machine: a number, one per GPU, one per core, or (auto) one per GPU "
+           "and without GPUs one per core",
        .aliases = {"num_processes_per_node", "nproc-per-node"}},
       {.name = "config_file",
        .kind = K::text,
@@ -103,7 +105,7 @@ std::vector<LaunchFlag> launch_core_flags() {
        .kind = K::whole,
        .group = G::machines,
        .value = "PORT",
-       .help = "port where they meet; on one machine 0 = a free one",
+       .help = "port where they meet; on one machine 0, or a port that is taken = a free one",
        .built_in = "a free one; several machines: 29500",
        .file_key = "main_process_port",
        .aliases = {"master_port"},

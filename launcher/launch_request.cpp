@@ -214,6 +214,7 @@ int ranks_of_node(int local_ranks, const NodeHardware& hardware, bool use_cpu,
                      .what = "one rank per GPU, and 0 GPUs are visible",
                      .help = "nproc_per_node auto or a number runs without; see: mtl env"});
   }
+  if (local_ranks == LaunchRequest::kPerDevice && gpus == 0) return hardware.cores;
   return std::max(gpus, 1);
 }
 

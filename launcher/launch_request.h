@@ -34,9 +34,10 @@ struct LaunchRequest {
   int local_ranks = 1;                // of one node, or one of the words below; see ranks_of_node()
   static constexpr int kAuto = 0;     // as many as it has GPUs, without GPUs one
   static constexpr int kPerGpu = -1;  // as many as it has GPUs; none is an error
-  static constexpr int kPerCore = -2;  // as many as it has cores
-  bool ranks_said = false;             // by anybody: num_processes, nproc_per_node
-  bool need_gpu = false;               // fewer GPUs than ranks is an error
+  static constexpr int kPerCore = -2;    // as many as it has cores
+  static constexpr int kPerDevice = -3;  // as many as it has GPUs, without GPUs one per core
+  bool ranks_said = false;               // by anybody: num_processes, nproc_per_node
+  bool need_gpu = false;                 // fewer GPUs than ranks is an error
   // Whether a rank that is alone is told its number all the same, as torchrun does. Not where a
   // file says `distributed_type: NO` and nobody uses torchrun's words: accelerate's library, and
   // others, take a number for a process group, and wrap the model for it.

@@ -56,7 +56,8 @@ void LaunchResolver::apply_file() {
   if (!config.main_process_ip.empty()) address_.set(config.main_process_ip, kFile, path);
   if (config.main_process_port != 0) port_.set(config.main_process_port, kFile, path);
   if (config.enable_cpu_affinity) binding_.set(Binding::numa, kFile, path);
-  if (const auto file = config.plugins.find("mpirun_hostfile"); file != config.plugins.end()) {
+  if (const auto file = config.plugins.find("mpirun_hostfile");
+      file != config.plugins.end() && !file->second.empty()) {
     hostfile_.set(file->second, kFile, path);
   }
   FlagValues own;
@@ -238,7 +239,7 @@ void LaunchResolver::per_node(const FlagValue& value, int layer) {
   } else if (text == "cpu") {
     per_node_.set(LaunchRequest::kPerCore, layer, value.origin);
   } else if (text == "auto") {
-    per_node_.set(LaunchRequest::kAuto, layer, value.origin);
+    per_node_.set(LaunchRequest::kPerDevice, layer, value.origin);
   } else {
     value_error(value, "a whole number >= 1, gpu, cpu or auto");
   }

@@ -108,21 +108,41 @@ std::string port_owner(uint16_t port) {
   return {};
 }
 
-ReservedPort::ReservedPort(uint16_t port) {
+namespace {
+
+std::string taken_words(uint16_t port) {
+  const std::string owner = port_owner(port);
+  return owner.empty() ? fmt::format("port {} is taken by another user's process", port)
+                       : fmt::format("port {} is taken by {}", port, owner);
+}
+
+}  // namespace
+
+bool ReservedPort::bind(uint16_t port) {
   socket_ = bound_socket(AF_INET6, port, port_);
   // Without IPv6 there is no such socket, or no such address.
   if (!socket_ && errno != EADDRINUSE && errno != EACCES) {
     socket_ = bound_socket(AF_INET, port, port_);
   }
-  if (socket_) return;
+  return static_cast<bool>(socket_);
+}
+
+ReservedPort ReservedPort::or_another(uint16_t port, std::string& taken) {
+  ReservedPort reserved;
+  if (reserved.bind(port)) return reserved;
+  if (port == 0 || errno != EADDRINUSE) return ReservedPort(port);
+  taken = taken_words(port);
+  return ReservedPort(0);
+}
+
+ReservedPort::ReservedPort(uint16_t port) {
+  if (bind(port)) return;
   const int failure = errno;
   std::string what = port == 0 ? fmt::format("no free TCP port: {}", std::strerror(failure))
                                : fmt::format("port {}: {}", port, std::strerror(failure));
   std::string help = "check that the loopback interface is up (ip address show lo)";
   if (failure == EADDRINUSE && port != 0) {
-    const std::string owner = port_owner(port);
-    what = owner.empty() ? fmt::format("port {} is taken by another user's process", port)
-                         : fmt::format("port {} is taken by {}", port, owner);
+    what = taken_words(port);
     help = "end that process, take another port, or --main_process_port 0 for a free one";
   } else if (failure == EACCES) {
     help = "ports below 1024 are root's: take a higher one";

@@ -17,9 +17,15 @@ class ReservedPort {
   // 0 = any free one. On all addresses, IPv6 and IPv4 alike; IPv4 only where the machine has no
   // IPv6. Throws Error (Exit::environment, code launch.port) that names who has the port.
   explicit ReservedPort(uint16_t port);
+  // Where somebody else has `port`, any free one, and `taken` says who: "port 29500 is taken by
+  // ...".
+  static ReservedPort or_another(uint16_t port, std::string& taken);
   uint16_t port() const { return port_; }
 
  private:
+  // errno as it is on failure.
+  bool bind(uint16_t port);
+
   Fd socket_;
   uint16_t port_ = 0;
 };

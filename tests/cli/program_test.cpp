@@ -293,6 +293,45 @@ TEST_CASE("scripts and modules run under python3") {
   CHECK(module.out == "0 ['--cpu']\n");
 }
 
+TEST_CASE("torchrun's flags may be cut short, as its parser has it, and nobody else's") {
+  Shell shell;
+  const Words program = {"--", "/bin/sh", "-c", "echo $RANK of $WORLD_SIZE as $ROLE_NAME"};
+  const auto launched = [&](Words args) {
+    args.insert(args.begin(), "launch");
+    args.insert(args.end(), program.begin(), program.end());
+    return shell.mtl(args);
+  };
+  for (const Words& args : std::vector<Words>{{"--nproc", "2", "--rol", "x"},
+                                              {"--nproc_per=2", "--rol=x"},
+                                              {"--nproc-per-n", "2", "--no=1", "--role", "x"},
+                                              {"--stand", "--nproc=2", "--max-r=1", "--ro=x"}}) {
+    CAPTURE(args[0]);
+    if (args.size() == 5) {  // --no_python, --node_rank
+      CHECK(launched(args).code == 2);
+      continue;
+    }
+    const Outcome outcome = launched(args);
+    CHECK(outcome.code == 0);
+    CHECK(outcome.out == "0 of 2 as x\n");
+  }
+  // accelerate's take their whole names, and what could be another's is none.
+  for (const char* other : {"--num=2", "--num_proc=2", "--mixed=bf16", "--rdzv=c10d", "--cp=2"}) {
+    CAPTURE(other);
+    CHECK(launched({other}).code == 2);
+  }
+  const Outcome several = launched({"--rdzv", "c10d"});
+  CHECK(has(several.err, "it could be --rdzv_conf, --rdzv_backend, --rdzv_endpoint, --rdzv_id"));
+}
+
+TEST_CASE("a -- right behind a script is argparse's, as under torchrun and accelerate") {
+  Shell shell;
+  shell.write("script.py", "import sys\nprint(sys.argv[1:])\n");
+  CHECK(shell.mtl({"launch", "script.py", "--", "a"}).out == "['a']\n");
+  CHECK(shell.mtl({"launch", "-m", "script", "--", "--", "a"}).out == "['--', 'a']\n");
+  CHECK(shell.mtl({"launch", "script.py", "a", "--", "b"}).out == "['a', '--', 'b']\n");
+  CHECK(shell.mtl({"launch", "--", "/bin/echo", "--", "a"}).out == "-- a\n");
+}
+
 TEST_CASE("PYTHON_EXEC names the interpreter, as for torchrun") {
   Shell shell;
   shell.write("script.py", "print('no')\n");

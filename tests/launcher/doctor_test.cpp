@@ -92,10 +92,11 @@ TEST_CASE("disk, names and ports") {
             .level == Level::warning);
   CHECK(of(judge_names({.name = "n", .addresses = 0, .several_hosts = true}), "network.address")
             .level == Level::problem);
-  CHECK(judge_port(29500, false, std::nullopt).level == Level::ok);
-  CHECK(judge_port(29500, false, "process 7 (x)").level == Level::warning);
-  CHECK(judge_port(29500, true, "process 7 (x)").level == Level::problem);
-  CHECK(has(judge_port(29500, true, "process 7 (x)").what, "process 7 (x)"));
+  CHECK(judge_port(29500, false, false, std::nullopt).level == Level::ok);
+  CHECK(judge_port(29500, false, true, "process 7 (x)").level == Level::warning);
+  CHECK(judge_port(29500, true, false, "process 7 (x)").level == Level::warning);
+  CHECK(judge_port(29500, true, true, "process 7 (x)").level == Level::problem);
+  CHECK(has(judge_port(29500, true, true, "process 7 (x)").what, "process 7 (x)"));
 }
 
 TEST_CASE("the driver and its libraries") {

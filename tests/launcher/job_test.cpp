@@ -4,8 +4,13 @@
 
 #include <csignal>
 #include <thread>
+#include <unistd.h>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "common/version.h"
 #include "launcher/processes.h"
@@ -65,6 +70,29 @@ TEST_CASE("a local job is started again as often as was allowed") {
   CHECK(content(dir.path() / "r0") == "0 2\n1 2\n2 2\n");
   REQUIRE(notices.size() == 2);
   CHECK(notices[1] == "restart 2 of 2: rank 0 exited with code 9");
+}
+
+TEST_CASE("a local job whose port somebody has takes a free one and says so") {
+  const TempDir dir;
+  const Fd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  REQUIRE(bind(other.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(listen(other.get(), 1) == 0);
+  REQUIRE(getsockname(other.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  JobOptions job = shell_job("echo $MASTER_PORT > " + (dir.path() / "port").string());
+  job.request.ranks = job.request.local_ranks = 1;
+  job.request.master_port = ntohs(address.sin_port);
+  std::vector<std::string> notices;
+  job.ears.on_notice = [&](std::string_view line) { notices.emplace_back(line); };
+  CHECK(run_job(job).exit_code == 0);
+  const int port = std::stoi(content(dir.path() / "port"));
+  CHECK(port != job.request.master_port);
+  REQUIRE(notices.size() == 1);
+  CHECK(notices[0].starts_with(
+      fmt::format("warning: port {} is taken by process {}", job.request.master_port, getpid())));
+  CHECK(notices[0].ends_with(fmt::format("the ranks meet at port {} instead", port)));
 }
 
 TEST_CASE("hosts: every rank has its place and rank 0's output comes here") {

@@ -291,6 +291,16 @@ TEST_CASE("old and awkward spellings") {
             .ignored.size() == 3);
 }
 
+TEST_CASE("what accelerate's wizard writes where it is not wanted is not worth a word") {
+  const LaunchConfig config = good(
+      "distributed_type: MULTI_CPU\nnum_processes: 2\nipex_config: {ipex: false}\n"
+      "tp_config: {tp_size: 2}\n");
+  REQUIRE(config.ignored.size() == 2);
+  CHECK(config.ignored[0].key == "ipex_config");
+  CHECK(config.ignored[0].neutral);
+  CHECK_FALSE(config.ignored[1].neutral);
+}
+
 TEST_CASE("unknown keys are errors with a place and a suggestion") {
   Diagnostic diagnostic = bad("distributed_type: 'NO'\nnum_procesess: 2\n");
   CHECK(diagnostic.code == "config.unknown_key");

@@ -454,6 +454,7 @@ TEST_CASE("variables of the environment: MTL_ and torchrun's PET_") {
 
 TEST_CASE("how many ranks and where") {
   using Mode = LaunchRequest::Mode;
+  const int cores = inspect_hardware(false).cores;
   struct Case {
     std::vector<std::pair<std::string, std::string>> flags;
     Mode mode;
@@ -462,6 +463,8 @@ TEST_CASE("how many ranks and where") {
   const std::vector<Case> table = {
       {{{"cpu", "true"}}, Mode::local, 1, 1, 1, 1},
       {{{"num_processes", "6"}}, Mode::local, 6, 6, 1, 1},
+      // torchrun's word: without GPUs one per core.
+      {{{"cpu", "true"}, {"nproc_per_node", "auto"}}, Mode::local, cores, cores, 1, 1},
       {{{"nproc_per_node", "3"}}, Mode::local, 3, 3, 1, 1},
       {{{"nproc_per_node", "3"}, {"rdzv_backend", "c10d"}, {"rdzv_endpoint", "localhost:0"}},
        Mode::local,
@@ -505,6 +508,31 @@ TEST_CASE("how many ranks and where") {
     CHECK(outcome.request.min_nodes == c.min);
     CHECK(outcome.request.max_nodes == c.max);
   }
+}
+
+TEST_CASE("what a node without a word or with one runs, by what it has") {
+  NodeHardware hardware;
+  hardware.cores = 6;
+  Diagnostics none;
+  const auto ranks = [&](int word, bool use_cpu) {
+    return ranks_of_node(word, hardware, use_cpu, none);
+  };
+  CHECK(ranks(LaunchRequest::kAuto, false) == 1);
+  CHECK(ranks(LaunchRequest::kPerCore, false) == 6);
+  CHECK(ranks(LaunchRequest::kPerDevice, false) == 6);
+  hardware.gpus.resize(2);
+  CHECK(ranks(LaunchRequest::kAuto, false) == 2);
+  CHECK(ranks(LaunchRequest::kPerDevice, false) == 2);
+  CHECK(ranks(LaunchRequest::kPerDevice, true) == 6);
+  CHECK(!none.has_errors());
+}
+
+TEST_CASE("a hostfile without a name in accelerate's file is none") {
+  const Outcome outcome =
+      resolved({}, file_of("distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n"
+                           "mpirun_config: {mpirun_hostfile: '', mpirun_ccl: '1'}\n"));
+  CHECK(outcome.words == "");
+  CHECK(outcome.request.mode == LaunchRequest::Mode::local);
 }
 
 TEST_CASE("contradictions are errors, all of them at once") {
