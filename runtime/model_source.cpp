@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/interchange/hf_config.h"
 #include "runtime/recipes.h"
+#include "runtime/run.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -56,6 +57,16 @@ ModelSource of_train_yaml(const fs::path& path, int64_t vocab) {
   return of_spec(resolved.spec, path.string(), vocab);
 }
 
+// resolved.yaml of the run that is meant: a run directory, or runs/NAME. "" if there is none.
+fs::path settings_of_run(const std::string& model) {
+  try {
+    const fs::path resolved = find_run(model) / "resolved.yaml";
+    return fs::exists(resolved) ? resolved : fs::path();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 ModelSource read_model_source(const std::string& model, int64_t vocab) {
@@ -64,15 +75,14 @@ ModelSource read_model_source(const std::string& model, int64_t vocab) {
   const fs::path path = model;
   if (fs::is_directory(path, ignored)) {
     const fs::path config = path / "config.json";
-    const fs::path resolved = path / "resolved.yaml";
-    if (!fs::exists(config, ignored) && fs::exists(resolved, ignored)) {
-      return of_train_yaml(resolved, vocab);
-    }
     if (!fs::exists(config, ignored)) {
-      throw Error(Exit::usage, {.code = "estimate.model",
-                                .what = fmt::format("{} has no config.json", model),
-                                .help = "give a Hugging Face folder, a config.json, a train.yaml "
-                                        "or a recipe"});
+      const fs::path resolved = settings_of_run(model);
+      if (!resolved.empty()) return of_train_yaml(resolved, vocab);
+      throw Error(Exit::usage,
+                  {.code = "estimate.model",
+                   .what = fmt::format("{} has no config.json", model),
+                   .help = "give a Hugging Face folder, a config.json, a train.yaml, a "
+                           "run or a recipe"});
     }
     source = of_hf_config(config);
   } else if (fs::exists(path, ignored)) {

@@ -213,6 +213,15 @@ TEST_CASE("mtl estimate-memory reads a config.json, a recipe, a train.yaml and s
   REQUIRE(shell.mtl({"recipes", "cp", "llama3-8b"}).code == 0);
   CHECK(Json::parse(shell.mtl({"estimate-memory", "train.yaml", "--json"}).out)["dtypes"] ==
         recipe["dtypes"]);
+  // Of a run, and of the newest one of a name.
+  shell.write("runs/x/20260101-000000-abcd/resolved.yaml", file_text(shell.dir() / "train.yaml"));
+  for (const char* run : {"runs/x/20260101-000000-abcd", "runs/x"}) {
+    CAPTURE(run);
+    const Outcome of_run = shell.mtl({"estimate-memory", run, "--json"});
+    REQUIRE(of_run.code == 0);
+    CHECK(Json::parse(of_run.out)["dtypes"] == recipe["dtypes"]);
+  }
+  CHECK(shell.mtl({"estimate-memory", "runs"}).code == 2);
   const std::string words =
       shell.mtl({"estimate-memory", "llama3-8b", "--gpus", "1024"}, {{"COLUMNS", "80"}}).out;
   CHECK(has(words, "ZeRO 3"));
