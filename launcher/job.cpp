@@ -55,7 +55,7 @@ namespace {
 
 // Where the ranks of one machine meet. The port that was asked for may be that of the job beside
 // this one: they all learn it from us, so any other does as well. accelerate has it so.
-ReservedPort port_of(const JobOptions& options) {
+ReservedPort meeting_port(const JobOptions& options) {
   std::string taken;
   ReservedPort port = ReservedPort::or_another(options.request.master_port, taken);
   if (!taken.empty() && options.ears.on_notice) {
@@ -71,7 +71,7 @@ JobOutcome run_local_job(const JobOptions& options) {
   const LaunchRequest& request = options.request;
   NodeJob job = node_job(options);
   if (job.token.empty()) job.token = make_token();
-  const ReservedPort port = port_of(options);
+  const ReservedPort port = meeting_port(options);
   const ControllerOptions policy = controller_options(options);
 
   AssignMessage assign;
