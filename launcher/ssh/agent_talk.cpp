@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <poll.h>
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -10,6 +11,23 @@
 #include "launcher/ssh/loop.h"
 
 namespace mtl::ssh {
+
+namespace {
+
+// libssh does not block here but for the agent: while it waits for the server it would not notice
+// that the server has hung up, as sshd does after too many keys, and wait for ever.
+int authenticate(ssh_session session) {
+  for (;;) {
+    const int outcome = ssh_userauth_agent(session, nullptr);
+    if (outcome != SSH_AUTH_AGAIN) return outcome;
+    if (!ssh_is_connected(session)) return SSH_AUTH_ERROR;
+    const bool write = (ssh_get_poll_flags(session) & SSH_WRITE_PENDING) != 0;
+    pollfd server = {ssh_get_fd(session), static_cast<short>(write ? POLLIN | POLLOUT : POLLIN), 0};
+    poll(&server, 1, -1);
+  }
+}
+
+}  // namespace
 
 AgentTalk::~AgentTalk() {
   {
@@ -21,7 +39,7 @@ AgentTalk::~AgentTalk() {
 }
 
 std::shared_ptr<AgentTalk::Talk> AgentTalk::start(ssh_session session, const std::string& path,
-                                                  std::string& problem,
+                                                  AgentKeys keys, std::string& problem,
                                                   std::function<void(int outcome)> done) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -36,16 +54,26 @@ std::shared_ptr<AgentTalk::Talk> AgentTalk::start(ssh_session session, const std
     problem = strerror(errno);
     return nullptr;
   }
-  auto talk = std::make_shared<Talk>();
-  talk->session = session;
-  talk->done = std::move(done);
-  talk->agent = Fd(fcntl(agent.get(), F_DUPFD_CLOEXEC, 0));
-  talk->socket = Fd(fcntl(ssh_get_fd(session), F_DUPFD_CLOEXEC, 0));
-  if (!talk->agent || !talk->socket || ssh_set_agent_socket(session, agent.get()) != SSH_OK) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     problem = strerror(errno);
     return nullptr;
   }
-  agent.release();  // libssh closes it with the session
+  Fd theirs(ends[0]);
+  auto talk = std::make_shared<Talk>();
+  talk->session = session;
+  talk->keys = std::move(keys);
+  talk->done = std::move(done);
+  talk->agent = std::move(agent);
+  talk->client = Fd(ends[1]);
+  talk->socket = Fd(fcntl(ssh_get_fd(session), F_DUPFD_CLOEXEC, 0));
+  fcntl(talk->agent.get(), F_SETFL, fcntl(talk->agent.get(), F_GETFL) & ~O_NONBLOCK);
+  fcntl(theirs.get(), F_SETFL, fcntl(theirs.get(), F_GETFL) | O_NONBLOCK);
+  if (!talk->socket || ssh_set_agent_socket(session, theirs.get()) != SSH_OK) {
+    problem = strerror(errno);
+    return nullptr;
+  }
+  theirs.release();  // libssh closes it with the session
   const std::lock_guard lock(mutex_);
   waiting_.push_back(talk);
   if (idle_ == 0 && threads_.size() < static_cast<size_t>(at_once_)) {
@@ -76,9 +104,11 @@ void AgentTalk::work() {
     if (talk->abandoned) continue;
     talk->running = true;
     lock.unlock();
-    ssh_set_blocking(talk->session, 1);
-    const int outcome = ssh_userauth_agent(talk->session, nullptr);
-    ssh_set_blocking(talk->session, 0);
+    int outcome = SSH_AUTH_ERROR;
+    {
+      const AgentFilter filter(talk->agent.get(), talk->client.get(), talk->keys);
+      outcome = authenticate(talk->session);
+    }
     lock.lock();
     talk->over = true;
     changed_.notify_all();

@@ -15,6 +15,7 @@
 #include <libssh/libssh.h>
 
 #include "common/files.h"
+#include "launcher/ssh/agent_filter.h"
 
 namespace mtl::ssh {
 
@@ -24,7 +25,9 @@ class AgentTalk {
  public:
   struct Talk {
     ssh_session session;
-    Fd agent, socket;  // copies, to be shut down
+    AgentKeys keys;
+    Fd agent, client;  // the agent, and our end of what libssh takes for it
+    Fd socket;         // a copy, to be shut down
     std::function<void(int outcome)> done;
     bool abandoned = false;
     bool running = false;
@@ -38,8 +41,8 @@ class AgentTalk {
 
   // `session` belongs to the talk until `done` (with a value of ssh_auth_e) has run in the loop.
   // Null, with `problem` set, if there is no agent at `path`.
-  std::shared_ptr<Talk> start(ssh_session session, const std::string& path, std::string& problem,
-                              std::function<void(int outcome)> done);
+  std::shared_ptr<Talk> start(ssh_session session, const std::string& path, AgentKeys keys,
+                              std::string& problem, std::function<void(int outcome)> done);
   // Ends it and waits for its end; `done` will not run.
   void abandon(const std::shared_ptr<Talk>& talk);
 

@@ -307,7 +307,7 @@ HostSettings Config::of(const Host& host) {
   if (const std::string jump = asked.value("proxyjump"); lower(jump) != "none") {
     for (size_t at = 0; at < jump.size();) {
       const size_t end = std::min(jump.find(',', at), jump.size());
-      if (end > at) settings.jumps.push_back(jump.substr(at, end - at));
+      if (end > at) settings.jumps.push_back(tokens.expand(jump.substr(at, end - at)));
       at = end + 1;
     }
   }

@@ -125,7 +125,10 @@ void Config::read(const std::string& path, bool required, int block, int depth) 
           files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
         }
         globfree(&found);
-        for (const std::string& one : files) read(one, false, block, depth + 1);
+        for (const std::string& one : files) {
+          // Among the files of a pattern a folder is none, as to OpenSSH.
+          if (!std::filesystem::is_directory(one, ignored)) read(one, false, block, depth + 1);
+        }
       }
     } else {
       lines_.push_back(

@@ -335,8 +335,9 @@ void Connection::step() {
         break;
       case State::asking: {
         const int rc = ssh_userauth_none(session_, nullptr);
-        if (rc == SSH_AUTH_AGAIN) return rearm();
-        if (rc == SSH_AUTH_ERROR) return fail(auth_failure(ssh_get_error(session_)));
+        if (rc == SSH_AUTH_AGAIN && ssh_is_connected(session_)) return rearm();
+        if (rc == SSH_AUTH_ERROR || rc == SSH_AUTH_AGAIN)
+          return fail(auth_failure(ssh_get_error(session_)));
         auth_methods_ = ssh_userauth_list(session_, nullptr);
         state_ = State::identities;
         if (rc == SSH_AUTH_SUCCESS) {
@@ -360,7 +361,7 @@ void Connection::step() {
           break;
         }
         const int rc = ssh_userauth_publickey(session_, nullptr, identity.key);
-        if (rc == SSH_AUTH_AGAIN) return rearm();
+        if (rc == SSH_AUTH_AGAIN && ssh_is_connected(session_)) return rearm();
         ++next_identity_;
         tried_.push_back(path);
         if (rc == SSH_AUTH_SUCCESS) {
@@ -417,8 +418,13 @@ void Connection::ask_agent() {
   if (settings_.agent.empty() || (settings_.identities_only && all_loaded)) {
     return fail(auth_failure(""));
   }
+  AgentKeys keys{.first = {}, .refused = {}, .only = settings_.identities_only};
+  for (const std::string& path : settings_.identity_files) {
+    const Identity& identity = shared_.identities.get(path);
+    (identity.state == Identity::loaded ? keys.refused : keys.first).push_back(identity.public_key);
+  }
   close_watch();
-  talk_ = shared_.agent.start(session_, settings_.agent, agent_problem_, [this](int outcome) {
+  const auto done = [this](int outcome) {
     talk_.reset();
     tried_.push_back("the keys of the ssh agent");
     if (ssh_get_fd(session_) == SSH_INVALID_SOCKET) {
@@ -430,7 +436,8 @@ void Connection::ask_agent() {
     }
     state_ = State::ready;
     step();
-  });
+  };
+  talk_ = shared_.agent.start(session_, settings_.agent, std::move(keys), agent_problem_, done);
   if (!talk_) return fail(auth_failure(""));
   state_ = State::agent;
 }

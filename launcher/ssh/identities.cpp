@@ -36,6 +36,40 @@ bool wants_passphrase(const std::string& text) {
          std::string_view("\0\0\0\4none", 8);
 }
 
+// Of a private key, or of what lies at the path itself or beside it: an agent has its private half.
+std::string public_half(ssh_key key, const std::string& path) {
+  ssh_key read = nullptr;
+  std::error_code ignored;
+  for (const std::string& file : {path + ".pub", path}) {
+    if (key != nullptr || read != nullptr || !std::filesystem::exists(file, ignored)) continue;
+    if (ssh_pki_import_pubkey_file(file.c_str(), &read) != SSH_OK) read = nullptr;
+  }
+  std::string text;
+  char* base64 = nullptr;
+  if ((key != nullptr || read != nullptr) &&
+      ssh_pki_export_pubkey_base64(key != nullptr ? key : read, &base64) == SSH_OK) {
+    text = base64;
+    ssh_string_free_char(base64);
+  }
+  ssh_key_free(read);
+  return text;
+}
+
+void load(const std::string& path, Identity& identity) {
+  if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &identity.key) ==
+      SSH_OK) {
+    identity.state = Identity::loaded;
+    return;
+  }
+  identity.key = nullptr;
+  identity.state = Identity::unreadable;
+  try {
+    if (wants_passphrase(read_file(path, kLargestKey))) identity.state = Identity::encrypted;
+  } catch (const Error&) {
+    // It stays unreadable.
+  }
+}
+
 }  // namespace
 
 Identities::~Identities() {
@@ -46,19 +80,9 @@ const Identity& Identities::get(const std::string& path) {
   const auto [entry, fresh] = loaded_.try_emplace(path);
   Identity& identity = entry->second;
   std::error_code ignored;
-  if (!fresh || !std::filesystem::exists(path, ignored)) return identity;
-  if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &identity.key) ==
-      SSH_OK) {
-    identity.state = Identity::loaded;
-    return identity;
-  }
-  identity.key = nullptr;
-  identity.state = Identity::unreadable;
-  try {
-    if (wants_passphrase(read_file(path, kLargestKey))) identity.state = Identity::encrypted;
-  } catch (const Error&) {
-    // It stays unreadable.
-  }
+  if (!fresh) return identity;
+  if (std::filesystem::exists(path, ignored)) load(path, identity);
+  identity.public_key = public_half(identity.key, path);
   return identity;
 }
 

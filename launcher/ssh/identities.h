@@ -12,6 +12,7 @@ struct Identity {
   enum State { loaded, missing, encrypted, unreadable };
   State state = missing;
   ssh_key key = nullptr;
+  std::string public_key;  // in base64; also of a key that only an agent can use, where it is known
 };
 
 class Identities {

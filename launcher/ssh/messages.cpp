@@ -196,7 +196,11 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story) {
   } else if (keys && host.agent.empty()) {
     error.notes.push_back("no ssh agent (SSH_AUTH_SOCK is not set)");
   }
-  if (!keys) {
+  if (story.reason.find("Too many authentication failures") != std::string::npos) {
+    error.help =
+        "the server takes few keys: name the right one in ~/.ssh/config (IdentityFile, and "
+        "IdentitiesOnly yes)";
+  } else if (!keys) {
     error.help =
         "a launcher cannot type passwords: allow keys there, or reach it by OpenSSH "
         "(--ssh_command ssh)";

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "launcher/ssh/agent_filter.h"
 #include "ssh/loopback.h"
 #include "support/text.h"
 
@@ -232,6 +233,92 @@ TEST_CASE("a key with a passphrase: named without an agent and used with one") {
   INFO(text);
   CHECK(code == "ssh.timeout");
   CHECK(has(text, "the ssh agent at " + socket));
+}
+
+TEST_CASE("a server that has heard enough keys ends the start at once and is quoted") {
+  Site site;
+  site.sshd("m", "MaxAuthTries 2");
+  const std::string socket = (site / "agent.sock").string();
+  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
+  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  std::string lines = "IdentityAgent none\n";
+  for (int i = 0; i < 4; ++i) {
+    const std::string other = (site / fmt::format("other{}", i)).string();
+    new_key(other);
+    lines += fmt::format("IdentityFile {}\n", other);
+    REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", other}) ==
+            0);
+  }
+  std::filesystem::remove(site.key());
+  for (const std::string& keys : {lines, "IdentityAgent " + socket + "\nIdentityFile none\n"}) {
+    CAPTURE(keys);
+    Site other;
+    std::filesystem::copy(site.config(), other / "config",
+                          std::filesystem::copy_options::overwrite_existing);
+    other.before(keys);
+    FleetOptions options = other.options({"m"}, "");
+    options.connect_timeout = std::chrono::seconds(20);
+    std::string code;
+    const std::string text = failure(options, &code);
+    INFO(text);
+    CHECK(code == "ssh.auth");
+    CHECK(has(text, "Too many authentication failures"));
+    CHECK(has(text, "IdentitiesOnly yes"));
+  }
+}
+
+TEST_CASE("of an agent's keys the configured ones are offered first") {
+  const auto string = [](const std::string& text) {
+    return std::string({0, 0, 0, static_cast<char>(text.size())}) + text;
+  };
+  const auto list = [&](const std::vector<std::string>& keys) {
+    std::string message({12, 0, 0, 0, static_cast<char>(keys.size())});
+    for (const std::string& key : keys) message += string(key) + string("of " + key);
+    return message;
+  };
+  const std::string all = list({"a", "b", "c", "d"});
+  const std::string a = "YQ==", c = "Yw==", d = "ZA==";
+  CHECK(ssh::choose_keys(all, {}) == all);
+  CHECK(ssh::choose_keys(all, {{d, "", c}, {a}, false}) == list({"d", "c", "b"}));
+  CHECK(ssh::choose_keys(all, {{d, c}, {}, true}) == list({"d", "c"}));
+  CHECK(ssh::choose_keys(all, {{}, {}, true}) == list({}));
+  CHECK(ssh::choose_keys("\x0e" + all.substr(1), {{}, {}, true})[0] == 14);
+  for (size_t size = 0; size < all.size(); ++size) {
+    const std::string cut = all.substr(0, size);
+    CHECK(ssh::choose_keys(cut, {{}, {}, true}) == cut);
+  }
+}
+
+TEST_CASE("an agent with many keys: the configured one comes first") {
+  Site site;
+  site.sshd("m", "MaxAuthTries 3");
+  const std::string socket = (site / "agent.sock").string();
+  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
+  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  const auto add = [&](const std::string& key) {
+    return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0;
+  };
+  for (int i = 0; i < 6; ++i) {
+    const std::string other = (site / fmt::format("other{}", i)).string();
+    new_key(other);
+    REQUIRE(add(other));
+  }
+  REQUIRE(add(site.key()));
+  std::filesystem::remove(site.key());  // only its public half lies there, as with a smart card
+  site.before("IdentityAgent " + socket + "\n");
+  for (const char* only : {"", "IdentitiesOnly yes\n"}) {
+    for (const char* way : kWays) {
+      CAPTURE(std::string(only));
+      CAPTURE(std::string(way));
+      site.before(only);
+      FleetOptions options = site.options({"m"}, "");
+      options.ssh_command = way;
+      std::string code;
+      const std::string text = failure(options, &code);
+      INFO(text);
+      CHECK(code == "started");
+    }
+  }
 }
 
 TEST_CASE("start-up files that print do not disturb") {

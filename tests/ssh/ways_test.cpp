@@ -109,6 +109,20 @@ TEST_CASE("a jump host that fails is named with its reason") {
   CHECK(event.error->notes.at(0).find("refused") != std::string::npos);
 }
 
+TEST_CASE("a jump host whose name is made of the host's") {
+  Site site;
+  site.sshd("gate-m");
+  site.sshd("m");
+  site.before(fmt::format("Host m\n  ProxyJump %r@gate-%n:{}\n", site.server("gate-m").port));
+  for (const char* way : {"", "ssh"}) {
+    CAPTURE(std::string(way));
+    FleetOptions options = site.options({"m"}, "exec cat");
+    options.ssh_command = way;
+    const auto fleet = start_fleet(options);
+    check_echo(first_events(*fleet, 1)[0], "behind it\n");
+  }
+}
+
 TEST_CASE("jump hosts that lie behind each other are an error") {
   Site site;
   site.sshd("a");
@@ -288,5 +302,9 @@ TEST_CASE("the configuration: mistakes") {
     CHECK_THROWS_AS(asked(dir, text, "m"), Error);
   }
   CHECK_THROWS_AS(ssh::Config("/nonexistent/config"), Error);
+  // A folder among the files of a pattern is no mistake, as in OpenSSH.
+  std::filesystem::create_directories(dir / "some" / "kept");
+  dir.file("some/one", "Port 7\n");
+  CHECK(asked(dir, "Include " + (dir / "some").string() + "/*\n", "m").port == 7);
   CHECK_NOTHROW(ssh::Config("none"));
 }
