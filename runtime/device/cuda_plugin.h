@@ -46,7 +46,7 @@ struct CudaPlugin {
   // Error (Exit::environment) "gpu.*".
   std::unique_ptr<Device> (*make_device)(int index);
   // The transport of ranks on GPUs, over `device`, which is one of make_device. What it knows of a
-  // failure is left in `crash_dir`. Null = not built in.
+  // failure is left in `crash_dir`.
   std::unique_ptr<CommWorld> (*make_nccl_world)(Store& store, const WorldOptions& options,
                                                 Device& device, const std::string& crash_dir);
   // Which kernel attention of this shape and type runs on (MTL_ATTENTION), in words. Decides it,

@@ -94,13 +94,6 @@ MadeDevice make_device(const DeviceRequest& request) {
   const DeviceChoice choice = choose_device(device_signs(), request);
   if (!choice.gpu) return {.device = make_cpu_device(), .why = choice.why};
   const CudaPlugin& plugin = load_cuda();
-  if (request.world > 1 && plugin.make_nccl_world == nullptr) {
-    throw Error(Exit::environment,
-                {.code = "gpu.ranks",
-                 .what = fmt::format("{} ranks on GPUs, and libmtl_cuda.so is built without NCCL",
-                                     request.world),
-                 .help = "train with one rank, or on the CPU: MTL_DEVICE=cpu (mtl launch --cpu)"});
-  }
   int index = request.local_rank;
   // Several ranks on one GPU, for tests on a machine that has only one (comm/nccl/environment.h).
   if (variable("MTL_SHARE_GPU") == "1") {

@@ -12,10 +12,9 @@
 
 namespace mtl {
 
-// nccl_plugin.cpp; null where the library is built without it.
+// runtime/comm/nccl/cuda_world.cpp, which is linked into the same library.
 std::unique_ptr<CommWorld> make_nccl_world(Store& store, const WorldOptions& options,
-                                           Device& device, const std::string& crash_dir)
-    __attribute__((weak));
+                                           Device& device, const std::string& crash_dir);
 
 namespace cuda {
 

@@ -1,4 +1,4 @@
-// NCCL's world on a device of this library (runtime/comm/nccl).
+// NCCL's world on a device of libmtl_cuda.so, as its plugin gives it to mtl (cuda_plugin.h).
 #include "runtime/comm/nccl/cuda_streams.h"
 #include "runtime/comm/nccl/nccl_world.h"
 #include "runtime/device/cuda/cuda_device.h"
