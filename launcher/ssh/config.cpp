@@ -45,6 +45,22 @@ std::string hostname_of_machine() {
   return name;
 }
 
+// ${NAME} of the environment.
+std::string expand_environment(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (!text.substr(i).starts_with("${")) {
+      result += text[i];
+      continue;
+    }
+    const size_t end = std::min(text.find('}', i), text.size());
+    const char* value = getenv(std::string(text.substr(i + 2, end - i - 2)).c_str());
+    result += value != nullptr ? value : "";
+    i = end;
+  }
+  return result;
+}
+
 // The %-tokens of ssh_config(5).
 struct Tokens {
   std::string host_name, name, user, port, alias;
@@ -93,23 +109,12 @@ struct Tokens {
     }
     return result;
   }
-};
-
-// ${NAME} of the environment.
-std::string expand_environment(std::string_view text) {
-  std::string result;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (!text.substr(i).starts_with("${")) {
-      result += text[i];
-      continue;
-    }
-    const size_t end = std::min(text.find('}', i), text.size());
-    const char* value = getenv(std::string(text.substr(i + 2, end - i - 2)).c_str());
-    result += value != nullptr ? value : "";
-    i = end;
+  // A file's name.
+  std::string path(std::string_view text) const {
+    const bool home = text == "~" || text.starts_with("~/");
+    return (home ? home_directory() : "") + expand(expand_environment(text.substr(home ? 1 : 0)));
   }
-  return result;
-}
+};
 
 }  // namespace
 
@@ -167,11 +172,120 @@ struct Config::Asked {
   std::map<std::string, const Line*> first;
   std::vector<const Line*> identity_files;
   std::string host_name, user;
-  std::string value(const std::string& key) const {
+
+  const Line* find(const std::string& key) const {
     const auto found = first.find(key);
-    return found == first.end() ? std::string() : found->second->arguments.front();
+    return found == first.end() ? nullptr : found->second;
   }
+  std::string value(const std::string& key) const {
+    const Line* const line = find(key);
+    return line == nullptr ? std::string() : line->arguments.front();
+  }
+  int number(const char* key, int least, int most, int otherwise) const;
+  // The files of a key; `otherwise` where it is not there.
+  std::vector<std::string> files(const char* key, const Tokens& tokens,
+                                 std::vector<std::string> otherwise) const;
+
+  // Parts of what a host's settings are.
+  void set_way(HostSettings& settings, const Tokens& tokens) const;
+  void set_identities(HostSettings& settings, const Tokens& tokens) const;
+  void set_host_keys(HostSettings& settings, const Tokens& tokens) const;
+  void set_algorithms(HostSettings& settings) const;
 };
+
+int Config::Asked::number(const char* key, int least, int most, int otherwise) const {
+  const Line* const line = find(key);
+  if (line == nullptr || lower(line->arguments[0]) == "none") return otherwise;
+  const std::string& text = line->arguments[0];
+  char* end = nullptr;
+  const long value = strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0' || value < least || value > most) {
+    throw Error(Exit::config,
+                {.code = "ssh.config",
+                 .what = fmt::format("{} '{}' is no number from {} to {}", key, text, least, most),
+                 .place = line->place});
+  }
+  return static_cast<int>(value);
+}
+
+std::vector<std::string> Config::Asked::files(const char* key, const Tokens& tokens,
+                                              std::vector<std::string> otherwise) const {
+  const Line* const line = find(key);
+  if (line == nullptr) return otherwise;
+  std::vector<std::string> list;
+  for (const std::string& one : line->arguments) {
+    if (lower(one) != "none") list.push_back(tokens.path(one));
+  }
+  return list;
+}
+
+void Config::Asked::set_way(HostSettings& settings, const Tokens& tokens) const {
+  settings.connect_timeout_s = number("connecttimeout", 0, 1 << 20, 0);
+  const std::string family = lower(value("addressfamily"));
+  settings.address_family = family == "inet" ? AF_INET : family == "inet6" ? AF_INET6 : AF_UNSPEC;
+  settings.bind_address = value("bindaddress");
+  if (const std::string jump = value("proxyjump"); lower(jump) != "none") {
+    for (size_t at = 0; at < jump.size();) {
+      const size_t end = std::min(jump.find(',', at), jump.size());
+      if (end > at) settings.jumps.push_back(tokens.expand(jump.substr(at, end - at)));
+      at = end + 1;
+    }
+  }
+  const Line* const command = find("proxycommand");
+  if (command != nullptr && lower(command->raw) != "none") settings.proxy_command = command->raw;
+  settings.compression = yes(value("compression"));
+}
+
+void Config::Asked::set_identities(HostSettings& settings, const Tokens& tokens) const {
+  std::vector<std::string>& files = settings.identity_files;
+  settings.identities_given = !identity_files.empty();
+  for (const Line* line : identity_files) {
+    if (lower(line->arguments[0]) == "none") continue;
+    const std::string file = tokens.path(line->arguments[0]);
+    if (std::find(files.begin(), files.end(), file) == files.end()) files.push_back(file);
+  }
+  if (!settings.identities_given) {
+    for (const char* name : {"id_ed25519", "id_ecdsa", "id_rsa", "id_dsa"}) {
+      files.push_back(home_directory() + "/.ssh/" + name);
+    }
+  }
+  settings.identities_only = yes(value("identitiesonly"));
+  std::string agent = value("identityagent");
+  if (agent.starts_with('$') && !agent.starts_with("${")) {
+    const char* named = getenv(agent.c_str() + 1);
+    agent = named != nullptr ? named : "none";
+  }
+  if (agent.empty() || agent == "SSH_AUTH_SOCK") {
+    const char* usual = getenv("SSH_AUTH_SOCK");
+    settings.agent = usual != nullptr ? usual : "";
+  } else if (lower(agent) != "none") {
+    settings.agent = tokens.path(agent);
+  }
+}
+
+void Config::Asked::set_host_keys(HostSettings& settings, const Tokens& tokens) const {
+  settings.key_alias = tokens.alias;
+  const std::string known = home_directory() + "/.ssh/known_hosts";
+  settings.known_hosts = files("userknownhostsfile", tokens, {known, known + "2"});
+  settings.global_known_hosts = files("globalknownhostsfile", tokens,
+                                      {"/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"});
+  const std::string policy = lower(value("stricthostkeychecking"));
+  const bool accepts =
+      policy == "accept-new" || policy == "no" || policy == "off" || policy == "false";
+  settings.key_policy = accepts ? KeyPolicy::accept_new : KeyPolicy::strict;
+  settings.hash_known_hosts = yes(value("hashknownhosts"));
+}
+
+void Config::Asked::set_algorithms(HostSettings& settings) const {
+  settings.ciphers = value("ciphers");
+  settings.macs = value("macs");
+  settings.kex = value("kexalgorithms");
+  settings.host_key_algorithms = value("hostkeyalgorithms");
+  settings.pubkey_algorithms = value("pubkeyacceptedalgorithms");
+  if (settings.pubkey_algorithms.empty()) {
+    settings.pubkey_algorithms = value("pubkeyacceptedkeytypes");
+  }
+}
 
 void Config::warn(const Line& line, const std::string& why) {
   if (!warned_.insert(line.key).second) return;
@@ -275,104 +389,13 @@ HostSettings Config::of(const Host& host) {
   settings.name = host.name;
   settings.host_name = asked.host_name.empty() ? host.name : asked.host_name;
   settings.user = !host.user.empty() ? host.user : !asked.user.empty() ? asked.user : local_user();
-  const auto number = [&](const char* key, int least, int most, int otherwise) {
-    const auto found = asked.first.find(key);
-    if (found == asked.first.end() || lower(found->second->arguments[0]) == "none")
-      return otherwise;
-    const std::string& text = found->second->arguments[0];
-    char* end = nullptr;
-    const long value = strtol(text.c_str(), &end, 10);
-    if (text.empty() || *end != '\0' || value < least || value > most) {
-      throw Error(Exit::config, {.code = "ssh.config",
-                                 .what = fmt::format("{} '{}' is no number from {} to {}", key,
-                                                     text, least, most),
-                                 .place = found->second->place});
-    }
-    return static_cast<int>(value);
-  };
-  settings.port = host.port > 0 ? host.port : number("port", 1, 65535, 22);
-  settings.connect_timeout_s = number("connecttimeout", 0, 1 << 20, 0);
-  const std::string family = lower(asked.value("addressfamily"));
-  settings.address_family = family == "inet" ? AF_INET : family == "inet6" ? AF_INET6 : AF_UNSPEC;
-  settings.bind_address = asked.value("bindaddress");
-
+  settings.port = host.port > 0 ? host.port : asked.number("port", 1, 65535, 22);
   const Tokens tokens{settings.host_name, host.name, settings.user, std::to_string(settings.port),
                       asked.value("hostkeyalias")};
-  const auto path = [&](const std::string& text) {
-    const bool home = text == "~" || text.starts_with("~/");
-    return (home ? home_directory() : "") +
-           tokens.expand(expand_environment(std::string_view(text).substr(home ? 1 : 0)));
-  };
-
-  if (const std::string jump = asked.value("proxyjump"); lower(jump) != "none") {
-    for (size_t at = 0; at < jump.size();) {
-      const size_t end = std::min(jump.find(',', at), jump.size());
-      if (end > at) settings.jumps.push_back(tokens.expand(jump.substr(at, end - at)));
-      at = end + 1;
-    }
-  }
-  if (const auto found = asked.first.find("proxycommand");
-      found != asked.first.end() && lower(found->second->raw) != "none") {
-    settings.proxy_command = found->second->raw;
-  }
-
-  for (const Line* line : asked.identity_files) {
-    settings.identities_given = true;
-    if (lower(line->arguments[0]) == "none") continue;
-    const std::string file = path(line->arguments[0]);
-    if (std::find(settings.identity_files.begin(), settings.identity_files.end(), file) ==
-        settings.identity_files.end()) {
-      settings.identity_files.push_back(file);
-    }
-  }
-  if (!settings.identities_given) {
-    for (const char* name : {"id_ed25519", "id_ecdsa", "id_rsa", "id_dsa"}) {
-      settings.identity_files.push_back(home_directory() + "/.ssh/" + name);
-    }
-  }
-  settings.identities_only = yes(asked.value("identitiesonly"));
-  std::string agent = asked.value("identityagent");
-  if (agent.starts_with('$') && !agent.starts_with("${")) {
-    const char* value = getenv(agent.c_str() + 1);
-    agent = value != nullptr ? value : "none";
-  }
-  if (agent.empty() || agent == "SSH_AUTH_SOCK") {
-    const char* value = getenv("SSH_AUTH_SOCK");
-    settings.agent = value != nullptr ? value : "";
-  } else if (lower(agent) != "none") {
-    settings.agent = path(agent);
-  }
-
-  settings.key_alias = asked.value("hostkeyalias");
-  const auto files = [&](const char* key, std::vector<std::string> otherwise) {
-    const auto found = asked.first.find(key);
-    if (found == asked.first.end()) return otherwise;
-    std::vector<std::string> list;
-    for (const std::string& one : found->second->arguments) {
-      if (lower(one) != "none") list.push_back(path(one));
-    }
-    return list;
-  };
-  settings.known_hosts = files("userknownhostsfile", {home_directory() + "/.ssh/known_hosts",
-                                                      home_directory() + "/.ssh/known_hosts2"});
-  settings.global_known_hosts =
-      files("globalknownhostsfile", {"/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"});
-  const std::string policy = lower(asked.value("stricthostkeychecking"));
-  settings.key_policy =
-      policy == "accept-new" || policy == "no" || policy == "off" || policy == "false"
-          ? KeyPolicy::accept_new
-          : KeyPolicy::strict;
-  settings.hash_known_hosts = yes(asked.value("hashknownhosts"));
-
-  settings.ciphers = asked.value("ciphers");
-  settings.macs = asked.value("macs");
-  settings.kex = asked.value("kexalgorithms");
-  settings.host_key_algorithms = asked.value("hostkeyalgorithms");
-  settings.pubkey_algorithms = asked.value("pubkeyacceptedalgorithms");
-  if (settings.pubkey_algorithms.empty()) {
-    settings.pubkey_algorithms = asked.value("pubkeyacceptedkeytypes");
-  }
-  settings.compression = yes(asked.value("compression"));
+  asked.set_way(settings, tokens);
+  asked.set_identities(settings, tokens);
+  asked.set_host_keys(settings, tokens);
+  asked.set_algorithms(settings);
   return settings;
 }
 
