@@ -13,7 +13,7 @@
 namespace mtl::test {
 
 // 4 layers, 6 heads of 8, ffn 192; steps of 12 sequences of 16 tokens.
-inline ResolvedSpec base_spec() {
+inline ResolvedSpec ruled_spec() {
   ResolvedSpec resolved;
   TrainSpec& spec = resolved.spec;
   spec.model.layers = 4;
@@ -45,7 +45,7 @@ inline void with_experts(TrainSpec& spec, int64_t experts) {
   spec.model.bias = false;
 }
 
-struct Case {
+struct RuleCase {
   std::string name;
   std::function<void(TrainSpec&)> change;
   int world;
@@ -53,10 +53,10 @@ struct Case {
   std::string note = {};
 };
 
-inline void check_cases(const std::vector<Case>& cases) {
-  for (const Case& c : cases) {
+inline void check_cases(const std::vector<RuleCase>& cases) {
+  for (const RuleCase& c : cases) {
     CAPTURE(c.name);
-    ResolvedSpec resolved = base_spec();
+    ResolvedSpec resolved = ruled_spec();
     c.change(resolved.spec);
     const std::vector<Diagnostic> problems = problems_of(resolved, c.world);
     CHECK(problems.size() == 1);

@@ -43,7 +43,7 @@ TEST_CASE("what other trainers check between keys is refused key by key here") {
 
 TEST_CASE("mistakes are reported together and each of them once") {
   const auto codes = [](const std::function<void(TrainSpec&)>& change, int world) {
-    ResolvedSpec resolved = base_spec();
+    ResolvedSpec resolved = ruled_spec();
     change(resolved.spec);
     std::vector<std::string> all;
     for (const Diagnostic& problem : problems_of(resolved, world)) all.push_back(problem.code);
@@ -120,7 +120,7 @@ TEST_CASE("absurd degrees are errors and not overflows") {
           CAPTURE(pp);
           CAPTURE(virtual_stages);
           CAPTURE(world);
-          ResolvedSpec resolved = base_spec();
+          ResolvedSpec resolved = ruled_spec();
           resolved.spec.parallel.tp = tp;
           resolved.spec.parallel.pp = pp;
           resolved.spec.parallel.virtual_stages = virtual_stages;
@@ -133,14 +133,14 @@ TEST_CASE("absurd degrees are errors and not overflows") {
 }
 
 TEST_CASE("a stage may be left empty where its layers are given") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   resolved.spec.parallel.pp = 4;
   resolved.spec.parallel.stage_layout = {0, 4, 0, 0};
   CHECK(problems_of(resolved, 4).empty());
 }
 
 TEST_CASE("without replicas there is nothing to keep in shards and pipelines are as ever") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   resolved.spec.parallel.pp = 2;
   resolved.spec.parallel.zero = 3;
   Diagnostics diagnostics;
@@ -151,7 +151,7 @@ TEST_CASE("without replicas there is nothing to keep in shards and pipelines are
 }
 
 TEST_CASE("without a micro-batch a ramp takes the largest that divides each phase") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   resolved.spec.train.batch_ramp = {{0, 32}, {10, 48}, {20, 16}};
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = 65}, 2, diagnostics);
@@ -160,7 +160,7 @@ TEST_CASE("without a micro-batch a ramp takes the largest that divides each phas
 }
 
 TEST_CASE("phases that begin after the end of the run are no part of the plan") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   resolved.spec.train.batch_ramp = {{0, 2}, {99, 4}, {100, 8}};
   resolved.spec.train.micro_batch = 1;
   Diagnostics diagnostics;
@@ -173,7 +173,7 @@ TEST_CASE("phases that begin after the end of the run are no part of the plan") 
 TEST_CASE("every layout that a note proposes can be planned") {
   int proposed = 0;
   CHECK(rc::check([&proposed] {
-    ResolvedSpec resolved = base_spec();
+    ResolvedSpec resolved = ruled_spec();
     TrainSpec& spec = resolved.spec;
     spec.model.layers = *rc::gen::inRange(1, 13);
     spec.model.heads = *rc::gen::element(2, 4, 6, 12, 16);
@@ -246,7 +246,7 @@ TEST_CASE("values next to one that does not work") {
 }
 
 TEST_CASE("what is written and changes nothing is a warning with its place") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   resolved.spec.optimizer.momentum = 0.5;
   resolved.spec.lr.wsd_style = "linear";
   resolved.spec.train.deterministic = false;
@@ -272,7 +272,7 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
 }
 
 TEST_CASE("a schedule whose stages would wait for each other's full buffers is refused") {
-  ResolvedSpec resolved = base_spec();
+  ResolvedSpec resolved = ruled_spec();
   TrainSpec& spec = resolved.spec;
   spec.model.layers = 4;
   spec.parallel.pp = 2;
