@@ -145,7 +145,7 @@ int launch(const Arguments& args, bool submits) {
   const StepShare share = share_step(options.run.given);
   if (share.stands_by) return 0;
   read_switches(options);
-  if (!options.quiet) say(stderr, lone_task_notice(options.run.given.around));
+  if (!options.quiet) say(stderr, unused_nodes_notice(options.run.given.around));
   if (is_train_yaml(options, program, split.after_separator)) {
     // Both sides of a train.yaml are ours, so options may follow it as well.
     Arguments both = {program};

@@ -68,7 +68,15 @@ StepShare share_step(const LaunchGiven& given) {
   return share;
 }
 
-std::string lone_task_notice(const Surroundings& around) {
+std::string unused_nodes_notice(const Surroundings& around) {
+  if (around.is_allocation() && around.components > 1) {
+    const bool none = around.node_names.empty();
+    return fmt::format(
+        "note: {} is a heterogeneous job of {} components, and this launch {}; for a run on all "
+        "nodes ask for them without hetjob or ':'\n",
+        around.words, around.components,
+        none ? "stays on this machine" : "takes the nodes of its first only");
+  }
   const char* nodes = std::getenv("SLURM_JOB_NUM_NODES");
   if (around.launcher != Launcher::slurm || !around.task || around.task->world != 1) return {};
   if (nodes == nullptr || std::atoi(nodes) <= 1) return {};

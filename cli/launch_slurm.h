@@ -23,7 +23,7 @@ struct StepShare {
 StepShare share_step(const LaunchGiven& given);
 
 // A task of srun that is alone in a job of several nodes; "" = it is not.
-std::string lone_task_notice(const Surroundings& around);
+std::string unused_nodes_notice(const Surroundings& around);
 
 // Settings of an array's task: %a in their values is its number. `used`: whether run.name or
 // run.dir had it. If neither has, tasks would share a run directory, so the caller gives their runs

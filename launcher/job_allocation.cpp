@@ -137,6 +137,7 @@ class AllocationJob {
       const bool error =
           line.find("error: ") != std::string::npos || line.find("fatal: ") != std::string::npos;
       if (line.find("Terminating StepId") != std::string::npos) continue;
+      if (line.find("lacks support for cpu binding") != std::string::npos) continue;
       const bool fate = line.find(" CANCELLED AT ") != std::string::npos;
       if (fate || (!error && !not_come().empty())) port_.notice(line);
       if (error && request_.min_nodes < static_cast<int>(request_.hosts.size())) {

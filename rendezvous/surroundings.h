@@ -57,9 +57,12 @@ struct Surroundings {
   int node = -1;                        // this process's, -1 = none of them or not known
   std::vector<std::string> node_names;  // in the order of their rank; empty = not known
   std::vector<int> tasks_per_node;      // of each node, as asked; empty = not known
-  int gpus_per_node = -1;               // as asked of the scheduler; -1 = not known
-  int cpus_per_node = -1;               // the same, of this node
-  std::string processes_per_node;       // PET_NPROC_PER_NODE: "8", "gpu", "auto"; "" = not said
+  int gpus_per_node = -1;  // as asked of the scheduler; -1 = not known, or not the same of all
+  int cpus_per_node = -1;  // the same
+  int gpus = -1;           // of all nodes together, where they have different numbers
+  bool cpus_differ = false;
+  int components = 1;              // of SLURM's heterogeneous job: `nodes` are one's
+  std::string processes_per_node;  // PET_NPROC_PER_NODE: "8", "gpu", "auto"; "" = not said
 
   // Where the ranks or nodes meet, where the launcher says it or it follows: the first node, and a
   // port made from the job's id. `ports`: others to try in turn when that one is taken.

@@ -52,6 +52,7 @@ class SurroundingsReader {
   void node_names(const char* name);
   void tasks_per_node(const char* name);
   void slurm_resources();
+  void uneven_resources();
   static int gpus(const std::string& words);
   void meet_at_first_node();
   std::optional<Task> jsm_task();

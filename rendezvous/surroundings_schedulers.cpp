@@ -83,7 +83,31 @@ void SurroundingsReader::slurm_allocation() {
   if (out_.batch) out_.node = 0;  // where SLURM runs the script
   tasks_per_node("SLURM_TASKS_PER_NODE");
   slurm_resources();
+  uneven_resources();
+  out_.components = small("SLURM_HET_SIZE", 1);
   meet_at_first_node();
+}
+
+// What this node has says nothing of the others where the job as a whole was given so much, as by
+// --ntasks=3 or --gpus=3 on two nodes.
+void SurroundingsReader::uneven_resources() {
+  const auto differ = [](const std::vector<int>& counts) {
+    return std::any_of(counts.begin(), counts.end(), [&](int n) { return n != counts.front(); });
+  };
+  if (differ(expand_counts(text("SLURM_JOB_CPUS_PER_NODE")))) {
+    out_.cpus_per_node = -1;
+    out_.cpus_differ = true;
+  }
+  if (has("SLURM_GPUS_PER_NODE")) return;
+  int all = gpus(text("SLURM_GPUS"));
+  const int by_task = gpus(text("SLURM_GPUS_PER_TASK"));
+  const std::vector<int>& tasks = out_.tasks_per_node;
+  if (all < 0 && by_task > 0 && differ(tasks)) {
+    all = by_task * std::accumulate(tasks.begin(), tasks.end(), 0);
+  }
+  if (all < 0 || all == out_.gpus_per_node * out_.nodes) return;
+  out_.gpus_per_node = -1;
+  out_.gpus = all;
 }
 
 void SurroundingsReader::slurm_job() {
@@ -120,7 +144,7 @@ void SurroundingsReader::slurm_resources() {
   out_.cpus_per_node = small("SLURM_CPUS_ON_NODE", -1);
   if (out_.cpus_per_node < 0) {
     const std::vector<int> cpus = expand_counts(text("SLURM_JOB_CPUS_PER_NODE"));
-    if (!cpus.empty()) out_.cpus_per_node = *std::min_element(cpus.begin(), cpus.end());
+    if (!cpus.empty()) out_.cpus_per_node = cpus.front();
   }
   out_.gpus_per_node = gpus(text("SLURM_GPUS_PER_NODE"));
   if (out_.gpus_per_node < 0) out_.gpus_per_node = gpus(text("SLURM_GPUS_ON_NODE"));

@@ -84,8 +84,14 @@ std::vector<std::string> srun_arguments(const LaunchRequest& request, const std:
   if (around.cpus_per_node > 0) {
     argv.push_back(fmt::format("--cpus-per-task={}", around.cpus_per_node));
   }
+  // Without a number of CPUs a step has all that the job has on each node, but perhaps not its
+  // task.
+  if (around.cpus_differ) argv.emplace_back("--cpu-bind=none");
   if (around.gpus_per_node > 0) {
     argv.push_back(fmt::format("--gpus-per-node={}", around.gpus_per_node));
+  } else if (around.gpus > 0 && around.nodes == static_cast<int>(nodes)) {
+    // A step that does not say so has those of one task where the job has --gpus-per-task.
+    argv.push_back(fmt::format("--gpus={}", around.gpus));
   }
   // srun's own idea of failures would be the second one beside the controller's. Where the job may
   // go on with fewer nodes, srun must not end the others because of one.

@@ -166,6 +166,28 @@ TEST_CASE("the script of sbatch is an allocation") {
   CHECK(array.restarts == 2);
 }
 
+TEST_CASE("what the batch script's node has is not what every node has") {
+  CHECK_FALSE(seen(kBatch).cpus_differ);
+  CHECK(seen(kBatch).components == 1);
+  CHECK(seen(with(kBatch, {{"SLURM_HET_SIZE", "2"}})).components == 2);
+  Env batch = kBatch;
+  batch.erase("SLURM_GPUS_PER_NODE");
+  batch["SLURM_GPUS_ON_NODE"] = "2";
+  CHECK(seen(batch).gpus_per_node == 2);
+  CHECK(seen(with(batch, {{"SLURM_GPUS", "4"}})).gpus_per_node == 2);
+  CHECK(seen(with(batch, {{"SLURM_GPUS", "a100:3"}})).gpus_per_node == -1);
+  CHECK(seen(with(batch, {{"SLURM_GPUS", "a100:3"}})).gpus == 3);
+  batch["SLURM_GPUS_PER_TASK"] = "1";
+  CHECK(seen(batch).gpus_per_node == 2);
+  batch["SLURM_TASKS_PER_NODE"] = "2,1";
+  CHECK(seen(batch).gpus_per_node == -1);
+  CHECK(seen(batch).gpus == 3);
+  const Surroundings uneven =
+      seen(with(kBatch, {{"SLURM_JOB_CPUS_PER_NODE", "16,8"}, {"SLURM_CPUS_ON_NODE", "16"}}));
+  CHECK(uneven.cpus_differ);
+  CHECK(uneven.cpus_per_node == -1);
+}
+
 TEST_CASE("the shell of salloc is an allocation") {
   const Env salloc = {{"SLURM_JOB_ID", "5"},
                       {"SLURM_JOB_NODELIST", "n[1-2]"},
@@ -177,7 +199,8 @@ TEST_CASE("the shell of salloc is an allocation") {
   const Surroundings s = seen(salloc);
   CHECK(told(s) == "srun node -1/2");
   CHECK_FALSE(s.batch);
-  CHECK(s.cpus_per_node == 1);
+  CHECK(s.cpus_per_node == -1);
+  CHECK(s.cpus_differ);
   CHECK(s.gpus_per_node == -1);
   // use_interactive_step: the shell is step 4294967290; a batch script may be 4294967291.
   const Env tasks = {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}};

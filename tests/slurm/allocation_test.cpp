@@ -94,6 +94,43 @@ TEST_CASE("GPUs of the allocation give the ranks and explicit flags win") {
   CHECK(has(many.err, "#SBATCH --nodes=3"));
 }
 
+TEST_CASE("nodes that were given different numbers of CPUs or GPUs are all used") {
+  const Slurm slurm(2);
+  write_text(slurm, "show.sh",
+             "echo rank=$RANK/$WORLD_SIZE on=$SLURMD_NODENAME cpus=$SLURM_CPUS_ON_NODE "
+             "gpus=$CUDA_VISIBLE_DEVICES.\n");
+  const auto said = [&](const std::string& name, const std::vector<std::string>& options) {
+    const std::string job =
+        submit(slurm, name, options, "exec " + kMtl + " launch --tee 3 -- sh show.sh");
+    CHECK(slurm.reaches(job, {"COMPLETED", "FAILED"}));
+    return file_text(slurm.work() / (name + ".out"));
+  };
+  const std::string tasks = said("tasks.sh", {"-N2", "--ntasks=3", "-c2"});
+  CAPTURE(tasks);
+  CHECK(has(tasks, "rank=1/3 on=n1 cpus=4"));
+  CHECK(has(tasks, "rank=2/3 on=n2 cpus=2"));
+  CHECK_FALSE(has(tasks, "cpu binding"));
+  const std::string by_task = said("by_task.sh", {"-N2", "--ntasks=3", "--gpus-per-task=1"});
+  CAPTURE(by_task);
+  CHECK(has(by_task, "rank=1/3 on=n1 cpus=2 gpus=0,1."));
+  CHECK(has(by_task, "rank=2/3 on=n2 cpus=1 gpus=0."));
+  const std::string gpus = said("gpus.sh", {"-N2", "--gpus=3"});
+  CAPTURE(gpus);
+  CHECK(has(gpus, "on=n1 cpus=1 gpus=0,1."));
+  CHECK(has(gpus, "on=n2 cpus=1 gpus=0."));
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("of a heterogeneous job it is said that one component is used") {
+  const Slurm slurm(2);
+  const CommandEnd end =
+      slurm.run({"salloc", "-Q", "-N1", ":", "-N1", kMtl, "launch", "--", "true"});
+  CAPTURE(end.err);
+  CHECK(end.code == 0);
+  CHECK(has(end.err, "heterogeneous job of 2 components"));
+  CHECK(is_quiet(slurm));
+}
+
 TEST_CASE("what a rank says and how it ends comes back from the nodes") {
   const Slurm slurm(2);
   write_text(slurm, "fail.sh", "[ $RANK = 1 ] || sleep 30\necho no such luck >&2\nexit 42\n");
