@@ -15,8 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The API refuses a ConfigMap of more than 1 MiB.
-constexpr size_t kMostBytes = 1'000'000;
+// kubectl apply keeps what it was given, as JSON, in an annotation, and the API refuses annotations
+// of more than 256 KiB. A ConfigMap without it may have 1 MiB.
+constexpr size_t kMostBytes = (256 << 10) - 2'048;
 
 std::string quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -132,11 +133,13 @@ std::string kubernetes_resources(const KubernetesOptions& options) {
 
 std::string kubernetes_manifest(const KubernetesJob& job) {
   const KubernetesOptions& options = job.options;
-  if (job.train_yaml.size() + job.default_config.size() > kMostBytes) {
+  if (const size_t bytes = quoted(job.train_yaml).size() + quoted(job.default_config).size();
+      bytes > kMostBytes) {
     throw Error(Exit::config,
                 {.code = "kubernetes.size",
-                 .what = fmt::format("the configuration has {} bytes; a ConfigMap holds a million",
-                                     job.train_yaml.size() + job.default_config.size()),
+                 .what = fmt::format("the configuration has {} bytes as JSON; what kubectl applies "
+                                     "may have {}",
+                                     bytes, kMostBytes),
                  .help = "put long lists into a file on a volume"});
   }
   Json values;

@@ -340,6 +340,17 @@ TEST_CASE("any train.yaml comes out of a ConfigMap as it went in") {
   }
 }
 
+TEST_CASE("a configuration that kubectl could not keep is refused here") {
+  KubernetesJob job = small_job("indexed-job", 2);
+  job.train_yaml = "# " + std::string(200'000, 'x') + "\n";
+  CHECK_NOTHROW(kubernetes_manifest(job));
+  // Quotes and ends of lines have two characters in the annotation, whose limit is 262144.
+  job.train_yaml = std::string(140'000, '\n');
+  CHECK_THROWS_AS(kubernetes_manifest(job), Error);
+  job.train_yaml = "# " + std::string(262'144, 'x') + "\n";
+  CHECK_THROWS_AS(kubernetes_manifest(job), Error);
+}
+
 TEST_CASE("what pods are told and what their end means") {
   const std::string manifest = kubernetes_manifest(full_job("indexed-job", 4));
   const YAML::Node job = document_of(manifest, "Job");
