@@ -55,7 +55,7 @@ std::string public_half(ssh_key key, const std::string& path) {
   return text;
 }
 
-void load(const std::string& path, Identity& identity) {
+void load_private(const std::string& path, Identity& identity) {
   if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &identity.key) ==
       SSH_OK) {
     identity.state = Identity::loaded;
@@ -81,7 +81,7 @@ const Identity& Identities::get(const std::string& path) {
   Identity& identity = entry->second;
   std::error_code ignored;
   if (!fresh) return identity;
-  if (std::filesystem::exists(path, ignored)) load(path, identity);
+  if (std::filesystem::exists(path, ignored)) load_private(path, identity);
   identity.public_key = public_half(identity.key, path);
   return identity;
 }
