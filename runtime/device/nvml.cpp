@@ -58,7 +58,11 @@ std::unique_ptr<Nvml> Nvml::open(const char* library) {
   find(handle, "nvmlDeviceGetMaxClockInfo", api.max_clock);
   find(handle, "nvmlDeviceGetUtilizationRates", api.utilization);
   find(handle, "nvmlDeviceGetTemperature", api.temperature);
-  find(handle, "nvmlDeviceGetCurrentClocksThrottleReasons", api.throttle_reasons);
+  find(handle, "nvmlDeviceGetCurrentClocksEventReasons", api.slow_reasons);
+  // Its name before driver 535.
+  if (api.slow_reasons == nullptr) {
+    find(handle, "nvmlDeviceGetCurrentClocksThrottleReasons", api.slow_reasons);
+  }
   return over(api);
 }
 
@@ -91,7 +95,7 @@ GpuReading Nvml::read(const std::string& uuid) const {
   uint64_t known = 0;
   reading.temperature_c = whole(value_of<unsigned>(api_.temperature, gpu, kGpuTemperature));
   for (const Reason& reason : kReasons) known |= reason.bit;
-  reading.slowed = known & value_of<unsigned long long>(api_.throttle_reasons, gpu).value_or(0);
+  reading.slowed = known & value_of<unsigned long long>(api_.slow_reasons, gpu).value_or(0);
   return reading;
 }
 

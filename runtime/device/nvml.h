@@ -31,8 +31,8 @@ struct NvmlApi {
   int (*max_clock)(Handle, int kind, unsigned* mhz) = nullptr;  // nvmlDeviceGetMaxClockInfo
   int (*utilization)(Handle, Utilization*) = nullptr;           // nvmlDeviceGetUtilizationRates
   int (*temperature)(Handle, int kind, unsigned*) = nullptr;    // nvmlDeviceGetTemperature
-  // nvmlDeviceGetCurrentClocksThrottleReasons
-  int (*throttle_reasons)(Handle, unsigned long long*) = nullptr;
+  // nvmlDeviceGetCurrentClocksEventReasons
+  int (*slow_reasons)(Handle, unsigned long long*) = nullptr;
 };
 
 struct GpuReading {
@@ -46,7 +46,7 @@ struct GpuReading {
 
 class Nvml {
  public:
-  // nvmlClocksThrottleReason*. Not among them: idle (0x1) and clocks that somebody has set (0x2),
+  // nvmlClocksEventReason*. Not among them: idle (0x1) and clocks that somebody has set (0x2),
   // which are no trouble.
   static constexpr uint64_t kPowerLimit = 0x04, kHardwareSlowdown = 0x08, kSyncBoost = 0x10,
                             kSoftwareHeat = 0x20, kHardwareHeat = 0x40, kPowerBrake = 0x80,

@@ -41,7 +41,7 @@ int nvmlDeviceGetTemperature(void*, int, unsigned* celsius) {
   *celsius = 91;
   return 0;
 }
-int nvmlDeviceGetCurrentClocksThrottleReasons(void*, unsigned long long* reasons) {
+int nvmlDeviceGetCurrentClocksEventReasons(void*, unsigned long long* reasons) {
   *reasons = 0x44;  // power limit, heat (hardware)
   return 0;
 }

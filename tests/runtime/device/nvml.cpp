@@ -29,7 +29,7 @@ NvmlApi stand_in() {
     return 0;
   };
   api.temperature = [](NvmlApi::Handle, int, unsigned*) { return 3; };
-  api.throttle_reasons = [](NvmlApi::Handle, unsigned long long* reasons) {
+  api.slow_reasons = [](NvmlApi::Handle, unsigned long long* reasons) {
     *reasons = 0x1 | 0x4 | 0x40;
     return 0;
   };

@@ -25,7 +25,7 @@ NvmlApi hot_once() {
     *milliwatt = 1000 * static_cast<unsigned>(++readings);
     return 0;
   };
-  api.throttle_reasons = [](NvmlApi::Handle, unsigned long long* reasons) {
+  api.slow_reasons = [](NvmlApi::Handle, unsigned long long* reasons) {
     *reasons = readings == 2 ? Nvml::kHardwareHeat : 0;
     return 0;
   };
