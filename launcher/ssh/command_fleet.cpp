@@ -27,8 +27,8 @@ namespace mtl::ssh {
 namespace {
 
 constexpr int kFailureOfSsh = 255;
-constexpr int kMaxTries = 12;
-constexpr int kFirstPauseMs = 100, kLongestPauseMs = 2'000;
+constexpr int kMostStarts = 12;
+constexpr int kFirstRestMs = 100, kLongestRestMs = 2'000;
 
 std::vector<std::string> command_line(const FleetOptions& options, const Host& host) {
   // The shell splits what the person wrote; all else is passed as it is.
@@ -187,11 +187,11 @@ class CommandRun {
       return;
     }
     const std::string errors = errors_.text();
-    const int longest = std::min(kFirstPauseMs << std::min(tries_, 8), kLongestPauseMs);
+    const int longest = std::min(kFirstRestMs << std::min(tries_, 8), kLongestRestMs);
     std::uniform_int_distribution<int> some(longest / 2, longest);
     const auto again = Clock::now() + std::chrono::milliseconds(some(random_));
     // Dropped before the greeting: the server may be busy.
-    if (code == kFailureOfSsh && tries_ < kMaxTries && again < deadline_ &&
+    if (code == kFailureOfSsh && tries_ < kMostStarts && again < deadline_ &&
         errors.find("kex_exchange_identification") != std::string::npos) {
       timer_ = loop_.at(deadline_, [this] { time_out(); });
       retry_ = loop_.at(again, [this] { spawn(); });
