@@ -3,10 +3,26 @@
 
 #include <cstdio>
 
+#include <fmt/format.h>
+
 #include "cli/command_line.h"
 #include "cli/commands.h"
 
 namespace mtl {
+
+namespace {
+
+std::string read_stdin() {
+  std::string text;
+  char block[1 << 16];
+  while (const size_t got = std::fread(block, 1, sizeof block, stdin)) text.append(block, got);
+  if (std::ferror(stdin) == 0) return text;
+  throw Error(Exit::environment, {.code = "generate.prompt",
+                                  .what = "the prompt cannot be read from standard input",
+                                  .help = "give the text itself, or - behind a pipe or a file"});
+}
+
+}  // namespace
 
 int command_generate(const Arguments& args) {
   GenerateOptions options;
@@ -19,7 +35,9 @@ int command_generate(const Arguments& args) {
   line.example("mtl generate --tokens 500 --temperature 0 RUN \"The\"",
                "always the likeliest token");
   line.positional("RUN", run, "a run directory, runs/NAME (its newest run) or a checkpoint");
-  line.positional("PROMPT", options.prompt, "the text to continue");
+  line.example("mtl generate RUN - < prompt.txt", "a prompt that is longer than a command line");
+  line.positional("PROMPT", options.prompt,
+                  "the text to continue; - reads it from standard input, to its last byte");
   line.option("tokens", "N", options.tokens, 1, "how many tokens to sample", "200");
   line.option("temperature", "T", options.temperature, 0.0,
               "below 1 plays safe, above 1 takes risks, 0 takes the likeliest", "0.8");
@@ -29,10 +47,14 @@ int command_generate(const Arguments& args) {
   if (!line.parse(args)) return 0;
   options.run = run;
   options.seed = static_cast<uint64_t>(seed);
-  generate(options, [](std::string_view text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-  });
+  if (options.prompt == "-") options.prompt = read_stdin();
+  generate(
+      options,
+      [](std::string_view text) {
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+      },
+      [](const Diagnostic& warning) { fmt::print(stderr, "{}", render(warning)); });
   std::fputc('\n', stdout);
   return 0;
 }

@@ -129,7 +129,8 @@ class Generator {
 
 }  // namespace
 
-void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit) {
+void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit,
+              const std::function<void(const Diagnostic&)>& warn) {
   CheckpointReader reader(find_intact_checkpoint(options.run));
   const ModelShape shape = model_shape_from_json(reader.state().at("model"));
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_from_json(reader.tokenizer());
@@ -140,8 +141,15 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
                  .what = "the prompt is empty",
                  .help = "give at least one character to begin with, e.g. a newline: $'\\n'"});
   }
-  Generator generator(reader, shape,
-                      context_of(shape, static_cast<int64_t>(ids.size()), options.tokens));
+  const auto prompt_tokens = static_cast<int64_t>(ids.size());
+  if (warn && prompt_tokens > shape.max_seq) {
+    warn({.code = "generate.context",
+          .what = fmt::format("the prompt has {} tokens, and the model reads {}: the last ones",
+                              grouped(prompt_tokens), grouped(shape.max_seq)),
+          .help = "give a shorter prompt, or train with a larger model.max_seq",
+          .severity = Diagnostic::Severity::warning});
+  }
+  Generator generator(reader, shape, context_of(shape, prompt_tokens, options.tokens));
   TokenText text(*tokenizer, ids);
   const std::optional<int32_t> eod = tokenizer->eod();
   for (int64_t i = 0; i < options.tokens; ++i) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/error.h"
+
 namespace mtl {
 
 struct GenerateOptions {
@@ -17,9 +19,11 @@ struct GenerateOptions {
   int64_t top_k = 0;         // 0 = all
   uint64_t seed = 1234;
 };
-// Calls `emit` with each piece of text as it is sampled (the prompt is not repeated). Takes memory
-// for the weights and for as many tokens as the prompt and the text have, at most the model's
-// max_seq. Throws Error (Exit::data, out_of_memory; run_failed for scores that are not finite).
-void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit);
+// Calls `emit` with each piece of text as it is sampled (the prompt is not repeated), and `warn` if
+// the model cannot read all of the prompt. Takes memory for the weights and for as many tokens as
+// the prompt and the text have, at most the model's max_seq. Throws Error (Exit::data,
+// out_of_memory; run_failed for scores that are not finite).
+void generate(const GenerateOptions& options, const std::function<void(std::string_view)>& emit,
+              const std::function<void(const Diagnostic&)>& warn = {});
 
 }  // namespace mtl

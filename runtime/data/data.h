@@ -33,7 +33,9 @@ class Tokenizer {
   // (Exit::data) for text that the vocabulary cannot spell. Safe to call from several threads.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Of a piece that ends, if the text goes on, behind a newline or before a space, with neither on
-  // its other side: the ids of the pieces are, one behind the other, those of the text.
+  // its other side: the ids of the pieces are, one behind the other, those of the text (but an
+  // added token takes no white space from across a cut, and a token with words on both sides is
+  // cut).
   virtual std::vector<int32_t> encode_part(std::string_view text, TextPart) const {
     return encode(text);
   }

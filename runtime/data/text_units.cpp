@@ -24,11 +24,12 @@ bool continues_character(char c) {
 
 size_t cut_point(std::string_view text, size_t most, bool& forced) {
   const size_t least = most - most / 4;
-  for (size_t at = most; at > least; --at) {
-    if (text[at - 1] == '\n' && is_plain(text[at - 2]) && is_plain(text[at])) return at;
-  }
+  // A space first: there are vocabularies with words behind a line end in one token.
   for (size_t at = most - 1; at > least; --at) {
     if (text[at] == ' ' && is_plain(text[at - 1]) && is_plain(text[at + 1])) return at;
+  }
+  for (size_t at = most; at > least; --at) {
+    if (text[at - 1] == '\n' && is_plain(text[at - 2]) && is_plain(text[at])) return at;
   }
   forced = true;
   size_t at = most;

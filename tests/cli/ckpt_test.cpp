@@ -139,6 +139,11 @@ TEST_CASE("mtl ckpt: a run's checkpoints listed, shown, compared, rewritten and 
     return shell.mtl({"generate", "--tokens", "20", "--seed", "3", from, "the"}).out;
   };
   CHECK(text_of("other3") == text_of(step20));
+  const Outcome piped = shell.run(
+      {"/bin/sh", "-c",
+       fmt::format("printf the | {} generate --tokens 20 --seed 3 {} -", MTL_PROGRAM, step20)});
+  CHECK(piped.code == 0);
+  CHECK(piped.out == text_of(step20));
   CHECK(shell.mtl({"ckpt", "reshard", step20, "-o", "other1"}).code == 2);
   CHECK(shell.mtl({"ckpt", "reshard", step20, "-o", "x", "--tp", "3"}).code == 2);
 

@@ -189,10 +189,10 @@ TEST_CASE(
     "generate takes memory for the text that is asked of it, not for all that fits the model") {
   Shell shell;
   write_recipe(shell, 2);
-  // A context so long and rows so wide that no address space holds all of them.
+  // A context so long and heads so wide that no address space holds the keys of all of it.
   const Outcome launched =
       shell.mtl({"launch", "train.yaml", "model.position.type=alibi", "model.max_seq=134217728",
-                 "model.layers=1", "model.hidden=8", "model.heads=1", "model.ffn=131072"});
+                 "model.layers=1", "model.hidden=8", "model.heads=2", "model.head_dim=65536"});
   REQUIRE_MESSAGE(launched.code == 0, launched.err);
   const Outcome words = shell.mtl({"generate", "--tokens", "20", "runs/tiny", "the "});
   CAPTURE(words.err);

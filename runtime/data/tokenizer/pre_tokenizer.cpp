@@ -82,16 +82,11 @@ class Cut : public PreTokenizer::Step {
   void apply(const std::vector<Piece>& from, Pieces& pieces) const override {
     std::vector<Stretch> stretches;
     const auto matcher = make_matcher();
-    for (const Piece& piece : from) {
-      stretches.clear();
-      size_t done = 0;
-      matcher(piece.text, [&](size_t begin, size_t end) {
-        if (begin > done) stretches.push_back({done, begin, invert_});
-        stretches.push_back({begin, end, !invert_});
-        done = end;
-      });
-      if (done < piece.text.size()) stretches.push_back({done, piece.text.size(), invert_});
-      arrange(stretches, behavior_);
+    for (Piece piece : from) {
+      if (piece.begins == Begins::goes_on && cuts_before(piece.text, matcher, stretches)) {
+        piece.begins = Begins::behind;
+      }
+      cut(piece.text, matcher, stretches);
       for (const Stretch& stretch : stretches) {
         if (stretch.begin == stretch.end) continue;
         pieces.now.push_back(piece.part(stretch.begin, stretch.end));
@@ -105,6 +100,33 @@ class Cut : public PreTokenizer::Step {
   virtual Matcher make_matcher() const = 0;
 
  private:
+  void cut(std::string_view text, const Matcher& matcher, std::vector<Stretch>& stretches) const {
+    stretches.clear();
+    size_t done = 0;
+    matcher(text, [&](size_t begin, size_t end) {
+      if (begin > done) stretches.push_back({done, begin, invert_});
+      stretches.push_back({begin, end, !invert_});
+      done = end;
+    });
+    if (done < text.size()) stretches.push_back({done, text.size(), invert_});
+    arrange(stretches, behavior_);
+  }
+
+  // Whether the whole text would have been cut where this part of it begins. What stands there is a
+  // word and the space of the next one, or a line end and a word (TextPart).
+  bool cuts_before(std::string_view text, const Matcher& matcher,
+                   std::vector<Stretch>& stretches) const {
+    size_t seen = std::min<size_t>(text.size(), 64);
+    while (seen < text.size() && (static_cast<unsigned char>(text[seen]) & 0xC0) == 0x80) ++seen;
+    std::string around = text.starts_with(' ') ? "a" : "a\n";
+    const size_t boundary = around.size();
+    around += text.substr(0, seen);
+    cut(around, matcher, stretches);
+    return std::any_of(stretches.begin(), stretches.end(), [&](const Stretch& stretch) {
+      return stretch.begin == boundary || stretch.end == boundary;
+    });
+  }
+
   const Behavior behavior_;
   const bool invert_;
 };
@@ -188,7 +210,8 @@ class CutAtCharacters : public Cut {
 // Words, and what is neither word nor space: \w+|[^\w\s]+.
 class CutWords : public PreTokenizer::Step {
   void apply(const std::vector<Piece>& from, Pieces& pieces) const override {
-    for (const Piece& piece : from) {
+    for (Piece piece : from) {
+      if (piece.begins == Begins::goes_on) piece.begins = Begins::behind;  // behind a line end
       size_t begin = 0;
       int kind = 0;  // of the characters from `begin` on: 0 space, 1 word, 2 other
       for (size_t at = 0; at <= piece.text.size();) {

@@ -19,7 +19,7 @@ namespace mtl::tokenizer {
 enum class Begins : uint8_t { text, behind, goes_on };
 
 struct Piece {
-  std::string_view text;
+  std::string_view text = {};
   Begins begins = Begins::behind;
   // From `begin` to `end`.
   Piece part(size_t begin, size_t end) const {

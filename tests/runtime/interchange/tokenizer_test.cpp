@@ -105,6 +105,25 @@ TEST_CASE("rows of the vocabulary without tokens are cut and tokens without rows
   CHECK(!fs::exists(scratch / "bytes"));
 }
 
+TEST_CASE("a prompt that is longer than the model reads is said, and its end is what counts") {
+  const Scratch scratch;
+  const fs::path checkpoint = make_checkpoint(scratch / "run", 256);
+  const auto said = [&](const std::string& prompt, std::string& text) {
+    std::string warnings;
+    generate(
+        {.run = checkpoint, .prompt = prompt, .tokens = 1, .temperature = 0},
+        [&](std::string_view piece) { text += piece; },
+        [&](const Diagnostic& warning) { warnings += warning.code + ": " + warning.what; });
+    return warnings;
+  };
+  const std::string seen(32, 'b');
+  std::string whole, end;
+  CHECK(said(seen, end) == "");
+  CHECK(said(std::string(9, 'a') + seen, whole) ==
+        "generate.context: the prompt has 41 tokens, and the model reads 32: the last ones");
+  CHECK(whole == end);
+}
+
 TEST_CASE("a model whose scores are not finite generates an error and no text") {
   const Scratch scratch;
   const fs::path checkpoint =
