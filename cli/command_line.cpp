@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -364,13 +365,22 @@ void CommandLine::option(const std::string& name, std::string value_name, int64_
 
 void CommandLine::option(const std::string& name, std::string value_name, double& target,
                          double minimum, std::string help, std::string shown_default) {
+  option(name, std::move(value_name), target, minimum, std::numeric_limits<double>::infinity(),
+         std::move(help), std::move(shown_default));
+}
+void CommandLine::option(const std::string& name, std::string value_name, double& target,
+                         double minimum, double maximum, std::string help,
+                         std::string shown_default) {
   OptionDeclaration declaration = impl_->named(name, std::move(help));
   declaration.value_name = std::move(value_name);
   declaration.shown_default = std::move(shown_default);
-  declaration.set = [minimum, &target](const std::string& value) -> std::optional<std::string> {
+  declaration.set = [minimum, maximum,
+                     &target](const std::string& value) -> std::optional<std::string> {
     double number = 0;
-    if (!read_number(value, number) || !std::isfinite(number) || number < minimum) {
-      return fmt::format("a number >= {}", minimum);
+    if (!read_number(value, number) || !std::isfinite(number) || number < minimum ||
+        number > maximum) {
+      return std::isfinite(maximum) ? fmt::format("a number from {} to {}", minimum, maximum)
+                                    : fmt::format("a number >= {}", minimum);
     }
     target = number;
     return std::nullopt;

@@ -62,6 +62,8 @@ class CommandLine {
               std::string help, std::string shown_default = "");
   void option(const std::string& name, std::string value_name, double& target, double minimum,
               std::string help, std::string shown_default = "");
+  void option(const std::string& name, std::string value_name, double& target, double minimum,
+              double maximum, std::string help, std::string shown_default = "");
   void declare(OptionDeclaration declaration);
   // A paragraph at the end of the help.
   void footnote(std::string text);

@@ -27,7 +27,8 @@ std::string read_stdin() {
 int command_generate(const Arguments& args) {
   GenerateOptions options;
   std::string run;
-  auto seed = static_cast<int64_t>(options.seed);
+  Sampling& sampling = options.sampling;
+  auto seed = static_cast<int64_t>(sampling.seed);
   CommandLine line({"generate [options] RUN PROMPT"},
                    "Continues a prompt with a trained model. The text goes to stdout, piece by "
                    "piece; the prompt is not repeated.");
@@ -39,14 +40,16 @@ int command_generate(const Arguments& args) {
   line.positional("PROMPT", options.prompt,
                   "the text to continue; - reads it from standard input, to its last byte");
   line.option("tokens", "N", options.tokens, 1, "how many tokens to sample", "200");
-  line.option("temperature", "T", options.temperature, 0.0,
+  line.option("temperature", "T", sampling.temperature, 0.0,
               "below 1 plays safe, above 1 takes risks, 0 takes the likeliest", "0.8");
-  line.option("top_k", "K", options.top_k, 0, "sample among the K likeliest tokens only; 0 = all",
+  line.option("top_k", "K", sampling.top_k, 0, "sample among the K likeliest tokens only; 0 = all",
               "0");
+  line.option("top_p", "P", sampling.top_p, 0.0, 1.0,
+              "and among the likeliest that have P of the probability together; 1 = all", "1");
   line.option("seed", "S", seed, 0, "the same seed gives the same text", "1234");
   if (!line.parse(args)) return 0;
   options.run = run;
-  options.seed = static_cast<uint64_t>(seed);
+  sampling.seed = static_cast<uint64_t>(seed);
   if (options.prompt == "-") options.prompt = read_stdin();
   generate(
       options,

@@ -1,11 +1,8 @@
 #include "runtime/generate.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <vector>
 
-#include <Random123/philox.h>
 #include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
@@ -18,49 +15,6 @@
 namespace mtl {
 
 namespace {
-
-// A comparison with NaN has no order, and infinite scores no probabilities.
-void require_finite(const std::vector<float>& logits) {
-  const bool any_nan =
-      std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
-  if (!any_nan && std::isfinite(*std::max_element(logits.begin(), logits.end()))) return;
-  throw Error(Exit::run_failed,
-              {.code = "generate.numbers",
-               .what = "the model's scores for the next token are not finite (NaN or infinite)",
-               .help = "its weights are damaged or its training has diverged: take an earlier "
-                       "checkpoint"});
-}
-
-// Draws from softmax(logits / temperature) over the top_k largest, by a counter-based uniform
-// number: the same (seed, index) gives the same draw.
-int32_t sample(std::vector<float>& logits, const GenerateOptions& options, int64_t index) {
-  std::vector<int32_t> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
-  // Ties go to the smaller id, so that the order is the same everywhere.
-  auto larger = [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
-  if (options.temperature <= 0) return *std::min_element(ids.begin(), ids.end(), larger);
-  const size_t kept = options.top_k > 0
-                          ? std::min<size_t>(static_cast<size_t>(options.top_k), ids.size())
-                          : ids.size();
-  std::partial_sort(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(kept), ids.end(), larger);
-  ids.resize(kept);
-  const double top = logits[static_cast<size_t>(ids.front())];
-  std::vector<double> cumulative;
-  double total = 0;
-  for (int32_t id : ids) {
-    total += std::exp((logits[static_cast<size_t>(id)] - top) / options.temperature);
-    cumulative.push_back(total);
-  }
-  const auto words = r123::Philox4x32()(
-      {{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0}},
-      {{static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32)}});
-  const double target = (words[0] + 0.5) * 0x1p-32 * total;
-  const auto at = std::upper_bound(cumulative.begin(), cumulative.end(), target);
-  return ids[std::min(static_cast<size_t>(at - cumulative.begin()), kept - 1)];
-}
 
 // Tokens that the model sees at most: the last one sampled goes into no context.
 int64_t context_of(const ModelShape& shape, int64_t prompt, int64_t tokens) {
@@ -153,9 +107,7 @@ void generate(const GenerateOptions& options, const std::function<void(std::stri
   TokenText text(*tokenizer, ids);
   const std::optional<int32_t> eod = tokenizer->eod();
   for (int64_t i = 0; i < options.tokens; ++i) {
-    std::vector<float> logits = generator.next_logits(ids);
-    require_finite(logits);
-    const int32_t next = sample(logits, options, i);
+    const int32_t next = sample_token(generator.next_logits(ids), options.sampling, i);
     if (next == eod) break;  // the document is at its end
     ids.push_back(next);
     emit(text.add(next));

@@ -8,16 +8,15 @@
 #include <string_view>
 
 #include "common/error.h"
+#include "runtime/engine/sampling.h"
 
 namespace mtl {
 
 struct GenerateOptions {
   std::filesystem::path run;  // a run, the name of one, or a checkpoint (see find_run)
   std::string prompt;
-  int64_t tokens = 200;      // to sample
-  double temperature = 0.8;  // 0 = always the most likely token
-  int64_t top_k = 0;         // 0 = all
-  uint64_t seed = 1234;
+  int64_t tokens = 200;  // to sample
+  Sampling sampling;
 };
 // Calls `emit` with each piece of text as it is sampled (the prompt is not repeated), and `warn` if
 // the model cannot read all of the prompt. Takes memory for the weights and for as many tokens as

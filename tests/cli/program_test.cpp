@@ -60,7 +60,7 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"plan"},
        {"--num_processes", "--config_file", "--mixed_precision", "--svg", "--json", "--gpus",
         "--gpu-type", "h100-80g", "--tune", "--write", "--simulate"}},
-      {{"generate"}, {"--tokens", "--temperature", "--top_k", "--seed", "RUN", "PROMPT"}},
+      {{"generate"}, {"--tokens", "--temperature", "--top_k", "--top_p", "--seed", "RUN", "PROMPT"}},
       {{"version"}, {}},
       {{"help"}, {"exit-codes", "errors", "launch-flags", "settings", "signals"}},
       {{"env"}, {"--json", "--python"}},

@@ -59,7 +59,7 @@ fs::path make_checkpoint(const fs::path& run, int64_t vocab, float times = 1) {
 
 std::string text_of(const fs::path& run) {
   std::string text;
-  generate({.run = run, .prompt = "Hello", .tokens = 12, .temperature = 0},
+  generate({.run = run, .prompt = "Hello", .tokens = 12, .sampling = {.temperature = 0}},
            [&](std::string_view piece) { text += piece; });
   return text;
 }
@@ -111,7 +111,7 @@ TEST_CASE("a prompt that is longer than the model reads is said, and its end is 
   const auto said = [&](const std::string& prompt, std::string& text) {
     std::string warnings;
     generate(
-        {.run = checkpoint, .prompt = prompt, .tokens = 1, .temperature = 0},
+        {.run = checkpoint, .prompt = prompt, .tokens = 1, .sampling = {.temperature = 0}},
         [&](std::string_view piece) { text += piece; },
         [&](const Diagnostic& warning) { warnings += warning.code + ": " + warning.what; });
     return warnings;
@@ -131,7 +131,10 @@ TEST_CASE("a model whose scores are not finite generates an error and no text") 
   for (const double temperature : {0.0, 0.8}) {
     std::string text;
     try {
-      generate({.run = checkpoint, .prompt = "Hello", .tokens = 3, .temperature = temperature},
+      generate({.run = checkpoint,
+                .prompt = "Hello",
+                .tokens = 3,
+                .sampling = {.temperature = temperature}},
                [&](std::string_view piece) { text += piece; });
       FAIL("it generates");
     } catch (const Error& error) {
