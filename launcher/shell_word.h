@@ -1,4 +1,4 @@
-// A text as one word of a POSIX shell's command line.
+// A text as one word of a shell's command line: of POSIX shells, fish, csh (but for a newline).
 #pragma once
 
 #include <string>

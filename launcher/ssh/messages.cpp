@@ -225,12 +225,19 @@ Diagnostic not_authenticated(const HostSettings& host, const AuthStory& story) {
 Diagnostic command_failed(const HostSettings& host, const std::string& command,
                           const StartFailure& failure) {
   Diagnostic error{.code = "ssh.command", .what = {}};
+  // The shells' codes for a program that is missing or cannot be executed; csh has only 1 and
+  // words.
+  const bool of_csh = failure.exit_code == 1;
+  const bool missing =
+      failure.exit_code == 127 || (of_csh && failure.errors.ends_with(": Command not found."));
+  const bool not_executable =
+      failure.exit_code == 126 || (of_csh && failure.errors.ends_with(": Permission denied."));
   if (!failure.signal.empty()) {
     error.what = fmt::format("{}: the command was killed by SIG{} before it said that it runs",
                              host.label(), failure.signal);
-  } else if (failure.exit_code == 127) {
+  } else if (missing) {
     error.what = fmt::format("{}: the program is not there", host.label());
-  } else if (failure.exit_code == 126) {
+  } else if (not_executable) {
     error.what = fmt::format("{}: the program cannot be executed there", host.label());
   } else if (failure.exit_code) {
     error.what = fmt::format("{}: the command ended with {} before it said that it runs",
@@ -243,7 +250,7 @@ Diagnostic command_failed(const HostSettings& host, const std::string& command,
   error.notes.push_back("command: " + command);
   add_lines(error.notes, "stderr:", last_lines(failure.errors, kShownLines));
   add_lines(error.notes, "stdout:", last_lines(failure.noise, kShownLines));
-  error.help = failure.exit_code == 127 || failure.exit_code == 126
+  error.help = missing || not_executable
                    ? "install it there at the same path, or name the path that it has there"
                    : fmt::format("try: ssh {} COMMAND", ssh_command(host));
   return error;

@@ -353,6 +353,14 @@ TEST_CASE("a missing program is told with its exit code and the shell's words") 
     CHECK(has(text, "the program is not there"));
     CHECK(has(text, "/opt/none/mtl: "));
     CHECK(has(text, "Welcome home"));
+    // csh has no exit codes for these.
+    options.command = "echo '/opt/none/mtl: Command not found.' >&2; exit 1";
+    text = failure(options, &code);
+    CHECK(code == "ssh.command");
+    CHECK(has(text, "the program is not there"));
+    CHECK(has(text, "install it there"));
+    options.command = "echo '/opt/none/mtl: Permission denied.' >&2; exit 1";
+    CHECK(has(failure(options, &code), "the program cannot be executed there"));
     options.command = "echo other; exit 9";
     text = failure(options, &code);
     CHECK(code == "ssh.command");
