@@ -139,24 +139,37 @@ Fd listen_on(const std::string& address, uint16_t port, std::chrono::millisecond
          .what = fmt::format("cannot resolve '{}' to listen on it: {}", address, found.error),
          .help = "give an address of this machine, e.g. its IP, 0.0.0.0 or ::"});
   }
-  const Address& at = found.addresses.front();
-  Fd listener(::socket(at.family(), kSocketType, 0));
+  Fd listener = listen_at(found.addresses, user_timeout);
   if (!listener && errno == EAFNOSUPPORT && bare(address) == "::") {
     return listen_on("0.0.0.0", port, user_timeout);  // IPv6 is switched off here
   }
   if (!listener) throw_cannot_listen(address, port, errno);
-  // Without it the port of a job that has just ended is refused for a minute.
-  option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (at.family() == AF_INET6) {
-    const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(&at.storage)->sin6_addr;
-    option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, IN6_IS_ADDR_UNSPECIFIED(&ip) ? 0 : 1);
-  }
-  tune(listener.get(), user_timeout);
-  tune_for_messages(listener.get());
-  if (::bind(listener.get(), at.get(), at.length) != 0 || ::listen(listener.get(), INT_MAX) != 0) {
-    throw_cannot_listen(address, port, errno);
-  }
   return listener;
+}
+
+Fd listen_at(const std::vector<Address>& addresses, std::chrono::milliseconds user_timeout) {
+  int error = EADDRNOTAVAIL;
+  for (const Address& at : addresses) {
+    Fd listener(::socket(at.family(), kSocketType, 0));
+    if (listener) {
+      // Without it the port of a job that has just ended is refused for a minute.
+      option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+      if (at.family() == AF_INET6) {
+        const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(&at.storage)->sin6_addr;
+        option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, IN6_IS_ADDR_UNSPECIFIED(&ip) ? 0 : 1);
+      }
+      tune(listener.get(), user_timeout);
+      tune_for_messages(listener.get());
+      if (::bind(listener.get(), at.get(), at.length) == 0 &&
+          ::listen(listener.get(), INT_MAX) == 0) {
+        return listener;
+      }
+    }
+    error = errno;
+    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) break;
+  }
+  errno = error;
+  return {};
 }
 
 uint16_t port_of(int listener) {

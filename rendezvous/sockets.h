@@ -40,6 +40,9 @@ std::string local_address(int fd);
 // inherits both kinds of tune(). Throws Error "rendezvous.address" / "rendezvous.port"
 // (Exit::environment).
 Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout);
+// The same at the first of these that this machine has: a name may have others' addresses too, and
+// of a kind of network that is not here. Or an empty Fd and errno.
+Fd listen_at(const std::vector<Address>& addresses, std::chrono::milliseconds user_timeout);
 uint16_t port_of(int listener);
 // One connection, or an empty Fd and errno.
 Fd accept_one(int listener);

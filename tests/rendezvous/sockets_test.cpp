@@ -1,6 +1,8 @@
 // What both ends of a connection of messages have: without it a bad line silences them for minutes.
+// And where a name of several addresses is listened at.
 #include "rendezvous/sockets.h"
 
+#include <cerrno>
 #include <poll.h>
 
 #include <netinet/in.h>
@@ -47,4 +49,20 @@ TEST_CASE("both ends of a connection repeat what is lost at a steady pace") {
     CHECK(number(fd, TCP_USER_TIMEOUT) == 7'000);
     CHECK(number(fd, TCP_NODELAY) == 1);
   }
+}
+
+TEST_CASE("of a name's addresses the one that this machine has is listened at") {
+  const auto address = [](const char* text) {
+    return net::look_up_numeric(text, 0).addresses.at(0);
+  };
+  // Of the networks that are for documents (RFC 5737, 3849): no machine has these.
+  const net::Address other = address("192.0.2.1"), other6 = address("2001:db8::1");
+  const Fd listener = net::listen_at({other6, other, address("127.0.0.1")}, 7s);
+  REQUIRE(listener);
+  CHECK(net::local_address(listener.get()) == "127.0.0.1");
+  CHECK(!net::listen_at({other, other6}, 7s));
+  // A port that is taken is not looked for at the next address: who has it may be the one to join.
+  const net::Lookup taken = net::look_up_numeric("127.0.0.1", net::port_of(listener.get()));
+  CHECK(!net::listen_at({taken.addresses.at(0), address("127.0.0.2")}, 7s));
+  CHECK(errno == EADDRINUSE);
 }
