@@ -38,7 +38,9 @@ Found look_at(const std::string& path) {
 [[noreturn]] void not_executable(const std::string& path) {
   struct stat info {};
   std::string help = fmt::format("make it executable: chmod +x {}", path);
-  if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+  if (stat(path.c_str(), &info) != 0) {
+    help = "this user may not enter a folder on the way to it; which one says: namei -l " + path;
+  } else if (S_ISDIR(info.st_mode)) {
     help = fmt::format("{} is a directory; name the program in it", path);
   } else if (path.ends_with(".py")) {
     help = fmt::format("run it with its interpreter: python3 {}", path);

@@ -2,6 +2,7 @@
 // other descriptors, slow readers.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <fcntl.h>
 
 #include <doctest/doctest.h>
@@ -9,6 +10,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "launcher/agent.h"
+#include "launcher/keeper.h"
 #include "launcher/processes.h"
 
 using namespace mtl;
@@ -238,6 +240,15 @@ TEST_CASE("a blocked callback does not hold up the stop") {
   CHECK(run_agent(options).exit_code == 3);
   releaser.join();
   CHECK(calls == 1);
+}
+
+TEST_CASE("what the system refuses comes with its cure") {
+  const auto help = [](int error) {
+    return system_error("cannot open the log", error).diagnostics().front().help;
+  };
+  CHECK(help(EAGAIN).find("ulimit") != std::string::npos);
+  CHECK(help(ENOSPC).find("df -h") != std::string::npos);
+  CHECK(help(EACCES).find("able to write") != std::string::npos);
 }
 
 TEST_CASE("a log that cannot be opened is an error, one that cannot be written a warning") {

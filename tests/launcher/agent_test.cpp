@@ -194,6 +194,18 @@ TEST_CASE("a missing program is 127, one that is none 126, and named") {
     refusal(options, code);
     CHECK(code == 126);
   }
+  SUBCASE("in a folder that may not be entered") {
+    write(folder / "tool", "");
+    options.workers[1].argv = {(folder / "tool").string()};
+    std::filesystem::permissions(folder.path(), std::filesystem::perms::none);
+    const uid_t user = geteuid();
+    if (user == 0) REQUIRE(seteuid(65534) == 0);  // root may enter any
+    const std::string help = refusal(options, code).help;
+    if (user == 0) REQUIRE(seteuid(user) == 0);
+    std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
+    CHECK(help.find("enter a folder") != std::string::npos);
+    CHECK(code == 126);
+  }
   // These are found by execve only, when the first worker runs already: it has to go.
   SUBCASE("interpreter missing") {
     write(folder / "script", "#!/no/such/interpreter\n");
