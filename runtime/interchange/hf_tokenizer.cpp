@@ -1,5 +1,7 @@
 #include "runtime/interchange/hf_tokenizer.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -16,21 +18,27 @@ using OrderedJson = nlohmann::ordered_json;
 // A token that begins a text has no name in the format; these are what it is called.
 const char* const kBegin[] = {"<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>"};
 
-// Tokens beside a SentencePiece model are in added_tokens.json: without them the model's last rows
-// would be padding, and a prompt's special tokens words.
-void refuse_added_tokens(const fs::path& folder) {
-  const fs::path path = folder / "added_tokens.json";
-  if (!fs::exists(path)) return;
-  const auto listed = nlohmann::json::parse(read_file(path), nullptr, false);
-  if (listed.is_object() && listed.empty()) return;
+// Tokens that were added to a SentencePiece model are in added_tokens.json: without them the
+// model's last rows would be padding, and a prompt's special tokens words. Some folders list there
+// what the model itself has (<s>, </s>), which adds nothing.
+std::unique_ptr<Tokenizer> load_sentencepiece_folder(const fs::path& folder) {
+  const fs::path model = folder / "tokenizer.model", listed = folder / "added_tokens.json";
+  auto tokenizer = load_tokenizer({.type = "sentencepiece", .file = model.string()});
+  if (!fs::exists(listed)) return tokenizer;
+  const auto added = nlohmann::json::parse(read_file(listed), nullptr, false);
+  const auto is_known = [&](const nlohmann::json& id) {
+    return id.is_number_unsigned() &&
+           id.get<uint64_t>() < static_cast<uint64_t>(tokenizer->vocab_size());
+  };
+  if (added.is_object() && std::all_of(added.begin(), added.end(), is_known)) return tokenizer;
   throw Error(
       Exit::data,
       {.code = "data.tokenizer",
-       .what = path.string() + " adds tokens to tokenizer.model, which mtl reads as it is",
+       .what = listed.string() + " adds tokens to tokenizer.model, which mtl reads as it is",
        .help = "save it with the fast tokenizer, which writes tokenizer.json with all of them: "
                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER); or leave them out: "
                "--tokenizer " +
-               (folder / "tokenizer.model").string()});
+               model.string()});
 }
 
 }  // namespace
@@ -90,10 +98,7 @@ std::unique_ptr<Tokenizer> find_tokenizer(const fs::path& folder, const std::str
     if (fs::exists(dir / "vocab.json") && fs::exists(dir / "merges.txt")) {
       return load_bpe_folder(dir);
     }
-    if (fs::exists(dir / "tokenizer.model")) {
-      refuse_added_tokens(dir);
-      return load_tokenizer({.type = "sentencepiece", .file = (dir / "tokenizer.model").string()});
-    }
+    if (fs::exists(dir / "tokenizer.model")) return load_sentencepiece_folder(dir);
     return nullptr;
   };
   if (given.empty()) return from_folder(folder);

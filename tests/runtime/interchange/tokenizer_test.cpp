@@ -10,7 +10,9 @@
 #include "runtime/engine/init.h"
 #include "runtime/generate.h"
 #include "runtime/interchange/export.h"
+#include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/interchange/import.h"
+#include "support/temp_dir.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -142,5 +144,31 @@ TEST_CASE("a model whose scores are not finite generates an error and no text") 
       CHECK(error.exit() == Exit::run_failed);
     }
     CHECK(text == "");
+  }
+}
+
+// A SentencePiece model of <unk> and "a", as Protocol Buffers write it.
+const char kTwoPieces[] =
+    "\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02"
+    "\n\x0a\n\x01"
+    "a\x15\0\0\0\0\x18\x01"
+    "\x1a\x0a\n\x08identity";
+
+TEST_CASE("tokens beside a SentencePiece model are refused if the model has them not") {
+  const TempDir dir;
+  write_file_atomic(dir / "tokenizer.model", {kTwoPieces, sizeof kTwoPieces - 1});
+  try {
+    CHECK(find_tokenizer(dir.path(), "")->vocab_size() == 2);
+  } catch (const Error& error) {
+    MESSAGE(error.diagnostics().front().what);  // built without it
+    return;
+  }
+  for (const char* known : {"{}", R"({"<unk>": 0, "a": 1})"}) {
+    write_file_atomic(dir / "added_tokens.json", known);
+    CHECK(find_tokenizer(dir.path(), "")->vocab_size() == 2);
+  }
+  for (const char* added : {R"({"a": 1, "<pad>": 2})", R"({"<pad>": -1})", "[2]", "{"}) {
+    write_file_atomic(dir / "added_tokens.json", added);
+    CHECK(code_of([&] { find_tokenizer(dir.path(), ""); }) == "data.tokenizer");
   }
 }
