@@ -12,10 +12,6 @@ double exposed(const Cluster& cluster, double time, double beside) {
   return time - hidden + cluster.overlap_cost * hidden;
 }
 
-}  // namespace
-
-namespace {
-
 // What the links of a layer are told of it: one micro-batch, one rank.
 struct LinkInput {
   const Workload& work;
