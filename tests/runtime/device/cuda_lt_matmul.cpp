@@ -77,16 +77,16 @@ TEST_CASE("cuda products: cuBLASLt is told what was asked for") {
     LtMatmul lt;
     std::mt19937 random(3);
     const auto any = [&](int64_t most) { return int64_t{1} + random() % most; };
-    constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3,
-                                DType::f8_e5m2};
+    constexpr DType kAllTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f8_e4m3,
+                                   DType::f8_e5m2};
     constexpr LtEpilogue kEpilogues[] = {LtEpilogue::none,          LtEpilogue::bias,
                                          LtEpilogue::gelu_aux,      LtEpilogue::dgelu,
                                          LtEpilogue::gelu_aux_bias, LtEpilogue::none};
     for (int i = 0; i < 2000; ++i) {
       LtGemm gemm;
-      gemm.first_type = kTypes[random() % 5];
-      gemm.second_type = random() % 2 == 0 ? gemm.first_type : kTypes[random() % 5];
-      gemm.result_type = kTypes[random() % 3];
+      gemm.first_type = kAllTypes[random() % 5];
+      gemm.second_type = random() % 2 == 0 ? gemm.first_type : kAllTypes[random() % 5];
+      gemm.result_type = kAllTypes[random() % 3];
       gemm.rows = any(200), gemm.columns = any(200), gemm.k = any(200);
       gemm.transpose_first = random() % 2 == 0;
       gemm.transpose_second = random() % 2 == 0;
@@ -99,7 +99,7 @@ TEST_CASE("cuda products: cuBLASLt is told what was asked for") {
       const bool aux = gemm.epilogue == LtEpilogue::gelu_aux || gemm.epilogue == LtEpilogue::dgelu;
       if (aux || gemm.epilogue == LtEpilogue::gelu_aux_bias) gemm.ld_aux = gemm.rows + 8;
       const LtOperands operands = operands_of(gemm);
-      if (operands.bias != nullptr) gemm.bias_type = kTypes[random() % 3];
+      if (operands.bias != nullptr) gemm.bias_type = kAllTypes[random() % 3];
       CHECK(lt.has(gemm, operands));
       lt.run(gemm, operands, nullptr);
       CHECK(fake_cublaslt.calls.back().gemm == gemm);
