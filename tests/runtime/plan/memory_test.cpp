@@ -143,7 +143,7 @@ TEST_CASE("buffers overlap only where they live at different times") {
         .slots = 2,
         .recompute = {.full = Recompute::Full::block, .layers = 1}}},
       {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
-      {"generation", {.chunks = whole, .training = false}},
+      {"generation", {.chunks = whole, .training = false, .context = 300}},
   };
   for (size_t i = 0; i < 2 * std::size(cases); ++i) {
     const Case& c = cases[i / 2];
@@ -361,7 +361,8 @@ TEST_CASE("tensor parallelism divides what it splits") {
 }
 
 TEST_CASE("generation plans neither gradients nor optimizer") {
-  const MemoryPlan plan = plan_of(shape_124m(), {.micro_batch = 1, .seq = 1024, .training = false});
+  const MemoryPlan plan =
+      plan_of(shape_124m(), {.micro_batch = 1, .seq = 512, .training = false, .context = 1024});
   CHECK(plan.find("grads") == nullptr);
   CHECK(plan.bytes_of_category(MemoryCategory::optimizer) == 0);
   CHECK(plan.find("logits")->shape == std::vector<int64_t>{1, 50304});
@@ -370,11 +371,13 @@ TEST_CASE("generation plans neither gradients nor optimizer") {
 TEST_CASE(
     "generation keeps of a layer what later tokens read, and one layer's memory for the rest") {
   for (const ModelShape& shape : {shape_124m(), shape_moe()}) {
-    const MemoryPlan plan = plan_of(shape, {.seq = 512, .training = false});
+    const MemoryPlan plan = plan_of(shape, {.seq = 64, .training = false, .context = 512});
     const auto range = [&](int64_t layer, const char* name) {
       return range_of(*plan.find(layer_buffer(layer, name)));
     };
     CHECK_FALSE((range(3, "attn.qkv") && range(4, "attn.qkv")));
+    CHECK(plan.find(layer_buffer(3, "attn.qkv"))->shape[0] == 512);
+    CHECK(plan.find(layer_buffer(3, "attn.input"))->shape[0] == 64);
     for (const char* name : {"attn.input", "attn.context", "mlp.input", "mlp.before_act"}) {
       CAPTURE(name);
       CHECK(range(3, name).begin == range(4, name).begin);
