@@ -19,6 +19,7 @@
 #include "launcher/job_registry.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/verdict.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/plan/micro_batch.h"
 
@@ -195,9 +196,13 @@ void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool 
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
   const bool lost = !outcome.interrupted && !outcome.report.empty();  // 75 because of a lost node
   if (outcome.exit_code == static_cast<int>(Exit::requeue) && !lost) {
-    say(stderr,
-        fmt::format("stopped with a complete checkpoint{}; the same command{} goes on from it\n",
-                    dir.empty() ? "" : " in " + dir.string(), fresh ? " without --fresh" : ""));
+    Diagnostics ignored;
+    const bool saved = dir.empty() || !newest_checkpoint(dir / "checkpoints", ignored).empty();
+    say(stderr, saved ? fmt::format("stopped with a complete checkpoint{}; the same command{} goes "
+                                    "on from it\n",
+                                    dir.empty() ? "" : " in " + dir.string(),
+                                    fresh ? " without --fresh" : "")
+                      : "stopped before the first step; the same command begins anew\n");
     return;
   }
   for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));

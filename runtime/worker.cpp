@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <signal.h>
@@ -48,6 +49,24 @@ constexpr std::chrono::seconds kJoinPatience{30};
 // Set when signals arrive, read once per step.
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> checkpoint_requested{false};
+// Ranks wait for each other, perhaps for one that has died, and do not look at stop_requested.
+std::atomic<bool> waiting_for_ranks{false};
+
+[[noreturn]] void stop_before_first_step() {
+  std::_Exit(static_cast<int>(Exit::requeue));
+}
+
+// Before the first step there is nothing to save: who is asked to stop then does so.
+class WaitForRanks {
+ public:
+  WaitForRanks() {
+    waiting_for_ranks = true;
+    if (stop_requested) stop_before_first_step();
+  }
+  ~WaitForRanks() { waiting_for_ranks = false; }
+  WaitForRanks(const WaitForRanks&) = delete;
+  WaitForRanks& operator=(const WaitForRanks&) = delete;
+};
 
 // Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
 // the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
@@ -73,6 +92,7 @@ void receive_signals() {
         continue;
       }
       stop_requested = true;
+      if (waiting_for_ranks) stop_before_first_step();
       if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
       if (std::exchange(asked, true)) {
         ::signal(signal, SIG_DFL);
@@ -495,16 +515,20 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
     return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
   }
   const std::string token = met.store ? met.token : read_token(own.token_fd);
-  const std::unique_ptr<Store> joined = met.store ? nullptr : join_store(own, token, kJoinPatience);
-  Store* const store = met.store ? met.store.get() : joined.get();
-  const WorldOptions options = world_options(own, token);
-  check_alike(
-      store->exchange("device", options.rank, options.size, kind_of(device), options.timeout),
-      options.rank, device);
-  const std::unique_ptr<CommWorld> world =
-      device.cuda != nullptr ? device.cuda->make_nccl_world(*store, options, *device.device,
-                                                            (run_dir / "crash").string())
-                             : make_cpu_world(*store, options);
+  std::unique_ptr<Store> joined;
+  std::unique_ptr<CommWorld> world;
+  {
+    const WaitForRanks waiting;
+    if (!met.store) joined = join_store(own, token, kJoinPatience);
+    Store& store = met.store ? *met.store : *joined;
+    const WorldOptions options = world_options(own, token);
+    check_alike(
+        store.exchange("device", options.rank, options.size, kind_of(device), options.timeout),
+        options.rank, device);
+    world = device.cuda != nullptr ? device.cuda->make_nccl_world(store, options, *device.device,
+                                                                  (run_dir / "crash").string())
+                                   : make_cpu_world(store, options);
+  }
   return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
 }
 

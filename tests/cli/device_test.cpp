@@ -63,6 +63,12 @@ TEST_CASE("a device that cannot be had ends the run with the reason") {
   CAPTURE(outcome.err);
   CHECK(outcome.code == 4);
   CHECK(has(outcome.err, "error[gpu.ranks]"));
+  // The stand-in is one GPU: the second process says so, and the first does not wait for it.
+  outcome =
+      train(shell, kStandIn, {"parallel.dp=2", "launch.spawn=processes", "--num_processes", "2"});
+  CHECK(outcome.code == 4);
+  CHECK(has(outcome.err, "error[gpu.index]"));
+  CHECK_FALSE(has(outcome.err, "did not stop in time"));
 }
 
 TEST_CASE("mfu is of the peak of a GPU that the catalogue has and of the measured rate elsewhere") {
