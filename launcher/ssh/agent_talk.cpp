@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
+#include <system_error>
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -105,9 +106,11 @@ void AgentTalk::work() {
     talk->running = true;
     lock.unlock();
     int outcome = SSH_AUTH_ERROR;
-    {
+    try {
       const AgentFilter filter(talk->agent.get(), talk->client.get(), talk->keys);
       outcome = authenticate(talk->session);
+    } catch (const std::system_error&) {
+      // No thread is to be had: this host cannot be reached, the others may be.
     }
     lock.lock();
     talk->over = true;
