@@ -9,12 +9,13 @@
 namespace mtl {
 
 void fail_write(const std::filesystem::path& path, const std::string& reason) {
-  throw Error(Exit::environment,
-              Diagnostic{.code = "ckpt.write",
-                         .what = fmt::format("cannot write {}: {}", path.string(), reason),
-                         .notes = {"the previous checkpoint is intact"},
-                         .help = "free space or repair the file system of the run directory, then "
-                                 "run the same command again: it resumes"});
+  throw Error(
+      Exit::environment,
+      Diagnostic{.code = "ckpt.write",
+                 .what = fmt::format("cannot write {}: {}", path.string(), reason),
+                 .notes = {"checkpoints that were complete before are intact"},
+                 .help = "free space or repair the file system of the run directory, then "
+                         "run the same command again: it goes on from the newest complete one"});
 }
 
 void fail_write(const std::filesystem::path& path, int error_number, int64_t needed) {
