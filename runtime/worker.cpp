@@ -1,15 +1,10 @@
 #include "runtime/worker.h"
 
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
-#include <signal.h>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/chrono.h>
@@ -36,6 +31,7 @@
 #include "runtime/run.h"
 #include "runtime/start_block.h"
 #include "runtime/worker_environment.h"
+#include "runtime/worker_signals.h"
 
 namespace mtl {
 
@@ -45,63 +41,6 @@ namespace {
 
 // The store is there before the workers are started.
 constexpr std::chrono::seconds kJoinPatience{30};
-
-// Set when signals arrive, read once per step.
-std::atomic<bool> stop_requested{false};
-std::atomic<bool> checkpoint_requested{false};
-// Ranks wait for each other, perhaps for one that has died, and do not look at stop_requested.
-std::atomic<bool> waiting_for_ranks{false};
-
-[[noreturn]] void stop_before_first_step() {
-  std::_Exit(static_cast<int>(Exit::requeue));
-}
-
-// Before the first step there is nothing to save: who is asked to stop then does so.
-class WaitForRanks {
- public:
-  WaitForRanks() {
-    waiting_for_ranks = true;
-    if (stop_requested) stop_before_first_step();
-  }
-  ~WaitForRanks() { waiting_for_ranks = false; }
-  WaitForRanks(const WaitForRanks&) = delete;
-  WaitForRanks& operator=(const WaitForRanks&) = delete;
-};
-
-// Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
-// the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
-// and an alarm). Before any other thread is made, for they inherit what is blocked.
-//
-// A scheduler may signal every process of a job: this one, and the launcher above it, which asks in
-// its turn. That is one request, so those of the parent and of everybody else are counted apart,
-// and only the second of somebody else is one that does not negotiate (a launcher that will not
-// wait kills). USR2 is a scheduler's warning that time is nearly over: never more than a request.
-void receive_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  ::signal(SIGUSR2, SIG_DFL);  // under SLURM it is ignored until somebody is here to take it
-  std::thread([set] {
-    siginfo_t info;
-    bool asked = false;  // by somebody other than the parent
-    for (int signal = 0; (signal = sigwaitinfo(&set, &info)) > 0 || errno == EINTR;) {
-      if (signal <= 0) continue;
-      if (signal == SIGUSR1) {
-        checkpoint_requested = true;
-        continue;
-      }
-      stop_requested = true;
-      if (waiting_for_ranks) stop_before_first_step();
-      if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
-      if (std::exchange(asked, true)) {
-        ::signal(signal, SIG_DFL);
-        pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-        raise(signal);
-      }
-    }
-  }).detach();
-}
 
 // What the failure of another rank does to this one.
 bool is_collateral(const Error& error) {
@@ -156,11 +95,11 @@ class Rank {
     saved_at_ = next_step_;
     while (next_step_ < steps) {
       const auto begin = Clock::now();
-      const bool checkpoint_now = checkpoint_requested.exchange(false) || save_is_due();
+      const bool checkpoint_now = signals::take_checkpoint() || save_is_due();
       samples.announce(trainer_->sample_ranges(next_step_ + 1));
-      const StepResult result = guarded_step(
-          samples,
-          {.stop = stop_requested, .checkpoint = checkpoint_now, .saving = saver_->writing()});
+      const StepResult result = guarded_step(samples, {.stop = signals::stop_requested(),
+                                                       .checkpoint = checkpoint_now,
+                                                       .saving = saver_->writing()});
       ++next_step_;
       loss_ = result.loss;
       saver_->step_done(result.requests.saving);
@@ -518,7 +457,7 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
   std::unique_ptr<Store> joined;
   std::unique_ptr<CommWorld> world;
   {
-    const WaitForRanks waiting;
+    const signals::WaitForRanks waiting;
     if (!met.store) joined = join_store(own, token, kJoinPatience);
     Store& store = met.store ? *met.store : *joined;
     const WorldOptions options = world_options(own, token);
@@ -535,7 +474,7 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we
 // only felt. The launcher asks us to stop as soon as it has seen that.
 void let_origin_end_first() {
-  for (int i = 0; i < 20 && !stop_requested; ++i) {
+  for (int i = 0; i < 20 && !signals::stop_requested(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
 }
@@ -549,7 +488,7 @@ int nodes_of(const WorkerEnvironment& own) {
 }  // namespace
 
 Exit run_worker(const WorkerStart& start) {
-  receive_signals();
+  signals::receive();
   WorkerEnvironment environment = read_worker_environment();
   if (environment.rank_threads > 0) check_threads(environment);
   fs::path run_dir = start.run_dir;
@@ -572,7 +511,7 @@ Exit run_worker(const WorkerStart& start) {
                       .one_host = environment.nodes == 1,
                       .generation = environment.generation,
                       .address = environment.foreign_address,
-                      .give_up = [] { return stop_requested.load(); },
+                      .give_up = signals::stop_requested,
                       .open = open_here});
     if (environment.node_address.empty()) environment.node_address = met.own_address;
   } else if (start.open) {

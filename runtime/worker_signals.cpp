@@ -1,0 +1,73 @@
+#include "runtime/worker_signals.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <signal.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "common/error.h"
+
+namespace mtl::signals {
+
+namespace {
+
+std::atomic<bool> stop{false};
+std::atomic<bool> checkpoint{false};
+std::atomic<bool> waiting_for_ranks{false};
+
+[[noreturn]] void stop_before_first_step() {
+  std::_Exit(static_cast<int>(Exit::requeue));
+}
+
+}  // namespace
+
+// Signals wait for a thread of their own: one that arrives within a matmul has been seen to spoil
+// the heap (oneDNN 2.6.3 with AMX in a virtual machine, also in a program of nothing but a matmul
+// and an alarm).
+void receive() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGUSR2, SIG_DFL);  // under SLURM it is ignored until somebody is here to take it
+  std::thread([set] {
+    siginfo_t info;
+    bool asked = false;  // by somebody other than the parent
+    for (int signal = 0; (signal = sigwaitinfo(&set, &info)) > 0 || errno == EINTR;) {
+      if (signal <= 0) continue;
+      if (signal == SIGUSR1) {
+        checkpoint = true;
+        continue;
+      }
+      stop = true;
+      if (waiting_for_ranks) stop_before_first_step();
+      if (signal == SIGUSR2 || info.si_pid == getppid()) continue;
+      if (std::exchange(asked, true)) {
+        ::signal(signal, SIG_DFL);
+        pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+        raise(signal);
+      }
+    }
+  }).detach();
+}
+
+bool stop_requested() {
+  return stop;
+}
+
+bool take_checkpoint() {
+  return checkpoint.exchange(false);
+}
+
+WaitForRanks::WaitForRanks() {
+  waiting_for_ranks = true;
+  if (stop) stop_before_first_step();
+}
+WaitForRanks::~WaitForRanks() {
+  waiting_for_ranks = false;
+}
+
+}  // namespace mtl::signals
