@@ -302,6 +302,21 @@ void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
        .severity = best ? Diagnostic::Severity::error : Diagnostic::Severity::warning});
 }
 
+// The samples of a run, behind those that it has consumed if it goes on.
+void put_in_order(CheckedRun& run, const RunRequest& request, DataFacts facts,
+                  Diagnostics& diagnostics) {
+  std::optional<RunHistory> history;
+  if (!request.run_dir.empty()) history = history_of(request.run_dir, run.plan);
+  if (history && history->consumed.samples != run.plan.batch.first_sample(history->consumed.step)) {
+    // Its steps had other batches: what is left follows from where it is.
+    facts.consumed = history->consumed;
+    Diagnostics said;
+    run.plan = make_plan(run.resolved, facts, run.plan.grid.world(), said);
+  }
+  order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), diagnostics,
+                history ? history->data : nlohmann::json::object());
+}
+
 // What is missing of the data keeps no run from being planned whose vocabulary is known.
 Diagnostics may_be_elsewhere(const Diagnostics& data) {
   Diagnostics changed;
@@ -366,7 +381,7 @@ CheckedRun check_run(const RunRequest& request) {
       if (const auto memory = request.memory()) choose_micro_batch(run, facts, *memory);
     }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
-      order_samples(run.corpus, run.resolved, samples_to_order(run.plan, request.run_dir), data);
+      put_in_order(run, request, facts, data);
     }
     if (run.corpus.valid && run.corpus.valid->size() == 0) {
       check_unevaluated(run.resolved, diagnostics);

@@ -25,7 +25,7 @@ struct RunRequest {
   std::function<std::optional<RankMemory>()> memory = {};
   // For a plan the data may still be elsewhere, if data.vocab is given: that is a warning then.
   bool plan_only = false;
-  // Of a run that goes on: samples are put in order beyond what its newest checkpoint has consumed.
+  // Of a run that goes on: plan and samples follow from what its newest checkpoint has consumed.
   std::filesystem::path run_dir = {};
 };
 

@@ -45,6 +45,12 @@ struct RunData {
 // returns what is not usable then.
 RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics);
 // Puts the samples in order for a run of `samples` sequences; adds what is wrong to `diagnostics`.
+// `before`: the identity of the data of the checkpoint that the run goes on from, or nothing. An
+// order that follows from a run's length stays what it was then, also if the length is another now;
+// where it has not enough, more epochs are put in order behind it. So the samples that a run has
+// seen are always the first ones.
+void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
+                   Diagnostics& diagnostics, const nlohmann::json& before);
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics);
 

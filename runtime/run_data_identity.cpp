@@ -109,11 +109,6 @@ std::vector<DataDifference> data_differences(const nlohmann::json& here,
     differ("data.eod", "data.eod", here.value("eod", nlohmann::json()),
            checkpoint.value("eod", nlohmann::json()));
   }
-  // The length of a run decides how many epochs are shuffled together.
-  differ("data.sampler", "what data.sampler shuffles together, which follows the run's length,",
-         here.value("orders", nlohmann::json()), checkpoint.value("orders", nlohmann::json()));
-  differ("data.sampler", "the number of samples that data.sampler permutes",
-         here.value("samples", nlohmann::json()), checkpoint.value("samples", nlohmann::json()));
   return differences;
 }
 

@@ -16,16 +16,47 @@ namespace mtl {
 
 namespace {
 
+// What was shuffled together for a source, one order behind the other, as a checkpoint keeps it:
+// that of the first, and a list of those behind it if there are any.
+using Orders = std::vector<MegatronEpochs>;
+
+nlohmann::json to_json(const MegatronEpochs& together) {
+  return {{"epochs", together.epochs}, {"separate_final_epoch", together.separate_final_epoch}};
+}
+
+nlohmann::json to_json(const Orders& orders) {
+  nlohmann::json json = to_json(orders.front());
+  for (size_t i = 1; i < orders.size(); ++i) json["then"].push_back(to_json(orders[i]));
+  return json;
+}
+
+Orders orders_from(const nlohmann::json& json) {
+  const auto one = [](const nlohmann::json& of) {
+    return MegatronEpochs{.epochs = of.at("epochs"),
+                          .separate_final_epoch = of.at("separate_final_epoch")};
+  };
+  Orders orders = {one(json)};
+  for (const nlohmann::json& next : json.value("then", nlohmann::json::array())) {
+    orders.push_back(one(next));
+  }
+  return orders;
+}
+
 // Puts the samples of a run in order.
 class Orderer {
  public:
-  Orderer(RunData& data, const TrainSpec& spec, int64_t samples)
-      : data_(data), spec_(spec), samples_(samples) {}
+  // `before`: as order_samples().
+  Orderer(RunData& data, const TrainSpec& spec, int64_t samples, const nlohmann::json& before)
+      : data_(data), spec_(spec), samples_(samples), before_(before) {}
 
   std::unique_ptr<Samples> train() {
     std::vector<const RunData::Source*> sources;
     for (const RunData::Source& source : data_.sources) {
       if (source.train) sources.push_back(&source);
+    }
+    // Of as many sources; data.on_change=accept may have changed that.
+    if (before_.value("orders", nlohmann::json()).size() != sources.size()) {
+      before_ = nlohmann::json::object();
     }
     std::unique_ptr<Samples> samples =
         sources.size() == 1 ? of_source(*sources.front(), 0, samples_) : blend(sources);
@@ -60,17 +91,7 @@ class Orderer {
                                      std::optional<int64_t> wanted) {
     const int64_t seq = spec_.train.seq_len;
     if (packs()) {
-      const MegatronOrderOptions options{
-          .seq_len = seq, .samples = wanted, .seed = spec_.train.seed};
-      MegatronOrder order =
-          spec_.data.cache.empty()
-              ? megatron_order(*source.train, options)
-              : cached_megatron_order(spec_.data.cache,
-                                      fmt::format("{} {:016x}", source.path, hash_of(source)),
-                                      *source.train, options);
-      settings["orders"].push_back(
-          {{"epochs", order.epochs}, {"separate_final_epoch", order.separate_final_epoch}});
-      return packed_samples(source.train, std::move(order), seq);
+      return packed(source, number, wanted);
     }
     // The first source has the run's own seed, so that one alone is what it always was.
     const uint64_t seed = spec_.train.seed + number * 0x9e3779b97f4a7c15u;
@@ -81,6 +102,38 @@ class Orderer {
         document_row(source.train), seq,
         spec_.data.sampler == "sequential" ? SampleOrder::sequential : SampleOrder::random, seed,
         true);
+  }
+
+  std::unique_ptr<Samples> packed(const RunData::Source& source, uint64_t number,
+                                  std::optional<int64_t> wanted) {
+    const int64_t seq = spec_.train.seq_len;
+    Orders orders;
+    if (before_.contains("orders")) orders = orders_from(before_.at("orders").at(number));
+    int64_t there = 0;
+    for (const MegatronEpochs& order : orders) {
+      there += megatron_samples(*source.train, seq, order.epochs);
+    }
+    if (orders.empty()) {
+      orders.push_back(megatron_epochs(*source.train, seq, wanted));
+    } else if (wanted && there < *wanted && spec_.data.sampler != "cyclic") {
+      // What begins again has all that it needs.
+      orders.push_back(megatron_epochs(*source.train, seq, *wanted - there));
+    }
+    settings["orders"].push_back(to_json(orders));
+    std::vector<std::unique_ptr<Samples>> in_turn;
+    for (const MegatronEpochs& together : orders) {
+      // The first has the run's own seed, as Megatron's.
+      const uint64_t seed = spec_.train.seed + in_turn.size() * 0x9e3779b97f4a7c15u;
+      const MegatronOrderOptions options{.seq_len = seq, .together = together, .seed = seed};
+      MegatronOrder order =
+          spec_.data.cache.empty()
+              ? megatron_order(*source.train, options)
+              : cached_megatron_order(spec_.data.cache,
+                                      fmt::format("{} {:016x}", source.path, hash_of(source)),
+                                      *source.train, options);
+      in_turn.push_back(packed_samples(source.train, std::move(order), seq));
+    }
+    return in_turn.size() == 1 ? std::move(in_turn.front()) : samples_in_turn(std::move(in_turn));
   }
 
   std::unique_ptr<Samples> blend(const std::vector<const RunData::Source*>& sources) {
@@ -105,7 +158,9 @@ class Orderer {
       there += packs() ? limits[i] : 0;
     }
     int64_t size = 0;
-    if (weighted) {
+    if (spec_.data.sampler == "cyclic" && before_.contains("samples")) {
+      size = before_.at("samples").get<int64_t>();  // what was permuted stays what is
+    } else if (weighted) {
       for (const double weight : weights) {
         size += static_cast<int64_t>(std::ceil(static_cast<double>(samples_) * weight));
       }
@@ -131,15 +186,21 @@ class Orderer {
   RunData& data_;
   const TrainSpec& spec_;
   const int64_t samples_;
+  nlohmann::json before_;
 };
 
 }  // namespace
 
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics) {
+  order_samples(data, resolved, samples, diagnostics, nlohmann::json::object());
+}
+
+void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
+                   Diagnostics& diagnostics, const nlohmann::json& before) {
   const TrainSpec& spec = resolved.spec;
   try {
-    Orderer orderer(data, spec, samples);
+    Orderer orderer(data, spec, samples, before);
     data.train = orderer.train();
     data.valid = orderer.valid();
     nlohmann::json& settings = orderer.settings;

@@ -1,31 +1,35 @@
-// How long a run is that goes on with other batches than it had: another train.global_batch, or as
-// many ranks as there are now with train.accumulate.
+// What a run that goes on has behind it: how many steps, how many sequences, in which order.
+// Batches may have been others: another train.global_batch, or as many ranks as there were then
+// with train.accumulate.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+
+#include <nlohmann/json.hpp>
 
 #include "runtime/run.h"
 
 namespace mtl {
 
-// Of a checkpoint's state.
-struct Consumed {
-  int64_t step = 0, samples = 0;
-};
+// Of a checkpoint's state; `plan`: of the run, for a version that did not say.
 Consumed consumed_by(const nlohmann::json& state, const Plan& plan);
 
-// Samples 0 to this, not included, that a run which goes on in `dir` ("": a new one) may read: more
-// than its plan says where the steps before its newest checkpoint had larger batches.
-int64_t samples_to_order(const Plan& plan, const std::filesystem::path& dir);
+// Of the newest checkpoint of the run in `dir`; nothing where there is none.
+struct RunHistory {
+  Consumed consumed;
+  nlohmann::json data;  // as RunData::identity()
+};
+std::optional<RunHistory> history_of(const std::filesystem::path& dir, const Plan& plan);
 
 // Whether nothing is left to train: by samples, where the run's length is given in them.
 bool is_complete(const CheckedRun& run, const Consumed& consumed);
 
-// Where the length is given in samples or tokens and the steps before the newest checkpoint under
-// `dir` had other batches, the steps that are left follow from what they have consumed: `run` gets
-// them as train.steps, for its workers to read. Throws Error resume.data (Exit::config) where the
-// order of the data would be another then, and what order_samples() says.
+// Where the steps before the newest checkpoint under `dir` had other batches, the plan follows from
+// what they have consumed; and if the length of `run` is given in samples or tokens, so do the
+// steps that are left: `run` gets them as train.steps, for its workers to read. Throws what
+// order_samples() says of the samples that are needed then.
 void go_on_from_newest(const std::filesystem::path& dir, CheckedRun& run);
 
 }  // namespace mtl

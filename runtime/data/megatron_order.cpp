@@ -68,42 +68,53 @@ std::vector<MegatronOrder::Start> cut(const Documents& documents, const std::vec
 
 }  // namespace
 
+int64_t megatron_samples(const Documents& documents, int64_t seq_len, int64_t epochs) {
+  return (epochs * documents.tokens() - 1) / seq_len;
+}
+
+MegatronEpochs megatron_epochs(const Documents& documents, int64_t seq_len,
+                               std::optional<int64_t> samples) {
+  const int64_t per_epoch = documents.tokens();
+  if (per_epoch <= seq_len) {
+    fail_data("data.too_short",
+              fmt::format("no sample of {} + 1 tokens fits into a corpus of {} tokens", seq_len,
+                          per_epoch),
+              "use a shorter train.seq_len, more data, or another data.split");
+  }
+  MegatronEpochs together;
+  if (samples) together.epochs = epochs_for(*samples, seq_len, per_epoch);
+  if (together.epochs > 1) {
+    const int64_t from_last = *samples - megatron_samples(documents, seq_len, together.epochs - 1);
+    const auto threshold =
+        static_cast<int64_t>(0.80 * static_cast<double>((per_epoch - 1) / seq_len));
+    together.separate_final_epoch = from_last < threshold;
+  }
+  return together;
+}
+
 MegatronOrder megatron_order(const Documents& documents, const MegatronOrderOptions& options) {
-  const int64_t count = documents.count(), per_epoch = documents.tokens(), seq = options.seq_len;
-  if (per_epoch <= seq) {
-    fail_data(
-        "data.too_short",
-        fmt::format("no sample of {} + 1 tokens fits into a corpus of {} tokens", seq, per_epoch),
-        "use a shorter train.seq_len, more data, or another data.split");
-  }
-  MegatronOrder order;
-  if (options.samples) order.epochs = epochs_for(*options.samples, seq, per_epoch);
-  const int64_t samples = (order.epochs * per_epoch - 1) / seq;
-  int64_t before_last = 0;
-  if (order.epochs > 1) {
-    before_last = ((order.epochs - 1) * per_epoch - 1) / seq;
-    const int64_t from_last = *options.samples - before_last;
-    const auto threshold = static_cast<int64_t>(0.80 * static_cast<double>((per_epoch - 1) / seq));
-    order.separate_final_epoch = from_last < threshold;
-  }
-  if (order.epochs > std::numeric_limits<int32_t>::max() / std::max<int64_t>(count, 1) ||
+  const int64_t count = documents.count(), seq = options.seq_len;
+  const auto [epochs, separate] = options.together;
+  const int64_t samples = megatron_samples(documents, seq, epochs);
+  if (epochs > std::numeric_limits<int32_t>::max() / std::max<int64_t>(count, 1) ||
       samples >= std::numeric_limits<uint32_t>::max() - 1) {
     fail_data("data.order",
               fmt::format("{} epochs of {} documents, {} samples, are more than an index holds",
-                          order.epochs, count, samples),
+                          epochs, count, samples),
               "use data.sampler=feistel, which needs no index, or fewer steps");
   }
+  MegatronOrder order;
   Mt19937 random(options.seed);
-  if (order.separate_final_epoch) {
-    append_shuffled(order.documents, count, order.epochs - 1, random);
+  if (separate) {
+    append_shuffled(order.documents, count, epochs - 1, random);
     append_shuffled(order.documents, count, 1, random);
   } else {
-    append_shuffled(order.documents, count, order.epochs, random);
+    append_shuffled(order.documents, count, epochs, random);
   }
   order.starts = cut(documents, order.documents, samples, seq);
   order.shuffle.resize(static_cast<size_t>(samples));
   std::iota(order.shuffle.begin(), order.shuffle.end(), 0u);
-  const int64_t first = order.separate_final_epoch ? before_last : samples;
+  const int64_t first = separate ? megatron_samples(documents, seq, epochs - 1) : samples;
   numpy_shuffle(random, order.shuffle.data(), first);
   numpy_shuffle(random, order.shuffle.data() + first, samples - first);
   return order;
@@ -113,9 +124,9 @@ namespace {
 
 // A file of the cache: this, the arrays one behind the other, and the XXH3 of all before it.
 struct CacheHeader {
-  char magic[16] = "mtl.order.1";
+  char magic[16] = "mtl.order.2";
   uint64_t key = 0;
-  int64_t documents = 0, starts = 0, shuffle = 0, epochs = 0, separate_final_epoch = 0;
+  int64_t documents = 0, starts = 0, shuffle = 0;
 };
 
 template <typename T>
@@ -137,8 +148,6 @@ std::optional<MegatronOrder> read_cache(const std::filesystem::path& file, uint6
     return std::nullopt;
   }
   MegatronOrder order;
-  order.epochs = header.epochs;
-  order.separate_final_epoch = header.separate_final_epoch != 0;
   const char* at = content.data() + sizeof(header);
   const auto take = [&](auto& values, int64_t count) {
     values.resize(static_cast<size_t>(count));
@@ -159,8 +168,9 @@ MegatronOrder cached_megatron_order(const std::filesystem::path& folder, const s
                                     const Documents& documents,
                                     const MegatronOrderOptions& options) {
   const std::string all =
-      fmt::format("{} documents {} tokens {} seq {} samples {} seed {}", key, documents.count(),
-                  documents.tokens(), options.seq_len, options.samples.value_or(-1), options.seed);
+      fmt::format("{} documents {} tokens {} seq {} epochs {} separate {} seed {}", key,
+                  documents.count(), documents.tokens(), options.seq_len, options.together.epochs,
+                  options.together.separate_final_epoch, options.seed);
   CacheHeader header;
   header.key = XXH3_64bits(all.data(), all.size());
   const std::filesystem::path file = folder / fmt::format("order-{:016x}.bin", header.key);
@@ -169,8 +179,6 @@ MegatronOrder cached_megatron_order(const std::filesystem::path& folder, const s
   header.documents = static_cast<int64_t>(order.documents.size());
   header.starts = static_cast<int64_t>(order.starts.size());
   header.shuffle = static_cast<int64_t>(order.shuffle.size());
-  header.epochs = order.epochs;
-  header.separate_final_epoch = order.separate_final_epoch ? 1 : 0;
   std::string content(reinterpret_cast<const char*>(&header), sizeof(header));
   content += bytes_of_all(order.documents);
   content += bytes_of_all(order.starts);

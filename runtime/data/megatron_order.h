@@ -14,6 +14,19 @@
 
 namespace mtl {
 
+// What is shuffled together: all of it that an order depends on beside documents and seed.
+struct MegatronEpochs {
+  int64_t epochs = 1;
+  // The last epoch is shuffled on its own: less than 80 % of it is needed.
+  bool separate_final_epoch = false;
+  bool operator==(const MegatronEpochs&) const = default;
+};
+// Megatron's choice for so many samples; nothing: one epoch. Throws as megatron_order().
+MegatronEpochs megatron_epochs(const Documents& documents, int64_t seq_len,
+                               std::optional<int64_t> samples);
+// Samples that so many epochs have.
+int64_t megatron_samples(const Documents& documents, int64_t seq_len, int64_t epochs);
+
 struct MegatronOrder {
   struct Start {
     int64_t position = 0;  // in `documents`
@@ -23,14 +36,11 @@ struct MegatronOrder {
   std::vector<int32_t> documents;  // every document, once per epoch
   std::vector<Start> starts;       // of each sample, and behind the last one
   std::vector<uint32_t> shuffle;   // the sample that comes n-th
-  int64_t epochs = 1;
-  // The last epoch is shuffled on its own: less than 80 % of it is needed.
-  bool separate_final_epoch = false;
 };
 
 struct MegatronOrderOptions {
   int64_t seq_len = 0;
-  std::optional<int64_t> samples;  // that are needed; without: one epoch
+  MegatronEpochs together = {};
   uint64_t seed = 0;
 };
 // Throws Error (Exit::data): data.too_short, data.order (beyond 2^31 documents or 2^32 samples: the

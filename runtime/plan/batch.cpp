@@ -43,7 +43,7 @@ int64_t divide_up(int64_t a, int64_t b) {
 }  // namespace
 
 BatchSchedule::BatchSchedule(std::vector<BatchPhase> phases) : phases_(std::move(phases)) {
-  assert(phases_.empty() || (phases_[0].first_step == 0 && phases_[0].first_sample == 0));
+  assert(phases_.empty() || phases_[0].first_step == 0);
 }
 
 const BatchPhase& BatchSchedule::at(int64_t step) const {
@@ -56,14 +56,30 @@ int64_t BatchSchedule::first_sample(int64_t step) const {
 }
 
 int64_t BatchSchedule::steps_for_samples(int64_t samples) const {
+  if (samples <= phases_.front().first_sample) return 0;
   const BatchPhase& phase = phase_of(phases_, &BatchPhase::first_sample, samples);
   return phase.first_step + divide_up(samples - phase.first_sample, phase.global_batch);
 }
 
 int64_t BatchSchedule::largest() const {
-  int64_t most = 0;
+  int64_t most = largest_before_;
   for (const BatchPhase& phase : phases_) most = std::max(most, phase.global_batch);
   return most;
+}
+
+BatchSchedule BatchSchedule::until(int64_t steps) const {
+  BatchSchedule shorter = *this;
+  std::erase_if(shorter.phases_, [&](const BatchPhase& phase) {
+    return phase.first_step > 0 && phase.first_step >= steps;
+  });
+  return shorter;
+}
+
+BatchSchedule BatchSchedule::behind(const Consumed& consumed) const {
+  BatchSchedule moved = *this;
+  const int64_t ahead = consumed.samples - first_sample(consumed.step);
+  for (BatchPhase& phase : moved.phases_) phase.first_sample += ahead;
+  return moved;
 }
 
 BatchSchedule ramp_by_step(const std::map<int64_t, int64_t>& global_batches, int64_t micro_batch,
@@ -78,11 +94,20 @@ BatchSchedule ramp_by_step(const std::map<int64_t, int64_t>& global_batches, int
 }
 
 BatchSchedule accumulate_by_epoch(const std::map<int64_t, int64_t>& accumulate, int64_t micro_batch,
-                                  int dp, int64_t samples_per_epoch) {
+                                  int dp, int64_t samples_per_epoch, const Consumed& consumed) {
   assert(samples_per_epoch > 0);
+  // The epoch that the run is in.
+  auto next = accumulate.upper_bound(consumed.samples / samples_per_epoch);
+  const int64_t now = next == accumulate.begin() ? 1 : std::prev(next)->second;
   std::vector<BatchPhase> phases;
-  append(phases, 0, micro_batch * dp, 1);
-  for (const auto& [epoch, micro_batches] : accumulate) {
+  append(phases, 0, micro_batch * dp * now, now);
+  phases.front().first_sample = consumed.samples - consumed.step * micro_batch * dp * now;
+  int64_t most_before = now;
+  for (auto before = accumulate.begin(); before != next; ++before) {
+    most_before = std::max(most_before, before->second);
+  }
+  for (; next != accumulate.end(); ++next) {
+    const auto& [epoch, micro_batches] = *next;
     if (epoch > std::numeric_limits<int64_t>::max() / samples_per_epoch) break;
     // An epoch may begin within a step, whose phase is the last so far.
     const BatchPhase& before = phases.back();
@@ -90,7 +115,9 @@ BatchSchedule accumulate_by_epoch(const std::map<int64_t, int64_t>& accumulate, 
     const int64_t steps = missing > 0 ? divide_up(missing, before.global_batch) : 0;
     append(phases, before.first_step + steps, micro_batch * dp * micro_batches, micro_batches);
   }
-  return BatchSchedule(std::move(phases));
+  BatchSchedule schedule(std::move(phases));
+  schedule.largest_before_ = micro_batch * dp * most_before;
+  return schedule;
 }
 
 BatchSchedule accumulate_by_step(const std::map<int64_t, int64_t>& accumulate, int64_t micro_batch,

@@ -25,8 +25,9 @@ namespace mtl {
 
 // What the plan has to know of the data.
 struct DataFacts {
-  int64_t vocab = 0;      // token ids are 0..vocab-1
-  int64_t sequences = 0;  // of train.seq_len in one epoch; 0 = unknown (no epochs)
+  int64_t vocab = 0;       // token ids are 0..vocab-1
+  int64_t sequences = 0;   // of train.seq_len in one epoch; 0 = unknown (no epochs)
+  Consumed consumed = {};  // of it, by a run that goes on
 };
 
 // What the ranks of one pipeline stage have in common; the experts in `layout` are those of the

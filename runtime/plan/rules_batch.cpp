@@ -56,16 +56,18 @@ std::optional<BatchSchedule> accumulated(const RuleInput& input, int dp, Layout&
                  "use a smaller train.accumulate or train.micro_batch")) {
     return std::nullopt;
   }
-  const bool by_step = train.accumulate_by == "step" || train.accumulate.size() == 1;
+  // A plain number is that of epoch 0, and of all that follow.
+  const bool one = train.accumulate.size() == 1 && train.accumulate.begin()->first == 0;
+  const bool by_step = train.accumulate_by == "step" || one;
   if (!book.rule("batch.epoch", "train.accumulate", by_step || input.data.sequences > 0,
                  "train.accumulate counts epochs, and how long one is is not known",
                  "set train.accumulate_by=step")) {
     return std::nullopt;
   }
   layout.micro_batch = train.micro_batch;
-  return by_step
-             ? accumulate_by_step(train.accumulate, layout.micro_batch, dp)
-             : accumulate_by_epoch(train.accumulate, layout.micro_batch, dp, input.data.sequences);
+  if (by_step) return accumulate_by_step(train.accumulate, layout.micro_batch, dp);
+  return accumulate_by_epoch(train.accumulate, layout.micro_batch, dp, input.data.sequences,
+                             input.data.consumed);
 }
 
 // With global_batch or batch_ramp, every step is divided over the replicas, and there into
@@ -110,8 +112,11 @@ std::optional<BatchSchedule> divided(const RuleInput& input, int dp, Layout& lay
   return ramp_by_step(batches, layout.micro_batch, dp);
 }
 
-int64_t length_of_run(const TrainSpec::Train& train, const BatchSchedule& batch) {
-  return train.steps > 0 ? train.steps : batch.steps_for_samples(samples_of_run(train));
+// A run that goes on has its steps behind it, whatever is asked for.
+int64_t length_of_run(const TrainSpec::Train& train, const BatchSchedule& batch,
+                      const Consumed& consumed) {
+  if (train.steps > 0) return train.steps;
+  return std::max(consumed.step, batch.steps_for_samples(samples_of_run(train)));
 }
 
 }  // namespace
@@ -124,8 +129,8 @@ int64_t samples_of_run(const TrainSpec::Train& train) {
 
 void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
   const int dp = Grid(layout.sizes).replicas();
-  const auto batch = input.spec.train.accumulate.empty() ? divided(input, dp, layout, book)
-                                                         : accumulated(input, dp, layout, book);
+  auto batch = input.spec.train.accumulate.empty() ? divided(input, dp, layout, book)
+                                                   : accumulated(input, dp, layout, book);
   if (!batch) {
     layout.steps = input.spec.train.steps;
     return;
@@ -136,13 +141,10 @@ void check_batch(const RuleInput& input, Layout& layout, RuleBook& book) {
                         "sequence at a time",
                         layout.micro_batch, cp),
             "use train.micro_batch=1 (a step has as many as its batch asks for), or parallel.cp=1");
-  layout.steps = length_of_run(input.spec.train, *batch);
+  batch = batch->behind(input.data.consumed);
+  layout.steps = length_of_run(input.spec.train, *batch, input.data.consumed);
   // What would begin after the last step is no part of the run.
-  std::vector<BatchPhase> phases = batch->phases();
-  std::erase_if(phases, [&](const BatchPhase& phase) {
-    return phase.first_step > 0 && phase.first_step >= layout.steps;
-  });
-  layout.batch = BatchSchedule(std::move(phases));
+  layout.batch = batch->until(layout.steps);
 
   const TrainSpec::Parallel& parallel = input.spec.parallel;
   const int64_t forwards =

@@ -73,7 +73,8 @@ int main(int argc, char** argv) {
   for (const int64_t epochs : {1, 4}) {
     const int64_t wanted = corpus->tokens() / seq * epochs - epochs;
     const double time = seconds([&] {
-      order = megatron_order(*corpus, {.seq_len = seq, .samples = wanted, .seed = 1234});
+      const MegatronEpochs together = megatron_epochs(*corpus, seq, wanted);
+      order = megatron_order(*corpus, {.seq_len = seq, .together = together, .seed = 1234});
     });
     const size_t bytes =
         order.documents.size() * 4 + order.starts.size() * 16 + order.shuffle.size() * 4;
@@ -82,9 +83,9 @@ int main(int argc, char** argv) {
     const double pass = seconds([&] {
       for (uint64_t& word : memory) sum += word++;
     });
-    fmt::print("| megatron, {} epoch{} | {} | {:.1f} | {:.3f} | {:.4f} |\n", order.epochs,
-               order.epochs == 1 ? "" : "s", order.shuffle.size(), static_cast<double>(bytes) / 1e6,
-               time, pass + static_cast<double>(sum == 1));
+    fmt::print("| megatron, {} epoch{} | {} | {:.1f} | {:.3f} | {:.4f} |\n", epochs,
+               epochs == 1 ? "" : "s", order.shuffle.size(), static_cast<double>(bytes) / 1e6, time,
+               pass + static_cast<double>(sum == 1));
   }
   std::vector<double> weights(10, 1);
   for (size_t i = 0; i < weights.size(); ++i) weights[i] += static_cast<double>(i);

@@ -437,18 +437,44 @@ TEST_CASE("a mixture is put in order as far as a run goes whose batch has shrunk
   CHECK(state["samples"] == 10 * 16 + 10 * 4);
 }
 
-TEST_CASE("an order that would be another one is told at the start") {
+TEST_CASE("an order that follows from the length of a run stays when length and batch change") {
   Shell shell;
   write_recipe(shell, 5);
   // An epoch has some 1,050 sequences.
   const std::string sampler = "data.sampler=megatron";
   REQUIRE(shell.mtl({"launch", "train.yaml", sampler, "train.global_batch=200"}).code == 0);
+  const auto state_of = [&] {
+    return json::parse(file_text(run_of(shell) / "latest" / "manifest.json"))["state"];
+  };
+  CHECK(state_of()["data"]["orders"][0]["epochs"] == 1);
   const Outcome outcome =
-      shell.mtl({"launch", "train.yaml", sampler, "train.global_batch=8", "train.steps=30"});
+      shell.mtl({"launch", "train.yaml", sampler, "train.global_batch=8", "train.steps=15"});
   CAPTURE(outcome.err);
-  CHECK(outcome.code == 3);
-  CHECK(has(outcome.err,
-            "error[resume.data]: cannot resume: 5 steps of other batches have consumed 1000 "));
+  REQUIRE(outcome.code == 0);
+  const json state = state_of();
+  CHECK(state["samples"] == 5 * 200 + 10 * 8);
+  const json orders = state["data"]["orders"];
+  CHECK(orders[0]["epochs"] == 1);
+  REQUIRE(orders[0]["then"].size() == 1);  // for the samples that the first does not have
+  CHECK(orders[0]["then"][0]["epochs"] == 1);
+}
+
+TEST_CASE("epochs of accumulation are counted by the sequences that a run has seen") {
+  Shell shell;
+  write_recipe(shell, 2);
+  std::string recipe = file_text(shell.dir() / "train.yaml");
+  recipe.replace(recipe.find("global_batch: 4\n"), 16, "accumulate: {0: 128, 1: 8}\n");
+  shell.write("train.yaml", recipe);
+  // 1034 sequences in an epoch. Two steps of 512; then, with micro-batches of 2, 256 a step: one
+  // that begins in the first epoch, and behind it 16 a step.
+  REQUIRE(launch(shell, 1, {"train.micro_batch=4"}).code == 0);
+  const Outcome outcome = launch(shell, 1, {"train.micro_batch=2", "train.steps=5"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  const json state = json::parse(file_text(run_of(shell) / "latest" / "manifest.json"))["state"];
+  CHECK(state["step"] == 5);
+  CHECK(state["samples"] == 2 * 512 + 256 + 2 * 16);
+  CHECK(has(outcome.err, "; 16 from step 3"));
 }
 
 TEST_CASE("a run does not go on as another model or with other documents") {

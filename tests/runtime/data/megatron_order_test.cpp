@@ -62,7 +62,9 @@ OrderCase case_of(const nlohmann::json& want) {
       want.at("begin").get<int64_t>(), want.at("end").get<int64_t>());
   made.options.seq_len = want.at("seq_len").get<int64_t>();
   made.options.seed = want.at("seed").get<uint64_t>();
-  if (!want.at("samples").is_null()) made.options.samples = want.at("samples").get<int64_t>();
+  std::optional<int64_t> samples;
+  if (!want.at("samples").is_null()) samples = want.at("samples").get<int64_t>();
+  made.options.together = megatron_epochs(*made.documents, made.options.seq_len, samples);
   return made;
 }
 
@@ -88,7 +90,7 @@ TEST_CASE("megatron order: documents, starts and shuffle are those of GPTDataset
     const OrderCase made = case_of(want);
     const MegatronOrder order = megatron_order(*made.documents, made.options);
     check_equal(order, want);
-    separate += order.separate_final_epoch;
+    separate += made.options.together.separate_final_epoch;
   }
   CHECK(separate >= 1);
   CHECK(separate < static_cast<int>(megatron_reference().at("orders").size()));

@@ -40,11 +40,12 @@ ResolvedSpec spec_of(const std::string& train) {
   return resolved;
 }
 
-RunData load(const ResolvedSpec& resolved, int64_t samples) {
+RunData load(const ResolvedSpec& resolved, int64_t samples,
+             const nlohmann::json& before = nlohmann::json::object()) {
   Diagnostics diagnostics;
   RunData data = load_run_data(resolved, diagnostics);
   diagnostics.throw_if_errors(Exit::data);
-  order_samples(data, resolved, samples, diagnostics);
+  order_samples(data, resolved, samples, diagnostics, before);
   diagnostics.throw_if_errors(Exit::data);
   return data;
 }
@@ -236,7 +237,7 @@ TEST_CASE("run data: a resumed run names each difference") {
   changed = resolved;
   changed.spec.data.sampler = "random";
   CHECK(keys(changed).find("data.sampler") != std::string::npos);
-  CHECK(keys(resolved, 5000).find("data.sampler") != std::string::npos);  // more epochs
+  CHECK(keys(resolved, 5000) == "");  // more epochs come behind those that there are
   changed = resolved;
   changed.spec.data.eod = 99;
   changed.spec.data.mask_eod_loss = true;
@@ -248,6 +249,92 @@ TEST_CASE("run data: a resumed run names each difference") {
   CHECK(keys(changed) == "");
   write_corpus(dir.path() / "a", 200, 1);
   CHECK(keys(resolved) == "data.train ");
+}
+
+// Of the samples [0, count): their inputs.
+std::vector<std::vector<int32_t>> first_samples(const RunData& data, int64_t count) {
+  std::vector<std::vector<int32_t>> all;
+  for (int64_t k = 0; k < count; ++k) all.push_back(inputs_of(*data.train, k, 1, 16));
+  return all;
+}
+
+TEST_CASE("run data: a run that is made longer or shorter keeps the samples that it has seen") {
+  const TempDir dir;
+  write_corpus(dir.path() / "a", 200, 0);
+  write_corpus(dir.path() / "b", 100, 5);
+  const std::string a = (dir.path() / "a").string(), b = (dir.path() / "b").string();
+  ResolvedSpec one = spec_of(a), weighted = spec_of(""), plain = spec_of("");
+  weighted.spec.data.train_list = {{a, 0.7}, {b, 0.3}};
+  plain.spec.data.train_list = {{a, 0}, {b, 0}};
+  for (ResolvedSpec resolved : {one, weighted, plain}) {
+    for (const char* sampler : {"megatron", "cyclic"}) {
+      CAPTURE(resolved.spec.data.train);
+      CAPTURE(resolved.spec.data.train_list.size());
+      CAPTURE(std::string(sampler));
+      resolved.spec.data.sampler = sampler;
+      // Without weights there is an epoch of each, and no more.
+      const bool ends = resolved.spec.data.train_list.size() > 1 &&
+                        resolved.spec.data.train_list[0].weight == 0 && *sampler == 'm';
+      const RunData first = load(resolved, 300);
+      // From run to run: longer, much longer, shorter, longer again.
+      nlohmann::json before = first.identity();
+      int64_t seen = 300;
+      auto samples = first_samples(first, seen);
+      for (const int64_t longer : {320, 1500, 340, 2500}) {
+        CAPTURE(longer);
+        const int64_t length = ends ? std::min<int64_t>(longer, 340) : longer;
+        const RunData next = load(resolved, length, before);
+        const auto here = first_samples(next, length);
+        const auto both = static_cast<size_t>(std::min(seen, length));
+        CHECK(std::equal(samples.begin(), samples.begin() + static_cast<long>(both), here.begin()));
+        // What a checkpoint says is enough to make it again.
+        const RunData again = load(resolved, length, next.identity());
+        CHECK(first_samples(again, length) == here);
+        CHECK(again.identity() == next.identity());
+        before = next.identity();
+        if (length > seen) samples = here;
+        seen = std::max(seen, length);
+      }
+    }
+  }
+}
+
+TEST_CASE("run data: epochs behind those of a shorter run have every sample once") {
+  const TempDir dir;
+  // Every token of the corpus is another, but for two epochs that follow each other.
+  IndexedDatasetWriter writer(dir.path() / "corpus", TokenType::u16);
+  std::vector<int32_t> tokens(16 * 50 + 1);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  writer.add_sequence(tokens);
+  writer.end_document();
+  writer.finish();
+  ResolvedSpec resolved = spec_of((dir.path() / "corpus").string());
+  resolved.spec.data.vocab = 1000;
+  resolved.spec.data.sampler = "megatron";
+  const RunData whole = load(resolved, 50);
+  const RunData longer = load(resolved, 150, whole.identity());
+  // 50 samples of one epoch, then more than two epochs of their own; each half has each once.
+  const auto count = [&](int64_t from, int64_t to, int32_t token) {
+    int64_t seen = 0;
+    for (int64_t k = from; k < to; ++k) {
+      const std::vector<int32_t> inputs = inputs_of(*longer.train, k, 1, 16);
+      seen += std::count(inputs.begin(), inputs.end(), token);
+    }
+    return seen;
+  };
+  REQUIRE(longer.train->size() >= 150);
+  for (const int32_t token : {0, 7, 399, 798}) {
+    CAPTURE(token);
+    CHECK(count(0, 50, token) == 1);
+    CHECK(count(50, 150, token) == 2);
+  }
+  // Another shuffle than the first one's.
+  CHECK(first_samples(longer, 100) != [&] {
+    auto twice = first_samples(whole, 50);
+    const auto once = twice;
+    twice.insert(twice.end(), once.begin(), once.end());
+    return twice;
+  }());
 }
 
 }  // namespace

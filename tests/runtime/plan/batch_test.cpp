@@ -64,3 +64,44 @@ TEST_CASE("phases that no step starts in are left out") {
   CHECK(accumulate_by_epoch({{0, 2}, {INT64_MAX / 2, 4}}, 1, 1, 3).phases().size() == 1);
   CHECK(ramp_by_step({{0, 4}, {INT64_MAX / 2, 8}}, 1, 1).phases().size() == 1);
 }
+
+TEST_CASE("a run that goes on counts epochs by what it has consumed") {
+  const std::map<int64_t, int64_t> accumulate = {{0, 8}, {2, 4}, {4, 1}};
+  // The same batches as ever: what follows is what it would have been.
+  const BatchSchedule whole = accumulate_by_epoch(accumulate, 2, 1, 40);
+  for (const int64_t step : {0, 3, 5, 9, 14, 15, 16, 30}) {
+    CAPTURE(step);
+    const BatchSchedule rest =
+        accumulate_by_epoch(accumulate, 2, 1, 40, {step, whole.first_sample(step)});
+    for (int64_t next = step; next < 60; ++next) {
+      REQUIRE(rest.at(next).global_batch == whole.at(next).global_batch);
+      REQUIRE(rest.first_sample(next) == whole.first_sample(next));
+    }
+    CHECK(rest.largest() == whole.largest());
+  }
+  // Ten steps of 2 and now 16 a step: epoch 2 begins with the first step at or behind sample 80.
+  const BatchSchedule larger = accumulate_by_epoch(accumulate, 2, 1, 40, {10, 20});
+  CHECK(larger.first_sample(10) == 20);
+  CHECK(larger.at(13).global_batch == 16);
+  CHECK(larger.first_sample(14) == 84);
+  CHECK(larger.at(14).global_batch == 8);
+  // Two steps of 64: in epoch 3 at once.
+  const BatchSchedule smaller = accumulate_by_epoch(accumulate, 2, 1, 40, {2, 128});
+  CHECK(smaller.first_sample(2) == 128);
+  CHECK(smaller.at(2).global_batch == 8);
+  CHECK(smaller.first_sample(6) == 160);
+  CHECK(smaller.at(6).global_batch == 2);
+  CHECK(smaller.largest() == 16);
+  CHECK(smaller.steps_for_samples(100) < 2);  // they are behind it
+  CHECK(smaller.steps_for_samples(160) == 6);
+  CHECK(smaller.steps_for_samples(161) == 7);
+}
+
+TEST_CASE("a batch by step goes on behind what was consumed") {
+  const BatchSchedule ramp = ramp_by_step({{0, 8}, {10, 16}}, 2, 4).behind({5, 100});
+  CHECK(ramp.first_sample(5) == 100);
+  CHECK(ramp.first_sample(10) == 140);
+  CHECK(ramp.first_sample(11) == 156);
+  CHECK(ramp.steps_for_samples(156) == 11);
+  CHECK(ramp.until(7).phases() == std::vector<BatchPhase>{{0, 60, 8, 1}});
+}

@@ -211,3 +211,14 @@ TEST_CASE("rules of the learning rate") {
        "use at most 70"},
   });
 }
+
+TEST_CASE("accumulation from a later epoch on counts epochs though it is one number") {
+  ResolvedSpec resolved = ruled_spec();
+  resolved.spec.train.global_batch = 0;
+  resolved.spec.train.micro_batch = 2;
+  resolved.spec.train.accumulate = {{3, 8}};
+  Diagnostics diagnostics;
+  const Plan plan = make_plan(resolved, {.vocab = 65, .sequences = 10}, 1, diagnostics);
+  REQUIRE_FALSE(diagnostics.has_errors());
+  CHECK(plan.batch.phases() == std::vector<BatchPhase>{{0, 0, 2, 1}, {15, 30, 16, 8}});
+}
