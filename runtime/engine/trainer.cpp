@@ -154,7 +154,8 @@ void Trainer::weights_changed() {
 }
 
 nlohmann::json Trainer::progress() const {
-  nlohmann::json progress = {{"updates", updates_}, {"skipped", skipped_}};
+  nlohmann::json progress = {
+      {"updates", updates_}, {"skipped", skipped_}, {"bad_in_a_row", bad_in_a_row_}};
   // Of fp16 alone: a run that goes on in fp16 must not begin with the 1 of another precision.
   if (scale_.dynamic()) progress["loss_scale"] = scale_.to_json();
   return progress;
@@ -164,6 +165,7 @@ void Trainer::restore_progress(const nlohmann::json& progress, int64_t step, int
   samples_ahead_ = samples - plan_.batch.first_sample(step);
   updates_ = progress.value("updates", step);
   skipped_ = progress.value("skipped", int64_t{0});
+  bad_in_a_row_ = progress.value("bad_in_a_row", int64_t{0});
   if (const auto scale = progress.find("loss_scale"); scale != progress.end()) {
     scale_.restore(*scale);
   }

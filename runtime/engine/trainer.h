@@ -76,7 +76,7 @@ class Trainer {
   // matmuls read.
   void weights_changed();
   // What a run needs beside the parameters to go on as if it had not stopped: updates done, loss
-  // scale, skipped steps.
+  // scale, skipped steps, how many of these in a row there are.
   nlohmann::json progress() const;
   // Of a checkpoint after `step` steps that had consumed `samples` sequences; a checkpoint without
   // progress had one update per step. With another batch than before, the run goes on behind those

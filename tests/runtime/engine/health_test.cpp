@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "support/layouts.h"
 
@@ -262,4 +263,23 @@ TEST_CASE("health.nan=skip does not go on for ever when the weights are lost") {
     for (; step < 20; ++step) CHECK(rank.trainer.step(step, *source, sampler, {}).skipped);
     CHECK_THROWS_AS(rank.trainer.step(step, *source, sampler, {}), Error);
   });
+}
+
+TEST_CASE("health.nan=skip: steps in a row are counted on when a run is resumed") {
+  const auto source = markov_tokens(4'000, kVocab);
+  const Sampler sampler(source->size(), kSeq, SampleOrder::random, 1);
+  nlohmann::json progress;
+  for (const int64_t first : {0, 15}) {
+    run_layout(spec_of("skip"), kVocab, {}, [&](RankContext& rank) {
+      rank.trainer.initialise();
+      rank.trainer.state().back().master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+      rank.trainer.weights_changed();
+      if (first > 0) rank.trainer.restore_progress(progress, first, rank.trainer.first_sample(15));
+      const int64_t end = first > 0 ? 20 : 15;
+      int64_t step = first;
+      for (; step < end; ++step) CHECK(rank.trainer.step(step, *source, sampler, {}).skipped);
+      progress = rank.trainer.progress();
+      if (first > 0) CHECK_THROWS_AS(rank.trainer.step(step, *source, sampler, {}), Error);
+    });
+  }
 }
