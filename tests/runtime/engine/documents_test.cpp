@@ -248,6 +248,59 @@ TEST_CASE("what does not count has no part in loss and gradient of any rank") {
   CHECK(none.norms[0] == 0);
 }
 
+TEST_CASE("the losses of a router weigh as the tokens of the batch to those that count") {
+  TrainSpec spec = spec_of(Model::rope);
+  spec.model.dropout.hidden = 0;
+  spec.train.micro_batch = 2;
+  spec.model.moe = {.experts = 4, .topk = 2};
+  const std::shared_ptr<const TokenSource> row = markov_tokens(4'000, kVocab);
+  // What the two losses of the router add to the first gradient, where tokens count or all do.
+  const auto of_router = [&](Layout layout, bool mask, int64_t& counted) {
+    const auto samples = documents_of(row, 32, SampleOrder::random, mask);
+    GlobalTensors added;
+    for (const double weight : {1.0, 0.0}) {
+      spec.model.moe.aux_loss = spec.model.moe.z_loss = weight;
+      GlobalTensors gradients;
+      run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+        rank.trainer.initialise();
+        rank.trainer.gradients(0, *samples);
+        collect(rank.trainer, Which::grad, gradients);
+      });
+      for (const auto& [name, gradient] : gradients) {
+        std::vector<float>& sum = added[name];
+        sum.resize(gradient.size());
+        for (size_t i = 0; i < sum.size(); ++i) {
+          sum[i] += weight > 0 ? gradient[i] : -gradient[i];
+        }
+      }
+    }
+    std::vector<int32_t> inputs(8 * 32), targets(inputs.size()), keys(inputs.size());
+    std::vector<int32_t> positions(inputs.size());
+    samples->fill(0, 8, {inputs, targets, keys, positions});
+    counted = std::count_if(targets.begin(), targets.end(), [](int32_t id) { return id >= 0; });
+    return added;
+  };
+  int64_t all = 0, counted = 0;
+  const GlobalTensors plain = of_router({}, false, all);
+  REQUIRE(all == 8 * 32);
+  for (const Layout layout : {Layout{}, {.dp = 2}, {.tp = 2}, {.pp = 2}, {.ep = 2}}) {
+    CAPTURE(layout.dp);
+    CAPTURE(layout.tp);
+    CAPTURE(layout.ep);
+    const GlobalTensors masked = of_router(layout, true, counted);
+    REQUIRE(counted < all - 3);
+    for (const std::string name : {"model.layers.0.block_sparse_moe.gate.weight",
+                                   "model.layers.3.block_sparse_moe.gate.weight"}) {
+      CAPTURE(name);
+      std::vector<float> expected = plain.at(name);
+      for (float& value : expected) {
+        value *= static_cast<float>(all) / static_cast<float>(counted);
+      }
+      CHECK(relative_error(masked.at(name), expected) < 1e-4);
+    }
+  }
+}
+
 TEST_CASE("packed documents against PyTorch") {
   std::ifstream in(MTL_SOURCE_DIR "/tests/reference/documents.json");
   const nlohmann::json want = nlohmann::json::parse(in);
