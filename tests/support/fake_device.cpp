@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "runtime/device/replays.h"
 #include "support/fake_gpu.h"
 
@@ -71,6 +73,9 @@ class FakeDevice final : public Device, private Recorder {
     later([=, this] { cpu_->regroup_columns(args); });
   }
   void matmul(const Matmul& args) override {
+    // cuBLASLt has a kernel of its own for about every form and shape.
+    gpu_.load(fmt::format("{} x {} x {}, {}{}{}", args.a.numel(), args.b.numel(), args.c.numel(),
+                          args.transpose_a, args.transpose_b, args.accumulate));
     later([=, this] { cpu_->matmul(args); });
   }
   void amax(Tensor x, Tensor out) override {
@@ -207,7 +212,9 @@ class FakeDevice final : public Device, private Recorder {
     no_recording();
     gpu_.run_until(gpu_.compute(), gpu_.compute()->enqueued);
   }
-  void later(std::function<void()> work) {
+  // The line of the op that calls it stands for its kernel.
+  void later(std::function<void()> work, int op = __builtin_LINE()) {
+    gpu_.load(fmt::format("op {}", op));
     if (recorded_) {
       recorded_->push_back(std::move(work));
       return;

@@ -1,5 +1,6 @@
 #include "support/fake_gpu.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -20,8 +21,11 @@ struct FakeGpu::Item {
   Event event;
 };
 
-FakeGpu::FakeGpu(When when)
-    : when_(when), owner_(std::this_thread::get_id()), compute_(std::make_unique<Stream>()) {
+FakeGpu::FakeGpu(When when, bool lazy)
+    : when_(when),
+      lazy_(lazy && when == When::threads),
+      owner_(std::this_thread::get_id()),
+      compute_(std::make_unique<Stream>()) {
   compute_->computes = true;
   if (when_ == When::threads) {
     compute_->thread = std::thread([this, stream = compute_.get()] { serve(stream); });
@@ -175,6 +179,20 @@ std::string FakeGpu::describe() {
 
 void FakeGpu::idle() {
   if (when_ != When::threads && std::this_thread::get_id() == owner_) run_sends();
+}
+
+void FakeGpu::load(const std::string& kernel) {
+  if (!lazy_ || !loaded_.insert(kernel).second) return;
+  {
+    std::unique_lock lock(mutex_);
+    std::vector<std::pair<Stream*, uint64_t>> busy = {{compute_.get(), compute_->enqueued}};
+    for (const auto& stream : streams_) busy.emplace_back(stream.get(), stream->enqueued);
+    changed_.wait(lock, [&] {
+      return error_ || std::all_of(busy.begin(), busy.end(),
+                                   [](const auto& one) { return one.first->done >= one.second; });
+    });
+  }
+  rethrow();
 }
 
 void FakeGpu::serve(Stream* stream) {

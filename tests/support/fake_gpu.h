@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,7 +35,9 @@ const char* name_of(When when);
 
 class FakeGpu {
  public:
-  explicit FakeGpu(When when);
+  // `lazy`, with threads: the first launch of a kernel waits for all that the GPU is at, as CUDA
+  // may when it loads one. Ranks whose messages are only received behind that wait for ever.
+  explicit FakeGpu(When when, bool lazy = false);
   ~FakeGpu();
   FakeGpu(const FakeGpu&) = delete;
   FakeGpu& operator=(const FakeGpu&) = delete;
@@ -68,6 +71,8 @@ class FakeGpu {
   void run_until(Stream* stream, uint64_t position);
   // Called while work waits for a peer, which may be waiting for us.
   void idle();
+  // Before a kernel is launched.
+  void load(const std::string& kernel);
   // Whether an operation of communication is under way.
   bool communicates() const { return communicating_ > 0; }
   // What each stream has done, and what is next.
@@ -94,6 +99,7 @@ class FakeGpu {
   void run(const Item& item);
 
   const When when_;
+  const bool lazy_;
   const std::thread::id owner_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -101,6 +107,7 @@ class FakeGpu {
   std::unique_ptr<Stream> compute_;
   std::map<Stream*, std::deque<Item>> items_;
   std::map<const char*, std::unique_ptr<std::vector<char>>> memory_;
+  std::set<std::string> loaded_;
   std::exception_ptr error_;
   std::atomic<int> communicating_ = 0;
   bool ending_ = false;

@@ -11,6 +11,11 @@
 // something, which holds up the host of one until the other's comes: they greet each other in the
 // thread that makes the communicators.
 //
+// CUDA loads a kernel when it is first launched, and may wait for all that the GPU is at: a rank
+// then goes on when its messages are received and its groups have met, as if nothing of it were
+// buffered. Every schedule of ours bears that, since a pass's kernels are first launched in a
+// rank's first forward and backward; the tests' stand-in waits so for every op and shape.
+//
 // Sums. NCCL adds in the order of its rings and trees, and rounds sums of bf16 and f16 at every
 // step, so they are not the bits of the CPU's transports; NCCL_ALGO=Ring with NCCL_PROTO=Simple
 // makes them at least the same from run to run of one layout on one machine. The layout tests

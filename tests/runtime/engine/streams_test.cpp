@@ -114,7 +114,8 @@ Outcome on_streams(const TrainSpec& spec, Layout layout, When when, int64_t buff
                                {.api = &fake_nccl(), .crash_dir = {}, .buffered_bytes = buffered});
       },
       [&](int rank) {
-        gpu_of(rank) = std::make_unique<FakeGpu>(when);
+        // The more sends wait for their receivers, the sooner do ranks wait for each other.
+        gpu_of(rank) = std::make_unique<FakeGpu>(when, buffered == 0);
         return make_fake_device(*gpu_of(rank));
       });
   return outcome;
