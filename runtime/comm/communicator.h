@@ -117,6 +117,11 @@ class CommWorld {
   // Collective over `ranks` (ascending, containing this rank): all members call it, in the same
   // global order. A group of one costs nothing.
   virtual std::unique_ptr<Communicator> group(std::span<const int> ranks) = 0;
+  // The same for ranks that exchange a few numbers and no tensors: a transport may keep less for
+  // it.
+  virtual std::unique_ptr<Communicator> group_for_numbers(std::span<const int> ranks) {
+    return group(ranks);
+  }
   // Collective over the world: zeroed memory, 4096-byte aligned, that peers can read directly
   // (collectives on it need no staging). The ranks may ask for different sizes.
   virtual void* allocate(size_t bytes) = 0;

@@ -47,11 +47,14 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
   make(Link::activations, plan.grid.group(rank, {Axis::pp}));
   make(Link::gradients, plan.grid.group(rank, {Axis::pp}));
   make(Link::tied, tied_group(plan, rank));
-  make(Link::loss, plan.grid.group(rank, {Axis::cp, Axis::ep, Axis::dp, Axis::pp}));
-  make(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::ep, Axis::pp}));
+  auto make_for_numbers = [&](Link link, const std::vector<int>& ranks) {
+    groups_[static_cast<size_t>(link)] = world.group_for_numbers(ranks);
+  };
+  make_for_numbers(Link::loss, plan.grid.group(rank, {Axis::cp, Axis::ep, Axis::dp, Axis::pp}));
+  make_for_numbers(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::ep, Axis::pp}));
   std::vector<int> everybody(static_cast<size_t>(world.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
-  world_ = world.group(everybody);
+  world_ = world.group_for_numbers(everybody);
 }
 
 }  // namespace mtl

@@ -17,6 +17,7 @@ struct GroupName {
   uint64_t key = 0;
   std::vector<int> ranks;  // of the world, ascending; of a pair, the one that sends first
   bool messages = false;   // between two ranks, in one direction
+  bool numbers = false;    // no tensors: CommWorld::group_for_numbers()
 };
 // "the group of ranks 0, 1, 2, 3", "the messages from rank 3 to rank 0"
 std::string words_of(const GroupName& group);

@@ -26,17 +26,25 @@ class NcclWorld final : public CommWorld {
   // Nothing moves until the group communicates: all its ranks make the groups in one order, so that
   // they count those of the same ranks alike.
   std::unique_ptr<Communicator> group(std::span<const int> ranks) override {
-    comm::check_group(ranks, rank(), size());
-    nccl::GroupName name;
-    name.ranks.assign(ranks.begin(), ranks.end());
-    name.key = comm::group_key(ranks, made_[name.ranks]++);
-    return std::make_unique<nccl::NcclCommunicator>(state_, std::move(name));
+    return make(ranks, false);
+  }
+  std::unique_ptr<Communicator> group_for_numbers(std::span<const int> ranks) override {
+    return make(ranks, true);
   }
 
   void* allocate(size_t bytes) override { return state_->allocate(bytes); }
   void leave() override { state_->leave(); }
 
  private:
+  std::unique_ptr<Communicator> make(std::span<const int> ranks, bool numbers) {
+    comm::check_group(ranks, rank(), size());
+    nccl::GroupName name;
+    name.numbers = numbers;
+    name.ranks.assign(ranks.begin(), ranks.end());
+    name.key = comm::group_key(ranks, made_[name.ranks]++);
+    return std::make_unique<nccl::NcclCommunicator>(state_, std::move(name));
+  }
+
   const std::shared_ptr<nccl::State> state_;
   std::map<std::vector<int>, uint64_t> made_;
 };

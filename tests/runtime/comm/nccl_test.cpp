@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <sstream>
 #include <thread>
 
@@ -32,7 +34,8 @@ struct RankOfGpus {
 // As run_threads() of the harness, with a GPU that is none for each rank.
 std::vector<Outcome> run_gpus(int size, When when, const std::function<void(RankOfGpus&)>& body,
                               std::chrono::milliseconds timeout = kLong,
-                              const std::filesystem::path& crash_dir = {}) {
+                              const std::filesystem::path& crash_dir = {},
+                              const nccl::Api& api = fake_nccl()) {
   const std::unique_ptr<Store> store = make_local_store();
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -46,7 +49,7 @@ std::vector<Outcome> run_gpus(int size, When when, const std::function<void(Rank
         options.size = size;
         options.timeout = timeout;
         const auto world = make_nccl_world(*store, options, make_fake_streams(gpu, rank),
-                                           {.api = &fake_nccl(), .crash_dir = crash_dir});
+                                           {.api = &api, .crash_dir = crash_dir});
         RankOfGpus context{*world, gpu};
         body(context);
       } catch (const Error& error) {
@@ -537,6 +540,36 @@ TEST_CASE("nccl: without the library the error says what to install") {
     CHECK(error.diagnostics().front().code == "comm.nccl_missing");
     CHECK(has(error.diagnostics().front().help, "LD_LIBRARY_PATH"));
   }
+}
+
+// NCCL keeps buffers per channel for each communicator.
+TEST_CASE("nccl: a group for numbers gets one channel, and one for tensors what NCCL likes") {
+  static std::mutex mutex;
+  static std::map<std::pair<int, int>, int> made;  // ranks and most channels -> communicators
+  made.clear();
+  static const nccl::Api& fake = fake_nccl();
+  nccl::Api api = fake;
+  api.comm_init_rank_config = [](nccl::CommHandle* handle, int size, nccl::UniqueId id, int rank,
+                                 nccl::Config* config) {
+    {
+      const std::scoped_lock lock(mutex);
+      ++made[{size, config->max_ctas}];
+    }
+    return fake.comm_init_rank_config(handle, size, id, rank, config);
+  };
+  const auto body = [](RankOfGpus& context) {
+    const int ranks[] = {0, 1, 2};
+    const auto tensors = context.world.group(ranks);
+    const auto numbers = context.world.group_for_numbers(ranks);
+    tensors->barrier();
+    numbers->barrier();
+  };
+  for (const Outcome& outcome : run_gpus(3, When::threads, body, kLong, {}, api)) {
+    CHECK(outcome.code == "");
+  }
+  const std::map<std::pair<int, int>, int> expected = {{{3, 1}, 3},
+                                                       {{3, nccl::Config::kUndefined}, 3}};
+  CHECK(made == expected);
 }
 
 TEST_CASE("nccl: groups of the same ranks are told apart and alike on all ranks") {
