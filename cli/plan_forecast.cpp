@@ -100,6 +100,7 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
   if (memory.on_host > 0) {
     needs += fmt::format("; on the host {} of the optimizer", gb(memory.on_host));
   }
+  if (memory.nccl > 0) needs += fmt::format("; beside it NCCL's, about {}", gb(memory.nccl));
   if (std::isfinite(usable_memory(cluster))) {
     needs +=
         fmt::format("; {} into {}", one.fits ? "fits" : "DOES NOT FIT", gb(usable_memory(cluster)));

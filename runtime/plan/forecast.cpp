@@ -155,6 +155,7 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
     result.gpu_hours = seconds / 3600 * world;
   }
   result.memory = forecast_memory(work, layout, software);
+  result.memory.nccl = nccl_memory(work.model, layout, cluster);
   result.fits = needed_memory(result.memory, cluster) <= usable_memory(cluster);
   return result;
 }

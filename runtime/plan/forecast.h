@@ -112,6 +112,7 @@ struct MemoryForecast {
   double weights = 0, gradients = 0, optimizer = 0, activations = 0, scratch = 0;
   double total = 0;
   double on_host = 0;  // beside it: the optimizer's state, where it is offloaded
+  double nccl = 0;     // beside it: nccl_memory(), of who knows the machines
   int stage = 0;
 };
 
@@ -152,10 +153,14 @@ std::string impossible(const Workload& work, const LayoutChoice& layout);
 // arena of memory.h within 2 %.
 MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
                                const Software& software = software_mtl());
-// What a GPU has for the arena: what is sold, less the driver's, CUDA's and NCCL's own (1.5 GB),
-// and 2 % that is not usable. What a rank on CPUs may take; infinite where that is not known.
+// What NCCL keeps on a rank's GPU for its groups, about; of the rank that has most of them.
+double nccl_memory(const ModelShape& model, const LayoutChoice& layout, const Cluster& cluster);
+// What a GPU has for the arena and NCCL: what is sold, less the driver's, CUDA's and its libraries'
+// own (1 GB), and 2 % that is not usable. What a rank on CPUs may take; infinite where that is not
+// known.
 double usable_memory(const Cluster& cluster);
-// Bytes of it that a rank needs: on CPUs, what is offloaded lies in the same memory.
+// Bytes of it that a rank needs: on GPUs with NCCL's; on CPUs, what is offloaded lies in the same
+// memory.
 double needed_memory(const MemoryForecast& memory, const Cluster& cluster);
 
 // Seconds of the chunks of one stage for one micro-batch, communication inside a layer included.

@@ -57,6 +57,7 @@ nlohmann::json to_json(const Forecast& one) {
             {"activations", memory.activations},
             {"scratch", memory.scratch},
             {"on_host", memory.on_host},
+            {"nccl", memory.nccl},
             {"stage", memory.stage}}},
           {"wire_bytes_per_rank",
            {{"tensor", one.links.tensor},

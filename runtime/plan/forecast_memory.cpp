@@ -14,11 +14,11 @@ double usable_memory(const Cluster& cluster) {
     const double bytes = cluster.gpu.memory_bytes;
     return bytes > 0 ? bytes : std::numeric_limits<double>::infinity();
   }
-  return 0.98 * cluster.gpu.memory_bytes - 1.5e9;
+  return 0.98 * cluster.gpu.memory_bytes - 1e9;
 }
 
 double needed_memory(const MemoryForecast& memory, const Cluster& cluster) {
-  return memory.total + (cluster.cpu ? memory.on_host : 0);
+  return memory.total + (cluster.cpu ? memory.on_host : memory.nccl);
 }
 
 namespace {

@@ -157,7 +157,9 @@ class Search {
     for (const Recompute& recompute : {Recompute{}, selective(), without_mlp(), everything()}) {
       layout.recompute = recompute;
       ++considered;
-      const double bytes = needed_memory(forecast_memory(work_, layout), cluster_);
+      MemoryForecast memory = forecast_memory(work_, layout);
+      memory.nccl = nccl_memory(work_.model, layout, cluster_);
+      const double bytes = needed_memory(memory, cluster_);
       const bool fits = bytes <= room;
       if (!fits && bytes < nearest_bytes) {
         nearest_bytes = bytes;

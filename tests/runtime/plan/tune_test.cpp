@@ -98,6 +98,42 @@ TEST_CASE("ranks on CPUs have the memory of their machine") {
   CHECK(needed_memory(memory, *find_cluster("h200")) == memory.total);
 }
 
+// By hand from the sizes in forecast_nccl.cpp: per channel 12 MiB of a ring and 2 per rank where a
+// switch adds up; over the network 40.
+TEST_CASE("what NCCL keeps is counted by the groups of a layout") {
+  const Cluster& cluster = *find_cluster("h100-80g");
+  const auto of = [](int tp, int pp, int ep, int dp) {
+    LayoutChoice layout;
+    layout.tp = tp;
+    layout.pp = pp;
+    layout.ep = ep;
+    layout.dp = dp;
+    return layout;
+  };
+  const auto mib = [&](const LayoutChoice& layout, bool tied = false) {
+    ModelShape model;
+    model.tie_embeddings = tied;
+    return nccl_memory(model, layout, cluster) / (1 << 20);
+  };
+  CHECK(mib(of(1, 1, 1, 1)) == 0);
+  CHECK(mib(of(1, 1, 1, 2)) == 16 * 12 + 2 * 12);
+  // Gradients, and as numbers the loss and everybody; the norm is each rank's own.
+  CHECK(mib(of(1, 1, 1, 8)) == 16 * 28 + 2 * 28);
+  CHECK(mib(of(8, 1, 1, 1)) == 16 * 28 + 2 * 28);
+  CHECK(mib(of(1, 1, 1, 16)) == 16 * 40 + 2 * 40);
+  // Two links to one neighbour; three groups of numbers.
+  CHECK(mib(of(1, 2, 1, 1)) == 2 * 8 * 12 + 3 * 12);
+  CHECK(mib(of(1, 2, 1, 1), true) == 2 * 8 * 12 + 3 * 12 + 16 * 12);
+  CHECK(mib(of(1, 4, 1, 1)) == 4 * 8 * 12 + 3 * 20);
+  // Experts: what they exchange; the dense parameters' ranks, and those of the same experts.
+  CHECK(mib(of(1, 1, 4, 2)) == 32 * 12 + 16 * 28 + 16 * 12 + 28 + 20 + 28);
+  CHECK(nccl_memory({}, of(1, 1, 1, 8), cpu_cluster(1e12, 1e11, 8, 2e9)) == 0);
+  const Workload work = guide_rows().front().work;
+  const Forecast one = forecast(work, of(1, 1, 1, 8), cluster);
+  CHECK(one.memory.nccl == nccl_memory(work.model, of(1, 1, 1, 8), cluster));
+  CHECK(needed_memory(one.memory, cluster) == one.memory.total + one.memory.nccl);
+}
+
 TEST_CASE("TP over nodes is told apart") {
   const GuideRow row = guide_rows()[1];
   const Cluster& cluster = *find_cluster("h100-80g");
