@@ -7,20 +7,22 @@
 // one connection each way per channel. Where a switch adds up (NVLink SHARP, from three ranks of a
 // node on), it has 2 MiB per channel and rank as well. A group that only exchanges numbers, or
 // sends messages, is held to few channels by us (nccl_state.cpp).
+#include <utility>
+
 #include "runtime/plan/forecast.h"
 
 namespace mtl {
 
 namespace {
 
-constexpr double kMiB = 1 << 20;
-constexpr double kReceiver = 10 * kMiB, kSender = 2 * kMiB;
-constexpr double kSwitch = 2 * kMiB;
+constexpr double kMebibyte = 1 << 20;
+constexpr double kReceiver = 10 * kMebibyte, kSender = 2 * kMebibyte;
+constexpr double kSwitch = 2 * kMebibyte;
 constexpr int kRingChannels = 16;      // of a node of eight
 constexpr int kExchangeChannels = 32;  // to all peers together
 constexpr int kMessageChannels = 8, kNumbersChannels = 1;
 
-double connection(bool over_network) {
+double nccl_connection(bool over_network) {
   return over_network ? 2 * kReceiver : kReceiver + kSender;
 }
 
@@ -36,12 +38,12 @@ double nccl_memory(const ModelShape& model, const LayoutChoice& layout, const Cl
     if (ranks == 1) return 0;
     const bool far = over_network(ranks, stride);
     // Over the network trees beside the rings.
-    const double of_channel = connection(far) * (far ? 2 : 1);
+    const double of_channel = nccl_connection(far) * (far ? 2 : 1);
     const bool adds_up = !far && ranks > 2 && cluster.nvlink_rate > 0;
     return channels * (of_channel + (adds_up ? kSwitch * ranks : 0));
   };
   const auto exchange = [&](int ranks, int stride) {
-    return ranks == 1 ? 0 : kExchangeChannels * connection(over_network(ranks, stride));
+    return ranks == 1 ? 0 : kExchangeChannels * nccl_connection(over_network(ranks, stride));
   };
   const int tp = layout.tp, cp = layout.cp, ep = layout.ep, pp = layout.pp;
   const int copies = layout.copies, stage = world / pp;
@@ -54,7 +56,7 @@ double nccl_memory(const ModelShape& model, const LayoutChoice& layout, const Cl
   if (pp > 1) {
     // Activations and gradients, with each neighbour, both ways; of a way this rank has one end.
     const int pairs = 2 * (pp == 2 ? 1 : 2);
-    bytes += pairs * kMessageChannels * connection(over_network(2, stage));
+    bytes += pairs * kMessageChannels * nccl_connection(over_network(2, stage));
     if (model.tie_embeddings) bytes += ring(2, (pp - 1) * stage, kRingChannels);
   }
   for (const auto& [ranks, stride] :
