@@ -303,16 +303,12 @@ void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
 }
 
 // The samples of a run, behind those that it has consumed if it goes on.
-void put_in_order(CheckedRun& run, const RunRequest& request, DataFacts facts,
+void put_in_order(CheckedRun& run, const RunRequest& request, const DataFacts& facts,
                   Diagnostics& diagnostics) {
   std::optional<RunHistory> history;
   if (!request.run_dir.empty()) history = history_of(request.run_dir, run.plan);
-  if (history && history->consumed.samples != run.plan.batch.first_sample(history->consumed.step)) {
-    // Its steps had other batches: what is left follows from where it is.
-    facts.consumed = history->consumed;
-    Diagnostics said;
-    run.plan = make_plan(run.resolved, facts, run.plan.grid.world(), said);
-  }
+  Diagnostics said;  // by the first plan
+  if (history) plan_behind(history->consumed, facts, run, said);
   order_samples(run.corpus, run.resolved, run.plan.batch.first_sample(run.plan.steps), diagnostics,
                 history ? history->data : nlohmann::json::object());
 }

@@ -51,8 +51,6 @@ RunData load_run_data(const ResolvedSpec& resolved, Diagnostics& diagnostics);
 // seen are always the first ones.
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics, const nlohmann::json& before);
-void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
-                   Diagnostics& diagnostics);
 
 // How the data that a run would go on with differs from that of its checkpoint: one sentence for
 // each difference, with the key that makes it.

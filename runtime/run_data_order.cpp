@@ -192,11 +192,6 @@ class Orderer {
 }  // namespace
 
 void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
-                   Diagnostics& diagnostics) {
-  order_samples(data, resolved, samples, diagnostics, nlohmann::json::object());
-}
-
-void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
                    Diagnostics& diagnostics, const nlohmann::json& before) {
   const TrainSpec& spec = resolved.spec;
   try {

@@ -20,6 +20,14 @@ std::optional<RunHistory> history_of(const std::filesystem::path& dir, const Pla
                     .data = state.value("data", nlohmann::json::object())};
 }
 
+bool plan_behind(const Consumed& consumed, DataFacts facts, CheckedRun& run,
+                 Diagnostics& diagnostics) {
+  if (consumed.samples == run.plan.batch.first_sample(consumed.step)) return false;
+  facts.consumed = consumed;
+  run.plan = make_plan(run.resolved, facts, run.plan.grid.world(), diagnostics);
+  return true;
+}
+
 bool is_complete(const CheckedRun& run, const Consumed& consumed) {
   const int64_t samples = samples_of_run(run.resolved.spec.train);
   return samples > 0 ? consumed.samples >= samples : consumed.step >= run.plan.steps;
@@ -30,11 +38,8 @@ void go_on_from_newest(const std::filesystem::path& dir, CheckedRun& run) {
   const std::optional<RunHistory> history = history_of(dir, run.plan);
   if (!history) return;
   const Consumed& consumed = history->consumed;
-  if (consumed.samples == run.plan.batch.first_sample(consumed.step)) return;
   Diagnostics diagnostics;
-  DataFacts facts = facts_of(run);
-  facts.consumed = consumed;
-  run.plan = make_plan(run.resolved, facts, run.plan.grid.world(), diagnostics);
+  if (!plan_behind(consumed, facts_of(run), run, diagnostics)) return;
   diagnostics.throw_if_errors();
   TrainSpec::Train& train = run.resolved.spec.train;
   if (const int64_t samples = samples_of_run(train); samples > 0) {

@@ -23,6 +23,11 @@ struct RunHistory {
 };
 std::optional<RunHistory> history_of(const std::filesystem::path& dir, const Plan& plan);
 
+// Where the steps behind `consumed` had other batches, plans anew what is left and says true.
+// `diagnostics` gets what make_plan() says.
+bool plan_behind(const Consumed& consumed, DataFacts facts, CheckedRun& run,
+                 Diagnostics& diagnostics);
+
 // Whether nothing is left to train: by samples, where the run's length is given in them.
 bool is_complete(const CheckedRun& run, const Consumed& consumed);
 

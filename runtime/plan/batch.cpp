@@ -42,7 +42,8 @@ int64_t divide_up(int64_t a, int64_t b) {
 
 }  // namespace
 
-BatchSchedule::BatchSchedule(std::vector<BatchPhase> phases) : phases_(std::move(phases)) {
+BatchSchedule::BatchSchedule(std::vector<BatchPhase> phases, int64_t largest_before)
+    : phases_(std::move(phases)), largest_before_(largest_before) {
   assert(phases_.empty() || phases_[0].first_step == 0);
 }
 
@@ -115,9 +116,7 @@ BatchSchedule accumulate_by_epoch(const std::map<int64_t, int64_t>& accumulate, 
     const int64_t steps = missing > 0 ? divide_up(missing, before.global_batch) : 0;
     append(phases, before.first_step + steps, micro_batch * dp * micro_batches, micro_batches);
   }
-  BatchSchedule schedule(std::move(phases));
-  schedule.largest_before_ = micro_batch * dp * most_before;
-  return schedule;
+  return BatchSchedule(std::move(phases), micro_batch * dp * most_before);
 }
 
 BatchSchedule accumulate_by_step(const std::map<int64_t, int64_t>& accumulate, int64_t micro_batch,

@@ -31,8 +31,9 @@ class BatchSchedule {
  public:
   // Phases ascend and the first begins with step 0; at least one when used. Of a run that goes on
   // behind steps of other batches the first phase is as if it had been there from step 0 on: what
-  // it says is true from the step on that the run goes on with.
-  explicit BatchSchedule(std::vector<BatchPhase> phases = {});
+  // it says is true from the step on that the run goes on with. `largest_before`: sequences of the
+  // largest step that lies behind.
+  explicit BatchSchedule(std::vector<BatchPhase> phases = {}, int64_t largest_before = 0);
   const BatchPhase& at(int64_t step) const;
   // Sequences consumed by steps [0, step).
   int64_t first_sample(int64_t step) const;
@@ -49,10 +50,8 @@ class BatchSchedule {
   BatchSchedule behind(const Consumed& consumed) const;
 
  private:
-  friend BatchSchedule accumulate_by_epoch(const std::map<int64_t, int64_t>&, int64_t, int, int64_t,
-                                           const Consumed&);
   std::vector<BatchPhase> phases_;
-  int64_t largest_before_ = 0;  // of phases that lie behind
+  int64_t largest_before_ = 0;
 };
 
 // {from step: global batch}, each a multiple of micro_batch * dp; there is one for step 0.
