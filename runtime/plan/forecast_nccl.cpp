@@ -6,10 +6,11 @@
 // 2 MiB; and one such piece at the sender. Over the network both ends have the buffers. A ring is
 // one connection each way per channel. Where a switch adds up (NVLink SHARP, from three ranks of a
 // node on), it has 2 MiB per channel and rank as well. A group that only exchanges numbers, or
-// sends messages, is held to few channels by us (nccl_state.cpp).
+// sends messages, is held to few channels by us (nccl_channels.h).
 #include <utility>
 
 #include "runtime/plan/forecast.h"
+#include "runtime/plan/nccl_channels.h"
 
 namespace mtl {
 
@@ -20,7 +21,6 @@ constexpr double kReceiver = 10 * kMebibyte, kSender = 2 * kMebibyte;
 constexpr double kSwitch = 2 * kMebibyte;
 constexpr int kRingChannels = 16;      // of a node of eight
 constexpr int kExchangeChannels = 32;  // to all peers together
-constexpr int kMessageChannels = 8, kNumbersChannels = 1;
 
 double nccl_connection(bool over_network) {
   return over_network ? 2 * kReceiver : kReceiver + kSender;
@@ -56,12 +56,12 @@ double nccl_memory(const ModelShape& model, const LayoutChoice& layout, const Cl
   if (pp > 1) {
     // Activations and gradients, with each neighbour, both ways; of a way this rank has one end.
     const int pairs = 2 * (pp == 2 ? 1 : 2);
-    bytes += pairs * kMessageChannels * nccl_connection(over_network(2, stage));
+    bytes += pairs * kNcclMessageChannels * nccl_connection(over_network(2, stage));
     if (model.tie_embeddings) bytes += ring(2, (pp - 1) * stage, kRingChannels);
   }
   for (const auto& [ranks, stride] :
        {std::pair(world / tp, tp), std::pair(tp * ep * pp, 1), std::pair(world, 1)}) {
-    bytes += ring(ranks, stride, kNumbersChannels);
+    bytes += ring(ranks, stride, kNcclNumbersChannels);
   }
   return bytes;
 }

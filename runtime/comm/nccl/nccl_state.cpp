@@ -9,6 +9,7 @@
 
 #include "common/files.h"
 #include "runtime/comm/operation.h"
+#include "runtime/plan/nccl_channels.h"
 
 namespace mtl::nccl {
 
@@ -20,9 +21,6 @@ constexpr auto kWatchEvery = 20ms;
 constexpr auto kSoon = 2ms;  // most operations of NCCL's threads take less
 constexpr auto kListenFor = std::chrono::minutes(10);  // then the question is put again
 constexpr auto kAnswerPatience = 5s;
-constexpr int kMessageCtas = 8;
-// NCCL keeps buffers per channel, so for numbers as much as for tensors if it is not told.
-constexpr int kNumbersCtas = 1;
 constexpr size_t kEntriesTold = 256;
 
 double seconds(std::chrono::milliseconds time) {
@@ -137,9 +135,8 @@ std::shared_ptr<Comm> State::begin_connect(const GroupName& name) {
   const auto place = std::find(name.ranks.begin(), name.ranks.end(), rank());
   Config config;
   config.blocking = 0;
-  // A send that waits for its receiver keeps its multiprocessors, and there may be several.
-  if (name.messages) config.max_ctas = kMessageCtas;
-  if (name.numbers) config.max_ctas = kNumbersCtas;
+  if (name.messages) config.max_ctas = kNcclMessageChannels;
+  if (name.numbers) config.max_ctas = kNcclNumbersChannels;
   Result result = kSuccess;
   {
     const std::scoped_lock lock(comm->mutex);
