@@ -10,7 +10,9 @@ import multiprocessing
 from accelerate.test_utils.scripts import test_distributed_data_loop as loop
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method("forkserver")
+    # By force: where two ranks import transformers for the first time, one may move its old cache,
+    # whose progress bar has chosen a method by then.
+    multiprocessing.set_start_method("forkserver", force=True)
     multiprocessing.set_forkserver_preload([loop.__name__])
     for name in dir(loop):
         if name.startswith("test_") and "join" in name and "non_ddp" not in name:
