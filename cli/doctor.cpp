@@ -1,5 +1,4 @@
 // mtl doctor: what is wrong with this machine, or with several, and the cure.
-#include "launcher/own_program.h"
 #include "launcher/doctor.h"
 
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include "common/error.h"
 #include "common/terminal.h"
 #include "common/version.h"
+#include "launcher/own_program.h"
 #include "runtime/device/load_cuda.h"
 
 namespace mtl {
@@ -52,6 +52,42 @@ std::vector<Finding> examine_all(const DoctorOptions& options, const NodeHardwar
   const std::vector<Finding> rest = examine_machine(options, hardware);
   all.insert(all.end(), rest.begin(), rest.end());
   return all;
+}
+
+// What was found: on this machine, or on each of several and between them.
+struct Diagnosis {
+  std::vector<Finding> findings;
+  std::vector<HostReport> reports;  // of several machines
+
+  std::vector<std::string> hosts() const {
+    std::vector<std::string> names;
+    for (const HostReport& report : reports) names.push_back(report.host);
+    return names;
+  }
+};
+
+Diagnosis examine(const LaunchRequest& request, const DoctorOptions& options,
+                  const NodeHardware& hardware) {
+  if (request.mode != LaunchRequest::Mode::hosts) return {examine_all(options, hardware), {}};
+  Diagnosis found;
+  found.reports = examine_hosts(
+      {.hosts = request.hosts,
+       .program = request.remote_program.empty() ? own_program() : request.remote_program,
+       .ssh_config = request.ssh_config,
+       .ssh_command = request.ssh_command,
+       .options = options});
+  std::vector<Finding>& all = found.findings;
+  for (const HostReport& report : found.reports) {
+    all.insert(all.end(), report.findings.begin(), report.findings.end());
+  }
+  const std::vector<Finding> together = compare_hosts(found.reports);
+  all.insert(all.end(), together.begin(), together.end());
+  return found;
+}
+
+std::string default_run_dir() {
+  const char* const variable = std::getenv("MTL_RUN__DIR");
+  return variable != nullptr && *variable != '\0' ? variable : "runs";
 }
 
 std::string finding_text(const Finding& finding, int columns, bool color) {
@@ -103,6 +139,22 @@ std::string paste_text(const HostFacts& facts, const std::vector<Finding>& findi
   return without_secrets(text, read_secrets(hosts));
 }
 
+std::string json_text(const HostFacts& facts, const Diagnosis& found) {
+  Json list = Json::array(), machine = Json::object(), hosts = Json::array();
+  for (const Finding& finding : found.findings) list.push_back(to_json(finding));
+  for (const auto& [name, value] : facts) machine[name] = value;
+  for (const HostReport& report : found.reports) {
+    Json entry = {{"host", report.host}, {"facts", Json::object()}};
+    for (const auto& [name, value] : report.facts) entry["facts"][name] = value;
+    if (report.clock_ahead_s) entry["clock_ahead_s"] = *report.clock_ahead_s;
+    hosts.push_back(entry);
+  }
+  const Json all = {{"schema", "mtl.doctor/1"}, {"ok", !has_problem(found.findings)},
+                    {"mtl", version()},         {"machine", machine},
+                    {"hosts", hosts},           {"findings", list}};
+  return all.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
 }  // namespace
 
 int command_doctor(const Arguments& args) {
@@ -147,55 +199,22 @@ int command_doctor(const Arguments& args) {
   diagnostics.throw_if_errors();
 
   DoctorOptions options;
-  const char* variable = std::getenv("MTL_RUN__DIR");
-  options.run_dir = !run_dir.empty()                           ? run_dir
-                    : variable != nullptr && *variable != '\0' ? variable
-                                                               : "runs";
+  options.run_dir = run_dir.empty() ? default_run_dir() : run_dir;
   options.port = request.master_port > 0 ? request.master_port : request.port;
   options.several_hosts = request.mode != LaunchRequest::Mode::local;
-  std::vector<Finding> findings;
-  std::vector<HostReport> reports;
-  std::vector<std::string> names;
-  if (request.mode == LaunchRequest::Mode::hosts) {
-    reports = examine_hosts(
-        {.hosts = request.hosts,
-         .program = request.remote_program.empty() ? own_program() : request.remote_program,
-         .ssh_config = request.ssh_config,
-         .ssh_command = request.ssh_command,
-         .options = options});
-    for (const HostReport& report : reports) {
-      names.push_back(report.host);
-      findings.insert(findings.end(), report.findings.begin(), report.findings.end());
-    }
-    const std::vector<Finding> together = compare_hosts(reports);
-    findings.insert(findings.end(), together.begin(), together.end());
-  } else {
-    findings = examine_all(options, hardware);
-  }
-  const int code = has_problem(findings) ? static_cast<int>(Exit::environment) : 0;
+  const Diagnosis found = examine(request, options, hardware);
   std::string text;
   if (json) {
-    Json list = Json::array(), machine = Json::object(), hosts = Json::array();
-    for (const Finding& finding : findings) list.push_back(to_json(finding));
-    for (const auto& [name, value] : facts) machine[name] = value;
-    for (const HostReport& report : reports) {
-      Json entry = {{"host", report.host}, {"facts", Json::object()}};
-      for (const auto& [name, value] : report.facts) entry["facts"][name] = value;
-      if (report.clock_ahead_s) entry["clock_ahead_s"] = *report.clock_ahead_s;
-      hosts.push_back(entry);
-    }
-    const Json all = {{"schema", "mtl.doctor/1"}, {"ok", code == 0}, {"mtl", version()},
-                      {"machine", machine},       {"hosts", hosts},  {"findings", list}};
-    text = all.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
-    if (paste) text = without_secrets(text, read_secrets(names));
+    text = json_text(facts, found);
+    if (paste) text = without_secrets(text, read_secrets(found.hosts()));
   } else if (paste) {
-    text = paste_text(facts, findings, names);
+    text = paste_text(facts, found.findings, found.hosts());
   } else {
-    text = text_of(findings, std::max(60, terminal_columns(STDOUT_FILENO)),
+    text = text_of(found.findings, std::max(60, terminal_columns(STDOUT_FILENO)),
                    inspect_terminal(STDOUT_FILENO).color);
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
-  return code;
+  return has_problem(found.findings) ? static_cast<int>(Exit::environment) : 0;
 }
 
 }  // namespace mtl

@@ -70,6 +70,8 @@ struct TopologyFacts {
   std::vector<std::vector<size_t>> nics;  // of each GPU: the nearest, by index into devices
 };
 TopologyFacts judge_topology(const Topology& topology);
+// Whether some group has more than one member.
+bool has_pair(const std::vector<std::vector<size_t>>& groups);
 
 // The facts as rows of (what, sentence), and what to do about them.
 struct TopologyRow {
