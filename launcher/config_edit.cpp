@@ -256,15 +256,15 @@ LaunchConfig edit_launch_config(const LaunchConfig& config,
   return edited;
 }
 
-LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) {
-  YamlValue root = config_tree(detect_launch_config("no"));
-  const auto said = [&](const char* name) {
-    const auto found = flags.find(name);
-    return found != flags.end() && truth_of(found->second.texts.back()).value_or(false);
-  };
-  const auto set = [&](const std::string& path, const std::string& value) {
-    set_config_value(root, path, value);
-  };
+namespace {
+
+bool said(const FlagValues& flags, const char* name) {
+  const auto found = flags.find(name);
+  return found != flags.end() && truth_of(found->second.texts.back()).value_or(false);
+}
+
+// Each flag under its key, but those that several keys follow from.
+void set_flags(YamlValue& root, const FlagValues& flags) {
   for (const LaunchFlag& flag : launch_flags()) {
     const auto found = flags.find(flag.name);
     if (found == flags.end()) continue;
@@ -272,50 +272,71 @@ LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) 
     for (const std::string& word : found->second.texts) text += (text.empty() ? "" : ",") + word;
     if (flag.kind == FlagKind::truth) text = truth_of(text).value_or(false) ? "true" : "false";
     if (flag.file_key.empty()) {
-      set(fmt::format("megatron_lm_config.{}{}", kOwnPrefix, flag.name), text);
+      set_config_value(root, fmt::format("megatron_lm_config.{}{}", kOwnPrefix, flag.name), text);
     } else if (flag.file_key != "-" && flag.file_key != "distributed_type" &&
                flag.file_key != "parallelism_config") {
-      set(flag.file_key, text);
+      set_config_value(root, flag.file_key, text);
     }
   }
+}
+
+// The engine that was asked for, or the one whose settings were given; empty: none.
+std::string engine_asked(const FlagValues& flags, Diagnostics& diagnostics) {
   const auto given = [&](FlagGroup group) {
     return std::any_of(flags.begin(), flags.end(), [&](const auto& entry) {
       const LaunchFlag* flag = find_launch_flag(entry.first);
       return flag != nullptr && flag->group == group && flag->meaningless.empty();
     });
   };
-  // The engine that was asked for, or the one whose settings were given.
-  const bool any_engine = said("use_megatron_lm") || said("use_fsdp") || said("use_deepspeed");
-  std::vector<std::string> engines;
-  const auto engine = [&](const char* flag, const char* type, FlagGroup group) {
-    if (said(flag) || (!any_engine && given(group))) engines.emplace_back(type);
+  struct Engine {
+    const char* flag;
+    const char* type;
+    FlagGroup group;
   };
-  engine("use_megatron_lm", "MEGATRON_LM", FlagGroup::megatron);
-  engine("use_fsdp", "FSDP", FlagGroup::fsdp);
-  engine("use_deepspeed", "DEEPSPEED", FlagGroup::deepspeed);
-  if (engines.size() > 1) {
+  static constexpr Engine kEngines[] = {
+      {"use_megatron_lm", "MEGATRON_LM", FlagGroup::megatron},
+      {"use_fsdp", "FSDP", FlagGroup::fsdp},
+      {"use_deepspeed", "DEEPSPEED", FlagGroup::deepspeed},
+  };
+  const bool any = std::any_of(std::begin(kEngines), std::end(kEngines),
+                               [&](const Engine& engine) { return said(flags, engine.flag); });
+  std::vector<std::string> found;
+  for (const Engine& engine : kEngines) {
+    if (said(flags, engine.flag) || (!any && given(engine.group))) found.emplace_back(engine.type);
+  }
+  if (found.size() > 1) {
     diagnostics.add({.code = "launch.conflict",
                      .what = fmt::format("{} and {} exclude each other: a program has one engine",
-                                         engines[0], engines[1]),
+                                         found[0], found[1]),
                      .help = "give the flags of one of them"});
   }
-  count_processes(root, flags, diagnostics);
-  const std::string processes = config_value(root, "num_processes");
-  const std::string machines = config_value(root, "num_machines");
+  return found.empty() ? "" : found.front();
+}
+
+// What accelerate calls the kind of the run, which follows from several flags.
+void set_distributed_type(YamlValue& root, const FlagValues& flags, const std::string& engine) {
   const bool cpu = config_value(root, "use_cpu") == "true" && flags.count("multi_gpu") == 0;
-  if (!engines.empty()) {
-    set("distributed_type", engines.front());
-  } else if (processes != "1" || machines != "1" || flags.count("hosts") != 0) {
-    set("distributed_type", cpu ? "MULTI_CPU" : "MULTI_GPU");
-  } else {
-    set("distributed_type", "NO");
+  const bool several = config_value(root, "num_processes") != "1" ||
+                       config_value(root, "num_machines") != "1" || flags.count("hosts") != 0;
+  std::string type = !engine.empty() ? engine : !several ? "NO" : cpu ? "MULTI_CPU" : "MULTI_GPU";
+  if (said(flags, "multi_gpu")) {
+    set_config_value(root, "use_cpu", "false");
+    if (engine.empty()) type = "MULTI_GPU";
   }
-  if (flags.count("multi_gpu") != 0 && said("multi_gpu")) {
-    set("use_cpu", "false");
-    if (engines.empty()) set("distributed_type", "MULTI_GPU");
-  }
-  if (flags.count("hosts") == 0 && machines != "1" && flags.count("machine_rank") == 0) {
-    set("machine_rank", "");  // each machine's own; a launch asks for it
+  set_config_value(root, "distributed_type", type);
+}
+
+}  // namespace
+
+LaunchConfig config_of_flags(const FlagValues& flags, Diagnostics& diagnostics) {
+  YamlValue root = config_tree(detect_launch_config("no"));
+  set_flags(root, flags);
+  const std::string engine = engine_asked(flags, diagnostics);
+  count_processes(root, flags, diagnostics);
+  set_distributed_type(root, flags, engine);
+  if (flags.count("hosts") == 0 && config_value(root, "num_machines") != "1" &&
+      flags.count("machine_rank") == 0) {
+    set_config_value(root, "machine_rank", "");  // each machine's own; a launch asks for it
   }
   Diagnostics reading;
   LaunchConfig config = interpret_launch_config(root, "", reading);
