@@ -22,6 +22,7 @@
 #include "runtime/engine/checkpointing.h"
 #include "runtime/engine/gpu_watch.h"
 #include "runtime/engine/save_times.h"
+#include "runtime/engine/spikes.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
 #include "runtime/interchange/init_from.h"
@@ -61,7 +62,8 @@ class Rank {
         fence_(fence),
         made_(device),
         device_(device.device.get()),
-        save_times_(std::chrono::seconds(spec_.checkpoint.every_time), Clock::now()) {
+        save_times_(std::chrono::seconds(spec_.checkpoint.every_time), Clock::now()),
+        spikes_(spec_.health.spike_factor) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
     all_ranks_ = world_.group(everybody);
@@ -97,9 +99,11 @@ class Rank {
       const auto begin = Clock::now();
       const bool checkpoint_now = signals::take_checkpoint() || save_is_due();
       samples.announce(trainer_->sample_ranges(next_step_ + 1));
-      const StepResult result = guarded_step(samples, {.stop = signals::stop_requested(),
-                                                       .checkpoint = checkpoint_now,
-                                                       .saving = saver_->writing()});
+      time_is_up_ = time_is_up_ || is_last_in_time(begin);
+      const StepResult result =
+          guarded_step(samples, {.stop = signals::stop_requested() || time_is_up_,
+                                 .checkpoint = checkpoint_now,
+                                 .saving = saver_->writing()});
       ++next_step_;
       loss_ = result.loss;
       saver_->step_done(result.requests.saving);
@@ -237,6 +241,10 @@ class Rank {
     for (const Diagnostic& news : slow_gpus_.news(gpus)) {
       reporter_->warning("gpu_slowed", next_step_, news);
     }
+    if (result.skipped) return;
+    if (const auto spike = spikes_.news(next_step_, result.loss, result.grad_norm)) {
+      reporter_->warning("spike", next_step_, *spike);
+    }
   }
 
   // Of all ranks, for the steps that every run logs; empty for others, and on CPUs.
@@ -255,7 +263,16 @@ class Rank {
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
   }
 
-  // For rank 0 to ask for; the others follow.
+  // Whether the step that begins is the last one that ends in time, if steps last as long as those
+  // before. For rank 0 to ask for; the others follow.
+  bool is_last_in_time(Clock::time_point now) const {
+    if (spec_.health.max_time == 0 || world_.rank() != 0) return false;
+    const auto sequences = static_cast<double>(plan_.batch.at(next_step_).global_batch);
+    const std::chrono::duration<double> step(mean_sequence_s_ * sequences);
+    return now - started_ + 2 * step > std::chrono::seconds(spec_.health.max_time);
+  }
+
+  // Likewise.
   bool save_is_due() const {
     return world_.rank() == 0 && save_times_.due(next_step_, Clock::now());
   }
@@ -376,9 +393,10 @@ class Rank {
 
   Exit stopped() {
     if (reporter_) {
-      reporter_->finish("stopped",
-                        {fmt::format("stopped on request after step {}; checkpoint {} is complete",
-                                     next_step_, saved_at_)});
+      reporter_->finish(
+          "stopped",
+          {fmt::format("stopped {} after step {}; checkpoint {} is complete",
+                       time_is_up_ ? "by health.max_time" : "on request", next_step_, saved_at_)});
     }
     return Exit::requeue;
   }
@@ -406,6 +424,8 @@ class Rank {
   const int fence_;
   const MadeDevice& made_;
   Device* const device_;
+  const Clock::time_point started_ = Clock::now();
+  bool time_is_up_ = false;  // known to rank 0
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<CheckpointSaver> saver_;
@@ -414,6 +434,7 @@ class Rank {
   std::optional<double> valid_loss_;
   std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
   SlowGpus slow_gpus_;
+  StepSpikes spikes_;
   Yardstick yardstick_;
   double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;

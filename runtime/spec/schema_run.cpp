@@ -151,14 +151,30 @@ Section health_section() {
                .refused = {{"true", "stop", ""}, {"ignore", "skip", ""}},
                .known_as = {"check_for_nan_in_loss_and_grad", "terminate_on_nan", "detect_anomaly",
                             "logging_nan_inf_filter"}},
+              {.key = "health.spike_factor",
+               .field = [](TrainSpec& s) -> Field { return &s.health.spike_factor; },
+               .doc = "A warning where the loss or the gradient norm of a step lies above its mean "
+                      "of about the last 100 steps by more than this many times its usual distance "
+                      "from it; the run goes on. 0: none.",
+               .min = 0,
+               .max = 1e6,
+               .known_as = {"check_for_spiky_loss", "loss_spike", "spike_threshold"}},
+              {.key = "health.max_time",
+               .field = [](TrainSpec& s) -> Field { return &s.health.max_time; },
+               .doc = "Time after which the run stops with a checkpoint, as when it is asked to "
+                      "(exit code 75: the same command goes on), counted from the start of the "
+                      "ranks; 0: no limit. A step that would end later is not begun; the "
+                      "checkpoint is written after it.",
+               .is_duration = true,
+               .min = 0,
+               .max = 366 * 86400,
+               .known_as = {"exit_duration_in_mins", "max_duration", "max_train_time"}},
           },
       .unavailable =
           {
-              {"health.spike_factor", "only numbers that are not finite are looked for"},
               {"health.straggler", "the step time is always logged"},
               {"health.rerun", "steps are not repeated"},
               {"health.sigterm", "it is always a checkpoint, then the end"},
-              {"health.max_time", "the length of a run is counted in steps"},
           },
   };
 }

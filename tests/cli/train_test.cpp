@@ -397,6 +397,38 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
 }
 
+TEST_CASE("health.max_time stops a run as a request would") {
+  Shell shell;
+  write_recipe(shell, 100000);
+  const Outcome stopped =
+      shell.mtl({"launch", "--num_processes", "2", "train.yaml", "health.max_time=1s"});
+  CAPTURE(stopped.err);
+  REQUIRE(stopped.code == 75);
+  CHECK(has(stopped.err, "stopped by health.max_time after step "));
+  CHECK(has(stopped.err, "the same command goes on"));
+  const json status = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(status["state"] == "stopped");
+  CHECK(status["step"] >= 1);
+}
+
+TEST_CASE("a loss that jumps is a warning, and the run goes on") {
+  // The second half of the text is of other letters, and read in order.
+  Shell shell;
+  write_recipe(shell, 90);
+  std::string text;
+  const size_t half = 70 * 8 * 16;  // 70 steps
+  while (text.size() < half) text += "abababab";
+  while (text.size() < 3 * half) text += "xyzzyxyz";
+  shell.write("corpus.txt", text);
+  const Outcome run =
+      shell.mtl({"launch", "train.yaml", "data.sampler=sequential", "data.split=[1]",
+                 "train.seq_len=16", "train.global_batch=8", "lr.max=0.01"});
+  CAPTURE(run.err);
+  REQUIRE(run.code == 0);
+  CHECK(has(run.err, "[loss.spike] step 7"));
+  CHECK(has(file_text(run_of(shell) / "events.jsonl"), "\"spike\""));
+}
+
 TEST_CASE("a rank that is killed is the headline, and the run is recorded as failed") {
   Shell shell;
   write_recipe(shell, 100000);

@@ -166,6 +166,7 @@ TEST_CASE("every key can be set to what it is not") {
                      "data.mask_eod_loss=true",
                      "data.tokenizer={file: t, vocab: v, merges: m, eod: e}",
                      "checkpoint={every_time: 30m, async: false, keep_every: 100}",
+                     "health={max_time: 11h, spike_factor: 6}",
                      "checkpoint.keep_best={k: 2, metric: loss, mode: max}",
                      "data.tokenizer.type=chars"}});
   CHECK(texts(loaded).empty());
@@ -288,6 +289,8 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.checkpoint.every_time == 1800);
   CHECK_FALSE(s.checkpoint.async);
   CHECK(s.checkpoint.keep_every == 100);
+  CHECK(s.health.max_time == 11 * 3600);
+  CHECK(s.health.spike_factor == 6);
   CHECK(s.checkpoint.keep_best.k == 2);
   CHECK(s.checkpoint.keep_best.metric == "loss");
   CHECK(s.checkpoint.keep_best.mode == "max");
