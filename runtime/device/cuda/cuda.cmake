@@ -106,8 +106,6 @@ target_link_libraries(mtl_cuda PRIVATE mtl_runtime mtl_flags ${MTL_LIBRARY_cudar
 # is not used (oneDNN, OpenMP) is not to be loaded.
 set_target_properties(mtl_cuda PROPERTIES CXX_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
-  INSTALL_RPATH "$ORIGIN;/usr/local/cuda/lib64"
   LINK_DEPENDS ${folder}/plugin.map)
 target_link_options(mtl_cuda PRIVATE -Wl,--version-script=${folder}/plugin.map -Wl,-z,defs
   -Wl,--as-needed -Wl,--gc-sections)
-install(TARGETS mtl_cuda LIBRARY DESTINATION lib/mtl)
