@@ -1,6 +1,7 @@
 # Run by CPack between installing and packing: what only a package has.
 #   DEB  changelogs as Debian wants them, copyright, lintian's overrides
-#   TGZ  the libraries that the program needs, but for libc: it runs where nobody may install them
+#   TGZ  the libraries that the program needs, but for those of the compiler and libc: it runs where
+#        nobody may install them
 # Both: the licences of what is inside. Their texts are those of the Debian packages built with.
 cmake_minimum_required(VERSION 3.25)
 
@@ -55,10 +56,11 @@ endif()
 file(WRITE ${staged}/share/doc/mtl/copyright "${copyright}")
 file(GLOB engine ${staged}/lib/mtl/libmtl_cuda.so)
 # NVIDIA's library is half a gigabyte, and its licence another one. Those of libc belong to the
-# machine: they and its loader are one.
+# machine: they and its loader are one. libstdc++ asks for a newer libc than all the others, and
+# machines with that one have it.
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${staged}/bin/mtl MODULES ${engine}
   RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR missing
-  PRE_EXCLUDE_REGEXES "^libcublasLt" "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util)\\.so")
+  PRE_EXCLUDE_REGEXES "^libcublasLt" "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util|stdc\\+\\+|gcc_s)\\.so")
 if(missing)
   message(FATAL_ERROR "mtl needs libraries that are not on this machine: ${missing}")
 endif()
@@ -68,10 +70,11 @@ foreach(library ${libraries})
   get_filename_component(name ${library} NAME)
   get_filename_component(file ${library} REALPATH)
   file(COPY_FILE ${file} ${staged}/lib/mtl/${name})
-  get_filename_component(file_name ${file} NAME)
-  execute_process(COMMAND dpkg-query -S "*/${file_name}" OUTPUT_VARIABLE owner ERROR_QUIET)
-  if(owner MATCHES "^([^:,]+)" AND EXISTS /usr/share/doc/${CMAKE_MATCH_1}/copyright)
-    set(package ${CMAKE_MATCH_1})
+  # /lib is /usr/lib, and packages name their files either way.
+  string(REGEX REPLACE "^/usr/" "/" file ${file})
+  execute_process(COMMAND dpkg-query -S ${file} /usr${file} OUTPUT_VARIABLE owner ERROR_QUIET)
+  string(REGEX MATCH "^[^:,]*" package "${owner}")
+  if(package AND EXISTS /usr/share/doc/${package}/copyright)
     file(COPY_FILE /usr/share/doc/${package}/copyright
       ${staged}/share/doc/mtl/licences/${package})
   else()

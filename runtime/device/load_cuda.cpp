@@ -66,8 +66,9 @@ const CudaPlugin& load_cuda() {
     refuse({.code = "gpu.library",
             .what = fmt::format("the GPU engine {} is not there (looked for {})", kName,
                                 fmt::join(places, ", ")),
-            .help = "build mtl where the CUDA toolkit is (cmake -DMTL_CUDA=ON), copy the library "
-                    "beside the program, or name it in MTL_CUDA_LIBRARY"});
+            .help = "install the package mtl-cuda, build mtl where the CUDA toolkit is (cmake "
+                    "-DMTL_CUDA=ON), copy the library beside the program, or name it in "
+                    "MTL_CUDA_LIBRARY"});
   }
   // Local: the library brings its own copies of mtl's functions, and they are not to mix.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
