@@ -259,6 +259,13 @@ std::vector<LaunchFlag> launch_kubernetes_flags() {
        .group = G::kubernetes,
        .value = {},
        .help = "each pod on a node of its own"},
+      {.name = "kubernetes_user",
+       .kind = K::text,
+       .group = G::kubernetes,
+       .value = "UID[:GID]",
+       .help =
+           "who the pods run as, by number; token and volumes are this group's. Needed where the "
+           "image's own user is not root: 1000 for mtl's images"},
       {.name = "kubernetes_service_account",
        .kind = K::text,
        .group = G::kubernetes,

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <unistd.h>
 
 #include <sys/stat.h>
 
@@ -430,7 +431,10 @@ void LaunchResolver::read_token() {
     return;
   }
   struct stat info {};
-  if (stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && (info.st_mode & 077) != 0) {
+  if (stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+  // What somebody else has given us through a group is meant to be read so, as in a pod.
+  const mode_t others = info.st_uid == geteuid() ? 077 : 007;
+  if ((info.st_mode & others) != 0) {
     diagnostics_.add({.code = "launch.token_mode",
                       .what = fmt::format("{} has the job's secret and others may read it", path),
                       .help = "chmod 600 " + path,

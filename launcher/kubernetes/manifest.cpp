@@ -47,6 +47,16 @@ std::string tolerations(const KubernetesOptions& options) {
   return flow(all);
 }
 
+// With fsGroup the token and the volumes can be used by a user that is not root. Volumes that have
+// the group already are not gone through file by file.
+std::string security_context(const KubernetesOptions& options) {
+  if (options.user < 0) return "";
+  return flow({{"runAsUser", options.user},
+               {"runAsGroup", options.group},
+               {"fsGroup", options.group},
+               {"fsGroupChangePolicy", "OnRootMismatch"}});
+}
+
 // Kubernetes puts variables for $(NAME) in arguments, secrets too, and a $ for $$.
 std::string as_argument(const std::string& word) {
   std::string text;
@@ -172,6 +182,7 @@ std::string kubernetes_manifest(const KubernetesJob& job) {
   values["limits"] = limits(options);
   values["shm"] = options.shm.empty() ? "" : quoted(options.shm);
   values["working_dir"] = options.working_dir.empty() ? "" : quoted(options.working_dir);
+  values["security_context"] = security_context(options);
   values["service_account"] =
       options.service_account.empty() ? "" : quoted(options.service_account);
   values["priority_class"] = options.priority_class.empty() ? "" : quoted(options.priority_class);

@@ -140,6 +140,7 @@ class Options {
     read_ranks();
     read_resources();
     read_claims();
+    read_user();
     read_scheduling();
     out_.grace_s = seconds("grace", out_.grace_s);
     out_.max_restarts = whole("max_restarts", out_.max_restarts);
@@ -275,6 +276,22 @@ class Options {
       }
     }
     for (const std::string& value : list("pvc")) add_claim("pvc", value, "");
+  }
+
+  // "UID[:GID]"; without the second the group has the first one's number.
+  void read_user() {
+    const std::string value = text("user");
+    if (value.empty()) return;
+    const size_t colon = std::min(value.find(':'), value.size());
+    const std::string user = value.substr(0, colon);
+    const std::string group = colon < value.size() ? value.substr(colon + 1) : user;
+    const auto number = [](const std::string& word) -> long {
+      const bool fits = !word.empty() && word.size() < 10 && std::ranges::all_of(word, is_digit);
+      return fits ? std::stol(word) : -1;
+    };
+    out_.user = number(user);
+    out_.group = number(group);
+    if (out_.user < 0 || out_.group < 0) wrong("user", value, "one number or two, UID[:GID]");
   }
 
   void read_scheduling() {

@@ -38,6 +38,7 @@ struct KubernetesOptions {
     std::string effect;  // "" = all
   };
   std::vector<Toleration> tolerations;
+  long user = -1, group = -1;  // that pods run as; -1 = the image's own
   std::string service_account, priority_class, queue;
   std::vector<std::string> image_pull_secrets;
   struct EnvSecret {

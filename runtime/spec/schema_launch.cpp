@@ -176,6 +176,9 @@ Section launch_section() {
                   "Also nodes with this taint: KEY, KEY=VALUE or KEY=VALUE:EFFECT.", true),
               passed<&TrainSpec::Launch::kubernetes, "one_per_host">(
                   "launch.kubernetes.one_per_host", "Whether each pod has a node of its own."),
+              passed<&TrainSpec::Launch::kubernetes, "user">(
+                  "launch.kubernetes.user",
+                  "Who the pods run as, by number: UID or UID:GID; not given: the image's own."),
               passed<&TrainSpec::Launch::kubernetes, "service_account">(
                   "launch.kubernetes.service_account", "Whose rights the pods have."),
               passed<&TrainSpec::Launch::kubernetes, "image_pull_secret">(

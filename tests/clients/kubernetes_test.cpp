@@ -23,7 +23,8 @@ TEST_CASE("manifests are valid by the published schemas of four APIs") {
       " --kubernetes_shm 16Gi --kubernetes_checkpoint_pvc ckpt --kubernetes_pvc data:/data:ro"
       " --kubernetes_node_selector zone=1 --kubernetes_toleration nvidia.com/gpu"
       " --kubernetes_toleration team=a:NoSchedule --kubernetes_one_per_host"
-      " --kubernetes_service_account trainer --kubernetes_priority_class high"
+      " --kubernetes_user 1000 --kubernetes_service_account trainer --kubernetes_priority_class "
+      "high"
       " --kubernetes_queue q --kubernetes_image_pull_secret r"
       " --kubernetes_env_secret HF_TOKEN=hf:token";
   for (const std::string kind : {"indexed-job", "jobset", "pytorchjob", "trainjob"}) {

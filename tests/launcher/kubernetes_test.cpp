@@ -41,8 +41,11 @@ const std::map<std::string, std::string> kSchema = {
     {"PodTemplate", "metadata:PodMeta spec!:PodSpec"},
     {"PodSpec",
      "subdomain:s restartPolicy:a(Never|OnFailure|Always) terminationGracePeriodSeconds:i "
-     "serviceAccountName:s priorityClassName:s imagePullSecrets:[NameOnly] nodeSelector:m "
+     "securityContext:PodSecurity serviceAccountName:s priorityClassName:s "
+     "imagePullSecrets:[NameOnly] nodeSelector:m "
      "tolerations:[Toleration] affinity:Affinity containers!:[Container] volumes:[Volume]"},
+    {"PodSecurity",
+     "runAsUser:i runAsGroup:i fsGroup:i fsGroupChangePolicy:a(OnRootMismatch|Always)"},
     {"NameOnly", "name!:s"},
     {"Toleration",
      "key:s operator:a(Exists|Equal) value:s effect:a(NoSchedule|PreferNoSchedule|NoExecute)"},
@@ -233,6 +236,8 @@ KubernetesJob full_job(const std::string& kind, int nodes) {
   options.working_dir = "/checkpoints";
   options.node_selector = {{"nvidia.com/gpu.product", "H100"}, {"zone", "1"}, {"fast", "true"}};
   options.tolerations = {{"nvidia.com/gpu", "", ""}, {"team", "research", "NoSchedule"}};
+  options.user = 1000;
+  options.group = 2000;
   options.service_account = "trainer";
   options.priority_class = "high";
   options.queue = "team-a";
@@ -364,6 +369,11 @@ TEST_CASE("what pods are told and what their end means") {
   CHECK(job["spec"]["backoffLimit"].as<int>() == 40);
   CHECK(document_of(manifest, "Secret")["stringData"]["token"].Scalar() == std::string(64, 'a'));
   CHECK(pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"].as<int>() == 8);
+  // Who is not root can read the token and write to the volumes.
+  CHECK(pod["securityContext"]["runAsUser"].as<int>() == 1000);
+  CHECK(pod["securityContext"]["fsGroup"].as<int>() == 2000);
+  CHECK(kubernetes_manifest(small_job("indexed-job", 1)).find("securityContext") ==
+        std::string::npos);
   // 75 is started again and does not count, before anything else is asked.
   const YAML::Node rules = job["spec"]["podFailurePolicy"]["rules"];
   CHECK(rules[0]["action"].Scalar() == "Ignore");
@@ -422,6 +432,7 @@ TEST_CASE("options of Kubernetes are checked and told together") {
               {"toleration", {"a=b:Never"}},
               {"node_selector", {"zone"}},
               {"env_secret", {"A=b"}},
+              {"user", {"mtl"}},
               {"gpus", {"4"}}}) ==
         "kubernetes.value: --kubernetes_name wants at most 40 lower-case letters, digits and "
         "dashes, a letter first, got 'Train'\n"
@@ -430,6 +441,7 @@ TEST_CASE("options of Kubernetes are checked and told together") {
         "kubernetes.value: --kubernetes_pvc wants CLAIM:/PATH, perhaps with :ro behind it, got "
         "'a:data'\n"
         "kubernetes.value: --kubernetes_pvc wants a path that is not taken yet, got 'c:/x'\n"
+        "kubernetes.value: --kubernetes_user wants one number or two, UID[:GID], got 'mtl'\n"
         "kubernetes.value: --kubernetes_node_selector wants LABEL=VALUE, got 'zone'\n"
         "kubernetes.value: --kubernetes_toleration wants "
         "KEY[=VALUE][:NoSchedule|PreferNoSchedule|NoExecute], got 'a=b:Never'\n"
@@ -442,10 +454,16 @@ TEST_CASE("options of Kubernetes are checked and told together") {
     CAPTURE(std::string(quantity));
     CHECK(told({{"image", {"m"}}, {"shm", {quantity}}}).starts_with("kubernetes.value"));
   }
-  request.kubernetes = {{"image", {"m"}}, {"grace", {"10m"}}};
+  for (const char* user : {"-1", "1000:", ":1000", "1000:x", "1000:1:1", "99999999999"}) {
+    CAPTURE(std::string(user));
+    CHECK(told({{"image", {"m"}}, {"user", {user}}}).starts_with("kubernetes.value"));
+  }
+  request.kubernetes = {{"image", {"m"}}, {"grace", {"10m"}}, {"user", {"1000"}}};
   Diagnostics diagnostics;
   const KubernetesOptions options = kubernetes_options(request, "My Run_2", diagnostics);
   CHECK(options.name == "my-run-2");
   CHECK(options.grace_s == 600);
   CHECK(options.gpus == 8);
+  CHECK(options.user == 1000);
+  CHECK(options.group == 1000);
 }

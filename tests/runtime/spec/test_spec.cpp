@@ -112,6 +112,7 @@ TEST_CASE("every key can be set to what it is not") {
       "    node_selector: [a, b]\n"
       "    toleration: [a, b]\n"
       "    one_per_host: x\n"
+      "    user: x\n"
       "    service_account: x\n"
       "    image_pull_secret: [a, b]\n"
       "    env_secret: [a, b]\n"
@@ -214,7 +215,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.launch.spawn == "threads");
   CHECK(s.launch.via == "slurm");
   CHECK(s.launch.slurm.size() == 31);
-  CHECK(s.launch.kubernetes.size() == 22);
+  CHECK(s.launch.kubernetes.size() == 23);
   CHECK(s.launch.kubernetes.at("pvc") == std::vector<std::string>{"a", "b"});
   CHECK(s.launch.slurm.at("partition") == std::vector<std::string>{"x"});
   CHECK(s.launch.slurm.at("modules") == std::vector<std::string>{"a", "b"});
