@@ -177,7 +177,8 @@ class Rank {
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
                                       .progress_fd = progress_fd_,
                                       .resume_step = next_step_,
-                                      .log_every = spec_.log.every});
+                                      .log_every = spec_.log.every,
+                                      .tensorboard = spec_.log.tensorboard});
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
                                         .device = device_line(),
                                         .yardstick = yardstick_,

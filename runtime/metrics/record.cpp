@@ -2,12 +2,30 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace mtl {
 
 namespace {
 
 constexpr const char* kPeak = "peak";
+
+// What a line has, and its group.
+constexpr std::pair<const char*, const char*> kScalars[] = {
+    {"loss", "train/loss"},
+    {"lr", "train/lr"},
+    {"grad_norm", "train/grad_norm"},
+    {"loss_scale", "train/loss_scale"},
+    {"skipped", "train/skipped"},
+    {"moe_aux_loss", "train/moe_aux_loss"},
+    {"moe_z_loss", "train/moe_z_loss"},
+    {"valid_loss", "valid/loss"},
+    {"tokens_per_s", "speed/tokens_per_s"},
+    {"step_time_s", "speed/step_time_s"},
+    {"mfu", "speed/mfu"},
+    {"moe_turns", "speed/moe_turns"},
+    {"memory_bytes", "memory/bytes"},
+};
 
 double number(const Json& record, const char* key) {
   const auto found = record.find(key);
@@ -64,6 +82,19 @@ Json step_json(const StepReport& report, const std::string& time) {
   if (report.skipped > 0) json["skipped"] = report.skipped;
   if (report.gpus) json["gpus"] = gpus_json(*report.gpus);
   return json;
+}
+
+std::vector<TaggedScalar> tagged_scalars(const Json& line) {
+  std::vector<TaggedScalar> scalars;
+  for (const auto& [key, tag] : kScalars) {
+    if (line.contains(key)) scalars.push_back({tag, number(line, key)});
+  }
+  const auto gpus = line.find("gpus");
+  if (gpus == line.end()) return scalars;
+  for (const auto& [key, value] : gpus->items()) {
+    if (value.is_number()) scalars.push_back({"gpu/" + key, value.get<double>()});
+  }
+  return scalars;
 }
 
 StepReport step_from_json(const Json& record) {

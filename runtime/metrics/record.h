@@ -3,9 +3,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/metrics/event_file.h"
 #include "runtime/metrics/reporter.h"
 
 namespace mtl {
@@ -21,5 +23,9 @@ Json step_json(const StepReport& report, const std::string& time);
 // The report in a "step" record; what is missing or not a number is NaN or 0. Why GPUs run slower
 // is not read: nobody shows it.
 StepReport step_from_json(const Json& record);
+
+// The numbers of a metrics line as TensorBoard groups them: "train/loss", "speed/mfu",
+// "gpu/power_w".
+std::vector<TaggedScalar> tagged_scalars(const Json& line);
 
 }  // namespace mtl

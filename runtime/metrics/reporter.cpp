@@ -15,16 +15,31 @@
 #include "runtime/metrics/format.h"
 #include "runtime/metrics/record.h"
 #include "runtime/metrics/run_files.h"
+#include "runtime/metrics/run_settings.h"
 
 namespace mtl {
 
 namespace {
+
+constexpr const char* kBoard = "tb";
 
 using SystemTime = std::chrono::system_clock::time_point;
 
 std::string utc(SystemTime time) {
   return utc_time(
       std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count());
+}
+
+// Markdown that shows the text as it is.
+std::string as_code(std::string_view text) {
+  std::string code;
+  bool begins = true;
+  for (const char c : text) {
+    if (begins) code += "    ";
+    code += c;
+    begins = c == '\n';
+  }
+  return code;
 }
 
 // The writing end of the progress pipe. A reader that has stopped (a terminal on hold) must not
@@ -73,6 +88,7 @@ struct Reporter::State {
         pipe(options.progress_fd) {
     options.log_every = std::max<int64_t>(options.log_every, 1);
     if (options.progress_fd < 0) view.emplace(ViewOptions{});
+    if (options.tensorboard) open_board();
   }
 
   std::string time() const { return utc(options.now()); }
@@ -95,7 +111,22 @@ struct Reporter::State {
                        std::strerror(error) + "; the run goes on without it"}});
   }
 
-  void metric(const Json& json) { check(metrics.append(json_line(json)), "metrics.jsonl"); }
+  // One line of metrics.jsonl, now.
+  void metric(const Json& json) {
+    check(metrics.append(json_line(json)), "metrics.jsonl");
+    if (!board) return;
+    check(board->scalars(options.now(), json["step"], tagged_scalars(json)), kBoard);
+  }
+
+  void open_board() {
+    const SystemTime now = options.now();
+    board.emplace(options.run_dir / kBoard, now, options.resume_step + 1);
+    const std::filesystem::path settings = options.run_dir / "resolved.yaml";
+    if (!std::filesystem::exists(settings)) return;
+    const std::string text = read_file(settings);
+    check(board->text(now, options.resume_step, "run/settings", as_code(text)), kBoard);
+    check(board->settings(now, options.resume_step, given_settings(settings_of(text))), kBoard);
+  }
 
   void event(const std::string& name, Json more = Json::object()) {
     Json json;
@@ -150,6 +181,7 @@ struct Reporter::State {
   ReporterOptions options;
   LineFile metrics;
   LineFile events;
+  std::optional<EventFile> board;
   ProgressPipe pipe;
   std::optional<ProgressView> view;
   std::string state = "running";
@@ -176,6 +208,12 @@ void Reporter::start(const std::vector<std::string>& lines) {
   s.started = true;
   const bool resumed = s.options.resume_step > 0;
   s.event(resumed ? "resumed" : "started", {{"step", s.options.resume_step}, {"pid", getpid()}});
+  if (s.board) {
+    std::string text;
+    for (const std::string& line : lines) text += line + '\n';
+    s.check(s.board->text(s.options.now(), s.options.resume_step, "run/start", as_code(text)),
+            kBoard);
+  }
   s.write_status(true);
   s.send({{"kind", "start"}, {"time", s.time()}, {"lines", lines}});
 }

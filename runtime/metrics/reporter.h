@@ -1,8 +1,8 @@
 // What a run reports. In the worker, rank 0 owns a Reporter: it appends metrics.jsonl and
-// events.jsonl, keeps status.json, and sends every record as one JSON line to whoever started it
-// (the descriptor in MTL_PROGRESS_FD), or, when nobody listens, prints plain lines to stderr. In
-// `mtl launch`, a ProgressView turns the same records into a redrawn status line on a terminal, or
-// plain `key=value` lines when piped.
+// events.jsonl, writes TensorBoard's files, keeps status.json, and sends every record as one JSON
+// line to whoever started it (the descriptor in MTL_PROGRESS_FD), or, when nobody listens, prints
+// plain lines to stderr. In `mtl launch`, a ProgressView turns the same records into a redrawn
+// status line on a terminal, or plain `key=value` lines when piped.
 #pragma once
 
 #include <chrono>
@@ -62,6 +62,7 @@ struct ReporterOptions {
   int64_t resume_step =
       0;  // lines of later steps in metrics.jsonl are dropped: they will be written again
   int64_t log_every = 10;
+  bool tensorboard = false;  // tb/ has what metrics.jsonl has
   std::function<std::chrono::system_clock::time_point()> now = std::chrono::system_clock::now;
 };
 

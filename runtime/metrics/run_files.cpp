@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <string_view>
 #include <unistd.h>
 
 #include <sys/stat.h>
@@ -15,22 +14,6 @@
 namespace mtl {
 
 namespace {
-
-// Writes all of `text` if the file takes it; returns the bytes written, sets `error`.
-size_t write_some(int fd, std::string_view text, int& error) {
-  size_t done = 0;
-  error = 0;
-  while (done < text.size()) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      error = errno;
-      break;
-    }
-    done += static_cast<size_t>(n);
-  }
-  return done;
-}
 
 bool ends_inside_line(int fd) {
   struct stat info {};
@@ -47,6 +30,21 @@ bool keep_line(std::string_view line, int64_t step) {
 }
 
 }  // namespace
+
+size_t write_some(int fd, std::string_view text, int& error) {
+  size_t done = 0;
+  error = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      error = errno;
+      break;
+    }
+    done += static_cast<size_t>(n);
+  }
+  return done;
+}
 
 LineFile::LineFile(std::filesystem::path path)
     : path_(std::move(path)),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "common/files.h"
 
@@ -24,6 +25,10 @@ class LineFile {
   Fd fd_;
   bool torn_ = false;  // the file does not end with a line break
 };
+
+// Writes all of `text` if the file takes it; returns the bytes written and sets `error`, 0 or an
+// errno.
+size_t write_some(int fd, std::string_view text, int& error);
 
 // Drops from a metrics.jsonl the lines of steps after `step`, and lines that are not JSON objects
 // with a step; replaces the file atomically, and only if something has to go. A missing file is

@@ -122,12 +122,15 @@ Section log_section() {
                .min = 1,
                .max = kSteps,
                .known_as = {"log_interval", "logging_steps", "log_every"}},
+              {.key = "log.tensorboard",
+               .field = [](TrainSpec& s) -> Field { return &s.log.tensorboard; },
+               .doc = "Whether `tb/` in the run's folder has what is logged, for TensorBoard.",
+               .known_as = {"tensorboard_dir", "report_to", "log_with", "logger"}},
           },
       .unavailable =
           {
               {"log.mfu", "it is always logged"},
               {"log.timers", "the step time is always logged"},
-              {"log.tensorboard", "the log is metrics.jsonl in the run's folder"},
               {"log.jsonl", "metrics.jsonl is always written, in the run's folder"},
           },
   };

@@ -202,6 +202,7 @@ struct TrainSpec {
   } checkpoint;
   struct Log {
     int64_t every = 10;
+    bool tensorboard = true;  // what is logged is also written for TensorBoard
   } log;
   struct Health {
     std::string nan = "stop";  // stop | skip: what a loss or gradient that is no number does

@@ -123,7 +123,7 @@ TEST_CASE("every key can be set to what it is not") {
       "    apply: x\n"
       "init: {std: 0.01}\n"
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
-      "log: {every: 1}\n",
+      "log: {every: 1, tensorboard: false}\n",
       {.train_yaml = {},
        .overrides = {"model.ffn=100",
                      "model.norm={type: rmsnorm, eps: 1e-6}",
@@ -506,7 +506,7 @@ TEST_CASE("unknown keys lead to the key that was meant") {
 
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
   for (const char* setting : {"model.moe.capacity=1.25", "parallel.order=x", "launch={kind: local}",
-                              "log.tensorboard=x", "train.epochs=2", "health={straggler: true}"}) {
+                              "log.jsonl=x", "train.epochs=2", "health={straggler: true}"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available in this version") != std::string::npos);
     CHECK(code_of(setting) == "config.unknown_key");
