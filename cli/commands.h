@@ -18,6 +18,7 @@ int command_generate(const Arguments& args);
 int command_data(const Arguments& args);
 int command_ckpt(const Arguments& args);
 int command_logs(const Arguments& args);
+int command_report(const Arguments& args);
 int command_ps(const Arguments& args);
 int command_stop(const Arguments& args);
 int command_top(const Arguments& args);

@@ -22,6 +22,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/plan/micro_batch.h"
+#include "runtime/report/report.h"
 
 namespace mtl {
 
@@ -190,6 +191,12 @@ void record(const Run& run, const Surroundings& around) {
   }
 }
 
+void write_report_page(const std::filesystem::path& dir) {
+  if (dir.empty()) return;  // of another process, which is the controller
+  const std::string wrong = write_report_of(dir);
+  if (!wrong.empty()) say(stderr, "warning: " + wrong + "\n");
+}
+
 // The last words of the launcher, below everything that the run printed.
 void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
   const bool color = inspect_terminal(STDERR_FILENO).color;
@@ -290,6 +297,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   }
   view.close();
   conclude(outcome, run.dir(), options.run.fresh);
+  write_report_page(run.dir());
   return continue_in_slurm(job.request, outcome, run.dir());
 }
 

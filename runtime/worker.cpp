@@ -29,6 +29,7 @@
 #include "runtime/metrics/reporter.h"
 #include "runtime/model/blocks.h"
 #include "runtime/rank_meeting.h"
+#include "runtime/report/report.h"
 #include "runtime/run.h"
 #include "runtime/start_block.h"
 #include "runtime/worker_environment.h"
@@ -548,10 +549,17 @@ Exit run_worker(const WorkerStart& start) {
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
   if (environment.rank_threads > 0) return run_threads(run_dir, run, environment);
+  // What mtl launch would do in the end.
+  const auto write_report_here = [&] {
+    if (environment.rank == 0 && environment.progress_fd < 0) write_report_of(run_dir);
+  };
   try {
-    return run_process(run_dir, run, environment, met);
+    const Exit exit = run_process(run_dir, run, environment, met);
+    write_report_here();
+    return exit;
   } catch (const Error& error) {
     if (is_collateral(error)) let_origin_end_first();
+    write_report_here();
     throw;
   }
 }

@@ -207,7 +207,8 @@ void Reporter::start(const std::vector<std::string>& lines) {
   State& s = *state_;
   s.started = true;
   const bool resumed = s.options.resume_step > 0;
-  s.event(resumed ? "resumed" : "started", {{"step", s.options.resume_step}, {"pid", getpid()}});
+  s.event(resumed ? "resumed" : "started",
+          {{"step", s.options.resume_step}, {"pid", getpid()}, {"lines", lines}});
   if (s.board) {
     std::string text;
     for (const std::string& line : lines) text += line + '\n';

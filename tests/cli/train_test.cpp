@@ -147,6 +147,8 @@ TEST_CASE("a run trains, reports, is complete, and goes on with more steps") {
   CHECK(lines.back()["valid_loss"].is_number());
   CHECK(json::parse(file_text(run / "status.json"))["state"] == "done");
   CHECK(fs::exists(run / "logs/rank-00001.log"));
+  CHECK(has(file_text(run / "report.html"), "<span class='state done'>"));
+  CHECK(std::distance(fs::directory_iterator(run / "tb"), {}) == 1);
 
   const Outcome again = shell.mtl({"launch", "--num_processes", "2", "train.yaml"});
   CHECK(again.code == 0);
@@ -456,6 +458,7 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
   CHECK(outcome.code == 137);
   CHECK(has(outcome.err, "rank 1"));
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "failed");
+  CHECK(has(file_text(run_of(shell) / "report.html"), "Failed with exit code 137."));
 }
 
 TEST_CASE("a batch that does not fit at once is cut where train.micro_batch is auto") {

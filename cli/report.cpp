@@ -1,0 +1,56 @@
+// mtl report: what a run, or several, did: a page to read, or numbers.
+#include "runtime/report/report.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/command_line.h"
+#include "cli/commands.h"
+#include "common/error.h"
+#include "runtime/report/compare.h"
+#include "runtime/run.h"
+
+namespace mtl {
+
+int command_report(const Arguments& args) {
+  std::string file;
+  bool json = false;
+  std::vector<std::string> names;
+  CommandLine line({"report [options] RUN...", "report -o FILE RUN RUN..."},
+                   "Writes what a run did as one HTML file that needs nothing else: how it ended, "
+                   "its curves, events, plan and settings. Several runs are laid over each other, "
+                   "with the settings in which they differ. A run may be going on, or have failed. "
+                   "Prints the path of the file.");
+  line.example("mtl report runs/mine", "the newest run of that name: its report.html");
+  line.example("mtl report -o compared.html runs/a runs/b", "two runs beside each other");
+  line.option("output,o", "FILE", file, "where the page is written", "RUN/report.html");
+  line.flag("json", json, "one JSON document on stdout instead, schema mtl.report/1");
+  line.rest("RUN", names, "run directories, or names of runs: their newest");
+  if (!line.parse(args)) return 0;
+  if (names.empty()) {
+    throw Error(Exit::usage, {.code = "usage.missing",
+                              .what = "mtl report needs a run",
+                              .help = "mtl report runs/NAME; mtl ps --all names those that there "
+                                      "are"});
+  }
+  if (names.size() > 1 && file.empty() && !json) {
+    throw Error(Exit::usage, {.code = "usage.missing",
+                              .what = "a report of several runs belongs to none of them",
+                              .help = "say where it is written: mtl report -o FILE RUN RUN..."});
+  }
+  std::vector<std::filesystem::path> dirs;
+  for (const std::string& name : names) dirs.push_back(find_run(name));
+  const std::vector<RunRecord> runs = read_runs(dirs);
+  if (json) {
+    fmt::print("{}\n",
+               report_json(runs).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    return 0;
+  }
+  const std::filesystem::path path =
+      file.empty() ? dirs.front() / "report.html" : std::filesystem::path(file);
+  write_report(runs, path);
+  fmt::print("{}\n", path.string());
+  return 0;
+}
+
+}  // namespace mtl

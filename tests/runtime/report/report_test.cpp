@@ -1,0 +1,204 @@
+// Reports of run directories: whole, damaged, empty, several.
+#include "runtime/report/report.h"
+
+#include <fstream>
+#include <sstream>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "common/error.h"
+#include "runtime/metrics/reporter.h"
+#include "runtime/report/compare.h"
+#include "runtime/report/page.h"
+#include "support/temp_dir.h"
+
+using namespace mtl;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A run directory <name>/<id> in which a test leaves what it likes.
+struct RunFolder {
+  explicit RunFolder(const std::string& name, const std::string& id = "20261121-014210-k7f3")
+      : dir(scratch.path() / name / id) {
+    fs::create_directories(dir);
+  }
+  void write(const std::string& file, const std::string& text) const {
+    std::ofstream(dir / file, std::ios::binary) << text;
+  }
+  std::string read(const std::string& file) const {
+    std::ifstream in(dir / file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  }
+  test::TempDir scratch;
+  fs::path dir;
+};
+
+std::string step_line(int64_t step, double loss) {
+  return nlohmann::json{{"step", step},        {"time", "2026-11-21T01:42:40Z"},
+                        {"loss", loss},        {"lr", 1e-3},
+                        {"grad_norm", 0.5},    {"tokens_per_s", 2000},
+                        {"step_time_s", 0.5},  {"mfu", 0.25},
+                        {"memory_bytes", 4096}}
+             .dump() +
+         "\n";
+}
+
+const char* const kSettings =
+    "train:\n  steps: 100  # train.yaml\n  seed: 1234  # built-in\nlr:\n  max: 0.001  # "
+    "train.yaml\n";
+const char* const kPlan =
+    R"({"steps":100,"batch":{"seq_len":16,"phases":[
+        {"first_step":0,"first_sample":0,"global_batch":4},
+        {"first_step":10,"first_sample":40,"global_batch":8}]},
+        "stages":[{"memory_per_rank":{"total_bytes":4096,"weights":1024,"activations":3072}}]})";
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a run's record tells its story") {
+  const RunFolder run("mine");
+  run.write("resolved.yaml", kSettings);
+  run.write("plan.json", kPlan);
+  run.write("metrics.jsonl", step_line(1, 4) + step_line(10, 3) +
+                                 "{\"step\":10,\"valid_loss\":3.1}\n" + step_line(20, 2) +
+                                 "{\"step\":20,\"valid_loss\":3.3}\n{\"step\":30,\"lo");
+  run.write("events.jsonl",
+            "{\"time\":\"2026-11-21T01:42:10Z\",\"event\":\"started\",\"step\":0,\"lines\":"
+            "[\"model    tiny\"]}\n"
+            "{\"time\":\"2026-11-21T01:42:20Z\",\"event\":\"checkpoint\",\"step\":5}\n"
+            "{\"time\":\"2026-11-21T01:42:25Z\",\"event\":\"checkpoint\",\"step\":10}\n"
+            "{\"time\":\"2026-11-21T01:42:30Z\",\"event\":\"failed\",\"step\":12}\n"
+            "{\"time\":\"2026-11-21T01:42:31Z\",\"event\":\"failed\",\"reason\":\"rank 1 died\"}\n"
+            "nonsense\n"
+            "{\"time\":\"2026-11-21T02:00:00Z\",\"event\":\"resumed\",\"step\":10}\n"
+            "{\"time\":\"2026-11-21T02:00:40Z\",\"event\":\"done\",\"step\":20}\n");
+  run.write("status.json",
+            R"({"state":"done","step":20,"steps":100,"time":"2026-11-21T02:00:40Z"})");
+  const RunRecord record = read_run(run.dir);
+  CHECK(record.name == "mine");
+  CHECK(record.id == "20261121-014210-k7f3");
+  CHECK(record.state == "done");
+  CHECK(record.step == 20);
+  CHECK(record.steps == 100);
+  CHECK(record.tokens == (40 + 10 * 8) * 16);
+  CHECK(record.seconds == 20 + 40);
+  CHECK(record.tokens_per_s == doctest::Approx(2000));
+  CHECK(record.starts == 2);
+  CHECK(record.failures == 1);
+  CHECK(record.checkpoints == 2);
+  CHECK(record.damaged_lines == 2);
+  REQUIRE(record.curve("valid_loss") != nullptr);
+  CHECK(record.curve("valid_loss")->lowest().step == 10);
+  REQUIRE(record.events.size() == 5);
+  CHECK(record.events[1].count == 2);
+  CHECK(record.events[2].words == "rank 1 died");
+  const auto json = report_json({record});
+  CHECK(json["schema"] == "mtl.report/1");
+  CHECK(json["runs"][0]["best_valid_loss"] == 3.1);
+  CHECK(json["runs"][0]["valid_loss"] == 3.3);
+  CHECK(json["runs"][0]["loss"] == 2);
+  CHECK_FALSE(json.contains("different_settings"));
+}
+
+TEST_CASE("a run that failed before its first step has a report that says why") {
+  const RunFolder run("early");
+  record_failure(run.dir, 6, "the corpus <x> is not there");
+  CHECK(write_report_of(run.dir).empty());
+  const std::string page = run.read("report.html");
+  CHECK(page.find("Failed with exit code 6.") != page.npos);
+  CHECK(page.find("the corpus &lt;x&gt; is not there") != page.npos);
+  CHECK(page.find("No step has been logged.") != page.npos);
+  CHECK(read_run(run.dir).failures == 1);
+}
+
+TEST_CASE("whatever lies in a run directory, its report is written") {
+  const RunFolder run("damaged");
+  CHECK(write_report_of(run.dir).empty());  // nothing does
+  for (const char* file :
+       {"resolved.yaml", "plan.json", "env.json", "status.json", "metrics.jsonl", "events.jsonl"}) {
+    for (const char* text : {"", "\n\n", "[1]", "{\"step\":\"x\"}\n{}\n",
+                             "{\"stages\":[1,{\"memory_per_rank\":2}],"
+                             "\"grid\":3,\"batch\":{\"phases\":[{}]}}",
+                             "\xff\xfe{", "{\"event\":1}", "a:\n b",
+                             "{\"step\":1,\"loss\":\"x\",\"gpus\":[],\"mfu\":1e999}\n",
+                             "{\"lines\":{},\"event\":\"started\"}"}) {
+      run.write(file, text);
+      CAPTURE(file);
+      CAPTURE(text);
+      CHECK(write_report_of(run.dir).empty());
+    }
+  }
+}
+
+TEST_CASE("a report asks nobody for anything, and nothing in a run becomes a part of the page") {
+  const RunFolder run("<script>alert(1)</script>x");
+  const std::string evil = "</td><img src=x onerror=alert(1)>'\\\"";
+  run.write("resolved.yaml", "run:\n  name: " + evil + "  # train.yaml\n");
+  run.write("env.json", "{\"host\":\"" + evil + "\"}");
+  run.write("metrics.jsonl", step_line(1, 4) + step_line(2, 3));
+  run.write("events.jsonl", "{\"time\":\"" + evil + "\",\"event\":\"" + evil + "\",\"reason\":\"" +
+                                evil + "\"}\n{\"event\":\"started\",\"lines\":[\"" + evil +
+                                " b\"]}\n");
+  run.write("status.json", "{\"state\":\"" + evil + "\",\"reason\":\"" + evil + "\"}");
+  const std::string page = report_page(read_runs({run.dir, run.dir}), "now");
+  CHECK(page.find("<img") == page.npos);
+  CHECK(page.find("<script>alert") == page.npos);
+  CHECK(count_of(page, "<script") == 1);
+  CHECK(count_of(page, "http") == 1);  // http-equiv
+  CHECK(page.find("default-src 'none'") != page.npos);
+  const RunFolder good("good");
+  good.write("metrics.jsonl", step_line(1, 4) + step_line(2, 3));
+  const std::string whole = report_page(read_runs({good.dir}), "now");
+  for (const char* outside : {"src=", "href=", "url(", "@import", "fetch("}) {
+    CAPTURE(outside);
+    CHECK(whole.find(outside) == whole.npos);
+  }
+}
+
+TEST_CASE("many lines become a small page, whose curves have the spike") {
+  const RunFolder run("long");
+  std::string lines;
+  for (int i = 1; i <= 30'000; ++i) lines += step_line(i, i == 12'345 ? 99.0 : 2 + 1.0 / i);
+  run.write("metrics.jsonl", lines);
+  const auto runs = read_runs({run.dir});
+  CHECK(runs[0].curve("loss")->highest().step == 12'345);
+  CHECK(report_page(runs, "now").size() < 400'000);
+}
+
+TEST_CASE("several runs are compared by the settings in which they differ") {
+  const RunFolder a("a"), b("b");
+  a.write("resolved.yaml", kSettings);
+  b.write("resolved.yaml",
+          "train:\n  steps: 200  # command line\n  seed: 1234  # built-in\nlr:\n  max: 0.001  # "
+          "built-in\nlog:\n  every: 5  # built-in\n");
+  a.write("metrics.jsonl", step_line(1, 4) + step_line(2, 3));
+  b.write("metrics.jsonl", step_line(1, 4) + step_line(2, 3.5));
+  const auto runs = read_runs({a.dir, b.dir});
+  const auto differences = different_settings(runs);
+  REQUIRE(differences.size() == 2);
+  CHECK(differences[0].key == "train.steps");
+  CHECK(differences[0].values == std::vector<std::string>{"100", "200"});
+  CHECK(differences[1].key == "log.every");
+  CHECK(differences[1].values == std::vector<std::string>{"", "5"});
+  CHECK(report_json(runs)["different_settings"]["train.steps"] ==
+        nlohmann::json::array({"100", "200"}));
+  const std::string page = report_page(runs, "now");
+  CHECK(page.find("2 runs compared") != page.npos);
+  CHECK(page.find("<code>train.steps</code>") != page.npos);
+  CHECK(page.find("<td class='n best'>3.0000") != page.npos);
+  CHECK(run_labels(runs) == std::vector<std::string>{"a", "b"});
+  CHECK(run_labels(read_runs({a.dir, a.dir}))[0] == "a/20261121-014210-k7f3");
+}
+
+TEST_CASE("a report that cannot be written is said, and no exception at the end of a run") {
+  CHECK(write_report_of("/nonexistent/run").find("report.html") != std::string::npos);
+  CHECK_THROWS_AS(write_report({}, "/nonexistent/report.html"), Error);
+}
