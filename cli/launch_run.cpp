@@ -191,10 +191,15 @@ void record(const Run& run, const Surroundings& around) {
   }
 }
 
-void write_report_page(const std::filesystem::path& dir) {
+// Where it is stands among the lines of a run's good end; below a failure it would be in the way.
+void write_report_page(const std::filesystem::path& dir, const JobOutcome& outcome) {
   if (dir.empty()) return;  // of another process, which is the controller
   const std::string wrong = write_report_of(dir);
-  if (!wrong.empty()) say(stderr, "warning: " + wrong + "\n");
+  if (!wrong.empty()) {
+    say(stderr, "warning: " + wrong + "\n");
+  } else if (outcome.exit_code == 0) {
+    say(stderr, fmt::format("report   {}\n", (dir / "report.html").string()));
+  }
 }
 
 // The last words of the launcher, below everything that the run printed.
@@ -297,7 +302,7 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   }
   view.close();
   conclude(outcome, run.dir(), options.run.fresh);
-  write_report_page(run.dir());
+  write_report_page(run.dir(), outcome);
   return continue_in_slurm(job.request, outcome, run.dir());
 }
 

@@ -292,6 +292,10 @@ std::string report_page(const std::vector<RunRecord>& runs, const std::string& m
   if (single && !runs.front().began.empty()) {
     sub += fmt::format("began {} · ", clock_words(runs.front().began));
   }
+  // One that says no more has perhaps been killed.
+  if (single && runs.front().state == "running") {
+    sub += fmt::format("last heard of {} · ", clock_words(runs.front().last_heard));
+  }
   html += fmt::format("<p class='sub'>{}report of {} by mtl {}</p></header>\n", sub,
                       clock_words(made), html_text(version()));
   if (single) {

@@ -108,6 +108,17 @@ TEST_CASE("a run's record tells its story") {
   CHECK_FALSE(json.contains("different_settings"));
 }
 
+TEST_CASE("of a run that goes on it is said when it was last heard of") {
+  const RunFolder run("on");
+  run.write("metrics.jsonl", step_line(1, 4));
+  run.write("events.jsonl", "{\"time\":\"2026-11-21T01:42:10Z\",\"event\":\"started\"}\n");
+  run.write("status.json", R"({"state":"running","step":1,"time":"2026-11-21T01:43:00Z"})");
+  const auto runs = read_runs({run.dir});
+  CHECK(runs[0].seconds == 50);
+  CHECK(report_page(runs, "now").find("last heard of 2026-11-21 01:43:00 UTC") !=
+        std::string::npos);
+}
+
 TEST_CASE("a run that failed before its first step has a report that says why") {
   const RunFolder run("early");
   record_failure(run.dir, 6, "the corpus <x> is not there");
