@@ -3,8 +3,8 @@
 // host, so that the tests of the ops run the very source of the kernels where there is no GPU.
 //
 // Kernels keep to: thread and block indices, shared memory, __syncthreads, warp shuffles and votes,
-// atomics, and the wrappers at the end of this file (tensor cores, asynchronous copies). Host code
-// of a kernel file uses launch() instead of <<<>>>.
+// atomics, and the wrappers at the end of this file (barriers, tensor cores, asynchronous copies).
+// Host code of a kernel file uses launch() instead of <<<>>>.
 #pragma once
 
 #include <cstddef>
@@ -140,6 +140,18 @@ __device__ inline float warp_max(float x) {
   }
   return x;
 }
+
+// One of the barriers that the hardware has, 1 to 15 (0 is __syncthreads), for `threads` of a
+// block, whole warps: waits until so many have come.
+#if defined(__CUDACC__)
+__device__ inline void sync_some(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+#else
+inline void sync_some(int id, int threads) {
+  gpu_on_host::named_barrier(id, threads, true);
+}
+#endif
 
 // --- tensor cores and asynchronous copies (sm_80 on)
 

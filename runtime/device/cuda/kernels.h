@@ -86,9 +86,10 @@ struct RowChunks {
   int64_t rows, count;
 };
 
-// reduction.cu: out[c] (+)= the sum over the chunks of partials[chunk * stride + c], in order.
+// reduction.cu: out[c] (+)= the sum over the chunks of partials[chunk * stride + c], in order; and
+// of partials[chunk * stride + cols + c] in `second`, if there is one.
 void combine(Queue& queue, const float* partials, int64_t chunks, int64_t stride, int64_t cols,
-             float* out, bool accumulate);
+             float* out, bool accumulate, float* second = nullptr);
 
 // --- elements
 
@@ -188,24 +189,37 @@ void each(Queue& queue, int64_t n, const Op& op) {
          queue.stream(), op, n);
 }
 
-// --- teams: kTeam threads, one warp of several in a block or the whole block, that share a row
+// --- teams: kTeam threads that share a row: one warp of several in a block, the whole block, or,
+// where the block has kThreads, some of its warps, for which the other teams do not wait.
+
+template <int kTeam, int kThreads>
+__device__ inline void team_barrier() {
+  if constexpr (kThreads > kTeam) {
+    static_assert(kThreads / kTeam < 16);
+    sync_some(static_cast<int>(1 + threadIdx.x / kTeam), kTeam);
+  } else {
+    __syncthreads();
+  }
+}
 
 // The sums over a team of each of the values, on all its threads, in a fixed order. `shared` has
 // room for the values of every warp of the block; all threads of a team have to come.
-template <int kTeam, int kValues>
+template <int kTeam, int kThreads = kTeam, int kValues>
 __device__ inline void team_sum(float (&values)[kValues], float* shared) {
   for (int i = 0; i < kValues; ++i) values[i] = warp_sum(values[i]);
   if constexpr (kTeam > static_cast<int>(kWarp)) {
     constexpr int kTeamWarps = kTeam / static_cast<int>(kWarp);
     const unsigned warp = threadIdx.x / kWarp;
-    __syncthreads();  // some may still read the last sums
+    float* const first =
+        kThreads > kTeam ? shared + threadIdx.x / kTeam * kTeamWarps * kValues : shared;
+    team_barrier<kTeam, kThreads>();  // some may still read the last sums
     if (threadIdx.x % kWarp == 0) {
       for (int i = 0; i < kValues; ++i) shared[warp * kValues + i] = values[i];
     }
-    __syncthreads();
+    team_barrier<kTeam, kThreads>();
     for (int i = 0; i < kValues; ++i) {
-      float sum = shared[i];
-      for (int w = 1; w < kTeamWarps; ++w) sum += shared[w * kValues + i];
+      float sum = first[i];
+      for (int w = 1; w < kTeamWarps; ++w) sum += first[w * kValues + i];
       values[i] = sum;
     }
   }

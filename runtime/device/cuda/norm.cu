@@ -4,8 +4,9 @@
 // backward 3 s, 4 s with add_to_dx (long rows and those without packs: 5 s or 6 s), and 16 per
 // column and chunk of rows for the sums of gamma and beta.
 //
-// A row is the work of a team: a warp (up to 4 packs per lane), else a block. Mean first, then the
-// variance about it, both from the same registers: no cancellation for rows far from zero.
+// A row is the work of a team: a warp (up to 4 packs per lane), else a block; backward, where a
+// block has few rows under way, two or four warps between. Mean first, then the variance about it,
+// both from the same registers: no cancellation for rows far from zero.
 #include "runtime/device/cuda/amax.h"
 #include "runtime/device/cuda/column_sums.h"
 
@@ -13,7 +14,7 @@ namespace mtl::cuda {
 
 namespace {
 
-constexpr int kHeldPacks = 4;  // of a row's elements per thread
+constexpr int kHeldPacks = 4;  // of a row's elements per thread, at most
 
 template <typename T>
 struct Forward {
@@ -39,9 +40,9 @@ struct Added {
 // A pack of out, as written: dropout.cu's arithmetic.
 template <typename T, int N, Add kAdd>
 __device__ inline Pack<T, N> add_pack(const Added<T>& a, const Mask& mask, int64_t at, int column,
-                                      T* out) {
-  Floats<N> values = load<N>(a.x + at);
-  const Floats<N> residual = load<N>(a.residual + at);
+                                      const Pack<T, N>& x, const Pack<T, N>& residual, T* out) {
+  Floats<N> values;
+  for (int k = 0; k < N; ++k) values.at[k] = to_float(x.at[k]);
   if (a.bias != nullptr) {
     const Floats<N> bias = load<N>(a.bias + column);
     for (int k = 0; k < N; ++k) values.at[k] += bias.at[k];
@@ -50,7 +51,7 @@ __device__ inline Pack<T, N> add_pack(const Added<T>& a, const Mask& mask, int64
     const Floats<N> factors = mask_factors<N>(mask, mask.first + static_cast<uint64_t>(at));
     for (int k = 0; k < N; ++k) values.at[k] *= factors.at[k];
   }
-  for (int k = 0; k < N; ++k) values.at[k] += residual.at[k];
+  for (int k = 0; k < N; ++k) values.at[k] += to_float(residual.at[k]);
   Pack<T, N> rounded;
   for (int k = 0; k < N; ++k) rounded.at[k] = from_float<T>(values.at[k]);
   store(out + at, values);
@@ -62,12 +63,18 @@ __device__ inline Pack<T, N> add_pack(const Added<T>& a, const Mask& mask, int64
 template <typename T, int N, int kTeam, int kHeld>
 class Row {
  public:
-  // fetch(i): the pack of x at i, of those that registers hold.
-  template <typename Fetch>
-  __device__ Row(const T* x, int cols, Fetch fetch)
-      : x_(x), cols_(cols), rank_(threadIdx.x % kTeam) {
+  __device__ Row(const T* x, int cols) : x_(x), cols_(cols), rank_(threadIdx.x % kTeam) {}
+  // From x, what registers hold of it.
+  __device__ void fetch(const T* x) {
     for (int j = 0; j < kHeld; ++j) {
-      if (at(j) < cols_) held_[j] = fetch(at(j));
+      if (at(j) < cols_) held_[j] = *reinterpret_cast<const Pack<T, N>*>(x + at(j));
+    }
+  }
+  // A pack of it becomes f(i, it, that of another row).
+  template <typename F>
+  __device__ void join(const Row& other, F f) {
+    for (int j = 0; j < kHeld; ++j) {
+      if (at(j) < cols_) held_[j] = f(at(j), held_[j], other.held_[j]);
     }
   }
   template <typename F>
@@ -95,7 +102,8 @@ class Row {
 };
 
 template <typename T, int N, int kTeam, int kHeld, Add kAdd>
-__global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a, Added<T> add) {
+__global__ void __launch_bounds__(kBlock, kHeld > 2 ? 3 : 4)
+    forward_kernel(Forward<T> a, Added<T> add) {
   static_assert(kAdd == Add::nothing || kHeld > 0);
   __shared__ float shared[kWarps];
   Mask mask;
@@ -109,14 +117,18 @@ __global__ void __launch_bounds__(kBlock, 4) forward_kernel(Forward<T> a, Added<
   const float inverse = 1.0f / static_cast<float>(a.cols);
   for (int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / kTeam; row < a.rows;
        row += int64_t{gridDim.x} * kTeams) {
-    const Row<T, N, kTeam, kHeld> x(a.x + row * a.cols, a.cols, [&](int i) {
-      const int64_t at = row * a.cols + i;
-      if constexpr (kAdd == Add::nothing) {
-        return *reinterpret_cast<const Pack<T, N>*>(a.x + at);
-      } else {
-        return add_pack<T, N, kAdd>(add, mask, at, i, a.x);
-      }
-    });
+    Row<T, N, kTeam, kHeld> x(a.x + row * a.cols, a.cols);
+    if constexpr (kAdd == Add::nothing) {
+      x.fetch(a.x + row * a.cols);
+    } else {
+      // All loads before the first store, which nvcc lets none overtake.
+      Row<T, N, kTeam, kHeld> residual(a.x + row * a.cols, a.cols);
+      x.fetch(add.x + row * a.cols);
+      residual.fetch(add.residual + row * a.cols);
+      x.join(residual, [&](int i, const Pack<T, N>& from, const Pack<T, N>& to) {
+        return add_pack<T, N, kAdd>(add, mask, row * a.cols + i, i, from, to, a.x);
+      });
+    }
     float mean = 0;
     if (a.mean != nullptr) {
       float sum[1] = {};
@@ -168,11 +180,10 @@ struct Backward {
 // Without mean: n = x rstd, and dx without mean(g).
 template <typename T, int N>
 __device__ inline void write_dx(const Backward<T>& a, int64_t i, Floats<N> g, const Floats<N>& n,
-                                float mean_g, float mean_gn, float rstd, Amax<T>& amax) {
-  for (int k = 0; k < N; ++k) g.at[k] = (g.at[k] - mean_g - n.at[k] * mean_gn) * rstd;
-  if (a.add_to_dx) {
-    const Floats<N> before = load<N>(a.dx + i);
-    for (int k = 0; k < N; ++k) g.at[k] += before.at[k];
+                                float mean_g, float mean_gn, float rstd, const Pack<T, N>& before,
+                                Amax<T>& amax) {
+  for (int k = 0; k < N; ++k) {
+    g.at[k] = (g.at[k] - mean_g - n.at[k] * mean_gn) * rstd + to_float(before.at[k]);
   }
   store(a.dx + i, g);
   amax.take(g);
@@ -190,11 +201,14 @@ __device__ inline void forget_widened([[maybe_unused]] Pack<T, N>& pack) {
 }
 
 // A block per chunk of rows; threads hold a row's x and dy, and the sums for gamma and beta of
-// their columns over all the rows their team takes.
-template <typename T, int N, int kThreads, int kTeam, int kHeld>
-__global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Backward<T> a) {
-  constexpr int kTeams = kThreads / kTeam, kWidth = kTeam * kHeld * N;
-  __shared__ float shared[2 * kThreads / kWarp];
+// their columns over all the rows their team takes. A multiprocessor has two blocks, 16 warps, that
+// load a row, sum and write it: the fewer of them share a row, and the fewer idle, the more is
+// under way. (The memory wants 30 to 40 KB; 16 warps to a row of 1,600, GPT-2 1.5B's, would load 6
+// KB.)
+template <typename T, int N, int kTeam, int kHeld>
+__global__ void __launch_bounds__(kBlock, kHeld > 3 ? 1 : 2) backward_kernel(Backward<T> a) {
+  constexpr int kTeams = kBlock / kTeam, kWidth = kTeam * kHeld * N;
+  __shared__ float shared[2 * kWarps];
   const int team = static_cast<int>(threadIdx.x) / kTeam;
   const int rank = static_cast<int>(threadIdx.x) % kTeam;
   Floats<N> dgamma[kHeld], dbeta[kHeld];
@@ -203,12 +217,14 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
   const auto count = static_cast<int>(min(a.rows_per_chunk, a.rows - begin));
   for (int r = team; r < count; r += kTeams) {
     const int64_t row = begin + r, base = row * a.cols;
-    Pack<T, N> x[kHeld] = {}, dy[kHeld] = {};
+    // All loads at once, before the first store, which nvcc lets none overtake.
+    Pack<T, N> x[kHeld] = {}, dy[kHeld] = {}, before[kHeld] = {};
     for (int j = 0; j < kHeld; ++j) {
       const int i = (j * kTeam + rank) * N;
       if (i >= a.cols) continue;
       x[j] = *reinterpret_cast<const Pack<T, N>*>(a.x + base + i);
       dy[j] = *reinterpret_cast<const Pack<T, N>*>(a.dy + base + i);
+      if (a.add_to_dx) before[j] = *reinterpret_cast<const Pack<T, N>*>(a.dx + base + i);
     }
     const float mean = a.mean != nullptr ? a.mean[row] : 0.0f, rstd = a.rstd[row];
     float sums[2] = {};
@@ -225,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
         dbeta[j].at[k] += d;
       }
     }
-    team_sum<kTeam>(sums, shared);
+    team_sum<kTeam, kBlock>(sums, shared);
     const float mean_g = a.mean != nullptr ? sums[0] * a.inverse : 0.0f;
     const float mean_gn = sums[1] * a.inverse;
     for (int j = 0; j < kHeld; ++j) {
@@ -238,10 +254,10 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
         g.at[k] *= to_float(dy[j].at[k]);
         n.at[k] = (to_float(x[j].at[k]) - mean) * rstd;
       }
-      write_dx<T, N>(a, base + i, g, n, mean_g, mean_gn, rstd, amax);
+      write_dx<T, N>(a, base + i, g, n, mean_g, mean_gn, rstd, before[j], amax);
     }
   }
-  amax.template finish<kThreads>();
+  amax.template finish<kBlock>();
   float* const to = a.partials + int64_t{blockIdx.x} * 2 * a.cols;
   if constexpr (kTeams == 1) {
     for (int j = 0; j < kHeld; ++j) {
@@ -265,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) backward_kernel(Back
       }
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < a.cols; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < a.cols; i += kBlock) {
       to[i] = both[0][i];
       to[a.cols + i] = both[1][i];
     }
@@ -304,7 +320,9 @@ __global__ void __launch_bounds__(kBlock) dx_kernel(Backward<T> a) {
     const float mean_g = a.mean != nullptr ? sums[0] * a.inverse : 0.0f;
     for (int i = static_cast<int>(threadIdx.x) % kTeam * N; i < a.cols; i += kTeam * N) {
       pack(i, g, n);
-      write_dx<T, N>(a, base + i, g, n, mean_g, sums[1] * a.inverse, rstd, amax);
+      Pack<T, N> before = {};
+      if (a.add_to_dx) before = *reinterpret_cast<const Pack<T, N>*>(a.dx + base + i);
+      write_dx<T, N>(a, base + i, g, n, mean_g, sums[1] * a.inverse, rstd, before, amax);
     }
   }
   amax.template finish<kBlock>();
@@ -351,6 +369,8 @@ bool start_forward(Queue& queue, const ResidualAdd& add, const LayerNorm& args) 
       constexpr Add kAdd = static_cast<Add>(decltype(how)::value);
       if (a.cols <= kLanes * kHeldPacks * N) {
         run(forward_kernel<T, N, kLanes, kHeldPacks, kAdd>, kLanes);
+      } else if (a.cols <= kBlock * 2 * N) {
+        run(forward_kernel<T, N, kBlock, 2, kAdd>, kBlock);
       } else {
         run(forward_kernel<T, N, kBlock, kHeldPacks, kAdd>, kBlock);
       }
@@ -409,18 +429,21 @@ void layernorm_backward(Queue& queue, const LayerNormBackward& args) {
                            partials,
                            1.0f / static_cast<float>(cols),
                            args.amax.as<uint32_t>()};
-    constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp), kLarge = 512;
+    constexpr int N = kPackOf<T>, kLanes = static_cast<int>(kWarp);
     const bool packs = aligned({a.dy, a.x, a.gamma, a.dx}) && cols % N == 0;
-    const dim3 one_per_chunk(static_cast<unsigned>(chunks.count));
-    if (packs && cols <= kLanes * kHeldPacks * N) {
-      launch(backward_kernel<T, N, kBlock, kLanes, kHeldPacks>, one_per_chunk, dim3(kBlock), 0,
-             queue.stream(), a);
-    } else if (packs && cols <= kLarge * N) {
-      launch(backward_kernel<T, N, kLarge, kLarge, 1>, one_per_chunk, dim3(kLarge), 0,
-             queue.stream(), a);
-    } else if (packs && cols <= kLarge * 2 * N) {
-      launch(backward_kernel<T, N, kLarge, kLarge, 2>, one_per_chunk, dim3(kLarge), 0,
-             queue.stream(), a);
+    const auto run = [&](auto kernel) {
+      launch(kernel, dim3(static_cast<unsigned>(chunks.count)), dim3(kBlock), 0, queue.stream(), a);
+    };
+    if (packs && cols <= kLanes * 3 * N) {
+      run(backward_kernel<T, N, kLanes, 3>);
+    } else if (packs && cols <= 2 * kLanes * 2 * N) {
+      run(backward_kernel<T, N, 2 * kLanes, 2>);
+    } else if (packs && cols <= 4 * kLanes * 2 * N) {
+      run(backward_kernel<T, N, 4 * kLanes, 2>);
+    } else if (packs && cols <= kBlock * 2 * N) {
+      run(backward_kernel<T, N, kBlock, 2>);
+    } else if (packs && cols <= kBlock * kHeldPacks * N) {
+      run(backward_kernel<T, N, kBlock, kHeldPacks>);
     } else {
       with_pack<N>(packs, [&](auto pack) {
         constexpr int kPack = decltype(pack)::value;
@@ -436,11 +459,8 @@ void layernorm_backward(Queue& queue, const LayerNormBackward& args) {
       });
     }
   });
-  combine(queue, partials, chunks.count, 2 * cols, cols, args.dgamma.as<float>(), args.accumulate);
-  if (args.dbeta) {
-    combine(queue, partials + cols, chunks.count, 2 * cols, cols, args.dbeta.as<float>(),
-            args.accumulate);
-  }
+  combine(queue, partials, chunks.count, 2 * cols, cols, args.dgamma.as<float>(), args.accumulate,
+          args.dbeta.as<float>());
 }
 
 }  // namespace mtl::cuda

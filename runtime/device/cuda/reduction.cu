@@ -13,10 +13,15 @@ constexpr int64_t kSumChunk = 8192;  // values of a block of sum, at least
 constexpr int64_t kSumChunks = 1024;
 constexpr int kChunkThreads = 128;  // of a block of sum_squares
 
-// A block: 32 columns, by eight warps that take an eighth of the chunks each.
+// A block: 32 columns, by eight warps that take an eighth of the chunks each. The blocks behind are
+// those of `second`.
 __global__ void __launch_bounds__(kBlock)
     combine_kernel(const float* partials, int64_t chunks, int64_t stride, int64_t cols, float* out,
-                   bool accumulate) {
+                   bool accumulate, float* second) {
+  if (blockIdx.y == 1) {
+    partials += cols;
+    out = second;
+  }
   __shared__ double shared[kWarps][kWarp];
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t share = (chunks + kWarps - 1) / kWarps;
@@ -208,9 +213,10 @@ struct Clear {
 }  // namespace
 
 void combine(Queue& queue, const float* partials, int64_t chunks, int64_t stride, int64_t cols,
-             float* out, bool accumulate) {
-  launch(combine_kernel, dim3(static_cast<unsigned>(divide_up(cols, kWarp))), dim3(kBlock), 0,
-         queue.stream(), partials, chunks, stride, cols, out, accumulate);
+             float* out, bool accumulate, float* second) {
+  const dim3 grid(static_cast<unsigned>(divide_up(cols, kWarp)), second != nullptr ? 2 : 1);
+  launch(combine_kernel, grid, dim3(kBlock), 0, queue.stream(), partials, chunks, stride, cols, out,
+         accumulate, second);
 }
 
 void bias_grad(Queue& queue, Tensor dy, Tensor db, bool accumulate) {

@@ -142,11 +142,7 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
       "r"(parity)
       : "memory");
 }
-// Barriers that the hardware has, 1 to 15, for `threads` of a block (a multiple of 32;
-// __syncthreads is 0): sync waits until so many have come, arrive goes on.
-__device__ inline void sync_some(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
+// The other half of sync_some (gpu.h): counts, and goes on.
 __device__ inline void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -340,9 +336,6 @@ inline void arrive_expecting(Barrier& barrier, unsigned bytes) {
 }
 inline void wait(Barrier& barrier, unsigned parity) {
   gpu_on_host::barrier_wait(&barrier, parity);
-}
-inline void sync_some(int id, int threads) {
-  gpu_on_host::named_barrier(id, threads, true);
 }
 inline void written_for_products() {}
 inline void read_before_copies() {}

@@ -56,11 +56,16 @@ TEST_CASE("cuda: norms of rows around every width that changes the kernel") {
   struct Shape {
     int64_t rows, cols;
   };
-  // A warp holds 512 (f32) or 1,024 elements, a block 4,096 or 8,192; backward 512 / 1,024, then
-  // 2,048 / 4,096 and 4,096 / 8,192. One column less or more takes the path without packs.
+  // A warp holds 512 (f32) or 1,024 elements, a block 2,048 / 4,096, then 4,096 / 8,192; backward a
+  // warp 384 / 768, two 512 / 1,024, four 1,024 / 2,048, a block 2,048 / 4,096 and 4,096 / 8,192.
+  // One column less or more takes the path without packs.
   for (const Shape shape : {Shape{300, 8},
+                            {70, 384},
+                            {70, 392},
                             {19, 512},
                             {19, 516},
+                            {37, 768},
+                            {37, 776},
                             {18, 1024},
                             {17, 1025},
                             {9, 1032},
