@@ -140,16 +140,41 @@ struct KeyShape {
   // dS of two tiles of queries in turn, so that one barrier is enough.
   static constexpr unsigned kGradients = kJoint ? kQueries / 64 * kGradientPanel : 0;
   struct Barriers {
-    Barrier keys;
+    Stages<1> keys;
     Stages<kStages> queries;
-    Mask mask;  // of the pass: there are no registers to keep it in
-    int place;  // kJoint: of the block, by its first thread
+    Mask mask;   // of the pass: there are no registers to keep it in
+    int number;  // of the tile of keys, from the producer
   };
   static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
                                          kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
                                          sizeof(Barriers) + kAlignment;
 };
 
+// A tile of keys, and the tiles of queries that see it.
+template <class Shape>
+struct KeyTile {
+  int index, first;  // within the head; its first key
+  int sequence;
+  HeadPlace place;  // of the first head of the group
+  int last_tile, count;
+};
+template <class Shape, bool kLimited>
+__device__ inline KeyTile<Shape> key_tile_of(const AttentionWork& w, const BlockOrder& order,
+                                             int number) {
+  // The first keys are seen by the most queries: they start first.
+  const auto [head, index] = place_of_block(order, number);
+  const int first = index * Shape::kKeys, sequence = head / w.kv_heads;
+  const HeadPlace place = place_of(w, sequence, head % w.kv_heads * w.group);
+  int queries_end = w.seq;
+  if constexpr (kLimited) {
+    queries_end = end_of_seeing(w, place.row, min(first + Shape::kKeys, w.seq) - 1);
+  }
+  const int last_tile = (queries_end - 1) / Shape::kQueries;
+  return {index, first,     sequence,
+          place, last_tile, (last_tile - first / Shape::kQueries + 1) * w.group};
+}
+
+// kJoint: as many blocks as there are multiprocessors, each with tile after tile, as in forward.
 template <typename T, int kDim, bool kLimited, bool kJoint>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_key_warpgroups(AttentionWork w, BlockOrder order, QuerySums query_sums,
@@ -169,61 +194,59 @@ __global__ void __launch_bounds__(kThreads, 1)
       *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries);
 
   if (threadIdx.x == 0) {
-    // Asked for first and kept last: meanwhile the barriers are made.
-    unsigned place = 0;
-    if constexpr (kJoint) place = atomicAdd(query_sums.begun, 1u);
     fetch_map(qkv);
     fetch_map(dout);
-    init(barriers.keys, 1);
+    barriers.keys.init_all();
     barriers.queries.init_all();
     barriers_made();
     if (w.keep_from != 0) barriers.mask = mask_of(w.dropout);
-    if constexpr (kJoint) barriers.place = static_cast<int>(place);
   }
   __syncthreads();
 
-  // The first keys are seen by the most queries: they start first.
-  int block = static_cast<int>(blockIdx.x);
-  if constexpr (kJoint) block = of_warp(barriers.place);
-  const auto [head, key_tile] = place_of_block(order, block);
-  const int first = key_tile * Shape::kKeys;
-  const int sequence = head / w.kv_heads, first_head = head % w.kv_heads * w.group;
-  const HeadPlace first_place = place_of(w, sequence, first_head);
-  const int first_tile = first / Shape::kQueries;
-  int queries_end = w.seq;
-  if constexpr (kLimited) {
-    queries_end = end_of_seeing(w, first_place.row, min(first + Shape::kKeys, w.seq) - 1);
-  }
-  const int last_tile = (queries_end - 1) / Shape::kQueries;
-  const int count = (last_tile - first_tile + 1) * w.group;
-
+  const int all_tiles = order.heads * order.tiles;
   if (threadIdx.x < kWarpgroup) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
-      const int key_head = w.heads + first_place.kv, value_head = key_head + w.kv_heads;
-      arrive_expecting(barriers.keys, 2 * kConsumers * Tile::tile_bytes(kRows));
-      for (int i = 0; i < kConsumers; ++i) {
-        const int row = first + i * kRows;
-        copy_rows<kDim, kRows>(keys + i * Tile::kOwnBytes, qkv, barriers.keys, key_head, row,
-                               sequence);
-        copy_rows<kDim, kRows>(values + i * Tile::kOwnBytes, qkv, barriers.keys, value_head, row,
-                               sequence);
-      }
-      int member = 0, tile = last_tile;
-      for (int i = 0; i < count; ++i) {
-        const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
-        Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
-        copy_rows<kDim, Shape::kQueries>(queries + stage * Shape::kTile, qkv, full,
-                                         first_head + member, q, sequence);
-        copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full,
-                                         first_head + member, q, sequence);
-        copy_bytes(stats + stage * Shape::kQueries,
-                   w.stats + (first_place.of_all + member) * w.stats_stride + q, Shape::kStatsBytes,
-                   full);
-        if (++member == w.group) {
-          member = 0;
-          --tile;
+      int before = 0;  // tiles of queries
+      for (int done = 0;; ++done) {
+        // Asked for when all is under way that the tile before needs, and not earlier: others may
+        // be waiting for this one soon.
+        int number = done == 0 ? static_cast<int>(blockIdx.x) : all_tiles;
+        if constexpr (kJoint) number = static_cast<int>(atomicAdd(query_sums.begun, 1u));
+        barriers.keys.wait_to_write(done);
+        barriers.number = number;
+        if (number >= all_tiles) {
+          arrive(barriers.keys.full[0]);
+          break;
         }
+        const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
+        const int key_head = w.heads + tile.place.kv, value_head = key_head + w.kv_heads;
+        arrive_expecting(barriers.keys.full[0], 2 * kConsumers * Tile::tile_bytes(kRows));
+        for (int i = 0; i < kConsumers; ++i) {
+          const int row = tile.first + i * kRows;
+          copy_rows<kDim, kRows>(keys + i * Tile::kOwnBytes, qkv, barriers.keys.full[0], key_head,
+                                 row, tile.sequence);
+          copy_rows<kDim, kRows>(values + i * Tile::kOwnBytes, qkv, barriers.keys.full[0],
+                                 value_head, row, tile.sequence);
+        }
+        int member = 0, query_tile = tile.last_tile;
+        for (int i = before; i < before + tile.count; ++i) {
+          const int stage = i % Shape::kStages, q = query_tile * Shape::kQueries;
+          const int head = tile.place.head + member;
+          Barrier& full = barriers.queries.begin(i, 2 * Shape::kTile + Shape::kStatsBytes);
+          copy_rows<kDim, Shape::kQueries>(queries + stage * Shape::kTile, qkv, full, head, q,
+                                           tile.sequence);
+          copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full, head, q,
+                                           tile.sequence);
+          copy_bytes(stats + stage * Shape::kQueries,
+                     w.stats + (tile.place.of_all + member) * w.stats_stride + q,
+                     Shape::kStatsBytes, full);
+          if (++member == w.group) {
+            member = 0;
+            --query_tile;
+          }
+        }
+        before += tile.count;
       }
     }
   } else {
@@ -232,101 +255,110 @@ __global__ void __launch_bounds__(kThreads, 1)
     unsigned char* const key_room = keys + consumer.index * Tile::kOwnBytes;
     unsigned char* const value_room = values + consumer.index * Tile::kOwnBytes;
     const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
-    const int own_key = first + consumer.index * kRows;
-    const int warp_key = own_key + 16 * consumer.warp;
+    int next = 0;  // tile of queries
+    for (int done = 0;; ++done) {
+      barriers.keys.wait_for(done);
+      const int number = of_warp(barriers.number);
+      if (number >= all_tiles) break;
+      const KeyTile<Shape> own = key_tile_of<Shape, kLimited>(w, order, number);
+      const int own_key = own.first + consumer.index * kRows;
+      const int warp_key = own_key + 16 * consumer.warp;
 
-    float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
-    clear(dk);
-    clear(dv);
-    uint32_t p[kN][2], ds[kN][2];
-    [[maybe_unused]] unsigned* turn = nullptr;  // to be passed on
-    wait(barriers.keys, 0);
-    int member = 0, tile = last_tile;
-    for (int i = 0; i < count; ++i) {
-      const int stage = i % Shape::kStages, q = tile * Shape::kQueries;
-      const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
-      const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
-      const QueryStats* const stats_at = stats + stage * Shape::kQueries;
-      const HeadPlace place = place_of(w, sequence, first_head + member);
-      if (++member == w.group) {
-        member = 0;
-        --tile;
+      float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
+      clear(dk);
+      clear(dv);
+      uint32_t p[kN][2], ds[kN][2];
+      [[maybe_unused]] unsigned* turn = nullptr;  // to be passed on
+      int member = 0, tile = own.last_tile;
+      for (const int end = next + own.count; next < end; ++next) {
+        const int stage = next % Shape::kStages, q = tile * Shape::kQueries;
+        const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
+        const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
+        const QueryStats* const stats_at = stats + stage * Shape::kQueries;
+        const HeadPlace place = place_of(w, own.sequence, own.place.head + member);
+        if (++member == w.group) {
+          member = 0;
+          --tile;
+        }
+        float s[kN][4], dp[kN][4];
+        barriers.queries.wait_for(next);
+        multiply_rows<T, kDim>(s, own_keys, queries_at);
+        multiply_rows<T, kDim>(dp, own_values, douts_at);
+        if constexpr (kJoint) {
+          // Not at once: by now what was added has arrived.
+          if (turn != nullptr) pass_on_turn(turn);
+        }
+        products_wait<1>();
+        hold(s);
+        Kept<kN> kept = {};
+        if (w.keep_from != 0) {
+          const int64_t element = int64_t{q} * w.seq + warp_key;
+          w.key = barriers.mask.key;
+          kept = kept_of_sums<false, kN>(
+              w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
+        }
+        key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
+        products_wait<0>();
+        hold(dp);
+        pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
+        multiply_sums<T, kDim>(dv[0], p, douts_at);
+        if constexpr (kJoint) {
+          unsigned char* const gradients_at =
+              gradients + static_cast<unsigned>(next % 2) * Shape::kGradients;
+          write_gradients(gradients_at, consumer, ds);
+          written_for_products();
+          sync_some(kAllConsumers, kConsumerThreads);
+          float dq[kSumOctets][4];
+          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(keys),
+                                      consumer.index);
+          multiply_sums<T, kDim>(dk[0], ds, queries_at);
+          products_wait<1>();
+          hold(dv[0]);
+          hold(dq);
+          const int64_t at =
+              (place.of_all * query_sums.tiles + q / Shape::kQueries) * kConsumerWarps +
+              consumer.index * 4 + consumer.warp;
+          int first_of_all = 0;
+          if constexpr (kLimited) first_of_all = first_seen(w, place.row, q) / Shape::kKeys;
+          const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
+          const bool is_last = own.index == last_of_all;
+          turn = query_sums.turns + at;
+          add_to_queries<T, kDim>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
+                                  own.index - first_of_all, is_last, dq);
+          if (is_last) turn = nullptr;
+        } else {
+          multiply_sums<T, kDim>(dk[0], ds, queries_at);
+        }
+        // With both sums under way beyond this place ptxas waits for every single product (C7515).
+        // The other warpgroup's products run meanwhile.
+        products_wait<0>();
+        hold(dk[0]);
+        hold(dv[0]);
+        // The copy engine is to write where statistics were read (kJoint has had a fence since).
+        if constexpr (!kJoint) read_before_copies();
+        barriers.queries.done_with(next);
       }
-      float s[kN][4], dp[kN][4];
-      barriers.queries.wait_for(i);
-      multiply_rows<T, kDim>(s, own_keys, queries_at);
-      multiply_rows<T, kDim>(dp, own_values, douts_at);
+
       if constexpr (kJoint) {
-        // Not at once: by now what was added has arrived.
         if (turn != nullptr) pass_on_turn(turn);
       }
-      products_wait<1>();
-      hold(s);
-      Kept<kN> kept = {};
-      if (w.keep_from != 0) {
-        const int64_t element = int64_t{q} * w.seq + warp_key;
-        w.key = barriers.mask.key;
-        kept = kept_of_sums<false, kN>(
-            w, barriers.mask.first + place.first + static_cast<uint64_t>(element));
-      }
-      key_weights<kLimited>(w, place, q, warp_key, stats_at, s);
-      products_wait<0>();
-      hold(dp);
-      pack_key_sums<T>(w, kept, stats_at, s, dp, p, ds);
-      multiply_sums<T, kDim>(dv[0], p, douts_at);
+
+      const float key_factor[1][2] = {{w.scale, w.scale}};
+      const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
+      T* const to = static_cast<T*>(w.dqkv) + own.place.row * w.row_stride;
       if constexpr (kJoint) {
-        unsigned char* const gradients_at =
-            gradients + static_cast<unsigned>(i % 2) * Shape::kGradients;
-        write_gradients(gradients_at, consumer, ds);
-        written_for_products();
-        sync_some(kAllConsumers, kConsumerThreads);
-        float dq[kSumOctets][4];
-        multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(keys),
-                                    consumer.index);
-        multiply_sums<T, kDim>(dk[0], ds, queries_at);
-        products_wait<1>();
-        hold(dv[0]);
-        hold(dq);
-        const int64_t at =
-            (place.of_all * query_sums.tiles + q / Shape::kQueries) * kConsumerWarps +
-            consumer.index * 4 + consumer.warp;
-        int first_of_all = 0;
-        if constexpr (kLimited) first_of_all = first_seen(w, place.row, q) / Shape::kKeys;
-        const int last_of_all = min((q + Shape::kQueries - 1) / Shape::kKeys, order.tiles - 1);
-        const bool is_last = key_tile == last_of_all;
-        turn = query_sums.turns + at;
-        add_to_queries<T, kDim>(w, place, consumer, q, query_sums.sums + at * kSumsOfWarp, turn,
-                                key_tile - first_of_all, is_last, dq);
-        if (is_last) turn = nullptr;
+        sync_some(kAllConsumers, kConsumerThreads);  // both have multiplied all keys
       } else {
-        multiply_sums<T, kDim>(dk[0], ds, queries_at);
+        sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
       }
-      // With both sums under way beyond this place ptxas waits for every single product (C7515).
-      // The other warpgroup's products run meanwhile.
-      products_wait<0>();
-      hold(dk[0]);
-      hold(dv[0]);
-      // The copy engine is to write where statistics were read (kJoint has had a fence since).
-      if constexpr (!kJoint) read_before_copies();
-      barriers.queries.done_with(i);
+      store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, own.place),
+                              w.row_stride, own_key);
+      store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
+                              to + value_column(w, own.place), w.row_stride, own_key);
+      // The copy engine is to write there next.
+      written_for_products();
+      barriers.keys.done_with(done);
     }
-
-    if constexpr (kJoint) {
-      if (turn != nullptr) pass_on_turn(turn);
-    }
-
-    const float key_factor[1][2] = {{w.scale, w.scale}};
-    const float value_factor[1][2] = {{w.keep_scale, w.keep_scale}};
-    T* const to = static_cast<T*>(w.dqkv) + first_place.row * w.row_stride;
-    if constexpr (kJoint) {
-      sync_some(kAllConsumers, kConsumerThreads);  // both have multiplied all keys
-    } else {
-      sync_some(kOwnThreads + consumer.index, static_cast<int>(kWarpgroup));
-    }
-    store_own_rows<T, kDim>(w, consumer, dk, key_factor, key_room, to + key_column(w, first_place),
-                            w.row_stride, own_key);
-    store_own_rows<T, kDim>(w, consumer, dv, value_factor, value_room,
-                            to + value_column(w, first_place), w.row_stride, own_key);
   }
 }
 
@@ -367,7 +399,8 @@ void launch_joint(Queue& queue, const AttentionWork& w, void* memory) {
   const QuerySums sums = {static_cast<float*>(memory), turns, turns + warps, query_tiles(w)};
   fill(queue, Tensor(turns, DType::f32, {warps + 1}), 0);
   const BlockOrder keys = order_of_joint_keys(queue, w, Keys::kKeys);
-  launch_together(attention_key_warpgroups<T, kDim, kLimited, true>, grid_of(keys), dim3(kThreads),
+  const dim3 grid(std::min(grid_of(keys).x, static_cast<unsigned>(queue.multiprocessors())));
+  launch_together(attention_key_warpgroups<T, kDim, kLimited, true>, grid, dim3(kThreads),
                   Keys::kSharedBytes, queue.stream(), w, keys, sums, map_of_qkv<T, kDim>(w),
                   map_of_dout<T, kDim>(w));
 }

@@ -6,8 +6,11 @@
 // last block ends 1 to 4 % later than if the work were spread evenly. From the diagonal up it would
 // be 3 to 15 %, since then the shortest blocks have to start first.
 //
-// A block's place is not its index but how many have begun before it, which it counts (`begun`): so
-// all that it waits for have begun, in whatever order the GPU starts blocks.
+// There are as many blocks as multiprocessors, each with tile of keys after tile: a block fills
+// one, so what it would take to start the next (of 1,024 tokens a tile meets five of queries on
+// average, starting takes as long as one of them) nothing would hide. A tile's number is how many
+// have begun before it, which `begun` counts, and a block has its tiles in this order: so all that
+// a tile waits for have begun, or been done with, in whatever order the GPU starts blocks.
 //
 // A turn belongs to a warp, since the same lanes of every block have the same sums: nobody waits
 // for another warp. The block on the diagonal is the last one, and writes dQ itself.
@@ -24,7 +27,7 @@ inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
 struct QuerySums {
   float* sums = nullptr;      // [batch heads, tiles, warps, octet, lane, 4]: as the lanes have them
   unsigned* turns = nullptr;  // [batch heads, tiles, warps]: how many have added
-  unsigned* begun = nullptr;  // how many blocks
+  unsigned* begun = nullptr;  // how many tiles of keys
   int tiles = 0;              // of a head's queries
 };
 

@@ -44,8 +44,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_
 }
 
 // For kernels whose blocks wait for one another, which may be for those alone that have begun
-// before. CUDA promises no order of indices: such a block counts itself, and its number is its
-// place.
+// before. CUDA promises no order of indices: such a block takes its place, or one after the other,
+// from a counter.
 template <typename... Parameters, typename... Arguments>
 void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                      Stream stream, Arguments&&... arguments) {

@@ -157,7 +157,7 @@ TEST_CASE("attention: blocks that wait for one another add in their order") {
         with_window(shape(1, 700, 2, 2, 128), 300), shape(1, 520, 4, 1, 128)}) {
     CAPTURE(s.head_dim);
     const Run want = run(s, DType::bf16, 1, kHopper);
-    for (const unsigned resident : {2u, 3u, 8u}) {
+    for (const unsigned resident : {2u, 3u}) {
       CAPTURE(resident);
       const mtl::gpu_on_host::ScheduleScope scope(
           {.order = Schedule::random, .seed = resident, .resident = resident});
