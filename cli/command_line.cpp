@@ -18,19 +18,7 @@ namespace mtl {
 
 namespace {
 
-constexpr int kMaxColumns = 100;
-constexpr int kMaxOptionColumn = 30;
 constexpr size_t kMostNamed = 6;  // options that a beginning of a name could mean
-
-std::string dashed(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
-}
-
-std::string underscored(std::string name) {
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-}
 
 template <typename T>
 bool read_number(const std::string& text, T& value) {
@@ -45,23 +33,9 @@ bool is_option(const std::string& arg) {
 }  // namespace
 
 struct CommandLine::Impl {
-  struct Option {
-    OptionDeclaration is;
-    size_t group = 0;
-  };
-  struct Positional {
-    std::string name;
-    std::string help;
-    std::string* target = nullptr;  // nullptr: takes the rest
-  };
-
-  std::vector<std::string> usage;
-  std::string about;
-  std::vector<std::pair<std::string, std::string>> examples;
-  std::vector<std::string> footnotes;
-  std::vector<std::string> groups = {"Options"};
-  std::vector<Option> options;
-  std::vector<Positional> positionals;
+  CommandDescription is;
+  // Of each positional; nullptr: it takes the rest.
+  std::vector<std::string*> targets;
   std::vector<std::string>* rest = nullptr;
   bool help_asked = false;
   const OptionDeclaration help_option = {
@@ -73,24 +47,7 @@ struct CommandLine::Impl {
         return std::nullopt;
       }};
 
-  std::string see_help() const { return "see: mtl " + help_command() + " --help"; }
-
-  // The words of the usage line before the first placeholder: "config default".
-  std::string help_command() const {
-    std::string text;
-    size_t begin = 0;
-    while (begin < usage[0].size()) {
-      const size_t end = std::min(usage[0].find(' ', begin), usage[0].size());
-      const std::string word = usage[0].substr(begin, end - begin);
-      const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
-        return std::islower(c) != 0 || c == '-';
-      });
-      if (!plain || word.starts_with('-')) break;
-      text += (text.empty() ? "" : " ") + word;
-      begin = end + 1;
-    }
-    return text;
-  }
+  std::string see_help() const { return "see: mtl " + is.command() + " --help"; }
 
   [[noreturn]] void fail(const std::string& code, const std::string& what,
                          const std::string& hint = "") const {
@@ -102,74 +59,44 @@ struct CommandLine::Impl {
   [[noreturn]] void unknown_option(const std::string& typed) const {
     const std::string flag = typed.substr(0, typed.find('=', 2));
     std::vector<std::string> candidates = {"--help"};
-    for (const Option& option : options) {
-      candidates.push_back("--" + underscored(option.is.name));
-      candidates.push_back("--" + dashed(option.is.name));
-      for (const std::string& alias : option.is.aliases) {
+    for (const OptionDeclaration& option : is.options) {
+      candidates.push_back("--" + underscored(option.name));
+      candidates.push_back("--" + dashed(option.name));
+      for (const std::string& alias : option.aliases) {
         candidates.push_back("--" + underscored(alias));
         candidates.push_back("--" + dashed(alias));
       }
     }
     const auto guess = did_you_mean(flag, candidates);
     if (!guess && flag.starts_with("--")) {
-      const auto possible = beginning_with(underscored(flag.substr(2)));
+      const auto possible = is.options_beginning(flag.substr(2));
       std::vector<std::string> names;
       for (const OptionDeclaration* option : possible) names.push_back("--" + option->name);
       if (!names.empty() && names.size() <= kMostNamed) {
-        fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+        fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", is.command(), flag),
              fmt::format("it could be {}", fmt::join(names, ", ")));
       }
     }
     if (!guess && flag.find('.') != std::string::npos) {
-      fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+      fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", is.command(), flag),
            fmt::format("a setting of a train.yaml is written without dashes, behind it: {}=VALUE",
                        flag.substr(flag.find_first_not_of('-'))));
     }
-    fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", help_command(), flag),
+    fail("usage.unknown_option", fmt::format("mtl {} has no option '{}'", is.command(), flag),
          guess ? fmt::format("did you mean {}?", *guess) : "");
   }
 
   // `name` without its dashes. `negated`: it is "no-" and a flag's name.
   const OptionDeclaration* find(const std::string& name, bool& negated) const {
-    const auto is_called = [](const OptionDeclaration& option, const std::string& wanted) {
-      return wanted == underscored(option.name) ||
-             std::any_of(option.aliases.begin(), option.aliases.end(),
-                         [&](const std::string& alias) { return wanted == underscored(alias); });
-    };
-    const std::string plain = underscored(name);
-    negated = false;
-    for (const Option& option : options) {
-      if (is_called(option.is, plain)) return &option.is;
-    }
-    if (plain == help_option.name) return &help_option;
-    if (plain.starts_with("no_")) {
-      for (const Option& option : options) {
-        negated = option.is.is_flag && is_called(option.is, plain.substr(3));
-        if (negated) return &option.is;
-      }
-    }
-    const auto possible = beginning_with(plain);
+    if (const OptionDeclaration* found = is.option(name, negated)) return found;
+    if (name == help_option.name) return &help_option;
+    const auto possible = is.options_beginning(name);
     if (possible.size() != 1) return nullptr;
     const std::vector<std::string>& names = possible[0]->shortened;
     const bool may_be = std::any_of(names.begin(), names.end(), [&](const std::string& called) {
-      return underscored(called).starts_with(plain);
+      return underscored(called).starts_with(underscored(name));
     });
     return may_be ? possible[0] : nullptr;
-  }
-
-  // The options one of whose names begins so.
-  std::vector<const OptionDeclaration*> beginning_with(const std::string& plain) const {
-    std::vector<const OptionDeclaration*> found;
-    const auto begins = [&](const std::string& name) {
-      return underscored(name).starts_with(plain);
-    };
-    for (const Option& option : options) {
-      const std::vector<std::string>& others = option.is.aliases;
-      if (begins(option.is.name) || std::any_of(others.begin(), others.end(), begins)) {
-        found.push_back(&option.is);
-      }
-    }
-    return found;
   }
 
   // CLI11 reads `args`; back come the words that are no options of ours, in order, with the `--`
@@ -192,8 +119,8 @@ struct CommandLine::Impl {
           ->trigger_on_parse();
     };
     app.set_help_flag();
-    for (const Option& option : options) {
-      if (option.is.short_name != '\0') add({'-', option.is.short_name}, option.is, false);
+    for (const OptionDeclaration& option : is.options) {
+      if (option.short_name != '\0') add({'-', option.short_name}, option, false);
     }
     add({'-', help_option.short_name}, help_option, false);
     for (size_t i = 0; i < args.size(); ++i) {
@@ -272,26 +199,31 @@ struct CommandLine::Impl {
 
 CommandLine::CommandLine(std::vector<std::string> usage, std::string about)
     : impl_(std::make_unique<Impl>()) {
-  impl_->usage = std::move(usage);
-  impl_->about = std::move(about);
+  impl_->is.usage = std::move(usage);
+  impl_->is.about = std::move(about);
 }
 
 CommandLine::~CommandLine() = default;
 
 void CommandLine::example(std::string command, std::string what) {
-  impl_->examples.emplace_back(std::move(command), std::move(what));
+  impl_->is.examples.emplace_back(std::move(command), std::move(what));
+}
+
+void CommandLine::member(std::string name, std::string what) {
+  impl_->is.members.emplace_back(std::move(name), std::move(what));
 }
 
 void CommandLine::footnote(std::string text) {
-  impl_->footnotes.push_back(std::move(text));
+  impl_->is.footnotes.push_back(std::move(text));
 }
 
 void CommandLine::group(std::string title) {
-  impl_->groups.push_back(std::move(title));
+  impl_->is.groups.push_back(std::move(title));
 }
 
 void CommandLine::declare(OptionDeclaration declaration) {
-  impl_->options.push_back({std::move(declaration), impl_->groups.size() - 1});
+  declaration.group = impl_->is.groups.size() - 1;
+  impl_->is.options.push_back(std::move(declaration));
 }
 
 void CommandLine::flag(const std::string& name, bool& target, std::string help) {
@@ -389,15 +321,17 @@ void CommandLine::option(const std::string& name, std::string value_name, double
 }
 
 void CommandLine::positional(std::string name, std::string& target, std::string help) {
-  impl_->positionals.push_back({std::move(name), std::move(help), &target});
+  impl_->is.positionals.push_back({std::move(name), std::move(help)});
+  impl_->targets.push_back(&target);
 }
 
 void CommandLine::rest(std::string name, std::vector<std::string>& target, std::string help) {
-  impl_->positionals.push_back({std::move(name), std::move(help), nullptr});
+  impl_->is.positionals.push_back({std::move(name), std::move(help), true});
+  impl_->targets.push_back(nullptr);
   impl_->rest = &target;
 }
 
-bool CommandLine::parse(const std::vector<std::string>& args) {
+bool CommandLine::parse(const Arguments& args) {
   Impl& s = *impl_;
   std::vector<std::string> marked = args;
   // There is always a `--`, and an option that waits for its value there has none.
@@ -414,6 +348,10 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
   }
   s.refuse_unknown(words);
   if (s.help_asked) {
+    if (args.description != nullptr) {
+      *args.description = s.is;
+      return false;
+    }
     const std::string text = help(terminal_columns(1));
     std::fwrite(text.data(), 1, text.size(), stdout);
     return false;
@@ -421,19 +359,20 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
   words.erase(std::find(words.begin(), words.end(), "--"));
 
   size_t next = 0;
-  for (const Impl::Positional& positional : s.positionals) {
-    if (positional.target == nullptr) {
+  for (size_t i = 0; i < s.targets.size(); ++i) {
+    if (s.targets[i] == nullptr) {
       s.rest->assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
       next = words.size();
     } else if (next < words.size()) {
-      *positional.target = words[next++];
+      *s.targets[i] = words[next++];
     } else {
-      s.fail("usage.missing", fmt::format("mtl {} wants {}: {}", s.help_command(), positional.name,
-                                          positional.help));
+      const PositionalDeclaration& missing = s.is.positionals[i];
+      s.fail("usage.missing",
+             fmt::format("mtl {} wants {}: {}", s.is.command(), missing.name, missing.help));
     }
   }
   if (next < words.size()) {
-    s.fail("usage.extra", fmt::format("mtl {} does not take '{}'", s.help_command(), words[next]));
+    s.fail("usage.extra", fmt::format("mtl {} does not take '{}'", s.is.command(), words[next]));
   }
   return true;
 }
@@ -461,87 +400,7 @@ SplitArguments CommandLine::split(const std::vector<std::string>& args) const {
 }
 
 std::string CommandLine::help(int columns) const {
-  const Impl& s = *impl_;
-  const int width = std::clamp(columns, 40, kMaxColumns);
-  std::string text;
-  for (const std::string& usage : s.usage) {
-    text += (text.empty() ? "usage: mtl " : "       mtl ") + wrap_text(usage, width, 11, 11) + '\n';
-  }
-  text += '\n' + wrap_text(s.about, width, 0, 0) + '\n';
-
-  // A row of two columns; a left side that is too long has a line of its own.
-  const auto row = [&](const std::string& left, const std::string& right, int column) {
-    text += "  " + left;
-    const int used = 2 + display_width(left);
-    if (right.empty()) {
-      text += '\n';
-      return;
-    }
-    text += used + 2 > column ? '\n' + std::string(static_cast<size_t>(column), ' ')
-                              : std::string(static_cast<size_t>(column - used), ' ');
-    text += wrap_text(right, width, column, column) + '\n';
-  };
-
-  if (!s.examples.empty()) {
-    int column = 0;
-    for (const auto& [command, what] : s.examples) {
-      column = std::max(column, 2 + display_width(command) + 2);
-    }
-    column = std::min(column, width / 2);
-    text += "\nExamples:\n";
-    for (const auto& [command, what] : s.examples) row(command, what, column);
-  }
-
-  if (!s.positionals.empty()) {
-    int column = 0;
-    for (const Impl::Positional& positional : s.positionals) {
-      column = std::max(column, 2 + display_width(positional.name) + 2);
-    }
-    text += "\nArguments:\n";
-    for (const Impl::Positional& positional : s.positionals) {
-      row(positional.name, positional.help, std::min(column, kMaxOptionColumn));
-    }
-  }
-
-  const auto left_of = [](const Impl::Option& option) {
-    const OptionDeclaration& is = option.is;
-    std::string left = is.short_name != '\0' ? fmt::format("-{}, ", is.short_name) : "";
-    left += "--" + is.name;
-    return is.value_name.empty() ? left : left + ' ' + is.value_name;
-  };
-  int column = 2 + 10 + 2;
-  for (const Impl::Option& option : s.options) {
-    if (option.is.hidden) continue;
-    column = std::max(column, 2 + display_width(left_of(option)) + 2);
-  }
-  column = std::min({column, kMaxOptionColumn, width / 3});
-  for (size_t group = 0; group < s.groups.size(); ++group) {
-    const auto belongs = [&](const Impl::Option& option) {
-      return option.group == group && !option.is.hidden;
-    };
-    const bool last = group + 1 == s.groups.size();
-    if (!last && std::none_of(s.options.begin(), s.options.end(), belongs)) continue;
-    text += '\n' + s.groups[group] + ":\n";
-    for (const Impl::Option& option : s.options) {
-      if (!belongs(option)) continue;
-      std::string right = option.is.help;
-      if (!option.is.shown_default.empty()) right += " [default: " + option.is.shown_default + ']';
-      row(left_of(option), right, column);
-    }
-    if (last) row("-h, --help", "print this text", column);
-  }
-  const auto underscores =
-      std::find_if(s.options.begin(), s.options.end(), [](const Impl::Option& option) {
-        return !option.is.hidden && option.is.name.find('_') != std::string::npos;
-      });
-  for (const std::string& note : s.footnotes) text += '\n' + wrap_text(note, width, 0, 0) + '\n';
-  if (underscores != s.options.end()) {
-    const std::string& name = underscores->is.name;
-    const std::string note = fmt::format(
-        "Options may be written with underscores or dashes: --{}, --{}.", name, dashed(name));
-    text += '\n' + wrap_text(note, width, 0, 0) + '\n';
-  }
-  return text;
+  return impl_->is.help(columns);
 }
 
 }  // namespace mtl

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "cli/arguments.h"
+#include "cli/command_description.h"
 
 namespace mtl {
 
@@ -20,23 +22,6 @@ struct SplitArguments {
   bool after_separator = false;   // the program follows `--`
 };
 
-// An option in full. `set` gets the value ("true" or "false" of a flag) and gives back what it
-// wants instead, if it cannot take it: "a whole number >= 1".
-struct OptionDeclaration {
-  std::string name;                       // as the help shows it
-  std::vector<std::string> aliases = {};  // other names
-  char short_name = '\0';
-  bool is_flag = false;
-  bool takes_word = false;  // a flag that `true` or `false` may follow as a word of its own
-  std::string value_name = {};
-  std::string help = {};
-  std::string shown_default = {};
-  bool hidden = false;  // accepted, not in the help
-  // Those of its names that may be cut short, wherever no other option begins like that.
-  std::vector<std::string> shortened = {};
-  std::function<std::optional<std::string>(const std::string& value)> set;
-};
-
 class CommandLine {
  public:
   // `usage` without the leading "mtl ", one line each: "plan [options] train.yaml [key=value ...]".
@@ -46,6 +31,8 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   void example(std::string command, std::string what);
+  // Of a group of commands, one that it has.
+  void member(std::string name, std::string what);
   // The options that follow stand under this title.
   void group(std::string title);
   // Names are written without the leading dashes, in the spelling that the help shows; one
@@ -71,9 +58,10 @@ class CommandLine {
   void positional(std::string name, std::string& target, std::string help);
   void rest(std::string name, std::vector<std::string>& target, std::string help);
 
-  // False if help was asked for: it is printed on stdout then, and nothing else is to be done.
+  // False if help was asked for: it is printed on stdout then (or left where `args` says), and
+  // nothing else is to be done.
   // Throws Error (Exit::usage): usage.unknown_option, usage.value, usage.missing, usage.extra.
-  bool parse(const std::vector<std::string>& args);
+  bool parse(const Arguments& args);
   // Splits before the first argument that is neither an option nor an option's value. A `--` right
   // behind the program is dropped, as argparse does under torchrun and accelerate.
   SplitArguments split(const std::vector<std::string>& args) const;

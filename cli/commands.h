@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace mtl {
+#include "cli/arguments.h"
 
-using Arguments = std::vector<std::string>;
+namespace mtl {
 
 int command_config(const Arguments& args);
 int command_launch(const Arguments& args);
@@ -28,6 +28,9 @@ int command_estimate_memory(const Arguments& args);
 int command_topo(const Arguments& args);
 int command_doctor(const Arguments& args);
 int command_version(const Arguments& args);
+int command_completion(const Arguments& args);
+int command_complete(const Arguments& args);
+int command_share(const Arguments& args);
 int command_help(const Arguments& args);
 int command_worker(const Arguments& args);
 int command_selftest(const Arguments& args);

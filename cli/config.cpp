@@ -58,7 +58,7 @@ int command_config(const Arguments& args) {
   for (const Member& member : kMembers) {
     names.emplace_back(member.name);
     if (!args.empty() && args[0] == member.name) {
-      return member.run(Arguments(args.begin() + 1, args.end()));
+      return member.run(args.behind_first());
     }
   }
   bool no_input = false, force = false;
@@ -72,7 +72,7 @@ int command_config(const Arguments& args) {
                    "the file. Answers may also be piped in, a line each.");
   line.example("mtl config", "the questions");
   for (const Member& member : kMembers) {
-    line.example(fmt::format("mtl config {}", member.name), member.what);
+    line.member(member.name, member.what);
   }
   line.example("mtl config --no-input --num_processes 8 --megatron_lm_tp_degree 4",
                "write the file from flags");

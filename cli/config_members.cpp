@@ -198,7 +198,7 @@ int config_import(const Arguments& args) {
   line.flag("force", force, "replace a file that is there");
   line.positional("FILE", file, "what to read");
   const auto separator = std::find(args.begin(), args.end(), "--");
-  Arguments own(args.begin(), separator);
+  Arguments own({args.begin(), separator}, args.description);
   const bool command = separator != args.end();
   if (command) own.emplace_back("-");
   if (!line.parse(own)) return 0;

@@ -17,14 +17,12 @@ int run_group(const std::string& group, const std::string& about,
   const auto found =
       args.empty() ? names.end() : std::find(names.begin(), names.end(), args.front());
   if (found != names.end()) {
-    return members[static_cast<size_t>(found - names.begin())].run(
-        Arguments(args.begin() + 1, args.end()));
+    return members[static_cast<size_t>(found - names.begin())].run(args.behind_first());
   }
-  const std::string list = fmt::format("{}", fmt::join(names, " | "));
   std::vector<std::string> words;
-  CommandLine line({group + " " + list}, about);
+  CommandLine line({group + " MEMBER [options]"}, about);
   for (const Command& member : members) {
-    line.example(fmt::format("mtl {} {}", group, member.name), member.summary);
+    line.member(member.name, member.summary);
   }
   line.rest("MEMBER", words, "what to do; each has its own --help");
   if (!line.parse(args)) return 0;

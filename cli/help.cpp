@@ -1,9 +1,12 @@
-// mtl help TOPIC: short texts on what concerns every command, or a command's own help.
+// mtl help TOPIC: a text on what concerns every command, or a command's own help.
+#include "cli/help.h"
+
+#include <algorithm>
 #include <cstdio>
-#include <map>
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -13,11 +16,9 @@
 
 namespace mtl {
 
-namespace {
-
-const std::map<std::string, const char*>& topics() {
-  static const std::map<std::string, const char*> kTopics = {
-      {"exit-codes",
+const std::vector<HelpTopic>& help_topics() {
+  static const std::vector<HelpTopic> kTopics = {
+      {"exit-codes", "what the exit code of a command means",
        R"(Exit codes of every mtl command:
     0  done
     1  the run failed
@@ -34,7 +35,7 @@ const std::map<std::string, const char*>& topics() {
 
 The exit code of a job is that of the first rank that failed.
 )"},
-      {"errors",
+      {"errors", "how mtl says what is wrong",
        R"(How mtl says what is wrong:
 
   error[mesh.heads]: model.heads 6 cannot be split over parallel.tp 4
@@ -48,7 +49,8 @@ last thing on the screen is the first failure: which rank, where, why, its last
 lines; the others' messages are in the logs/ of the run directory. Errors go to
 stderr, data goes to stdout.
 )"},
-      {"settings",
+      {"launch-flags", "every flag of mtl launch", ""},
+      {"settings", "where a value comes from",
        R"(Where a value comes from, weakest first:
 
   1  built in
@@ -66,7 +68,7 @@ every launch flag has a variable of its name (mtl help launch-flags).
 them in its resolved.yaml. `mtl config schema` prints the JSON Schema of
 train.yaml, for editors.
 )"},
-      {"signals",
+      {"signals", "what Ctrl-C and other signals do",
        R"(While a run is going:
 
   Ctrl-C or TERM   finish the step, write a checkpoint, stop: exit code 75
@@ -80,12 +82,11 @@ checkpoint.
   return kTopics;
 }
 
-}  // namespace
-
 int command_help(const Arguments& args) {
-  CommandLine line(
-      {"help [TOPIC | COMMAND]"},
-      "Topics: exit-codes, errors, launch-flags, settings, signals. With a command, its help.");
+  std::vector<std::string> topic_names;
+  for (const HelpTopic& topic : help_topics()) topic_names.push_back(topic.name);
+  CommandLine line({"help [TOPIC | COMMAND]"}, fmt::format("Topics: {}. With a command, its help.",
+                                                           fmt::join(topic_names, ", ")));
   std::vector<std::string> words;
   line.rest("TOPIC", words, "a topic or a command; without one, the overview");
   if (!line.parse(args)) return 0;
@@ -97,12 +98,12 @@ int command_help(const Arguments& args) {
     std::fputs(launch_flags_text(terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
-  if (const auto found = topics().find(words[0]); found != topics().end()) {
-    std::fputs(found->second, stdout);
+  for (const HelpTopic& topic : help_topics()) {
+    if (topic.name != words[0]) continue;
+    std::fputs(topic.text.c_str(), stdout);
     return 0;
   }
-  std::vector<std::string> names = {"launch-flags"};
-  for (const auto& [name, text] : topics()) names.push_back(name);
+  std::vector<std::string> names = topic_names;
   for (const Command& command : commands()) {
     if (command.name == words[0]) {
       Arguments rest(words.begin() + 1, words.end());
@@ -112,12 +113,11 @@ int command_help(const Arguments& args) {
     if (command.summary != nullptr) names.emplace_back(command.name);
   }
   const auto guess = did_you_mean(words[0], names);
-  throw Error(
-      Exit::usage,
-      Diagnostic{.code = "usage.unknown_topic",
-                 .what = fmt::format("there is no help on '{}'", words[0]),
-                 .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
-                               : "topics: exit-codes, errors, launch-flags, settings, signals"});
+  throw Error(Exit::usage,
+              Diagnostic{.code = "usage.unknown_topic",
+                         .what = fmt::format("there is no help on '{}'", words[0]),
+                         .help = guess ? fmt::format("did you mean mtl help {}?", *guess)
+                                       : fmt::format("topics: {}", fmt::join(topic_names, ", "))});
 }
 
 }  // namespace mtl

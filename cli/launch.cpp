@@ -133,7 +133,7 @@ int launch(const Arguments& args, bool submits) {
 
   const SplitArguments split = line.split(args);
   options.after_separator = split.after_separator;
-  Arguments own = split.own;
+  Arguments own(split.own, args.description);
   if (!split.program.empty()) {
     own.insert(own.end(), {"--", split.program});
     own.insert(own.end(), split.rest.begin(), split.rest.end());

@@ -36,6 +36,10 @@ const std::vector<Command>& commands() {
       {"env", "what a bug report needs to say about this machine", command_env, true},
       {"help", "exit codes, settings, errors, or a command", command_help},
       {"version", "print the version", command_version, true},
+      {"completion", "what makes bash, zsh and fish complete mtl's words", command_completion,
+       true},
+      {"__complete", nullptr, command_complete},
+      {"__share", nullptr, command_share},
       {"worker", nullptr, command_worker},
       {"agent", nullptr, command_agent},
       {"selftest", nullptr, command_selftest},
@@ -69,7 +73,7 @@ std::string overview(int columns, bool all) {
     }
   }
   const std::string end = all ? "The same launch again continues the run."
-                              : fmt::format("mtl help: also {}.", fmt::join(lesser, ", "));
+                              : fmt::format("Also: {}.", fmt::join(lesser, ", "));
   text += '\n' + wrap_text(end, width, 0, 0);
   return text + '\n';
 }
@@ -82,7 +86,7 @@ int run_program(const Arguments& args) {
   if (args[0] == "--version") return command_version({});
   std::vector<std::string> names;
   for (const Command& command : commands()) {
-    if (args[0] == command.name) return command.run(Arguments(args.begin() + 1, args.end()));
+    if (args[0] == command.name) return command.run(args.behind_first());
     if (command.summary != nullptr) names.emplace_back(command.name);
   }
   if (args[0].starts_with('-')) {

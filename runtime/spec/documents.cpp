@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/spec/spec_keys.h"
 #include "runtime/spec/suggest.h"
 #include "runtime/spec/train_spec.h"
 #include "runtime/spec/values.h"
@@ -206,9 +207,11 @@ bool in_smallest_file(const Row& row) {
   return row.required || (group != nullptr && group->keys.front() == row.key);
 }
 
-std::string row_markdown(const Row& row) {
+SpecKey words_of(const Row& row) {
   TrainSpec built_in;
-  std::string value = spec::print_value(row, built_in);
+  SpecKey words{.key = row.key, .doc = row.doc};
+  std::string& value = words.built_in;
+  value = spec::print_value(row, built_in);
   const spec::Alternatives* group = required_alternatives(row.key);
   if (row.required) {
     value = "required";
@@ -218,13 +221,15 @@ std::string row_markdown(const Row& row) {
     value = value == "[]" ? "" : fmt::format("`{}`", value);
     if (!row.auto_doc.empty()) value += " = " + row.auto_doc;
   }
-  std::string type = row.choices.empty() ? spec::type_text(row) : "";
-  std::string doc = row.doc;
+  std::string& type = words.type;
+  type = row.choices.empty() ? spec::type_text(row) : "";
   for (const spec::Choice& choice : row.choices) {
     type += fmt::format("{}`{}`", type.empty() ? "" : ", ", choice.value);
-    doc += fmt::format("<br>`{}`: {}", choice.value, choice.doc);
+    words.values.push_back({choice.value, choice.doc});
   }
   const Field field = row.field(built_in);
+  words.is_path = row.is_path || std::holds_alternative<spec::TextOrSources>(field);
+  if (std::holds_alternative<bool*>(field)) words.values = {{"true", ""}, {"false", ""}};
   if (std::holds_alternative<std::vector<std::string>*>(field)) type = "list of some of " + type;
   if (std::holds_alternative<spec::WordOrList>(field)) type += " or a list of integers";
   if (!row.choices.empty() && !row.auto_doc.empty()) type = "`auto`, " + type;
@@ -235,7 +240,16 @@ std::string row_markdown(const Row& row) {
   if (row.suffixes) {
     type += std::holds_alternative<spec::Ramp*>(field) ? "; keys also k, M, G" : "; k, M, G";
   }
-  return fmt::format("| `{}` | {} | {} | {} |\n", row.key, cell(type), cell(value), cell(doc));
+  return words;
+}
+
+std::string row_markdown(const SpecKey& key) {
+  std::string doc = key.doc;
+  for (const SpecKey::Value& value : key.values) {
+    if (!value.doc.empty()) doc += fmt::format("<br>`{}`: {}", value.value, value.doc);
+  }
+  return fmt::format("| `{}` | {} | {} | {} |\n", key.key, cell(key.type), cell(key.built_in),
+                     cell(doc));
 }
 
 }  // namespace
@@ -263,6 +277,20 @@ std::string resolved_yaml(const ResolvedSpec& resolved) {
                         value, origin_name(resolved.origin_of(row.key)));
   }
   return text;
+}
+
+std::vector<SpecKey> described_keys() {
+  std::vector<SpecKey> keys;
+  for (const Row& row : spec::schema()) keys.push_back(words_of(row));
+  return keys;
+}
+
+std::vector<SpecSection> described_sections() {
+  std::vector<SpecSection> sections;
+  for (const std::string& section : spec::sections()) {
+    sections.push_back({section, spec::section_doc(section)});
+  }
+  return sections;
 }
 
 std::string spec_json_schema() {
@@ -318,7 +346,7 @@ std::string spec_reference_markdown() {
     text += fmt::format("\n## {}\n\n{}\n\n", section, spec::section_doc(section));
     text += "| key | type and range | default | meaning |\n|---|---|---|---|\n";
     for (const Row& row : spec::schema()) {
-      if (row.key.starts_with(section + ".")) text += row_markdown(row);
+      if (row.key.starts_with(section + ".")) text += row_markdown(words_of(row));
     }
   }
   text +=
