@@ -67,7 +67,7 @@ bool names_program(const PositionalDeclaration& positional) {
 }
 
 // The words before the one that is typed, read as CommandLine reads them.
-struct Before {
+struct LineBefore {
   const OptionDeclaration* waiting = nullptr;  // an option whose value is next
   size_t positionals = 0;
   bool separator = false;  // `--` was there
@@ -99,9 +99,9 @@ bool takes_word(const CommandDescription& description, const std::string& word) 
   return option != nullptr && option->takes_word && !negated;
 }
 
-Before read_before(const CommandDescription& description, const std::vector<std::string>& words,
-                   size_t begin) {
-  Before before;
+LineBefore read_line_before(const CommandDescription& description,
+                            const std::vector<std::string>& words, size_t begin) {
+  LineBefore before;
   for (size_t i = begin; i + 1 < words.size(); ++i) {
     const std::string& word = words[i];
     if (before.waiting != nullptr) {
@@ -125,7 +125,7 @@ Before read_before(const CommandDescription& description, const std::vector<std:
   return before;
 }
 
-void add_argument(const CommandDescription& description, const Before& before,
+void add_argument(const CommandDescription& description, const LineBefore& before,
                   const std::string& typed, Completion& to) {
   const auto& all = description.positionals;
   const bool rest = !all.empty() && all.back().takes_rest;
@@ -177,7 +177,7 @@ Completion complete(const std::vector<std::string>& words) {
     begin = 2;
   }
 
-  const Before before = read_before(description, words, begin);
+  const LineBefore before = read_line_before(description, words, begin);
   if (before.command_at > 0) {
     completion.shell = Completion::Shell::command;
     completion.command_at = before.command_at;

@@ -31,7 +31,7 @@ _mtl() {
     words[${#words[@]} - 1]+=${piece//[\\\"\']/}
   done
   local before=${words[${#words[@]} - 1]}
-  before=${before%"$typed"}
+  before=${before%"${typed//[\\\"\']/}"}
 
   local line name suffix found=() wanted=()
   COMPREPLY=()
@@ -71,7 +71,9 @@ _mtl() {
         ;;
       *)
         line=${line%%$'\t'*}
-        COMPREPLY+=("${line#"$before"}")
+        line=${line#"$before"}
+        [[ ${COMP_WORDS[COMP_CWORD]} == [\"\']* ]] || printf -v line %q "$line"
+        COMPREPLY+=("$line")
         ;;
     esac
   done < <("${words[0]/#\~\//$HOME/}" __complete "${words[@]:1}" 2>/dev/null)
@@ -133,7 +135,9 @@ function __mtl_complete
     # In key=FILE and --option=FILE the name of the file begins behind the =.
     set -l head (string match -r -- '^[^=]*=' $typed; or echo '')
     set -l tail (string replace -r -- '^[^=]*=' '' $typed)
-    for line in ($before[1] __complete $before[2..] (string unescape -- "$typed"; or echo "$typed") 2>/dev/null)
+    set -l mtl (string replace -r -- '^~/' "$HOME/" $before[1])
+    type -q $mtl; or return
+    for line in ($mtl __complete $before[2..] (string unescape -- "$typed"; or echo "$typed") 2>/dev/null)
         switch $line
             case ':files*'
                 set -l found (complete -C "'' $tail" | string replace -r -- '\t.*' '')

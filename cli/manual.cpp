@@ -76,7 +76,7 @@ void add_synopsis(ManPage& page, const CommandDescription& description) {
   page.synopsis("mtl " + description.command(), rows);
 }
 
-void add_options(ManPage& page, const CommandDescription& description) {
+void add_option_groups(ManPage& page, const CommandDescription& description) {
   for (size_t group = 0; group < description.groups.size(); ++group) {
     bool titled = description.groups.size() == 1;
     for (const OptionDeclaration& option : description.options) {
@@ -146,7 +146,7 @@ ManPage page_of_command(const Command& command, const std::string& date) {
     add_examples(page, member);
   }
   page.section("OPTIONS");
-  add_options(page, description);
+  add_option_groups(page, description);
   page.option("-h, --help", "print a shorter form of this text");
   for (const std::string& note : description.footnotes) page.paragraph(note);
   if (const std::string spelled = spelling_words(description); !spelled.empty()) {

@@ -36,35 +36,42 @@ void furnish(const Shell& shell) {
   shell.write("script.py", "");
   shell.write("data/corpus.txt", "");
   shell.write("runs/mine/20260101-1/resolved.yaml", "");
+  shell.write("runs/two words/20260101-1/resolved.yaml", "");
 }
 
 struct Typed {
   std::string keys;    // \t completes
-  std::string became;  // what mtl got then
+  std::string became;  // what mtl got then, its words between |
 };
 // The same in both shells that are typed at.
 const std::vector<Typed>& lines() {
   static const std::vector<Typed> kLines = {
       {"mtl lau\t", "launch"},
-      {"mtl ckpt res\t", "ckpt reshard"},
-      {"mtl launch --mixed_p\tbf\t", "launch --mixed_precision bf16"},
-      {"mtl launch --mixed-precision=bf\t", "launch --mixed-precision=bf16"},
-      {"mtl launch tr\t", "launch train.yaml"},
+      {"mtl ckpt res\t", "ckpt|reshard"},
+      {"mtl launch --mixed_p\tbf\t", "launch|--mixed_precision|bf16"},
+      {"mtl launch --mixed-precision=bf\t", "launch|--mixed-precision=bf16"},
+      {"mtl launch tr\t", "launch|train.yaml"},
       // No blank behind a section or a key, and the rest of the word stays.
-      {"mtl launch train.yaml train.step\t7", "launch train.yaml train.steps=7"},
+      {"mtl launch train.yaml train.step\t7", "launch|train.yaml|train.steps=7"},
       {"mtl plan train.yaml model.norm.ty\trms\t --js\t",
-       "plan train.yaml model.norm.type=rmsnorm --json"},
-      {"mtl plan train.yaml data.train=da\tcor\t", "plan train.yaml data.train=data/corpus.txt"},
-      {"mtl logs ru\t--fo\t", "logs runs/mine --follow"},
-      {"mtl recipes cp char-s\t", "recipes cp char-shakespeare"},
-      {"mtl launch script.py no\t", "launch script.py notes.txt"},
-      {"mtl launch -- script.py no\t", "launch -- script.py notes.txt"},
-      {"mtl nosuch \tx", "nosuch x"},
+       "plan|train.yaml|model.norm.type=rmsnorm|--json"},
+      {"mtl plan train.yaml data.train=da\tcor\t", "plan|train.yaml|data.train=data/corpus.txt"},
+      {"mtl logs runs/m\t--fo\t", "logs|runs/mine|--follow"},
+      {"mtl logs runs/tw\t", "logs|runs/two words"},
+      {"mtl logs 'runs/tw\t", "logs|runs/two words"},
+      {"mtl recipes cp char-s\t", "recipes|cp|char-shakespeare"},
+      {"mtl launch script.py no\t", "launch|script.py|notes.txt"},
+      {"mtl launch -- script.py no\t", "launch|--|script.py|notes.txt"},
+      {"mtl nosuch \tx", "nosuch|x"},
   };
   return kLines;
 }
 
-// `say` prints what mtl is given as GOT[...], but for the question of the completion.
+// In front of the real one a function that prints what it is given, but for the shell's question.
+const std::string kPrinter =
+    "mtl() { if [[ $1 == __complete ]]; then command mtl \"$@\"; else local IFS='|'; "
+    "echo \"GOT[$*]\"; fi; }; echo rea''dy\r";
+
 void type(Pty& shell) {
   for (const Typed& line : lines()) {
     CAPTURE(line.keys);
@@ -82,9 +89,7 @@ TEST_CASE("bash completes") {
   Pty bash({"/bin/bash", "--noprofile", "--norc", "-i"},
            {{"PATH", path_with_mtl()}, {"TERM", "dumb"}, {"INPUTRC", "/dev/null"}, {"PS1", "> "}},
            shell.dir().string(), 200);
-  bash.send(
-      "source <(mtl completion bash); mtl() { if [[ $1 == __complete ]]; then command mtl "
-      "\"$@\"; else echo \"GOT[$*]\"; fi; }; echo rea''dy\r");
+  bash.send("source <(mtl completion bash); " + kPrinter);
   REQUIRE(bash.wait_for("ready"));
   REQUIRE(bash.wait_for("> "));
   type(bash);
@@ -105,9 +110,8 @@ TEST_CASE("zsh completes") {
           {{"PATH", path_with_mtl()}, {"TERM", "vt100"}, {"PS1", "> "}, {"HOME", shell.dir()}},
           shell.dir().string(), 200);
   zsh.send(
-      "autoload -U compinit; compinit -u -D; source <(mtl completion zsh); unsetopt "
-      "automenu; mtl() { if [[ $1 == __complete ]]; then command mtl \"$@\"; else echo "
-      "\"GOT[$*]\"; fi }; echo rea''dy\r");
+      "autoload -U compinit; compinit -u -D; source <(mtl completion zsh); unsetopt automenu; " +
+      kPrinter);
   REQUIRE(zsh.wait_for("ready"));
   REQUIRE(zsh.wait_for("> "));
   type(zsh);
@@ -128,7 +132,7 @@ TEST_CASE("fish completes") {
       {"mtl launch ", "train.yaml\n"},
       {"mtl launch train.yaml train.step", "train.steps=\t"},
       {"mtl plan train.yaml data.train=data/c", "data.train=data/corpus.txt\n"},
-      {"mtl logs ru", "runs/mine\ta run\n"},
+      {"mtl logs ru", "runs/two words\ta run\nruns/mine\ta run\n"},
       {"mtl recipes cp char-s", "char-shakespeare\t"},
       {"mtl launch script.py no", "notes.txt\n"},
       {"mtl ckpt import da", "data/\n"},
