@@ -10,6 +10,7 @@ add_custom_command(OUTPUT ${share}/stamp
   COMMAND ${CMAKE_COMMAND} -E touch ${share}/stamp
   DEPENDS mtl COMMENT "Writing manual pages and completions")
 add_custom_target(manual ALL DEPENDS ${share}/stamp)
+add_dependencies(installed manual)
 install(DIRECTORY ${share}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT mtl)
 foreach(folder bash-completion zsh fish)
   install(DIRECTORY ${share}/${folder} DESTINATION ${CMAKE_INSTALL_DATADIR} COMPONENT mtl)

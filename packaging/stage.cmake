@@ -1,5 +1,5 @@
 # Run by CPack between installing and packing: what only a package has.
-#   DEB  changelogs as Debian wants them, copyright, lintian's overrides
+#   DEB  changelogs and manual pages as Debian wants them, copyright, lintian's overrides
 #   TGZ  the libraries that the program needs, but for those of the compiler and libc: it runs where
 #        nobody may install them
 # Both: the licences of what is inside. Their texts are those of the Debian packages built with.
@@ -40,6 +40,10 @@ if(CPACK_GENERATOR STREQUAL DEB)
 
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")
+  file(GLOB_RECURSE pages ${staged}/mtl/usr/share/man/*)
+  foreach(page ${pages})
+    execute_process(COMMAND gzip -9nf ${page} COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()
   foreach(component ${CPACK_COMPONENTS_ALL})
     string(TOUPPER ${component} upper)
     set(package ${CPACK_DEBIAN_${upper}_PACKAGE_NAME})
