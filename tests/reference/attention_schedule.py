@@ -21,7 +21,7 @@ PASSED_ON = 0.5
 # name: sequences, key/value heads, query heads of each, tokens, head_dim
 FORMS = {
     "GPT-2 124M, 32 x 1024": (32, 12, 1, 1024, 64),
-    "GPT-2 1.5B, 8 x 1024": (8, 25, 1, 1024, 64),
+    "GPT-2 1.5B, 16 x 1024": (16, 25, 1, 1024, 64),
     "heads of 128, 4 x 2048": (4, 16, 1, 2048, 128),
     "LLaMA 8B, 4 x 4096": (4, 8, 4, 4096, 128),
     "LLaMA 8B, 2 x 8192": (2, 8, 4, 8192, 128),
