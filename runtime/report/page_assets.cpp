@@ -85,7 +85,7 @@ th{text-align:left;font-weight:600;color:var(--soft);font-size:12.5px;white-spac
 th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--faint);vertical-align:top}
 td{overflow-wrap:anywhere}
 td.n,th.n{text-align:right;white-space:nowrap}
-td.t{white-space:nowrap;color:var(--soft)}
+td.t{white-space:nowrap;color:var(--soft);width:1%;padding-right:28px}
 code{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .best{font-weight:650}
 .bar{display:flex;height:14px;border-radius:3px;overflow:hidden;background:var(--faint);

@@ -45,6 +45,6 @@ TEST_CASE("TensorBoard reads what metrics.jsonl has, also of a run that has gone
   CHECK(board["scalars"]["speed/tokens_per_s"].size() == 12);
   CHECK(board["scalars"]["valid/loss"].size() == evaluations);
   CHECK(board["starts"] == json::array({0, 5}));
-  CHECK(board["steps"] == 12);
+  CHECK(board["steps"] == 10);  // TensorBoard keeps what a tag's first value said of it
   CHECK(has(board["settings"].get<std::string>(), "    log:\n      every: 1  # command line\n"));
 }
