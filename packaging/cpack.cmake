@@ -14,7 +14,7 @@ set(CPACK_PACKAGE_FILE_NAME mtl-${PROJECT_VERSION}-${built_for})
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_VERBATIM_VARIABLES ON)
-set(CPACK_THREADS 0)
+set(CPACK_THREADS 1)  # xz divides its work, and so its bytes, by the number of threads
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_CURRENT_LIST_DIR}/stage.cmake)
 
 set(CPACK_COMPONENTS_ALL mtl)

@@ -1,6 +1,7 @@
 # What `cmake --install` puts where, for a person, for CPack and for the containers alike. Everything
 # is relative to the prefix and found from the program's own place, so an installed tree can be moved.
-# Components: mtl (the program, all that needs no GPU), cuda (the GPU engine).
+# Components: mtl (the program, all that needs no GPU), cuda (the GPU engine). Packages have what is of
+# one of the two, so every rule here names its own.
 include(GNUInstallDirs)
 
 # Where runtime/device/load_cuda.cpp looks, seen from the program: ../lib/mtl. Not

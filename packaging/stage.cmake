@@ -1,5 +1,5 @@
 # Run by CPack between installing and packing: what only a package has.
-#   DEB  changelogs and manual pages as Debian wants them, copyright, lintian's overrides
+#   DEB  changelogs and man pages as Debian wants them, copyright, lintian's overrides
 #   TGZ  the libraries that the program needs, but for those of the compiler and libc: it runs where
 #        nobody may install them
 # Both: the licences of what is inside. Their texts are those of the Debian packages built with.
@@ -11,7 +11,8 @@ set(staged ${CPACK_TEMPORARY_INSTALL_DIRECTORY})
 set(compiled_in libcli11-dev libfmt-dev librandom123-dev nlohmann-json3-dev)
 set(copyright "mtl ${CPACK_PACKAGE_VERSION}: its sources come without a licence.
 
-The program contains code of the libraries below, and uses others as shared libraries.
+The program contains code of the libraries below, and uses others as shared libraries. The GPU engine
+(libmtl_cuda.so) contains NVIDIA's CUDA runtime, which is under the licence of NVIDIA's CUDA toolkit.
 ")
 foreach(package ${compiled_in})
   if(EXISTS /usr/share/doc/${package}/copyright)
@@ -40,9 +41,9 @@ if(CPACK_GENERATOR STREQUAL DEB)
 
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")
-  file(GLOB_RECURSE pages ${staged}/mtl/usr/share/man/*)
+  file(GLOB pages ${staged}/mtl/usr/share/man/man*/*.[1-9])
   foreach(page ${pages})
-    execute_process(COMMAND gzip -9nf ${page} COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND gzip -9n ${page} COMMAND_ERROR_IS_FATAL ANY)
   endforeach()
   foreach(component ${CPACK_COMPONENTS_ALL})
     string(TOUPPER ${component} upper)
