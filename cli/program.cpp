@@ -24,7 +24,7 @@ const std::vector<Command>& commands() {
       {"ckpt", "inspect, convert, check and thin out checkpoints", command_ckpt},
       {"ps", "what of yours runs and waits, here and in SLURM", command_ps, true},
       {"logs", "what the ranks of a run have printed", command_logs},
-      {"report", "what a run did, or several, as a page with curves", command_report},
+      {"report", "what a run did, or several, as a page with curves", command_report, true},
       {"stop", "end a run with a checkpoint, or take a job out of the queue", command_stop, true},
       {"top", "the same as ps, again and again", command_top, true},
       {"recipes", "ready train.yaml files, from a laptop's to 462 billion parameters",
