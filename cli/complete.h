@@ -1,7 +1,7 @@
 // What may stand where the cursor is in a line that begins with mtl: for the completions of shells,
 // which ask `mtl __complete WORD ...`, the last word being typed. Everything comes from what the
-// commands declare, from the schema of train.yaml and from names of files; nothing is started,
-// written or asked over a network.
+// commands declare, from the schema of train.yaml and from files; nothing is started, and nobody is
+// asked over a network.
 #pragma once
 
 #include <string>

@@ -160,7 +160,7 @@ ManPage page_of_command(const Command& command, const std::string& date) {
   }
   page.section("EXIT STATUS");
   page.paragraph(
-      "As of every command: 0 if it is done, else the number of what went wrong; see "
+      "0 when it is done, else the number of what went wrong: the same for every command, see "
       "mtl(1).");
   page.section("SEE ALSO");
   const auto& usage = description.usage;
