@@ -78,10 +78,10 @@ class Hub final : public LinkHub {
 
   uint16_t listen(const std::string& address, uint16_t port) override {
     auth::check_token(options_.token);
-    Fd socket = net::listen_on(address, port, 2 * options_.dead_after);
-    const uint16_t bound = net::port_of(socket.get());
-    run([this, socket = std::make_shared<Fd>(std::move(socket))] {
-      loop_.listen(std::move(*socket));
+    std::vector<Fd> sockets = net::listen_on_all(address, port, 2 * options_.dead_after);
+    const uint16_t bound = net::port_of(sockets.front().get());
+    run([this, sockets = std::make_shared<std::vector<Fd>>(std::move(sockets))] {
+      for (Fd& socket : *sockets) loop_.listen(std::move(socket));
     });
     return bound;
   }

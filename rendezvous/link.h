@@ -69,9 +69,9 @@ class LinkHub {
  public:
   virtual ~LinkHub() = default;  // closes everything, without waiting for the peers
 
-  // Accepts links from now on. `address`: IPv4, IPv6 ("::" serves both) or a name of this host;
-  // port 0 = a free one. Returns the port. Throws Error "rendezvous.port" / "rendezvous.address"
-  // (Exit::environment).
+  // Accepts links from now on. `address`: IPv4, IPv6 ("::" serves both) or a name of this host, of
+  // which all addresses that it has are listened at; port 0 = a free one. Returns the port. Throws
+  // Error "rendezvous.port" / "rendezvous.address" (Exit::environment).
   virtual uint16_t listen(const std::string& address, uint16_t port) = 0;
 
   // Tries until `patience` is over (short attempts, all addresses of the name; the listener may

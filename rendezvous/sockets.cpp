@@ -130,8 +130,14 @@ std::string local_address(int fd) {
   return text(name_of(fd, ::getsockname));
 }
 
-Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout) {
-  const Lookup found = look_up(address, port);
+namespace {
+
+// Port 0 gives one that is free at the first address; somebody may have it at another.
+constexpr int kPortTries = 16;
+
+std::vector<Fd> listen_on(const std::string& address, uint16_t port,
+                          std::chrono::milliseconds user_timeout, size_t most) {
+  const Lookup found = net::look_up(address, port);
   if (found.addresses.empty()) {
     throw Error(
         Exit::environment,
@@ -139,37 +145,76 @@ Fd listen_on(const std::string& address, uint16_t port, std::chrono::millisecond
          .what = fmt::format("cannot resolve '{}' to listen on it: {}", address, found.error),
          .help = "give an address of this machine, e.g. its IP, 0.0.0.0 or ::"});
   }
-  Fd listener = listen_at(found.addresses, user_timeout);
-  if (!listener && errno == EAFNOSUPPORT && bare(address) == "::") {
-    return listen_on("0.0.0.0", port, user_timeout);  // IPv6 is switched off here
+  std::vector<Fd> listeners;
+  for (int i = 0; listeners.empty() && i < (port == 0 ? kPortTries : 1); ++i) {
+    listeners = listen_at(found.addresses, user_timeout, most);
+    if (listeners.empty() && errno != EADDRINUSE) break;
   }
-  if (!listener) throw_cannot_listen(address, port, errno);
-  return listener;
+  if (listeners.empty() && errno == EAFNOSUPPORT && bare(address) == "::") {
+    return listen_on("0.0.0.0", port, user_timeout, most);  // IPv6 is switched off here
+  }
+  if (listeners.empty()) throw_cannot_listen(address, port, errno);
+  return listeners;
 }
 
-Fd listen_at(const std::vector<Address>& addresses, std::chrono::milliseconds user_timeout) {
-  int error = EADDRNOTAVAIL;
-  for (const Address& at : addresses) {
-    Fd listener(::socket(at.family(), kSocketType, 0));
-    if (listener) {
-      // Without it the port of a job that has just ended is refused for a minute.
-      option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-      if (at.family() == AF_INET6) {
-        const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(&at.storage)->sin6_addr;
-        option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, IN6_IS_ADDR_UNSPECIFIED(&ip) ? 0 : 1);
-      }
-      tune(listener.get(), user_timeout);
-      tune_for_messages(listener.get());
-      if (::bind(listener.get(), at.get(), at.length) == 0 &&
-          ::listen(listener.get(), INT_MAX) == 0) {
-        return listener;
-      }
-    }
-    error = errno;
-    if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) break;
+Fd listener_at(const Address& at, std::chrono::milliseconds user_timeout) {
+  Fd listener(::socket(at.family(), kSocketType, 0));
+  if (!listener) return {};
+  // Without it the port of a job that has just ended is refused for a minute.
+  option(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (at.family() == AF_INET6) {
+    const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(&at.storage)->sin6_addr;
+    option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, IN6_IS_ADDR_UNSPECIFIED(&ip) ? 0 : 1);
   }
+  tune(listener.get(), user_timeout);
+  tune_for_messages(listener.get());
+  if (::bind(listener.get(), at.get(), at.length) == 0 && ::listen(listener.get(), INT_MAX) == 0) {
+    return listener;
+  }
+  const int error = errno;
+  listener.reset();
   errno = error;
   return {};
+}
+
+void set_port(Address& address, uint16_t port) {
+  if (address.family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
+  }
+}
+
+}  // namespace
+
+Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout) {
+  return std::move(listen_on(address, port, user_timeout, 1).front());
+}
+
+std::vector<Fd> listen_on_all(const std::string& address, uint16_t port,
+                              std::chrono::milliseconds user_timeout) {
+  return listen_on(address, port, user_timeout, SIZE_MAX);
+}
+
+std::vector<Fd> listen_at(const std::vector<Address>& addresses,
+                          std::chrono::milliseconds user_timeout, size_t most) {
+  std::vector<Fd> listeners;
+  int error = EADDRNOTAVAIL;
+  for (Address at : addresses) {
+    if (listeners.size() >= most) break;
+    if (!listeners.empty()) set_port(at, port_of(listeners.front().get()));
+    Fd listener = listener_at(at, user_timeout);
+    if (listener) {
+      listeners.push_back(std::move(listener));
+      continue;
+    }
+    error = errno;
+    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
+    listeners.clear();
+    break;
+  }
+  errno = error;
+  return listeners;
 }
 
 uint16_t port_of(int listener) {

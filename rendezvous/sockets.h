@@ -38,11 +38,16 @@ std::string local_address(int fd);
 
 // Listens with the longest backlog that the system allows; "::" serves IPv4 too. What is accepted
 // inherits both kinds of tune(). Throws Error "rendezvous.address" / "rendezvous.port"
-// (Exit::environment).
+// (Exit::environment). Of a name with several addresses at the first that this machine has.
 Fd listen_on(const std::string& address, uint16_t port, std::chrono::milliseconds user_timeout);
-// The same at the first of these that this machine has: a name may have others' addresses too, and
-// of a kind of network that is not here. Or an empty Fd and errno.
-Fd listen_at(const std::vector<Address>& addresses, std::chrono::milliseconds user_timeout);
+// The same at all of them, and at one port: others may come by any. A port that somebody has at one
+// of them is taken.
+std::vector<Fd> listen_on_all(const std::string& address, uint16_t port,
+                              std::chrono::milliseconds user_timeout);
+// At those of these that this machine has: a name may have others' addresses too, and of a kind of
+// network that is not here. Or nothing and errno. `most`: no more than so many.
+std::vector<Fd> listen_at(const std::vector<Address>& addresses,
+                          std::chrono::milliseconds user_timeout, size_t most = SIZE_MAX);
 uint16_t port_of(int listener);
 // One connection, or an empty Fd and errno.
 Fd accept_one(int listener);

@@ -51,18 +51,29 @@ TEST_CASE("both ends of a connection repeat what is lost at a steady pace") {
   }
 }
 
-TEST_CASE("of a name's addresses the one that this machine has is listened at") {
+TEST_CASE("of a name's addresses those that this machine has are listened at") {
   const auto address = [](const char* text) {
     return net::look_up_numeric(text, 0).addresses.at(0);
   };
   // Of the networks that are for documents (RFC 5737, 3849): no machine has these.
   const net::Address other = address("192.0.2.1"), other6 = address("2001:db8::1");
-  const Fd listener = net::listen_at({other6, other, address("127.0.0.1")}, 7s);
-  REQUIRE(listener);
-  CHECK(net::local_address(listener.get()) == "127.0.0.1");
-  CHECK(!net::listen_at({other, other6}, 7s));
-  // A port that is taken is not looked for at the next address: who has it may be the one to join.
-  const net::Lookup taken = net::look_up_numeric("127.0.0.1", net::port_of(listener.get()));
-  CHECK(!net::listen_at({taken.addresses.at(0), address("127.0.0.2")}, 7s));
+  const std::vector<net::Address> some = {other6, address("127.0.0.1"), other,
+                                          address("127.0.0.2")};
+  const std::vector<Fd> listeners = net::listen_at(some, 7s);
+  REQUIRE(listeners.size() == 2);
+  CHECK(net::local_address(listeners[0].get()) == "127.0.0.1");
+  CHECK(net::local_address(listeners[1].get()) == "127.0.0.2");
+  const uint16_t port = net::port_of(listeners[0].get());
+  CHECK(net::port_of(listeners[1].get()) == port);
+  CHECK(net::listen_at(some, 7s, 1).size() == 1);
+  CHECK(net::listen_at({other, other6}, 7s).empty());
+  // A port that is taken at one address is not used at the next: who has it may be the one to join.
+  const auto at = [port](const char* text) {
+    return net::look_up_numeric(text, port).addresses.at(0);
+  };
+  CHECK(net::listen_at({at("127.0.0.1"), at("127.0.0.3")}, 7s).empty());
   CHECK(errno == EADDRINUSE);
+  CHECK(net::listen_at({at("127.0.0.3"), at("127.0.0.1")}, 7s).empty());
+  CHECK(errno == EADDRINUSE);
+  CHECK(net::listen_at({at("127.0.0.3")}, 7s).size() == 1);
 }
