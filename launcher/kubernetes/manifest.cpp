@@ -141,6 +141,35 @@ std::string kubernetes_resources(const KubernetesOptions& options) {
   return "job,service," + rest;
 }
 
+namespace {
+
+// A claim is one volume, however often it is mounted: a pod that has it twice never starts. It is
+// read-only if it is so everywhere.
+void add_claims(const KubernetesOptions& options, Json& values) {
+  values["claims"] = Json::array();
+  values["volumes"] = Json::array();
+  for (const auto& claim : options.claims) {
+    Json* volume = nullptr;
+    for (Json& one : values["volumes"]) {
+      if (one["claim"] == quoted(claim.name)) volume = &one;
+    }
+    if (volume == nullptr) {
+      values["volumes"].push_back({{"volume", fmt::format("volume-{}", values["volumes"].size())},
+                                   {"claim", quoted(claim.name)},
+                                   {"read_only", "true"}});
+      volume = &values["volumes"].back();
+    }
+    const char* read_only = claim.read_only ? "true" : "false";
+    if (!claim.read_only) (*volume)["read_only"] = read_only;
+    values["claims"].push_back({{"volume", (*volume)["volume"]},
+                                {"claim", quoted(claim.name)},
+                                {"path", quoted(claim.path)},
+                                {"read_only", read_only}});
+  }
+}
+
+}  // namespace
+
 std::string kubernetes_manifest(const KubernetesJob& job) {
   const KubernetesOptions& options = job.options;
   if (const size_t bytes = quoted(job.train_yaml).size() + quoted(job.default_config).size();
@@ -201,13 +230,7 @@ std::string kubernetes_manifest(const KubernetesJob& job) {
                                      {"secret", quoted(one.secret)},
                                      {"key", quoted(one.key)}});
   }
-  values["claims"] = Json::array();
-  for (const auto& claim : options.claims) {
-    values["claims"].push_back({{"volume", fmt::format("volume-{}", values["claims"].size())},
-                                {"claim", quoted(claim.name)},
-                                {"path", quoted(claim.path)},
-                                {"read_only", claim.read_only ? "true" : "false"}});
-  }
+  add_claims(options, values);
   values["args"] = arguments(job);
   values["train_yaml"] = job.train_yaml.empty() ? "" : yaml_block(job.train_yaml, 2);
   values["default_config"] = job.default_config.empty() ? "" : yaml_block(job.default_config, 2);

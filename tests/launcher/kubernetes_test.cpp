@@ -275,6 +275,32 @@ TEST_CASE("every field of a manifest is one of the API") {
   }
 }
 
+TEST_CASE("a claim that is mounted twice is one volume") {
+  for (const std::string& kind : kKinds) {
+    CAPTURE(kind);
+    KubernetesJob job = full_job(kind, 2);
+    job.options.claims = {{"disk", "/checkpoints", false},
+                          {"disk", "/data", true},
+                          {"text", "/a", true},
+                          {"text", "/b", true}};
+    const std::string manifest = kubernetes_manifest(job);
+    CHECK(problems_of(manifest) == "");
+    // PyTorchJob has two kinds of pods.
+    const size_t pods = kind == "pytorchjob" ? 2 : 1;
+    const auto count = [&](const std::string& words) {
+      size_t found = 0;
+      for (size_t at = 0; (at = manifest.find(words, at)) != std::string::npos; ++at) ++found;
+      return found;
+    };
+    CHECK(count("claimName: \"disk\", readOnly: false") == pods);
+    CHECK(count("claimName: \"text\", readOnly: true") == pods);
+    CHECK(count("claimName") == 2 * pods);
+    CHECK(count("{name: volume-0, mountPath: \"/checkpoints\", readOnly: false}") == pods);
+    CHECK(count("{name: volume-0, mountPath: \"/data\", readOnly: true}") == pods);
+    CHECK(count("{name: volume-1, mountPath: \"/b\", readOnly: true}") == pods);
+  }
+}
+
 TEST_CASE("the check of manifests sees what is wrong in one") {
   const std::string manifest = kubernetes_manifest(full_job("jobset", 4));
   const auto broken = [&](const std::string& from, const std::string& to) {
