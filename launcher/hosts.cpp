@@ -55,8 +55,14 @@ bool is_address(std::string_view text) {  // IPv6, with a zone perhaps
 
 class Reader {
  public:
-  Reader(std::string_view text, Place place, const char* help, Diagnostics& diagnostics)
-      : text_(text), place_(std::move(place)), help_(help), diagnostics_(diagnostics) {}
+  // `origin`: of a text that has no place.
+  Reader(std::string_view text, Place place, const char* help, Diagnostics& diagnostics,
+         std::string origin = {})
+      : text_(text),
+        place_(std::move(place)),
+        origin_(std::move(origin)),
+        help_(help),
+        diagnostics_(diagnostics) {}
 
   bool at_end() const { return at_ == text_.size(); }
   char peek() const { return at_end() ? '\0' : text_[at_]; }
@@ -88,7 +94,8 @@ class Reader {
   }
   void fail(size_t at, std::string what, std::string help = {}) {
     std::vector<std::string> notes;
-    if (place_.file.empty()) notes.push_back(fmt::format("in --hosts, at character {}", at + 1));
+    if (place_.file.empty())
+      notes.push_back(fmt::format("in {}, at character {}", origin_, at + 1));
     std::optional<Place> where;
     if (!place_.file.empty()) where = place(at);
     diagnostics_.add({.code = "hosts.syntax",
@@ -101,6 +108,7 @@ class Reader {
  private:
   std::string_view text_;
   Place place_;
+  std::string origin_;
   const char* help_;
   Diagnostics& diagnostics_;
   size_t at_ = 0;
@@ -209,9 +217,10 @@ bool read_settings(Reader& reader, Host& host) {
 
 }  // namespace
 
-std::vector<Host> parse_hosts(std::string_view text, Diagnostics& diagnostics) {
+std::vector<Host> parse_hosts(std::string_view text, Diagnostics& diagnostics,
+                              const std::string& origin) {
   std::vector<Host> hosts;
-  Reader reader(text, Place{}, kHostsHelp, diagnostics);
+  Reader reader(text, Place{}, kHostsHelp, diagnostics, origin);
   std::map<std::string, bool> seen;  // told once
   do {
     reader.skip_spaces();
@@ -240,16 +249,17 @@ std::vector<Host> parse_hosts(std::string_view text, Diagnostics& diagnostics) {
   return hosts;
 }
 
-std::vector<Host> read_hostfile(const std::string& path, Diagnostics& diagnostics) {
+std::vector<Host> read_hostfile(const std::string& path, Diagnostics& diagnostics,
+                                const std::string& origin, const std::optional<Place>& named) {
   std::string text;
   try {
     text = read_file(path);
   } catch (const Error& error) {
     diagnostics.add({.code = "hosts.file",
-                     .what = "the hostfile cannot be read",
-                     .place = Place{path},
+                     .what = fmt::format("the hostfile {} cannot be read", path),
+                     .place = named.value_or(Place{path}),
                      .notes = {error.diagnostics().front().what},
-                     .help = "correct the path given to --hostfile"});
+                     .help = fmt::format("correct the path that {} gives", origin)});
     return {};
   }
   std::vector<Host> hosts;

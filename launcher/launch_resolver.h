@@ -88,6 +88,7 @@ class LaunchResolver {
   void check_stage(const LaunchGiven& given);
   void check_fsdp(const LaunchGiven& given);
   void finish_hosts();
+  void read_hosts();
   bool wants_allocation() const;
   void finish_allocation();
   void finish_nodes();
@@ -122,6 +123,8 @@ class LaunchResolver {
   Layered<Nodes> nodes_;
   Layered<bool> cpu_, multi_gpu_, standalone_;
   Layered<std::string> via_, hosts_, hostfile_, address_, token_file_, tee_, redirects_;
+  std::string hostfile_key_;  // of the configuration file, where that names the hostfile
+  std::string deepspeed_hostfile_origin_;  // "" = the file
   Layered<Endpoint> endpoint_;
   Layered<std::chrono::milliseconds> join_timeout_;
   Layered<Binding> binding_;

@@ -153,7 +153,9 @@ void LaunchResolver::finish_hosts() {
   if (const auto file = r_.config.plugins.find("deepspeed_hostfile");
       file != r_.config.plugins.end() && r_.config.distributed_type == "DEEPSPEED" &&
       !hostfile_.said()) {
-    hostfile_.set(file->second, kFile, "deepspeed_hostfile");
+    const bool by_file = deepspeed_hostfile_origin_.empty();
+    hostfile_.set(file->second, kFile, by_file ? "deepspeed_hostfile" : deepspeed_hostfile_origin_);
+    if (by_file) hostfile_key_ = "deepspeed_hostfile";
   }
   if (standalone_.said()) {
     const int layer = standalone_.layer;
@@ -170,19 +172,28 @@ void LaunchResolver::finish_hosts() {
     }
     if (hosts_.layer < hostfile_.layer) hosts_ = {};
   }
-  if (hosts_.said()) {
-    r_.hosts = parse_hosts(hosts_.value, diagnostics_);
-  } else if (hostfile_.said()) {
-    r_.hosts = read_hostfile(hostfile_.value, diagnostics_);
-  } else {
-    return;
-  }
+  if (!hosts_.said() && !hostfile_.said()) return;
+  read_hosts();
   r_.mode = LaunchRequest::Mode::hosts;
   if (machine_rank_.layer > kFile) {
     conflict(fmt::format("{} is for a command that is typed on every machine; --hosts starts "
                          "them all from here",
                          machine_rank_.origin),
              "leave one of them out");
+  }
+}
+
+void LaunchResolver::read_hosts() {
+  const std::string& file = r_.config.path;
+  if (hosts_.said()) {
+    r_.hosts = parse_hosts(hosts_.value, diagnostics_,
+                           hosts_.layer == kFile ? "mtl_hosts of " + file : hosts_.origin);
+  } else if (hostfile_key_.empty()) {
+    r_.hosts = read_hostfile(hostfile_.value, diagnostics_, hostfile_.origin);
+  } else {
+    const YamlValue::Entry* entry = find_setting(r_.config, hostfile_key_);
+    r_.hosts = read_hostfile(hostfile_.value, diagnostics_, hostfile_key_,
+                             entry != nullptr ? entry->value.place : Place{file});
   }
 }
 

@@ -59,6 +59,7 @@ void LaunchResolver::apply_file() {
   if (const auto file = config.plugins.find("mpirun_hostfile");
       file != config.plugins.end() && !file->second.empty()) {
     hostfile_.set(file->second, kFile, path);
+    hostfile_key_ = "mpirun_hostfile";
   }
   FlagValues own;
   for (const auto& [name, text] : config.own) {
@@ -144,12 +145,18 @@ const std::unordered_map<std::string, LaunchResolver::Setter>& LaunchResolver::s
        }},
       {"gpu_ids", [](S& s, V v, int) { s.r_.config.gpu_ids = v.texts.back(); }},
       {"hosts", [](S& s, V v, int l) { s.hosts_.set(v.texts.back(), l, v.origin); }},
-      {"hostfile", [](S& s, V v, int l) { s.hostfile_.set(v.texts.back(), l, v.origin); }},
+      {"hostfile",
+       [](S& s, V v, int l) {
+         if (!s.hostfile_.set(v.texts.back(), l, v.origin)) return;
+         s.hostfile_key_ = l == kFile ? "mtl_hostfile" : "";
+       }},
       {"mpirun_hostfile",
        [](S& s, V v, int l) {
          s.r_.config.plugins["mpirun_hostfile"] = v.texts.back();
-         s.hostfile_.set(v.texts.back(), l, v.origin);
+         if (s.hostfile_.set(v.texts.back(), l, v.origin)) s.hostfile_key_.clear();
        }},
+      // Whose it is where no other is said; see finish_hosts().
+      {"deepspeed_hostfile", [](S& s, V v, int) { s.deepspeed_hostfile_origin_ = v.origin; }},
       {"num_machines",
        [](S& s, V v, int l) {
          const int n = std::stoi(v.texts.back());

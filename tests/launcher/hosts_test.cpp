@@ -117,4 +117,5 @@ TEST_CASE("mistakes in a hostfile are all told with their places") {
   read_hostfile("/nonexistent/hostfile", diagnostics);
   REQUIRE(diagnostics.all().size() == 1);
   CHECK(diagnostics.all()[0].code == "hosts.file");
+  CHECK(diagnostics.all()[0].help == "correct the path that --hostfile gives");
 }

@@ -139,6 +139,26 @@ TEST_CASE("a hostfile without a name in accelerate's file is none") {
   CHECK(outcome.request.mode == LaunchRequest::Mode::local);
 }
 
+TEST_CASE("a hostfile that is not there is told with what named it") {
+  const auto told = [](const Values& flags, const std::string& file) {
+    Diagnostics diagnostics;
+    const LaunchConfig config = file.empty() ? LaunchConfig{} : file_of(file);
+    resolve_launch(config, {.flags = values(flags)}, false, diagnostics);
+    for (const Diagnostic& one : diagnostics.all()) {
+      if (one.code != "hosts.file") continue;
+      return fmt::format("{}:{} {}", one.place->file, one.place->line, one.help);
+    }
+    return std::string("nothing");
+  };
+  CHECK(told({{"hostfile", "/none"}}, "") == "/none:0 correct the path that --hostfile gives");
+  CHECK(told({}, "distributed_type: MULTI_CPU\nmpirun_config:\n  mpirun_hostfile: /none\n") ==
+        "c.yaml:3 correct the path that mpirun_hostfile gives");
+  CHECK(told({}, "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_hostfile: /none\n") ==
+        "c.yaml:3 correct the path that deepspeed_hostfile gives");
+  CHECK(told({}, "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  mtl_hostfile: /none\n") ==
+        "c.yaml:0 correct the path that mtl_hostfile gives");
+}
+
 TEST_CASE("contradictions are errors, all of them at once") {
   using Flags = std::vector<std::pair<std::string, std::string>>;
   struct Case {
