@@ -47,6 +47,13 @@ std::chrono::nanoseconds boot_time() {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
+// Python dies of an INT by that signal, but not while it still starts: then it says so, and exits
+// with 1 ("Fatal Python error: init_import_site ...").
+bool died_of_interrupt(const WorkerEnd& end) {
+  return end.exit_code == 1 && !end.last_lines.empty() &&
+         end.last_lines.back().starts_with("KeyboardInterrupt");
+}
+
 class Agent {
  public:
   explicit Agent(const AgentOptions& options)
@@ -228,6 +235,7 @@ class Agent {
     // Who wrote down its failure before it was asked to stop has failed by itself.
     const bool asked = stop_signal_ != 0 && !(reported && end.when < stop_time_);
     end.stopped_by_us = asked;
+    if (asked && stop_signal_ == SIGINT && died_of_interrupt(end)) end.exit_code = 128 + SIGINT;
     if (event.signal == SIGKILL && stop_signal_ != SIGKILL) {
       if (std::string strike = oom_->strike(); !strike.empty()) end.notes.push_back(strike);
     }

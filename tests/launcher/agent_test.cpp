@@ -262,6 +262,22 @@ TEST_CASE("an INT ends a shell together with the program that it waits for") {
   CHECK_FALSE(std::filesystem::exists(folder / "after"));
 }
 
+TEST_CASE("an INT that comes while Python still starts is obeyed") {
+  TempDir folder;
+  const std::string ready = folder / "ready";
+  write(folder / "sitecustomize.py", "import os, time\nwith open('" + ready +
+                                         "', 'w') as file: file.write(f'{os.getpid()}\\n')\n"
+                                         "time.sleep(1000)\n");
+  Child agent([&] {
+    const AgentResult result = run_agent(
+        shells({"PYTHONPATH=" + folder.path().string() + " exec python3 -c pass", "sleep 1000"}));
+    return result.interrupted && !result.first_failure ? result.exit_code : 99;
+  });
+  REQUIRE(pid_in(ready) > 0);
+  kill(agent.pid(), SIGINT);
+  CHECK(agent.wait() == 130);
+}
+
 TEST_CASE("USR2 asks once and a TERM after it is no second wish") {
   TempDir folder;
   const std::string ready = folder / "ready";
