@@ -12,8 +12,6 @@ namespace mtl::ssh {
 
 namespace {
 
-constexpr size_t kShownLines = 20;
-
 bool says(const std::string& text, std::initializer_list<const char*> any) {
   return std::any_of(any.begin(), any.end(),
                      [&](const char* one) { return text.find(one) != std::string::npos; });

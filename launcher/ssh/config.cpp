@@ -20,7 +20,7 @@ namespace {
 // other channels or passwords is not here: it has no effect on a command started by a launcher.
 const std::map<std::string, const char*>& unsupported() {
   static const std::map<std::string, const char*> list{
-      {"certificatefile", "certificates are not offered to the server"},
+      {"certificatefile", "certificates are used only through an ssh agent that has them"},
       {"pkcs11provider", "keys on smart cards are used only through an ssh agent"},
       {"revokedhostkeys", "the list of revoked host keys is not read"},
       {"knownhostscommand", "host keys are looked up in files only"},
@@ -170,7 +170,7 @@ std::string HostSettings::key() const {
 // The first value of a key counts, except where they add up.
 struct Config::Asked {
   std::map<std::string, const Line*> first;
-  std::vector<const Line*> identity_files;
+  std::vector<const Line*> identity_files, certificate_files;
   std::string host_name, user;
 
   const Line* find(const std::string& key) const {
@@ -248,6 +248,10 @@ void Config::Asked::set_identities(HostSettings& settings, const Tokens& tokens)
     for (const char* name : {"id_ed25519", "id_ecdsa", "id_rsa", "id_dsa"}) {
       files.push_back(home_directory() + "/.ssh/" + name);
     }
+  }
+  for (const Line* line : certificate_files) {
+    if (lower(line->arguments[0]) == "none") continue;
+    settings.certificate_files.push_back(tokens.path(line->arguments[0]));
   }
   settings.identities_only = yes(value("identitiesonly"));
   std::string agent = value("identityagent");
@@ -361,6 +365,7 @@ void Config::take(const Line& line, Asked& asked) {
     asked.identity_files.push_back(&line);
     return;
   }
+  if (line.key == "certificatefile") asked.certificate_files.push_back(&line);
   // Whichever of the two comes first.
   if (line.key == "proxyjump" && asked.first.contains("proxycommand")) return;
   if (line.key == "proxycommand" && asked.first.contains("proxyjump")) return;

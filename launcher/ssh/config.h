@@ -28,6 +28,7 @@ struct HostSettings {
   std::string proxy_command;
 
   std::vector<std::string> identity_files;
+  std::vector<std::string> certificate_files;
   bool identities_given = false;  // by the config, not the defaults
   bool identities_only = false;
   std::string agent;  // path of its socket; "" = none

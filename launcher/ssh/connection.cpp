@@ -414,14 +414,23 @@ bool Connection::check_host_key() {
 }
 
 void Connection::ask_agent() {
-  const bool all_loaded = tried_.size() == settings_.identity_files.size();
-  if (settings_.agent.empty() || (settings_.identities_only && all_loaded)) {
-    return fail(auth_failure(""));
-  }
   AgentKeys keys{.first = {}, .refused = {}, .only = settings_.identities_only};
+  // As OpenSSH: those of a key lie beside it, under its name.
+  std::vector<std::string> certificates = settings_.certificate_files;
+  for (const std::string& path : settings_.identity_files) {
+    const bool is_public = path.ends_with(".pub");
+    certificates.push_back(path.substr(0, path.size() - (is_public ? 4 : 0)) + "-cert.pub");
+  }
+  for (const std::string& path : certificates) {
+    const std::string& certificate = shared_.identities.certificate(path);
+    if (!certificate.empty()) keys.first.push_back(certificate);
+  }
   for (const std::string& path : settings_.identity_files) {
     const Identity& identity = shared_.identities.get(path);
     (identity.state == Identity::loaded ? keys.refused : keys.first).push_back(identity.public_key);
+  }
+  if (settings_.agent.empty() || (settings_.identities_only && keys.first.empty())) {
+    return fail(auth_failure(""));
   }
   close_watch();
   const auto done = [this](int outcome) {

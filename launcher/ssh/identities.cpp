@@ -1,6 +1,7 @@
 #include "launcher/ssh/identities.h"
 
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 
 #include <openssl/evp.h>
@@ -84,6 +85,21 @@ const Identity& Identities::get(const std::string& path) {
   if (std::filesystem::exists(path, ignored)) load_private(path, identity);
   identity.public_key = public_half(identity.key, path);
   return identity;
+}
+
+const std::string& Identities::certificate(const std::string& path) {
+  const auto [entry, fresh] = certificates_.try_emplace(path);
+  std::error_code ignored;
+  if (!fresh || !std::filesystem::exists(path, ignored)) return entry->second;
+  try {
+    // "ssh-ed25519-cert-v01@openssh.com AAAA... comment"
+    std::istringstream words(read_file(path, kLargestKey));
+    std::string type, base64;
+    if (words >> type >> base64 && type.find("-cert-") != std::string::npos) entry->second = base64;
+  } catch (const Error&) {
+    // It stays none.
+  }
+  return entry->second;
 }
 
 }  // namespace mtl::ssh

@@ -1,4 +1,4 @@
-// Private keys, each file read once for all hosts.
+// Private keys and certificates, each file read once for all hosts.
 #pragma once
 
 #include <map>
@@ -22,9 +22,12 @@ class Identities {
   Identities(const Identities&) = delete;
   Identities& operator=(const Identities&) = delete;
   const Identity& get(const std::string& path);
+  // In base64, as a key; "" if it is not there or is none.
+  const std::string& certificate(const std::string& path);
 
  private:
   std::map<std::string, Identity> loaded_;
+  std::map<std::string, std::string> certificates_;
 };
 
 }  // namespace mtl::ssh

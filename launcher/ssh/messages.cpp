@@ -12,8 +12,6 @@ namespace mtl::ssh {
 
 namespace {
 
-constexpr size_t kShownLines = 20;
-
 std::string ssh_command(const HostSettings& host) {
   const std::string port = host.port == 22 ? "" : fmt::format("-p {} ", host.port);
   return fmt::format("{}{}@{}", port, host.user, host.host_name);

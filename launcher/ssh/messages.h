@@ -55,6 +55,8 @@ Diagnostic command_failed(const HostSettings& host, const std::string& command,
 
 // Notes with the lines of `text` under a title; nothing for an empty text.
 void add_lines(std::vector<std::string>& notes, const std::string& title, const std::string& text);
+// Of what somebody printed.
+inline constexpr size_t kShownLines = 20;
 
 // --- small things of the connections
 

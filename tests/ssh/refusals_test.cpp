@@ -321,6 +321,40 @@ TEST_CASE("an agent with many keys: the configured one comes first") {
   }
 }
 
+TEST_CASE("a certificate that an agent has is offered where only named keys are") {
+  for (const bool beside : {true, false}) {
+    CAPTURE(beside);
+    Site site;
+    const std::string key = (site / "user").string(), ca = (site / "ca").string();
+    new_key(key);
+    new_key(ca);
+    REQUIRE(run_program(
+                {"/bin/sh", "-c",
+                 "ssh-keygen -q -s '" + ca + "' -I me -n \"$(id -un)\" '" + key + ".pub'"}) == 0);
+    site.sshd("m", "AuthorizedKeysFile none\nTrustedUserCAKeys " + ca + ".pub");
+    const std::string socket = (site / "agent.sock").string();
+    const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
+    REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+    REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0);
+    std::filesystem::remove(key);  // the agent has it, and the certificate
+    site.before("IdentitiesOnly yes\nIdentityAgent " + socket + "\n");
+    site.before("IdentityFile " + key + "\n");
+    if (!beside) {
+      std::filesystem::rename(key + "-cert.pub", site / "certificate");
+      site.before("CertificateFile " + (site / "certificate").string() + "\n");
+    }
+    for (const char* way : kWays) {
+      CAPTURE(std::string(way));
+      FleetOptions options = site.options({"m"}, "");
+      options.ssh_command = way;
+      std::string code;
+      const std::string text = failure(options, &code);
+      INFO(text);
+      CHECK(code == "started");
+    }
+  }
+}
+
 TEST_CASE("start-up files that print do not disturb") {
   for (const char* way : kWays) {
     CAPTURE(std::string(way));
