@@ -88,7 +88,13 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
                  : request.mode == LaunchRequest::Mode::hosts      ? "hosts"
                  : request.mode == LaunchRequest::Mode::allocation ? "allocation"
                                                                    : "member";
-  if (request.mode == LaunchRequest::Mode::allocation) json["srun"] = agent_step(request);
+  if (request.mode == LaunchRequest::Mode::allocation) {
+    // One step; of a heterogeneous job one for each component, after another.
+    json["srun"] = Json::array();
+    for (const AgentStep& step : agent_steps(request)) {
+      for (const std::string& word : step.argv) json["srun"].push_back(word);
+    }
+  }
   json["settings"] = settings_json(request);
   Json decided = Json::object();
   for (const auto& [key, value] : train_settings(request.config)) decided[key] = value;

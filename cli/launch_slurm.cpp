@@ -24,6 +24,11 @@ int count_listed(const char* list) {
   return 1 + static_cast<int>(std::count(list, list + std::string_view(list).size(), ','));
 }
 
+int number_in(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : 0;
+}
+
 // Where the run would go on; 0 = from its beginning.
 int64_t last_step(const std::filesystem::path& run_dir) {
   try {
@@ -50,40 +55,35 @@ StepShare share_step(const LaunchGiven& given) {
     return share;
   }
   share.lead.emplace(given.around);
+  const int gpus = given.around.shares.front().gpus_per_node;
   const int seen = count_listed(std::getenv("CUDA_VISIBLE_DEVICES"));
-  if (!is_on(given, "cpu") && seen > 0 && seen < task.local_world &&
-      given.around.gpus_per_node >= task.local_world) {
+  if (!is_on(given, "cpu") && seen > 0 && seen < task.local_world && gpus >= task.local_world) {
     throw Error(
         Exit::config,
         {.code = "slurm.tasks",
-         .what =
-             fmt::format("{}: srun has started {} tasks on this node and given the first one "
-                         "{} of its {} GPUs, so it cannot start the ranks of all",
-                         given.around.words, task.local_world, seen, given.around.gpus_per_node),
+         .what = fmt::format("{}: srun has started {} tasks on this node and given the first one "
+                             "{} of its {} GPUs, so it cannot start the ranks of all",
+                             given.around.words, task.local_world, seen, gpus),
          .help = fmt::format("one task per node: #SBATCH --ntasks-per-node=1 --gpus-per-node={0}, "
                              "then srun mtl launch ... (or srun --ntasks-per-node=1 "
                              "--gpus-per-node={0})",
-                             given.around.gpus_per_node)});
+                             gpus)});
   }
   return share;
 }
 
 std::string unused_nodes_notice(const Surroundings& around) {
-  if (around.is_allocation() && around.components > 1) {
-    const bool none = around.node_names.empty();
-    return fmt::format(
-        "note: {} is a heterogeneous job of {} components, and this launch {}; for a run on all "
-        "nodes ask for them without hetjob or ':'\n",
-        around.words, around.components,
-        none ? "stays on this machine" : "takes the nodes of its first only");
-  }
-  const char* nodes = std::getenv("SLURM_JOB_NUM_NODES");
   if (around.launcher != Launcher::slurm || !around.task || around.task->world != 1) return {};
-  if (nodes == nullptr || std::atoi(nodes) <= 1) return {};
+  const int components = number_in("SLURM_HET_SIZE");
+  int nodes = components > 1 ? 0 : number_in("SLURM_JOB_NUM_NODES");
+  for (int i = 0; components > 1 && i < components; ++i) {
+    nodes += number_in(fmt::format("SLURM_JOB_NUM_NODES_HET_GROUP_{}", i).c_str());
+  }
+  if (nodes <= 1) return {};
   return fmt::format(
       "note: this is the only task of {}, so the run stays on this node; the job has {}: without "
-      "srun in front, or with srun --ntasks-per-node=1, it takes them all\n",
-      around.words, nodes);
+      "srun in front, or with srun {}--ntasks-per-node=1, it takes them all\n",
+      around.words, nodes, components > 1 ? fmt::format("--het-group=0-{} ", components - 1) : "");
 }
 
 std::vector<std::string> array_settings(const std::vector<std::string>& settings,
@@ -149,9 +149,12 @@ int continue_in_slurm(const LaunchRequest& request, const JobOutcome& outcome,
 std::string step_words(const LaunchRequest& request) {
   if (request.mode != LaunchRequest::Mode::allocation) return {};
   std::string text;
-  for (const std::string& word : agent_step(request)) {
-    if (!text.empty()) text += ' ';
-    text += shell_word(word);
+  for (const AgentStep& step : agent_steps(request)) {
+    if (!text.empty()) text += "\n  ";
+    for (const std::string& word : step.argv) {
+      if (&word != &step.argv.front()) text += ' ';
+      text += shell_word(word);
+    }
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <deque>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -72,27 +73,34 @@ class AllocationJob {
     Controller controller(std::move(policy), port_, std::chrono::steady_clock::now());
     controller_ = &controller;
     const uint16_t port = listen_somewhere(*hub_, request_.allocation.job_id);
-    srun_.emplace(
-        agent_step(request_),
-        encode_agent_call(
-            {.token = token_, .port = port, .addresses = own_addresses(request_.interface)}));
-    std::vector<LoopSource> sources(3);
-    sources[0] = {signals.fd(), [&] { heard_.hear(signals, controller); }};
-    sources[1] = {srun_->output_fd(), [&] {
-                    on_words();
-                    sources[1].fd = srun_->output_fd();
-                  }};
-    sources[2] = {srun_->end_fd(), [&] {
-                    on_words();
-                    sources[1].fd = sources[2].fd = -1;
-                    on_end(srun_->take_end());
-                  }};
+    const std::string call = encode_agent_call(
+        {.token = token_, .port = port, .addresses = own_addresses(request_.interface)});
+    int position = 0;
+    for (const AgentStep& step : agent_steps(request_)) {
+      const int first = std::exchange(position, position + static_cast<int>(step.nodes));
+      steps_.push_back({std::make_unique<Srun>(step.argv, call), first, position});
+    }
+    std::vector<LoopSource> sources = {{signals.fd(), [&] { heard_.hear(signals, controller); }}};
+    for (const Step& step : steps_) {
+      const size_t at = sources.size();
+      sources.push_back({step.srun->output_fd(), [&, at] {
+                           on_words(step);
+                           sources[at].fd = step.srun->output_fd();
+                         }});
+      sources.push_back({step.srun->end_fd(), [&, at] {
+                           on_words(step);
+                           sources[at].fd = sources[at + 1].fd = -1;
+                           on_end(step);
+                         }});
+    }
     std::optional<JobOutcome> outcome =
         drive(controller, *hub_, sources, [&] { return heard_.urged() > 2; });
     hub_.reset();
     // Agents that are still on their way would look for us in vain.
-    if (!not_come().empty()) srun_->end_step();
-    srun_.reset();
+    for (const Step& step : steps_) {
+      if (!not_come(step).empty()) step.srun->end_step();
+    }
+    steps_.clear();
     if (!outcome) {
       outcome.emplace();
       outcome->exit_code = 128 + SIGINT;
@@ -103,13 +111,24 @@ class AllocationJob {
   }
 
  private:
-  // The name decides where it is one of the job's: SLURM numbers the nodes of a step.
+  // srun with the agents of some of request_.hosts: first <= position < last.
+  struct Step {
+    std::unique_ptr<Srun> srun;
+    int first = 0, last = 0;
+  };
+
+  // The name decides where it is one of the job's: SLURM numbers the nodes of a step. Components of
+  // a heterogeneous job may have the same node.
   std::optional<NodeJob> job_of(const std::string& host, int position) {
     const auto& hosts = request_.hosts;
-    const auto named =
-        std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == host; });
-    size_t index = static_cast<size_t>(position);
-    if (named != hosts.end()) index = static_cast<size_t>(named - hosts.begin());
+    std::optional<size_t> named;
+    for (size_t i = 0; i < hosts.size(); ++i) {
+      if (hosts[i].name != host) continue;
+      const bool come = come_.count(static_cast<int>(i)) > 0;
+      if (!named || !come) named = i;
+      if (!come) break;
+    }
+    const size_t index = named.value_or(static_cast<size_t>(position));
     if (position < 0 || index >= hosts.size()) return {};
     come_.insert(static_cast<int>(index));
     NodeJob job = job_;
@@ -120,9 +139,10 @@ class AllocationJob {
     return job;
   }
 
-  std::vector<int> not_come() const {
+  // Of a step those whose agents have not dialled in.
+  std::vector<int> not_come(const Step& step) const {
     std::vector<int> positions;
-    for (int i = 0; i < static_cast<int>(request_.hosts.size()); ++i) {
+    for (int i = step.first; i < step.last; ++i) {
       if (come_.count(i) == 0) positions.push_back(i);
     }
     return positions;
@@ -130,8 +150,8 @@ class AllocationJob {
 
   // Errors go into the report; what a person should know while nothing happens (a wait for busy
   // nodes, an image that is fetched) is said at once.
-  void on_words() {
-    for (const std::string& line : srun_->read_lines()) {
+  void on_words(const Step& step) {
+    for (const std::string& line : step.srun->read_lines()) {
       words_.push_back(line);
       if (words_.size() > kKeptLines) words_.pop_front();
       const bool error =
@@ -139,17 +159,17 @@ class AllocationJob {
       if (line.find("Terminating StepId") != std::string::npos) continue;
       if (line.find("lacks support for cpu binding") != std::string::npos) continue;
       const bool fate = line.find(" CANCELLED AT ") != std::string::npos;
-      if (fate || (!error && !not_come().empty())) port_.notice(line);
+      if (fate || (!error && !not_come(step).empty())) port_.notice(line);
       if (error && request_.min_nodes < static_cast<int>(request_.hosts.size())) {
-        on_error_of_nodes(line);
+        on_error_of_nodes(step, line);
       }
     }
   }
 
   // "srun: error: n[2-3]: tasks 1-2: Exited with exit code 127": the others need not wait for them.
-  void on_error_of_nodes(const std::string& line) {
+  void on_error_of_nodes(const Step& step, const std::string& line) {
     std::vector<int> failed;
-    const std::vector<int> missing = not_come();
+    const std::vector<int> missing = not_come(step);
     for (size_t start = 0; start < line.size();) {
       const size_t end = std::min(line.find(' ', start), line.size());
       std::string word = line.substr(start, end - start);
@@ -175,8 +195,9 @@ class AllocationJob {
   }
 
   // Those that have come have links of their own, and need no srun.
-  void on_end(int code) {
-    const std::vector<int> missing = not_come();
+  void on_end(const Step& step) {
+    const int code = step.srun->take_end();
+    const std::vector<int> missing = not_come(step);
     if (missing.empty()) return;
     Diagnostic why{.code = "slurm.srun",
                    .what = fmt::format("srun ended with code {} before its agent was here", code),
@@ -217,7 +238,7 @@ class AllocationJob {
   JobSignals heard_;
   Controller* controller_ = nullptr;
   NodeJob job_;
-  std::optional<Srun> srun_;
+  std::vector<Step> steps_;
   std::deque<std::string> words_;
   std::set<int> come_;  // nodes whose agents have dialled in, or will not
 };

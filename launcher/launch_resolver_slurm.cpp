@@ -24,14 +24,20 @@ void LaunchResolver::finish_allocation() {
   // The configuration file says what a person has at home; what a train.yaml says is meant.
   if (total_.layer == kFile) total_ = {};
   const bool said = per_node_.layer > kFile || total_.layer > kFile;
-  const std::vector<int>& tasks = around.tasks_per_node;
-  const bool even =
-      std::all_of(tasks.begin(), tasks.end(), [&](int count) { return count == tasks.front(); });
-  if (!said && around.gpus_per_node > 0 && !r_.config.use_cpu) {
-    per_node_.set(around.gpus_per_node, kSurroundings, "the job's GPUs per node");
-  } else if (!said && !tasks.empty() && even && tasks.front() > 1) {
-    per_node_.set(tasks.front(), kSurroundings, "SLURM_TASKS_PER_NODE");
+  const auto differ = [](const std::vector<int>& counts) {
+    return std::any_of(counts.begin(), counts.end(), [&](int n) { return n != counts.front(); });
+  };
+  const std::vector<int>& gpus = around.gpus_of_nodes;
+  const bool on_gpus = !r_.config.use_cpu &&
+                       std::any_of(gpus.begin(), gpus.end(), [](int count) { return count > 0; });
+  // Ranks of each node; empty = what a node finds.
+  std::vector<int> ranks;
+  if (!said) ranks = on_gpus ? gpus : around.tasks_per_node;
+  if (!ranks.empty() && !differ(ranks) && (on_gpus || ranks.front() > 1)) {
+    per_node_.set(ranks.front(), kSurroundings,
+                  on_gpus ? "the job's GPUs per node" : "SLURM_TASKS_PER_NODE");
   }
+  if (!differ(ranks)) ranks.clear();
   // The script of sbatch is on the job's first node; where that is the only one, nothing has to be
   // started elsewhere.
   const bool contained = r_.slurm.count("container") > 0;
@@ -40,11 +46,25 @@ void LaunchResolver::finish_allocation() {
     return;
   }
   r_.mode = LaunchRequest::Mode::allocation;
+  std::string without;
   for (size_t i = 0; i < around.node_names.size(); ++i) {
     Host host;
     host.name = around.node_names[i];
-    if (!said && !per_node_.said() && !even && i < tasks.size()) host.slots = tasks[i];
-    r_.hosts.push_back(std::move(host));
+    if (i < ranks.size()) host.slots = ranks[i];
+    if (i < ranks.size() && ranks[i] == 0) {
+      without += (without.empty() ? "" : ", ") + host.name;
+    } else {
+      r_.hosts.push_back(std::move(host));
+    }
+  }
+  if (!without.empty()) {
+    diagnostics_.add(
+        {.code = "launch.node_unused",
+         .what = fmt::format("{}: {} has no GPU, where others have: no rank runs there",
+                             around.words, without),
+         .help = "--nproc_per_node N starts N ranks on every node, --cpu goes without "
+                 "GPUs",
+         .severity = Diagnostic::Severity::warning});
   }
   const int nodes = static_cast<int>(r_.hosts.size());
   r_.min_nodes = r_.max_nodes = nodes;

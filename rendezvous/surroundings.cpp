@@ -183,7 +183,6 @@ void SurroundingsReader::found_mpi(const Task& task, const char* words, std::str
   out_.step_id = std::move(step);
   if (has("SLURM_JOB_ID")) {
     slurm_job();
-    slurm_resources();
   } else if (has("LSB_JOBID")) {
     out_.job_id = text("LSB_JOBID");
   }

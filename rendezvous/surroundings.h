@@ -57,11 +57,18 @@ struct Surroundings {
   int node = -1;                        // this process's, -1 = none of them or not known
   std::vector<std::string> node_names;  // in the order of their rank; empty = not known
   std::vector<int> tasks_per_node;      // of each node, as asked; empty = not known
-  int gpus_per_node = -1;  // as asked of the scheduler; -1 = not known, or not the same of all
-  int cpus_per_node = -1;  // the same
-  int gpus = -1;           // of all nodes together, where they have different numbers
-  bool cpus_differ = false;
-  int components = 1;              // of SLURM's heterogeneous job: `nodes` are one's
+  std::vector<int> gpus_of_nodes;       // of each node; empty = not known
+
+  // What nodes that were asked for together have.
+  struct Share {
+    int nodes = 0;
+    int gpus_per_node = -1;  // as asked of the scheduler; -1 = not known, or not the same of all
+    int cpus_per_node = -1;  // the same
+    int gpus = -1;           // of all nodes together, where each may have another number
+    bool cpus_differ = false;
+  };
+  // SLURM: one, or those of a heterogeneous job's components, whose nodes follow one another.
+  std::vector<Share> shares;
   std::string processes_per_node;  // PET_NPROC_PER_NODE: "8", "gpu", "auto"; "" = not said
 
   // Where the ranks or nodes meet, where the launcher says it or it follows: the first node, and a

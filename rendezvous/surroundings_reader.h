@@ -50,9 +50,10 @@ class SurroundingsReader {
   void slurm_allocation();
   void slurm_job();
   void node_names(const char* name);
-  void tasks_per_node(const char* name);
-  void slurm_resources();
-  void uneven_resources();
+  std::vector<int> tasks_per_node(const std::string& name);
+  void slurm_component(const std::string& suffix);
+  void slurm_share(const std::string& suffix, int nodes, const std::vector<int>& tasks);
+  void slurm_share_of_task();
   static int gpus(const std::string& words);
   void meet_at_first_node();
   std::optional<Task> jsm_task();

@@ -15,6 +15,7 @@ namespace {
 // Steps that SLURM makes for itself: the batch script, the shell of an interactive salloc.
 constexpr long kPseudoSteps = 0xfffffff0;
 constexpr int kPortsToTry = 16;
+constexpr int kMaxComponents = 128;  // SLURM has no more
 
 }  // namespace
 
@@ -54,14 +55,14 @@ void SurroundingsReader::slurm_task() {
   out_.step_id = text(has("SLURM_STEP_ID") ? "SLURM_STEP_ID" : "SLURM_STEPID");
   out_.words = fmt::format("SLURM job {}, step {}", out_.job_id, out_.step_id);
   node_names("SLURM_STEP_NODELIST");
-  tasks_per_node("SLURM_STEP_TASKS_PER_NODE");
+  out_.tasks_per_node = tasks_per_node("SLURM_STEP_TASKS_PER_NODE");
   if (!out_.tasks_per_node.empty() &&
       std::accumulate(out_.tasks_per_node.begin(), out_.tasks_per_node.end(), 0) != step_->world) {
     fail(fmt::format("SLURM_STEP_TASKS_PER_NODE={} are not SLURM_STEP_NUM_TASKS={}",
                      text("SLURM_STEP_TASKS_PER_NODE"), step_->world),
          "start this with srun itself; its variables do not fit one another");
   }
-  slurm_resources();
+  slurm_share_of_task();
   meet_at_first_node();
   master();
 }
@@ -72,42 +73,49 @@ void SurroundingsReader::slurm_allocation() {
   slurm_job();
   out_.batch = text("ENVIRONMENT") == "BATCH" || has("SLURM_PROCID");
   out_.words = fmt::format("SLURM job {}", out_.job_id);
-  node_names("SLURM_JOB_NODELIST");
-  out_.nodes = small(has("SLURM_JOB_NUM_NODES") ? "SLURM_JOB_NUM_NODES" : "SLURM_NNODES",
-                     static_cast<int>(out_.node_names.size()));
-  if (!out_.node_names.empty() && out_.nodes != static_cast<int>(out_.node_names.size())) {
-    fail(fmt::format("SLURM_JOB_NUM_NODES={}, but SLURM_JOB_NODELIST={} are {}", out_.nodes,
-                     text("SLURM_JOB_NODELIST"), out_.node_names.size()),
-         "do not set these variables by hand: SLURM does");
+  // A job that was submitted from within a heterogeneous one has that one's variables.
+  const int components = small("SLURM_HET_SIZE", 1);
+  if (components > 1 && text("SLURM_JOB_ID") == text("SLURM_JOB_ID_HET_GROUP_0")) {
+    for (int i = 0; i < std::min(components, kMaxComponents); ++i) {
+      slurm_component(fmt::format("_HET_GROUP_{}", i));
+    }
+  } else {
+    slurm_component("");
   }
   if (out_.batch) out_.node = 0;  // where SLURM runs the script
-  tasks_per_node("SLURM_TASKS_PER_NODE");
-  slurm_resources();
-  uneven_resources();
-  out_.components = small("SLURM_HET_SIZE", 1);
   meet_at_first_node();
 }
 
-// What this node has says nothing of the others where the job as a whole was given so much, as by
-// --ntasks=3 or --gpus=3 on two nodes.
-void SurroundingsReader::uneven_resources() {
-  const auto differ = [](const std::vector<int>& counts) {
-    return std::any_of(counts.begin(), counts.end(), [&](int n) { return n != counts.front(); });
-  };
-  if (differ(expand_counts(text("SLURM_JOB_CPUS_PER_NODE")))) {
-    out_.cpus_per_node = -1;
-    out_.cpus_differ = true;
+// Nodes that were asked for together: the variables whose names end in `suffix`.
+void SurroundingsReader::slurm_component(const std::string& suffix) {
+  const std::string list = "SLURM_JOB_NODELIST" + suffix;
+  if (!suffix.empty() && !has(list.c_str())) {
+    fail(fmt::format("SLURM_HET_SIZE={}, but {} is not set", text("SLURM_HET_SIZE"), list),
+         "unset SLURM_HET_SIZE to use the nodes of SLURM_JOB_NODELIST only");
+    return;
   }
-  if (has("SLURM_GPUS_PER_NODE")) return;
-  int all = gpus(text("SLURM_GPUS"));
-  const int by_task = gpus(text("SLURM_GPUS_PER_TASK"));
-  const std::vector<int>& tasks = out_.tasks_per_node;
-  if (all < 0 && by_task > 0 && differ(tasks)) {
-    all = by_task * std::accumulate(tasks.begin(), tasks.end(), 0);
+  const size_t before = out_.node_names.size();
+  node_names(list.c_str());
+  const int named = static_cast<int>(out_.node_names.size() - before);
+  std::string number = "SLURM_JOB_NUM_NODES" + suffix;
+  if (!has(number.c_str())) number = "SLURM_NNODES" + suffix;
+  const int nodes = small(number.c_str(), named);
+  if (named > 0 && nodes != named) {
+    fail(fmt::format("{}={}, but {}={} are {}", number, nodes, list, text(list.c_str()), named),
+         "do not set these variables by hand: SLURM does");
   }
-  if (all < 0 || all == out_.gpus_per_node * out_.nodes) return;
-  out_.gpus_per_node = -1;
-  out_.gpus = all;
+  out_.nodes += nodes;
+  const std::vector<int> tasks = tasks_per_node("SLURM_TASKS_PER_NODE" + suffix);
+  out_.tasks_per_node.insert(out_.tasks_per_node.end(), tasks.begin(), tasks.end());
+  if (!suffix.empty()) out_.tasks_per_node.resize(static_cast<size_t>(out_.nodes), 1);
+  slurm_share(suffix, nodes, tasks);
+  // Of this node, where it is one of several: what the others have, SLURM alone knows.
+  Surroundings::Share& share = out_.shares.back();
+  const bool sure = has(("SLURM_GPUS_PER_NODE" + suffix).c_str()) || nodes == 1;
+  if (sure && share.gpus_per_node >= 0 &&
+      out_.gpus_of_nodes.size() == static_cast<size_t>(out_.nodes - nodes)) {
+    out_.gpus_of_nodes.resize(static_cast<size_t>(out_.nodes), share.gpus_per_node);
+  }
 }
 
 void SurroundingsReader::slurm_job() {
@@ -122,7 +130,8 @@ void SurroundingsReader::slurm_job() {
 void SurroundingsReader::node_names(const char* name) {
   if (!has(name)) return;
   Diagnostics wrong;
-  out_.node_names = expand_node_list(text(name), wrong);
+  const std::vector<std::string> names = expand_node_list(text(name), wrong);
+  out_.node_names.insert(out_.node_names.end(), names.begin(), names.end());
   for (const Diagnostic& diagnostic : wrong.all()) {
     Diagnostic own = diagnostic;
     own.code = "surroundings.value";
@@ -131,27 +140,50 @@ void SurroundingsReader::node_names(const char* name) {
   }
 }
 
-void SurroundingsReader::tasks_per_node(const char* name) {
-  if (!has(name)) return;
-  out_.tasks_per_node = expand_counts(text(name));
-  if (out_.tasks_per_node.empty()) {
-    fail(fmt::format("{}={} is no list of numbers of tasks", name, text(name)),
+std::vector<int> SurroundingsReader::tasks_per_node(const std::string& name) {
+  if (!has(name.c_str())) return {};
+  std::vector<int> tasks = expand_counts(text(name.c_str()));
+  if (tasks.empty()) {
+    fail(fmt::format("{}={} is no list of numbers of tasks", name, text(name.c_str())),
          "it looks like 8(x3),4");
   }
+  return tasks;
 }
 
-void SurroundingsReader::slurm_resources() {
-  out_.cpus_per_node = small("SLURM_CPUS_ON_NODE", -1);
-  if (out_.cpus_per_node < 0) {
-    const std::vector<int> cpus = expand_counts(text("SLURM_JOB_CPUS_PER_NODE"));
-    if (!cpus.empty()) out_.cpus_per_node = cpus.front();
+// What the nodes have. Where the job as a whole was given so much, as by --ntasks=3 or --gpus=3 on
+// two nodes, that is all that is known here.
+void SurroundingsReader::slurm_share(const std::string& suffix, int nodes,
+                                     const std::vector<int>& tasks) {
+  const auto said = [&](const char* name) { return text((name + suffix).c_str()); };
+  Surroundings::Share share;
+  share.nodes = nodes;
+  const std::vector<int> cpus = expand_counts(said("SLURM_JOB_CPUS_PER_NODE"));
+  share.cpus_differ =
+      std::any_of(cpus.begin(), cpus.end(), [&](int count) { return count != cpus.front(); });
+  if (!share.cpus_differ) {
+    if (suffix.empty()) share.cpus_per_node = small("SLURM_CPUS_ON_NODE", -1);
+    if (share.cpus_per_node < 0 && !cpus.empty()) share.cpus_per_node = cpus.front();
   }
-  out_.gpus_per_node = gpus(text("SLURM_GPUS_PER_NODE"));
-  if (out_.gpus_per_node < 0) out_.gpus_per_node = gpus(text("SLURM_GPUS_ON_NODE"));
-  const int all = gpus(text("SLURM_GPUS"));
-  if (out_.gpus_per_node < 0 && all >= 0 && out_.nodes > 0 && all % out_.nodes == 0) {
-    out_.gpus_per_node = all / out_.nodes;
+  share.gpus_per_node = gpus(said("SLURM_GPUS_PER_NODE"));
+  if (share.gpus_per_node < 0) {
+    int all = gpus(said("SLURM_GPUS"));
+    const int by_task = gpus(said("SLURM_GPUS_PER_TASK"));
+    if (all < 0 && by_task > 0 && !tasks.empty()) {
+      all = by_task * std::accumulate(tasks.begin(), tasks.end(), 0);
+    }
+    const bool here = suffix.empty() && (all < 0 || nodes == 1);
+    if (here) share.gpus_per_node = gpus(text("SLURM_GPUS_ON_NODE"));
+    if (share.gpus_per_node < 0 && nodes == 1) share.gpus_per_node = all;
+    if (share.gpus_per_node < 0) share.gpus = all;
   }
+  out_.shares.push_back(share);
+}
+
+// The same for a task, which has to do with its own node only.
+void SurroundingsReader::slurm_share_of_task() {
+  slurm_share("", out_.nodes, out_.tasks_per_node);
+  Surroundings::Share& share = out_.shares.back();
+  if (share.gpus_per_node < 0) share.gpus_per_node = gpus(text("SLURM_GPUS_ON_NODE"));
 }
 
 // "8", "a100:8", "a100:4,v100:2"; -1 for anything else.

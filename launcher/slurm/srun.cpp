@@ -1,5 +1,6 @@
 #include "launcher/slurm/srun.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#include <fmt/format.h>
 
 #include "launcher/keeper.h"
 #include "launcher/program.h"
@@ -24,10 +27,21 @@ namespace {
 constexpr int kEndPatienceMs = 2'000;
 constexpr int kTermPatienceMs = 1'000;
 
+constexpr int kMostComponents = 128;  // of a heterogeneous job, as SLURM's own limit
+
 Launch prepared(const std::vector<std::string>& argv) {
   WorkerCommand command;
   command.argv = argv;
   command.unset = srun_variables();
+  // srun takes those of the component that it is to start for.
+  const char* size = std::getenv("SLURM_HET_SIZE");
+  for (int i = 0; size != nullptr && i < std::min(std::atoi(size), kMostComponents); ++i) {
+    for (const std::string& name : srun_variables()) {
+      for (const char* group : {"HET", "PACK"}) {  // of today, and of SLURM before 20.02
+        command.unset.push_back(fmt::format("{}_{}_GROUP_{}", name, group, i));
+      }
+    }
+  }
   try {
     return prepare_launch(command);
   } catch (const Error&) {

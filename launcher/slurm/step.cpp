@@ -68,57 +68,100 @@ void add_container(const LaunchRequest& request, const std::string& folder,
   command.push_back(image);
 }
 
-}  // namespace
+// The nodes of one component of the job that the launch uses.
+struct Part {
+  size_t component = 0;
+  Surroundings::Share share;
+  std::vector<std::string> nodes;
+  int gpus = -1;  // of these nodes, where that is known
+};
 
-std::vector<std::string> srun_arguments(const LaunchRequest& request, const std::string& folder,
-                                        const std::vector<std::string>& agent) {
+// Hosts are nodes of the job in its order, of which some may be left out.
+std::vector<Part> parts_of(const LaunchRequest& request) {
   const Surroundings& around = request.allocation;
-  const size_t nodes = request.hosts.size();
-  std::vector<std::string> argv = {"srun", fmt::format("--nodes={}", nodes),
-                                   fmt::format("--ntasks={}", nodes), "--ntasks-per-node=1"};
-  if (around.nodes > static_cast<int>(nodes)) {
-    std::vector<std::string> names;
-    for (const Host& host : request.hosts) names.push_back(host.name);
-    argv.push_back(fmt::format("--nodelist={}", fmt::join(names, ",")));
+  std::vector<Part> parts;
+  size_t node = 0;
+  size_t host = 0;
+  for (size_t i = 0; i < around.shares.size(); ++i) {
+    Part part{.component = i, .share = around.shares[i], .nodes = {}};
+    for (int n = 0; n < part.share.nodes && node < around.node_names.size(); ++n, ++node) {
+      if (host == request.hosts.size() || request.hosts[host].name != around.node_names[node]) {
+        continue;
+      }
+      part.nodes.push_back(request.hosts[host++].name);
+      if (node < around.gpus_of_nodes.size()) {
+        part.gpus = std::max(part.gpus, 0) + around.gpus_of_nodes[node];
+      }
+    }
+    if (static_cast<int>(part.nodes.size()) == part.share.nodes && part.gpus < 0) {
+      part.gpus = part.share.gpus;
+    }
+    if (!part.nodes.empty()) parts.push_back(std::move(part));
   }
-  if (around.cpus_per_node > 0) {
-    argv.push_back(fmt::format("--cpus-per-task={}", around.cpus_per_node));
+  return parts;
+}
+
+void add_part(const Part& part, std::vector<std::string>& argv) {
+  const size_t nodes = part.nodes.size();
+  const Surroundings::Share& share = part.share;
+  argv.insert(argv.end(), {fmt::format("--nodes={}", nodes), fmt::format("--ntasks={}", nodes),
+                           "--ntasks-per-node=1"});
+  if (share.nodes > static_cast<int>(nodes)) {
+    argv.push_back(fmt::format("--nodelist={}", fmt::join(part.nodes, ",")));
+  }
+  if (share.cpus_per_node > 0) {
+    argv.push_back(fmt::format("--cpus-per-task={}", share.cpus_per_node));
   }
   // Without a number of CPUs a step has all that the job has on each node, but perhaps not its
   // task.
-  if (around.cpus_differ) argv.emplace_back("--cpu-bind=none");
-  if (around.gpus_per_node > 0) {
-    argv.push_back(fmt::format("--gpus-per-node={}", around.gpus_per_node));
-  } else if (around.gpus > 0 && around.nodes == static_cast<int>(nodes)) {
+  if (share.cpus_differ) argv.emplace_back("--cpu-bind=none");
+  if (share.gpus_per_node > 0) {
+    argv.push_back(fmt::format("--gpus-per-node={}", share.gpus_per_node));
+  } else if (part.gpus > 0) {
     // A step that does not say so has those of one task where the job has --gpus-per-task.
-    argv.push_back(fmt::format("--gpus={}", around.gpus));
+    argv.push_back(fmt::format("--gpus={}", part.gpus));
   }
-  // srun's own idea of failures would be the second one beside the controller's. Where the job may
-  // go on with fewer nodes, srun must not end the others because of one.
-  if (request.min_nodes < static_cast<int>(nodes)) {
-    argv.insert(argv.end(), {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"});
-  } else {
-    argv.emplace_back("--kill-on-bad-exit=1");
-  }
-  argv.insert(argv.end(), {"--mpi=none", "--unbuffered", "--export=ALL"});
-  std::vector<std::string> command;
-  add_container(request, folder, argv, command);
-  const std::vector<std::string>& more = texts_of(request, "srun");
-  argv.insert(argv.end(), more.begin(), more.end());
-  argv.insert(argv.end(), command.begin(), command.end());
-  argv.insert(argv.end(), agent.begin(), agent.end());
-  return argv;
 }
 
-std::vector<std::string> agent_step(const LaunchRequest& request) {
+}  // namespace
+
+std::vector<AgentStep> agent_steps(const LaunchRequest& request, const std::string& folder,
+                                   const std::vector<std::string>& agent) {
+  // srun's own idea of failures would be the second one beside the controller's. Where the job may
+  // go on with fewer nodes, srun must not end the others because of one.
+  std::vector<std::string> options = {"--kill-on-bad-exit=1"};
+  if (request.min_nodes < static_cast<int>(request.hosts.size())) {
+    options = {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"};
+  }
+  options.insert(options.end(), {"--mpi=none", "--unbuffered", "--export=ALL"});
+  std::vector<std::string> command;
+  add_container(request, folder, options, command);
+  const std::vector<std::string>& more = texts_of(request, "srun");
+  options.insert(options.end(), more.begin(), more.end());
+  command.insert(command.end(), agent.begin(), agent.end());
+
+  std::vector<AgentStep> steps;
+  for (const Part& part : parts_of(request)) {
+    std::vector<std::string> argv = {"srun"};
+    if (request.allocation.shares.size() > 1) {
+      argv.push_back(fmt::format("--het-group={}", part.component));
+    }
+    add_part(part, argv);
+    argv.insert(argv.end(), options.begin(), options.end());
+    argv.insert(argv.end(), command.begin(), command.end());
+    steps.push_back({.argv = std::move(argv), .nodes = part.nodes.size()});
+  }
+  return steps;
+}
+
+std::vector<AgentStep> agent_steps(const LaunchRequest& request) {
   const std::string program = !request.remote_program.empty()          ? request.remote_program
                               : !text_of(request, "container").empty() ? "mtl"
                                                                        : own_program();
   std::error_code ignored;
-  return srun_arguments(
-      request, std::filesystem::current_path(ignored).string(),
-      {program, "agent", "--connect", "--dead_after",
-       fmt::format("{}", static_cast<double>(request.dead_after.count()) / 1000)});
+  return agent_steps(request, std::filesystem::current_path(ignored).string(),
+                     {program, "agent", "--connect", "--dead_after",
+                      fmt::format("{}", static_cast<double>(request.dead_after.count()) / 1000)});
 }
 
 const std::vector<std::string>& srun_variables() {

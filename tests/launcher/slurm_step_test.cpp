@@ -7,6 +7,7 @@
 #include "launcher/job.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/slurm/control.h"
+#include "launcher/slurm/gpus.h"
 #include "launcher/slurm/step.h"
 #include "support/temp_dir.h"
 
@@ -24,20 +25,24 @@ LaunchRequest request_of(int nodes) {
     request.allocation.node_names.push_back(host.name);
   }
   request.allocation.nodes = nodes;
+  request.allocation.shares = {{.nodes = nodes}};
   request.min_nodes = request.max_nodes = nodes;
   return request;
 }
 
 std::string line_of(const LaunchRequest& request, const std::string& folder = "/work/me") {
-  return fmt::format("{}", fmt::join(srun_arguments(request, folder, {"/opt/mtl", "agent"}), " "));
+  std::string lines;
+  for (const AgentStep& step : agent_steps(request, folder, {"/opt/mtl", "agent"})) {
+    lines += fmt::format("{}{}", lines.empty() ? "" : "\n", fmt::join(step.argv, " "));
+  }
+  return lines;
 }
 
 }  // namespace
 
 TEST_CASE("srun: a fixed number of nodes ends together and an elastic one does not") {
   LaunchRequest request = request_of(4);
-  request.allocation.cpus_per_node = 96;
-  request.allocation.gpus_per_node = 8;
+  request.allocation.shares = {{.nodes = 4, .gpus_per_node = 8, .cpus_per_node = 96}};
   CHECK(line_of(request) ==
         "srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --cpus-per-task=96 --gpus-per-node=8 "
         "--kill-on-bad-exit=1 --mpi=none --unbuffered --export=ALL /opt/mtl agent");
@@ -46,9 +51,46 @@ TEST_CASE("srun: a fixed number of nodes ends together and an elastic one does n
 }
 
 TEST_CASE("srun: fewer nodes than the job has are named") {
-  LaunchRequest request = request_of(2);
-  request.allocation.nodes = 4;
-  CHECK(line_of(request).find("--nodelist=n1,n2") != std::string::npos);
+  LaunchRequest request = request_of(4);
+  request.allocation.gpus_of_nodes = {2, 3, 1, 2};
+  request.allocation.shares = {{.nodes = 4, .gpus = 8}};
+  CHECK(line_of(request).find("--ntasks-per-node=1 --gpus=8") != std::string::npos);
+  request.hosts.resize(2);
+  CHECK(line_of(request).find("--nodelist=n1,n2 --gpus=5") != std::string::npos);
+  request.allocation.gpus_of_nodes.clear();
+  CHECK(line_of(request).find("--gpus") == std::string::npos);
+}
+
+TEST_CASE("srun: each component of a heterogeneous job has its own options") {
+  LaunchRequest request = request_of(3);
+  request.allocation.shares = {{.nodes = 2, .gpus_per_node = 2, .cpus_per_node = 8},
+                               {.nodes = 1, .gpus = 8, .cpus_differ = true}};
+  const std::string rest =
+      "--kill-on-bad-exit=1 --mpi=none --unbuffered --export=ALL /opt/mtl agent";
+  CHECK(line_of(request) ==
+        "srun --het-group=0 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 "
+        "--gpus-per-node=2 " +
+            rest +
+            "\nsrun --het-group=1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none "
+            "--gpus=8 " +
+            rest);
+  // Without the first two nodes.
+  request.hosts.erase(request.hosts.begin(), request.hosts.begin() + 2);
+  CHECK(line_of(request).starts_with("srun --het-group=1 --nodes=1 "));
+  CHECK(line_of(request).find("\nsrun") == std::string::npos);
+  CHECK(agent_steps(request, "", {"agent"}).front().nodes == 1);
+}
+
+TEST_CASE("scontrol tells how many GPUs each node of a job has") {
+  using Counts = std::map<std::string, int>;
+  CHECK(gpus_in("JobId=3 NumNodes=3 NodeList=n[1-3]\n   JOB_GRES=gpu:6\n"
+                "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:4(IDX:0-3)\n"
+                "     Nodes=n[2-3] CPU_IDs=0-1,4 Mem=0 GRES=gpu:1(IDX:0)\n   MinCPUsNode=1\n") ==
+        Counts{{"n1", 4}, {"n2", 1}, {"n3", 1}});
+  CHECK(gpus_in("  Nodes=a CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0,3),gpu:v100:1(IDX:1),shard:8\n"
+                "  Nodes=b CPU_IDs=0 Mem=0 GRES=\n  Nodes=c CPU_IDs=0 Mem=0 GRES=mps:100\n") ==
+        Counts{{"a", 3}, {"b", 0}, {"c", 0}});
+  CHECK(gpus_in("JobId=3 NumNodes=3\n").empty());
 }
 
 TEST_CASE("srun: options of the user come last and containers get the working directory") {

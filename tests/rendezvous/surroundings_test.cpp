@@ -152,8 +152,8 @@ TEST_CASE("the script of sbatch is an allocation") {
   CHECK(s.words == "SLURM job 1234");
   CHECK(s.node_names == std::vector<std::string>{"n1", "n2"});
   CHECK(s.tasks_per_node == std::vector<int>{2, 2});
-  CHECK(s.gpus_per_node == 2);
-  CHECK(s.cpus_per_node == 16);
+  CHECK(s.shares.front().gpus_per_node == 2);
+  CHECK(s.shares.front().cpus_per_node == 16);
   CHECK(s.master_address == "n1");
   CHECK(s.master_port == 21234);
   REQUIRE(s.ports.size() > 1);
@@ -167,25 +167,75 @@ TEST_CASE("the script of sbatch is an allocation") {
 }
 
 TEST_CASE("what the batch script's node has is not what every node has") {
-  CHECK_FALSE(seen(kBatch).cpus_differ);
-  CHECK(seen(kBatch).components == 1);
-  CHECK(seen(with(kBatch, {{"SLURM_HET_SIZE", "2"}})).components == 2);
+  const auto share = [](const Env& env) { return seen(env).shares.at(0); };
+  CHECK_FALSE(share(kBatch).cpus_differ);
+  CHECK(seen(kBatch).gpus_of_nodes == std::vector<int>{2, 2});
   Env batch = kBatch;
   batch.erase("SLURM_GPUS_PER_NODE");
   batch["SLURM_GPUS_ON_NODE"] = "2";
-  CHECK(seen(batch).gpus_per_node == 2);
-  CHECK(seen(with(batch, {{"SLURM_GPUS", "4"}})).gpus_per_node == 2);
-  CHECK(seen(with(batch, {{"SLURM_GPUS", "a100:3"}})).gpus_per_node == -1);
-  CHECK(seen(with(batch, {{"SLURM_GPUS", "a100:3"}})).gpus == 3);
+  CHECK(share(batch).gpus_per_node == 2);
+  CHECK(seen(batch).gpus_of_nodes.empty());
+  // Where the job has so many in all, even a number that could be shared out evenly need not be.
+  for (const char* all : {"4", "a100:4", "a100:3,v100:1"}) {
+    CHECK(share(with(batch, {{"SLURM_GPUS", all}})).gpus_per_node == -1);
+    CHECK(share(with(batch, {{"SLURM_GPUS", all}})).gpus == 4);
+  }
   batch["SLURM_GPUS_PER_TASK"] = "1";
-  CHECK(seen(batch).gpus_per_node == 2);
-  batch["SLURM_TASKS_PER_NODE"] = "2,1";
-  CHECK(seen(batch).gpus_per_node == -1);
-  CHECK(seen(batch).gpus == 3);
-  const Surroundings uneven =
-      seen(with(kBatch, {{"SLURM_JOB_CPUS_PER_NODE", "16,8"}, {"SLURM_CPUS_ON_NODE", "16"}}));
+  CHECK(share(batch).gpus_per_node == -1);
+  CHECK(share(batch).gpus == 4);
+  const Env one = with(batch, {{"SLURM_JOB_NODELIST", "n1"},
+                               {"SLURM_JOB_NUM_NODES", "1"},
+                               {"SLURM_NNODES", "1"},
+                               {"SLURM_TASKS_PER_NODE", "2"}});
+  CHECK(seen(one).gpus_of_nodes == std::vector<int>{2});
+  const Surroundings::Share uneven =
+      share(with(kBatch, {{"SLURM_JOB_CPUS_PER_NODE", "16,8"}, {"SLURM_CPUS_ON_NODE", "16"}}));
   CHECK(uneven.cpus_differ);
   CHECK(uneven.cpus_per_node == -1);
+}
+
+TEST_CASE("the nodes of all components of a heterogeneous job are the job's") {
+  const Env het = with(kBatch, {{"SLURM_HET_SIZE", "2"},
+                                {"SLURM_JOB_ID_HET_GROUP_0", "1234"},
+                                {"SLURM_JOB_ID_HET_GROUP_1", "1235"},
+                                {"SLURM_JOB_NODELIST_HET_GROUP_0", "n[1-2]"},
+                                {"SLURM_JOB_NODELIST_HET_GROUP_1", "big1"},
+                                {"SLURM_JOB_NUM_NODES_HET_GROUP_0", "2"},
+                                {"SLURM_JOB_NUM_NODES_HET_GROUP_1", "1"},
+                                {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0", "16(x2)"},
+                                {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "64"},
+                                {"SLURM_TASKS_PER_NODE_HET_GROUP_0", "2(x2)"},
+                                {"SLURM_GPUS_PER_NODE_HET_GROUP_0", "a100:2"},
+                                {"SLURM_GPUS_HET_GROUP_1", "8"}});
+  const Surroundings s = seen(het);
+  CHECK(told(s) == "srun node 0/3");
+  CHECK(s.node_names == std::vector<std::string>{"n1", "n2", "big1"});
+  CHECK(s.tasks_per_node == std::vector<int>{2, 2, 1});
+  CHECK(s.gpus_of_nodes == std::vector<int>{2, 2, 8});
+  REQUIRE(s.shares.size() == 2);
+  CHECK(s.shares[0].nodes == 2);
+  CHECK(s.shares[0].cpus_per_node == 16);
+  CHECK(s.shares[1].nodes == 1);
+  CHECK(s.shares[1].cpus_per_node == 64);
+  CHECK(s.shares[1].gpus_per_node == 8);
+  CHECK(s.master_address == "n1");
+  // The variables are those of a job around this one.
+  CHECK(seen(with(het, {{"SLURM_JOB_ID_HET_GROUP_0", "1200"}})).shares.size() == 1);
+  // A shell of salloc has only those with a number.
+  Env shell = het;
+  for (const char* name :
+       {"SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_PROCID",
+        "SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "ENVIRONMENT"}) {
+    shell.erase(name);
+  }
+  CHECK(told(seen(shell)) == "srun node -1/3");
+  Env half = het;
+  half.erase("SLURM_JOB_NODELIST_HET_GROUP_1");
+  Diagnostics diagnostics;
+  seen(half, diagnostics);
+  REQUIRE(diagnostics.has_errors());
+  CHECK(diagnostics.all().front().what.find("SLURM_JOB_NODELIST_HET_GROUP_1 is not set") !=
+        std::string::npos);
 }
 
 TEST_CASE("the shell of salloc is an allocation") {
@@ -199,9 +249,9 @@ TEST_CASE("the shell of salloc is an allocation") {
   const Surroundings s = seen(salloc);
   CHECK(told(s) == "srun node -1/2");
   CHECK_FALSE(s.batch);
-  CHECK(s.cpus_per_node == -1);
-  CHECK(s.cpus_differ);
-  CHECK(s.gpus_per_node == -1);
+  CHECK(s.shares.front().cpus_per_node == -1);
+  CHECK(s.shares.front().cpus_differ);
+  CHECK(s.shares.front().gpus_per_node == -1);
   // use_interactive_step: the shell is step 4294967290; a batch script may be 4294967291.
   const Env tasks = {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}};
   for (const char* step : {"4294967290", "4294967291", "4294967292"}) {

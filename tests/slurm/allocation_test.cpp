@@ -121,13 +121,67 @@ TEST_CASE("nodes that were given different numbers of CPUs or GPUs are all used"
   CHECK(is_quiet(slurm));
 }
 
-TEST_CASE("of a heterogeneous job it is said that one component is used") {
-  const Slurm slurm(2);
-  const CommandEnd end =
-      slurm.run({"salloc", "-Q", "-N1", ":", "-N1", kMtl, "launch", "--", "true"});
-  CAPTURE(end.err);
-  CHECK(end.code == 0);
-  CHECK(has(end.err, "heterogeneous job of 2 components"));
+TEST_CASE("a rank for each GPU where three nodes have 2, 3 and 1 of six") {
+  const Slurm slurm(3);
+  write_text(slurm, "show.sh",
+             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE "
+             "on=$SLURMD_NODENAME gpus=$CUDA_VISIBLE_DEVICES.\n");
+  // What others use leaves so many.
+  std::vector<std::string> others;
+  for (const auto& [node, gpus] : {std::pair("n1", "6"), {"n2", "5"}, {"n3", "7"}}) {
+    others.push_back(submit(slurm, std::string("other-") + node,
+                            {"-w", node, std::string("--gres=gpu:") + gpus}, "sleep 60"));
+    CHECK(slurm.reaches(others.back(), {"RUNNING"}));
+  }
+  const std::string job = submit(slurm, "job.sh", {"-N3", "--gpus=6"},
+                                 kMtl + " launch --dry-run --json -- true > plan.json\nexec " +
+                                     kMtl + " launch --tee 3 -- sh show.sh");
+  CHECK(slurm.reaches(job, {"COMPLETED", "FAILED"}));
+  const std::string said = file_text(slurm.work() / "job.sh.out");
+  CAPTURE(said);
+  CHECK(slurm.state(job) == "COMPLETED");
+  CHECK(has(said, "rank=1/6 local=1/2 on=n1 gpus=6,7."));
+  CHECK(has(said, "rank=4/6 local=2/3 on=n2 gpus=5,6,7."));
+  CHECK(has(said, "rank=5/6 local=0/1 on=n3 gpus=7."));
+  // It is known before anything starts.
+  CHECK(json::parse(file_text(slurm.work() / "plan.json"))["ranks"].size() == 6);
+  slurm.ask({"scancel", others[0], others[1], others[2]});
+  CHECK(is_quiet(slurm));
+}
+
+TEST_CASE("all components of a heterogeneous job are used") {
+  const Slurm slurm(4);
+  write_text(slurm, "show.sh",
+             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE on=$SLURMD_NODENAME "
+             "gpus=$CUDA_VISIBLE_DEVICES.\n");
+  const std::string job = submit(slurm, "job.sh", {},
+                                 "#SBATCH -N1 --gpus-per-node=2\n#SBATCH hetjob\n"
+                                 "#SBATCH -N2 --ntasks=3 --gpus-per-task=1\nexec " +
+                                     kMtl + " launch --tee 3 -- sh show.sh");
+  CHECK(slurm.reaches(job, {"COMPLETED", "FAILED"}));
+  const std::string said = file_text(slurm.work() / "job.sh.out");
+  CAPTURE(said);
+  CHECK(slurm.state(job) == "COMPLETED");
+  CHECK(has(said, "rank=1/5 local=1/2 on=n1 gpus=0,1."));
+  CHECK(has(said, "rank=3/5 local=1/2 on=n2 gpus=0,1."));
+  CHECK(has(said, "rank=4/5 local=0/1 on=n3 gpus=0."));
+  // A shell, a component without GPUs, and a rank that fails in the second step.
+  const CommandEnd shell = slurm.run({"salloc", "-Q", "-N1", ":", "-N1", "--gres=gpu:2", kMtl,
+                                      "launch", "--tee", "3", "--", "sh", "show.sh"});
+  CAPTURE(shell.out);
+  CAPTURE(shell.err);
+  CHECK(shell.code == 0);
+  CHECK(has(shell.err, "launch.node_unused"));
+  CHECK(has(shell.out, "rank=1/2 local=1/2 on=n2 gpus=0,1."));
+  const CommandEnd failing = slurm.run({"salloc", "-Q", "-N1", ":", "-N2", kMtl, "launch", "--",
+                                        "sh", "-c", "[ $RANK = 2 ] && exit 42; sleep 30"});
+  CAPTURE(failing.err);
+  CHECK(failing.code == 42);
+  CHECK(has(failing.err, "n3"));
+  const CommandEnd task =
+      slurm.run({"salloc", "-Q", "-N1", ":", "-N2", "srun", kMtl, "launch", "--", "true"});
+  CHECK(task.code == 0);
+  CHECK(has(task.err, "the job has 3: without srun in front, or with srun --het-group=0-1"));
   CHECK(is_quiet(slurm));
 }
 
