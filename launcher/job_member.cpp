@@ -18,6 +18,7 @@
 #include "launcher/job.h"
 #include "launcher/keeper.h"
 #include "launcher/node.h"
+#include "launcher/reserved_port.h"
 #include "launcher/voice.h"
 #include "rendezvous/network.h"
 #include "rendezvous/store.h"
@@ -99,10 +100,25 @@ uint16_t listen_at(LinkHub& hub, const std::string& address, const std::vector<u
   return hub.listen(address, ports.back());
 }
 
+// Somebody on this machine has the port.
+bool is_taken(const Error& error) {
+  const Diagnostic& why = error.diagnostics().front();
+  return why.code == "rendezvous.port" && why.what.find("in use") != std::string::npos;
+}
+
+// The same error, with who has the port.
+Error with_owner(const Error& error, uint16_t port) {
+  std::vector<Diagnostic> reports = error.diagnostics();
+  if (const std::string owner = port_owner(port); !owner.empty()) {
+    reports.front().notes.push_back(fmt::format("port {} is taken by {}", port, owner));
+  }
+  return Error(error.exit(), std::move(reports));
+}
+
 // The hub of the controller, listening; nothing if another node's process has the address.
-// `port`: where it listens.
+// `port`: where it listens. `taken`: that process is on this machine.
 std::unique_ptr<LinkHub> listening_hub(const JobOptions& options, const LinkHubOptions& hub_options,
-                                       uint16_t& port) {
+                                       uint16_t& port, bool& taken) {
   const LaunchRequest& request = options.request;
   std::unique_ptr<LinkHub> hub = make_link_hub(hub_options);
   const bool own_name = request.max_nodes > 1 && !is_loopback(request.address) &&
@@ -113,13 +129,11 @@ std::unique_ptr<LinkHub> listening_hub(const JobOptions& options, const LinkHubO
     port = listen_at(*hub, own_name ? "::" : request.address, ports);
     return hub;
   } catch (const Error& error) {
+    taken = is_taken(error);
     if (request.elastic) return nullptr;
+    if (taken) throw with_owner(error, ports.back());
     // An address that this machine does not have itself (port forwarding, a container): then all of
-    // them. A port that is taken stays an error.
-    if (error.diagnostics().front().code == "rendezvous.port" &&
-        error.diagnostics().front().what.find("in use") != std::string::npos) {
-      throw;
-    }
+    // them.
     if (options.ears.on_notice) {
       options.ears.on_notice(
           fmt::format("note: {} is no address of {}; it waits for the others on all that it has",
@@ -164,9 +178,10 @@ JobOutcome run_member_job(const JobOptions& options) {
 
   std::optional<ControllerThread> controller;
   uint16_t own_port = 0;
+  bool taken = false;
   const bool may_control = request.elastic || request.machine_rank == 0;
   if (may_control) {
-    if (std::unique_ptr<LinkHub> hub = listening_hub(options, hub_options, own_port)) {
+    if (std::unique_ptr<LinkHub> hub = listening_hub(options, hub_options, own_port, taken)) {
       if (request.token.empty() && options.ears.on_notice) {
         options.ears.on_notice(fmt::format(
             "note: whoever reaches {} port {} and knows the run's id may join; --token_file FILE "
@@ -206,7 +221,15 @@ JobOutcome run_member_job(const JobOptions& options) {
     node.job->host = name;
     if (node.job->logs.host.empty()) node.job->logs.host = name;
   }
-  const NodeResult result = run_node(node);
+  const NodeResult result = [&] {
+    try {
+      return run_node(node);
+    } catch (const Error& error) {
+      // Whom we took for the rendezvous of our job is that of another, or none at all.
+      if (!taken || !error.diagnostics().front().code.starts_with("rendezvous.")) throw;
+      throw with_owner(error, request.port);
+    }
+  }();
 
   if (controller) {
     const auto patience = result.controller_lost ? request.grace + kLastNodes : kLastMessages;

@@ -174,6 +174,22 @@ TEST_CASE_FIXTURE(Machines, "machines meet over IPv6 and over a second network")
                          "mount --bind /run/hosts /etc/hosts"})
                 .code == 0);
   }
+  SUBCASE("a name of several addresses, of which the other machine knows the last one") {
+    address = "m1-all";
+    for (const int machine : {1, 2}) {
+      std::string known;
+      for (const std::string& one :
+           {Lab::address(1, 0), Lab::address(1, 0, true), Lab::address(1, 1)}) {
+        if (machine == 1 || one == Lab::address(1, 1)) known += "echo " + one + " m1-all; ";
+      }
+      REQUIRE(cluster
+                  .run(machine, {"/bin/sh", "-c",
+                                 "(cat /etc/hosts; " + known +
+                                     ") > /run/hosts; "
+                                     "mount --bind /run/hosts /etc/hosts"})
+                  .code == 0);
+    }
+  }
   std::vector<std::string> flags;
   if (!interface.empty()) {
     flags = {"--interface", interface};
@@ -229,6 +245,27 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
   const CommandEnd first = cluster.launch(node(0, 2, program_of(kSay)), 1).wait(20s);
   CHECK_MESSAGE(first.code == 4, first.err);
   CHECK_MESSAGE(has(first.err, "error[rendezvous.port]: "), first.err);
+  CHECK_MESSAGE(has(first.err, "port 29500 is taken by process "), first.err);
+  CHECK_MESSAGE(has(first.err, "python3"), first.err);
+  // Who meets at a port of other programs, or of another job, joins in vain, and is told whose it
+  // is.
+  taken.signal(SIGKILL);
+  taken.wait(kPatience);
+  Command other =
+      cluster.launch({"--rdzv_backend", "c10d", "--rdzv_endpoint", "m1:29500", "--rdzv_id", "other",
+                      "--nnodes", "2", "--nproc_per_node", "1", "--", "true"},
+                     1);
+  REQUIRE(wait_until([&] { return !cluster.pids(1, "other").empty(); }));
+  const CommandEnd late =
+      cluster
+          .launch({"--rdzv_backend", "c10d", "--rdzv_endpoint", "m1:29500", "--rdzv_id", "mine",
+                   "--nnodes", "2", "--nproc_per_node", "1", "--", "true"},
+                  1)
+          .wait(20s);
+  CHECK_MESSAGE(late.code == 4, late.err);
+  CHECK_MESSAGE(has(late.err, "error[rendezvous.auth]: "), late.err);
+  CHECK_MESSAGE(has(late.err, "port 29500 is taken by process "), late.err);
+  CHECK_MESSAGE(has(late.err, "--rdzv_id other"), late.err);
 }
 
 TEST_CASE_FIXTURE(Machines, "a node that fails ends all and all give its code") {
