@@ -155,7 +155,14 @@ std::optional<Diagnostic> Controller::refusal(const HelloMessage& hello,
 void Controller::on_hello(LinkId link, const HelloMessage& hello, Time now) {
   Node& node = nodes_[link];
   if (node.host.empty()) node.host = hello.host;
-  if (const auto why = refusal(hello, node.host)) return refuse(link, *why, now);
+  if (const auto why = refusal(hello, node.host)) {
+    // In a job of fixed machines no other can come in its place.
+    const bool fixed = options_.membership.by_rank && state_ == State::gathering;
+    if (fixed && why->code == "launch.version") gathering_.hopeless(*why);
+    refuse(link, *why, now);
+    if (state_ == State::gathering) gather(now);
+    return;
+  }
   if (hello.offer) return on_join(link, *hello.offer, now);
   if (!node.job && options_.job_of) {
     node.job = options_.job_of(hello.host, hello.position);

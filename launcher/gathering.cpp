@@ -42,6 +42,11 @@ void Gathering::trouble(const Diagnostic& why) {
   troubles_.push_back({.hosts = {}, .error = why});
 }
 
+void Gathering::hopeless(const Diagnostic& why) {
+  trouble(why);
+  hopeless_ = true;
+}
+
 void Gathering::troubles_of(int position, const std::string& host,
                             std::vector<Diagnostic> problems) {
   for (Diagnostic& problem : problems) {
@@ -100,7 +105,8 @@ Gathering::Step Gathering::look(const Membership& members, Time now) {
     return step;
   }
   const bool late = now >= since_ + join_timeout_;
-  if (!members.possible() && !impossible_since_) impossible_since_ = now;
+  const bool possible = members.possible() && !(hopeless_ && members.has_rank(0));
+  if (!possible && !impossible_since_) impossible_since_ = now;
   const bool heard_all = members.awaited() == 0;
   if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
     step.kind = Step::give_up;

@@ -25,6 +25,9 @@ class Gathering {
   void begin(Time now);
   // Why one of those expected does not come, or has left: `why` names its host.
   void trouble(const Diagnostic& why);
+  // The same of a machine without which there can be no job. It ends when machine_rank 0, where the
+  // controller is, is in: before, that machine could not be told.
+  void hopeless(const Diagnostic& why);
   // The same on several hosts is one error. `position`: in the list of hosts.
   void troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems);
   // All of it, and it is forgotten: the job goes on without those hosts.
@@ -54,6 +57,7 @@ class Gathering {
   Time since_;
   Time next_word_;
   std::vector<Trouble> troubles_;
+  bool hopeless_ = false;
   std::optional<Time> impossible_since_;  // too few hosts can come
 };
 

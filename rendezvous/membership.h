@@ -89,6 +89,7 @@ class Membership {
   // Who is missing, for people: "machine_rank 2, 5", "m3, m4", "2 more nodes".
   std::string missing() const;
   int present() const;
+  bool has_rank(int rank) const { return by_rank_.count(rank) > 0; }  // by_rank only
   bool is_present(LinkId link) const { return nodes_.count(link) > 0; }
   // By which the node with this key is here.
   std::optional<LinkId> link_of(const std::string& key) const {

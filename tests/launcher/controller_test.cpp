@@ -164,6 +164,23 @@ TEST_CASE("another version is refused") {
   CHECK(why->front().code == "launch.version");
 }
 
+TEST_CASE("another version in a job of fixed machines ends it, once machine 0 is in it") {
+  ToldJob job(2, 2);
+  SUBCASE("the other one comes first") {
+    job.tell(5, JobMessage::hello, encode(HelloMessage{"2", "old", {}}), 0);
+    CHECK(!job.controller->outcome());
+    job.join(0);
+  }
+  SUBCASE("machine 0 comes first") {
+    job.join(0);
+    job.tell(5, JobMessage::hello, encode(HelloMessage{"2", "old", {}}), 0);
+  }
+  CHECK(job.outcome().exit_code == 4);
+  CHECK(job.outcome().report[0].what == "old has mtl 2, and this is mtl 1");
+  CHECK(job.port.last(JobMessage::finish, 0) != nullptr);
+  CHECK(job.port.last(JobMessage::refuse, 5) != nullptr);
+}
+
 TEST_CASE("a request stops with grace, the second one kills") {
   ToldJob job(2, 2);
   job.join(0);

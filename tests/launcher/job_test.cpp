@@ -316,6 +316,28 @@ TEST_CASE("hosts: a signal that is for the ranks leaves no host out") {
   CHECK(job.wait() == 0);
 }
 
+TEST_CASE("members: another version of mtl ends the job on both machines") {
+  const uint16_t port = free_port();
+  Child zero([&] {
+    const JobOutcome outcome = run_job(member("true", 0, 2, 1, port));
+    const bool named = !outcome.report.empty() && outcome.report.front().code == "launch.version" &&
+                       outcome.report.front().what.find("has mtl 0.0.0") != std::string::npos;
+    return named ? outcome.exit_code : 99;
+  });
+  Child one([&] {
+    JobOptions options = member("true", 1, 2, 1, port);
+    options.version = "0.0.0";
+    try {
+      return run_job(options).exit_code;
+    } catch (const Error& error) {
+      return error.diagnostics().front().code == "launch.version" ? static_cast<int>(error.exit())
+                                                                  : 99;
+    }
+  });
+  CHECK(zero.wait() == 4);
+  CHECK(one.wait() == 4);
+}
+
 TEST_CASE("members: three nodes with different numbers of ranks") {
   const TempDir dir;
   const uint16_t port = free_port();
