@@ -125,6 +125,9 @@ void Controller::received(LinkId link, const LinkMessage& message,
     case JobMessage::ended:
       if (auto end = decode_end(message.body)) on_ended(node, std::move(*end), now);
       return;
+    case JobMessage::unheard:
+      node.unheard = true;
+      return;
     case JobMessage::stopped:
       if (const auto stopped = decode_stopped(message.body)) on_stopped(link, *stopped, now);
       return;
@@ -251,11 +254,13 @@ void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reas
 void Controller::on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason,
                          Time now) {
   // Of a silent one the end came when it was last heard.
-  const auto silence = loss == LinkEvent::silent ? options_.dead_after : milliseconds(0);
+  const auto silence =
+      loss == LinkEvent::silent || node.unheard ? options_.dead_after : milliseconds(0);
   end_.losses.push_back({.host = node.host,
                          .node_rank = node.rank,
                          .loss = loss,
                          .reason = reason,
+                         .unheard = node.unheard,
                          .when = std::chrono::system_clock::now() - silence});
   if (state_ == State::running) {
     stop(StopReason::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),

@@ -102,7 +102,8 @@ class Controller {
     bool stopped = false;
     bool is_own = false;
     bool interrupted = false;
-    int leaving = 0;  // the signal that it leaves with: it is in no further generation
+    bool unheard = false;  // it has not heard of us in time, and has killed its ranks
+    int leaving = 0;       // the signal that it leaves with: it is in no further generation
     std::chrono::nanoseconds clock_ahead{0};
   };
 

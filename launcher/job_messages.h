@@ -43,6 +43,7 @@ enum class JobMessage : uint16_t {
   ended,
   stopped,
   interrupted,
+  unheard,
   stop,
   signal,
   finish,

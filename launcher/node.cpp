@@ -141,7 +141,11 @@ class Node {
 
   int fd() const { return hub_.fd(); }
   std::optional<std::chrono::nanoseconds> lease_end() const { return hub_.lease_end(link_); }
-  void end_lease() { lease_over_ = true; }
+  void end_lease() {
+    lease_over_ = true;
+    // Where it hears us still, and it was the launcher that stood still.
+    if (assign_) send(JobMessage::unheard, "");
+  }
 
   AgentControl::Command next_command() {
     using Command = AgentControl::Command;

@@ -48,6 +48,16 @@ std::optional<NodeLoss> first_loss(const GenerationEnd& generation) {
 }
 
 Diagnostic loss_report(const NodeLoss& loss, int nodes) {
+  if (loss.unheard) {
+    return {.code = "launch.node_lost",
+            .what = fmt::format("node {} ({}) did not hear from this launcher in time, and killed "
+                                "its ranks",
+                                loss.node_rank, loss.host),
+            .notes = {fmt::format("{} other nodes were stopped because of it", nodes - 1)},
+            .help =
+                "this launcher or its machine stood still (SIGSTOP, sleep, out of memory), or the "
+                "network did; --dead_after S allows longer gaps"};
+  }
   return {.code = "launch.node_lost",
           .what = fmt::format("node {} ({}) was lost: {}", loss.node_rank, loss.host,
                               loss_text(loss.loss, loss.reason)),
@@ -109,9 +119,10 @@ Verdict judge(const GenerationEnd& end) {
   if (loss && before(loss->when)) loss.reset();
   if (loss) {
     verdict.reason = Verdict::Reason::loss;
-    outcome.exit_code = end.interrupt != 0                ? 128 + end.interrupt
-                        : loss->loss == LinkEvent::silent ? static_cast<int>(Exit::timeout)
-                                                          : static_cast<int>(Exit::run_failed);
+    outcome.exit_code = end.interrupt != 0 ? 128 + end.interrupt
+                        : loss->loss == LinkEvent::silent || loss->unheard
+                            ? static_cast<int>(Exit::timeout)
+                            : static_cast<int>(Exit::run_failed);
     outcome.report = {loss_report(*loss, end.nodes)};
     verdict.loss = std::move(loss);
     return verdict;

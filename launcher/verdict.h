@@ -35,6 +35,7 @@ struct NodeLoss {
   int node_rank = -1;
   LinkEvent::Loss loss = LinkEvent::closed;
   std::string reason;
+  bool unheard = false;  // it did not hear of the launcher in time, and killed its ranks
   std::chrono::system_clock::time_point when;  // it was last heard of
 };
 

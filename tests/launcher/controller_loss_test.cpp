@@ -17,6 +17,18 @@ TEST_CASE("a lost node ends a fixed job and names the node") {
   CHECK(job.outcome().report[0].what.find("m1") != std::string::npos);
 }
 
+TEST_CASE("a node that has not heard of the launcher in time accuses the launcher") {
+  ToldJob job(2, 2);
+  job.join(0);
+  job.join(1);
+  job.tell(1, JobMessage::unheard, "", 0);
+  job.controller->lost(1, LinkEvent::closed, "it closed the connection", job.now);
+  job.obey(0);
+  CHECK(job.outcome().exit_code == 7);
+  CHECK(job.outcome().report[0].code == "launch.node_lost");
+  CHECK(job.outcome().report[0].help.find("this launcher") != std::string::npos);
+}
+
 TEST_CASE("with min:max the job goes on without a lost node and that costs no restart") {
   ToldJob job(3, 4, 0, true);
   for (int node = 0; node < 4; ++node) job.join(node);
