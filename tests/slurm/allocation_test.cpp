@@ -128,9 +128,10 @@ TEST_CASE("a rank for each GPU where three nodes have 2, 3 and 1 of six") {
              "on=$SLURMD_NODENAME gpus=$CUDA_VISIBLE_DEVICES.\n");
   // What others use leaves so many.
   std::vector<std::string> others;
-  for (const auto& [node, gpus] : {std::pair("n1", "6"), {"n2", "5"}, {"n3", "7"}}) {
-    others.push_back(submit(slurm, std::string("other-") + node,
-                            {"-w", node, std::string("--gres=gpu:") + gpus}, "sleep 60"));
+  const std::map<std::string, std::string> used = {{"n1", "6"}, {"n2", "5"}, {"n3", "7"}};
+  for (const auto& [node, gpus] : used) {
+    others.push_back(
+        submit(slurm, "other-" + node, {"-w", node, "--gres=gpu:" + gpus}, "sleep 60"));
     CHECK(slurm.reaches(others.back(), {"RUNNING"}));
   }
   const std::string job = submit(slurm, "job.sh", {"-N3", "--gpus=6"},
