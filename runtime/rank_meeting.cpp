@@ -18,7 +18,6 @@ namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -80,7 +79,7 @@ void leave_word(const fs::path& path, const std::string& text) {
                .help = "the ranks meet there: give a folder that all of them can write"});
 }
 
-json said(const MeetingWord& word) {
+nlohmann::json said(const MeetingWord& word) {
   return {{"run_dir", word.run_dir}, {"fence", word.fence}, {"complete", word.complete}};
 }
 
@@ -90,8 +89,8 @@ MeetingWord open_first(const RankMeetingOptions& options, Store& store) {
     store.set("run", said(word).dump());
     return word;
   } catch (const Error& error) {
-    store.set("run", json{{"error", error.diagnostics().front().what},
-                          {"exit", static_cast<int>(error.exit())}}
+    store.set("run", nlohmann::json{{"error", error.diagnostics().front().what},
+                                    {"exit", static_cast<int>(error.exit())}}
                          .dump());
     // Those that are there hear it before the store goes; the others find no file.
     try {
@@ -103,7 +102,7 @@ MeetingWord open_first(const RankMeetingOptions& options, Store& store) {
 }
 
 MeetingWord hear(const RankMeetingOptions& options, Store& store) {
-  const json word = json::parse(store.get("run", options.patience));
+  const nlohmann::json word = nlohmann::json::parse(store.get("run", options.patience));
   if (word.contains("error")) {
     try {
       store.barrier("failed", options.world, std::chrono::seconds(2));
@@ -127,9 +126,9 @@ std::unique_ptr<Store> try_to_join(const RankMeetingOptions& options, const fs::
     why = path.string() + " is not there";
     return nullptr;
   }
-  json word;
+  nlohmann::json word;
   try {
-    word = json::parse(read_file(path), nullptr, false);
+    word = nlohmann::json::parse(read_file(path), nullptr, false);
   } catch (const Error& error) {  // replaced or removed meanwhile
     why = error.diagnostics().front().what;
     return nullptr;
@@ -139,7 +138,7 @@ std::unique_ptr<Store> try_to_join(const RankMeetingOptions& options, const fs::
     return nullptr;
   }
   const std::string token = word.at("token").get<std::string>();
-  for (const json& address : word.at("addresses")) {
+  for (const nlohmann::json& address : word.at("addresses")) {
     try {
       auto store = connect_store({.address = address.get<std::string>(),
                                   .port = word.at("port").get<uint16_t>(),
@@ -185,10 +184,10 @@ RankMeeting meet_ranks(const RankMeetingOptions& options) {
       if (!options.address.empty()) addresses.insert(addresses.begin(), options.address);
     }
     if (options.one_host) meeting.own_address = "127.0.0.1";
-    leave_word(
-        path,
-        json{{"addresses", addresses}, {"port", meeting.server->port()}, {"token", meeting.token}}
-            .dump());
+    leave_word(path, nlohmann::json{{"addresses", addresses},
+                                    {"port", meeting.server->port()},
+                                    {"token", meeting.token}}
+                         .dump());
     try {
       meeting.store = connect_store({.address = "127.0.0.1",
                                      .port = meeting.server->port(),

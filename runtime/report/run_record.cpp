@@ -14,7 +14,6 @@ namespace mtl {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr size_t kMostEvents = 2000;
 
@@ -23,17 +22,17 @@ std::string whole_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-json object_in(const fs::path& path) {
-  json value = json::parse(whole_text(path), nullptr, false);
-  return value.is_object() ? value : json::object();
+nlohmann::json object_in(const fs::path& path) {
+  nlohmann::json value = nlohmann::json::parse(whole_text(path), nullptr, false);
+  return value.is_object() ? value : nlohmann::json::object();
 }
 
-std::string text_in(const json& object, const char* key) {
+std::string text_in(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-int64_t integer_in(const json& object, const char* key) {
+int64_t integer_in(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
@@ -119,7 +118,7 @@ class EventsReader {
     std::ifstream in(path, std::ios::binary);
     for (std::string line; std::getline(in, line);) {
       if (line.empty()) continue;
-      const json event = json::parse(line, nullptr, false);
+      const nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
       if (!event.is_object() || text_in(event, "event").empty()) {
         ++run_.damaged_lines;
       } else {
@@ -133,7 +132,7 @@ class EventsReader {
   const std::string& end() const { return end_; }
 
  private:
-  void take(const json& line) {
+  void take(const nlohmann::json& line) {
     RunEvent event;
     event.name = text_in(line, "event");
     event.time = text_in(line, "time");
@@ -160,11 +159,11 @@ class EventsReader {
     keep(std::move(event));
   }
 
-  void take_lines(const json& line) {
+  void take_lines(const nlohmann::json& line) {
     run_.start_lines.clear();
     const auto lines = line.find("lines");
     if (lines == line.end() || !lines->is_array()) return;
-    for (const json& one : *lines) {
+    for (const nlohmann::json& one : *lines) {
       if (one.is_string()) run_.start_lines.push_back(one.get<std::string>());
     }
   }
@@ -194,18 +193,18 @@ class EventsReader {
 };
 
 // Sequences of a run before `step`, by the phases of its plan.
-int64_t tokens_before(const json& plan, int64_t step) {
+int64_t tokens_before(const nlohmann::json& plan, int64_t step) {
   try {
-    const json& batch = plan.at("batch");
+    const nlohmann::json& batch = plan.at("batch");
     int64_t samples = 0;
-    for (const json& phase : batch.at("phases")) {
+    for (const nlohmann::json& phase : batch.at("phases")) {
       const int64_t first = phase.at("first_step").get<int64_t>();
       if (first > step) break;
       samples = phase.at("first_sample").get<int64_t>() +
                 (step - first) * phase.at("global_batch").get<int64_t>();
     }
     return samples * batch.at("seq_len").get<int64_t>();
-  } catch (const json::exception&) {
+  } catch (const nlohmann::json::exception&) {
     return 0;  // of another version
   }
 }
@@ -228,7 +227,7 @@ RunRecord read_run(const fs::path& dir, size_t buckets) {
   run.settings = settings_of(whole_text(dir / "resolved.yaml"));
   run.plan = object_in(dir / "plan.json");
   run.environment = object_in(dir / "env.json");
-  const json status = object_in(dir / "status.json");
+  const nlohmann::json status = object_in(dir / "status.json");
   MetricsReader(run, buckets).read(dir / "metrics.jsonl");
   run.last_heard = std::max(run.last_heard, text_in(status, "time"));
   EventsReader events(run);
