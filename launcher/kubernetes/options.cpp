@@ -285,9 +285,12 @@ class Options {
     const size_t colon = std::min(value.find(':'), value.size());
     const std::string user = value.substr(0, colon);
     const std::string group = colon < value.size() ? value.substr(colon + 1) : user;
+    // Kubernetes' largest has ten digits, and OpenShift's begin at 1,000,000,000.
+    constexpr long kMost = 2'147'483'647;
     const auto number = [](const std::string& word) -> long {
-      const bool fits = !word.empty() && word.size() < 10 && std::ranges::all_of(word, is_digit);
-      return fits ? std::stol(word) : -1;
+      const bool fits = !word.empty() && word.size() <= 10 && std::ranges::all_of(word, is_digit);
+      const long id = fits ? std::stol(word) : -1;
+      return id <= kMost ? id : -1;
     };
     out_.user = number(user);
     out_.group = number(group);

@@ -480,16 +480,16 @@ TEST_CASE("options of Kubernetes are checked and told together") {
     CAPTURE(std::string(quantity));
     CHECK(told({{"image", {"m"}}, {"shm", {quantity}}}).starts_with("kubernetes.value"));
   }
-  for (const char* user : {"-1", "1000:", ":1000", "1000:x", "1000:1:1", "99999999999"}) {
+  for (const char* user : {"-1", "1000:", ":1000", "1000:x", "1000:1:1", "2147483648"}) {
     CAPTURE(std::string(user));
     CHECK(told({{"image", {"m"}}, {"user", {user}}}).starts_with("kubernetes.value"));
   }
-  request.kubernetes = {{"image", {"m"}}, {"grace", {"10m"}}, {"user", {"1000"}}};
+  request.kubernetes = {{"image", {"m"}}, {"grace", {"10m"}}, {"user", {"1000660000"}}};
   Diagnostics diagnostics;
   const KubernetesOptions options = kubernetes_options(request, "My Run_2", diagnostics);
   CHECK(options.name == "my-run-2");
   CHECK(options.grace_s == 600);
   CHECK(options.gpus == 8);
-  CHECK(options.user == 1000);
-  CHECK(options.group == 1000);
+  CHECK(options.user == 1000660000);
+  CHECK(options.group == 1000660000);
 }
