@@ -209,7 +209,8 @@ std::vector<Fd> listen_at(const std::vector<Address>& addresses,
       continue;
     }
     error = errno;
-    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) continue;
+    // The last: "fe80::..." of which no interface is said.
+    if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT || error == EINVAL) continue;
     listeners.clear();
     break;
   }

@@ -57,7 +57,7 @@ TEST_CASE("of a name's addresses those that this machine has are listened at") {
   };
   // Of the networks that are for documents (RFC 5737, 3849): no machine has these.
   const net::Address other = address("192.0.2.1"), other6 = address("2001:db8::1");
-  const std::vector<net::Address> some = {other6, address("127.0.0.1"), other,
+  const std::vector<net::Address> some = {other6, address("127.0.0.1"), other, address("fe80::1"),
                                           address("127.0.0.2")};
   const std::vector<Fd> listeners = net::listen_at(some, 7s);
   REQUIRE(listeners.size() == 2);
