@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "launcher/slurm/control.h"
@@ -42,6 +43,9 @@ bool is_sure(const Surroundings& around) {
 
 // What the controller says, of all nodes or of none.
 void ask_controller(Surroundings& around) {
+  // Of a node that several components of a heterogeneous job have, the sum would be told.
+  const std::set<std::string> distinct(around.node_names.begin(), around.node_names.end());
+  if (distinct.size() != around.node_names.size()) return;
   const CommandAnswer answer =
       ask_slurm({"scontrol", "show", "job", "-d", around.raw_job_id}, kAnswer);
   if (answer.code != 0) return;
@@ -71,8 +75,9 @@ std::map<std::string, int> gpus_in(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     // Of a job with one kind of line for each share of its nodes; "NumNodes=3" is none of them.
+    // (An older SLURM has GRES_IDX there, without numbers.)
     const std::string nodes = control_field(line, "Nodes");
-    if (nodes.empty()) continue;
+    if (nodes.empty() || line.find(" GRES=") == std::string::npos) continue;
     Diagnostics ignored;
     const int gpus = gpus_of_gres(control_field(line, "GRES"));
     for (const std::string& name : expand_node_list(nodes, ignored)) counts[name] += gpus;

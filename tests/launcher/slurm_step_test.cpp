@@ -91,6 +91,7 @@ TEST_CASE("scontrol tells how many GPUs each node of a job has") {
                 "  Nodes=b CPU_IDs=0 Mem=0 GRES=\n  Nodes=c CPU_IDs=0 Mem=0 GRES=mps:100\n") ==
         Counts{{"a", 3}, {"b", 0}, {"c", 0}});
   CHECK(gpus_in("JobId=3 NumNodes=3\n").empty());
+  CHECK(gpus_in("     Nodes=n1 CPU_IDs=0 Mem=0 GRES_IDX=gpu(IDX:0-1)\n").empty());
 }
 
 TEST_CASE("srun: options of the user come last and containers get the working directory") {
