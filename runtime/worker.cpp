@@ -52,8 +52,11 @@ bool is_collateral(const Error& error) {
 // The training loop of one rank, in the thread that makes it: OpenMP keeps its threads per thread.
 class Rank {
  public:
+  using Clock = std::chrono::steady_clock;
+
+  // `started`: this process, which has read text and weights before.
   Rank(const fs::path& run_dir, const CheckedRun& run, MadeDevice& device, CommWorld& world,
-       int progress_fd, int fence)
+       int progress_fd, int fence, Clock::time_point started)
       : run_dir_(run_dir),
         run_(run),
         spec_(run_.resolved.spec),
@@ -61,6 +64,7 @@ class Rank {
         world_(world),
         progress_fd_(progress_fd),
         fence_(fence),
+        started_(started),
         made_(device),
         device_(device.device.get()),
         save_times_(std::chrono::seconds(spec_.checkpoint.every_time), Clock::now()),
@@ -88,8 +92,6 @@ class Rank {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   Exit train() {
     Prefetch samples(*run_.corpus.train, plan_.seq, static_cast<int>(spec_.data.workers),
                      spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
@@ -424,9 +426,9 @@ class Rank {
   CommWorld& world_;
   const int progress_fd_;
   const int fence_;
+  const Clock::time_point started_;
   const MadeDevice& made_;
   Device* const device_;
-  const Clock::time_point started_ = Clock::now();
   bool time_is_up_ = false;  // known to rank 0
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
@@ -458,23 +460,24 @@ void check_threads(const WorkerEnvironment& environment) {
                .help = "start workers with `mtl launch`"});
 }
 
-Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own) {
+Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own,
+                 Rank::Clock::time_point started) {
   Exit of_rank_0 = Exit::done;  // all agree: the ranks stop together
   run_rank_threads(own.world, [&](CommWorld& world) {
     MadeDevice device =
         make_device({.local_rank = world.rank(), .world = own.world, .rank_threads = true});
-    const Exit exit = Rank(run_dir, run, device, world, own.progress_fd, own.fence).run();
+    const Exit exit = Rank(run_dir, run, device, world, own.progress_fd, own.fence, started).run();
     if (world.rank() == 0) of_rank_0 = exit;
   });
   return of_rank_0;
 }
 
 Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own,
-                 const RankMeeting& met) {
+                 const RankMeeting& met, Rank::Clock::time_point started) {
   MadeDevice device = make_device({.local_rank = own.local_rank, .world = own.world});
   if (own.world == 1) {
     const std::unique_ptr<CommWorld> world = make_self_world();
-    return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
+    return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, started).run();
   }
   const std::string token = met.store ? met.token : read_token(own.token_fd);
   std::unique_ptr<Store> joined;
@@ -491,7 +494,7 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
                                                                   (run_dir / "crash").string())
                                    : make_cpu_world(store, options);
   }
-  return Rank(run_dir, run, device, *world, own.progress_fd, own.fence).run();
+  return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, started).run();
 }
 
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we
@@ -511,6 +514,7 @@ int nodes_of(const WorkerEnvironment& own) {
 }  // namespace
 
 Exit run_worker(const WorkerStart& start) {
+  const auto started = Rank::Clock::now();
   signals::receive();
   WorkerEnvironment environment = read_worker_environment();
   if (environment.rank_threads > 0) check_threads(environment);
@@ -548,13 +552,13 @@ Exit run_worker(const WorkerStart& start) {
                               .run_dir = run_dir});
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
-  if (environment.rank_threads > 0) return run_threads(run_dir, run, environment);
+  if (environment.rank_threads > 0) return run_threads(run_dir, run, environment, started);
   // What mtl launch would do in the end.
   const auto write_report_here = [&] {
     if (environment.rank == 0 && environment.progress_fd < 0) write_report_of(run_dir);
   };
   try {
-    const Exit exit = run_process(run_dir, run, environment, met);
+    const Exit exit = run_process(run_dir, run, environment, met, started);
     write_report_here();
     return exit;
   } catch (const Error& error) {
