@@ -66,6 +66,7 @@ void Gathering::troubles_of(int position, const std::string& host,
 std::vector<Diagnostic> Gathering::take_troubles() {
   std::vector<Diagnostic> all = reports();
   troubles_.clear();
+  hopeless_ = false;
   impossible_since_.reset();
   return all;
 }
