@@ -8,7 +8,7 @@ cmake_minimum_required(VERSION 3.25)
 set(staged ${CPACK_TEMPORARY_INSTALL_DIRECTORY})
 
 # Libraries whose headers end up in the program itself. (Boost's licence asks for nothing there.)
-set(compiled_in libcli11-dev libfmt-dev librandom123-dev nlohmann-json3-dev)
+set(compiled_in libcli11-dev libfmt-dev librandom123-dev libxxhash-dev nlohmann-json3-dev)
 set(copyright "mtl ${CPACK_PACKAGE_VERSION}: its sources come without a licence.
 
 The program contains code of the libraries below, and uses others as shared libraries. The GPU engine
