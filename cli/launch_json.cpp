@@ -89,11 +89,9 @@ Json launch_json(const LaunchRequest& request, const JobProgram& program,
                  : request.mode == LaunchRequest::Mode::allocation ? "allocation"
                                                                    : "member";
   if (request.mode == LaunchRequest::Mode::allocation) {
-    // One step; of a heterogeneous job one for each component, after another.
+    // The words of each step: of one, or of one for each component of a heterogeneous job.
     json["srun"] = Json::array();
-    for (const AgentStep& step : agent_steps(request)) {
-      for (const std::string& word : step.argv) json["srun"].push_back(word);
-    }
+    for (const AgentStep& step : agent_steps(request)) json["srun"].push_back(step.argv);
   }
   json["settings"] = settings_json(request);
   Json decided = Json::object();

@@ -263,7 +263,9 @@ void Controller::on_loss(const Node& node, LinkEvent::Loss loss, const std::stri
                          .unheard = node.unheard,
                          .when = std::chrono::system_clock::now() - silence});
   if (state_ == State::running) {
-    stop(StopReason::loss, fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
+    stop(StopReason::loss,
+         node.unheard ? fmt::format("{} did not hear from this launcher in time", node.host)
+                      : fmt::format("{} was lost: {}", node.host, loss_text(loss, reason)),
          failure_grace(StopReason::loss), false, now);
   } else if (all_stopped()) {
     conclude(now);

@@ -36,6 +36,8 @@ namespace mtl {
 enum class Launcher { none, mtl, torchelastic, hand, mpi, slurm, lsf, kubernetes };
 const char* launcher_name(Launcher launcher);  // for people: "srun", "mpirun", "torchrun" ...
 
+inline constexpr int kMostComponents = 128;  // of a heterogeneous job: SLURM has no more
+
 struct Surroundings {
   Launcher launcher = Launcher::none;
   std::string words;  // for people: "SLURM job 1234, step 0", "Open MPI", "pod 2 of train"

@@ -15,7 +15,6 @@ namespace {
 // Steps that SLURM makes for itself: the batch script, the shell of an interactive salloc.
 constexpr long kPseudoSteps = 0xfffffff0;
 constexpr int kPortsToTry = 16;
-constexpr int kMaxComponents = 128;  // SLURM has no more
 
 }  // namespace
 
@@ -76,7 +75,7 @@ void SurroundingsReader::slurm_allocation() {
   // A job that was submitted from within a heterogeneous one has that one's variables.
   const int components = small("SLURM_HET_SIZE", 1);
   if (components > 1 && text("SLURM_JOB_ID") == text("SLURM_JOB_ID_HET_GROUP_0")) {
-    for (int i = 0; i < std::min(components, kMaxComponents); ++i) {
+    for (int i = 0; i < std::min(components, kMostComponents); ++i) {
       slurm_component(fmt::format("_HET_GROUP_{}", i));
     }
   } else {

@@ -27,8 +27,6 @@ namespace {
 constexpr int kEndPatienceMs = 2'000;
 constexpr int kTermPatienceMs = 1'000;
 
-constexpr int kMostComponents = 128;  // of a heterogeneous job, as SLURM's own limit
-
 Launch prepared(const std::vector<std::string>& argv) {
   WorkerCommand command;
   command.argv = argv;

@@ -74,6 +74,8 @@ TEST_CASE("GPUs of the allocation give the ranks and explicit flags win") {
   const json plain = dry({});
   CHECK(plain["mode"] == "allocation");
   CHECK(plain["ranks"].size() == 8);
+  REQUIRE(plain["srun"].size() == 1);
+  CHECK(plain["srun"][0][0] == "srun");
   const std::string srun = plain["srun"].dump();
   for (const char* option : {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4",
                              "--kill-on-bad-exit=1", "--mpi=none", "--unbuffered"}) {
