@@ -17,7 +17,7 @@ const std::vector<Command>& commands() {
       {"config", "ask where to run; write, change or explain it", command_config},
       {"plan", "what a run needs, how fast it would be, how to lay it out", command_plan},
       {"launch", "train a model, or start any program on every rank", command_launch},
-      {"submit", "the same as a job of SLURM: mtl launch --via slurm", command_submit, true},
+      {"submit", "launch as a job of SLURM: mtl launch --via slurm", command_submit, true},
       {"test", "check a set-up: start, network, a tiny training", command_test},
       {"generate", "write text with a trained model", command_generate},
       {"data", "make and inspect corpora and tokenizers", command_data},
@@ -34,7 +34,7 @@ const std::vector<Command>& commands() {
       {"estimate-memory", "a model's memory by type, and to train it under ZeRO",
        command_estimate_memory, true},
       {"env", "what a bug report needs to say about this machine", command_env, true},
-      {"help", "exit codes, settings, errors, or a command", command_help},
+      {"help", "all commands, exit codes, settings, errors, or one command", command_help},
       {"version", "print the version", command_version, true},
       {"completion", "what makes bash, zsh and fish complete mtl's words", command_completion,
        true},
@@ -59,9 +59,9 @@ std::string overview(int columns, bool all) {
     text +=
         fmt::format("  {:<{}}", left, column - 2) + wrap_text(right, width, column, column) + '\n';
   };
-  row("mtl config default", "write the settings of this machine", 42);
-  row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 42);
-  row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 42);
+  row("mtl config default", "write the settings of this machine", 43);
+  row("mtl launch --num_processes 4 train.yaml", "train on 4 processes", 43);
+  row("mtl generate runs/shakespeare \"ROMEO:\"", "write with what was trained", 43);
   text += "\nCommands:\n";
   std::vector<std::string_view> lesser;
   for (const Command& command : commands()) {
@@ -73,7 +73,7 @@ std::string overview(int columns, bool all) {
     }
   }
   const std::string end = all ? "The same launch again continues the run."
-                              : fmt::format("Also: {}.", fmt::join(lesser, ", "));
+                              : fmt::format("Also: {}", fmt::join(lesser, " "));
   text += '\n' + wrap_text(end, width, 0, 0);
   return text + '\n';
 }
