@@ -184,7 +184,7 @@ int command_completion(const Arguments& args) {
   line.example("source <(mtl completion bash)", "in ~/.bashrc");
   line.example("source <(mtl completion zsh)", "in ~/.zshrc, behind compinit");
   line.example("mtl completion fish > ~/.config/fish/completions/mtl.fish", "once");
-  line.positional("bash | zsh | fish", shell, "the shell");
+  line.positional("bash | zsh | fish", shell, "the shell that is to complete");
   if (!line.parse(args)) return 0;
   for (const CompletionScript& script : completion_scripts()) {
     if (script.shell != shell) continue;

@@ -146,7 +146,7 @@ int config_validate(const Arguments& args) {
                    "Exit code 3 if there is an error.");
   std::vector<std::string> files;
   line.option("config_file", "FILE", path, "the file to check", kInUse);
-  line.rest("FILE", files, "the same");
+  line.rest("FILE", files, "the file to check, without its option");
   if (!line.parse(args)) return 0;
   if (!path.empty()) files.push_back(path);
   if (files.size() > 1) {

@@ -44,8 +44,8 @@ const Rows& file_rows() {
       {"~/.cache/huggingface/accelerate/default_config.yaml",
        "accelerate's own, which is read where there is no other"},
       {"runs/NAME/ID/",
-       "a run: train.yaml as given, resolved.yaml with the origin of each value, metrics.jsonl, "
-       "status.json, logs/, checkpoints/step-N/"},
+       "a run: train.yaml as given, resolved.yaml with the origin of each value, report.html, "
+       "status.json, metrics.jsonl, events.jsonl, tb/ for TensorBoard, logs/, checkpoints/step-N/"},
       {"~/.local/state/mtl/jobs/", "what was started, for `mtl ps`, `stop` and `logs`"},
   };
   return kRows;
