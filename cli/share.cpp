@@ -1,10 +1,8 @@
 // mtl __share DIR: what is installed in share/ and made from what mtl knows of itself. The build
 // runs it (packaging/manual.cmake).
-#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -35,7 +33,7 @@ void write_below(const std::filesystem::path& folder, const std::string& name,
 }  // namespace
 
 int command_share(const Arguments& args) {
-  if (args.size() != 1) {
+  if (args.size() != 1 || args[0].starts_with('-')) {
     throw Error(Exit::usage, {.code = "usage.missing",
                               .what = "mtl __share wants a directory",
                               .help = "it is for the build: packaging/manual.cmake"});
