@@ -24,12 +24,21 @@ std::vector<RunRecord> read_runs(const std::vector<fs::path>& dirs) {
 }
 
 void write_report(const std::vector<RunRecord>& runs, const fs::path& file) {
-  const int error = replace_file(file, report_page(runs, utc_now()));
-  if (error == 0) return;
+  // What a link names is replaced, and not the link; a device or a pipe is never replaced.
+  std::error_code error;
+  const fs::path named = fs::weakly_canonical(file, error);
+  const fs::path& target = error ? file : named;
+  std::string wrong;
+  if (fs::exists(target, error) && !fs::is_regular_file(target, error)) {
+    wrong = "it is no file";
+  } else if (const int failure = replace_file(target, report_page(runs, utc_now()))) {
+    wrong = std::strerror(failure);
+  }
+  if (wrong.empty()) return;
   throw Error(Exit::environment,
               {.code = "report.write",
-               .what = fmt::format("cannot write {}: {}", file.string(), std::strerror(error)),
-               .help = "free space, or write it elsewhere: mtl report RUN -o FILE"});
+               .what = fmt::format("cannot write {}: {}", file.string(), wrong),
+               .help = "free space, or write another file: mtl report -o FILE RUN"});
 }
 
 std::string write_report_of(const fs::path& run_dir) {

@@ -12,7 +12,8 @@ namespace mtl {
 // Curves as fine as a page of less than a megabyte has room for.
 std::vector<RunRecord> read_runs(const std::vector<std::filesystem::path>& dirs);
 
-// Replaces `file` as a whole. Throws Error "report.write" (Exit::environment).
+// Replaces `file`, or what it is a link to, as a whole. Throws Error "report.write"
+// (Exit::environment).
 void write_report(const std::vector<RunRecord>& runs, const std::filesystem::path& file);
 
 // At the end of a run: report.html in its directory. Never throws, since a report is no reason to

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <sstream>
 
+#include <sys/stat.h>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
@@ -211,4 +213,21 @@ TEST_CASE("several runs are compared by the settings in which they differ") {
 TEST_CASE("a report that cannot be written is said, and no exception at the end of a run") {
   CHECK(write_report_of("/nonexistent/run").find("report.html") != std::string::npos);
   CHECK_THROWS_AS(write_report({}, "/nonexistent/report.html"), Error);
+}
+
+TEST_CASE("a report replaces a file, and neither a link nor what is no file") {
+  const test::TempDir folder;
+  const fs::path file = folder.path() / "page.html", link = folder.path() / "link";
+  std::ofstream(file) << "old";
+  fs::create_symlink("page.html", link);
+  write_report({}, link);
+  CHECK(fs::is_symlink(link));
+  CHECK(fs::file_size(file) > 1000);
+  const fs::path pipe = folder.path() / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  for (const fs::path& other : {pipe, folder.path()}) {
+    CAPTURE(other.string());
+    CHECK_THROWS_AS(write_report({}, other), Error);
+  }
+  CHECK(fs::is_fifo(pipe));
 }
