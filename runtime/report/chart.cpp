@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 #include <fmt/format.h>
 
@@ -14,7 +13,7 @@ namespace mtl {
 namespace {
 
 constexpr double kLeftMargin = 54, kRightMargin = 14, kTopMargin = 10, kBottomMargin = 26;
-constexpr double kMinLog = 1e-300;
+constexpr double kMinLog = 1e-300, kLargest = 1e300;
 
 // Numbers of one axis share a power, so that their labels line up.
 struct AxisScale {
@@ -90,22 +89,25 @@ ValueRange value_range(const Chart& chart, bool logarithmic) {
   std::vector<double> values;
   for (const ChartLine& line : chart.lines) {
     for (const CurvePoint& point : line.points) {
-      if (!logarithmic || point.value > kMinLog) values.push_back(point.value);
+      // An axis has room around its values, and no number is beyond the last one.
+      const double value = std::clamp(point.value, -kLargest, kLargest);
+      if (!logarithmic || value > kMinLog) values.push_back(value);
     }
   }
   if (values.empty()) return logarithmic ? ValueRange{1, 10} : ValueRange{};
   std::sort(values.begin(), values.end());
   ValueRange range{values.front(), values.back()};
-  if (chart.cut_peaks && !logarithmic) {
+  // Of two values none is a peak.
+  if (chart.cut_peaks && !logarithmic && values.size() > 2) {
     const auto at = [&](double part) {
       return values[static_cast<size_t>(part * static_cast<double>(values.size() - 1))];
     };
     range.high = std::min(range.high, at(0.97) + 1.5 * (at(0.97) - at(0.03)));
   }
   if (logarithmic) {
-    const double room = std::pow(range.high / range.low, 0.04);
-    if (room > 1.0001) return {range.low / room, range.high * room};
-    return {range.low / 2, range.high * 2};
+    const double room = std::exp(0.04 * (std::log(range.high) - std::log(range.low)));
+    const double factor = room > 1.0001 ? room : 2;
+    return {std::max(range.low / factor, 1 / kLargest), std::min(range.high * factor, kLargest)};
   }
   double width = range.high - range.low;
   if (width < 1e-9 * std::abs(range.high)) width = std::abs(range.high) * 0.2;
@@ -219,7 +221,7 @@ std::vector<double> linear_ticks(double low, double high, int wanted) {
 }
 
 std::vector<double> log_ticks(double low, double high) {
-  const double decades = std::log10(high / low);
+  const double decades = std::log10(high) - std::log10(low);
   const int apart = std::max(1, static_cast<int>(std::ceil(decades / 6)));
   std::vector<double> ticks;
   for (int power = static_cast<int>(std::floor(std::log10(low))); std::pow(10, power) <= high;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -69,6 +70,8 @@ TEST_CASE("a chart is well-formed, whatever its lines are") {
       {{1, 0.0}, {2, 0.0}},
       {{1, -3.0}, {1000000, 1e300}},
       {{1, 1e-300}, {2, 1e-308}},
+      {{1, 1e-290}, {2, 1e290}},
+      {{1, -1.7e308}, {2, 1.7e308}},
       {{1, 2.5}, {2, 2.5}, {3, 2.5}},
       {{1, 1e9}, {2, 1e9 + 1}},
   };
@@ -97,6 +100,23 @@ TEST_CASE("a logarithmic chart leaves out what has no logarithm") {
   const size_t begin = svg.find(" points='") + 9;
   const std::string points = svg.substr(begin, svg.find('\'', begin) - begin);
   CHECK(std::count(points.begin(), points.end(), ',') == 2);
+}
+
+TEST_CASE("peaks leave a chart at its top, where there are enough values to say so") {
+  const auto top = [](std::vector<double> values) {
+    Chart chart{.title = "Step time", .lines = {}, .cut_peaks = true};
+    chart.lines.push_back({.name = "x", .points = {}, .means = {}});
+    for (const double value : values) {
+      chart.lines[0].points.push_back({static_cast<int64_t>(values.size()), value});
+    }
+    const std::string svg = chart_svg(chart, false);
+    double bottom = 0, upper = 0, low = 0, high = 0;
+    const size_t at = svg.find("data-y='") + 8;
+    REQUIRE(std::sscanf(svg.c_str() + at, "%lf %lf %lf %lf", &bottom, &upper, &low, &high) == 4);
+    return high;
+  };
+  CHECK(top({100, 1, 1.1, 0.9, 1}) < 2);
+  CHECK(top({100, 1}) > 100);
 }
 
 TEST_CASE("text for a page is escaped, and what is no text is marked") {
