@@ -97,9 +97,10 @@ uint32_t masked_crc(std::string_view data) {
 // whatever the clock says.
 int64_t file_time(const fs::path& folder, EventFile::Time now) {
   int64_t time = std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename().string();
+  std::error_code failure;
+  fs::directory_iterator entry(folder, failure);
+  for (const fs::directory_iterator end; !failure && entry != end; entry.increment(failure)) {
+    const std::string name = entry->path().filename().string();
     int64_t there = 0;
     if (!name.starts_with(kEventPrefix)) continue;
     std::from_chars(name.data() + kEventPrefix.size(), name.data() + name.size(), there);

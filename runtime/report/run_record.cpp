@@ -192,7 +192,7 @@ class EventsReader {
   bool open_ = false;  // started, and not ended
 };
 
-// Sequences of a run before `step`, by the phases of its plan.
+// What the steps up to `step` have learned from, by the phases of the plan.
 int64_t tokens_before(const nlohmann::json& plan, int64_t step) {
   try {
     const nlohmann::json& batch = plan.at("batch");

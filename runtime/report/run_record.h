@@ -34,7 +34,7 @@ struct RunRecord {
   int64_t step = 0, steps = 0;    // done, and of the whole run; 0 = unknown
   int64_t tokens = 0;             // that those steps have learned from; 0 = unknown
   double seconds = 0;             // that the run was at work, without the time between its starts
-  double tokens_per_s = 0;        // the mean of what was logged, but for the first step of a start
+  double tokens_per_s = 0;        // the mean of the steps that were logged, but for the first
   int64_t starts = 0, failures = 0, checkpoints = 0, skipped = 0;
   int64_t damaged_lines = 0;             // of metrics.jsonl and events.jsonl
   std::map<std::string, Curve> curves;   // by the names of metrics.jsonl; "gpus.power_w"
