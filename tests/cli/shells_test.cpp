@@ -162,6 +162,8 @@ TEST_CASE("what is installed in share/: scripts of shells and manual pages") {
     CHECK(std::filesystem::file_size(shell.dir() / "share" / name) > 500);
   }
   CHECK(has(mtl::test::file_text(shell.dir() / "share/man/man1/mtl.1"), " 2023-11-14 "));
+  CHECK(shell.mtl({"__share", "--help"}).code == 2);
+  CHECK_FALSE(std::filesystem::exists(shell.dir() / "--help"));
 }
 
 TEST_CASE("manual pages are without a warning") {
