@@ -98,12 +98,19 @@ const OptionDeclaration* CommandDescription::option(const std::string& name, boo
   for (const OptionDeclaration& option : options) {
     if (is_called(option, plain)) return &option;
   }
-  if (!plain.starts_with("no_")) return nullptr;
   for (const OptionDeclaration& option : options) {
+    if (!plain.starts_with("no_")) break;
     negated = option.is_flag && is_called(option, plain.substr(3));
     if (negated) return &option;
   }
-  return nullptr;
+  // Cut short, as torchrun takes it.
+  const std::vector<const OptionDeclaration*> possible = options_beginning(name);
+  if (possible.size() != 1) return nullptr;
+  const std::vector<std::string>& names = possible[0]->shortened;
+  const bool may_be = std::any_of(names.begin(), names.end(), [&](const std::string& called) {
+    return underscored(called).starts_with(plain);
+  });
+  return may_be ? possible[0] : nullptr;
 }
 
 const OptionDeclaration* CommandDescription::option(char short_name) const {

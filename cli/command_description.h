@@ -49,7 +49,8 @@ struct CommandDescription {
 
   // The words of the usage line before the first placeholder: "config default".
   std::string command() const;
-  // The option that is called so, by any of its names; nullptr: none. `negated`: it is a flag, and
+  // The option that is called so, by any of its names, or by one that may be cut short and begins
+  // so; nullptr: none. `negated`: it is a flag, and
   // the name "no_" and its. Names are without the leading dashes.
   const OptionDeclaration* option(const std::string& name, bool& negated) const;
   const OptionDeclaration* option(char short_name) const;

@@ -88,15 +88,7 @@ struct CommandLine::Impl {
 
   // `name` without its dashes. `negated`: it is "no-" and a flag's name.
   const OptionDeclaration* find(const std::string& name, bool& negated) const {
-    if (const OptionDeclaration* found = is.option(name, negated)) return found;
-    if (name == help_option.name) return &help_option;
-    const auto possible = is.options_beginning(name);
-    if (possible.size() != 1) return nullptr;
-    const std::vector<std::string>& names = possible[0]->shortened;
-    const bool may_be = std::any_of(names.begin(), names.end(), [&](const std::string& called) {
-      return underscored(called).starts_with(underscored(name));
-    });
-    return may_be ? possible[0] : nullptr;
+    return name == help_option.name ? &help_option : is.option(name, negated);
   }
 
   // CLI11 reads `args`; back come the words that are no options of ours, in order, with the `--`

@@ -85,7 +85,8 @@ std::string state_of_run(const fs::path& run) {
   return words;
 }
 
-// Runs, and names of runs, in the folder that is typed; in runs/ before one is. Newest first.
+// Runs, and names of runs, in the folder that is typed; in runs/ before one is. The newest ids
+// first.
 void offer_runs(const std::string& typed, Completion& to) {
   const std::string base = std::string_view("runs/").starts_with(typed) ? "runs/" : typed;
   const auto [folder, name] = parts_of(base);

@@ -1,6 +1,10 @@
 // The plan as JSON: plan.json of a run directory, and `mtl plan --json`.
+#include "runtime/plan/plan_json.h"
+
+#include <algorithm>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -173,6 +177,22 @@ nlohmann::json to_json(const Plan& plan) {
            {{"parameters", plan.cost.parameters},
             {"active_parameters", plan.cost.active_parameters},
             {"flops_per_token", plan.cost.flops_per_token}}}};
+}
+
+BatchSchedule batch_from_json(const nlohmann::json& batch) {
+  std::vector<BatchPhase> phases;
+  for (const nlohmann::json& phase : batch.at("phases")) {
+    phases.push_back({.first_step = phase.at("first_step").get<int64_t>(),
+                      .first_sample = phase.at("first_sample").get<int64_t>(),
+                      .global_batch = phase.at("global_batch").get<int64_t>(),
+                      .micro_batches = phase.at("micro_batches").get<int64_t>()});
+  }
+  const auto begin_earlier = [](const BatchPhase& a, const BatchPhase& b) {
+    return a.first_step < b.first_step;
+  };
+  const bool good = !phases.empty() && phases.front().first_step == 0 &&
+                    std::is_sorted(phases.begin(), phases.end(), begin_earlier);
+  return BatchSchedule(good ? std::move(phases) : std::vector<BatchPhase>());
 }
 
 }  // namespace mtl

@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/plan/plan_json.h"
+
 namespace mtl {
 
 namespace {
@@ -178,8 +180,8 @@ class EventsReader {
       return;
     }
     // The rank that fails says so, and then the launcher why.
-    if (again && event.name == "failed") {
-      if (!event.words.empty()) before->words = event.words;
+    if (again && event.name == "failed" && before->words.empty()) {
+      before->words = event.words;
       return;
     }
     if (event.name == "failed") ++run_.failures;
@@ -192,18 +194,13 @@ class EventsReader {
   bool open_ = false;  // started, and not ended
 };
 
-// What the steps up to `step` have learned from, by the phases of the plan.
+// What the steps up to `step` have learned from.
 int64_t tokens_before(const nlohmann::json& plan, int64_t step) {
   try {
     const nlohmann::json& batch = plan.at("batch");
-    int64_t samples = 0;
-    for (const nlohmann::json& phase : batch.at("phases")) {
-      const int64_t first = phase.at("first_step").get<int64_t>();
-      if (first > step) break;
-      samples = phase.at("first_sample").get<int64_t>() +
-                (step - first) * phase.at("global_batch").get<int64_t>();
-    }
-    return samples * batch.at("seq_len").get<int64_t>();
+    const BatchSchedule schedule = batch_from_json(batch);
+    if (schedule.phases().empty()) return 0;
+    return schedule.first_sample(step) * batch.at("seq_len").get<int64_t>();
   } catch (const nlohmann::json::exception&) {
     return 0;  // of another version
   }

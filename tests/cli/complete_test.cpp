@@ -199,6 +199,12 @@ TEST_CASE("settings of a train.yaml: sections, keys, values") {
   CHECK(offers({"config", "set", "mixed_precision=f"}, "mixed_precision=fp16"));
 }
 
+TEST_CASE("an option that is cut short has its value too") {
+  // 4 is no program, so what follows is a train.yaml's.
+  CHECK(offers({"launch", "--nproc_per", "4", "t.yaml", "train.ste"}, "train.steps="));
+  CHECK(offers({"launch", "--nproc_per_n", "au"}, "auto"));
+}
+
 TEST_CASE("names that lie on the disk: recipes, runs, checkpoints, corpora, jobs") {
   Shell shell;
   shell.write("runs/mine/20260101-1/resolved.yaml", "");

@@ -53,8 +53,8 @@ const char* const kSettings =
     "train.yaml\n";
 const char* const kPlan =
     R"({"steps":100,"batch":{"seq_len":16,"phases":[
-        {"first_step":0,"first_sample":0,"global_batch":4},
-        {"first_step":10,"first_sample":40,"global_batch":8}]},
+        {"first_step":0,"first_sample":0,"global_batch":4,"micro_batches":1},
+        {"first_step":10,"first_sample":40,"global_batch":8,"micro_batches":2}]},
         "stages":[{"memory_per_rank":{"total_bytes":4096,"weights":1024,"activations":3072}}]})";
 
 size_t count_of(const std::string& text, const std::string& part) {
@@ -130,6 +130,10 @@ TEST_CASE("a run that failed before its first step has a report that says why") 
   CHECK(page.find("the corpus &lt;x&gt; is not there") != page.npos);
   CHECK(page.find("No step has been logged.") != page.npos);
   CHECK(read_run(run.dir).failures == 1);
+  run.write("events.jsonl",
+            "{\"event\":\"failed\",\"reason\":\"no port\"}\n"
+            "{\"event\":\"failed\",\"reason\":\"no port either\"}\n");
+  CHECK(read_run(run.dir).failures == 2);
 }
 
 TEST_CASE("whatever lies in a run directory, its report is written") {
