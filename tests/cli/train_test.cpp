@@ -399,8 +399,10 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
 }
 
-TEST_CASE("health.max_time stops a run as a request would") {
+TEST_CASE("health.max_time stops a run as a request would, and not before") {
   Shell shell;
+  write_recipe(shell, 3);
+  CHECK(shell.mtl({"launch", "train.yaml", "health.max_time=1h", "run.name=short"}).code == 0);
   write_recipe(shell, 100000);
   const Outcome stopped =
       shell.mtl({"launch", "--num_processes", "2", "train.yaml", "health.max_time=1s"});

@@ -18,6 +18,13 @@ std::map<int, std::string> local_losses(const Slurm& slurm, const std::string& n
   return losses(slurm, name);
 }
 
+// What a rank says of where it is, and of the GPUs that it sees.
+void write_show(const Slurm& slurm) {
+  write_text(slurm, "show.sh",
+             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE on=$SLURMD_NODENAME "
+             "gpus=$CUDA_VISIBLE_DEVICES.\n");
+}
+
 }  // namespace
 
 TEST_CASE("a char model trains on four nodes of an sbatch job as it does locally") {
@@ -125,9 +132,7 @@ TEST_CASE("nodes that were given different numbers of CPUs or GPUs are all used"
 
 TEST_CASE("a rank for each GPU where three nodes have 2, 3 and 1 of six") {
   const Slurm slurm(3);
-  write_text(slurm, "show.sh",
-             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE "
-             "on=$SLURMD_NODENAME gpus=$CUDA_VISIBLE_DEVICES.\n");
+  write_show(slurm);
   // What others use leaves so many.
   std::vector<std::string> others;
   const std::map<std::string, std::string> used = {{"n1", "6"}, {"n2", "5"}, {"n3", "7"}};
@@ -154,9 +159,7 @@ TEST_CASE("a rank for each GPU where three nodes have 2, 3 and 1 of six") {
 
 TEST_CASE("all components of a heterogeneous job are used") {
   const Slurm slurm(4);
-  write_text(slurm, "show.sh",
-             "echo rank=$RANK/$WORLD_SIZE local=$LOCAL_RANK/$LOCAL_WORLD_SIZE on=$SLURMD_NODENAME "
-             "gpus=$CUDA_VISIBLE_DEVICES.\n");
+  write_show(slurm);
   const std::string job = submit(slurm, "job.sh", {},
                                  "#SBATCH -N1 --gpus-per-node=2\n#SBATCH hetjob\n"
                                  "#SBATCH -N2 --ntasks=3 --gpus-per-task=1\nexec " +
