@@ -255,7 +255,7 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
       cluster.launch({"--rdzv_backend", "c10d", "--rdzv_endpoint", "m1:29500", "--rdzv_id", "other",
                       "--nnodes", "2", "--nproc_per_node", "1", "--", "true"},
                      1);
-  REQUIRE(wait_until([&] { return !cluster.pids(1, "other").empty(); }));
+  REQUIRE_MESSAGE(other.says("whoever reaches m1 port 29500", kPatience), other.err());  // has it
   const CommandEnd late =
       cluster
           .launch({"--rdzv_backend", "c10d", "--rdzv_endpoint", "m1:29500", "--rdzv_id", "mine",

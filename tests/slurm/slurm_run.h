@@ -69,7 +69,7 @@ inline std::map<int, std::string> losses(const Slurm& slurm, const std::string& 
 }
 
 inline bool reaches_step(const Slurm& slurm, const std::string& name, int step,
-                         std::chrono::seconds within = std::chrono::seconds(60)) {
+                         std::chrono::seconds within = std::chrono::seconds(180)) {
   const auto until = std::chrono::steady_clock::now() + within;
   while (std::chrono::steady_clock::now() < until) {
     const auto steps = losses(slurm, name);

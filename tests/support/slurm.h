@@ -50,7 +50,7 @@ class Slurm {
   std::string exit_code(const std::string& job) const;
   // False if it is in none of these states in time.
   bool reaches(const std::string& job, const std::vector<std::string>& states,
-               std::chrono::seconds within = std::chrono::seconds(60)) const;
+               std::chrono::seconds within = std::chrono::seconds(180)) const;
   // Starts a job at once that was queued again: SLURM would hold it for two minutes. False if it
   // does not start. It may be over, or queued once more, when this returns.
   bool start_again(const std::string& job) const;
