@@ -13,6 +13,7 @@
 #include "common/error.h"
 #include "runtime/engine/trainer.h"
 #include "spread_tokens.h"
+#include "support/specs.h"
 
 namespace mtl::bench {
 
@@ -60,25 +61,21 @@ inline std::string unknown_shape(const std::vector<std::string>& titles) {
 }
 
 inline TrainSpec spec_of(const Shape& shape, bool fp8) {
-  TrainSpec spec;
-  spec.model.layers = shape.layers;
-  spec.model.hidden = shape.hidden;
-  spec.model.heads = shape.heads;
+  TrainSpec spec = test::spec_with({.layers = shape.layers,
+                                    .hidden = shape.hidden,
+                                    .heads = shape.heads,
+                                    .global_batch = shape.micro_batches * shape.batch,
+                                    .micro_batch = shape.batch,
+                                    .seq_len = shape.seq,
+                                    .steps = 1000});
   spec.model.kv_heads = shape.kv_heads;
   spec.model.ffn = shape.ffn;
   spec.model.max_seq = shape.seq;
   if (shape.llama) {
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
+    test::use_llama_blocks(spec);
     spec.model.position.base = 500000;
-    spec.model.bias = false;
     spec.model.tie_embeddings = false;
   }
-  spec.train.micro_batch = shape.batch;
-  spec.train.global_batch = shape.micro_batches * shape.batch;
-  spec.train.seq_len = shape.seq;
-  spec.train.steps = 1000;
   spec.precision.dtype = fp8 ? "fp8" : "bf16";
   return spec;
 }

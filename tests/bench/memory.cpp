@@ -32,6 +32,7 @@
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/engine/trainer.h"
 #include "spread_tokens.h"
+#include "support/specs.h"
 
 using namespace mtl;
 
@@ -303,10 +304,7 @@ Model mixtral() {
   spec.model.heads = 8;
   spec.model.kv_heads = 2;
   spec.model.ffn = 1792;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  test::use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   spec.model.moe = {.experts = 8, .topk = 2, .aux_loss = 0.01};
   spec.precision.dtype = "bf16";
@@ -333,10 +331,7 @@ Model llama() {
   spec.model.hidden = 512;
   spec.model.heads = 8;
   spec.model.kv_heads = 2;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  test::use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   spec.train.micro_batch = 2;
   spec.train.seq_len = 256;

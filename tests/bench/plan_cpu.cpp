@@ -19,6 +19,7 @@
 #include "runtime/engine/trainer.h"
 #include "runtime/plan/forecast.h"
 #include "spread_tokens.h"
+#include "support/specs.h"
 
 using namespace mtl;
 
@@ -33,15 +34,8 @@ struct Row {
 };
 
 TrainSpec base() {
-  TrainSpec spec;
-  spec.model.layers = 8;
-  spec.model.hidden = 256;
-  spec.model.heads = 4;
-  spec.train.global_batch = 16;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 128;
-  spec.train.steps = 1000;
-  return spec;
+  return test::spec_with(
+      {.layers = 8, .hidden = 256, .global_batch = 16, .seq_len = 128, .steps = 1000});
 }
 
 Plan plan_of(const TrainSpec& spec, int world) {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "runtime/metrics/format.h"
+#include "support/specs.h"
 #include "support/text.h"
 
 using namespace mtl;
@@ -16,19 +17,10 @@ using namespace mtl;
 namespace {
 
 TrainSpec small_spec() {
-  TrainSpec spec;
-  spec.model.layers = 8;
-  spec.model.hidden = 256;
-  spec.model.heads = 8;
+  TrainSpec spec = test::spec_with(
+      {.layers = 8, .hidden = 256, .heads = 8, .micro_batch = 1, .seq_len = 256, .steps = 100});
   spec.model.kv_heads = 2;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 256;
-  spec.train.steps = 100;
+  test::use_llama_blocks(spec);
   spec.precision.dtype = "bf16";
   return spec;
 }

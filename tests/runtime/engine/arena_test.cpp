@@ -11,6 +11,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -22,22 +23,17 @@ constexpr int32_t kVocab = 512;
 // Large enough that what the layout leaves empty between tensors (up to a chunk of the norm each)
 // does not count; every sequence has every token of the vocabulary.
 TrainSpec spec_of(bool llama) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 256;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4,
+                              .hidden = 256,
+                              .global_batch = 4,
+                              .micro_batch = 1,
+                              .seq_len = kVocab,
+                              .steps = 10});
   if (llama) {
     spec.model.kv_heads = 2;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
   }
-  spec.train.global_batch = 4;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = kVocab;
-  spec.train.steps = 10;
   return spec;
 }
 

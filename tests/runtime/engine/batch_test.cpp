@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -33,15 +34,7 @@ class Recorder : public TokenSource {
 };
 
 TrainSpec spec_of(int64_t steps) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.global_batch = 0;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = kSeq;
-  spec.train.steps = steps;
-  return spec;
+  return spec_with({.global_batch = 0, .seq_len = kSeq, .steps = steps});
 }
 
 struct Run {

@@ -22,6 +22,7 @@
 #include "runtime/engine/save_times.h"
 #include "runtime/plan/saved_parts.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
@@ -34,15 +35,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kVocab = 65;
 
 TrainSpec small_spec() {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.global_batch = 4;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = 100;
-  return spec;
+  return spec_with({.global_batch = 4, .micro_batch = 1, .steps = 100});
 }
 
 // The hashes of all parts, by tensor and place, and the state.

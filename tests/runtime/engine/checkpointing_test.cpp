@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "support/layouts.h"
 #include "support/save_checkpoint.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
@@ -24,15 +25,8 @@ namespace fs = std::filesystem;
 constexpr int64_t kVocab = 65;
 
 TrainSpec gpt2_spec() {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4});
   spec.model.dropout = {0.1, 0.1};
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 16;
-  spec.train.steps = 20;
   return spec;
 }
 
@@ -41,10 +35,7 @@ TrainSpec llama_spec() {
   TrainSpec spec = gpt2_spec();
   spec.model.kv_heads = 2;
   spec.model.ffn = 80;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  use_llama_blocks(spec);
   spec.model.qk_norm = true;
   spec.model.tie_embeddings = false;
   return spec;

@@ -13,6 +13,7 @@
 #include "runtime/data/orders.h"
 #include "support/hash.h"
 #include "support/reference.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -35,25 +36,15 @@ std::unique_ptr<Samples> documents_of(std::shared_ptr<const TokenSource> row, in
 
 enum class Model { learned_tied, rope };
 TrainSpec spec_of(Model model) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4, .micro_batch = 1, .seq_len = 32, .steps = 4});
   spec.model.max_seq = 64;
   if (model == Model::rope) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
   }
   spec.model.dropout.hidden = 0.1;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 32;
-  spec.train.steps = 4;
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   all_options(spec);

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -38,20 +39,11 @@ TEST_CASE("one rank has all experts") {
 
 TEST_CASE("tokens that choose unevenly within a sequence take smaller turns and nothing is lost") {
   constexpr int32_t kVocab = 65;
-  TrainSpec spec;
-  spec.model.layers = 1;
-  spec.model.hidden = 32;
-  spec.model.heads = 2;
+  TrainSpec spec =
+      spec_with({.layers = 1, .heads = 2, .global_batch = 4, .micro_batch = 1, .steps = 10});
   spec.model.ffn = 48;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  use_llama_blocks(spec);
   spec.model.moe = {.experts = 8, .topk = 2};
-  spec.train.global_batch = 4;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = 10;
 
   struct Result {
     double loss = 0, turns = 0;

@@ -11,6 +11,7 @@
 
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -20,23 +21,13 @@ namespace {
 constexpr int32_t kVocab = 65;
 
 TrainSpec spec_of(bool llama, const char* dtype) {
-  TrainSpec spec;
-  spec.model.layers = 3;
-  spec.model.hidden = 64;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 3, .hidden = 64, .seq_len = 32, .steps = 200});
   if (llama) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 96;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
   }
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 32;
-  spec.train.steps = 200;
   spec.train.seed = 7;
   spec.lr.max = 1e-3;
   spec.lr.min = 1e-4;

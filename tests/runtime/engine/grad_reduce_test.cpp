@@ -4,6 +4,7 @@
 #include "runtime/comm/tcp/tcp_world.h"
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -14,14 +15,7 @@ constexpr int32_t kVocab = 61;
 
 // Wide enough that a bucket has more gradients than are rounded aside (kRoundedAside).
 TrainSpec spec_of(const std::string& grad_reduce) {
-  TrainSpec spec;
-  spec.model.layers = 3;
-  spec.model.hidden = 96;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = 100;
+  TrainSpec spec = spec_with({.layers = 3, .hidden = 96, .micro_batch = 1, .steps = 100});
   spec.train.seed = 5;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 10;

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -12,15 +13,10 @@ using namespace mtl::test;
 namespace {
 
 TrainSpec tiny_spec() {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 16;
-  spec.model.heads = 2;
+  TrainSpec spec = spec_with(
+      {.hidden = 16, .heads = 2, .global_batch = 3, .micro_batch = 0, .seq_len = 6, .steps = 1});
   spec.model.dropout = {0.2, 0.2};
   spec.init.std = 0.3;  // far from linear
-  spec.train.global_batch = 3;
-  spec.train.seq_len = 6;
-  spec.train.steps = 1;
   return spec;
 }
 
@@ -30,10 +26,7 @@ TrainSpec tiny_llama() {
   spec.model.heads = 4;
   spec.model.kv_heads = 2;
   spec.model.ffn = 24;
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.activation = "swiglu";
-  spec.model.bias = false;
+  use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   return spec;
 }

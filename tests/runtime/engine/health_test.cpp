@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -22,15 +23,8 @@ constexpr int64_t kSeq = 16;
 
 // Four layers; steps of eight sequences in micro-batches of two.
 TrainSpec spec_of(const std::string& nan = "stop") {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4, .seq_len = kSeq});
   spec.model.tie_embeddings = false;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = kSeq;
-  spec.train.steps = 20;
   spec.health.nan = nan;
   return spec;
 }

@@ -3,6 +3,7 @@
 
 #include "runtime/comm/world.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 #include "support/two_hosts.h"
 
 using namespace mtl;
@@ -18,14 +19,7 @@ struct Trained {
 };
 
 Trained train(Layout layout, const char* compute, const MakeWorld& make_world) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 64;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 32;
-  spec.train.steps = 5;
+  TrainSpec spec = spec_with({.hidden = 64, .seq_len = 32, .steps = 5});
   spec.train.seed = 7;
   spec.precision.dtype = compute;
   if (layout.ep > 1) {

@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -41,10 +42,7 @@ bool runs_all(Model model) {
 
 // Eight layers, four heads, two KV heads (so that tp 4 copies them), micro-batches of one.
 TrainSpec spec_of(Model model) {
-  TrainSpec spec;
-  spec.model.layers = 8;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 8, .micro_batch = 1});
   spec.model.dropout.hidden = 0.1;
   // Costs most of the time of so small a model.
   spec.model.dropout.attention = runs_all(model) ? 0.0 : 0.1;
@@ -52,20 +50,13 @@ TrainSpec spec_of(Model model) {
   if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.qk_norm = true;
   }
   if (model == Model::mixtral) {
     spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
     spec.model.qk_norm = false;
   }
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = 20;
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 5;

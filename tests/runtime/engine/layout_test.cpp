@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -13,13 +14,8 @@ namespace {
 constexpr int32_t kVocab = 65;
 
 TrainSpec char_spec() {
-  TrainSpec spec;
-  spec.model.layers = 3;
-  spec.model.hidden = 64;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.seq_len = 32;
-  spec.train.steps = 100;
+  TrainSpec spec =
+      spec_with({.layers = 3, .hidden = 64, .micro_batch = 0, .seq_len = 32, .steps = 100});
   spec.train.seed = 7;
   spec.lr.max = 1e-3;
   spec.lr.min = 1e-4;

@@ -13,6 +13,7 @@
 #include "runtime/engine/lr.h"
 #include "support/layouts.h"
 #include "support/save_checkpoint.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
@@ -25,14 +26,7 @@ namespace fs = std::filesystem;
 constexpr int32_t kVocab = 61;
 
 TrainSpec spec_of(const std::string& dtype) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 16;
-  spec.train.steps = 60;
+  TrainSpec spec = spec_with({.steps = 60});
   spec.train.seed = 5;
   spec.precision.dtype = dtype;
   spec.lr.max = 3e-3;

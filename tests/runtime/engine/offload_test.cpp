@@ -4,6 +4,7 @@
 
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -13,14 +14,7 @@ namespace {
 constexpr int32_t kVocab = 64;
 
 TrainSpec small(const char* dtype) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.seq_len = 16;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.steps = 10;
+  TrainSpec spec = spec_with({.steps = 10});
   spec.lr.max = 1e-2;
   spec.precision.dtype = dtype;
   return spec;

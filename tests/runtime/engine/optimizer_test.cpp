@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -82,14 +83,7 @@ class Reference {
 };
 
 TrainSpec spec_of(const std::string& type) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 16;
-  spec.train.steps = kSteps;
+  TrainSpec spec = spec_with({.steps = kSteps});
   spec.optimizer.type = type;
   spec.optimizer.momentum = 0.8;
   spec.optimizer.beta1 = 0.8;

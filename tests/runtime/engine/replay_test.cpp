@@ -10,6 +10,7 @@
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
 #include "support/save_checkpoint.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
@@ -20,17 +21,10 @@ namespace {
 constexpr int32_t kVocab = 61;
 
 TrainSpec gpt2_spec(const std::string& dtype = "fp32") {
-  TrainSpec spec;
+  TrainSpec spec = spec_with({.layers = 4});
   spec.precision.dtype = dtype;
   spec.precision.loss_scale.window = 2;  // a scale, and so a recording, is for few steps
   spec.precision.loss_scale.initial = 1024;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 16;
-  spec.train.steps = 20;
   spec.train.seed = 4;
   spec.lr.max = 1e-3;
   return spec;
@@ -40,10 +34,7 @@ TrainSpec llama_spec(const std::string& dtype = "fp32") {
   TrainSpec spec = gpt2_spec(dtype);
   spec.model.kv_heads = 2;
   spec.model.ffn = 80;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  use_llama_blocks(spec);
   spec.model.qk_norm = true;
   spec.model.tie_embeddings = false;
   return spec;

@@ -9,6 +9,7 @@
 
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -18,17 +19,10 @@ namespace {
 constexpr int32_t kVocab = 61;
 
 TrainSpec spec_of(const std::string& dtype, const std::string& optimizer) {
-  TrainSpec spec;
+  TrainSpec spec = spec_with({.layers = 3, .global_batch = 6, .steps = 10});
   spec.precision.dtype = dtype;
-  spec.model.layers = 3;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
   spec.model.dropout.hidden = 0.1;
   spec.optimizer.type = optimizer;
-  spec.train.global_batch = 6;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 16;
-  spec.train.steps = 10;
   return spec;
 }
 

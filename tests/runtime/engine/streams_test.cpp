@@ -10,6 +10,7 @@
 
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -20,24 +21,14 @@ constexpr int32_t kVocab = 61;
 constexpr int64_t kSteps = 3;
 
 TrainSpec spec_of(bool llama) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4, .micro_batch = 1, .steps = kSteps});
   spec.model.dropout.hidden = 0.1;
   if (llama) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
   }
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = kSteps;
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   return spec;

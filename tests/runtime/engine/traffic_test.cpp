@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -23,10 +24,7 @@ constexpr Model kModels[] = {Model::gpt2_tied, Model::gpt2_untied, Model::llama_
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 16 sequences a
 // step in micro-batches of one.
 TrainSpec spec_of(Model model) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4, .global_batch = 16, .micro_batch = 1, .steps = 10});
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
   if (model == Model::mixtral) {
     spec.model.moe = {.experts = 3, .topk = 2, .aux_loss = 0.01};
@@ -35,17 +33,10 @@ TrainSpec spec_of(Model model) {
   if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.qk_norm = model == Model::llama_tied;
   }
   spec.parallel.sp = "false";
-  spec.train.global_batch = 16;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 16;
-  spec.train.steps = 10;
   return spec;
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/interchange/import.h"
 #include "runtime/interchange/init_from.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -16,36 +17,21 @@ namespace {
 
 // The settings of reference folder "llama".
 TrainSpec llama_spec() {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
   spec.model.kv_heads = 2;
   spec.model.ffn = 48;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
+  use_llama_blocks(spec);
   spec.model.position.base = 5000;
   spec.model.max_seq = 64;
-  spec.model.bias = false;
   spec.model.tie_embeddings = false;
   spec.model.vocab_pad_to = 64;
-  spec.train.seq_len = 16;
-  spec.train.global_batch = 4;
-  spec.train.steps = 8;
   return spec;
 }
 
 TrainSpec gpt2_spec() {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.global_batch = 4, .micro_batch = 0, .steps = 8});
   spec.model.ffn = 64;
   spec.model.max_seq = 64;
-  spec.train.seq_len = 16;
-  spec.train.global_batch = 4;
-  spec.train.steps = 8;
   return spec;
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/plan/forecast_compute.h"
 #include "runtime/plan/tune.h"
 #include "support/published_runs.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -21,15 +22,8 @@ using namespace mtl::test;
 namespace {
 
 TrainSpec gpt2_like() {
-  TrainSpec spec;
-  spec.model.layers = 16;
-  spec.model.hidden = 768;
-  spec.model.heads = 12;
-  spec.train.global_batch = 32;
-  spec.train.micro_batch = 2;
-  spec.train.seq_len = 512;
-  spec.train.steps = 10;
-  return spec;
+  return spec_with(
+      {.layers = 16, .hidden = 768, .heads = 12, .global_batch = 32, .seq_len = 512, .steps = 10});
 }
 
 TrainSpec llama_like() {
@@ -37,10 +31,7 @@ TrainSpec llama_like() {
   spec.model.heads = 16;
   spec.model.hidden = 1024;
   spec.model.kv_heads = 4;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   return spec;
 }

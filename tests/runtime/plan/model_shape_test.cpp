@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/plan/cost.h"
+#include "support/specs.h"
 
 using namespace mtl;
 
@@ -22,10 +23,7 @@ ModelShape llama(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads
   spec.model.heads = heads;
   spec.model.kv_heads = kv_heads;
   spec.model.ffn = ffn;
-  spec.model.activation = "swiglu";
-  spec.model.norm.type = "rmsnorm";
-  spec.model.position.type = "rope";
-  spec.model.bias = false;
+  test::use_llama_blocks(spec);
   spec.model.tie_embeddings = false;
   spec.train.seq_len = 4096;
   return model_shape(spec, vocab);

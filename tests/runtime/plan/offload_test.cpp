@@ -8,6 +8,7 @@
 #include "runtime/plan/forecast.h"
 #include "runtime/plan/micro_batch.h"
 #include "runtime/run.h"
+#include "support/specs.h"
 #include "support/temp_dir.h"
 
 using namespace mtl;
@@ -15,13 +16,8 @@ using namespace mtl;
 namespace {
 
 TrainSpec spec_of(int zero, const char* dtype, const char* optimizer) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 512;
-  spec.model.heads = 4;
-  spec.train.seq_len = 64;
-  spec.train.micro_batch = 2;
-  spec.train.steps = 10;
+  TrainSpec spec =
+      test::spec_with({.layers = 4, .hidden = 512, .global_batch = 0, .seq_len = 64, .steps = 10});
   spec.parallel.zero = zero;
   spec.precision.dtype = dtype;
   spec.optimizer.type = optimizer;
