@@ -223,6 +223,19 @@ void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier) {
   start({destination(shared, bytes, 16), &use(barrier), bytes, from, {}, {}});
 }
 
+void store_tiles(void* row, const uint32_t (&r)[4]) {
+  if (shared_address(row) % 16 != 0) {
+    throw std::runtime_error("a row of a tile that is not aligned to 16 bytes");
+  }
+  const unsigned char* const all = exchange(0xffffffffu, &row, sizeof row);
+  for (unsigned tile = 0; tile < 4; ++tile) {
+    unsigned char* to = nullptr;
+    std::memcpy(&to, all + (8 * tile + lane() / 4) * kLaneBytes, sizeof to);
+    std::memcpy(to + lane() % 4 * 4, &r[tile], 4);
+  }
+  exchange(0xffffffffu, nullptr, 0);  // .sync: all of the warp's is written
+}
+
 void forget_barriers() {
   state = {};
 }

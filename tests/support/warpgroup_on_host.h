@@ -34,6 +34,8 @@ void named_barrier(int id, int threads, bool waits);
 // `at`: column, head, row, sequence; what is outside the tensor is zeros.
 void copy_box(void* shared, const TensorMap& map, void* barrier, std::array<int, 4> at);
 void copy_bytes(void* shared, const void* from, unsigned bytes, void* barrier);
+// stmatrix: register r of the lanes to rows of tile r, of which lane 8 r + i has row i.
+void store_tiles(void* row, const uint32_t (&r)[4]);
 
 void products_begin();
 void products_issued();

@@ -31,8 +31,13 @@ inline int64_t stats_stride(int64_t seq) {
 
 // Of one query: its log-sum-exp in units of log2 (infinite for padding, so that its probabilities
 // are 0) and the sum of dO * O.
-struct alignas(8) QueryStats {
+struct QueryStats {
   float lse2, delta;
+};
+// As they lie in memory, of queries 2 i and 2 i + 1: who needs the same of both, as dK and dV do,
+// reads it in one go.
+struct alignas(16) TwoStats {
+  Pack<float, 2> lse2, delta;
 };
 
 struct AttentionWork {
@@ -46,7 +51,7 @@ struct AttentionWork {
   // What a query may not see at the other end: null and 0 without.
   const int32_t* first_key = nullptr;  // [batch, seq]
   int window = 0;
-  QueryStats* stats = nullptr;  // backward: [batch, heads, stats_stride]
+  TwoStats* stats = nullptr;  // backward: [batch, heads, stats_stride / 2]
   int64_t row_stride = 0, out_stride = 0, stats_stride = 0;
   int batch = 0, seq = 0, heads = 0, kv_heads = 0, group = 0, head_dim = 0, first_query = 0;
   float scale = 1, scale2 = 1;  // the second times log2(e)
@@ -77,6 +82,14 @@ __device__ inline HeadPlace place_of(const AttentionWork& w, int b, int head) {
   const int64_t of_model = int64_t{b} * w.total_heads + w.first_head + head;
   return {int64_t{b} * w.seq, head, head / w.group, int64_t{b} * w.heads + head,
           w.first_element + static_cast<uint64_t>(of_model * w.seq * w.seq)};
+}
+// Of a head's query q on: an even one.
+__host__ __device__ inline TwoStats* stats_from(const AttentionWork& w, int64_t of_all, int q) {
+  return w.stats + (of_all * w.stats_stride + q) / 2;
+}
+__device__ inline QueryStats stats_of_query(const AttentionWork& w, int64_t of_all, int q) {
+  const TwoStats* const two = stats_from(w, of_all, q - q % 2);
+  return {two->lse2.at[q % 2], two->delta.at[q % 2]};
 }
 // Columns of qkv.
 __device__ inline int64_t query_column(const AttentionWork& w, const HeadPlace& place) {

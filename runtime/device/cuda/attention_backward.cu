@@ -98,10 +98,9 @@ __global__ void __launch_bounds__(QueryTiles<kDim, kSmall>::kThreads, 2)
     QueryStats stats[kM][2];
     MTL_UNROLL()
     for (int m = 0; m < kM; ++m) {
-      const QueryStats* const from =
-          w.stats + place.of_all * w.stats_stride + warp_query + 16 * m + lane / 4;
-      stats[m][0] = from[0];
-      stats[m][1] = from[8];
+      const int row = warp_query + 16 * m + lane / 4;
+      stats[m][0] = stats_of_query(w, place.of_all, row);
+      stats[m][1] = stats_of_query(w, place.of_all, row + 8);
     }
     query_weights(s, factor, stats);
     PackedSums<kM, kN> ds;
@@ -128,7 +127,7 @@ struct KeyTiles {
   static constexpr int kRow = kRowElements<kDim>;
   // Q, dO and the statistics of a tile of queries.
   static constexpr size_t kStageBytes =
-      sizeof(uint16_t) * kRow * 2 * kQueries + sizeof(QueryStats) * kQueries;
+      sizeof(uint16_t) * kRow * 2 * kQueries + sizeof(TwoStats) * kQueries / 2;
   static constexpr size_t kSharedBytes = sizeof(uint16_t) * kRow * 2 * kKeys + 2 * kStageBytes;
 };
 
@@ -169,10 +168,10 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     copy_tile<kDim, Tiles::kQueries, Tiles::kThreads>(elements + kDouts,
                                                       dout_rows + q * w.out_stride + column,
                                                       w.out_stride, w.seq - q, w.head_dim);
-    const QueryStats* const stats = w.stats + (first_place.of_all + member) * w.stats_stride + q;
-    auto* const stats_to = reinterpret_cast<QueryStats*>(elements + 2 * kDouts);
+    const TwoStats* const stats = stats_from(w, first_place.of_all + member, q);
+    auto* const stats_to = reinterpret_cast<TwoStats*>(elements + 2 * kDouts);
     for (int i = static_cast<int>(threadIdx.x); i < Tiles::kQueries / 2; i += Tiles::kThreads) {
-      copy_async(stats_to + 2 * i, stats + 2 * i);
+      copy_async(stats_to + i, stats + i);
     }
   };
   const int first_tile = first / Tiles::kQueries;
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(KeyTiles<kDim, kSmall>::kThreads, 1)
     const T* const queries =
         reinterpret_cast<const T*>(stages + static_cast<size_t>(stage) * Tiles::kStageBytes);
     const T* const douts = queries + kDouts;
-    const auto* const stats = reinterpret_cast<const QueryStats*>(queries + 2 * kDouts);
+    const auto* const stats = reinterpret_cast<const TwoStats*>(queries + 2 * kDouts);
     float scores[1][kN][4], dp[1][kN][4];
     clear(scores);
     multiply_rows<T, kDim>(scores, keys + warp_row * Tiles::kRow + offsets.a, queries + offsets.b);
@@ -316,10 +315,11 @@ void attention_backward(Queue& queue, const AttentionBackward& args) {
   const size_t sums = warpgroups ? backward_scratch_of_warpgroups(queue, w) : 0;
   // A multiple of 16 bytes, so that the statistics are aligned.
   const size_t before_stats = (sums + 15) / 16 * 16;
-  const size_t stats = sizeof(QueryStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride);
+  const size_t stats =
+      sizeof(TwoStats) * static_cast<size_t>(s.batch * s.heads * w.stats_stride / 2);
   auto* const memory = static_cast<unsigned char*>(
       queue.scratch(before_stats + stats + sizeof(float) * static_cast<size_t>(s.heads)));
-  w.stats = reinterpret_cast<QueryStats*>(memory + before_stats);
+  w.stats = reinterpret_cast<TwoStats*>(memory + before_stats);
   prepare_slopes(queue, s, w, reinterpret_cast<float*>(memory + before_stats + stats));
   with_type(args.qkv.dtype,
             [&](auto type) { prepare_stats<decltype(type)>(queue, w, is_aligned); });

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int q = warp_query + consumer.lane / 4;  // of this lane's first sums
     const float slope = w.slopes != nullptr ? w.slopes[place.head] : 0.0f;
     // There is padding behind the last query.
-    const QueryStats* const from = w.stats + place.of_all * w.stats_stride + q;
-    const QueryStats stats[1][2] = {{from[0], from[8]}};
+    const QueryStats stats[1][2] = {
+        {stats_of_query(w, place.of_all, q), stats_of_query(w, place.of_all, q + 8)}};
 
     float dq[1][kDim / 8][4];
     clear(dq);
@@ -136,7 +136,7 @@ struct KeyShape {
   static constexpr int kKeys = kConsumers * kRows, kStages = 3;
   static constexpr int kQueries = kDim == 64 ? (kJoint ? 128 : 96) : 64;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
-  static constexpr unsigned kStatsBytes = sizeof(QueryStats) * kQueries;
+  static constexpr unsigned kStatsBytes = sizeof(TwoStats) * kQueries / 2;
   // dS of two tiles of queries in turn, so that one barrier is enough.
   static constexpr unsigned kGradients = kJoint ? kQueries / 64 * kGradientPanel : 0;
   struct Barriers {
@@ -189,9 +189,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* const queries = values + kConsumers * Tile::kOwnBytes;
   unsigned char* const douts = queries + Shape::kStages * Shape::kTile;
   unsigned char* const gradients = douts + Shape::kStages * Shape::kTile;
-  auto* const stats = reinterpret_cast<QueryStats*>(gradients + 2 * Shape::kGradients);
+  auto* const stats = reinterpret_cast<TwoStats*>(gradients + 2 * Shape::kGradients);
   auto& barriers =
-      *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries);
+      *reinterpret_cast<typename Shape::Barriers*>(stats + Shape::kStages * Shape::kQueries / 2);
 
   if (threadIdx.x == 0) {
     fetch_map(qkv);
@@ -238,9 +238,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                                            tile.sequence);
           copy_rows<kDim, Shape::kQueries>(douts + stage * Shape::kTile, dout, full, head, q,
                                            tile.sequence);
-          copy_bytes(stats + stage * Shape::kQueries,
-                     w.stats + (tile.place.of_all + member) * w.stats_stride + q,
-                     Shape::kStatsBytes, full);
+          copy_bytes(stats + stage * Shape::kQueries / 2,
+                     stats_from(w, tile.place.of_all + member, q), Shape::kStatsBytes, full);
           if (++member == w.group) {
             member = 0;
             --query_tile;
@@ -274,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int stage = next % Shape::kStages, q = tile * Shape::kQueries;
         const uint32_t queries_at = shared_address(queries + stage * Shape::kTile);
         const uint32_t douts_at = shared_address(douts + stage * Shape::kTile);
-        const QueryStats* const stats_at = stats + stage * Shape::kQueries;
+        const TwoStats* const stats_at = stats + stage * Shape::kQueries / 2;
         const HeadPlace place = place_of(w, own.sequence, own.place.head + member);
         if (++member == w.group) {
           member = 0;

@@ -83,16 +83,15 @@ inline constexpr unsigned kGradientPanel = 2 * 64 * kConsumers * kRows;
 template <int kN>
 __device__ inline void write_gradients(unsigned char* tile, const Consumer& consumer,
                                        const uint32_t (&ds)[kN][2]) {
-  const int key = consumer.index * kRows + 16 * consumer.warp + consumer.lane / 4;
-  unsigned char* const row = tile + key * 128 + consumer.lane % 4 * 4;
+  // At a time two octets of queries by the warp's keys: of these four 8 x 8 a lane has the address
+  // of a row.
+  const int octet = consumer.lane / 16, key_of_warp = consumer.lane % 16;
+  const int key = consumer.index * kRows + 16 * consumer.warp + key_of_warp;
   MTL_UNROLL()
-  for (int n = 0; n < kN; ++n) {
-    MTL_UNROLL()
-    for (int half = 0; half < 2; ++half) {
-      const int piece = (n % 8) ^ (consumer.lane / 4);
-      *reinterpret_cast<uint32_t*>(row + n / 8 * static_cast<int>(kGradientPanel) + half * 8 * 128 +
-                                   piece * 16) = ds[n][half];
-    }
+  for (int n = 0; n < kN; n += 2) {
+    const int piece = (n % 8 + octet) ^ (key_of_warp % 8);
+    const uint32_t four[4] = {ds[n][0], ds[n][1], ds[n + 1][0], ds[n + 1][1]};
+    store_tiles(tile + n / 8 * static_cast<int>(kGradientPanel) + key * 128 + piece * 16, four);
   }
 }
 

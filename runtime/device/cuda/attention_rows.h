@@ -138,7 +138,9 @@ __global__ void __launch_bounds__(kRowWarps* kWarp, 4) attention_stats(Attention
   }
   if (lane > 0) return;
   const float lse2 = q < w.seq ? w.lse[int64_t{head} * w.seq + q] * kLog2e : INFINITY;
-  w.stats[head * w.stats_stride + q] = {lse2, sum};
+  TwoStats& two = *stats_from(w, head, q - q % 2);
+  two.lse2.at[q % 2] = lse2;
+  two.delta.at[q % 2] = sum;
 }
 
 // P of a query and a key (of its softmax, before dropout), dropout's factor, and dS.
@@ -147,7 +149,7 @@ struct RowGradient {
 };
 __device__ inline RowGradient row_gradient(const AttentionWork& w, const HeadPlace& place,
                                            float slope, int q, int k, float score, float dp) {
-  const QueryStats stats = w.stats[place.of_all * w.stats_stride + q];
+  const QueryStats stats = stats_of_query(w, place.of_all, q);
   const float x = score * w.scale2 + slope * static_cast<float>(k - q) - stats.lse2;
   RowGradient r = {exp2f(x), 1, 0};
   if (w.keep_from != 0) {

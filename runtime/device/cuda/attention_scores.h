@@ -304,17 +304,16 @@ __device__ inline void pack_query_gradients(const AttentionWork& w, uint64_t fir
   }
 }
 
-// Of two queries side by side, from a tile's statistics in shared memory.
-using TwoStats = Pack<QueryStats, 2>;
-__device__ inline TwoStats stats_of_columns(const QueryStats* stats, int n) {
-  return *reinterpret_cast<const TwoStats*>(stats + 8 * n + threadIdx.x % 4 * 2);
+// Of the two queries of an octet that are a lane's, from a tile's statistics in shared memory.
+__device__ inline const TwoStats& stats_of_columns(const TwoStats* stats, int n) {
+  return stats[4 * n + static_cast<int>(threadIdx.x % 4)];
 }
 
 // Scores of 16 rows of keys, the first of which is `key`, and 8 kN columns, the queries from `q`
 // on, become weights: P = exp2(S - lse2).
 template <bool kLimited, int kN>
 __device__ inline void key_weights(const AttentionWork& w, const HeadPlace& place, int q, int key,
-                                   const QueryStats* stats, float (&s)[kN][4]) {
+                                   const TwoStats* stats, float (&s)[kN][4]) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int query = q + lane % 4 * 2, own_key = key + lane / 4;  // of s[0][0]
   const auto each = [&](auto body) {
@@ -326,9 +325,9 @@ __device__ inline void key_weights(const AttentionWork& w, const HeadPlace& plac
   };
   MTL_UNROLL()
   for (int n = 0; n < kN; ++n) {
-    const TwoStats both = stats_of_columns(stats, n);
+    const Pack<float, 2> lse2 = stats_of_columns(stats, n).lse2;
     MTL_UNROLL()
-    for (int i = 0; i < 4; ++i) s[n][i] = fmaf(s[n][i], w.scale2, -both.at[i % 2].lse2);
+    for (int i = 0; i < 4; ++i) s[n][i] = fmaf(s[n][i], w.scale2, -lse2.at[i % 2]);
   }
   const int behind = query - own_key;
   if (w.slopes != nullptr) {
@@ -358,13 +357,13 @@ __device__ inline void key_weights(const AttentionWork& w, const HeadPlace& plac
 // P, less what dropout drops, and dS = P (dP - delta) as operands A, of keys x queries.
 template <typename T, int kN>
 __device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kept,
-                                     const QueryStats* stats, const float (&weights)[kN][4],
+                                     const TwoStats* stats, const float (&weights)[kN][4],
                                      const float (&dp)[kN][4], uint32_t (&p)[kN][2],
                                      uint32_t (&ds)[kN][2]) {
   const auto pack = [&](auto drops) {
     MTL_UNROLL()
     for (int n = 0; n < kN; ++n) {
-      const TwoStats both = stats_of_columns(stats, n);
+      const Pack<float, 2> delta = stats_of_columns(stats, n).delta;
       float weight[4], gradient[4];
       MTL_UNROLL()
       for (int i = 0; i < 4; ++i) {
@@ -374,7 +373,7 @@ __device__ inline void pack_key_sums(const AttentionWork& w, const Kept<kN>& kep
           weight[i] = kept.at(n, i) ? weight[i] : 0.0f;
           gradient[i] = kept.at(n, i) ? gradient[i] * w.keep_scale : 0.0f;
         }
-        gradient[i] = weights[n][i] * (gradient[i] - both.at[i % 2].delta);
+        gradient[i] = weights[n][i] * (gradient[i] - delta.at[i % 2]);
       }
       MTL_UNROLL()
       for (int half = 0; half < 2; ++half) {

@@ -147,6 +147,14 @@ __device__ inline void arrive_some(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// load_tiles (gpu.h) the other way: register r's two elements go to tile r.
+__device__ inline void store_tiles(void* row, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
 // By the threads that have written to shared memory what products will read, before the barrier
 // that these are behind.
 __device__ inline void written_for_products() {
@@ -336,6 +344,9 @@ inline void arrive_expecting(Barrier& barrier, unsigned bytes) {
 }
 inline void wait(Barrier& barrier, unsigned parity) {
   gpu_on_host::barrier_wait(&barrier, parity);
+}
+inline void store_tiles(void* row, const uint32_t (&r)[4]) {
+  gpu_on_host::store_tiles(row, r);
 }
 inline void written_for_products() {}
 inline void read_before_copies() {}

@@ -125,6 +125,24 @@ void bytes_kernel(const float* from, float* out, unsigned count, bool waits) {
   wait(full, 0);
 }
 
+// Registers to tiles whose rows are `apart` bytes from each other, and back.
+void tiles_kernel(unsigned apart, uint32_t* out) {
+  MTL_DYNAMIC_SHARED(memory);
+  unsigned char* const row = memory + threadIdx.x * apart;
+  const unsigned first = 1000 * threadIdx.x;
+  const uint32_t four[4] = {first, first + 1, first + 2, first + 3};
+  store_tiles(row, four);
+  uint32_t again[4];
+  load_tiles<false>(again, row);
+  for (unsigned r = 0; r < 4; ++r) {
+    const bool same = again[r] == four[r];
+    // Row lane / 4 of tile r is that of lane 8 r + lane / 4.
+    const unsigned char* const element =
+        memory + (8 * r + threadIdx.x / 4) * apart + threadIdx.x % 4 * 4;
+    out[4 * threadIdx.x + r] = same && *reinterpret_cast<const uint32_t*>(element) == four[r];
+  }
+}
+
 // --- products
 
 // Tiles in shared memory, as the copy engine would leave them.
@@ -662,6 +680,17 @@ TEST_CASE("emulator: bytes of the copy engine are not there before they were wai
       }
     }
   });
+}
+
+TEST_CASE("emulator: tiles are stored as they are loaded") {
+  under_schedules([](const Schedule&) {
+    uint32_t right[128] = {};
+    launch(tiles_kernel, dim3(1), dim3(32), 32 * 48, Stream{}, 48u, right);
+    CHECK(std::count(std::begin(right), std::end(right), 1u) == 128);
+  });
+  uint32_t none[128];
+  CHECK(failure_of(tiles_kernel, 32, 32 * 48, 24u, none) ==
+        "a row of a tile that is not aligned to 16 bytes");
 }
 
 TEST_CASE("emulator: products of warpgroups against plain loops") {
