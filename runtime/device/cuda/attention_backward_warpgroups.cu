@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     wait(barriers.queries, 0);
     for (int i = 0; i < seen.count; ++i) {
       const unsigned stage = static_cast<unsigned>(i % Shape::kStages) * Shape::kTile;
-      const int k = (seen.first + i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
+      const int k = seen.at(i) * Shape::kKeys, own_key = k + consumer.lane % 4 * 2;
       float s[1][kN][4], dp[1][kN][4];
       barriers.keys.wait_for(i);
       multiply_rows<T, kDim>(s[0], own_queries, shared_address(keys + stage));

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto values_at = [&](int i) {
         return shared_address(values + i % Shape::kStages * Shape::kTile);
       };
-      const auto first_key = [&](int i) { return (seen.first + i - before_all) * Shape::kKeys; };
+      const auto first_key = [&](int i) { return seen.at(i - before_all) * Shape::kKeys; };
 
       float o[1][kDim / 8][4];
       clear(o);
@@ -124,29 +124,45 @@ __global__ void __launch_bounds__(kThreads, 1)
       softmax.clear();
       PackedSums<1, kN> p;
       // Scores of tile i become weights; returns whether o is to be scaled by `before`.
-      const auto weigh = [&](int i, float(&s)[1][kN][4], float(&before)[1][2]) {
-        const int k = first_key(i), own_key = k + consumer.lane % 4 * 2;
-        const float factor =
-            finish_scores(w, slope, s, own_key - q, k + Shape::kKeys - 1 > warp_query);
+      const auto weigh = [&](int i, auto& s, float(&before)[1][2], bool diagonal) {
+        const int own_key = first_key(i) + consumer.lane % 4 * 2;
+        const float factor = finish_scores(w, slope, s, own_key - q, diagonal);
         if constexpr (kLimited) hide_keys(w, place.row, s, q, own_key, factor);
         return softmax.add(s, factor, before);
       };
-      const auto pack = [&](int i, float(&s)[1][kN][4]) {
+      const auto pack = [&](int i, auto& s, auto& to) {
         const int64_t element = int64_t{warp_query} * w.seq + first_key(i);
-        pack_weights<T>(w, place.first + static_cast<uint64_t>(element), s, p);
+        pack_weights<T>(w, place.first + static_cast<uint64_t>(element), s, to);
       };
 
-      {
-        float s[1][kN][4], before[1][2];
-        barriers.keys.wait_for(before_all);
-        multiply_rows<T, kDim>(s[0], shared_address(own), keys_at(before_all));
+      // The tile on the diagonal. The first consumer's queries see half of it: its exponentials,
+      // which take longest, are half as many; the products with its zeros are few.
+      static_assert(Shape::kQueries == Shape::kKeys && Shape::kKeys == kConsumers * kRows);
+      const auto begin = [&](auto octets) {
+        constexpr int kOctets = decltype(octets)::value;
+        float s[1][kOctets][4], before[1][2];
+        multiply_rows<T, kDim, Shape::kKeys>(s[0], shared_address(own), keys_at(before_all));
+        // The first one goes on as soon as it can.
+        if (consumer.index == 1 && seen.count > 1) arrive_some(kTurn, kConsumerThreads);
         products_wait<0>();
         hold(s[0]);
         barriers.keys.done_with(before_all);
-        weigh(before_all, s, before);
-        pack(before_all, s);
+        weigh(before_all, s, before, true);
+        PackedSums<1, kOctets> some;
+        pack(before_all, s, some);
+        MTL_UNROLL()
+        for (int n = 0; n < kN; ++n) {
+          MTL_UNROLL()
+          for (int half = 0; half < 2; ++half)
+            p[0][n][half] = n < kOctets ? some[0][n % kOctets][half] : 0;
+        }
+      };
+      barriers.keys.wait_for(before_all);
+      if (consumer.index == 0) {
+        begin(std::integral_constant<int, kN / 2>{});
+      } else {
+        begin(std::integral_constant<int, kN>{});
       }
-      if (consumer.index == 1 && seen.count > 1) arrive_some(kTurn, kConsumerThreads);
       for (int i = before_all + 1; i < end; ++i) {
         float s[1][kN][4], before[1][2];
         barriers.keys.wait_for(i);
@@ -161,12 +177,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         products_wait<1>();
         hold(s[0]);
         barriers.keys.done_with(i);
-        const bool rescale = weigh(i, s, before);
+        const bool rescale = weigh(i, s, before, false);
         products_wait<0>();
         hold(o[0]);
         barriers.values.done_with(i - 1);
         if (rescale) scale_rows(o, before);
-        pack(i, s);
+        pack(i, s, p);
       }
       barriers.values.wait_for(end - 1);
       multiply_sums<T, kDim>(o[0], p[0], values_at(end - 1));

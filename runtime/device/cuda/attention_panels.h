@@ -67,10 +67,11 @@ __device__ inline void copy_rows(unsigned char* tile, const TensorMap& map, Barr
   }
 }
 
-// Issues c = A B^T over kDim: A the 64 rows of a tile, B the 8 kN rows of another.
-template <typename T, int kDim, int kN>
+// Issues c = A B^T over kDim: A the 64 rows of a tile, B the first 8 kN rows of one of kTileRows.
+template <typename T, int kDim, int kTileRows = 0, int kN>
 __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) {
   using Tile = Panels<kDim>;
+  constexpr unsigned kPanelBytes = Tile::panel_bytes(kTileRows > 0 ? kTileRows : 8 * kN);
   const uint64_t left = rows_operand<Tile::kPanel>(a), right = rows_operand<Tile::kPanel>(b);
   products_begin();
   MTL_UNROLL()
@@ -78,8 +79,7 @@ __device__ inline void multiply_rows(float (&c)[kN][4], uint32_t a, uint32_t b) 
     const auto panel = static_cast<unsigned>(k / Tile::kPanel);
     const auto column = static_cast<unsigned>(k % Tile::kPanel * 2);
     multiply_shared<T>(c, descriptor::behind(left, panel * Tile::panel_bytes(kRows) + column),
-                       descriptor::behind(right, panel * Tile::panel_bytes(8 * kN) + column),
-                       k > 0);
+                       descriptor::behind(right, panel * kPanelBytes + column), k > 0);
   }
   products_issued();
 }
@@ -160,9 +160,11 @@ __device__ inline void store_own_rows(const AttentionWork& w, const Consumer& co
   store_rows<T, kDim>(c, factor, tile, to + row * stride, stride, w.seq - row, w.head_dim);
 }
 
-// The tiles of keys that a block's queries see, the first of which is `first`.
+// The tiles of keys that a block's queries see, the first of which is `first`. They come from the
+// diagonal down: so only a kernel's first one needs to ask what lies beyond it.
 struct KeyTiles {
   int first, count;
+  __device__ int at(int i) const { return first + count - 1 - i; }
 };
 template <class Shape, bool kLimited>
 __device__ inline KeyTiles seen_by_queries(const AttentionWork& w, const HeadPlace& place,
@@ -183,7 +185,7 @@ __device__ inline void bring_keys(const AttentionWork& w, const HeadPlace& place
   const int key_head = w.heads + place.kv, value_head = key_head + w.kv_heads;
   for (int i = 0; i < tiles.count; ++i) {
     const int number = before + i, stage = number % Shape::kStages;
-    const int k = (tiles.first + i) * Shape::kKeys;
+    const int k = tiles.at(i) * Shape::kKeys;
     copy_rows<kDim, Shape::kKeys>(keys + stage * Shape::kTile, qkv,
                                   barriers.keys.begin(number, Shape::kTile), key_head, k, sequence);
     copy_rows<kDim, Shape::kKeys>(values + stage * Shape::kTile, qkv,
