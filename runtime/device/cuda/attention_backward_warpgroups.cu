@@ -133,19 +133,23 @@ template <int kDim, bool kJoint>
 struct KeyShape {
   // As many queries as registers allow beside dK and dV; and where dQ is made, 64 x 64 of it for
   // each consumer.
-  static constexpr int kKeys = kConsumers * kRows, kStages = 3;
+  static constexpr int kKeys = kConsumers * kRows;
   static constexpr int kQueries = kDim == 64 ? (kJoint ? 128 : 96) : 64;
+  // Where there is room the next tile of keys comes while one is worked on: of 1,024 tokens it
+  // meets five tiles of queries on average, and half of the time of one passes until it is there.
+  static constexpr int kKeyStages = kJoint && kDim == 64 ? 2 : 1, kStages = 4 - kKeyStages;
+  static constexpr unsigned kKeyTile = 2 * kConsumers * Panels<kDim>::kOwnBytes;
   static constexpr unsigned kTile = Panels<kDim>::tile_bytes(kQueries);
   static constexpr unsigned kStatsBytes = sizeof(TwoStats) * kQueries / 2;
   // dS of two tiles of queries in turn, so that one barrier is enough.
   static constexpr unsigned kGradients = kJoint ? kQueries / 64 * kGradientPanel : 0;
   struct Barriers {
-    Stages<1> keys;
+    Stages<kKeyStages> keys;
     Stages<kStages> queries;
-    Mask mask;   // of the pass: there are no registers to keep it in
-    int number;  // of the tile of keys, from the producer
+    Mask mask;                // of the pass: there are no registers to keep it in
+    int numbers[kKeyStages];  // of the tiles of keys, from the producer
   };
-  static constexpr size_t kSharedBytes = 2 * kConsumers * Panels<kDim>::kOwnBytes +
+  static constexpr size_t kSharedBytes = kKeyStages * kKeyTile +
                                          kStages * (2 * kTile + kStatsBytes) + 2 * kGradients +
                                          sizeof(Barriers) + kAlignment;
 };
@@ -184,9 +188,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Tile = Panels<kDim>;
   constexpr int kN = Shape::kQueries / 8;
   MTL_DYNAMIC_SHARED(shared);
-  unsigned char* const keys = aligned_shared(shared);
-  unsigned char* const values = keys + kConsumers * Tile::kOwnBytes;
-  unsigned char* const queries = values + kConsumers * Tile::kOwnBytes;
+  unsigned char* const keys = aligned_shared(shared);  // and values behind them
+  unsigned char* const queries = keys + Shape::kKeyStages * Shape::kKeyTile;
   unsigned char* const douts = queries + Shape::kStages * Shape::kTile;
   unsigned char* const gradients = douts + Shape::kStages * Shape::kTile;
   auto* const stats = reinterpret_cast<TwoStats*>(gradients + 2 * Shape::kGradients);
@@ -213,20 +216,23 @@ __global__ void __launch_bounds__(kThreads, 1)
         // be waiting for this one soon.
         int number = done == 0 ? static_cast<int>(blockIdx.x) : all_tiles;
         if constexpr (kJoint) number = static_cast<int>(atomicAdd(query_sums.begun, 1u));
+        const int key_stage = done % Shape::kKeyStages;
+        Barrier& keys_full = barriers.keys.full[key_stage];
         barriers.keys.wait_to_write(done);
-        barriers.number = number;
+        barriers.numbers[key_stage] = number;
         if (number >= all_tiles) {
-          arrive(barriers.keys.full[0]);
+          arrive(keys_full);
           break;
         }
         const KeyTile<Shape> tile = key_tile_of<Shape, kLimited>(w, order, number);
         const int key_head = w.heads + tile.place.kv, value_head = key_head + w.kv_heads;
-        arrive_expecting(barriers.keys.full[0], 2 * kConsumers * Tile::tile_bytes(kRows));
+        arrive_expecting(keys_full, 2 * kConsumers * Tile::tile_bytes(kRows));
+        unsigned char* const to = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
         for (int i = 0; i < kConsumers; ++i) {
           const int row = tile.first + i * kRows;
-          copy_rows<kDim, kRows>(keys + i * Tile::kOwnBytes, qkv, barriers.keys.full[0], key_head,
-                                 row, tile.sequence);
-          copy_rows<kDim, kRows>(values + i * Tile::kOwnBytes, qkv, barriers.keys.full[0],
+          copy_rows<kDim, kRows>(to + i * Tile::kOwnBytes, qkv, keys_full, key_head, row,
+                                 tile.sequence);
+          copy_rows<kDim, kRows>(to + (kConsumers + i) * Tile::kOwnBytes, qkv, keys_full,
                                  value_head, row, tile.sequence);
         }
         int member = 0, query_tile = tile.last_tile;
@@ -251,17 +257,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<kConsumerRegisters>();
     const Consumer consumer = consumer_of_thread();
-    unsigned char* const key_room = keys + consumer.index * Tile::kOwnBytes;
-    unsigned char* const value_room = values + consumer.index * Tile::kOwnBytes;
-    const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
     int next = 0;  // tile of queries
     for (int done = 0;; ++done) {
+      const int key_stage = done % Shape::kKeyStages;
       barriers.keys.wait_for(done);
-      const int number = of_warp(barriers.number);
+      const int number = of_warp(barriers.numbers[key_stage]);
       if (number >= all_tiles) break;
       const KeyTile<Shape> own = key_tile_of<Shape, kLimited>(w, order, number);
       const int own_key = own.first + consumer.index * kRows;
       const int warp_key = own_key + 16 * consumer.warp;
+      unsigned char* const both_keys = keys + static_cast<unsigned>(key_stage) * Shape::kKeyTile;
+      unsigned char* const key_room = both_keys + consumer.index * Tile::kOwnBytes;
+      unsigned char* const value_room = key_room + kConsumers * Tile::kOwnBytes;
+      const uint32_t own_keys = shared_address(key_room), own_values = shared_address(value_room);
 
       float dk[1][kDim / 8][4], dv[1][kDim / 8][4];
       clear(dk);
@@ -308,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           written_for_products();
           sync_some(kAllConsumers, kConsumerThreads);
           float dq[kSumOctets][4];
-          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(keys),
+          multiply_gradients<T, kDim>(dq, shared_address(gradients_at), shared_address(both_keys),
                                       consumer.index);
           multiply_sums<T, kDim>(dk[0], ds, queries_at);
           products_wait<1>();
