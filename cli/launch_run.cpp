@@ -1,5 +1,6 @@
 // mtl launch train.yaml: a run of mtl's own trainer, here or on many machines.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <unistd.h>
@@ -160,10 +161,15 @@ class Run {
     prepared_.checked.corpus = {};
     JobProgram program = worker_program(prepared_, directory_.dir.string());
     program.env["MTL_RUN_FENCE"] = std::to_string(fence);
+    // Not the time of day, which another machine may see otherwise.
+    const auto age = std::chrono::steady_clock::now() - began_;
+    program.env["MTL_JOB_AGE_S"] =
+        std::to_string(std::chrono::ceil<std::chrono::seconds>(age).count());
     return program;
   }
 
  private:
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   RunOptions options_;
   const std::string train_yaml_;
   const std::vector<std::string> settings_;

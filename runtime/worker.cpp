@@ -23,6 +23,7 @@
 #include "runtime/engine/gpu_watch.h"
 #include "runtime/engine/save_times.h"
 #include "runtime/engine/spikes.h"
+#include "runtime/engine/time_limit.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
 #include "runtime/interchange/init_from.h"
@@ -54,9 +55,9 @@ class Rank {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `started`: this process, which has read text and weights before.
+  // `began`: the job, of which other ranks may have run before.
   Rank(const fs::path& run_dir, const CheckedRun& run, MadeDevice& device, CommWorld& world,
-       int progress_fd, int fence, Clock::time_point started)
+       int progress_fd, int fence, Clock::time_point began)
       : run_dir_(run_dir),
         run_(run),
         spec_(run_.resolved.spec),
@@ -64,10 +65,10 @@ class Rank {
         world_(world),
         progress_fd_(progress_fd),
         fence_(fence),
-        started_(started),
         made_(device),
         device_(device.device.get()),
         save_times_(std::chrono::seconds(spec_.checkpoint.every_time), Clock::now()),
+        time_limit_(std::chrono::seconds(spec_.health.max_time), began),
         spikes_(spec_.health.spike_factor) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
@@ -102,7 +103,7 @@ class Rank {
       const auto begin = Clock::now();
       const bool checkpoint_now = signals::take_checkpoint() || save_is_due();
       samples.announce(trainer_->sample_ranges(next_step_ + 1));
-      time_is_up_ = time_is_up_ || is_last_in_time(begin);
+      time_is_up_ = time_is_up_ || is_last_in_time(checkpoint_now, begin);
       const StepResult result =
           guarded_step(samples, {.stop = signals::stop_requested() || time_is_up_,
                                  .checkpoint = checkpoint_now,
@@ -138,7 +139,8 @@ class Rank {
     if (reporter_) reporter_->finish("failed", lines);
   }
 
-  bool is_due(int64_t every) const { return every > 0 && next_step_ % every == 0; }
+  bool is_due(int64_t every) const { return is_due(every, next_step_); }
+  static bool is_due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   bool compares_valid_loss() const {
     const TrainSpec::Checkpoint::KeepBest& best = spec_.checkpoint.keep_best;
@@ -262,18 +264,30 @@ class Rank {
     if (run_.corpus.valid->size() == 0) return;
     // So that a batch that grows does not change what is compared.
     const int64_t batch = plan_.batch.largest();
+    const auto begin = Clock::now();
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
     evaluated_at_ = next_step_;
+    time_limit_.evaluated(std::chrono::duration<double>(Clock::now() - begin).count());
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
   }
 
-  // Whether the step that begins is the last one that ends in time, if steps last as long as those
-  // before. For rank 0 to ask for; the others follow.
-  bool is_last_in_time(Clock::time_point now) const {
-    if (spec_.health.max_time == 0 || world_.rank() != 0) return false;
-    const auto sequences = static_cast<double>(plan_.batch.at(next_step_).global_batch);
-    const std::chrono::duration<double> step(mean_sequence_s_ * sequences);
-    return now - started_ + 2 * step > std::chrono::seconds(spec_.health.max_time);
+  // Whether the step that begins is the last one after which all ends in time. For rank 0 to ask
+  // for; the others follow. `saves`: a checkpoint is wanted after it, whatever its number.
+  bool is_last_in_time(bool saves, Clock::time_point now) const {
+    if (world_.rank() != 0) return false;
+    TimeLimit::Ahead ahead;
+    for (const int64_t step : {next_step_, next_step_ + 1}) {
+      if (step == plan_.steps) return false;  // it ends anyway
+      const auto sequences = static_cast<double>(plan_.batch.at(step).global_batch);
+      ahead.steps_s += mean_sequence_s_ * sequences;
+      const bool saved = is_due(spec_.checkpoint.every, step + 1) || (saves && step == next_step_);
+      const bool evaluated = is_due(spec_.train.eval.every, step + 1) || step + 1 == plan_.steps ||
+                             (saved && compares_valid_loss());
+      ahead.evaluations += evaluated ? 1 : 0;
+      // The save of the end is the one of the second step.
+      if (step == next_step_ && (saved || saver_->writing())) ++ahead.saves;
+    }
+    return time_limit_.is_over(ahead, now);
   }
 
   // Likewise.
@@ -388,6 +402,7 @@ class Rank {
       return outcome;
     }
     save_times_.succeeded();
+    time_limit_.saved(outcome->busy_s);
     for (const Diagnostic& warning : outcome->warnings) {
       reporter_->warning("checkpoint_untidy", step, warning);
     }
@@ -426,7 +441,6 @@ class Rank {
   CommWorld& world_;
   const int progress_fd_;
   const int fence_;
-  const Clock::time_point started_;
   const MadeDevice& made_;
   Device* const device_;
   bool time_is_up_ = false;  // known to rank 0
@@ -434,6 +448,7 @@ class Rank {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<CheckpointSaver> saver_;
   SaveTimes save_times_;
+  TimeLimit time_limit_;
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
   std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
@@ -461,23 +476,23 @@ void check_threads(const WorkerEnvironment& environment) {
 }
 
 Exit run_threads(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own,
-                 Rank::Clock::time_point started) {
+                 Rank::Clock::time_point began) {
   Exit of_rank_0 = Exit::done;  // all agree: the ranks stop together
   run_rank_threads(own.world, [&](CommWorld& world) {
     MadeDevice device =
         make_device({.local_rank = world.rank(), .world = own.world, .rank_threads = true});
-    const Exit exit = Rank(run_dir, run, device, world, own.progress_fd, own.fence, started).run();
+    const Exit exit = Rank(run_dir, run, device, world, own.progress_fd, own.fence, began).run();
     if (world.rank() == 0) of_rank_0 = exit;
   });
   return of_rank_0;
 }
 
 Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnvironment& own,
-                 const RankMeeting& met, Rank::Clock::time_point started) {
+                 const RankMeeting& met, Rank::Clock::time_point began) {
   MadeDevice device = make_device({.local_rank = own.local_rank, .world = own.world});
   if (own.world == 1) {
     const std::unique_ptr<CommWorld> world = make_self_world();
-    return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, started).run();
+    return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, began).run();
   }
   const std::string token = met.store ? met.token : read_token(own.token_fd);
   std::unique_ptr<Store> joined;
@@ -494,7 +509,7 @@ Exit run_process(const fs::path& run_dir, const CheckedRun& run, const WorkerEnv
                                                                   (run_dir / "crash").string())
                                    : make_cpu_world(store, options);
   }
-  return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, started).run();
+  return Rank(run_dir, run, device, *world, own.progress_fd, own.fence, began).run();
 }
 
 // The process that dies first is the launcher's headline: that belongs to the rank whose failure we
@@ -517,6 +532,7 @@ Exit run_worker(const WorkerStart& start) {
   const auto started = Rank::Clock::now();
   signals::receive();
   WorkerEnvironment environment = read_worker_environment();
+  const auto began = started - std::chrono::seconds(environment.job_age_s);
   if (environment.rank_threads > 0) check_threads(environment);
   fs::path run_dir = start.run_dir;
   RankMeeting met;
@@ -552,13 +568,13 @@ Exit run_worker(const WorkerStart& start) {
                               .run_dir = run_dir});
   // What is, whatever was asked for: other launchers may start a process per rank all the same.
   run.resolved.spec.launch.spawn = environment.rank_threads > 0 ? "threads" : "processes";
-  if (environment.rank_threads > 0) return run_threads(run_dir, run, environment, started);
+  if (environment.rank_threads > 0) return run_threads(run_dir, run, environment, began);
   // What mtl launch would do in the end.
   const auto write_report_here = [&] {
     if (environment.rank == 0 && environment.progress_fd < 0) write_report_of(run_dir);
   };
   try {
-    const Exit exit = run_process(run_dir, run, environment, met, started);
+    const Exit exit = run_process(run_dir, run, environment, met, began);
     write_report_here();
     return exit;
   } catch (const Error& error) {

@@ -93,6 +93,7 @@ WorkerEnvironment read_worker_environment() {
   own.token_fd = environment_int("MTL_TOKEN_FD", own.token_fd);
   own.progress_fd = environment_int("MTL_PROGRESS_FD", own.progress_fd);
   own.fence = environment_int("MTL_RUN_FENCE", own.fence);
+  own.job_age_s = environment_int("MTL_JOB_AGE_S", own.job_age_s);
   own.comm_timeout_s = environment_int("MTL_COMM_TIMEOUT_S", own.comm_timeout_s);
   own.omp_threads = threads_wanted();
   own.address = environment_text("MASTER_ADDR", own.address);

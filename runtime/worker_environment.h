@@ -26,6 +26,9 @@ struct WorkerEnvironment {
   // MTL_RUN_FENCE. 0: started by hand or by another launcher there is nobody who would go on
   // without us.
   int fence = 0;
+  // MTL_JOB_AGE_S: since the job began, when these ranks were started; those before them may have
+  // failed.
+  int job_age_s = 0;
   int comm_timeout_s = 0;             // MTL_COMM_TIMEOUT_S; 0 = the usual
   int omp_threads = 0;                // OMP_NUM_THREADS; 0 = not given
   std::string address = "127.0.0.1";  // MASTER_ADDR

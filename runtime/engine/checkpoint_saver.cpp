@@ -101,18 +101,21 @@ struct CheckpointSaver::Work {
   std::vector<Diagnostic> warnings;
   Clock::time_point begin;
   double copy_s = 0;
+  double thread_s = 0;  // of what the thread was started for last
+  double write_s = 0;   // of the slowest rank
   int64_t bytes = 0;
 
   void start(bool in_background, const std::function<void()>& what) {
     done = false;
     failure.reset();
     thrown = nullptr;
-    const auto run = [this, what] {
+    const auto run = [this, what, start = Clock::now()] {
       try {
         what();
       } catch (...) {
         thrown = std::current_exception();
       }
+      thread_s = seconds_since(start);
       done = true;
     };
     if (!in_background) return run();
@@ -162,6 +165,7 @@ void CheckpointSaver::failed(Diagnostic why, int rank) {
                          .warnings = {},
                          .copy_s = work_->copy_s,
                          .total_s = seconds_since(work_->begin),
+                         .busy_s = 0,
                          .bytes = work_->bytes};
   // All ranks have stopped writing. What is left would keep the next attempt from its space.
   if (world_.rank() == 0) abandon_checkpoint(request_.attempt);
@@ -243,11 +247,12 @@ void CheckpointSaver::collect() {
     const Diagnostic& why = *work_->failure;
     mine = {{"failure", {why.code, why.what, why.help}}, {"notes", why.notes}};
   } else {
-    mine = {{"chunks", to_json(work_->chunks)}};
+    mine = {{"chunks", to_json(work_->chunks)}, {"seconds", work_->thread_s}};
   }
   const std::vector<std::string> parts =
       gather(mine.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), world_);
   std::vector<ChunkRecord> chunks;
+  work_->write_s = 0;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     // Each rank looks for failures; only the first has use for the rest.
     if (world_.rank() != 0 && !parts[rank].starts_with("{\"failure\"")) continue;
@@ -259,6 +264,7 @@ void CheckpointSaver::collect() {
                      .help = found->at(2)},
                     static_cast<int>(rank));
     }
+    work_->write_s = std::max(work_->write_s, part.at("seconds").get<double>());
     for (ChunkRecord& chunk : chunks_from_json(part.at("chunks"))) {
       chunks.push_back(std::move(chunk));
     }
@@ -288,6 +294,7 @@ void CheckpointSaver::end_commit() {
                          .warnings = std::move(work_->warnings),
                          .copy_s = work_->copy_s,
                          .total_s = seconds_since(work_->begin),
+                         .busy_s = work_->copy_s + work_->write_s + work_->thread_s,
                          .bytes = work_->bytes};
 }
 

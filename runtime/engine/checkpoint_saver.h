@@ -36,6 +36,7 @@ struct SaveOutcome {
   std::vector<Diagnostic> warnings;   // ckpt.tidy
   double copy_s = 0;                  // that training waited for the copy
   double total_s = 0;                 // until it was committed, or had failed
+  double busy_s = 0;                  // of total_s: copy, slowest rank's write, commit; no waiting
   int64_t bytes = 0;                  // of this rank
 };
 

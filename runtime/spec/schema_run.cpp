@@ -165,9 +165,10 @@ Section health_section() {
               {.key = "health.max_time",
                .field = [](TrainSpec& s) -> Field { return &s.health.max_time; },
                .doc = "Time after which the run stops with a checkpoint, as when it is asked to "
-                      "(exit code 75: the same command goes on), counted from the start of the "
-                      "ranks; 0: no limit. A step that would end later is not begun; the "
-                      "checkpoint is written after it.",
+                      "(exit code 75: the same command goes on), counted from the start of "
+                      "`mtl launch`, also if its ranks start again; 0: no limit. A step is not "
+                      "begun if it, the evaluations that are due and a save that takes as long as "
+                      "the longest of these ranks so far would end later.",
                .is_duration = true,
                .min = 0,
                .max = 366 * 86400,

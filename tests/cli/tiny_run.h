@@ -94,4 +94,16 @@ inline void wait_for_text(const Shell& shell, const std::string& text) {
   }
 }
 
+// A worker of a job of this shell, found by its environment; 0 = there is none.
+inline pid_t worker_with(const Shell& shell, const std::string& text) {
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string environment = file_text(entry.path() / "environ");
+    if (has(environment, "HF_HOME=" + (shell.dir() / "hf").string()) &&
+        has(environment, std::string("\0RANK=", 6)) && has(environment, text)) {
+      return std::stoi(entry.path().filename().string());
+    }
+  }
+  return 0;
+}
+
 }  // namespace mtl::test

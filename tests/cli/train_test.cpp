@@ -399,6 +399,50 @@ TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same comma
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["step"] == step + 3);
 }
 
+namespace {
+
+// The age that the launcher gave the job's ranks of this start; -1: there are none.
+int age_of_job(const Shell& shell, const std::string& start) {
+  const std::string text = "TORCHELASTIC_RESTART_COUNT=" + start;
+  const pid_t worker = worker_with(shell, text + std::string("\0", 1));
+  const std::string environment = file_text("/proc/" + std::to_string(worker) + "/environ");
+  const std::string name = "MTL_JOB_AGE_S=";
+  const size_t at = environment.find(name);
+  return at == std::string::npos ? -1 : std::atoi(environment.c_str() + at + name.size());
+}
+
+}  // namespace
+
+TEST_CASE("health.max_time counts from the begin of the job, also if its ranks start again") {
+  Shell shell;
+  write_recipe(shell, 100000);
+  const pid_t pid = shell.start(
+      {MTL_PROGRAM, "launch", "--max_restarts", "1", "train.yaml", "health.max_time=1h"});
+  wait_for_text(shell, "step=5 ");
+  const int first = age_of_job(shell, "0");
+  CHECK(first >= 1);
+  sleep(1);
+  const pid_t victim = worker_with(shell, std::string("\0RANK=0\0", 8));
+  REQUIRE(victim > 0);
+  kill(victim, SIGKILL);
+  wait_for_text(shell, "restart 1 of 1");
+  const auto goes_on = [&] {
+    const std::string text = file_text(shell.dir() / "stderr.txt");
+    return has(text.substr(text.find("restart 1 of 1")), "step=");
+  };
+  for (int i = 0; i < 600 && !goes_on(); ++i) usleep(50'000);
+  CHECK(age_of_job(shell, "1") > first);
+  kill(pid, SIGTERM);
+  CHECK(shell.finish(pid).code == 75);
+  // So ranks of a job that is as old as that do one more step.
+  const json before = json::parse(file_text(run_of(shell) / "status.json"));
+  const Outcome old = shell.mtl({"worker", run_of(shell).string()}, {{"MTL_JOB_AGE_S", "3600"}});
+  CAPTURE(old.err);
+  CHECK(old.code == 75);
+  const json after = json::parse(file_text(run_of(shell) / "status.json"));
+  CHECK(after["step"].get<int>() == before["step"].get<int>() + 1);
+}
+
 TEST_CASE("health.max_time stops a run as a request would, and not before") {
   Shell shell;
   write_recipe(shell, 3);
@@ -439,15 +483,7 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
   const pid_t pid =
       shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "--grace", "2", "train.yaml"});
   wait_for_text(shell, "step=5 ");
-  // The worker of rank 1 is found by its environment.
-  pid_t victim = 0;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string environment = file_text(entry.path() / "environ");
-    if (has(environment, std::string("HF_HOME=") + (shell.dir() / "hf").string()) &&
-        has(environment, std::string("\0RANK=1\0", 8))) {
-      victim = std::stoi(entry.path().filename().string());
-    }
-  }
+  const pid_t victim = worker_with(shell, std::string("\0RANK=1\0", 8));
   REQUIRE(victim > 0);
   // The token is in no environment and on no command line.
   const std::string environment = file_text("/proc/" + std::to_string(victim) + "/environ");
