@@ -12,8 +12,9 @@
 #include "cli/commands.h"
 #include "cli/complete.h"
 #include "cli/help.h"
-#include "launcher/job_registry.h"
+#include "launcher/jobs.h"
 #include "launcher/launch_flags.h"
+#include "runtime/metrics/run_state.h"
 #include "runtime/plan/cluster.h"
 #include "runtime/recipes.h"
 #include "runtime/spec/spec_keys.h"
@@ -75,11 +76,12 @@ bool is_there(const fs::path& path) {
 }
 
 // "running, step 1200 of 2000"
-std::string state_of_run(const fs::path& run) {
+std::string words_of_run(const fs::path& run) {
   std::ifstream in(run / "status.json");
   const auto status = in ? nlohmann::json::parse(in, nullptr, false) : nlohmann::json();
   if (!status.is_object()) return "a run";
-  std::string words = status.value("state", "a run");
+  std::string words = state_of_run(run, status);
+  if (words.empty()) words = "a run";
   if (status.contains("step")) words += fmt::format(", step {}", status["step"].dump());
   if (status.contains("steps")) words += fmt::format(" of {}", status["steps"].dump());
   return words;
@@ -95,7 +97,7 @@ void offer_runs(const std::string& typed, Completion& to) {
   for (const std::string& one : names) {
     const fs::path path = folder + one;
     if (is_there(path / "resolved.yaml")) {
-      to.add(typed, folder + one, state_of_run(path));
+      to.add(typed, folder + one, words_of_run(path));
       continue;
     }
     std::vector<std::string> ids = names_in(path, "");
@@ -103,7 +105,7 @@ void offer_runs(const std::string& typed, Completion& to) {
     const auto newest = std::find_if(ids.rbegin(), ids.rend(), [&](const std::string& id) {
       return is_there(path / id / "resolved.yaml");
     });
-    if (newest != ids.rend()) to.add(typed, folder + one, state_of_run(path / *newest));
+    if (newest != ids.rend()) to.add(typed, folder + one, words_of_run(path / *newest));
   }
   if (to.candidates.empty()) to.shell = Completion::Shell::folders;
 }

@@ -1,19 +1,17 @@
 #include "runtime/run.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fcntl.h>
 #include <fstream>
 #include <random>
 #include <unistd.h>
 
-#include <sys/file.h>
 #include <sys/utsname.h>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/file_lock.h"
 #include "common/files.h"
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -331,10 +329,7 @@ Diagnostics may_be_elsewhere(const Diagnostics& data) {
 // Two launches in one run directory would write each other's checkpoints. The lock goes with the
 // process, however it ends.
 Fd lock_run(const fs::path& dir) {
-  const fs::path path = dir / "lock";
-  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  const bool taken = lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  if (!taken) return lock;  // also where the file system knows no locks
+  if (std::optional<Fd> lock = take_lock(dir / "lock")) return std::move(*lock);
   throw Error(
       Exit::environment,
       {.code = "run.busy",

@@ -55,7 +55,7 @@ std::string html_number(double value, Unit unit) {
 }
 
 std::string state_badge(const RunRecord& run) {
-  static const std::set<std::string> kStates = {"done", "failed", "running", "stopped"};
+  static const std::set<std::string> kStates = {"done", "failed", "lost", "running", "stopped"};
   return fmt::format("<span class='state {}'>{}</span>",
                      kStates.contains(run.state) ? run.state : "unknown", html_text(run.state));
 }
@@ -108,6 +108,12 @@ void write_tiles(std::string& html, const RunRecord& run) {
     html += "<p class='why'><b>";
     html += run.exit_code ? fmt::format("Failed with exit code {}.", *run.exit_code) : "Failed.";
     html += "</b> " + html_text(run.reason) + "</p>\n";
+  } else if (run.state == "lost") {
+    html += fmt::format(
+        "<p class='why'><b>No longer running since about {}.</b> Nobody works on it, and nobody "
+        "has said how it ended: it was killed, or its machine went down. The same command goes on "
+        "from its newest checkpoint.</p>\n",
+        clock_words(run.last_heard));
   }
 }
 
@@ -292,7 +298,7 @@ std::string report_page(const std::vector<RunRecord>& runs, const std::string& m
   if (single && !runs.front().began.empty()) {
     sub += fmt::format("began {} · ", clock_words(runs.front().began));
   }
-  // One that says no more has perhaps been killed.
+  // Of one that does not say much: it may stand still.
   if (single && runs.front().state == "running") {
     sub += fmt::format("last heard of {} · ", clock_words(runs.front().last_heard));
   }

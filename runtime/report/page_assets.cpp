@@ -31,7 +31,7 @@ h3{font-size:14px;margin:0;font-weight:600}
 border:1px solid currentColor;
 vertical-align:4px;margin-left:10px;color:var(--soft);white-space:nowrap}
 td .state{vertical-align:0;margin:0;padding:1px 8px;font-size:12px}
-.done{color:var(--good)}.failed{color:var(--bad)}.running{color:var(--c0)}
+.done{color:var(--good)}.failed,.lost{color:var(--bad)}.running{color:var(--c0)}
 .stopped{color:var(--wait)}
 .why{background:var(--bad-bg);border-left:3px solid var(--bad);padding:10px 14px;margin:18px 0 0;
 border-radius:0 6px 6px 0;

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "runtime/metrics/run_state.h"
 #include "runtime/plan/plan_json.h"
 
 namespace mtl {
@@ -230,7 +231,7 @@ RunRecord read_run(const fs::path& dir, size_t buckets) {
   EventsReader events(run);
   events.read(dir / "events.jsonl");
 
-  run.state = text_in(status, "state");
+  run.state = state_of_run(dir, status, run.last_heard);
   if (run.state.empty()) run.state = events.end().empty() ? "unknown" : events.end();
   run.reason = text_in(status, "reason");
   if (run.reason.empty() && run.state == "failed" && !run.events.empty()) {

@@ -27,7 +27,8 @@ struct RunEvent {
 struct RunRecord {
   std::filesystem::path dir;
   std::string name, id;  // the folder of the run's name, and its own
-  std::string state;     // running, done, stopped, failed; unknown if nothing says so
+  std::string state;     // running, done, stopped, failed, lost (see metrics/run_state.h); unknown
+                         // if nothing says so
   std::string reason;    // of a failure
   std::optional<int> exit_code;
   std::string began, last_heard;  // times; "" = never

@@ -499,6 +499,32 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
   CHECK(has(file_text(run_of(shell) / "report.html"), "Failed with exit code 137."));
 }
 
+TEST_CASE("a run that was killed with its launcher is lost, and goes on from its checkpoint") {
+  Shell shell;
+  const std::string state = (shell.dir() / "state").string();
+  write_recipe(shell, 100000);
+  const pid_t pid = shell.start({MTL_PROGRAM, "launch", "train.yaml"}, {{"XDG_STATE_HOME", state}});
+  wait_for_text(shell, "checkpoint=");
+  const auto said = [&] {
+    Outcome report = shell.mtl({"report", "runs/tiny", "--json"});
+    CHECK_MESSAGE(report.code == 0, report.err);
+    return json::parse(report.out)["runs"][0]["state"].get<std::string>();
+  };
+  CHECK(said() == "running");
+  kill(pid, SIGKILL);
+  shell.finish(pid);
+  for (int i = 0; i < 600 && worker_with(shell, "MTL_RUN_FENCE=") != 0; ++i) usleep(20'000);
+  CHECK(said() == "lost");
+  CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "running");
+  CHECK(shell.mtl({"report", "runs/tiny"}).code == 0);
+  CHECK(has(file_text(run_of(shell) / "report.html"), "No longer running since about "));
+  const Outcome jobs = shell.mtl({"ps", "--all"}, {{"XDG_STATE_HOME", state}});
+  CHECK(has(jobs.out, "LOST"));
+  const Outcome more = shell.mtl({"launch", "train.yaml", "health.max_time=1s"});
+  CHECK(more.code == 75);
+  CHECK(said() == "stopped");
+}
+
 TEST_CASE("a batch that does not fit at once is cut where train.micro_batch is auto") {
   Shell shell;
   write_recipe(shell, 5);

@@ -1,15 +1,20 @@
 // Reports of run directories: whole, damaged, empty, several.
 #include "runtime/report/report.h"
 
+#include <ctime>
 #include <fstream>
 #include <sstream>
+#include <unistd.h>
 
 #include <sys/stat.h>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
+#include "common/file_lock.h"
+#include "runtime/metrics/format.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/report/compare.h"
 #include "runtime/report/page.h"
@@ -234,4 +239,30 @@ TEST_CASE("a report replaces a file, and neither a link nor what is no file") {
     CHECK_THROWS_AS(write_report({}, other), Error);
   }
   CHECK(fs::is_fifo(pipe));
+}
+
+TEST_CASE("a run that says it runs is lost when nobody holds its lock, or after a long silence") {
+  const RunFolder run("killed");
+  run.write("metrics.jsonl", step_line(1, 4));
+  run.write("status.json", R"({"state":"running","step":1,"time":"2026-11-21T01:43:00Z"})");
+  CHECK(read_run(run.dir).state == "running");  // without a lock nobody knows
+  std::optional<Fd> lock = take_lock(run.dir / "lock");
+  CHECK(read_run(run.dir).state == "running");
+  lock.reset();
+  const auto runs = read_runs({run.dir});
+  CHECK(runs[0].state == "lost");
+  CHECK(report_page(runs, "now").find("No longer running since about 2026-11-21 01:43:00 UTC") !=
+        std::string::npos);
+  // On another machine the lock may be one that is not seen here.
+  const auto now = [&] {
+    run.write("status.json",
+              fmt::format(R"({{"state":"running","time":"{}"}})", utc_time(std::time(nullptr))));
+    return read_run(run.dir).state;
+  };
+  run.write("env.json", R"({"host":"somewhere else"})");
+  CHECK(now() == "running");
+  char here[256] = {};
+  gethostname(here, sizeof here - 1);
+  run.write("env.json", fmt::format(R"({{"host":"{}"}})", here));
+  CHECK(now() == "lost");
 }

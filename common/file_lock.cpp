@@ -1,0 +1,29 @@
+#include "common/file_lock.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <sys/file.h>
+
+namespace mtl {
+
+std::optional<Fd> take_lock(const std::filesystem::path& path) {
+  Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  // Who only looks, as below, has it for a moment.
+  for (int attempt = 0; lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    if (errno != EWOULDBLOCK) break;
+    if (attempt == 4) return std::nullopt;
+    usleep(20'000);
+  }
+  return lock;
+}
+
+std::optional<bool> is_locked(const std::filesystem::path& path) {
+  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::nullopt;
+  if (flock(file.get(), LOCK_SH | LOCK_NB) == 0) return false;
+  return errno == EWOULDBLOCK ? std::optional(true) : std::nullopt;
+}
+
+}  // namespace mtl
