@@ -197,23 +197,27 @@ void record(const Run& run, const Surroundings& around) {
   }
 }
 
-// Where it is stands among the lines of a run's good end; below a failure it would be in the way.
-void write_report_page(const std::filesystem::path& dir, const JobOutcome& outcome) {
-  if (dir.empty()) return;  // of another process, which is the controller
-  const std::string wrong = write_report_of(dir);
-  if (!wrong.empty()) {
-    say(stderr, "warning: " + wrong + "\n");
-  } else if (outcome.exit_code == 0) {
-    say(stderr, fmt::format("report   {}\n", (dir / "report.html").string()));
+// Ended otherwise than was asked: with a failure, or with 75 because of a lost node.
+bool has_failed(const JobOutcome& outcome) {
+  if (outcome.exit_code == static_cast<int>(Exit::requeue)) {
+    return !outcome.interrupted && !outcome.report.empty();
   }
+  return outcome.exit_code != 0 && !outcome.report.empty();
 }
 
-// The last words of the launcher, below everything that the run printed.
-void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool fresh) {
+// The last words of the launcher, below everything that the run printed. `dir`: "" if another
+// process is the controller.
+void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) {
+  bool has_page = false;
+  if (!dir.empty()) {
+    if (has_failed(outcome)) record_failure(dir, outcome.exit_code, outcome.report.front().what);
+    const std::string wrong = write_report_of(dir);
+    has_page = wrong.empty();
+    if (!has_page) outcome.warnings.push_back(wrong);
+  }
   const bool color = inspect_terminal(STDERR_FILENO).color;
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
-  const bool lost = !outcome.interrupted && !outcome.report.empty();  // 75 because of a lost node
-  if (outcome.exit_code == static_cast<int>(Exit::requeue) && !lost) {
+  if (outcome.exit_code == static_cast<int>(Exit::requeue) && !has_failed(outcome)) {
     Diagnostics ignored;
     const bool saved = dir.empty() || !newest_checkpoint(dir / "checkpoints", ignored).empty();
     say(stderr, saved ? fmt::format("stopped with a complete checkpoint{}; the same command{} goes "
@@ -224,8 +228,9 @@ void conclude(const JobOutcome& outcome, const std::filesystem::path& dir, bool 
     return;
   }
   for (const Diagnostic& line : outcome.report) say(stderr, render(line, color));
-  if (outcome.exit_code != 0 && !dir.empty() && !outcome.report.empty()) {
-    record_failure(dir, outcome.exit_code, outcome.report.front().what);
+  // Below a failure it would be in the way.
+  if (outcome.exit_code == 0 && has_page) {
+    say(stderr, fmt::format("report   {}\n", (dir / "report.html").string()));
   }
 }
 
@@ -308,7 +313,6 @@ int launch_run(const LaunchOptions& options, const std::string& train_yaml,
   }
   view.close();
   conclude(outcome, run.dir(), options.run.fresh);
-  write_report_page(run.dir(), outcome);
   return continue_in_slurm(job.request, outcome, run.dir());
 }
 

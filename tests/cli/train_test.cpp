@@ -353,10 +353,14 @@ TEST_CASE("a process of rank threads that is killed is the headline") {
     }
   }
   REQUIRE(workers == 1);
+  // Also where there is more to complain about.
+  fs::create_directories(run_of(shell) / "report.html/in the way");
   kill(victim, SIGKILL);
   const Outcome outcome = shell.finish(pid);
   CAPTURE(outcome.err);
   CHECK(outcome.code == 137);
+  CHECK(has(outcome.err, "report.html"));
+  CHECK(outcome.err.rfind("warning: ") < outcome.err.rfind("error["));
   CHECK(has(outcome.err, "ranks 0-2 (pid " + std::to_string(victim) + ") was killed by SIGKILL"));
 }
 
