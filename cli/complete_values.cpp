@@ -1,6 +1,7 @@
 // What the placeholders of usage lines stand for.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -25,6 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Somebody has pressed a key.
+constexpr std::chrono::milliseconds kQueuePatience{1'500};
 constexpr int kMostLooked = 16;  // newest entries of a folder that may be a run's name
 
 // Names in `folder` ("" = here) that begin so, in order; hidden ones where they are asked for.
@@ -150,9 +153,22 @@ void offer_gpus(const std::string& typed, Completion& to) {
 }
 
 // What goes on, as far as this machine knows by itself.
+// What goes on. Of a job of SLURM only its queue knows; while that does not answer, all are
+// offered.
 void offer_jobs(const std::string& typed, Completion& to) {
-  for (const JobRecord& record : recorded_jobs()) {
-    if (record.kind != "slurm" && !is_alive(record)) continue;
+  const std::vector<JobRecord> records = recorded_jobs();
+  const auto is_slurm = [](const JobRecord& record) { return record.kind == "slurm"; };
+  std::optional<std::vector<SlurmJobState>> queue;
+  if (std::any_of(records.begin(), records.end(), is_slurm)) {
+    queue = my_slurm_jobs(false, nullptr, kQueuePatience);
+  }
+  const auto is_queued = [&](const JobRecord& record) {
+    return !queue || std::any_of(queue->begin(), queue->end(), [&](const SlurmJobState& job) {
+      return is_record_of(record, job);
+    });
+  };
+  for (const JobRecord& record : records) {
+    if (!(is_slurm(record) ? is_queued(record) : is_alive(record))) continue;
     to.add(typed, record.id, record.run.empty() ? record.name : record.run);
     if (!record.run.empty() && !typed.empty()) to.add(typed, record.run, record.id);
   }

@@ -99,6 +99,12 @@ bool is_job_script(const fs::path& script) {
   return text.starts_with("#!") && text.find("\nexport MTL_JOB_SCRIPT=") != std::string::npos;
 }
 
+bool is_record_of(const JobRecord& record, const SlurmJobState& job) {
+  const bool same = record.id == job.id || record.id == job.raw_id ||
+                    (record.id == base_of(job.id) && record.pid == 0);
+  return record.kind == "slurm" && same;
+}
+
 JobView view_of(const SlurmJobState& job) {
   JobView view{.id = job.id, .name = job.name, .where = "slurm", .state = job.state};
   view.reason = job.pending() ? job.reason : "";
@@ -116,9 +122,7 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
   const auto records_of = [&](const SlurmJobState& job) {
     std::vector<const JobRecord*> found;
     for (const JobRecord& record : records) {
-      const bool same = record.id == job.id || record.id == job.raw_id ||
-                        (record.id == base_of(job.id) && record.pid == 0);
-      if (record.kind == "slurm" && same) found.push_back(&record);
+      if (is_record_of(record, job)) found.push_back(&record);
     }
     return found;
   };

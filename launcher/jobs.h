@@ -33,6 +33,8 @@ struct JobView {
   double loss = NAN, tokens_per_s = NAN, eta_s = NAN;
 };
 
+// Whether the record is of this job of SLURM; of a submitted array it is of all its tasks.
+bool is_record_of(const JobRecord& record, const SlurmJobState& job);
 // What SLURM says of a job; of its run, nothing.
 JobView view_of(const SlurmJobState& job);
 

@@ -153,10 +153,11 @@ std::vector<SlurmJobState> slurm_job_states(const std::string& id, std::string* 
   return jobs;
 }
 
-std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string* error) {
+std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string* error,
+                                                        std::chrono::milliseconds within) {
   std::vector<std::string> argv = {"squeue", "--me", "-h", "-r", "-o", kSqueueFormat};
   if (ended) argv.insert(argv.end(), {"-t", "all"});
-  const CommandAnswer answer = ask_slurm(argv, std::chrono::seconds(20));
+  const CommandAnswer answer = ask_slurm(argv, within);
   if (answer.ok()) return read_squeue_jobs(answer.out);
   // The programs may be there without a cluster.
   const bool cluster = answer.err.find("configuration source") == std::string::npos &&

@@ -1,6 +1,7 @@
 // What SLURM knows of jobs, by its own commands. The reading of their answers is pure.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,8 +36,10 @@ std::vector<SlurmJobState> read_squeue_jobs(const std::string& text);
 // scontrol has forgotten it. `error`: what the command said where none could answer.
 std::vector<SlurmJobState> slurm_job_states(const std::string& id, std::string* error = nullptr);
 // Of this user: those that wait and run, with `ended` also what SLURM still remembers. Nothing if
-// there is no SLURM here, or it does not answer (`error` says so).
-std::optional<std::vector<SlurmJobState>> my_slurm_jobs(bool ended, std::string* error = nullptr);
+// there is no SLURM here, or it does not answer in time (`error` says so).
+std::optional<std::vector<SlurmJobState>> my_slurm_jobs(
+    bool ended, std::string* error = nullptr,
+    std::chrono::milliseconds within = std::chrono::seconds(20));
 
 // Why a job waits, in words: "Resources" -> "waiting for free nodes". The reason itself if there
 // are none.

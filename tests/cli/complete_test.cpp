@@ -240,6 +240,25 @@ TEST_CASE("names that lie on the disk: recipes, runs, checkpoints, corpora, jobs
   ended.started += 1;
   record_job(ended);
   CHECK(answer(shell, {"stop", "p"}) == Words{record.id + "\truns/mine"});
+  // A job of SLURM that its queue has; all of them, where that does not answer.
+  for (const char* id : {"71", "72"}) {
+    JobRecord job = record;
+    job.kind = "slurm";
+    job.id = job.name = id;
+    job.run.clear();
+    job.pid = 0;
+    record_job(job);
+  }
+  const std::filesystem::path squeue = shell.dir() / "bin/squeue";
+  shell.write("bin/squeue",
+              "#!/bin/sh\nprintf "
+              "'71\\03771\\037me\\037RUNNING\\037None\\0371\\037n1\\0370:10\\037job.sh\\n'\n");
+  std::filesystem::permissions(squeue, std::filesystem::perms::owner_all);
+  const mtl::test::Variable path("PATH", squeue.parent_path().string() + ":/usr/bin:/bin");
+  const mtl::test::Variable conf("SLURM_CONF", "/dev/null");
+  CHECK(answer(shell, {"stop", "7"}) == Words{"71\t71"});
+  shell.write("bin/squeue", "#!/bin/sh\nexit 1\n");
+  CHECK(answer(shell, {"stop", "7"}).size() == 2);
 }
 
 TEST_CASE("manual pages: one for each command, and all of their options") {
