@@ -229,6 +229,10 @@ void Controller::on_problems(LinkId link, std::vector<Diagnostic> problems, Time
   if (state_ == State::gathering) gather(now);
 }
 
+void Controller::turned_away(const std::string& reason) {
+  if (state_ != State::finished) tell("refused: " + reason);
+}
+
 void Controller::lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now) {
   const auto found = nodes_.find(link);
   if (found == nodes_.end() || state_ == State::finished) return;

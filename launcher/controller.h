@@ -78,6 +78,8 @@ class Controller {
   void received(LinkId link, const LinkMessage& message, std::chrono::nanoseconds clock_ahead,
                 Time now);
   void lost(LinkId link, LinkEvent::Loss loss, const std::string& reason, Time now);
+  // Somebody who has proved nothing was not let in: for people to know.
+  void turned_away(const std::string& reason);
   // A person or a scheduler wants the job to stop; the second time at once. USR2 (the time is
   // nearly over) asks for no more than that, however often it comes, and what follows it is a first
   // time.

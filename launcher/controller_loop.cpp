@@ -87,6 +87,9 @@ std::optional<JobOutcome> drive(Controller& controller, LinkHub& hub,
         case LinkEvent::arrived:
           controller.received(event->link, event->message, event->clock_ahead, Clock::now());
           break;
+        case LinkEvent::turned_away:
+          controller.turned_away(event->reason);
+          break;
         case LinkEvent::lost:
           controller.lost(event->link, event->loss, event->reason, Clock::now());
           break;

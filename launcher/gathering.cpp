@@ -16,6 +16,9 @@ using std::chrono::seconds;
 // When the job cannot be any more, how long to wait for what the other hosts have to say: a person
 // mends all that is wrong at once.
 constexpr milliseconds kOtherReasons{1'500};
+// The same where the command is typed on every node: who comes later is told by nobody, and waits
+// until his time to join is over.
+constexpr milliseconds kOtherNodes{15'000};
 // Of those with the same trouble.
 constexpr size_t kNamedHosts = 8;
 
@@ -44,7 +47,7 @@ void Gathering::trouble(const Diagnostic& why) {
 
 void Gathering::hopeless(const Diagnostic& why) {
   trouble(why);
-  hopeless_ = true;
+  ++hopeless_;
 }
 
 void Gathering::troubles_of(int position, const std::string& host,
@@ -66,7 +69,7 @@ void Gathering::troubles_of(int position, const std::string& host,
 std::vector<Diagnostic> Gathering::take_troubles() {
   std::vector<Diagnostic> all = reports();
   troubles_.clear();
-  hopeless_ = false;
+  hopeless_ = 0;
   impossible_since_.reset();
   return all;
 }
@@ -106,10 +109,11 @@ Gathering::Step Gathering::look(const Membership& members, Time now) {
     return step;
   }
   const bool late = now >= since_ + join_timeout_;
-  const bool possible = members.possible() && !(hopeless_ && members.has_rank(0));
+  const bool possible = members.possible() && !(hopeless_ > 0 && members.has_rank(0));
   if (!possible && !impossible_since_) impossible_since_ = now;
-  const bool heard_all = members.awaited() == 0;
-  if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + kOtherReasons))) {
+  const bool heard_all = options_.by_rank ? members.present() + hopeless_ >= options_.max_nodes
+                                          : members.awaited() == 0;
+  if (late || (impossible_since_ && (heard_all || now >= *impossible_since_ + patience()))) {
     step.kind = Step::give_up;
     step.outcome.exit_code = static_cast<int>(late ? Exit::timeout : Exit::environment);
     step.outcome.report = reports();
@@ -127,8 +131,12 @@ Gathering::Step Gathering::look(const Membership& members, Time now) {
 Gathering::Time Gathering::next_look(const Membership& members, Time now) const {
   Time next = std::min(next_word_, since_ + join_timeout_);
   if (const auto change = members.next_change(now)) next = std::min(next, *change);
-  if (impossible_since_) next = std::min(next, *impossible_since_ + kOtherReasons);
+  if (impossible_since_) next = std::min(next, *impossible_since_ + patience());
   return next;
+}
+
+milliseconds Gathering::patience() const {
+  return options_.by_rank ? kOtherNodes : kOtherReasons;
 }
 
 }  // namespace mtl

@@ -26,7 +26,8 @@ class Gathering {
   // Why one of those expected does not come, or has left: `why` names its host.
   void trouble(const Diagnostic& why);
   // The same of a machine without which there can be no job. It ends when machine_rank 0, where the
-  // controller is, is in: before, that machine could not be told.
+  // controller is, is in: before, that machine could not be told; and when the others are, or have
+  // had some time to come, so that they are told too.
   void hopeless(const Diagnostic& why);
   // The same on several hosts is one error. `position`: in the list of hosts.
   void troubles_of(int position, const std::string& host, std::vector<Diagnostic> problems);
@@ -50,6 +51,7 @@ class Gathering {
     Diagnostic error;
   };
   std::vector<Diagnostic> reports() const;
+  std::chrono::milliseconds patience() const;  // with the others, once there can be no job
   Diagnostic not_enough(const Membership& members, bool late) const;
 
   const MembershipOptions options_;
@@ -57,7 +59,7 @@ class Gathering {
   Time since_;
   Time next_word_;
   std::vector<Trouble> troubles_;
-  bool hopeless_ = false;
+  int hopeless_ = 0;                      // machines
   std::optional<Time> impossible_since_;  // too few hosts can come
 };
 

@@ -276,6 +276,8 @@ class Node {
         return;
       case LinkEvent::arrived:
         return take(event.message);
+      case LinkEvent::turned_away:
+        return;
     }
   }
 

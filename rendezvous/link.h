@@ -33,9 +33,11 @@ struct LinkMessage {
 
 struct LinkEvent {
   enum Kind {
-    opened,   // authenticated, messages may go
-    arrived,  // `message`
-    lost,     // the link is gone; `reason` is for people, `code` for programs
+    opened,       // authenticated, messages may go
+    arrived,      // `message`
+    lost,         // the link is gone; `reason` is for people, `code` for programs
+    turned_away,  // who wanted to open one speaks another protocol version; `reason` says who, once
+                  // of each address; no link, and nothing that it has proved
   };
   enum Loss {
     closed,         // the peer closed it (its process has ended)

@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include <boost/asio/post.hpp>
+#include <fmt/format.h>
 
 #include "rendezvous/longest_wait.h"
 
@@ -24,6 +25,8 @@ constexpr Nanoseconds kGreetedGrace = std::chrono::milliseconds(1'000);
 constexpr Nanoseconds kAcceptPause = std::chrono::milliseconds(100);
 // Then the other connections have their turn.
 constexpr int kAcceptsAtOnce = 64;
+// Of another version, whose addresses are told.
+constexpr size_t kMostTurnedAway = 16;
 constexpr size_t kScratchBytes = size_t{256} << 10;
 
 Nanoseconds read_clock(clockid_t which) {
@@ -155,6 +158,19 @@ void Loop::remove_stranger(Peer& peer) {
       if (listener.paused) accept(listener);
     }
   });
+}
+
+void Loop::turned_away(const std::string& address, uint32_t version) {
+  // Anybody can say that.
+  if (turned_away_.size() == kMostTurnedAway || !turned_away_.insert(address).second) return;
+  LinkEvent event;
+  event.kind = LinkEvent::turned_away;
+  event.loss = LinkEvent::wrong_version;
+  event.reason = fmt::format(
+      "the mtl that has come from {} speaks version {} of the protocol, this one version {}: "
+      "install the same version on all nodes",
+      address, version, wire::kVersion);
+  emit(std::move(event));
 }
 
 void Loop::add_closing(std::shared_ptr<Peer> peer) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -111,6 +112,8 @@ class Loop {
   void add_stranger(const std::shared_ptr<Peer>& peer);
   void stranger_greeted(const std::shared_ptr<Peer>& peer);
   void remove_stranger(Peer& peer);
+  // One of them speaks another version: its owner hears of it once.
+  void turned_away(const std::string& address, uint32_t version);
   // A link that the owner has closed and whose last words are still on their way.
   void add_closing(std::shared_ptr<Peer> peer);
   void closing_over();
@@ -149,6 +152,7 @@ class Loop {
   std::list<Listener> listeners_;
   bool resuming_ = false;
   Strangers silent_, greeted_;  // oldest first
+  std::set<std::string> turned_away_;
   std::list<std::weak_ptr<Peer>> closing_;
   asio::steady_timer timer_;
   Nanoseconds tick_at_{Nanoseconds::max()};

@@ -292,6 +292,7 @@ void Peer::on_hello(std::string_view payload) {
   const auto hello = wire::decode_hello(payload);
   if (!hello || hello->service != wire::Service::link) return drop();
   if (hello->version != wire::kVersion) {
+    loop_.turned_away(net::peer_address(in_.native_handle()), hello->version);
     return refuse({.verdict = wire::Verdict::wrong_version, .generation = 0});
   }
   hello_ = *hello;

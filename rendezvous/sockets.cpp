@@ -130,6 +130,10 @@ std::string local_address(int fd) {
   return text(name_of(fd, ::getsockname));
 }
 
+std::string peer_address(int fd) {
+  return text(name_of(fd, ::getpeername));
+}
+
 namespace {
 
 // Port 0 gives one that is free at the first address; somebody may have it at another.

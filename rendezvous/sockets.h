@@ -35,6 +35,7 @@ Lookup look_up_numeric(const std::string& host, uint16_t port);
 // Numeric, without the port; IPv4 on a socket that serves both looks like IPv4.
 std::string text(const Address& address);
 std::string local_address(int fd);
+std::string peer_address(int fd);
 
 // Listens with the longest backlog that the system allows; "::" serves IPv4 too. What is accepted
 // inherits both kinds of tune(). Throws Error "rendezvous.address" / "rendezvous.port"

@@ -156,6 +156,26 @@ TEST_CASE("two nodes with one machine_rank: the second is refused with a reason"
   CHECK(job.port.count(JobMessage::assign) == 2);
 }
 
+TEST_CASE("a job that cannot be for a version of mtl waits until the others can be told") {
+  ToldJob job(4, 4);
+  job.join(0);
+  job.tell(5, JobMessage::hello, encode(HelloMessage{"2", "old", {}}), 0);
+  CHECK(!job.controller->outcome());
+  job.join(2);
+  job.pass(10s);
+  CHECK(!job.controller->outcome());
+  SUBCASE("they come") {
+    job.join(3);
+  }
+  SUBCASE("they do not") {
+    job.pass(6s);
+    CHECK_FALSE(job.finished(3));
+  }
+  REQUIRE(job.controller->outcome());
+  REQUIRE(job.finished(2));
+  CHECK(job.finished(2)->report.front().code == "launch.version");
+}
+
 TEST_CASE("another version is refused") {
   ToldJob job(1, 1);
   job.tell(5, JobMessage::hello, encode(HelloMessage{"2", "old", {}}), 0);

@@ -139,7 +139,6 @@ TEST_CASE("strangers are dropped and the owner hears nothing of it") {
       wire::frame(std::string(200, 'A')),
       wire::frame(std::string(300, 'A')),
       wire::frame(wire::encode(wire::Hello{.nonce = hello.nonce})),  // the store's
-      wire::frame(wire::encode(wire::Hello{.service = wire::Service::link, .version = 99})),
       wire::frame(wire::encode(hello)) + wire::frame(wire::encode(wire::Proof{})),
       wire::frame(wire::encode(hello)) + wire::frame("no proof"),
       std::string(mtl::link::message_head(1, 0, 0).view()),
@@ -160,6 +159,21 @@ TEST_CASE("strangers are dropped and the owner hears nothing of it") {
   client->connect("127.0.0.1", port, 20s);
   expect(*client, LinkEvent::opened);
   expect(*server, LinkEvent::opened);
+}
+
+TEST_CASE("the owner hears once from where another version of the protocol has come") {
+  const auto server = make_link_hub(hub_options());
+  const uint16_t port = server->listen("127.0.0.1", 0);
+  for (int i = 0; i < 3; ++i) {
+    const int fd = tcp_to(port);
+    say(fd, wire::frame(wire::encode(wire::Hello{.service = wire::Service::link, .version = 99})));
+    CHECK(hung_up(fd));
+    ::close(fd);
+  }
+  const LinkEvent event = expect(*server, LinkEvent::turned_away);
+  CHECK(event.link == 0);
+  CHECK(event.reason.find("from 127.0.0.1 speaks version 99 of the protocol") != std::string::npos);
+  CHECK_FALSE(server->next());
 }
 
 TEST_CASE("a flood of strangers neither disturbs a link nor keeps a true one out") {
