@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/signals.h"
 
 namespace mtl {
@@ -197,6 +198,8 @@ void Controller::on_join(LinkId link, const NodeOffer& offer, Time now) {
                   now);
   }
   node.joined = true;
+  node.machine = offer.machine;
+  node.on_gpus = offer.on_gpus;
   node.is_own = offer.position >= 0 && offer.position == options_.own_position;
   if (state_ == State::gathering) return gather(now);
   if (state_ == State::running && options_.grows &&
@@ -289,7 +292,53 @@ void Controller::gather(Time now) {
   if (!step.word.empty()) tell(step.word);
 }
 
+// Names of a list that lead to one machine: the ranks of each would take the same cores, which is
+// slow, and the same GPUs, which does not work.
+std::optional<Diagnostic> Controller::shared_machines() const {
+  if (options_.listed_at.empty()) return {};
+  std::map<std::string, std::map<int, const Node*>> machines;  // by the place in the list
+  for (const auto& [link, node] : nodes_) {
+    if (node.joined && node.job && !node.machine.empty()) {
+      machines[node.machine][node.job->position] = &node;
+    }
+  }
+  Diagnostic found{.code = "hosts.duplicate", .what = {}};
+  found.severity = Diagnostic::Severity::warning;
+  for (const auto& [machine, nodes] : machines) {
+    if (nodes.size() < 2) continue;
+    std::vector<std::string> names;
+    for (const auto& [position, node] : nodes) {
+      const Place& place = options_.listed_at[static_cast<size_t>(position)];
+      names.push_back(place.file.empty() ? node->host
+                                         : fmt::format("{} (line {})", node->host, place.line));
+      if (node->on_gpus) found.severity = Diagnostic::Severity::error;
+    }
+    const std::string words = some_of(names) + " are one machine";
+    if (!found.what.empty()) {
+      found.notes.push_back(words);
+      continue;
+    }
+    const Node& first = *nodes.begin()->second;
+    found.what = words + ", whose cores and GPUs each of them would use";
+    const Place& again = options_.listed_at[static_cast<size_t>(std::next(nodes.begin())->first)];
+    if (!again.file.empty()) found.place = again;
+    found.help = fmt::format("give it once, with all its ranks: {}{}N", first.host,
+                             again.file.empty() ? ":" : " slots=");
+  }
+  if (found.what.empty()) return {};
+  return found;
+}
+
 void Controller::start() {
+  if (const auto shared = membership_.generation() < 0 ? shared_machines() : std::nullopt) {
+    if (shared->severity == Diagnostic::Severity::error) {
+      JobOutcome outcome;
+      outcome.exit_code = static_cast<int>(Exit::config);
+      outcome.report = {*shared};
+      return finish(std::move(outcome));
+    }
+    tell(fmt::format("warning: {}; {}", shared->what, shared->help));
+  }
   // Those that will be missed are said now: the job goes on without them.
   for (const Diagnostic& error : gathering_.take_troubles()) {
     tell(fmt::format("without a host: {} [{}]", error.what, error.code));

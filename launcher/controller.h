@@ -47,6 +47,9 @@ struct ControllerOptions {
   // be fewer, and its error ends the job if not. Exit::done: there is nothing to do.
   std::function<std::optional<JobProgram>(int world, int64_t generation)> prepare;
   std::string token;  // for the workers, if the nodes do not know it
+  // Where a person has listed the hosts of MembershipOptions::expected; empty = nobody has. Two of
+  // them that are one machine are a mistake.
+  std::vector<Place> listed_at;
   // What the agent on this node, of this place, is to prepare, where agents dial in instead of
   // being expected on a link. Nothing = it is none of ours.
   std::function<std::optional<NodeJob>(const std::string& host, int position)> job_of;
@@ -99,6 +102,8 @@ class Controller {
   struct Node {
     std::string host;
     std::optional<NodeJob> job;  // to send on hello
+    std::string machine;         // of its offer, as the next
+    bool on_gpus = false;
     bool joined = false;
     int rank = -1;  // in the roster; -1 = not in this generation
     bool stopped = false;
@@ -126,6 +131,7 @@ class Controller {
   void on_loss(const Node& node, LinkEvent::Loss loss, const std::string& reason, Time now);
   void refuse(LinkId link, const Diagnostic& why, Time now);
   void gather(Time now);
+  std::optional<Diagnostic> shared_machines() const;
   void start();
   void stop(StopReason reason, const std::string& why, std::chrono::milliseconds grace, bool kill,
             Time now);

@@ -114,7 +114,10 @@ class HostsJob {
   JobOutcome run() {
     SignalPipe signals(true);
     ControllerOptions policy = controller_options(options_);
-    for (const Host& host : request_.hosts) policy.membership.expected.push_back(host.name);
+    for (const Host& host : request_.hosts) {
+      policy.membership.expected.push_back(host.name);
+      policy.listed_at.push_back(host.place);
+    }
     Controller controller(std::move(policy), port_, std::chrono::steady_clock::now());
     controller_ = &controller;
     job_ = node_job(options_);

@@ -91,7 +91,8 @@ json to_json(const NodeOffer& offer) {
   return {{"host", to_text(offer.host)}, {"key", to_text(offer.key)},
           {"slots", offer.slots},        {"rank", offer.rank},
           {"position", offer.position},  {"addresses", texts(offer.addresses)},
-          {"port", offer.port}};
+          {"port", offer.port},          {"machine", to_text(offer.machine)},
+          {"on_gpus", offer.on_gpus}};
 }
 NodeOffer offer_of(const json& object) {
   NodeOffer offer;
@@ -102,6 +103,8 @@ NodeOffer offer_of(const json& object) {
   offer.position = object.at("position");
   offer.addresses = bytes_of(object.at("addresses"));
   offer.port = object.at("port");
+  offer.machine = to_bytes(object.at("machine"));
+  offer.on_gpus = object.at("on_gpus");
   return offer;
 }
 

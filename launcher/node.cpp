@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/output_relay.h"
+#include "launcher/placement.h"
 #include "launcher/program.h"
 #include "launcher/signals.h"
 #include "launcher/voice.h"
@@ -396,6 +397,8 @@ class Node {
     offer.position = job_->position;
     offer.addresses = addresses();
     offer.port = port_->port();
+    offer.machine = machine_identity();
+    offer.on_gpus = !job_->config.use_cpu && !inspect_hardware(false).gpus.empty();
     return offer;
   }
 

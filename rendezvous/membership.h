@@ -29,6 +29,8 @@ struct NodeOffer {
                       // controller knows it; else -1
   std::vector<std::string> addresses;  // numeric, by which others may reach it; the first is best
   uint16_t port = 0;                   // reserved, for the workers' meeting should it be node 0
+  std::string machine;                 // machine_identity()
+  bool on_gpus = false;                // its ranks use the machine's
 };
 
 struct RosterNode {

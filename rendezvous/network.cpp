@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <ifaddrs.h>
 #include <memory>
 #include <netdb.h>
@@ -139,6 +140,25 @@ bool resolves_to_loopback(const std::string& name) {
   if (getaddrinfo(name.c_str(), nullptr, nullptr, &list) != 0) return false;
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
   return list != nullptr && is_loopback(text_of(list->ai_addr));
+}
+
+std::string machine_identity() {
+  std::string identity = first_line("/proc/sys/kernel/random/boot_id");
+  if (identity.empty()) return {};
+  for (const char* space : {"net", "pid", "uts"}) {
+    std::error_code error;
+    const auto link = std::filesystem::read_symlink(fmt::format("/proc/self/ns/{}", space), error);
+    if (error) return {};
+    identity += ' ' + link.string();
+  }
+  // Virtual machines that were woken from one image are alike in all of it, but not in these.
+  std::vector<std::string> addresses;
+  for (const LocalAddress& local : local_addresses()) {
+    if (!local.is_loopback) addresses.push_back(local.address);
+  }
+  std::sort(addresses.begin(), addresses.end());
+  for (const std::string& address : addresses) identity += ' ' + address;
+  return identity;
 }
 
 std::string host_name() {

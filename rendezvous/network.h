@@ -29,6 +29,11 @@ std::string address_towards(const std::string& peer);
 
 std::string host_name();
 
+// The same for two processes that surely are on one machine: one kernel, one view of its processes,
+// one network. A container or a network namespace with a name of its own is another machine. "" if
+// that cannot be known.
+std::string machine_identity();
+
 // Whether somebody who writes this means this machine alone: localhost, 127.0.0.1, ::1.
 bool is_loopback(const std::string& address);
 // Whether a name leads to a loopback address here, as a machine's own name does on Debian

@@ -156,6 +156,34 @@ TEST_CASE("two nodes with one machine_rank: the second is refused with a reason"
   CHECK(job.port.count(JobMessage::assign) == 2);
 }
 
+TEST_CASE("two names of one machine are an error where it has GPUs, and else a warning") {
+  ToldJob job(3, 3, 0, false, false, true);
+  SUBCASE("GPUs") {
+    job.join_listed(0, "one", true);
+    job.join_listed(1, "two", true);
+    job.join_listed(2, "one", true);
+    REQUIRE(job.outcome().report.size() == 1);
+    CHECK(job.outcome().exit_code == 3);
+    const Diagnostic& why = job.outcome().report[0];
+    CHECK(why.code == "hosts.duplicate");
+    CHECK(why.what.starts_with("m0 (line 1), m2 (line 4) are one machine"));
+    REQUIRE(why.place);
+    CHECK(why.place->line == 4);
+    CHECK(job.port.count(JobMessage::assign) == 0);
+  }
+  SUBCASE("none") {
+    for (int i = 0; i < 3; ++i) job.join_listed(i, "one", false);
+    CHECK(job.port.count(JobMessage::assign) == 3);
+    REQUIRE(job.port.notices.size() == 1);
+    CHECK(job.port.notices[0].starts_with("warning: m0 (line 1), m1 (line 2), m2 (line 4) are"));
+  }
+  SUBCASE("not known") {
+    for (int i = 0; i < 3; ++i) job.join_listed(i, "", true);
+    CHECK(job.port.count(JobMessage::assign) == 3);
+    CHECK(job.port.notices.empty());
+  }
+}
+
 TEST_CASE("a job that cannot be for a version of mtl waits until the others can be told") {
   ToldJob job(4, 4);
   job.join(0);

@@ -35,6 +35,7 @@ JobOptions shell_job(const std::string& script) {
 JobOptions on_hosts(const std::string& script, int hosts, int slots) {
   JobOptions job = shell_job(script);
   job.request.mode = LaunchRequest::Mode::hosts;
+  job.request.config.use_cpu = true;  // the GPUs of a machine are for one agent
   // Two names of this machine, and more by numbers: each gets an agent of its own.
   for (const char* name : {"localhost", "127.0.0.1", "::1"}) {
     if (static_cast<int>(job.request.hosts.size()) == hosts) break;

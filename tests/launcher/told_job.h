@@ -53,7 +53,7 @@ class ToldPort final : public ControllerPort {
 class ToldJob {
  public:
   explicit ToldJob(int min, int max, int max_restarts = 0, bool elastic = false,
-                   bool is_ours = false) {
+                   bool is_ours = false, bool listed = false) {
     ControllerOptions options;
     options.membership.min_nodes = min;
     options.membership.max_nodes = max;
@@ -74,9 +74,30 @@ class ToldJob {
       return {};
     };
     elastic_ = elastic;
+    if (listed) {
+      options.membership.expected = {"m0", "m1", "m2"};
+      options.listed_at = {{"hosts", 1, 1}, {"hosts", 2, 1}, {"hosts", 4, 1}};
+      options.membership.by_rank = false;
+    }
     controller.emplace(std::move(options), port, now);
   }
 
+  // A host of the list m0, m1, m2 (`listed`), in that place.
+  void join_listed(int position, const std::string& machine, bool on_gpus) {
+    NodeJob job;
+    job.position = position;
+    job.host = fmt::format("m{}", position);
+    controller->expect(position + 1, job.host, job);
+    tell(position + 1, JobMessage::hello, encode(HelloMessage{"1", job.host, {}}), 0);
+    NodeOffer offer;
+    offer.host = offer.key = job.host;
+    offer.slots = 2;
+    offer.position = position;
+    offer.addresses = {"10.0.0.1"};
+    offer.machine = machine;
+    offer.on_gpus = on_gpus;
+    tell(position + 1, JobMessage::join, encode(offer), 0);
+  }
   void join(int node) { join(node, node); }
   void join(LinkId link, int node) {
     NodeOffer offer;
