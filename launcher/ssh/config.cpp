@@ -20,7 +20,6 @@ namespace {
 // other channels or passwords is not here: it has no effect on a command started by a launcher.
 const std::map<std::string, const char*>& unsupported() {
   static const std::map<std::string, const char*> list{
-      {"certificatefile", "certificates are used only through an ssh agent that has them"},
       {"pkcs11provider", "keys on smart cards are used only through an ssh agent"},
       {"revokedhostkeys", "the list of revoked host keys is not read"},
       {"knownhostscommand", "host keys are looked up in files only"},
@@ -365,7 +364,10 @@ void Config::take(const Line& line, Asked& asked) {
     asked.identity_files.push_back(&line);
     return;
   }
-  if (line.key == "certificatefile") asked.certificate_files.push_back(&line);
+  if (line.key == "certificatefile") {
+    asked.certificate_files.push_back(&line);
+    return;
+  }
   // Whichever of the two comes first.
   if (line.key == "proxyjump" && asked.first.contains("proxycommand")) return;
   if (line.key == "proxycommand" && asked.first.contains("proxyjump")) return;

@@ -340,6 +340,7 @@ void Connection::step() {
           return fail(auth_failure(ssh_get_error(session_)));
         auth_methods_ = ssh_userauth_list(session_, nullptr);
         state_ = State::identities;
+        if (rc != SSH_AUTH_SUCCESS) find_offers();
         if (rc == SSH_AUTH_SUCCESS) {
           state_ = State::ready;
         } else if ((auth_methods_ & SSH_AUTH_METHOD_PUBLICKEY) == 0) {
@@ -348,22 +349,12 @@ void Connection::step() {
         break;
       }
       case State::identities: {
-        if (next_identity_ == settings_.identity_files.size()) return ask_agent();
-        const std::string& path = settings_.identity_files[next_identity_];
-        const Identity& identity = shared_.identities.get(path);
-        if (identity.state != Identity::loaded) {
-          if (identity.state == Identity::encrypted) locked_.push_back(path);
-          if (identity.state == Identity::unreadable ||
-              (identity.state == Identity::missing && settings_.identities_given)) {
-            unreadable_.push_back(path);
-          }
-          ++next_identity_;
-          break;
-        }
-        const int rc = ssh_userauth_publickey(session_, nullptr, identity.key);
+        if (next_offer_ == offers_.size()) return ask_agent();
+        const Offer& offer = offers_[next_offer_];
+        const int rc = ssh_userauth_publickey(session_, nullptr, offer.key);
         if (rc == SSH_AUTH_AGAIN && ssh_is_connected(session_)) return rearm();
-        ++next_identity_;
-        tried_.push_back(path);
+        ++next_offer_;
+        tried_.push_back(offer.path);
         if (rc == SSH_AUTH_SUCCESS) {
           state_ = State::ready;
         } else if (rc == SSH_AUTH_PARTIAL) {
@@ -413,17 +404,49 @@ bool Connection::check_host_key() {
   return false;
 }
 
-void Connection::ask_agent() {
-  AgentKeys keys{.first = {}, .refused = {}, .only = settings_.identities_only};
-  // As OpenSSH: those of a key lie beside it, under its name.
-  std::vector<std::string> certificates = settings_.certificate_files;
+// As OpenSSH: those of a key lie beside it, under its name.
+std::vector<std::string> Connection::certificate_paths() const {
+  std::vector<std::string> paths = settings_.certificate_files;
   for (const std::string& path : settings_.identity_files) {
     const bool is_public = path.ends_with(".pub");
-    certificates.push_back(path.substr(0, path.size() - (is_public ? 4 : 0)) + "-cert.pub");
+    paths.push_back(path.substr(0, path.size() - (is_public ? 4 : 0)) + "-cert.pub");
   }
-  for (const std::string& path : certificates) {
+  return paths;
+}
+
+// Certificates first, as OpenSSH: where one is wanted, bare keys would use up the server's
+// patience.
+void Connection::find_offers() {
+  std::vector<Offer> bare;
+  for (const std::string& path : settings_.identity_files) {
+    const Identity& identity = shared_.identities.get(path);
+    if (identity.state == Identity::loaded) {
+      bare.push_back({.path = path, .key = identity.key, .certificate = {}});
+    } else if (identity.state == Identity::encrypted) {
+      locked_.push_back(path);
+    } else if (identity.state == Identity::unreadable || settings_.identities_given) {
+      unreadable_.push_back(path);
+    }
+  }
+  for (const std::string& path : certificate_paths()) {
+    for (const Offer& one : bare) {
+      const ssh_key key = shared_.identities.certified(one.path, path);
+      if (key == nullptr) continue;
+      offers_.push_back(
+          {.path = path, .key = key, .certificate = shared_.identities.certificate(path)});
+    }
+  }
+  offers_.insert(offers_.end(), bare.begin(), bare.end());
+}
+
+void Connection::ask_agent() {
+  AgentKeys keys{.first = {}, .refused = {}, .only = settings_.identities_only};
+  for (const std::string& path : certificate_paths()) {
     const std::string& certificate = shared_.identities.certificate(path);
-    if (!certificate.empty()) keys.first.push_back(certificate);
+    const bool refused = std::any_of(offers_.begin(), offers_.end(), [&](const Offer& offer) {
+      return offer.certificate == certificate;
+    });
+    if (!certificate.empty()) (refused ? keys.refused : keys.first).push_back(certificate);
   }
   for (const std::string& path : settings_.identity_files) {
     const Identity& identity = shared_.identities.get(path);

@@ -106,6 +106,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void pump();
   void start_proxy();
   bool check_host_key();
+  std::vector<std::string> certificate_paths() const;
+  void find_offers();
   void ask_agent();
   void fail(Failure failure);
   void lose();
@@ -129,7 +131,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ssh_event event_ = nullptr;
   ssh_counter_struct raw_{};
   bool reading_paused_ = false;
-  size_t next_identity_ = 0;
+  // What is in files, in the order in which it is shown to the server.
+  struct Offer {
+    std::string path;
+    ssh_key key = nullptr;    // of the shared identities
+    std::string certificate;  // in base64; "" = the bare key
+  };
+  std::vector<Offer> offers_;
+  size_t next_offer_ = 0;
   std::shared_ptr<AgentTalk::Talk> talk_;
   std::string agent_problem_;
   int auth_methods_ = 0;

@@ -1,5 +1,6 @@
 #include "launcher/ssh/identities.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 #include <string_view>
@@ -56,6 +57,35 @@ std::string public_half(ssh_key key, const std::string& path) {
   return text;
 }
 
+std::string decoded(const std::string& base64) {
+  std::string bytes(base64.size() / 4 * 3, '\0');
+  const int length = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
+                                     reinterpret_cast<const unsigned char*>(base64.data()),
+                                     static_cast<int>(base64.size() / 4 * 4));
+  if (length < 0) return {};
+  const size_t padding = base64.ends_with("==") ? 2 : base64.ends_with('=') ? 1 : 0;
+  return bytes.substr(0, static_cast<size_t>(length) - padding);
+}
+
+// The field at the front, with its length in 4 bytes before it, is taken off.
+void skip_field(std::string_view& blob) {
+  if (blob.size() < 4) return blob.remove_prefix(blob.size());
+  size_t length = 0;
+  for (size_t i = 0; i < 4; ++i) length = length << 8 | static_cast<unsigned char>(blob[i]);
+  blob.remove_prefix(std::min(blob.size(), 4 + length));
+}
+
+// A key is its type and its numbers; a certificate its type, a nonce, the key's numbers and more.
+// (ssh_key_cmp() of libssh 0.10 finds that they differ.)
+bool is_certificate_of(const std::string& certificate, const std::string& public_key) {
+  const std::string whole = decoded(certificate), bare = decoded(public_key);
+  std::string_view numbers = bare, shown = whole;
+  skip_field(numbers);
+  skip_field(shown);
+  skip_field(shown);
+  return !numbers.empty() && shown.starts_with(numbers);
+}
+
 void load_private(const std::string& path, Identity& identity) {
   if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &identity.key) ==
       SSH_OK) {
@@ -75,6 +105,7 @@ void load_private(const std::string& path, Identity& identity) {
 
 Identities::~Identities() {
   for (auto& [path, identity] : loaded_) ssh_key_free(identity.key);
+  for (auto& [paths, key] : certified_) ssh_key_free(key);
 }
 
 const Identity& Identities::get(const std::string& path) {
@@ -99,6 +130,26 @@ const std::string& Identities::certificate(const std::string& path) {
   } catch (const Error&) {
     // It stays none.
   }
+  return entry->second;
+}
+
+ssh_key Identities::certified(const std::string& key, const std::string& certificate_path) {
+  const auto [entry, fresh] = certified_.try_emplace({key, certificate_path}, nullptr);
+  const Identity& identity = get(key);
+  if (!fresh || identity.state != Identity::loaded ||
+      !is_certificate_of(certificate(certificate_path), identity.public_key)) {
+    return entry->second;
+  }
+  ssh_key read = nullptr;
+  if (ssh_pki_import_cert_file(certificate_path.c_str(), &read) != SSH_OK) return nullptr;
+  // One key shows one certificate.
+  ssh_key own = ssh_key_dup(identity.key);
+  if (own != nullptr && ssh_pki_copy_cert_to_privkey(read, own) == SSH_OK) {
+    entry->second = own;
+  } else {
+    ssh_key_free(own);
+  }
+  ssh_key_free(read);
   return entry->second;
 }
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 #include <libssh/libssh.h>
 
@@ -24,10 +25,13 @@ class Identities {
   const Identity& get(const std::string& path);
   // In base64, as a key; "" if it is not there or is none.
   const std::string& certificate(const std::string& path);
+  // A private key that shows this certificate of its public half; null if there is none of it.
+  ssh_key certified(const std::string& key, const std::string& certificate);
 
  private:
   std::map<std::string, Identity> loaded_;
   std::map<std::string, std::string> certificates_;
+  std::map<std::pair<std::string, std::string>, ssh_key> certified_;
 };
 
 }  // namespace mtl::ssh

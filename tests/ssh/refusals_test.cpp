@@ -355,6 +355,38 @@ TEST_CASE("a certificate that an agent has is offered where only named keys are"
   }
 }
 
+TEST_CASE("a certificate of a key in a file is offered, beside it or named") {
+  for (const char* type : {"ed25519", "rsa"}) {
+    CAPTURE(std::string(type));
+    Site site;
+    const std::string key = (site / "user").string(), ca = (site / "ca").string();
+    REQUIRE(run_program({"/usr/bin/ssh-keygen", "-q", "-t", type, "-N", "", "-f", key}) == 0);
+    new_key(ca);
+    REQUIRE(run_program(
+                {"/bin/sh", "-c",
+                 "ssh-keygen -q -s '" + ca + "' -I me -n \"$(id -un)\" '" + key + ".pub'"}) == 0);
+    site.sshd("m", "AuthorizedKeysFile none\nTrustedUserCAKeys " + ca + ".pub");
+    const auto code_of = [&](const char* way) {
+      FleetOptions options = site.options({"m"}, "");
+      options.ssh_command = way;
+      std::string code;
+      const std::string text = failure(options, &code);
+      INFO(text);
+      return code;
+    };
+    // Beside a key that is not its own it is none.
+    new_key((site / "other").string());
+    std::filesystem::copy_file(key + "-cert.pub", site / "other-cert.pub");
+    site.before("IdentityFile " + (site / "other").string() + "\n");
+    CHECK(code_of("") == "ssh.auth");
+    site.before("IdentityFile " + key + "\n");
+    for (const char* way : kWays) CHECK(code_of(way) == "started");
+    std::filesystem::rename(key + "-cert.pub", site / "certificate");
+    site.before("CertificateFile " + (site / "certificate").string() + "\n");
+    for (const char* way : kWays) CHECK(code_of(way) == "started");
+  }
+}
+
 TEST_CASE("start-up files that print do not disturb") {
   for (const char* way : kWays) {
     CAPTURE(std::string(way));

@@ -284,7 +284,7 @@ TEST_CASE("the configuration: what is not honoured is told once with its place")
   const TempDir dir;
   std::vector<Diagnostic> warnings;
   asked(dir,
-        "Host other\n  SetEnv A=b\nHost m\n  CertificateFile ~/c\n  ForwardAgent no\n"
+        "Host other\n  SetEnv A=b\nHost m\n  PKCS11Provider /lib/card.so\n  ForwardAgent no\n"
         "  ServerAliveInterval 5\n",
         "m", &warnings);
   REQUIRE(warnings.size() == 1);
