@@ -70,10 +70,14 @@ void LaunchResolver::finish_allocation() {
   r_.min_nodes = r_.max_nodes = nodes;
   if (!nodes_.said() || nodes_.layer == kFile) return;
   if (nodes_.value.min > nodes) {
+    const std::string why = without.empty() ? "" : fmt::format(" with GPUs: {} has none", without);
     return fail("launch.nodes",
-                fmt::format("{} asks for {} nodes, and {} has {}", nodes_.origin, nodes_.value.min,
-                            around.words, nodes),
-                fmt::format("#SBATCH --nodes={}, or leave the number out", nodes_.value.min));
+                fmt::format("{} asks for {} nodes, and {} has {}{}", nodes_.origin,
+                            nodes_.value.min, around.words, nodes, why),
+                without.empty()
+                    ? fmt::format("#SBATCH --nodes={}, or leave the number out", nodes_.value.min)
+                    : "leave the number out; --nproc_per_node N starts N ranks on every node, "
+                      "--cpu goes without GPUs");
   }
   r_.min_nodes = nodes_.value.min;
   r_.max_nodes = std::min(nodes_.value.max, nodes);

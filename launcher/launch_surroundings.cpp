@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/launch_request.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/gpus.h"
 #include "launcher/surroundings_settings.h"
@@ -86,7 +87,8 @@ bool shares_node(const LaunchGiven& given) {
 void read_surroundings(LaunchGiven& given, Diagnostics& diagnostics) {
   given.around = surroundings_here(diagnostics);
   settings_of_surroundings(given.around, given, diagnostics);  // of all but SLURM
-  if (given.around.is_allocation() && !is_placed_by_hand(given)) count_gpus(given.around);
+  const bool wants_gpus = !is_on(given, "cpu") && !is_placed_by_hand(given);
+  if (given.around.is_allocation() && wants_gpus) count_gpus(given.around);
   if (given.around.launcher != Launcher::slurm || !given.around.task) return;
   if (given.around.task->world > 1 && !is_placed_by_hand(given)) {
     settings_of_step(given, diagnostics);

@@ -101,7 +101,7 @@ std::vector<Part> parts_of(const LaunchRequest& request) {
   return parts;
 }
 
-void add_part(const Part& part, std::vector<std::string>& argv) {
+void add_part(const Part& part, bool on_gpus, std::vector<std::string>& argv) {
   const size_t nodes = part.nodes.size();
   const Surroundings::Share& share = part.share;
   argv.insert(argv.end(), {fmt::format("--nodes={}", nodes), fmt::format("--ntasks={}", nodes),
@@ -115,6 +115,7 @@ void add_part(const Part& part, std::vector<std::string>& argv) {
   // Without a number of CPUs a step has all that the job has on each node, but perhaps not its
   // task.
   if (share.cpus_differ) argv.emplace_back("--cpu-bind=none");
+  if (!on_gpus) return;  // nor has anybody asked how many there are
   if (share.gpus_per_node > 0) {
     argv.push_back(fmt::format("--gpus-per-node={}", share.gpus_per_node));
   } else if (part.gpus > 0) {
@@ -146,7 +147,7 @@ std::vector<AgentStep> agent_steps(const LaunchRequest& request, const std::stri
     if (request.allocation.shares.size() > 1) {
       argv.push_back(fmt::format("--het-group={}", part.component));
     }
-    add_part(part, argv);
+    add_part(part, !request.config.use_cpu, argv);
     argv.insert(argv.end(), options.begin(), options.end());
     argv.insert(argv.end(), command.begin(), command.end());
     steps.push_back({.argv = std::move(argv), .nodes = part.nodes.size()});

@@ -5,11 +5,13 @@
 #include <fmt/ranges.h>
 
 #include "launcher/job.h"
+#include "launcher/launch_surroundings.h"
 #include "launcher/slurm/chain.h"
 #include "launcher/slurm/control.h"
 #include "launcher/slurm/gpus.h"
 #include "launcher/slurm/step.h"
 #include "support/temp_dir.h"
+#include "support/variable.h"
 
 using namespace mtl;
 
@@ -48,6 +50,8 @@ TEST_CASE("srun: a fixed number of nodes ends together and an elastic one does n
         "--kill-on-bad-exit=1 --mpi=none --unbuffered --export=ALL /opt/mtl agent");
   request.min_nodes = 3;
   CHECK(line_of(request).find("--no-kill --kill-on-bad-exit=0 --wait=0") != std::string::npos);
+  request.config.use_cpu = true;  // what is said of GPUs may then be of the first node alone
+  CHECK(line_of(request).find("--gpus") == std::string::npos);
 }
 
 TEST_CASE("srun: fewer nodes than the job has are named") {
@@ -92,6 +96,36 @@ TEST_CASE("scontrol tells how many GPUs each node of a job has") {
         Counts{{"a", 3}, {"b", 0}, {"c", 0}});
   CHECK(gpus_in("JobId=3 NumNodes=3\n").empty());
   CHECK(gpus_in("     Nodes=n1 CPU_IDs=0 Mem=0 GRES_IDX=gpu(IDX:0-1)\n").empty());
+}
+
+TEST_CASE("SLURM is asked for GPUs where they count, and a node without one is named") {
+  const test::TempDir dir;
+  const std::string script =
+      dir.file("scontrol",
+               "#!/bin/sh\n: > \"$0.asked\"\necho '   Nodes=n1 GRES=gpu:2(IDX:0-1)'\n"
+               "echo '   Nodes=n2 GRES='\n");
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  const test::Variable path("PATH", dir.path().string() + ":/usr/bin:/bin");
+  const test::Variable conf("SLURM_CONF", "/dev/null"), id("SLURM_JOB_ID", "7");
+  const test::Variable list("SLURM_JOB_NODELIST", "n[1-2]"), count("SLURM_JOB_NUM_NODES", "2");
+  const test::Variable gpus("SLURM_GPUS", "2");
+  const auto resolved = [](const char* flag, const char* text, Diagnostics& diagnostics) {
+    LaunchGiven given;
+    given.flags[flag] = FlagValue{{text}, std::string("--") + flag};
+    read_surroundings(given, diagnostics);
+    return resolve_launch({}, given, true, diagnostics);
+  };
+  Diagnostics on_cpu;
+  CHECK(resolved("cpu", "true", on_cpu).hosts.size() == 2);
+  CHECK_FALSE(std::filesystem::exists(dir / "scontrol.asked"));
+  Diagnostics on_gpus;
+  resolved("num_machines", "2", on_gpus);
+  CHECK(std::filesystem::exists(dir / "scontrol.asked"));
+  std::string said;
+  for (const Diagnostic& one : on_gpus.all()) said += one.code + ": " + one.what + "\n";
+  CHECK_MESSAGE(said.find("launch.nodes: --num_machines asks for 2 nodes, and SLURM job 7 has 1 "
+                          "with GPUs: n2 has none") != std::string::npos,
+                said);
 }
 
 TEST_CASE("srun: options of the user come last and containers get the working directory") {
