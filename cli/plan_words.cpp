@@ -45,6 +45,13 @@ std::string model_words(const ModelShape& model) {
                      heads, model.ffn, vocabulary);
 }
 
+std::string scaling_words(const RopeScaling& scaling) {
+  if (scaling.type == RopeScalingType::none) return "";
+  const std::string by = fmt::format(" by {}", scaling.factor);
+  if (scaling.type == RopeScalingType::llama3) return " scaled as Llama 3" + by;
+  return (scaling.type == RopeScalingType::yarn ? " scaled as YaRN" : " scaled linearly") + by;
+}
+
 std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
   text += model.activation == Activation::swiglu ? ", swiglu" : ", gelu";
@@ -56,8 +63,7 @@ std::string blocks_words(const ModelShape& model) {
       text += ", learned positions";
       break;
     case PositionType::rope:
-      text +=
-          model.rope_scaling.llama3 ? ", rotary positions scaled as Llama 3" : ", rotary positions";
+      text += ", rotary positions" + scaling_words(model.rope_scaling);
       break;
     case PositionType::alibi:
       text += ", alibi";

@@ -1,193 +1,19 @@
 // Reading config.json (hf_config.h).
 #include "runtime/interchange/hf_config.h"
 
-#include <cmath>
-#include <set>
+#include <map>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "runtime/interchange/hf_config_reader.h"
+#include "runtime/interchange/hf_rope.h"
 
 namespace mtl {
 
 namespace {
 
-// Fields that say nothing about what the model computes from given weights.
-const std::set<std::string>& harmless_fields() {
-  static const std::set<std::string> kFields = {"_name_or_path",
-                                                "_attn_implementation",
-                                                "architectures",
-                                                "auto_map",
-                                                "bos_token_id",
-                                                "decoder_start_token_id",
-                                                "do_sample",
-                                                "dtype",
-                                                "embd_pdrop",
-                                                "attn_pdrop",
-                                                "resid_pdrop",
-                                                "attention_dropout",
-                                                "eos_token_id",
-                                                "id2label",
-                                                "initializer_range",
-                                                "is_decoder",
-                                                "is_encoder_decoder",
-                                                "keys_to_ignore_at_inference",
-                                                "label2id",
-                                                "max_length",
-                                                "model_type",
-                                                "n_ctx",
-                                                "num_labels",
-                                                "output_attentions",
-                                                "output_hidden_states",
-                                                "output_past",
-                                                "output_router_logits",
-                                                "pad_token_id",
-                                                "prefix",
-                                                "pretraining_tp",
-                                                "problem_type",
-                                                "reorder_and_upcast_attn",
-                                                "return_dict",
-                                                "router_aux_loss_coef",
-                                                "router_jitter_noise",
-                                                "sep_token_id",
-                                                "summary_activation",
-                                                "summary_first_dropout",
-                                                "summary_proj_to_labels",
-                                                "summary_type",
-                                                "summary_use_proj",
-                                                "task_specific_params",
-                                                "temperature",
-                                                "tokenizer_class",
-                                                "top_k",
-                                                "top_p",
-                                                "torch_dtype",
-                                                "torchscript",
-                                                "transformers_version",
-                                                "unk_token_id",
-                                                "use_cache"};
-  return kFields;
-}
-
-class ConfigReader {
- public:
-  ConfigReader(const nlohmann::json& json, std::string file, Diagnostics& diagnostics)
-      : json_(json), file_(std::move(file)), diagnostics_(diagnostics) {}
-
-  // null counts as not there.
-  const nlohmann::json* find(const std::string& key) {
-    seen_.insert(key);
-    const auto found = json_.find(key);
-    return found == json_.end() || found->is_null() ? nullptr : &*found;
-  }
-  int64_t size(const std::string& key, std::optional<int64_t> otherwise = std::nullopt) {
-    const nlohmann::json* const value = find(key);
-    if (value == nullptr) {
-      if (otherwise) return *otherwise;
-      refuse(fmt::format("'{}' is missing", key), "is this the config.json of the model?");
-      return 1;
-    }
-    constexpr double kMost = 1 << 30;
-    if (!value->is_number() || value->get<double>() < 0 || value->get<double>() > kMost ||
-        value->get<double>() != std::floor(value->get<double>())) {
-      refuse(fmt::format("'{}' is {}, not a size", key, shown(*value)), "");
-      return 1;
-    }
-    return static_cast<int64_t>(value->get<double>());
-  }
-  double number(const std::string& key, double otherwise) {
-    return number_of(find(key), fmt::format("'{}'", key), otherwise);
-  }
-  // As train.yaml takes it.
-  struct Range {
-    double least, most;
-    bool above = false;  // `least` itself is outside
-  };
-  // A missing one that has no `otherwise` is refused.
-  double number_in(const Range& range, const nlohmann::json* value, const std::string& name,
-                   std::optional<double> otherwise) {
-    if (value == nullptr && !otherwise) refuse(name + " is missing", "");
-    const double read = number_of(value, name, otherwise.value_or(range.most));
-    if (value == nullptr) return read;
-    const bool enough = range.above ? read > range.least : read >= range.least;
-    if (enough && read <= range.most) return read;
-    refuse(fmt::format("{} is {}, and has to be {} {} and at most {}", name, read,
-                       range.above ? "above" : "at least", range.least, range.most),
-           "compare config.json with the original model's");
-    return otherwise.value_or(range.most);
-  }
-  double number_in(const Range& range, const std::string& key, double otherwise) {
-    return number_in(range, find(key), fmt::format("'{}'", key), otherwise);
-  }
-  bool boolean(const std::string& key, bool otherwise) {
-    const nlohmann::json* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) {
-      refuse(fmt::format("'{}' is {}, not true or false", key, shown(*value)), "");
-      return otherwise;
-    }
-    return value->get<bool>();
-  }
-  std::string text(const std::string& key, const std::string& otherwise) {
-    const nlohmann::json* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_string()) {
-      refuse(fmt::format("'{}' is {}, not a name", key, shown(*value)), "");
-      return otherwise;
-    }
-    return value->get<std::string>();
-  }
-  // A switch that changes the mathematics to something that we do not have.
-  void require(const std::string& key, bool wanted, bool otherwise, const std::string& why) {
-    if (boolean(key, otherwise) == wanted) return;
-    refuse(fmt::format("'{}' is {}: {}", key, !wanted, why), "this model cannot be run by mtl");
-  }
-  void refuse(const std::string& what, const std::string& help) {
-    diagnostics_.add({.code = "import.config", .what = file_ + ": " + what, .help = help});
-  }
-  void warn(const std::string& what, const std::string& help) {
-    diagnostics_.add({.code = "import.config",
-                      .what = file_ + ": " + what,
-                      .help = help,
-                      .severity = Diagnostic::Severity::warning});
-  }
-  // What a quantised or otherwise changed model carries, and fields that nobody here has heard of.
-  void finish() {
-    for (const char* key : {"quantization_config", "compression_config"}) {
-      if (find(key) != nullptr) {
-        refuse(fmt::format("'{}' is there: quantised weights", key),
-               "import the model that it was made from");
-      }
-    }
-    for (const auto& [key, value] : json_.items()) {
-      if (seen_.contains(key) || harmless_fields().contains(key) || value.is_null()) continue;
-      warn(fmt::format("'{}' is not known here and has been ignored", key),
-           "compare a few outputs with the original model's");
-    }
-  }
-  const nlohmann::json& json() const { return json_; }
-
- private:
-  double number_of(const nlohmann::json* value, const std::string& name, double otherwise) {
-    if (value == nullptr) return otherwise;
-    if (!value->is_number()) {
-      refuse(fmt::format("{} is {}, not a number", name, shown(*value)), "");
-      return otherwise;
-    }
-    return value->get<double>();
-  }
-  static std::string shown(const nlohmann::json& value) {
-    std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-    if (text.size() > 60) text = text.substr(0, 57) + "...";
-    return text;
-  }
-
-  const nlohmann::json& json_;
-  const std::string file_;
-  Diagnostics& diagnostics_;
-  std::set<std::string> seen_;
-};
-
 constexpr ConfigReader::Range kEps{0, 1, true};
-constexpr ConfigReader::Range kTheta{0, 1e12, true};
 
 void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("n_layer");
@@ -207,56 +33,6 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
   config.require("scale_attn_by_inverse_layer_idx", false, false, "layers are alike here");
   config.require("add_cross_attention", false, false, "there is no encoder here");
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
-}
-
-void read_rope(ConfigReader& config, ModelShape& shape, double default_theta) {
-  shape.position = PositionType::rope;
-  shape.rope_base = config.number_in(kTheta, "rope_theta", default_theta);
-  if (config.number("partial_rotary_factor", 1) != 1) {
-    config.refuse("'partial_rotary_factor' is not 1, and whole heads are rotated here",
-                  "this model cannot be run by mtl");
-  }
-  // transformers 5 has theta and scaling in one object.
-  const nlohmann::json* scaling = config.find("rope_scaling");
-  if (scaling == nullptr) scaling = config.find("rope_parameters");
-  if (scaling == nullptr) return;
-  if (!scaling->is_object()) return config.refuse("'rope_scaling' is not an object", "");
-  const auto number = [&](const ConfigReader::Range& range, const char* key,
-                          std::optional<double> otherwise = std::nullopt) {
-    const auto found = scaling->find(key);
-    const bool there = found != scaling->end() && !found->is_null();
-    return config.number_in(range, there ? &*found : nullptr,
-                            fmt::format("'{}' of 'rope_scaling'", key), otherwise);
-  };
-  shape.rope_base = number(kTheta, "rope_theta", shape.rope_base);
-  std::string type = "default";
-  for (const char* key : {"rope_type", "type"}) {
-    const auto found = scaling->find(key);
-    if (found == scaling->end() || !found->is_string()) continue;
-    type = found->get<std::string>();
-    break;
-  }
-  if (type == "default") return;
-  if (type != "llama3") {
-    return config.refuse(
-        fmt::format("'rope_scaling' is of type '{}', and only 'llama3' is there", type),
-        "this model cannot be run by mtl");
-  }
-  constexpr ConfigReader::Range kTurns{0, 1e6, true};
-  shape.rope_scaling = {.llama3 = true,
-                        .factor = number({1, 1e6}, "factor"),
-                        .low_freq_factor = number(kTurns, "low_freq_factor"),
-                        .high_freq_factor = number(kTurns, "high_freq_factor"),
-                        .original_max_seq = static_cast<int64_t>(
-                            number({1, 1 << 27}, "original_max_position_embeddings"))};
-  const RopeScaling& read = shape.rope_scaling;
-  if (scaling->contains("low_freq_factor") && scaling->contains("high_freq_factor") &&
-      read.low_freq_factor >= read.high_freq_factor) {
-    config.refuse(fmt::format("'low_freq_factor' {} of 'rope_scaling' is not below "
-                              "'high_freq_factor' {}",
-                              read.low_freq_factor, read.high_freq_factor),
-                  "compare config.json with the original model's");
-  }
 }
 
 // The window is the same in all layers here.
@@ -309,7 +85,7 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   }
   shape.bias = shape.qkv_bias = false;
   shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
-  read_rope(config, shape, defaults.rope_theta);
+  read_hf_rope(config, defaults.rope_theta, shape);
 }
 
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_rope.h"
 
 namespace mtl {
 
@@ -96,16 +97,8 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
                                        {"hidden_act", "silu"},
                                        {"rms_norm_eps", shape.norm_eps},
                                        {"rope_theta", shape.rope_base},
-                                       {"rope_scaling", nullptr},
+                                       {"rope_scaling", hf_rope_scaling(shape.rope_scaling)},
                                        {"attention_dropout", shape.dropout_attention}});
-  if (shape.rope_scaling.llama3) {
-    const RopeScaling& scaling = shape.rope_scaling;
-    config["rope_scaling"] = {{"rope_type", "llama3"},
-                              {"factor", scaling.factor},
-                              {"low_freq_factor", scaling.low_freq_factor},
-                              {"high_freq_factor", scaling.high_freq_factor},
-                              {"original_max_position_embeddings", scaling.original_max_seq}};
-  }
   const auto window = [&] {
     return shape.sliding_window > 0 ? nlohmann::ordered_json(shape.sliding_window)
                                     : nlohmann::ordered_json();

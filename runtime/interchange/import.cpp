@@ -102,13 +102,12 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
   if (shape.position == PositionType::rope) {
     line("    base: {}", shape.rope_base);
-    if (shape.rope_scaling.llama3) {
-      const RopeScaling& scaling = shape.rope_scaling;
-      line(
-          "    scaling:\n      type: llama3\n      factor: {}\n      low_freq_factor: {}\n"
-          "      high_freq_factor: {}\n      original_max_seq: {}",
-          scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor,
-          scaling.original_max_seq);
+    if (shape.rope_scaling.type != RopeScalingType::none) {
+      line("    scaling:\n      type: {}", name_of(shape.rope_scaling.type));
+      const nlohmann::json scaling = to_json(shape.rope_scaling);
+      for (const auto& [key, value] : scaling.items()) {
+        if (key != "type") line("      {}: {}", key, value.dump());
+      }
     }
   }
   line("  max_seq: {}\n  bias: {}", shape.max_seq, shape.bias);

@@ -86,7 +86,20 @@ void InitialWeights::check(const ModelShape& model,
     const auto shown = [](const nlohmann::json& value) {
       return value.is_null() ? std::string("not set") : value.dump();
     };
-    if (mine != theirs) differs(key, shown(mine), shown(theirs));
+    if (mine == theirs) continue;
+    // Weights go on to a longer context under a scaling that they did not have.
+    if (field == std::string_view("rope_scaling") && !mine.is_null()) {
+      diagnostics.add({.code = "init.scaling",
+                       .what = fmt::format("{} is {} here, {} in the model of init.from", key,
+                                           shown(mine), shown(theirs)),
+                       .place = place_of(key),
+                       .notes = {"init.from is " + path_},
+                       .help = "nothing, if its context is to grow: training adapts its weights "
+                               "to the new rotations",
+                       .severity = Diagnostic::Severity::warning});
+      continue;
+    }
+    differs(key, shown(mine), shown(theirs));
   }
   if (model.vocab > shape_.vocab) {
     differs("data.tokenizer.type", fmt::format("of {} tokens", model.vocab),

@@ -69,8 +69,13 @@ nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& opt
       {"pipeline_model_parallel_size", options.pp}};
   if (shape.position == PositionType::rope) {
     args["rotary_base"] = shape.rope_base;
-    args["use_rope_scaling"] = shape.rope_scaling.llama3;
-    if (shape.rope_scaling.llama3) args["rope_scaling_factor"] = shape.rope_scaling.factor;
+    const RopeScaling& scaling = shape.rope_scaling;
+    const bool llama3 = scaling.type == RopeScalingType::llama3;
+    args["use_rope_scaling"] = llama3;
+    if (llama3) args["rope_scaling_factor"] = scaling.factor;
+    if (scaling.type == RopeScalingType::linear) {
+      args["rotary_seq_len_interpolation_factor"] = scaling.factor;
+    }
   }
   return args;
 }

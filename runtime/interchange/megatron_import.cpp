@@ -188,8 +188,18 @@ ModelShape shape_of(Args& args) {
     }
     if (args.boolean("use_rope_scaling", false)) {
       // Megatron has Llama 3.1's numbers in its code, and the factor as a setting.
-      shape.rope_scaling.llama3 = true;
+      shape.rope_scaling.type = RopeScalingType::llama3;
       shape.rope_scaling.factor = args.number("rope_scaling_factor", 8);
+    }
+    const double divisor = args.number("rotary_seq_len_interpolation_factor", 1);
+    if (divisor != 1) {
+      if (shape.rope_scaling.type != RopeScalingType::none || !(divisor > 1)) {
+        args.refuse(fmt::format(
+            "args.rotary_seq_len_interpolation_factor is {}, and here it is 1 or more, without "
+            "use_rope_scaling",
+            divisor));
+      }
+      shape.rope_scaling = {.type = RopeScalingType::linear, .factor = divisor};
     }
   } else if (position == "none") {
     shape.position = PositionType::none;

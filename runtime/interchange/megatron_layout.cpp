@@ -107,6 +107,18 @@ class Builder {
 
 std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.experts > 0) return "mixtures of experts are not laid out for Megatron yet";
+  const RopeScaling& scaling = shape.rope_scaling;
+  if (scaling.type == RopeScalingType::yarn) {
+    return "rotary positions scaled as YaRN are not laid out for Megatron";
+  }
+  const RopeScaling llama3;  // Megatron has Llama 3.1's numbers in its code
+  if (scaling.type == RopeScalingType::llama3 &&
+      (scaling.low_freq_factor != llama3.low_freq_factor ||
+       scaling.high_freq_factor != llama3.high_freq_factor ||
+       scaling.original_max_seq != llama3.original_max_seq)) {
+    return "Megatron's scaling of rotary frequencies has Llama 3.1's own numbers but for the "
+           "factor";
+  }
   if (shape.heads % tp != 0 || shape.kv_heads % tp != 0) {
     return fmt::format("{} heads with {} key heads do not divide by tp {}", shape.heads,
                        shape.kv_heads, tp);

@@ -1,8 +1,5 @@
 #include "runtime/plan/model_shape.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numbers>
 #include <stdexcept>
 #include <string>
 
@@ -55,9 +52,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.ffn = model.ffn > 0 ? model.ffn : ffn;
   shape.position = kind_of<PositionType>(kPositions, model.position.type);
   shape.rope_base = model.position.base;
-  const TrainSpec::Model::Position::Scaling& scaling = model.position.scaling;
-  shape.rope_scaling = {scaling.type == "llama3", scaling.factor, scaling.low_freq_factor,
-                        scaling.high_freq_factor, scaling.original_max_seq};
+  shape.rope_scaling = rope_scaling(model.position.scaling);
   shape.qk_norm = model.qk_norm;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
@@ -75,27 +70,6 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.dropout_attention = model.dropout.attention;
   shape.init_std = spec.init.std;
   return shape;
-}
-
-std::vector<double> rope_frequencies(const ModelShape& shape) {
-  std::vector<double> frequencies;
-  const RopeScaling& scaling = shape.rope_scaling;
-  for (int64_t i = 0; i < shape.head_dim / 2; ++i) {
-    double frequency = std::pow(
-        shape.rope_base, -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim));
-    if (scaling.llama3) {
-      // Wavelengths beyond the original context are stretched, short ones kept, those between
-      // interpolated (Llama 3.1's apply_scaling).
-      const double turns =
-          static_cast<double>(scaling.original_max_seq) * frequency / (2 * std::numbers::pi);
-      const double smooth = std::clamp(
-          (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor),
-          0.0, 1.0);
-      frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency;
-    }
-    frequencies.push_back(frequency);
-  }
-  return frequencies;
 }
 
 nlohmann::json to_json(const ModelShape& shape) {
@@ -125,13 +99,8 @@ nlohmann::json to_json(const ModelShape& shape) {
   }
   if (shape.position == PositionType::rope) {
     json["rope_base"] = shape.rope_base;
-    const RopeScaling& scaling = shape.rope_scaling;
-    if (scaling.llama3) {
-      json["rope_scaling"] = {{"type", "llama3"},
-                              {"factor", scaling.factor},
-                              {"low_freq_factor", scaling.low_freq_factor},
-                              {"high_freq_factor", scaling.high_freq_factor},
-                              {"original_max_seq", scaling.original_max_seq}};
+    if (shape.rope_scaling.type != RopeScalingType::none) {
+      json["rope_scaling"] = to_json(shape.rope_scaling);
     }
   }
   return json;
@@ -162,11 +131,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.qk_norm = json.value("qk_norm", false);
   shape.rope_base = json.value("rope_base", 10000.0);
   if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {
-    shape.rope_scaling.llama3 = true;
-    scaling->at("factor").get_to(shape.rope_scaling.factor);
-    scaling->at("low_freq_factor").get_to(shape.rope_scaling.low_freq_factor);
-    scaling->at("high_freq_factor").get_to(shape.rope_scaling.high_freq_factor);
-    scaling->at("original_max_seq").get_to(shape.rope_scaling.original_max_seq);
+    shape.rope_scaling = rope_scaling_from_json(*scaling);
   }
   shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
   return shape;

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "runtime/plan/rope_scaling.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -18,15 +18,6 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 enum class NormType { layernorm, rmsnorm };
 enum class Activation { gelu_tanh, swiglu };
 enum class PositionType { learned, rope, alibi, none };
-
-// Llama 3's change of the rotary frequencies: those of long wavelengths are divided by `factor`.
-struct RopeScaling {
-  bool llama3 = false;
-  double factor = 8;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int64_t original_max_seq = 8192;
-};
 
 // Whose names and weight layouts the parameters have in public: GPT-2's (Conv1D, [in, out], one
 // fused QKV) where the model is one, else Llama's ([out, in], Q, K and V apart).
@@ -73,10 +64,6 @@ struct ModelShape {
   // Feed-forward blocks that a token goes through, each of width ffn.
   int64_t active_experts() const { return experts > 0 ? experts_per_token : 1; }
 };
-
-// The angle per position of each pair of a head: base^(-2i / head_dim), scaled as Llama 3 does it
-// if the shape says so. head_dim / 2 values.
-std::vector<double> rope_frequencies(const ModelShape& shape);
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab);
 

@@ -22,8 +22,24 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const bool rope = position.type == "rope";
   check("model.position.base", rope, position.base, built_in.model.position.base,
         "model.position.type is not rope");
-  check("model.position.scaling.factor", position.scaling.type == "llama3", position.scaling.factor,
-        built_in.model.position.scaling.factor, "model.position.scaling.type is not llama3");
+  const TrainSpec::Model::Position::Scaling& scaling = position.scaling;
+  const TrainSpec::Model::Position::Scaling& plain = built_in.model.position.scaling;
+  const bool llama3 = scaling.type == "llama3", yarn = scaling.type == "yarn";
+  check("model.position.scaling.factor", scaling.type != "none", scaling.factor, plain.factor,
+        "model.position.scaling.type is none");
+  check("model.position.scaling.original_max_seq", llama3 || yarn, scaling.original_max_seq,
+        plain.original_max_seq, "model.position.scaling.type is neither llama3 nor yarn");
+  const char* const not_llama3 = "model.position.scaling.type is not llama3";
+  check("model.position.scaling.low_freq_factor", llama3, scaling.low_freq_factor,
+        plain.low_freq_factor, not_llama3);
+  check("model.position.scaling.high_freq_factor", llama3, scaling.high_freq_factor,
+        plain.high_freq_factor, not_llama3);
+  const char* const not_yarn = "model.position.scaling.type is not yarn";
+  check("model.position.scaling.beta_slow", yarn, scaling.beta_slow, plain.beta_slow, not_yarn);
+  check("model.position.scaling.beta_fast", yarn, scaling.beta_fast, plain.beta_fast, not_yarn);
+  check("model.position.scaling.truncate", yarn, scaling.truncate, plain.truncate, not_yarn);
+  check("model.position.scaling.attention_factor", yarn, scaling.attention_factor,
+        plain.attention_factor, not_yarn);
   const TrainSpec::Model::Moe& moe = spec.model.moe;
   const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
   const char* const no_experts = "model.moe.experts is 0";

@@ -6,6 +6,49 @@
 
 namespace mtl {
 
+namespace {
+
+void check_rope_scaling(const TrainSpec::Model::Position& given, const RopeScaling& scaling,
+                        RuleBook& book) {
+  if (scaling.type == RopeScalingType::none) return;
+  if (!book.rule("model.rope", "model.position.scaling.type", given.type == "rope",
+                 fmt::format("model.position.scaling changes rotary frequencies, and "
+                             "model.position.type {} has none",
+                             given.type),
+                 "set model.position.type=rope, or model.position.scaling.type=none")) {
+    return;
+  }
+  const bool llama3 = scaling.type == RopeScalingType::llama3;
+  const bool yarn = scaling.type == RopeScalingType::yarn;
+  book.rule("model.rope", "model.position.scaling.type", llama3 || given.scaling.factor > 0,
+            fmt::format("{} divides frequencies by model.position.scaling.factor, which is not "
+                        "given",
+                        given.scaling.type),
+            "give it: 4 for four times the context that the model was trained with");
+  book.rule("model.rope", "model.position.scaling.type",
+            !yarn || given.scaling.original_max_seq > 0,
+            "yarn counts turns over model.position.scaling.original_max_seq, which is not given",
+            "give it: the context that the model was trained with");
+  book.rule("model.rope", "model.position.scaling.low_freq_factor",
+            !llama3 || scaling.low_freq_factor < scaling.high_freq_factor,
+            fmt::format("model.position.scaling.low_freq_factor {} is not below high_freq_factor "
+                        "{}",
+                        scaling.low_freq_factor, scaling.high_freq_factor),
+            "Llama 3.1 has 1 and 4");
+  book.rule("model.rope", "model.position.scaling.beta_slow",
+            !yarn || scaling.beta_slow < scaling.beta_fast,
+            fmt::format("model.position.scaling.beta_slow {} is not below beta_fast {}",
+                        scaling.beta_slow, scaling.beta_fast),
+            "YaRN has 1 and 32");
+  book.rule("model.rope", "model.position.base", !yarn || given.base > 1,
+            fmt::format("with model.position.base {} no frequency is slower than another, and "
+                        "yarn divides the slow ones",
+                        given.base),
+            "use a base above 1, such as 10000");
+}
+
+}  // namespace
+
 void check_model(const RuleInput& input, RuleBook& book) {
   const TrainSpec::Model& given = input.spec.model;
   const ModelShape& model = input.model;
@@ -29,18 +72,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
                 ? fmt::format("use an even model.head_dim, such as {}", model.head_dim + 1)
                 : "use other model.heads, so that model.hidden / model.heads is "
                   "even, or give model.head_dim");
-  const RopeScaling& scaling = model.rope_scaling;
-  book.rule("model.rope", "model.position.scaling.type", rope || !scaling.llama3,
-            fmt::format("model.position.scaling changes rotary frequencies, and "
-                        "model.position.type {} has none",
-                        given.position.type),
-            "set model.position.type=rope, or model.position.scaling.type=none");
-  book.rule("model.rope", "model.position.scaling.low_freq_factor",
-            !rope || !scaling.llama3 || scaling.low_freq_factor < scaling.high_freq_factor,
-            fmt::format("model.position.scaling.low_freq_factor {} is not below high_freq_factor "
-                        "{}",
-                        scaling.low_freq_factor, scaling.high_freq_factor),
-            "Llama 3.1 has 1 and 4");
+  check_rope_scaling(given.position, model.rope_scaling, book);
   if (model.experts > 0) {
     book.rule("model.moe", "model.moe.topk", model.experts_per_token <= model.experts,
               fmt::format("model.moe.topk {} is more than model.moe.experts {}",

@@ -212,7 +212,7 @@ std::optional<Problem> read_choice(const Row& row, const std::string& text, std:
   for (const Refused& refused : row.refused) {
     if (refused.value != text && refused.value != lower(text)) continue;
     if (!refused.instead.empty()) {
-      problem.help = fmt::format("did you mean `{}`?", refused.instead);
+      problem.help = fmt::format("did you mean `{}`{}?", refused.instead, refused.why);
     } else {
       problem.what += ": " + refused.why;
     }

@@ -51,7 +51,7 @@ struct Choice {
 struct Refused {
   std::string value;
   std::string instead;  // the choice that means the same; empty = there is none
-  std::string why;      // "not available in this version", when there is none
+  std::string why;  // "not available in this version"; what belongs to `instead`, if there is one
 };
 
 struct Row {

@@ -107,7 +107,7 @@ Section model_section() {
                .refused = {{"learned_absolute", "learned", ""},
                            {"absolute", "learned", ""},
                            {"rotary", "rope", ""},
-                           {"yarn", "", kNotYet}},
+                           {"yarn", "rope", " with `model.position.scaling.type=yarn`"}},
                .known_as = {"position_embedding_type", "position_embedding", "pos_emb"}},
               {.key = "model.position.base",
                .field = [](TrainSpec& s) -> Field { return &s.model.position.base; },
@@ -120,26 +120,39 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.type; },
                .doc = "Which change.",
                .choices = {{"none", "the frequencies stay"},
+                           {"linear", "all are divided by the factor (position interpolation)"},
                            {"llama3",
                             "as Llama 3.1: slow frequencies are divided by the factor, fast "
-                            "ones stay"}},
-               .refused = {{"linear", "", kNotYet},
-                           {"dynamic", "", kNotYet},
-                           {"yarn", "", kNotYet},
-                           {"longrope", "", kNotYet},
+                            "ones stay"},
+                           {"yarn",
+                            "as YaRN: the same by another rule, and attention scores grow"}},
+               .refused = {{"dynamic", "", "its frequencies follow the length of each text"},
+                           {"longrope", "",
+                            "its lists of factors belong to models that are not here"},
+                           {"default", "none", ""},
                            {"null", "none", ""}},
                .known_as = {"rope_type", "use_rope_scaling"}},
               {.key = "model.position.scaling.factor",
                .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.factor; },
-               .doc = "What slow frequencies are divided by.",
+               .doc = "What frequencies are divided by: the new context over the original one.",
+               .auto_doc = "8 with llama3; linear and yarn have to be given it",
                .min = 1,
                .max = 1e6,
                .known_as = {"rope_scaling_factor", "rope_factor", "scale_factor"}},
+              {.key = "model.position.scaling.original_max_seq",
+               .field = [](TrainSpec& s) -> Field {
+                 return &s.model.position.scaling.original_max_seq;
+               },
+               .doc = "Positions of the model before the change (llama3, yarn).",
+               .auto_doc = "8192 with llama3; yarn has to be given it",
+               .min = 1,
+               .max = 1 << 27,
+               .known_as = {"original_max_position_embeddings", "original_max_len"}},
               {.key = "model.position.scaling.low_freq_factor",
                .field = [](TrainSpec& s) -> Field {
                  return &s.model.position.scaling.low_freq_factor;
                },
-               .doc = "A frequency is slow when it turns fewer times than this over "
+               .doc = "llama3: a frequency is slow when it turns fewer times than this over "
                       "`original_max_seq`.",
                .min = 0,
                .max = 1e6,
@@ -148,19 +161,39 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field {
                  return &s.model.position.scaling.high_freq_factor;
                },
-               .doc = "A frequency is fast when it turns more often than this over "
+               .doc = "llama3: a frequency is fast when it turns more often than this over "
                       "`original_max_seq`; those in between are blended.",
                .min = 0,
                .max = 1e6,
                .above_min = true},
-              {.key = "model.position.scaling.original_max_seq",
+              {.key = "model.position.scaling.beta_slow",
+               .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.beta_slow; },
+               .doc = "yarn: a frequency is slow when it turns fewer times than this over "
+                      "`original_max_seq`.",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true},
+              {.key = "model.position.scaling.beta_fast",
+               .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.beta_fast; },
+               .doc = "yarn: a frequency is fast when it turns more often than this over "
+                      "`original_max_seq`; those in between are blended.",
+               .min = 0,
+               .max = 1e6,
+               .above_min = true},
+              {.key = "model.position.scaling.truncate",
+               .field = [](TrainSpec& s) -> Field { return &s.model.position.scaling.truncate; },
+               .doc = "yarn: the blend begins and ends at whole pairs of a head (gpt-oss: false)."},
+              {.key = "model.position.scaling.attention_factor",
                .field = [](TrainSpec& s) -> Field {
-                 return &s.model.position.scaling.original_max_seq;
+                 return &s.model.position.scaling.attention_factor;
                },
-               .doc = "Positions of the model before the change.",
-               .min = 1,
-               .max = 1 << 27,
-               .known_as = {"original_max_position_embeddings", "original_max_len"}},
+               .doc = "yarn: what rotated queries and keys are multiplied by, so that scores grow "
+                      "with its square.",
+               .auto_doc = "0.1 ln(`factor`) + 1",
+               .min = 0,
+               .max = 1000,
+               .above_min = true,
+               .known_as = {"attn_factor", "yarn_attn_factor", "mscale"}},
               {.key = "model.max_seq",
                .field = [](TrainSpec& s) -> Field { return &s.model.max_seq; },
                .doc = "Positions that the model has; at least `train.seq_len`.",

@@ -34,13 +34,17 @@ struct TrainSpec {
     struct Position {
       std::string type = "learned";  // learned | rope | alibi | none
       double base = 10000;           // of the rotary frequencies
-      // Llama 3's change of the rotary frequencies (model.position.scaling.*).
+      // A change of the rotary frequencies (model.position.scaling.*, runtime/plan/rope_scaling.h).
       struct Scaling {
-        std::string type = "none";  // none | llama3
-        double factor = 8;
-        double low_freq_factor = 1;
+        std::string type = "none";     // none | linear | llama3 | yarn
+        double factor = 0;             // 0 = Llama 3.1's 8; the others have to give it
+        int64_t original_max_seq = 0;  // 0 = Llama 3.1's 8192; yarn has to give it
+        double low_freq_factor = 1;    // llama3
         double high_freq_factor = 4;
-        int64_t original_max_seq = 8192;
+        double beta_slow = 1;  // yarn
+        double beta_fast = 32;
+        bool truncate = true;
+        double attention_factor = 0;  // 0 = 0.1 ln(factor) + 1
       } scaling;
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len

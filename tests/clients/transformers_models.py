@@ -18,10 +18,12 @@ ROPE = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_atten
             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}
+# transformers before 4.51 takes the model's positions for the original ones: here they are.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 FAMILIES = {
     "gpt2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=64,
                                     initializer_range=0.2, vocab_size=256),
-    "llama": transformers.LlamaConfig(vocab_size=256, **ROPE),
+    "llama": transformers.LlamaConfig(vocab_size=256, rope_scaling=YARN, **ROPE),
     "llama3": transformers.LlamaConfig(vocab_size=256, rope_scaling=LLAMA3, rope_theta=500000.0,
                                        tie_word_embeddings=True, **ROPE),
     "mistral": transformers.MistralConfig(vocab_size=256, sliding_window=8, **ROPE),

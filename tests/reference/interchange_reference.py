@@ -43,6 +43,10 @@ def configs():
                                           eos_token_id=0, layer_norm_epsilon=1e-5)
     yield "llama", transformers.LlamaConfig(rope_theta=5000.0, **llama_like())
     yield "llama-tied", transformers.LlamaConfig(tie_word_embeddings=True, **llama_like())
+    # Transformers before 4.51 takes the model's positions for the original ones: here they are.
+    yield "llama-yarn", transformers.LlamaConfig(
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        **llama_like())
     yield "mistral", transformers.MistralConfig(sliding_window=4, **llama_like())
     yield "qwen2", transformers.Qwen2Config(rope_theta=10000.0, tie_word_embeddings=True,
                                             **llama_like())
@@ -92,7 +96,7 @@ def make_folders():
         folder = os.path.join(HERE, name)
         logits = logits_of(model)  # before a change of type rounds the table of rotations, too
         # GPT-2 in shards, one in bfloat16, one as pytorch_model.bin.
-        if name in ("qwen2", "mistral"):
+        if name in ("qwen2", "mistral", "llama-yarn"):
             model = model.to(torch.bfloat16)
         model.save_pretrained(folder, max_shard_size="16KB" if name == "gpt2" else "1GB",
                               safe_serialization=name != "llama-tied")

@@ -13,14 +13,14 @@ const RotaryCase kRotaryCases[] = {
     {9, 4, 2, 32, 9, 90},   {5, 2, 2, 34, 16, 13},   {40, 2, 1, 64, 16, 1 << 20},
     {33, 4, 4, 80, 64, 40}, {20, 12, 12, 64, 20, 0}, {6, 2, 1, 128, 3, 2}};
 
-// Of `positions` positions, with the angles of the paper: position * 10000^(-2i / dim).
-void fill_table(Held& table, int64_t dim) {
+// With the angles of the paper, position * 10000^(-2i / dim), and YaRN's amplitude.
+void fill_table(Held& table, int64_t dim, double amplitude = 1) {
   for (int64_t at = 0; at < table.size(); ++at) {
     const int64_t position = at / dim, i = at % dim % (dim / 2);
     const double frequency =
         std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
     const double angle = static_cast<double>(position) * frequency;
-    table.set(at, at % dim < dim / 2 ? std::cos(angle) : std::sin(angle));
+    table.set(at, amplitude * (at % dim < dim / 2 ? std::cos(angle) : std::sin(angle)));
   }
 }
 
@@ -119,46 +119,53 @@ TEST_CASE("rope by positions that are given turns a row as if it were alone") {
   });
 }
 
-TEST_CASE("rope backward is the gradient of rope") {
+TEST_CASE("rope backward is the gradient of rope, also where it stretches") {
   for_each_device([](Device& device) {
-    std::mt19937 random(2);
-    const RotaryCase c = {
-        .rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
-    const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
-    Held x(DType::f32, {c.rows, cols}), dy(DType::f32, {c.rows, cols});
-    Held table(DType::f32, {c.seq, c.dim});
-    x.randomize(random);
-    dy.randomize(random);
-    fill_table(table, c.dim);
-    Rope args = {.qkv = dy.view,
-                 .heads = c.heads,
-                 .kv_heads = c.kv_heads,
-                 .head_dim = c.dim,
-                 .table = table.view,
-                 .seq = c.seq,
-                 .first_row = c.first_row,
-                 .backward = true};
-    const std::vector<double> weights = dy.values();
-    device.rope(args);
-    // The loss sum(weights * rope(x)) is linear in x: a difference of any width is its derivative.
-    std::vector<double> expected;
-    for (int64_t i = 0; i < x.size(); ++i) {
-      Held step(DType::f32, {c.rows, cols});
-      step.set(i, 1);
-      double slope = 0;
-      const std::vector<double> y = turned(step, table, c, false);
-      for (size_t k = 0; k < y.size(); ++k) slope += y[k] * weights[k];
-      expected.push_back(slope);
+    for (const double amplitude : {1.0, 1.25}) {
+      std::mt19937 random(2);
+      const RotaryCase c = {
+          .rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
+      const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
+      Held x(DType::f32, {c.rows, cols}), dy(DType::f32, {c.rows, cols});
+      Held table(DType::f32, {c.seq, c.dim});
+      x.randomize(random);
+      dy.randomize(random);
+      fill_table(table, c.dim, amplitude);
+      Rope args = {.qkv = dy.view,
+                   .heads = c.heads,
+                   .kv_heads = c.kv_heads,
+                   .head_dim = c.dim,
+                   .table = table.view,
+                   .seq = c.seq,
+                   .first_row = c.first_row,
+                   .backward = true};
+      const std::vector<double> weights = dy.values();
+      device.rope(args);
+      // The loss sum(weights * rope(x)) is linear in x: a difference of any width is its
+      // derivative.
+      std::vector<double> expected;
+      for (int64_t i = 0; i < x.size(); ++i) {
+        Held step(DType::f32, {c.rows, cols});
+        step.set(i, 1);
+        double slope = 0;
+        const std::vector<double> y = turned(step, table, c, false);
+        for (size_t k = 0; k < y.size(); ++k) slope += y[k] * weights[k];
+        expected.push_back(slope);
+      }
+      check_close(dy, expected, 1e-6, "gradient");
+      // And there and back again.
+      std::vector<double> twice = x.values();
+      for (size_t i = 0; i < twice.size(); ++i) {
+        const bool turned_head = static_cast<int64_t>(i) % cols < (c.heads + c.kv_heads) * c.dim;
+        if (turned_head) twice[i] *= amplitude * amplitude;
+      }
+      args.qkv = x.view;
+      args.backward = false;
+      device.rope(args);
+      args.backward = true;
+      device.rope(args);
+      check_close(x, twice, 3e-6, "there and back");
     }
-    check_close(dy, expected, 1e-6, "gradient");
-    // And there and back again.
-    const std::vector<double> before = x.values();
-    args.qkv = x.view;
-    args.backward = false;
-    device.rope(args);
-    args.backward = true;
-    device.rope(args);
-    check_close(x, before, 3e-6, "there and back");
   });
 }
 

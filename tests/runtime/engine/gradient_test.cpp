@@ -111,9 +111,11 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.position.scaling.original_max_seq = 4;
     check_gradients(spec);
   }
-  SUBCASE("biases of queries and keys and values alone") {
+  SUBCASE("biases of queries and keys and values alone, under a rotation that stretches") {
     TrainSpec spec = tiny_llama();
     spec.model.qkv_bias = "true";
+    spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 6};
+    spec.model.position.scaling.attention_factor = 1.5;
     check_gradients(spec);
   }
   SUBCASE("ALiBi") {

@@ -51,6 +51,7 @@ TrainSpec spec_of(Model model) {
     spec.model.kv_heads = 2;
     spec.model.ffn = 80;
     use_llama_blocks(spec);
+    spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 16};
     spec.model.qk_norm = true;
   }
   if (model == Model::mixtral) {

@@ -143,6 +143,13 @@ TEST_CASE("a model of another shape is refused with every difference") {
   CHECK(text.find("model.position.base") != std::string::npos);
   CHECK(text.find("model.tie_embeddings") != std::string::npos);
   CHECK(text.find("data.tokenizer.type is of 97 tokens here, of 96") != std::string::npos);
+  // A scaling that is asked for is no mistake: a context grows that way. One that is missing is.
+  ModelShape scaled = good;
+  scaled.rope_scaling = {.type = RopeScalingType::yarn, .factor = 2, .original_max_seq = 64};
+  CHECK(mismatches(llama, scaled).starts_with("init.scaling: model.position.scaling.type is {"));
+  CHECK(mismatches(reference_folder("llama-yarn").string(), good)
+            .find("init.mismatch: model.position.scaling.type is not set here") !=
+        std::string::npos);
   CHECK(code_of([&] { InitialWeights("/nowhere/at/all"); }) == "init.missing");
   CHECK(code_of([&] { InitialWeights(fs::temp_directory_path().string()); }) == "init.missing");
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/files.h"
 #include "reference_folders.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/import.h"
@@ -85,6 +86,42 @@ TEST_CASE("the split that is exported has the tensors of Megatron's own files") 
   CHECK(code_of([&] {
           export_megatron_split({.checkpoint = imported.checkpoint, .out = scratch / "x", .tp = 3});
         }) == "export.split");
+}
+
+TEST_CASE("Megatron's split says how rotary positions are scaled, or is refused") {
+  const Scratch scratch;
+  const auto split_of = [&](const std::string& name, const nlohmann::json& scaling) {
+    fs::copy(reference_folder("llama"), scratch / name);
+    const fs::path file = scratch / name / "config.json";
+    auto config = nlohmann::json::parse(read_file(file));
+    config["rope_scaling"] = scaling;
+    fs::remove(file);
+    std::ofstream(file) << config;
+    const auto imported =
+        import_model({.source = scratch / name, .out = scratch / (name + "-run"), .tokenizer = {}});
+    export_megatron_split({.checkpoint = imported.checkpoint, .out = scratch / (name + "-split")});
+    return nlohmann::json::parse(read_file(scratch / (name + "-split/model-split.json")))
+        .at("args");
+  };
+  const nlohmann::json linear = split_of("linear", {{"type", "linear"}, {"factor", 4.0}});
+  CHECK(linear.at("rotary_seq_len_interpolation_factor") == 4);
+  CHECK(linear.at("use_rope_scaling") == false);
+  nlohmann::json llama3 = {{"rope_type", "llama3"},
+                           {"factor", 32.0},
+                           {"low_freq_factor", 1.0},
+                           {"high_freq_factor", 4.0},
+                           {"original_max_position_embeddings", 8192}};
+  CHECK(split_of("llama3", llama3).at("rope_scaling_factor") == 32);
+  llama3["high_freq_factor"] = 5.0;
+  std::string text;
+  CHECK(code_of([&] { split_of("other", llama3); }, &text) == "export.split");
+  CHECK(text.find("Llama 3.1's own numbers") != std::string::npos);
+  CHECK(code_of(
+            [&] {
+              split_of("yarn", {{"type", "yarn"}, {"factor", 4.0}});
+            },
+            &text) == "export.split");
+  CHECK(text.find("scaled as YaRN") != std::string::npos);
 }
 
 TEST_CASE("Megatron directories that cannot be read say why") {

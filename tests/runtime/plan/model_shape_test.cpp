@@ -63,11 +63,15 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.activation == b.activation);
   CHECK(a.position == b.position);
   CHECK(a.rope_base == b.rope_base);
-  CHECK(a.rope_scaling.llama3 == b.rope_scaling.llama3);
+  CHECK(a.rope_scaling.type == b.rope_scaling.type);
   CHECK(a.rope_scaling.factor == b.rope_scaling.factor);
+  CHECK(a.rope_scaling.original_max_seq == b.rope_scaling.original_max_seq);
   CHECK(a.rope_scaling.low_freq_factor == b.rope_scaling.low_freq_factor);
   CHECK(a.rope_scaling.high_freq_factor == b.rope_scaling.high_freq_factor);
-  CHECK(a.rope_scaling.original_max_seq == b.rope_scaling.original_max_seq);
+  CHECK(a.rope_scaling.beta_slow == b.rope_scaling.beta_slow);
+  CHECK(a.rope_scaling.beta_fast == b.rope_scaling.beta_fast);
+  CHECK(a.rope_scaling.truncate == b.rope_scaling.truncate);
+  CHECK(a.rope_scaling.attention_factor == b.rope_scaling.attention_factor);
   CHECK(a.qk_norm == b.qk_norm);
   CHECK(a.bias == b.bias);
   CHECK(a.qkv_bias == b.qkv_bias);
@@ -173,11 +177,25 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.activation = Activation::swiglu;
   other.position = PositionType::rope;
   other.rope_base = 500000;
-  other.rope_scaling = {true, 32, 2, 5, 4096};
+  other.rope_scaling = {.type = RopeScalingType::llama3,
+                        .factor = 32,
+                        .original_max_seq = 4096,
+                        .low_freq_factor = 2,
+                        .high_freq_factor = 5};
   other.qk_norm = true;
   other.bias = other.qkv_bias = false;
   other.tie_embeddings = false;
   CHECK(other.family() == Family::llama);
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.rope_scaling = {.type = RopeScalingType::linear, .factor = 3};
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.rope_scaling = {.type = RopeScalingType::yarn,
+                        .factor = 32,
+                        .original_max_seq = 4096,
+                        .beta_slow = 2,
+                        .beta_fast = 16,
+                        .truncate = false,
+                        .attention_factor = 1.25};
   check_equal(model_shape_from_json(to_json(other)), other);
   other.qkv_bias = true;
   other.sliding_window = 7;
@@ -224,13 +242,9 @@ TEST_CASE("rotary frequencies are those of Llama 3.1's published rule") {
   };
   for (const Published& p : {Published{128, 500000, 8}, {64, 500000, 32}}) {  // 3.1 8B, 3.2 1B
     CAPTURE(p.head_dim);
-    ModelShape shape;
-    shape.head_dim = p.head_dim;
-    shape.rope_base = p.base;
-    const std::vector<double> plain = rope_frequencies(shape);
-    shape.rope_scaling.llama3 = true;
-    shape.rope_scaling.factor = p.factor;
-    const std::vector<double> scaled = rope_frequencies(shape);
+    const std::vector<double> plain = rope_frequencies(p.head_dim, p.base, {});
+    const std::vector<double> scaled = rope_frequencies(
+        p.head_dim, p.base, {.type = RopeScalingType::llama3, .factor = p.factor});
     REQUIRE(static_cast<int64_t>(plain.size()) == p.head_dim / 2);
     REQUIRE(scaled.size() == plain.size());
     int branches[3] = {};

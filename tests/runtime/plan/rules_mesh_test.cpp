@@ -51,6 +51,41 @@ TEST_CASE("rules of the model") {
        1, "model.rope", "model.position.scaling.low_freq_factor",
        "model.position.scaling.low_freq_factor 4 is not below high_freq_factor 4",
        "Llama 3.1 has 1 and 4"},
+      {"a linear scaling that does not say by what",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.scaling.type = "linear";
+       },
+       1, "model.rope", "model.position.scaling.type",
+       "linear divides frequencies by model.position.scaling.factor, which is not given",
+       "give it: 4 for four times the context that the model was trained with"},
+      {"YaRN that does not say what was before",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.scaling.type = "yarn";
+         s.model.position.scaling.factor = 4;
+       },
+       1, "model.rope", "model.position.scaling.type",
+       "yarn counts turns over model.position.scaling.original_max_seq, which is not given",
+       "give it: the context that the model was trained with"},
+      {"YaRN the wrong way round",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 8};
+         s.model.position.scaling.beta_slow = 32;
+       },
+       1, "model.rope", "model.position.scaling.beta_slow",
+       "model.position.scaling.beta_slow 32 is not below beta_fast 32", "YaRN has 1 and 32"},
+      {"YaRN of frequencies that are all the same",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.base = 1;
+         s.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 8};
+       },
+       1, "model.rope", "model.position.base",
+       "with model.position.base 1 no frequency is slower than another, and yarn divides the slow "
+       "ones",
+       "use a base above 1, such as 10000"},
       {"max_position_embeddings >= seq_length", [](TrainSpec& s) { s.model.max_seq = 8; }, 1,
        "model.max_seq", "model.max_seq", "model.max_seq 8 is shorter than train.seq_len 16",
        "use max_seq >= 16, or leave it out"},

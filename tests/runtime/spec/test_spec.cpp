@@ -128,7 +128,8 @@ TEST_CASE("every key can be set to what it is not") {
        .overrides = {"model.ffn=100",
                      "model.norm={type: rmsnorm, eps: 1e-6}",
                      "model.position={type: rope, base: 5e5, scaling: {type: llama3, factor: 4, "
-                     "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16}}",
+                     "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
+                     "beta_fast: 16, truncate: false, attention_factor: 1.25}}",
                      "model.kv_heads=2",
                      "model.head_dim=8",
                      "model.qk_norm=true",
@@ -227,6 +228,10 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.position.scaling.low_freq_factor == 2);
   CHECK(s.model.position.scaling.high_freq_factor == 3);
   CHECK(s.model.position.scaling.original_max_seq == 16);
+  CHECK(s.model.position.scaling.beta_slow == 2);
+  CHECK(s.model.position.scaling.beta_fast == 16);
+  CHECK_FALSE(s.model.position.scaling.truncate);
+  CHECK(s.model.position.scaling.attention_factor == 1.25);
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.qk_norm);
@@ -512,13 +517,19 @@ TEST_CASE("what other trainers have and this version lacks is refused by name") 
     CHECK(code_of(setting) == "config.unknown_key");
   }
   for (const char* setting :
-       {"model.activation=geglu", "model.position.type=yarn", "optimizer.type=lion",
-        "lr.schedule=polynomial", "data.tokenizer.type=tiktoken", "recompute.modules=[moe]",
-        "model.position.scaling.type=yarn"}) {
+       {"model.activation=geglu", "optimizer.type=lion", "lr.schedule=polynomial",
+        "data.tokenizer.type=tiktoken", "recompute.modules=[moe]"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available") != std::string::npos);
     CHECK(code_of(setting) == "config.enum");
   }
+  CHECK(refusal("model.position.scaling.type=dynamic").find("the length of each text") !=
+        std::string::npos);
+  CHECK(refusal("model.position.scaling.type=longrope").find("lists of factors") !=
+        std::string::npos);
+  CHECK(refusal("model.position.type=yarn")
+            .find("did you mean `rope` with `model.position.scaling.type=yarn`?") !=
+        std::string::npos);
   CHECK(refusal("precision.dtype=bfloat16").find("did you mean `bf16`?") != std::string::npos);
   CHECK(refusal("precision.dtype=BF16").find("did you mean `bf16`?") != std::string::npos);
   CHECK(refusal("precision.dtype=no").find("did you mean `fp32`?") != std::string::npos);

@@ -1,0 +1,88 @@
+#include "runtime/interchange/hf_config_reader.h"
+
+namespace mtl {
+
+namespace {
+
+// Fields that say nothing about what the model computes from given weights.
+const std::set<std::string>& harmless_fields() {
+  static const std::set<std::string> kFields = {"_name_or_path",
+                                                "_attn_implementation",
+                                                "architectures",
+                                                "auto_map",
+                                                "bos_token_id",
+                                                "decoder_start_token_id",
+                                                "do_sample",
+                                                "dtype",
+                                                "embd_pdrop",
+                                                "attn_pdrop",
+                                                "resid_pdrop",
+                                                "attention_dropout",
+                                                "eos_token_id",
+                                                "id2label",
+                                                "initializer_range",
+                                                "is_decoder",
+                                                "is_encoder_decoder",
+                                                "keys_to_ignore_at_inference",
+                                                "label2id",
+                                                "max_length",
+                                                "model_type",
+                                                "n_ctx",
+                                                "num_labels",
+                                                "output_attentions",
+                                                "output_hidden_states",
+                                                "output_past",
+                                                "output_router_logits",
+                                                "pad_token_id",
+                                                "prefix",
+                                                "pretraining_tp",
+                                                "problem_type",
+                                                "reorder_and_upcast_attn",
+                                                "return_dict",
+                                                "router_aux_loss_coef",
+                                                "router_jitter_noise",
+                                                "sep_token_id",
+                                                "summary_activation",
+                                                "summary_first_dropout",
+                                                "summary_proj_to_labels",
+                                                "summary_type",
+                                                "summary_use_proj",
+                                                "task_specific_params",
+                                                "temperature",
+                                                "tokenizer_class",
+                                                "top_k",
+                                                "top_p",
+                                                "torch_dtype",
+                                                "torchscript",
+                                                "transformers_version",
+                                                "unk_token_id",
+                                                "use_cache"};
+  return kFields;
+}
+
+}  // namespace
+
+ConfigReader ConfigReader::section(const std::string& key) {
+  static const nlohmann::json kNothing = nlohmann::json::object();
+  const nlohmann::json* const object = find(key);
+  const bool there = object != nullptr && object->is_object();
+  if (object != nullptr && !there) refuse(named(key) + " is not an object", "");
+  ConfigReader reader(there ? *object : kNothing, file_, diagnostics_);
+  reader.of_ = fmt::format(" of '{}'", key);
+  return reader;
+}
+
+void ConfigReader::finish() {
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    if (find(key) != nullptr) {
+      refuse(named(key) + " is there: quantised weights", "import the model that it was made from");
+    }
+  }
+  for (const auto& [key, value] : json_.items()) {
+    if (seen_.contains(key) || harmless_fields().contains(key) || value.is_null()) continue;
+    warn(named(key) + " is not known here and has been ignored",
+         "compare a few outputs with the original model's");
+  }
+}
+
+}  // namespace mtl

@@ -1,0 +1,131 @@
+#include "runtime/interchange/hf_rope.h"
+
+#include <cmath>
+
+namespace mtl {
+
+namespace {
+
+constexpr ConfigReader::Range kThetaRange{0, 1e12, true};
+constexpr ConfigReader::Range kFactorRange{1, 1e6};
+constexpr ConfigReader::Range kTurnsRange{0, 1e6, true};
+constexpr ConfigReader::Range kPositionsRange{1, 1 << 27};
+
+void refuse_partial_rope(ConfigReader& config) {
+  if (config.number("partial_rotary_factor", 1) == 1) return;
+  config.refuse("'partial_rotary_factor' is not 1, and whole heads are rotated here",
+                "this model cannot be run by mtl");
+}
+
+void refuse_unordered(ConfigReader& config, const char* low_key, double low, const char* high_key,
+                      double high) {
+  if (low < high) return;
+  config.refuse(
+      fmt::format("'{}' {} of the scaling is not below '{}' {}", low_key, low, high_key, high),
+      "compare config.json with the original model's");
+}
+
+void read_llama3(ConfigReader& scaling, RopeScaling& to) {
+  to.low_freq_factor = scaling.number_in(kTurnsRange, "low_freq_factor");
+  to.high_freq_factor = scaling.number_in(kTurnsRange, "high_freq_factor");
+  to.original_max_seq =
+      static_cast<int64_t>(scaling.number_in(kPositionsRange, "original_max_position_embeddings"));
+  if (scaling.find("low_freq_factor") != nullptr && scaling.find("high_freq_factor") != nullptr) {
+    refuse_unordered(scaling, "low_freq_factor", to.low_freq_factor, "high_freq_factor",
+                     to.high_freq_factor);
+  }
+}
+
+void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) {
+  to.original_max_seq = static_cast<int64_t>(
+      scaling.number_in(kPositionsRange, "original_max_position_embeddings",
+                        static_cast<double>(std::max<int64_t>(shape.max_seq, 1))));
+  to.beta_slow = scaling.number_in(kTurnsRange, "beta_slow", to.beta_slow);
+  to.beta_fast = scaling.number_in(kTurnsRange, "beta_fast", to.beta_fast);
+  refuse_unordered(scaling, "beta_slow", to.beta_slow, "beta_fast", to.beta_fast);
+  to.truncate = scaling.boolean("truncate", true);
+  // Two ways to say the same number. DeepSeek's has an amplitude per part of a head and uses what
+  // of them is left over, and counts only where both are there.
+  constexpr ConfigReader::Range kScale{0, 1000};
+  const double mscale = scaling.number_in(kScale, "mscale", 0);
+  const double all = scaling.number_in(kScale, "mscale_all_dim", 0);
+  const auto amplitude = [&](double scale) { return 0.1 * scale * std::log(to.factor) + 1; };
+  if (mscale > 0 && all > 0) to.attention_factor = amplitude(mscale) / amplitude(all);
+  to.attention_factor = scaling.number_in({0, 1000, true}, "attention_factor", to.attention_factor);
+  if (shape.rope_base <= 1) {
+    scaling.refuse("yarn needs a 'rope_theta' above 1",
+                   "compare config.json with the original model's");
+  }
+}
+
+}  // namespace
+
+void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape) {
+  shape.position = PositionType::rope;
+  shape.rope_base = config.number_in(kThetaRange, "rope_theta", default_theta);
+  refuse_partial_rope(config);
+  // transformers 5 has theta and scaling in one object.
+  const bool old = config.find("rope_scaling") != nullptr;
+  ConfigReader scaling = config.section(old ? "rope_scaling" : "rope_parameters");
+  if (old) config.find("rope_parameters");  // the same again
+  for (const auto& [key, value] : scaling.json().items()) {
+    if (!value.is_object()) continue;
+    return config.refuse(
+        fmt::format("layers of the kind '{}' have rotary positions of their own", key),
+        "this model cannot be run by mtl");
+  }
+  shape.rope_base = scaling.number_in(kThetaRange, "rope_theta", shape.rope_base);
+  refuse_partial_rope(scaling);
+  const std::string type = scaling.text("rope_type", scaling.text("type", "default"));
+  RopeScaling& to = shape.rope_scaling;
+  if (type == "linear" || type == "llama3" || type == "yarn") {
+    to.factor = scaling.number_in(kFactorRange, "factor");
+  }
+  if (type == "linear") {
+    to.type = RopeScalingType::linear;
+  } else if (type == "llama3") {
+    to.type = RopeScalingType::llama3;
+    read_llama3(scaling, to);
+  } else if (type == "yarn") {
+    to.type = RopeScalingType::yarn;
+    read_yarn(scaling, shape, to);
+  } else if (type == "dynamic") {
+    return config.refuse(
+        "rotary positions are scaled by 'dynamic': the frequencies follow the length of each text",
+        "without the scaling it is the model that was trained: remove it, for texts of "
+        "'max_position_embeddings' tokens and fewer");
+  } else if (type == "longrope" || type == "su") {
+    return config.refuse(
+        fmt::format("rotary positions are scaled by '{}': a long text has other frequencies than "
+                    "a short one",
+                    type),
+        "this model cannot be run by mtl");
+  } else if (type != "default") {
+    return config.refuse(
+        fmt::format("rotary positions are scaled by '{}', and default, linear, llama3 and yarn "
+                    "are there",
+                    type),
+        "this model cannot be run by mtl");
+  }
+  scaling.finish();
+}
+
+nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling) {
+  if (scaling.type == RopeScalingType::none) return nullptr;
+  nlohmann::ordered_json json = {{"rope_type", name_of(scaling.type)}, {"factor", scaling.factor}};
+  if (scaling.type == RopeScalingType::linear) return json;
+  if (scaling.type == RopeScalingType::llama3) {
+    json["low_freq_factor"] = scaling.low_freq_factor;
+    json["high_freq_factor"] = scaling.high_freq_factor;
+    json["original_max_position_embeddings"] = scaling.original_max_seq;
+    return json;
+  }
+  json["original_max_position_embeddings"] = scaling.original_max_seq;
+  json["beta_fast"] = scaling.beta_fast;
+  json["beta_slow"] = scaling.beta_slow;
+  if (!scaling.truncate) json["truncate"] = false;
+  if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
+  return json;
+}
+
+}  // namespace mtl

@@ -1,0 +1,19 @@
+// Rotary positions in config.json <-> ours. Facts from transformers' modeling_rope_utils.py, where
+// a dictionary of a config says how the frequencies are scaled.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "runtime/interchange/hf_config_reader.h"
+#include "runtime/plan/model_shape.h"
+
+namespace mtl {
+
+// Sets position, base and scaling; `shape` has its other numbers. Problems go to the reader's
+// diagnostics.
+void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape);
+
+// 'rope_scaling' as transformers 4 has it and 5 reads it; null where nothing is scaled.
+nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling);
+
+}  // namespace mtl

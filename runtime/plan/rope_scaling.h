@@ -1,0 +1,52 @@
+// How rotary frequencies are changed for contexts beyond those that a model was trained with. Pure
+// data, and the frequencies that follow from it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "runtime/spec/train_spec.h"
+
+namespace mtl {
+
+enum class RopeScalingType {
+  none,
+  linear,  // all frequencies / factor: position interpolation (arXiv 2306.15595)
+  llama3,  // slow frequencies / factor (Llama 3.1's apply_scaling)
+  yarn,    // slow frequencies / factor, and scores that grow with it (YaRN, arXiv 2309.00071)
+};
+
+// A frequency is slow or fast by how often it turns over the original context.
+struct RopeScaling {
+  RopeScalingType type = RopeScalingType::none;
+  double factor = 8;
+  int64_t original_max_seq = 8192;  // llama3, yarn
+  // llama3: slower than the one is divided, faster than the other stays, blended by turns between.
+  double low_freq_factor = 1, high_freq_factor = 4;
+  // yarn: slower than beta_slow is divided, faster than beta_fast stays. Between them it is blended
+  // by the number of the pair, from and to a whole number if `truncate`.
+  double beta_slow = 1, beta_fast = 32;
+  bool truncate = true;
+  double attention_factor = 0;  // yarn: the amplitude; 0 = 0.1 ln(factor) + 1
+};
+
+// "linear" of RopeScalingType::linear.
+const char* name_of(RopeScalingType type);
+
+RopeScaling rope_scaling(const TrainSpec::Model::Position::Scaling& scaling);
+
+// The angle per position of each pair of a head: base^(-2i / head_dim), changed as `scaling` says.
+// head_dim / 2 values.
+std::vector<double> rope_frequencies(int64_t head_dim, double base, const RopeScaling& scaling);
+
+// What cos and sin are multiplied by. The rotation then is no rotation: it stretches queries and
+// keys, and its gradient is the turn back times the same amplitude.
+double rope_amplitude(const RopeScaling& scaling);
+
+// An object with the keys of train.yaml's model.position.scaling that say something of this type.
+nlohmann::json to_json(const RopeScaling& scaling);
+RopeScaling rope_scaling_from_json(const nlohmann::json& json);
+
+}  // namespace mtl

@@ -1,0 +1,161 @@
+// The scalings of rotary positions that config.json may have: transformers' own frequencies
+// (tests/reference/rope_reference.py), what comes out again, and what is refused.
+#include <fstream>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "common/files.h"
+#include "reference_folders.h"
+#include "runtime/engine/rope_table.h"
+#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/import.h"
+
+using namespace mtl;
+using namespace mtl::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+nlohmann::json llama_config(const nlohmann::json& changes) {
+  auto config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
+  config.update(changes);
+  return config;
+}
+
+HfModel read_scaled(const nlohmann::json& config, std::string& said) {
+  Diagnostics diagnostics;
+  HfModel model = model_from_hf_config(config, "config.json", diagnostics);
+  for (const Diagnostic& d : diagnostics.all()) {
+    said += (d.severity == Diagnostic::Severity::error ? "" : "warning: ") + d.what + "\n";
+  }
+  return model;
+}
+
+RopeScaling scaling_of(const nlohmann::json& changes) {
+  std::string said;
+  const HfModel model = read_scaled(llama_config(changes), said);
+  CHECK(said == "");
+  return model.shape.rope_scaling;
+}
+
+// Every number of `ours` within `bound` of transformers', whose arithmetic is float32.
+template <class Number>
+void check_numbers(const std::vector<Number>& ours, const nlohmann::json& theirs, double bound) {
+  REQUIRE(ours.size() == theirs.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::abs(static_cast<double>(ours[i]) - theirs[i].get<double>()) <= bound);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("scaled rotary positions are transformers', and are written as they came") {
+  const auto reference =
+      nlohmann::json::parse(read_file(MTL_SOURCE_DIR "/tests/reference/rope.json"));
+  const auto position = reference.at("position").get<int64_t>();
+  for (const auto& [name, wanted] : reference.at("cases").items()) {
+    CAPTURE(name);
+    std::string said;
+    const HfModel model = read_scaled(llama_config(wanted.at("config")), said);
+    CHECK(said == "");
+    const ModelShape& shape = model.shape;
+    check_numbers(rope_frequencies(shape.head_dim, shape.rope_base, shape.rope_scaling),
+                  wanted.at("frequencies"), 2e-7);
+    CHECK(rope_amplitude(shape.rope_scaling) ==
+          doctest::Approx(wanted.at("factor").get<double>()).epsilon(1e-14));
+    const std::vector<float> table = rope_table(shape, position + 1);
+    const auto row = table.begin() + position * shape.head_dim;
+    const int64_t half = shape.head_dim / 2;
+    // An angle of 37 radians has an error of 2e-6 in float32.
+    check_numbers(std::vector<float>(row, row + half), wanted.at("cos"), 1e-5);
+    check_numbers(std::vector<float>(row + half, row + 2 * half), wanted.at("sin"), 1e-5);
+
+    // Out and in again, in the dictionary of transformers 4 and in that of 5.
+    nlohmann::json written = hf_config_of(model, {}, "float32");
+    CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
+    written["rope_parameters"] = written["rope_scaling"];
+    written["rope_parameters"]["rope_theta"] = written["rope_theta"];
+    written.erase("rope_scaling");
+    written.erase("rope_theta");
+    CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
+    CHECK(said == "");
+    // What came in comes out, key for key, but for what was not said and the two scales that are
+    // one number.
+    for (const auto& [key, value] : wanted.at("config").at("rope_scaling").items()) {
+      if (key == "type" || key.starts_with("mscale")) continue;
+      CAPTURE(key);
+      CHECK(written.at("rope_parameters").at(key) == value);
+    }
+  }
+}
+
+TEST_CASE("an imported train.yaml has the scaling of the model") {
+  const Scratch scratch;
+  const auto imported = import_model(
+      {.source = reference_folder("llama-yarn"), .out = scratch / "run", .tokenizer = {}});
+  Diagnostics diagnostics;
+  const ResolvedSpec resolved = load_spec(
+      {.train_yaml = (scratch / "run/train.yaml").string(), .overrides = {"data.train=x"}},
+      diagnostics);
+  CHECK(diagnostics.all().empty());
+  const RopeScaling scaling = rope_scaling(resolved.spec.model.position.scaling);
+  CHECK(scaling.type == RopeScalingType::yarn);
+  CHECK(to_json(scaling) == to_json(imported.shape.rope_scaling));
+}
+
+TEST_CASE("a scaling that is none, in the dictionaries of transformers 4 and 5") {
+  const auto none = [](const nlohmann::json& changes) {
+    return scaling_of(changes).type == RopeScalingType::none;
+  };
+  CHECK(none({{"rope_scaling", nullptr}}));
+  CHECK(none({{"rope_scaling", nlohmann::json::object()}}));
+  CHECK(none({{"rope_scaling", {{"type", "default"}}}}));
+  CHECK(none({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5000.0}}}}));
+  CHECK(none({{"rope_parameters", {{"rope_theta", 5000.0}, {"partial_rotary_factor", 1.0}}}}));
+}
+
+TEST_CASE("scalings that are not here or say too little are refused by name") {
+  const auto refused = [](const char* field, const nlohmann::json& scaling) {
+    std::string said;
+    read_scaled(llama_config({{field, scaling}}), said);
+    return said;
+  };
+  const auto yarn = [&](const nlohmann::json& changes) {
+    nlohmann::json scaling = {{"rope_type", "yarn"}, {"factor", 4.0}};
+    scaling.update(changes);
+    return refused("rope_scaling", scaling);
+  };
+  const auto has = [](const std::string& text, const char* words) {
+    CAPTURE(text);
+    return text.find(words) != std::string::npos && std::count(text.begin(), text.end(), '\n') == 1;
+  };
+  CHECK(yarn(nlohmann::json::object()) == "");
+  CHECK(has(refused("rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}),
+            "the frequencies follow the length of each text"));
+  CHECK(has(refused("rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}),
+            "a long text has other frequencies"));
+  CHECK(has(refused("rope_scaling", {{"type", "su"}}), "a long text has other frequencies"));
+  CHECK(has(refused("rope_scaling", {{"rope_type", "mrope"}}), "scaled by 'mrope'"));
+  CHECK(
+      has(refused("rope_scaling", {{"type", "linear"}}), "'factor' of 'rope_scaling' is missing"));
+  CHECK(has(refused("rope_scaling", {{"type", 3}}), "'type' of 'rope_scaling' is 3, not a name"));
+  CHECK(has(refused("rope_scaling", 4), "'rope_scaling' is not an object"));
+  CHECK(has(refused("rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}},
+                                        {"sliding_attention", {{"rope_theta", 1e4}}}}),
+            "layers of the kind 'full_attention' have rotary positions of their own"));
+  CHECK(has(refused("rope_parameters", {{"partial_rotary_factor", 0.5}}),
+            "'partial_rotary_factor' is not 1"));
+  CHECK(has(yarn({{"factor", 0.5}}), "'factor' of 'rope_scaling' is 0.5"));
+  CHECK(has(yarn({{"beta_fast", 1.0}}), "'beta_slow' 1 of the scaling is not below 'beta_fast' 1"));
+  CHECK(has(yarn({{"attention_factor", 0}}), "'attention_factor' of 'rope_scaling' is 0"));
+  CHECK(has(yarn({{"attention_factor", -1}}), "'attention_factor' of 'rope_scaling' is -1"));
+  CHECK(has(yarn({{"truncate", 1}}), "'truncate' of 'rope_scaling' is 1, not true or false"));
+  CHECK(has(yarn({{"rope_theta", 1.0}}), "yarn needs a 'rope_theta' above 1"));
+  CHECK(has(yarn({{"original_max_position_embeddings", 0}}),
+            "'original_max_position_embeddings' of 'rope_scaling' is 0"));
+  CHECK(has(yarn({{"llama_4_scaling_beta", 0.1}}),
+            "warning: config.json: 'llama_4_scaling_beta' of 'rope_scaling' is not known here"));
+}
