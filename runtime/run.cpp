@@ -281,6 +281,15 @@ void check_initial_weights(const ResolvedSpec& resolved, const ModelShape& model
   }
 }
 
+void check_straggler_factor(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
+  const double factor = resolved.spec.health.straggler_factor;
+  if (factor == 0 || factor > 1) return;
+  diagnostics.add({.code = "config.range",
+                   .what = fmt::format("health.straggler_factor cannot be {}", factor),
+                   .place = resolved.place_of("health.straggler_factor"),
+                   .help = "use a number above 1, or 0: no rank is named then"});
+}
+
 // What is asked of evaluations, where there is nothing to evaluate on.
 void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const TrainSpec::Checkpoint& checkpoint = resolved.spec.checkpoint;
@@ -351,6 +360,7 @@ CheckedRun check_run(const RunRequest& request) {
   CheckedRun run;
   run.resolved = load_spec(request.sources, diagnostics);
   const bool spec_is_sound = values_are_sound(run.resolved, diagnostics);
+  check_straggler_factor(run.resolved, diagnostics);
   const TrainSpec& spec = run.resolved.spec;
 
   Diagnostics data;

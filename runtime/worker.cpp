@@ -14,6 +14,7 @@
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/step_dirs.h"
+#include "runtime/comm/clocked.h"
 #include "runtime/comm/rank_threads.h"
 #include "runtime/data/prefetch.h"
 #include "runtime/device/make_device.h"
@@ -23,6 +24,7 @@
 #include "runtime/engine/gpu_watch.h"
 #include "runtime/engine/save_times.h"
 #include "runtime/engine/spikes.h"
+#include "runtime/engine/straggler_watch.h"
 #include "runtime/engine/time_limit.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
@@ -74,6 +76,7 @@ class Rank {
     std::iota(everybody.begin(), everybody.end(), 0);
     all_ranks_ = world_.group(everybody);
     trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, world_);
+    all_ranks_ = clocked(std::move(all_ranks_), &trainer_->clock());
     saver_ =
         std::make_unique<CheckpointSaver>(*trainer_, plan_, *all_ranks_, spec_.checkpoint.async,
                                           [this] { check_fence(run_dir_, fence_); });
@@ -112,7 +115,9 @@ class Rank {
       loss_ = result.loss;
       saver_->step_done(result.requests.saving);
       report_saves();
-      report(result, std::chrono::duration<double>(Clock::now() - begin).count());
+      const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+      report(result, seconds);
+      report_stragglers(seconds);
       const bool last = next_step_ == steps;
       const bool stop = result.requests.stop && !last;
       if (is_due(spec_.train.eval.every) || last) evaluate();
@@ -178,6 +183,11 @@ class Rank {
                            catalogue_peak(made_, plan_.compute));
     gpu_watch_ = watch_gpu(made_);
     const std::string attention = choose_attention();
+    if (spec_.health.straggler_factor > 0 && world_.size() > 1) {
+      stragglers_ = std::make_unique<StragglerWatch>(
+          spec_.health.straggler_factor, plan_.grid, *all_ranks_, trainer_->clock(),
+          made_.cuda != nullptr ? fmt::format("GPU {}", made_.index) : "CPU");
+    }
     if (world_.rank() != 0) return;
     reporter_.emplace(ReporterOptions{.run_dir = run_dir_,
                                       .progress_fd = progress_fd_,
@@ -250,6 +260,14 @@ class Rank {
     if (result.skipped) return;
     if (const auto spike = spikes_.news(next_step_, result.loss, result.grad_norm)) {
       reporter_->warning("spike", next_step_, *spike);
+    }
+  }
+
+  void report_stragglers(double step_s) {
+    if (!stragglers_) return;
+    const int64_t sequences = plan_.batch.at(next_step_ - 1).global_batch;
+    for (const auto& news : stragglers_->step_done(next_step_, sequences, step_s)) {
+      reporter_->straggler(next_step_, news.report, news.words);
     }
   }
 
@@ -454,6 +472,7 @@ class Rank {
   std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
   SlowGpus slow_gpus_;
   StepSpikes spikes_;
+  std::unique_ptr<StragglerWatch> stragglers_;  // null where nobody is to be compared
   Yardstick yardstick_;
   double mean_sequence_s_ = 0;
   int64_t next_step_ = 0;

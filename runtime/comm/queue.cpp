@@ -7,8 +7,8 @@
 
 namespace mtl {
 
-CommQueue::CommQueue(bool asynchronous, CommLane* lane)
-    : asynchronous_(asynchronous), lane_(asynchronous ? lane : nullptr) {}
+CommQueue::CommQueue(bool asynchronous, CommLane* lane, StepClock* clock)
+    : asynchronous_(asynchronous), lane_(asynchronous ? lane : nullptr), clock_(clock) {}
 
 CommQueue::~CommQueue() {
   {
@@ -56,6 +56,8 @@ CommQueue::Ticket CommQueue::start(int64_t bytes, std::function<void()> work) {
 }
 
 void CommQueue::wait(Ticket ticket) {
+  if (ticket == 0) return;
+  const StepClock::Scope waiting(clock_, Phase::wait);
   if (lane_ != nullptr && !error_) execute([&] { lane_->join(ticket); });
   std::unique_lock lock(mutex_);
   if (lane_ != nullptr) done_ = std::max(done_, ticket);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "runtime/comm/communicator.h"
+#include "runtime/device/step_clock.h"
 
 namespace mtl {
 
@@ -25,8 +26,9 @@ class CommQueue {
   using Ticket = uint64_t;
 
   // asynchronous = false: start() does the work at once, so that nothing overlaps. `lane`: of the
-  // group, null on a CPU; it outlives the queue.
-  explicit CommQueue(bool asynchronous, CommLane* lane = nullptr);
+  // group, null on a CPU; it outlives the queue, as `clock` does, in which what is waited for the
+  // queue is Phase::wait.
+  explicit CommQueue(bool asynchronous, CommLane* lane = nullptr, StepClock* clock = nullptr);
   // Finishes what was started, or lets the device wait for it. An error that no wait has thrown is
   // printed to stderr: somebody relied on work that was not done.
   ~CommQueue();
@@ -50,6 +52,7 @@ class CommQueue {
 
   const bool asynchronous_;
   CommLane* const lane_;  // null unless asynchronous
+  StepClock* const clock_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> waiting_;

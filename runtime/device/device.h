@@ -27,6 +27,7 @@
 #include <string>
 
 #include "runtime/device/dropout.h"
+#include "runtime/device/step_clock.h"
 #include "runtime/device/tensor.h"
 
 namespace mtl {
@@ -367,6 +368,8 @@ class Device {
   virtual void copy_from_host(Tensor destination, const void* source) = 0;
   virtual void copy_to_host(void* destination, Tensor source) = 0;
   virtual void synchronize() = 0;
+  // Of this device's time line. The device outlives it.
+  virtual std::unique_ptr<DeviceClock> make_clock();
   // Whether replay() spares the host the enqueuing.
   virtual bool replays() const { return false; }
   // What `enqueue` enqueues, to be done in this order among the other ops. Of calls with one key

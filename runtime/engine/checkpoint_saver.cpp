@@ -186,9 +186,12 @@ void CheckpointSaver::begin(SaveRequest request) {
     return failed(failure.value_or(Diagnostic{.code = "ckpt.write", .what = ""}), 0);
   }
   if (world_.rank() == 0) request_.state["engine"] = trainer_.progress();
-  snapshot();
-  phase_ = Phase::writing;
-  work_->start(in_background_, [this] { write(); });
+  {
+    const StepClock::Scope saving(&trainer_.clock(), mtl::Phase::save);
+    snapshot();
+    phase_ = Phase::writing;
+    work_->start(in_background_, [this] { write(); });
+  }
   if (!in_background_) finish();
 }
 
@@ -240,7 +243,10 @@ void CheckpointSaver::step_done(bool anybody_writing) {
 }
 
 void CheckpointSaver::collect() {
-  work_->join();
+  {
+    const StepClock::Scope saving(&trainer_.clock(), mtl::Phase::save);
+    work_->join();
+  }
   if (work_->thrown) std::rethrow_exception(work_->thrown);
   nlohmann::json mine;
   if (work_->failure) {

@@ -11,9 +11,10 @@ namespace mtl {
 
 class DataQueues {
  public:
-  DataQueues(bool asynchronous, const RankGroups& groups)
-      : all_(asynchronous, lane_of(groups[Link::data], groups[Link::copies])),
-        experts_(asynchronous, lane_of(groups[Link::expert_data], groups[Link::expert_copies])) {}
+  DataQueues(bool asynchronous, const RankGroups& groups, StepClock* clock)
+      : all_(asynchronous, lane_of(groups[Link::data], groups[Link::copies]), clock),
+        experts_(asynchronous, lane_of(groups[Link::expert_data], groups[Link::expert_copies]),
+                 clock) {}
 
   CommQueue& of(const Bucket& bucket) { return bucket.experts ? experts_ : all_; }
   void wait_all() {

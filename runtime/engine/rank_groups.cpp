@@ -1,6 +1,9 @@
 #include "runtime/engine/rank_groups.h"
 
 #include <numeric>
+#include <utility>
+
+#include "runtime/comm/clocked.h"
 
 namespace mtl {
 
@@ -27,7 +30,7 @@ std::vector<int> tied_group(const Plan& plan, int rank) {
 
 }  // namespace
 
-RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
+RankGroups::RankGroups(const Plan& plan, CommWorld& world, StepClock* clock) {
   const int rank = world.rank();
   auto make = [&](Link link, const std::vector<int>& ranks) {
     groups_[static_cast<size_t>(link)] = world.group(ranks);
@@ -54,7 +57,9 @@ RankGroups::RankGroups(const Plan& plan, CommWorld& world) {
   make_for_numbers(Link::norm, plan.grid.group(rank, {Axis::tp, Axis::ep, Axis::pp}));
   std::vector<int> everybody(static_cast<size_t>(world.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
-  world_ = world.group_for_numbers(everybody);
+  world_ = clocked(world.group_for_numbers(everybody), clock);
+  // Behind share_lane(), for which a transport looks for its own.
+  for (auto& group : groups_) group = clocked(std::move(group), clock);
 }
 
 }  // namespace mtl

@@ -5,14 +5,16 @@
 #include <memory>
 
 #include "runtime/comm/communicator.h"
+#include "runtime/device/step_clock.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {
 
 class RankGroups {
  public:
-  // All ranks make them together, in the same order.
-  RankGroups(const Plan& plan, CommWorld& world);
+  // All ranks make them together, in the same order. What they do is waiting in `clock`, which
+  // outlives this.
+  RankGroups(const Plan& plan, CommWorld& world, StepClock* clock = nullptr);
   // A group of one where the layout needs none.
   Communicator& operator[](Link link) const { return *groups_[static_cast<size_t>(link)]; }
   // Of the ranks that hold what is in a bucket, or one copy of its shards; and of those that have

@@ -11,11 +11,11 @@ namespace mtl {
 class StageLinks {
  public:
   // `groups` outlives this. Virtual stages go round: the first stage follows the last one.
-  StageLinks(const RankGroups& groups, bool overlap)
+  StageLinks(const RankGroups& groups, bool overlap, StepClock* clock)
       : groups_(groups),
         overlap_(overlap),
-        activations_(true, groups[Link::activations].lane()),
-        gradients_(true, groups[Link::gradients].lane()) {}
+        activations_(true, groups[Link::activations].lane(), clock),
+        gradients_(true, groups[Link::gradients].lane(), clock) {}
 
   // Activations go to the next stage, gradients to the one before.
   void send(Link link, Tensor x);

@@ -57,17 +57,18 @@ Trainer::Trainer(const Plan& plan, const TrainSpec& spec, Device& device, CommWo
       device_(device),
       coord_(plan.grid.coord(world.rank())),
       stage_(plan.stage_of(world.rank())),
-      groups_(plan, world),
+      clock_(device),
+      groups_(plan, world, &clock_),
       memory_(std::make_unique<Memory>(stage_.memory, device, world)),
       arena_(stage_.memory, memory_->base, memory_->host),
       parameters_(plan.table, stage_.layout, arena_),
-      links_(groups_, spec.parallel.overlap.p2p),
+      links_(groups_, spec.parallel.overlap.p2p, &clock_),
       tensor_queue_(spec.parallel.overlap.tp == "auto" ? device.communicates_beside()
                                                        : spec.parallel.overlap.tp == "true",
-                    groups_[Link::tensor].lane()),
+                    groups_[Link::tensor].lane(), &clock_),
       data_queues_(
           spec.parallel.overlap.grad_reduce || spec.parallel.overlap.param_gather != "false",
-          groups_),
+          groups_, &clock_),
       tensor_parallel_(device, groups_[Link::tensor], tensor_queue_, plan.sequence_parallel),
       context_parallel_(device, groups_[Link::context], arena_.find_tensor("attn.blocks")),
       expert_parallel_(device, groups_[Link::experts]),
@@ -239,19 +240,23 @@ double Trainer::read(int64_t step, StepResult& result) {
 }
 
 StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests) {
+  const StepClock::Scope computing(&clock_, Phase::compute);
   StepResult result;
   result.loss_scale = scale_.value();
   result.lr = learning_rate(spec_, plan_.steps, updates_);
   run_micro_batches(step, samples);
   agree(step, requests);
   // Before anybody knows whether there is to be one: the device sees that for itself.
-  optimizer_.update({.lr = result.lr,
-                     .weight_decay = weight_decay(spec_, plan_.steps, updates_),
-                     .factor = gradient_factor(),
-                     .step = updates_ + 1});
-  windows_.changed();
-  float8_.changed();
-  if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
+  {
+    const StepClock::Scope updating(&clock_, Phase::optimizer);
+    optimizer_.update({.lr = result.lr,
+                       .weight_decay = weight_decay(spec_, plan_.steps, updates_),
+                       .factor = gradient_factor(),
+                       .step = updates_ + 1});
+    windows_.changed();
+    float8_.changed();
+    if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();
+  }
   read(step, result);  // the step's only wait
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   // The scale reaches gradients only: lowering it mends no loss.

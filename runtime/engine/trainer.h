@@ -114,6 +114,8 @@ class Trainer {
   const Coord& coord() const { return coord_; }
   const RankGroups& groups() const { return groups_; }
   Device& device() { return device_; }
+  // In whose scopes the trainer works: a step is computing, but for what is something else.
+  StepClock& clock() { return clock_; }
 
  private:
   // health.nan=skip is for single steps; so many in a row mean that the weights are lost.
@@ -174,6 +176,7 @@ class Trainer {
   Device& device_;
   const Coord coord_;
   const StagePlan stage_;
+  StepClock clock_;
   RankGroups groups_;
   std::unique_ptr<Memory> memory_;
   Arena arena_;

@@ -11,6 +11,7 @@ namespace mtl {
 
 void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
                          int slot, bool training, int64_t counted_end) {
+  const StepClock::Scope reading(training ? &clock_ : nullptr, Phase::data);
   const auto tokens = static_cast<size_t>(count * plan_.seq);
   const std::span<int32_t> inputs = std::span(host_tokens_).first(tokens);
   const std::span<int32_t> targets = std::span(host_targets_).first(tokens);

@@ -84,6 +84,17 @@ Json step_json(const StepReport& report, const std::string& time) {
   return json;
 }
 
+Json straggler_json(const StragglerReport& report) {
+  Json json;
+  json["rank"] = report.rank;
+  json["host"] = report.host;
+  json["device"] = report.device;
+  json["phase"] = report.phase;
+  json["factor"] = report.factor;
+  json["job_speed"] = report.job_speed;
+  return json;
+}
+
 std::vector<TaggedScalar> tagged_scalars(const Json& line) {
   std::vector<TaggedScalar> scalars;
   for (const auto& [key, tag] : kScalars) {

@@ -24,6 +24,9 @@ Json step_json(const StepReport& report, const std::string& time);
 // is not read: nobody shows it.
 StepReport step_from_json(const Json& record);
 
+// The members of an event that tells of one, and of status.json.
+Json straggler_json(const StragglerReport& report);
+
 // The numbers of a metrics line as TensorBoard groups them: "train/loss", "speed/mfu",
 // "gpu/power_w".
 std::vector<TaggedScalar> tagged_scalars(const Json& line);

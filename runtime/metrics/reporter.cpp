@@ -136,6 +136,18 @@ struct Reporter::State {
     check(events.append(json_line(json)), "events.jsonl");
   }
 
+  void warn(const std::string& name, int64_t step, const Diagnostic& diagnostic, bool shown,
+            const Json& more = Json::object()) {
+    Json json = {{"step", step}, {"code", diagnostic.code}, {"reason", diagnostic.what}};
+    json.update(more);
+    event(name, std::move(json));
+    if (!shown) return;
+    std::string text = fmt::format("[{}] {}", diagnostic.code, diagnostic.what);
+    for (const std::string& note : diagnostic.notes) text += "; " + note;
+    if (!diagnostic.help.empty()) text += "; " + diagnostic.help;
+    send({{"kind", "warning"}, {"text", text}});
+  }
+
   void write_status(bool always) {
     const SystemTime now = options.now();
     // A clock that was set back must not silence the status.
@@ -159,6 +171,9 @@ struct Reporter::State {
       if (last->skipped > 0) json["skipped"] = last->skipped;
     }
     if (valid_loss) json["valid_loss"] = *valid_loss;
+    for (const auto& [rank, report] : stragglers) {
+      json["stragglers"].push_back(straggler_json(report));
+    }
     if (!checkpoint.empty()) {
       json["checkpoint"] = checkpoint;
       json["checkpoint_step"] = checkpoint_step;
@@ -194,6 +209,7 @@ struct Reporter::State {
   std::optional<double> valid_loss;
   std::string checkpoint;
   int64_t checkpoint_step = 0;
+  std::map<int, StragglerReport> stragglers;  // by rank
   std::optional<SystemTime> status_written;
 };
 
@@ -261,13 +277,17 @@ void Reporter::checkpoint(int64_t step, const std::filesystem::path& path) {
 
 void Reporter::warning(const std::string& name, int64_t step, const Diagnostic& diagnostic,
                        bool shown) {
+  state_->warn(name, step, diagnostic, shown);
+}
+
+void Reporter::straggler(int64_t step, const StragglerReport& report,
+                         const Diagnostic& diagnostic) {
   State& s = *state_;
-  s.event(name, {{"step", step}, {"code", diagnostic.code}, {"reason", diagnostic.what}});
-  if (!shown) return;
-  std::string text = fmt::format("[{}] {}", diagnostic.code, diagnostic.what);
-  for (const std::string& note : diagnostic.notes) text += "; " + note;
-  if (!diagnostic.help.empty()) text += "; " + diagnostic.help;
-  s.send({{"kind", "warning"}, {"text", text}});
+  s.stragglers.erase(report.rank);
+  if (!report.recovered) s.stragglers.emplace(report.rank, report);
+  s.warn(report.recovered ? "straggler_recovered" : "straggler", step, diagnostic, true,
+         straggler_json(report));
+  s.write_status(true);
 }
 
 void Reporter::finish(const std::string& state, const std::vector<std::string>& lines) {

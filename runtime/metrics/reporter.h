@@ -56,6 +56,16 @@ struct StepReport {
   std::optional<GpusReport> gpus;  // of steps that are logged, where there are any
 };
 
+// A rank that the others wait for, or one that keeps up again.
+struct StragglerReport {
+  int rank = 0;
+  std::string host, device;
+  std::string phase;     // "forward and backward": where most of the time goes
+  double factor = 1;     // of its peers' time
+  double job_speed = 1;  // about, of what the job would have if the rank kept up
+  bool recovered = false;
+};
+
 struct ReporterOptions {
   std::filesystem::path run_dir;
   int progress_fd = -1;  // -1 = print plain lines to stderr
@@ -84,6 +94,9 @@ class Reporter {
   // code and reason; `shown`: also where the progress is seen.
   void warning(const std::string& name, int64_t step, const Diagnostic& diagnostic,
                bool shown = true);
+  // The same as the event "straggler" or "straggler_recovered", with the numbers; status.json has
+  // the ranks that are slow.
+  void straggler(int64_t step, const StragglerReport& report, const Diagnostic& diagnostic);
   // state: "done" | "stopped" | "failed". A Reporter destroyed after start() without finish()
   // records "failed".
   void finish(const std::string& state, const std::vector<std::string>& lines);

@@ -162,6 +162,16 @@ Section health_section() {
                .min = 0,
                .max = 1e6,
                .known_as = {"check_for_spiky_loss", "loss_spike", "spike_threshold"}},
+              {.key = "health.straggler_factor",
+               .field = [](TrainSpec& s) -> Field { return &s.health.straggler_factor; },
+               .doc = "A warning that names a rank which is itself busy, waiting for others left "
+                      "out, for more than this many times as long as the ranks with the same work, "
+                      "for about three seconds (15 steps at least); and one when it keeps up "
+                      "again. More than 1; 0: none.",
+               .min = 0,
+               .max = 1e6,
+               .known_as = {"straggler", "log_straggler", "straggler_minmax_count",
+                            "disable_straggler_on_startup"}},
               {.key = "health.max_time",
                .field = [](TrainSpec& s) -> Field { return &s.health.max_time; },
                .doc = "Time after which the run stops with a checkpoint, as when it is asked to "
@@ -176,7 +186,6 @@ Section health_section() {
           },
       .unavailable =
           {
-              {"health.straggler", "the step time is always logged"},
               {"health.rerun", "steps are not repeated"},
               {"health.sigterm", "it is always a checkpoint, then the end"},
           },

@@ -68,6 +68,44 @@ TEST_CASE("ranks by hand meet in a run directory") {
   CHECK(losses_below(shell.dir() / "hand/tiny") == losses_of_launch(shell));
 }
 
+TEST_CASE("a rank that is kept from its work is named while the run goes on") {
+  const Shell shell;
+  write_recipe(shell, 1'000'000);
+  const auto rank = [&](int number) {
+    return shell.start({MTL_PROGRAM, "worker", "train.yaml", "train.global_batch=6",
+                        "train.seq_len=64", "checkpoint.every=0"},
+                       {{"RANK", std::to_string(number)},
+                        {"LOCAL_RANK", std::to_string(number)},
+                        {"WORLD_SIZE", "3"},
+                        {"OMP_NUM_THREADS", "1"}});
+  };
+  constexpr int kSlow = 1;
+  const pid_t second = rank(kSlow), third = rank(2), first = rank(0);
+  // Three quarters of the time it stands still; at most a minute.
+  const auto told = [&] { return has(file_text(shell.dir() / "stderr.txt"), "] rank 1 ("); };
+  for (int i = 0; i < 1500 && !told(); ++i) {
+    kill(second, SIGSTOP);
+    usleep(30'000);
+    kill(second, SIGCONT);
+    usleep(10'000);
+  }
+  kill(first, SIGTERM);
+  const Outcome outcome = shell.finish(first);
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 75);
+  CHECK(shell.finish(second).code == 75);
+  CHECK(shell.finish(third).code == 75);
+  CHECK(has(outcome.err, "[rank.straggler] rank 1 ("));
+  const fs::path run = run_of(shell);
+  const json status = json::parse(file_text(run / "status.json"));
+  std::map<int, json> slow;
+  for (const json& one : status.at("stragglers")) slow[one.at("rank")] = one;
+  REQUIRE(slow.contains(kSlow));
+  CHECK(slow[kSlow].at("phase") == "forward and backward");
+  CHECK(slow[kSlow].at("factor") > 1.2);
+  CHECK(has(file_text(run / "events.jsonl"), R"("event":"straggler")"));
+}
+
 TEST_CASE("a rank whose environment contradicts itself does not start") {
   const Shell shell;
   write_recipe(shell, 10);

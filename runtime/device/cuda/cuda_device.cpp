@@ -81,6 +81,50 @@ class OwnedStream {
   Stream stream_ = nullptr;
 };
 
+// Events with times in the stream of the ops. They are kept: a step has about as many marks as the
+// one before.
+class StreamClock final : public DeviceClock {
+ public:
+  StreamClock(Stream stream, const Replays& replays) : stream_(stream), replays_(replays) {}
+  ~StreamClock() override {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+  }
+  StreamClock(const StreamClock&) = delete;
+  StreamClock& operator=(const StreamClock&) = delete;
+
+  bool mark() override {
+    if (replays_.recording()) return false;
+    if (marks_ == events_.size()) {
+      cudaEvent_t event = nullptr;
+      check(cudaEventCreate(&event), "an event");
+      events_.push_back(event);
+    }
+    check(cudaEventRecord(events_[marks_], stream_), "an event");
+    ++marks_;
+    return true;
+  }
+  std::vector<double> take() override {
+    std::vector<double> seconds;
+    if (marks_ == 0) return seconds;
+    // The last ones may be behind what the host has waited for.
+    check(cudaEventSynchronize(events_[marks_ - 1]), "the work on the GPU");
+    for (size_t i = 1; i < marks_; ++i) {
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, events_[i - 1], events_[i]), "the time between events");
+      seconds.push_back(static_cast<double>(ms) / 1000);
+    }
+    std::swap(events_.front(), events_[marks_ - 1]);
+    marks_ = 1;
+    return seconds;
+  }
+
+ private:
+  const Stream stream_;
+  const Replays& replays_;
+  std::vector<cudaEvent_t> events_;
+  size_t marks_ = 0;  // of them, since take()
+};
+
 // MTL_CUDA_GRAPHS=off: every pass is enqueued anew.
 bool wants_graphs() {
   const char* const text = std::getenv("MTL_CUDA_GRAPHS");
@@ -206,6 +250,10 @@ class CudaDevice final : public OpsDevice, private Recorder {
   void synchronize() override {
     not_recording("waiting for the GPU");
     check(cudaStreamSynchronize(stream_.get()), "the work on the GPU");
+  }
+
+  std::unique_ptr<DeviceClock> make_clock() override {
+    return std::make_unique<StreamClock>(stream_.get(), replays_);
   }
 
   bool replays() const override { return graphs_; }

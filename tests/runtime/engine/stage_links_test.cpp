@@ -39,7 +39,7 @@ TEST_CASE("stages that send to each other at once both receive whatever the size
       CAPTURE(numel);
       run_rank_threads(2, [&](CommWorld& world) {
         const RankGroups groups(plan, world);
-        StageLinks links(groups, overlap);
+        StageLinks links(groups, overlap, nullptr);
         std::vector<float> out(static_cast<size_t>(numel), 1.0f + static_cast<float>(world.rank()));
         std::vector<float> in(out.size());
         const Tensor sent(out.data(), DType::f32, {numel}),

@@ -511,7 +511,7 @@ TEST_CASE("unknown keys lead to the key that was meant") {
 
 TEST_CASE("what other trainers have and this version lacks is refused by name") {
   for (const char* setting : {"model.moe.capacity=1.25", "parallel.order=x", "launch={kind: local}",
-                              "log.jsonl=x", "train.epochs=2", "health={straggler: true}"}) {
+                              "log.jsonl=x", "train.epochs=2", "health={rerun: true}"}) {
     CAPTURE(setting);
     CHECK(refusal(setting).find("not available in this version") != std::string::npos);
     CHECK(code_of(setting) == "config.unknown_key");

@@ -1,0 +1,295 @@
+// Which ranks are named as slow, when, and which are not; and the clock that it is told by, in runs
+// of threads of which one is really slow.
+#include "runtime/engine/stragglers.h"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "runtime/engine/straggler_watch.h"
+#include "support/layouts.h"
+#include "support/text.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+constexpr double kThreshold = 1.2;
+constexpr int64_t kWindow = 5;  // steps
+
+// The busy time of a rank in a window, in units of that of a step; NaN or not, it is what it is.
+using Slowness = std::function<double(int rank, int window)>;
+
+struct Told {
+  int window = 0;
+  StragglerVerdict verdict;
+};
+
+// What is told of `windows` windows; `phase` is what a slow rank is slow in, `waits` the part of a
+// step in which nobody is busy.
+std::vector<Told> told_of(const std::vector<int>& peers, int windows, const Slowness& slowness,
+                          double noise = 0, Phase phase = Phase::compute, uint32_t seed = 1) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> varies(0, noise);
+  StragglerJudge judge(kThreshold, peers);
+  std::vector<Told> told;
+  for (int window = 0; window < windows; ++window) {
+    std::vector<RankTimes> times(peers.size());
+    double longest = 0;
+    for (size_t rank = 0; rank < peers.size(); ++rank) {
+      const double more = slowness(static_cast<int>(rank), window) - 1;
+      std::array<double, kBusyPhases>& busy = times[rank].busy;
+      busy = {0.002, 0.080, 0.018, 0};
+      busy[static_cast<size_t>(phase)] += 0.1 * more;
+      double sum = 0;
+      for (double& one : busy) sum += one *= kWindow * std::max(0.5, 1 + varies(random));
+      longest = std::max(longest, sum);
+    }
+    for (RankTimes& rank : times) rank.total = longest;
+    const int64_t step = 3 + kWindow * (window + 1);
+    for (const StragglerVerdict& verdict : judge.judge(step, kWindow, 4 * kWindow, times)) {
+      told.push_back({window, verdict});
+    }
+  }
+  return told;
+}
+
+std::vector<int> all_alike(int ranks) {
+  return std::vector<int>(static_cast<size_t>(ranks), 0);
+}
+
+}  // namespace
+
+TEST_CASE("noise names nobody, a rank that is 1.25 times slower is found in it") {
+  for (const int ranks : {2, 3, 4, 8, 64}) {
+    for (uint32_t seed = 1; seed <= 20; ++seed) {
+      CAPTURE(ranks);
+      CAPTURE(seed);
+      const auto none = told_of(
+          all_alike(ranks), 200, [](int, int) { return 1.0; }, 0.04, Phase::compute, seed);
+      CHECK(none.empty());
+      const auto told = told_of(
+          all_alike(ranks), 40, [](int rank, int) { return rank == 1 ? 1.3 : 1.0; }, 0.02,
+          Phase::compute, seed);
+      REQUIRE(!told.empty());
+      CHECK(told.front().verdict.rank == 1);
+      CHECK(told.front().verdict.factor == doctest::Approx(1.3).epsilon(0.06));
+      for (const Told& one : told) CHECK(one.verdict.rank == 1);
+    }
+  }
+}
+
+TEST_CASE("slow from the start, later, in each phase: after three windows, with phase and cost") {
+  for (const Phase phase : {Phase::data, Phase::compute, Phase::optimizer, Phase::save}) {
+    for (const int from : {0, 7}) {
+      CAPTURE(from);
+      CAPTURE(phase_words(phase));
+      const auto told = told_of(
+          all_alike(4), 30,
+          [&](int rank, int window) { return rank == 2 && window >= from ? 1.5 : 1.0; }, 0, phase);
+      REQUIRE(told.size() == 1);
+      const StragglerVerdict& verdict = told[0].verdict;
+      CHECK(told[0].window == from + 2);
+      CHECK(verdict.rank == 2);
+      CHECK_FALSE(verdict.recovered);
+      CHECK(verdict.phase == phase);
+      CHECK(verdict.factor == doctest::Approx(1.5));
+      CHECK(verdict.busy_s == doctest::Approx(0.15));
+      CHECK(verdict.peers_s == doctest::Approx(0.1));
+      CHECK(verdict.job_speed == doctest::Approx(1 / 1.5));
+    }
+  }
+}
+
+TEST_CASE("a hiccup is nothing, one that comes again and again neither") {
+  CHECK(told_of(all_alike(4), 50, [](int rank, int window) {
+          return rank == 1 && window == 20 ? 30.0 : 1.0;
+        }).empty());
+  // A checkpoint of one rank takes long, now and then.
+  CHECK(told_of(all_alike(4), 50, [](int rank, int window) {
+          return rank == 0 && window % 3 == 0 ? 2.0 : 1.0;
+        }).empty());
+}
+
+TEST_CASE("an episode is told once, and its end; a factor that goes about the threshold is one") {
+  const auto told = told_of(all_alike(3), 80, [](int rank, int window) {
+    const double about = window % 2 == 0 ? 1.15 : 1.3;
+    return rank != 2 || window < 10 || window >= 60 ? 1.0 : window < 15 ? 1.3 : about;
+  });
+  REQUIRE(told.size() == 2);
+  CHECK(told[0].window == 12);
+  CHECK(told[1].window == 62);
+  CHECK(told[1].verdict.recovered);
+  CHECK(told[1].verdict.since == 3 + kWindow * 13);
+  // And the next one again.
+  CHECK(told_of(all_alike(3), 80, [](int rank, int window) {
+          return rank == 2 && window % 20 < 10 ? 2.0 : 1.0;
+        }).size() == 8);
+}
+
+TEST_CASE("all slow is nobody, two of eight are two, one of two is the slower") {
+  CHECK(told_of(all_alike(8), 50, [](int, int window) { return window > 20 ? 2.0 : 1.0; }).empty());
+  auto told = told_of(all_alike(8), 50, [](int rank, int) {
+    return rank == 3 ? 1.4 : rank == 6 ? 2.0 : 1.0;
+  });
+  REQUIRE(told.size() == 2);
+  CHECK(told[0].verdict.rank == 6);
+  CHECK(told[0].verdict.factor == doctest::Approx(2));
+  CHECK(told[1].verdict.rank == 3);
+  CHECK(told[1].verdict.factor == doctest::Approx(1.4));
+  told = told_of(all_alike(2), 50, [](int rank, int) { return rank == 1 ? 1.0 : 1.6; });
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].verdict.rank == 0);
+  CHECK(told_of(all_alike(1), 50, [](int, int window) { return 1.0 + window; }).empty());
+}
+
+TEST_CASE("stages of other work are not compared") {
+  // Two stages of three ranks; the second has twice the work. One rank of the first is slow, and
+  // still faster than the second.
+  const auto told = told_of({0, 0, 0, 1, 1, 1}, 50, [](int rank, int) {
+    return rank >= 3 ? 2.0 : rank == 1 ? 1.5 : 1.0;
+  });
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].verdict.rank == 1);
+  CHECK(told[0].verdict.factor == doctest::Approx(1.5));
+}
+
+TEST_CASE("ranks without peers are compared with what they were, against what all have become") {
+  const std::vector<int> peers = {0, 1, 2};
+  const auto work = [](int rank) { return 1.0 + rank; };
+  CHECK(told_of(peers, 50, [&](int rank, int) { return work(rank); }).empty());
+  // A machine that all share becomes slower: nobody's fault. And a fast beginning is no measure for
+  // others: the slow one that gets better names nobody.
+  CHECK(told_of(peers, 50, [&](int rank, int window) {
+          return work(rank) * (window > 20 ? 1.5 : 1);
+        }).empty());
+  CHECK(told_of(peers, 50, [&](int rank, int window) {
+          return work(rank) * (rank == 1 && window < 20 ? 2 : 1);
+        }).empty());
+  for (const size_t ranks : {size_t{2}, size_t{3}}) {
+    const std::vector<int> some(peers.begin(), peers.begin() + static_cast<ptrdiff_t>(ranks));
+    const auto told = told_of(some, 50, [&](int rank, int window) {
+      return work(rank) * (rank == 1 && window >= 20 ? 1.5 : 1);
+    });
+    REQUIRE(told.size() == 1);
+    CHECK(told[0].window == 22);
+    CHECK(told[0].verdict.rank == 1);
+    CHECK(told[0].verdict.factor == doctest::Approx(1.5));
+    CHECK(told[0].verdict.phase == Phase::compute);
+  }
+}
+
+TEST_CASE("peers are the ranks of a stage, and with experts those that have the same ones") {
+  const auto of = [](int tp, int cp, int ep, int dp, int pp) {
+    GridSizes sizes;
+    sizes[Axis::tp] = tp;
+    sizes[Axis::cp] = cp;
+    sizes[Axis::ep] = ep;
+    sizes[Axis::dp] = dp;
+    sizes[Axis::pp] = pp;
+    return straggler_peers(Grid(sizes));
+  };
+  CHECK(of(2, 1, 1, 2, 1) == std::vector<int>{0, 0, 0, 0});
+  CHECK(of(1, 2, 1, 1, 2) == std::vector<int>{0, 0, 1, 1});
+  CHECK(of(1, 1, 2, 2, 1) == std::vector<int>{0, 1, 0, 1});
+  CHECK(of(1, 1, 1, 1, 3) == std::vector<int>{0, 1, 2});
+}
+
+TEST_CASE("the words say who, where, how much and what to do") {
+  const StragglerVerdict verdict = {.rank = 3,
+                                    .recovered = false,
+                                    .factor = 1.52,
+                                    .phase = Phase::data,
+                                    .busy_s = 0.0912,
+                                    .peers_s = 0.06,
+                                    .job_speed = 0.671,
+                                    .since = 18};
+  const Diagnostic words = straggler_words(verdict, "rank 3 (m7, GPU 1)", false, false, 18);
+  CHECK(words.code == "rank.straggler");
+  CHECK(words.what ==
+        "rank 3 (m7, GPU 1) is slow: 91.2 ms of a step where its peers need 60 ms (1.52 x), most "
+        "of it in reading data; the others wait, and the job runs at about 0.67 of its speed");
+  CHECK(has(words.help, "data.workers"));
+  StragglerVerdict end = verdict;
+  end.recovered = true;
+  end.factor = 1.02;
+  CHECK(straggler_words(end, "rank 3", false, false, 138).what ==
+        "rank 3 keeps up again since step 138, after 120 steps: 1.02 x the time of its peers");
+}
+
+namespace {
+
+// Reads at the pace of a disk: of rank `slow`, of a slow one.
+class SlowSamples final : public Samples {
+ public:
+  SlowSamples(const Samples& samples, std::chrono::milliseconds pause)
+      : samples_(samples), pause_(pause) {}
+  int64_t size() const override { return samples_.size(); }
+  void fill(int64_t first, int64_t count, const SampleBatch& batch) const override {
+    std::this_thread::sleep_for(pause_);
+    samples_.fill(first, count, batch);
+  }
+
+ private:
+  const Samples& samples_;
+  const std::chrono::milliseconds pause_;
+};
+
+// The news of rank 0, of a run of so many steps in which rank `slow` (-1: nobody) reads for longer.
+std::vector<StragglerWatch::News> news_of_run(const Layout& layout, int slow, int64_t steps) {
+  TrainSpec spec;
+  spec.model.layers = 2;
+  spec.model.hidden = 16;
+  spec.model.heads = 2;
+  spec.train.global_batch = 4;
+  spec.train.micro_batch = 1;
+  spec.train.seq_len = 8;
+  spec.train.steps = steps;
+  const auto tokens = markov_tokens(2000, 61);
+  const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 3);
+  const TokenWindows windows(*tokens, sampler);
+  std::vector<StragglerWatch::News> all;
+  run_layout(spec, 61, layout, [&](RankContext& rank) {
+    const SlowSamples samples(windows, std::chrono::milliseconds(rank.rank == slow ? 20 : 5));
+    rank.trainer.initialise();
+    // Windows of the fewest steps: reading takes most of the time, and sleeps are sleeps.
+    StragglerWatch watch(2, rank.plan.grid, rank.world, rank.trainer.clock(), "CPU", 0);
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      rank.trainer.step(step, samples, {});
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      for (const auto& news : watch.step_done(step + 1, 4, took.count())) {
+        CHECK(rank.rank == 0);
+        all.push_back(news);
+      }
+    }
+  });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("of a run's ranks the slow one is named within 20 steps, with its phase, and no other") {
+  struct Case {
+    Layout layout;
+    int slow;
+  };
+  for (const Case& one : {Case{{.dp = 4}, 2}, Case{{.dp = 2}, 0}, Case{{.tp = 2, .dp = 2}, 3}}) {
+    CAPTURE(one.slow);
+    CHECK(news_of_run(one.layout, -1, 20).empty());
+    const auto news = news_of_run(one.layout, one.slow, 20);
+    REQUIRE(news.size() == 1);
+    CHECK(news[0].report.rank == one.slow);
+    CHECK(news[0].report.phase == "reading data");
+    CHECK(news[0].report.factor > 2);
+    CHECK(news[0].report.job_speed < 0.7);
+    CHECK_FALSE(news[0].report.host.empty());
+    CHECK(has(news[0].words.what, "CPU) is slow: "));
+  }
+}
