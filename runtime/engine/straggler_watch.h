@@ -18,7 +18,7 @@ namespace mtl {
 class StragglerWatch {
  public:
   static constexpr int64_t kWarmUp = 3;  // steps that build caches, and record what is replayed
-  static constexpr int64_t kSteps = 5, kMostSteps = 1000;
+  static constexpr int64_t kSteps = 4, kMostSteps = 1000;
   static constexpr double kSeconds = 1;
 
   // Collective over `all_ranks`, which outlives this as `clock` does. `device`: what this rank

@@ -10,10 +10,10 @@ namespace mtl {
 
 namespace {
 
-// The median of all but the value at `own` of those sorted, the lower one of two. There are two or
-// more.
+// The median of all but the value at `own` of those sorted, the upper one of two. There are two
+// values or more.
 double median_of_others(const std::vector<double>& sorted, size_t own) {
-  const size_t middle = (sorted.size() - 2) / 2;
+  const size_t middle = (sorted.size() - 1) / 2;
   return sorted[own <= middle ? middle + 1 : middle];
 }
 
@@ -185,7 +185,7 @@ StragglerVerdict StragglerJudge::verdict(size_t rank) const {
       for (const size_t other : groups_[group_of_[rank]]) {
         if (other != rank) others.push_back(of(other));
       }
-      const auto middle = others.begin() + static_cast<ptrdiff_t>((others.size() - 1) / 2);
+      const auto middle = others.begin() + static_cast<ptrdiff_t>(others.size() / 2);
       std::nth_element(others.begin(), middle, others.end());
       measure = *middle;
     }

@@ -2,10 +2,11 @@
 //
 // A rank is compared with its peers, the ranks of the plan that have the same work, by the time for
 // which it was itself busy (StepClock: without what it waited for others), window of steps by
-// window. Its factor is that time over the median of the others' (of an even number the lower one,
-// so that of two ranks the faster one is the measure, and of three too). It is named when the
-// factor of each of the last kSustained windows is above the threshold, and has recovered when each
-// is closer to 1 than half of it: so a hiccup is none, and an episode is told once.
+// window. Its factor is that time over the median of the others', of an even number the upper one:
+// of two ranks the faster one is the measure, and of three the slower one of the others, since one
+// that is lucky with its cores makes two look slow. It is named when the factor of each of the last
+// kSustained windows is above the threshold, and has recovered when each is closer to 1 than half
+// of it: so a hiccup is none, and an episode is told once.
 //
 // Where no rank has peers (each is a stage of its own, say), work differs by plan, and a rank is
 // compared with what it has itself needed at best, in proportion to what happened to the other
@@ -45,7 +46,7 @@ struct StragglerVerdict {
 
 class StragglerJudge {
  public:
-  static constexpr size_t kSustained = 3;  // windows
+  static constexpr size_t kSustained = 4;  // windows
 
   // `peers`: by rank the number of the group, from 0, whose ranks have the same work.
   StragglerJudge(double threshold, std::vector<int> peers);

@@ -166,7 +166,7 @@ Section health_section() {
                .field = [](TrainSpec& s) -> Field { return &s.health.straggler_factor; },
                .doc = "A warning that names a rank which is itself busy, waiting for others left "
                       "out, for more than this many times as long as the ranks with the same work, "
-                      "for about three seconds (15 steps at least); and one when it keeps up "
+                      "for about four seconds (16 steps at least); and one when it keeps up "
                       "again. More than 1; 0: none.",
                .min = 0,
                .max = 1e6,

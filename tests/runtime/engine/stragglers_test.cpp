@@ -85,7 +85,7 @@ TEST_CASE("noise names nobody, a rank that is 1.25 times slower is found in it")
   }
 }
 
-TEST_CASE("slow from the start, later, in each phase: after three windows, with phase and cost") {
+TEST_CASE("slow from the start, later, in each phase: after four windows, with phase and cost") {
   for (const Phase phase : {Phase::data, Phase::compute, Phase::optimizer, Phase::save}) {
     for (const int from : {0, 7}) {
       CAPTURE(from);
@@ -95,7 +95,7 @@ TEST_CASE("slow from the start, later, in each phase: after three windows, with 
           [&](int rank, int window) { return rank == 2 && window >= from ? 1.5 : 1.0; }, 0, phase);
       REQUIRE(told.size() == 1);
       const StragglerVerdict& verdict = told[0].verdict;
-      CHECK(told[0].window == from + 2);
+      CHECK(told[0].window == from + 3);
       CHECK(verdict.rank == 2);
       CHECK_FALSE(verdict.recovered);
       CHECK(verdict.phase == phase);
@@ -120,13 +120,13 @@ TEST_CASE("a hiccup is nothing, one that comes again and again neither") {
 TEST_CASE("an episode is told once, and its end; a factor that goes about the threshold is one") {
   const auto told = told_of(all_alike(3), 80, [](int rank, int window) {
     const double about = window % 2 == 0 ? 1.15 : 1.3;
-    return rank != 2 || window < 10 || window >= 60 ? 1.0 : window < 15 ? 1.3 : about;
+    return rank != 2 || window < 10 || window >= 60 ? 1.0 : window < 16 ? 1.3 : about;
   });
   REQUIRE(told.size() == 2);
-  CHECK(told[0].window == 12);
-  CHECK(told[1].window == 62);
+  CHECK(told[0].window == 13);
+  CHECK(told[1].window == 63);
   CHECK(told[1].verdict.recovered);
-  CHECK(told[1].verdict.since == 3 + kWindow * 13);
+  CHECK(told[1].verdict.since == 3 + kWindow * 14);
   // And the next one again.
   CHECK(told_of(all_alike(3), 80, [](int rank, int window) {
           return rank == 2 && window % 20 < 10 ? 2.0 : 1.0;
@@ -178,7 +178,7 @@ TEST_CASE("ranks without peers are compared with what they were, against what al
       return work(rank) * (rank == 1 && window >= 20 ? 1.5 : 1);
     });
     REQUIRE(told.size() == 1);
-    CHECK(told[0].window == 22);
+    CHECK(told[0].window == 23);
     CHECK(told[0].verdict.rank == 1);
     CHECK(told[0].verdict.factor == doctest::Approx(1.5));
     CHECK(told[0].verdict.phase == Phase::compute);

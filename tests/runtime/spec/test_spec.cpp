@@ -168,7 +168,7 @@ TEST_CASE("every key can be set to what it is not") {
                      "data.mask_eod_loss=true",
                      "data.tokenizer={file: t, vocab: v, merges: m, eod: e}",
                      "checkpoint={every_time: 30m, async: false, keep_every: 100}",
-                     "health={max_time: 11h, spike_factor: 6}",
+                     "health={max_time: 11h, spike_factor: 6, straggler_factor: 1.5}",
                      "checkpoint.keep_best={k: 2, metric: loss, mode: max}",
                      "data.tokenizer.type=chars"}});
   CHECK(texts(loaded).empty());
@@ -297,6 +297,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.checkpoint.keep_every == 100);
   CHECK(s.health.max_time == 11 * 3600);
   CHECK(s.health.spike_factor == 6);
+  CHECK(s.health.straggler_factor == 1.5);
   CHECK(s.checkpoint.keep_best.k == 2);
   CHECK(s.checkpoint.keep_best.metric == "loss");
   CHECK(s.checkpoint.keep_best.mode == "max");
