@@ -2,10 +2,9 @@
 // of threads of which one is really slow.
 #include "runtime/engine/stragglers.h"
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
-#include <map>
-#include <mutex>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -23,7 +22,7 @@ namespace {
 constexpr double kThreshold = 1.2;
 constexpr int64_t kWindow = 5;  // steps
 
-// The busy time of a rank in a window, in units of that of a step; NaN or not, it is what it is.
+// The busy time of a rank in a window, in units of what is usual.
 using Slowness = std::function<double(int rank, int window)>;
 
 struct Told {
@@ -31,8 +30,7 @@ struct Told {
   StragglerVerdict verdict;
 };
 
-// What is told of `windows` windows; `phase` is what a slow rank is slow in, `waits` the part of a
-// step in which nobody is busy.
+// What is told of `windows` windows; `phase` is what a slow rank is slow in.
 std::vector<Told> told_of(const std::vector<int>& peers, int windows, const Slowness& slowness,
                           double noise = 0, Phase phase = Phase::compute, uint32_t seed = 1) {
   std::mt19937 random(seed);
@@ -223,9 +221,51 @@ TEST_CASE("the words say who, where, how much and what to do") {
         "rank 3 keeps up again since step 138, after 120 steps: 1.02 x the time of its peers");
 }
 
+TEST_CASE("a moment belongs to the innermost phase, and what other threads do is no time") {
+  const auto device = make_cpu_device(1);
+  StepClock clock(*device);
+  const auto pass = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  const auto of = [](const PhaseTimes& times, Phase phase) {
+    return times[static_cast<size_t>(phase)];
+  };
+  {
+    const StepClock::Scope early(&clock, Phase::compute);
+    pass(1);
+  }
+  CHECK(clock.take() == PhaseTimes());
+  clock.start();
+  {
+    const StepClock::Scope computing(&clock, Phase::compute);
+    pass(2);
+    {
+      const StepClock::Scope waiting(&clock, Phase::wait);
+      pass(4);
+      std::thread([&] {
+        const StepClock::Scope beside(&clock, Phase::data);
+        pass(4);
+      }).join();
+    }
+    const StepClock::Scope nothing(nullptr, Phase::save);
+    pass(2);
+  }
+  const PhaseTimes times = clock.take();
+  CHECK(of(times, Phase::compute) >= 0.004);
+  CHECK(of(times, Phase::wait) >= 0.008);
+  CHECK(of(times, Phase::data) == 0);
+  CHECK(of(times, Phase::save) == 0);
+  CHECK(of(times, Phase::optimizer) == 0);
+  // Each moment once.
+  pass(1);
+  { const StepClock::Scope saving(&clock, Phase::save); }
+  const PhaseTimes later = clock.take();
+  CHECK(of(later, Phase::other) >= 0.001);
+  CHECK(of(later, Phase::compute) == 0);
+  CHECK(of(later, Phase::wait) == 0);
+}
+
 namespace {
 
-// Reads at the pace of a disk: of rank `slow`, of a slow one.
+// Reads at the pace of a disk.
 class SlowSamples final : public Samples {
  public:
   SlowSamples(const Samples& samples, std::chrono::milliseconds pause)
