@@ -10,11 +10,10 @@ namespace mtl {
 
 namespace {
 
-// The median of all but the value at `own` of those sorted, the upper one of two. There are two
-// values or more.
-double median_of_others(const std::vector<double>& sorted, size_t own) {
-  const size_t middle = (sorted.size() - 1) / 2;
-  return sorted[own <= middle ? middle + 1 : middle];
+double lower_median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>((values.size() - 1) / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 double sum_of(const std::array<double, kBusyPhases>& busy) {
@@ -84,15 +83,11 @@ std::vector<double> StragglerJudge::factors(const std::vector<double>& values) c
   std::vector<double> factors(values.size(), 1.0);
   for (const std::vector<size_t>& group : groups_) {
     if (group.size() < 2) continue;
-    std::vector<double> sorted;
-    for (const size_t rank : group) sorted.push_back(values[rank]);
-    std::sort(sorted.begin(), sorted.end());
-    for (const size_t rank : group) {
-      const auto own = std::lower_bound(sorted.begin(), sorted.end(), values[rank]);
-      const double measure =
-          median_of_others(sorted, static_cast<size_t>(std::distance(sorted.begin(), own)));
-      if (measure > 0) factors[rank] = values[rank] / measure;
-    }
+    std::vector<double> of_group;
+    for (const size_t rank : group) of_group.push_back(values[rank]);
+    const double measure = lower_median(std::move(of_group));
+    if (measure <= 0) continue;
+    for (const size_t rank : group) factors[rank] = values[rank] / measure;
   }
   return factors;
 }
@@ -181,13 +176,9 @@ StragglerVerdict StragglerJudge::verdict(size_t rank) const {
     };
     double measure = state.at_best[phase];
     if (!lone_) {
-      std::vector<double> others;
-      for (const size_t other : groups_[group_of_[rank]]) {
-        if (other != rank) others.push_back(of(other));
-      }
-      const auto middle = others.begin() + static_cast<ptrdiff_t>(others.size() / 2);
-      std::nth_element(others.begin(), middle, others.end());
-      measure = *middle;
+      std::vector<double> of_group;
+      for (const size_t one : groups_[group_of_[rank]]) of_group.push_back(of(one));
+      measure = lower_median(std::move(of_group));
     }
     if (const double more = of(rank) - measure; more > most) {
       most = more;

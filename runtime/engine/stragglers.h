@@ -2,9 +2,9 @@
 //
 // A rank is compared with its peers, the ranks of the plan that have the same work, by the time for
 // which it was itself busy (StepClock: without what it waited for others), window of steps by
-// window. Its factor is that time over the median of the others', of an even number the upper one:
-// of two ranks the faster one is the measure, and of three the slower one of the others, since one
-// that is lucky with its cores makes two look slow. It is named when the factor of each of the last
+// window. Its factor is that time over the median of all of them, of an even number the lower one:
+// of two ranks the faster one is the measure, of three the middle one, since one that is lucky with
+// its cores makes the other two look slow. It is named when the factor of each of the last
 // kSustained windows is above the threshold, and has recovered when each is closer to 1 than half
 // of it: so a hiccup is none, and an episode is told once.
 //
