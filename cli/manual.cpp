@@ -45,7 +45,8 @@ const Rows& file_rows() {
        "accelerate's own, which is read where there is no other"},
       {"runs/NAME/ID/",
        "a run: train.yaml as given, resolved.yaml with the origin of each value, report.html, "
-       "status.json, metrics.jsonl, events.jsonl, tb/ for TensorBoard, logs/, checkpoints/step-N/"},
+       "status.json, metrics.jsonl, events.jsonl, generated.jsonl, tb/ for TensorBoard, logs/, "
+       "checkpoints/step-N/"},
       {"~/.local/state/mtl/jobs/", "what was started, for `mtl ps`, `stop` and `logs`"},
   };
   return kRows;

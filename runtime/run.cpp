@@ -294,7 +294,9 @@ void check_straggler_factor(const ResolvedSpec& resolved, Diagnostics& diagnosti
 void check_unevaluated(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const TrainSpec::Checkpoint& checkpoint = resolved.spec.checkpoint;
   const bool best = checkpoint.keep_best.k > 0 && checkpoint.keep_best.metric == "valid_loss";
+  // Prompts are continued all the same.
   const bool every = resolved.spec.train.eval.every > 0 &&
+                     resolved.spec.train.eval.generate.prompts.empty() &&
                      resolved.origin_of("train.eval.every") != Origin::built_in;
   if (!best && !every) return;
   const char* const key = best ? "checkpoint.keep_best.k" : "train.eval.every";
@@ -383,6 +385,9 @@ CheckedRun check_run(const RunRequest& request) {
     }
     if (run.corpus.tokenizer && !diagnostics.has_errors()) {
       put_in_order(run, request, facts, data);
+    }
+    if (run.corpus.tokenizer) {
+      run.prompts = prompts_of(run.resolved, *run.corpus.tokenizer, diagnostics);
     }
     if (run.corpus.valid && run.corpus.valid->size() == 0) {
       check_unevaluated(run.resolved, diagnostics);

@@ -12,6 +12,7 @@
 #include "common/files.h"
 #include "runtime/checkpoint/keep_rules.h"
 #include "runtime/plan/plan.h"
+#include "runtime/prompts.h"
 #include "runtime/rank_memory.h"
 #include "runtime/run_data.h"
 #include "runtime/spec/train_spec.h"
@@ -35,6 +36,7 @@ struct CheckedRun {
   ResolvedSpec resolved;
   Plan plan;
   RunData corpus;
+  Prompts prompts;
   std::vector<Diagnostic> warnings;
   // How train.micro_batch auto was chosen to fit the memory; "" = it was not. `resolved` has the
   // number then, so that workers and other machines take the same.

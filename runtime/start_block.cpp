@@ -122,6 +122,14 @@ std::vector<std::string> start_block(const CheckedRun& run, const StartFacts& fa
       "batch    " + batch_line(plan),
       start_line(facts, spec),
   };
+  if (!run.prompts.texts.empty()) {
+    const size_t prompts = run.prompts.texts.size();
+    lines.push_back(
+        fmt::format("generate {} prompt{} at every evaluation, {} forward passes of {} "
+                    "tokens a prompt",
+                    prompts, prompts == 1 ? "" : "s", run.prompts.tokens,
+                    plan.tokens_of_pass(run.prompts.room())));
+  }
   if (!facts.attention.empty()) lines.insert(lines.begin() + 4, "kernel   " + facts.attention);
   return lines;
 }

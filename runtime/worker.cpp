@@ -193,6 +193,7 @@ class Rank {
                                       .progress_fd = progress_fd_,
                                       .resume_step = next_step_,
                                       .log_every = spec_.log.every,
+                                      .generates = !run_.prompts.texts.empty(),
                                       .tensorboard = spec_.log.tensorboard});
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
                                         .device = device_line(),
@@ -279,14 +280,34 @@ class Rank {
   }
 
   void evaluate() {
-    if (run_.corpus.valid->size() == 0) return;
+    const auto begin = Clock::now();
+    evaluated_at_ = next_step_;
+    if (run_.corpus.valid->size() > 0) measure_valid_loss();
+    if (!run_.prompts.texts.empty()) generate();
+    time_limit_.evaluated(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+
+  void measure_valid_loss() {
     // So that a batch that grows does not change what is compared.
     const int64_t batch = plan_.batch.largest();
-    const auto begin = Clock::now();
     valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
-    evaluated_at_ = next_step_;
-    time_limit_.evaluated(std::chrono::duration<double>(Clock::now() - begin).count());
     if (reporter_) reporter_->eval(next_step_, *valid_loss_);
+  }
+
+  void generate() {
+    const auto begin = Clock::now();
+    const std::vector<Continuation> all =
+        continue_prompts(run_.prompts, *run_.corpus.tokenizer, *trainer_);
+    if (!reporter_) return;
+    GeneratedReport report{.step = next_step_, .texts = {}};
+    report.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    for (size_t i = 0; i < all.size(); ++i) {
+      report.texts.push_back({.prompt = run_.prompts.texts[i],
+                              .text = all[i].text,
+                              .tokens = all[i].tokens,
+                              .ended = all[i].ended});
+    }
+    reporter_->generated(report);
   }
 
   // Whether the step that begins is the last one after which all ends in time. For rank 0 to ask

@@ -86,12 +86,14 @@ std::vector<float> SoloModel::next_logits(std::span<const int32_t> ids, int64_t 
   if (end > context_tokens_ || past >= end) {
     throw std::logic_error("a pass beyond the context of the memory plan");
   }
-  Tensor logits;
-  for (Pass pass{.sequences = 1, .past = past}; pass.past < end; pass.past += pass.seq) {
+  Pass pass{.sequences = 1, .past = past, .losses = false};
+  for (;; pass.past += pass.seq) {
     pass.seq = std::min(pass_tokens_, end - pass.past);
     device_.copy_from_host(arena_.get("tokens").in(0).slice(0, pass.seq), ids.data() + pass.past);
-    logits = chunk_.next_logits(pass);
+    chunk_.forward(pass);
+    if (pass.past + pass.seq == end) break;
   }
+  const Tensor logits = chunk_.logits(pass, pass.seq - 1).slice(0, shape_.vocab);
   std::vector<float> host(static_cast<size_t>(logits.numel()));
   device_.copy_to_host(host.data(), logits);
   return host;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -95,6 +95,14 @@ class Trainer {
   StepResult gradients(int64_t step, const Samples& samples);
   // Mean loss per token that counts over the first `wanted` samples (0 = all, which must end).
   double evaluate(const Samples& samples, int64_t wanted);
+  // What chooses the token that follows a text, of the scores of the whole vocabulary; -1 = none.
+  // It is called on some ranks and not on others.
+  using Choose = std::function<int32_t(std::span<const float> logits, size_t text)>;
+  // The tokens that follow the texts, the same on all ranks. Every text goes through the model as a
+  // whole, as evaluation does it and in the same memory, whatever the layout: of one token and up
+  // to `room` of them, which a sequence has. Calls with the same room are passes of the same shape.
+  std::vector<int32_t> next_tokens(std::span<const std::vector<int32_t>> texts, int64_t room,
+                                   const Choose& choose);
   // The same of windows of a row of tokens; evaluate() takes them in order.
   StepResult step(int64_t step, const TokenSource& source, const Sampler& sampler,
                   Requests requests) {
@@ -127,11 +135,11 @@ class Trainer {
   int64_t first_sequence(const Instruction& in) const;
   // What dropout reads of the pass, for its backward too.
   void write_dropout(const Instruction& in, int64_t step);
-  // Tokens for the ends of the model, and for every chunk where the documents in a sequence begin.
-  // The targets of samples from `counted_end` on do not count.
-  void load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
-                  int slot, bool training,
-                  int64_t counted_end = std::numeric_limits<int64_t>::max());
+  // Tokens for the ends of the model, and for every chunk where the documents in a sequence begin:
+  // of samples from `first` on, as many as the pass has. The targets of samples from `counted_end`
+  // on do not count.
+  void load_batch(const Samples& samples, int64_t first, const Pass& pass, const Chunk& chunk,
+                  int64_t counted_end = kEndless);
   bool needs_documents() const { return static_cast<bool>(first_key_) || position_ids_; }
   void run_micro_batches(int64_t step, const Samples& samples, NotFiniteSearch* search = nullptr);
   // What gradients, made for the mean over all tokens, are to be multiplied by.
@@ -142,6 +150,18 @@ class Trainer {
   void agree(int64_t step, Requests requests);
   // The same for the host: waits for all that is enqueued. Returns the correction of the gradients.
   double read(int64_t step, StepResult& result);
+  // Forward alone, of samples [first, end) of this replica, through all stages; the length of the
+  // sequences is that of `pass`. `behind_head`: what is done with a pass that has left the head.
+  struct ForwardOnly {
+    const Samples& samples;
+    int64_t first = 0, end = 0, counted_end = kEndless;
+    std::function<void(const Chunk&, const Pass&, int64_t first)> behind_head = {};
+  };
+  void forward_only(const ForwardOnly& work, Pass pass);
+  // The weights are there, or come as passes without a step read them.
+  void weights_for_reading();
+  // What a chunk's head scores behind a row of its pass, over the whole vocabulary.
+  std::vector<float> logits_of(const Chunk& chunk, const Pass& pass, int64_t row);
   // Of a chunk, with the sum of its losses, which is added to the earlier ones of a step or not.
   void forward(const Chunk& chunk, const Pass& pass, const BetweenLayers& between, bool add_losses);
   // run(), of which the device may take the ops of an earlier pass: `what` and the chunk name them,

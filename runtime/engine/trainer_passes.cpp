@@ -9,10 +9,12 @@
 
 namespace mtl {
 
-void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, const Chunk& chunk,
-                         int slot, bool training, int64_t counted_end) {
-  const StepClock::Scope reading(training ? &clock_ : nullptr, Phase::data);
-  const auto tokens = static_cast<size_t>(count * plan_.seq);
+void Trainer::load_batch(const Samples& samples, int64_t first, const Pass& pass,
+                         const Chunk& chunk, int64_t counted_end) {
+  const StepClock::Scope reading(pass.training ? &clock_ : nullptr, Phase::data);
+  const int64_t count = pass.sequences, seq = whole_sequences(context_, pass).seq;
+  const int slot = pass.slot;
+  const auto tokens = static_cast<size_t>(count * seq);
   const std::span<int32_t> inputs = std::span(host_tokens_).first(tokens);
   const std::span<int32_t> targets = std::span(host_targets_).first(tokens);
   SampleBatch batch{inputs, targets};
@@ -20,10 +22,10 @@ void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, c
   if (position_ids_) batch.positions = std::span(host_positions_).first(tokens);
   samples.fill(first, count, batch);
   const int64_t counting = std::clamp<int64_t>(counted_end - first, 0, count);
-  std::ranges::fill(targets.subspan(static_cast<size_t>(counting * plan_.seq)), -1);
+  std::ranges::fill(targets.subspan(static_cast<size_t>(counting * seq)), -1);
   // Of each sequence the rank has the whole, for attention, or its share: there is one sequence
   // then.
-  const int64_t n = count * plan_.share();
+  const int64_t n = pass.tokens();
   const auto own_first = static_cast<size_t>(coord_[Axis::cp] * n);
   const std::span<const int32_t> own_inputs = inputs.subspan(own_first, static_cast<size_t>(n));
   const std::span<const int32_t> own_targets = targets.subspan(own_first, static_cast<size_t>(n));
@@ -45,7 +47,7 @@ void Trainer::load_batch(const Samples& samples, int64_t first, int64_t count, c
   }
   if (chunk.range().embedding) {
     device_.copy_from_host(arena_.get("tokens").in(slot).slice(0, n), own_inputs.data());
-    if (training) tied_.load(own_inputs, slot);
+    if (pass.training) tied_.load(own_inputs, slot);
   }
   if (chunk.range().head) {
     device_.copy_from_host(arena_.get("targets").in(slot).slice(0, n), own_targets.data());
@@ -74,15 +76,16 @@ std::vector<SampleRange> Trainer::sample_ranges(int64_t step) const {
 void Trainer::forward(const Chunk& chunk, const Pass& pass, const BetweenLayers& between,
                       bool add_losses) {
   chunk.forward(pass, between);
-  if (chunk.range().head) sum_losses(chunk, pass, add_losses);
+  if (chunk.range().head && pass.losses) sum_losses(chunk, pass, add_losses);
 }
 
 void Trainer::replay(const char* what, int chunk, const Pass& pass,
                      const std::function<void()>& run) {
-  const std::string key = fmt::format(
-      "trainer {}, {}, chunk {}, slot {}, {} sequences{}{}, scale {:08x}", number_, what, chunk,
-      pass.slot, pass.sequences, pass.training ? ", training" : "",
-      pass.accumulate ? ", accumulating" : "", std::bit_cast<uint32_t>(pass.loss_scale));
+  const std::string key =
+      fmt::format("trainer {}, {}, chunk {}, slot {}, {} sequences of {}{}{}{}, scale {:08x}",
+                  number_, what, chunk, pass.slot, pass.sequences, pass.seq,
+                  pass.training ? ", training" : "", pass.accumulate ? ", accumulating" : "",
+                  pass.losses ? "" : ", no losses", std::bit_cast<uint32_t>(pass.loss_scale));
   device_.replay(key, run);
 }
 
@@ -213,14 +216,12 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
         // What is collected of a tied embedding's gradient is reduced with the rest of it.
         if (stage_.layout.shards_gradients()) tied_.begin_step();
         reducer_.begin(in.micro_batch == 0, in.micro_batch == last);
-        load_batch(samples, first_of_step + first_sequence(in), pass.sequences, chunk, in.slot,
-                   true);
+        load_batch(samples, first_of_step + first_sequence(in), pass, chunk);
         break;
       case Op::forward:
         links_.sent(Link::activations);
         if (needs_documents() && !chunk.range().embedding && !chunk.range().head) {
-          load_batch(samples, first_of_step + first_sequence(in), pass.sequences, chunk, in.slot,
-                     true);
+          load_batch(samples, first_of_step + first_sequence(in), pass, chunk);
         }
         write_dropout(in, step);
         if (search != nullptr) {
@@ -272,15 +273,47 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   }
 }
 
-double Trainer::evaluate(const Samples& samples, int64_t wanted) {
+void Trainer::weights_for_reading() {
   optimizer_.require_all();
+  if (!stage_.layout.shards_weights()) float8_.prepare_all();
+}
+
+void Trainer::forward_only(const ForwardOnly& work, Pass pass) {
   BetweenLayers between;
   if (stage_.layout.shards_weights()) {
     between.reads = [this](int64_t layer) { read_weights(0, layer); };
     between.let_go = true;
-  } else {
-    float8_.prepare_all();
   }
+  // Each chunk in turn takes as many micro-batches as fill the pipeline.
+  const int64_t in_turn = plan_.grid.sizes()[Axis::pp] * plan_.micro_batch;
+  for (int64_t turn = work.first; turn < work.end; turn += in_turn) {
+    for (size_t c = 0; c < chunks_.size(); ++c) {
+      const Chunk& chunk = chunks_[c];
+      const int64_t turn_end = std::min(turn + in_turn, work.end);
+      for (int64_t first = turn; first < turn_end; first += pass.sequences) {
+        pass.sequences = std::min(plan_.micro_batch, turn_end - first);
+        if (chunk.range().embedding || chunk.range().head || needs_documents()) {
+          load_batch(work.samples, first, pass, chunk, work.counted_end);
+        }
+        // A chunk without layers passes on what it receives, in the same memory.
+        if (chunk.range().layers == 0) links_.sent(Link::activations);
+        if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
+        links_.sent(Link::activations);
+        begin_reading(chunk, true);
+        replay("forward", static_cast<int>(c), pass,
+               [&] { forward(chunk, pass, anew(between), true); });
+        if (!chunk.range().head) {
+          links_.send(Link::activations, chunk.output(pass));
+        } else if (work.behind_head) {
+          work.behind_head(chunk, pass, first);
+        }
+      }
+    }
+  }
+}
+
+double Trainer::evaluate(const Samples& samples, int64_t wanted) {
+  weights_for_reading();
   int64_t windows = samples.size();
   if (wanted > 0) windows = std::min(windows, wanted);
   const int64_t replicas = plan_.grid.replicas(), replica = plan_.grid.replica(coord_);
@@ -295,30 +328,9 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   double host[2] = {};
   device_.copy_from_host(sum, host);
   counted_ = 0;
-  // Each chunk in turn takes as many micro-batches as fill the pipeline.
-  const int64_t in_turn = plan_.grid.sizes()[Axis::pp] * plan_.micro_batch;
-  for (int64_t turn = begin; turn < end; turn += in_turn) {
-    for (size_t c = 0; c < chunks_.size(); ++c) {
-      const Chunk& chunk = chunks_[c];
-      const int64_t turn_end = std::min(turn + in_turn, end);
-      Pass pass;
-      pass.seq = plan_.share();
-      for (int64_t first = turn; first < turn_end; first += pass.sequences) {
-        pass.sequences = std::min(plan_.micro_batch, turn_end - first);
-        if (chunk.range().embedding || chunk.range().head || needs_documents()) {
-          load_batch(samples, first, pass.sequences, chunk, pass.slot, false, counted_end);
-        }
-        // A chunk without layers passes on what it receives, in the same memory.
-        if (chunk.range().layers == 0) links_.sent(Link::activations);
-        if (!chunk.range().embedding) links_.recv(Link::activations, chunk.input(pass));
-        links_.sent(Link::activations);
-        begin_reading(chunk, true);
-        replay("forward", static_cast<int>(c), pass,
-               [&] { forward(chunk, pass, anew(between), true); });
-        if (!chunk.range().head) links_.send(Link::activations, chunk.output(pass));
-      }
-    }
-  }
+  Pass pass;
+  pass.seq = plan_.share();
+  forward_only({.samples = samples, .first = begin, .end = end, .counted_end = counted_end}, pass);
   if (stage_.layout.shards_weights()) {
     // Others gather this rank's shards as often as the one that has most to evaluate.
     const auto passes = [&](int64_t sequences) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "common/utf8.h"
 #include "runtime/metrics/format.h"
 
 namespace mtl {
@@ -114,6 +115,23 @@ std::string skip_text(const StepReport& report) {
   if (report.loss_scale > 0) text += fmt::format(", loss scale {}", report.loss_scale);
   return text + fmt::format("; {} step{} skipped so far", grouped(report.skipped),
                             report.skipped == 1 ? "" : "s");
+}
+
+std::string one_line(std::string_view text) {
+  constexpr char32_t kNoText = 0xFFFD;
+  std::string line;
+  for (size_t at = 0; at < text.size();) {
+    char32_t code = 0;
+    if (read_utf8(text, at, code) != nullptr) {
+      append_utf8(line, kNoText);
+      ++at;
+    } else if (code == '\n' || code == '\t') {
+      line += code == '\n' ? "\\n" : "\\t";
+    } else {
+      append_utf8(line, code < 0x20 || (code >= 0x7f && code < 0xa0) ? kNoText : code);
+    }
+  }
+  return line;
 }
 
 }  // namespace mtl

@@ -18,5 +18,8 @@ std::string status_line(const StepReport& report, std::span<const double> losses
 std::string plain_line(const StepReport& report, std::string_view time);
 // `loss 3.2147, gradient norm inf: no update, loss scale 65536; 3 steps skipped so far`
 std::string skip_text(const StepReport& report);
+// Any text as UTF-8 on one line: a line break is `\n`, a tab `\t`, and what a terminal might obey
+// or is no text is U+FFFD.
+std::string one_line(std::string_view text);
 
 }  // namespace mtl

@@ -56,12 +56,14 @@ struct ProgressView::State {
     std::fflush(options.out);
   }
 
+  // The last column stays free: filling it makes some terminals wrap.
+  int columns() const {
+    return (options.columns > 0 ? options.columns : terminal_columns(fileno(options.out))) - 1;
+  }
+
   std::string status() const {
     const std::vector<double> recent(losses.begin(), losses.end());
-    const int columns =
-        options.columns > 0 ? options.columns : terminal_columns(fileno(options.out));
-    // The last column stays free: filling it makes some terminals wrap.
-    return status_line(*last, recent, columns - 1, options.utf8, options.color);
+    return status_line(*last, recent, columns(), options.utf8, options.color);
   }
 
   void draw() {
@@ -117,6 +119,18 @@ struct ProgressView::State {
     }
   }
 
+  void on_generated(const Json& record) {
+    const int64_t step = step_from_json(record).step;
+    const std::string prompt = text_of(record, "prompt"), text = text_of(record, "text");
+    if (options.terminal) {
+      print(fit_width(fmt::format("text   step {}  {}", grouped(step), one_line(prompt + text)),
+                      columns(), options.utf8));
+    } else {
+      print(one_line(fmt::format("{} step={} prompt={} text={}", text_of(record, "time"), step,
+                                 json_line(prompt), json_line(text))));
+    }
+  }
+
   void on_checkpoint(const Json& record) {
     const int64_t step = step_from_json(record).step;
     if (options.terminal) {
@@ -164,6 +178,8 @@ void ProgressView::record(const std::string& json_line) {
     state_->on_skip(record);
   } else if (kind == "eval") {
     state_->on_eval(record);
+  } else if (kind == "generated") {
+    state_->on_generated(record);
   } else if (kind == "checkpoint") {
     state_->on_checkpoint(record);
   } else if (kind == "warning") {

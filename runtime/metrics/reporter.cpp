@@ -22,6 +22,7 @@ namespace mtl {
 namespace {
 
 constexpr const char* kBoard = "tb";
+constexpr const char* kGenerated = "generated.jsonl";
 
 using SystemTime = std::chrono::system_clock::time_point;
 
@@ -88,6 +89,8 @@ struct Reporter::State {
         pipe(options.progress_fd) {
     options.log_every = std::max<int64_t>(options.log_every, 1);
     if (options.progress_fd < 0) view.emplace(ViewOptions{});
+    drop_steps_after(options.run_dir / kGenerated, options.resume_step);
+    if (options.generates) generated.emplace(options.run_dir / kGenerated);
     if (options.tensorboard) open_board();
   }
 
@@ -196,6 +199,7 @@ struct Reporter::State {
   ReporterOptions options;
   LineFile metrics;
   LineFile events;
+  std::optional<LineFile> generated;
   std::optional<EventFile> board;
   ProgressPipe pipe;
   std::optional<ProgressView> view;
@@ -264,6 +268,31 @@ void Reporter::eval(int64_t step, double valid_loss) {
   json["kind"] = "eval";
   s.send(json);
   s.write_status(false);
+}
+
+void Reporter::generated(const GeneratedReport& report) {
+  State& s = *state_;
+  for (size_t i = 0; i < report.texts.size(); ++i) {
+    const GeneratedReport::Text& text = report.texts[i];
+    Json json;
+    json["step"] = report.step;
+    json["time"] = s.time();
+    json["prompt"] = text.prompt;
+    json["text"] = text.text;
+    json["tokens"] = text.tokens;
+    if (!text.ended.empty()) json["ended"] = text.ended;
+    json["seconds"] = report.seconds;
+    const std::string line = json_line(json);
+    if (s.generated) s.check(s.generated->append(line), kGenerated);
+    json = Json::parse(line);  // a model of bytes writes what is no UTF-8; the line has none of it
+    if (s.board) {
+      const std::string shown = json["prompt"].get<std::string>() + json["text"].get<std::string>();
+      const std::string tag = fmt::format("generated/prompt {}", i + 1);
+      s.check(s.board->text(s.options.now(), report.step, tag, as_code(shown)), kBoard);
+    }
+    json["kind"] = "generated";
+    s.send(json);
+  }
 }
 
 void Reporter::checkpoint(int64_t step, const std::filesystem::path& path) {

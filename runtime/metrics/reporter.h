@@ -66,12 +66,25 @@ struct StragglerReport {
   bool recovered = false;
 };
 
+// What the model has written behind the prompts of a run.
+struct GeneratedReport {
+  struct Text {
+    std::string prompt, text;
+    int64_t tokens = 0;
+    std::string ended;  // why it has no more of them; "" = it has all
+  };
+  int64_t step = 0;
+  double seconds = 0;  // that it took, all together
+  std::vector<Text> texts;
+};
+
 struct ReporterOptions {
   std::filesystem::path run_dir;
-  int progress_fd = -1;  // -1 = print plain lines to stderr
-  int64_t resume_step =
-      0;  // lines of later steps in metrics.jsonl are dropped: they will be written again
+  int progress_fd = -1;     // -1 = print plain lines to stderr
+  int64_t resume_step = 0;  // lines of later steps are dropped of metrics.jsonl and
+                            // generated.jsonl: they will be written again
   int64_t log_every = 10;
+  bool generates = false;    // there will be a generated.jsonl
   bool tensorboard = false;  // tb/ has what metrics.jsonl has
   std::function<std::chrono::system_clock::time_point()> now = std::chrono::system_clock::now;
 };
@@ -89,6 +102,8 @@ class Reporter {
   // and every skipped one.
   void step(const StepReport& report);
   void eval(int64_t step, double valid_loss);
+  // A line of generated.jsonl for each text.
+  void generated(const GeneratedReport& report);
   void checkpoint(int64_t step, const std::filesystem::path& path);
   // Something that a person should know of and that does not end the run, as the event `name` with
   // code and reason; `shown`: also where the progress is seen.

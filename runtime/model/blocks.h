@@ -178,18 +178,22 @@ class MoeBlock {
 class HeadBlock {
  public:
   explicit HeadBlock(const BlockContext& context);
-  // Fills the losses per token; in training also adds to or writes the gradient of the head.
+  // Fills the losses per token, unless the pass has none; in training also adds to or writes the
+  // gradient of the head.
   // `before` as of the other blocks.
   void forward(const Pass& pass, const ResidualAdd& before) const;
   // From what forward of the pass has left; writes the gradient of the residual stream.
   void backward(const Pass& pass) const;
   Tensor losses(const Pass& pass) const { return loss_.in(pass.slot).slice(0, pass.tokens()); }
-  // The logits [valid] after the last token of the pass, without loss (generation; tp = 1).
-  Tensor next_logits(const Pass& pass, const ResidualAdd& before) const;
+  // After forward of a pass without losses: what the rank's part of the vocabulary [rows], padding
+  // included, scores as the token that follows `row` of the pass.
+  Tensor logits(const Pass& pass, int64_t row) const;
 
  private:
   // Of `rows` tokens of the pass from `first` on, in the first rows of the logits.
   CrossEntropy cross_entropy(const Pass& pass, int64_t first, int64_t rows) const;
+  // Of all rows of the pass, what the head multiplies.
+  Tensor normed_rows(const Pass& pass) const;
   // And in training, in place of the logits, their gradient.
   void make_losses(const Pass& pass, const CrossEntropy& args, Tensor sums) const;
 

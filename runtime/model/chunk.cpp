@@ -154,9 +154,4 @@ void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
   }
 }
 
-Tensor Chunk::next_logits(const Pass& pass) const {
-  const ResidualAdd left = forward_layers(pass, {});
-  return head_->next_logits(pass, left);
-}
-
 }  // namespace mtl

@@ -30,7 +30,8 @@ class Chunk {
 
   // From the tokens, or from the input that an earlier stage sent; to the losses (head), or to the
   // output for the next stage. In training the head makes its gradients at once, from the losses
-  // times pass.loss_scale.
+  // times pass.loss_scale. A pass with `past` goes on where earlier ones ended: their keys and
+  // values are still in the buffers.
   void forward(const Pass& pass, const BetweenLayers& between = {}) const;
   // After forward of the same pass: adds to or writes every other gradient. From the head's, or
   // from "dresidual", where the next stage's gradient lies; leaves that of the input in
@@ -41,9 +42,8 @@ class Chunk {
   // stage's output is received into.
   Tensor input(const Pass& pass) const { return stream_rows_of(context_, input_, pass); }
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
-  // The logits of the token that follows the last one of a single sequence (generation). A pass
-  // with `past` goes on where earlier ones ended: their keys and values are still in the buffers.
-  Tensor next_logits(const Pass& pass) const;
+  // After forward of a pass without losses, with the head: as HeadBlock's.
+  Tensor logits(const Pass& pass, int64_t row) const { return head_->logits(pass, row); }
 
  private:
   struct Layer {

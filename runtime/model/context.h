@@ -96,6 +96,7 @@ struct Pass {
   bool training = false;    // dropout applies, of the DropoutPass in the slot
   bool accumulate = false;  // backward adds to the gradients (not the first micro-batch)
   bool again = false;       // forward for backward's sake: the group's output is there already
+  bool losses = true;       // false: the head makes none, and is asked for logits (generation)
   float loss_scale = 0;     // training: what the loss of a token is multiplied by
   const Inspect* inspect = nullptr;
 

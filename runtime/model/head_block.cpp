@@ -53,8 +53,9 @@ void HeadBlock::make_losses(const Pass& pass, const CrossEntropy& args, Tensor s
 void HeadBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   Device& device = context_.device;
   const Tensor normed = norm_.forward(pass, before);
-  const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
+  const Tensor x = normed_rows(pass);
   context_.tp.enter(normed, x);
+  if (!pass.losses) return;
   // On one rank the gradient of x takes its place, rows after rows. Else it is a partial sum, which
   // travels while the last part of the weight's gradient is made.
   const bool alone = context_.tp.size() == 1;
@@ -89,14 +90,15 @@ void HeadBlock::backward(const Pass& pass) const {
                  dinput_amax_.in(pass.slot));
 }
 
-Tensor HeadBlock::next_logits(const Pass& pass, const ResidualAdd& before) const {
-  const Tensor normed = norm_.forward(pass, before);
-  const int64_t cols = normed.cols();
-  const Tensor last(normed.slice((normed.rows() - 1) * cols, cols).data, normed.dtype, {1, cols});
-  const Tensor logits = logits_.tensor;
-  const Tensor out(logits.data, logits.dtype, {1, shard_.rows});
-  context_.device.matmul({.a = last, .b = head_.weight, .c = out, .transpose_b = true});
-  return out.slice(0, shard_.valid);
+Tensor HeadBlock::normed_rows(const Pass& pass) const {
+  return context_.tp.sequence() ? rows_of(gathered_, pass) : norm_.normed(pass);
+}
+
+Tensor HeadBlock::logits(const Pass& pass, int64_t row) const {
+  const Tensor x = normed_rows(pass).row_slice(row, 1);
+  const Tensor out(logits_.tensor.data, logits_.tensor.dtype, {1, shard_.rows});
+  context_.device.matmul({.a = x, .b = head_.weight, .c = out, .transpose_b = true});
+  return out.slice(0, shard_.rows);
 }
 
 }  // namespace mtl

@@ -56,6 +56,13 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
         built_in.train.accumulate_by, "train.accumulate is not given");
   check("train.deterministic", false, spec.train.deterministic, built_in.train.deterministic,
         "the CPU engine is always deterministic");
+  const TrainSpec::Train::Eval::Generate& generate = spec.train.eval.generate;
+  const TrainSpec::Train::Eval::Generate& no_generate = built_in.train.eval.generate;
+  const bool prompts = !generate.prompts.empty();
+  const char* const no_prompts = "train.eval.generate.prompts is empty";
+  check("train.eval.generate.tokens", prompts, generate.tokens, no_generate.tokens, no_prompts);
+  check("train.eval.generate.temperature", prompts, generate.temperature, no_generate.temperature,
+        no_prompts);
   const bool sgd = spec.optimizer.type == "sgd";
   check("optimizer.momentum", sgd, spec.optimizer.momentum, built_in.optimizer.momentum,
         "optimizer.type is not sgd");

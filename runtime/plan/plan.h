@@ -82,6 +82,9 @@ struct Plan {
   int64_t share() const { return seq / grid.sizes()[Axis::cp]; }
   // The step with the most micro-batches decides what memory is needed.
   const StepSchedule& largest() const { return schedules.rbegin()->second; }
+  // Of a pass without a step that has room for so many tokens of a sequence, which are no more than
+  // seq: those that all ranks can share.
+  int64_t tokens_of_pass(int64_t room) const;
   int64_t tokens_of_step(int64_t step) const { return batch.at(step).global_batch * seq; }
   // Of the rank that needs most, and of all ranks together.
   int64_t peak_bytes() const;

@@ -308,6 +308,7 @@ std::string report_page(const std::vector<RunRecord>& runs, const std::string& m
     const RunRecord& run = runs.front();
     write_tiles(html, run);
     write_charts(html, runs, labels);
+    write_generated(html, run);
     write_events(html, run);
     write_plan(html, run);
     write_settings(html, run);
@@ -322,6 +323,7 @@ std::string report_page(const std::vector<RunRecord>& runs, const std::string& m
           "<details class='run'><summary><span class='key c{}'>{}</span></summary>\n"
           "<p class='sub'>{}</p>\n",
           i % kColours, html_text(labels[i]), html_text(runs[i].dir.string()));
+      write_generated(html, runs[i]);
       write_events(html, runs[i]);
       write_plan(html, runs[i]);
       write_settings(html, runs[i]);

@@ -96,6 +96,27 @@ void write_plan(std::string& html, const RunRecord& run) {
   html += "</table></div>\n";
 }
 
+void write_generated(std::string& html, const RunRecord& run) {
+  if (run.generated.empty()) return;
+  html += "<h2>What it writes</h2>\n";
+  std::vector<std::string> prompts;
+  for (const GeneratedText& text : run.generated) {
+    if (std::ranges::find(prompts, text.prompt) == prompts.end()) prompts.push_back(text.prompt);
+  }
+  for (const std::string& prompt : prompts) {
+    html += "<div class='scroll'><table><tr><th class='n'>step<th class='written'>" +
+            html_text(prompt) + "</tr>\n";
+    for (const GeneratedText& text : run.generated) {
+      if (text.prompt != prompt) continue;
+      html += fmt::format("<tr><td class='n'>{}<td class='written'>{}", grouped(text.step),
+                          html_text(text.text));
+      if (!text.ended.empty()) html += fmt::format(" <small>{}</small>", html_text(text.ended));
+      html += "</tr>\n";
+    }
+    html += "</table></div>\n";
+  }
+}
+
 void write_events(std::string& html, const RunRecord& run) {
   if (run.events.empty()) return;
   html += "<h2>What happened</h2>\n<div class='scroll'><table>\n";

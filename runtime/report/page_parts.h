@@ -8,6 +8,8 @@
 
 namespace mtl {
 
+// What the model wrote behind each prompt, by step.
+void write_generated(std::string& html, const RunRecord& run);
 void write_events(std::string& html, const RunRecord& run);
 // With the memory of a rank, and the environment.
 void write_plan(std::string& html, const RunRecord& run);

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <simdjson.h>
 
 #include <fmt/format.h>
@@ -19,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMostEvents = 2000;
+constexpr size_t kShownTexts = 12;  // steps whose texts are kept
 
 std::string whole_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -195,6 +197,33 @@ class EventsReader {
   bool open_ = false;  // started, and not ended
 };
 
+void read_generated(const fs::path& path, RunRecord& run) {
+  std::ifstream in(path, std::ios::binary);
+  std::vector<GeneratedText> all;
+  std::vector<int64_t> steps;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty()) continue;
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object() || text_in(object, "prompt").empty()) {
+      ++run.damaged_lines;
+      continue;
+    }
+    all.push_back({.step = integer_in(object, "step"),
+                   .prompt = text_in(object, "prompt"),
+                   .text = text_in(object, "text"),
+                   .ended = text_in(object, "ended")});
+    if (steps.empty() || steps.back() != all.back().step) steps.push_back(all.back().step);
+  }
+  std::set<int64_t> kept;
+  const size_t most = std::min(kShownTexts, steps.size());
+  for (size_t i = 0; i < most; ++i) {
+    kept.insert(steps[most < 2 ? 0 : i * (steps.size() - 1) / (most - 1)]);
+  }
+  for (GeneratedText& text : all) {
+    if (kept.contains(text.step)) run.generated.push_back(std::move(text));
+  }
+}
+
 // What the steps up to `step` have learned from.
 int64_t tokens_before(const nlohmann::json& plan, int64_t step) {
   try {
@@ -230,6 +259,7 @@ RunRecord read_run(const fs::path& dir, size_t buckets) {
   run.last_heard = std::max(run.last_heard, text_in(status, "time"));
   EventsReader events(run);
   events.read(dir / "events.jsonl");
+  read_generated(dir / "generated.jsonl", run);
 
   run.state = state_of_run(dir, status, run.last_heard);
   if (run.state.empty()) run.state = events.end().empty() ? "unknown" : events.end();

@@ -24,6 +24,13 @@ struct RunEvent {
   std::string words;  // the reason, with its code
 };
 
+// What the model wrote behind a prompt after a step.
+struct GeneratedText {
+  int64_t step = 0;
+  std::string prompt, text;
+  std::string ended;  // why it stopped before it had all tokens; "" = it did not
+};
+
 struct RunRecord {
   std::filesystem::path dir;
   std::string name, id;  // the folder of the run's name, and its own
@@ -37,10 +44,12 @@ struct RunRecord {
   double seconds = 0;             // that the run was at work, without the time between its starts
   double tokens_per_s = 0;        // the mean of the steps that were logged, but for the first
   int64_t starts = 0, failures = 0, checkpoints = 0, skipped = 0;
-  int64_t damaged_lines = 0;             // of metrics.jsonl and events.jsonl
+  int64_t damaged_lines = 0;             // of metrics.jsonl, events.jsonl and generated.jsonl
   std::map<std::string, Curve> curves;   // by the names of metrics.jsonl; "gpus.power_w"
   std::vector<RunEvent> events;          // the newest of very many
   std::vector<std::string> start_lines;  // what the newest start opened with
+  // In the order of the steps: the first, the newest and some between them.
+  std::vector<GeneratedText> generated;
   std::vector<RunSetting> settings;
   nlohmann::json plan, environment;  // objects, perhaps empty
 

@@ -133,6 +133,29 @@ std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& val
   return std::nullopt;
 }
 
+std::optional<Diagnostic> read_texts(const Row& row, const YamlValue& value,
+                                     std::vector<std::string>& texts) {
+  if (value.kind == YamlValue::Kind::scalar) {
+    texts = {value.text};
+    return std::nullopt;
+  }
+  if (value.kind != YamlValue::Kind::list) {
+    return diagnose(row, value.place, {"config.type", fmt::format("{} is not a list", row.key)});
+  }
+  std::vector<std::string> read;
+  for (const YamlValue& item : value.items) {
+    if (item.kind != YamlValue::Kind::scalar) {
+      return diagnose(row, item.place,
+                      {"config.type", fmt::format("{}: item {} is not a text (one with a colon "
+                                                  "stands in quotes)",
+                                                  row.key, read.size() + 1)});
+    }
+    read.push_back(item.text);
+  }
+  texts = std::move(read);
+  return std::nullopt;
+}
+
 std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
                                      std::vector<std::string>& words) {
   if (value.kind != YamlValue::Kind::list) {

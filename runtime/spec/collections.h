@@ -17,6 +17,9 @@ std::optional<Diagnostic> read_pair(const Row& row, const YamlValue& value, doub
 std::optional<Diagnostic> read_ramp(const Row& row, const YamlValue& value, Ramp& ramp);
 std::optional<Diagnostic> read_word_or_list(const Row& row, const YamlValue& value,
                                             const WordOrList& result);
+// Any texts, perhaps none; one is a list of one.
+std::optional<Diagnostic> read_texts(const Row& row, const YamlValue& value,
+                                     std::vector<std::string>& texts);
 std::optional<Diagnostic> read_words(const Row& row, const YamlValue& value,
                                      std::vector<std::string>& words);
 

@@ -115,6 +115,10 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     return {one, list};
   }
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
+    if (row.choices.empty()) {
+      ordered_json text = {{"type", {"string", "number", "boolean"}}, {"minLength", 1}};
+      return {text, {{"type", "array"}, {"items", text}}};
+    }
     return {
         {{"type", "array"}, {"items", word_schema(row)}, {"minItems", 1}, {"uniqueItems", true}}};
   }
@@ -230,11 +234,15 @@ SpecKey words_of(const Row& row) {
   const Field field = row.field(built_in);
   words.is_path = row.is_path || std::holds_alternative<spec::TextOrSources>(field);
   if (std::holds_alternative<bool*>(field)) words.values = {{"true", ""}, {"false", ""}};
-  if (std::holds_alternative<std::vector<std::string>*>(field)) type = "list of some of " + type;
+  if (std::holds_alternative<std::vector<std::string>*>(field) && !row.choices.empty()) {
+    type = "list of some of " + type;
+  }
   if (std::holds_alternative<spec::WordOrList>(field)) type += " or a list of integers";
   if (!row.choices.empty() && !row.auto_doc.empty()) type = "`auto`, " + type;
   const bool shows_example =
-      std::holds_alternative<spec::Ramp*>(field) || std::holds_alternative<spec::WordOrList>(field);
+      std::holds_alternative<spec::Ramp*>(field) ||
+      std::holds_alternative<spec::WordOrList>(field) ||
+      (std::holds_alternative<std::vector<std::string>*>(field) && row.choices.empty());
   if (shows_example) type += fmt::format(" like `{}`", row.example);
   if (const std::string range = spec::range_text(row); !range.empty()) type += ", " + range;
   if (row.suffixes) {

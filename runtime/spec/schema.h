@@ -37,7 +37,8 @@ struct Passed {
   std::map<std::string, std::vector<std::string>>* texts = nullptr;
   const char* name = nullptr;
 };
-// Where a value lives. A list of texts holds some of the row's choices, each at most once.
+// Where a value lives. A list of texts holds some of the row's choices, each at most once, or,
+// where there are none, any texts.
 using Field =
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<double>*,
                  DoublePair, Ramp*, WordOrList, std::vector<std::string>*, TextOrSources, Passed>;

@@ -9,6 +9,7 @@ Section train_section() {
           {
               {"train", "Batch, length and seed."},
               {"train.eval", "Loss on the validation split."},
+              {"train.eval.generate", "What the model writes at every evaluation."},
           },
       .rows =
           {
@@ -126,6 +127,27 @@ Section train_section() {
                .min = 0,
                .max = kSteps,
                .known_as = {"eval_iters", "eval_batches"}},
+              {.key = "train.eval.generate.prompts",
+               .field = [](TrainSpec& s) -> Field { return &s.train.eval.generate.prompts; },
+               .doc =
+                   "Texts that the model continues at every evaluation: `generated.jsonl` in the "
+                   "run's folder, console, report and TensorBoard have what it writes.",
+               .example = "[\"ROMEO:\", \"Once upon\"]",
+               .known_as = {"sample_prompts", "eval_prompts", "generation_prompts"}},
+              {.key = "train.eval.generate.tokens",
+               .field = [](TrainSpec& s) -> Field { return &s.train.eval.generate.tokens; },
+               .doc =
+                   "Tokens behind each prompt; each is one forward pass of as many tokens as the "
+                   "longest prompt has together with these.",
+               .min = 1,
+               .max = kMany,
+               .known_as = {"sample_tokens", "max_new_tokens"}},
+              {.key = "train.eval.generate.temperature",
+               .field = [](TrainSpec& s) -> Field { return &s.train.eval.generate.temperature; },
+               .doc = "As of `mtl generate`: below 1 plays safe, above 1 takes risks, 0 takes the "
+                      "likeliest. The seed is `train.seed`.",
+               .min = 0,
+               .max = 100},
           },
       .alternatives =
           {

@@ -111,6 +111,12 @@ struct TrainSpec {
     struct Eval {
       int64_t every = 0;  // steps; 0 = only at the end
       int64_t iters = 0;  // global batches of the validation split; 0 = all of it
+      // What the model writes behind prompts at every evaluation (train.eval.generate.*).
+      struct Generate {
+        std::vector<std::string> prompts;
+        int64_t tokens = 64;       // of each, at most
+        double temperature = 0.8;  // 0 = the likeliest token
+      } generate;
     } eval;
   } train;
   struct Precision {

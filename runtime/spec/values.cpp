@@ -102,7 +102,7 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     return read_word_or_list(row, value, *to);
   }
   if (auto* const* to = std::get_if<std::vector<std::string>*>(&field)) {
-    return read_words(row, value, **to);
+    return row.choices.empty() ? read_texts(row, value, **to) : read_words(row, value, **to);
   }
   if (value.kind != YamlValue::Kind::scalar) {
     return complain(
@@ -189,8 +189,12 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
             return value.list->empty() ? *value.word
                                        : fmt::format("[{}]", fmt::join(*value.list, ", "));
           },
-          [](std::vector<std::string>* words) {
-            return fmt::format("[{}]", fmt::join(*words, ", "));
+          [&](std::vector<std::string>* words) {
+            std::vector<std::string> items = *words;
+            for (std::string& item : items) {
+              if (row.choices.empty()) item = nlohmann::json(item).dump();
+            }
+            return fmt::format("[{}]", fmt::join(items, ", "));
           },
           [](Passed value) {
             const auto found = value.texts->find(value.name);
@@ -249,7 +253,7 @@ std::string type_text(const Row& row) {
   std::vector<std::string> values;
   for (const Choice& choice : row.choices) values.push_back(choice.value);
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
-    return fmt::format("list of {}", fmt::join(values, ", "));
+    return values.empty() ? "list of texts" : fmt::format("list of {}", fmt::join(values, ", "));
   }
   if (std::holds_alternative<WordOrList>(field)) {
     return fmt::format("{} or list of integers", fmt::join(values, " or "));
@@ -277,7 +281,8 @@ std::string expected(const Row& row) {
   std::vector<std::string> values;
   for (const Choice& choice : row.choices) values.push_back(choice.value);
   if (std::holds_alternative<std::vector<std::string>*>(field)) {
-    return fmt::format("a list of some of {}", fmt::join(values, ", "));
+    return values.empty() ? "a list of texts, like " + row.example
+                          : fmt::format("a list of some of {}", fmt::join(values, ", "));
   }
   if (std::holds_alternative<WordOrList>(field)) {
     return fmt::format("{} or a list of whole numbers {}, like {}", fmt::join(values, " or "),

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/engine/checkpointing.h"
+#include "runtime/engine/sampling.h"
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
 #include "support/save_checkpoint.h"
@@ -54,8 +55,8 @@ struct Story {
   bool operator==(const Story&) const = default;
 };
 
-// Steps with an evaluation between them, whose last batch is smaller; a checkpoint, another trainer
-// that loads it and goes on; and in the end a weight that is no number.
+// Steps with an evaluation between them, whose last batch is smaller, and texts that are shorter; a
+// checkpoint, another trainer that loads it and goes on; and in the end a weight that is no number.
 template <class Run>
 Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool diverges,
                const Run& run) {
@@ -66,7 +67,16 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool div
     for (int64_t step = first; step < end; ++step) {
       const StepResult result = rank.trainer.step(step, *tokens, sampler, {});
       const double valid = step % 3 == 1 ? rank.trainer.evaluate(*tokens, 7) : 0;
+      std::vector<std::vector<int32_t>> texts = {{1}, {2, 3}, {4}};
+      for (int64_t i = 0; i < 2 && step % 3 == 1; ++i) {
+        const auto choose = [&](std::span<const float> logits, size_t) {
+          return sample_token(logits, {}, i);
+        };
+        const std::vector<int32_t> next = rank.trainer.next_tokens(texts, 3, choose);
+        for (size_t t = 0; t < texts.size(); ++t) texts[t].push_back(next[t]);
+      }
       if (rank.rank != 0) continue;
+      for (const auto& text : texts) story.numbers.push_back(text.back());
       story.numbers.insert(story.numbers.end(),
                            {result.loss, result.grad_norm, result.loss_scale, valid});
     }
@@ -119,7 +129,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
       story_of(spec, folder.path() / "a" / "step-00000005", true, [&](const auto& body) {
         run_layout(spec, kVocab, layout, [&](RankContext& rank) { body(rank, [] {}); });
       });
-  REQUIRE(eager.numbers.size() == 40);
+  REQUIRE(eager.numbers.size() == 70);
   REQUIRE(eager.diverged.find("first not finite: the weights") != std::string::npos);
   for (const When when : kWhen) {
     CAPTURE(std::string(name_of(when)));

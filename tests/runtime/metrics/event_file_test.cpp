@@ -314,6 +314,8 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
       reporter.step(line);
     }
     reporter.eval(resume_step + 12, 3.5);
+    reporter.generated({.step = resume_step + 12,
+                        .texts = {{.prompt = "ROMEO:", .text = "\xff\nO", .ended = ""}}});
     reporter.finish("stopped", {});
     close(options.progress_fd);
   };
@@ -326,11 +328,13 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
   REQUIRE(files.size() == 2);
   const auto events = events_of(board_bytes(files[1]));
   // Version, start, settings twice, the lines that it opened with, steps 11, 20, 22 and the
-  // evaluation, which comes before the last step is logged.
-  REQUIRE(events.size() == 9);
+  // evaluation with its text, which come before the last step is logged.
+  REQUIRE(events.size() == 10);
   CHECK(events[1].at(2).at(0) == "11");
   CHECK(scalars_of(events[5]).at("train/loss") == 2.5F);
   CHECK(events[6].at(2).at(0) == "20");
   CHECK(scalars_of(events[7]) == std::map<std::string, float>{{"valid/loss", 3.5F}});
-  CHECK(events[8].at(2).at(0) == "22");
+  CHECK(board_bytes(files[1]).find("generated/prompt 1") != std::string::npos);
+  CHECK(board_bytes(files[1]).find("    ROMEO:\xef\xbf\xbd\n    O") != std::string::npos);
+  CHECK(events[9].at(2).at(0) == "22");
 }

@@ -130,3 +130,13 @@ TEST_CASE("what is unknown is left out, and 100 % is said only at the end") {
   report.steps = 0;
   CHECK(status_line(report, {}, 200, true).substr(0, 25) == "step  19 999  loss 3.2147");
 }
+
+TEST_CASE("any text becomes one line that no terminal obeys") {
+  CHECK(one_line("a\nb\tc") == "a\\nb\\tc");
+  CHECK(one_line("\033[2J\r\x7f\xc2\x9b"
+                 "31m") ==
+        "\xef\xbf\xbd[2J\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+        "31m");
+  CHECK(one_line("gr\xc3\xbc\xc3\x9f \xff \xe2\x82") ==
+        "gr\xc3\xbc\xc3\x9f \xef\xbf\xbd \xef\xbf\xbd\xef\xbf\xbd");
+}

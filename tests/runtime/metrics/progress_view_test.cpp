@@ -205,3 +205,27 @@ TEST_CASE("what is not a record is shown as it is, and what is unknown is ignore
   CHECK(screen.next() ==
         " step=0 loss=nan lr=nan gnorm=nan tok_s=nan mfu=nan mem_gib=0 eta_s=nan\n");
 }
+
+TEST_CASE("what a model writes is one line, cut to the terminal") {
+  Screen screen;
+  Clock clock;
+  const std::string record =
+      R"({"kind":"generated","step":20,"time":"T","prompt":"ROMEO:","text":" a\n\u001b[2Jb\"c)" +
+      std::string(80, 'x') + "\"}";
+  {
+    ProgressView view(terminal(screen, clock));
+    view.record(record);
+  }
+  const std::string shown = screen.next();
+  CHECK(shown.starts_with("text   step 20  ROMEO: a\\n\xef\xbf\xbd[2Jb\"cxxx"));
+  CHECK(shown.ends_with("xxx~\n"));
+  CHECK(shown.size() == 59 + 2 + 1);  // columns, of which one takes three bytes, and the line break
+  ViewOptions plain;
+  plain.out = screen.file();
+  {
+    ProgressView view(plain);
+    view.record(record);
+  }
+  CHECK(screen.next() ==
+        R"(T step=20 prompt="ROMEO:" text=" a\n\u001b[2Jb\"c)" + std::string(80, 'x') + "\"\n");
+}

@@ -438,3 +438,38 @@ TEST_CASE("the launcher records a failure that the worker could not") {
   REQUIRE(events.size() == 1);
   CHECK(events[0]["reason"] == "rank 3 was killed");
 }
+
+TEST_CASE("generated.jsonl has what a model writes, and goes back with the run") {
+  test::TempDir dir;
+  Pipe pipe;
+  WallClock clock;
+  const auto report = [&](int64_t resume_step, bool generates) {
+    ReporterOptions options = options_for(dir.path(), pipe, clock);
+    options.resume_step = resume_step;
+    options.generates = generates;
+    Reporter reporter(options);
+    reporter.start({});
+    for (int64_t at = resume_step + 10; generates && at <= 30; at += 10) {
+      reporter.generated(
+          {.step = at,
+           .seconds = 0.5,
+           .texts = {{.prompt = "a", .text = "b\n", .tokens = 2, .ended = ""},
+                     {.prompt = "c", .text = "\xff", .tokens = 1, .ended = "end of document"}}});
+    }
+    reporter.finish("stopped", {});
+  };
+  report(0, true);
+  report(20, true);
+  const auto lines = lines_of(dir.path() / "generated.jsonl");
+  REQUIRE(lines.size() == 6);
+  CHECK(lines[0].dump() == R"({"prompt":"a","seconds":0.5,"step":10,"text":"b\n","time":)"
+                           R"("2026-11-21T01:42:10Z","tokens":2})");
+  CHECK(lines[3]["text"] == "\xef\xbf\xbd");
+  CHECK(lines[3]["ended"] == "end of document");
+  CHECK(lines[4]["step"] == 30);
+  int shown = 0;
+  for (const json& record : pipe.records()) shown += record["kind"] == "generated" ? 1 : 0;
+  CHECK(shown == 8);
+  report(10, false);  // without prompts what is there goes back too
+  CHECK(lines_of(dir.path() / "generated.jsonl").size() == 2);
+}

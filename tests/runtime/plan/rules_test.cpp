@@ -264,6 +264,17 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   Diagnostics split;
   make_plan(resolved, {.vocab = 65}, 1, split);
   CHECK(split.all().size() == 2);
+  resolved.spec.train.eval.generate.prompts = {"a"};  // and then both matter
+  resolved.spec.train.eval.generate.tokens = 5;
+  resolved.spec.train.eval.generate.temperature = 1;
+  Diagnostics prompts;
+  make_plan(resolved, {.vocab = 65}, 1, prompts);
+  CHECK(prompts.all().size() == 2);
+  resolved.spec.train.eval.generate.prompts.clear();
+  Diagnostics none;
+  make_plan(resolved, {.vocab = 65}, 1, none);
+  CHECK(none.all().size() == 4);
+  resolved.spec.train.eval.generate = {};
   resolved.spec.data.valid = "v.txt";
   Diagnostics own_valid;
   make_plan(resolved, {.vocab = 65}, 1, own_valid);

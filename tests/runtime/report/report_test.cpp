@@ -144,8 +144,8 @@ TEST_CASE("a run that failed before its first step has a report that says why") 
 TEST_CASE("whatever lies in a run directory, its report is written") {
   const RunFolder run("damaged");
   CHECK(write_report_of(run.dir).empty());  // nothing does
-  for (const char* file :
-       {"resolved.yaml", "plan.json", "env.json", "status.json", "metrics.jsonl", "events.jsonl"}) {
+  for (const char* file : {"resolved.yaml", "plan.json", "env.json", "status.json", "metrics.jsonl",
+                           "events.jsonl", "generated.jsonl"}) {
     for (const char* text : {"", "\n\n", "[1]", "{\"step\":\"x\"}\n{}\n",
                              "{\"stages\":[1,{\"memory_per_rank\":2}],"
                              "\"grid\":3,\"batch\":{\"phases\":[{}]}}",
@@ -169,6 +169,8 @@ TEST_CASE("a report asks nobody for anything, and nothing in a run becomes a par
   run.write("events.jsonl", "{\"time\":\"" + evil + "\",\"event\":\"" + evil + "\",\"reason\":\"" +
                                 evil + "\"}\n{\"event\":\"started\",\"lines\":[\"" + evil +
                                 " b\"]}\n");
+  run.write("generated.jsonl", "{\"step\":1,\"prompt\":\"" + evil + "\",\"text\":\"" + evil +
+                                   "\",\"ended\":\"" + evil + "\"}\n");
   run.write("status.json", "{\"state\":\"" + evil + "\",\"reason\":\"" + evil + "\"}");
   const std::string page = report_page(read_runs({run.dir, run.dir}), "now");
   CHECK(page.find("<img") == page.npos);
@@ -265,4 +267,27 @@ TEST_CASE("a run that says it runs is lost when nobody holds its lock, or after 
   gethostname(here, sizeof here - 1);
   run.write("env.json", fmt::format(R"({{"host":"{}"}})", here));
   CHECK(now() == "lost");
+}
+
+TEST_CASE("a report shows what a model wrote, from the first step to the newest") {
+  const RunFolder run("writer");
+  run.write("metrics.jsonl", step_line(1, 4) + step_line(2, 3));
+  std::string lines;
+  for (int step = 1; step <= 1000; ++step) {
+    for (const char* prompt : {"ROMEO:", "a < b"}) {
+      lines += nlohmann::json{{"step", step}, {"prompt", prompt}, {"text", std::to_string(step)}}
+                   .dump() +
+               "\n";
+    }
+  }
+  run.write("generated.jsonl", lines + "{\"step\":1000,\"pro");
+  const RunRecord record = read_run(run.dir);
+  REQUIRE(record.generated.size() == 24);
+  CHECK(record.generated.front().step == 1);
+  CHECK(record.generated.back().step == 1000);
+  CHECK(record.damaged_lines == 1);
+  const std::string page = report_page({record}, "now");
+  CHECK(count_of(page, "<h2>What it writes</h2>") == 1);
+  CHECK(count_of(page, "<th class='written'>a &lt; b</tr>") == 1);
+  CHECK(count_of(page, "<td class='n'>1 000<td class='written'>1000</tr>") == 2);
 }

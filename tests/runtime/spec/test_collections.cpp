@@ -149,3 +149,18 @@ TEST_CASE("the length and the batch are given once") {
   CHECK(same.problems[0].help == "keep one of them");
   CHECK(same.problems[1].place->line == 9);
 }
+
+TEST_CASE("prompts are any texts, one or several") {
+  const auto prompts = [](const std::string& value) {
+    const Loaded loaded = load_overrides({"train.eval.generate.prompts=" + value});
+    CHECK(texts(loaded).empty());
+    return loaded.resolved.spec.train.eval.generate.prompts;
+  };
+  CHECK(prompts("Once") == std::vector<std::string>{"Once"});
+  CHECK(prompts("[a, 1, 'b\"c']") == std::vector<std::string>{"a", "1", "b\"c"});
+  CHECK(prompts("[]").empty());
+  // As YAML has it, what ends with a colon is a key.
+  CHECK(refusal("train.eval.generate.prompts=[ROMEO: x]") ==
+        "config.type: train.eval.generate.prompts: item 1 is not a text (one with a colon stands "
+        "in quotes) | give a list of texts, like [\"ROMEO:\", \"Once upon\"]");
+}

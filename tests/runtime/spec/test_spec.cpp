@@ -153,6 +153,8 @@ TEST_CASE("every key can be set to what it is not") {
                      "train.seed=0",
                      "train.eval.every=5",
                      "train.eval.iters=1e2",
+                     "train.eval.generate={prompts: [\"ROMEO:\", 7, 'a\"b\nc'], tokens: 9, "
+                     "temperature: 0}",
                      "init.from=there",
                      "data.valid=held_out",
                      "data.format=nanogpt",
@@ -274,6 +276,9 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.train.seed == 0);
   CHECK(s.train.eval.every == 5);
   CHECK(s.train.eval.iters == 100);
+  CHECK(s.train.eval.generate.prompts == std::vector<std::string>{"ROMEO:", "7", "a\"b c"});
+  CHECK(s.train.eval.generate.tokens == 9);
+  CHECK(s.train.eval.generate.temperature == 0);
   CHECK(s.data.split == std::vector<double>{1, 0});
   CHECK(s.data.sampler == "sequential");
   CHECK(s.data.tokenizer.type == "chars");
