@@ -57,7 +57,7 @@ class Loader {
     const Sources train = sources_of(data.train, data.train_list);
     const Sources valid = sources_of(data.valid, data.valid_list);
     if (train.empty()) return {};
-    const bool own_valid = !valid.empty();
+    const bool own_valid = !valid.empty() || !data.valid_sets.empty();
     place_ = resolved_.place_of("data.train");
     if (!choose_tokenizer(train)) return {};
     for (const auto& source : train) {
@@ -65,6 +65,9 @@ class Loader {
     }
     place_ = resolved_.place_of("data.valid");
     for (const auto& source : valid) add(source, {1}, true, false);
+    for (const auto& set : data.valid_sets) {
+      for (const auto& source : set.second) add(source, {1}, true, false, set.first);
+    }
     if (failed_ || !check_eod()) return {};
     run_.tokenizer = tokenizer_;
     run_.eod = spec_.data.eod >= 0 ? static_cast<int32_t>(spec_.data.eod)
@@ -177,13 +180,15 @@ class Loader {
     return tokenizer_ != nullptr;
   }
 
-  // `whole`: for evaluation only. `alone`: a text whose characters may be the vocabulary.
+  // `whole`: for evaluation only. `alone`: a text whose characters may be the vocabulary. `set`: of
+  // data.valid, if it names sets.
   void add(const TrainSpec::Data::Source& wanted, const std::vector<double>& split, bool whole,
-           bool alone) {
+           bool alone, const std::string& set = {}) {
     try {
       RunData::Source source;
       source.path = wanted.path;
       source.weight = wanted.weight;
+      source.set = set;
       source.format = format_of(wanted.path);
       if (source.format == "text") {
         if (!add_text(source, split, alone)) return;
@@ -199,6 +204,12 @@ class Loader {
                          source.path, source.train->tokens(), spec_.train.seq_len,
                          spec_.train.seq_len + 1),
              "use a shorter train.seq_len, more data, or another data.split");
+      }
+      if (!set.empty() && (!source.valid || source.valid->tokens() <= spec_.train.seq_len)) {
+        fail("data.too_short",
+             fmt::format("'{}' of data.valid.{} has no sequence of train.seq_len {} to evaluate on",
+                         source.path, set, spec_.train.seq_len),
+             "use more data, or leave it out");
       }
       run_.sources.push_back(std::move(source));
     } catch (const Error& error) {

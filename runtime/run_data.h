@@ -21,11 +21,18 @@ struct RunData {
   int64_t train_tokens = 0, valid_tokens = 0;
   // From order_samples() on. `valid` has nothing (size 0) if there is nothing to evaluate on.
   std::shared_ptr<const Samples> train, valid;
+  // The same samples as `valid` by the sets that data.valid names, if it names any.
+  struct ValidSet {
+    std::string name;
+    std::shared_ptr<const Samples> samples;
+  };
+  std::vector<ValidSet> valid_sets;
 
   // One file or row of shards, and the parts of it that are trained and evaluated on (empty: none).
   struct Source {
     std::string path, format;
     double weight = 0;
+    std::string set = {};  // of data.valid, by its name
     std::shared_ptr<const Documents> train, valid;
     std::vector<std::string> files;          // whose content tells it from another
     std::shared_ptr<const TokenSource> row;  // instead: all of what is told by its tokens

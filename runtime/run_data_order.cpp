@@ -68,9 +68,11 @@ class Orderer {
     return documents(std::move(samples));
   }
 
-  std::unique_ptr<Samples> valid() {
+  // Of the set of that name, or all there is to evaluate on.
+  std::unique_ptr<Samples> valid(const std::string& set = {}) {
     std::vector<std::unique_ptr<Samples>> all;
     for (const RunData::Source& source : data_.sources) {
+      if (!set.empty() && source.set != set) continue;
       if (!source.valid || source.valid->tokens() <= spec_.train.seq_len) continue;
       all.push_back(window_samples(document_row(source.valid), spec_.train.seq_len,
                                    SampleOrder::sequential, 0, false));
@@ -198,6 +200,9 @@ void order_samples(RunData& data, const ResolvedSpec& resolved, int64_t samples,
     Orderer orderer(data, spec, samples, before);
     data.train = orderer.train();
     data.valid = orderer.valid();
+    for (const auto& set : spec.data.valid_sets) {
+      data.valid_sets.push_back({set.first, orderer.valid(set.first)});
+    }
     nlohmann::json& settings = orderer.settings;
     settings["split"] = spec.data.split;
     settings["sampler"] = spec.data.sampler == "single" ? "megatron" : spec.data.sampler;

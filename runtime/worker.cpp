@@ -290,8 +290,17 @@ class Rank {
   void measure_valid_loss() {
     // So that a batch that grows does not change what is compared.
     const int64_t batch = plan_.batch.largest();
-    valid_loss_ = trainer_->evaluate(*run_.corpus.valid, spec_.train.eval.iters * batch);
-    if (reporter_) reporter_->eval(next_step_, *valid_loss_);
+    const int64_t wanted = spec_.train.eval.iters * batch;
+    valid_sets_.clear();
+    LossSum all;
+    for (const RunData::ValidSet& set : run_.corpus.valid_sets) {
+      const LossSum one = trainer_->losses(*set.samples, wanted);
+      valid_sets_.push_back({set.name, one.mean()});
+      all = {.loss = all.loss + one.loss, .tokens = all.tokens + one.tokens};
+    }
+    if (valid_sets_.empty()) all = trainer_->losses(*run_.corpus.valid, wanted);
+    valid_loss_ = all.mean();
+    if (reporter_) reporter_->eval(next_step_, *valid_loss_, valid_sets_);
   }
 
   void generate() {
@@ -464,13 +473,17 @@ class Rank {
     std::vector<std::string> lines = {fmt::format("done     {} steps", next_step_)};
     if (skipped_ > 0) lines.push_back(fmt::format("skipped  {} of them: no update", skipped_));
     if (valid_loss_) {
-      // The sign of a NaN says nothing.
-      const std::string words =
-          std::isnan(*valid_loss_) ? "nan" : fmt::format("{:.4f}", *valid_loss_);
+      std::string words = loss_words(*valid_loss_);
+      for (const SetLoss& set : valid_sets_) words += "  " + set.name + " " + loss_words(set.loss);
       lines.push_back("valid    loss " + words);
     }
     lines.push_back("latest   " + (run_dir_ / "latest").string());
     reporter_->finish("done", lines);
+  }
+
+  // The sign of a NaN says nothing.
+  static std::string loss_words(double loss) {
+    return std::isnan(loss) ? "nan" : fmt::format("{:.4f}", loss);
   }
 
   const fs::path& run_dir_;
@@ -490,6 +503,7 @@ class Rank {
   TimeLimit time_limit_;
   std::optional<Reporter> reporter_;
   std::optional<double> valid_loss_;
+  std::vector<SetLoss> valid_sets_;
   std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
   SlowGpus slow_gpus_;
   StepSpikes spikes_;

@@ -2,6 +2,7 @@
 // directories, consoles or signals.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -62,6 +63,12 @@ struct StepResult {
   Requests requests;  // of all ranks together
 };
 
+// Of an evaluation.
+struct LossSum {
+  double loss = 0, tokens = 0;
+  double mean() const { return loss / std::max(tokens, 1.0); }
+};
+
 class Trainer {
  public:
   // `device` and `world` outlive the trainer. All ranks construct it together.
@@ -93,8 +100,9 @@ class Trainer {
   // Forward and backward of the same, without the update: the gradients stay for the reader
   // (tests).
   StepResult gradients(int64_t step, const Samples& samples);
-  // Mean loss per token that counts over the first `wanted` samples (0 = all, which must end).
-  double evaluate(const Samples& samples, int64_t wanted);
+  // Of the tokens that count in the first `wanted` samples (0 = all, which must end).
+  LossSum losses(const Samples& samples, int64_t wanted);
+  double evaluate(const Samples& samples, int64_t wanted) { return losses(samples, wanted).mean(); }
   // What chooses the token that follows a text, of the scores of the whole vocabulary; -1 = none.
   // It is called on some ranks and not on others.
   using Choose = std::function<int32_t(std::span<const float> logits, size_t text)>;

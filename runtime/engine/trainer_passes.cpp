@@ -312,7 +312,7 @@ void Trainer::forward_only(const ForwardOnly& work, Pass pass) {
   }
 }
 
-double Trainer::evaluate(const Samples& samples, int64_t wanted) {
+LossSum Trainer::losses(const Samples& samples, int64_t wanted) {
   weights_for_reading();
   int64_t windows = samples.size();
   if (wanted > 0) windows = std::min(windows, wanted);
@@ -348,7 +348,7 @@ double Trainer::evaluate(const Samples& samples, int64_t wanted) {
   if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(sum);
   device_.copy_to_host(host, sum);
   groups_.world().check();
-  return host[0] / std::max(host[1], 1.0);
+  return {.loss = host[0], .tokens = host[1]};
 }
 
 void Trainer::look_at_gradients(int64_t layer, NotFiniteSearch& search) {

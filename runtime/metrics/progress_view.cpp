@@ -109,13 +109,17 @@ struct ProgressView::State {
 
   void on_eval(const Json& record) {
     const StepReport report = step_from_json(record);
-    const auto found = record.find("valid_loss");
-    const double loss = found != record.end() && found->is_number() ? found->get<double>() : NAN;
+    std::string words;
+    for (const auto& [key, value] : record.items()) {
+      if (key != "valid_loss" && !key.starts_with(kSetLoss)) continue;
+      words +=
+          fmt::format("{}{}{}{:.4f}", options.terminal ? "  " : " ", key,
+                      options.terminal ? ' ' : '=', value.is_number() ? value.get<double>() : NAN);
+    }
     if (options.terminal) {
-      print(fmt::format("eval   step {}  valid_loss {:.4f}", grouped(report.step), loss));
+      print(fmt::format("eval   step {}{}", grouped(report.step), words));
     } else {
-      print(
-          fmt::format("{} step={} valid_loss={:.4f}", text_of(record, "time"), report.step, loss));
+      print(fmt::format("{} step={}{}", text_of(record, "time"), report.step, words));
     }
   }
 

@@ -100,6 +100,11 @@ std::vector<TaggedScalar> tagged_scalars(const Json& line) {
   for (const auto& [key, tag] : kScalars) {
     if (line.contains(key)) scalars.push_back({tag, number(line, key)});
   }
+  for (const auto& [key, value] : line.items()) {
+    if (key.starts_with(kSetLoss)) {
+      scalars.push_back({"valid/loss/" + key.substr(kSetLoss.size()), number(line, key.c_str())});
+    }
+  }
   const auto gpus = line.find("gpus");
   if (gpus == line.end()) return scalars;
   for (const auto& [key, value] : gpus->items()) {

@@ -14,6 +14,9 @@ namespace mtl {
 
 using Json = nlohmann::ordered_json;
 
+// What the key of a validation set's loss begins with; its name follows.
+inline const std::string kSetLoss = "valid_loss/";
+
 // One line without line break. Text that is not UTF-8 (a path, say) is kept readable rather than
 // refused; numbers that are not finite become null.
 std::string json_line(const Json& json);

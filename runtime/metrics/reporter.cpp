@@ -257,13 +257,14 @@ void Reporter::step(const StepReport& report) {
   s.write_status(false);
 }
 
-void Reporter::eval(int64_t step, double valid_loss) {
+void Reporter::eval(int64_t step, double valid_loss, const std::vector<SetLoss>& sets) {
   State& s = *state_;
   s.valid_loss = valid_loss;
   Json json;
   json["step"] = step;
   json["time"] = s.time();
   json["valid_loss"] = valid_loss;
+  for (const SetLoss& set : sets) json[kSetLoss + set.name] = set.loss;
   s.metric(json);
   json["kind"] = "eval";
   s.send(json);

@@ -66,6 +66,12 @@ struct StragglerReport {
   bool recovered = false;
 };
 
+// The loss on one of the validation sets.
+struct SetLoss {
+  std::string name;
+  double loss = 0;
+};
+
 // What the model has written behind the prompts of a run.
 struct GeneratedReport {
   struct Text {
@@ -101,7 +107,8 @@ class Reporter {
   // Every step; metrics.jsonl and plain output get those of `log_every`, the first and the last,
   // and every skipped one.
   void step(const StepReport& report);
-  void eval(int64_t step, double valid_loss);
+  // `sets`: the losses of the sets that valid_loss is the mean of, if they have names.
+  void eval(int64_t step, double valid_loss, const std::vector<SetLoss>& sets = {});
   // A line of generated.jsonl for each text.
   void generated(const GeneratedReport& report);
   void checkpoint(int64_t step, const std::filesystem::path& path);

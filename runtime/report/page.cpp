@@ -8,6 +8,7 @@
 
 #include "common/version.h"
 #include "runtime/metrics/format.h"
+#include "runtime/metrics/record.h"
 #include "runtime/report/chart.h"
 #include "runtime/report/compare.h"
 #include "runtime/report/page_parts.h"
@@ -22,14 +23,14 @@ constexpr size_t kWindows = 100;   // whose means are drawn
 
 // The charts of a page, in their order; those without a value in any run are not there.
 struct Shown {
-  const char* title;
-  std::vector<const char*> keys;  // of metrics.jsonl; the second is dashed
+  std::string title;
+  std::vector<std::string> keys;  // of metrics.jsonl; the second is dashed
   Unit unit;
   bool log = false, cut_peaks = false, wide = false;
 };
 
-const std::vector<Shown>& shown_charts() {
-  static const std::vector<Shown> kCharts = {
+std::vector<Shown> shown_charts(const std::vector<RunRecord>& runs) {
+  std::vector<Shown> charts = {
       {"Loss", {"loss", "valid_loss"}, Unit::number, true, false, true},
       {"Learning rate", {"lr"}, Unit::exponent, true},
       {"Gradient norm", {"grad_norm"}, Unit::number, true, true},
@@ -47,7 +48,22 @@ const std::vector<Shown>& shown_charts() {
       {"z-loss of the routers", {"moe_z_loss"}, Unit::number},
       {"Turns through the experts", {"moe_turns"}, Unit::number},
   };
-  return kCharts;
+  // Behind the loss, that of each validation set.
+  std::set<std::string> sets;
+  for (const RunRecord& run : runs) {
+    for (const auto& curve : run.curves) {
+      if (curve.first.starts_with(kSetLoss)) sets.insert(curve.first);
+    }
+  }
+  auto behind = charts.begin() + 1;
+  for (const std::string& key : sets) {
+    behind = charts.insert(behind, Shown{.title = "Validation loss, " + key.substr(kSetLoss.size()),
+                                         .keys = {key},
+                                         .unit = Unit::number,
+                                         .log = true}) +
+             1;
+  }
+  return charts;
 }
 
 std::string html_number(double value, Unit unit) {
@@ -229,7 +245,7 @@ void write_chart(std::string& html, const Shown& shown, const std::vector<RunRec
 void write_charts(std::string& html, const std::vector<RunRecord>& runs,
                   const std::vector<std::string>& labels) {
   std::string charts;
-  for (const Shown& shown : shown_charts()) {
+  for (const Shown& shown : shown_charts(runs)) {
     // What never changes is a number of the plan and no course.
     const bool constant = std::all_of(runs.begin(), runs.end(), [&](const RunRecord& run) {
       const Curve* curve = run.curve(shown.keys.front());

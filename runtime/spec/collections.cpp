@@ -1,6 +1,7 @@
 #include "runtime/spec/collections.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include <fmt/format.h>
 
@@ -223,21 +224,17 @@ std::optional<Diagnostic> read_numbers(const Row& row, const YamlValue& value,
   return std::nullopt;
 }
 
-std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
-                                       const TextOrSources& result) {
-  if (value.kind == YamlValue::Kind::scalar) {
-    if (auto problem = read_text(row, value.text, *result.text)) {
-      return diagnose(row, value.place, std::move(*problem));
-    }
-    result.list->clear();
-    return std::nullopt;
-  }
-  if (auto problem = refuse_empty(row, value, "is a section")) return problem;
-  std::vector<TrainSpec::Data::Source> list;
+namespace {
+
+using Sources = std::vector<TrainSpec::Data::Source>;
+
+// `key`: its name in messages.
+std::optional<Diagnostic> read_source_list(const Row& row, const std::string& key,
+                                           const YamlValue& value, Sources& list) {
   size_t weighted = 0;
   for (const YamlValue& item : value.items) {
     TrainSpec::Data::Source& source = list.emplace_back();
-    const std::string name = fmt::format("{}: item {}", row.key, list.size());
+    const std::string name = fmt::format("{}: item {}", key, list.size());
     if (item.kind == YamlValue::Kind::scalar) {
       source.path = item.text;
     } else if (item.kind == YamlValue::Kind::map) {
@@ -269,12 +266,71 @@ std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
   if (weighted > 0 && weighted < list.size()) {
     return diagnose(
         row, value.place,
-        {"config.range", fmt::format("{}: {} of {} have a weight", row.key, weighted, list.size()),
+        {"config.range", fmt::format("{}: {} of {} have a weight", key, weighted, list.size()),
          "give all of them a weight, or none"});
   }
-  // Nothing of what stood there before is left.
+  return std::nullopt;
+}
+
+// Names go into tags and keys of other files.
+bool is_set_name(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '_' || c == '-' || c == '.';
+  });
+}
+
+std::optional<Diagnostic> read_sets(const Row& row, const YamlValue& value,
+                                    const TextOrSources& result) {
+  std::vector<std::pair<std::string, Sources>> sets;
+  for (const YamlValue::Entry& entry : value.entries) {
+    const std::string key = fmt::format("{}.{}", row.key, entry.key);
+    if (!is_set_name(entry.key)) {
+      return diagnose(
+          row, entry.key_place,
+          {"config.range", fmt::format("{}: {} is no name of a set", row.key, quoted(entry.key)),
+           "use letters, digits, `_`, `-` and `.`"});
+    }
+    Sources& list = sets.emplace_back(entry.key, Sources()).second;
+    if (entry.value.kind == YamlValue::Kind::scalar && !entry.value.text.empty()) {
+      list.push_back({entry.value.text, 0});
+    } else if (entry.value.kind == YamlValue::Kind::list && !entry.value.items.empty()) {
+      if (auto problem = read_source_list(row, key, entry.value, list)) return problem;
+    } else {
+      return diagnose(
+          row, entry.value.place,
+          {"config.type", fmt::format("{} is neither a path nor a list of paths", key)});
+    }
+  }
+  if (sets.empty()) {
+    return diagnose(row, value.place, {"config.range", fmt::format("{} is empty", row.key)});
+  }
   result.text->clear();
-  *result.list = std::move(list);
+  result.list->clear();
+  *result.sets = std::move(sets);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Diagnostic> read_sources(const Row& row, const YamlValue& value,
+                                       const TextOrSources& result) {
+  if (value.kind == YamlValue::Kind::map && result.sets != nullptr) {
+    return read_sets(row, value, result);
+  }
+  // Nothing of what stood there before is left.
+  if (value.kind == YamlValue::Kind::scalar) {
+    if (auto problem = read_text(row, value.text, *result.text)) {
+      return diagnose(row, value.place, std::move(*problem));
+    }
+    result.list->clear();
+  } else {
+    if (auto problem = refuse_empty(row, value, "is a section")) return problem;
+    Sources list;
+    if (auto problem = read_source_list(row, row.key, value, list)) return problem;
+    result.text->clear();
+    *result.list = std::move(list);
+  }
+  if (result.sets != nullptr) result.sets->clear();
   return std::nullopt;
 }
 

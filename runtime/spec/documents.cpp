@@ -92,7 +92,7 @@ std::vector<ordered_json> value_schemas(const Row& row) {
   if (std::holds_alternative<spec::WordOrList>(field)) {
     return {word_schema(row), {{"type", "array"}, {"items", integer}, {"minItems", 1}}};
   }
-  if (std::holds_alternative<spec::TextOrSources>(field)) {
+  if (const auto* sources = std::get_if<spec::TextOrSources>(&field)) {
     const ordered_json path = {{"type", {"string", "number"}}, {"minLength", 1}};
     ordered_json weighted = {{"type", "object"}, {"additionalProperties", false}};
     weighted["required"] = ordered_json::array({"path"});
@@ -100,7 +100,12 @@ std::vector<ordered_json> value_schemas(const Row& row) {
     weighted["properties"]["weight"] = {{"type", "number"}, {"exclusiveMinimum", 0}};
     ordered_json item;
     item["anyOf"] = {path, weighted};
-    return {path, {{"type", "array"}, {"items", item}, {"minItems", 1}}};
+    const ordered_json list = {{"type", "array"}, {"items", item}, {"minItems", 1}};
+    if (sources->sets == nullptr) return {path, list};
+    ordered_json sets = {{"type", "object"}, {"minProperties", 1}};
+    sets["propertyNames"]["pattern"] = "^[A-Za-z0-9_.-]+$";
+    sets["additionalProperties"]["anyOf"] = {path, list};
+    return {path, list, sets};
   }
   if (std::holds_alternative<spec::Passed>(field)) {
     const ordered_json text = {{"type", {"string", "number", "boolean"}}};

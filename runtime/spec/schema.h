@@ -26,10 +26,12 @@ struct WordOrList {
   std::string* word = nullptr;
   std::vector<int64_t>* list = nullptr;
 };
-// A text, or a list of paths with weights, which is empty where the text decides.
+// A text, or a list of paths with weights, which is empty where the text decides; where there are
+// `sets`, also several of these by name, and both are empty then.
 struct TextOrSources {
   std::string* text = nullptr;
   std::vector<TrainSpec::Data::Source>* list = nullptr;
+  std::vector<std::pair<std::string, std::vector<TrainSpec::Data::Source>>>* sets = nullptr;
 };
 // A text for somebody else who reads it, or a list of such texts where the row allows it; nothing
 // where nobody gives it.

@@ -27,9 +27,12 @@ Section data_section() {
                             "path"}},
               {.key = "data.valid",
                .field = [](TrainSpec& s) -> Field {
-                 return TextOrSources{&s.data.valid, &s.data.valid_list};
+                 return TextOrSources{&s.data.valid, &s.data.valid_list, &s.data.valid_sets};
                },
-               .doc = "What to evaluate on, all of it; `data.train` is then trained on as a whole.",
+               .doc =
+                   "What to evaluate on, all of it; `data.train` is then trained on as a whole. Of "
+                   "sets with names, like `{web: a.txt, code: [b.txt, c.txt]}`, each has its own "
+                   "`valid_loss/NAME`, and `valid_loss` is the mean over the tokens of all.",
                .is_path = true,
                .auto_doc = "a part of `data.train`: `data.split`",
                .known_as = {"valid_data_path", "validation_file", "eval_dataset"}},

@@ -121,8 +121,8 @@ Section train_section() {
                .known_as = {"eval_interval", "eval_steps", "eval_every"}},
               {.key = "train.eval.iters",
                .field = [](TrainSpec& s) -> Field { return &s.train.eval.iters; },
-               .doc = "Global batches of the validation split per evaluation, of the run's "
-                      "largest; 0: all of it.",
+               .doc = "Global batches of the validation split, or of each of its sets, per "
+                      "evaluation, of the run's largest; 0: all of it.",
                .suffixes = true,
                .min = 0,
                .max = kSteps,

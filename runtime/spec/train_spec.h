@@ -177,9 +177,11 @@ struct TrainSpec {
     };
     std::string train, valid;
     std::vector<Source> train_list, valid_list;  // not empty: instead of the text
-    std::string format = "auto";                 // auto | text | megatron | nanogpt | llmc
-    int64_t vocab = 0;  // ids of a corpus without a tokenizer; 0 = the tokenizer's
-    int64_t eod = -1;   // -1 = the tokenizer's
+    // Instead of both: sets that are evaluated on one by one, by name.
+    std::vector<std::pair<std::string, std::vector<Source>>> valid_sets;
+    std::string format = "auto";  // auto | text | megatron | nanogpt | llmc
+    int64_t vocab = 0;            // ids of a corpus without a tokenizer; 0 = the tokenizer's
+    int64_t eod = -1;             // -1 = the tokenizer's
     std::vector<double> split = {90, 10};  // train, valid, test weights
     std::string sampler = "random";    // random | sequential | megatron | single | cyclic | feistel
     std::string cache;                 // folder of Megatron's indices; empty = none

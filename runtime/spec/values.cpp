@@ -36,6 +36,16 @@ bool needs_quotes(const std::string& text) {
          !std::all_of(text.begin(), text.end(), plain);
 }
 
+std::string print_sources(const std::vector<TrainSpec::Data::Source>& sources) {
+  std::vector<std::string> items;
+  for (const TrainSpec::Data::Source& source : sources) {
+    const std::string path = nlohmann::json(source.path).dump();
+    items.push_back(source.weight > 0 ? fmt::format("{{path: {}, weight: {}}}", path, source.weight)
+                                      : path);
+  }
+  return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
 }  // namespace
 
 bool is_integer(const Field& field) {
@@ -91,6 +101,7 @@ std::optional<Diagnostic> read_value(const Row& row, const YamlValue& value, Tra
     if (!automatic) return read_sources(row, value, *to);
     to->text->clear();
     to->list->clear();
+    if (to->sets != nullptr) to->sets->clear();
     return std::nullopt;
   }
   if (auto* const* to = std::get_if<Ramp*>(&field)) {
@@ -206,18 +217,17 @@ std::string print_value(const Row& row, const TrainSpec& spec) {
             return items.size() == 1 ? items[0] : fmt::format("[{}]", fmt::join(items, ", "));
           },
           [&](TextOrSources value) {
-            if (value.list->empty()) {
-              if (value.text->empty() && !row.auto_doc.empty()) return std::string("auto");
-              return needs_quotes(*value.text) ? nlohmann::json(*value.text).dump() : *value.text;
+            if (value.sets != nullptr && !value.sets->empty()) {
+              std::vector<std::string> sets;
+              for (const auto& [name, sources] : *value.sets) {
+                sets.push_back(
+                    fmt::format("{}: {}", nlohmann::json(name).dump(), print_sources(sources)));
+              }
+              return fmt::format("{{{}}}", fmt::join(sets, ", "));
             }
-            std::vector<std::string> items;
-            for (const TrainSpec::Data::Source& source : *value.list) {
-              const std::string path = nlohmann::json(source.path).dump();
-              items.push_back(source.weight > 0
-                                  ? fmt::format("{{path: {}, weight: {}}}", path, source.weight)
-                                  : path);
-            }
-            return fmt::format("[{}]", fmt::join(items, ", "));
+            if (!value.list->empty()) return print_sources(*value.list);
+            if (value.text->empty() && !row.auto_doc.empty()) return std::string("auto");
+            return needs_quotes(*value.text) ? nlohmann::json(*value.text).dump() : *value.text;
           }},
       row.field(copy));
 }
@@ -264,7 +274,10 @@ std::string type_text(const Row& row) {
   if (std::holds_alternative<Ramp*>(field)) return "integer or map of integers";
   if (is_number_list(field)) return "two numbers";
   if (std::holds_alternative<std::vector<double>*>(field)) return "one to three numbers";
-  if (std::holds_alternative<TextOrSources>(field)) return "path or list of paths with weights";
+  if (const auto* sources = std::get_if<TextOrSources>(&field)) {
+    return sources->sets != nullptr ? "path, list of paths, or several by name"
+                                    : "path or list of paths with weights";
+  }
   if (std::holds_alternative<bool*>(field)) return "true or false";
   if (std::holds_alternative<double*>(field)) return "number";
   if (row.is_list) return "text or list of texts";
@@ -305,7 +318,10 @@ std::string expected(const Row& row) {
     TrainSpec built_in;
     return fmt::format("one to three numbers {}, like {}", range, print_value(row, built_in));
   }
-  if (std::holds_alternative<TextOrSources>(field)) {
+  if (const auto* sources = std::get_if<TextOrSources>(&field)) {
+    if (sources->sets != nullptr) {
+      return "a path, a list like [a, b], or names of them like {web: a, code: [b, c]}" + auto_text;
+    }
     return "a path or a list like [{path: a, weight: 0.3}, {path: b, weight: 0.7}]" + auto_text;
   }
   if (!values.empty()) return (values.size() > 1 ? "one of " : "") + type_text(row) + auto_text;

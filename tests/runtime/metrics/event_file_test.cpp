@@ -313,7 +313,7 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
       line.loss = 2.5;
       reporter.step(line);
     }
-    reporter.eval(resume_step + 12, 3.5);
+    reporter.eval(resume_step + 12, 3.5, {{"web", 3.0}});
     reporter.generated({.step = resume_step + 12,
                         .texts = {{.prompt = "ROMEO:", .text = "\xff\nO", .ended = ""}}});
     reporter.finish("stopped", {});
@@ -333,7 +333,8 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
   CHECK(events[1].at(2).at(0) == "11");
   CHECK(scalars_of(events[5]).at("train/loss") == 2.5F);
   CHECK(events[6].at(2).at(0) == "20");
-  CHECK(scalars_of(events[7]) == std::map<std::string, float>{{"valid/loss", 3.5F}});
+  CHECK(scalars_of(events[7]) ==
+        std::map<std::string, float>{{"valid/loss", 3.5F}, {"valid/loss/web", 3.0F}});
   CHECK(board_bytes(files[1]).find("generated/prompt 1") != std::string::npos);
   CHECK(board_bytes(files[1]).find("    ROMEO:\xef\xbf\xbd\n    O") != std::string::npos);
   CHECK(events[9].at(2).at(0) == "22");

@@ -140,6 +140,9 @@ TEST_CASE("terminal: other lines are printed above the status line") {
   screen.next();
   view.record("{\"kind\":\"eval\",\"step\":1,\"valid_loss\":3.25}");
   CHECK(screen.next() == "\r\033[Keval   step 1  valid_loss 3.2500\n\r" + kStatus1 + "\033[K");
+  view.record(R"({"kind":"eval","step":1,"valid_loss":3.25,"valid_loss/b":3.0})");
+  CHECK(screen.next() ==
+        "\r\033[Keval   step 1  valid_loss 3.2500  valid_loss/b 3.0000\n\r" + kStatus1 + "\033[K");
   view.text("from a worker");
   CHECK(screen.next() == "\r\033[Kfrom a worker\n\r" + kStatus1 + "\033[K");
 }

@@ -164,3 +164,32 @@ TEST_CASE("prompts are any texts, one or several") {
         "config.type: train.eval.generate.prompts: item 1 is not a text (one with a colon stands "
         "in quotes) | give a list of texts, like [\"ROMEO:\", \"Once upon\"]");
 }
+
+TEST_CASE("validation sets have names, and are read back as they were") {
+  const auto valid = [](const std::string& value) {
+    return load_overrides({"data.valid=" + value});
+  };
+  const Loaded sets = valid("{web: a.txt, code: [b, {path: c d, weight: 2}], 7: '9'}");
+  CHECK(sets.problems.size() == 1);  // some of a list have a weight
+  const Loaded loaded = valid("{web: a.txt, code: [b, c d], 7: '9'}");
+  CHECK(texts(loaded).empty());
+  const TrainSpec::Data& data = loaded.resolved.spec.data;
+  using Source = TrainSpec::Data::Source;
+  REQUIRE(data.valid_sets.size() == 3);
+  CHECK(data.valid_sets[0] == std::pair(std::string("web"), std::vector<Source>{{"a.txt", 0}}));
+  CHECK(data.valid_sets[1].second == std::vector<Source>{{"b", 0}, {"c d", 0}});
+  CHECK(data.valid_sets[2].first == "7");
+  const std::string yaml = resolved_yaml(loaded.resolved);
+  CHECK(yaml.find(
+            R"(  valid: {"web": ["a.txt"], "code": ["b", "c d"], "7": ["9"]}  # command line)") !=
+        std::string::npos);
+  TempDir dir;
+  const Loaded again = load(dir, yaml);
+  CHECK(texts(again).empty());
+  CHECK(again.resolved.spec.data.valid_sets == data.valid_sets);
+  // A stronger value leaves nothing of them.
+  CHECK(load(dir, yaml, {.train_yaml = {}, .overrides = {"data.valid=x"}})
+            .resolved.spec.data.valid_sets.empty());
+  CHECK(load(dir, yaml, {.train_yaml = {}, .overrides = {"data.valid=auto"}})
+            .resolved.spec.data.valid_sets.empty());
+}
