@@ -152,7 +152,6 @@ void offer_gpus(const std::string& typed, Completion& to) {
   to.add(typed, "cpu", "this machine's");
 }
 
-// What goes on, as far as this machine knows by itself.
 // What goes on. Of a job of SLURM only its queue knows; while that does not answer, all are
 // offered.
 void offer_jobs(const std::string& typed, Completion& to) {

@@ -12,6 +12,7 @@
 
 #include "runtime/engine/straggler_watch.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 #include "support/text.h"
 
 using namespace mtl;
@@ -285,14 +286,12 @@ class SlowSamples final : public Samples {
 
 // The news of rank 0, of a run of so many steps in which rank `slow` (-1: nobody) reads for longer.
 std::vector<StragglerWatch::News> news_of_run(const Layout& layout, int slow, int64_t steps) {
-  TrainSpec spec;
-  spec.model.layers = 2;
-  spec.model.hidden = 16;
-  spec.model.heads = 2;
-  spec.train.global_batch = 4;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 8;
-  spec.train.steps = steps;
+  const TrainSpec spec = spec_with({.hidden = 16,
+                                    .heads = 2,
+                                    .global_batch = 4,
+                                    .micro_batch = 1,
+                                    .seq_len = 8,
+                                    .steps = steps});
   const auto tokens = markov_tokens(2000, 61);
   const Sampler sampler(tokens->size(), spec.train.seq_len, SampleOrder::random, 3);
   const TokenWindows windows(*tokens, sampler);

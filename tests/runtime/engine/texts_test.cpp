@@ -12,6 +12,7 @@
 #include "runtime/engine/sampling.h"
 #include "runtime/engine/solo_model.h"
 #include "support/layouts.h"
+#include "support/specs.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -22,24 +23,14 @@ constexpr int32_t kVocab = 61;
 constexpr int64_t kTokens = 6;
 
 TrainSpec spec_of(bool mixture = false) {
-  TrainSpec spec;
-  spec.model.layers = 4;
-  spec.model.hidden = 32;
-  spec.model.heads = 4;
+  TrainSpec spec = spec_with({.layers = 4, .micro_batch = 1, .seq_len = 96});
   spec.model.dropout.hidden = 0.1;
   if (mixture) {
-    spec.model.activation = "swiglu";
-    spec.model.norm.type = "rmsnorm";
-    spec.model.position.type = "rope";
-    spec.model.bias = false;
+    use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
     spec.model.moe = {.experts = 4, .topk = 2};
   }
   spec.init.std = 0.2;  // so that no two tokens score alike
-  spec.train.global_batch = 8;
-  spec.train.micro_batch = 1;
-  spec.train.seq_len = 96;
-  spec.train.steps = 20;
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   return spec;
