@@ -23,6 +23,7 @@ namespace mtl::cuda::warpgroups {
 // A consumer has 64 queries x 64 columns of a tile: of heads of 64 it has half of the queries, of
 // heads of 128 half of the columns.
 inline constexpr int kSumOctets = 8, kSumsOfWarp = 16 * 64;
+inline constexpr int kSumsOfOctet = 4 * static_cast<int>(kWarp);
 
 struct QuerySums {
   float* sums = nullptr;      // [batch heads, tiles, warps, octet, lane, 4]: as the lanes have them
@@ -33,6 +34,12 @@ struct QuerySums {
 
 // A turn has come when so many others have added.
 #if defined(__CUDACC__)
+// nvcc, which knows an address's low bits, makes each of eight beside it anew; now they are its
+// instructions' offsets.
+__device__ inline float* in_a_register(float* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
 __device__ inline void wait_for_turn(const unsigned* turn, int before) {
   if (threadIdx.x % kWarp == 0) {
     unsigned added = 0;
@@ -59,6 +66,9 @@ __device__ inline float4 sums_at(const float* from) {
   return __ldcg(reinterpret_cast<const float4*>(from));
 }
 #else
+inline float* in_a_register(float* pointer) {
+  return pointer;
+}
 inline void wait_for_turn(const unsigned* turn, int before) {
   if (threadIdx.x % kWarp == 0) {
     gpu_on_host::wait_for_blocks(turn, static_cast<unsigned>(before));
@@ -123,16 +133,17 @@ __device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& p
                                       const Consumer& consumer, int first, float* sums,
                                       const unsigned* turn, int before, bool is_last,
                                       const float (&dq)[kSumOctets][4]) {
-  float* const own = sums + consumer.lane * 4;
+  float* const own = in_a_register(sums + consumer.lane * 4);
   if (before > 0) wait_for_turn(turn, before);
   if (!is_last) {
-    MTL_UNROLL()
-    for (int n = 0; n < kSumOctets; ++n) {
-      float* const to = own + n * 4 * static_cast<int>(kWarp);
-      if (before > 0) {
-        add_four(to, dq[n]);
-      } else {
-        *reinterpret_cast<float4*>(to) = {dq[n][0], dq[n][1], dq[n][2], dq[n][3]};
+    if (before > 0) {
+      MTL_UNROLL()
+      for (int n = 0; n < kSumOctets; ++n) add_four(own + n * kSumsOfOctet, dq[n]);
+    } else {
+      MTL_UNROLL()
+      for (int n = 0; n < kSumOctets; ++n) {
+        *reinterpret_cast<float4*>(own + n * kSumsOfOctet) = {dq[n][0], dq[n][1], dq[n][2],
+                                                              dq[n][3]};
       }
     }
     return;
@@ -145,7 +156,7 @@ __device__ inline void add_to_queries(const AttentionWork& w, const HeadPlace& p
   MTL_UNROLL()
   for (int n = 0; n < kSumOctets; ++n) {
     float4 sum = {0, 0, 0, 0};
-    if (before > 0) sum = sums_at(own + n * 4 * static_cast<int>(kWarp));
+    if (before > 0) sum = sums_at(own + n * kSumsOfOctet);
     if (q < w.seq) {
       *reinterpret_cast<uint32_t*>(to + 8 * n) =
           pack_two<T>((sum.x + dq[n][0]) * w.scale, (sum.y + dq[n][1]) * w.scale);
