@@ -79,6 +79,9 @@ TEST_CASE("a rank that is kept from its work is named while the run goes on") {
                         {"WORLD_SIZE", "3"},
                         {"OMP_NUM_THREADS", "1"}});
   };
+  const Outcome less = shell.mtl({"launch", "train.yaml", "health.straggler_factor=0.9"});
+  CHECK(less.code == 3);
+  CHECK(has(less.err, "error[config.range]: health.straggler_factor cannot be 0.9"));
   constexpr int kSlow = 1;
   const pid_t second = rank(kSlow), third = rank(2), first = rank(0);
   // Three quarters of the time it stands still; at most a minute.

@@ -191,6 +191,47 @@ TEST_CASE("status.json has the skipped steps and the loss scale") {
                         "slowest_rank":1,"slowed":{"power limit":2}})"));
 }
 
+TEST_CASE("a slow rank is an event, a warning and in status.json until it keeps up") {
+  const test::TempDir dir;
+  Pipe pipe;
+  WallClock clock;
+  Reporter reporter(options_for(dir.path(), pipe, clock));
+  reporter.start({});
+  StragglerReport slow = {.rank = 3,
+                          .host = "m7",
+                          .device = "GPU 1",
+                          .phase = "reading data",
+                          .factor = 1.5,
+                          .job_speed = 0.75};
+  reporter.straggler(20, slow,
+                     {.code = "rank.straggler", .what = "rank 3 is slow", .help = "look"});
+  const auto status = [&] { return json::parse(text_of(dir.path() / "status.json")); };
+  REQUIRE(status().at("stragglers").size() == 1);
+  CHECK(status()["stragglers"][0] == json{{"rank", 3},
+                                          {"host", "m7"},
+                                          {"device", "GPU 1"},
+                                          {"phase", "reading data"},
+                                          {"factor", 1.5},
+                                          {"job_speed", 0.75}});
+  slow.recovered = true;
+  reporter.straggler(90, slow, {.code = "rank.straggler", .what = "rank 3 keeps up again"});
+  CHECK_FALSE(status().contains("stragglers"));
+  const std::vector<json> events = lines_of(dir.path() / "events.jsonl");
+  REQUIRE(events.size() == 3);
+  CHECK(events[1]["event"] == "straggler");
+  CHECK(events[1]["step"] == 20);
+  CHECK(events[1]["rank"] == 3);
+  CHECK(events[1]["reason"] == "rank 3 is slow");
+  CHECK(events[2]["event"] == "straggler_recovered");
+  int shown = 0;
+  for (const json& record : pipe.records()) {
+    if (record["kind"] != "warning") continue;
+    ++shown;
+    if (shown == 1) CHECK(record["text"] == "[rank.straggler] rank 3 is slow; look");
+  }
+  CHECK(shown == 2);
+}
+
 TEST_CASE("the last step of an interrupted run is logged too") {
   test::TempDir dir;
   Pipe pipe;
