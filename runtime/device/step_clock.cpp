@@ -65,7 +65,7 @@ void StepClock::enter(Phase phase) {
 }
 
 StepClock::Scope::Scope(StepClock* clock, Phase phase)
-    : clock_(clock != nullptr && clock->runs_ && std::this_thread::get_id() == clock->thread_
+    : clock_(clock != nullptr && std::this_thread::get_id() == clock->thread_ && clock->runs_
                  ? clock
                  : nullptr) {
   if (clock_ == nullptr) return;

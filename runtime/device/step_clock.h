@@ -36,7 +36,9 @@ using PhaseTimes = std::array<double, kPhases>;
 class DeviceClock {
  public:
   virtual ~DeviceClock() = default;
-  // Between the ops enqueued so far and those to come. False: not now (a pass is being recorded).
+  // Between the ops enqueued so far and those to come. False: not now (a pass is being recorded,
+  // the device has failed). Does not throw what the device's next op will: scopes end by errors
+  // too.
   virtual bool mark() = 0;
   // The seconds from each mark to the next, from the last mark of the call before on (the first
   // call has none: one less than marks). Waits until the device has come to the last one.
