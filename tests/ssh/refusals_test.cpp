@@ -31,6 +31,28 @@ std::string failure(const FleetOptions& options, std::string* code) {
   return event.error ? render(*event.error) : "";
 }
 
+// Of one host of the site, by the way of --ssh_command.
+std::string failure(const Site& site, const std::string& way, std::string* code,
+                    const std::string& host = "m") {
+  FleetOptions options = site.options({host}, "");
+  options.ssh_command = way;
+  return failure(options, code);
+}
+
+// Of the site, with no keys at first.
+struct SshAgent {
+  explicit SshAgent(const Site& site)
+      : socket((site / "agent.sock").string()),
+        process({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log") {
+    REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  }
+  bool add(const std::string& key) const {
+    return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0;
+  }
+  const std::string socket;
+  const Process process;
+};
+
 // Takes connections and says nothing.
 struct SilentServer {
   Fd socket_;
@@ -61,10 +83,8 @@ TEST_CASE("a key that the server does not know") {
     site.before("IdentitiesOnly yes\n");
     std::filesystem::rename(site / "other", site / "id");
     std::filesystem::rename(site / "other.pub", site / "id.pub");
-    FleetOptions options = site.options({"m"}, "");
-    options.ssh_command = way;
     std::string code;
-    const std::string text = failure(options, &code);
+    const std::string text = failure(site, way, &code);
     INFO(text);
     CHECK(code == "ssh.auth");
     CHECK(has(text, "the server takes: publickey"));
@@ -76,10 +96,8 @@ TEST_CASE("an unknown host key is refused with its fingerprint and how to add it
     CAPTURE(std::string(way));
     Site site;
     const Sshd& sshd = site.sshd("m", "", false);
-    FleetOptions options = site.options({"m"}, "");
-    options.ssh_command = way;
     std::string code, fingerprint;
-    const std::string text = failure(options, &code);
+    const std::string text = failure(site, way, &code);
     INFO(text);
     CHECK(code == "ssh.host_key_unknown");
     CHECK(content(site.known_hosts()).empty());
@@ -92,7 +110,7 @@ TEST_CASE("an unknown host key is refused with its fingerprint and how to add it
     const std::string command = text.substr(help, text.find('\n', help) - help);
     // The advice is good: with it the host starts.
     CHECK(run_program({"/bin/sh", "-c", command}) == 0);
-    failure(options, &code);
+    failure(site, way, &code);
     CHECK(code == "started");
   }
 }
@@ -136,10 +154,8 @@ TEST_CASE("a changed host key is refused at its line") {
     std::ofstream(site.known_hosts())
         << "# comment\n"
         << fmt::format("[127.0.0.1]:{} {}", sshd.port, content(site / "old.pub"));
-    FleetOptions options = site.options({"m"}, "");
-    options.ssh_command = way;
     std::string code;
-    const std::string text = failure(options, &code);
+    const std::string text = failure(site, way, &code);
     INFO(text);
     CHECK(code == "ssh.host_key_changed");
     if (*way == '\0') CHECK(has(text, site.known_hosts() + ":2"));
@@ -180,10 +196,8 @@ TEST_CASE("a server that takes passwords only") {
     CAPTURE(std::string(way));
     Site site;
     site.sshd("m", "PubkeyAuthentication no\nPasswordAuthentication yes");
-    FleetOptions options = site.options({"m"}, "");
-    options.ssh_command = way;
     std::string code;
-    const std::string text = failure(options, &code);
+    const std::string text = failure(site, way, &code);
     INFO(text);
     CHECK(code == "ssh.auth");
     CHECK(has(text, "the server takes: password"));
@@ -206,51 +220,47 @@ TEST_CASE("a key with a passphrase: named without an agent and used with one") {
   CHECK(has(text, "want a passphrase: " + site.key()));
   CHECK(has(text, "ssh-add " + site.key()));
 
-  const std::string socket = (site / "agent.sock").string();
-  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
-  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  const SshAgent agent(site);
   std::ofstream(site / "askpass") << "#!/bin/sh\necho secret words\n";
   std::filesystem::permissions(site / "askpass", std::filesystem::perms::owner_all);
   std::string output;
   REQUIRE(
-      run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "SSH_ASKPASS_REQUIRE=force",
+      run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + agent.socket, "SSH_ASKPASS_REQUIRE=force",
                    "SSH_ASKPASS=" + (site / "askpass").string(), "/usr/bin/ssh-add", site.key()},
                   &output) == 0);
-  setenv("SSH_AUTH_SOCK", socket.c_str(), 1);
+  setenv("SSH_AUTH_SOCK", agent.socket.c_str(), 1);
   text = failure(site.options({"m", "m", "m"}, ""), &code);
   CHECK(code == "started");
   unsetenv("SSH_AUTH_SOCK");
-  site.before("IdentityAgent " + socket);
+  site.before("IdentityAgent " + agent.socket);
   failure(site.options({"m"}, ""), &code);
   CHECK(code == "started");
 
   // An agent that never answers holds up its host only.
   const SilentServer silent(true);
-  kill(agent.pid(), SIGSTOP);
+  kill(agent.process.pid(), SIGSTOP);
   FleetOptions options = site.options({"m"}, "");
   options.connect_timeout = std::chrono::milliseconds(500);
   text = failure(options, &code);
   INFO(text);
   CHECK(code == "ssh.timeout");
-  CHECK(has(text, "the ssh agent at " + socket));
+  CHECK(has(text, "the ssh agent at " + agent.socket));
 }
 
 TEST_CASE("a server that has heard enough keys ends the start at once and is quoted") {
   Site site;
   site.sshd("m", "MaxAuthTries 2");
-  const std::string socket = (site / "agent.sock").string();
-  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
-  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+  const SshAgent agent(site);
   std::string lines = "IdentityAgent none\n";
   for (int i = 0; i < 4; ++i) {
     const std::string other = (site / fmt::format("other{}", i)).string();
     new_key(other);
     lines += fmt::format("IdentityFile {}\n", other);
-    REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", other}) ==
-            0);
+    REQUIRE(agent.add(other));
   }
   std::filesystem::remove(site.key());
-  for (const std::string& keys : {lines, "IdentityAgent " + socket + "\nIdentityFile none\n"}) {
+  for (const std::string& keys :
+       {lines, "IdentityAgent " + agent.socket + "\nIdentityFile none\n"}) {
     CAPTURE(keys);
     Site other;
     std::filesystem::copy(site.config(), other / "config",
@@ -292,29 +302,22 @@ TEST_CASE("of an agent's keys the configured ones are offered first") {
 TEST_CASE("an agent with many keys: the configured one comes first") {
   Site site;
   site.sshd("m", "MaxAuthTries 3");
-  const std::string socket = (site / "agent.sock").string();
-  const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
-  REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
-  const auto add = [&](const std::string& key) {
-    return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0;
-  };
+  const SshAgent agent(site);
   for (int i = 0; i < 6; ++i) {
     const std::string other = (site / fmt::format("other{}", i)).string();
     new_key(other);
-    REQUIRE(add(other));
+    REQUIRE(agent.add(other));
   }
-  REQUIRE(add(site.key()));
+  REQUIRE(agent.add(site.key()));
   std::filesystem::remove(site.key());  // only its public half lies there, as with a smart card
-  site.before("IdentityAgent " + socket + "\n");
+  site.before("IdentityAgent " + agent.socket + "\n");
   for (const char* only : {"", "IdentitiesOnly yes\n"}) {
     for (const char* way : kWays) {
       CAPTURE(std::string(only));
       CAPTURE(std::string(way));
       site.before(only);
-      FleetOptions options = site.options({"m"}, "");
-      options.ssh_command = way;
       std::string code;
-      const std::string text = failure(options, &code);
+      const std::string text = failure(site, way, &code);
       INFO(text);
       CHECK(code == "started");
     }
@@ -332,12 +335,10 @@ TEST_CASE("a certificate that an agent has is offered where only named keys are"
                 {"/bin/sh", "-c",
                  "ssh-keygen -q -s '" + ca + "' -I me -n \"$(id -un)\" '" + key + ".pub'"}) == 0);
     site.sshd("m", "AuthorizedKeysFile none\nTrustedUserCAKeys " + ca + ".pub");
-    const std::string socket = (site / "agent.sock").string();
-    const Process agent({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log");
-    REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
-    REQUIRE(run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0);
+    const SshAgent agent(site);
+    REQUIRE(agent.add(key));
     std::filesystem::remove(key);  // the agent has it, and the certificate
-    site.before("IdentitiesOnly yes\nIdentityAgent " + socket + "\n");
+    site.before("IdentitiesOnly yes\nIdentityAgent " + agent.socket + "\n");
     site.before("IdentityFile " + key + "\n");
     if (!beside) {
       std::filesystem::rename(key + "-cert.pub", site / "certificate");
@@ -345,10 +346,8 @@ TEST_CASE("a certificate that an agent has is offered where only named keys are"
     }
     for (const char* way : kWays) {
       CAPTURE(std::string(way));
-      FleetOptions options = site.options({"m"}, "");
-      options.ssh_command = way;
       std::string code;
-      const std::string text = failure(options, &code);
+      const std::string text = failure(site, way, &code);
       INFO(text);
       CHECK(code == "started");
     }
@@ -367,10 +366,8 @@ TEST_CASE("a certificate of a key in a file is offered, beside it or named") {
                  "ssh-keygen -q -s '" + ca + "' -I me -n \"$(id -un)\" '" + key + ".pub'"}) == 0);
     site.sshd("m", "AuthorizedKeysFile none\nTrustedUserCAKeys " + ca + ".pub");
     const auto code_of = [&](const char* way) {
-      FleetOptions options = site.options({"m"}, "");
-      options.ssh_command = way;
       std::string code;
-      const std::string text = failure(options, &code);
+      const std::string text = failure(site, way, &code);
       INFO(text);
       return code;
     };
@@ -442,14 +439,10 @@ TEST_CASE("no such host and nobody listening") {
     const SilentServer closed(false);
     site.after(fmt::format("Host closed\n  HostName 127.0.0.1\n  Port {}\n", closed.port));
     std::string code;
-    FleetOptions options = site.options({"closed"}, "");
-    options.ssh_command = way;
-    std::string text = failure(options, &code);
+    std::string text = failure(site, way, &code, "closed");
     CHECK(code == "ssh.connect");
     CHECK(has(text, "Connection refused"));
-    options = site.options({"no-such-host.invalid"}, "");
-    options.ssh_command = way;
-    text = failure(options, &code);
+    text = failure(site, way, &code, "no-such-host.invalid");
     CHECK(code == "ssh.unknown_host");
     CHECK(has(text, "no-such-host.invalid"));
   }
