@@ -80,8 +80,8 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("lr.min", !constant, lr.min, built_in.lr.min, "lr.schedule is constant");
   check("lr.decay", !constant && lr.schedule != "inverse_sqrt", lr.decay, built_in.lr.decay,
         "the schedule has no end");
-  const bool own_valid = !spec.data.valid.empty() || !spec.data.valid_list.empty() ||
-                         !spec.data.valid_sets.empty();
+  const bool own_valid =
+      !spec.data.valid.empty() || !spec.data.valid_list.empty() || !spec.data.valid_sets.empty();
   check("data.split", !own_valid, spec.data.split, built_in.data.split,
         "data.valid is given, and all of data.train is trained on");
   const TrainSpec::Data::Tokenizer& tokenizer = spec.data.tokenizer;
