@@ -21,8 +21,6 @@ namespace {
 
 // Up to here looking at all pairs for each merge is faster than a heap.
 constexpr size_t kFew = 64;
-// Ids far beyond the number of tokens would only make the model's embedding huge.
-constexpr int64_t kSpareIds = 1 << 16;
 
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -77,7 +75,7 @@ void Bpe::read_vocab(const nlohmann::json& vocab, const std::string& place) {
   if (!vocab.is_object()) refuse(place, "has to be an object of tokens and their ids");
   if (vocab.empty()) refuse(place, "is empty");
   const auto count = static_cast<int64_t>(vocab.size());
-  const int64_t limit = 4 * count + kSpareIds;
+  const int64_t limit = most_ids(count);
   int64_t largest = 0;
   for (const auto& [token, id] : vocab.items()) {
     if (!id.is_number_integer() || id < 0 || id >= limit) {

@@ -15,6 +15,12 @@
 
 namespace mtl::tokenizer {
 
+// The ids of so many tokens are below this: ids far beyond their number would only make the model's
+// embedding huge.
+constexpr int64_t most_ids(int64_t tokens) {
+  return 4 * tokens + (1 << 16);
+}
+
 // What one thread needs to encode: pieces that it met, with their ids, and room to work.
 class BpeScratch {
  public:

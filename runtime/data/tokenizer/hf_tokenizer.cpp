@@ -22,8 +22,6 @@ namespace mtl::tokenizer {
 
 namespace {
 
-constexpr int64_t kSpareIds = 1 << 16;
-
 const nlohmann::json& bpe_model(const nlohmann::json& file, const std::string& place) {
   const nlohmann::json& model = member(file, "model", place);
   const std::string here = place + ": model";
@@ -61,7 +59,7 @@ std::vector<AddedToken> added_tokens_of(const nlohmann::json& file, const Bpe& b
   for (const nlohmann::json& json : list_member(file, "added_tokens", place)) {
     const std::string here = fmt::format("{}: added_tokens[{}]", place, tokens.size());
     AddedToken token{
-        .id = static_cast<int32_t>(size_member(json, "id", here, 4 * bpe.id_limit() + kSpareIds)),
+        .id = static_cast<int32_t>(size_member(json, "id", here, most_ids(bpe.id_limit()))),
         .content = string_member(json, "content", here),
         .single_word = bool_member(json, "single_word", here, false),
         .lstrip = bool_member(json, "lstrip", here, false),
