@@ -1,8 +1,9 @@
 // The controller of a job on several nodes: what each generation runs, what happens when something
-// fails, and who is told. Why nodes are not there yet is in gathering.h, why a generation ended in
-// verdict.h, whether there is another in restart.h. A state machine without sockets, threads
-// or a clock of its own: it is told what has happened and when, and it talks through a port.
-// Whoever drives it (job_hosts.cpp, job_member.cpp) owns the links.
+// fails, and who is told. Who takes part is in controller_members.cpp, why nodes are not there yet
+// is in gathering.h, why a generation ended in verdict.h, whether there is another in restart.h. A
+// state machine without sockets, threads or a clock of its own: it is told what has happened and
+// when, and it talks through a port. Whoever drives it (job_hosts.cpp, job_member.cpp) owns the
+// links.
 //
 //   gathering --(enough nodes)--> running --(a failure, a loss, a request)--> stopping
 //       ^                            |                                          |
