@@ -1,5 +1,6 @@
 #include "runtime/interchange/hf_rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace mtl {

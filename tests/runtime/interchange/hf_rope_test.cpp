@@ -1,6 +1,7 @@
 // The scalings of rotary positions that config.json may have: transformers' own frequencies
 // (tests/reference/rope_reference.py), what comes out again, and what is refused.
-#include <fstream>
+#include <algorithm>
+#include <cmath>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -56,8 +57,9 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
   const auto reference =
       nlohmann::json::parse(read_file(MTL_SOURCE_DIR "/tests/reference/rope.json"));
   const auto position = reference.at("position").get<int64_t>();
-  for (const auto& [name, wanted] : reference.at("cases").items()) {
-    CAPTURE(name);
+  for (const auto& one : reference.at("cases").items()) {
+    const nlohmann::json& wanted = one.value();
+    CAPTURE(one.key());
     std::string said;
     const HfModel model = read_scaled(llama_config(wanted.at("config")), said);
     CHECK(said == "");
@@ -84,10 +86,10 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     CHECK(said == "");
     // What came in comes out, key for key, but for what was not said and the two scales that are
     // one number.
-    for (const auto& [key, value] : wanted.at("config").at("rope_scaling").items()) {
-      if (key == "type" || key.starts_with("mscale")) continue;
-      CAPTURE(key);
-      CHECK(written.at("rope_parameters").at(key) == value);
+    for (const auto& field : wanted.at("config").at("rope_scaling").items()) {
+      if (field.key() == "type" || field.key().starts_with("mscale")) continue;
+      CAPTURE(field.key());
+      CHECK(written.at("rope_parameters").at(field.key()) == field.value());
     }
   }
 }

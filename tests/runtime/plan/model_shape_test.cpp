@@ -243,8 +243,8 @@ TEST_CASE("rotary frequencies are those of Llama 3.1's published rule") {
   for (const Published& p : {Published{128, 500000, 8}, {64, 500000, 32}}) {  // 3.1 8B, 3.2 1B
     CAPTURE(p.head_dim);
     const std::vector<double> plain = rope_frequencies(p.head_dim, p.base, {});
-    const std::vector<double> scaled = rope_frequencies(
-        p.head_dim, p.base, {.type = RopeScalingType::llama3, .factor = p.factor});
+    const std::vector<double> scaled =
+        rope_frequencies(p.head_dim, p.base, {.type = RopeScalingType::llama3, .factor = p.factor});
     REQUIRE(static_cast<int64_t>(plain.size()) == p.head_dim / 2);
     REQUIRE(scaled.size() == plain.size());
     int branches[3] = {};
