@@ -103,8 +103,9 @@ NodeOffer offer_of(const json& object) {
   offer.position = object.at("position");
   offer.addresses = bytes_of(object.at("addresses"));
   offer.port = object.at("port");
-  offer.machine = to_bytes(object.at("machine"));
-  offer.on_gpus = object.at("on_gpus");
+  // Another version may not say these, and is refused for being one.
+  offer.machine = to_bytes(object.value("machine", std::string()));
+  offer.on_gpus = object.value("on_gpus", false);
   return offer;
 }
 

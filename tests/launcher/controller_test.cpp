@@ -1,4 +1,6 @@
 // The controller of a job: its start, failures, requests, layouts, and its end.
+#include <nlohmann/json.hpp>
+
 #include "launcher/told_job.h"
 
 using namespace mtl;
@@ -154,6 +156,23 @@ TEST_CASE("two nodes with one machine_rank: the second is refused with a reason"
   CHECK(job.port.closed == std::vector<LinkId>{7});
   job.join(1);
   CHECK(job.port.count(JobMessage::assign) == 2);
+}
+
+TEST_CASE("an offer of an mtl that knew fewer fields is refused for its version, not passed over") {
+  ToldJob job(2, 2);
+  job.join(0);
+  NodeOffer offer;
+  offer.host = offer.key = "old";
+  offer.slots = 2;
+  offer.rank = 1;
+  offer.addresses = {"10.0.0.9"};
+  auto hello = nlohmann::json::parse(encode(HelloMessage{"0", "old", offer}));
+  hello.erase("dead_after_ms");
+  for (const char* field : {"machine", "on_gpus"}) REQUIRE(hello.at("offer").erase(field) == 1);
+  job.tell(7, JobMessage::hello, hello.dump(), 0);
+  const auto* refused = job.port.last(JobMessage::refuse, 7);
+  REQUIRE(refused != nullptr);
+  CHECK(refused->body.find("launch.version") != std::string::npos);
 }
 
 TEST_CASE("two names of one machine are an error where it has GPUs, and else a warning") {
