@@ -409,7 +409,11 @@ std::vector<std::string> Connection::certificate_paths() const {
   std::vector<std::string> paths = settings_.certificate_files;
   for (const std::string& path : settings_.identity_files) {
     const bool is_public = path.ends_with(".pub");
-    paths.push_back(path.substr(0, path.size() - (is_public ? 4 : 0)) + "-cert.pub");
+    std::string beside = path.substr(0, path.size() - (is_public ? 4 : 0)) + "-cert.pub";
+    // One that is named as well is offered once: a server counts what it refuses.
+    if (std::find(paths.begin(), paths.end(), beside) == paths.end()) {
+      paths.push_back(std::move(beside));
+    }
   }
   return paths;
 }
