@@ -4,8 +4,8 @@
   rope_reference.py        writes rope.json beside this file: for every case fields of a config.json,
                            the frequencies, the factor of cos and sin, and both at one position
 
-Needs PyTorch 1.13 or later and transformers 4.55 or later (mscale came with 4.51, truncate with
-4.55), of which nothing but its functions of frequencies is used.
+Needs PyTorch 1.13 or later and transformers 4.57 (4.55 does not read the factor of yarn, and 5 has
+another name for the dictionary), of which nothing but its functions of frequencies is used.
 """
 import json
 import os
