@@ -145,7 +145,7 @@ bool resolves_to_loopback(const std::string& name) {
 std::string machine_identity() {
   std::string identity = first_line("/proc/sys/kernel/random/boot_id");
   if (identity.empty()) return {};
-  for (const char* space : {"net", "pid", "uts"}) {
+  for (const char* space : {"mnt", "net", "pid", "uts"}) {
     std::error_code error;
     const auto link = std::filesystem::read_symlink(fmt::format("/proc/self/ns/{}", space), error);
     if (error) return {};

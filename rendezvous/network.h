@@ -30,8 +30,8 @@ std::string address_towards(const std::string& peer);
 std::string host_name();
 
 // The same for two processes that surely are on one machine: one kernel, one view of its processes,
-// one network. A container or a network namespace with a name of its own is another machine. "" if
-// that cannot be known.
+// files and network. A container, which may have GPUs of its own even where it shares the rest with
+// its host, is another machine, and so is a network namespace. "" if that cannot be known.
 std::string machine_identity();
 
 // Whether somebody who writes this means this machine alone: localhost, 127.0.0.1, ::1.
