@@ -220,7 +220,7 @@ struct TrainSpec {
     std::string nan = "stop";  // stop | skip: what a loss or gradient that is no number does
     double spike_factor = 10;  // of the usual distance from the mean of late; 0 = not looked for
     double straggler_factor = 1.25;  // of its peers' time, that a rank is slow at; 0 = no matter
-    int64_t max_time = 0;            // seconds from the start of the ranks; 0 = no limit
+    int64_t max_time = 0;            // seconds from the start of the job; 0 = no limit
   } health;
   struct Launch {
     std::string spawn = "processes";  // processes | threads: what the ranks of this machine are
