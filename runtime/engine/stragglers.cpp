@@ -100,7 +100,9 @@ std::vector<StragglerVerdict> StragglerJudge::judge(int64_t step, int64_t steps,
     Busy busy = rank.busy;
     for (double& phase : busy) phase /= static_cast<double>(sequences);
     window.busy.push_back(busy);
-    window.total_s = std::max(window.total_s, rank.total / static_cast<double>(steps));
+    // Saves lie between steps: the job takes at least as long as its busiest rank.
+    const double took = std::max(rank.total, sum_of(rank.busy));
+    window.total_s = std::max(window.total_s, took / static_cast<double>(steps));
   }
   windows_.push_back(std::move(window));
   if (windows_.size() > kSustained) windows_.pop_front();

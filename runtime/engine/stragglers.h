@@ -31,7 +31,7 @@ constexpr size_t kBusyPhases = 4;
 // Of one rank over a window of steps, in seconds.
 struct RankTimes {
   std::array<double, kBusyPhases> busy = {};
-  double total = 0;  // that the steps took
+  double total = 0;  // that the steps took, without the saves between them
 };
 
 struct StragglerVerdict {

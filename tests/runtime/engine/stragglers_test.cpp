@@ -106,6 +106,21 @@ TEST_CASE("slow from the start, later, in each phase: after four windows, with p
   }
 }
 
+TEST_CASE("what saves cost is told of the time with them, which lies between the steps") {
+  StragglerJudge judge(kThreshold, all_alike(3));
+  std::vector<StragglerVerdict> told;
+  for (int64_t window = 1; window <= 4; ++window) {
+    std::vector<RankTimes> times(3, {.busy = {0, 0.5, 0, 2.5}, .total = 0.5});
+    times[1].busy = {0, 0.5, 0, 5.5};
+    told = judge.judge(kWindow * window, kWindow, kWindow, times);
+  }
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].rank == 1);
+  CHECK(told[0].phase == Phase::save);
+  CHECK(told[0].factor == doctest::Approx(2));
+  CHECK(told[0].job_speed == doctest::Approx(0.5));
+}
+
 TEST_CASE("a hiccup is nothing, one that comes again and again neither") {
   CHECK(told_of(all_alike(4), 50, [](int rank, int window) {
           return rank == 1 && window == 20 ? 30.0 : 1.0;
