@@ -268,7 +268,7 @@ class Rank {
     if (!stragglers_) return;
     const int64_t sequences = plan_.batch.at(next_step_ - 1).global_batch;
     for (const auto& news : stragglers_->step_done(next_step_, sequences, step_s)) {
-      reporter_->straggler(next_step_, news.report, news.words);
+      reporter_->straggler(next_step_, news.report, news.words, news.shown);
     }
   }
 

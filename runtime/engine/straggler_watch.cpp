@@ -83,7 +83,8 @@ std::vector<StragglerWatch::News> StragglerWatch::step_done(int64_t step, int64_
   size_t slow = 0, recovered = 0;
   for (const StragglerVerdict& verdict : verdicts) {
     size_t& told = verdict.recovered ? recovered : slow;
-    if (++told <= kMostNews) news.push_back(news_of(verdict, step));
+    news.push_back(news_of(verdict, step));
+    news.back().shown = ++told <= kMostShown;
   }
   return news;
 }

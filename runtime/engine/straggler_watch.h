@@ -29,14 +29,15 @@ class StragglerWatch {
   struct News {
     StragglerReport report;
     Diagnostic words;
+    bool shown = true;  // also where the progress is seen
   };
   // Every rank after step `step` (from 1) of so many sequences, which took `seconds`; collective
-  // where a window ends. On rank 0: what there is to tell, at most kMostNews of each kind at a
-  // time.
+  // where a window ends. On rank 0: what there is to tell, of which at most kMostShown of each kind
+  // at a time are shown: a host that is slow has many ranks.
   std::vector<News> step_done(int64_t step, int64_t sequences, double seconds);
 
  private:
-  static constexpr size_t kMostNews = 4;
+  static constexpr size_t kMostShown = 4;
 
   std::vector<RankTimes> gather() const;
   News news_of(const StragglerVerdict& verdict, int64_t step) const;

@@ -310,12 +310,12 @@ void Reporter::warning(const std::string& name, int64_t step, const Diagnostic& 
   state_->warn(name, step, diagnostic, shown);
 }
 
-void Reporter::straggler(int64_t step, const StragglerReport& report,
-                         const Diagnostic& diagnostic) {
+void Reporter::straggler(int64_t step, const StragglerReport& report, const Diagnostic& diagnostic,
+                         bool shown) {
   State& s = *state_;
   s.stragglers.erase(report.rank);
   if (!report.recovered) s.stragglers.emplace(report.rank, report);
-  s.warn(report.recovered ? "straggler_recovered" : "straggler", step, diagnostic, true,
+  s.warn(report.recovered ? "straggler_recovered" : "straggler", step, diagnostic, shown,
          straggler_json(report));
   s.write_status(true);
 }

@@ -118,7 +118,8 @@ class Reporter {
                bool shown = true);
   // The same as the event "straggler" or "straggler_recovered", with the numbers; status.json has
   // the ranks that are slow.
-  void straggler(int64_t step, const StragglerReport& report, const Diagnostic& diagnostic);
+  void straggler(int64_t step, const StragglerReport& report, const Diagnostic& diagnostic,
+                 bool shown = true);
   // state: "done" | "stopped" | "failed". A Reporter destroyed after start() without finish()
   // records "failed".
   void finish(const std::string& state, const std::vector<std::string>& lines);

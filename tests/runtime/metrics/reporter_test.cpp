@@ -213,16 +213,24 @@ TEST_CASE("a slow rank is an event, a warning and in status.json until it keeps 
                                           {"phase", "reading data"},
                                           {"factor", 1.5},
                                           {"job_speed", 0.75}});
+  StragglerReport other = slow;
+  other.rank = 4;
+  reporter.straggler(20, other, {.code = "rank.straggler", .what = "rank 4 is slow"}, false);
+  CHECK(status().at("stragglers").size() == 2);
+  other.recovered = true;
+  reporter.straggler(80, other, {.code = "rank.straggler", .what = "rank 4 keeps up"}, false);
   slow.recovered = true;
   reporter.straggler(90, slow, {.code = "rank.straggler", .what = "rank 3 keeps up again"});
   CHECK_FALSE(status().contains("stragglers"));
   const std::vector<json> events = lines_of(dir.path() / "events.jsonl");
-  REQUIRE(events.size() == 3);
+  REQUIRE(events.size() == 5);
   CHECK(events[1]["event"] == "straggler");
   CHECK(events[1]["step"] == 20);
   CHECK(events[1]["rank"] == 3);
   CHECK(events[1]["reason"] == "rank 3 is slow");
-  CHECK(events[2]["event"] == "straggler_recovered");
+  CHECK(events[2]["rank"] == 4);
+  CHECK(events[4]["event"] == "straggler_recovered");
+  CHECK(events[4]["rank"] == 3);
   int shown = 0;
   for (const json& record : pipe.records()) {
     if (record["kind"] != "warning") continue;
