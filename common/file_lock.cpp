@@ -12,6 +12,7 @@ std::optional<Fd> take_lock(const std::filesystem::path& path) {
   Fd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   // Who only looks, as below, has it for a moment.
   for (int attempt = 0; lock && flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) break;
     if (attempt == 4) return std::nullopt;
     usleep(20'000);
