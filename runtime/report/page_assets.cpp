@@ -84,7 +84,7 @@ table{border-collapse:collapse;width:100%;font-size:13.5px}
 th{text-align:left;font-weight:600;color:var(--soft);font-size:12.5px;white-space:nowrap}
 th,td{padding:6px 14px 6px 0;border-bottom:1px solid var(--faint);vertical-align:top}
 td{overflow-wrap:anywhere}
-.written{white-space:pre-wrap}
+.written{white-space:pre-wrap;width:100%}
 td.n,th.n{text-align:right;white-space:nowrap}
 td.t{white-space:nowrap;color:var(--soft);width:1%;padding-right:28px}
 code{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
