@@ -68,7 +68,6 @@ void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape)
   // transformers 5 has theta and scaling in one object.
   const bool old = config.find("rope_scaling") != nullptr;
   ConfigReader scaling = config.section(old ? "rope_scaling" : "rope_parameters");
-  if (old) config.find("rope_parameters");  // the same again
   for (const auto& [key, value] : scaling.json().items()) {
     if (!value.is_object()) continue;
     return config.refuse(
@@ -76,6 +75,17 @@ void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape)
         "this model cannot be run by mtl");
   }
   shape.rope_base = scaling.number_in(kThetaRange, "rope_theta", shape.rope_base);
+  if (old) {
+    // The same again, but where somebody has put a scaling beside an object of transformers 5.
+    const double again =
+        config.section("rope_parameters").number_in(kThetaRange, "rope_theta", shape.rope_base);
+    if (again != shape.rope_base) {
+      return config.refuse(
+          fmt::format("'rope_theta' is {} in 'rope_parameters' and {} beside 'rope_scaling'", again,
+                      shape.rope_base),
+          "keep the one that the model was trained with");
+    }
+  }
   refuse_partial_rope(scaling);
   const std::string type = scaling.text("rope_type", scaling.text("type", "default"));
   RopeScaling& to = shape.rope_scaling;

@@ -150,6 +150,16 @@ TEST_CASE("scalings that are not here or say too little are refused by name") {
             "layers of the kind 'full_attention' have rotary positions of their own"));
   CHECK(has(refused("rope_parameters", {{"partial_rotary_factor", 0.5}}),
             "'partial_rotary_factor' is not 1"));
+  const auto beside = [&](double theta) {
+    std::string said;
+    read_scaled(llama_config({{"rope_theta", nullptr},
+                              {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
+                              {"rope_parameters", {{"rope_theta", theta}}}}),
+                said);
+    return said;
+  };
+  CHECK(beside(10'000) == "");
+  CHECK(has(beside(1e6), "'rope_theta' is 1000000 in 'rope_parameters' and 10000 beside"));
   CHECK(has(yarn({{"factor", 0.5}}), "'factor' of 'rope_scaling' is 0.5"));
   CHECK(has(yarn({{"beta_fast", 1.0}}), "'beta_slow' 1 of the scaling is not below 'beta_fast' 1"));
   CHECK(has(yarn({{"attention_factor", 0}}), "'attention_factor' of 'rope_scaling' is 0"));
