@@ -1,11 +1,10 @@
 // A configuration made from what this machine has, and where the default file lies.
-#include "launcher/launch_config.h"
-
 #include <cstdlib>
 #include <filesystem>
 
 #include <doctest/doctest.h>
 
+#include "launcher/launch_config.h"
 #include "launcher/processes.h"
 
 using namespace mtl;
