@@ -4,9 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "rendezvous/network.h"
 
 namespace mtl {
 
@@ -29,12 +30,10 @@ StragglerWatch::StragglerWatch(double threshold, const Grid& grid, Communicator&
       clock_(clock),
       experts_(grid.sizes()[Axis::ep] > 1),
       window_s_(window_s),
-      judge_(threshold, straggler_peers(grid)) {
+      judge_(threshold, grid.groups(Grid::kSameWork)) {
   std::vector<CardTexts> texts(static_cast<size_t>(all_ranks.size()));
   CardTexts& own = texts[static_cast<size_t>(all_ranks.rank())];
-  std::array<char, 256> host = {};
-  ::gethostname(host.data(), host.size() - 1);
-  put_text(host.data(), own[0]);
+  put_text(host_name(), own[0]);
   put_text(device, own[1]);
   const auto bytes = static_cast<int64_t>(sizeof(CardTexts));
   const Tensor all(texts.data(), DType::u8, {bytes * all_ranks.size()});

@@ -12,6 +12,7 @@
 #include "runtime/comm/communicator.h"
 #include "runtime/engine/stragglers.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/plan/grid.h"
 
 namespace mtl {
 

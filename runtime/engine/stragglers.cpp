@@ -53,30 +53,19 @@ const char* phase_words(Phase phase) {
   }
 }
 
-std::vector<int> straggler_peers(const Grid& grid) {
-  std::vector<int> peers;
-  for (int rank = 0; rank < grid.world(); ++rank) {
-    const Coord coord = grid.coord(rank);
-    peers.push_back(coord[Axis::pp] * grid.sizes()[Axis::ep] + coord[Axis::ep]);
+StragglerJudge::StragglerJudge(double threshold, const std::vector<std::vector<int>>& peers)
+    : threshold_(threshold),
+      lone_(std::all_of(peers.begin(), peers.end(),
+                        [](const std::vector<int>& group) { return group.size() == 1; })) {
+  for (const std::vector<int>& group : peers) {
+    if (groups_.empty() || !lone_) groups_.emplace_back();
+    groups_.back().insert(groups_.back().end(), group.begin(), group.end());
+    states_.resize(states_.size() + group.size());
   }
-  return peers;
-}
-
-StragglerJudge::StragglerJudge(double threshold, std::vector<int> peers)
-    : threshold_(threshold), states_(peers.size()) {
-  for (size_t rank = 0; rank < peers.size(); ++rank) {
-    const auto group = static_cast<size_t>(peers[rank]);
-    if (groups_.size() <= group) groups_.resize(group + 1);
-    groups_[group].push_back(rank);
-    group_of_.push_back(group);
+  group_of_.resize(states_.size());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (const size_t rank : groups_[group]) group_of_[rank] = group;
   }
-  lone_ = std::all_of(groups_.begin(), groups_.end(),
-                      [](const std::vector<size_t>& group) { return group.size() <= 1; });
-  if (!lone_) return;
-  std::vector<size_t> everybody(peers.size());
-  std::iota(everybody.begin(), everybody.end(), size_t{0});
-  groups_ = {std::move(everybody)};
-  group_of_.assign(peers.size(), 0);
 }
 
 std::vector<double> StragglerJudge::factors(const std::vector<double>& values) const {

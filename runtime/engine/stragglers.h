@@ -21,7 +21,6 @@
 
 #include "common/error.h"
 #include "runtime/device/step_clock.h"
-#include "runtime/plan/grid.h"
 
 namespace mtl {
 
@@ -48,8 +47,8 @@ class StragglerJudge {
  public:
   static constexpr size_t kSustained = 4;  // windows
 
-  // `peers`: by rank the number of the group, from 0, whose ranks have the same work.
-  StragglerJudge(double threshold, std::vector<int> peers);
+  // `peers`: all ranks, those with the same work together.
+  StragglerJudge(double threshold, const std::vector<std::vector<int>>& peers);
 
   // Of the window that ends with step `step`, had so many steps and sequences; by rank. The slowest
   // first.
@@ -70,7 +69,7 @@ class StragglerJudge {
   StragglerVerdict verdict(size_t rank) const;
 
   const double threshold_;
-  bool lone_ = false;
+  const bool lone_;
   std::vector<std::vector<size_t>> groups_;
   std::vector<size_t> group_of_;
   std::vector<State> states_;
@@ -81,9 +80,6 @@ class StragglerJudge {
   };
   std::deque<Window> windows_;
 };
-
-// Ranks of one stage have the same work, but for experts, where a rank has what goes to its own.
-std::vector<int> straggler_peers(const Grid& grid);
 
 // What a person reads. `name`: who the rank is, "rank 3 (node7, GPU 3)". Code rank.straggler.
 Diagnostic straggler_words(const StragglerVerdict& verdict, const std::string& name, bool lone,

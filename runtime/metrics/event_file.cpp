@@ -11,6 +11,7 @@
 #include <boost/crc.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/network.h"
 #include "runtime/metrics/run_files.h"
 
 namespace mtl {
@@ -107,12 +108,6 @@ int64_t file_time(const fs::path& folder, EventFile::Time now) {
     time = std::max(time, there + 1);
   }
   return time;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 }  // namespace

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "common/file_lock.h"
+#include "rendezvous/network.h"
 #include "runtime/metrics/format.h"
 
 namespace mtl {
@@ -24,9 +24,7 @@ std::string text_of_member(const nlohmann::json& json, const char* key) {
 
 bool was_launched_here(const std::filesystem::path& dir) {
   std::ifstream in(dir / "env.json");
-  char here[256] = {};
-  gethostname(here, sizeof here - 1);
-  return text_of_member(nlohmann::json::parse(in, nullptr, false), "host") == here;
+  return text_of_member(nlohmann::json::parse(in, nullptr, false), "host") == host_name();
 }
 
 }  // namespace

@@ -76,6 +76,8 @@ class Grid {
   // ranks of context parallelism; of experts fewer.
   static constexpr AxisSet kData = {Axis::cp, Axis::ep, Axis::dp};
   static constexpr AxisSet kExpertData = {Axis::cp, Axis::dp};
+  // Ranks with the same work: those of a stage, with experts those of it that have the same ones.
+  static constexpr AxisSet kSameWork = {Axis::tp, Axis::cp, Axis::dp};
   int data_ranks() const { return sizes_[Axis::cp] * replicas(); }
   Holders holders(const Coord& coord) const;
   // The ranks that differ from `rank` only on `axes`, ascending; `rank` is one of them.

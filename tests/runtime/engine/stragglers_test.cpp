@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <thread>
 
 #include <doctest/doctest.h>
 
 #include "runtime/engine/straggler_watch.h"
+#include "runtime/plan/grid.h"
 #include "support/layouts.h"
 #include "support/specs.h"
 #include "support/text.h"
@@ -31,17 +33,21 @@ struct Told {
   StragglerVerdict verdict;
 };
 
+using Peers = std::vector<std::vector<int>>;
+
 // What is told of `windows` windows; `phase` is what a slow rank is slow in.
-std::vector<Told> told_of(const std::vector<int>& peers, int windows, const Slowness& slowness,
+std::vector<Told> told_of(const Peers& peers, int windows, const Slowness& slowness,
                           double noise = 0, Phase phase = Phase::compute, uint32_t seed = 1) {
   std::mt19937 random(seed);
   std::normal_distribution<double> varies(0, noise);
   StragglerJudge judge(kThreshold, peers);
+  size_t ranks = 0;
+  for (const std::vector<int>& group : peers) ranks += group.size();
   std::vector<Told> told;
   for (int window = 0; window < windows; ++window) {
-    std::vector<RankTimes> times(peers.size());
+    std::vector<RankTimes> times(ranks);
     double longest = 0;
-    for (size_t rank = 0; rank < peers.size(); ++rank) {
+    for (size_t rank = 0; rank < ranks; ++rank) {
       const double more = slowness(static_cast<int>(rank), window) - 1;
       std::array<double, kBusyPhases>& busy = times[rank].busy;
       busy = {0.002, 0.080, 0.018, 0};
@@ -59,8 +65,10 @@ std::vector<Told> told_of(const std::vector<int>& peers, int windows, const Slow
   return told;
 }
 
-std::vector<int> all_alike(int ranks) {
-  return std::vector<int>(static_cast<size_t>(ranks), 0);
+Peers all_alike(int ranks) {
+  std::vector<int> everybody(static_cast<size_t>(ranks));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return {everybody};
 }
 
 }  // namespace
@@ -168,7 +176,7 @@ TEST_CASE("all slow is nobody, two of eight are two, one of two is the slower") 
 TEST_CASE("stages of other work are not compared") {
   // Two stages of three ranks; the second has twice the work. One rank of the first is slow, and
   // still faster than the second.
-  const auto told = told_of({0, 0, 0, 1, 1, 1}, 50, [](int rank, int) {
+  const auto told = told_of({{0, 1, 2}, {3, 4, 5}}, 50, [](int rank, int) {
     return rank >= 3 ? 2.0 : rank == 1 ? 1.5 : 1.0;
   });
   REQUIRE(told.size() == 1);
@@ -177,7 +185,7 @@ TEST_CASE("stages of other work are not compared") {
 }
 
 TEST_CASE("ranks without peers are compared with what they were, against what all have become") {
-  const std::vector<int> peers = {0, 1, 2};
+  const Peers peers = {{0}, {1}, {2}};
   const auto work = [](int rank) { return 1.0 + rank; };
   CHECK(told_of(peers, 50, [&](int rank, int) { return work(rank); }).empty());
   // A machine that all share becomes slower: nobody's fault. And a fast beginning is no measure for
@@ -189,7 +197,7 @@ TEST_CASE("ranks without peers are compared with what they were, against what al
           return work(rank) * (rank == 1 && window < 20 ? 2 : 1);
         }).empty());
   for (const size_t ranks : {size_t{2}, size_t{3}}) {
-    const std::vector<int> some(peers.begin(), peers.begin() + static_cast<ptrdiff_t>(ranks));
+    const Peers some(peers.begin(), peers.begin() + static_cast<ptrdiff_t>(ranks));
     const auto told = told_of(some, 50, [&](int rank, int window) {
       return work(rank) * (rank == 1 && window >= 20 ? 1.5 : 1);
     });
@@ -209,12 +217,12 @@ TEST_CASE("peers are the ranks of a stage, and with experts those that have the 
     sizes[Axis::ep] = ep;
     sizes[Axis::dp] = dp;
     sizes[Axis::pp] = pp;
-    return straggler_peers(Grid(sizes));
+    return Grid(sizes).groups(Grid::kSameWork);
   };
-  CHECK(of(2, 1, 1, 2, 1) == std::vector<int>{0, 0, 0, 0});
-  CHECK(of(1, 2, 1, 1, 2) == std::vector<int>{0, 0, 1, 1});
-  CHECK(of(1, 1, 2, 2, 1) == std::vector<int>{0, 1, 0, 1});
-  CHECK(of(1, 1, 1, 1, 3) == std::vector<int>{0, 1, 2});
+  CHECK(of(2, 1, 1, 2, 1) == Peers{{0, 1, 2, 3}});
+  CHECK(of(1, 2, 1, 1, 2) == Peers{{0, 1}, {2, 3}});
+  CHECK(of(1, 1, 2, 2, 1) == Peers{{0, 2}, {1, 3}});
+  CHECK(of(1, 1, 1, 1, 3) == Peers{{0}, {1}, {2}});
 }
 
 TEST_CASE("the words say who, where, how much and what to do") {
