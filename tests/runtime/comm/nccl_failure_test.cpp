@@ -1,0 +1,195 @@
+// The NCCL transport when ranks do not come, leave, or call something else: who is named.
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "runtime/comm/nccl/flight_recorder.h"
+#include "runtime/comm/nccl_harness.h"
+#include "runtime/comm/queue.h"
+#include "support/temp_dir.h"
+#include "support/text.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using namespace std::chrono_literals;
+
+TEST_CASE("nccl: all_to_all with counts that do not agree ends by the timeout with its name") {
+  std::atomic<bool> ended{false};
+  const auto outcomes = run_gpus(
+      2, When::threads,
+      [&](RankOfGpus& rank) {
+        const auto group = rank.world.group(all_ranks(2));
+        const Tensor from(rank.world.allocate(400), DType::f32, {100});
+        const Tensor to(rank.world.allocate(400), DType::f32, {100});
+        const std::vector<int64_t> half = {50, 50}, less = {50, 40};
+        group->barrier();
+        if (rank.world.rank() == 1) {
+          group->all_to_all_v(from, half, to, half);
+          while (!ended) std::this_thread::sleep_for(1ms);
+          return;
+        }
+        try {
+          group->all_to_all_v(from, half, to.slice(0, 90), less);
+          group->barrier();
+        } catch (...) {
+          ended = true;
+          throw;
+        }
+      },
+      1s);
+  CAPTURE(outcomes[0].text);
+  CHECK(outcomes[0].code == "comm.timeout");
+  CHECK(has(outcomes[0].text,
+            "operation 2 of the group of ranks 0, 1, all_to_all(F32), has not ended within"));
+}
+
+TEST_CASE("nccl: a rank that does not come to an operation is named with its number") {
+  const TempDir dir;
+  std::atomic<bool> told{false};
+  const auto outcomes = run_gpus(
+      3, When::threads,
+      [&](RankOfGpus& rank) {
+        const auto group = rank.world.group(all_ranks(3));
+        const Tensor x(rank.world.allocate(400), DType::f32, {100});
+        for (int i = 0; i < 4; ++i) group->all_reduce(x);
+        group->barrier();
+        try {
+          if (rank.world.rank() != 1) group->barrier();
+          // It has something else to do, until the others have given up.
+          while (!told) {
+            group->check();
+            std::this_thread::sleep_for(1ms);
+          }
+        } catch (...) {
+          told = true;
+          throw;
+        }
+      },
+      300ms, dir.path());
+  int reported = 0;
+  for (const int rank : {0, 2}) {
+    const Outcome& outcome = outcomes[static_cast<size_t>(rank)];
+    CAPTURE(outcome.text);
+    if (outcome.code == "comm.peer_lost") continue;  // the other one was first
+    ++reported;
+    CHECK(outcome.code == "comm.timeout");
+    CHECK(has(outcome.text,
+              "operation 6 of the group of ranks 0, 1, 2, barrier, has not "
+              "ended within 0.3 s: rank 1 has not called it (its last there "
+              "is 5)"));
+    CHECK(has(outcome.text, "nccl-rank-"));
+  }
+  CHECK(reported >= 1);
+  CHECK((outcomes[1].code == "comm.peer_lost" || outcomes[1].code == ""));
+  std::ifstream in(dir.path() / "nccl-rank-0.jsonl");
+  std::ostringstream text;
+  text << in.rdbuf();
+  const auto dump = nccl::parse_flight(text.str());
+  REQUIRE(dump);
+  CHECK(dump->rank == 0);
+  REQUIRE(dump->entries.size() == 6);
+  CHECK(dump->entries[0].what == "all_reduce(100 x F32, sum)");
+  CHECK(dump->entries[4].finished > 0);
+  CHECK(dump->entries[5].started > 0);
+  CHECK(dump->entries[5].finished == 0);
+}
+
+TEST_CASE("nccl: a rank that does not come to connect is named") {
+  std::atomic<int> ended{0};
+  const auto outcomes = run_gpus(
+      2, When::threads,
+      [&](RankOfGpus& rank) {
+        const auto group = rank.world.group(all_ranks(2));
+        struct End {
+          std::atomic<int>& ended;
+          ~End() { ++ended; }
+        } end{ended};
+        if (rank.world.rank() == 0) return group->barrier();
+        while (ended == 0) std::this_thread::sleep_for(1ms);
+      },
+      200ms);
+  CAPTURE(outcomes[0].text);
+  CHECK(outcomes[0].code == "comm.timeout");
+  CHECK(has(outcomes[0].text, "for the group of ranks 0, 1 to connect: missing: 1"));
+}
+
+TEST_CASE("nccl: ranks that call different operations learn who called what") {
+  const auto outcomes = run_gpus(
+      2, When::threads,
+      [&](RankOfGpus& rank) {
+        const auto group = rank.world.group(all_ranks(2));
+        const Tensor x(rank.world.allocate(400), DType::f32, {100});
+        group->all_reduce(x);
+        if (rank.world.rank() == 0) {
+          group->all_reduce(x.slice(0, 50));
+        } else {
+          group->broadcast(x, 0);
+        }
+        group->barrier();
+      },
+      300ms);
+  bool told = false;
+  for (const Outcome& outcome : outcomes) {
+    CAPTURE(outcome.text);
+    CHECK((outcome.code == "comm.mismatch" || outcome.code == "comm.peer_lost"));
+    if (outcome.code != "comm.mismatch") continue;
+    told = true;
+    CHECK(has(outcome.text, "operation 2 of the group of ranks 0, 1, "));
+    CHECK(has(outcome.text, "rank 1 calls broadcast(100 x F32, root 0) instead"));
+  }
+  CHECK(told);
+}
+
+TEST_CASE("nccl: a rank that leaves takes its peers along") {
+  const auto outcomes = run_gpus(3, When::threads, [&](RankOfGpus& rank) {
+    const auto group = rank.world.group(all_ranks(3));
+    group->barrier();
+    if (rank.world.rank() == 2) {
+      rank.world.leave();
+      group->check();
+    }
+    group->barrier();
+  });
+  for (const Outcome& outcome : outcomes) {
+    CAPTURE(outcome.text);
+    CHECK(outcome.code == "comm.peer_lost");
+    CHECK(has(outcome.text, "rank 2 has "));
+  }
+}
+
+TEST_CASE("nccl: operations of several groups that will never end are given up together") {
+  for (const When when : kWhen) {
+    CAPTURE(std::string(name_of(when)));
+    const auto outcomes = run_gpus(3, when, [&](RankOfGpus& rank) {
+      const auto device = make_fake_device(rank.gpu);
+      const auto all = rank.world.group(all_ranks(3));
+      const auto beside = rank.world.group(all_ranks(3));
+      const Tensor x(rank.world.allocate(400), DType::f32, {100});
+      const Tensor y(rank.world.allocate(400), DType::f32, {100});
+      all->barrier();
+      beside->barrier();
+      if (rank.world.rank() == 2) {
+        std::this_thread::sleep_for(200ms);  // until the others are in both
+        rank.world.leave();
+        all->check();
+      }
+      CommQueue queue(true, beside->lane());
+      queue.start([&] { beside->all_reduce(x); });
+      all->all_reduce(y);
+      float host = 0;
+      device->copy_to_host(&host, y.slice(0, 1));
+      all->check();
+    });
+    for (const Outcome& outcome : outcomes) {
+      CAPTURE(outcome.text);
+      CHECK(outcome.code == "comm.peer_lost");
+    }
+    CHECK(hopeless_aborts() == 0);
+  }
+}

@@ -1,0 +1,125 @@
+#include "runtime/engine/layout_matrix.h"
+
+#include <functional>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "support/specs.h"
+
+namespace mtl::test {
+
+bool runs_all(Model model) {
+  return model == Model::gpt2_tied || model == Model::llama_untied;
+}
+
+TrainSpec spec_of(Model model) {
+  TrainSpec spec = spec_with({.layers = 8, .micro_batch = 1});
+  spec.model.dropout.hidden = 0.1;
+  // Costs most of the time of so small a model.
+  spec.model.dropout.attention = runs_all(model) ? 0.0 : 0.1;
+  spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
+  if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {
+    spec.model.kv_heads = 2;
+    spec.model.ffn = 80;
+    use_llama_blocks(spec);
+    spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 16};
+    spec.model.qk_norm = true;
+  }
+  if (model == Model::mixtral) {
+    spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
+    spec.model.qk_norm = false;
+  }
+  spec.train.seed = 11;
+  spec.lr.max = 1e-3;
+  spec.lr.warmup = 5;
+  return spec;
+}
+
+Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps) {
+  const auto source = markov_tokens(20'000, kVocab);
+  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
+  Trajectory result;
+  run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+    rank.trainer.initialise();
+    collect(rank.trainer, Which::master, result.initial);
+    rank.trainer.gradients(0, *source, sampler);
+    collect(rank.trainer, Which::grad, result.first_gradients);
+    for (int64_t step = 0; step < steps; ++step) {
+      const StepResult done = rank.trainer.step(step, *source, sampler, {});
+      if (rank.rank == 0) {
+        result.losses.push_back(done.loss);
+        result.norms.push_back(done.grad_norm);
+        result.scales.push_back(done.loss_scale);
+        result.aux.push_back(done.moe_aux_loss);
+        result.z.push_back(done.moe_z_loss);
+        result.turns.push_back(done.moe_turns);
+      }
+      if (step + 1 != kBitSteps) continue;
+      collect(rank.trainer, Which::master, result.weights);
+      const double valid = rank.trainer.evaluate(*source, 7);
+      if (rank.rank == 0) result.valid = valid;
+    }
+  });
+  return result;
+}
+
+void check_bits(const Trajectory& a, const Trajectory& b) {
+  const auto begin_of = [&](const std::vector<double>& all) {
+    return std::vector<double>(all.begin(), all.begin() + kBitSteps);
+  };
+  CHECK(a.initial == b.initial);
+  CHECK(a.first_gradients == b.first_gradients);
+  CHECK(a.losses == begin_of(b.losses));
+  CHECK(a.norms == begin_of(b.norms));
+  CHECK(a.scales == begin_of(b.scales));
+  CHECK(a.weights == b.weights);
+  CHECK(a.valid == b.valid);
+}
+
+void check_near(const Trajectory& split, const Trajectory& single, const Bounds& bounds) {
+  CHECK(split.initial == single.initial);
+  CHECK(split.scales == single.scales);
+  CHECK(split.losses[0] == doctest::Approx(single.losses[0]).epsilon(bounds.first_loss));
+  for (const auto& [name, gradient] : single.first_gradients) {
+    CAPTURE(name);
+    CHECK(relative_error(split.first_gradients.at(name), gradient) < bounds.first_gradient);
+  }
+  for (size_t step = 0; step < single.losses.size(); ++step) {
+    CAPTURE(step);
+    CHECK(split.losses[step] == doctest::Approx(single.losses[step]).epsilon(bounds.loss));
+  }
+  CHECK(split.valid == doctest::Approx(single.valid).epsilon(bounds.loss));
+}
+
+void check_variants(const TrainSpec& spec, const Trajectory& base,
+                    const std::vector<Variant>& variants, bool all) {
+  for (const Variant& variant : variants) {
+    if (!all && !variant.any_head) continue;
+    CAPTURE(variant.name);
+    TrainSpec changed = spec;
+    variant.change(changed);
+    check_bits(train(changed, variant.layout, kBitSteps), base);
+  }
+}
+void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
+                const std::function<Bounds(const Row&)>& bounds) {
+  const Trajectory single = train(spec, {}, kSteps);
+  if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
+  for (const Row& row : rows) {
+    if (!all && !row.any_head) continue;
+    CAPTURE(row.base.tp);
+    CAPTURE(row.base.dp);
+    CAPTURE(row.base.cp);
+    CAPTURE(row.base.ep);
+    CAPTURE(row.base.zero_ranks);
+    CAPTURE(row.sequence_parallel);
+    TrainSpec divided = spec;
+    divided.parallel.sp = row.sequence_parallel ? "true" : "false";
+    const Trajectory base = row.base.world() == 1 ? single : train(divided, row.base, kSteps);
+    check_near(base, single, bounds(row));
+    check_variants(divided, base, row.variants, all);
+  }
+}
+
+}  // namespace mtl::test

@@ -1,0 +1,103 @@
+// The layout matrix: every way to divide a run trains the same model (design idea B).
+//
+// What is arithmetically the same has the same bits: pipeline and virtual stages, the order of the
+// schedule, recompute, ZeRO-1, overlap, in every precision; ZeRO-2 and 3 too, where a step has one
+// micro-batch. What only changes the order of sums (TP, SP, CP, DP; ZeRO-2 and 3 with several
+// micro-batches, which are added up after the replicas and not before; several copies of what ZeRO
+// divides, each of which is summed before they are added) stays, in fp32, within 1e-6
+// at the first step, 1e-5 (Frobenius) of every first gradient, and 1e-4 over 20 steps; in half
+// precision within the bounds derived below.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/layouts.h"
+
+namespace mtl::test {
+
+inline constexpr int32_t kVocab = 61;
+#ifdef __SANITIZE_ADDRESS__
+// Memory errors show in the first steps; all would take too long.
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+inline constexpr int64_t kSteps = kSanitized ? 4 : 20;  // of what is compared within bounds
+// Of what is compared bit by bit: nothing is left to drift.
+inline constexpr int64_t kBitSteps = kSanitized ? 2 : 10;
+
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
+inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
+                                    Model::llama_tied};
+// Models that run every row; the others run those where their heads matter.
+bool runs_all(Model model);
+// Eight layers, four heads, two KV heads (so that tp 4 copies them), micro-batches of one.
+TrainSpec spec_of(Model model);
+
+struct Trajectory {
+  GlobalTensors initial, first_gradients;
+  std::vector<double> losses, norms, scales, aux, z, turns;
+  // After kBitSteps.
+  GlobalTensors weights;
+  double valid = 0;
+};
+Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps);
+
+// `a` ran for kBitSteps, `b` perhaps for longer.
+void check_bits(const Trajectory& a, const Trajectory& b);
+
+struct Bounds {
+  double first_loss, first_gradient, loss;  // relative
+};
+inline constexpr Bounds kFp32 = {1e-6, 1e-5, 1e-4};
+void check_near(const Trajectory& split, const Trajectory& single, const Bounds& bounds);
+
+inline void same(TrainSpec&) {}
+inline void zero0(TrainSpec& s) {
+  s.parallel.zero = 0;
+}
+inline void zero2(TrainSpec& s) {
+  s.parallel.zero = 2;
+}
+inline void zero3(TrainSpec& s) {
+  s.parallel.zero = 3;
+}
+inline void gpipe(TrainSpec& s) {
+  s.parallel.schedule = "gpipe";
+}
+inline void full(TrainSpec& s) {
+  s.recompute.mode = "full";
+}
+inline void selective(TrainSpec& s) {
+  s.recompute.mode = "selective";
+  s.recompute.modules = {"core_attn", "norm", "mlp"};
+}
+inline void small_buckets(TrainSpec& s) {
+  s.parallel.bucket_mb = 0.02;
+}
+
+// One way to run it: what differs from `spec_of` beside the layout.
+struct Variant {
+  std::string name;
+  Layout layout;
+  std::function<void(TrainSpec& spec)> change = same;
+  bool any_head = false;  // run by models that do not run all
+};
+
+// A way to divide sums, and what must not change its bits.
+struct Row {
+  Layout base;
+  bool sequence_parallel;
+  std::vector<Variant> variants;
+  bool any_head = false;
+};
+
+void check_variants(const TrainSpec& spec, const Trajectory& base,
+                    const std::vector<Variant>& variants, bool all);
+void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
+                const std::function<Bounds(const Row&)>& bounds);
+
+}  // namespace mtl::test

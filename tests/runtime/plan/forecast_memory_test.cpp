@@ -1,0 +1,112 @@
+// runtime/plan/forecast: memory against the arena that the engine allocates.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "runtime/plan/forecast.h"
+#include "runtime/plan/forecast_cases.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+// Of the stage that needs most, in the arena.
+const MemoryPlan& arena(const Plan& plan) {
+  const auto most = std::max_element(plan.stages.begin(), plan.stages.end(),
+                                     [](const StagePlan& a, const StagePlan& b) {
+                                       return a.memory.total_bytes < b.memory.total_bytes;
+                                     });
+  return most->memory;
+}
+
+}  // namespace
+
+TEST_CASE("memory is that of the arena within 2 percent in every layout that the engine runs") {
+  int checked = 0;
+  double worst = 0;
+  for (const bool llama : {false, true}) {
+    for (const bool moe : {false, true}) {
+      for (const int tp : {1, 2, 4}) {
+        for (const int pp : {1, 2, 4}) {
+          for (const int chunks : {1, 2, 4}) {
+            for (const int zero : {0, 1, 2, 3}) {
+              for (const char* mode : {"none", "selective", "norms", "mlp", "full", "block"}) {
+                for (const auto& [dtype, cp, ep] : {std::tuple{"fp32", 1, 1},
+                                                    {"bf16", 1, 1},
+                                                    {"fp8", 1, 1},
+                                                    {"fp32", 2, 1},
+                                                    {"bf16", 2, 1},
+                                                    {"fp8", 2, 1},
+                                                    {"fp32", 1, 4},
+                                                    {"bf16", 1, 2},
+                                                    {"fp8", 1, 2}}) {
+                  if (chunks > 1 && pp == 1) continue;
+                  if (zero > 1 && pp > 1) continue;
+                  const bool larger = zero > 1 && tp == 2;  // buckets, of several layers
+                  if (moe && (!llama || tp == 4)) continue;
+                  if (ep > 1 && (!moe || zero > 1 || (pp == 4 && chunks > 1))) continue;
+                  TrainSpec spec = llama ? llama_like() : gpt2_like();
+                  if (cp > 1 && ((tp == 4 && !llama) || pp == 4 || chunks == 4 || zero % 2 == 0))
+                    continue;
+                  const int ranks = cp == 1 ? 1 : llama && tp == 2 ? 4 : 2;  // 4: copied KV heads
+                  spec.parallel.cp = ranks;
+                  if (cp > 1) spec.train.micro_batch = 1;
+                  if (moe) spec.model.moe.experts = 4;
+                  spec.parallel.ep = ep;
+                  spec.parallel.tp = tp;
+                  spec.parallel.pp = pp;
+                  spec.parallel.virtual_stages = chunks;
+                  spec.parallel.zero = zero;
+                  if (larger) spec.parallel.bucket_mb = 100;
+                  spec.precision.dtype = dtype;
+                  const std::string kind = mode;
+                  spec.recompute.mode = kind == "none"                      ? "none"
+                                        : kind == "full" || kind == "block" ? "full"
+                                                                            : "selective";
+                  if (kind == "norms") spec.recompute.modules = {"norm", "mlp_act"};
+                  if (kind == "mlp") spec.recompute.modules = {"mlp"};
+                  if (kind == "block") {
+                    spec.recompute.method = "block";
+                    spec.recompute.layers = 1;
+                  }
+                  const int of_a_stage = tp * ranks * ep * 2;
+                  const int copies = zero > 0 && tp < 4 && cp == 1 && ep == 1 ? 2 : 1;
+                  if (copies > 1) spec.parallel.zero_ranks = of_a_stage;
+                  const Plan plan = plan_of(spec, of_a_stage * pp * copies);
+                  const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+                  const auto exact = static_cast<double>(plan.peak_bytes());
+                  const double error = std::abs(memory.total / exact - 1);
+                  worst = std::max(worst, error);
+                  CHECK_MESSAGE(
+                      error <= 0.02,
+                      fmt::format(
+                          "llama {} moe {} tp {} cp {} ep {} pp {} v {} zero {} {} {}: {:.0f} "
+                          "for {:.0f}",
+                          llama, moe, tp, ranks, ep, pp, chunks, zero, mode, dtype, memory.total,
+                          exact));
+                  const MemoryPlan& planned = arena(plan);
+                  const auto near = [&](double value, MemoryCategory category) {
+                    const auto is = static_cast<double>(planned.bytes_of_category(category));
+                    return std::abs(value - is) <= 0.03 * is + 0.005 * exact;
+                  };
+                  CHECK(near(memory.weights, MemoryCategory::weights));
+                  CHECK(near(memory.gradients, MemoryCategory::gradients));
+                  CHECK(near(memory.optimizer, MemoryCategory::optimizer));
+                  CHECK(near(memory.activations, MemoryCategory::activations));
+                  ++checked;
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  MESSAGE(checked << " layouts, worst " << 100 * worst << " %");
+  CHECK(checked > 500);
+}
