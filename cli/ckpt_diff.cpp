@@ -6,8 +6,9 @@
 
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
+#include "common/error.h"
 #include "runtime/checkpoint/compare.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
 
 namespace mtl {
 

@@ -4,8 +4,9 @@
 
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
+#include "common/error.h"
+#include "runtime/find_run.h"
 #include "runtime/interchange/export.h"
-#include "runtime/run.h"
 
 namespace mtl {
 

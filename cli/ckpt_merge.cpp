@@ -5,7 +5,7 @@
 #include "cli/command_line.h"
 #include "common/error.h"
 #include "runtime/checkpoint/rewrite.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
 
 namespace mtl {
 

@@ -7,7 +7,8 @@
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "runtime/checkpoint/catalog.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
+#include "runtime/run_directory.h"
 
 namespace mtl {
 

@@ -7,7 +7,7 @@
 #include "cli/command_line.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/whole_tensor.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
 
 namespace mtl {
 

@@ -4,9 +4,10 @@
 
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
+#include "common/error.h"
 #include "runtime/checkpoint/catalog.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
 
 namespace mtl {
 

@@ -21,9 +21,11 @@
 #include "launcher/slurm/chain.h"
 #include "launcher/verdict.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/plan/micro_batch.h"
 #include "runtime/report/report.h"
+#include "runtime/run_directory.h"
 
 namespace mtl {
 
@@ -219,7 +221,7 @@ void conclude(JobOutcome outcome, const std::filesystem::path& dir, bool fresh) 
   for (const std::string& warning : outcome.warnings) say(stderr, "warning: " + warning + "\n");
   if (outcome.exit_code == static_cast<int>(Exit::requeue) && !has_failed(outcome)) {
     Diagnostics ignored;
-    const bool saved = dir.empty() || !newest_checkpoint(dir / "checkpoints", ignored).empty();
+    const bool saved = dir.empty() || !newest_checkpoint(dir / kCheckpoints, ignored).empty();
     say(stderr, saved ? fmt::format("stopped with a complete checkpoint{}; the same command{} goes "
                                     "on from it\n",
                                     dir.empty() ? "" : " in " + dir.string(),

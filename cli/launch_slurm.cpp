@@ -32,7 +32,7 @@ int number_in(const char* variable) {
 // Where the run would go on; 0 = from its beginning.
 int64_t last_step(const std::filesystem::path& run_dir) {
   try {
-    for (const StepDir& saved : step_dirs(run_dir / "checkpoints")) {
+    for (const StepDir& saved : step_dirs(run_dir / kCheckpoints)) {
       if (saved.name.is_checkpoint() && std::filesystem::exists(saved.path / "COMMITTED")) {
         return saved.name.step;
       }

@@ -15,7 +15,7 @@
 #include "launcher/jobs.h"
 #include "launcher/log_reader.h"
 #include "launcher/slurm/follow.h"
-#include "runtime/run.h"
+#include "runtime/find_run.h"
 
 namespace mtl {
 

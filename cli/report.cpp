@@ -7,8 +7,8 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "common/error.h"
+#include "runtime/find_run.h"
 #include "runtime/report/compare.h"
-#include "runtime/run.h"
 
 namespace mtl {
 

@@ -15,6 +15,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/run_request.h"
+#include "runtime/run_directory.h"
 
 namespace mtl {
 

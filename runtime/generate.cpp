@@ -9,8 +9,8 @@
 #include "runtime/data/token_text.h"
 #include "runtime/device/make_device.h"
 #include "runtime/engine/solo_model.h"
+#include "runtime/find_run.h"
 #include "runtime/metrics/format.h"
-#include "runtime/run.h"
 
 namespace mtl {
 

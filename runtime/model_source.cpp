@@ -10,9 +10,9 @@
 
 #include "common/files.h"
 #include "runtime/checkpoint/strict_json.h"
+#include "runtime/find_run.h"
 #include "runtime/interchange/hf_config.h"
 #include "runtime/recipes.h"
-#include "runtime/run.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

@@ -1,5 +1,5 @@
-// The run: from train.yaml to a checked plan and a run directory. Used by `mtl launch` and `mtl
-// plan` before anything starts, and by every worker, which reads the same run directory.
+// The run: from train.yaml to a checked plan. Used by `mtl launch` and `mtl plan` before anything
+// starts, and by every worker, which reads the run directory (run_directory.h).
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "common/error.h"
-#include "common/files.h"
-#include "runtime/checkpoint/keep_rules.h"
 #include "runtime/plan/plan.h"
 #include "runtime/prompts.h"
 #include "runtime/rank_memory.h"
@@ -50,50 +48,5 @@ DataFacts facts_of(const CheckedRun& run);
 
 // resolved_yaml(), in which a chosen train.micro_batch and train.steps say so.
 std::string resolved_text(const CheckedRun& run);
-
-struct RunDirectory {
-  std::filesystem::path dir;         // run.dir/run.name/<id>
-  std::filesystem::path checkpoint;  // to resume from; empty = from the start
-  int64_t resume_step = 0;
-  int64_t resume_samples = 0;  // consumed by then
-  bool complete = false;       // nothing is left to train
-  std::vector<Diagnostic> warnings;
-  Fd lock;  // while it is held, no other launch works in `dir` (run.busy)
-};
-// Refuses a plan that this machine has no memory for (memory.host): of what lies in it, so of the
-// arenas unless they are on GPUs; nothing where the ranks are on other machines. Finds the run to
-// resume (checkpoint.resume: auto = the newest run of that name with a committed checkpoint; must =
-// there has to be one; never = a new one) and checks that its checkpoint is of the same model and
-// data, or makes a new directory. Writes train.yaml, resolved.yaml, plan.json, env.json,
-// tokenizer.json. `nodes`: machines that share the run's memory evenly.
-RunDirectory open_run(const CheckedRun& run, std::optional<bool> arenas_on_host, int nodes = 1);
-
-// The lock of RunDirectory; throws run.busy.
-Fd lock_run(const std::filesystem::path& dir);
-
-// Before workers start in it, each time: what the run directory says about the layout follows `run`
-// (a job may go on with fewer ranks), and workers that were started before and are still alive
-// somewhere (a machine that was cut off) change no checkpoint any more. Returns the fence that the
-// new ones are given (MTL_RUN_FENCE); it only ever grows. The length of a run that has had other
-// batches is put right (run_length.h).
-int64_t begin_generation(const std::filesystem::path& dir, CheckedRun& run);
-// Throws Error "ckpt.fenced" (Exit::run_failed) if the run has gone on without workers of `fence`
-// (0: there is no fence for them).
-void check_fence(const std::filesystem::path& dir, int64_t fence);
-
-// The directory that a person means by RUN: a run directory, run.dir/run.name (its newest run), or
-// a checkpoint directory.
-std::filesystem::path find_run(const std::string& text);
-// The checkpoint that a person means by RUN or CHECKPOINT: it, or the newest complete one of the
-// run. It is not verified. Throws Error (Exit::data) run.missing, ckpt.missing.
-std::filesystem::path find_checkpoint(const std::string& text);
-// The same, and every byte of a run's is verified: damaged ones are passed over, which is said on
-// stderr.
-std::filesystem::path find_intact_checkpoint(const std::string& text);
-
-// checkpoint.keep_*, and those of a run directory by its resolved.yaml (all stay, if that cannot be
-// read).
-KeepRules keep_rules(const TrainSpec::Checkpoint& settings);
-KeepRules keep_rules_of_run(const std::filesystem::path& dir);
 
 }  // namespace mtl

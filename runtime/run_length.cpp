@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
 
 namespace mtl {
 
@@ -13,7 +14,7 @@ Consumed consumed_by(const nlohmann::json& state, const Plan& plan) {
 
 std::optional<RunHistory> history_of(const std::filesystem::path& dir, const Plan& plan) {
   Diagnostics passed_over;  // has been said
-  const std::filesystem::path newest = newest_checkpoint(dir / "checkpoints", passed_over);
+  const std::filesystem::path newest = newest_checkpoint(dir / kCheckpoints, passed_over);
   if (newest.empty()) return std::nullopt;
   const nlohmann::json state = CheckpointReader(newest).state();
   return RunHistory{.consumed = consumed_by(state, plan),

@@ -34,6 +34,7 @@
 #include "runtime/rank_meeting.h"
 #include "runtime/report/report.h"
 #include "runtime/run.h"
+#include "runtime/run_directory.h"
 #include "runtime/start_block.h"
 #include "runtime/worker_environment.h"
 #include "runtime/worker_signals.h"

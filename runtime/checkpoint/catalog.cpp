@@ -17,8 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kCheckpoints = "checkpoints";
-
 std::vector<StepDir> dirs_of(const fs::path& run_dir) {
   const fs::path dir = run_dir / kCheckpoints;
   std::error_code error;

@@ -14,6 +14,8 @@
 
 namespace mtl {
 
+inline constexpr const char* kCheckpoints = "checkpoints";
+
 struct StepName {
   int64_t step = 0;
   std::optional<int64_t> fence;  // of an attempt

@@ -6,6 +6,7 @@
 #include "common/files.h"
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/hf_tokenizer.h"
@@ -164,7 +165,7 @@ ImportReport import_model(const ImportOptions& options) {
     tensors.push_back(streamed(row, foreign.weights));
     report.parameters += row.numel();
   }
-  const CheckpointAttempt attempt{checkpoint_path(folder.path() / "checkpoints", 0), 0};
+  const CheckpointAttempt attempt{checkpoint_path(folder.path() / kCheckpoints, 0), 0};
   prepare_checkpoint(attempt);
   const std::vector<ChunkRecord> chunks = write_shards(attempt, 0, tensors);
   const nlohmann::json tokenizer_json = tokenizer ? tokenizer->to_json() : nlohmann::json();
@@ -191,7 +192,7 @@ ImportReport import_model(const ImportOptions& options) {
   folder.commit();
   report.shape = shape;
   report.tokenizer = tokenizer != nullptr;
-  report.checkpoint = checkpoint_path(place / "checkpoints", 0);
+  report.checkpoint = checkpoint_path(place / kCheckpoints, 0);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "runtime/checkpoint/step_dirs.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/interchange/foreign_model.h"
 
@@ -23,9 +24,9 @@ InitialWeights::InitialWeights(const std::string& path)
     : path_(path), impl_(std::make_unique<Impl>()) {
   const fs::path folder(path);
   fs::path checkpoint = folder;
-  if (!fs::exists(folder / "manifest.json") && fs::is_directory(folder / "checkpoints")) {
+  if (!fs::exists(folder / "manifest.json") && fs::is_directory(folder / kCheckpoints)) {
     Diagnostics passed_over;
-    checkpoint = newest_checkpoint(folder / "checkpoints", passed_over);
+    checkpoint = newest_checkpoint(folder / kCheckpoints, passed_over);
     passed_over.throw_if_errors(Exit::data);
   }
   if (!checkpoint.empty() && fs::exists(checkpoint / "manifest.json")) {

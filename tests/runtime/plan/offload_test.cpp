@@ -8,6 +8,7 @@
 #include "runtime/plan/forecast.h"
 #include "runtime/plan/micro_batch.h"
 #include "runtime/run.h"
+#include "runtime/run_directory.h"
 #include "support/specs.h"
 #include "support/temp_dir.h"
 
