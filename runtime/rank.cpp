@@ -1,0 +1,308 @@
+#include "runtime/rank.h"
+
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/step_dirs.h"
+#include "runtime/comm/clocked.h"
+#include "runtime/data/prefetch.h"
+#include "runtime/engine/calibrate.h"
+#include "runtime/engine/checkpointing.h"
+#include "runtime/engine/time_limit.h"
+#include "runtime/engine/trainer.h"
+#include "runtime/engine/yardstick.h"
+#include "runtime/interchange/init_from.h"
+#include "runtime/metrics/reporter.h"
+#include "runtime/model/blocks.h"
+#include "runtime/rank_evaluation.h"
+#include "runtime/rank_reports.h"
+#include "runtime/rank_saves.h"
+#include "runtime/start_block.h"
+#include "runtime/worker_signals.h"
+
+namespace mtl {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_due(int64_t every, int64_t step) {
+  return every > 0 && step % every == 0;
+}
+
+class Rank {
+ public:
+  Rank(const RankJob& job, const MadeDevice& device, CommWorld& world)
+      : run_dir_(job.run_dir),
+        run_(job.run),
+        spec_(run_.resolved.spec),
+        plan_(run_.plan),
+        world_(world),
+        progress_fd_(job.progress_fd),
+        fence_(job.fence),
+        made_(device),
+        device_(made_.device.get()),
+        time_limit_(std::chrono::seconds(spec_.health.max_time), job.began) {
+    std::vector<int> everybody(static_cast<size_t>(world_.size()));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    all_ranks_ = world_.group(everybody);
+    trainer_ = std::make_unique<Trainer>(plan_, spec_, *device_, world_);
+    all_ranks_ = clocked(std::move(all_ranks_), &trainer_->clock());
+  }
+
+  Exit run() {
+    try {
+      start();
+      return train();
+    } catch (const Error& error) {
+      failed(error);
+      throw;
+    } catch (...) {
+      world_.leave();
+      throw;
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void start() {
+    next_step_ = newest_step();
+    fs::path checkpoint;
+    if (next_step_ == 0) {
+      trainer_->initialise();
+      if (!spec_.init.from.empty()) load_initial_weights(spec_.init.from, *trainer_);
+    } else {
+      checkpoint = checkpoint_path(run_dir_ / kCheckpoints, next_step_);
+      load_checkpoint(checkpoint, *trainer_);
+    }
+    // All ranks at once: they share the machine, so the sum is what the machine gives to this job.
+    all_ranks_->barrier();
+    const Yardstick yardstick =
+        agree_on_yardstick(*all_ranks_, measured_matmul_rate(*device_, plan_.compute, 0.02),
+                           catalogue_peak(made_, plan_.compute));
+    const std::string attention = choose_attention();
+    if (world_.rank() == 0) {
+      reporter_ =
+          std::make_unique<Reporter>(ReporterOptions{.run_dir = run_dir_,
+                                                     .progress_fd = progress_fd_,
+                                                     .resume_step = next_step_,
+                                                     .log_every = spec_.log.every,
+                                                     .generates = !run_.prompts.texts.empty(),
+                                                     .tensorboard = spec_.log.tensorboard});
+    }
+    reports_ = std::make_unique<RankReports>(run_, made_, yardstick, *trainer_, *all_ranks_,
+                                             reporter_.get());
+    evaluation_ = std::make_unique<RankEvaluation>(run_, *trainer_, reporter_.get());
+    saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
+                                         reporter_.get(), time_limit_);
+    if (!reporter_) return;
+    reporter_->start(start_block(run_, {.run_dir = run_dir_,
+                                        .device = device_line(),
+                                        .yardstick = yardstick,
+                                        .attention = attention,
+                                        .checkpoint = checkpoint,
+                                        .resume_step = next_step_}));
+  }
+
+  // Of the checkpoint that all ranks go on from; 0 = there is none. Rank 0 looks: a client of a
+  // network file system may show an older list of the folder to another rank.
+  int64_t newest_step() {
+    double step = 0;
+    if (world_.rank() == 0) {
+      Diagnostics warnings;
+      const fs::path newest = newest_checkpoint(run_dir_ / kCheckpoints, warnings);
+      warnings.throw_if_errors(Exit::data);
+      if (!newest.empty()) step = CheckpointReader(newest).state().at("step").get<double>();
+    }
+    all_ranks_->broadcast(Tensor(&step, DType::f64, {1}), 0);
+    return static_cast<int64_t>(step);
+  }
+
+  // On every rank before the first step, which would do it else. With documents that do not see
+  // each other there is no choice.
+  std::string choose_attention() {
+    if (made_.cuda == nullptr || made_.cuda->choose_attention == nullptr) return {};
+    if (spec_.data.reset_attention_at_eod) return {};
+    const GridSizes& sizes = plan_.grid.sizes();
+    AttentionShape shape = attention_of(plan_.model, sizes[Axis::tp] * sizes[Axis::cp]);
+    shape.batch = plan_.micro_batch;
+    shape.seq = plan_.seq;
+    return made_.cuda->choose_attention(*device_, shape, plan_.compute);
+  }
+
+  std::string device_line() const {
+    const std::string text = made_.description();
+    return device_->replays() ? text + ", passes replayed as CUDA graphs" : text;
+  }
+
+  Exit train() {
+    Prefetch samples(*run_.corpus.train, plan_.seq, static_cast<int>(spec_.data.workers),
+                     spec_.data.reset_positions_at_eod || spec_.data.reset_attention_at_eod);
+    samples.announce(trainer_->sample_ranges(next_step_));
+    const int64_t steps = plan_.steps;
+    while (next_step_ < steps) {
+      const auto begin = Clock::now();
+      const bool checkpoint_now = signals::take_checkpoint() || save_is_due();
+      samples.announce(trainer_->sample_ranges(next_step_ + 1));
+      time_is_up_ = time_is_up_ || is_last_in_time(checkpoint_now, begin);
+      const StepResult result =
+          guarded_step(samples, {.stop = signals::stop_requested() || time_is_up_,
+                                 .checkpoint = checkpoint_now,
+                                 .saving = saves_->writing()});
+      ++next_step_;
+      loss_ = result.loss;
+      saves_->step_done(next_step_, result.requests.saving);
+      reports_->step_done(next_step_, result,
+                          std::chrono::duration<double>(Clock::now() - begin).count());
+      const bool last = next_step_ == steps;
+      const bool stop = result.requests.stop && !last;
+      if (is_due(spec_.train.eval.every, next_step_) || last) evaluate();
+      const bool due = is_due(spec_.checkpoint.every, next_step_) || result.requests.checkpoint;
+      // A stop is not to wait for an evaluation that nobody has asked for.
+      if (due && compares_valid_loss() && !evaluation_->is_of(next_step_)) evaluate();
+      if (last || stop) {
+        saves_->save_and_wait(here());
+      } else if (due) {
+        saves_->save(here());
+      }
+      if (stop) return stopped();
+    }
+    finish();
+    return Exit::done;
+  }
+
+  bool compares_valid_loss() const {
+    const TrainSpec::Checkpoint::KeepBest& best = spec_.checkpoint.keep_best;
+    return best.k > 0 && best.metric == "valid_loss";
+  }
+
+  void evaluate() {
+    const auto begin = Clock::now();
+    evaluation_->run(next_step_);
+    time_limit_.evaluated(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+
+  RankSaves::Here here() const {
+    return {
+        .step = next_step_,
+        .loss = loss_,
+        .valid_loss = evaluation_->is_of(next_step_) ? evaluation_->valid_loss() : std::nullopt};
+  }
+
+  // For rank 0 to ask for; the others follow.
+  bool save_is_due() const { return world_.rank() == 0 && saves_->is_due(next_step_); }
+
+  // Whether the step that begins is the last one after which all ends in time. Likewise. `saves`: a
+  // checkpoint is wanted after it, whatever its number.
+  bool is_last_in_time(bool saves, Clock::time_point now) const {
+    if (world_.rank() != 0) return false;
+    TimeLimit::Ahead ahead;
+    for (const int64_t step : {next_step_, next_step_ + 1}) {
+      if (step == plan_.steps) return false;  // it ends anyway
+      const auto sequences = static_cast<double>(plan_.batch.at(step).global_batch);
+      ahead.steps_s += reports_->sequence_s() * sequences;
+      const bool saved = is_due(spec_.checkpoint.every, step + 1) || (saves && step == next_step_);
+      const bool evaluated = is_due(spec_.train.eval.every, step + 1) || step + 1 == plan_.steps ||
+                             (saved && compares_valid_loss());
+      ahead.evaluations += evaluated ? 1 : 0;
+      // The save of the end is the one of the second step.
+      if (step == next_step_ && (saved || saves_->writing())) ++ahead.saves;
+    }
+    return time_limit_.is_over(ahead, now);
+  }
+
+  // A step that diverges changes nothing. So what is there before it can be saved, and is worth it.
+  StepResult guarded_step(const Samples& samples, const Requests& requests) {
+    try {
+      return trainer_->step(next_step_, samples, requests);
+    } catch (const Error& error) {
+      // All ranks throw this one together; of others nobody knows who is still there.
+      if (error.diagnostics().front().code != "loss.nan") throw;
+      std::vector<Diagnostic> diagnostics = error.diagnostics();
+      diagnostics.front().notes.push_back(saves_->save_before_divergence(here()));
+      throw Error(error.exit(), std::move(diagnostics));
+    }
+  }
+
+  // Peers learn of it before the trainer is taken apart, which may wait for them.
+  void failed(const Error& error) {
+    world_.leave();
+    // What another rank's failure does to this one is not the reason of the end.
+    std::vector<std::string> lines;
+    if (!is_collateral(error)) lines.push_back(error.diagnostics().front().what);
+    if (reporter_) reporter_->finish("failed", lines);
+  }
+
+  Exit stopped() {
+    if (reporter_) {
+      reporter_->finish("stopped",
+                        {fmt::format("stopped {} after step {}; checkpoint {} is complete",
+                                     time_is_up_ ? "by health.max_time" : "on request", next_step_,
+                                     saves_->newest())});
+    }
+    return Exit::requeue;
+  }
+
+  void finish() {
+    if (!reporter_) return;
+    std::vector<std::string> lines = {fmt::format("done     {} steps", next_step_)};
+    const int64_t skipped = reports_->skipped();
+    if (skipped > 0) lines.push_back(fmt::format("skipped  {} of them: no update", skipped));
+    if (evaluation_->valid_loss()) {
+      std::string words = loss_words(*evaluation_->valid_loss());
+      for (const SetLoss& set : evaluation_->valid_sets()) {
+        words += "  " + set.name + " " + loss_words(set.loss);
+      }
+      lines.push_back("valid    loss " + words);
+    }
+    lines.push_back("latest   " + (run_dir_ / "latest").string());
+    reporter_->finish("done", lines);
+  }
+
+  // The sign of a NaN says nothing.
+  static std::string loss_words(double loss) {
+    return std::isnan(loss) ? "nan" : fmt::format("{:.4f}", loss);
+  }
+
+  const fs::path& run_dir_;
+  const CheckedRun& run_;
+  const TrainSpec& spec_;
+  const Plan& plan_;
+  CommWorld& world_;
+  const int progress_fd_;
+  const int fence_;
+  const MadeDevice& made_;
+  Device* const device_;
+  TimeLimit time_limit_;
+  std::unique_ptr<Communicator> all_ranks_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Reporter> reporter_;  // of rank 0; elsewhere null
+  // From start() on.
+  std::unique_ptr<RankReports> reports_;
+  std::unique_ptr<RankEvaluation> evaluation_;
+  std::unique_ptr<RankSaves> saves_;
+  int64_t next_step_ = 0;
+  double loss_ = 0;
+  bool time_is_up_ = false;  // known to rank 0
+};
+
+}  // namespace
+
+Exit train_rank(const RankJob& job, const MadeDevice& device, CommWorld& world) {
+  return Rank(job, device, world).run();
+}
+
+bool is_collateral(const Error& error) {
+  return error.diagnostics().front().code == "comm.peer_lost";
+}
+
+}  // namespace mtl
