@@ -3,7 +3,6 @@
 // single quote, a key without a colon), which are closed here.
 #include "common/yaml.h"
 
-#include <algorithm>
 #include <memory>
 #include <sstream>
 #include <string_view>
@@ -17,6 +16,7 @@
 
 #include "common/files.h"
 #include "common/utf8.h"
+#include "common/yaml_source.h"
 
 namespace mtl {
 
@@ -36,56 +36,8 @@ YamlValue make(YamlValue::Kind kind, const Place& place) {
   return value;
 }
 
-// Where lines start, and columns in characters (yaml-cpp counts bytes).
-class Source {
- public:
-  Source(std::string_view text, std::string file_name)
-      : text_(text), file_name_(std::move(file_name)), line_starts_{0} {
-    for (size_t i = 0; i < text_.size(); ++i) {
-      if (text_[i] == '\n') line_starts_.push_back(i + 1);
-    }
-  }
-
-  size_t offset(const YAML::Mark& mark) const {
-    if (mark.is_null()) return 0;
-    const auto line = static_cast<size_t>(mark.line);
-    if (line >= line_starts_.size()) return text_.size();
-    return std::min(line_starts_[line] + static_cast<size_t>(mark.column), text_.size());
-  }
-
-  Place place(size_t offset) {
-    const auto next = std::upper_bound(line_starts_.begin(), line_starts_.end(), offset);
-    const size_t line = static_cast<size_t>(next - line_starts_.begin()) - 1;
-    // Marks come almost in order, so counting goes on from the last one: a file of one long line
-    // would be counted from its start for every value otherwise.
-    if (line != last_line_ || offset < last_offset_) {
-      last_line_ = line;
-      last_offset_ = line_starts_[line];
-      last_column_ = 1;
-    }
-    for (; last_offset_ < offset; ++last_offset_) {
-      if ((static_cast<unsigned char>(text_[last_offset_]) & 0xC0) != 0x80) ++last_column_;
-    }
-    return Place{file_name_, static_cast<int>(line) + 1, last_column_};
-  }
-
-  Place place(const YAML::Mark& mark) { return place(offset(mark)); }
-  std::string_view text() const { return text_; }
-  size_t line_start(size_t offset) const {
-    return *(std::upper_bound(line_starts_.begin(), line_starts_.end(), offset) - 1);
-  }
-
- private:
-  std::string_view text_;
-  std::string file_name_;
-  std::vector<size_t> line_starts_;
-  size_t last_line_ = 0;
-  size_t last_offset_ = 0;
-  int last_column_ = 1;
-};
-
 // False, with a diagnostic, at the first byte that is no text.
-bool check_characters(Source& source, Diagnostics& diagnostics) {
+bool check_characters(YamlSource& source, Diagnostics& diagnostics) {
   const std::string_view text = source.text();
   for (size_t i = 0; i < text.size();) {
     const auto byte = static_cast<unsigned char>(text[i]);
@@ -113,7 +65,7 @@ bool check_characters(Source& source, Diagnostics& diagnostics) {
 // Builds the tree from events; throws Stop when it cannot go on.
 class TreeBuilder : public YAML::EventHandler {
  public:
-  TreeBuilder(Source& source, YamlValue& root, Diagnostics& diagnostics)
+  TreeBuilder(YamlSource& source, YamlValue& root, Diagnostics& diagnostics)
       : source_(source), root_(root), diagnostics_(diagnostics) {}
 
   // The innermost list or map that is still open.
@@ -357,7 +309,7 @@ class TreeBuilder : public YAML::EventHandler {
     throw Stop{};
   }
 
-  Source& source_;
+  YamlSource& source_;
   YamlValue& root_;
   Diagnostics& diagnostics_;
   std::vector<Frame> frames_;
@@ -365,83 +317,6 @@ class TreeBuilder : public YAML::EventHandler {
   int documents_ = 0;
   size_t errors_ = 0;
 };
-
-// yaml-cpp's terse message -> what a person can act on.
-struct Explanation {
-  std::string_view message;  // how yaml-cpp's begins
-  std::string_view what;
-  std::string_view help;
-};
-constexpr Explanation kExplanations[] = {
-    {"illegal map value", "a `:` where none can stand",
-     "give each `key: value` its own line, indented like its neighbours; quote a value that "
-     "contains `: `"},
-    {"illegal map key", "a `?` key where none can stand", "write `key: value`"},
-    {"illegal block entry", "a `- ` item where none can stand",
-     "put each `- item` on its own line below the key"},
-    {"illegal flow end", "a closing bracket that closes nothing here",
-     "check that every `[` ends with `]` and every `{` with `}`; quote text with brackets"},
-    {"unknown token", "this character cannot start a value", "put the value in quotes"},
-    {"unknown escape character", "unknown escape in double quotes",
-     "write `\\\\` for a backslash, or use single quotes"},
-    {"invalid unicode", "this escape is not a character", "write the character itself, in UTF-8"},
-    {"bad character found while scanning hex", "an escape needs hexadecimal digits here",
-     "write `\\\\` for a backslash, or use single quotes"},
-    {"illegal EOF in scalar", "the file ends inside a quoted text", "close the quotes"},
-    {"illegal document indicator in scalar", "`---` inside a quoted text", "close the quotes"},
-    {"end of map not found", "this line does not fit the ones above",
-     "indent all keys of a section by the same number of spaces"},
-    {"end of sequence not found", "this line does not fit the list above",
-     "indent all `- ` items of a list by the same number of spaces"},
-    {"the referenced anchor", "anchors (`&name`) and aliases (`*name`) are not read",
-     "write the value out; quote text that starts with `&` or `*`"},
-};
-
-Diagnostic explain(const YAML::Exception& exception, Source& source, const YamlValue* open) {
-  const std::string& message = exception.msg;
-  const size_t offset = source.offset(exception.mark);
-  Diagnostic diagnostic{.code = "yaml.syntax", .what = message, .place = source.place(offset)};
-
-  const size_t start = source.line_start(offset);
-  const std::string_view line = source.text().substr(start);
-  const std::string_view indent = line.substr(0, line.find_first_not_of(" \t"));
-  if (const size_t tab = indent.find('\t'); tab != std::string_view::npos) {
-    diagnostic.code = "yaml.tab";
-    diagnostic.what = "a tab in the indentation";
-    diagnostic.place = source.place(start + tab);
-    diagnostic.help = "indent with spaces";
-    return diagnostic;
-  }
-  const bool list_open = message.starts_with("end of sequence flow");
-  if ((list_open || message.starts_with("end of map flow")) && open != nullptr) {
-    const char closing = list_open ? ']' : '}';
-    if (line.substr(offset - start).find_first_not_of(" \t\r\n") == std::string_view::npos) {
-      diagnostic.what = fmt::format("this `{}` is never closed", list_open ? '[' : '{');
-      diagnostic.place = open->place;
-      diagnostic.help = fmt::format("add the `{}`; separate items with commas", closing);
-    } else {
-      diagnostic.what = fmt::format("a `,` or `{}` is missing before this", closing);
-      diagnostic.notes = {fmt::format("the bracket was opened at line {}, column {}",
-                                      open->place.line, open->place.column)};
-      diagnostic.help = "separate items with commas and close every bracket";
-    }
-    return diagnostic;
-  }
-  if (message.starts_with("end of map") && start + indent.size() < offset) {
-    diagnostic.what = "this does not belong to the value before it";
-    diagnostic.help = "quote the whole value; give each `key: value` its own line";
-    return diagnostic;
-  }
-  for (const Explanation& explanation : kExplanations) {
-    if (!message.starts_with(explanation.message)) continue;
-    diagnostic.what = explanation.what;
-    diagnostic.help = explanation.help;
-    if (message.starts_with("the referenced anchor")) diagnostic.code = "yaml.anchor";
-    return diagnostic;
-  }
-  diagnostic.help = "see yaml.org for what YAML allows here";
-  return diagnostic;
-}
 
 }  // namespace
 
@@ -464,7 +339,7 @@ YamlValue parse_yaml(const std::string& text, const std::string& file_name,
   }
   // Editors on Windows put a byte order mark in front.
   const std::string content = text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
-  Source source(content, file_name);
+  YamlSource source(content, file_name);
   if (!check_characters(source, diagnostics)) return root;
 
   TreeBuilder builder(source, root, diagnostics);
@@ -477,7 +352,7 @@ YamlValue parse_yaml(const std::string& text, const std::string& file_name,
   } catch (const Stop&) {
     // Its error is in `diagnostics`.
   } catch (const YAML::Exception& exception) {
-    diagnostics.add(explain(exception, source, builder.open_container()));
+    diagnostics.add(explain_yaml(exception, source, builder.open_container()));
   }
   return root;
 }
