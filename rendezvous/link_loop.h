@@ -2,6 +2,7 @@
 // only the .cpp files of the hub may include this.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <list>
@@ -32,6 +33,11 @@ using Nanoseconds = std::chrono::nanoseconds;
 
 Nanoseconds boot_time();     // goes on while the machine sleeps
 Nanoseconds system_clock();  // since 1970
+// A time that somebody else tells: none may overflow what is computed from it.
+inline Nanoseconds told(int64_t value) {
+  constexpr int64_t kMost = int64_t{1} << 61;
+  return Nanoseconds(std::clamp(value, -kMost, kMost));
+}
 
 struct Failure {
   LinkEvent::Loss loss = LinkEvent::broken;
