@@ -92,6 +92,7 @@ class State {
   void timed_out(const Flight& flight);
   void publish_flight();
   void alarm(int rank, const char* why);
+  static Error peer_lost(std::string what);
   Error broken(const Comm& comm, CommHandle handle, Result result) const;
   Error missing_at(const Comm& comm);
   // All at once: an abort waits for the device, on which operations of the others may be waiting.
