@@ -13,6 +13,7 @@
 #include "common/files.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
+#include "runtime/data/tokenizer/hf_file.h"
 #include "runtime/data/tokenizer/hf_tokenizer.h"
 #include "runtime/data/tokenizer/json_fields.h"
 #include "runtime/data/tokenizer/scan.h"
@@ -117,35 +118,6 @@ std::unique_ptr<Tokenizer> load_gpt2(const TokenizerOptions& options) {
   return tokenizer::make_hf_tokenizer(file, options.eod, options.vocab + " and " + options.merges);
 }
 
-nlohmann::json hf_file(nlohmann::json vocab, nlohmann::json pre_tokenizer, nlohmann::json decoder) {
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", nlohmann::json::array()},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", std::move(pre_tokenizer)},
-          {"post_processor", nullptr},
-          {"decoder", std::move(decoder)},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", std::move(vocab)},
-            {"merges", nlohmann::json::array()}}}};
-}
-
-nlohmann::json byte_level(bool use_regex) {
-  return {{"type", "ByteLevel"},
-          {"add_prefix_space", false},
-          {"trim_offsets", true},
-          {"use_regex", use_regex}};
-}
-
 // What a folder of Hugging Face's says of its vocab.json and merges.txt.
 struct BpeFolder {
   nlohmann::json config;  // tokenizer_config.json; null if there is none
@@ -236,15 +208,10 @@ bool take_old_added_tokens(const fs::path& folder, const nlohmann::json& config,
   if (fs::is_regular_file(map, ignored)) {
     take_special_names(tokenizer::parse_json(read(map), map.string()), special);
   }
-  const auto token = [](const std::string& content, const nlohmann::json& id, bool is_special) {
-    return nlohmann::json{
-        {"id", id},        {"content", content},        {"single_word", false}, {"lstrip", false},
-        {"rstrip", false}, {"normalized", !is_special}, {"special", is_special}};
-  };
   for (const auto& [content, says] : special.items()) {
     const nlohmann::json* const id = tokenizer::optional_member(vocab, content.c_str());
     if (id == nullptr) continue;
-    nlohmann::json taken = token(content, *id, true);
+    nlohmann::json taken = tokenizer::hf_added_token(content, *id, true);
     for (const char* key : {"single_word", "lstrip", "rstrip", "normalized"}) {
       if (says.contains(key)) taken[key] = says[key];
     }
@@ -259,7 +226,7 @@ bool take_old_added_tokens(const fs::path& folder, const nlohmann::json& config,
       refuse(listed.string(),
              fmt::format("{} has no id, but {}", shown(content), shown(id.dump())));
     }
-    add_or_replace(token(content, id, special.contains(content)), added);
+    add_or_replace(tokenizer::hf_added_token(content, id, special.contains(content)), added);
   }
   return true;
 }
@@ -269,8 +236,8 @@ bool take_old_added_tokens(const fs::path& folder, const nlohmann::json& config,
 namespace tokenizer {
 
 nlohmann::json gpt2_as_hf(const nlohmann::json& vocab, std::string_view merges) {
-  nlohmann::json file = hf_file(vocab, byte_level(true), byte_level(true));
-  file["post_processor"] = byte_level(true);
+  nlohmann::json file = hf_bpe_file(vocab, hf_byte_level(true), hf_byte_level(true));
+  file["post_processor"] = hf_byte_level(true);
   nlohmann::json& list = file["model"]["merges"];
   for (size_t begin = 0; begin < merges.size();) {
     const size_t end = std::min(merges.find('\n', begin), merges.size());
@@ -281,13 +248,7 @@ nlohmann::json gpt2_as_hf(const nlohmann::json& vocab, std::string_view merges) 
   }
   const nlohmann::json* end_of_text = optional_member(vocab, kEndOfText);
   if (end_of_text != nullptr) {
-    file["added_tokens"].push_back({{"id", *end_of_text},
-                                    {"content", kEndOfText},
-                                    {"single_word", false},
-                                    {"lstrip", false},
-                                    {"rstrip", false},
-                                    {"normalized", false},
-                                    {"special", true}});
+    file["added_tokens"].push_back(hf_added_token(kEndOfText, *end_of_text, true));
   }
   return file;
 }
@@ -353,13 +314,7 @@ std::unique_ptr<Tokenizer> load_bpe_folder(const fs::path& folder, const std::st
              kSaveFast);
     }
     file["normalizer"] = {{"type", "NFC"}};
-    file["pre_tokenizer"] = {{"type", "Sequence"},
-                             {"pretokenizers",
-                              {{{"type", "Split"},
-                                {"pattern", {{"Regex", tokenizer::kQwen2Pattern}}},
-                                {"behavior", "Isolated"},
-                                {"invert", false}},
-                               byte_level(false)}}};
+    file["pre_tokenizer"] = tokenizer::hf_split_to_bytes(std::string(tokenizer::kQwen2Pattern));
   } else if (found.config.is_object()) {
     file["pre_tokenizer"]["add_prefix_space"] =
         tokenizer::bool_member(found.config, "add_prefix_space", config, false);
@@ -413,7 +368,8 @@ nlohmann::json to_hf_tokenizer(const Tokenizer& tokenizer) {
       const char one = static_cast<char>(byte);
       vocab[tokenizer::to_byte_characters({&one, 1})] = byte;
     }
-    return hf_file(std::move(vocab), byte_level(false), byte_level(false));
+    return tokenizer::hf_bpe_file(std::move(vocab), tokenizer::hf_byte_level(false),
+                                  tokenizer::hf_byte_level(false));
   }
   if (type == "chars") {
     const std::string characters = json.at("characters");
@@ -423,7 +379,7 @@ nlohmann::json to_hf_tokenizer(const Tokenizer& tokenizer) {
       read_utf8(characters, at, ignored);
       vocab[characters.substr(begin, at - begin)] = vocab.size();
     }
-    return hf_file(std::move(vocab), nullptr, {{"type", "Fuse"}});
+    return tokenizer::hf_bpe_file(std::move(vocab), nullptr, {{"type", "Fuse"}});
   }
   refuse("", fmt::format("a tokenizer of type {} cannot be written as tokenizer.json", type),
          "keep the *.model file beside the model: Hugging Face reads it as it is");

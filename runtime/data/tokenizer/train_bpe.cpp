@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
+#include "runtime/data/tokenizer/hf_file.h"
 
 namespace mtl {
 
@@ -171,37 +172,13 @@ json train_tokenizer(const WordCounts& words, const TokenizerTraining& training)
   trainer.train(words);
   json added = json::array();
   for (size_t i = 0; i < training.special.size(); ++i) {
-    added.push_back({{"id", i},
-                     {"content", training.special[i]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    added.push_back(tokenizer::hf_added_token(training.special[i], i, true));
   }
-  const json byte_level = {{"type", "ByteLevel"},
-                           {"add_prefix_space", false},
-                           {"trim_offsets", true},
-                           {"use_regex", true}};
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", std::move(added)},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", pre_tokenizer_of(training.pattern)},
-          {"post_processor", nullptr},
-          {"decoder", byte_level},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", trainer.vocab()},
-            {"merges", trainer.merges()}}}};
+  json file = tokenizer::hf_bpe_file(trainer.vocab(), pre_tokenizer_of(training.pattern),
+                                     tokenizer::hf_byte_level(true));
+  file["added_tokens"] = std::move(added);
+  file["model"]["merges"] = trainer.merges();
+  return file;
 }
 
 }  // namespace mtl

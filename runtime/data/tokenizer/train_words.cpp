@@ -21,6 +21,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/tokenizer/hf_file.h"
 #include "runtime/data/tokenizer/pre_tokenizer.h"
 #include "runtime/data/tokenizer/train_bpe.h"
 #include "runtime/data/tokenizer/unicode.h"
@@ -271,21 +272,10 @@ std::vector<std::string> tokenizer_patterns() {
 }
 
 json pre_tokenizer_of(const std::string& pattern) {
-  json byte_level = {{"type", "ByteLevel"},
-                     {"add_prefix_space", false},
-                     {"trim_offsets", true},
-                     {"use_regex", pattern == "gpt2"}};
-  if (pattern == "gpt2") return byte_level;
-  const std::string regex(pattern == "llama3"  ? tokenizer::kLlama3Pattern
-                          : pattern == "qwen2" ? tokenizer::kQwen2Pattern
-                                               : kO200kPattern);
-  return {{"type", "Sequence"},
-          {"pretokenizers",
-           {{{"type", "Split"},
-             {"pattern", {{"Regex", regex}}},
-             {"behavior", "Isolated"},
-             {"invert", false}},
-            byte_level}}};
+  if (pattern == "gpt2") return tokenizer::hf_byte_level(true);
+  return tokenizer::hf_split_to_bytes(std::string(pattern == "llama3"  ? tokenizer::kLlama3Pattern
+                                                  : pattern == "qwen2" ? tokenizer::kQwen2Pattern
+                                                                       : kO200kPattern));
 }
 
 WordCounts count_words(const std::vector<fs::path>& files, const TokenizerTraining& training,
