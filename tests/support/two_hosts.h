@@ -1,21 +1,26 @@
-// A store through which ranks of one machine seem to be on two, each with a kernel of its own.
+// Stores through which a rank of one machine seems to be elsewhere: with TwoHosts they are on two
+// machines, each with a kernel of its own.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "rendezvous/store.h"
 #include "runtime/comm/shm/host.h"
 
 namespace mtl::test {
 
-class TwoHosts final : public Store {
+// Says `other` in place of `own`, wherever this rank says it.
+class StoreOfAnother : public Store {
  public:
-  TwoHosts(Store& store, bool second) : store_(store), second_(second) {}
+  StoreOfAnother(Store& store, std::string own, std::string other)
+      : store_(store), own_(std::move(own)), other_(std::move(other)) {}
   void set(const std::string& key, const std::string& value) override {
-    const std::string boot = shm::Identity::own().boot;
     std::string changed = value;
-    const size_t place = changed.find(boot);
-    if (second_ && place != std::string::npos) changed.replace(place, boot.size(), "another-boot");
+    const size_t place = changed.find(own_);
+    if (place != std::string::npos) changed.replace(place, own_.size(), other_);
     store_.set(key, changed);
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
@@ -29,7 +34,14 @@ class TwoHosts final : public Store {
 
  private:
   Store& store_;
-  const bool second_;
+  const std::string own_, other_;
+};
+
+class TwoHosts final : public StoreOfAnother {
+ public:
+  TwoHosts(Store& store, bool second)
+      : StoreOfAnother(store, shm::Identity::own().boot,
+                       second ? "another-boot" : shm::Identity::own().boot) {}
 };
 
 }  // namespace mtl::test

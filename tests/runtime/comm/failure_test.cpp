@@ -17,6 +17,7 @@
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/comm/shm/world_state.h"
 #include "support/text.h"
+#include "support/two_hosts.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -405,28 +406,6 @@ TEST_CASE("a rank that never joins is named") {
 
 TEST_CASE("ranks of different hosts or containers cannot share memory, and are told so") {
   // As if one rank had another kernel or another pid namespace.
-  class Elsewhere final : public Store {
-   public:
-    Elsewhere(Store& store, std::string own, std::string other)
-        : store_(store), own_(std::move(own)), other_(std::move(other)) {}
-    void set(const std::string& key, const std::string& value) override {
-      std::string changed = value;
-      changed.replace(changed.find(own_), own_.size(), other_);
-      store_.set(key, changed);
-    }
-    std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-      return store_.get(key, timeout);
-    }
-    int64_t add(const std::string& key, int64_t n) override { return store_.add(key, n); }
-    std::string compare_set(const std::string& key, const std::string& expected,
-                            const std::string& desired) override {
-      return store_.compare_set(key, expected, desired);
-    }
-
-   private:
-    Store& store_;
-    const std::string own_, other_;
-  };
   const shm::Identity own = shm::Identity::own();
   std::string text, replaced;
   SUBCASE("host") {
@@ -441,7 +420,7 @@ TEST_CASE("ranks of different hosts or containers cannot share memory, and are t
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
-      Elsewhere elsewhere(*store, replaced, rank == 1 ? "0000-elsewhere" : replaced);
+      StoreOfAnother elsewhere(*store, replaced, rank == 1 ? "0000-elsewhere" : replaced);
       try {
         make_shm_world(elsewhere, {.rank = rank, .size = 2, .timeout = 20s});
         CHECK(false);
