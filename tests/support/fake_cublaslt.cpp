@@ -276,6 +276,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
   }
   call.gemm.add = *static_cast<const float*>(beta) != 0;
   call.chosen_for.add = call.gemm.add;
+  if (fake_cublaslt.refuses(call)) return CUBLAS_STATUS_NOT_SUPPORTED;
   const Described& how = described(description);
   const auto pointer = [&](cublasLtMatmulDescAttributes_t attribute) {
     return how.get<void*>(attribute).value_or(nullptr);

@@ -24,6 +24,8 @@ struct FakeCublasLt {
   // How many algorithms there are for a product, and whether one of them does for other sizes.
   std::function<int(const cuda::LtGemm&)> algorithms = [](const cuda::LtGemm&) { return 1; };
   std::function<bool(const LtCall&)> does = [](const LtCall&) { return true; };
+  // Whether it refuses, when it comes to it, what it has named.
+  std::function<bool(const LtCall&)> refuses = [](const LtCall&) { return false; };
 };
 // Of this test; a new one is as above.
 inline FakeCublasLt fake_cublaslt;

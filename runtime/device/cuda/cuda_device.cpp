@@ -286,18 +286,21 @@ class CudaDevice final : public OpsDevice, private Recorder {
         first.columns = plan.slice_rows;
         result = steps.wide(plan.slice_rows, args.c.cols()).data;
       }
-      if (fuse != Fuse::nothing &&
-          !lt_.has(first, {.first = args.b.data,
-                           .second = args.a.data,
-                           .result = result,
-                           .bias = plan.bias_in_gemm ? args.bias.data : nullptr,
-                           .aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr,
-                           .scale_first = args.scale_b.data,
-                           .scale_second = args.scale_a.data})) {
-        continue;
+      const LtOperands operands = {.first = args.b.data,
+                                   .second = args.a.data,
+                                   .result = result,
+                                   .bias = plan.bias_in_gemm ? args.bias.data : nullptr,
+                                   .aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr,
+                                   .scale_first = args.scale_b.data,
+                                   .scale_second = args.scale_a.data};
+      if (fuse != Fuse::nothing && !lt_.has(first, operands)) continue;
+      try {
+        run_matmul(plan, args, steps);
+        return;
+      } catch (const Error&) {
+        // Named by its heuristics, and refused: as if there were none.
+        if (fuse == Fuse::nothing || lt_.has(first, operands)) throw;
       }
-      run_matmul(plan, args, steps);
-      return;
     }
   }
 

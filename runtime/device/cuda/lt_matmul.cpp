@@ -27,6 +27,10 @@ void check_cublas(cublasStatus_t status, const char* what) {
                .help = "this is a defect of mtl; please report it with the command line"});
 }
 
+bool is_refusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
 cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -138,8 +142,10 @@ void resize(cublasLtMatrixLayout_t layout, Size size) {
 struct Prepared {
   Description description;
   Layout first, second, result;
+  LtGemm asked;  // for
   LtGemm sizes;  // that the layouts have
   cublasLtMatmulAlgo_t algorithm{};
+  int place = 0;  // of it, among those that the heuristics name
   bool there = false;
 
   // Of a product that differs in sizes only.
@@ -227,6 +233,13 @@ struct LtMatmul::Impl {
                                    &checked) == CUBLAS_STATUS_SUCCESS &&
            checked.workspaceSize <= kWorkspaceBytes;
   }
+  // What the heuristics have named is refused all the same: the next one that they name, if any.
+  void next(const Prepared& refused, const LtOperands& operands) {
+    const LtGemm asked = refused.asked;
+    const int place = refused.place + 1;
+    cache.erase(key_of(asked, operands));
+    prepare(asked, operands, place, cache[key_of(asked, operands)]);
+  }
 
   void prepare(const LtGemm& gemm, const LtOperands& operands, int place, Prepared& made) {
     // f32 sums; and f32 factors as they are: TF32 would keep 10 bits of them.
@@ -252,7 +265,8 @@ struct LtMatmul::Impl {
     create(made.first, gemm.first_type, first_size(gemm), gemm.ld_first);
     create(made.second, gemm.second_type, second_size(gemm), gemm.ld_second);
     create(made.result, gemm.result_type, {gemm.rows, gemm.columns}, gemm.ld_result);
-    made.sizes = gemm;
+    made.asked = made.sizes = gemm;
+    made.place = place;
 
     Preference preference;
     check_cublas(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
@@ -271,9 +285,7 @@ struct LtMatmul::Impl {
         handle, made.description, made.first, made.second, made.result, made.result, preference,
         place + 1, named.data(), &count);
     // Not every form has one; that is what the callers' other plans are for.
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) {
-      check_cublas(status, "choosing an algorithm");
-    }
+    if (!is_refusal(status)) check_cublas(status, "choosing an algorithm");
     made.there = status == CUBLAS_STATUS_SUCCESS && count > place &&
                  named.back().state == CUBLAS_STATUS_SUCCESS;
     made.algorithm = named.back().algo;
@@ -295,15 +307,19 @@ bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
 }
 
 void LtMatmul::run(const LtGemm& gemm, const LtOperands& operands, cudaStream_t stream) {
-  const Prepared& prepared = impl_->prepared(gemm, operands);
-  if (!prepared.there) check_cublas(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
-  set_pointers(prepared, operands);
   const float one = 1, before = gemm.add ? 1.0f : 0.0f;
-  check_cublas(cublasLtMatmul(impl_->handle, prepared.description, &one, operands.first,
-                              prepared.first, operands.second, prepared.second, &before,
-                              operands.result, prepared.result, operands.result, prepared.result,
-                              &prepared.algorithm, impl_->workspace, kWorkspaceBytes, stream),
-               "a matrix product");
+  for (;;) {
+    const Prepared& prepared = impl_->prepared(gemm, operands);
+    if (!prepared.there) check_cublas(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix product");
+    set_pointers(prepared, operands);
+    const cublasStatus_t status = cublasLtMatmul(
+        impl_->handle, prepared.description, &one, operands.first, prepared.first, operands.second,
+        prepared.second, &before, operands.result, prepared.result, operands.result,
+        prepared.result, &prepared.algorithm, impl_->workspace, kWorkspaceBytes, stream);
+    // A refusal, of which nothing has been enqueued.
+    if (!is_refusal(status)) return check_cublas(status, "a matrix product");
+    impl_->next(prepared, operands);
+  }
 }
 
 std::string LtMatmul::version() {

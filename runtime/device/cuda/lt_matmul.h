@@ -21,6 +21,8 @@ class LtMatmul {
   // Whether cuBLASLt has an algorithm for it. Asked, as a rule, once for a form, alignment and
   // choice_of() shape.
   bool has(const LtGemm& gemm, const LtOperands& operands);
+  // By the first algorithm of those named that cuBLASLt does not refuse. Throws Error
+  // "device.matmul"; if it has refused all, has() says from now on that there is none.
   void run(const LtGemm& gemm, const LtOperands& operands, CUstream_st* stream);
   // For measurements: from now on run() takes the algorithm that cuBLASLt's heuristics put at this
   // place (0: what it takes by itself). False if they do not name so many.

@@ -204,6 +204,38 @@ TEST_CASE("cuda products: where the choice does not do, the product has one of i
   CHECK_THROWS_AS(lt.run(other, operands_of(other), nullptr), Error);
 }
 
+TEST_CASE("cuda products: what is named and refused all the same gives way to the next") {
+  const LtGemm gemm = linear(Of::weight, 1001);
+  for (const bool own : {false, true}) {
+    CAPTURE(own);
+    fake_cublaslt = {};
+    fake_cublaslt.algorithms = [](const LtGemm&) { return 3; };
+    // Two of the choice's; or all of the choice's, and one of the product's own.
+    fake_cublaslt.refuses = [&](const LtCall& call) {
+      return own ? !(call.chosen_for == gemm) || call.place == 0 : call.place < 2;
+    };
+    LtMatmul lt;
+    for (int again = 0; again < 2; ++again) {
+      CHECK(lt.has(gemm, operands_of(gemm)));
+      lt.run(gemm, operands_of(gemm), nullptr);
+      REQUIRE(fake_cublaslt.calls.size() == static_cast<size_t>(again + 1));
+      CHECK(fake_cublaslt.calls.back().gemm == gemm);
+      CHECK(fake_cublaslt.calls.back().chosen_for == (own ? gemm : choice_of(gemm)));
+      CHECK(fake_cublaslt.calls.back().place == (own ? 1 : 2));
+    }
+    CHECK(fake_cublaslt.queries == (own ? 4 + 2 : 3));
+  }
+  // All of them: an error, and none for this product, or its choice, from then on.
+  fake_cublaslt = {};
+  fake_cublaslt.refuses = [](const LtCall&) { return true; };
+  LtMatmul lt;
+  CHECK(lt.has(gemm, operands_of(gemm)));
+  CHECK_THROWS_AS(lt.run(gemm, operands_of(gemm), nullptr), Error);
+  CHECK_FALSE(lt.has(gemm, operands_of(gemm)));
+  CHECK_FALSE(lt.has(choice_of(gemm), operands_of(gemm)));
+  CHECK(fake_cublaslt.calls.empty());
+}
+
 TEST_CASE("cuda products: a measurement takes any algorithm that there is") {
   fake_cublaslt = {};
   fake_cublaslt.algorithms = [](const LtGemm&) { return 3; };
