@@ -13,6 +13,9 @@ allow; well below, it can hide behind them.
 Of attention's loops the path is counted that a plain causal call takes past the diagonal: without
 ALiBi, dropout, documents, and without a new maximum. What belongs to those is told from what it
 consists of (is_rare).
+
+Ends with 1 if kernels that ask for no fused operation have one: which of two sums of products nvcc
+fuses differs from kernel to kernel, and bits with it (cuda.cmake, -fmad=false).
 """
 
 import collections
@@ -44,6 +47,8 @@ MEMORY = [
     ("RoPE", r"rope_kernel<mtl::cuda::Bf16, 8>"),
     ("AdamW", r"update_kernel<4, .*AdamWStep<mtl::cuda::Bf16>"),
 ]
+# Products and sums, but neither divisions nor functions, which are made of fused operations.
+NOTHING_FUSED = r"add_rows_kernel|position_backward_kernel|rope_kernel|SgdStep"
 
 
 def functions(library, architecture):
@@ -163,6 +168,10 @@ def main():
             f"{title:28} {sum(n.values()):6}  {8 * n['MUFU']:7}  {moved:7}  {memory:12.0f}"
             f"  {cycles(n) / memory:8.2f}"
         )
+    fused = [name for name, body in code.items()
+             if re.search(NOTHING_FUSED, name) and count(body)["FFMA"] > 0]
+    if fused:
+        sys.exit(f"fused operations that nobody has asked for, in {len(fused)} kernels: {fused[0]}")
 
 
 if __name__ == "__main__":
