@@ -28,10 +28,11 @@ __device__ inline float rank_of(float logit) {
   return logit != logit ? -INFINITY : logit;
 }
 
-// A thread per token.
-__global__ void __launch_bounds__(kBlock) choose_kernel(const float* all_logits, Routing r) {
-  const int64_t threads = int64_t{gridDim.x} * kBlock;
-  for (int64_t t = int64_t{blockIdx.x} * kBlock + threadIdx.x; t < r.tokens; t += threads) {
+// A thread per token; in small blocks, so that more multiprocessors have some of them.
+constexpr int kChoosing = 64;
+__global__ void __launch_bounds__(kChoosing) choose_kernel(const float* all_logits, Routing r) {
+  const int64_t threads = int64_t{gridDim.x} * kChoosing;
+  for (int64_t t = int64_t{blockIdx.x} * kChoosing + threadIdx.x; t < r.tokens; t += threads) {
     const float* logits = all_logits + t * r.experts;
     int32_t* chosen = r.chosen + t * r.k;
     for (int j = 0; j < r.k; ++j) {
@@ -61,41 +62,76 @@ __global__ void __launch_bounds__(kBlock) choose_kernel(const float* all_logits,
   }
 }
 
+// The tokens are cut into chunks; a block has an expert's tokens of a chunk. With a block for each
+// expert most multiprocessors would stand idle. Rows do not depend on how the tokens are cut.
+struct TokenChunks {
+  int64_t tokens;   // of a chunk
+  int count;        // of them
+  int32_t* counts;  // [chunk, expert]: how many of its tokens are the expert's
+};
+
+// The tokens of a block: [first, end).
+struct TokenRange {
+  int64_t first, end;
+};
+__device__ inline TokenRange tokens_of_block(const Routing& r, const TokenChunks& chunks) {
+  const int64_t first = int64_t{blockIdx.y} * chunks.tokens;
+  return {first, min(first + chunks.tokens, r.tokens)};
+}
+
 // The assignment of token t to expert e, -1 if there is none.
-__device__ inline int64_t assignment_of(const Routing& r, int64_t t, int e) {
-  if (t >= r.tokens) return -1;
+__device__ inline int64_t assignment_of(const Routing& r, int64_t t, int64_t end, int e) {
+  if (t >= end) return -1;
   for (int j = 0; j < r.k; ++j) {
     if (r.chosen[t * r.k + j] == e) return t * r.k + j;
   }
   return -1;
 }
 
-// A block per expert counts its tokens.
-__global__ void __launch_bounds__(kBlock) count_kernel(Routing r) {
+// The sum over a block, on all its threads.
+__device__ inline int32_t block_total(int32_t value) {
   __shared__ int32_t of_warp[kWarps];
-  const int e = static_cast<int>(blockIdx.x);
-  int32_t count = 0;
-  for (int64_t first = 0; first < r.tokens; first += kBlock) {
-    const bool has = assignment_of(r, first + threadIdx.x, e) >= 0;
-    count += __popc(__ballot_sync(kAllLanes, has ? 1 : 0));
+  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, step);
   }
-  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = count;
+  __syncthreads();  // some may still read the last sum
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = value;
   __syncthreads();
-  if (threadIdx.x != 0) return;
   int32_t sum = 0;
   for (int warp = 0; warp < kWarps; ++warp) sum += of_warp[warp];
-  r.counts[e] = sum;
+  return sum;
+}
+
+// A block counts its expert's tokens in its chunk.
+__global__ void __launch_bounds__(kBlock) count_kernel(Routing r, TokenChunks chunks) {
+  const int e = static_cast<int>(blockIdx.x);
+  const TokenRange range = tokens_of_block(r, chunks);
+  int32_t count = 0;
+  for (int64_t t = range.first + threadIdx.x; t < range.end; t += kBlock) {
+    if (assignment_of(r, t, range.end, e) >= 0) ++count;
+  }
+  count = block_total(count);
+  if (threadIdx.x == 0) chunks.counts[int64_t{blockIdx.y} * r.experts + e] = count;
 }
 
 // And gives them rows behind those of the experts before it, in the order of the tokens.
-__global__ void __launch_bounds__(kBlock) place_kernel(Routing r) {
+__global__ void __launch_bounds__(kBlock) place_kernel(Routing r, TokenChunks chunks) {
   __shared__ int32_t of_warp[kWarps];
-  const int e = static_cast<int>(blockIdx.x);
+  const int e = static_cast<int>(blockIdx.x), chunk = static_cast<int>(blockIdx.y);
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  int32_t next = 0;
-  for (int before = 0; before < e; ++before) next += r.counts[before];
-  for (int64_t first = 0; first < r.tokens; first += kBlock) {
-    const int64_t assignment = assignment_of(r, first + threadIdx.x, e);
+  int32_t before = 0, own = 0;  // rows; of the expert in all chunks
+  for (int i = static_cast<int>(threadIdx.x); i < chunks.count * r.experts; i += kBlock) {
+    const int expert = i % r.experts;
+    const int32_t count = chunks.counts[i];
+    if (expert < e || (expert == e && i / r.experts < chunk)) before += count;
+    if (expert == e) own += count;
+  }
+  int32_t next = block_total(before);
+  own = block_total(own);
+  if (chunk == 0 && threadIdx.x == 0) r.counts[e] = own;
+  const TokenRange range = tokens_of_block(r, chunks);
+  for (int64_t first = range.first; first < range.end; first += kBlock) {
+    const int64_t assignment = assignment_of(r, first + threadIdx.x, range.end, e);
     const unsigned votes = __ballot_sync(kAllLanes, assignment >= 0 ? 1 : 0);
     if (lane == 0) of_warp[warp] = __popc(votes);
     __syncthreads();
@@ -268,11 +304,15 @@ __global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
 
 void route_experts(Queue& queue, const RouteExperts& args) {
   const Routing routing(args.routes);
-  const dim3 blocks(static_cast<unsigned>(routing.experts));
-  launch(choose_kernel, blocks_for(queue, routing.tokens, kBlock), dim3(kBlock), 0, queue.stream(),
-         args.logits.as<const float>(), routing);
-  launch(count_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing);
-  launch(place_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing);
+  launch(choose_kernel, blocks_for(queue, routing.tokens, kChoosing), dim3(kChoosing), 0,
+         queue.stream(), args.logits.as<const float>(), routing);
+  const RowChunks rows(std::max<int64_t>(routing.tokens, 1), 1024, 64);
+  const TokenChunks chunks = {
+      rows.rows, static_cast<int>(rows.count),
+      static_cast<int32_t*>(queue.scratch(static_cast<size_t>(rows.count * routing.experts) * 4))};
+  const dim3 blocks(static_cast<unsigned>(routing.experts), static_cast<unsigned>(rows.count));
+  launch(count_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing, chunks);
+  launch(place_kernel, blocks, dim3(kBlock), 0, queue.stream(), routing, chunks);
 }
 
 void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {

@@ -140,7 +140,10 @@ Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double
 TEST_CASE("route_experts against a search by sorting") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
-    for (const ExpertsShape& shape : kExpertsShapes) {
+    std::vector<ExpertsShape> shapes(std::begin(kExpertsShapes), std::end(kExpertsShapes));
+    // More than a GPU's block places; the last one has a single token.
+    shapes.push_back({2049, 5, 2, 2049});
+    for (const ExpertsShape& shape : shapes) {
       INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts);
       Routed r(shape);
       r.logits.randomize(random, 2);
