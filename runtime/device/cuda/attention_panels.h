@@ -27,6 +27,9 @@ inline constexpr int kRows = 64;     // of a consumer
 inline constexpr int kBoxRows = 32;  // of what the copy engine brings at a time
 // Of 65,536 / 384 = 170 registers a thread, the producer keeps 24 and leaves the rest.
 inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+// What a block begins with, in units of 8 a thread: to take more would wait for ever.
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+              65'536 / kThreads / 8 * 8 * (1 + kConsumers));
 // Barriers of the hardware: a consumer's turn, its own threads, those of both.
 inline constexpr int kTurn = 1, kOwnThreads = kTurn + kConsumers,
                      kAllConsumers = kOwnThreads + kConsumers;
