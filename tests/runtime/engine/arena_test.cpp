@@ -16,6 +16,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace arena_test {
+
 namespace {
 
 constexpr int32_t kVocab = 512;
@@ -118,3 +120,5 @@ TEST_CASE("a step touches the pages of the planned arena") {
     }
   }
 }
+
+}  // namespace arena_test

@@ -11,6 +11,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace batch_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -203,3 +205,5 @@ TEST_CASE("a batch ramp and interleaved stages go together") {
   CHECK(interleaved.losses == single.losses);
   CHECK(interleaved.norms == single.norms);
 }
+
+}  // namespace batch_test

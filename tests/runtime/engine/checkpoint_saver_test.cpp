@@ -28,6 +28,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace checkpoint_saver_test {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -277,3 +279,5 @@ TEST_CASE("a state with a number that is none is found, on whatever rank it is")
     });
   }
 }
+
+}  // namespace checkpoint_saver_test

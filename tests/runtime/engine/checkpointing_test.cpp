@@ -18,6 +18,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace checkpointing_test {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -302,3 +304,5 @@ TEST_CASE("a rank that was given up between its look at the fence and the commit
     CHECK(reader.state()["fence"] == 2);
   }
 }
+
+}  // namespace checkpointing_test

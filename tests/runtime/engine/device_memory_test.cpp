@@ -18,6 +18,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace device_memory_test {
+
 namespace {
 
 constexpr int64_t kVocab = 65;
@@ -259,3 +261,5 @@ TEST_CASE("elements elsewhere are copied in pieces of bounded size") {
   CHECK(largest == 64);
   CHECK(copies == 1 + 1 + 5 + 1);
 }
+
+}  // namespace device_memory_test

@@ -18,6 +18,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace documents_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61, kEod = 3;
@@ -330,3 +332,5 @@ TEST_CASE("packed documents against PyTorch") {
     }
   }
 }
+
+}  // namespace documents_test

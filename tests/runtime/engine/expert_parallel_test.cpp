@@ -12,6 +12,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace expert_parallel_test {
+
 TEST_CASE("rows sorted by expert are a block for each rank in every round") {
   // Of two ranks with four experts: what their tokens have chosen. Rank 1 has experts 1 and 3.
   const std::vector<int32_t> counts = {5, 2, 0, 1, 3, 4, 1, 0};
@@ -82,3 +84,5 @@ TEST_CASE("tokens that choose unevenly within a sequence take smaller turns and 
   }
   CHECK(most > 2);
 }
+
+}  // namespace expert_parallel_test

@@ -16,6 +16,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace float8_test {
+
 namespace {
 
 constexpr int32_t kVocab = 65;
@@ -507,3 +509,5 @@ TEST_CASE("fp8: a device without it is refused with what to do") {
     CHECK(error.diagnostics().front().help.find("precision.dtype=bf16") != std::string::npos);
   }
 }
+
+}  // namespace float8_test

@@ -9,6 +9,8 @@
 
 using namespace mtl;
 
+namespace gpu_watch_test {
+
 namespace {
 
 std::atomic<int> readings{0};
@@ -103,3 +105,5 @@ TEST_CASE("a GPU that is slowed down is told once for each reason, and a power l
   CHECK(slow.news(gpus).size() == 2);
   CHECK(slow.news(gpus).empty());
 }
+
+}  // namespace gpu_watch_test

@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace grad_reduce_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -169,3 +171,5 @@ TEST_CASE("gradients in bf16: learns what gradients in fp32 do") {
     }
   }
 }
+
+}  // namespace grad_reduce_test

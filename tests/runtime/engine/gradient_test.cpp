@@ -10,6 +10,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace gradient_test {
+
 namespace {
 
 TrainSpec tiny_spec() {
@@ -199,3 +201,5 @@ TEST_CASE("an expert without tokens has no gradient, whatever the step before le
     CHECK(busy > idle);
   }
 }
+
+}  // namespace gradient_test

@@ -15,6 +15,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace health_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -277,3 +279,5 @@ TEST_CASE("health.nan=skip: steps in a row are counted on when a run is resumed"
     });
   }
 }
+
+}  // namespace health_test

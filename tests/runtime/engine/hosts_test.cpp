@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace hosts_test {
+
 namespace {
 
 constexpr int32_t kVocab = 65;
@@ -69,3 +71,5 @@ TEST_CASE("a model on two hosts has the bits of the same layout on one") {
     }
   }
 }
+
+}  // namespace hosts_test

@@ -6,6 +6,8 @@
 
 using namespace mtl;
 
+namespace init_test {
+
 TEST_CASE("inverse_normal inverts the normal distribution function") {
   for (double p : {1e-9, 1e-5, 0.001, 0.0242, 0.0243, 0.3, 0.5, 0.7, 0.976, 0.9999, 1 - 1e-9}) {
     const double x = inverse_normal(p);
@@ -54,3 +56,5 @@ TEST_CASE("initial weights are stable across versions") {
   CHECK(x[2] == 0.0031357226f);
   CHECK(x[3] == 0.0405913368f);
 }
+
+}  // namespace init_test

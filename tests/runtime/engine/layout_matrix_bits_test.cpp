@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace layout_matrix_bits_test {
+
 TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have the bits of none") {
   const std::vector<Variant> variants = {
       {"pp 2", {.pp = 2}},
@@ -149,3 +151,5 @@ TEST_CASE("layout matrix: shards to which several micro-batches add are near who
     check_variants(whole, of_copies, in_shards(copies), false);
   }
 }
+
+}  // namespace layout_matrix_bits_test

@@ -10,6 +10,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace layout_matrix_experts_test {
+
 TEST_CASE("layout matrix: a mixture of experts does the same") {
   const auto mlp = [](TrainSpec& s) {
     s.recompute.mode = "selective";
@@ -138,3 +140,5 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
     }
   }
 }
+
+}  // namespace layout_matrix_experts_test

@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace layout_matrix_half_test {
+
 namespace {
 
 // How far TP may move a run whose activations are rounded to `unit_roundoff` (2^-8 in bf16, 2^-11
@@ -98,3 +100,5 @@ TEST_CASE("layout matrix: fp16 with a growing loss scale does the same") {
                [&](const Row& row) { return half_bounds(spec, 0x1p-11, row.base); });
   }
 }
+
+}  // namespace layout_matrix_half_test

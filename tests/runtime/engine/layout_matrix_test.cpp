@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace layout_matrix_test {
+
 TEST_CASE("layout matrix: TP and SP and DP stay near one rank and keep their bits in combination") {
   const auto distributed = [](TrainSpec& s) {
     s.recompute.mode = "full";
@@ -148,3 +150,5 @@ TEST_CASE("layout matrix: logits in parts change only the order of sums") {
     }
   }
 }
+
+}  // namespace layout_matrix_test

@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace layout_test {
+
 namespace {
 
 constexpr int32_t kVocab = 65;
@@ -193,3 +195,5 @@ TEST_CASE("overlap changes no bit where there is something to overlap") {
     }
   }
 }
+
+}  // namespace layout_test

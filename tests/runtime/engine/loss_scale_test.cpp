@@ -19,6 +19,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace loss_scale_test {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -280,3 +282,5 @@ TEST_CASE("a loss that is no number is no overflow") {
     CHECK_THROWS_AS(rank.trainer.step(0, *source, sampler, {}), Error);
   });
 }
+
+}  // namespace loss_scale_test

@@ -8,6 +8,8 @@
 using namespace mtl;
 using doctest::Approx;
 
+namespace lr_test {
+
 namespace {
 
 // From 1 to 0.2 in 100 steps after a warm-up of 10.
@@ -168,3 +170,5 @@ TEST_CASE("weight decay moves from its begin to its end") {
   }
   CHECK(last == Approx(0));
 }
+
+}  // namespace lr_test

@@ -9,6 +9,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace offload_test {
+
 namespace {
 
 constexpr int32_t kVocab = 64;
@@ -95,3 +97,5 @@ TEST_CASE("offloaded state lies in memory of the host, where it is planned") {
     CHECK(train(small(dtype), {}, true, 3, guarded) == train(small(dtype), {}, false, 3));
   }
 }
+
+}  // namespace offload_test

@@ -11,6 +11,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace optimizer_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -169,3 +171,5 @@ TEST_CASE("the loss scale is taken out of the update") {
     check_against_reference(spec, {});
   }
 }
+
+}  // namespace optimizer_test

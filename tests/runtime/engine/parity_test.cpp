@@ -12,6 +12,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace parity_test {
+
 namespace {
 
 struct Way {
@@ -210,3 +212,5 @@ TEST_CASE("bf16 follows PyTorch's bf16 for 50 steps") {
     }
   }
 }
+
+}  // namespace parity_test

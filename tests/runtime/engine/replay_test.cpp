@@ -17,6 +17,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace replay_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -312,3 +314,5 @@ TEST_CASE("replayed passes: a mixture of experts") {
   spec.parallel.ep_room = 1;
   compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
 }
+
+}  // namespace replay_test

@@ -12,6 +12,8 @@
 
 using namespace mtl;
 
+namespace sampling_test {
+
 namespace {
 
 constexpr int kDraws = 20'000;
@@ -85,3 +87,5 @@ TEST_CASE("scores that are no numbers are an error") {
   // What cannot be is only never drawn.
   CHECK(drawn({0, -infinite}, {.temperature = 1}) == Tokens{0});
 }
+
+}  // namespace sampling_test

@@ -10,6 +10,8 @@
 
 using namespace mtl;
 
+namespace solo_model_test {
+
 namespace {
 
 ModelShape gpt2_shape() {
@@ -198,3 +200,5 @@ TEST_CASE("what lies before the window of every layer changes nothing") {
   shape.sliding_window = 0;
   CHECK(last_logits(0) != Model(shape).next_logits(ids, 0));
 }
+
+}  // namespace solo_model_test

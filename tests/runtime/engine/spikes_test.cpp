@@ -8,6 +8,8 @@
 
 using namespace mtl;
 
+namespace spikes_test {
+
 namespace {
 
 constexpr double kFactor = 10;
@@ -69,3 +71,5 @@ TEST_CASE("of a row of spikes the first one is told, with the numbers") {
   StepSpikes none(0);
   for (step = 0; step < 100; ++step) CHECK_FALSE(none.news(step, step == 90 ? 50 : 1, 1));
 }
+
+}  // namespace spikes_test

@@ -8,6 +8,8 @@
 
 using namespace mtl;
 
+namespace stage_links_test {
+
 namespace {
 
 Plan two_stages() {
@@ -57,3 +59,5 @@ TEST_CASE("stages that send to each other at once both receive whatever the size
     }
   }
 }
+
+}  // namespace stage_links_test

@@ -14,6 +14,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace step_waits_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -115,3 +117,5 @@ TEST_CASE("a step that is left out is seen by the device alone and changes no bi
     CHECK(unchanged);
   });
 }
+
+}  // namespace step_waits_test

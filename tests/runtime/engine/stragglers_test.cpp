@@ -20,6 +20,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace stragglers_test {
+
 namespace {
 
 constexpr double kThreshold = 1.2;
@@ -357,3 +359,5 @@ TEST_CASE("of a run's ranks the slow one is named within 20 steps, with its phas
     CHECK(has(news[0].words.what, "CPU) is slow: "));
   }
 }
+
+}  // namespace stragglers_test

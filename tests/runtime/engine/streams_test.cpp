@@ -15,6 +15,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace streams_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -239,3 +241,5 @@ TEST_CASE("streams: all at once") {
   compare(spec, {.tp = 2, .dp = 2, .pp = 2});
   compare(spec_of(true), {.dp = 2, .pp = 2, .virtual_stages = 2});
 }
+
+}  // namespace streams_test

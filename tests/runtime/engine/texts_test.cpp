@@ -17,6 +17,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace texts_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -166,3 +168,5 @@ TEST_CASE("experts are divided where texts go on too, and texts fit where few to
   }
   CHECK(rounded.logits.size() == 16);
 }
+
+}  // namespace texts_test

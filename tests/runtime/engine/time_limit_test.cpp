@@ -6,6 +6,8 @@
 using namespace mtl;
 using std::chrono::seconds;
 
+namespace time_limit_test {
+
 TEST_CASE("a time limit leaves room for what is still to come, as long as it has lasted so far") {
   const TimeLimit::Time begin{};
   TimeLimit limit(seconds(100), begin);
@@ -26,3 +28,5 @@ TEST_CASE("no time limit is never over, and one of an older job is over at once"
   CHECK_FALSE(TimeLimit(seconds(0), now).is_over({.steps_s = 1e9}, now + seconds(1'000'000)));
   CHECK(TimeLimit(seconds(100), now - seconds(101)).is_over({}, now));
 }
+
+}  // namespace time_limit_test

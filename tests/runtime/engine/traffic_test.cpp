@@ -13,6 +13,8 @@
 using namespace mtl;
 using namespace mtl::test;
 
+namespace traffic_test {
+
 namespace {
 
 constexpr int32_t kVocab = 61;
@@ -258,3 +260,5 @@ TEST_CASE("the bytes of every link in a step are the planned ones to the byte") 
     CHECK(used[i] > 0);
   }
 }
+
+}  // namespace traffic_test

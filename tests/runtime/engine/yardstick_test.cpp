@@ -11,6 +11,8 @@
 
 using namespace mtl;
 
+namespace yardstick_test {
+
 namespace {
 
 CudaFacts facts_of(bool) {
@@ -67,3 +69,5 @@ TEST_CASE("yardstick: the peak only where all ranks have one") {
   CHECK_FALSE(agreed({100, 0}).is_peak);
   CHECK_FALSE(agreed({0, 0}).is_peak);
 }
+
+}  // namespace yardstick_test
