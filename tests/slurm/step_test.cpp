@@ -56,9 +56,9 @@ TEST_CASE("a port that somebody else has is not where the nodes meet") {
   write_text(slurm, "show.sh", kShow);
   // The first jobs of this SLURM. Who listens there takes what comes and says nothing.
   std::vector<mtl::Fd> taken;
-  for (const char* job : {"1", "2"}) {
+  for (const int job : {slurm.first_job(), slurm.first_job() + 1}) {
     for (int attempt = 0; attempt < 2; ++attempt) {
-      const auto port = static_cast<uint16_t>(mtl::port_of_job(job, attempt));
+      const auto port = static_cast<uint16_t>(mtl::port_of_job(std::to_string(job), attempt));
       try {
         taken.push_back(mtl::net::listen_on("0.0.0.0", port, seconds(1)));
       } catch (const mtl::Error&) {

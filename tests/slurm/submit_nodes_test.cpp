@@ -10,6 +10,7 @@
 
 #include "common/files.h"
 #include "slurm/submit_run.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using nlohmann::json;
@@ -115,12 +116,13 @@ TEST_CASE("watching goes on with the job that goes on") {
   Command watched = slurm.start(
       {MTL_PROGRAM, "submit", "--cpu", "--wait", "--chain", "dependency", "train.yaml"});
   CHECK(watched.says("step=5", std::chrono::seconds(60)));
-  slurm.ask({"scancel", "--batch", "--signal=USR2", "1"});
+  const int job = slurm.first_job();
+  slurm.ask({"scancel", "--batch", "--signal=USR2", std::to_string(job)});
   const CommandEnd end = watched.wait(std::chrono::seconds(120));
   CAPTURE(end.out);
   CAPTURE(end.err);
   CHECK(end.code == 0);
-  CHECK(end.err.find("job 1 goes on as job 2") != std::string::npos);
+  CHECK(has(end.err, fmt::format("job {} goes on as job {}", job, job + 1)));
   CHECK(losses(run_of(slurm, "tiny")).size() == 400);
 }
 

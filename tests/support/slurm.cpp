@@ -47,9 +47,10 @@ bool is_free(int port) {
 }
 
 // Below the ports that the kernel gives away.
+constexpr int kFirstPort = 24000, kPorts = 8000, kPortsOfOne = 37;
 int free_ports(int count) {
   for (int attempt = 0; attempt < 200; ++attempt) {
-    const int base = 24000 + (getpid() * 37 + attempt * 131) % 8000;
+    const int base = kFirstPort + (getpid() * kPortsOfOne + attempt * 131) % kPorts;
     bool free = true;
     for (int i = 0; free && i < count; ++i) free = is_free(base + i);
     if (free) return base;
@@ -139,10 +140,12 @@ Slurm::Slurm(int nodes, const std::string& lines) : nodes_(nodes) {
     fs::create_directories(dir_ / folder);
   }
   const int port = free_ports(nodes + 1);
+  // Below 4000, so that their ports (20000 and more) are below those of the daemons.
+  first_job_ = 1 + (port - kFirstPort) / kPortsOfOne * 16;
   const char* const user = geteuid() == 0 ? "root" : getenv("USER");
   std::ostringstream conf;
   conf << "ClusterName=mtltest\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=" << port
-       << "\nSlurmUser=" << user << "\nSlurmdUser=" << user
+       << "\nFirstJobId=" << first_job_ << "\nSlurmUser=" << user << "\nSlurmdUser=" << user
        << "\nAuthType=auth/none\nCredType=cred/none"
           "\nCommunicationParameters=NoInAddrAny,NoCtldInAddrAny"
        << "\nStateSaveLocation=" << dir_.string() << "/state\nSlurmdSpoolDir=" << dir_.string()

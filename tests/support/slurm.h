@@ -33,6 +33,8 @@ class Slurm {
   const std::filesystem::path& dir() const { return dir_; }     // removed with it
   std::filesystem::path work() const { return dir_ / "work"; }  // where commands run
   std::map<std::string, std::string> environment() const;       // SLURM_CONF, HOME, PATH ...
+  // Ids of jobs decide ports: several SLURMs at a time have ids of their own.
+  int first_job() const { return first_job_; }
 
   // A command in work(), as typed on a login node.
   Command start(const std::vector<std::string>& argv,
@@ -65,6 +67,7 @@ class Slurm {
   void stop();
 
   int nodes_ = 0;
+  int first_job_ = 0;
   std::map<std::string, pid_t> daemons_;  // "slurmctld", "n1" ...
   std::filesystem::path dir_;
   mutable int commands_ = 0;
