@@ -61,7 +61,9 @@ inline std::vector<int> all_ranks(int size) {
 }
 
 // Element `i` of what world rank `rank` contributes in operation `seed`: magnitudes from 2^-12 to
-// 2^12, so that rounding differs with the order of the sum.
+// 2^12, so that rounding differs with the order of the sum. They come again after kPeriod elements,
+// a prime: no block, chunk or part that lands in a wrong place is away by that.
+constexpr int64_t kPeriod = 65'537;
 double value_of(uint64_t seed, int rank, int64_t i);
 
 // A tensor's bytes in `memory`, filled with this rank's values.
