@@ -271,9 +271,10 @@ class HostsExamination {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return lost(host);
     Fd ours(ends[0]);
-    const Fd theirs(ends[1]);
+    Fd theirs(ends[1]);
     children_.emplace_back(std::vector<std::string>{fleet_.program, "doctor", "--agent"},
                            theirs.get(), -1);
+    theirs.reset();  // the child's alone, so that its end is heard at once
     talk_to(host, std::move(ours));
     // Its first line, which the fleet takes away for its hosts.
     if (!lines_[host]->skip_line(kDoctorMagic, kAnswer)) lost(host);
