@@ -23,10 +23,10 @@ enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
 constexpr Model kModels[] = {Model::gpt2_tied, Model::gpt2_untied, Model::llama_tied,
                              Model::llama_untied, Model::mixtral};
 
-// Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 16 sequences a
-// step in micro-batches of one.
+// Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 8 sequences a
+// step in micro-batches of one: two for each of four replicas.
 TrainSpec spec_of(Model model) {
-  TrainSpec spec = spec_with({.layers = 4, .global_batch = 16, .micro_batch = 1, .steps = 10});
+  TrainSpec spec = spec_with({.layers = 4, .global_batch = 8, .micro_batch = 1, .steps = 10});
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
   if (model == Model::mixtral) {
     spec.model.moe = {.experts = 3, .topk = 2, .aux_loss = 0.01};
