@@ -4,7 +4,7 @@
 
 namespace mtl {
 
-static_assert(Device::kNormChunk == kSquaresChunk, "the plan has room for the device's chunks");
+static_assert(kNormChunk == kSquaresChunk, "the plan has room for the device's chunks");
 static_assert(sizeof(Piece) == kPieceBytes && sizeof(ElementRange) == kRangeBytes,
               "the plan has room for the device's tables");
 

@@ -19,7 +19,7 @@
 
 namespace mtl {
 
-// Elements per partial sum of the gradient norm; the device's chunk (Device::kNormChunk) is the
+// Elements per partial sum of the gradient norm; the device's chunk (kNormChunk) is the
 // same. Chunks are cells of the flat buffer: [0, 4096), [4096, 8192), ...
 inline constexpr int64_t kSquaresChunk = 4096;
 

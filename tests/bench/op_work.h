@@ -96,7 +96,7 @@ inline OpWork work_of(const AttentionBackward& args) {
 }
 
 inline double elements_of(const Pieces& pieces) {
-  return static_cast<double>(pieces.cells * Device::kNormChunk);
+  return static_cast<double>(pieces.cells * kNormChunk);
 }
 inline OpWork work_of(const SumSquares& args) {
   return {0, 4 * elements_of(args.pieces)};

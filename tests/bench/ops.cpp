@@ -130,7 +130,7 @@ constexpr int64_t kParameters = 124'439'808;
 Pieces whole(Bench& bench) {
   const Piece piece = {.count = kParameters};
   Pieces pieces = {.table = bench.make(DType::u8, {sizeof(Piece)}),
-                   .cells = (kParameters + Device::kNormChunk - 1) / Device::kNormChunk};
+                   .cells = (kParameters + kNormChunk - 1) / kNormChunk};
   bench.device->copy_from_host(pieces.table, &piece);
   return pieces;
 }

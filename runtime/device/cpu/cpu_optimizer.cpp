@@ -11,7 +11,7 @@ namespace mtl {
 
 namespace {
 
-constexpr int64_t kCell = Device::kNormChunk;
+constexpr int64_t kCell = kNormChunk;
 
 // The copy of the masters for the matmuls. (Where it is absent its type is f32: so is its table.)
 [[maybe_unused]] bool are_weights(const Tensor& x) {

@@ -176,7 +176,7 @@ void attention_forward(Queue& queue, const Attention& args) {
   with_type(args.qkv.dtype, [&](auto type) { forward_as<decltype(type)>(queue, w, tiles); });
 }
 
-std::string own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype) {
+const char* own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype) {
   if (fits_warpgroups(queue, s, dtype)) return "wgmma";
   return dtype != DType::f32 && fits_tiles(s) ? "mma" : "no tensor cores";
 }

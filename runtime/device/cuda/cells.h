@@ -30,7 +30,7 @@ struct CellTable {
 
   // Every thread of the block looks for itself: the same few addresses, which are in the cache.
   __device__ Cell cell(int64_t index) const {
-    constexpr int64_t kCell = Device::kNormChunk;
+    constexpr int64_t kCell = kNormChunk;
     index += first_cell;
     int low = 0, high = count;  // the last piece with no more cells before it than `index`
     while (high - low > 1) {

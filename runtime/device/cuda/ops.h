@@ -1,6 +1,6 @@
 // The ops of Device on a GPU, without a device: each enqueues its kernels on a stream. A family per
-// .cu file; what an op does is said in device.h. The same sources run on the host in the tests
-// (gpu.h), so nothing here may need a driver.
+// .cu file; what an op does is said in device.h and op_arguments.h. The same sources run on the
+// host in the tests (gpu.h), so nothing here may need a driver.
 //
 // All reductions have an order that depends on shapes alone, never on how many multiprocessors
 // there are or which block comes first: no atomics of floating point but maxima (amax.h) and sums
@@ -8,10 +8,9 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "runtime/device/cuda/gpu.h"
-#include "runtime/device/device.h"
+#include "runtime/device/op_arguments.h"
 
 namespace mtl::cuda {
 
@@ -73,7 +72,7 @@ void rope(Queue& queue, const Rope& args);
 void attention_forward(Queue& queue, const Attention& args);
 void attention_backward(Queue& queue, const AttentionBackward& args);
 // What the two multiply with, where tensors are aligned: "wgmma", "mma" or "no tensor cores".
-std::string own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype);
+const char* own_attention_kind(const Queue& queue, const AttentionShape& s, DType dtype);
 // embedding.cu
 void embedding_forward(Queue& queue, Tensor tokens, Tensor table, int64_t first, Tensor out);
 void embedding_backward(Queue& queue, Tensor tokens, Tensor dout, int64_t first, Tensor dtable);

@@ -106,7 +106,7 @@ template <int N>
 __device__ double squares_of(const float* values, int count) {
   double sum = 0;
   MTL_UNROLL(8)
-  for (int i = static_cast<int>(threadIdx.x) * 4; i < static_cast<int>(Device::kNormChunk);
+  for (int i = static_cast<int>(threadIdx.x) * 4; i < static_cast<int>(kNormChunk);
        i += kChunkThreads * 4) {
     if (i + 4 <= count) {
       Floats<4> quad;

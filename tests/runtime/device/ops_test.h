@@ -194,7 +194,7 @@ class HeldPieces {
   };
   explicit HeldPieces(const std::vector<Part>& parts)
       : table_(DType::u8, {static_cast<int64_t>(parts.size() * sizeof(Piece))}, 0) {
-    constexpr int64_t kCell = Device::kNormChunk;
+    constexpr int64_t kCell = kNormChunk;
     view.table = table_.view;
     for (size_t i = 0; i < parts.size(); ++i) {
       const Part& part = parts[i];

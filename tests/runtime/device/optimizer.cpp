@@ -201,15 +201,14 @@ TEST_CASE("sum_squares: fixed chunks, the same bits on every instruction set") {
     std::mt19937 random(2);
     std::vector<double> all;
     for (const int64_t n : {1, 15, 16, 17, 4095, 4096, 4097, 8192, 20001}) {
-      const int64_t chunks = (n + Device::kNormChunk - 1) / Device::kNormChunk;
+      const int64_t chunks = (n + kNormChunk - 1) / kNormChunk;
       Held x(DType::f32, {n}), partials(DType::f64, {chunks});
       x.randomize(random, 1000);
       const HeldPieces pieces(n);
       device.sum_squares({.pieces = pieces.view, .x = x.view, .partials = partials.view});
       for (int64_t c = 0; c < chunks; ++c) {
         double sum = 0;
-        for (int64_t i = c * Device::kNormChunk; i < std::min(n, (c + 1) * Device::kNormChunk);
-             ++i) {
+        for (int64_t i = c * kNormChunk; i < std::min(n, (c + 1) * kNormChunk); ++i) {
           sum += x[i] * x[i];
         }
         // Squares of f32 are exact in f64; 4096 additions of 2^-53.
@@ -411,7 +410,7 @@ TEST_CASE("sums of squares of many parameters are those of their cells") {
       int64_t begin = part.offset;
       const int64_t end = part.offset + part.count;
       while (begin < end) {
-        const int64_t border = std::min(end, (begin / Device::kNormChunk + 1) * Device::kNormChunk);
+        const int64_t border = std::min(end, (begin / kNormChunk + 1) * kNormChunk);
         // The bits of the same elements alone.
         Held cell(DType::f32, {border - begin}), sum(DType::f64, {1});
         own(cell, grad.view, begin);

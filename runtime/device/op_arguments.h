@@ -1,0 +1,330 @@
+// The arguments of Device's ops; what holds for all of them is said in device.h. Apart from Device,
+// whose headers of the standard library would be read eight times for each file of CUDA kernels.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "runtime/device/dropout.h"
+#include "runtime/device/tensor.h"
+
+namespace mtl {
+
+// C[m,n] = (accumulate ? C : 0) + op(A)[m,k] * op(B)[k,n] (+ bias[n]); f32 accumulation. A, B have
+// one type; C that type or f32. With transpose_a, A is stored [k,m]; with transpose_b, B is stored
+// [n,k].
+//
+// FP8: A and B f8_e4m3, or one of them f8_e5m2; C bf16 or f32, the bias bf16 or f32. Their values
+// are multiplied by *scale_a and *scale_b (Quantize). As the tensor cores of Hopper want them, both
+// lie along k (transpose_b without transpose_a), and n and k are multiples of 16.
+enum class Epilogue {
+  none,
+  gelu,       // aux = the value before GELU (same type as C), C = gelu_tanh(aux)
+  gelu_grad,  // C = (A*B) * gelu_tanh'(aux)
+};
+struct Matmul {
+  Tensor a, b, c;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  bool accumulate = false;
+  Tensor bias = {};  // f32 or compute type, [n]; optional
+  Epilogue epilogue = Epilogue::none;
+  Tensor aux = {};
+  // With Epilogue::gelu: C need not have the bits that gelu_forward makes of aux, for nothing will
+  // make it again. It may then be the GELU of the sum before that is rounded into aux.
+  bool gelu_once = false;
+  Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device
+};
+
+// FP8 with one scale per tensor: y = x * s to nearest even, beyond the largest value that one
+// (saturated), with s = largest value of y's type / amax, at most 2^126; and inverse = 1 / s. Of
+// amax 0 s is 1. An amax that is no finite number makes `inverse` NaN, so that products say it.
+struct Quantize {
+  Tensor x;           // compute type [n, c]
+  Tensor amax;        // f32 [1]: the largest |x|, of all ranks' parts where x is one of them
+  Tensor y;           // f8_e4m3 or f8_e5m2 [n, c]; may be absent
+  Tensor transposed;  // the same [c, n or more], what is more is 0; may be absent, not both
+  Tensor inverse;     // f32 [1], written
+};
+
+// y = (x - mean) * rstd * gamma + beta over the last dimension. gamma, beta: compute type. mean,
+// rstd: f32 [n].
+// Without `mean` it is RMS normalisation (arXiv 1910.07467), forward and backward:
+// y = x * rstd * gamma + beta, rstd = 1 / sqrt(mean(x^2) + eps).
+struct LayerNorm {
+  Tensor x, gamma, beta, y, mean, rstd;  // beta may be absent (no bias)
+  float eps = 1e-5f;
+  Tensor amax = {};  // of y
+};
+
+// out = residual + dropout(x + bias).
+struct ResidualAdd {
+  Tensor x, bias, residual, out;  // [n, c]; bias [c], optional; out may be residual
+  Dropout dropout = {};
+  int64_t first_row = 0;  // index of an element: (first_row + row) * c + column
+  explicit operator bool() const { return static_cast<bool>(out); }  // whether there is one
+};
+
+struct LayerNormBackward {
+  Tensor dy, x, gamma, mean, rstd;
+  Tensor dx;             // receives the gradient; with add_to_dx it is added (the residual path)
+  Tensor dgamma, dbeta;  // f32 [c]; dbeta may be absent
+  bool add_to_dx = false;
+  bool accumulate = false;  // of dgamma, dbeta
+  Tensor amax = {};         // of dx as it lies there afterwards
+};
+
+// SwiGLU (arXiv 2002.05202): x [n, 2f] = gate | up, y [n, f] = silu(gate) * up with silu(g) =
+// g * sigmoid(g).
+struct Swiglu {
+  Tensor x, y;
+  Tensor amax = {};  // of y
+};
+struct SwigluBackward {
+  Tensor dy, x, dx;  // dx [n, 2f], written, distinct from x
+  Tensor amax = {};  // of dx
+};
+
+// Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
+// kv_heads) * head_dim] of a qkv projection: element i of the first half of a head is paired with
+// element i of the second half (Hugging Face's rotate_half), and each pair is turned by the angle
+// of its position. A table whose cos and sin are those of the angle times a number stretches as
+// well (YaRN), backward too.
+struct Rope {
+  Tensor qkv;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;  // head_dim even
+  Tensor table;     // f32 [at least seq, head_dim]: cos of a position's head_dim/2 angles, then sin
+  int64_t seq = 0;  // row i has position (first_row + i) % seq
+  int64_t first_row = 0;
+  bool backward = false;  // with -sin: the gradient
+  // i32 [n]: the positions of the rows, where they do not simply count; each a row of the table.
+  Tensor positions = {};
+};
+
+// RMS normalisation of each head's vector (QK-norm), in place on the columns [first_column,
+// first_column + heads * head_dim) of the rows: x = x * rstd * gamma, one rstd per row and head.
+struct HeadNorm {
+  Tensor x;    // [n, width]
+  Tensor raw;  // [n, raw_width]: receives these columns, at the same place, as they were
+  int64_t first_column = 0, heads = 0, head_dim = 0;
+  Tensor gamma;  // compute type [head_dim]
+  Tensor rstd;   // f32 [n, heads]
+  float eps = 1e-6f;
+};
+struct HeadNormBackward {
+  Tensor dx;   // [n, width]: holds dy in these columns, overwritten with the gradient of the input
+  Tensor raw;  // as saved
+  int64_t first_column = 0, heads = 0, head_dim = 0;
+  Tensor gamma, rstd;
+  Tensor dgamma;  // f32 [head_dim]
+  bool accumulate = false;
+};
+
+// Causal self-attention with grouped queries. Q, K and V are columns of one projection: row t of
+// sequence b starts at qkv + (b*seq + t) * row_stride elements; q heads first, then k heads, then v
+// heads, head_dim each.
+struct AttentionShape {
+  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;  // local heads of this TP rank
+  float scale = 1;                                                    // 1/sqrt(head_dim)
+  Dropout dropout = {};
+  // Index of element (b, h, q, k) for dropout: ((b * total_heads + first_head + h) * seq + q) * seq
+  // + k.
+  int64_t first_head = 0, total_heads = 0;
+  // Forward only: the outputs of queries before this one are known already; they may be written
+  // again with the same values.
+  int64_t first_query = 0;
+  // ALiBi: scores += alibi_slope(first_head + h, total_heads) * (k - q).
+  bool alibi = false;
+  // A query sees the newest this many keys, its own included (sliding window); 0 = all before it.
+  int64_t window = 0;
+  // i32 [batch*seq]: the first key, from 0 within the sequence, that the query of that row sees;
+  // ascending within a sequence and never behind the query (documents packed into a sequence).
+  // Without it: all. Both limits hold where both are given.
+  Tensor first_key = {};
+};
+// The slope of head `head` (from 0) of `heads` (arXiv 2108.12409). With n the largest power of two
+// <= heads: 2^(-8 (head + 1) / n) for head < n, then every second of the slopes of 2n heads,
+// beginning with the first (the paper's rule for other head counts, BLOOM's too). Host arithmetic,
+// the same for every device.
+float alibi_slope(int64_t head, int64_t heads);
+
+struct Attention {
+  AttentionShape shape;
+  Tensor qkv;  // [batch*seq, (heads + 2 kv_heads) * head_dim]
+  Tensor out;  // [batch*seq, heads * head_dim]
+  Tensor lse;  // f32 [batch, heads, seq]: log-sum-exp of the scaled scores, saved for backward
+};
+struct AttentionBackward {
+  AttentionShape shape;
+  Tensor qkv, out, lse, dout;
+  Tensor dqkv;  // written
+};
+
+// Mixture of experts: every token goes to k of E feed-forward blocks, none is dropped (Mixtral,
+// arXiv 2401.04088). An assignment t k + j is the j-th expert of token t, experts ascending. For
+// the matmuls, assignments are put into rows: by expert, then by token.
+struct ExpertRoutes {
+  Tensor weights;  // f32 [n, k]: softmax over the chosen logits, which is that over all, made to
+                   // add up to 1
+  Tensor experts;  // i32 [n, k]
+  Tensor rows;     // i32 [n, k]: the row of an assignment
+  Tensor assignments;  // i32 [n k]: the assignment of a row
+  Tensor counts;       // i32 [E]: rows of each expert
+};
+struct RouteExperts {
+  Tensor
+      logits;  // f32 [n, E]; the k largest win, among equals the smaller index; a NaN is smallest
+  ExpertRoutes routes;  // written
+};
+// The gradient of the logits, of what follows from the weights and of two losses, each a mean over
+// tokens:
+//  - aux, the load-balancing loss (Switch Transformer, arXiv 2101.03961, (4) to (6); for k experts
+//    as Megatron-LM moe_utils.py's): of a sequence of S tokens, E / (k S^2) sum_i n_i sum_t p_ti,
+//    with p the softmax over all logits and n_i the tokens of the sequence that expert i gets
+//    (counted, no gradient). 1 when balanced. It is the mean over tokens of
+//    sum_i p_ti E n_i / (k S).
+//  - z (ST-MoE, arXiv 2202.08906, (5)): the square of log sum exp of the logits.
+struct RouteExpertsBackward {
+  Tensor logits;
+  ExpertRoutes routes;
+  Tensor dweights;  // f32 [n, k]
+  Tensor dlogits;   // compute type [n, E], written
+  int64_t seq = 0;  // tokens of a sequence; divides n, unless there are
+  // i32 [seq, k]: the experts of all tokens of the one sequence that the n are a share of.
+  Tensor sequence_experts = {};
+  float aux_scale = 0;  // gradient of a token's aux, and of its z
+  float z_scale = 0;
+  Tensor losses;  // f32 [2, n], written: aux, then z, of each token
+};
+// to[i] = from[index[i] / divide], times weights[index[i]] if there are weights. `to` may be `from`
+// where every row stays where it is.
+struct GatherRows {
+  Tensor from;   // [n, c]
+  Tensor index;  // i32 [m]
+  int64_t divide = 1;
+  Tensor weights = {};  // f32
+  Tensor to;            // [m, c]
+};
+// to[t] = the sum over j, ascending and in f32, of from[rows[t, j]], each times weights[t, j] if
+// there are weights.
+struct CombineRows {
+  Tensor from;          // [m, c]
+  Tensor rows;          // i32 [n, k]
+  Tensor weights = {};  // f32 [n, k]
+  Tensor to;            // [n, c]
+};
+// The way back through y[i] = weights[index[i]] x[i]: dweights[index[i]] = x[i] . dy[i], and dy
+// becomes the gradient of x.
+struct WeighRowsBackward {
+  Tensor x, dy;              // [m, c]
+  Tensor index;              // i32 [m]
+  Tensor weights, dweights;  // f32
+};
+
+// Columns as blocks (what ranks exchange of heads). `rows` [n, c] has sections side by side (q, k
+// and v, say), each divided evenly into pieces. Block p of `blocks` [parts n, w] has one piece of
+// every section, side by side: of a section with as many pieces as parts its own, of one with fewer
+// (a divisor) piece p pieces / parts, so that neighbours have the same.
+struct ColumnSection {
+  int64_t columns = 0, pieces = 1;
+  int64_t width() const { return columns / pieces; }
+};
+struct ColumnBlocks {
+  Tensor rows, blocks;  // same type, no overlap
+  int64_t parts = 1;
+  std::array<ColumnSection, 3> sections = {};  // without columns: there is none
+  // Rows from blocks: the sum of a piece's blocks, in their order and in f32. Else blocks from
+  // rows.
+  bool to_rows = false;
+};
+
+// Vocabulary-parallel cross-entropy on a shard of the logits: [n, local columns], of which `valid`
+// are real and stand for ids first .. first+valid-1 (padding columns follow). Three small results
+// are reduced over TP between the calls.
+struct CrossEntropy {
+  Tensor logits;   // compute type; the backward pass overwrites it with the gradient
+  Tensor targets;  // i32 [n], global ids; -1 = ignore this position
+  int64_t first = 0, valid = 0;
+  Tensor row_max;       // f32 [n]
+  Tensor sum_exp;       // f32 [n]: sum of exp(logit - row_max)
+  Tensor target_logit;  // f32 [n]: 0 on ranks that do not own the target
+  Tensor loss;          // f32 [n]: row_max + log(sum_exp) - target_logit; 0 where ignored
+};
+
+// Elements of a cell; fixed, so that sums do not depend on the layout of threads.
+inline constexpr int64_t kNormChunk = 4096;
+
+// Ops over many parameters at once, in flat buffers. A piece is what a rank has of one parameter:
+// elements that lie together. It is cut into cells where the buffer of the gradients has multiples
+// of kNormChunk, so its first and last may be short.
+struct Piece {
+  int64_t offset = 0;   // of the first element in the buffer of gradients
+  int64_t weight = 0;   // in that of weights
+  int64_t state = 0;    // in those of the optimizer's state
+  int64_t count = 0;    // elements, at least one
+  int64_t cells = 0;    // of the pieces before it in its table
+  int64_t partial = 0;  // sum_squares: where the sum of its first cell goes
+  int64_t decays = 0;   // 1: weight decay applies
+};
+// Pieces that lie together in a table that was made once and is the device's.
+struct Pieces {
+  Tensor table;            // u8 [count * sizeof(Piece)]
+  int64_t first_cell = 0;  // Piece::cells of the first
+  int64_t cells = 0;       // of all of them
+  int64_t count() const { return table.numel() / static_cast<int64_t>(sizeof(Piece)); }
+};
+
+// A range of a sum, in a table of the device.
+struct ElementRange {
+  int64_t first = 0, count = 0;
+};
+
+// partials[piece.partial + i] = the sum of squares of the piece's cell i, f64; x f32.
+struct SumSquares {
+  Pieces pieces;
+  Tensor x, partials;
+};
+
+// What the gradients of an update are to be multiplied by, of sums that are on the device: the host
+// need not know them to enqueue the update.
+struct GradientScale {
+  Tensor row_squares;     // f64 [n]: sums of squares of the gradients, by parameter
+  Tensor loss;            // f64 [1]: no update where it is not finite
+  Tensor counted;         // f64 [1]: tokens that the loss counts
+  double tokens = 1;      // that the gradients were made the mean over
+  double loss_scale = 1;  // that the gradients have
+  double clip = 0;        // the largest norm; 0 = any
+  // f64 [1], written: sqrt(the sum of row_squares) / loss_scale * correction, with correction =
+  // tokens / counted, or 0 where nothing counts.
+  Tensor norm;
+  // f32 [1], written: min(1, clip / (norm + 1e-6)) / loss_scale * correction; NaN where loss or
+  // norm is not finite.
+  Tensor factor;
+};
+
+struct AdamW {
+  Pieces pieces;
+  // f32. Without `weights` the masters are the weights and lie where these would.
+  Tensor master, exp_avg, exp_avg_sq;
+  Tensor grad;  // f32
+  // bf16 or f16 copy for the matmuls; absent when the compute type is f32 (master is used)
+  Tensor weights;
+  // f32 [1], multiplied into grad before use (clipping, and 1 / loss scale). NaN: nothing changes.
+  Tensor factor;
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+  // Decoupled (arXiv 1711.05101): master -= lr * weight_decay * master. Else it is Adam (arXiv
+  // 1412.6980) with an L2 penalty: weight_decay * master is added to the scaled gradient.
+  float weight_decay = 0;  // of pieces that decay
+  bool decoupled = true;
+  int64_t step = 1;  // counts from 1, for the bias corrections
+};
+
+// PyTorch's SGD: g = grad * factor + weight_decay * master, buffer = momentum * buffer + g,
+// master -= lr * buffer. The buffer begins as zeros.
+struct Sgd {
+  Pieces pieces;
+  Tensor master, momentum_buffer, grad, weights, factor;  // as in AdamW
+  float lr = 0, momentum = 0.9f, weight_decay = 0;
+};
+
+}  // namespace mtl
