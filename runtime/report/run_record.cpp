@@ -4,9 +4,13 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <set>
 #include <simdjson.h>
+#include <string_view>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -197,32 +201,67 @@ class EventsReader {
   bool open_ = false;  // started, and not ended
 };
 
-void read_generated(const fs::path& path, RunRecord& run) {
-  std::ifstream in(path, std::ios::binary);
-  std::vector<GeneratedText> all;
-  std::vector<int64_t> steps;
-  for (std::string line; std::getline(in, line);) {
-    if (line.empty()) continue;
-    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
-    if (!object.is_object() || text_in(object, "prompt").empty()) {
-      ++run.damaged_lines;
-      continue;
+// The texts that a model wrote while it learned. There may be more of them than memory should hold
+// for a page that shows a few, so the file is read twice: to count its evaluations, and to keep
+// some of these.
+class GeneratedReader {
+ public:
+  explicit GeneratedReader(const fs::path& path) : path_(path) {}
+
+  void read(RunRecord& run) {
+    size_t evaluations = 0;
+    // The run may write more meanwhile.
+    const size_t lines = each(SIZE_MAX, run.damaged_lines, [&](size_t evaluation, GeneratedText&) {
+      evaluations = evaluation + 1;
+    });
+    std::set<size_t> kept;
+    const size_t most = std::min(kShownTexts, evaluations);
+    for (size_t i = 0; i < most; ++i) {
+      kept.insert(most < 2 ? 0 : i * (evaluations - 1) / (most - 1));
     }
-    all.push_back({.step = integer_in(object, "step"),
-                   .prompt = text_in(object, "prompt"),
-                   .text = text_in(object, "text"),
-                   .ended = text_in(object, "ended")});
-    if (steps.empty() || steps.back() != all.back().step) steps.push_back(all.back().step);
+    int64_t again = 0;
+    each(lines, again, [&](size_t evaluation, GeneratedText& text) {
+      if (kept.contains(evaluation)) run.generated.push_back(std::move(text));
+    });
   }
-  std::set<int64_t> kept;
-  const size_t most = std::min(kShownTexts, steps.size());
-  for (size_t i = 0; i < most; ++i) {
-    kept.insert(steps[most < 2 ? 0 : i * (steps.size() - 1) / (most - 1)]);
+
+ private:
+  // Calls take(number of the evaluation, text) for each text of the first `most` lines; returns how
+  // many lines there were.
+  size_t each(size_t most, int64_t& damaged,
+              const std::function<void(size_t, GeneratedText&)>& take) {
+    std::ifstream in(path_, std::ios::binary);
+    std::optional<int64_t> step;
+    size_t lines = 0, evaluation = 0;
+    for (std::string line; lines < most && std::getline(in, line); ++lines) {
+      if (line.empty()) continue;
+      GeneratedText text;
+      if (!read_line(line, text)) {
+        ++damaged;
+        continue;
+      }
+      if (step && *step != text.step) ++evaluation;
+      step = text.step;
+      take(evaluation, text);
+    }
+    return lines;
   }
-  for (GeneratedText& text : all) {
-    if (kept.contains(text.step)) run.generated.push_back(std::move(text));
+
+  bool read_line(const std::string& line, GeneratedText& text) {
+    simdjson::dom::object object;
+    if (parser_.parse(line).get(object) != simdjson::SUCCESS) return false;
+    for (const auto& [key, to] : {std::pair("prompt", &text.prompt), std::pair("text", &text.text),
+                                  std::pair("ended", &text.ended)}) {
+      std::string_view words;
+      if (object[key].get(words) == simdjson::SUCCESS) *to = words;
+    }
+    if (object["step"].get(text.step) != simdjson::SUCCESS) text.step = 0;
+    return !text.prompt.empty();
   }
-}
+
+  const fs::path path_;
+  simdjson::dom::parser parser_;
+};
 
 // What the steps up to `step` have learned from.
 int64_t tokens_before(const nlohmann::json& plan, int64_t step) {
@@ -259,7 +298,7 @@ RunRecord read_run(const fs::path& dir, size_t buckets) {
   run.last_heard = std::max(run.last_heard, text_in(status, "time"));
   EventsReader events(run);
   events.read(dir / "events.jsonl");
-  read_generated(dir / "generated.jsonl", run);
+  GeneratedReader(dir / "generated.jsonl").read(run);
 
   run.state = state_of_run(dir, status, run.last_heard);
   if (run.state.empty()) run.state = events.end().empty() ? "unknown" : events.end();
