@@ -1,5 +1,6 @@
 // mtl ckpt diff A B: what two checkpoints differ in.
 #include <cmath>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -7,6 +8,7 @@
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
 #include "common/error.h"
+#include "common/terminal.h"
 #include "runtime/checkpoint/compare.h"
 #include "runtime/find_run.h"
 
@@ -50,24 +52,28 @@ int command_ckpt_diff(const Arguments& args) {
                            .dump(2));
     return static_cast<int>(difference.none() ? Exit::done : Exit::run_failed);
   }
+  const Terminal terminal = inspect_terminal(STDOUT_FILENO);
+  const auto say = [&](const std::string& text) {
+    fmt::print("{}\n", terminal.is_tty ? wrap_text(text, terminal.columns, 2, 0) : text);
+  };
   for (const nlohmann::json& change : difference.state) {
     fmt::print("state {:<8} {} {}\n", change.at("op").get<std::string>(),
                change.at("path").get<std::string>(),
                change.contains("value") ? change.at("value").dump() : "");
   }
-  for (const std::string& name : difference.extras) fmt::print("file  {} differs\n", name);
+  for (const std::string& name : difference.extras) say(fmt::format("file  {} differs", name));
   for (const TensorDifference& tensor : difference.tensors) {
     if (tensor.what == "values") {
-      fmt::print("tensor {}: {} elements differ, at most {:.6g} (relative {:.3g})\n", tensor.tensor,
-                 tensor.elements, tensor.max_abs, tensor.max_rel);
+      say(fmt::format("tensor {}: {} elements differ, at most {:.6g} (relative {:.3g})",
+                      tensor.tensor, tensor.elements, tensor.max_abs, tensor.max_rel));
     } else if (tensor.what.starts_with("only")) {
-      fmt::print("tensor {}: {}\n", tensor.tensor, tensor.what);
+      say(fmt::format("tensor {}: {}", tensor.tensor, tensor.what));
     } else {
-      fmt::print("tensor {}: another {}\n", tensor.tensor, tensor.what);
+      say(fmt::format("tensor {}: another {}", tensor.tensor, tensor.what));
     }
   }
-  fmt::print("{} tensors are equal, {} differ\n", difference.equal_tensors,
-             difference.tensors.size());
+  say(fmt::format("{} tensors are equal, {} differ", difference.equal_tensors,
+                  difference.tensors.size()));
   return static_cast<int>(difference.none() ? Exit::done : Exit::run_failed);
 }
 

@@ -1,10 +1,14 @@
 // mtl ckpt ls RUN: the checkpoints of a run.
+#include <unistd.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/fitted_table.h"
+#include "common/terminal.h"
 #include "runtime/checkpoint/catalog.h"
 #include "runtime/find_run.h"
 #include "runtime/run_directory.h"
@@ -50,8 +54,14 @@ int command_ckpt_ls(const Arguments& args) {
                            .dump(2));
     return 0;
   }
-  fmt::print("{:>10}  {:<20}  {:>10}  {:<12}  {:>8}  {:>8}  {:<10}  {}\n", "step", "written",
-             "size", "layout", "loss", "valid", "status", "kept by");
+  FittedTable table({{.title = "step", .right = true},
+                     {.title = "written", .goes = 3},
+                     {.title = "size", .goes = 4, .right = true},
+                     {.title = "layout", .goes = 1},
+                     {.title = "loss", .goes = 2},
+                     {.title = "valid", .goes = 5},
+                     {.title = "status"},
+                     {.title = "kept by"}});
   for (const CheckpointEntry& entry : entries) {
     const nlohmann::json facts = to_json(entry);
     std::vector<std::string> why;
@@ -60,10 +70,14 @@ int command_ckpt_ls(const Arguments& args) {
     }
     if (entry.latest) why.emplace_back("(latest)");
     if (entry.best) why.emplace_back("(best)");
-    fmt::print("{:>10}  {:<20}  {:>10}  {:<12}  {:>8}  {:>8}  {:<10}  {}\n", entry.step,
-               text_of(facts, "time"), size_words(entry.bytes), layout_words(entry.state),
-               loss_of(facts, "loss"), loss_of(facts, "valid_loss"), entry.status,
-               entry.reason.empty() ? fmt::format("{}", fmt::join(why, " ")) : entry.reason);
+    table.add({fmt::format("{}", entry.step), text_of(facts, "time"), size_words(entry.bytes),
+               layout_words(entry.state), loss_of(facts, "loss"), loss_of(facts, "valid_loss"),
+               entry.status,
+               entry.reason.empty() ? fmt::format("{}", fmt::join(why, " ")) : entry.reason});
+  }
+  const Terminal terminal = inspect_terminal(STDOUT_FILENO);
+  if (!entries.empty()) {
+    fmt::print("{}", table.text(terminal.is_tty ? terminal.columns : 0, terminal.utf8));
   }
   if (entries.empty()) fmt::print(stderr, "{} has no checkpoints\n", dir.string());
   return 0;

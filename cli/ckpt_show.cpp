@@ -1,10 +1,15 @@
 // mtl ckpt show CHECKPOINT: what is in one.
+#include <algorithm>
+#include <unistd.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/ckpt.h"
 #include "cli/command_line.h"
+#include "cli/fitted_table.h"
+#include "common/terminal.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/whole_tensor.h"
 #include "runtime/find_run.h"
@@ -43,26 +48,27 @@ int command_ckpt_show(const Arguments& args) {
     return 0;
   }
   fmt::print("{}\n", dir.string());
+  const Terminal terminal = inspect_terminal(STDOUT_FILENO);
+  const int width = terminal.is_tty ? terminal.columns : 0;
+  constexpr int kMost = 160, kIndent = 15;
+  const int most = width > 0 ? std::max(width - kIndent, kIndent) : kMost;
   for (const auto& [key, value] : reader.state().items()) {
-    std::string text = value.dump();
-    constexpr size_t kMost = 160;
-    if (text.size() > kMost) text = text.substr(0, kMost) + "...";
-    fmt::print("  {:<12} {}\n", key, text);
+    fmt::print("  {:<12} {}\n", key, fit_width(value.dump(), most, terminal.utf8));
   }
   if (!reader.extras().empty()) {
     fmt::print("  {:<12} {}\n", "files", fmt::join(reader.extras(), ", "));
   }
-  size_t width = 6;
+  FittedTable table({{.title = "tensor"},
+                     {.title = "dtype", .goes = 2},
+                     {.title = "shape"},
+                     {.title = "parts", .goes = 1, .right = true}});
   int64_t elements = 0;
   for (const TensorInfo& tensor : tensors) {
-    width = std::max(width, tensor.name.size());
     if (!tensor.optimizer) elements += tensor.elements;
+    table.add({tensor.name, tensor.dtype, fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+               fmt::format("{}", tensor.chunks)});
   }
-  fmt::print("\n{:<{}}  {:<6}  {:<20}  {:>6}\n", "tensor", width, "dtype", "shape", "parts");
-  for (const TensorInfo& tensor : tensors) {
-    fmt::print("{:<{}}  {:<6}  {:<20}  {:>6}\n", tensor.name, width, tensor.dtype,
-               fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.chunks);
-  }
+  fmt::print("\n{}", table.text(width, terminal.utf8));
   fmt::print("{} tensors; the model has {} parameters\n", tensors.size(), elements);
   return 0;
 }

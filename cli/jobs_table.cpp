@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/fitted_table.h"
 #include "common/terminal.h"
 
 namespace mtl {
@@ -33,6 +34,47 @@ nlohmann::ordered_json whole_or_null(int64_t number) {
   return number >= 0 ? nlohmann::ordered_json(number) : nlohmann::ordered_json();
 }
 
+constexpr int kMostName = 24, kLeastName = 12;
+constexpr int kLeastRun = 32;  // of a path: all of a short one
+
+// The slowest of each run; where there are more, status.json has them.
+std::string slow_ranks_text(const std::vector<JobView>& jobs, int columns) {
+  constexpr size_t kMostShown = 4;
+  std::string text;
+  for (const JobView& job : jobs) {
+    for (size_t i = 0; i < std::min(kMostShown, job.slow.size()); ++i) {
+      const SlowRank& one = job.slow[i];
+      std::string line = fmt::format("{}: rank {}", job.id, one.rank);
+      if (!one.host.empty()) line += fmt::format(" ({}, {})", one.host, one.device);
+      line += " is slow";
+      if (std::isfinite(one.factor)) line += fmt::format(" ({:.2f} x)", one.factor);
+      if (!one.phase.empty()) line += fmt::format(", most of it in {}", one.phase);
+      if (std::isfinite(one.job_speed)) {
+        line += fmt::format("; the job runs at about {:.2f} of its speed", one.job_speed);
+      }
+      text += (columns > 0 ? wrap_text(line, columns, 2, 0) : line) + "\n";
+    }
+    if (job.slow.size() > kMostShown) {
+      text +=
+          fmt::format("{}: {} more are slow (status.json)\n", job.id, job.slow.size() - kMostShown);
+    }
+  }
+  return text.empty() ? text : "\n" + text;
+}
+
+nlohmann::ordered_json slow_json(const std::vector<SlowRank>& slow) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const SlowRank& one : slow) {
+    all.push_back({{"rank", one.rank},
+                   {"host", one.host},
+                   {"device", one.device},
+                   {"phase", one.phase},
+                   {"factor", number_or_null(one.factor)},
+                   {"job_speed", number_or_null(one.job_speed)}});
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string clock_text(double seconds) {
@@ -46,17 +88,27 @@ std::string clock_text(double seconds) {
 }
 
 std::string jobs_table(const std::vector<JobView>& jobs, int columns, bool utf8, bool wide) {
-  std::vector<std::vector<std::string>> rows = {
-      {"ID", "NAME", "WHERE", "STATE", "NODES", "TIME", "STEP", "LOSS"}};
-  if (wide) rows[0].insert(rows[0].end(), {"TOKENS/S", "LEFT"});
-  rows[0].emplace_back("RUN");
+  std::vector<FittedTable::Column> titles = {{.title = "ID"},
+                                             {.title = "NAME", .least = kLeastName},
+                                             {.title = "WHERE", .goes = 2},
+                                             {.title = "STATE"},
+                                             {.title = "NODES", .goes = 1},
+                                             {.title = "TIME", .goes = 5},
+                                             {.title = "STEP"},
+                                             {.title = "LOSS", .goes = 6}};
+  if (wide) {
+    titles.push_back({.title = "TOKENS/S", .goes = 4});
+    titles.push_back({.title = "LEFT", .goes = 7});
+  }
+  titles.push_back({.title = "RUN", .goes = 3, .least = kLeastRun});
+  FittedTable table(std::move(titles));
   for (const JobView& job : jobs) {
     const std::string step = job.step < 0    ? "-"
                              : job.steps < 0 ? fmt::format("{}", job.step)
                                              : fmt::format("{}/{}", job.step, job.steps);
     std::vector<std::string> row = {
         job.id,
-        job.name,
+        fit_width(job.name, kMostName, utf8),
         job.where,
         job.reason.empty() ? job.state : fmt::format("{} ({})", job.state, job.reason),
         job.nodes > 0 ? fmt::format("{}", job.nodes) : "-",
@@ -68,25 +120,9 @@ std::string jobs_table(const std::vector<JobView>& jobs, int columns, bool utf8,
       row.push_back(clock_text(job.eta_s));
     }
     row.push_back(short_path(job.run));
-    rows.push_back(std::move(row));
+    table.add(std::move(row));
   }
-  std::vector<int> widths(rows[0].size(), 0);
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(row[i]));
-  }
-  widths[1] = std::min(widths[1], 24);
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string cell = i == 1 ? fit_width(row[i], widths[1], utf8) : row[i];
-      line += cell;
-      if (i + 1 == row.size()) break;
-      line.append(static_cast<size_t>(std::max(widths[i] - display_width(cell), 0)) + 2, ' ');
-    }
-    text += (columns > 0 ? fit_width(line, columns, utf8) : line) + "\n";
-  }
-  return text;
+  return table.text(columns, utf8) + slow_ranks_text(jobs, columns);
 }
 
 std::string jobs_json(const std::vector<JobView>& jobs) {
@@ -108,6 +144,7 @@ std::string jobs_json(const std::vector<JobView>& jobs) {
     one["loss"] = number_or_null(job.loss);
     one["tokens_per_s"] = number_or_null(job.tokens_per_s);
     one["eta_s"] = number_or_null(job.eta_s);
+    one["stragglers"] = slow_json(job.slow);
     one["run"] = job.run;
     one["log"] = job.log;
     json["jobs"].push_back(std::move(one));

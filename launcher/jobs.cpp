@@ -1,16 +1,22 @@
 #include "launcher/jobs.h"
 
 #include <algorithm>
+#include <chrono>
+#include <climits>
 #include <ctime>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
+
+#include "rendezvous/network.h"
 
 namespace mtl {
 
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kUnknown = "UNKNOWN";
 
 nlohmann::json status_of(const fs::path& run) {
   std::ifstream in(run / "status.json");
@@ -20,6 +26,40 @@ nlohmann::json status_of(const fs::path& run) {
 double number_of(const nlohmann::json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_number() ? found->get<double>() : NAN;
+}
+
+std::string word_of(const nlohmann::json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+std::vector<SlowRank> slow_ranks(const nlohmann::json& status) {
+  std::vector<SlowRank> all;
+  const auto found = status.find("stragglers");
+  if (found == status.end() || !found->is_array()) return all;
+  for (const nlohmann::json& one : *found) {
+    const double rank = one.is_object() ? number_of(one, "rank") : NAN;
+    if (!(rank >= 0 && rank <= INT_MAX)) continue;
+    all.push_back({.rank = static_cast<int>(rank),
+                   .host = word_of(one, "host"),
+                   .device = word_of(one, "device"),
+                   .phase = word_of(one, "phase"),
+                   .factor = number_of(one, "factor"),
+                   .job_speed = number_of(one, "job_speed")});
+  }
+  const auto factor = [](const SlowRank& one) {
+    return std::isfinite(one.factor) ? one.factor : 0;
+  };
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const SlowRank& a, const SlowRank& b) { return factor(a) > factor(b); });
+  return all;
+}
+
+// As long as a run that is well is never silent for (runtime/metrics/run_state).
+bool written_lately(const fs::path& file) {
+  std::error_code error;
+  const auto written = fs::last_write_time(file, error);
+  return !error && fs::file_time_type::clock::now() - written < std::chrono::hours(1);
 }
 
 // Of a folder runs/NAME the newest run that began after the job was given in.
@@ -57,14 +97,17 @@ void add_progress(JobView& view, int64_t since) {
   if (view.live) {
     view.tokens_per_s = number_of(status, "tokens_per_s");
     view.eta_s = number_of(status, "eta_s");
+    view.slow = slow_ranks(status);
   }
-  const auto said = status.find("state");
-  if (view.live || said == status.end() || !said->is_string()) return;
-  const std::string word = said->get<std::string>();
+  const std::string word = word_of(status, "state");
+  if (view.live || word.empty()) return;
   if (view.where == "slurm") {
     // To SLURM everything but 0 has failed.
     if (view.state == "FAILED" && word == "stopped") view.state = "STOPPED";
     return;
+  }
+  if (word == "running" && view.state == kUnknown && written_lately(run / "status.json")) {
+    view.state = "RUNNING";
   }
   if (word == "done") view.state = "DONE";
   if (word == "stopped") view.state = "STOPPED";
@@ -157,7 +200,9 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
     // On another machine nobody can see it; that it is there is all that is known.
     if (!alive && !ended) continue;
     JobView view{.id = record.id, .name = record.name, .where = record.kind};
-    view.state = alive ? "RUNNING" : slurm ? "ENDED" : "LOST";
+    const bool elsewhere = !slurm && record.host != host_name();
+    view.state = alive ? "RUNNING" : slurm ? "ENDED" : elsewhere ? kUnknown : "LOST";
+    if (elsewhere) view.reason = "on " + record.host;
     view.live = alive;
     view.pid = alive ? record.pid : 0;
     view.host = record.host;

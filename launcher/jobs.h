@@ -13,14 +13,24 @@
 
 namespace mtl {
 
+// A rank that the others wait for, as the run has found (health.straggler_factor).
+struct SlowRank {
+  int rank = 0;
+  std::string host = {}, device = {};
+  std::string phase = {};  // where most of the time goes: "forward and backward"
+  double factor = NAN;     // of its peers' time
+  double job_speed = NAN;  // about, of what the job would have without it
+};
+
 struct JobView {
   std::string id = {};
   std::string name = {};
   std::string where = {};  // local, ssh, slurm, kubernetes
   // RUNNING, PENDING ...: SLURM's word, or for others RUNNING, DONE, STOPPED, FAILED, LOST (its
-  // process is gone without a word).
+  // process is gone without a word), UNKNOWN (the process is on another machine, and its run is
+  // not seen here, or says nothing).
   std::string state = {};
-  std::string reason = {};  // why it waits
+  std::string reason = {};  // why it waits, or on which other machine it was started
   int nodes = 0;            // 0 = not known
   long run_s = -1;          // -1 = not known
   std::string run = {};     // run directory, or where it will be
@@ -31,6 +41,7 @@ struct JobView {
   // Of the run, as far as it has come.
   int64_t step = -1, steps = -1;
   double loss = NAN, tokens_per_s = NAN, eta_s = NAN;
+  std::vector<SlowRank> slow = {};  // now; the slowest first
 };
 
 // Whether the record is of this job of SLURM; of a submitted array it is of all its tasks.

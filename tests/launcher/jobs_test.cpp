@@ -143,6 +143,54 @@ TEST_CASE("local runs are shown with their progress and without SLURM") {
   CHECK(join_jobs({record}, std::nullopt, true)[0].state == "LOST");
 }
 
+TEST_CASE("of a launch on another machine its run says what it does, if it can be seen") {
+  const StateHome home;
+  const fs::path run = home.path() / "runs" / "tiny" / "1";
+  JobRecord record = record_of_this_process("local", "tiny");
+  record.host = "elsewhere";
+  record.run = run.string();
+  const auto view = [&] { return join_jobs({record}, std::nullopt, true).at(0); };
+  CHECK(join_jobs({record}, std::nullopt, false).empty());
+  CHECK(view().state == "UNKNOWN");
+  CHECK(view().reason == "on elsewhere");
+  write_file(run / "resolved.yaml", "");
+  write_file(run / "status.json", R"({"state":"running","step":7})");
+  CHECK(view().state == "RUNNING");
+  CHECK(view().step == 7);
+  const fs::path status = run / "status.json";
+  fs::last_write_time(status, fs::last_write_time(status) - std::chrono::hours(2));
+  CHECK(view().state == "UNKNOWN");
+  write_file(status, R"({"state":"failed"})");
+  CHECK(view().state == "FAILED");
+}
+
+TEST_CASE("slow ranks of a run that goes on are shown, the slowest first") {
+  const StateHome home;
+  const fs::path run = home.path() / "runs" / "tiny" / "1";
+  write_file(run / "resolved.yaml", "");
+  const std::string status = R"({"state":"running","step":7,"stragglers":[
+      {"rank":2,"host":"m1","device":"GPU 2","phase":"reading data","factor":1.5,"job_speed":0.8},
+      {"rank":5,"host":"m2","factor":2.5,"phase":7}, {"rank":-1}, {"rank":"x"}, 8,
+      {"rank":6,"factor":null}]})";
+  write_file(run / "status.json", status);
+  JobRecord record = record_of_this_process("local", "tiny");
+  record.run = run.string();
+  const JobView job = join_jobs({record}, std::nullopt, false).at(0);
+  REQUIRE(job.slow.size() == 3);
+  CHECK(job.slow[0].rank == 5);
+  CHECK(job.slow[0].host == "m2");
+  CHECK(job.slow[0].phase.empty());
+  CHECK(std::isnan(job.slow[0].job_speed));
+  CHECK(job.slow[1].rank == 2);
+  CHECK(job.slow[1].device == "GPU 2");
+  CHECK(job.slow[1].phase == "reading data");
+  CHECK(job.slow[1].factor == 1.5);
+  CHECK(job.slow[1].job_speed == 0.8);
+  CHECK(job.slow[2].rank == 6);
+  record.started += 1;  // it is over
+  CHECK(join_jobs({record}, std::nullopt, true).at(0).slow.empty());
+}
+
 TEST_CASE("a job of SLURM is one line with what the launch inside it knows") {
   const mtl::test::TempDir dir;
   const fs::path name = dir.path() / "runs" / "train";
