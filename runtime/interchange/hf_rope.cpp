@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
+
 namespace mtl {
 
 namespace {
@@ -137,6 +139,28 @@ nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling) {
   if (!scaling.truncate) json["truncate"] = false;
   if (scaling.attention_factor > 0) json["attention_factor"] = scaling.attention_factor;
   return json;
+}
+
+std::optional<Diagnostic> older_rotation(const ModelShape& shape,
+                                         const std::filesystem::path& folder) {
+  const RopeScaling& scaling = shape.rope_scaling;
+  if (shape.position != PositionType::rope || scaling.type != RopeScalingType::yarn) return {};
+  const double covered = scaling.factor * static_cast<double>(scaling.original_max_seq);
+  if (covered == static_cast<double>(shape.max_seq)) return {};
+  return Diagnostic{
+      .code = "export.yarn",
+      .what = fmt::format(
+          "transformers 4.51 to 4.55 rotate this model otherwise: they scale by "
+          "max_position_embeddings over the original context, {} / {} = {:.6g}, "
+          "and not by the factor {:.6g}",
+          shape.max_seq, scaling.original_max_seq,
+          static_cast<double>(shape.max_seq) / static_cast<double>(scaling.original_max_seq),
+          scaling.factor),
+      .help =
+          fmt::format("use transformers 4.57 or later, or set \"max_position_embeddings\" in {} "
+                      "to {:.0f}",
+                      (folder / "config.json").string(), covered),
+      .severity = Diagnostic::Severity::warning};
 }
 
 }  // namespace mtl

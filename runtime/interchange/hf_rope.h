@@ -2,8 +2,12 @@
 // a dictionary of a config says how the frequencies are scaled.
 #pragma once
 
+#include <filesystem>
+#include <optional>
+
 #include <nlohmann/json_fwd.hpp>
 
+#include "common/error.h"
 #include "runtime/interchange/hf_config_reader.h"
 #include "runtime/plan/model_shape.h"
 
@@ -15,5 +19,10 @@ void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape)
 
 // 'rope_scaling' as transformers 4 has it and 5 reads it; null where nothing is scaled.
 nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling);
+
+// Versions of transformers that do not read the factor of YaRN rotate by another one, where the
+// model's positions are not as many as it says: a warning (export.yarn) of an export to `folder`.
+std::optional<Diagnostic> older_rotation(const ModelShape& shape,
+                                         const std::filesystem::path& folder);
 
 }  // namespace mtl

@@ -10,7 +10,9 @@
 #include "common/files.h"
 #include "reference_folders.h"
 #include "runtime/engine/rope_table.h"
+#include "runtime/interchange/export.h"
 #include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/import.h"
 
 using namespace mtl;
@@ -170,4 +172,36 @@ TEST_CASE("scalings that are not here or say too little are refused by name") {
             "'original_max_position_embeddings' of 'rope_scaling' is 0"));
   CHECK(has(yarn({{"llama_4_scaling_beta", 0.1}}),
             "warning: config.json: 'llama_4_scaling_beta' of 'rope_scaling' is not known here"));
+}
+
+TEST_CASE("an export warns of versions of transformers that take another factor of YaRN") {
+  ModelShape shape;
+  shape.position = PositionType::rope;
+  shape.max_seq = 32768;
+  shape.rope_scaling = {.type = RopeScalingType::yarn, .factor = 4, .original_max_seq = 32768};
+  const auto warning = older_rotation(shape, "out/hf");
+  REQUIRE(warning.has_value());
+  CHECK(warning->code == "export.yarn");
+  CHECK(warning->severity == Diagnostic::Severity::warning);
+  CHECK(warning->what.ends_with("32768 / 32768 = 1, and not by the factor 4"));
+  CHECK(warning->help.ends_with("\"max_position_embeddings\" in out/hf/config.json to 131072"));
+  shape.max_seq = 131072;
+  CHECK_FALSE(older_rotation(shape, "out/hf").has_value());
+  shape.max_seq = 65536;
+  CHECK(older_rotation(shape, "out/hf").has_value());
+  shape.rope_scaling.type = RopeScalingType::llama3;
+  CHECK_FALSE(older_rotation(shape, "out/hf").has_value());
+  // And it is among what an export says: this one's factor is that of its positions.
+  const Scratch scratch;
+  const auto imported = import_model(
+      {.source = reference_folder("llama-yarn"), .out = scratch / "run", .tokenizer = {}});
+  const bool same = imported.shape.rope_scaling.factor *
+                        static_cast<double>(imported.shape.rope_scaling.original_max_seq) ==
+                    static_cast<double>(imported.shape.max_seq);
+  int said = 0;
+  for (const Diagnostic& one :
+       export_hf({.checkpoint = imported.checkpoint, .out = scratch / "hf"}).warnings) {
+    said += one.code == "export.yarn" ? 1 : 0;
+  }
+  CHECK(said == (same ? 0 : 1));
 }
