@@ -18,6 +18,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/find_run.h"
+#include "runtime/metrics/reporter.h"
 #include "runtime/run_length.h"
 
 namespace mtl {
@@ -284,6 +285,7 @@ int64_t begin_generation(const fs::path& dir, CheckedRun& run) {
   fence_off_attempts(dir / kCheckpoints, fence);
   write_file_atomic(dir / "resolved.yaml", resolved_text(run));
   write_file_atomic(dir / "plan.json", to_json(run.plan).dump(1) + "\n");
+  record_start(dir);
   return fence;
 }
 

@@ -86,7 +86,9 @@ struct Reporter::State {
         metrics((drop_steps_after(options.run_dir / "metrics.jsonl", options.resume_step),
                  options.run_dir / "metrics.jsonl")),
         events(options.run_dir / "events.jsonl"),
-        pipe(options.progress_fd) {
+        pipe(options.progress_fd),
+        checkpoint(options.checkpoint.string()),
+        checkpoint_step(options.resume_step) {
     options.log_every = std::max<int64_t>(options.log_every, 1);
     if (options.progress_fd < 0) view.emplace(ViewOptions{});
     drop_steps_after(options.run_dir / kGenerated, options.resume_step);
@@ -165,6 +167,7 @@ struct Reporter::State {
     json["time"] = utc(now);
     json["pid"] = getpid();
     json["step"] = last ? last->step : options.resume_step;
+    if (options.steps > 0) json["steps"] = options.steps;
     if (last) {
       json["steps"] = last->steps;
       json["loss"] = last->loss;
@@ -211,7 +214,7 @@ struct Reporter::State {
   std::string last_time;
   bool last_logged = false;
   std::optional<double> valid_loss;
-  std::string checkpoint;
+  std::string checkpoint;  // the newest; "" = none
   int64_t checkpoint_step = 0;
   std::map<int, StragglerReport> stragglers;  // by rank
   std::optional<SystemTime> status_written;
@@ -324,21 +327,42 @@ void Reporter::finish(const std::string& state, const std::vector<std::string>& 
   if (!state_->finished) state_->end(state, lines);
 }
 
+namespace {
+
+constexpr const char* kStatus = "status.json";
+
+Json status_in(const std::filesystem::path& run_dir) {
+  const std::filesystem::path path = run_dir / kStatus;
+  if (!std::filesystem::exists(path)) return Json::object();
+  Json status = Json::parse(read_file(path), nullptr, false);
+  return status.is_object() ? status : Json::object();
+}
+
+}  // namespace
+
+void record_start(const std::filesystem::path& run_dir) {
+  const Json before = status_in(run_dir);
+  Json status;
+  status["schema"] = "mtl.status/1";
+  status["state"] = "running";
+  status["time"] = utc_now();
+  status["step"] = before.value("checkpoint_step", Json(0));
+  for (const char* key : {"steps", "checkpoint", "checkpoint_step"}) {
+    if (before.contains(key)) status[key] = before[key];
+  }
+  replace_file(run_dir / kStatus, json_line(status) + '\n');
+}
+
 void record_failure(const std::filesystem::path& run_dir, int exit_code,
                     const std::string& reason) {
-  const std::filesystem::path path = run_dir / "status.json";
-  Json status = Json::object();
-  if (std::filesystem::exists(path)) {
-    status = Json::parse(read_file(path), nullptr, false);
-    if (!status.is_object()) status = Json::object();
-  }
+  Json status = status_in(run_dir);
   const std::string time = utc_now();
   status["schema"] = "mtl.status/1";
   status["state"] = "failed";
   status["time"] = time;
   status["exit_code"] = exit_code;
   status["reason"] = reason;
-  replace_file(path, json_line(status) + '\n');
+  replace_file(run_dir / kStatus, json_line(status) + '\n');
   Json event;
   event["time"] = time;
   event["event"] = "failed";

@@ -86,9 +86,11 @@ struct GeneratedReport {
 
 struct ReporterOptions {
   std::filesystem::path run_dir;
-  int progress_fd = -1;     // -1 = print plain lines to stderr
-  int64_t resume_step = 0;  // lines of later steps are dropped of metrics.jsonl and
-                            // generated.jsonl: they will be written again
+  int progress_fd = -1;                   // -1 = print plain lines to stderr
+  int64_t steps = 0;                      // of the whole run
+  int64_t resume_step = 0;                // lines of later steps are dropped of metrics.jsonl and
+                                          // generated.jsonl: they will be written again
+  std::filesystem::path checkpoint = {};  // of that step
   int64_t log_every = 10;
   bool generates = false;    // there will be a generated.jsonl
   bool tensorboard = false;  // tb/ has what metrics.jsonl has
@@ -128,6 +130,11 @@ class Reporter {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Before workers start, for the first time or again: what status.json has said of those before is
+// over (speed, time left, slow ranks, how they ended). What is on the disk stays: the newest
+// checkpoint, whose step the run goes on from.
+void record_start(const std::filesystem::path& run_dir);
 
 // For whoever watched the workers die: events.jsonl gets "failed" with `reason`, and status.json no
 // longer says that the run is running.

@@ -240,6 +240,58 @@ TEST_CASE("a slow rank is an event, a warning and in status.json until it keeps 
   CHECK(shown == 2);
 }
 
+TEST_CASE("a run that starts again says nothing of the ranks before, and keeps its checkpoint") {
+  const test::TempDir dir;
+  Pipe pipe;
+  WallClock clock;
+  const auto status = [&] { return json::parse(text_of(dir.path() / "status.json")); };
+  record_start(dir.path());
+  CHECK(status().at("state") == "running");
+  CHECK(status().at("step") == 0);
+  {
+    ReporterOptions options = options_for(dir.path(), pipe, clock);
+    options.steps = 100;
+    Reporter reporter(options);
+    reporter.start({});
+    CHECK(status().at("steps") == 100);
+    reporter.step(step(1));
+    reporter.eval(1, 3.5);
+    reporter.checkpoint(1, dir.path() / "checkpoints/step-00000001");
+    clock.advance(2000);
+    reporter.step(step(2));
+    StragglerReport slow;
+    slow.rank = 3;
+    reporter.straggler(2, slow, {.code = "rank.straggler", .what = "slow"});
+  }
+  record_failure(dir.path(), 137, "rank 3 was killed");
+  CHECK(status().at("stragglers").size() == 1);  // it was when the run ended
+  record_start(dir.path());
+  const json again = status();
+  CHECK(again.at("state") == "running");
+  CHECK(again.at("step") == 1);
+  CHECK(again.at("steps") == 100);
+  CHECK(again.at("checkpoint_step") == 1);
+  for (const char* key : {"stragglers", "loss", "valid_loss", "tokens_per_s", "eta_s", "reason",
+                          "exit_code", "pid"}) {
+    CAPTURE(key);
+    CHECK_FALSE(again.contains(key));
+  }
+  ReporterOptions options = options_for(dir.path(), pipe, clock);
+  options.steps = 100;
+  options.resume_step = 1;
+  options.checkpoint = dir.path() / "checkpoints/step-00000001";
+  Reporter reporter(options);
+  reporter.start({});
+  CHECK(status().at("step") == 1);
+  CHECK(status().at("checkpoint_step") == 1);
+  CHECK(status().at("checkpoint") == options.checkpoint.string());
+  CHECK_FALSE(status().contains("stragglers"));
+  // A status that somebody has damaged is no obstacle.
+  std::ofstream(dir.path() / "status.json") << "[1, 2";
+  record_start(dir.path());
+  CHECK(status().at("step") == 0);
+}
+
 TEST_CASE("the last step of an interrupted run is logged too") {
   test::TempDir dir;
   Pipe pipe;
