@@ -76,13 +76,14 @@ int dry_run(const PreparedRun& run, bool json) {
   auto commands = node_commands(worker_program(run, "RUN_DIR"), here ? config_here(config) : config,
                                 layout_here(run.request, 0), placement, "");
   for (WorkerCommand& command : commands) command.argv[0] = "mtl";
-  fmt::print("{}\nstarts  {}\n\n{}\nsettings, each with the layer that gave it\n\n{}",
-             plan_text(run.checked.plan, terminal_columns(STDOUT_FILENO)),
-             runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
-             : run.world == 1     ? "1 process"
-                                  : fmt::format("{} processes, one per rank", run.world),
-             here ? rank_table(commands, placement, "here") : agents_text(run.request),
-             resolved_text(run.checked));
+  fmt::print(
+      "{}\nstarts  {}\n\n{}\nsettings, each with the layer that gave it\n\n{}",
+      plan_text(run.checked.plan, terminal_columns(STDOUT_FILENO), beside_steps(run.checked)),
+      runs_in_threads(run) ? fmt::format("1 process with {} ranks as threads", run.world)
+      : run.world == 1     ? "1 process"
+                           : fmt::format("{} processes, one per rank", run.world),
+      here ? rank_table(commands, placement, "here") : agents_text(run.request),
+      resolved_text(run.checked));
   return 0;
 }
 

@@ -120,6 +120,12 @@ LayoutChoice layout_of_run(const CheckedRun& run) {
   return with_overlap(layout_of(run.plan), run);
 }
 
+Workload work_of_run(const CheckedRun& run) {
+  Workload work = workload_of(run.plan);
+  work.beside = beside_steps(run);
+  return work;
+}
+
 struct Simulated {
   ClusterStep step;
   Goodput run;
@@ -132,8 +138,10 @@ Simulated simulated(const Wanted& wanted, const Workload& work, const Forecast& 
   const double tokens = static_cast<double>(work.global_batch * work.seq);
   Failures failures = wanted.failures;
   failures.seed = static_cast<uint64_t>(wanted.seed);
-  result.run = goodput(plan.layout.world(), result.step.seconds,
-                       result.step.seconds * work.total_tokens / tokens, failures);
+  // What it does between two checkpoints is lost with a failure, evaluations too.
+  const double run_s =
+      result.step.seconds * work.total_tokens / tokens + plan.run.evaluations + plan.run.texts;
+  result.run = goodput(plan.layout.world(), result.step.seconds, run_s, failures);
   return result;
 }
 
@@ -155,11 +163,11 @@ int show_plan(const Wanted& wanted, std::optional<int> world) {
   if (wanted.json) {
     json = to_json(plan);
   } else {
-    text = plan_text(plan, columns);
+    text = plan_text(plan, columns, beside_steps(run.checked));
   }
   if (wanted.machines.any() || wanted.simulate) {
     const Cluster cluster = machines_given(wanted.machines, plan.compute, run.world);
-    const Workload work = workload_of(plan);
+    const Workload work = work_of_run(run.checked);
     const Forecast planned =
         forecast(work, layout_of_run(run.checked), cluster, software_mtl(), true);
     if (wanted.json) {
@@ -294,7 +302,7 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   require_batch(base.checked.resolved);
   const int gpus = world ? *world : base.world;
   const Cluster cluster = machines_given(wanted.machines, plan.compute, gpus);
-  Workload work = workload_of(plan);
+  Workload work = work_of_run(base.checked);
   // Also of phases that would begin after the last step: the rules check these, too.
   for (const auto& [step, batch] : base.checked.resolved.spec.train.batch_ramp) {
     work.other_batches.push_back(batch);
@@ -307,7 +315,7 @@ int advise(const Wanted& wanted, std::optional<int> world) {
   if (!world) {
     given = forecast(work, layout_of_run(base.checked), cluster, software_mtl(), true);
   } else if (asked) {
-    given = forecast(workload_of(asked->checked.plan), layout_of_run(asked->checked), cluster,
+    given = forecast(work_of_run(asked->checked), layout_of_run(asked->checked), cluster,
                      software_mtl(), true);
   }
   const Stragglers stragglers = stragglers_of(wanted, gpus);

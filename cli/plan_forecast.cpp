@@ -49,6 +49,13 @@ std::string gb(double bytes) {
   return bytes < 1e8 ? human_bytes(bytes) : fmt::format("{:.1f} GB", bytes / 1e9);
 }
 
+// Of a short run, too, not 0.
+std::string hours(double count) {
+  return count < 9.95 ? fmt::format("{:.2g}", count) : compact_count(count);
+}
+
+constexpr double kLeastPart = 5e-4;  // what is less is not worth a word
+
 struct Named {
   const char* name;
   double value;
@@ -57,7 +64,7 @@ struct Named {
 std::string shares(const std::vector<Named>& parts, double total) {
   std::vector<std::string> words;
   for (const Named& part : parts) {
-    if (part.value < 5e-4 * total) continue;
+    if (part.value < kLeastPart * total) continue;
     words.push_back(fmt::format("{} {:.1f} %", part.name, 100 * part.value / total));
   }
   return words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, ", "));
@@ -118,9 +125,24 @@ std::string forecast_text(const Workload& work, const Forecast& one, const Clust
     line("sends", fmt::format("{} per rank and step", fmt::join(words, ", ")));
   }
   if (work.total_tokens > 0) {
-    line("the run", fmt::format("{} tokens: {}, {} {}-hours", compact_count(work.total_tokens),
-                                compact_duration(86400 * one.days), compact_count(one.gpu_hours),
-                                cluster.cpu ? "rank" : "GPU"));
+    const RunSeconds& run = one.run;
+    std::string words = fmt::format("{} tokens: {}, {} {}-hours", compact_count(work.total_tokens),
+                                    compact_duration(86400 * one.days), hours(one.gpu_hours),
+                                    cluster.cpu ? "rank" : "GPU");
+    if (run.steps < (1 - kLeastPart) * run.total()) {
+      const Occasions often = occasions(work.beside, 1, time.total);
+      words += "; " + shares({{"steps", run.steps},
+                              {"evaluations", run.evaluations},
+                              {"texts at them", run.texts},
+                              {"checkpoints", run.saves}},
+                             run.total());
+      words += fmt::format(" ({}, {})", count_of(often.evaluations, "evaluation"),
+                           count_of(often.saves + 1, "checkpoint"));
+      if (run.saves > kLeastPart * run.total()) {
+        words += fmt::format("; files written at {}/s per node", gb(cluster.file_rate));
+      }
+    }
+    line("the run", words);
   }
   if (!one.not_run.empty()) {
     line("note", fmt::format("not run by this engine yet: {}", fmt::join(one.not_run, ", ")));

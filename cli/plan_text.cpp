@@ -88,7 +88,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string plan_text(const Plan& plan, int columns) {
+std::string plan_text(const Plan& plan, int columns, const BesideSteps& beside) {
   columns = std::max(columns, 80);
   const GridSizes& sizes = plan.grid.sizes();
   std::string text;
@@ -118,6 +118,7 @@ std::string plan_text(const Plan& plan, int columns) {
                               count_of(plan.micro_batch, "sequence"), steps));
     text += phase_table(plan);
   }
+  if (const std::string words = beside_words(plan, beside); !words.empty()) line("beside", words);
   line("precision", precision_words(plan));
   line("optimizer", optimizer_words(plan));
   if (plan.grid.data_ranks() > 1) line("gradients", bucket_words(plan));

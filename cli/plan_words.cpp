@@ -11,6 +11,12 @@
 
 namespace mtl {
 
+namespace {
+
+constexpr double kLeastShare = 5e-4;  // of work that is worth a word
+
+}  // namespace
+
 std::string count_of(int64_t count, const char* one) {
   const bool hiss = std::string_view(one).ends_with("ch");  // batches
   return fmt::format("{} {}{}", grouped(count), one, count == 1 ? "" : hiss ? "es" : "s");
@@ -204,6 +210,37 @@ std::string schedule_words(const ScheduleShape& shape) {
   return fmt::format("{}, {}{}, {}", name, count_of(shape.stages, "stage"),
                      shape.chunks > 1 ? fmt::format(" x {} chunks", shape.chunks) : "",
                      count_of(shape.micro_batches, "micro-batch"));
+}
+
+std::string beside_words(const Plan& plan, const BesideSteps& beside) {
+  const Occasions often = occasions(beside, 1, 0);
+  std::vector<std::string> parts;
+  if (often.evaluations > 0) {
+    // In sequences that go forward: a step's go forward and backward.
+    const BesideSeconds work = evaluations_by_steps(beside, 1, plan.seq, plan.grid.replicas());
+    const auto trained = static_cast<double>(plan.batch.first_sample(plan.steps));
+    const auto times = static_cast<double>(often.evaluations);
+    std::string words = count_of(often.evaluations, "evaluation");
+    if (const int64_t sequences = beside.eval_sequences(); sequences > 0) {
+      words += fmt::format(" of {}", count_of(sequences, "sequence"));
+    }
+    if (beside.texts > 0) {
+      words += fmt::format(", each with {} of {}", count_of(beside.texts, "text"),
+                           count_of(beside.text_tokens, "token"));
+    }
+    const double share = times * (work.evaluation + work.texts) / trained;
+    if (share >= kLeastShare) words += fmt::format(" ({:.1f} % of the steps' work)", 100 * share);
+    parts.push_back(words);
+  }
+  if (often.saves > 0 || beside.save_every_s > 0) {
+    std::string words = count_of(often.saves + 1, "checkpoint");
+    if (beside.save_every_s > 0) {
+      words += fmt::format(", and one after {} without",
+                           compact_duration(static_cast<double>(beside.save_every_s)));
+    }
+    parts.push_back(words);
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 }  // namespace mtl

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "runtime/plan/beside_steps.h"
 #include "runtime/plan/plan.h"
 
 namespace mtl {
@@ -27,5 +28,8 @@ std::string sequence_words(const Plan& plan);
 std::string expert_words(const Plan& plan);
 std::string recompute_words(const Recompute& recompute);
 std::string schedule_words(const ScheduleShape& shape);
+// Evaluations and checkpoints: how many, and what part of the run's work they are; "" if there is
+// nothing to evaluate and one checkpoint, at the end.
+std::string beside_words(const Plan& plan, const BesideSteps& beside);
 
 }  // namespace mtl

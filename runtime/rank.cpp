@@ -16,6 +16,7 @@
 #include "runtime/data/prefetch.h"
 #include "runtime/engine/calibrate.h"
 #include "runtime/engine/checkpointing.h"
+#include "runtime/engine/time_left.h"
 #include "runtime/engine/time_limit.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
@@ -50,7 +51,8 @@ class Rank {
         fence_(job.fence),
         made_(device),
         device_(made_.device.get()),
-        time_limit_(std::chrono::seconds(spec_.health.max_time), job.began) {
+        time_limit_(std::chrono::seconds(spec_.health.max_time), job.began),
+        time_left_(plan_, beside_steps(run_)) {
     std::vector<int> everybody(static_cast<size_t>(world_.size()));
     std::iota(everybody.begin(), everybody.end(), 0);
     all_ranks_ = world_.group(everybody);
@@ -94,16 +96,18 @@ class Rank {
       reporter_ =
           std::make_unique<Reporter>(ReporterOptions{.run_dir = run_dir_,
                                                      .progress_fd = progress_fd_,
+                                                     .steps = plan_.steps,
                                                      .resume_step = next_step_,
+                                                     .checkpoint = checkpoint,
                                                      .log_every = spec_.log.every,
                                                      .generates = !run_.prompts.texts.empty(),
                                                      .tensorboard = spec_.log.tensorboard});
     }
     reports_ = std::make_unique<RankReports>(run_, made_, yardstick, *trainer_, *all_ranks_,
-                                             reporter_.get());
-    evaluation_ = std::make_unique<RankEvaluation>(run_, *trainer_, reporter_.get());
+                                             reporter_.get(), time_left_);
+    evaluation_ = std::make_unique<RankEvaluation>(run_, *trainer_, reporter_.get(), time_left_);
     saves_ = std::make_unique<RankSaves>(run_dir_, fence_, next_step_, run_, *trainer_, *all_ranks_,
-                                         reporter_.get(), time_limit_);
+                                         reporter_.get(), time_limit_, time_left_);
     if (!reporter_) return;
     reporter_->start(start_block(run_, {.run_dir = run_dir_,
                                         .device = device_line(),
@@ -161,8 +165,7 @@ class Rank {
       ++next_step_;
       loss_ = result.loss;
       saves_->step_done(next_step_, result.requests.saving);
-      reports_->step_done(next_step_, result,
-                          std::chrono::duration<double>(Clock::now() - begin).count());
+      reports_->step_done(next_step_, result, seconds_since(begin));
       const bool last = next_step_ == steps;
       const bool stop = result.requests.stop && !last;
       if (is_due(spec_.train.eval.every, next_step_) || last) evaluate();
@@ -172,7 +175,9 @@ class Rank {
       if (last || stop) {
         saves_->save_and_wait(here());
       } else if (due) {
+        const auto asked = Clock::now();
         saves_->save(here());
+        time_left_.waited_for_save(seconds_since(asked));
       }
       if (stop) return stopped();
     }
@@ -185,10 +190,14 @@ class Rank {
     return best.k > 0 && best.metric == "valid_loss";
   }
 
+  static double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
   void evaluate() {
     const auto begin = Clock::now();
     evaluation_->run(next_step_);
-    time_limit_.evaluated(std::chrono::duration<double>(Clock::now() - begin).count());
+    time_limit_.evaluated(seconds_since(begin));
   }
 
   RankSaves::Here here() const {
@@ -209,7 +218,7 @@ class Rank {
     for (const int64_t step : {next_step_, next_step_ + 1}) {
       if (step == plan_.steps) return false;  // it ends anyway
       const auto sequences = static_cast<double>(plan_.batch.at(step).global_batch);
-      ahead.steps_s += reports_->sequence_s() * sequences;
+      ahead.steps_s += time_left_.sequence_s() * sequences;
       const bool saved = is_due(spec_.checkpoint.every, step + 1) || (saves && step == next_step_);
       const bool evaluated = is_due(spec_.train.eval.every, step + 1) || step + 1 == plan_.steps ||
                              (saved && compares_valid_loss());
@@ -283,6 +292,7 @@ class Rank {
   const MadeDevice& made_;
   Device* const device_;
   TimeLimit time_limit_;
+  TimeLeft time_left_;
   std::unique_ptr<Communicator> all_ranks_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Reporter> reporter_;  // of rank 0; elsewhere null

@@ -6,12 +6,27 @@
 
 namespace mtl {
 
-RankEvaluation::RankEvaluation(const CheckedRun& run, Trainer& trainer, Reporter* reporter)
-    : run_(run), trainer_(trainer), reporter_(reporter) {}
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+RankEvaluation::RankEvaluation(const CheckedRun& run, Trainer& trainer, Reporter* reporter,
+                               TimeLeft& time_left)
+    : run_(run), trainer_(trainer), reporter_(reporter), time_left_(time_left) {}
 
 void RankEvaluation::run(int64_t step) {
   step_ = step;
-  if (run_.corpus.valid->size() > 0) measure_valid_loss();
+  if (run_.corpus.valid->size() > 0) {
+    const auto begin = Clock::now();
+    measure_valid_loss();
+    time_left_.evaluated(seconds_since(begin));
+  }
   if (!run_.prompts.texts.empty()) generate();
 }
 
@@ -32,12 +47,14 @@ void RankEvaluation::measure_valid_loss() {
 }
 
 void RankEvaluation::generate() {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   const std::vector<Continuation> all =
       continue_prompts(run_.prompts, *run_.corpus.tokenizer, trainer_);
+  const double seconds = seconds_since(begin);
+  time_left_.wrote_texts(seconds);
   if (reporter_ == nullptr) return;
   GeneratedReport report{.step = step_, .texts = {}};
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = seconds;
   for (size_t i = 0; i < all.size(); ++i) {
     report.texts.push_back({.prompt = run_.prompts.texts[i],
                             .text = all[i].text,

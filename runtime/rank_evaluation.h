@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/engine/time_left.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/metrics/reporter.h"
 #include "runtime/run.h"
@@ -14,8 +15,9 @@ namespace mtl {
 
 class RankEvaluation {
  public:
-  // All of them outlive it. `reporter`: null on ranks that report nothing.
-  RankEvaluation(const CheckedRun& run, Trainer& trainer, Reporter* reporter);
+  // All of them outlive it. `reporter`: null on ranks that report nothing. `time_left` learns how
+  // long evaluations and texts take.
+  RankEvaluation(const CheckedRun& run, Trainer& trainer, Reporter* reporter, TimeLeft& time_left);
 
   // All ranks together, after `step` steps.
   void run(int64_t step);
@@ -32,6 +34,7 @@ class RankEvaluation {
   const CheckedRun& run_;
   Trainer& trainer_;
   Reporter* const reporter_;
+  TimeLeft& time_left_;
   int64_t step_ = -1;
   std::optional<double> valid_loss_;
   std::vector<SetLoss> valid_sets_;

@@ -6,12 +6,13 @@ namespace mtl {
 
 RankReports::RankReports(const CheckedRun& run, const MadeDevice& device,
                          const Yardstick& yardstick, Trainer& trainer, Communicator& all_ranks,
-                         Reporter* reporter)
+                         Reporter* reporter, TimeLeft& time_left)
     : run_(run),
       plan_(run.plan),
       yardstick_(yardstick),
       all_ranks_(all_ranks),
       reporter_(reporter),
+      time_left_(time_left),
       gpu_watch_(watch_gpu(device)),
       spikes_(run.resolved.spec.health.spike_factor) {
   const double factor = run.resolved.spec.health.straggler_factor;
@@ -23,11 +24,8 @@ RankReports::RankReports(const CheckedRun& run, const MadeDevice& device,
 }
 
 void RankReports::step_done(int64_t done, const StepResult& result, double seconds) {
-  // The first step builds caches; it would spoil the estimate for a long time. By the sequence,
-  // since not all steps are equally long.
   const int64_t sequences = plan_.batch.at(done - 1).global_batch;
-  const double sequence_s = seconds / static_cast<double>(sequences);
-  mean_sequence_s_ = steps_seen_ < 2 ? sequence_s : 0.95 * mean_sequence_s_ + 0.05 * sequence_s;
+  time_left_.step_done(seconds, sequences);
   ++steps_seen_;
   const std::vector<GpuReading> gpus = read_gpus(done);
   if (reporter_ != nullptr) {
@@ -64,8 +62,7 @@ StepReport RankReports::report_of(int64_t done, const StepResult& result, double
   report.mfu_of = yardstick_.flops;
   report.mfu_of_peak = yardstick_.is_peak;
   report.memory_bytes = plan_.total_bytes();
-  report.eta_s = mean_sequence_s_ * static_cast<double>(plan_.batch.first_sample(plan_.steps) -
-                                                        plan_.batch.first_sample(done));
+  report.eta_s = time_left_.behind(done);
   report.step_skipped = result.skipped;
   report.skipped = result.skipped_so_far;
   if (plan_.model.experts > 0) {

@@ -12,6 +12,7 @@
 #include "runtime/engine/gpu_watch.h"
 #include "runtime/engine/spikes.h"
 #include "runtime/engine/straggler_watch.h"
+#include "runtime/engine/time_left.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/engine/yardstick.h"
 #include "runtime/metrics/reporter.h"
@@ -21,14 +22,13 @@ namespace mtl {
 
 class RankReports {
  public:
-  // Collective. All of them outlive it. `reporter`: null on ranks that report nothing.
+  // Collective. All of them outlive it. `reporter`: null on ranks that report nothing. `time_left`
+  // learns how long steps take.
   RankReports(const CheckedRun& run, const MadeDevice& device, const Yardstick& yardstick,
-              Trainer& trainer, Communicator& all_ranks, Reporter* reporter);
+              Trainer& trainer, Communicator& all_ranks, Reporter* reporter, TimeLeft& time_left);
 
   // All ranks together: the step that is the run's `done`th took so many seconds.
   void step_done(int64_t done, const StepResult& result, double seconds);
-  // What a sequence takes of a step's time, of late; 0 before the first step.
-  double sequence_s() const { return mean_sequence_s_; }
   // Steps of the run that changed no weight; known where there is a reporter.
   int64_t skipped() const { return skipped_; }
 
@@ -41,11 +41,11 @@ class RankReports {
   const Yardstick yardstick_;
   Communicator& all_ranks_;
   Reporter* const reporter_;
+  TimeLeft& time_left_;
   std::unique_ptr<GpuWatch> gpu_watch_;  // null on a CPU
   SlowGpus slow_gpus_;
   StepSpikes spikes_;
   std::unique_ptr<StragglerWatch> stragglers_;  // null where nobody is to be compared
-  double mean_sequence_s_ = 0;
   int64_t steps_seen_ = 0;
   int64_t skipped_ = 0;
 };

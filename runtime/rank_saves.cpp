@@ -18,7 +18,7 @@ namespace mtl {
 
 RankSaves::RankSaves(const std::filesystem::path& run_dir, int fence, int64_t newest,
                      const CheckedRun& run, Trainer& trainer, Communicator& all_ranks,
-                     Reporter* reporter, TimeLimit& time_limit)
+                     Reporter* reporter, TimeLimit& time_limit, TimeLeft& time_left)
     : run_dir_(run_dir),
       fence_(fence),
       run_(run),
@@ -26,6 +26,7 @@ RankSaves::RankSaves(const std::filesystem::path& run_dir, int fence, int64_t ne
       all_ranks_(all_ranks),
       reporter_(reporter),
       time_limit_(time_limit),
+      time_left_(time_left),
       times_(std::chrono::seconds(run.resolved.spec.checkpoint.every_time),
              SaveTimes::Time::clock::now()),
       saver_(trainer, run.plan, all_ranks, run.resolved.spec.checkpoint.async,
@@ -134,6 +135,7 @@ std::optional<SaveOutcome> RankSaves::report(int64_t done) {
   }
   times_.succeeded();
   time_limit_.saved(outcome->busy_s);
+  time_left_.saved(outcome->busy_s);
   for (const Diagnostic& warning : outcome->warnings) {
     reporter_->warning("checkpoint_untidy", step, warning);
   }

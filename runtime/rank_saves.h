@@ -12,6 +12,7 @@
 #include "runtime/comm/communicator.h"
 #include "runtime/engine/checkpoint_saver.h"
 #include "runtime/engine/save_times.h"
+#include "runtime/engine/time_left.h"
 #include "runtime/engine/time_limit.h"
 #include "runtime/engine/trainer.h"
 #include "runtime/metrics/reporter.h"
@@ -23,9 +24,10 @@ class RankSaves {
  public:
   // All of them outlive it. `fence`: see check_fence(). `newest`: the step that the ranks go on
   // from, of which there is a checkpoint, or 0. `reporter`: null on ranks that report nothing.
-  // `time_limit` learns how long saves take.
+  // `time_limit` and `time_left` learn how long saves take.
   RankSaves(const std::filesystem::path& run_dir, int fence, int64_t newest, const CheckedRun& run,
-            Trainer& trainer, Communicator& all_ranks, Reporter* reporter, TimeLimit& time_limit);
+            Trainer& trainer, Communicator& all_ranks, Reporter* reporter, TimeLimit& time_limit,
+            TimeLeft& time_left);
 
   // Where the run is.
   struct Here {
@@ -63,6 +65,7 @@ class RankSaves {
   Communicator& all_ranks_;
   Reporter* const reporter_;
   TimeLimit& time_limit_;
+  TimeLeft& time_left_;
   SaveTimes times_;
   CheckpointSaver saver_;
   int64_t newest_;

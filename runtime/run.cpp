@@ -118,6 +118,34 @@ DataFacts facts_of(const CheckedRun& run) {
   return facts;
 }
 
+BesideSteps beside_steps(const CheckedRun& run) {
+  const TrainSpec& spec = run.resolved.spec;
+  const TrainSpec::Checkpoint& checkpoint = spec.checkpoint;
+  const int64_t wanted = spec.train.eval.iters * run.plan.batch.largest();
+  BesideSteps beside;
+  beside.steps = run.plan.steps;
+  beside.eval_every = spec.train.eval.every;
+  beside.save_every = checkpoint.every;
+  beside.save_every_s = checkpoint.every_time;
+  beside.async = checkpoint.async;
+  beside.eval_before_save =
+      checkpoint.keep_best.k > 0 && checkpoint.keep_best.metric == "valid_loss";
+  const auto evaluated = [&](const std::shared_ptr<const Samples>& samples) {
+    int64_t sequences = samples ? samples->size() : 0;
+    if (wanted > 0) sequences = std::min(sequences, wanted);
+    if (sequences > 0) beside.eval_sets.push_back(sequences);
+  };
+  for (const RunData::ValidSet& set : run.corpus.valid_sets) evaluated(set.samples);
+  if (run.corpus.valid_sets.empty()) evaluated(run.corpus.valid);
+  if (!run.corpus.tokenizer && beside.eval_every > 0 && wanted > 0) beside.eval_sets = {wanted};
+  if (!run.prompts.texts.empty()) {
+    beside.texts = static_cast<int64_t>(run.prompts.texts.size());
+    beside.text_tokens = run.prompts.tokens;
+    beside.text_room = run.prompts.room();
+  }
+  return beside;
+}
+
 CheckedRun check_run(const RunRequest& request) {
   Diagnostics diagnostics;
   CheckedRun run;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/error.h"
+#include "runtime/plan/beside_steps.h"
 #include "runtime/plan/plan.h"
 #include "runtime/prompts.h"
 #include "runtime/rank_memory.h"
@@ -45,6 +46,8 @@ struct CheckedRun {
 CheckedRun check_run(const RunRequest& request);
 // What its plan knows of the data.
 DataFacts facts_of(const CheckedRun& run);
+// What it does beside its steps. Of data that lie elsewhere (plan_only) only what the settings say.
+BesideSteps beside_steps(const CheckedRun& run);
 
 // resolved_yaml(), in which a chosen train.micro_batch and train.steps say so.
 std::string resolved_text(const CheckedRun& run);

@@ -29,7 +29,10 @@ struct Cluster {
   double memory_share = 0.85;
   double nvlink_share = 0.78, nic_share = 0.85;  // of a ring over large messages
   double host_share = 0.8;  // of PCIe, in both directions at once; not measured
-  double kernel_s = 4e-6;   // per kernel: the least time between two that follow each other
+  // Bytes/s that a node writes to where checkpoints lie: what a file system that many share often
+  // gives; not measured.
+  double file_rate = 1e9;
+  double kernel_s = 4e-6;  // per kernel: the least time between two that follow each other
   // The share of its multiprocessors that a collective takes from what computes beside it.
   double overlap_cost = 0.12;
   double clock = 1;  // against the data sheet: a lower power limit

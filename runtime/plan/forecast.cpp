@@ -150,7 +150,13 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   result.hfu =
       hardware_flops_per_token(work.model, work.seq, layout) * result.tokens_per_s_gpu / peak;
   if (work.total_tokens > 0) {
-    const double seconds = work.total_tokens / result.tokens_per_s;
+    const double steps_s = work.total_tokens / result.tokens_per_s;
+    result.run = {.steps = steps_s};
+    if (work.beside.steps > 0) {
+      result.run = seconds_of_run(work.beside, 1, steps_s, time.total,
+                                  beside_seconds(work, layout, cluster, software, time));
+    }
+    const double seconds = result.run.total();
     result.days = seconds / 86400;
     result.gpu_hours = seconds / 3600 * world;
   }

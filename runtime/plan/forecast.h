@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/plan/beside_steps.h"
 #include "runtime/plan/cluster.h"
 #include "runtime/plan/memory.h"
 #include "runtime/plan/model_shape.h"
@@ -89,6 +90,7 @@ struct Workload {
   int64_t logits_rows = MemoryNeeds().logits_rows;
   double ep_room = TrainSpec().parallel.ep_room;
   double total_tokens = 0;  // of the run; 0 = unknown
+  BesideSteps beside = {};  // what the run does beside its steps; without steps: nothing is known
   DType compute = DType::bf16;
   OptimizerKind optimizer = OptimizerKind::adamw;
   bool offload = false;            // as optimizer.offload=cpu
@@ -132,7 +134,8 @@ struct Forecast {
   // mfu_full: counted whole (PaLM's convention, and the Megatron papers'); hfu: as mfu_full, with
   // what recompute does again.
   double mfu = 0, mfu_full = 0, hfu = 0;
-  double days = 0, gpu_hours = 0;  // to total_tokens
+  RunSeconds run;                  // to total_tokens
+  double days = 0, gpu_hours = 0;  // the same, all together
   bool fits = false;
   std::vector<std::string> not_run;  // what of it this engine does not run yet
 };
@@ -189,6 +192,13 @@ struct StepEnd {
 StepEnd step_end(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                  const Software& software, const std::vector<ChunkRange>& chunks,
                  const StageTimes& times);
+
+// What training waits for at one evaluation and one checkpoint of work.beside; `time` is that of
+// forecast(). Passes are forward ones; what ZeRO-3 gathers for them is exposed as in a step. Files
+// are written at Cluster::file_rate, beside training or not.
+BesideSeconds beside_seconds(const Workload& work, const LayoutChoice& layout,
+                             const Cluster& cluster, const Software& software,
+                             const StepTime& time);
 
 // `simulate_schedule`: the bubble from the instruction lists rather than from (p - 1) / (m v).
 // The layout must be possible.

@@ -35,7 +35,7 @@ Plan plan_of(const TrainSpec& spec, int world) {
 }
 
 std::string text_of(const TrainSpec& spec, int world, int columns) {
-  return plan_text(plan_of(spec, world), columns);
+  return plan_text(plan_of(spec, world), columns, {});
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -66,7 +66,7 @@ TEST_CASE("a mixture of experts says what is active of it") {
   spec.model.qkv_bias = "true";
   spec.model.sliding_window = 128;
   CHECK(
-      plan_text(plan_of(spec, 1), 120)
+      plan_text(plan_of(spec, 1), 120, {})
           .starts_with(
               R"(model       8 layers, hidden 256, 8 heads (2 KV heads), ffn 512, vocabulary 65 (128 rows in memory)
             rmsnorm, swiglu, 2 of 8 experts per token, rotary positions, window of 128 positions, no biases but of
@@ -78,7 +78,7 @@ parameters  27M (26 516 992); active 7.6M (7 642 624)
 TEST_CASE("a plan with sequences that are divided says who has what") {
   TrainSpec spec = small_spec();
   spec.parallel.cp = 2;
-  const std::string text = plan_text(plan_of(spec, 4), 80);
+  const std::string text = plan_text(plan_of(spec, 4), 80, {});
   CHECK(has(text, R"(
 grid        4 ranks = 2 data x 2 context
   context    [0 1] [2 3]
@@ -90,7 +90,7 @@ sequence    divided: 1/2 of the tokens per rank, in attention of the heads
   spec.model.heads = 8;
   spec.model.kv_heads = 4;
   spec.parallel.tp = 2;
-  CHECK(has(plan_text(plan_of(spec, 4), 120),
+  CHECK(has(plan_text(plan_of(spec, 4), 120, {}),
             "sequence    divided: 1/2 of the tokens per rank, in attention of the heads; parallel: "
             "1/2 of these per rank in"));
 }
@@ -102,7 +102,7 @@ TEST_CASE("a plan with experts that are divided says who has what") {
   spec.model.moe.experts = 8;
   spec.parallel.ep = 2;
   const Plan plan = plan_of(spec, 4);
-  const std::string text = plan_text(plan, 120);
+  const std::string text = plan_text(plan, 120, {});
   CHECK(has(text, R"(
 grid        4 ranks = 2 data x 2 expert
   expert     [0 1] [2 3]
@@ -121,7 +121,7 @@ TEST_CASE("a plan says what a person wants to know before a run") {
   spec.parallel.pp = 2;
   spec.parallel.virtual_stages = 2;
   const Plan plan = plan_of(spec, 16);
-  const std::string text = plan_text(plan, 80);
+  const std::string text = plan_text(plan, 80, {});
   CHECK(text.starts_with(
       R"(model       8 layers, hidden 256, 8 heads (2 KV heads), ffn 704, vocabulary 65
             (128 rows in memory)

@@ -109,6 +109,34 @@ TEST_CASE("a rank that is kept from its work is named while the run goes on") {
   CHECK(has(file_text(run / "events.jsonl"), R"("event":"straggler")"));
 }
 
+TEST_CASE("the time that is left has what comes beside the steps, up to the end") {
+  const Shell shell;
+  write_recipe(shell, 10);
+  // After the last step: what is there still to do, in seconds.
+  const auto left = [&](const char* name, std::vector<std::string> settings) {
+    std::vector<std::string> command = {MTL_PROGRAM, "worker", "train.yaml",
+                                        std::string("run.dir=") + name};
+    command.insert(command.end(), settings.begin(), settings.end());
+    const Outcome outcome = shell.run(
+        command,
+        {{"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "1"}, {"MTL_PROGRESS_FD", "1"}});
+    CAPTURE(outcome.err);
+    CHECK(outcome.code == 0);
+    double seconds = -1;
+    std::istringstream in(outcome.out);
+    for (std::string line; std::getline(in, line);) {
+      const json record = json::parse(line);
+      if (record.at("kind") == "step") seconds = record.at("eta_s");
+    }
+    return seconds;
+  };
+  const std::string no_saves = "checkpoint.every=0", no_text = "data.split=[1, 0]";
+  CHECK(left("nothing", {no_saves, no_text}) == 0);
+  CHECK(left("evaluation", {no_saves}) > 0);
+  CHECK(left("texts", {no_saves, no_text, "train.eval.generate.prompts=[the]"}) > 0);
+  CHECK(left("saves", {no_text, "checkpoint.async=false"}) > 0);
+}
+
 TEST_CASE("a rank whose environment contradicts itself does not start") {
   const Shell shell;
   write_recipe(shell, 10);

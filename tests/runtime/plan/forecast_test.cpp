@@ -164,6 +164,44 @@ TEST_CASE("tokens to the end are days and GPU hours") {
   CHECK(plan.tokens_per_s_gpu * 8 == doctest::Approx(plan.tokens_per_s));
 }
 
+TEST_CASE("a forecast of a run has what it does beside its steps") {
+  Workload work = workload_of(plan_of(llama_like(), 8));
+  work.global_batch = 128;
+  work.total_tokens = 1000.0 * 128 * static_cast<double>(work.seq);
+  LayoutChoice layout;
+  layout.dp = 8;
+  layout.recompute.full = Recompute::Full::uniform;
+  const Cluster& cluster = *find_cluster("h100-80g");
+  const Forecast steps = forecast(work, layout, cluster);
+  CHECK(steps.run.total() == steps.run.steps);
+  work.beside.steps = 1000;
+  work.beside.eval_every = 100;
+  work.beside.save_every = 200;
+  const Forecast saved = forecast(work, layout, cluster);
+  CHECK(saved.run.evaluations == 0);
+  CHECK(saved.run.saves > 0);
+  CHECK(saved.days == doctest::Approx(saved.run.total() / 86400));
+  CHECK(saved.gpu_hours == doctest::Approx(saved.days * 24 * 8));
+  // A batch forward is between a quarter (all is made again) and a third of a step.
+  work.beside.eval_sets = {128};
+  const Forecast evaluated = forecast(work, layout, cluster);
+  CHECK(evaluated.run.steps == saved.run.steps);
+  CHECK(evaluated.run.evaluations > 10 * steps.time.total * 0.2);
+  CHECK(evaluated.run.evaluations < 10 * steps.time.total * 0.34);
+  work.beside.texts = 8;
+  work.beside.text_tokens = 100;
+  work.beside.text_room = 128;
+  const Forecast written = forecast(work, layout, cluster);
+  CHECK(written.run.texts > 0);
+  CHECK(written.run.texts < written.run.steps / 10);
+  // What is written meanwhile is waited for once, and else each time.
+  work.beside.async = false;
+  CHECK(forecast(work, layout, cluster).run.saves > 3 * saved.run.saves);
+  work.beside.async = true;
+  work.beside.save_every = 1;  // the disk does not keep up
+  CHECK(forecast(work, layout, cluster).run.saves > 100 * saved.run.saves);
+}
+
 TEST_CASE("FLOPs with attention whole are the papers' formula") {
   // arXiv 2205.05198: 72 B s L h^2 (1 + s / 6h + V / 12 h L); with everything made again
   // 2104.04473: 96 B s L h^2 (1 + s / 6h + V / 16 L h).
