@@ -93,7 +93,10 @@ std::string words_of_run(const fs::path& run) {
 // Runs, and names of runs, in the folder that is typed; in runs/ before one is. The newest ids
 // first.
 void offer_runs(const std::string& typed, Completion& to) {
-  const std::string base = std::string_view("runs/").starts_with(typed) ? "runs/" : typed;
+  std::string base = typed;
+  for (const std::string_view runs : {"./runs/", "runs/"}) {
+    if (runs.starts_with(typed)) base = runs;
+  }
   const auto [folder, name] = parts_of(base);
   std::vector<std::string> names = names_in(folder, name);
   std::reverse(names.begin(), names.end());

@@ -79,7 +79,7 @@ void add_synopsis(ManPage& page, const CommandDescription& description) {
 
 void add_option_groups(ManPage& page, const CommandDescription& description) {
   for (size_t group = 0; group < description.groups.size(); ++group) {
-    bool titled = description.groups.size() == 1;
+    bool titled = group == 0;  // the section that it stands in has its title
     for (const OptionDeclaration& option : description.options) {
       if (option.hidden || option.group != group) continue;
       if (!titled) page.subsection(description.groups[group]);

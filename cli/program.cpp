@@ -55,7 +55,13 @@ std::string overview(int columns, bool all) {
       "run, starts the processes, trains, checkpoints and resumes.",
       width, 0, 0);
   text += "\n\nExamples:\n";
+  constexpr int kLeastRight = 20, kBelow = 6;
   const auto row = [&](std::string_view left, std::string_view right, int column) {
+    if (width < column + kLeastRight) {
+      text +=
+          fmt::format("  {}\n{:{}}{}\n", left, "", kBelow, wrap_text(right, width, kBelow, kBelow));
+      return;
+    }
     text +=
         fmt::format("  {:<{}}", left, column - 2) + wrap_text(right, width, column, column) + '\n';
   };

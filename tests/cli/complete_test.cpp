@@ -224,6 +224,12 @@ TEST_CASE("names that lie on the disk: recipes, runs, checkpoints, corpora, jobs
   CHECK(answer(shell, {"ckpt", "show", "runs/mine/20260101-2/"}) ==
         Words{"runs/mine/20260101-2/checkpoints/step-00000040\ta checkpoint"});
   CHECK(answer(shell, {"generate", "ru"}).size() == 2);
+  for (const char* typed : {".", "./", "./ru", "./runs/"}) {
+    CAPTURE(typed);
+    CHECK(answer(shell, {"logs", typed}) ==
+          Words{"./runs/two words\ta run", "./runs/mine\tstopped, step 40 of 100"});
+  }
+  CHECK(answer(shell, {"logs", "./runs/m"}) == Words{"./runs/mine\tstopped, step 40 of 100"});
   CHECK(answer(shell, {"generate", "elsewhere/"}) == Words{":folders"});
   CHECK(answer(shell, {"data", "stats", "corpora/"}) == Words{"corpora/c4\ta corpus", ":folders"});
   const Words recipes = answer(shell, {"recipes", "cp", "char"});
@@ -294,5 +300,9 @@ TEST_CASE("manual pages: one for each command, and all of their options") {
     CAPTURE(key);
     CHECK(has(page("man5/mtl-train.yaml.5"), ".TP\n\\fB" + key + "\\fR\n"));
   }
-  for (const ManPage& one : pages) CHECK_FALSE(has(one.text(), "\n\n"));
+  for (const ManPage& one : pages) {
+    CAPTURE(one.name());
+    CHECK_FALSE(has(one.text(), "\n\n"));
+    CHECK_FALSE(has(one.text(), ".SS Options\n"));
+  }
 }

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "common/terminal.h"
+#include "common/text.h"
 #include "support/text.h"
 
 using mtl::test::Outcome;
@@ -44,6 +45,25 @@ TEST_CASE("mtl alone and --help are the same single screen on stdout") {
   }
   CHECK_FALSE(has(alone.out, "worker"));
   CHECK_FALSE(has(alone.out, "\033"));
+}
+
+TEST_CASE("the first screen fits a narrow terminal, its words under the commands") {
+  Shell shell;
+  for (const int columns : {40, 50, 59, 62, 63, 80}) {
+    for (const Words& args : {Words{}, Words{"help"}}) {
+      CAPTURE(columns);
+      const Outcome outcome = shell.mtl(args, {{"COLUMNS", std::to_string(columns)}});
+      for (const std::string& line : mtl::lines_of(outcome.out)) {
+        CAPTURE(line);
+        // What is typed stays on one line.
+        if (line.starts_with("  mtl ") || line.starts_with("usage")) continue;
+        CHECK(mtl::display_width(line) <= columns);
+      }
+      const std::string example = "  mtl launch --num_processes 4 train.yaml";
+      CHECK(has(outcome.out, columns < 63 ? example + "\n      train on 4 processes\n"
+                                          : example + "  train on 4 processes\n"));
+    }
+  }
 }
 
 TEST_CASE("every command has help that fits, starts with usage, and names its options") {
