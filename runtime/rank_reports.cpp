@@ -1,5 +1,7 @@
 #include "runtime/rank_reports.h"
 
+#include <chrono>
+
 #include <fmt/format.h>
 
 namespace mtl {
@@ -24,9 +26,15 @@ RankReports::RankReports(const CheckedRun& run, const MadeDevice& device,
 }
 
 void RankReports::step_done(int64_t done, const StepResult& result, double seconds) {
-  const int64_t sequences = plan_.batch.at(done - 1).global_batch;
-  time_left_.step_done(seconds, sequences);
+  // What is said of a step costs a machine that is busy a time slice.
+  time_left_.step_done(seconds + reporting_s_, plan_.batch.at(done - 1).global_batch);
   ++steps_seen_;
+  const auto begin = std::chrono::steady_clock::now();
+  tell(done, result, seconds);
+  reporting_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void RankReports::tell(int64_t done, const StepResult& result, double seconds) {
   const std::vector<GpuReading> gpus = read_gpus(done);
   if (reporter_ != nullptr) {
     StepReport report = report_of(done, result, seconds);
@@ -43,6 +51,7 @@ void RankReports::step_done(int64_t done, const StepResult& result, double secon
     }
   }
   if (!stragglers_) return;
+  const int64_t sequences = plan_.batch.at(done - 1).global_batch;
   for (const auto& news : stragglers_->step_done(done, sequences, seconds)) {
     reporter_->straggler(done, news.report, news.words, news.shown);
   }

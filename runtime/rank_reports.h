@@ -33,6 +33,7 @@ class RankReports {
   int64_t skipped() const { return skipped_; }
 
  private:
+  void tell(int64_t done, const StepResult& result, double seconds);
   StepReport report_of(int64_t done, const StepResult& result, double seconds) const;
   std::vector<GpuReading> read_gpus(int64_t done);
 
@@ -46,6 +47,7 @@ class RankReports {
   SlowGpus slow_gpus_;
   StepSpikes spikes_;
   std::unique_ptr<StragglerWatch> stragglers_;  // null where nobody is to be compared
+  double reporting_s_ = 0;                      // after the step before
   int64_t steps_seen_ = 0;
   int64_t skipped_ = 0;
 };
