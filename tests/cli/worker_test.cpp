@@ -133,7 +133,8 @@ TEST_CASE("the time that is left has what comes beside the steps, up to the end"
   const std::string no_saves = "checkpoint.every=0", no_text = "data.split=[1, 0]";
   CHECK(left("nothing", {no_saves, no_text}) == 0);
   CHECK(left("evaluation", {no_saves}) > 0);
-  CHECK(left("texts", {no_saves, no_text, "train.eval.generate.prompts=[the]"}) > 0);
+  CHECK(left("texts", {no_saves, no_text, "train.eval.generate.prompts=[the]",
+                       "train.eval.generate.tokens=8"}) > 0);
   CHECK(left("saves", {no_text, "checkpoint.async=false"}) > 0);
 }
 
