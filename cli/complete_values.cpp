@@ -172,7 +172,15 @@ void offer_jobs(const std::string& typed, Completion& to) {
   for (const JobRecord& record : records) {
     if (!(is_slurm(record) ? is_queued(record) : is_alive(record))) continue;
     to.add(typed, record.id, record.run.empty() ? record.name : record.run);
-    if (!record.run.empty() && !typed.empty()) to.add(typed, record.run, record.id);
+    if (record.run.empty() || typed.empty()) continue;
+    // As it is typed: whole, or from here.
+    std::error_code ignored;
+    const std::string relative = fs::proximate(record.run, ignored).string();
+    for (const std::string& path : {record.run, relative, fmt::format("./{}", relative)}) {
+      if (!path.starts_with(typed)) continue;
+      to.add(typed, path, record.id);
+      break;
+    }
   }
 }
 

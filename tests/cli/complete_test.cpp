@@ -246,6 +246,15 @@ TEST_CASE("names that lie on the disk: recipes, runs, checkpoints, corpora, jobs
   ended.started += 1;
   record_job(ended);
   CHECK(answer(shell, {"stop", "p"}) == Words{record.id + "\truns/mine"});
+  record.run = (shell.dir() / "runs/mine").string();
+  record_job(record);
+  for (const std::string typed : {"ru", "./ru", "/"}) {
+    CAPTURE(typed);
+    const std::string whole = typed == "/"    ? record.run
+                              : typed == "ru" ? "runs/mine"
+                                              : "./runs/mine";
+    CHECK(answer(shell, {"stop", typed}) == Words{whole + "\t" + record.id});
+  }
   // A job of SLURM that its queue has; all of them, where that does not answer.
   for (const char* id : {"71", "72"}) {
     JobRecord job = record;
