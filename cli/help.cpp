@@ -10,6 +10,7 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/help_blocks.h"
 #include "cli/launch_flags.h"
 #include "common/error.h"
 #include "common/terminal.h"
@@ -100,7 +101,7 @@ int command_help(const Arguments& args) {
   }
   for (const HelpTopic& topic : help_topics()) {
     if (topic.name != words[0]) continue;
-    std::fputs(topic.text.c_str(), stdout);
+    std::fputs(fitted_help(topic.text, terminal_columns(STDOUT_FILENO)).c_str(), stdout);
     return 0;
   }
   std::vector<std::string> names = topic_names;

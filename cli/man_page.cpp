@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/help_blocks.h"
 #include "common/terminal.h"
 #include "common/text.h"
 #include "common/version.h"
@@ -175,37 +176,19 @@ void ManPage::verbatim(const std::vector<std::string>& rows) {
 }
 
 void ManPage::help_text(const std::string& text) {
-  std::string words;
-  std::string first, second;  // of a row
-  std::vector<std::string> as_they_are;
-  const auto finish = [&] {
-    if (!words.empty()) paragraph(words);
-    if (!first.empty()) tagged(first, second);
-    if (!as_they_are.empty()) verbatim(as_they_are);
-    words.clear(), first.clear(), second.clear(), as_they_are.clear();
-  };
-  for (const std::string& line : lines_of(text)) {
-    const size_t begin = line.find_first_not_of(' ');
-    if (begin == std::string::npos) {
-      finish();
-      continue;
-    }
-    const size_t gap = line.find("  ", begin);
-    if (gap != std::string::npos) {
-      finish();
-      first = line.substr(begin, gap - begin);
-      second = line.substr(line.find_first_not_of(' ', gap));
-    } else if (begin == 0) {
-      if (words.empty()) finish();
-      words += (words.empty() ? "" : " ") + line;
-    } else if (!first.empty()) {
-      second += ' ' + line.substr(begin);
-    } else {
-      if (as_they_are.empty()) finish();
-      as_they_are.push_back(line);
+  for (const HelpBlock& block : help_blocks(text)) {
+    switch (block.kind) {
+      case HelpBlock::Kind::paragraph:
+        paragraph(block.text);
+        break;
+      case HelpBlock::Kind::row:
+        tagged(block.name, block.text);
+        break;
+      case HelpBlock::Kind::verbatim:
+        verbatim(block.lines);
+        break;
     }
   }
-  finish();
 }
 
 }  // namespace mtl

@@ -66,6 +66,31 @@ TEST_CASE("the first screen fits a narrow terminal, its words under the commands
   }
 }
 
+TEST_CASE(
+    "the texts of mtl help TOPIC fit a narrow terminal and stay what they are in a wide one") {
+  Shell shell;
+  const auto words = [](const std::string& text) {
+    std::istringstream in(text);
+    std::vector<std::string> all;
+    for (std::string word; in >> word;) all.push_back(word);
+    return all;
+  };
+  for (const char* topic : {"exit-codes", "errors", "settings", "signals"}) {
+    CAPTURE(topic);
+    const std::string wide = shell.mtl({"help", topic}, {{"COLUMNS", "120"}}).out;
+    CHECK(shell.mtl({"help", topic}, {{"COLUMNS", "80"}}).out == wide);
+    const std::string narrow = shell.mtl({"help", topic}, {{"COLUMNS", "60"}}).out;
+    CHECK(words(narrow) == words(wide));
+    for (const std::string& line : mtl::lines_of(narrow)) {
+      CAPTURE(line);
+      if (!line.starts_with("  error[")) CHECK(mtl::display_width(line) <= 60);
+    }
+  }
+  CHECK(
+      has(shell.mtl({"help", "exit-codes"}, {{"COLUMNS", "60"}}).out,
+          "\n   75  stopped on request with a complete checkpoint: run\n       the same command"));
+}
+
 TEST_CASE("every command has help that fits, starts with usage, and names its options") {
   Shell shell;
   const std::vector<std::pair<Words, Words>> table = {
