@@ -59,7 +59,7 @@ std::string slow_ranks_text(const std::vector<JobView>& jobs, int columns) {
           fmt::format("{}: {} more are slow (status.json)\n", job.id, job.slow.size() - kMostShown);
     }
   }
-  return text.empty() ? text : "\n" + text;
+  return text.empty() ? text : fmt::format("\n{}", text);
 }
 
 nlohmann::ordered_json slow_json(const std::vector<SlowRank>& slow) {

@@ -202,7 +202,7 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
     JobView view{.id = record.id, .name = record.name, .where = record.kind};
     const bool elsewhere = !slurm && record.host != host_name();
     view.state = alive ? "RUNNING" : slurm ? "ENDED" : elsewhere ? kUnknown : "LOST";
-    if (elsewhere) view.reason = "on " + record.host;
+    if (elsewhere) view.reason = std::string("on ").append(record.host);
     view.live = alive;
     view.pid = alive ? record.pid : 0;
     view.host = record.host;

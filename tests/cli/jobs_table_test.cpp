@@ -72,6 +72,7 @@ TEST_CASE("slow ranks stand under the table, four of a run at most") {
   const std::string many = jobs_table({job}, 0, true, false);
   CHECK(has(many, "p4711: rank 0 is slow\n"));
   CHECK(many.ends_with("p4711: 2 more are slow (status.json)\n"));
+  CHECK(lines_of(many).size() == 2 + 1 + 4 + 1);
   const auto json = nlohmann::json::parse(jobs_json({job, running()}));
   CHECK(json["jobs"][0]["stragglers"].size() == 6);
   CHECK(json["jobs"][0]["stragglers"][0]["host"] == "gpu-17");
