@@ -9,6 +9,8 @@
 
 namespace mtl {
 
+inline const char* const kOwnConfigPlace = "mtl's own, under $XDG_CONFIG_HOME or ~/.config";
+
 // Where a new file goes: `named`, else ours. Makes its folders and looks whether it can be written
 // there, before anybody has answered anything. Throws Error: usage.value, file.directory,
 // file.write.

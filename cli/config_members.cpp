@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "cli/command_line.h"
 #include "cli/config_file.h"
@@ -11,7 +10,6 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "launcher/config_edit.h"
-#include "launcher/config_import.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {
@@ -19,7 +17,6 @@ namespace mtl {
 namespace {
 
 const char* const kInUse = "mtl's own, else accelerate's";
-const char* const kOwnPlace = "mtl's own, under $XDG_CONFIG_HOME or ~/.config";
 
 // What changed, on stderr; nothing if nothing did.
 void print_changes(const std::string& before, const std::string& after) {
@@ -40,7 +37,7 @@ int config_default(const Arguments& args) {
   line.example("mtl config default", "write default_config.yaml where mtl looks for it");
   line.example("mtl config default --mixed_precision bf16 --config_file here.yaml",
                "another precision, another place");
-  line.option("config_file", "FILE", path, "where to write", kOwnPlace);
+  line.option("config_file", "FILE", path, "where to write", kOwnConfigPlace);
   line.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"}, precision, "the compute type",
               "no");
   if (!line.parse(args)) return 0;
@@ -182,57 +179,6 @@ int config_schema(const Arguments& args) {
   std::string schema = of == "config" ? launch_config_json_schema() : spec_json_schema();
   if (!schema.ends_with('\n')) schema += '\n';
   std::fputs(schema.c_str(), stdout);
-  return 0;
-}
-
-int config_import(const Arguments& args) {
-  std::string path, file;
-  bool force = false;
-  CommandLine line({"config import [options] FILE", "config import [options] -- COMMAND ..."},
-                   "Writes our file from another: accelerate's default_config.yaml, or a shell "
-                   "script or command line of torchrun, accelerate launch or Megatron-LM. What "
-                   "could not be taken over is named.");
-  line.example("mtl config import ~/.cache/huggingface/accelerate/default_config.yaml", "");
-  line.example("mtl config import train_gpt3.sh", "the torchrun and Megatron flags in it");
-  line.option("config_file", "FILE", path, "where to write", kOwnPlace);
-  line.flag("force", force, "replace a file that is there");
-  line.positional("FILE", file, "what to read");
-  const auto separator = std::find(args.begin(), args.end(), "--");
-  Arguments own({args.begin(), separator}, args.description);
-  const bool command = separator != args.end();
-  if (command) own.emplace_back("-");
-  if (!line.parse(own)) return 0;
-  Diagnostics diagnostics;
-  LaunchConfig config;
-  ImportedCommand imported;
-  const std::string text = command ? fmt::format("{}", fmt::join(separator + 1, args.end(), " "))
-                                   : read_file(file, size_t{1} << 20);
-  const bool is_command = command || looks_like_command(text);
-  if (is_command) {
-    imported = import_command(
-        command ? Arguments(separator + 1, args.end()) : command_of_script(text), diagnostics);
-    if (!diagnostics.has_errors()) config = config_of_flags(imported.flags, diagnostics);
-  } else {
-    config = read_launch_config(file, diagnostics);
-  }
-  if (!diagnostics.has_errors()) check_launch_config(config, diagnostics);
-  diagnostics.throw_if_errors();
-  const std::string target = config_target(path);
-  if (!force && std::filesystem::exists(target)) {
-    throw Error(Exit::config, {.code = "config.exists",
-                               .what = fmt::format("{} is there already", target),
-                               .help = "--force replaces it; --config_file writes elsewhere"});
-  }
-  print_warnings(diagnostics.all());
-  config.path = target;
-  write_config(target, config);
-  for (const std::string& decision : config_decisions(config)) {
-    fmt::print(stderr, "{}\n", decision);
-  }
-  if (!imported.left.empty()) {
-    fmt::print(stderr, "not about where to run, so not taken over (a train.yaml says it): {}\n",
-               fmt::join(imported.left, " "));
-  }
   return 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <map>
 
 #include <fmt/format.h>
@@ -56,7 +57,8 @@ class Script {
       const bool launches = std::any_of(words.begin(), words.end(), [](const std::string& word) {
         const std::string name = word.substr(word.rfind('/') + 1);
         return name == "torchrun" || name == "accelerate" || word == "torch.distributed.run" ||
-               word == "torch.distributed.launch" || word.starts_with("--tensor-model-parallel");
+               word == "torch.distributed.launch" || name == "pretrain_gpt.py" ||
+               word.starts_with("--tensor-model-parallel");
       });
       if (launches && words.size() > best.size()) best = std::move(words);
     }
@@ -135,6 +137,8 @@ class Script {
     if (braces) ++at_;
     std::string name;
     while (name_character(peek())) name += text_[at_++];
+    if (name.empty() && !braces && peek() != '\0' && std::strchr("@*#?$!-", peek()) != nullptr)
+      ++at_;
     std::string otherwise;
     if (braces) {
       const size_t end = std::min(text_.find('}', at_), text_.size());
@@ -174,7 +178,11 @@ class Script {
         any = true;
         ++at_;
       } else if (c == '$' && quote != '\'') {
+        const size_t start = at_;
         const std::vector<std::string> value = variable();
+        // A variable that the script does not set stays: without it `$DATA/a` would be another
+        // path. Alone it is no word.
+        if (value.empty()) text += text_.substr(start, at_ - start);
         for (size_t i = 0; i < value.size(); ++i) {
           if (i > 0) {
             words.push_back(text);
@@ -246,6 +254,14 @@ ImportedCommand import_command(const std::vector<std::string>& words, Diagnostic
                        const std::string& origin) {
     const LaunchFlag* flag = find_launch_flag(name);
     if (flag == nullptr) return;
+    if (value.empty() || value.find('$') != std::string::npos) {
+      diagnostics.add({.code = "config.import",
+                       .what = fmt::format("{} is left out: the script does not say what {} is",
+                                           origin, value.empty() ? "it" : value),
+                       .help = "give the file its value: mtl config set",
+                       .severity = Diagnostic::Severity::warning});
+      return;
+    }
     if (const auto wanted = flag_value_wanted(*flag, value)) {
       fail(fmt::format("{} wants {}, got '{}'", origin, *wanted, value),
            "a value that the script computes can be given as a flag: mtl config --no-input");
@@ -258,7 +274,8 @@ ImportedCommand import_command(const std::vector<std::string>& words, Diagnostic
   };
   const auto value_of = [&](size_t& i, const std::string& inline_value) {
     if (!inline_value.empty()) return inline_value;
-    if (i + 1 < words.size()) return words[++i];
+    // A variable that is not known was no word.
+    if (i + 1 < words.size() && !words[i + 1].starts_with("--")) return words[++i];
     return std::string();
   };
   bool in_program = false;

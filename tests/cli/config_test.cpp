@@ -395,6 +395,24 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
     CHECK(text.find(line) != std::string::npos);
   }
   CHECK(outcome.err.find("--num-layers") != std::string::npos);
+  // A variable that the script does not set is not left out of a word.
+  shell.write("slurm.sh", R"(HOST=$(scontrol show hostnames | head -1)
+torchrun --nproc_per_node 4 --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $HOST:29500 \
+    pretrain_gpt.py "$@" --tensor-model-parallel-size 2 --data-path 0.5 ${DATA}/a 0.5 $DATA/b
+)");
+  Outcome variables = shell.mtl({"config", "import", "--force", "slurm.sh"});
+  CAPTURE(variables.err);
+  CHECK(variables.code == 0);
+  CHECK(variables.err.find("--rdzv_endpoint is left out: the script does not say what "
+                           "$HOST:29500 is") != std::string::npos);
+  CHECK(variables.err.find("--rdzv_id is left out: the script does not say what it is") !=
+        std::string::npos);
+  CHECK(file_text(shell.dir() / kFile).find("mtl_rdzv") == std::string::npos);
+  variables = shell.mtl({"config", "import", "--train", "slurm.yaml", "slurm.sh"});
+  CHECK(variables.code == 0);
+  CHECK(file_text(shell.dir() / "slurm.yaml").find("\"0.5 ${DATA}/a 0.5 $DATA/b\"") !=
+        std::string::npos);
+  CHECK(variables.err.find("--data-path has a variable of the script in it") != std::string::npos);
   // Which machine this is, a script for all of them does not say, and the file is for all.
   REQUIRE(shell
               .mtl({"config", "import", "--force", "--", "torchrun", "--nnodes", "4",
@@ -402,6 +420,48 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
               .code == 0);
   CHECK(file_text(shell.dir() / kFile).find("num_machines: 4") != std::string::npos);
   CHECK(file_text(shell.dir() / kFile).find("machine_rank") == std::string::npos);
+}
+
+TEST_CASE("import --train writes what a Megatron script trains, and a run of it starts") {
+  Shell shell;
+  shell.write("text.txt", std::string(4000, 'a') + "b");
+  shell.write("train.sh", R"(#!/bin/bash
+DATA=$1
+MODEL=(
+    --num-layers 2 --hidden-size 32 --num-attention-heads 2 # small
+    --seq-length 8 --max-position-embeddings 8
+)
+python pretrain_gpt.py ${MODEL[@]} --micro-batch-size 1 --global-batch-size 2 \
+    --train-iters 3 --lr 1e-3 --data-path $DATA --dataloader-type cyclic --wandb-project x
+)");
+  const std::vector<std::string> import = {"config", "import", "--train", "train.yaml", "train.sh"};
+  Outcome outcome = shell.mtl(import);
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(outcome.out == "train.yaml\n");
+  CHECK(outcome.err.find("--data-path has no value in this command") != std::string::npos);
+  CHECK(outcome.err.find("--wandb-project is left out") != std::string::npos);
+  CHECK(outcome.err.find("data.train is required") == std::string::npos);  // said already
+  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  const std::string text = file_text(shell.dir() / "train.yaml");
+  CHECK(text.starts_with("# From train.sh.\n# --"));
+  CHECK(text.find("\nmodel:\n  layers: 2\n  hidden: 32\n") != std::string::npos);
+  outcome = shell.mtl({"launch", "--dry-run", "train.yaml", "data.train=text.txt",
+                       "data.sampler=random", "run.name=small"});
+  CAPTURE(outcome.err);
+  CHECK(outcome.code == 0);
+  outcome = shell.mtl(import);
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("error[config.exists]: train.yaml is there already") == 0);
+  outcome = shell.mtl({"config", "import", "--force", "--train", "train.yaml", "--",
+                       "pretrain_gpt.py", "--num-layers", "2", "--multi-latent-attention"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("error[config.import]: --multi-latent-attention is not available") == 0);
+  CHECK(file_text(shell.dir() / "train.yaml") == text);
+  shell.write("theirs.yaml", "num_processes: 4\n");
+  outcome = shell.mtl({"config", "import", "--train", "t.yaml", "theirs.yaml"});
+  CHECK(outcome.code == 3);
+  CHECK(outcome.err.find("theirs.yaml has no command of Megatron-LM") != std::string::npos);
 }
 
 TEST_CASE("a launch says which file it reads: ours, else accelerate's") {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "runtime/spec/megatron_command.h"
 #include "runtime/spec/schema.h"
 #include "runtime/spec/train_spec.h"
 
@@ -106,6 +107,10 @@ bool valid(const json& schema, const json& value) {
 
 TEST_CASE("the reference page is what the table generates") {
   check_generated("docs/reference/train-yaml.md", spec_reference_markdown());
+}
+
+TEST_CASE("the page of Megatron-LM's flags is what their table generates") {
+  check_generated("docs/reference/from-megatron.md", megatron_reference_markdown());
 }
 
 TEST_CASE("the JSON Schema is what the table generates") {

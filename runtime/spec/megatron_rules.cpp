@@ -1,0 +1,282 @@
+// What follows from several flags of a command of Megatron-LM, or from a flag and a number.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "runtime/spec/megatron_reader.h"
+#include "runtime/spec/scalars.h"
+
+namespace mtl::spec {
+
+void MegatronReader::model() {
+  if (has("group-query-attention")) {
+    set("model.kv_heads", value("num-query-groups").value_or("1"), "num-query-groups");
+  }
+  const auto hidden = whole("hidden-size");
+  if (has("swiglu") && !has("ffn-hidden-size") && hidden) {
+    set("model.ffn", std::to_string(*hidden * 8 / 3 / 64 * 64), "swiglu");
+  }
+  if (has("qk-layernorm") && text("normalization") != "RMSNorm") {
+    refuse("qk-layernorm", "norms of queries and keys are RMS norms (--normalization RMSNorm)");
+  }
+  const bool fused = !has("disable-bias-linear") && !has("no-bias-gelu-fusion");
+  if (!has("swiglu") && !has("openai-gelu") && !fused) {
+    refuse(has("disable-bias-linear") ? "disable-bias-linear" : "no-bias-gelu-fusion",
+           "Megatron's GELU has its exact form then, and here the tanh form (--openai-gelu)");
+  }
+  // "127,0", "(127, 0)" or two words.
+  std::string window = text("window-size");
+  if (window.empty()) return;
+  std::replace(window.begin(), window.end(), ' ', ',');
+  std::erase_if(window, [](char c) { return c == '(' || c == ')'; });
+  char* end = nullptr;
+  const long left = std::strtol(window.c_str(), &end, 10);
+  const std::string right = end;
+  if (end == window.c_str() || left < 0 || (right != ",0" && right != ",,0")) {
+    wrong("window-size", "the positions to the left, and 0 to the right");
+  } else {
+    set("model.sliding_window", std::to_string(left + 1), "window-size");
+  }
+}
+
+void MegatronReader::experts() {
+  if (!has("num-experts")) {
+    drop("model.moe.");
+    return;
+  }
+  if (const auto ffn = value("moe-ffn-hidden-size")) {
+    set("model.ffn", *ffn, "moe-ffn-hidden-size");
+  }
+  const std::string balance = text("moe-router-load-balancing-type");
+  if (balance == "none") {
+    drop("model.moe.aux_loss");
+  } else if (!balance.empty() && balance != "aux_loss" && balance != "seq_aux_loss") {
+    refuse(fmt::format("moe-router-load-balancing-type {}", balance),
+           "aux_loss, seq_aux_loss, none can be");
+  }
+}
+
+void MegatronReader::positions() {
+  if (setting("model.position.type") != "rope") {
+    drop("model.position.base");
+    drop("model.position.scaling.");
+    return;
+  }
+  const char* const kLinear = "rotary-seq-len-interpolation-factor";
+  const auto linear = value(kLinear), llama = value("rope-scaling-factor");
+  if (linear && has("use-rope-scaling")) refuse(kLinear, "--use-rope-scaling is another scaling");
+  if (linear) {
+    set("model.position.scaling.type", "linear", kLinear);
+    set("model.position.scaling.factor", *linear, kLinear);
+  } else if (llama && has("use-rope-scaling")) {
+    set("model.position.scaling.factor", *llama, "rope-scaling-factor");
+  }
+}
+
+void MegatronReader::layout() {
+  const char* const kChunk = "num-layers-per-virtual-pipeline-stage";
+  if (const auto chunk = whole(kChunk)) {
+    const int64_t chunks = whole("pipeline-model-parallel-size").value_or(1) * *chunk;
+    const int64_t layers = whole("num-layers").value_or(0);
+    if (chunks == 0 || layers % chunks != 0) {
+      wrong(kChunk, "a number that divides the layers of a stage");
+    } else if (layers > 0) {
+      set("parallel.virtual_stages", std::to_string(layers / chunks), kChunk);
+    }
+  }
+  if (has("use-megatron-fsdp") || has("use-custom-fsdp")) {
+    static const std::map<std::string, std::string> kStages = {{"", "3"},
+                                                               {"no_shard", "0"},
+                                                               {"optim", "1"},
+                                                               {"optim_grads", "2"},
+                                                               {"optim_grads_params", "3"}};
+    const auto stage = kStages.find(text("data-parallel-sharding-strategy"));
+    if (stage == kStages.end()) {
+      wrong("data-parallel-sharding-strategy", "no_shard, optim, optim_grads, optim_grads_params");
+    } else {
+      set("parallel.zero", stage->second, "use-megatron-fsdp");
+    }
+  }
+  if (const auto elements = whole("ddp-bucket-size")) {
+    set("parallel.bucket_mb", number_text(static_cast<double>(*elements) * 4 / 1e6),
+        "ddp-bucket-size");
+  }
+}
+
+void MegatronReader::recomputes() {
+  static const std::map<std::string, std::string> kModules = {
+      {"core_attn", "core_attn"}, {"layernorm", "norm"}, {"mlp", "mlp"}};
+  const std::string mode = setting("recompute.mode");
+  // Of methods and groups there is a choice in the full mode only, of modules in the other.
+  if (mode != "full") {
+    drop("recompute.method");
+    drop("recompute.layers");
+    drop("recompute.distribute");
+  }
+  const auto given = given_.find("recompute-modules");
+  if (mode != "selective" || given == given_.end()) return;
+  std::vector<std::string> modules;
+  for (const std::string& module : given->second) {
+    const auto ours = kModules.find(module);
+    if (ours == kModules.end()) {
+      open(fmt::format("--recompute-modules {} is left out: core_attn, layernorm, mlp can be",
+                       module));
+    } else {
+      modules.push_back(ours->second);
+    }
+  }
+  if (modules.empty()) return;
+  set("recompute.modules", fmt::format("[{}]", fmt::join(modules, ", ")), "recompute-modules");
+}
+
+void MegatronReader::batch() {
+  if (!has("global-batch-size") && has("micro-batch-size")) {
+    set("train.accumulate", "1", "micro-batch-size");
+  }
+  if (const auto minutes = whole("exit-duration-in-mins")) {
+    set("health.max_time", fmt::format("{}m", *minutes), "exit-duration-in-mins");
+  }
+  if (value("rampup-batch-size")) ramp();
+}
+
+void MegatronReader::ramp() {
+  const std::string flag = "rampup-batch-size";
+  const std::vector<std::string>& words = given_[flag];
+  const int64_t last = whole("global-batch-size").value_or(0);
+  int64_t numbers[3] = {0, 0, 0};
+  bool good = words.size() == 3;
+  for (size_t i = 0; i < 3 && good; ++i) {
+    good = !read_integer(flag, words[i], false, numbers[i]) && numbers[i] > 0;
+  }
+  const int64_t start = numbers[0], increment = numbers[1], samples = numbers[2];
+  if (!good || start >= last || (last - start) % increment != 0) {
+    wrong(flag, "the first batch, what it grows by up to --global-batch-size, and its samples");
+    return;
+  }
+  // Each batch is taken while its share of the samples lasts.
+  const int64_t rises = (last - start) / increment;
+  const double share = static_cast<double>(samples) / static_cast<double>(rises);
+  std::vector<std::string> entries;
+  int64_t step = 0;
+  double taken = 0;
+  for (int64_t rise = 0; rise <= rises; ++rise) {
+    const int64_t size = start + rise * increment;
+    const double left = share * static_cast<double>(rise + 1) - taken;
+    const double steps = std::max(0.0, std::ceil(left / static_cast<double>(size)));
+    if (steps > 0 || rise == rises) entries.push_back(fmt::format("{}: {}", step, size));
+    step += static_cast<int64_t>(steps);
+    taken += steps * static_cast<double>(size);
+  }
+  set("train.batch_ramp", fmt::format("{{{}}}", fmt::join(entries, ", ")), flag);
+  open(fmt::format("--{} became train.batch_ramp; megatron-core 0.20 reads it and goes on without",
+                   flag));
+}
+
+void MegatronReader::schedules() {
+  if (setting("optimizer.type") != "sgd") {
+    set("optimizer.betas",
+        fmt::format("[{}, {}]", value("adam-beta1").value_or("0.9"),
+                    value("adam-beta2").value_or("0.999")),
+        "adam-beta2");
+  }
+  if (has("end-weight-decay") && text("weight-decay-incr-style").empty()) {
+    drop("optimizer.weight_decay_end");  // it moves with a style alone
+  }
+  static const std::vector<std::pair<const char*, const char*>> kSamples = {
+      {"lr-decay-samples", "lr.decay"},
+      {"lr-warmup-samples", "lr.warmup"},
+      {"lr-wsd-decay-samples", "lr.wsd_decay"}};
+  for (const auto& [flag, key] : kSamples) {
+    if (const auto steps = steps_of(flag)) set(key, std::to_string(*steps), flag);
+  }
+  if (const auto share = number("lr-warmup-fraction")) {
+    std::optional<int64_t> way = whole("lr-decay-iters");
+    if (!way) way = steps_of("lr-decay-samples");
+    if (!way) way = whole("train-iters");
+    if (!way) way = steps_of("train-samples");
+    if (way) {
+      const double steps = *share * static_cast<double>(*way);
+      set("lr.warmup", std::to_string(std::llround(steps)), "lr-warmup-fraction");
+    }
+  }
+  const std::string schedule = setting("lr.schedule");
+  if (schedule != "wsd") {
+    drop("lr.wsd_style");
+    drop("lr.wsd_decay");
+  } else if (!has("lr-wsd-decay-style")) {
+    set("lr.wsd_style", "exponential");
+  }
+  if (schedule == "constant") {
+    drop("lr.decay");
+    drop("lr.min");
+  }
+}
+
+void MegatronReader::precision() {
+  const std::string dtype = setting("precision.dtype");
+  if (dtype != "fp16") {
+    drop("precision.loss_scale.");
+  } else if (!has("initial-loss-scale")) {
+    set("precision.loss_scale.initial", "4294967296");
+  }
+  if (dtype != "fp8" || !has("first-last-layers-bf16")) return;
+  for (const auto& [flag, key] :
+       {std::pair("num-layers-at-start-in-bf16", "precision.fp8.bf16_first_layers"),
+        std::pair("num-layers-at-end-in-bf16", "precision.fp8.bf16_last_layers")}) {
+    set(key, value(flag).value_or("1"), flag);
+  }
+}
+
+void MegatronReader::data() {
+  for (const auto& [flag, key] :
+       {std::pair("data-path", "data.train"), std::pair("train-data-path", "data.train"),
+        std::pair("valid-data-path", "data.valid")}) {
+    if (value(flag)) set(key, yaml_scalar(text(flag)), flag);
+  }
+  std::string split = text("split");
+  if (has("valid-data-path")) {
+    drop("data.split");
+  } else if (!split.empty()) {
+    std::replace(split.begin(), split.end(), ' ', ',');
+    std::vector<std::string> parts(1);
+    for (const char c : split) {
+      if (c != ',') parts.back() += c;
+      if (c == ',' && !parts.back().empty()) parts.emplace_back();
+    }
+    set("data.split", fmt::format("[{}]", fmt::join(parts, ", ")), "split");
+  }
+  const std::string type = text("tokenizer-type");
+  if (const auto size = whole("vocab-size"); size && type == "NullTokenizer") {
+    set("data.vocab", std::to_string(*size + 1), "vocab-size");
+    if (!has("null-tokenizer-eod-id")) set("data.eod", std::to_string(*size), "vocab-size");
+  }
+  if (type.empty() && value("vocab-file") && value("merge-file")) {
+    set("data.tokenizer.type", "gpt2-bpe", "merge-file");
+  }
+  const std::string ours = setting("data.tokenizer.type");
+  if (ours != "gpt2-bpe") {
+    drop("data.tokenizer.vocab");
+    drop("data.tokenizer.merges");
+  }
+  if (ours != "hf" && ours != "sentencepiece") drop("data.tokenizer.file");
+}
+
+void MegatronReader::checkpoints() {
+  const auto load = value("load");
+  if (load && load != value("save") && !has("pretrained-checkpoint")) {
+    set("init.from", yaml_scalar(*load), "load");
+    if (!has("finetune")) {
+      open("--load became init.from: its weights, with a fresh optimizer, from step 1");
+    }
+  }
+  if (!has("save-interval")) return;
+  const auto keep = value("save-retain-interval");
+  set("checkpoint.keep_last", keep ? "1" : "0", "save-retain-interval");
+  if (keep) set("checkpoint.keep_every", *keep, "save-retain-interval");
+}
+
+}  // namespace mtl::spec

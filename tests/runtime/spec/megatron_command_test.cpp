@@ -1,0 +1,275 @@
+// Commands of Megatron-LM as train.yaml, and the table of its flags against the schema.
+#include "runtime/spec/megatron_command.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "common/error.h"
+#include "runtime/spec/load_text.h"
+#include "runtime/spec/megatron_flags.h"
+#include "runtime/spec/schema.h"
+
+using namespace mtl;
+using spec::MegatronFlag;
+using spec::MegatronHow;
+
+namespace {
+
+struct Translated {
+  std::map<std::string, std::string> settings;
+  std::vector<std::string> open;
+  std::string errors;
+  std::string yaml;
+};
+
+Translated translated(const std::string& command) {
+  std::istringstream in(command);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  Diagnostics diagnostics;
+  const MegatronSettings settings = settings_of_megatron(words, diagnostics);
+  Translated result;
+  for (const auto& [key, value] : settings.settings) result.settings[key] = value;
+  result.open = settings.open;
+  for (const Diagnostic& diagnostic : diagnostics.all()) {
+    CHECK(diagnostic.code == "config.import");
+    result.errors += diagnostic.what + "\n";
+  }
+  result.yaml = megatron_train_yaml(settings, "a test");
+  return result;
+}
+
+bool opens_with(const Translated& result, const std::string& text) {
+  return std::any_of(result.open.begin(), result.open.end(),
+                     [&](const std::string& sentence) { return sentence.starts_with(text); });
+}
+
+// Enough of a model for rules of other flags.
+const std::string kSmall =
+    "pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 16 "
+    "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --data-path a ";
+
+}  // namespace
+
+TEST_CASE("GPT-3 175B as Megatron-LM's example trains it") {
+  const Translated result = translated(
+      "torchrun --nproc_per_node 8 --nnodes 16 pretrain_gpt.py --num-layers 96 --hidden-size 12288 "
+      "--num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048 "
+      "--attention-backend auto --micro-batch-size 1 --global-batch-size 1536 "
+      "--rampup-batch-size 16 16 5859375 --train-iters 500000 --weight-decay 0.1 --adam-beta1 0.9 "
+      "--adam-beta2 0.95 --init-method-std 0.006 --clip-grad 1.0 --fp16 --lr 6.0e-5 "
+      "--lr-decay-style cosine --min-lr 6.0e-6 --lr-warmup-fraction .001 --lr-decay-iters 430000 "
+      "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --data-path text_document "
+      "--vocab-file vocab.json --merge-file merges.txt --split 949,50,1 --log-interval 100 "
+      "--save-interval 10000 --eval-interval 1000 --save ckpt --load ckpt --eval-iters 10 "
+      "--tensorboard-dir logs");
+  CHECK(result.errors == "");
+  const std::map<std::string, std::string> expected = {
+      {"run.dir", "ckpt"},
+      {"model.layers", "96"},
+      {"model.hidden", "12288"},
+      {"model.heads", "96"},
+      {"model.max_seq", "2048"},
+      {"model.dropout.hidden", "0.1"},
+      {"model.dropout.attention", "0.1"},
+      {"parallel.tp", "8"},
+      {"parallel.pp", "16"},
+      {"train.micro_batch", "1"},
+      {"train.global_batch", "1536"},
+      {"train.seq_len", "2048"},
+      {"train.steps", "500000"},
+      {"train.eval.every", "1000"},
+      {"train.eval.iters", "10"},
+      {"precision.dtype", "fp16"},
+      {"precision.loss_scale.initial", "4294967296"},
+      {"optimizer.betas", "[0.9, 0.95]"},
+      {"optimizer.weight_decay", "0.1"},
+      {"optimizer.clip", "1.0"},
+      {"lr.max", "6.0e-5"},
+      {"lr.min", "6.0e-6"},
+      {"lr.schedule", "cosine"},
+      {"lr.warmup", "430"},
+      {"lr.decay", "430000"},
+      {"init.std", "0.006"},
+      {"data.train", "text_document"},
+      {"data.split", "[949, 50, 1]"},
+      {"data.sampler", "megatron"},
+      {"data.tokenizer.type", "gpt2-bpe"},
+      {"data.tokenizer.vocab", "vocab.json"},
+      {"data.tokenizer.merges", "merges.txt"},
+      {"checkpoint.every", "10000"},
+      {"checkpoint.keep_last", "0"},
+      {"log.every", "100"}};
+  std::map<std::string, std::string> others = result.settings;
+  others.erase("train.batch_ramp");
+  CHECK(others == expected);
+  // 95 rises of 61,678 samples each: 3,855 steps of 16, then 1,928 of 32.
+  CHECK(result.settings.at("train.batch_ramp").starts_with("{0: 16, 3855: 32, 5783: 48, "));
+  CHECK(result.settings.at("train.batch_ramp").ends_with(": 1536}"));
+  Diagnostics diagnostics;
+  const ResolvedSpec read = load_spec_text(result.yaml, "train.yaml", diagnostics);
+  CHECK_FALSE(diagnostics.has_errors());
+  CHECK(read.spec.train.batch_ramp.size() == 96);
+  CHECK(read.spec.optimizer.beta2 == 0.95);
+}
+
+TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
+  const Translated llama = translated(
+      "pretrain_gpt.py --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size "
+      "14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels "
+      "128 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope "
+      "--rotary-base 1000000 --rotary-percent 1.0 --attention-dropout 0.0 --hidden-dropout 0.0 "
+      "--swiglu --init-method-std 0.0134 --attention-backend fused --apply-layernorm-1p "
+      "--untie-embeddings-and-output-weights --disable-bias-linear");
+  CHECK(llama.errors ==
+        "--apply-layernorm-1p is not available here: norms have plain weights and stand before "
+        "each block\n");
+  CHECK(llama.settings.at("model.kv_heads") == "8");
+  CHECK(llama.settings.at("model.position.base") == "1000000");
+  CHECK(llama.settings.at("model.bias") == "false");
+  CHECK(llama.settings.at("model.tie_embeddings") == "false");
+  const Translated mixture = translated(
+      kSmall +
+      "--normalization RMSNorm --swiglu --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
+      "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2 --moe-ffn-hidden-size "
+      "192 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8 "
+      "--use-distributed-optimizer --overlap-param-gather --sequence-parallel --bf16 "
+      "--no-masked-softmax-fusion --tokenizer-type Llama2Tokenizer --tokenizer-model t.model");
+  CHECK(mixture.errors == "");
+  CHECK(mixture.open.empty());
+  CHECK(mixture.settings.at("model.moe.experts") == "8");
+  CHECK(mixture.settings.at("model.ffn") == "192");
+  CHECK(mixture.settings.at("parallel.ep") == "8");
+  CHECK(mixture.settings.at("data.tokenizer.type") == "sentencepiece");
+  CHECK(mixture.settings.at("data.tokenizer.file") == "t.model");
+}
+
+TEST_CASE("Megatron's defaults are written where mtl has others") {
+  const std::map<std::string, std::string> given = translated(kSmall + "--swiglu").settings;
+  for (const auto& [key, value] :
+       std::map<std::string, std::string>{{"model.dropout.hidden", "0.1"},
+                                          {"optimizer.betas", "[0.9, 0.999]"},
+                                          {"optimizer.weight_decay", "0.01"},
+                                          {"lr.schedule", "linear"},
+                                          {"data.split", "[969, 30, 1]"},
+                                          {"data.sampler", "megatron"},
+                                          {"log.every", "100"},
+                                          {"model.ffn", "128"}}) {
+    CAPTURE(key);
+    REQUIRE(given.contains(key));
+    CHECK(given.at(key) == value);
+  }
+  CHECK(translated("pretrain_gpt.py --micro-batch-size 4").settings.at("train.accumulate") == "1");
+  CHECK(translated(kSmall + "--lr-decay-style WSD").settings.at("lr.wsd_style") == "exponential");
+}
+
+TEST_CASE("flags that follow from others") {
+  const auto setting = [](const std::string& flags, const std::string& key) {
+    const Translated result = translated(kSmall + flags);
+    CHECK(result.errors == "");
+    const auto found = result.settings.find(key);
+    return found == result.settings.end() ? std::string("none") : found->second;
+  };
+  const std::string pipeline = "--pipeline-model-parallel-size 2 ";
+  CHECK(setting(pipeline + "--num-layers-per-virtual-pipeline-stage 2",
+                "parallel.virtual_stages") == "2");
+  CHECK(setting("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+                "parallel.zero") == "2");
+  CHECK(setting("--use-megatron-fsdp", "parallel.zero") == "3");
+  CHECK(setting("--ddp-bucket-size 40000000", "parallel.bucket_mb") == "160");
+  CHECK(setting("--recompute-granularity selective --recompute-modules core_attn layernorm",
+                "recompute.modules") == "[core_attn, norm]");
+  CHECK(setting("--recompute-granularity full --recompute-method uniform", "recompute.method") ==
+        "uniform");
+  CHECK(setting("--recompute-method uniform", "recompute.method") == "none");
+  CHECK(setting("--lr-warmup-samples 33", "lr.warmup") == "5");
+  CHECK(setting("--lr-warmup-fraction 0.02", "lr.warmup") == "2");
+  CHECK(setting("--window-size (127,0)", "model.sliding_window") == "128");
+  CHECK(setting("--window-size 127 0", "model.sliding_window") == "128");
+  CHECK(setting("--rope-scaling-factor 32 --use-rope-scaling --position-embedding-type rope",
+                "model.position.scaling.factor") == "32");
+  CHECK(setting("--rotary-base 500000", "model.position.base") == "none");
+  CHECK(setting("--exit-duration-in-mins 230", "health.max_time") == "230m");
+  CHECK(setting("--bf16 --fp8-format hybrid --first-last-layers-bf16",
+                "precision.fp8.bf16_last_layers") == "1");
+  CHECK(setting("--data-path 0.7 web 0.3 code", "data.train") == "\"0.7 web 0.3 code\"");
+  CHECK(setting("--train-data-path a --valid-data-path b", "data.split") == "none");
+  CHECK(setting("--tokenizer-type NullTokenizer --vocab-size 127", "data.vocab") == "128");
+  CHECK(setting("--load a --save a", "init.from") == "none");
+  CHECK(setting("--load a --finetune --save b", "init.from") == "a");
+  CHECK(setting("--save-interval 5 --save-retain-interval 10", "checkpoint.keep_last") == "1");
+  CHECK(setting("--lr=1e-3", "lr.max") == "1e-3");
+  CHECK(setting("--clip_grad 0.5", "optimizer.clip") == "0.5");
+}
+
+TEST_CASE("what cannot be taken over is an error or named") {
+  const std::string errors =
+      translated(kSmall +
+                 "--rotary-percent 0.5 --squared-relu --lr-decay-style polynomial --lr fast "
+                 "--disable-bias-linear --rampup-batch-size 3 2 10")
+          .errors;
+  for (const char* part :
+       {"--rotary-percent 0.5 is not", "--squared-relu is not", "--lr-decay-style polynomial is",
+        "--lr: ", "--disable-bias-linear is not", "--rampup-batch-size wants"}) {
+    CAPTURE(part);
+    CAPTURE(errors);
+    CHECK(errors.find(part) != std::string::npos);
+  }
+  const Translated named = translated(
+      "pretrain_gpt.py --num-layers 2 --data-path --wandb-project x --foo 3 "
+      "--decoder-last-pipeline-num-layers 3");
+  CHECK(named.errors == "");
+  CHECK(opens_with(named, "--data-path has no value in this command"));
+  CHECK(opens_with(named, "--wandb-project is left out"));
+  CHECK(opens_with(named, "--foo is not known here"));
+  CHECK(opens_with(named, "--decoder-last-pipeline-num-layers is not taken over"));
+  CHECK(opens_with(named, "model.hidden is required"));
+  CHECK(named.yaml.find("# --foo is not known here") != std::string::npos);
+  // A variable of the script for both: there is nothing to load.
+  CHECK_FALSE(opens_with(translated("pretrain_gpt.py --save --load"), "--load"));
+  CHECK(opens_with(translated("pretrain_gpt.py --load"), "--load has no value"));
+}
+
+TEST_CASE("each of Megatron's flags stands once, and keys and values are those of the schema") {
+  std::set<std::string> seen;
+  for (const spec::MegatronGroup& group : spec::megatron_groups()) {
+    for (const MegatronFlag& row : group.flags) {
+      CAPTURE(row.flag);
+      CHECK(seen.insert(row.flag).second);
+      CHECK((row.key.empty() ? row.how == MegatronHow::only : spec::find_row(row.key) != nullptr));
+      std::vector<std::string> values = {row.without};
+      if (row.how == MegatronHow::truth) values.push_back(row.value);
+      for (const auto& [theirs, ours] : row.words) values.push_back(ours);
+      for (const std::string& value : values) {
+        if (value.empty()) continue;
+        MegatronSettings one;
+        one.settings = {{row.key, value}};
+        Diagnostics diagnostics;
+        load_spec_text(megatron_train_yaml(one, ""), "train.yaml", diagnostics);
+        for (const Diagnostic& problem : diagnostics.all()) {
+          CAPTURE(problem.what);
+          CHECK(problem.code == "config.missing");
+        }
+      }
+      if (row.how == MegatronHow::by_hand || row.how == MegatronHow::computed) {
+        CHECK_FALSE(row.note.empty());
+      }
+    }
+  }
+  for (const auto* rows :
+       {&spec::megatron_needless(), &spec::megatron_left_out(), &spec::megatron_refused()}) {
+    for (const spec::MegatronOthers& row : *rows) {
+      for (const std::string& flag : row.flags) {
+        CAPTURE(flag);
+        CHECK(seen.insert(flag).second);
+      }
+    }
+  }
+  CHECK(seen.size() > 450);
+}
