@@ -126,6 +126,10 @@ std::optional<int64_t> MegatronReader::steps_of(const std::string& flag) {
   const auto samples = whole(flag);
   if (!samples) return std::nullopt;
   const int64_t batch = whole("global-batch-size").value_or(0);
+  if (batch > 0 && has("rampup-batch-size")) {
+    open(
+        fmt::format("--{} became steps of the whole batch, and those of the ramp have less", flag));
+  }
   if (batch > 0) return (*samples + batch - 1) / batch;
   open(fmt::format("--{} counts samples, and --global-batch-size is not given: write it in steps",
                    flag));

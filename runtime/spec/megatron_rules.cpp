@@ -137,6 +137,10 @@ void MegatronReader::batch() {
   if (!has("global-batch-size") && has("micro-batch-size")) {
     set("train.accumulate", "1", "micro-batch-size");
   }
+  if (whole("eval-iters") == 0 && !has("full-validation")) {
+    set("train.eval.iters", "1", "eval-iters");
+    drop("train.eval.every");
+  }
   if (const auto minutes = whole("exit-duration-in-mins")) {
     set("health.max_time", fmt::format("{}m", *minutes), "exit-duration-in-mins");
   }

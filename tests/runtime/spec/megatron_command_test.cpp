@@ -204,6 +204,9 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting("--load a --save a", "init.from") == "none");
   CHECK(setting("--load a --finetune --save b", "init.from") == "a");
   CHECK(setting("--save-interval 5 --save-retain-interval 10", "checkpoint.keep_last") == "1");
+  CHECK(setting("--eval-interval 5 --eval-iters 0", "train.eval.iters") == "1");
+  CHECK(setting("--eval-interval 5 --eval-iters 0", "train.eval.every") == "none");
+  CHECK(setting("--eval-interval 5 --full-validation", "train.eval.iters") == "0");
   CHECK(setting("--lr=1e-3", "lr.max") == "1e-3");
   CHECK(setting("--clip_grad 0.5", "optimizer.clip") == "0.5");
 }
