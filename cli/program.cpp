@@ -1,16 +1,51 @@
 // The table of commands, and the screen that one sees first.
 #include <cstdio>
+#include <string>
 #include <string_view>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/command_description.h"
 #include "cli/commands.h"
 #include "common/error.h"
 #include "common/terminal.h"
 
 namespace mtl {
+
+namespace {
+
+// What to do for a command by the name that it has elsewhere: in accelerate, or behind a group.
+std::string command_called(const std::string& word) {
+  static const std::pair<const char*, const char*> kElsewhere[] = {
+      {"train", "mtl launch train.yaml trains"},
+      {"run", "mtl launch starts a train.yaml or a program"},
+      {"resume", "mtl launch with the same train.yaml goes on from the newest checkpoint"},
+      {"sample", "mtl generate writes text"},
+      {"status", "mtl ps lists what runs, mtl report says what a run did"},
+      {"init", "mtl recipes cp NAME writes a train.yaml, mtl config asks where to run"},
+      {"merge-weights",
+       "mtl ckpt merge RUN -o model.safetensors merges those of mtl; those of "
+       "accelerate's FSDP only accelerate does"},
+      {"to-fsdp2", "mtl reads the keys of both versions of FSDP as they are"},
+      {"tpu-config", "mtl does not run on TPUs"}};
+  for (const auto& [name, help] : kElsewhere) {
+    if (word == name) return help;
+  }
+  std::vector<std::string> groups;
+  for (const Command& command : commands()) {
+    if (command.summary == nullptr) continue;
+    for (const auto& [member, what] : describe({command.name}).members) {
+      if (member == word) groups.push_back(fmt::format("mtl {} {}", command.name, word));
+    }
+  }
+  return groups.empty() ? "" : fmt::format("did you mean {}?", fmt::join(groups, " or "));
+}
+
+}  // namespace
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> kCommands = {
@@ -103,11 +138,14 @@ int run_program(const Arguments& args) {
                            .help = guess ? fmt::format("did you mean {}?", *guess)
                                          : "options follow the command; see: mtl --help"});
   }
-  const auto guess = did_you_mean(args[0], names);
-  throw Error(Exit::usage, Diagnostic{.code = "usage.unknown_command",
-                                      .what = fmt::format("mtl has no command '{}'", args[0]),
-                                      .help = guess ? fmt::format("did you mean mtl {}?", *guess)
-                                                    : "see the commands with: mtl --help"});
+  std::string help = command_called(args[0]);
+  if (const auto guess = did_you_mean(args[0], names); guess && help.empty()) {
+    help = fmt::format("did you mean mtl {}?", *guess);
+  }
+  throw Error(Exit::usage,
+              Diagnostic{.code = "usage.unknown_command",
+                         .what = fmt::format("mtl has no command '{}'", args[0]),
+                         .help = help.empty() ? "see the commands with: mtl --help" : help});
 }
 
 }  // namespace mtl

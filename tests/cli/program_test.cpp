@@ -163,6 +163,12 @@ TEST_CASE("usage errors: exit code 2, on stderr, with what was meant") {
   const std::vector<Case> table = {
       {{"lanch", "x.yaml"}, "error[usage.unknown_command]", "did you mean mtl launch?"},
       {{"frobnicate"}, "error[usage.unknown_command]", "mtl --help"},
+      {{"train", "x.yaml"}, "error[usage.unknown_command]", "mtl launch train.yaml"},
+      {{"tokenize"}, "error[usage.unknown_command]", "did you mean mtl data tokenize?"},
+      {{"import"},
+       "error[usage.unknown_command]",
+       "did you mean mtl config import or mtl ckpt import?"},
+      {{"merge-weights", "a", "b"}, "error[usage.unknown_command]", "mtl ckpt merge"},
       {{"--hlep"}, "error[usage.unknown_option]", "did you mean --help?"},
       {{"--num_processes", "2", "launch"},
        "error[usage.unknown_option]",
