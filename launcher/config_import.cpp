@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "launcher/shell_arithmetic.h"
+
 namespace mtl {
 
 namespace {
@@ -121,17 +123,26 @@ class Script {
     return true;
   }
 
-  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}; $((...)) and $(...) are no words.
+  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}, $((...)); $(...) is no word.
   std::vector<std::string> variable() {
     ++at_;
-    if (peek() == '(') {  // a command or a sum: nobody knows here
+    if (peek() == '(') {
+      const size_t start = at_;
       int depth = 0;
       do {
         if (peek() == '(') ++depth;
         if (peek() == ')') --depth;
         ++at_;
       } while (at_ < text_.size() && depth > 0);
-      return {};
+      const std::string inside = text_.substr(start, at_ - start);
+      if (!inside.starts_with("((") || !inside.ends_with("))")) return {};  // a command's output
+      const auto sum =
+          shell_arithmetic(inside.substr(2, inside.size() - 4), [this](const std::string& name) {
+            const auto found = values_.find(name);
+            return found == values_.end() || found->second.empty() ? "" : found->second.front();
+          });
+      if (!sum) return {};
+      return {std::to_string(*sum)};
     }
     const bool braces = peek() == '{';
     if (braces) ++at_;

@@ -71,6 +71,7 @@ MegatronGroup megatron_model_flags() {
            .how = MegatronHow::computed,
            .key = "model.sliding_window",
            .note = "the number of positions to the left, and one more: the query's own"},
+          {.flag = "softmax-type", .how = MegatronHow::only, .value = "vanilla"},
           {.flag = "disable-bias-linear",
            .how = MegatronHow::truth,
            .key = "model.bias",
@@ -233,7 +234,8 @@ MegatronGroup megatron_parallel_flags() {
           {.flag = "recompute-modules",
            .how = MegatronHow::computed,
            .key = "recompute.modules",
-           .note = "`core_attn`, `mlp`, and `layernorm`, which is `norm` here; others are refused"},
+           .note =
+               "`core_attn`, `mlp`, and `layernorm`, which is `norm` here; others are left out"},
           {.flag = "distribute-saved-activations",
            .how = MegatronHow::truth,
            .key = "recompute.distribute",

@@ -23,7 +23,7 @@ struct MegatronFlag {
   std::string flag;  // without its dashes
   MegatronHow how = MegatronHow::same;
   std::string key = {};  // of train.yaml; "" with `only`
-  // Of truth and only; with computed "true" where nothing stands behind the flag.
+  // Of truth and only; else "true" where nothing stands behind the flag.
   std::string value = {};
   std::vector<std::pair<std::string, std::string>> words = {};
   // What Megatron takes without the flag, as YAML of the key, where that is not mtl's own default.

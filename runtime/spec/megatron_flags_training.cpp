@@ -179,7 +179,7 @@ MegatronGroup megatron_precision_flags() {
 }
 
 MegatronGroup megatron_data_flags() {
-  const std::string corpora = "Megatron's own way to write it, also with weights";
+  const std::string corpora = "as it stands there, also with weights";
   return {
       "Data and tokenizer",
       {
@@ -195,6 +195,7 @@ MegatronGroup megatron_data_flags() {
           {.flag = "multiple-validation-sets",
            .how = MegatronHow::by_hand,
            .key = "data.valid",
+           .value = "true",
            .note = "give the sets names: `{web: corpus/web, code: corpus/code}`"},
           {.flag = "data-args-path",
            .how = MegatronHow::by_hand,
@@ -208,7 +209,7 @@ MegatronGroup megatron_data_flags() {
            .how = MegatronHow::computed,
            .key = "data.split",
            .without = "[969, 30, 1]",
-           .note = "`[969, 30, 1]`"},
+           .note = "as a list"},
           {.flag = "dataloader-type",
            .how = MegatronHow::words,
            .key = "data.sampler",

@@ -114,6 +114,9 @@ const std::vector<MegatronOthers>& megatron_needless() {
 const std::vector<MegatronOthers>& megatron_left_out() {
   static const std::vector<MegatronOthers> rows = {
       others("every checkpoint has the optimizer", "no-save-optim no-save-rng"),
+      others("norm weights are kept as they are, and not around 0; they have no weight decay, so "
+             "that it is the same training",
+             "apply-layernorm-1p"),
       others("shapes and layouts stand in the train.yaml; `mtl ckpt import` writes those of a "
              "checkpoint",
              "use-checkpoint-args use-mp-args-from-checkpoint-args ckpt-step "
@@ -160,10 +163,9 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("the activation is `gelu` or `swiglu`", "squared-relu quick-geglu"),
       others("halves of whole heads are rotated, in every layer",
              "rotary-interleaved no-rope-freq"),
-      others("norms have plain weights and stand before each block",
-             "apply-layernorm-1p apply-residual-connection-post-layernorm"),
+      others("norms stand before each block", "apply-residual-connection-post-layernorm"),
       others("attention is over plain keys and values, and its softmax is the usual one",
-             "qk-l2-norm qk-clip softmax-type window-attn-skip-freq attention-output-gate "
+             "qk-l2-norm qk-clip window-attn-skip-freq attention-output-gate "
              "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim "
              "v-head-dim rotary-scaling-factor mscale mscale-all-dim"),
       others("all layers are alike, and there is one token to foresee",

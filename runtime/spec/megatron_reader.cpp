@@ -184,8 +184,7 @@ void MegatronReader::take(const MegatronFlag& row) {
     return;
   }
   const auto word = value(row.flag);
-  const bool alone =
-      row.how == MegatronHow::truth || (row.how == MegatronHow::computed && !row.value.empty());
+  const bool alone = row.how != MegatronHow::only && !row.value.empty();
   if (!word && !alone) {
     // Both are usually one variable of the script.
     if (row.flag == "load" && has("save") && !value("save")) return;

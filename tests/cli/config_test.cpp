@@ -375,7 +375,9 @@ DISTRIBUTED_ARGS=(
     --node_rank 1
     --master_addr $MASTER_ADDR
 )
-MODEL_PARALLEL_ARGS="--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2"
+TP=$(( $GPUS_PER_NODE / 2 ))
+PP=$((TP - 2))
+MODEL_PARALLEL_ARGS="--tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP"
 echo start
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
     $MODEL_PARALLEL_ARGS --sequence-parallel --use-distributed-optimizer \
