@@ -71,14 +71,14 @@ class Check {
   Check(const Case& drawn, const fs::path& folder, Tally& tally)
       : drawn_(drawn), folder_(folder), tally_(tally) {}
 
-  std::optional<Failure> run() {
+  std::optional<Failure> run(What what) {
     ++tally_.cases;
     double error = 0;
     const std::string words = forecast_differs(drawn_.common.with(drawn_.first),
                                                (folder_ / "train.yaml").string(), error);
     tally_.forecast = std::max(tally_.forecast, error);
     if (!words.empty()) return Failure{"forecast", "first, with a large model: " + words};
-    return agree();
+    return what == What::runs ? agree() : std::nullopt;
   }
 
  private:
@@ -176,11 +176,12 @@ bool try_without(const Case& smallest, Settings Case::*part, const std::string& 
 
 }  // namespace
 
-std::optional<Failure> check_case(const Case& drawn, const fs::path& folder, Tally& tally) {
+std::optional<Failure> check_case(const Case& drawn, const fs::path& folder, What what,
+                                  Tally& tally) {
   remove_runs(folder);
   std::optional<Failure> failure;
   try {
-    failure = Check(drawn, folder, tally).run();
+    failure = Check(drawn, folder, tally).run(what);
   } catch (const std::exception& error) {
     failure = Failure{"unreadable", error.what()};
   }
@@ -188,12 +189,12 @@ std::optional<Failure> check_case(const Case& drawn, const fs::path& folder, Tal
   return failure;
 }
 
-Case shrink(const Case& drawn, const Failure& failure, const fs::path& folder) {
+Case shrink(const Case& drawn, const Failure& failure, const fs::path& folder, What what) {
   Case smallest = drawn;
   Tally ignored;
   bool found = true;
   const auto attempt = [&](const Case& candidate) {
-    const auto now = check_case(candidate, folder, ignored);
+    const auto now = check_case(candidate, folder, what, ignored);
     if (!now || now->kind != failure.kind) return false;
     smallest = candidate;
     found = true;

@@ -27,12 +27,15 @@ struct Tally {
   double forecast = 0;                      // most that a forecast of memory was away
 };
 
+enum class What { plans, runs };  // runs: plans too
+
 // `folder`: with the texts; everything else in it is removed.
-std::optional<Failure> check_case(const Case& drawn, const std::filesystem::path& folder,
+std::optional<Failure> check_case(const Case& drawn, const std::filesystem::path& folder, What what,
                                   Tally& tally);
 
 // The smallest case that still fails like this, by leaving out settings and making numbers smaller.
-Case shrink(const Case& drawn, const Failure& failure, const std::filesystem::path& folder);
+Case shrink(const Case& drawn, const Failure& failure, const std::filesystem::path& folder,
+            What what);
 
 // As a person types them behind  mtl launch --cpu --num_processes N train.yaml launch.spawn=threads
 std::string words_of(const Settings& settings);

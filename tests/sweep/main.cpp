@@ -19,8 +19,9 @@ using namespace mtl::sweep;
 namespace {
 
 constexpr const char* kUsage =
-    "usage: sweep [--keep-going] [--no-shrink] [--show] [--in FOLDER] [FIRST [LAST]]\n"
+    "usage: sweep [--plans] [--keep-going] [--no-shrink] [--show] [--in FOLDER] [FIRST [LAST]]\n"
     "  FIRST, LAST    seeds, 1 and FIRST + 99 if they are not given\n"
+    "  --plans        no runs: the forecasts alone, a thousand in seconds\n"
     "  --keep-going   do not stop at the first failure\n"
     "  --no-shrink    do not look for the smallest case\n"
     "  --in FOLDER    write texts and runs there, and leave the texts\n"
@@ -29,6 +30,7 @@ constexpr const char* kUsage =
 struct Options {
   uint64_t first = 1, last = 0;
   bool keep_going = false, shrink = true, show = false;
+  bool plans = false;
   std::string folder;  // "" = one that is removed in the end
 };
 
@@ -42,6 +44,8 @@ bool read_options(int argc, char** argv, Options& options) {
       options.keep_going = true;
     } else if (word == "--no-shrink") {
       options.shrink = false;
+    } else if (word == "--plans") {
+      options.plans = true;
     } else if (word == "--in" && i + 1 < argc) {
       options.folder = argv[++i];
     } else if (word == "--show") {
@@ -111,6 +115,7 @@ int main(int argc, char** argv) {
       options.folder.empty() ? temporary.path() : std::filesystem::absolute(options.folder);
   std::filesystem::create_directories(folder);
   write_texts(folder);
+  const What what = options.plans ? What::plans : What::runs;
   Tally tally;
   int64_t failed = 0;
   for (uint64_t seed = options.first; seed <= options.last; ++seed) {
@@ -120,7 +125,7 @@ int main(int argc, char** argv) {
       print_case(drawn);
       continue;
     }
-    const auto failure = check_case(drawn, folder, tally);
+    const auto failure = check_case(drawn, folder, what, tally);
     std::fflush(stdout);
     if (!failure) continue;
     ++failed;
@@ -128,9 +133,9 @@ int main(int argc, char** argv) {
     print_case(drawn);
     std::fflush(stdout);
     if (options.shrink) {
-      const Case smallest = shrink(drawn, *failure, folder);
+      const Case smallest = shrink(drawn, *failure, folder, what);
       Tally ignored;
-      const auto same = check_case(smallest, folder, ignored);
+      const auto same = check_case(smallest, folder, what, ignored);
       fmt::print("  the smallest that was found: {}\n", same ? same->words : "none");
       print_case(smallest);
     }
