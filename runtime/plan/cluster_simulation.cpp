@@ -139,7 +139,8 @@ ClusterStep simulate_cluster(const Workload& work, const LayoutChoice& layout,
   const auto micro_batches =
       static_cast<int>(work.global_batch / (layout.micro_batch * layout.replicas()));
   ScheduleShape shape;
-  shape.kind = layout.chunks > 1 ? ScheduleKind::interleaved : layout.schedule;
+  shape.kind = layout.kind();
+  shape.group = layout.in_turn();
   shape.stages = layout.pp;
   shape.chunks = layout.chunks;
   shape.micro_batches = micro_batches;

@@ -54,7 +54,8 @@ namespace {
 double simulated_bubble(const LayoutChoice& layout, int64_t micro_batches,
                         const std::vector<StageTimes>& stages, double busiest) {
   ScheduleShape shape;
-  shape.kind = layout.chunks > 1 ? ScheduleKind::interleaved : layout.schedule;
+  shape.kind = layout.kind();
+  shape.group = layout.in_turn();
   shape.stages = layout.pp;
   shape.chunks = layout.chunks;
   shape.micro_batches = static_cast<int>(micro_batches);

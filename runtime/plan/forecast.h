@@ -34,7 +34,8 @@ struct LayoutChoice {
   // not of this engine.
   bool keep_every_second = false;
   Float8 float8 = {};  // its layers that stay in the compute type are forecast so
-  ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // interleaved with chunks > 1
+  ScheduleKind schedule = ScheduleKind::one_forward_one_backward;  // or gpipe; kind() has all
+  int group = 0;  // interleaved: micro-batches that take a chunk in turn (parallel.virtual_group)
   bool overlap_data = true;    // gradients travel beside backward,
   bool overlap_gather = true;  // and weights (ZeRO) beside the passes that need them next
   bool overlap_send = true;
@@ -45,6 +46,10 @@ struct LayoutChoice {
 
   int world() const { return tp * pp * cp * ep * dp; }
   int replicas() const { return dp * ep; }
+  ScheduleKind kind() const {
+    return chunks > 1 && schedule != ScheduleKind::gpipe ? ScheduleKind::interleaved : schedule;
+  }
+  int in_turn() const { return group > pp ? group : pp; }
 };
 
 // Bytes moved per element to bring a linear's operands into FP8, the pass for the largest magnitude

@@ -48,9 +48,12 @@ std::string impossible_batch(int64_t batch, const LayoutChoice& layout) {
   if (batch / per_round > kMostForwards / stages) {
     return fmt::format("{} micro-batches per step through {} stages", batch / per_round, stages);
   }
-  // Interleaved micro-batches go in groups of pp.
-  if (layout.chunks > 1 && batch / per_round % layout.pp != 0) {
-    return fmt::format("{} micro-batches in groups of {} stages", batch / per_round, layout.pp);
+  const int64_t group = layout.in_turn(), micro_batches = batch / per_round;
+  const int64_t rest = micro_batches % group;
+  if (layout.kind() == ScheduleKind::interleaved &&
+      (micro_batches < group || (rest != 0 && rest < layout.pp))) {
+    return fmt::format("{} micro-batches in groups of {} over {} stages", micro_batches, group,
+                       layout.pp);
   }
   return {};
 }

@@ -159,12 +159,17 @@ double head_kept(const ModelShape& model, const KeptSizes& d) {
 }
 
 double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
-  if (layout.chunks > 1) {
-    const double ahead = 2.0 * (layout.pp - stage - 1) + (layout.chunks - 1.0) * layout.pp + 1;
-    return std::min(ahead, micro_batches * layout.chunks);
+  const double all = micro_batches * layout.chunks;
+  switch (layout.kind()) {
+    case ScheduleKind::gpipe:
+      break;
+    case ScheduleKind::one_forward_one_backward:
+      return std::min<double>(layout.pp - stage, all);
+    case ScheduleKind::interleaved:
+      return std::min(2.0 * (layout.pp - stage - 1) + (layout.chunks - 1.0) * layout.in_turn() + 1,
+                      all);
   }
-  if (layout.schedule == ScheduleKind::gpipe) return micro_batches;
-  return std::min<double>(layout.pp - stage, micro_batches);
+  return all;
 }
 
 // memory.cpp, add_scratch().

@@ -37,6 +37,7 @@ LayoutChoice layout_of(const Plan& plan) {
   layout.copies = sizes.copies;
   layout.chunks = plan.largest().shape.chunks;
   layout.schedule = plan.largest().shape.kind;
+  layout.group = plan.largest().shape.group;
   layout.sequence_parallel = plan.sequence_parallel;
   const ParamLayout& params = plan.stages.front().layout;
   layout.zero = params.zero;

@@ -110,3 +110,26 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
   MESSAGE(checked << " layouts, worst " << 100 * worst << " %");
   CHECK(checked > 500);
 }
+
+TEST_CASE("memory of virtual stages is that of their schedule: GPipe's, or in larger groups") {
+  TrainSpec spec = llama_like();
+  spec.parallel.pp = 2;
+  spec.parallel.virtual_stages = 2;
+  spec.train.micro_batch = 1;
+  const auto error = [&] {
+    const Plan plan = plan_of(spec, 2);
+    return forecast_memory(workload_of(plan), layout_of(plan)).total /
+               static_cast<double>(plan.peak_bytes()) -
+           1;
+  };
+  CHECK(std::abs(error()) <= 0.02);
+  spec.parallel.virtual_group = 8;
+  CHECK(std::abs(error()) <= 0.02);
+  spec.parallel.virtual_group = 0;
+  spec.parallel.schedule = "gpipe";
+  CHECK(std::abs(error()) <= 0.02);
+  // No groups: any number of micro-batches.
+  spec.train.global_batch = 33;
+  const Plan plan = plan_of(spec, 2);
+  CHECK(impossible(workload_of(plan), layout_of(plan)).empty());
+}
