@@ -78,10 +78,23 @@ class Check {
                                                (folder_ / "train.yaml").string(), error);
     tally_.forecast = std::max(tally_.forecast, error);
     if (!words.empty()) return Failure{"forecast", "first, with a large model: " + words};
-    return what == What::runs ? agree() : std::nullopt;
+    return what == What::runs ? agree() : refusal();
   }
 
  private:
+  // What is refused by its plan alone.
+  std::optional<Failure> refusal() {
+    Planned planned;
+    const Settings settings = drawn_.common.with(drawn_.first);
+    if (plan_of(settings, (folder_ / "train.yaml").string(), 256, planned)) {
+      ++tally_.agreed;
+      return std::nullopt;
+    }
+    ++tally_.refused;
+    if (names_a_key(planned.refusal)) return std::nullopt;
+    return Failure{"refused without a key", planned.refusal};
+  }
+
   std::optional<Failure> agree() {
     const Outcome first = run_one(drawn_.common.with(drawn_.first), folder_, "first");
     if (auto wrong = wrong_end("first", first)) return wrong;

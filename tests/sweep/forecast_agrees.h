@@ -1,4 +1,5 @@
-// Whether the forecast of a layout's memory, in closed form, is what its plan allocates.
+// Whether the forecast of a layout, in closed form, has the memory and the bytes on links that its
+// plan has.
 #pragma once
 
 #include <string>
@@ -8,7 +9,7 @@
 namespace mtl::sweep {
 
 // Of the same settings with a model so large that the alignment of buffers does not count. "" = it
-// is, or such a run is refused; `error`: by how much, relative.
+// has, or such a run is refused; `error`: by how much memory is away, relative.
 std::string forecast_differs(const Settings& settings, const std::string& train_yaml,
                              double& error);
 

@@ -60,11 +60,15 @@ bool plan_of(const Settings& settings, const std::string& train_yaml, int64_t vo
              Planned& planned) {
   Diagnostics diagnostics;
   const ResolvedSpec resolved = load_spec(sources_of(settings, train_yaml), diagnostics);
-  if (diagnostics.has_errors() || !resolved.complete) return false;
-  planned.spec = resolved.spec;
-  planned.plan =
-      make_plan(resolved, {.vocab = vocab, .sequences = 100}, settings.world(), diagnostics);
-  return !diagnostics.has_errors();
+  planned.refusal.clear();
+  if (!diagnostics.has_errors() && resolved.complete) {
+    planned.spec = resolved.spec;
+    planned.plan =
+        make_plan(resolved, {.vocab = vocab, .sequences = 100}, settings.world(), diagnostics);
+    if (!diagnostics.has_errors()) return true;
+  }
+  for (const Diagnostic& diagnostic : diagnostics.all()) planned.refusal += render(diagnostic);
+  return false;
 }
 
 }  // namespace mtl::sweep

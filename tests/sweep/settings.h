@@ -41,6 +41,7 @@ SpecSources sources_of(const Settings& settings, const std::string& train_yaml);
 struct Planned {
   TrainSpec spec;
   Plan plan;
+  std::string refusal;  // what is said, of settings that are refused
 };
 bool plan_of(const Settings& settings, const std::string& train_yaml, int64_t vocab,
              Planned& planned);
