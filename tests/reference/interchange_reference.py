@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Small models of others for the tests of runtime/interchange, with their logits.
 
-Needs PyTorch (1.13 or later), transformers (4.40 or later), safetensors and NumPy:
+Needs PyTorch, transformers (4.51 or later), safetensors and NumPy:
 
   python3 interchange_reference.py            writes interchange/ beside this file
   python3 interchange_reference.py check DIR LOGITS.json
@@ -52,6 +52,12 @@ def configs():
                                             **llama_like())
     yield "mixtral", transformers.MixtralConfig(num_local_experts=4, num_experts_per_tok=2,
                                                 sliding_window=None, **llama_like(16))
+    yield "qwen2-moe", transformers.Qwen2MoeConfig(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12,
+        shared_expert_intermediate_size=20, norm_topk_prob=False, **llama_like(16))
+    yield "qwen3-moe", transformers.Qwen3MoeConfig(
+        num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True,
+        head_dim=8, **llama_like(16))
 
 
 def randomise(model):

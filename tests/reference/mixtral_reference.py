@@ -9,10 +9,16 @@ README.md beside this file defines every number exactly.
                                    layer's router and experts
   mixtral_aux.json                 the same with both losses of the router, which autograd
                                    differentiates: `loss` is all that is minimised
+  mixture_gated.json               Qwen2's mixture: biases of queries, keys and values, weights that
+                                   are not divided by their sum, a shared block behind a gate; and
+                                   both losses
+  mixture_balanced.json            DeepSeek-V3's way to route: sigmoids, and a bias of each expert
+                                   that moves with its tokens (`expert_bias`: the last ones); a
+                                   shared block, norms of queries and keys, and both losses
 
-The logits are checked against transformers' MixtralForCausalLM where that is installed. Its
-load-balancing loss is another one than ours (over all layers and the whole batch at once), so it is
-not compared.
+The logits are checked against transformers' MixtralForCausalLM and Qwen2MoeForCausalLM where these
+are installed. Their load-balancing loss is another one than ours (over all layers and the whole batch
+at once), so it is not compared.
 """
 import torch
 import torch.nn.functional as F
@@ -24,6 +30,21 @@ from reference_common import (SEQ, VOCAB, compare, initial, linear, output_folde
 MIXTRAL = {**llama.LLAMA, "layers": 3, "ffn": 48, "moe": {"experts": 4, "topk": 2, "aux_loss": 0.0,
                                                           "z_loss": 0.0}}
 AUX = {**MIXTRAL, "moe": {"experts": 5, "topk": 3, "aux_loss": 0.1, "z_loss": 0.05}}
+GATED = {**MIXTRAL, "qkv_bias": True,
+         "moe": {"experts": 6, "topk": 2, "aux_loss": 0.1, "z_loss": 0.05, "normalize": False,
+                 "shared_ffn": 80, "shared_gate": True}}
+BALANCED = {**MIXTRAL, "qk_norm": True,
+            "moe": {"experts": 6, "topk": 2, "aux_loss": 0.1, "z_loss": 0.05, "score": "sigmoid",
+                    "shared_ffn": 32, "expert_bias": True, "bias_rate": 0.01}}
+
+
+def names_of(model):
+    """The experts' part of a layer's names, and those of an expert's gate, up and down."""
+    moe = model["moe"]
+    mixtral = not (model["qk_norm"] or model.get("qkv_bias") or moe.get("shared_ffn"))
+    if mixtral and moe.get("score", "softmax") == "softmax" and moe.get("normalize", True):
+        return "block_sparse_moe.", ("w1", "w3", "w2")
+    return "mlp.", ("gate_proj", "up_proj", "down_proj")
 
 
 def parameters(model):
@@ -33,33 +54,85 @@ def parameters(model):
         if ".mlp." not in name:
             yield name, shape
         elif name.endswith("gate_proj.weight"):
-            p = name.replace("mlp.gate_proj.weight", "block_sparse_moe.")
-            yield p + "gate.weight", (model["moe"]["experts"], h)
-            for e in range(model["moe"]["experts"]):
-                yield p + f"experts.{e}.w1.weight", (f, h)
-                yield p + f"experts.{e}.w3.weight", (f, h)
-                yield p + f"experts.{e}.w2.weight", (h, f)
+            part, (gate, up, down) = names_of(model)
+            p = name.replace("mlp.gate_proj.weight", part)
+            moe = model["moe"]
+            yield p + "gate.weight", (moe["experts"], h)
+            for e in range(moe["experts"]):
+                yield p + f"experts.{e}.{gate}.weight", (f, h)
+                yield p + f"experts.{e}.{up}.weight", (f, h)
+                yield p + f"experts.{e}.{down}.weight", (h, f)
+            shared = moe.get("shared_ffn", 0)
+            if shared:
+                yield p + "shared_expert.gate_proj.weight", (shared, h)
+                yield p + "shared_expert.up_proj.weight", (shared, h)
+                yield p + "shared_expert.down_proj.weight", (h, shared)
+            if moe.get("shared_gate"):
+                yield p + "shared_expert_gate.weight", (1, h)
 
 
-def feed_forward(model, w, p, a, number, losses):
+class Balance:
+    """The experts' biases of a run, and the tokens of the step under way."""
+
+    def __init__(self, model):
+        self.moe = model["moe"]
+        self.layers = [f"model.layers.{n}.mlp.gate.e_score_correction_bias"
+                       for n in range(model["layers"])] if self.moe.get("expert_bias") else []
+        self.begin(torch.float64)
+
+    def begin(self, dtype):
+        self.bias = {name: torch.from_numpy(initial(name, (self.moe["experts"],))).to(dtype)
+                     for name in self.layers}
+        self.counts = {name: 0 for name in self.layers}
+
+    def choose(self, layer, scores):
+        """The chosen experts [b, t, k]."""
+        name = f"{layer}mlp.gate.e_score_correction_bias"
+        ranks = scores.detach() + (self.bias[name] if name in self.bias else 0)
+        chosen = torch.topk(ranks, self.moe["topk"], dim=-1).indices
+        if name in self.bias:
+            self.counts[name] += torch.bincount(chosen.flatten(), minlength=self.moe["experts"])
+        return chosen
+
+    def end_step(self):
+        for name, counts in self.counts.items():
+            mean = counts.double().mean()
+            self.bias[name] += self.moe["bias_rate"] * torch.sign(mean - counts)
+            self.counts[name] = 0
+
+
+def gated(number, a, w, names):
+    gate, up, down = (w[name + ".weight"].t() for name in names)
+    return linear(number, F.silu(linear(number, a, gate)) * linear(number, a, up), down)
+
+
+def feed_forward(model, w, p, a, number, losses, balance):
     """The experts' block behind the rows a [b, t, h]; adds what the router is to minimise, a sum
     over tokens, to `losses`."""
     moe = model["moe"]
     b, t, h = a.shape
     experts, k = moe["experts"], moe["topk"]
-    logits = a @ w[p + "block_sparse_moe.gate.weight"].t()
-    probabilities = torch.softmax(logits, dim=-1)
-    weights, chosen = torch.topk(probabilities, k, dim=-1)
-    weights = weights / weights.sum(-1, keepdim=True)
+    part, names = names_of(model)
+    logits = a @ w[p + part + "gate.weight"].t()
+    sigmoid = moe.get("score", "softmax") == "sigmoid"
+    scores = torch.sigmoid(logits) if sigmoid else torch.softmax(logits, dim=-1)
+    probabilities = scores / scores.sum(-1, keepdim=True)
+    chosen = balance.choose(p, scores)
+    weights = scores.gather(-1, chosen)
+    if moe.get("normalize", True):
+        weights = weights / weights.sum(-1, keepdim=True)
     taken = F.one_hot(chosen, experts)  # [b, t, k, experts]
     out = torch.zeros_like(a)
     for e in range(experts):
-        q = p + f"block_sparse_moe.experts.{e}."
-        gate = linear(number, a, w[q + "w1.weight"].t())
-        up = linear(number, a, w[q + "w3.weight"].t())
-        down = linear(number, F.silu(gate) * up, w[q + "w2.weight"].t())
+        q = p + part + f"experts.{e}."
         weight = (weights * taken[..., e]).sum(-1, keepdim=True)
-        out = out + weight * down
+        out = out + weight * gated(number, a, w, [q + name for name in names])
+    if moe.get("shared_ffn"):
+        q = p + part + "shared_expert."
+        shared = gated(number, a, w, [q + name for name in names])
+        if moe.get("shared_gate"):
+            shared = torch.sigmoid(a @ w[p + part + "shared_expert_gate.weight"].t()) * shared
+        out = out + shared
     # Of each sequence: experts / (k t^2) sum over experts of its tokens times its probabilities.
     tokens = taken.sum((1, 2)).to(a.dtype)
     balance = experts / (k * t * t) * (tokens * probabilities.sum(1)).sum(-1)
@@ -68,17 +141,19 @@ def feed_forward(model, w, p, a, number, losses):
     return out
 
 
-def make_forward(model):
-    def forward(w, ids, number):
+class Forward(Balance):
+    def __init__(self, model):
+        super().__init__(model)
+        self.model = model
+
+    def __call__(self, w, ids, number):
         """Mean cross-entropy (nats) over all BATCH * SEQ targets, and the routers' losses."""
         losses = []
-        logits = forward_logits(model, w, ids[:, :-1], number, losses)
+        logits = forward_logits(self.model, w, ids[:, :-1], number, losses, self)
         return F.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1)) + sum(losses)
 
-    return forward
 
-
-def forward_logits(model, w, x, number, losses):
+def forward_logits(model, w, x, number, losses, balance):
     h, d, heads, kv_heads = (model[key] for key in ("hidden", "head_dim", "heads", "kv_heads"))
     eps = model["norm"]["eps"]
     b, t = x.shape
@@ -90,8 +165,11 @@ def forward_logits(model, w, x, number, losses):
     mask = torch.full((t, t), -torch.inf, dtype=dtype).triu(1)
 
     def heads_of(a, p, count):
-        a = linear(number, a, w[p + "_proj.weight"].t()).view(b, t, count, d).transpose(1, 2)
+        a = linear(number, a, w[p + "_proj.weight"].t(), w.get(p + "_proj.bias"))
+        a = a.view(b, t, count, d).transpose(1, 2)
         if not p.endswith("v"):
+            if model["qk_norm"]:
+                a = llama.rms(a, w[p + "_norm.weight"], eps)
             a = llama.rotate(a, cos, sin)
         return a.repeat_interleave(heads // count, dim=1)
 
@@ -105,29 +183,36 @@ def forward_logits(model, w, x, number, losses):
         a = (score @ v).transpose(1, 2).reshape(b, t, heads * d)
         s = s + linear(number, a, w[p + "self_attn.o_proj.weight"].t())
         a = llama.rms(s, w[p + "post_attention_layernorm.weight"], eps)
-        s = s + feed_forward(model, w, p, a, number, losses)
+        s = s + feed_forward(model, w, p, a, number, losses, balance)
     return linear(number, llama.rms(s, w["model.norm.weight"], eps), w["lm_head.weight"].t())
 
 
 def check_against_transformers(model):
     try:
-        from transformers import MixtralConfig, MixtralForCausalLM
+        import transformers
     except ImportError:
         print("transformers is not installed: nothing to compare with")
         return
-    config = MixtralConfig(
-        vocab_size=VOCAB, hidden_size=model["hidden"], intermediate_size=model["ffn"],
-        num_hidden_layers=model["layers"], num_attention_heads=model["heads"],
-        num_key_value_heads=model["kv_heads"], max_position_embeddings=SEQ,
-        rms_norm_eps=model["norm"]["eps"], rope_theta=model["position"]["base"],
-        num_local_experts=model["moe"]["experts"], num_experts_per_tok=model["moe"]["topk"],
+    moe = model["moe"]
+    shape = dict(
+        vocab_size=VOCAB, hidden_size=model["hidden"], num_hidden_layers=model["layers"],
+        num_attention_heads=model["heads"], num_key_value_heads=model["kv_heads"],
+        max_position_embeddings=SEQ, rms_norm_eps=model["norm"]["eps"],
+        rope_theta=model["position"]["base"], num_experts_per_tok=moe["topk"],
         tie_word_embeddings=False, attn_implementation="eager")
-    theirs = MixtralForCausalLM(config).eval()
+    if moe.get("shared_gate"):
+        theirs = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(
+            moe_intermediate_size=model["ffn"], num_experts=moe["experts"],
+            shared_expert_intermediate_size=moe["shared_ffn"], norm_topk_prob=moe["normalize"],
+            **shape)).eval()
+    else:
+        theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            intermediate_size=model["ffn"], num_local_experts=moe["experts"], **shape)).eval()
     w = {name: torch.from_numpy(initial(name, shape)) for name, shape in parameters(model)}
     theirs.load_state_dict(w, strict=True)  # exactly their names
     x = torch.from_numpy(windows(0))[:, :-1]
     with torch.no_grad():
-        ours = forward_logits(model, w, x, Plain, [])
+        ours = forward_logits(model, w, x, Plain, [], Balance(model))
         difference = float((theirs(x).logits - ours).abs().max())
     print("logits differ from transformers' by at most", difference)
     assert difference < 1e-4
@@ -136,14 +221,21 @@ def check_against_transformers(model):
 def main():
     out = output_folder(__doc__)
     torch.set_num_threads(1)
-    check_against_transformers(MIXTRAL)
-    result, gradients = compare(parameters(MIXTRAL), make_forward(MIXTRAL), MIXTRAL, steps=10)
+    for model in (MIXTRAL, GATED):
+        check_against_transformers(model)
+    result, gradients = compare(parameters(MIXTRAL), Forward(MIXTRAL), MIXTRAL, steps=10)
     write_json(out / "mixtral_small.json", result)
     write_safetensors(out / "mixtral_small_grads.safetensors",
                       {name: value for name, value in gradients.items()
                        if ".layers.0.block_sparse_moe." in name})
-    result, _ = compare(parameters(AUX), make_forward(AUX), AUX, steps=10)
+    result, _ = compare(parameters(AUX), Forward(AUX), AUX, steps=10)
     write_json(out / "mixtral_aux.json", result)
+    result, _ = compare(parameters(GATED), Forward(GATED), GATED, steps=10)
+    write_json(out / "mixture_gated.json", result)
+    forward = Forward(BALANCED)
+    result, _ = compare(parameters(BALANCED), forward, BALANCED, steps=10)
+    result["expert_bias"] = {name: bias.tolist() for name, bias in forward.bias.items()}
+    write_json(out / "mixture_balanced.json", result)
 
 
 if __name__ == "__main__":

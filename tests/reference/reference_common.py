@@ -2,7 +2,8 @@
 
 README.md beside this file defines every number; nothing here is needed by the product or its tests.
 A model is a list of (name, shape) and a function forward(w, ids, number) -> loss, where `number` is
-one of the formats below.
+one of the formats below. A forward that has state of its own has begin(dtype), called before the
+first step, and end_step(), called behind every update.
 """
 import argparse
 import json
@@ -140,6 +141,7 @@ def train(parameters, forward, dtype, steps=STEPS, number=Plain):
               {"params": [p for p in w.values() if p.dim() != 2], "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, lr=LR_MAX, betas=(BETA1, BETA2), eps=ADAM_EPS)
     losses, norms, first = [], [], {}
+    getattr(forward, "begin", lambda dtype: None)(dtype)
     for step in range(steps):
         for group in adam.param_groups:
             group["lr"] = learning_rate(step)
@@ -151,6 +153,7 @@ def train(parameters, forward, dtype, steps=STEPS, number=Plain):
         norms.append(float(torch.nn.utils.clip_grad_norm_(list(w.values()), CLIP)))
         losses.append(float(loss.detach()))
         adam.step()
+        getattr(forward, "end_step", lambda: None)()
     final = {name: float(p.detach().double().norm()) for name, p in w.items()}
     return losses, norms, first, final
 
