@@ -63,6 +63,7 @@ std::string blocks_words(const ModelShape& model) {
   text += model.activation == Activation::swiglu ? ", swiglu" : ", gelu";
   if (model.experts > 0) {
     text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
+    if (model.shared_ffn > 0) text += fmt::format(" and a shared one of {}", model.shared_ffn);
   }
   switch (model.position) {
     case PositionType::learned:

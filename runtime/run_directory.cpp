@@ -161,6 +161,11 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
       {"sliding_window", "model.sliding_window"},
       {"experts", "model.moe.experts"},
       {"experts_per_token", "model.moe.topk"},
+      {"moe_score", "model.moe.score"},
+      {"moe_normalize", "model.moe.normalize"},
+      {"shared_ffn", "model.moe.shared_ffn"},
+      {"shared_gate", "model.moe.shared_gate"},
+      {"expert_bias", "model.moe.expert_bias"},
       {"vocab", "data.tokenizer.type"}};
   nlohmann::json fields = here;
   fields.update(there);  // what is nothing is left out

@@ -99,6 +99,10 @@ class Device {
   // A token is routed by its logits alone, so ranks and passes that see equal logits agree.
   virtual void route_experts(const RouteExperts& args) = 0;
   virtual void route_experts_backward(const RouteExpertsBackward& args) = 0;
+  virtual void add_shared(const AddShared& args) = 0;
+  virtual void add_shared_backward(const AddSharedBackward& args) = 0;
+  virtual void count_experts(const CountExperts& args) = 0;
+  virtual void balance_experts(const BalanceExperts& args) = 0;
   virtual void gather_rows(const GatherRows& args) = 0;
   virtual void combine_rows(const CombineRows& args) = 0;
   virtual void weigh_rows_backward(const WeighRowsBackward& args) = 0;

@@ -163,29 +163,40 @@ struct AttentionBackward {
 // Mixture of experts: every token goes to k of E feed-forward blocks, none is dropped (Mixtral,
 // arXiv 2401.04088). An assignment t k + j is the j-th expert of token t, experts ascending. For
 // the matmuls, assignments are put into rows: by expert, then by token.
+//
+// What an expert weighs is its score: its probability (softmax over all logits) or the sigmoid of
+// its logit (DeepSeek-V3, arXiv 2412.19437); `normalize` divides those of a token's chosen experts
+// by their sum (of sigmoids: and 1e-20, as there).
+struct ExpertScores {
+  bool sigmoid = false;
+  bool normalize = true;
+};
 struct ExpertRoutes {
-  Tensor weights;  // f32 [n, k]: softmax over the chosen logits, which is that over all, made to
-                   // add up to 1
-  Tensor experts;  // i32 [n, k]
-  Tensor rows;     // i32 [n, k]: the row of an assignment
+  Tensor weights;      // f32 [n, k]
+  Tensor experts;      // i32 [n, k]
+  Tensor rows;         // i32 [n, k]: the row of an assignment
   Tensor assignments;  // i32 [n k]: the assignment of a row
   Tensor counts;       // i32 [E]: rows of each expert
 };
 struct RouteExperts {
-  Tensor
-      logits;  // f32 [n, E]; the k largest win, among equals the smaller index; a NaN is smallest
+  // f32 [n, E]; the k largest win, among equals the smaller index; a NaN is smallest
+  Tensor logits;
+  ExpertScores scores = {};
+  // f32 [E], with sigmoid: the k largest of score + bias win instead. It takes no part in weights.
+  Tensor bias = {};
   ExpertRoutes routes;  // written
 };
 // The gradient of the logits, of what follows from the weights and of two losses, each a mean over
 // tokens:
 //  - aux, the load-balancing loss (Switch Transformer, arXiv 2101.03961, (4) to (6); for k experts
 //    as Megatron-LM moe_utils.py's): of a sequence of S tokens, E / (k S^2) sum_i n_i sum_t p_ti,
-//    with p the softmax over all logits and n_i the tokens of the sequence that expert i gets
-//    (counted, no gradient). 1 when balanced. It is the mean over tokens of
+//    with p the scores of all experts, divided by their sum, and n_i the tokens of the sequence
+//    that expert i gets (counted, no gradient). 1 when balanced. It is the mean over tokens of
 //    sum_i p_ti E n_i / (k S).
 //  - z (ST-MoE, arXiv 2202.08906, (5)): the square of log sum exp of the logits.
 struct RouteExpertsBackward {
   Tensor logits;
+  ExpertScores scores = {};
   ExpertRoutes routes;
   Tensor dweights;  // f32 [n, k]
   Tensor dlogits;   // compute type [n, E], written
@@ -219,6 +230,34 @@ struct WeighRowsBackward {
   Tensor x, dy;              // [m, c]
   Tensor index;              // i32 [m]
   Tensor weights, dweights;  // f32
+};
+// A block that all tokens go through, beside the experts: to[t] += from[t], times the sigmoid of
+// gate[t] if there is a gate (Qwen2-MoE, arXiv 2407.10671).
+struct AddShared {
+  Tensor from;       // [n, c]
+  Tensor gate = {};  // f32 [n, 1]
+  Tensor to;         // [n, c]
+};
+// The way back through y = sigmoid(gate) x, by rows: dgate = the derivative of the sigmoid times
+// x . dy; dy becomes the gradient of x, and x becomes y.
+struct AddSharedBackward {
+  Tensor x, dy;  // [n, c]
+  Tensor gate;   // f32 [n, 1]
+  Tensor dgate;  // compute type [n, 1], written
+};
+// sums[e] += counts[e]: whole numbers below 2^53, so that any order of sums gives the same.
+struct CountExperts {
+  Tensor counts;  // i32 [E]
+  Tensor sums;    // f64 [E]
+};
+// Balance without a loss (L. Wang et al., arXiv 2408.15664; as Megatron-LM's expert bias): the bias
+// of an expert that got fewer tokens than the mean of its row rises by `rate`, of one that got more
+// it falls. Nothing changes where `factor` is no finite number.
+struct BalanceExperts {
+  Tensor counts;  // f64 [layers, E]
+  Tensor bias;    // f32 [layers, E]
+  double rate = 0;
+  Tensor factor;  // f32 [1], as GradientScale::factor
 };
 
 // Columns as blocks (what ranks exchange of heads). `rows` [n, c] has sections side by side (q, k

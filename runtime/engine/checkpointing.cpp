@@ -51,7 +51,9 @@ std::vector<CheckpointTensor> saved_tensors(Trainer& trainer, const Plan& plan) 
   std::vector<CheckpointTensor> mine;
   const std::vector<ParameterState> parameters = trainer.state();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!parameters[i].counts || !rank_saves(layout, i, holders)) continue;
+    // Behind the parameters of the layout: experts' biases, which all ranks have.
+    const bool saves = i >= layout.params.size() || rank_saves(layout, i, holders);
+    if (!parameters[i].counts || !saves) continue;
     for (CheckpointTensor& tensor : tensors_of(parameters[i], trainer.device()))
       mine.push_back(std::move(tensor));
   }

@@ -67,6 +67,9 @@ void SoloModel::fill(
   for (const ParamPlacement& param : layout_.params) {
     fill_one(table_[param.row], param.shape, weights.slice(param.offset, param.numel));
   }
+  for (const ParamRow& row : table_) {
+    if (row.balances) fill_one(row, row.shape, expert_bias(arena_, row));
+  }
 }
 
 void SoloModel::load(CheckpointReader& reader) {

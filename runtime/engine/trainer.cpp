@@ -132,6 +132,17 @@ std::vector<ParameterState> Trainer::state() {
     for (size_t m = 0; m < names.size(); ++m) state.moments.emplace_back(names[m], own.moments[m]);
     all.push_back(std::move(state));
   }
+  for (const ParamRow& row : plan_.table) {
+    if (!row.balances) continue;
+    ParameterState state;
+    state.row = &row;
+    state.local_shape = row.shape;
+    state.part.count = row.numel();
+    state.rects = local_rects(row, plan_.grid.sizes(), coord_);
+    state.counts = groups_.world().rank() == 0;
+    state.master = expert_bias(arena_, row);
+    all.push_back(std::move(state));
+  }
   return all;
 }
 
@@ -218,6 +229,17 @@ void Trainer::agree(int64_t step, Requests requests) {
                             .all_requests = all.slice(StepSums::kAllRequests, kRequests)});
 }
 
+// The counts are whole numbers: their sum is the same in every layout, and so are the biases.
+void Trainer::balance_experts() {
+  const Tensor counts = arena_.find_tensor(kExpertCounts);
+  if (!counts) return;
+  if (groups_[Link::loss].size() > 1) groups_[Link::loss].all_reduce(counts);
+  device_.balance_experts({.counts = counts,
+                           .bias = arena_.tensor(kExpertBias),
+                           .rate = spec_.model.moe.bias_rate,
+                           .factor = gradient_factor()});
+}
+
 double Trainer::read(int64_t step, StepResult& result) {
   double host[StepSums::kAll] = {};
   device_.copy_to_host(host, arena_.tensor("loss_sum"));
@@ -253,6 +275,7 @@ StepResult Trainer::step(int64_t step, const Samples& samples, Requests requests
                        .weight_decay = weight_decay(spec_, plan_.steps, updates_),
                        .factor = gradient_factor(),
                        .step = updates_ + 1});
+    balance_experts();
     windows_.changed();
     float8_.changed();
     if (spec_.parallel.overlap.param_gather == "false") optimizer_.require_all();

@@ -36,7 +36,7 @@ struct ParameterState {
   OwnedPart part;                // elements of the flattened local tensor
   std::vector<ParamRect> rects;  // that part, in the global tensor
   bool counts = true;            // false: another rank's copy is the one to be saved
-  Tensor master, grad;           // f32 [part.count]
+  Tensor master, grad;           // f32 [part.count]; an expert's bias has no gradient
   std::vector<std::pair<const char*, Tensor>> moments;
 };
 
@@ -156,6 +156,8 @@ class Trainer {
   // After all gradients are summed: enqueues what makes the loss, the norm and the requests of all
   // ranks of each rank's own, and what the update needs of them.
   void agree(int64_t step, Requests requests);
+  // Moves the experts' biases by the tokens that they got, if the model has any.
+  void balance_experts();
   // The same for the host: waits for all that is enqueued. Returns the correction of the gradients.
   double read(int64_t step, StepResult& result);
   // Forward alone, of samples [first, end) of this replica, through all stages; the length of the

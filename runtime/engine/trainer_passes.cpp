@@ -203,6 +203,10 @@ void Trainer::run_micro_batches(int64_t step, const Samples& samples, NotFiniteS
   expert_turns_ = 0;
   const double zeros[2] = {};
   device_.copy_from_host(arena_.tensor("loss_sum").slice(StepSums::kRouter, 2), zeros);
+  if (const Tensor counts = arena_.find_tensor(kExpertCounts)) {
+    const std::vector<double> none(static_cast<size_t>(counts.numel()));
+    device_.copy_from_host(counts, none.data());
+  }
   for (const Instruction& in : schedule.programs[static_cast<size_t>(coord_[Axis::pp])]) {
     const Chunk& chunk = chunks_[static_cast<size_t>(in.chunk)];
     Pass pass = pass_of(in);

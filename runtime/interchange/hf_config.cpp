@@ -88,6 +88,43 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   read_hf_rope(config, defaults.rope_theta, shape);
 }
 
+void read_chosen_experts(ConfigReader& config, ModelShape& shape, int64_t otherwise) {
+  shape.experts_per_token = config.size("num_experts_per_tok", otherwise);
+  if (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts) {
+    config.refuse(fmt::format("'num_experts_per_tok' is {} of {} experts", shape.experts_per_token,
+                              shape.experts),
+                  "compare config.json with the original model's");
+  } else if (shape.experts_per_token == 1 && shape.moe_scores.normalize) {
+    config.warn(
+        "'num_experts_per_tok' is 1: the model can be run here and not trained, since the "
+        "one expert of a token always weighs 1 and the router cannot learn",
+        "mtl generate works; mtl launch refuses its train.yaml (model.moe.topk)");
+  }
+}
+
+// What Qwen's two kinds of mixtures have in common. Every layer has experts here.
+void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
+                       int64_t ffn) {
+  shape.experts = config.size("num_experts", experts);
+  if (shape.experts < 1) {
+    config.refuse(fmt::format("'num_experts' is {}", shape.experts),
+                  "compare config.json with the original model's");
+  }
+  shape.ffn = config.size("moe_intermediate_size", ffn);
+  shape.moe_scores.normalize = config.boolean("norm_topk_prob", false);
+  read_chosen_experts(config, shape, chosen);
+  if (const int64_t step = config.size("decoder_sparse_step", 1); step != 1) {
+    config.refuse(
+        fmt::format("'decoder_sparse_step' is {}: here all layers have experts, or none", step),
+        "this model cannot be run by mtl");
+  }
+  const nlohmann::json* const dense = config.find("mlp_only_layers");
+  if (dense != nullptr && !(dense->is_array() && dense->empty())) {
+    config.refuse("'mlp_only_layers' names layers: here all layers have experts, or none",
+                  "this model cannot be run by mtl");
+  }
+}
+
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "llama") {
@@ -116,20 +153,27 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
     read_window(config, shape, true, 4096);
+  } else if (type == "qwen3_moe") {
+    read_llama_like(config, shape, {1e-6, 10000});
+    shape.qk_norm = true;
+    config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+    read_qwen_experts(config, shape, 128, 8, 768);
+    read_window(config, shape, true, 4096);
+  } else if (type == "qwen2_moe") {
+    read_llama_like(config, shape, {1e-6, 10000});
+    shape.qkv_bias = config.boolean("qkv_bias", true);
+    read_qwen_experts(config, shape, 60, 4, 1408);
+    shape.shared_ffn = config.size("shared_expert_intermediate_size", 5632);
+    shape.shared_gate = true;
+    if (shape.shared_ffn < 1) {
+      config.refuse("'shared_expert_intermediate_size' is 0",
+                    "compare config.json with the original model's");
+    }
+    read_window(config, shape, true, 4096);
   } else {
     read_llama_like(config, shape, {1e-5, 1e6});
     shape.experts = config.size("num_local_experts", 8);
-    shape.experts_per_token = config.size("num_experts_per_tok", 2);
-    if (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts) {
-      config.refuse(fmt::format("'num_experts_per_tok' is {} of {} experts",
-                                shape.experts_per_token, shape.experts),
-                    "compare config.json with the original model's");
-    } else if (shape.experts_per_token == 1) {
-      config.warn(
-          "'num_experts_per_tok' is 1: the model can be run here and not trained, since the "
-          "one expert of a token always weighs 1 and the router cannot learn",
-          "mtl generate works; mtl launch refuses its train.yaml (model.moe.topk)");
-    }
+    read_chosen_experts(config, shape, 2);
     read_window(config, shape, false, 0);
   }
 }
@@ -143,7 +187,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add(
         {.code = "import.family",
          .what = file + ": " + what,
-         .help = "mtl reads gpt2, llama, mistral, qwen2, qwen3 and mixtral, for causal LM"});
+         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe and qwen3_moe, "
+                 "for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -151,9 +196,10 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   }
   ConfigReader config(json, file, diagnostics);
   static const std::map<std::string, std::string> kArchitectures = {
-      {"gpt2", "GPT2LMHeadModel"},       {"llama", "LlamaForCausalLM"},
-      {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
-      {"qwen3", "Qwen3ForCausalLM"},     {"mixtral", "MixtralForCausalLM"}};
+      {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
+      {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+      {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
+      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {

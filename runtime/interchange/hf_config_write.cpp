@@ -34,8 +34,18 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(shape.qk_norm && shape.qkv_bias, "model.qk_norm with biases: Qwen3 has none");
   add(shape.bias && !shape.qkv_bias, "biases everywhere but of queries, keys and values");
   add(shape.bias && shape.sliding_window > 0, "model.sliding_window with biases everywhere");
-  add(shape.experts > 0 && (shape.bias || shape.qkv_bias || shape.qk_norm),
-      "experts with biases or model.qk_norm: Mixtral has neither");
+  if (shape.experts == 0) return notes;
+  add(shape.bias, "experts with biases: no family has them");
+  add(shape.moe_scores.sigmoid,
+      "model.moe.score sigmoid: the families that have it differ in more");
+  if (shape.shared_ffn > 0) {
+    add(!shape.shared_gate, "model.moe.shared_ffn without shared_gate: Qwen2's mixtures have both");
+    add(shape.qk_norm, "model.moe.shared_ffn with model.qk_norm: Qwen2's mixtures have no norms");
+  } else {
+    add(shape.qkv_bias, "biases beside experts: only Qwen2's mixtures have them, with shared_ffn");
+    add(!shape.qk_norm && !shape.moe_scores.normalize,
+        "model.moe.normalize false: Qwen's mixtures can have it, with model.qk_norm or shared_ffn");
+  }
   return notes;
 }
 
@@ -51,7 +61,9 @@ HfModel hf_model_of(const ModelShape& shape) {
                  .help = "mtl ckpt merge writes its tensors under their own names, for a program "
                          "of yours"});
   }
-  if (shape.experts > 0) return {shape, "MixtralForCausalLM"};
+  if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
+  if (shape.experts > 0)
+    return {shape, shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"};
   if (shape.qk_norm) return {shape, "Qwen3ForCausalLM"};
   if (!shape.bias && shape.qkv_bias) return {shape, "Qwen2ForCausalLM"};
   if (shape.sliding_window > 0) return {shape, "MistralForCausalLM"};
@@ -109,7 +121,25 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     // Layers below this one would see everything.
     config["max_window_layers"] = shape.sliding_window > 0 ? 0 : shape.layers;
   };
-  if (model.architecture == "MixtralForCausalLM") {
+  const auto qwen_experts = [&] {
+    config["num_experts"] = shape.experts;
+    config["num_experts_per_tok"] = shape.experts_per_token;
+    config["moe_intermediate_size"] = shape.ffn;
+    config["norm_topk_prob"] = shape.moe_scores.normalize;
+    config["decoder_sparse_step"] = 1;
+    config["mlp_only_layers"] = nlohmann::ordered_json::array();
+    switched_window();
+  };
+  if (model.architecture == "Qwen3MoeForCausalLM") {
+    config["model_type"] = "qwen3_moe";
+    config["attention_bias"] = false;
+    qwen_experts();
+  } else if (model.architecture == "Qwen2MoeForCausalLM") {
+    config["model_type"] = "qwen2_moe";
+    config["qkv_bias"] = shape.qkv_bias;
+    config["shared_expert_intermediate_size"] = shape.shared_ffn;
+    qwen_experts();
+  } else if (model.architecture == "MixtralForCausalLM") {
     config["model_type"] = "mixtral";
     config["num_local_experts"] = shape.experts;
     config["num_experts_per_tok"] = shape.experts_per_token;

@@ -30,7 +30,9 @@ void check_known(const ModelShape& shape, const std::string& kind) {
   const ModelShape known = model_shape_from_json(to_json(shape));
   const bool same = known.sliding_window == shape.sliding_window &&
                     known.qkv_bias == shape.qkv_bias && known.experts == shape.experts &&
-                    known.experts_per_token == shape.experts_per_token;
+                    known.experts_per_token == shape.experts_per_token &&
+                    known.moe_scores.normalize == shape.moe_scores.normalize &&
+                    known.shared_ffn == shape.shared_ffn && known.shared_gate == shape.shared_gate;
   if (same) return;
   throw Error(Exit::data, {.code = "import.family",
                            .what = "this version cannot run this model: " + kind,
@@ -115,7 +117,12 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   if (shape.qkv_bias != shape.bias) line("  qkv_bias: {}", shape.qkv_bias);
   if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
   if (shape.experts > 0) {
-    line("  moe: {{experts: {}, topk: {}}}", shape.experts, shape.experts_per_token);
+    line("  moe:\n    experts: {}\n    topk: {}", shape.experts, shape.experts_per_token);
+    if (shape.moe_scores.sigmoid) line("    score: sigmoid");
+    if (!shape.moe_scores.normalize) line("    normalize: false");
+    if (shape.shared_ffn > 0) line("    shared_ffn: {}", shape.shared_ffn);
+    if (shape.shared_gate) line("    shared_gate: true");
+    if (shape.expert_bias) line("    expert_bias: true");
   }
   if (shape.qk_norm) line("  qk_norm: true");
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);

@@ -71,6 +71,11 @@ void InitialWeights::check(const ModelShape& model,
       {"sliding_window", "model.sliding_window"},
       {"experts", "model.moe.experts"},
       {"experts_per_token", "model.moe.topk"},
+      {"moe_score", "model.moe.score"},
+      {"moe_normalize", "model.moe.normalize"},
+      {"shared_ffn", "model.moe.shared_ffn"},
+      {"shared_gate", "model.moe.shared_gate"},
+      {"expert_bias", "model.moe.expert_bias"},
       {"tie_embeddings", "model.tie_embeddings"}};
   const nlohmann::json here = to_json(model), there = to_json(shape_);
   const auto differs = [&](const char* key, const std::string& mine, const std::string& theirs) {

@@ -9,6 +9,7 @@
 // it to `dresidual`.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "runtime/model/float8_rows.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
+#include "runtime/model/shared_expert.h"
 
 namespace mtl {
 
@@ -112,7 +114,8 @@ class MlpBlock {
 };
 
 // The same with experts: x + dropout(sum over a token's experts of weight *
-// down(act(up(norm(x))))), SwiGLU (Mixtral, arXiv 2401.04088). The router sees all tokens on every
+// down(act(up(norm(x))))), SwiGLU (Mixtral, arXiv 2401.04088), and in the sum, if the model has it,
+// what a block for all tokens makes. The router sees all tokens on every
 // TP rank and decides the same there; the inner dimension of every expert is split over TP. Routing
 // needs the numbers of tokens per expert on the host: one small copy forward and one backward.
 class MoeBlock {
@@ -136,6 +139,7 @@ class MoeBlock {
   // Where tokens [first, first + tokens) of a pass go. Counts of all ranks are in `counts`.
   ExpertRoutes routes(const Pass& pass, int64_t first, int64_t tokens, Tensor counts) const;
   ExpertRoutes routes(const Pass& pass) const;
+  ExpertScores scores() const;
   // Scores all rows x of the normalised stream and chooses their experts.
   RowCounts route(const Pass& pass, Tensor x) const;
   // Calls work(turn) for all tokens at once, or for as many at a time as fit.
@@ -163,12 +167,15 @@ class MoeBlock {
   std::vector<Expert> experts_;  // of this rank
   Float8Rows float8_;
   Dispatch dispatch_;
+  std::optional<SharedExpert> shared_;
   Buffer logits_, weights_, chosen_, rows_, assignments_, counts_, turn_counts_;
   Buffer before_act_, activated_, output_;
   Buffer branch_, gathered_, dresidual_, dbefore_act_, dactivated_, dnormed_;
   Buffer dweights_, dlogits_, losses_, dinput_amax_;
   Tensor sequence_experts_;  // of all tokens of a sequence that is divided
   Tensor loss_sums_;         // of aux and z
+  // Of the layer, with balance by biases: these, and the tokens of the step under way.
+  Tensor expert_bias_, expert_counts_;
 };
 
 // Final norm, logits over the rank's part of the vocabulary, vocabulary-parallel cross-entropy.

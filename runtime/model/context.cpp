@@ -87,6 +87,10 @@ int64_t stream_tokens(const BlockContext& context, const Pass& pass) {
 
 }  // namespace
 
+Tensor expert_bias(const Arena& arena, const ParamRow& row) {
+  return arena.tensor(kExpertBias).slice(row.layer * row.numel(), row.numel());
+}
+
 Tensor rows_of(const Buffer& planned, const Pass& pass) {
   return rows_between(planned.in(pass.slot), 0, pass.tokens());
 }

@@ -67,6 +67,9 @@ class Parameters {
   std::map<std::pair<int64_t, std::string>, Parameter> parameters_;
 };
 
+// Where the biases of the experts lie that a row of the shard table says.
+Tensor expert_bias(const Arena& arena, const ParamRow& row);
+
 struct BlockContext {
   Device& device;
   const TensorParallel& tp;

@@ -21,7 +21,8 @@ std::vector<MoeBlock::Expert> MoeBlock::experts_of(const BlockContext& context, 
 MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string& output)
     : context_(context),
       layer_(layer),
-      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp")),
+      norm_(context, layer, "mlp.norm", layer_buffer(layer, "mlp"),
+            float8_stream_amax(context, layer, "mlp.up", Float8Operand::x)),
       router_(context, layer, "mlp.router"),
       experts_(experts_of(context, layer)),
       float8_(context, experts_.front().up.is_float8()),
@@ -49,6 +50,14 @@ MoeBlock::MoeBlock(const BlockContext& context, int64_t layer, const std::string
       sequence_experts_(context.arena.find_tensor("mlp.sequence_experts")) {
   if (const Tensor sums = context.arena.find_tensor("loss_sum")) {
     loss_sums_ = sums.slice(StepSums::kRouter, 2);
+  }
+  if (context.shape.shared_ffn > 0) shared_.emplace(context, layer);
+  const int64_t experts = context.shape.experts;
+  if (const Tensor biases = context.arena.find_tensor(kExpertBias)) {
+    expert_bias_ = biases.slice(layer * experts, experts);
+  }
+  if (const Tensor counts = context.arena.find_tensor(kExpertCounts)) {
+    expert_counts_ = counts.slice(layer * experts, experts);
   }
 }
 
@@ -106,10 +115,16 @@ void MoeBlock::each_expert(const Turn& turn, const Work& work, const Idle& idle)
   }
 }
 
+ExpertScores MoeBlock::scores() const {
+  const ModelShape::MoeScores& scores = context_.shape.moe_scores;
+  return {.sigmoid = scores.sigmoid, .normalize = scores.normalize};
+}
+
 RowCounts MoeBlock::route(const Pass& pass, Tensor x) const {
   const Tensor logits = first_rows(logits_, pass, pass.tokens(), context_.shape.experts);
   router_.forward(pass, {x}, logits, {});
-  context_.device.route_experts({.logits = logits, .routes = routes(pass)});
+  context_.device.route_experts(
+      {.logits = logits, .scores = scores(), .bias = expert_bias_, .routes = routes(pass)});
   return context_.ep.share(counts_.in(pass.slot));
 }
 
@@ -132,6 +147,8 @@ void MoeBlock::each_turn(const Pass& pass, const RowCounts& counts, const Work& 
     const ExpertRoutes to = routes(pass, first, tokens, turn_counts_.tensor);
     context_.device.route_experts(
         {.logits = rows_between(logits_, pass, first, tokens, context_.shape.experts),
+         .scores = scores(),
+         .bias = expert_bias_,
          .routes = to});
     const RowCounts here = context_.ep.share(turn_counts_.tensor);
     if (here.most_arriving() > room) {
@@ -182,9 +199,12 @@ void MoeBlock::through_experts(const Pass& pass, Tensor x, Tensor branch) const 
 ResidualAdd MoeBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
   const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
+  // Before the experts' sum takes the place of x.
+  if (shared_) shared_->expand(pass, x, norm_.amax(pass));
   // How many rows an expert has is something else each time.
   context_.device.anew([this, pass, x, branch] { through_experts(pass, x, branch); });
   if (pass.again) return {};
+  if (shared_) shared_->add_output(pass, branch);
   return {.x = context_.tp.leave(branch),
           .bias = {},
           .residual = norm_.input(pass),
@@ -203,6 +223,7 @@ void MoeBlock::route_backward(const Pass& pass) const {
   const Tensor losses(losses_.tensor.slice(0, 2 * n).data, DType::f32, {2, n});
   context_.device.route_experts_backward(
       {.logits = first_rows(logits_, pass, n, shape.experts),
+       .scores = scores(),
        .routes = routes(pass),
        .dweights = first_rows(dweights_, pass, n, shape.experts_per_token),
        .dlogits = first_rows(dlogits_, pass, n, shape.experts),
@@ -213,6 +234,10 @@ void MoeBlock::route_backward(const Pass& pass) const {
        .losses = losses});
   for (const int64_t i : {0, 1}) {
     context_.device.sum(losses.slice(i * n, n), loss_sums_.slice(i, 1), true);
+  }
+  // Once in each pass, however often its layers are forwarded.
+  if (expert_counts_) {
+    context_.device.count_experts({.counts = routes(pass).counts, .sums = expert_counts_});
   }
 }
 
@@ -321,8 +346,13 @@ void MoeBlock::backward_through_experts(const Pass& pass) const {
   });
   route_backward(pass);
   router_.backward_input(pass, {dlogits}, dnormed, Epilogue::none, {}, true);
+  if (shared_) {
+    if (recompute.mlp) shared_->expand(pass, x, norm_.amax(pass));
+    shared_->backward(pass, dbranch, dnormed);
+  }
   TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
   entering.finish();
+  if (shared_) shared_->backward_weights(pass, x);
   router_.backward_weight(pass, x, dlogits, {});
   if (whole) backward_inputs(*whole, x);
   leaving.finish();

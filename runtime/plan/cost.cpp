@@ -21,9 +21,10 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   const auto h = static_cast<double>(shape.hidden);
   const auto q = static_cast<double>(shape.query_width());
   const auto kv = static_cast<double>(shape.kv_width());
-  double mlp =
-      static_cast<double>(shape.active_experts() * (shape.mlp_parts() + 1) * shape.ffn) * h;
-  if (shape.experts > 0) mlp += h * static_cast<double>(shape.experts);  // the router
+  double mlp = static_cast<double>((shape.mlp_parts() + 1) * shape.active_ffn()) * h;
+  // The router, and the gate.
+  if (shape.experts > 0)
+    mlp += h * static_cast<double>(shape.experts + (shape.shared_gate ? 1 : 0));
   const double attention = h * (q + 2 * kv) + q * h;
   return 6 * (mlp + attention) + 12 * q * seen_positions(shape, seq);
 }

@@ -10,10 +10,11 @@ std::vector<LocalLinear> layer_linears(const ModelShape& shape, int tp, int ep) 
   const int64_t context = shape.heads / tp * shape.head_dim;
   const int64_t qkv = context + 2 * local_kv_heads(shape, tp) * shape.head_dim;
   const int64_t ffn = shape.ffn / tp, up = shape.mlp_parts() * ffn;
+  const int64_t dense = shape.dense_ffn() / tp;
   std::vector<LocalLinear> linears = {{kLinearSlots[0], h, qkv}, {kLinearSlots[1], context, h}};
-  if (shape.experts == 0) {
-    linears.push_back({kLinearSlots[2], h, up});
-    linears.push_back({kLinearSlots[3], ffn, h});
+  if (dense > 0) {
+    linears.push_back({kLinearSlots[2], h, shape.mlp_parts() * dense});
+    linears.push_back({kLinearSlots[3], dense, h});
   }
   for (int64_t e = 0; e < shape.experts / ep; ++e) {
     linears.push_back({expert_slot(e, "up"), h, up, e, "up"});

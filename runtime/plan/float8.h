@@ -35,7 +35,8 @@ struct Float8 {
   }
 };
 
-// The linears of a layer without experts, in the order of layer_linears().
+// The linears of a layer that are no expert's, in the order of layer_linears(); beside experts the
+// last two are those of the block that all tokens go through.
 inline constexpr std::array kLinearSlots = {"attn.qkv", "attn.proj", "mlp.up", "mlp.down"};
 
 // A linear of a layer, as a rank of `tp` x `ep` has it. An expert's is named by its place on the

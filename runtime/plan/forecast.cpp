@@ -42,8 +42,8 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
   double again = 0;
   if (recompute.core_attention) again += attention;
   if (recompute.mlp) {
-    again += 2.0 * static_cast<double>(model.layers * model.active_experts() *
-                                       (model.mlp_parts() + 1) * model.ffn * model.hidden);
+    again += 2.0 * static_cast<double>(model.layers * (model.mlp_parts() + 1) * model.active_ffn() *
+                                       model.hidden);
   }
   return all + again;
 }

@@ -139,7 +139,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   // SwiGLU on both sides of it (model/float8_operands.h).
   const bool norm_x = !layout.sequence_parallel;
   const bool norm_dy = norm_x && model.dropout_hidden == 0;
-  const bool gated = model.activation == Activation::swiglu && model.experts == 0;
+  const bool gated = model.activation == Activation::swiglu;
   const Recompute& recompute = layout.recompute;
   const bool keeps = software.keeps_float8_x && recompute.full == Recompute::Full::none;
   // Linears whose sizes FP8 does not take stay as they are.
@@ -169,6 +169,18 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
       const double permute = stream_time(cluster, 4 * d.n * chosen * d.h * d.element);
       feed.forward.memory_bound += permute;
       feed.backward.memory_bound += permute;
+      if (model.shared_ffn > 0) {
+        const double shared = static_cast<double>(model.shared_ffn) / layout.tp;
+        add_linear(feed, cluster, d.n, d.parts * shared, d.h, linear(fp8.up, norm_x, gated),
+                   work.compute, grads);
+        add_linear(feed, cluster, d.n, d.h, shared, linear(fp8.down, gated, norm_dy), work.compute,
+                   grads);
+        // Added to the experts' sum; backward there is a gate, or nothing.
+        feed.forward.memory_bound += stream_time(cluster, 3 * d.n * d.h * d.element);
+        if (model.shared_gate) {
+          feed.backward.memory_bound += stream_time(cluster, 4 * d.n * shared * d.element);
+        }
+      }
     } else {
       add_linear(feed, cluster, d.n, d.parts * d.ffn, d.h,
                  linear(fp8.up, norm_x, gated, norm_x && !recompute.norms && !recompute.mlp),
@@ -186,8 +198,8 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   const double norms = d.stream * 4 * d.h;
   const double residual = d.stream * (software.dropout ? 7 : 6) * d.h;
   const double rope = model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) : 0;
-  const double active = static_cast<double>(model.active_experts());
-  const double activation = d.n * active * (d.parts + 1) * d.ffn;
+  const double active = static_cast<double>(model.active_ffn()) / layout.tp;
+  const double activation = d.n * active * (d.parts + 1);
   const double traffic = software.elementwise * d.element;
   const double forward = stream_time(cluster, (norms + residual + rope + activation) * traffic);
   pass.forward.memory_bound += forward;

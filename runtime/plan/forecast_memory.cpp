@@ -33,6 +33,7 @@ struct KeptSizes {
         context(heads * static_cast<double>(work.model.head_dim)),
         qkv((heads + 2 * kv_heads) * static_cast<double>(work.model.head_dim)),
         ffn(static_cast<double>(work.model.ffn) / layout.tp),
+        shared(work.model.experts > 0 ? static_cast<double>(work.model.shared_ffn) / layout.tp : 0),
         rows(n * static_cast<double>(work.model.active_experts())),
         travels(software.expert_room && layout.ep > 1),
         expert_rows(travels ? static_cast<double>(mtl::expert_rows(
@@ -49,8 +50,9 @@ struct KeptSizes {
         copies(exchanges_heads(work.model, layout, software) ? 2 : 1),
         fp8(layout.float8.on ? float8_kinds(work.model, work.seq / layout.cp, layout.tp)
                              : Float8Linears{}) {}
-  double n, stream, h, heads, kv_heads, context, qkv, ffn, rows;
-  bool travels;        // rows, to experts of other ranks,
+  double n, stream, h, heads, kv_heads, context, qkv, ffn, shared, rows;
+  double dense() const { return shared > 0 ? shared : ffn; }  // of the linears that are no expert's
+  bool travels;                                               // rows, to experts of other ranks,
   double expert_rows;  // and so many have room at those of a rank
   double parts, vocab, e;
   // Of attention, per token of the rank: where ranks exchange heads, some may have copies.
@@ -102,14 +104,18 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
   save(d.stream * d.h * d.e);
   save(statistics * d.stream * 4);
-  save_x(d.fp8.up, d.stream, d.h, recompute.norms || recompute.mlp);
+  const bool alone = model.experts == 0;
+  save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
   if (model.experts > 0) {
     const auto experts = static_cast<double>(model.experts);
     save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
     if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
+    if (model.shared_gate) save(d.n * 4, recompute.mlp);
+    save(d.n * d.parts * d.shared * d.e, recompute.mlp);
+    save(d.n * d.shared * d.e, recompute.mlp_activation || recompute.mlp);
   }
   save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save_x(d.fp8.down, d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
+  save_x(d.fp8.down && alone, d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
   return kept;
 }
 
@@ -144,8 +150,8 @@ double float8_weights(const ModelShape& model, const LayoutChoice& layout, const
   double elements = 0;
   if (d.fp8.qkv) elements += d.h * d.qkv;
   if (d.fp8.proj) elements += d.context * d.h;
-  if (d.fp8.up) elements += d.h * d.parts * d.ffn;
-  if (d.fp8.down) elements += d.ffn * d.h;
+  if (d.fp8.up) elements += d.h * d.parts * d.dense();
+  if (d.fp8.down) elements += d.dense() * d.h;
   if (d.fp8.experts) {
     const double experts = static_cast<double>(model.experts) / layout.ep;
     elements += experts * (d.parts + 1) * d.h * d.ffn;
@@ -187,9 +193,9 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
     // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
     const auto of = [](bool taken, double width) { return taken ? width : 0; };
     const double in = std::max(
-        {of(d.fp8.qkv || d.fp8.up, d.h), of(d.fp8.proj, d.context), of(d.fp8.down, d.ffn)});
-    const double out = std::max(
-        {of(d.fp8.qkv, d.qkv), of(d.fp8.proj || d.fp8.down, d.h), of(d.fp8.up, d.parts * d.ffn)});
+        {of(d.fp8.qkv || d.fp8.up, d.h), of(d.fp8.proj, d.context), of(d.fp8.down, d.dense())});
+    const double out = std::max({of(d.fp8.qkv, d.qkv), of(d.fp8.proj || d.fp8.down, d.h),
+                                 of(d.fp8.up, d.parts * d.dense())});
     always += d.n * (in + 2 * out);
     if (d.fp8.experts) {
       const double wide = std::max(d.h, d.ffn), back = std::max(d.h, d.parts * d.ffn);
@@ -203,6 +209,7 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   if (model.experts > 0) {
     mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
            2 * d.n * 4;
+    mlp += d.n * (d.parts + 1) * d.shared * d.e + (model.shared_gate ? d.n * d.e : 0);
     if (d.copies > 1) mlp += d.rows * layout.cp * 4;
     if (d.travels) mlp += d.expert_rows * d.h * d.e + 2 * (d.rows + d.expert_rows) * 4;
   }
@@ -300,6 +307,11 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     one.optimizer = (4 * moments + master) * (layout.zero >= 1 ? shard : all);
   }
   if (in.work.offload) std::swap(one.optimizer, one.on_host);
+  if (in.model().expert_bias) {
+    const auto numbers = static_cast<double>(in.model().layers * in.model().experts);
+    one.weights += 4 * numbers;
+    one.optimizer += 8 * numbers;
+  }
   one.weights += float8_copies(in, held);
   if (in.model().tie_embeddings && held.embedding && held.head) {
     const double rows = std::min(d.vocab, d.n * (layout.zero >= 2 ? 1 : in.micro_batches));

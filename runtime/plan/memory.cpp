@@ -77,6 +77,7 @@ struct Dims {
         context(heads * shape.head_dim),
         qkv((heads + 2 * kv_heads) * shape.head_dim),
         ffn(shape.ffn / needs.tp),
+        shared(shape.experts > 0 ? shape.shared_ffn / needs.tp : 0),
         cp(needs.cp),
         all(n * cp),
         own_heads(heads / cp),
@@ -89,6 +90,7 @@ struct Dims {
         vocab(vocab_shard(shape, needs.tp, 0).rows) {}
   int64_t n, stream;  // tokens, and those of the residual stream
   int64_t h, heads, kv_heads, context, qkv, ffn;
+  int64_t shared;  // of the block beside the experts
   int64_t cp;
   // A rank's attention: all tokens of a sequence, and of the heads the cp'th part.
   int64_t all, own_heads, own_kv_heads, head_dim;
@@ -126,6 +128,10 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   std::vector<LocalLinear> float8;
   if (needs.training && needs.float8.holds(shape, layer) && !group.again) {
     float8 = float8_linears(shape, needs.share(), needs.tp, needs.ep);
+  }
+  // What the block beside experts multiplies these, the router and the gate ask for too.
+  if (shape.experts > 0) {
+    std::erase_if(float8, [](const LocalLinear& x) { return x.slot.starts_with("mlp."); });
   }
   // x of a linear. In FP8 backward multiplies its copy along the tokens, which forward makes beside
   // the other one: that is kept, and x itself only until then.
@@ -167,6 +173,12 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
     save("mlp.assignments", DType::i32, {d.rows}, recompute.mlp);
     save("mlp.counts", DType::i32, {d.ep, shape.experts}, recompute.mlp);
     if (d.ep > 1) save("mlp.arrived", compute, {d.expert_rows, d.h}, recompute.mlp);
+  }
+  if (d.shared > 0) {
+    if (shape.shared_gate) save("mlp.shared_gate", DType::f32, {d.n, 1}, recompute.mlp);
+    save("mlp.shared_before_act", compute, {d.n, shape.mlp_parts() * d.shared}, recompute.mlp);
+    save("mlp.shared_activated", compute, {d.n, d.shared},
+         recompute.mlp_activation || recompute.mlp);
   }
   save("mlp.before_act", compute, {d.expert_rows, shape.mlp_parts() * d.ffn}, recompute.mlp);
   save_x("mlp.activated", "mlp.down", {d.expert_rows, d.ffn},
@@ -373,6 +385,11 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   if (shape.activation == Activation::swiglu) {
     arena.add("mlp.dactivated", compute, {d.expert_rows, d.ffn});
   }
+  if (d.shared > 0) {
+    if (shape.shared_gate) arena.add("mlp.dshared_gate", compute, {d.n, 1});
+    arena.add("mlp.dshared_before_act", compute, {d.n, shape.mlp_parts() * d.shared});
+    arena.add("mlp.dshared_activated", compute, {d.n, d.shared});
+  }
   arena.add("mlp.dnormed", compute, {d.n, d.h});
   arena.go_to(phases);  // update: sums of squares by chunks of the parameters
   int64_t squares = 0;
@@ -420,6 +437,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
     arena.add("weight_shards", needs.compute, {layout.shard_total()});
   }
   if (needs.training) add_float8_weights(arena, shape, layout, needs);
+  if (shape.expert_bias) arena.add(kExpertBias, DType::f32, {shape.layers, shape.experts});
   arena.count(from);
   if (needs.training) {
     from = begin(MemoryCategory::gradients);
@@ -451,6 +469,7 @@ MemoryPlan memory_plan(const ModelShape& shape, const ParamLayout& layout, const
       arena.add("exp_avg_sq", DType::f32, {layout.shard_total()});
     }
     arena.on_host = false;
+    if (shape.expert_bias) arena.add(kExpertCounts, DType::f64, {shape.layers, shape.experts});
     arena.count(from);
   }
   add_activations(arena, shape, needs);

@@ -106,6 +106,10 @@ inline constexpr int64_t kRangeBytes = 16;
 // Gradients of a bucket that are rounded into memory of their own before they travel; the others
 // are rounded in place (engine/gradients.cpp).
 inline constexpr int64_t kRoundedAside = int64_t{1} << 16;
+// Biases of the experts of all layers, which all ranks have, f32, and the tokens that they get in a
+// step, f64; both [layers, experts].
+inline constexpr const char* kExpertBias = "expert_bias";
+inline constexpr const char* kExpertCounts = "expert_counts";
 // Where chunk `chunk` leaves its output for the next virtual stage.
 inline constexpr const char* kChunkOutput = "chunk.output";
 // The stream behind layer `layer`: the input of the next one, of the head, or the chunk's output.

@@ -65,6 +65,12 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.experts_per_token = shape.experts > 0 ? model.moe.topk : 0;
   shape.moe_aux_loss = model.moe.aux_loss;
   shape.moe_z_loss = model.moe.z_loss;
+  if (shape.experts > 0) {
+    shape.moe_scores = {.sigmoid = model.moe.score == "sigmoid", .normalize = model.moe.normalize};
+    shape.shared_ffn = model.moe.shared_ffn;
+    shape.shared_gate = shape.shared_ffn > 0 && model.moe.shared_gate;
+    shape.expert_bias = model.moe.expert_bias;
+  }
   shape.tie_embeddings = model.tie_embeddings;
   shape.dropout_hidden = model.dropout.hidden;
   shape.dropout_attention = model.dropout.attention;
@@ -96,6 +102,11 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
     json["experts_per_token"] = shape.experts_per_token;
+    if (shape.moe_scores.sigmoid) json["moe_score"] = "sigmoid";
+    if (!shape.moe_scores.normalize) json["moe_normalize"] = false;
+    if (shape.shared_ffn > 0) json["shared_ffn"] = shape.shared_ffn;
+    if (shape.shared_gate) json["shared_gate"] = true;
+    if (shape.expert_bias) json["expert_bias"] = true;
   }
   if (shape.position == PositionType::rope) {
     json["rope_base"] = shape.rope_base;
@@ -123,6 +134,11 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.sliding_window = json.value("sliding_window", int64_t{0});
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});
+  shape.moe_scores.sigmoid = json.value("moe_score", "softmax") == "sigmoid";
+  shape.moe_scores.normalize = json.value("moe_normalize", true);
+  shape.shared_ffn = json.value("shared_ffn", int64_t{0});
+  shape.shared_gate = json.value("shared_gate", false);
+  shape.expert_bias = json.value("expert_bias", false);
   json.at("tie_embeddings").get_to(shape.tie_embeddings);
   // Checkpoints of version 0.1 say only GPT-2's values, by leaving these out.
   shape.norm = kind_of<NormType>(kNorms, json.value("norm", "layernorm"));

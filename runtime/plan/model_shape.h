@@ -51,6 +51,15 @@ struct ModelShape {
   int64_t experts_per_token = 0;
   double moe_aux_loss = 0;  // weights of the two losses of a router (runtime/device/device.h)
   double moe_z_loss = 0;
+  // What an expert weighs (runtime/device/device.h).
+  struct MoeScores {
+    bool sigmoid = false, normalize = true;
+  } moe_scores;
+  // Width of the block that all tokens go through beside their experts, 0 = none; and whether its
+  // output is multiplied with the sigmoid of a score (Qwen2-MoE).
+  int64_t shared_ffn = 0;
+  bool shared_gate = false;
+  bool expert_bias = false;  // experts are chosen by score + a bias, which balances them
   bool tie_embeddings = true;
   double dropout_hidden = 0;
   double dropout_attention = 0;
@@ -61,7 +70,15 @@ struct ModelShape {
   int64_t kv_width() const { return kv_heads * head_dim; }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
   int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
-  // Feed-forward blocks that a token goes through, each of width ffn.
+  // Width of the feed-forward block that all tokens go through.
+  int64_t dense_ffn() const { return experts > 0 ? shared_ffn : ffn; }
+  // Whether experts have Mixtral's names, or those of Qwen's mixtures (and DeepSeek's).
+  bool names_of_mixtral() const {
+    return !qk_norm && !qkv_bias && shared_ffn == 0 && !moe_scores.sigmoid && moe_scores.normalize;
+  }
+  // Width of all feed-forward blocks that a token goes through.
+  int64_t active_ffn() const { return experts > 0 ? experts_per_token * ffn + shared_ffn : ffn; }
+  // Feed-forward blocks that a token chooses, or the one that there is; each of width ffn.
   int64_t active_experts() const { return experts > 0 ? experts_per_token : 1; }
 };
 

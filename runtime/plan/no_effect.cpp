@@ -46,6 +46,14 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.moe.topk", moe.experts > 0, moe.topk, no_moe.topk, no_experts);
   check("model.moe.aux_loss", moe.experts > 0, moe.aux_loss, no_moe.aux_loss, no_experts);
   check("model.moe.z_loss", moe.experts > 0, moe.z_loss, no_moe.z_loss, no_experts);
+  check("model.moe.score", moe.experts > 0, moe.score, no_moe.score, no_experts);
+  check("model.moe.normalize", moe.experts > 0, moe.normalize, no_moe.normalize, no_experts);
+  check("model.moe.shared_ffn", moe.experts > 0, moe.shared_ffn, no_moe.shared_ffn, no_experts);
+  check("model.moe.shared_gate", moe.experts > 0 && moe.shared_ffn > 0, moe.shared_gate,
+        no_moe.shared_gate, "model.moe.shared_ffn is 0");
+  check("model.moe.expert_bias", moe.experts > 0, moe.expert_bias, no_moe.expert_bias, no_experts);
+  check("model.moe.bias_rate", moe.experts > 0 && moe.expert_bias, moe.bias_rate, no_moe.bias_rate,
+        "model.moe.expert_bias is false");
   check("parallel.ep_room", spec.parallel.ep > 1, spec.parallel.ep_room, built_in.parallel.ep_room,
         "parallel.ep is 1");
   check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,

@@ -47,7 +47,8 @@ std::vector<Block> blocks_of(const std::vector<ParamRow>& table, const GridSizes
       const bool here = layer < 0         ? range.embedding
                         : layer == layers ? range.head
                                           : layer >= range.first_layer && layer < range.end_layer();
-      if (!here || (table[row].expert >= 0 && table[row].expert % sizes[Axis::ep] != 0)) {
+      const bool elsewhere = table[row].expert >= 0 && table[row].expert % sizes[Axis::ep] != 0;
+      if (!here || elsewhere || table[row].balances) {
         ++row;
         continue;
       }

@@ -41,9 +41,15 @@ bool check_tensor_degree(const RuleInput& input, RuleBook& book) {
           help)) {
     return false;
   }
-  return book.layout_rule(
-      "mesh.ffn", "parallel.tp", model.ffn % tp == 0,
-      fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp), help);
+  if (!book.layout_rule(
+          "mesh.ffn", "parallel.tp", model.ffn % tp == 0,
+          fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp), help)) {
+    return false;
+  }
+  return book.layout_rule("mesh.ffn", "parallel.tp", model.shared_ffn % tp == 0,
+                          fmt::format("model.moe.shared_ffn {} cannot be split over parallel.tp {}",
+                                      model.shared_ffn, tp),
+                          help);
 }
 
 // What context parallelism divides: tokens, and for attention the heads that a TP rank has.

@@ -78,6 +78,14 @@ void check_model(const RuleInput& input, RuleBook& book) {
               fmt::format("model.moe.topk {} is more than model.moe.experts {}",
                           model.experts_per_token, model.experts),
               fmt::format("use topk <= {}", model.experts));
+    book.rule("model.moe", "model.moe.topk",
+              model.experts_per_token > 1 || !model.moe_scores.normalize,
+              "model.moe.topk 1 with model.moe.normalize: the one expert of a token always weighs "
+              "1, and the router cannot learn",
+              "use topk 2 or more, or model.moe.normalize=false");
+    book.rule("model.moe", "model.moe.expert_bias", !model.expert_bias || model.moe_scores.sigmoid,
+              "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
+              "set model.moe.score=sigmoid, or balance with model.moe.aux_loss");
     book.rule(
         "model.moe", "model.moe.experts", model.activation == Activation::swiglu,
         fmt::format("experts are SwiGLU blocks, and model.activation is {}", given.activation),

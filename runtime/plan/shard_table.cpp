@@ -60,11 +60,11 @@ class TableBuilder {
         .grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
 
-  // Scores the experts for each token: every TP rank has all of it, and the gradient of its own
-  // part of the experts' sums.
-  void add_router(int layer, const std::string& slot, const std::string& name) {
-    ParamRow& row = add(layer, slot + ".weight", name + ".weight", {shape_.experts, shape_.hidden},
-                        -1, InitKind::normal, shape_.init_std);
+  // Scores the experts, or the block of all, for each token: every TP rank has all of it, and the
+  // gradient of its own part of the experts' sums.
+  void add_router(int layer, const std::string& slot, const std::string& name, int64_t scores) {
+    ParamRow& row = add(layer, slot + ".weight", name + ".weight", {scores, shape_.hidden}, -1,
+                        InitKind::normal, shape_.init_std);
     row.out_in = true;
     row.grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
   }
@@ -150,19 +150,45 @@ void add_gpt2(TableBuilder& table, const ModelShape& shape, double residual_std)
   if (!shape.tie_embeddings) table.add_vocab(head, "head", "lm_head.weight");
 }
 
-// Mixtral's: w1 is the gate, w3 up, w2 down.
-void add_experts(TableBuilder& table, const ModelShape& shape, int layer, const std::string& base,
-                 double residual_std) {
+// The linears of a SwiGLU block, by their public names.
+struct GatedNames {
+  const char *gate, *up, *down;
+};
+
+// Mixtral's w1 is the gate, w3 up, w2 down.
+void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
+                 const std::string& layer_base, double residual_std) {
   const int64_t h = shape.hidden;
-  table.add_router(layer, "mlp.router", base + "gate");
+  const bool mixtral = shape.names_of_mixtral();
+  const std::string base = layer_base + (mixtral ? "block_sparse_moe." : "mlp.");
+  const GatedNames qwen = {"gate_proj", "up_proj", "down_proj"};
+  const GatedNames names = mixtral ? GatedNames{"w1", "w3", "w2"} : qwen;
+  table.add_router(layer, "mlp.router", base + "gate", shape.experts);
+  if (shape.expert_bias) {
+    table
+        .add(layer, "mlp.expert_bias", base + "gate.e_score_correction_bias", {shape.experts}, -1,
+             InitKind::zeros)
+        .balances = true;
+  }
+  if (shape.shared_ffn > 0) {
+    const std::string shared = base + "shared_expert.";
+    table.add_linear(layer, "mlp.up", h,
+                     {{shared + qwen.gate, shape.shared_ffn}, {shared + qwen.up, shape.shared_ffn}},
+                     Split::column, shape.init_std, false);
+    table.add_linear(layer, "mlp.down", shape.shared_ffn, {{shared + qwen.down, h}}, Split::row,
+                     residual_std, false);
+    if (shape.shared_gate) {
+      table.add_router(layer, "mlp.shared_gate", base + "shared_expert_gate", 1);
+    }
+  }
   for (int64_t e = 0; e < shape.experts; ++e) {
     const std::string expert = fmt::format("{}experts.{}.", base, e);
     const size_t first = table.size();
     table.add_linear(layer, expert_slot(e, "up"), h,
-                     {{expert + "w1", shape.ffn}, {expert + "w3", shape.ffn}}, Split::column,
-                     shape.init_std, false);
-    table.add_linear(layer, expert_slot(e, "down"), shape.ffn, {{expert + "w2", h}}, Split::row,
-                     residual_std, false);
+                     {{expert + names.gate, shape.ffn}, {expert + names.up, shape.ffn}},
+                     Split::column, shape.init_std, false);
+    table.add_linear(layer, expert_slot(e, "down"), shape.ffn, {{expert + names.down, h}},
+                     Split::row, residual_std, false);
     table.belongs_to_expert(first, static_cast<int>(e));
   }
 }
@@ -192,7 +218,7 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
                      Split::row, residual_std, shape.bias);
     table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
     if (shape.experts > 0) {
-      add_experts(table, shape, layer, base + "block_sparse_moe.", residual_std);
+      add_experts(table, shape, layer, base, residual_std);
       continue;
     }
     if (shape.activation == Activation::swiglu) {

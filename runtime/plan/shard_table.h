@@ -36,6 +36,9 @@ struct ParamRow {
   // Axes over which partial gradients are summed. TP stands here when each TP rank that holds a
   // copy has the gradient of its own tokens (sequence parallelism) or of its own heads only.
   AxisSet grad_sum_over;
+  // An expert's bias (model.moe.expert_bias): it has no gradient, and all ranks have all of them,
+  // in the buffer kExpertBias. It is in no bucket.
+  bool balances = false;
   int expert = -1;      // of which this is a parameter: on the ranks with ep_rank = expert % ep
   bool decays = false;  // weight decay applies (parameters of two or more dimensions)
   InitKind init = InitKind::normal;

@@ -20,7 +20,8 @@ StageParams layer_params(const ModelShape& model, const LayoutChoice& layout) {
   if (model.bias) mlp += parts * ffn + h;
   if (model.experts > 0) {
     params.experts = mlp * static_cast<double>(model.experts) / layout.ep;
-    params.dense += h * static_cast<double>(model.experts);
+    params.dense += h * static_cast<double>(model.experts + (model.shared_gate ? 1 : 0));
+    params.dense += (parts + 1) * h * static_cast<double>(model.shared_ffn) / tp;
   } else {
     params.dense += mlp;
   }

@@ -262,7 +262,10 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   if (layout.shards_weights()) {
     traffic[Link::data].all_gather += gathered.elements * bytes_of(needs.compute);
   }
-  if (ranks(Link::loss) > 1) traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
+  if (ranks(Link::loss) > 1) {
+    traffic[Link::loss].all_reduce += StepSums::kExchanged * 8;
+    if (shape.expert_bias) traffic[Link::loss].all_reduce += shape.layers * shape.experts * 8;
+  }
   if (ranks(Link::norm) > 1) {
     traffic[Link::norm].all_reduce += (static_cast<int64_t>(table.size()) + 3) * 8;
   }

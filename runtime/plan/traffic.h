@@ -23,7 +23,7 @@ enum class Link {
   activations,  // to the next virtual stage
   gradients,    // to the one before
   tied,         // first and last stage: the gradient of a tied embedding
-  loss,         // DP x EP x CP x PP: the sum of the losses
+  loss,         // DP x EP x CP x PP: the sum of the losses, and the experts' tokens
   norm,         // TP x EP x PP: sums of squares
 };
 inline constexpr int kLinks = 13;

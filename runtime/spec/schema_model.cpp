@@ -235,9 +235,9 @@ Section model_section() {
               {.key = "model.moe.topk",
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.topk; },
                .doc = "Experts that each token goes through: those that the router scores highest, "
-                      "weighted by the softmax of their scores. One alone would always weigh 1, "
-                      "and the router would not learn.",
-               .min = 2,
+                      "weighted by their scores. With `model.moe.normalize` one alone would always "
+                      "weigh 1, and the router would not learn.",
+               .min = 1,
                .max = 1024,
                .known_as = {"moe_router_topk", "num_experts_per_tok", "router_topk", "top_k",
                             "experts_per_token", "num_experts_per_token"}},
@@ -256,6 +256,49 @@ Section model_section() {
                .min = 0,
                .max = 1000,
                .known_as = {"moe_z_loss_coeff", "router_z_loss_coef", "z_loss_coeff"}},
+              {.key = "model.moe.score",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.score; },
+               .doc = "What an expert weighs.",
+               .choices = {{"softmax", "its probability among all experts"},
+                           {"sigmoid", "of its own score, whatever the others have (DeepSeek-V3)"}},
+               .known_as = {"moe_router_score_function", "scoring_func", "score_function"}},
+              {.key = "model.moe.normalize",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.normalize; },
+               .doc = "The weights of a token's experts are divided by their sum. Mixtral and "
+                      "Qwen3 do that, Qwen2's mixtures do not.",
+               .known_as = {"norm_topk_prob", "moe_router_pre_softmax", "normalize_topk"}},
+              {.key = "model.moe.shared_ffn",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.shared_ffn; },
+               .doc = "Width of one more block in every layer, which all tokens go through beside "
+                      "their experts; 0: none.",
+               .min = 0,
+               .max = 1 << 24,
+               .known_as = {"moe_shared_expert_intermediate_size",
+                            "shared_expert_intermediate_size", "shared_expert_ffn"}},
+              {.key = "model.moe.shared_gate",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.shared_gate; },
+               .doc =
+                   "The output of that block is multiplied with the sigmoid of a score that each "
+                   "token gets for it (Qwen2's mixtures).",
+               .known_as = {"moe_shared_expert_gate", "shared_expert_gate"}},
+              {.key = "model.moe.expert_bias",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.expert_bias; },
+               .doc =
+                   "Balance without a loss (DeepSeek-V3): experts are chosen by score plus a bias "
+                   "of each expert, which after every step rises where the global batch brought "
+                   "fewer tokens than the mean, and falls where it brought more. It needs "
+                   "`model.moe.score: sigmoid`.",
+               .known_as = {"moe_router_enable_expert_bias", "use_expert_bias",
+                            "e_score_correction_bias"}},
+              {.key = "model.moe.bias_rate",
+               .field = [](TrainSpec& s) -> Field { return &s.model.moe.bias_rate; },
+               .doc =
+                   "How much the biases of `model.moe.expert_bias` move in a step; 0 leaves them "
+                   "as they are.",
+               .min = 0,
+               .max = 1,
+               .known_as = {"moe_router_bias_update_rate", "bias_update_speed",
+                            "bias_update_rate"}},
               {.key = "model.tie_embeddings",
                .field = [](TrainSpec& s) -> Field { return &s.model.tie_embeddings; },
                .doc = "The output layer uses the token embedding's weights.",

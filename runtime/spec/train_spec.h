@@ -54,10 +54,16 @@ struct TrainSpec {
     bool qk_norm = false;           // RMS norm of every query and key head
     // Mixture of experts (model.moe.*): the feed-forward block of every layer is `experts` of them.
     struct Moe {
-      int64_t experts = 0;  // 0 = one block for all tokens
-      int64_t topk = 2;     // experts of a token
-      double aux_loss = 0;  // weight of the load-balancing loss
-      double z_loss = 0;    // weight of the router's z-loss
+      int64_t experts = 0;            // 0 = one block for all tokens
+      int64_t topk = 2;               // experts of a token
+      double aux_loss = 0;            // weight of the load-balancing loss
+      double z_loss = 0;              // weight of the router's z-loss
+      std::string score = "softmax";  // softmax | sigmoid: what the router makes of its scores
+      bool normalize = true;          // a token's weights add up to 1
+      int64_t shared_ffn = 0;         // width of the block that all tokens go through; 0 = none
+      bool shared_gate = false;       // its output times the sigmoid of a score of its own
+      bool expert_bias = false;       // balance by a bias of each expert, for the choice alone
+      double bias_rate = 1e-3;        // that it moves by in a step
     } moe;
     bool tie_embeddings = true;
     int64_t vocab_pad_to = 128;

@@ -125,6 +125,19 @@ class TimedDevice final : public Device {
     timed("experts", moves({args.logits, args.dlogits}),
           [&] { device_->route_experts_backward(args); });
   }
+  void add_shared(const AddShared& args) override {
+    timed("experts", moves({args.from, args.to, args.to}), [&] { device_->add_shared(args); });
+  }
+  void add_shared_backward(const AddSharedBackward& args) override {
+    timed("experts", moves({args.x, args.x, args.dy, args.dy}),
+          [&] { device_->add_shared_backward(args); });
+  }
+  void count_experts(const CountExperts& args) override {
+    timed("experts", moves({args.counts}), [&] { device_->count_experts(args); });
+  }
+  void balance_experts(const BalanceExperts& args) override {
+    timed("experts", moves({args.counts}), [&] { device_->balance_experts(args); });
+  }
   void gather_rows(const GatherRows& args) override {
     timed("experts", moves({args.to, args.to}), [&] { device_->gather_rows(args); });
   }

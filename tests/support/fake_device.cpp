@@ -117,6 +117,18 @@ class FakeDevice final : public Device, private Recorder {
   void route_experts_backward(const RouteExpertsBackward& args) override {
     later([=, this] { cpu_->route_experts_backward(args); });
   }
+  void add_shared(const AddShared& args) override {
+    later([=, this] { cpu_->add_shared(args); });
+  }
+  void add_shared_backward(const AddSharedBackward& args) override {
+    later([=, this] { cpu_->add_shared_backward(args); });
+  }
+  void count_experts(const CountExperts& args) override {
+    later([=, this] { cpu_->count_experts(args); });
+  }
+  void balance_experts(const BalanceExperts& args) override {
+    later([=, this] { cpu_->balance_experts(args); });
+  }
   void gather_rows(const GatherRows& args) override {
     later([=, this] { cpu_->gather_rows(args); });
   }

@@ -160,11 +160,23 @@ class GuardedDevice final : public Device {
     Device::add_norm_forward(add, norm);
   }
   void route_experts(const RouteExperts& r) override {
-    op(tensors_of(r.routes, {r.logits}), [&] { cpu_.route_experts(r); });
+    op(tensors_of(r.routes, {r.logits, r.bias}), [&] { cpu_.route_experts(r); });
   }
   void route_experts_backward(const RouteExpertsBackward& r) override {
     op(tensors_of(r.routes, {r.logits, r.dweights, r.dlogits, r.losses, r.sequence_experts}),
        [&] { cpu_.route_experts_backward(r); });
+  }
+  void add_shared(const AddShared& a) override {
+    op({a.from, a.gate, a.to}, [&] { cpu_.add_shared(a); });
+  }
+  void add_shared_backward(const AddSharedBackward& a) override {
+    op({a.x, a.dy, a.gate, a.dgate}, [&] { cpu_.add_shared_backward(a); });
+  }
+  void count_experts(const CountExperts& c) override {
+    op({c.counts, c.sums}, [&] { cpu_.count_experts(c); });
+  }
+  void balance_experts(const BalanceExperts& b) override {
+    op({b.counts, b.bias, b.factor}, [&] { cpu_.balance_experts(b); });
   }
   void gather_rows(const GatherRows& g) override {
     op({g.from, g.index, g.weights, g.to}, [&] { cpu_.gather_rows(g); });

@@ -117,7 +117,7 @@ void gather_part(const ParameterState& parameter, Device& device, Tensor part,
 void collect(Trainer& trainer, Which which, GlobalTensors& into) {
   const std::lock_guard lock(collecting);
   for (const ParameterState& parameter : trainer.state()) {
-    if (!parameter.counts) continue;
+    if (!parameter.counts || (which == Which::grad && !parameter.grad)) continue;
     gather_part(parameter, trainer.device(),
                 which == Which::master ? parameter.master : parameter.grad, into);
   }

@@ -54,6 +54,12 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
     moe->at("topk").get_to(model.moe.topk);
     moe->at("aux_loss").get_to(model.moe.aux_loss);
     moe->at("z_loss").get_to(model.moe.z_loss);
+    model.moe.score = moe->value("score", model.moe.score);
+    model.moe.normalize = moe->value("normalize", model.moe.normalize);
+    model.moe.shared_ffn = moe->value("shared_ffn", model.moe.shared_ffn);
+    model.moe.shared_gate = moe->value("shared_gate", model.moe.shared_gate);
+    model.moe.expert_bias = moe->value("expert_bias", model.moe.expert_bias);
+    model.moe.bias_rate = moe->value("bias_rate", model.moe.bias_rate);
   }
   const nlohmann::json& position = json.at("position");
   position.at("type").get_to(model.position.type);
@@ -108,6 +114,9 @@ ReferenceRun read_reference(const std::string& name) {
     entry.at("initial_head").get_to(to.initial_head);
     entry.at("grad_norm").get_to(to.grad_norm);
     entry.at("final_norm").get_to(to.final_norm);
+  }
+  if (const auto biases = json.find("expert_bias"); biases != json.end()) {
+    biases->get_to(run.expert_bias);
   }
   json.at("check").at("first_window_head").get_to(run.first_tokens);
   json.at("check").at("token_sum_per_step").get_to(run.token_sums);

@@ -24,8 +24,9 @@ struct ReferenceRun {
     double final_norm = 0;            // after the last
   };
   std::map<std::string, Parameter> parameters;
-  std::vector<int32_t> first_tokens;  // of the first window
-  std::vector<int64_t> token_sums;    // of each step, targets of the last position included
+  std::map<std::string, std::vector<double>> expert_bias;  // after the last step
+  std::vector<int32_t> first_tokens;                       // of the first window
+  std::vector<int64_t> token_sums;  // of each step, targets of the last position included
 };
 
 // Reads tests/reference/`name`.json; throws what the parser throws.

@@ -68,6 +68,10 @@ class CpuDevice final : public Device {
   void swiglu_backward(const SwigluBackward& args) override;
   void route_experts(const RouteExperts& args) override;
   void route_experts_backward(const RouteExpertsBackward& args) override;
+  void add_shared(const AddShared& args) override;
+  void add_shared_backward(const AddSharedBackward& args) override;
+  void count_experts(const CountExperts& args) override;
+  void balance_experts(const BalanceExperts& args) override;
   void gather_rows(const GatherRows& args) override;
   void combine_rows(const CombineRows& args) override;
   void weigh_rows_backward(const WeighRowsBackward& args) override;

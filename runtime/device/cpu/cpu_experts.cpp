@@ -12,30 +12,51 @@ namespace mtl {
 
 namespace {
 
-// A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
-float rank_of(float logit) {
-  return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
+constexpr float kNormalizeFloor = 1e-20f;  // ExpertScores
+
+float sigmoid(float x) {
+  return 1.0f / (1.0f + std::exp(-x));
+}
+
+// What the experts of a token are chosen by. A NaN is smaller than every number, so that k experts
+// are chosen whatever the logits are.
+void rank_experts(const float* logits, const float* bias, int64_t experts, float* ranks) {
+  for (int64_t e = 0; e < experts; ++e) {
+    const float rank = bias != nullptr ? sigmoid(logits[e]) + bias[e] : logits[e];
+    ranks[e] = std::isnan(rank) ? -std::numeric_limits<float>::infinity() : rank;
+  }
 }
 
 // The k experts of one token, ascending.
-void choose(const float* logits, int64_t experts, int64_t k, int32_t* chosen) {
+void choose(const float* ranks, int64_t experts, int64_t k, int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
     int64_t best = -1;
     for (int64_t e = 0; e < experts; ++e) {
       if (std::find(chosen, chosen + j, static_cast<int32_t>(e)) != chosen + j) continue;
-      if (best < 0 || rank_of(logits[e]) > rank_of(logits[best])) best = e;
+      if (best < 0 || ranks[e] > ranks[best]) best = e;
     }
     chosen[j] = static_cast<int32_t>(best);
   }
   std::sort(chosen, chosen + k);
 }
 
-// Softmax over the chosen logits.
-void weigh(const float* logits, const int32_t* chosen, int64_t k, float* weights) {
-  float largest = logits[chosen[0]];
-  for (int64_t j = 1; j < k; ++j) largest = std::max(largest, logits[chosen[j]]);
+// The scores of the chosen.
+void weigh(const float* logits, int64_t experts, ExpertScores scores, const int32_t* chosen,
+           int64_t k, float* weights) {
   float sum = 0;
-  for (int64_t j = 0; j < k; ++j) sum += weights[j] = std::exp(logits[chosen[j]] - largest);
+  if (scores.sigmoid) {
+    for (int64_t j = 0; j < k; ++j) sum += weights[j] = sigmoid(logits[chosen[j]]);
+    sum += kNormalizeFloor;
+  } else {
+    // Those of the others cancel where weights add up to 1.
+    const int64_t all = scores.normalize ? k : experts;
+    const auto of = [&](int64_t i) { return logits[scores.normalize ? chosen[i] : i]; };
+    float largest = of(0);
+    for (int64_t i = 1; i < all; ++i) largest = std::max(largest, of(i));
+    for (int64_t i = 0; i < all; ++i) sum += std::exp(of(i) - largest);
+    for (int64_t j = 0; j < k; ++j) weights[j] = std::exp(logits[chosen[j]] - largest);
+  }
+  if (scores.sigmoid && !scores.normalize) return;
   for (int64_t j = 0; j < k; ++j) weights[j] /= sum;
 }
 
@@ -61,27 +82,39 @@ void logits_backward(const float* logits, const Routes& routes, int64_t token,
                      const float* dweights, const float* load, const RouteExpertsBackward& args,
                      float* dlogits) {
   const int64_t experts = routes.experts, k = routes.k;
+  const bool sigmoids = args.scores.sigmoid;
   const float* weights = routes.weights + token * k;
   const int32_t* chosen = routes.chosen + token * k;
-  // The softmax over all.
+  // The softmax over all, which z asks for, and the balance unless scores are sigmoids.
   float largest = logits[0];
   for (int64_t e = 1; e < experts; ++e) largest = std::max(largest, logits[e]);
-  float sum = 0;
+  float sum = 0, scores = kNormalizeFloor, aux = 0;
   for (int64_t e = 0; e < experts; ++e) sum += dlogits[e] = std::exp(logits[e] - largest);
-  float aux = 0;
-  for (int64_t e = 0; e < experts; ++e) aux += (dlogits[e] /= sum) * load[e];
+  for (int64_t e = 0; e < experts && sigmoids; ++e) scores += sigmoid(logits[e]);
+  for (int64_t e = 0; e < experts; ++e) {
+    dlogits[e] /= sum;
+    aux += (sigmoids ? sigmoid(logits[e]) / scores : dlogits[e]) * load[e];
+  }
   const float z = largest + std::log(sum);
   float* losses = args.losses.as<float>();
   losses[token] = aux;
   losses[routes.tokens + token] = z * z;
-  for (int64_t e = 0; e < experts; ++e) {
-    dlogits[e] *= args.aux_scale * (load[e] - aux) + args.z_scale * 2 * z;
-  }
-  // The softmax over the chosen.
+  // Of what weights are divided by: the sum over the chosen, or for a softmax that over all.
   float mean = 0;
   for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[token * k + j];
+  const float of_chosen = args.scores.normalize ? mean : 0.0f, of_all = mean - of_chosen;
+  for (int64_t e = 0; e < experts; ++e) {
+    const float of_aux = args.aux_scale * (load[e] - aux), of_z = args.z_scale * 2 * z;
+    if (sigmoids) {
+      const float score = sigmoid(logits[e]);
+      dlogits[e] = dlogits[e] * of_z + score / scores * (1 - score) * of_aux;
+    } else {
+      dlogits[e] *= of_aux + of_z - of_all;
+    }
+  }
   for (int64_t j = 0; j < k; ++j) {
-    dlogits[chosen[j]] += weights[j] * (dweights[token * k + j] - mean);
+    const float slope = sigmoids ? 1 - sigmoid(logits[chosen[j]]) : 1.0f;
+    dlogits[chosen[j]] += weights[j] * slope * (dweights[token * k + j] - of_chosen);
   }
 }
 
@@ -91,13 +124,18 @@ void CpuDevice::route_experts(const RouteExperts& args) {
   const Routes routes(args.routes);
   assert(args.logits.dtype == DType::f32 && args.logits.cols() == routes.experts &&
          args.logits.rows() == routes.tokens);
+  assert(!args.bias || (args.scores.sigmoid && args.bias.dtype == DType::f32 &&
+                        args.bias.numel() == routes.experts));
   const auto* logits = args.logits.as<const float>();
+  const auto* bias = args.bias.as<const float>();
   split_rows(routes.tokens, routes.experts * routes.k, [&](int64_t begin, int64_t end) {
+    std::vector<float> ranks(static_cast<size_t>(routes.experts));
     for (int64_t t = begin; t < end; ++t) {
       const float* own = logits + t * routes.experts;
       int32_t* chosen = routes.chosen + t * routes.k;
-      choose(own, routes.experts, routes.k, chosen);
-      weigh(own, chosen, routes.k, routes.weights + t * routes.k);
+      rank_experts(own, bias, routes.experts, ranks.data());
+      choose(ranks.data(), routes.experts, routes.k, chosen);
+      weigh(own, routes.experts, args.scores, chosen, routes.k, routes.weights + t * routes.k);
     }
   });
   // Sorted by counting: few numbers, on one thread.
@@ -205,6 +243,80 @@ void CpuDevice::weigh_rows_backward(const WeighRowsBackward& args) {
                              args.dy.as<char>() + i * row_bytes, weights[index[i]], cols);
     }
   });
+}
+
+void CpuDevice::add_shared(const AddShared& args) {
+  const int64_t cols = args.from.cols(), row_bytes = cols * bytes_of(args.from.dtype);
+  assert(args.to.dtype == args.from.dtype && args.to.numel() == args.from.numel());
+  assert(!args.gate || (args.gate.dtype == DType::f32 && args.gate.numel() == args.from.rows()));
+  const auto* gate = args.gate.as<const float>();
+  const auto& kernels = typed(args.from.dtype);
+  split_rows(args.from.rows(), cols, [&](int64_t begin, int64_t end) {
+    std::vector<float> from(static_cast<size_t>(cols)), to(static_cast<size_t>(cols));
+    for (int64_t t = begin; t < end; ++t) {
+      const char* x = args.from.as<const char>() + t * row_bytes;
+      char* y = args.to.as<char>() + t * row_bytes;
+      if (gate == nullptr) {
+        kernels.add(x, y, cols);
+        continue;
+      }
+      const float open = sigmoid(gate[t]);
+      kernels.to_f32(x, from.data(), cols);
+      kernels.to_f32(y, to.data(), cols);
+      for (size_t i = 0; i < to.size(); ++i) to[i] += open * from[i];
+      kernels.from_f32(to.data(), y, cols);
+    }
+  });
+}
+
+void CpuDevice::add_shared_backward(const AddSharedBackward& args) {
+  const int64_t rows = args.x.rows(), cols = args.x.cols();
+  const int64_t row_bytes = cols * bytes_of(args.x.dtype);
+  const int64_t gate_bytes = bytes_of(args.dgate.dtype);
+  assert(args.dy.dtype == args.x.dtype && args.dy.numel() == args.x.numel());
+  assert(args.gate.dtype == DType::f32 && args.gate.numel() == rows && args.dgate.numel() == rows);
+  const auto* gate = args.gate.as<const float>();
+  const auto& kernels = typed(args.x.dtype);
+  const auto from_f32 = typed(args.dgate.dtype).from_f32;
+  split_rows(rows, cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      char* x = args.x.as<char>() + t * row_bytes;
+      const float open = sigmoid(gate[t]);
+      const float dot =
+          kernels.weigh_row_backward(x, args.dy.as<char>() + t * row_bytes, open, cols);
+      const float dgate = dot * open * (1 - open);
+      from_f32(&dgate, args.dgate.as<char>() + t * gate_bytes, 1);
+      kernels.scale_row(x, open, x, cols);
+    }
+  });
+}
+
+void CpuDevice::count_experts(const CountExperts& args) {
+  assert(args.counts.dtype == DType::i32 && args.sums.dtype == DType::f64 &&
+         args.sums.numel() == args.counts.numel());
+  const auto* counts = args.counts.as<const int32_t>();
+  auto* sums = args.sums.as<double>();
+  for (int64_t e = 0; e < args.counts.numel(); ++e) sums[e] += counts[e];
+}
+
+void CpuDevice::balance_experts(const BalanceExperts& args) {
+  assert(args.counts.dtype == DType::f64 && args.bias.dtype == DType::f32 &&
+         args.bias.numel() == args.counts.numel());
+  if (!std::isfinite(*args.factor.as<const float>())) return;
+  const int64_t experts = args.bias.cols();
+  const auto rate = static_cast<float>(args.rate);
+  for (int64_t row = 0; row < args.bias.rows(); ++row) {
+    const double* counts = args.counts.as<const double>() + row * experts;
+    float* bias = args.bias.as<float>() + row * experts;
+    double sum = 0;
+    for (int64_t e = 0; e < experts; ++e) sum += counts[e];
+    for (int64_t e = 0; e < experts; ++e) {
+      // Whole numbers on both sides: what is equal is equal.
+      const double own = counts[e] * static_cast<double>(experts);
+      if (own < sum) bias[e] += rate;
+      if (own > sum) bias[e] -= rate;
+    }
+  }
 }
 
 }  // namespace mtl

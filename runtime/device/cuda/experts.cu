@@ -1,7 +1,7 @@
 // Mixture of experts. Routing works on the logits of each token, E floats: little beside the rows.
 // Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows (k + 1) s,
 // weigh_rows_backward 3 s.
-#include "runtime/device/cuda/kernels.h"
+#include "runtime/device/cuda/expert_scores.h"
 
 namespace mtl::cuda {
 
@@ -23,27 +23,56 @@ struct Routing {
   int32_t *chosen, *rows, *assignments, *counts;
 };
 
-// A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
-__device__ inline float rank_of(float logit) {
-  return logit != logit ? -INFINITY : logit;
+// What the experts of a token are chosen by.
+struct Ranks {
+  const float* logits;
+  const float* bias;
+  // A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
+  __device__ float operator()(int e) const {
+    const float rank = bias != nullptr ? expert_sigmoid(logits[e]) + bias[e] : logits[e];
+    return rank != rank ? -INFINITY : rank;
+  }
+};
+
+// The scores of the chosen.
+__device__ inline void weigh(const float* logits, int experts, ExpertScores scores,
+                             const int32_t* chosen, int k, float* weights) {
+  float sum = 0;
+  if (scores.sigmoid) {
+    for (int j = 0; j < k; ++j) sum += weights[j] = expert_sigmoid(logits[chosen[j]]);
+    sum += kNormalizeFloor;
+    if (!scores.normalize) return;
+  } else {
+    // Those of the others cancel where weights add up to 1.
+    const int all = scores.normalize ? k : experts;
+    float largest = logits[scores.normalize ? chosen[0] : 0];
+    for (int i = 1; i < all; ++i) {
+      largest = fmaxf(largest, logits[scores.normalize ? chosen[i] : i]);
+    }
+    for (int i = 0; i < all; ++i) sum += expf(logits[scores.normalize ? chosen[i] : i] - largest);
+    for (int j = 0; j < k; ++j) weights[j] = expf(logits[chosen[j]] - largest);
+  }
+  for (int j = 0; j < k; ++j) weights[j] /= sum;
 }
 
 // A thread per token; in small blocks, so that more multiprocessors have some of them.
 constexpr int kChoosing = 64;
-__global__ void __launch_bounds__(kChoosing) choose_kernel(const float* all_logits, Routing r) {
+__global__ void __launch_bounds__(kChoosing)
+    choose_kernel(const float* all_logits, const float* bias, ExpertScores scores, Routing r) {
   const int64_t threads = int64_t{gridDim.x} * kChoosing;
   for (int64_t t = int64_t{blockIdx.x} * kChoosing + threadIdx.x; t < r.tokens; t += threads) {
     const float* logits = all_logits + t * r.experts;
+    const Ranks rank_of = {logits, bias};
     int32_t* chosen = r.chosen + t * r.k;
     for (int j = 0; j < r.k; ++j) {
       // Of those that come behind the one before, in the order of rank and then of index.
       int best = -1;
       for (int e = 0; e < r.experts; ++e) {
         if (j > 0) {
-          const float before = rank_of(logits[chosen[j - 1]]), own = rank_of(logits[e]);
+          const float before = rank_of(chosen[j - 1]), own = rank_of(e);
           if (own > before || (own == before && e <= chosen[j - 1])) continue;
         }
-        if (best < 0 || rank_of(logits[e]) > rank_of(logits[best])) best = e;
+        if (best < 0 || rank_of(e) > rank_of(best)) best = e;
       }
       chosen[j] = best;
     }
@@ -53,12 +82,7 @@ __global__ void __launch_bounds__(kChoosing) choose_kernel(const float* all_logi
       for (; at > 0 && chosen[at - 1] > one; --at) chosen[at] = chosen[at - 1];
       chosen[at] = one;
     }
-    float* weights = r.weights + t * r.k;
-    float largest = logits[chosen[0]];
-    for (int j = 1; j < r.k; ++j) largest = fmaxf(largest, logits[chosen[j]]);
-    float sum = 0;
-    for (int j = 0; j < r.k; ++j) sum += weights[j] = expf(logits[chosen[j]] - largest);
-    for (int j = 0; j < r.k; ++j) weights[j] /= sum;
+    weigh(logits, r.experts, scores, chosen, r.k, r.weights + t * r.k);
   }
 }
 
@@ -158,6 +182,7 @@ struct Backward {
   int64_t seq, own;        // tokens of a sequence, and of it here
   const int32_t* counted;  // of the one sequence there is; null: those of the tokens here
   float aux_scale, z_scale, balanced;
+  ExpertScores scores;
 };
 
 // A thread per token, behind its sequence's tokens per expert: so many whole numbers that every
@@ -188,24 +213,42 @@ __global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
   const float* logits = a.logits + t * r.experts;
   float largest = logits[0];
   for (int e = 1; e < r.experts; ++e) largest = fmaxf(largest, logits[e]);
-  float sum = 0;
-  for (int e = 0; e < r.experts; ++e) sum += expf(logits[e] - largest);
+  const bool sigmoids = a.scores.sigmoid;
+  float sum = 0, scores = kNormalizeFloor;
+  for (int e = 0; e < r.experts; ++e) {
+    sum += expf(logits[e] - largest);
+    if (sigmoids) scores += expert_sigmoid(logits[e]);
+  }
   float aux = 0;
-  for (int e = 0; e < r.experts; ++e) aux += expf(logits[e] - largest) / sum * load[e];
+  for (int e = 0; e < r.experts; ++e) {
+    const float share =
+        sigmoids ? expert_sigmoid(logits[e]) / scores : expf(logits[e] - largest) / sum;
+    aux += share * load[e];
+  }
   const float z = largest + logf(sum);
   a.losses[t] = aux;
   a.losses[r.tokens + t] = z * z;
   const float* weights = r.weights + t * r.k;
   const float* dweights = a.dweights + t * r.k;
   const int32_t* chosen = r.chosen + t * r.k;
+  // Of what weights are divided by: the sum over the chosen, or for a softmax that over all.
   float mean = 0;
   for (int j = 0; j < r.k; ++j) mean += weights[j] * dweights[j];
+  const float of_chosen = a.scores.normalize ? mean : 0.0f, of_all = mean - of_chosen;
   int j = 0;  // experts ascend in `chosen` too
   for (int e = 0; e < r.experts; ++e) {
-    float d =
-        expf(logits[e] - largest) / sum * (a.aux_scale * (load[e] - aux) + a.z_scale * 2.0f * z);
+    const float probability = expf(logits[e] - largest) / sum;
+    const float of_aux = a.aux_scale * (load[e] - aux), of_z = a.z_scale * 2.0f * z;
+    float slope = 1, d = 0;
+    if (sigmoids) {
+      const float score = expert_sigmoid(logits[e]);
+      slope = 1 - score;
+      d = probability * of_z + score / scores * slope * of_aux;
+    } else {
+      d = probability * (of_aux + of_z - of_all);
+    }
     if (j < r.k && chosen[j] == e) {
-      d += weights[j] * (dweights[j] - mean);
+      d += weights[j] * slope * (dweights[j] - of_chosen);
       ++j;
     }
     a.dlogits[t * r.experts + e] = from_float<T>(d);
@@ -305,7 +348,7 @@ __global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
 void route_experts(Queue& queue, const RouteExperts& args) {
   const Routing routing(args.routes);
   launch(choose_kernel, blocks_for(queue, routing.tokens, kChoosing), dim3(kChoosing), 0,
-         queue.stream(), args.logits.as<const float>(), routing);
+         queue.stream(), args.logits.as<const float>(), args.bias.as<const float>(), args.scores, routing);
   const RowChunks rows(std::max<int64_t>(routing.tokens, 1), 1024, 64);
   const TokenChunks chunks = {
       rows.rows, static_cast<int>(rows.count),
@@ -331,7 +374,8 @@ void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
         args.sequence_experts.as<const int32_t>(),
         args.aux_scale,
         args.z_scale,
-        static_cast<float>(routing.k * args.seq) / static_cast<float>(routing.experts)};
+        static_cast<float>(routing.k * args.seq) / static_cast<float>(routing.experts),
+        args.scores};
     const int64_t blocks = routing.tokens / own * divide_up(own, kBlock);
     launch(route_backward_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock),
            static_cast<size_t>(routing.experts) * 2 * sizeof(float), queue.stream(), backward);

@@ -63,6 +63,10 @@ void head_norm_backward(Queue& queue, const HeadNormBackward& args);
 // experts.cu
 void route_experts(Queue& queue, const RouteExperts& args);
 void route_experts_backward(Queue& queue, const RouteExpertsBackward& args);
+void add_shared(Queue& queue, const AddShared& args);
+void add_shared_backward(Queue& queue, const AddSharedBackward& args);
+void count_experts(Queue& queue, const CountExperts& args);
+void balance_experts(Queue& queue, const BalanceExperts& args);
 void gather_rows(Queue& queue, const GatherRows& args);
 void combine_rows(Queue& queue, const CombineRows& args);
 void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args);

@@ -37,6 +37,12 @@ class OpsDevice : public Device, protected Queue {
   void route_experts_backward(const RouteExpertsBackward& args) override {
     cuda::route_experts_backward(*this, args);
   }
+  void add_shared(const AddShared& args) override { cuda::add_shared(*this, args); }
+  void add_shared_backward(const AddSharedBackward& args) override {
+    cuda::add_shared_backward(*this, args);
+  }
+  void count_experts(const CountExperts& args) override { cuda::count_experts(*this, args); }
+  void balance_experts(const BalanceExperts& args) override { cuda::balance_experts(*this, args); }
   void gather_rows(const GatherRows& args) override { cuda::gather_rows(*this, args); }
   void combine_rows(const CombineRows& args) override { cuda::combine_rows(*this, args); }
   void weigh_rows_backward(const WeighRowsBackward& args) override {

@@ -18,10 +18,23 @@ const ExpertsShape kExpertsShapes[] = {{1, 2, 2, 1},     {6, 4, 2, 3},    {40, 8
                                        {300, 3, 2, 100}, {64, 16, 4, 8},  {515, 60, 6, 103},
                                        {33, 5, 5, 11},   {12, 128, 3, 4}, {1100, 4, 2, 550}};
 
+// What experts weigh, and by what they are chosen.
+struct Scoring {
+  ExpertScores scores;
+  bool biased = false;
+};
+const Scoring kScorings[] = {{{}},
+                             {{.normalize = false}},
+                             {{.sigmoid = true}},
+                             {{.sigmoid = true, .normalize = false}},
+                             {{.sigmoid = true}, true}};
+
 // The tensors of a routing.
 struct Routed {
-  Routed(const ExpertsShape& s)
+  Routed(const ExpertsShape& s, const Scoring& how = {})
       : shape(s),
+        scoring(how),
+        bias(DType::f32, {s.experts}),
         logits(DType::f32, {s.n, s.experts}),
         weights(DType::f32, {s.n, s.k}),
         experts(DType::i32, {s.n, s.k}),
@@ -35,10 +48,44 @@ struct Routed {
             .assignments = assignments.view,
             .counts = counts.view};
   }
-  void route(Device& device) { device.route_experts({.logits = logits.view, .routes = routes()}); }
+  void route(Device& device) {
+    device.route_experts({.logits = logits.view,
+                          .scores = scoring.scores,
+                          .bias = scoring.biased ? bias.view : Tensor{},
+                          .routes = routes()});
+  }
   double logit(int64_t t, int64_t e) const { return logits[t * shape.experts + e]; }
+  double sigmoid(int64_t t, int64_t e) const { return 1 / (1 + std::exp(-logit(t, e))); }
+  // What the experts of a token are chosen by.
+  double rank(int64_t t, int64_t e) const {
+    const double rank = scoring.biased ? sigmoid(t, e) + bias[e] : logit(t, e);
+    return std::isnan(rank) ? -std::numeric_limits<double>::infinity() : rank;
+  }
+  // Of all experts of a token, and their sum.
+  double score(int64_t t, int64_t e) const {
+    if (scoring.scores.sigmoid) return sigmoid(t, e);
+    double all = 0;
+    for (int64_t i = 0; i < shape.experts; ++i) all += std::exp(logit(t, i));
+    return std::exp(logit(t, e)) / all;
+  }
+  double sum_of_scores(int64_t t) const {
+    double sum = 0;
+    for (int64_t e = 0; e < shape.experts; ++e) sum += score(t, e);
+    return sum;
+  }
+  int64_t expert(int64_t t, int64_t j) const {
+    return static_cast<int64_t>(experts[t * shape.k + j]);
+  }
+  // Of the experts that were chosen.
+  double weight(int64_t t, int64_t j) const {
+    double sum = 0;
+    for (int64_t i = 0; i < shape.k; ++i) sum += score(t, expert(t, i));
+    return score(t, expert(t, j)) / (scoring.scores.normalize ? sum + 1e-20 : 1);
+  }
 
   const ExpertsShape shape;
+  const Scoring scoring;
+  Held bias;
   Held logits, weights, experts, rows, assignments, counts;
 };
 
@@ -46,12 +93,8 @@ struct Routed {
 std::vector<int64_t> best_experts(const Routed& r, int64_t t) {
   std::vector<int64_t> order(static_cast<size_t>(r.shape.experts));
   std::iota(order.begin(), order.end(), 0);
-  const auto rank = [&](int64_t e) {
-    const double logit = r.logit(t, e);
-    return std::isnan(logit) ? -std::numeric_limits<double>::infinity() : logit;
-  };
   std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return rank(a) > rank(b); });
+                   [&](int64_t a, int64_t b) { return r.rank(t, a) > r.rank(t, b); });
   order.resize(static_cast<size_t>(r.shape.k));
   std::sort(order.begin(), order.end());
   return order;
@@ -86,19 +129,6 @@ void check_places(const Routed& r) {
   CHECK(wrong == 0);
 }
 
-// Softmax over all, and over the chosen made to add up to 1: Mixtral's order of things.
-std::vector<double> mixtral_weights(const Routed& r) {
-  std::vector<double> weights;
-  for (int64_t t = 0; t < r.shape.n; ++t) {
-    double all = 0, chosen = 0;
-    for (int64_t e = 0; e < r.shape.experts; ++e) all += std::exp(r.logit(t, e));
-    const std::vector<int64_t> best = best_experts(r, t);
-    for (const int64_t e : best) chosen += std::exp(r.logit(t, e)) / all;
-    for (const int64_t e : best) weights.push_back(std::exp(r.logit(t, e)) / all / chosen);
-  }
-  return weights;
-}
-
 // What route_experts_backward is the gradient of, for the experts that were chosen:
 // sum over tokens of dweights . weights + aux_scale * aux + z_scale * z.
 struct Losses {
@@ -109,15 +139,10 @@ Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double
   const ExpertsShape& s = r.shape;
   Losses losses;
   for (int64_t t = 0; t < s.n; ++t) {
-    double all = 0, chosen = 0;
+    double all = 0;
     for (int64_t e = 0; e < s.experts; ++e) all += std::exp(r.logit(t, e));
-    for (int64_t j = 0; j < s.k; ++j) {
-      chosen += std::exp(r.logit(t, static_cast<int64_t>(r.experts[t * s.k + j])));
-    }
-    for (int64_t j = 0; j < s.k; ++j) {
-      const auto e = static_cast<int64_t>(r.experts[t * s.k + j]);
-      losses.total += dweights[t * s.k + j] * std::exp(r.logit(t, e)) / chosen;
-    }
+    for (int64_t j = 0; j < s.k; ++j) losses.total += dweights[t * s.k + j] * r.weight(t, j);
+    const double scores = r.sum_of_scores(t);
     const int64_t first = t / s.seq * s.seq;
     double aux = 0;
     for (int64_t e = 0; e < s.experts; ++e) {
@@ -125,7 +150,7 @@ Losses losses_of(const Routed& r, const Held& dweights, double aux_scale, double
       for (int64_t a = first * s.k; a < (first + s.seq) * s.k; ++a) {
         tokens += r.experts[a] == static_cast<double>(e);
       }
-      aux += std::exp(r.logit(t, e)) / all * tokens * static_cast<double>(s.experts) /
+      aux += r.score(t, e) / scores * tokens * static_cast<double>(s.experts) /
              static_cast<double>(s.k * s.seq);
     }
     losses.aux.push_back(aux);
@@ -144,12 +169,21 @@ TEST_CASE("route_experts against a search by sorting") {
     // More than a GPU's block places; the last one has a single token.
     shapes.push_back({2049, 5, 2, 2049});
     for (const ExpertsShape& shape : shapes) {
-      INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts);
-      Routed r(shape);
-      r.logits.randomize(random, 2);
-      r.route(device);
-      check_places(r);
-      check_close(r.weights, mixtral_weights(r), 1e-6, "weights");
+      for (const Scoring& scoring : kScorings) {
+        INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << ", sigmoid "
+                     << scoring.scores.sigmoid << ", normalize " << scoring.scores.normalize
+                     << ", bias " << scoring.biased);
+        Routed r(shape, scoring);
+        r.logits.randomize(random, 2);
+        r.bias.randomize(random);
+        r.route(device);
+        check_places(r);
+        std::vector<double> weights;
+        for (int64_t t = 0; t < shape.n; ++t) {
+          for (int64_t j = 0; j < shape.k; ++j) weights.push_back(r.weight(t, j));
+        }
+        check_close(r.weights, weights, 1e-6, "weights");
+      }
     }
   });
 }
@@ -172,21 +206,45 @@ TEST_CASE(
   });
 }
 
+namespace {
+
+// Weights of the two losses, with every way to score.
+struct WeighedLosses {
+  double aux = 0, z = 0;
+  Scoring scoring;
+};
+std::vector<WeighedLosses> weighed_losses() {
+  std::vector<WeighedLosses> all;
+  for (const Scoring& scoring : kScorings) {
+    for (const auto& [aux, z] : {std::pair{0.0, 0.0}, {0.3, 0.0}, {0.0, 0.2}, {0.5, 0.1}}) {
+      all.push_back({aux, z, scoring});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
 TEST_CASE("route_experts_backward is the finite difference of what it belongs to") {
   for_each_device([](Device& device) {
     std::mt19937 random(3);
     for (const ExpertsShape& shape :
          {ExpertsShape{6, 4, 2, 3}, ExpertsShape{10, 7, 3, 5}, ExpertsShape{4, 3, 3, 2}}) {
-      for (const auto& [aux, z] : {std::pair{0.0, 0.0}, {0.3, 0.0}, {0.0, 0.2}, {0.5, 0.1}}) {
+      for (const WeighedLosses& losses_of_router : weighed_losses()) {
+        const double aux = losses_of_router.aux, z = losses_of_router.z;
+        const Scoring& scoring = losses_of_router.scoring;
         INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << ", aux " << aux
-                     << ", z " << z);
-        Routed r(shape);
+                     << ", z " << z << ", sigmoid " << scoring.scores.sigmoid << ", normalize "
+                     << scoring.scores.normalize);
+        Routed r(shape, scoring);
         Held dweights(DType::f32, {shape.n, shape.k}), losses(DType::f32, {2, shape.n});
         Held dlogits(DType::f32, {shape.n, shape.experts});
         r.logits.randomize(random);
+        r.bias.randomize(random);
         dweights.randomize(random);
         r.route(device);
         device.route_experts_backward({.logits = r.logits.view,
+                                       .scores = scoring.scores,
                                        .routes = r.routes(),
                                        .dweights = dweights.view,
                                        .dlogits = dlogits.view,

@@ -233,7 +233,14 @@ TEST_CASE("any layout loads what any layout saved") {
 TEST_CASE("experts are loaded by whatever ranks divide them") {
   const TempDir folder;
   TrainSpec spec = llama_spec();
-  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01};
+  spec.model.moe = {.experts = 4,
+                    .topk = 2,
+                    .aux_loss = 0.01,
+                    .score = "sigmoid",
+                    .shared_ffn = 48,
+                    .shared_gate = true,
+                    .expert_bias = true,
+                    .bias_rate = 0.01};
   const Way ways[] = {
       {"one rank", {}},
       {"dp 2 without ZeRO", {.dp = 2}, 0},

@@ -46,7 +46,14 @@ TrainSpec llama_spec(const std::string& dtype) {
 
 TrainSpec mixtral_spec(const std::string& dtype) {
   TrainSpec spec = llama_spec(dtype);
-  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
+  spec.model.moe = {.experts = 4,
+                    .topk = 2,
+                    .aux_loss = 0.01,
+                    .z_loss = 0.001,
+                    .score = "sigmoid",
+                    .shared_ffn = 48,
+                    .shared_gate = true,
+                    .expert_bias = true};
   return spec;
 }
 

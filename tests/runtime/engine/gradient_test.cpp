@@ -41,6 +41,18 @@ TrainSpec tiny_mixtral() {
   return spec;
 }
 
+// With every other part that a mixture may have.
+TrainSpec tiny_mixture(const char* score, bool normalize, bool gate) {
+  TrainSpec spec = tiny_mixtral();
+  TrainSpec::Model::Moe& moe = spec.model.moe;
+  moe.score = score;
+  moe.normalize = normalize;
+  moe.shared_ffn = 16;
+  moe.shared_gate = gate;
+  moe.expert_bias = moe.score == "sigmoid";
+  return spec;
+}
+
 // What the gradients are those of.
 double minimised(const TrainSpec& spec, const StepResult& result) {
   const TrainSpec::Model::Moe& moe = spec.model.moe;
@@ -56,6 +68,7 @@ void check_gradients(const TrainSpec& spec) {
     rank.trainer.gradients(0, *source, sampler);
     collect(rank.trainer, Which::grad, analytic);
     for (const ParameterState& parameter : rank.trainer.state()) {
+      if (!parameter.grad) continue;  // an expert's bias
       // Along the gradient itself the change is largest, and rounding matters least: compare the
       // slope there with the gradient's norm.
       const std::vector<float>& gradient = analytic.at(parameter.row->name);
@@ -133,6 +146,19 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
   }
   SUBCASE("mixture of experts") {
     check_gradients(tiny_mixtral());
+  }
+  SUBCASE("mixture of experts: probabilities, a block for all tokens behind a gate") {
+    check_gradients(tiny_mixture("softmax", false, true));
+  }
+  SUBCASE("mixture of experts: sigmoids, a block for all tokens") {
+    check_gradients(tiny_mixture("sigmoid", true, false));
+  }
+  SUBCASE("mixture of experts: sigmoids as they are, over micro-batches with recompute") {
+    TrainSpec spec = tiny_mixture("sigmoid", false, true);
+    spec.train.micro_batch = 1;
+    spec.recompute.mode = "selective";
+    spec.recompute.modules = {"mlp_act"};
+    check_gradients(spec);
   }
   SUBCASE("mixture of experts over micro-batches with recompute") {
     TrainSpec spec = tiny_mixtral();

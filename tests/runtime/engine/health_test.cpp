@@ -222,7 +222,13 @@ TEST_CASE("health.nan=skip leaves the step out and goes on") {
     if (layout.ep > 1) {
       spec.model.activation = "swiglu";
       spec.model.bias = false;
-      spec.model.moe = {.experts = 2, .topk = 1};
+      // The biases of experts stay, too.
+      spec.model.moe = {.experts = 2,
+                        .topk = 1,
+                        .score = "sigmoid",
+                        .normalize = false,
+                        .expert_bias = true,
+                        .bias_rate = 0.01};
     }
     std::vector<StepResult> steps;
     std::vector<GlobalTensors> masters(4);

@@ -7,7 +7,7 @@
 
 #include "support/specs.h"
 
-namespace mtl::test {
+namespace mtl::test::layout_matrix {
 
 bool runs_all(Model model) {
   return model == Model::gpt2_tied || model == Model::llama_untied;
@@ -92,6 +92,35 @@ void check_near(const Trajectory& split, const Trajectory& single, const Bounds&
   CHECK(split.valid == doctest::Approx(single.valid).epsilon(bounds.loss));
 }
 
+std::vector<Variant> in_shards(Layout layout) {
+  const auto with = [](void (*zero)(TrainSpec&), auto change) {
+    return [zero, change](TrainSpec& s) {
+      zero(s);
+      change(s);
+    };
+  };
+  const auto full_of_3 = [](TrainSpec& s) {
+    s.recompute.mode = "full";
+    s.recompute.layers = 3;
+  };
+  const auto no_overlap = [](TrainSpec& s) {
+    s.parallel.overlap = {
+        .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
+  };
+  // Of two layers or three.
+  const auto larger_buckets = [](TrainSpec& s) { s.parallel.bucket_mb = 0.08; };
+  return {{"zero 2", layout, zero2, true},
+          {"zero 3", layout, zero3, true},
+          {"zero 2 full recompute", layout, with(zero2, full)},
+          {"zero 3 full recompute", layout, with(zero3, full), true},
+          {"zero 3 full recompute of 3", layout, with(zero3, full_of_3)},
+          {"zero 3 selective recompute", layout, with(zero3, selective)},
+          {"zero 2 no overlap", layout, with(zero2, no_overlap)},
+          {"zero 3 no overlap", layout, with(zero3, no_overlap)},
+          {"zero 2 larger buckets", layout, with(zero2, larger_buckets)},
+          {"zero 3 larger buckets", layout, with(zero3, larger_buckets), true}};
+}
+
 void check_variants(const TrainSpec& spec, const Trajectory& base,
                     const std::vector<Variant>& variants, bool all) {
   for (const Variant& variant : variants) {
@@ -122,4 +151,4 @@ void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
   }
 }
 
-}  // namespace mtl::test
+}  // namespace mtl::test::layout_matrix

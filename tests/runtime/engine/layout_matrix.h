@@ -16,7 +16,7 @@
 
 #include "support/layouts.h"
 
-namespace mtl::test {
+namespace mtl::test::layout_matrix {
 
 inline constexpr int32_t kVocab = 61;
 #ifdef __SANITIZE_ADDRESS__
@@ -96,9 +96,12 @@ struct Row {
   bool any_head = false;
 };
 
+// Ways to keep gradients, or gradients and weights, in shards.
+std::vector<Variant> in_shards(Layout layout);
+
 void check_variants(const TrainSpec& spec, const Trajectory& base,
                     const std::vector<Variant>& variants, bool all);
 void check_rows(const TrainSpec& spec, const std::vector<Row>& rows, bool all,
                 const std::function<Bounds(const Row&)>& bounds);
 
-}  // namespace mtl::test
+}  // namespace mtl::test::layout_matrix

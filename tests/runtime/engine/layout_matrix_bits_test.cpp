@@ -8,6 +8,7 @@
 
 using namespace mtl;
 using namespace mtl::test;
+using namespace mtl::test::layout_matrix;
 
 namespace layout_matrix_bits_test {
 
@@ -63,40 +64,6 @@ TEST_CASE("layout matrix: pipelines and schedules and recompute and ZeRO-1 have 
     check_variants(spec, single, variants, runs_all(model));
   }
 }
-
-namespace {
-
-// Ways to keep gradients, or gradients and weights, in shards.
-std::vector<Variant> in_shards(Layout layout) {
-  const auto with = [](void (*zero)(TrainSpec&), auto change) {
-    return [zero, change](TrainSpec& s) {
-      zero(s);
-      change(s);
-    };
-  };
-  const auto full_of_3 = [](TrainSpec& s) {
-    s.recompute.mode = "full";
-    s.recompute.layers = 3;
-  };
-  const auto no_overlap = [](TrainSpec& s) {
-    s.parallel.overlap = {
-        .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
-  };
-  // Of two layers or three.
-  const auto larger_buckets = [](TrainSpec& s) { s.parallel.bucket_mb = 0.08; };
-  return {{"zero 2", layout, zero2, true},
-          {"zero 3", layout, zero3, true},
-          {"zero 2 full recompute", layout, with(zero2, full)},
-          {"zero 3 full recompute", layout, with(zero3, full), true},
-          {"zero 3 full recompute of 3", layout, with(zero3, full_of_3)},
-          {"zero 3 selective recompute", layout, with(zero3, selective)},
-          {"zero 2 no overlap", layout, with(zero2, no_overlap)},
-          {"zero 3 no overlap", layout, with(zero3, no_overlap)},
-          {"zero 2 larger buckets", layout, with(zero2, larger_buckets)},
-          {"zero 3 larger buckets", layout, with(zero3, larger_buckets), true}};
-}
-
-}  // namespace
 
 TEST_CASE("layout matrix: gradients and weights in shards have the bits of whole ones") {
   for (const Model model : kModels) {

@@ -8,6 +8,7 @@
 
 using namespace mtl;
 using namespace mtl::test;
+using namespace mtl::test::layout_matrix;
 
 namespace layout_matrix_half_test {
 

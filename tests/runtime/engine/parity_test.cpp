@@ -160,8 +160,9 @@ TEST_CASE("variants of LLaMA follow PyTorch for 10 steps in every layout") {
   }
 }
 
-TEST_CASE("Mixtral follows PyTorch for 10 steps in every layout") {
-  for (const std::string model : {"mixtral_small", "mixtral_aux"}) {
+TEST_CASE("mixtures of experts follow PyTorch for 10 steps in every layout") {
+  for (const std::string model :
+       {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced"}) {
     CAPTURE(model);
     const ReferenceRun expected = read_reference(model);
     for (const Way& way : {Way{"one rank", {}},
@@ -178,6 +179,15 @@ TEST_CASE("Mixtral follows PyTorch for 10 steps in every layout") {
       if (expected.spec.model.moe.experts % way.layout.ep != 0) continue;
       const Trajectory run = follow(expected.spec, way);
       check_fp32(expected, run);
+      for (const auto& [name, biases] : expected.expert_bias) {
+        CAPTURE(name);
+        const std::vector<float>& ours = run.last.at(name);
+        REQUIRE(ours.size() == biases.size());
+        // Ten steps of 0.01 up or down: another choice would show.
+        for (size_t e = 0; e < ours.size(); ++e) {
+          CHECK(static_cast<double>(ours[e]) == doctest::Approx(biases[e]).epsilon(1e-5));
+        }
+      }
       if (model != "mixtral_small") continue;
       const GlobalTensors gradients = read_reference_gradients(model);
       CHECK(gradients.size() == 1 + 4 * 3);

@@ -313,6 +313,11 @@ TEST_CASE("replayed passes: a mixture of experts") {
   compare(fp8, {.ep = 2}, {.recordings = 50, .launches = 400});
   spec.parallel.ep_room = 1;
   compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
+  spec.model.moe.score = "sigmoid";
+  spec.model.moe.shared_ffn = 48;
+  spec.model.moe.shared_gate = true;
+  spec.model.moe.expert_bias = true;
+  compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
 }
 
 }  // namespace replay_test

@@ -61,6 +61,22 @@ ModelShape mixtral_shape() {
   return shape;
 }
 
+ModelShape gated_shape() {
+  ModelShape shape = mixtral_shape();
+  shape.moe_scores.normalize = false;
+  shape.shared_ffn = 24;
+  shape.shared_gate = true;
+  return shape;
+}
+
+ModelShape balanced_shape() {
+  ModelShape shape = gated_shape();
+  shape.moe_scores = {.sigmoid = true};
+  shape.shared_gate = false;
+  shape.expert_bias = true;
+  return shape;
+}
+
 // A small model with random weights.
 class Model {
  public:
@@ -86,8 +102,8 @@ class Model {
 TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
+                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -108,8 +124,8 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
 TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for one") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
+                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -143,8 +159,8 @@ TEST_CASE("a pass larger than the plan is refused") {
 TEST_CASE("a shorter context has the bits of the whole one") {
   std::vector<int32_t> ids(100);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
-  for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), mixtral_shape()}) {
+  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
+                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {

@@ -30,7 +30,13 @@ TrainSpec spec_of(bool mixture = false) {
   if (mixture) {
     use_llama_blocks(spec);
     spec.model.tie_embeddings = false;
-    spec.model.moe = {.experts = 4, .topk = 2};
+    spec.model.moe = {.experts = 4,
+                      .topk = 2,
+                      .score = "sigmoid",
+                      .shared_ffn = 48,
+                      .shared_gate = true,
+                      .expert_bias = true,
+                      .bias_rate = 0.1};
   }
   spec.init.std = 0.2;  // so that no two tokens score alike
   spec.train.seed = 11;

@@ -29,7 +29,13 @@ TrainSpec spec_of(Model model) {
   TrainSpec spec = spec_with({.layers = 4, .global_batch = 8, .micro_batch = 1, .steps = 10});
   spec.model.tie_embeddings = model == Model::gpt2_tied || model == Model::llama_tied;
   if (model == Model::mixtral) {
-    spec.model.moe = {.experts = 3, .topk = 2, .aux_loss = 0.01};
+    spec.model.moe = {.experts = 3,
+                      .topk = 2,
+                      .aux_loss = 0.01,
+                      .score = "sigmoid",
+                      .shared_ffn = 64,
+                      .shared_gate = true,
+                      .expert_bias = true};
     spec.model.qkv_bias = "true";
   }
   if (model == Model::llama_tied || model == Model::llama_untied || model == Model::mixtral) {

@@ -20,10 +20,11 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::pair<const char*, const char*> kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},        {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"}, {"llama-yarn", "LlamaForCausalLM"},
-    {"mistral", "MistralForCausalLM"},  {"qwen2", "Qwen2ForCausalLM"},
-    {"mixtral", "MixtralForCausalLM"}};
+    {"gpt2", "GPT2LMHeadModel"},         {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"},  {"llama-yarn", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM"},   {"qwen2", "Qwen2ForCausalLM"},
+    {"mixtral", "MixtralForCausalLM"},   {"qwen2-moe", "Qwen2MoeForCausalLM"},
+    {"qwen3-moe", "Qwen3MoeForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -143,6 +144,20 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("llama", {{"attention_bias", true}}) == "import.config ");
   CHECK(problems("llama", {{"attention_bias", true}, {"mlp_bias", true}}) == "");
   CHECK(problems("llama", {{"quantization_config", {{"bits", 4}}}}) == "import.config ");
+  for (const char* mixture : {"qwen2-moe", "qwen3-moe"}) {
+    CAPTURE(std::string(mixture));
+    CHECK(problems(mixture, nlohmann::json::object()) == "");
+    // Layers without experts.
+    CHECK(problems(mixture, {{"decoder_sparse_step", 2}}) == "import.config ");
+    CHECK(problems(mixture, {{"mlp_only_layers", {0}}}) == "import.config ");
+    CHECK(problems(mixture, {{"mlp_only_layers", nullptr}}) == "");
+    CHECK(problems(mixture, {{"num_experts", 0}}) == "import.config import.config ");
+    CHECK(problems(mixture, {{"num_experts_per_tok", 7}}) == "import.config ");
+    CHECK(problems(mixture, {{"num_experts_per_tok", 1}, {"norm_topk_prob", true}}) == "warning ");
+    CHECK(problems(mixture, {{"num_experts_per_tok", 1}, {"norm_topk_prob", false}}) == "");
+  }
+  CHECK(problems("qwen3-moe", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("qwen2-moe", {{"shared_expert_intermediate_size", 0}}) == "import.config ");
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
   CHECK(problems("llama", {{"num_hidden_layers", 1e300}}) == "import.config ");

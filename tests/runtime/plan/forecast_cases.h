@@ -24,6 +24,15 @@ inline TrainSpec llama_like() {
   return spec;
 }
 
+inline TrainSpec::Model::Moe mixture_of_4() {
+  return {.experts = 4,
+          .topk = 2,
+          .score = "sigmoid",
+          .shared_ffn = 1024,
+          .shared_gate = true,
+          .expert_bias = true};
+}
+
 inline Plan plan_of(const TrainSpec& spec, int world, int64_t vocab = 50257) {
   ResolvedSpec resolved;
   resolved.spec = spec;

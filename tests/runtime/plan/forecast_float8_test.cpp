@@ -135,7 +135,7 @@ TEST_CASE("fp8: memory with layers and linears in bf16 is that of the arena") {
                                                         {512, 2056, 0, 3}}) {
               if ((zero == 3 && pp > 1) || (moe && !llama)) continue;
               TrainSpec spec = llama ? llama_like() : gpt2_like();
-              if (moe) spec.model.moe.experts = 4;
+              if (moe) spec.model.moe = mixture_of_4();
               spec.model.ffn = ffn;
               spec.train.seq_len = seq;
               spec.parallel.pp = pp;

@@ -56,7 +56,7 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                   const int ranks = cp == 1 ? 1 : llama && tp == 2 ? 4 : 2;  // 4: copied KV heads
                   spec.parallel.cp = ranks;
                   if (cp > 1) spec.train.micro_batch = 1;
-                  if (moe) spec.model.moe.experts = 4;
+                  if (moe) spec.model.moe = mixture_of_4();
                   spec.parallel.ep = ep;
                   spec.parallel.tp = tp;
                   spec.parallel.pp = pp;

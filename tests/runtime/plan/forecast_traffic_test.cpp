@@ -67,8 +67,7 @@ TEST_CASE("bytes inside layers and between stages are those of the plan, stage b
         spec.parallel.virtual_stages = chunks;
         spec.parallel.sp = sp;
         if (ep > 1) {
-          spec.model.moe.experts = 4;
-          spec.model.moe.topk = 2;
+          spec.model.moe = mixture_of_4();
         }
         if (kind == "core" || kind == "mlp") {
           spec.recompute.mode = "selective";

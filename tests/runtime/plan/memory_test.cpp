@@ -35,6 +35,16 @@ ModelShape shape_moe() {
   return shape;
 }
 
+// With every other part that a mixture may have.
+ModelShape shape_mixture() {
+  ModelShape shape = shape_moe();
+  shape.moe_scores.sigmoid = true;
+  shape.shared_ffn = 768;
+  shape.shared_gate = true;
+  shape.expert_bias = true;
+  return shape;
+}
+
 ParamLayout layout_of(const ModelShape& shape, int tp, int shards = 1) {
   GridSizes sizes;
   sizes[Axis::tp] = tp;
@@ -145,10 +155,11 @@ TEST_CASE("buffers overlap only where they live at different times") {
       {"sgd", {.chunks = whole, .optimizer = OptimizerKind::sgd}},
       {"generation", {.chunks = whole, .training = false, .context = 300}},
   };
-  for (size_t i = 0; i < 2 * std::size(cases); ++i) {
-    const Case& c = cases[i / 2];
+  const ModelShape shapes[] = {shape_124m(), shape_moe(), shape_mixture()};
+  for (size_t i = 0; i < std::size(shapes) * std::size(cases); ++i) {
+    const Case& c = cases[i / std::size(shapes)];
     CAPTURE(c.name);
-    const ModelShape shape = i % 2 == 0 ? shape_124m() : shape_moe();
+    const ModelShape& shape = shapes[i % std::size(shapes)];
     MemoryNeeds needs = c.needs;
     needs.micro_batch = 2;
     needs.seq = 128;
@@ -191,6 +202,14 @@ TEST_CASE("every token has a row for each of its experts and no more") {
   CHECK(shape("layer3.mlp.logits") == Dims{256, 8});
   CHECK(shape("layer3.mlp.assignments") == Dims{512});
   CHECK(shape("mlp.token_rows") == Dims{512, 768});
+  const MemoryPlan all = plan_of(shape_mixture(), {.micro_batch = 2, .seq = 128, .tp = 2});
+  CHECK(all.find("layer3.mlp.shared_before_act")->shape == Dims{256, 768});
+  CHECK(all.find("layer3.mlp.shared_activated")->shape == Dims{256, 384});
+  CHECK(all.find("layer3.mlp.shared_gate")->shape == Dims{256, 1});
+  CHECK(all.find(kExpertBias)->shape == Dims{12, 8});
+  CHECK(all.find(kExpertCounts)->dtype == DType::f64);
+  CHECK(plan.find("layer3.mlp.shared_gate") == nullptr);
+  CHECK(plan.find(kExpertBias) == nullptr);
   const MemoryPlan again =
       plan_of(shape_moe(), {.micro_batch = 2, .seq = 128, .recompute = {.mlp = true}});
   for (const char* name : {"before_act", "activated", "logits", "weights", "rows", "counts"}) {

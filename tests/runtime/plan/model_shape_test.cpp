@@ -78,6 +78,11 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.sliding_window == b.sliding_window);
   CHECK(a.experts == b.experts);
   CHECK(a.experts_per_token == b.experts_per_token);
+  CHECK(a.moe_scores.sigmoid == b.moe_scores.sigmoid);
+  CHECK(a.moe_scores.normalize == b.moe_scores.normalize);
+  CHECK(a.shared_ffn == b.shared_ffn);
+  CHECK(a.shared_gate == b.shared_gate);
+  CHECK(a.expert_bias == b.expert_bias);
   CHECK(a.tie_embeddings == b.tie_embeddings);
 }
 
@@ -122,6 +127,30 @@ TEST_CASE("Mixtral is counted as everybody counts it, all of it and what is acti
   shape.experts = shape.experts_per_token = 0;
   const Cost dense = mtl::cost(shape, shard_table(shape, false), 4096);
   CHECK(dense.active_parameters == dense.parameters);
+}
+
+TEST_CASE("Qwen's mixtures are counted as everybody counts them") {
+  ModelShape qwen3 = llama(48, 2048, 32, 4, 768, 151936);
+  qwen3.head_dim = 128;
+  qwen3.qk_norm = true;
+  qwen3.experts = 128;
+  qwen3.experts_per_token = 8;
+  Cost cost = mtl::cost(qwen3, shard_table(qwen3, false), 4096);
+  CHECK(cost.parameters == 30'532'122'624);  // Qwen3-30B-A3B: "30.5B in total, 3.3B activated"
+  CHECK(cost.active_parameters == 3'353'032'704);
+  ModelShape qwen2 = llama(24, 2048, 16, 16, 1408, 151936);
+  qwen2.qkv_bias = true;
+  qwen2.experts = 60;
+  qwen2.experts_per_token = 4;
+  qwen2.moe_scores.normalize = false;
+  qwen2.shared_ffn = 5632;
+  qwen2.shared_gate = true;
+  cost = mtl::cost(qwen2, shard_table(qwen2, false), 4096);
+  CHECK(cost.parameters == 14'315'784'192);  // Qwen1.5-MoE-A2.7B: "14.3B in total, 2.7B activated"
+  CHECK(cost.active_parameters == 2'689'173'504);
+  // Of matrices: the active ones less the embedding, norms and biases; and attention's products.
+  const double matrices = 2'689'173'504.0 - 151936.0 * 2048 - 49 * 2048.0 - 24 * 3 * 2048.0;
+  CHECK(cost.flops_per_token == doctest::Approx(6 * matrices + 6.0 * 24 * 2048 * 4096));
 }
 
 TEST_CASE("what a model lets its queries see is counted in its FLOPs") {
@@ -203,6 +232,12 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.experts = 6;
   other.experts_per_token = 3;
   CHECK(other.family() == Family::llama);
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.moe_scores.normalize = false;
+  other.shared_ffn = 40;
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.moe_scores.sigmoid = true;
+  other.shared_gate = other.expert_bias = true;
   check_equal(model_shape_from_json(to_json(other)), other);
   other.bias = true;
   other.qkv_bias = false;

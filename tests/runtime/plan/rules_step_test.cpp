@@ -186,6 +186,25 @@ TEST_CASE("rules of the learning rate") {
        },
        1, "model.moe", "model.moe.topk", "model.moe.topk 5 is more than model.moe.experts 4",
        "use topk <= 4"},
+      {"a router that cannot learn",
+       [](TrainSpec& s) {
+         s.model.moe = {.experts = 4, .topk = 1};
+         s.model.activation = "swiglu";
+         s.model.bias = false;
+       },
+       1, "model.moe", "model.moe.topk",
+       "model.moe.topk 1 with model.moe.normalize: the one expert of a token always weighs 1, and "
+       "the router cannot learn",
+       "use topk 2 or more, or model.moe.normalize=false"},
+      {"biases of experts beside probabilities",
+       [](TrainSpec& s) {
+         s.model.moe = {.experts = 4, .topk = 2, .expert_bias = true};
+         s.model.activation = "swiglu";
+         s.model.bias = false;
+       },
+       1, "model.moe", "model.moe.expert_bias",
+       "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
+       "set model.moe.score=sigmoid, or balance with model.moe.aux_loss"},
       {"experts of another kind",
        [](TrainSpec& s) {
          s.model.moe.experts = 4;

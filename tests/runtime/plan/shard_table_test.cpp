@@ -106,6 +106,11 @@ Division random_division() {
     shape.tie_embeddings = false;
     shape.experts = *rc::gen::element<int64_t>(0, 3);
     shape.experts_per_token = shape.experts > 0 ? 2 : 0;
+    if (shape.experts > 0) {
+      shape.shared_ffn = *rc::gen::element<int64_t>(0, 24);
+      shape.shared_gate = shape.shared_ffn > 0 && *rc::gen::arbitrary<bool>();
+      shape.expert_bias = *rc::gen::arbitrary<bool>();
+    }
   }
   return {shard_table(shape, false), tensor_parallel(tp), tp};
 }
@@ -271,6 +276,66 @@ TEST_CASE("the rows of a Mixtral carry Hugging Face's names") {
     CHECK(find_row(table, 1, "mlp.up.weight") == nullptr);
     CHECK(find_row(table, 0, "mlp.expert1.down.weight")->init_std == doctest::Approx(0.02 / 2));
     CHECK(find_row(table, 0, "mlp.router.weight")->init_std == doctest::Approx(0.02));
+  }
+}
+
+TEST_CASE("the rows of Qwen's mixtures carry Hugging Face's names, and biases of experts a kind") {
+  ModelShape shape = small_llama();
+  shape.experts = 1;
+  shape.experts_per_token = 1;
+  shape.moe_scores = {.sigmoid = true};
+  shape.shared_ffn = 48;
+  shape.shared_gate = true;
+  shape.expert_bias = true;
+  const auto table = shard_table(shape, false);
+  struct Expected {
+    const char *name, *slot;
+    std::vector<int64_t> shape;
+    int tp_axis;
+    bool over_tp, decays;
+  };
+  const Expected block[] = {
+      {"gate.weight", "mlp.router.weight", {1, 32}, -1, true, true},
+      {"gate.e_score_correction_bias", "mlp.expert_bias", {1}, -1, false, false},
+      {"shared_expert.gate_proj.weight", "mlp.up.weight", {48, 32}, 0, false, true},
+      {"shared_expert.up_proj.weight", "mlp.up.weight", {48, 32}, 0, false, true},
+      {"shared_expert.down_proj.weight", "mlp.down.weight", {32, 48}, 1, false, true},
+      {"shared_expert_gate.weight", "mlp.shared_gate.weight", {1, 32}, -1, true, true},
+      {"experts.0.gate_proj.weight", "mlp.expert0.up.weight", {128, 32}, 0, false, true},
+      {"experts.0.up_proj.weight", "mlp.expert0.up.weight", {128, 32}, 0, false, true},
+      {"experts.0.down_proj.weight", "mlp.expert0.down.weight", {32, 128}, 1, false, true},
+  };
+  REQUIRE(table.size() == 1 + 2 * (6 + std::size(block)) + 1);
+  for (size_t i = 0; i < std::size(block); ++i) {
+    const ParamRow& row = table[1 + 6 + i];
+    CAPTURE(row.name);
+    CHECK(row.name == std::string("model.layers.0.mlp.") + block[i].name);
+    CHECK(row.slot == block[i].slot);
+    CHECK(row.shape == block[i].shape);
+    CHECK(row.tp_axis == block[i].tp_axis);
+    CHECK(row.grad_sum_over.has(Axis::tp) == block[i].over_tp);
+    CHECK(row.decays == block[i].decays);
+    CHECK(row.balances == (row.slot == "mlp.expert_bias"));
+  }
+  // In no bucket: it has no gradient.
+  const ChunkRange all{.layers = shape.layers, .embedding = true, .head = true};
+  const ParamLayout layout =
+      param_layout(table, tensor_parallel(2), {all}, shape.layers, 1, 1 << 30, false);
+  CHECK(layout.params.size() == table.size() - 2);
+  for (const ParamPlacement& param : layout.params) CHECK_FALSE(table[param.row].balances);
+  // Whose names experts have follows from the model alone.
+  ModelShape mixtral = small_llama();
+  mixtral.experts = 4;
+  mixtral.experts_per_token = 2;
+  CHECK(mixtral.names_of_mixtral());
+  for (const auto& change :
+       {+[](ModelShape& s) { s.qk_norm = true; }, +[](ModelShape& s) { s.qkv_bias = true; },
+        +[](ModelShape& s) { s.shared_ffn = 8; },
+        +[](ModelShape& s) { s.moe_scores.sigmoid = true; },
+        +[](ModelShape& s) { s.moe_scores.normalize = false; }}) {
+    ModelShape other = mixtral;
+    change(other);
+    CHECK_FALSE(other.names_of_mixtral());
   }
 }
 

@@ -112,54 +112,57 @@ TEST_CASE("every key can be set to what it is not") {
       "checkpoint: {every: 1.5k, keep_last: 0, resume: must}\n"
       "log: {every: 1, tensorboard: false}\n",
       {.train_yaml = {},
-       .overrides = {"model.ffn=100",
-                     "model.norm={type: rmsnorm, eps: 1e-6}",
-                     "model.position={type: rope, base: 5e5, scaling: {type: llama3, factor: 4, "
-                     "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
-                     "beta_fast: 16, truncate: false, attention_factor: 1.25}}",
-                     "model.kv_heads=2",
-                     "model.head_dim=8",
-                     "model.qk_norm=true",
-                     "model.qkv_bias=true",
-                     "model.sliding_window=40",
-                     "model.moe={experts: 4, topk: 3, aux_loss: 0.01, z_loss: 1e-3}",
-                     "train.samples=auto",
-                     "train.tokens=auto",
-                     "train.accumulate=auto",
-                     "train.accumulate_by=step",
-                     "train.batch_ramp={0: 8, 1k: 16}",
-                     "train.deterministic=false",
-                     "model.max_seq=64",
-                     "model.bias=false",
-                     "model.tie_embeddings=false",
-                     "model.vocab_pad_to=1",
-                     "model.dropout={hidden: 0.1, attention: 0.2}",
-                     "model.activation=swiglu",
-                     "train.micro_batch=2",
-                     "train.logits_rows=100",
-                     "train.seed=0",
-                     "train.eval.every=5",
-                     "train.eval.iters=1e2",
-                     "train.eval.generate={prompts: [\"ROMEO:\", 7, 'a\"b\nc'], tokens: 9, "
-                     "temperature: 0}",
-                     "init.from=there",
-                     "data.valid=held_out",
-                     "data.format=nanogpt",
-                     "data.vocab=50257",
-                     "data.eod=0",
-                     "data.split=[1, 0]",
-                     "data.sampler=sequential",
-                     "data.cache=/tmp/c",
-                     "data.workers=0",
-                     "data.on_change=accept",
-                     "data.reset_positions_at_eod=true",
-                     "data.reset_attention_at_eod=true",
-                     "data.mask_eod_loss=true",
-                     "data.tokenizer={file: t, vocab: v, merges: m, eod: e}",
-                     "checkpoint={every_time: 30m, async: false, keep_every: 100}",
-                     "health={max_time: 11h, spike_factor: 6, straggler_factor: 1.5}",
-                     "checkpoint.keep_best={k: 2, metric: loss, mode: max}",
-                     "data.tokenizer.type=chars"}});
+       .overrides = {
+           "model.ffn=100",
+           "model.norm={type: rmsnorm, eps: 1e-6}",
+           "model.position={type: rope, base: 5e5, scaling: {type: llama3, factor: 4, "
+           "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
+           "beta_fast: 16, truncate: false, attention_factor: 1.25}}",
+           "model.kv_heads=2",
+           "model.head_dim=8",
+           "model.qk_norm=true",
+           "model.qkv_bias=true",
+           "model.sliding_window=40",
+           "model.moe={experts: 4, topk: 3, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
+           "normalize: false, shared_ffn: 96, shared_gate: true, expert_bias: true, "
+           "bias_rate: 0.01}",
+           "train.samples=auto",
+           "train.tokens=auto",
+           "train.accumulate=auto",
+           "train.accumulate_by=step",
+           "train.batch_ramp={0: 8, 1k: 16}",
+           "train.deterministic=false",
+           "model.max_seq=64",
+           "model.bias=false",
+           "model.tie_embeddings=false",
+           "model.vocab_pad_to=1",
+           "model.dropout={hidden: 0.1, attention: 0.2}",
+           "model.activation=swiglu",
+           "train.micro_batch=2",
+           "train.logits_rows=100",
+           "train.seed=0",
+           "train.eval.every=5",
+           "train.eval.iters=1e2",
+           "train.eval.generate={prompts: [\"ROMEO:\", 7, 'a\"b\nc'], tokens: 9, "
+           "temperature: 0}",
+           "init.from=there",
+           "data.valid=held_out",
+           "data.format=nanogpt",
+           "data.vocab=50257",
+           "data.eod=0",
+           "data.split=[1, 0]",
+           "data.sampler=sequential",
+           "data.cache=/tmp/c",
+           "data.workers=0",
+           "data.on_change=accept",
+           "data.reset_positions_at_eod=true",
+           "data.reset_attention_at_eod=true",
+           "data.mask_eod_loss=true",
+           "data.tokenizer={file: t, vocab: v, merges: m, eod: e}",
+           "checkpoint={every_time: 30m, async: false, keep_every: 100}",
+           "health={max_time: 11h, spike_factor: 6, straggler_factor: 1.5}",
+           "checkpoint.keep_best={k: 2, metric: loss, mode: max}",
+           "data.tokenizer.type=chars"}});
   CHECK(texts(loaded).empty());
   const TrainSpec& s = loaded.resolved.spec;
   CHECK(s.run.name == "x-1");
@@ -230,6 +233,12 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.moe.topk == 3);
   CHECK(s.model.moe.aux_loss == 0.01);
   CHECK(s.model.moe.z_loss == 1e-3);
+  CHECK(s.model.moe.score == "sigmoid");
+  CHECK_FALSE(s.model.moe.normalize);
+  CHECK(s.model.moe.shared_ffn == 96);
+  CHECK(s.model.moe.shared_gate);
+  CHECK(s.model.moe.expert_bias);
+  CHECK(s.model.moe.bias_rate == 0.01);
   CHECK(s.model.activation == "swiglu");
   CHECK(s.train.accumulate_by == "step");
   CHECK(s.train.batch_ramp == std::map<int64_t, int64_t>{{0, 8}, {1000, 16}});

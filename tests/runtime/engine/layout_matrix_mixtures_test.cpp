@@ -1,0 +1,132 @@
+// The layout matrix (layout_matrix.h) of mixtures with a block for all tokens, gates on it, and
+// biases of experts.
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "runtime/engine/layout_matrix.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using namespace mtl::test::layout_matrix;
+
+namespace layout_matrix_mixtures_test {
+
+namespace {
+
+// Qwen2's mixture, and one that is balanced by biases.
+TrainSpec mixture_of(bool balanced) {
+  TrainSpec spec = spec_of(Model::mixtral);
+  TrainSpec::Model::Moe& moe = spec.model.moe;
+  moe.shared_ffn = 48;
+  if (balanced) {
+    moe.aux_loss = 0;
+    moe.score = "sigmoid";
+    moe.expert_bias = true;
+    moe.bias_rate = 0.01;
+    spec.model.qk_norm = true;
+  } else {
+    moe.normalize = false;
+    moe.shared_gate = true;
+    spec.model.qkv_bias = "true";
+  }
+  return spec;
+}
+
+// What the tokens' choices make of the biases is the same in every layout.
+void check_biases(const Trajectory& split, const Trajectory& single) {
+  int layers = 0;
+  for (const auto& [name, biases] : single.weights) {
+    if (!name.ends_with("e_score_correction_bias")) continue;
+    CAPTURE(name);
+    CHECK(split.weights.at(name) == biases);
+    CHECK(norm_of(biases) > 0);
+    ++layers;
+  }
+  CHECK(layers == 8);
+}
+
+}  // namespace
+
+TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do the same") {
+  const auto with_modules = [](std::vector<std::string> modules) {
+    return [modules](TrainSpec& s) {
+      s.recompute.mode = "selective";
+      s.recompute.modules = modules;
+    };
+  };
+  const auto mlp = with_modules({"mlp"});
+  const auto mlp_act = with_modules({"core_attn", "mlp_act", "norm"});
+  const std::vector<Row> rows = {
+      {{},
+       false,
+       {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
+        {"pp 2 gpipe", {.pp = 2}, gpipe},
+        {"mlp recompute", {}, mlp},
+        {"mlp activation recompute", {}, mlp_act},
+        {"full recompute in pp 2", {.pp = 2}, full},
+        {"recompute of three layers",
+         {},
+         [](TrainSpec& s) {
+           s.recompute.mode = "full";
+           s.recompute.layers = 3;
+         }}}},
+      {{.dp = 2},
+       false,
+       {{"zero 0", {.dp = 2}, zero0}, {"pp 2 small buckets", {.dp = 2, .pp = 2}, small_buckets}}},
+      {{.dp = 4, .zero_ranks = 2}, false, {}},
+      {{.tp = 2}, false, {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}},
+      {{.tp = 4},
+       true,
+       {{"full recompute", {.tp = 4}, full}, {"selective recompute", {.tp = 4}, selective}}},
+      {{.cp = 2}, false, {{"mlp recompute", {.cp = 2}, mlp}}},
+      {{.ep = 2},
+       false,
+       {{"zero 0", {.ep = 2}, zero0},
+        {"pp 2", {.pp = 2, .ep = 2}},
+        {"mlp activation recompute", {.ep = 2}, mlp_act},
+        {"full recompute", {.ep = 2}, full}}},
+      {{.tp = 2, .dp = 2, .ep = 2}, true, {}},
+  };
+  for (const bool balanced : {false, true}) {
+    CAPTURE(balanced);
+    TrainSpec spec = mixture_of(balanced);
+    check_rows(spec, rows, true, [](const Row&) { return kFp32; });
+    // Tokens of a layer in turns.
+    spec.parallel.ep_room = 1;
+    check_rows(spec, {{{.ep = 4}, false, {{"mlp recompute", {.ep = 4}, mlp}}}}, true,
+               [](const Row&) { return kFp32; });
+    // Gradients and weights in shards, of one micro-batch.
+    TrainSpec one = spec;
+    one.train.micro_batch = 2;
+    check_variants(one, train(one, {.dp = 4}, kBitSteps), in_shards({.dp = 4}), false);
+    if (balanced) {
+      const Trajectory single = train(spec, {}, kBitSteps);
+      for (const Layout& layout : {Layout{.dp = 2, .pp = 2}, Layout{.tp = 2, .cp = 2},
+                                   Layout{.dp = 2, .ep = 2}, Layout{.tp = 2, .ep = 4}}) {
+        check_biases(train(spec, layout, kBitSteps), single);
+      }
+      TrainSpec whole = spec;
+      whole.train.micro_batch = 4;
+      check_biases(train(whole, {.dp = 2}, kBitSteps), single);
+      whole.recompute.mode = "full";
+      whole.recompute.layers = 2;
+      check_biases(train(whole, {.pp = 2}, kBitSteps), single);
+    }
+    for (const std::string dtype : {"bf16", "fp8"}) {
+      CAPTURE(dtype);
+      TrainSpec half = mixture_of(balanced);
+      half.precision.dtype = dtype;
+      const std::vector<Variant> variants = {{"pp 2", {.pp = 2}},
+                                             {"mlp recompute", {}, mlp},
+                                             {"mlp activation recompute", {}, mlp_act},
+                                             {"full recompute in pp 2", {.pp = 2}, full}};
+      check_variants(half, train(half, {}, kBitSteps), variants, true);
+      check_variants(half, train(half, {.tp = 2}, kBitSteps),
+                     {{"pp 2", {.tp = 2, .pp = 2}}, {"mlp recompute", {.tp = 2}, mlp}}, true);
+    }
+  }
+}
+
+}  // namespace layout_matrix_mixtures_test
