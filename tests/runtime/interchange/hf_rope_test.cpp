@@ -1,5 +1,7 @@
 // The scalings of rotary positions that config.json may have: transformers' own frequencies
 // (tests/reference/rope_reference.py), what comes out again, and what is refused.
+#include "runtime/interchange/hf_rope.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +14,6 @@
 #include "runtime/engine/rope_table.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/hf_config.h"
-#include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/import.h"
 
 using namespace mtl;
