@@ -131,11 +131,15 @@ std::string differs_in_bits(const Outcome& a, const Outcome& b, int64_t from_ste
   return {};
 }
 
+// In fp32 those of the documentation; of moments, and of rounded numbers, several times the most
+// that was seen in five hundred seeds. Moments of 16-bit passes say nothing: biases of keys have
+// gradients of rounding alone.
 Bounds bounds_of(const TrainSpec& spec) {
+  constexpr double kAny = std::numeric_limits<double>::infinity();
   const std::string& dtype = spec.precision.dtype;
-  if (dtype == "fp16") return {2e-3, 2e-2, 1e-2, 1e9};
-  if (dtype != "fp32") return {1e-2, 1e-1, 2e-2, 1e9};
-  if (spec.precision.grad_reduce == "bf16") return {1e-6, 1e-2, 1e-2, 1e9};
+  if (dtype == "fp16") return {1e-3, 5e-3, 3e-3, kAny};
+  if (dtype != "fp32") return {4e-3, 3e-2, 1e-2, kAny};
+  if (spec.precision.grad_reduce == "bf16") return {1e-6, 1e-2, 1e-2, kAny};
   return {1e-6, 1e-5, 1e-4, 1e-2};
 }
 
