@@ -171,13 +171,11 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("all layers are alike, and there is one token to foresee",
              "mtp-num-layers mtp-loss-scaling-factor hybrid-layer-pattern spec "
              "is-hybrid-model"),
-      others("a token's experts are the ones with the highest scores, with the softmax over these; "
-             "none is shared and no token is dropped",
-             "moe-router-pre-softmax moe-router-topk-scaling-factor moe-router-num-groups "
-             "moe-router-group-topk moe-router-enable-expert-bias moe-router-bias-update-rate "
-             "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
-             "moe-shared-expert-intermediate-size moe-shared-expert-gate "
-             "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
+      others(
+          "a token's experts are the ones with the highest scores of all, and no token is dropped",
+          "moe-router-topk-scaling-factor moe-router-num-groups moe-router-group-topk "
+          "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
+          "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
       others("the optimizers are AdamW, Adam and SGD, for all parameters alike",
              "muon-momentum muon-nesterov muon-num-ns-steps muon-coefficient-type "
              "muon-scale-mode muon-tp-mode lion-beta1 lion-beta2 decoupled-lr decoupled-min-lr "

@@ -51,6 +51,10 @@ void MegatronReader::experts() {
   if (const auto ffn = value("moe-ffn-hidden-size")) {
     set("model.ffn", *ffn, "moe-ffn-hidden-size");
   }
+  const bool sigmoid = text("moe-router-score-function") == "sigmoid";
+  if (sigmoid ? text("moe-router-topk") == "1" : has("moe-router-pre-softmax")) {
+    set("model.moe.normalize", "false", sigmoid ? "moe-router-topk" : "moe-router-pre-softmax");
+  }
   const std::string balance = text("moe-router-load-balancing-type");
   if (balance == "none") {
     drop("model.moe.aux_loss");

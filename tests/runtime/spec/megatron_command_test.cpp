@@ -147,6 +147,24 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
   CHECK(mixture.settings.at("parallel.ep") == "8");
   CHECK(mixture.settings.at("data.tokenizer.type") == "sentencepiece");
   CHECK(mixture.settings.at("data.tokenizer.file") == "t.model");
+  const Translated balanced = translated(
+      kSmall +
+      "--num-experts 8 --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+      "--moe-router-bias-update-rate 1e-4 --moe-shared-expert-intermediate-size 96 "
+      "--moe-router-load-balancing-type none");
+  CHECK(balanced.errors == "");
+  CHECK(balanced.settings.at("model.moe.score") == "sigmoid");
+  CHECK(balanced.settings.at("model.moe.expert_bias") == "true");
+  CHECK(balanced.settings.at("model.moe.bias_rate") == "1e-4");
+  CHECK(balanced.settings.at("model.moe.shared_ffn") == "96");
+  CHECK(!balanced.settings.contains("model.moe.normalize"));
+  const Translated gated =
+      translated(kSmall +
+                 "--num-experts 8 --moe-router-pre-softmax --moe-shared-expert-gate "
+                 "--moe-shared-expert-intermediate-size 96");
+  CHECK(gated.errors == "");
+  CHECK(gated.settings.at("model.moe.normalize") == "false");
+  CHECK(gated.settings.at("model.moe.shared_gate") == "true");
 }
 
 TEST_CASE("Megatron's defaults are written where mtl has others") {
