@@ -86,7 +86,7 @@ class Script {
         if (!words.empty()) break;
       } else if (c == ' ' || c == '\t' || c == '\r' || c == '(' || c == ')') {
         ++at_;
-      } else if (!words.empty() || !assignment()) {
+      } else if (!redirection() && !(may_assign(words) && assignment())) {
         const size_t start = at_;
         for (std::string& word : expanded()) words.push_back(std::move(word));
         if (at_ == start) ++at_;
@@ -95,14 +95,35 @@ class Script {
     return words;
   }
 
+  // 2>&1, >> log, < file.
+  bool redirection() {
+    size_t end = at_;
+    while (end < text_.size() && std::isdigit(static_cast<unsigned char>(text_[end])) != 0) ++end;
+    if (end >= text_.size() || (text_[end] != '<' && text_[end] != '>')) return false;
+    at_ = end;
+    while (peek() == '<' || peek() == '>') ++at_;
+    if (peek() == '&' || peek() == '|') ++at_;
+    while (peek() == ' ' || peek() == '\t') ++at_;
+    expanded(true);
+    return true;
+  }
+
+  static bool may_assign(const std::vector<std::string>& words) {
+    return words.empty() || words.front() == "export" || words.front() == "local" ||
+           words.front() == "declare" || words.front() == "readonly";
+  }
+
   bool assignment() {
     size_t end = at_;
     while (end < text_.size() && name_character(text_[end])) ++end;
-    if (end == at_ || end >= text_.size() || text_[end] != '=') return false;
     const std::string name = text_.substr(at_, end - at_);
+    const bool more = end < text_.size() && text_[end] == '+';
+    if (more) ++end;
+    if (name.empty() || end >= text_.size() || text_[end] != '=') return false;
     at_ = end + 1;
+    const bool list = peek() == '(';
     std::vector<std::string> value;
-    if (peek() == '(') {
+    if (list) {
       ++at_;
       while (at_ < text_.size() && peek() != ')') {
         if (peek() == '#') {
@@ -119,7 +140,14 @@ class Script {
     } else {
       value = expanded(true);
     }
-    values_[name] = value;
+    std::vector<std::string>& kept = values_[name];
+    if (!more || kept.empty()) {
+      kept = std::move(value);
+    } else if (list) {
+      kept.insert(kept.end(), value.begin(), value.end());
+    } else if (!value.empty()) {
+      kept.front() += value.front();
+    }
     return true;
   }
 
@@ -172,7 +200,7 @@ class Script {
     while (at_ < text_.size()) {
       const char c = peek();
       if (quote == '\0' && (std::isspace(static_cast<unsigned char>(c)) != 0 || c == ';' ||
-                            c == '&' || c == '|' || c == ')' || c == '(')) {
+                            c == '&' || c == '|' || c == ')' || c == '(' || c == '<' || c == '>')) {
         break;
       }
       if (c == '\\' && quote != '\'') {

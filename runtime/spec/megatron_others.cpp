@@ -171,11 +171,11 @@ const std::vector<MegatronOthers>& megatron_refused() {
       others("all layers are alike, and there is one token to foresee",
              "mtp-num-layers mtp-loss-scaling-factor hybrid-layer-pattern spec "
              "is-hybrid-model"),
-      others(
-          "a token's experts are the ones with the highest scores of all, and no token is dropped",
-          "moe-router-topk-scaling-factor moe-router-num-groups moe-router-group-topk "
-          "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
-          "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
+      others("a token's experts are the ones with the highest scores of all, with weights that are "
+             "not scaled, and no token is dropped",
+             "moe-router-topk-scaling-factor moe-router-num-groups moe-router-group-topk "
+             "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
+             "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
       others("the optimizers are AdamW, Adam and SGD, for all parameters alike",
              "muon-momentum muon-nesterov muon-num-ns-steps muon-coefficient-type "
              "muon-scale-mode muon-tp-mode lion-beta1 lion-beta2 decoupled-lr decoupled-min-lr "

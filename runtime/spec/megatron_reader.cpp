@@ -1,6 +1,7 @@
 #include "runtime/spec/megatron_reader.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -34,6 +35,16 @@ bool holds_text(const Row& row) {
          std::holds_alternative<TextOrSources>(field);
 }
 
+// $A, ${A}, $(...) and nothing else: what the script would put there is not known.
+bool is_variable(const std::string& word) {
+  if (word.size() < 2 || word.front() != '$') return false;
+  const char last = word[1] == '{' ? '}' : word[1] == '(' ? ')' : '\0';
+  if (last != '\0') return word.find(last) == word.size() - 1;
+  return std::all_of(word.begin() + 1, word.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  });
+}
+
 }  // namespace
 
 std::string yaml_scalar(const std::string& text) {
@@ -52,16 +63,18 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
   for (auto word = program == command.end() ? command.begin() : program + 1; word != command.end();
        ++word) {
     if (!word->starts_with("--")) {
-      if (values != nullptr) values->push_back(*word);
+      if (values != nullptr && !is_variable(*word)) values->push_back(*word);
       continue;
     }
     const size_t equals = word->find('=');
     std::string flag = word->substr(2, equals == std::string::npos ? equals : equals - 2);
     if (!known_flag(flag)) std::replace(flag.begin(), flag.end(), '_', '-');
-    order_.push_back(flag);
+    if (!has(flag)) order_.push_back(flag);
     values = &given_[flag];
-    values->clear();
-    if (equals != std::string::npos) values->push_back(word->substr(equals + 1));
+    values->clear();  // the last one counts
+    if (equals == std::string::npos) continue;
+    const std::string value = word->substr(equals + 1);
+    if (!value.empty() && !is_variable(value)) values->push_back(value);
   }
 }
 
@@ -234,7 +247,7 @@ void MegatronReader::check(MegatronSettings& result) {
   load_spec_text(megatron_train_yaml(bare, ""), "train.yaml", problems);
   for (Diagnostic problem : problems.all()) {
     if (problem.code == "config.missing") {
-      const std::string key = problem.what.substr(0, problem.what.find(' '));
+      const std::string key = problem.what.substr(0, problem.what.find_first_of(" ,"));
       if (!named_.contains(key)) {
         result.open.push_back(fmt::format("{} in this command", problem.what));
       }

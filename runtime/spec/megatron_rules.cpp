@@ -13,8 +13,9 @@
 namespace mtl::spec {
 
 void MegatronReader::model() {
-  if (has("group-query-attention")) {
-    set("model.kv_heads", value("num-query-groups").value_or("1"), "num-query-groups");
+  const auto groups = value("num-query-groups");
+  if (has("group-query-attention") && (groups || !has("num-query-groups"))) {
+    set("model.kv_heads", groups.value_or("1"), "num-query-groups");
   }
   const auto hidden = whole("hidden-size");
   if (has("swiglu") && !has("ffn-hidden-size") && hidden) {
@@ -51,9 +52,12 @@ void MegatronReader::experts() {
   if (const auto ffn = value("moe-ffn-hidden-size")) {
     set("model.ffn", *ffn, "moe-ffn-hidden-size");
   }
-  const bool sigmoid = text("moe-router-score-function") == "sigmoid";
-  if (sigmoid ? text("moe-router-topk") == "1" : has("moe-router-pre-softmax")) {
-    set("model.moe.normalize", "false", sigmoid ? "moe-router-topk" : "moe-router-pre-softmax");
+  // Of sigmoids Megatron divides by the sum always, but where there is only one.
+  if (setting("model.moe.score") == "sigmoid") {
+    drop("model.moe.normalize");
+    if (setting("model.moe.topk") == "1") {
+      set("model.moe.normalize", "false", "moe-router-topk");
+    }
   }
   const std::string balance = text("moe-router-load-balancing-type");
   if (balance == "none") {

@@ -424,6 +424,35 @@ torchrun --nproc_per_node 4 --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $HOST:29500 
   CHECK(file_text(shell.dir() / kFile).find("machine_rank") == std::string::npos);
 }
 
+TEST_CASE("import reads exported, appended and quoted variables, and no redirections") {
+  Shell shell;
+  shell.write("train.sh", R"(#!/bin/bash
+CHECKPOINTS=<specify a folder>
+export HIDDEN=64
+MODEL=(--num-layers 2 --hidden-size "$HIDDEN")
+MODEL+=(--num-attention-heads 4)
+OTHERS="--seq-length 16 --tensor-model-parallel-size $TP"
+OTHERS+=" --min-lr 1e-5"
+torchrun pretrain_gpt.py "${MODEL[@]}" $OTHERS --train-iters "$1" --micro-batch-size 1 \
+    --save $CHECKPOINTS --data-path corpus --split 98,1,1 2>&1 >> log.txt
+)");
+  const Outcome outcome = shell.mtl({"config", "import", "--train", "train.yaml", "train.sh"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  const std::string text = file_text(shell.dir() / "train.yaml");
+  CAPTURE(text);
+  for (const char* line : {"hidden: 64", "heads: 4", "min: 1e-5", "train: corpus",
+                           "split: [98, 1, 1]", "# --save has no value", "# --train-iters has no",
+                           "# --tensor-model-parallel-size has no value"}) {
+    CAPTURE(line);
+    CHECK(text.find(line) != std::string::npos);
+  }
+  for (const char* part : {"tp:", "dir:", "$", "is required"}) {
+    CAPTURE(part);
+    CHECK(text.find(part) == std::string::npos);
+  }
+}
+
 TEST_CASE("import --train writes what a Megatron script trains, and a run of it starts") {
   Shell shell;
   shell.write("text.txt", std::string(4000, 'a') + "b");

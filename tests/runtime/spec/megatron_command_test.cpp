@@ -147,24 +147,28 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
   CHECK(mixture.settings.at("parallel.ep") == "8");
   CHECK(mixture.settings.at("data.tokenizer.type") == "sentencepiece");
   CHECK(mixture.settings.at("data.tokenizer.file") == "t.model");
-  const Translated balanced = translated(
-      kSmall +
-      "--num-experts 8 --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
-      "--moe-router-bias-update-rate 1e-4 --moe-shared-expert-intermediate-size 96 "
-      "--moe-router-load-balancing-type none");
+  CHECK_FALSE(mixture.settings.contains("model.moe.normalize"));
+  const Translated balanced =
+      translated(kSmall +
+                 "--swiglu --disable-bias-linear --num-experts 8 --moe-router-topk 2 "
+                 "--moe-router-score-function sigmoid --moe-router-pre-softmax "
+                 "--moe-router-load-balancing-type none --moe-router-enable-expert-bias "
+                 "--moe-router-bias-update-rate 1e-4 --moe-shared-expert-intermediate-size 256 "
+                 "--moe-shared-expert-gate");
   CHECK(balanced.errors == "");
+  CHECK(balanced.open.empty());
   CHECK(balanced.settings.at("model.moe.score") == "sigmoid");
   CHECK(balanced.settings.at("model.moe.expert_bias") == "true");
   CHECK(balanced.settings.at("model.moe.bias_rate") == "1e-4");
-  CHECK(balanced.settings.at("model.moe.shared_ffn") == "96");
-  CHECK(!balanced.settings.contains("model.moe.normalize"));
-  const Translated gated =
-      translated(kSmall +
-                 "--num-experts 8 --moe-router-pre-softmax --moe-shared-expert-gate "
-                 "--moe-shared-expert-intermediate-size 96");
-  CHECK(gated.errors == "");
-  CHECK(gated.settings.at("model.moe.normalize") == "false");
-  CHECK(gated.settings.at("model.moe.shared_gate") == "true");
+  CHECK(balanced.settings.at("model.moe.shared_ffn") == "256");
+  CHECK(balanced.settings.at("model.moe.shared_gate") == "true");
+  // Sigmoids are divided by their sum all the same, unless there is one alone.
+  CHECK_FALSE(balanced.settings.contains("model.moe.normalize"));
+  const std::string one = kSmall + "--num-experts 8 --moe-router-topk 1 ";
+  CHECK(
+      translated(one + "--moe-router-score-function sigmoid").settings.at("model.moe.normalize") ==
+      "false");
+  CHECK(translated(one + "--moe-router-pre-softmax").settings.at("model.moe.normalize") == "false");
 }
 
 TEST_CASE("Megatron's defaults are written where mtl has others") {
@@ -224,6 +228,8 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting("--eval-interval 5 --eval-iters 0", "train.eval.iters") == "1");
   CHECK(setting("--eval-interval 5 --eval-iters 0", "train.eval.every") == "none");
   CHECK(setting("--eval-interval 5 --full-validation", "train.eval.iters") == "0");
+  CHECK(setting("--group-query-attention", "model.kv_heads") == "1");
+  CHECK(setting("--group-query-attention --num-query-groups $GROUPS", "model.kv_heads") == "none");
   CHECK(setting("--lr=1e-3", "lr.max") == "1e-3");
   CHECK(setting("--clip_grad 0.5", "optimizer.clip") == "0.5");
 }
@@ -252,6 +258,16 @@ TEST_CASE("what cannot be taken over is an error or named") {
   CHECK(opens_with(named, "--multiple-validation-sets is not taken over"));
   CHECK(opens_with(named, "model.hidden is required"));
   CHECK(named.yaml.find("# --foo is not known here") != std::string::npos);
+  // Said once, and not as a number that is none.
+  const Translated unknown = translated(
+      "pretrain_gpt.py --num-layers ${N} --train-iters $1 --wandb-project x --wandb-project y");
+  CHECK(unknown.errors == "");
+  CHECK(opens_with(unknown, "--num-layers has no value in this command"));
+  CHECK_FALSE(opens_with(unknown, "model.layers is required"));
+  CHECK_FALSE(opens_with(unknown, "train.steps, train.samples"));
+  CHECK(std::count_if(unknown.open.begin(), unknown.open.end(), [](const std::string& sentence) {
+          return sentence.starts_with("--wandb-project");
+        }) == 1);
   // A variable of the script for both: there is nothing to load.
   CHECK_FALSE(opens_with(translated("pretrain_gpt.py --save --load"), "--load"));
   CHECK(opens_with(translated("pretrain_gpt.py --load"), "--load has no value"));
