@@ -72,6 +72,18 @@ void draw_model(Draw& draw, Settings& s) {
   if (count > 2 && draw.chance(0.3)) s.set("model.moe.topk", 3);
   if (draw.chance(0.6)) s.set("model.moe.aux_loss", draw.pick({"0.01", "0.05"}));
   if (draw.chance(0.4)) s.set("model.moe.z_loss", "0.01");
+  if (draw.chance(0.3)) {
+    s.set("model.moe.shared_ffn", draw.pick({12, 24, 48}));
+    if (draw.chance(0.5)) s.set("model.moe.shared_gate", "true");
+  }
+  if (draw.chance(0.3)) {
+    s.set("model.moe.score", "sigmoid");
+    if (draw.chance(0.6)) s.set("model.moe.expert_bias", "true");
+  }
+  if (draw.chance(0.3)) {
+    s.set("model.moe.normalize", "false");
+    if (draw.chance(0.3)) s.set("model.moe.topk", 1);
+  }
 }
 
 void draw_length(Draw& draw, Settings& s) {
