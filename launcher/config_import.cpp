@@ -40,12 +40,8 @@ bool name_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// A word of a shell: its text, and whether quotes held it together.
-struct Word {
-  std::string text;
-  bool quoted = false;
-};
-using Values = std::map<std::string, std::vector<std::string>>;
+using Words = std::vector<std::string>;
+using Values = std::map<std::string, Words>;
 
 // One reading of a script, statement by statement.
 class Script {
@@ -151,7 +147,8 @@ class Script {
     return true;
   }
 
-  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}, $((...)); $(...) is no word.
+  // The value of $NAME, ${NAME}, ${NAME:-default}, ${NAME[@]}, $((...)); $(...) is no word, nor is
+  // ${NAME%...}.
   std::vector<std::string> variable() {
     ++at_;
     if (peek() == '(') {
@@ -178,17 +175,35 @@ class Script {
     while (name_character(peek())) name += text_[at_++];
     if (name.empty() && !braces && peek() != '\0' && std::strchr("@*#?$!-", peek()) != nullptr)
       ++at_;
-    std::string otherwise;
+    std::string rest;
     if (braces) {
-      const size_t end = std::min(text_.find('}', at_), text_.size());
-      const std::string rest = text_.substr(at_, end - at_);
-      if (rest.starts_with(":-") || rest.starts_with(":=")) otherwise = rest.substr(2);
+      size_t end = at_;
+      for (int depth = 1; end < text_.size(); ++end) {
+        if (text_[end] == '{') ++depth;
+        if (text_[end] == '}' && --depth == 0) break;
+      }
+      rest = text_.substr(at_, end - at_);
       at_ = std::min(end + 1, text_.size());
     }
     const auto found = values_.find(name);
-    if (found != values_.end() && !found->second.empty()) return found->second;
-    if (otherwise.empty()) return {};
-    return {otherwise};
+    const bool known = found != values_.end() && !found->second.empty();
+    if (rest.starts_with(":+")) return known ? text_of(rest.substr(2)) : Words{};
+    const bool otherwise = rest.starts_with(":-") || rest.starts_with(":=");
+    // The rest is a part of the value, or another: nobody computes that here.
+    if (!otherwise && !rest.empty() && rest != "[@]" && rest != "[*]" && !rest.starts_with(":?")) {
+      return {};
+    }
+    if (known) return found->second;
+    return otherwise ? text_of(rest.substr(2)) : Words{};
+  }
+
+  // What stands inside of a variable's braces.
+  Words text_of(const std::string& text) const {
+    if (text.empty()) return {};
+    if (text.find_first_of("$\"'") == std::string::npos) return {text};
+    Script inner(text);
+    inner.values_ = values_;
+    return inner.expanded(true);
   }
 
   // One word of the shell, which may become several. `whole`: an assignment's value.

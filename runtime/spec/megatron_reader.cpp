@@ -68,7 +68,9 @@ MegatronReader::MegatronReader(const std::vector<std::string>& command, Diagnost
     }
     const size_t equals = word->find('=');
     std::string flag = word->substr(2, equals == std::string::npos ? equals : equals - 2);
-    if (!known_flag(flag)) std::replace(flag.begin(), flag.end(), '_', '-');
+    std::string dashed = flag;
+    std::replace(dashed.begin(), dashed.end(), '_', '-');
+    if (!known_flag(flag) && known_flag(dashed)) flag = dashed;
     if (!has(flag)) order_.push_back(flag);
     values = &given_[flag];
     values->clear();  // the last one counts

@@ -433,7 +433,9 @@ MODEL=(--num-layers 2 --hidden-size "$HIDDEN")
 MODEL+=(--num-attention-heads 4)
 OTHERS="--seq-length 16 --tensor-model-parallel-size $TP"
 OTHERS+=" --min-lr 1e-5"
+RATES=(1e-3 2e-3)
 torchrun pretrain_gpt.py "${MODEL[@]}" $OTHERS --train-iters "$1" --micro-batch-size 1 \
+    --lr ${RATES[1]} --log-interval ${EVERY:-${HIDDEN:-7}} ${HIDDEN:+--swiglu} --seed ${SEED%x} \
     --save $CHECKPOINTS --data-path corpus --split 98,1,1 2>&1 >> log.txt
 )");
   const Outcome outcome = shell.mtl({"config", "import", "--train", "train.yaml", "train.sh"});
@@ -443,7 +445,8 @@ torchrun pretrain_gpt.py "${MODEL[@]}" $OTHERS --train-iters "$1" --micro-batch-
   CAPTURE(text);
   for (const char* line : {"hidden: 64", "heads: 4", "min: 1e-5", "train: corpus",
                            "split: [98, 1, 1]", "# --save has no value", "# --train-iters has no",
-                           "# --tensor-model-parallel-size has no value"}) {
+                           "# --tensor-model-parallel-size has no value", "every: 64",
+                           "activation: swiglu", "# --lr has no value", "# --seed has no value"}) {
     CAPTURE(line);
     CHECK(text.find(line) != std::string::npos);
   }
