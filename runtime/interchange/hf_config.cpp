@@ -35,12 +35,13 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
 }
 
-// The window is the same in all layers here.
+// The window is the same in all layers here. `full_below_otherwise`: what transformers takes for
+// 'max_window_layers' where it is not said.
 void read_window(ConfigReader& config, ModelShape& shape, bool switched,
-                 std::optional<int64_t> otherwise) {
+                 std::optional<int64_t> otherwise, int64_t full_below_otherwise = 28) {
   const bool on = !switched || config.boolean("use_sliding_window", false);
   const int64_t window = config.size("sliding_window", otherwise.value_or(0));
-  const int64_t full_below = switched ? config.size("max_window_layers", 28) : 0;
+  const int64_t full_below = switched ? config.size("max_window_layers", full_below_otherwise) : 0;
   const nlohmann::json* const kinds = config.find("layer_types");
   bool some = full_below < shape.layers, all = full_below == 0;
   if (kinds != nullptr && kinds->is_array() && !kinds->empty()) {
@@ -158,7 +159,8 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
     read_qwen_experts(config, shape, 128, 8, 768);
-    read_window(config, shape, true, 4096);
+    // 4.57 has no such number any more: a window is that of all layers.
+    read_window(config, shape, true, 4096, 0);
   } else if (type == "qwen2_moe") {
     read_llama_like(config, shape, {1e-6, 10000});
     shape.qkv_bias = config.boolean("qkv_bias", true);

@@ -139,6 +139,11 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["qkv_bias"] = shape.qkv_bias;
     config["shared_expert_intermediate_size"] = shape.shared_ffn;
     qwen_experts();
+    // transformers 5 reads 'max_window_layers' the other way round for this family.
+    if (shape.sliding_window > 0) {
+      config["layer_types"] =
+          std::vector<std::string>(static_cast<size_t>(shape.layers), "sliding_attention");
+    }
   } else if (model.architecture == "MixtralForCausalLM") {
     config["model_type"] = "mixtral";
     config["num_local_experts"] = shape.experts;

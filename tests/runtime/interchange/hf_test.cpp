@@ -198,6 +198,20 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 0);
   config["use_sliding_window"] = true;
   CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 8);
+  // Of Qwen3's mixtures newer versions say no number of layers without a window.
+  config = nlohmann::json::parse(read_file(reference_folder("qwen3-moe") / "config.json"));
+  config.update({{"use_sliding_window", true}, {"sliding_window", 8}});
+  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 0);
+  config.erase("max_window_layers");
+  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 8);
+  // And of Qwen2's they read that number the other way round.
+  config = nlohmann::json::parse(read_file(reference_folder("qwen2-moe") / "config.json"));
+  HfModel mixture = model_from_hf_config(config, "", none);
+  CHECK(!hf_config_of(mixture, {}, "float32").contains("layer_types"));
+  mixture.shape.sliding_window = 8;
+  const nlohmann::json written = hf_config_of(mixture, {}, "float32");
+  CHECK(written.at("layer_types") == nlohmann::json({"sliding_attention", "sliding_attention"}));
+  CHECK(model_from_hf_config(written, "", none).shape.sliding_window == 8);
   config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
   config["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", 4.0},
@@ -327,4 +341,44 @@ TEST_CASE("of a model that is almost GPT-2 what keeps it from being one is named
   refused("model.qkv_bias", [](ModelShape& shape) { shape.qkv_bias = !shape.bias; });
   refused("model.qk_norm", [](ModelShape& shape) { shape.qk_norm = true; });
   refused("model.sliding_window", [](ModelShape& shape) { shape.sliding_window = 4; });
+}
+
+TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {
+  ModelShape mixtral;
+  mixtral.layers = mixtral.heads = mixtral.kv_heads = 2;
+  mixtral.head_dim = 8;
+  mixtral.hidden = 16;
+  mixtral.norm = NormType::rmsnorm;
+  mixtral.activation = Activation::swiglu;
+  mixtral.position = PositionType::rope;
+  mixtral.bias = mixtral.qkv_bias = false;
+  mixtral.experts = 4;
+  mixtral.experts_per_token = 2;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = mixtral;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      return error.diagnostics()[0].notes[0];
+    }
+  };
+  const auto shared = [](ModelShape& shape) {
+    shape.shared_ffn = 24;
+    shape.shared_gate = shape.qkv_bias = true;
+  };
+  CHECK(family([](ModelShape&) {}) == "MixtralForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "Qwen3MoeForCausalLM");
+  CHECK(family(shared) == "Qwen2MoeForCausalLM");
+  CHECK(family([&](ModelShape& shape) {
+          shared(shape);
+          shape.shared_gate = false;
+        }).starts_with("model.moe.shared_ffn without shared_gate"));
+  CHECK(family([](ModelShape& shape) {
+          shape.moe_scores.sigmoid = true;
+        }).starts_with("model.moe.score sigmoid"));
+  CHECK(family([](ModelShape& shape) {
+          shape.moe_scores.normalize = false;
+        }).starts_with("model.moe.normalize false"));
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }).starts_with("biases beside"));
 }
