@@ -50,10 +50,10 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   check("model.moe.normalize", moe.experts > 0, moe.normalize, no_moe.normalize, no_experts);
   check("model.moe.shared_ffn", moe.experts > 0, moe.shared_ffn, no_moe.shared_ffn, no_experts);
   check("model.moe.shared_gate", moe.experts > 0 && moe.shared_ffn > 0, moe.shared_gate,
-        no_moe.shared_gate, "model.moe.shared_ffn is 0");
+        no_moe.shared_gate, moe.experts > 0 ? "model.moe.shared_ffn is 0" : no_experts);
   check("model.moe.expert_bias", moe.experts > 0, moe.expert_bias, no_moe.expert_bias, no_experts);
   check("model.moe.bias_rate", moe.experts > 0 && moe.expert_bias, moe.bias_rate, no_moe.bias_rate,
-        "model.moe.expert_bias is false");
+        moe.experts > 0 ? "model.moe.expert_bias is false" : no_experts);
   check("parallel.ep_room", spec.parallel.ep > 1, spec.parallel.ep_room, built_in.parallel.ep_room,
         "parallel.ep is 1");
   check("parallel.schedule", spec.parallel.pp > 1, spec.parallel.schedule,

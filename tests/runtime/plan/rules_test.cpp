@@ -280,6 +280,16 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   make_plan(resolved, {.vocab = 65}, 1, own_valid);
   REQUIRE(own_valid.all().size() == 3);
   CHECK(own_valid.all()[2].what.starts_with("data.split has no effect: data.valid is given"));
+  // Of what stands between a key and its effect the outermost is named.
+  ResolvedSpec mixture = ruled_spec();
+  mixture.spec.model.moe.shared_ffn = 32;
+  mixture.spec.model.moe.shared_gate = true;
+  Diagnostics dense;
+  make_plan(mixture, {.vocab = 65}, 1, dense);
+  REQUIRE(dense.all().size() == 2);
+  for (const Diagnostic& said : dense.all()) {
+    CHECK(said.what.ends_with(" has no effect: model.moe.experts is 0"));
+  }
 }
 
 TEST_CASE("a schedule whose stages would wait for each other's full buffers is refused") {
