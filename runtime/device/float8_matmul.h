@@ -1,4 +1,4 @@
-// What every device asks of a product in FP8 (Matmul in device.h).
+// What every device asks of a product in FP8 (Matmul in op_arguments.h).
 #pragma once
 
 #include <string>

@@ -49,9 +49,9 @@ struct ModelShape {
   // token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
-  double moe_aux_loss = 0;  // weights of the two losses of a router (runtime/device/device.h)
+  double moe_aux_loss = 0;  // weights of the two losses of a router (device/op_arguments.h)
   double moe_z_loss = 0;
-  // What an expert weighs (runtime/device/device.h).
+  // What an expert weighs (device/op_arguments.h).
   struct MoeScores {
     bool sigmoid = false, normalize = true;
   } moe_scores;

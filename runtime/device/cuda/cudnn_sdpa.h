@@ -1,7 +1,7 @@
 // Causal attention by cuDNN: the flash pattern of its graph API, forward and backward, on tensors
-// as Attention (device.h) has them. The mask is part of the graph (row index >= column index), for
-// the SDPA operation of cuDNN 9.19 has none. Backward is the deterministic form: the gradient of
-// the queries is a product of its own, for which cuDNN keeps dS in its workspace.
+// as Attention (op_arguments.h) has them. The mask is part of the graph (row index >= column
+// index), for the SDPA operation of cuDNN 9.19 has none. Backward is the deterministic form: the
+// gradient of the queries is a product of its own, for which cuDNN keeps dS in its workspace.
 #pragma once
 
 #include <cstdint>

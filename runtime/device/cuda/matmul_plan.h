@@ -1,6 +1,6 @@
-// How a Matmul of device.h becomes a call of cuBLASLt and, where cuBLASLt has no such epilogue,
-// kernels of ours behind it. Pure, so that tests prove the indices without a GPU: they execute
-// these plans literally on the host.
+// How a Matmul of op_arguments.h becomes a call of cuBLASLt and, where cuBLASLt has no such
+// epilogue, kernels of ours behind it. Pure, so that tests prove the indices without a GPU: they
+// execute these plans literally on the host.
 //
 // cuBLASLt thinks in columns. A row-major [r, c] matrix is, bit for bit, a column-major [c, r] one
 // with leading dimension c; so C = op(A) op(B) is asked for as C^T = op(B)^T op(A)^T: B comes

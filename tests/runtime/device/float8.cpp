@@ -31,7 +31,7 @@ bool is_nan(DType type, uint8_t code) {
   return std::isnan(float8_value(type, code));
 }
 
-// What device.h says of a scale, in f32 as every device computes it.
+// What op_arguments.h says of a scale, in f32 as every device computes it.
 float scale_of(DType type, float amax) {
   if (!(amax > 0) || std::isinf(amax)) return 1;
   return std::min(largest_of(type) / amax, 0x1p126f);
