@@ -348,7 +348,8 @@ __global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
 void route_experts(Queue& queue, const RouteExperts& args) {
   const Routing routing(args.routes);
   launch(choose_kernel, blocks_for(queue, routing.tokens, kChoosing), dim3(kChoosing), 0,
-         queue.stream(), args.logits.as<const float>(), args.bias.as<const float>(), args.scores, routing);
+         queue.stream(), args.logits.as<const float>(), args.bias.as<const float>(), args.scores,
+         routing);
   const RowChunks rows(std::max<int64_t>(routing.tokens, 1), 1024, 64);
   const TokenChunks chunks = {
       rows.rows, static_cast<int>(rows.count),
