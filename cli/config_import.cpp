@@ -1,5 +1,4 @@
 // mtl config import: default_config.yaml, or a train.yaml, from what people have.
-#include "launcher/config_edit.h"
 #include "launcher/config_import.h"
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "cli/run_request.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "launcher/config_edit.h"
 #include "runtime/spec/megatron_command.h"
 
 namespace mtl {

@@ -266,7 +266,7 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.normalize; },
                .doc = "The weights of a token's experts are divided by their sum. Mixtral and "
                       "Qwen3 do that, Qwen2's mixtures do not.",
-               .known_as = {"norm_topk_prob", "moe_router_pre_softmax", "normalize_topk"}},
+               .known_as = {"norm_topk_prob", "normalize_topk"}},
               {.key = "model.moe.shared_ffn",
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.shared_ffn; },
                .doc = "Width of one more block in every layer, which all tokens go through beside "
