@@ -19,12 +19,14 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"gpt2-124m", 124'439'808},       {"gpt2-355m", 354'823'168},
       {"gpt2-774m", 774'030'080},       {"gpt2-1.5b", 1'557'611'200},
       {"llama3-8b", 8'030'261'248},     {"llama3-70b", 70'553'706'496},
-      {"llama3-405b", 405'853'388'800}, {"mixtral-8x7b", 46'702'792'704}};
+      {"llama3-405b", 405'853'388'800}, {"mixtral-8x7b", 46'702'792'704},
+      {"qwen3-30b-a3b", 30'532'122'624}};
   for (const auto& [name, parameters] : exact) {
     CAPTURE(name);
     CHECK(find_recipe(name).parameters == parameters);
   }
   CHECK(find_recipe("mixtral-8x7b").active_parameters == 12'879'925'248);
+  CHECK(find_recipe("qwen3-30b-a3b").active_parameters == 3'353'032'704);
   // Megatron-Core's table rounds to billions, most of them up.
   const std::map<std::string, double> rounded = {
       {"gpt-1.7b", 1.7}, {"gpt-7.1b", 7.1}, {"gpt-16b", 16},   {"gpt-32b", 32},  {"gpt-70b", 70},
