@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <random>
 #include <unistd.h>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/find_run.h"
 #include "runtime/metrics/reporter.h"
+#include "runtime/plan/shape_settings.h"
 #include "runtime/run_length.h"
 
 namespace mtl {
@@ -130,6 +130,14 @@ std::string in_words(const nlohmann::json& state, const std::string& field) {
   return found != state.end() ? found->dump() : "not set";
 }
 
+std::string setting_of(const std::string& field) {
+  if (field == "vocab") return "data.tokenizer.type";
+  for (const auto& [name, key] : kShapeSettings) {
+    if (field == name) return key;
+  }
+  return "model." + field;
+}
+
 // One error for each setting that makes the checkpoint another model's or another text's.
 void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs::path& checkpoint,
                 Diagnostics& diagnostics) {
@@ -140,41 +148,13 @@ void check_same(const CheckedRun& run, const CheckpointReader& reader, const fs:
   const nlohmann::json here = to_json(run.plan.model);
   // What an older version did not know yet is filled in by reading it.
   const nlohmann::json there = to_json(model_shape_from_json(state.at("model")));
-  static const std::map<std::string, std::string> kKeys = {
-      {"activation", "model.activation"},
-      {"ffn", "model.ffn"},
-      {"head_dim", "model.head_dim"},
-      {"heads", "model.heads"},
-      {"kv_heads", "model.kv_heads"},
-      {"norm", "model.norm.type"},
-      {"position", "model.position.type"},
-      {"qk_norm", "model.qk_norm"},
-      {"rope_base", "model.position.base"},
-      {"rope_scaling", "model.position.scaling.type"},
-      {"hidden", "model.hidden"},
-      {"layers", "model.layers"},
-      {"max_seq", "model.max_seq"},
-      {"norm_eps", "model.norm.eps"},
-      {"bias", "model.bias"},
-      {"tie_embeddings", "model.tie_embeddings"},
-      {"qkv_bias", "model.qkv_bias"},
-      {"sliding_window", "model.sliding_window"},
-      {"experts", "model.moe.experts"},
-      {"experts_per_token", "model.moe.topk"},
-      {"moe_score", "model.moe.score"},
-      {"moe_normalize", "model.moe.normalize"},
-      {"shared_ffn", "model.moe.shared_ffn"},
-      {"shared_gate", "model.moe.shared_gate"},
-      {"expert_bias", "model.moe.expert_bias"},
-      {"vocab", "data.tokenizer.type"}};
   nlohmann::json fields = here;
   fields.update(there);  // what is nothing is left out
   for (const auto& entry : fields.items()) {
     const std::string& field = entry.key();
     // How the vocabulary is padded is no part of the model, and the family follows from the rest.
     if (field == "vocab_pad_to" || field == "family") continue;
-    const auto known = kKeys.find(field);
-    const std::string key = known != kKeys.end() ? known->second : "model." + field;
+    const std::string key = setting_of(field);
     if (here.value(field, nlohmann::json()) == there.value(field, nlohmann::json())) continue;
     diagnostics.add({.code = "resume.mismatch",
                      .what = fmt::format("cannot resume: {} is {} here, {} in the checkpoint", key,

@@ -9,6 +9,7 @@
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/engine/checkpointing.h"
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/plan/shape_settings.h"
 
 namespace mtl {
 
@@ -52,31 +53,6 @@ InitialWeights::~InitialWeights() = default;
 void InitialWeights::check(const ModelShape& model,
                            const std::function<Place(const std::string& key)>& place_of,
                            Diagnostics& diagnostics) const {
-  static const std::pair<const char*, const char*> kKeys[] = {
-      {"layers", "model.layers"},
-      {"hidden", "model.hidden"},
-      {"heads", "model.heads"},
-      {"kv_heads", "model.kv_heads"},
-      {"head_dim", "model.head_dim"},
-      {"ffn", "model.ffn"},
-      {"activation", "model.activation"},
-      {"norm", "model.norm.type"},
-      {"norm_eps", "model.norm.eps"},
-      {"position", "model.position.type"},
-      {"rope_base", "model.position.base"},
-      {"rope_scaling", "model.position.scaling.type"},
-      {"bias", "model.bias"},
-      {"qkv_bias", "model.qkv_bias"},
-      {"qk_norm", "model.qk_norm"},
-      {"sliding_window", "model.sliding_window"},
-      {"experts", "model.moe.experts"},
-      {"experts_per_token", "model.moe.topk"},
-      {"moe_score", "model.moe.score"},
-      {"moe_normalize", "model.moe.normalize"},
-      {"shared_ffn", "model.moe.shared_ffn"},
-      {"shared_gate", "model.moe.shared_gate"},
-      {"expert_bias", "model.moe.expert_bias"},
-      {"tie_embeddings", "model.tie_embeddings"}};
   const nlohmann::json here = to_json(model), there = to_json(shape_);
   const auto differs = [&](const char* key, const std::string& mine, const std::string& theirs) {
     diagnostics.add(
@@ -86,7 +62,7 @@ void InitialWeights::check(const ModelShape& model,
          .notes = {"init.from is " + path_},
          .help = "give the model the shape of the one it starts from"});
   };
-  for (const auto& [field, key] : kKeys) {
+  for (const auto& [field, key] : kShapeSettings) {
     const nlohmann::json mine = here.value(field, nlohmann::json());
     const nlohmann::json theirs = there.value(field, nlohmann::json());
     const auto shown = [](const nlohmann::json& value) {

@@ -486,6 +486,7 @@ TEST_CASE("a run does not go on as another model or with other documents") {
   for (const auto& [setting, code] : {std::pair{"model.sliding_window=4", "resume.mismatch"},
                                       {"model.sliding_window=0", "resume.mismatch"},
                                       {"model.qkv_bias=false", "resume.mismatch"},
+                                      {"model.norm.eps=0.001", "resume.mismatch"},
                                       {"data.eod=4", "resume.data"}}) {
     std::vector<std::string> words = base;
     words.insert(words.end(), {"train.steps=10", setting});
@@ -493,6 +494,7 @@ TEST_CASE("a run does not go on as another model or with other documents") {
     CAPTURE(refused.err);
     CHECK(refused.code == 3);
     CHECK(has(refused.err, fmt::format("error[{}]", code)));
+    CHECK(has(refused.err, std::string(setting).substr(0, std::string(setting).find('='))));
   }
 }
 

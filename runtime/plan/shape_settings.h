@@ -1,0 +1,36 @@
+// Which setting of a train.yaml a field of to_json(ModelShape) comes from, for those whose value
+// makes another model. Not among them: max_seq and vocab, which weights may go on to with other
+// values.
+#pragma once
+
+#include <utility>
+
+namespace mtl {
+
+inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
+    {"layers", "model.layers"},
+    {"hidden", "model.hidden"},
+    {"heads", "model.heads"},
+    {"kv_heads", "model.kv_heads"},
+    {"head_dim", "model.head_dim"},
+    {"ffn", "model.ffn"},
+    {"activation", "model.activation"},
+    {"norm", "model.norm.type"},
+    {"norm_eps", "model.norm.eps"},
+    {"position", "model.position.type"},
+    {"rope_base", "model.position.base"},
+    {"rope_scaling", "model.position.scaling.type"},
+    {"bias", "model.bias"},
+    {"qkv_bias", "model.qkv_bias"},
+    {"qk_norm", "model.qk_norm"},
+    {"sliding_window", "model.sliding_window"},
+    {"experts", "model.moe.experts"},
+    {"experts_per_token", "model.moe.topk"},
+    {"moe_score", "model.moe.score"},
+    {"moe_normalize", "model.moe.normalize"},
+    {"shared_ffn", "model.moe.shared_ffn"},
+    {"shared_gate", "model.moe.shared_gate"},
+    {"expert_bias", "model.moe.expert_bias"},
+    {"tie_embeddings", "model.tie_embeddings"}};
+
+}  // namespace mtl
