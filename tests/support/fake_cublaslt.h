@@ -1,11 +1,13 @@
 // A cuBLASLt that is none, for LtMatmul (runtime/device/cuda/lt_matmul.h) where there is no GPU: it
-// keeps what it is told of products, and says it. What cuBLASLt makes of them is another matter.
+// keeps what it is told of products, and says it, or has somebody carry it out.
 #pragma once
 
 #include <functional>
 #include <vector>
 
 #include "runtime/device/cuda/matmul_plan.h"
+
+struct CUstream_st;  // as cudaStream_t points to
 
 namespace mtl::test {
 
@@ -26,6 +28,8 @@ struct FakeCublasLt {
   std::function<bool(const LtCall&)> does = [](const LtCall&) { return true; };
   // Whether it refuses, when it comes to it, what it has named.
   std::function<bool(const LtCall&)> refuses = [](const LtCall&) { return false; };
+  // Who is given the products, in place of `calls`.
+  std::function<void(const LtCall&, CUstream_st* stream)> carries_out;
 };
 // Of this test; a new one is as above.
 inline FakeCublasLt fake_cublaslt;

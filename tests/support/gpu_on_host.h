@@ -25,7 +25,14 @@
 #include <tuple>
 #include <type_traits>
 
-// CUDA's own words, as nvcc has them without an include.
+// CUDA's own words, as nvcc has them without an include. CUDA's headers, where they come before,
+// have some of them.
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __shared__
 #define __global__
 #define __device__
 #define __host__
@@ -33,6 +40,7 @@
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
 
+#if !defined(__VECTOR_TYPES_H__)
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -46,6 +54,7 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
   float x, y;
 };
+#endif
 
 // Of the fiber that runs.
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -102,15 +111,26 @@ class BlocksTogether {
   ~BlocksTogether() { wanted = false; }
   BlocksTogether(const BlocksTogether&) = delete;
   BlocksTogether& operator=(const BlocksTogether&) = delete;
-  inline static bool wanted = false;
+  inline static thread_local bool wanted = false;
 };
 
+// A launch waits in its stream, where there are streams (tests/host_cuda); else it runs at once.
+inline void (*enqueue)(void* stream, std::function<void()> launch) = nullptr;
+
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void*,
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
             Arguments&&... arguments) {
   const std::tuple<std::remove_cvref_t<Parameters>...> copies(
       static_cast<Parameters>(arguments)...);
-  run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  const auto run = [=] {
+    run_grid(grid, block, shared_bytes, [&] { std::apply(kernel, copies); });
+  };
+  if (stream == nullptr) return run();
+  enqueue(stream, [run, together = BlocksTogether::wanted] {
+    if (!together) return run();
+    const BlocksTogether blocks;
+    run();
+  });
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -15,8 +15,9 @@
 
 namespace mtl::gpu_on_host {
 
-// What the copy engine is told of a tensor: cuda::HeadsTensor, checked by cuda::tensor_map.
-struct TensorMap {
+// What the copy engine is told of a tensor: cuda::HeadsTensor, checked by cuda::tensor_map. As
+// large as the driver's.
+struct alignas(128) TensorMap {
   const unsigned char* data = nullptr;
   int64_t batch = 0, seq = 0, heads = 0, dim = 0, row_stride = 0;
   int rows = 0, panel = 0;

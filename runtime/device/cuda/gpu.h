@@ -19,11 +19,13 @@
 #include "support/warpgroup_on_host.h"
 #endif
 
+struct CUstream_st;  // as cudaStream_t points to
+
 namespace mtl::cuda {
 
-#if defined(__CUDACC__)
+using Stream = CUstream_st*;
 
-using Stream = cudaStream_t;
+#if defined(__CUDACC__)
 
 void check(cudaError_t error, const char* what);  // throws Error "device.cuda"
 
@@ -57,7 +59,6 @@ void launch_together(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_
 
 #else
 
-using Stream = void*;
 using gpu_on_host::launch;
 using gpu_on_host::launch_together;
 #define MTL_DYNAMIC_SHARED(name) unsigned char* const name = ::mtl::gpu_on_host::dynamic_shared()

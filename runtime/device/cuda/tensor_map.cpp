@@ -42,8 +42,10 @@ TensorMap tensor_map(const HeadsTensor& t) {
                                  static_cast<cuuint32_t>(t.rows), 1};
   const cuuint32_t steps[kRank] = {1, 1, 1, 1};
   TensorMap map;
+  static_assert(sizeof map == sizeof(CUtensorMap));
   const CUresult result = encode()(
-      &map, t.is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kRank,
+      reinterpret_cast<CUtensorMap*>(&map),
+      t.is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kRank,
       const_cast<void*>(t.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       t.panel == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

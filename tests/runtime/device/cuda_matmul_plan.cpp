@@ -1,12 +1,13 @@
-// What becomes of a Matmul on a GPU, executed literally on the host: cuBLASLt's part by a
-// column-major product in double precision, the steps behind it by their very kernels (run by
-// support/gpu_on_host.h). Proves every index, leading dimension and transposition of the plans.
+// What becomes of a Matmul on a GPU, executed literally on the host: cuBLASLt's part by
+// support/lt_product.h, the steps behind it by their very kernels (run by support/gpu_on_host.h).
+// Proves every index, leading dimension and transposition of the plans.
 #include <cmath>
 #include <tuple>
 
 #include "runtime/device/cuda/matmul_plan.h"
 #include "runtime/device/ops_test.h"
 #include "support/gelu.h"
+#include "support/lt_product.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -17,105 +18,12 @@ using cuda::MatmulPlan;
 
 namespace {
 
-double value_at(DType dtype, const void* data, int64_t i) {
-  const auto at = static_cast<size_t>(i);
-  switch (dtype) {
-    case DType::bf16:
-      return static_cast<double>(float_of_bf16(static_cast<const uint16_t*>(data)[at]));
-    case DType::f16:
-      return static_cast<double>(float_of_f16(static_cast<const uint16_t*>(data)[at]));
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-      return float8_value(dtype, static_cast<const uint8_t*>(data)[at]);
-    default:
-      return static_cast<double>(static_cast<const float*>(data)[at]);
-  }
-}
-void store_at(DType dtype, void* data, int64_t i, double value) {
-  const auto at = static_cast<size_t>(i);
-  const auto x = static_cast<float>(value);
-  switch (dtype) {
-    case DType::bf16:
-      static_cast<uint16_t*>(data)[at] = bf16_of_float(x);
-      break;
-    case DType::f16:
-      static_cast<uint16_t*>(data)[at] = f16_of_float(x);
-      break;
-    default:
-      static_cast<float*>(data)[at] = x;
-  }
-}
-
-// cuBLASLt as its documentation describes it, with the hardware's tanh.
 class HostSteps final : public cuda::MatmulSteps {
  public:
   void gemm(const LtGemm& g, const cuda::LtOperands& operands) override {
-    const auto& [first, second, result, bias, aux, scale_first, scale_second] = operands;
-    const bool gelu_aux =
-        g.epilogue == LtEpilogue::gelu_aux || g.epilogue == LtEpilogue::gelu_aux_bias;
-    const bool with_bias =
-        g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
-    const bool with_aux = gelu_aux || g.epilogue == LtEpilogue::dgelu;
-    REQUIRE(with_bias == (bias != nullptr));
-    REQUIRE(with_aux == (aux != nullptr));
-    // What cuBLASLt refuses.
-    REQUIRE(g.ld_first >= (g.transpose_first ? g.k : g.rows));
-    REQUIRE(g.ld_second >= (g.transpose_second ? g.columns : g.k));
-    REQUIRE(g.ld_result >= g.rows);
-    double scale = 1;
-    if (is_float8(g.first_type)) {
-      // FP8: the "TN" form, rows of 16 bytes of all that lies in memory, and not two operands of
-      // E5M2.
-      REQUIRE(g.transpose_first);
-      REQUIRE(!g.transpose_second);
-      REQUIRE(is_float8(g.second_type));
-      REQUIRE((g.first_type == DType::f8_e4m3 || g.second_type == DType::f8_e4m3));
-      for (const int64_t of16 : {g.rows, g.k, g.ld_first, g.ld_second}) {
-        REQUIRE(of16 % 16 == 0);
-      }
-      REQUIRE((g.result_type == DType::bf16 || g.result_type == DType::f32));
-      CHECK(g.fast_sums == (g.first_type == g.second_type));
-      scale = value_at(DType::f32, scale_first, 0) * value_at(DType::f32, scale_second, 0);
-    } else {
-      REQUIRE(g.first_type == g.second_type);
-      REQUIRE((g.result_type == g.first_type || g.result_type == DType::f32));
-      REQUIRE(scale_first == nullptr);
-      CHECK(!g.fast_sums);
-    }
-    if (with_bias) {
-      REQUIRE(g.bias_type == g.result_type);
-      REQUIRE((!is_float8(g.first_type) || g.bias_type == DType::bf16));
-    }
-    if (with_aux) {
-      REQUIRE(g.ld_aux % 8 == 0);
-      REQUIRE(g.ld_aux >= g.rows);
-      REQUIRE(!g.add);
-    }
+    CHECK(g.fast_sums == (is_float8(g.first_type) && g.first_type == g.second_type));
     ++products;
-    for (int64_t column = 0; column < g.columns; ++column) {
-      for (int64_t row = 0; row < g.rows; ++row) {
-        double sum = 0;
-        for (int64_t p = 0; p < g.k; ++p) {
-          // Element [i, j] of a column-major matrix is at i + j * ld.
-          const int64_t a = g.transpose_first ? p + row * g.ld_first : row + p * g.ld_first;
-          const int64_t b =
-              g.transpose_second ? column + p * g.ld_second : p + column * g.ld_second;
-          sum += value_at(g.first_type, first, a) * value_at(g.second_type, second, b);
-        }
-        sum *= scale;
-        const int64_t at = row + column * g.ld_result;
-        if (g.add) sum += value_at(g.result_type, result, at);
-        if (with_bias) sum += value_at(g.bias_type, bias, row);
-        const int64_t aux_at = row + column * g.ld_aux;
-        if (g.epilogue == LtEpilogue::dgelu) {
-          sum *= gelu_slope(value_at(g.result_type, aux, aux_at), kHardwareTanh);
-        } else if (gelu_aux) {
-          store_at(g.result_type, aux, aux_at, sum);
-          sum = gelu(sum, kHardwareTanh);  // not of what is rounded
-        }
-        store_at(g.result_type, result, at, sum);
-      }
-    }
+    multiply(g, operands);
   }
   Tensor wide(int64_t rows, int64_t columns) override {
     wide_.assign(static_cast<size_t>(rows * columns), NAN);

@@ -129,7 +129,7 @@ TEST_CASE("emulator: tensors that the driver refuses") {
   const auto refused = [&](auto change) {
     HeadsTensor tensor = right;
     change(tensor);
-    CHECK_THROWS_AS(tensor_map(tensor), std::runtime_error);
+    CHECK_THROWS(tensor_map(tensor));
   };
   refused([](HeadsTensor& t) { t.data = nullptr; });
   refused([](HeadsTensor& t) { t.data = data + 4; });

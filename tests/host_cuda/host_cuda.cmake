@@ -1,0 +1,32 @@
+# What of libmtl_cuda.so its kernels are not, over a CUDA and a cuBLASLt that are none: the device by
+# itself, for the tests of its room, and all of it as a library that the program loads.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+list(FILTER sources EXCLUDE REGEX "/(library|nccl)\\.cpp$")
+add_library(mtl_host_device OBJECT ${sources} support/fake_cublaslt.cpp ${cuda}/cuda_device.cpp
+  ${cuda}/cuda_errors.cpp ${cuda}/lt_matmul.cpp ${cuda}/cudnn_attention.cpp ${cuda}/tensor_map.cpp)
+target_include_directories(mtl_host_device SYSTEM PUBLIC ${toolkit}/include)
+target_include_directories(mtl_host_device PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(mtl_host_device PUBLIC mtl_runtime PRIVATE mtl_flags)
+# CUDA's headers, and stand-ins for them by the same names.
+set_target_properties(mtl_host_device PROPERTIES UNITY_BUILD OFF)
+target_link_libraries(test_runtime_device PRIVATE mtl_host_device)
+
+set(transport ${CMAKE_SOURCE_DIR}/runtime/comm/nccl)
+add_library(mtl_host_cuda MODULE host_cuda/library.cpp ${cuda}/plugin.cpp
+  ${transport}/cuda_streams.cpp ${transport}/cuda_world.cpp $<TARGET_OBJECTS:mtl_test_nccl>
+  $<TARGET_OBJECTS:mtl_test_cuda> $<TARGET_OBJECTS:mtl_host_device>)
+target_include_directories(mtl_host_cuda SYSTEM PRIVATE ${toolkit}/include)
+target_include_directories(mtl_host_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_compile_definitions(mtl_host_cuda PRIVATE MTL_CUDA_ARCHITECTURES=80,90)
+target_link_libraries(mtl_host_cuda PRIVATE mtl_runtime mtl_flags)
+set_target_properties(mtl_host_cuda PROPERTIES
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
+  LINK_OPTIONS "-Wl,--version-script=${CMAKE_SOURCE_DIR}/runtime/device/cuda/plugin.map;-Wl,-z,defs")
+
+# By NCCL's name, in a folder of its own for LD_LIBRARY_PATH.
+add_library(mtl_host_nccl MODULE host_cuda/nccl.cpp)
+target_include_directories(mtl_host_nccl PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_link_libraries(mtl_host_nccl PRIVATE mtl_runtime mtl_flags)
+set_target_properties(mtl_host_nccl PROPERTIES
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/nccl PREFIX "" OUTPUT_NAME libnccl
+  SUFFIX .so.2)

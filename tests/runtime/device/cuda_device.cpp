@@ -1,0 +1,169 @@
+// The GPU's device itself (runtime/device/cuda/cuda_device.cpp) over the CUDA of tests/host_cuda:
+// copies, memory, recordings, and what becomes of products that cuBLASLt refuses.
+#if defined(MTL_TEST_CUDA_LIBRARY)
+
+#include "runtime/device/cuda/cuda_device.h"
+
+#include <numeric>
+
+#include "common/error.h"
+#include "host_cuda/products.h"
+#include "runtime/device/ops_test.h"
+#include "support/fake_cublaslt.h"
+#include "support/variable.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+namespace {
+
+std::unique_ptr<Device> make_gpu() {
+  fake_cublaslt = {};
+  host_cuda::carry_out_products();
+  return cuda::make_cuda_device(0, "NVIDIA H200", false, "a GPU on the host");
+}
+
+class Values {
+ public:
+  Values(Device& device, std::vector<int64_t> shape, const std::vector<float>& values = {})
+      : device_(device), view(nullptr, DType::f32, shape) {
+    view.data = device.allocate(static_cast<size_t>(view.bytes()));
+    if (!values.empty()) device.copy_from_host(view, values.data());
+  }
+  ~Values() { device_.free(view.data); }
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
+  std::vector<float> values() const {
+    std::vector<float> all(static_cast<size_t>(view.numel()));
+    device_.copy_to_host(all.data(), view);
+    return all;
+  }
+
+ private:
+  Device& device_;
+
+ public:
+  Tensor view;
+};
+
+std::vector<float> count_from(float first, size_t count) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "cuda device: copies of every size arrive, also larger than all that is pinned for them") {
+  const auto gpu = make_gpu();
+  for (const size_t count : {size_t{1}, size_t{16}, size_t{17}, size_t{1000}, size_t{262144},
+                             size_t{262145}, size_t{5} << 20}) {
+    CAPTURE(count);
+    const std::vector<float> values = count_from(1, count);
+    const Values x(*gpu, {static_cast<int64_t>(count)}, values);
+    CHECK(x.values() == values);
+  }
+  const Values fresh(*gpu, {1000});
+  CHECK(fresh.values() == std::vector<float>(1000, 0.0f));
+}
+
+TEST_CASE("cuda device: what is replayed has the bits of what is enqueued") {
+  const auto gpu = make_gpu();
+  const Values x(*gpu, {300, 64}, count_from(0, size_t{300} * 64)), sums(*gpu, {64});
+  const auto pass = [&] {
+    gpu->bias_grad(x.view, sums.view, true);
+    gpu->scale(x.view, 0.5f);
+  };
+  std::vector<float> expected;
+  {
+    const Values again(*gpu, {300, 64}, count_from(0, size_t{300} * 64)), its_sums(*gpu, {64});
+    for (int i = 0; i < 5; ++i) {
+      gpu->bias_grad(again.view, its_sums.view, true);
+      gpu->scale(again.view, 0.5f);
+    }
+    expected = its_sums.values();
+  }
+  REQUIRE(gpu->replays());
+  gpu->replay("pass", pass);  // enqueued
+  gpu->replay("pass", pass);  // recorded
+  for (int i = 0; i < 3; ++i) gpu->replay("pass", pass);
+  CHECK(sums.values() == expected);
+}
+
+TEST_CASE(
+    "cuda device: while a pass is recorded nothing is waited for, and trouble ends recording") {
+  const auto gpu = make_gpu();
+  const Values x(*gpu, {8}, count_from(1, 8));
+  const auto clock = gpu->make_clock();
+  int calls = 0;
+  const auto pass = [&] {
+    gpu->scale(x.view, 2);
+    if (calls++ == 1) {
+      CHECK_FALSE(clock->mark());
+      CHECK_THROWS_AS(gpu->synchronize(), Error);
+      CHECK_THROWS_AS(gpu->allocate(64), Error);
+      CHECK_THROWS_AS(x.values(), Error);
+      gpu->synchronize();  // and this one ends the recording
+    }
+  };
+  CHECK(clock->mark());
+  gpu->replay("pass", pass);
+  CHECK(clock->mark());
+  // What was recorded of it is not done; it is enqueued once more, as everything is from now on.
+  gpu->replay("pass", pass);
+  CHECK(calls == 3);
+  CHECK(clock->take().size() == 1);
+  CHECK(x.values() == std::vector<float>{4, 8, 12, 16, 20, 24, 28, 32});
+}
+
+TEST_CASE("cuda device: memory that there is not is told, and what there is goes on") {
+  const auto gpu = make_gpu();
+  Diagnostic why;
+  try {
+    gpu->allocate(size_t{1} << 40);
+  } catch (const Error& error) {
+    CHECK(error.exit() == Exit::out_of_memory);
+    why = error.diagnostics().front();
+  }
+  CHECK(why.code == "device.out_of_memory");
+  CHECK(why.what.find("NVIDIA H200 gives no 1024.0 GiB") != std::string::npos);
+  const Values x(*gpu, {3}, {1, 2, 3});
+  gpu->scale(x.view, 2);
+  CHECK(x.values() == std::vector<float>{2, 4, 6});
+}
+
+TEST_CASE("cuda device: a product that cuBLASLt names and refuses is made in another way") {
+  const auto gpu = make_gpu();
+  const Values a(*gpu, {4, 8}, count_from(0, 32)), b(*gpu, {8, 16}, count_from(-60, 128));
+  const Values bias(*gpu, {16}, count_from(100, 16)), c(*gpu, {4, 16});
+  const Matmul product = {.a = a.view, .b = b.view, .c = c.view, .bias = bias.view};
+  gpu->matmul(product);
+  const std::vector<float> expected = c.values();
+  CHECK(expected[0] == doctest::Approx(100 + 0 * -60 + 1 * -44 + 2 * -28 + 3 * -12 + 4 * 4 +
+                                       5 * 20 + 6 * 36 + 7 * 52));
+
+  // The first algorithm, then every product with a bias in it: the sum comes behind the product.
+  const auto other = make_gpu();
+  int refused = 0;
+  fake_cublaslt.algorithms = [](const cuda::LtGemm&) { return 2; };
+  fake_cublaslt.refuses = [&](const LtCall& call) {
+    const bool no = call.place == 0 || call.gemm.epilogue != cuda::LtEpilogue::none;
+    refused += no ? 1 : 0;
+    return no;
+  };
+  gpu->fill(c.view, 0);
+  gpu->synchronize();
+  other->matmul(product);
+  other->synchronize();
+  CHECK(c.values() == expected);
+  CHECK(refused == 3);
+
+  fake_cublaslt.refuses = [](const LtCall&) { return true; };
+  const Values narrow(*gpu, {4, 5});
+  const Values factor(*gpu, {8, 5}, count_from(0, 40));
+  CHECK_THROWS_AS(other->matmul({.a = a.view, .b = factor.view, .c = narrow.view}), Error);
+  fake_cublaslt = {};
+}
+
+#endif
