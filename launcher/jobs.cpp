@@ -23,14 +23,14 @@ nlohmann::json status_of(const fs::path& run) {
   return in ? nlohmann::json::parse(in, nullptr, false) : nlohmann::json();
 }
 
-double number_of(const nlohmann::json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_number() ? found->get<double>() : NAN;
+double number_of(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : NAN;
 }
 
-std::string word_of(const nlohmann::json& json, const char* key) {
-  const auto found = json.find(key);
-  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+std::string word_of(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 std::vector<SlowRank> slow_ranks(const nlohmann::json& status) {
