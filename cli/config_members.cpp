@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "launcher/config_edit.h"
+#include "launcher/launch_config_place.h"
 #include "runtime/spec/train_spec.h"
 
 namespace mtl {

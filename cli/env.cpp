@@ -35,6 +35,7 @@
 #include "common/files.h"
 #include "common/version.h"
 #include "launcher/launch_config.h"
+#include "launcher/launch_config_place.h"
 #include "launcher/placement.h"
 #include "launcher/secret.h"
 #include "runtime/device/load_cuda.h"

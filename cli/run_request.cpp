@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/terminal.h"
+#include "launcher/launch_config_place.h"
 #include "launcher/launch_surroundings.h"
 #include "launcher/train_settings.h"
 #include "runtime/metrics/format.h"

@@ -14,12 +14,6 @@ namespace mtl {
 
 namespace {
 
-constexpr std::string_view kOwnPrefix = "mtl_";
-
-bool among(const std::vector<std::string>& keys, const std::string& key) {
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
-}
-
 YamlValue* entry_of(YamlValue& map, const std::string& key) {
   for (YamlValue::Entry& entry : map.entries) {
     if (entry.key == key) return &entry.value;

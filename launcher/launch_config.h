@@ -53,38 +53,25 @@ struct LaunchConfig {
   std::string deepspeed_fields;
   std::string role = "default";  // torchrun's --role
   // Settings that accelerate does not know, by the names of our flags ("hosts"). In the file they
-  // stand as mtl_hosts in megatron_lm_config, the one place where accelerate tolerates them.
+  // stand as mtl_hosts in megatron_lm_config.
   std::map<std::string, std::string> own;
   // Present but without meaning to mtl's own runtime (fsdp_config, tpu_*, ...), in file order.
   std::vector<IgnoredKey> ignored;
 };
 
-// accelerate's: $HF_HOME or $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface, +
-// /accelerate/default_config.yaml.
-std::string accelerate_config_path();
-// Ours: $XDG_CONFIG_HOME or ~/.config, + /mtl/default_config.yaml.
-std::string own_config_path();
-// The one that a launch reads where none is named: ours, else accelerate's, else none ("").
-std::string default_launch_config_path();
-// Whether `path` says that no file is to be read: "none", where no file has that name.
-bool means_no_config(const std::string& path);
 // Unknown keys at any level are errors with a suggestion (accelerate ignores nested ones silently).
 // Codes: config.unknown_key, config.bad_value, config.missing_key, config.empty, config.sagemaker,
 // those of read_yaml; warnings config.address, launch.ignored_key.
 LaunchConfig read_launch_config(const std::string& path, Diagnostics& diagnostics);
-// The name that accelerate's flag has for a key of a section: "fsdp_config", "version" ->
-// "fsdp_version"; also for the names that its wizard writes and its launcher does not know, and for
-// older ones.
-std::string plugin_key(const std::string& section, const std::string& key);
-// The entry of the file that says a setting of a section, by the name of its flag; null: it does
-// not.
-const YamlValue::Entry* find_setting(const LaunchConfig& config, const std::string& setting);
 // The same of a text, with `path` for the places.
 LaunchConfig parse_launch_config(const std::string& text, const std::string& path,
                                  Diagnostics& diagnostics);
 // The same of a tree that is there already.
 LaunchConfig interpret_launch_config(const YamlValue& root, const std::string& path,
                                      Diagnostics& diagnostics);
+// The entry of the file that says a setting of a section, by the name of its flag; null: it does
+// not.
+const YamlValue::Entry* find_setting(const LaunchConfig& config, const std::string& setting);
 // As `accelerate config default` would: distributed_type by device count (/dev/nvidia0..., less
 // what CUDA_VISIBLE_DEVICES hides). `devices` is the folder to look in.
 LaunchConfig detect_launch_config(const std::string& mixed_precision,

@@ -1,10 +1,18 @@
 #include "launcher/launch_config_keys.h"
 
 #include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "launcher/launch_flags.h"
 
 namespace mtl {
+
+bool among(const std::vector<std::string>& keys, const std::string& key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
 
 const std::vector<LaunchSection>& launch_sections() {
   static const std::vector<LaunchSection> sections = {
@@ -93,13 +101,27 @@ const LaunchSection* find_launch_section(const std::string& name) {
 }
 
 bool is_key_of(const LaunchSection& section, const std::string& key) {
-  const auto has = [&](const std::string& candidate) {
-    return std::find(section.keys.begin(), section.keys.end(), candidate) != section.keys.end();
-  };
-  if (has(key)) return true;
+  if (among(section.keys, key)) return true;
   if (!section.prefix_optional) return false;
-  return has(section.prefix + key) ||
-         (key.starts_with(section.prefix) && has(key.substr(section.prefix.size())));
+  return among(section.keys, section.prefix + key) ||
+         (key.starts_with(section.prefix) &&
+          among(section.keys, key.substr(section.prefix.size())));
+}
+
+std::string plugin_key(const std::string& section, const std::string& key) {
+  // The wizard's names, and older ones.
+  static const std::map<std::string, std::string> others = {
+      {"fsdp_backward_prefetch_policy", "fsdp_backward_prefetch"},
+      {"fp8_amax_history_length", "fp8_amax_history_len"},
+      {"fp8_amax_compute_algorithm", "fp8_amax_compute_algo"},
+      {"fp8_optimization_level", "fp8_opt_level"}};
+  const LaunchSection* found = find_launch_section(section);
+  std::string name = key;
+  if (found != nullptr && found->prefix_optional && !key.starts_with(found->prefix)) {
+    name = found->prefix + key;
+  }
+  const auto other = others.find(name);
+  return other != others.end() ? other->second : name;
 }
 
 bool is_word_list(const std::string& setting) {
@@ -153,6 +175,38 @@ const std::vector<std::string>& launch_keys_without_meaning() {
       "tpu_name",     "tpu_zone",     "tpu_vm",   "tpu_env",       "tpu_use_cluster",
       "tpu_use_sudo", "command_file", "commands", "dynamo_backend"};
   return keys;
+}
+
+Diagnostic unknown_launch_key(const YamlValue::Entry& entry) {
+  Diagnostic unknown{.code = "config.unknown_key",
+                     .what = fmt::format("unknown key '{}'", entry.key),
+                     .place = entry.key_place};
+  std::vector<std::string> candidates = launch_keys();
+  for (const std::string& key : launch_keys_without_meaning()) candidates.push_back(key);
+  for (const LaunchSection& section : launch_sections()) {
+    if (among(section.keys, entry.key)) {
+      unknown.help = fmt::format("it belongs under {}:", section.name);
+      return unknown;
+    }
+    candidates.push_back(section.name);
+  }
+  const auto near = did_you_mean(entry.key, candidates);
+  unknown.help = near ? fmt::format("did you mean '{}'?", *near)
+                      : "remove it; what to train stands in train.yaml";
+  return unknown;
+}
+
+Diagnostic unknown_key_of(const LaunchSection& section, const YamlValue::Entry& entry) {
+  auto near = did_you_mean(entry.key, section.keys);
+  if (!section.prefix.empty() && !entry.key.starts_with(section.prefix)) {
+    // `tp_degree` for `megatron_lm_tp_degree` is far by distance and near in mind.
+    if (auto prefixed = did_you_mean(section.prefix + entry.key, section.keys)) near = prefixed;
+  }
+  return {.code = "config.unknown_key",
+          .what = fmt::format("unknown key '{}' in {}", entry.key, section.name),
+          .place = entry.key_place,
+          .help = near ? fmt::format("did you mean '{}'?", *near)
+                       : fmt::format("its keys are {}", fmt::join(section.keys, ", "))};
 }
 
 const std::vector<std::string>& distributed_types() {

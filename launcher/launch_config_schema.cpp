@@ -88,7 +88,7 @@ std::string launch_config_json_schema() {
     }
     if (section.name == "megatron_lm_config") {
       for (const LaunchFlag& flag : launch_flags()) {
-        if (flag.file_key.empty()) keys["mtl_" + flag.name] = value_of(flag);
+        if (flag.file_key.empty()) keys[std::string(kOwnPrefix) + flag.name] = value_of(flag);
       }
     }
     properties[section.name] = {

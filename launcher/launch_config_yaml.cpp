@@ -206,7 +206,7 @@ std::string launch_config_yaml(const LaunchConfig& config) {
   set("main_training_function", string_text(config.main_training_function));
   std::map<std::string, std::string> megatron = config.megatron_lm_config;
   if (config.role != "default") megatron["mtl_role"] = config.role;
-  for (const auto& [key, value] : config.own) megatron["mtl_" + key] = value;
+  for (const auto& [key, value] : config.own) megatron[std::string(kOwnPrefix) + key] = value;
   if (!megatron.empty()) {
     std::string section = "\n";
     for (const auto& [key, value] : megatron) {

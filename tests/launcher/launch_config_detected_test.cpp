@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "launcher/launch_config.h"
+#include "launcher/launch_config_place.h"
 #include "launcher/processes.h"
 
 using namespace mtl;
