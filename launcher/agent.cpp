@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <initializer_list>
 #include <memory>
 #include <poll.h>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "launcher/signals.h"
 #include "launcher/standard_descriptors.h"
 #include "launcher/stopped_watch.h"
+#include "launcher/worker_stop.h"
 
 namespace mtl {
 
@@ -27,10 +29,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRequeue = static_cast<int>(Exit::requeue);
-// Helpers that outlive their finished workers get TERM and this long.
-constexpr std::chrono::milliseconds kLeftoverGrace{2'000};
-// From KILL to giving up on a process in uninterruptible sleep.
-constexpr std::chrono::milliseconds kKillWait{5'000};
 // Between two looks at a lease that is about to end.
 constexpr std::chrono::nanoseconds kLeaseLook{5'000'000};
 
@@ -54,10 +52,24 @@ bool died_of_interrupt(const WorkerEnd& end) {
          end.last_lines.back().starts_with("KeyboardInterrupt");
 }
 
+std::optional<Clock::time_point> earliest(
+    std::initializer_list<std::optional<Clock::time_point>> times) {
+  std::optional<Clock::time_point> first;
+  for (const auto& time : times) {
+    if (time && (!first || *time < *first)) first = time;
+  }
+  return first;
+}
+
 class Agent {
  public:
   explicit Agent(const AgentOptions& options)
-      : options_(options), stopped_(options.stopped_after) {}
+      : options_(options),
+        stopped_(options.stopped_after),
+        stop_(options, {.keeper = [this](const KeeperCommand& it) { keeper_->send(it); },
+                        .running = [this] { return running(); },
+                        .notice = [this](std::string line) { output_->notice(std::move(line)); }}) {
+  }
 
   AgentResult run() {
     result_.started = std::chrono::system_clock::now();
@@ -78,7 +90,6 @@ class Agent {
 
  private:
   // --- start
-  // --------------------------------------------------------------------------------------
 
   void start() {
     for (const WorkerCommand& command : options_.workers) {
@@ -93,17 +104,13 @@ class Agent {
   }
 
   // --- the loop
-  // -----------------------------------------------------------------------------------
 
   void turn(SignalPipe& signals) {
     std::vector<pollfd> polled = {
         {signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}, {control_fd(), POLLIN, 0}};
     const size_t first_stream = polled.size();
-    std::optional<Clock::time_point> until = deadline_;
     const std::optional<Clock::time_point> sample = next_sample();
-    if (sample && (!until || *sample < *until)) until = sample;
-    const std::optional<Clock::time_point> look = extend_lease();
-    if (look && (!until || *look < *until)) until = look;
+    std::optional<Clock::time_point> until = earliest({stop_.deadline(), sample, extend_lease()});
     output_->add_to(polled, until);
     int timeout = -1;
     if (until) {
@@ -115,53 +122,29 @@ class Agent {
       return;
     }
     if (polled[0].revents != 0) {
-      for (int signal : signals.take()) on_signal(signal);
+      for (int signal : signals.take()) stop_.on_signal(signal);
     }
     output_->read_ready(polled, first_stream);
     // What the workers did of themselves comes before what somebody wants of them.
     if (polled[1].revents != 0) read_events();
     if (polled[2].revents != 0) read_control((polled[2].revents & POLLIN) != 0);
     if (sample && Clock::now() >= *sample) look_for_stopped();
-    if (deadline_ && Clock::now() >= *deadline_) on_deadline();
-  }
-
-  // Hands the keeper the lease as it is now. Gives when to look again: after a quarter of what is
-  // left, so that an extension is not missed however late it comes, and about once per heartbeat
-  // while they are answered in time.
-  std::optional<Clock::time_point> extend_lease() {
-    if (!options_.control || stop_signal_ == SIGKILL) return {};
-    const auto end = options_.control->lease_end();
-    if (end && end != lease_ && keeper_->extend(*end)) lease_ = end;
-    if (!lease_) return {};
-    const std::chrono::nanoseconds left = *lease_ - boot_time();
-    if (left.count() <= 0) return {};  // the keeper's word comes
-    return Clock::now() + std::max(left / 4, kLeaseLook);
+    const std::optional<Clock::time_point> deadline = stop_.deadline();
+    if (deadline && Clock::now() >= *deadline && !stop_.on_deadline()) give_up();
   }
 
   void read_events() {
     KeeperEvent event;
-    for (;;) {
-      switch (keeper_->receive(event)) {
-        case Keeper::Receive::nothing:
-          return;
-        case Keeper::Receive::event:
-          on_event(event);
-          continue;
-        case Keeper::Receive::closed:
-          break;
-      }
-      if (!gone_) {
-        gone_ = true;  // the workers are dying with it, and ~Keeper ends their descendants
-        if (!start_error_) {
-          start_error_ = Error(Exit::environment,
-                               Diagnostic{.code = "launch.keeper_died",
-                                          .what = "the process that keeps the workers was killed; "
-                                                  "the workers were ended with it",
-                                          .help = "look for an out-of-memory kill: dmesg"});
-        }
-      }
-      return;
-    }
+    Keeper::Receive received;
+    while ((received = keeper_->receive(event)) == Keeper::Receive::event) on_event(event);
+    if (received == Keeper::Receive::nothing || gone_) return;
+    gone_ = true;  // the workers are dying with it, and ~Keeper ends their descendants
+    if (start_error_) return;
+    start_error_ = Error(Exit::environment,
+                         Diagnostic{.code = "launch.keeper_died",
+                                    .what = "the process that keeps the workers was killed; the "
+                                            "workers were ended with it",
+                                    .help = "look for an out-of-memory kill: dmesg"});
   }
 
   void on_event(const KeeperEvent& event) {
@@ -181,7 +164,7 @@ class Agent {
       case KeeperEvent::ended:
         return on_end(index, event);
       case KeeperEvent::lease_over:
-        return on_lease_over();
+        return stop_.on_lease_over();
       case KeeperEvent::all_gone:
         gone_ = true;
         return;
@@ -190,11 +173,10 @@ class Agent {
 
   void on_start_error(const Error& error) {
     if (!start_error_) start_error_ = error;
-    kill_all();
+    stop_.kill();
   }
 
   // --- ends
-  // ---------------------------------------------------------------------------------------
 
   WorkerEnd end_of(size_t index) const {
     WorkerEnd end;
@@ -218,10 +200,7 @@ class Agent {
     worker.ended = true;
     output_->drain(index);
     if (!worker.given_up) on_own_end(index, event);
-    if (running() == 0 && stop_signal_ == 0) {  // all done: what they left behind goes too
-      keeper_->send({KeeperCommand::sweep, SIGTERM});
-      deadline_ = Clock::now() + std::min(options_.grace, kLeftoverGrace);
-    }
+    if (running() == 0) stop_.on_all_ended();
   }
 
   void on_own_end(size_t index, const KeeperEvent& event) {
@@ -232,29 +211,22 @@ class Agent {
         std::chrono::duration_cast<std::chrono::system_clock::duration>(
             std::chrono::nanoseconds(event.when_ns)));
     const bool reported = read_own_words(end, options_.workers[index].error_file);
-    // Who wrote down its failure before it was asked to stop has failed by itself.
-    const bool asked = stop_signal_ != 0 && !(reported && end.when < stop_time_);
-    end.stopped_by_us = asked;
-    if (asked && stop_signal_ == SIGINT && died_of_interrupt(end)) end.exit_code = 128 + SIGINT;
-    if (event.signal == SIGKILL && stop_signal_ != SIGKILL) {
+    end.stopped_by_us = stop_.asked_before(end, reported);
+    if (end.stopped_by_us && stop_.asked_with(SIGINT) && died_of_interrupt(end)) {
+      end.exit_code = 128 + SIGINT;
+    }
+    if (event.signal == SIGKILL && !stop_.asked_with(SIGKILL)) {
       if (std::string strike = oom_->strike(); !strike.empty()) end.notes.push_back(strike);
     }
     if (event.dumped_core != 0) {
       end.notes.push_back(core_note(launches_[index].program, end.pid));
     }
-    const bool requeue = end.exit_code == kRequeue;
     record(end);
-    if (requeue && stop_signal_ == 0 && !deadline_) {
-      // Somebody else asked it (a scheduler that signals every process). The others were asked
-      // too: a TERM from here would be their second. They get the grace to follow.
-      deadline_ = Clock::now() + options_.grace;
-    }
-    if (end.exit_code == 0 || requeue || start_error_) return;
-    if (!asked) return fail(end, reported);
-    // After a stop, these are how a program obeys; and above us they know why they asked.
-    const bool obeyed = end.exit_code == 128 + SIGTERM || end.exit_code == 128 + SIGINT ||
-                        (stop_signal_ == SIGKILL && end.exit_code == 128 + SIGKILL);
-    if (!obeyed && !stopped_by_control_) fail(end, reported);
+    if (end.exit_code == kRequeue) return stop_.on_requeue();
+    if (end.exit_code == 0 || start_error_) return;
+    // A controller knows why it asked, whatever comes of it.
+    if (end.stopped_by_us && (stop_.obeyed(end) || stop_.by_control())) return;
+    fail(end, reported);
   }
 
   // A rank failed by itself. The first to fail is the headline; `reported`: by its own account,
@@ -263,23 +235,41 @@ class Agent {
     const bool earlier = reported && result_.first_failure && !end.stopped_by_us &&
                          end.when < result_.first_failure->when;
     if (!result_.first_failure || earlier) result_.first_failure = end;
-    if (stop_signal_ != 0) return;
-    const bool at_once = options_.failure_grace.count() == 0;
-    // With somebody above us, it is theirs to say, once for all nodes.
-    if (const size_t others = running(); others > 0 && options_.control == nullptr) {
-      notice(fmt::format("{} {}: {} {}{}", ranks_name(end), how_it_ended(end),
-                         at_once ? "killed" : "asked", ranks(others), at_once ? "" : " to stop"));
+    stop_.on_failure(end);
+  }
+
+  // Not even SIGKILL helps (a dead network disk, a driver): report it and go on.
+  void give_up() {
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (workers_[i].ended) continue;
+      WorkerEnd end = end_of(i);
+      result_.warnings.push_back(
+          fmt::format("process {} of {} could not be killed", end.pid, ranks_name(end)));
+      if (workers_[i].given_up) continue;
+      end.signal = SIGKILL;
+      end.exit_code = 128 + SIGKILL;
+      end.stopped_by_us = true;
+      end.notes.push_back(fmt::format(
+          "it does not die of SIGKILL: uninterruptible sleep, see /proc/{}/stack", end.pid));
+      record(end);
     }
-    if (at_once) return kill_all();
-    stop(options_.failure_grace.count() < 0 ? options_.grace : options_.failure_grace);
+    gone_ = true;
+  }
+
+  // Ranks whose process has not ended.
+  size_t running() const {
+    size_t count = 0;
+    for (size_t i = 0; i < workers_.size(); ++i) {
+      if (workers_[i].running()) count += static_cast<size_t>(options_.workers[i].ranks);
+    }
+    return count;
   }
 
   // --- stopped workers
-  // ----------------------------------------------------------------------------
 
   // Who is being ended anyway needs no watch.
   std::optional<Clock::time_point> next_sample() const {
-    return stop_signal_ == 0 && running() > 0 ? stopped_.next() : std::nullopt;
+    return !stop_.asked() && running() > 0 ? stopped_.next() : std::nullopt;
   }
 
   void look_for_stopped() {
@@ -297,57 +287,7 @@ class Agent {
     for (const WorkerEnd& end : ends) fail(end, false);
   }
 
-  // --- stopping
-  // -----------------------------------------------------------------------------------
-
-  void on_signal(int signal) {
-    if (signal == SIGTSTP) {
-      if (!std::exchange(told_not_stopped_, true)) notice(kNotStopped);
-      return;
-    }
-    if (signal == SIGUSR1 || signal == SIGQUIT) {
-      keeper_->send({KeeperCommand::signal_workers, signal});
-      return;
-    }
-    if (signal == SIGUSR2) return on_time_nearly_over();
-    const bool time_over = std::exchange(time_nearly_over_, false);
-    const bool again = result_.interrupted && !time_over;
-    result_.interrupted = true;
-    if (!again) interrupt_signal_ = signal;
-    if (options_.control) options_.control->interrupted(signal);
-    if (running() == 0) {
-      kill_all();  // only helpers of finished workers are left
-    } else if (stop_signal_ == 0) {
-      notice(fmt::format("{}: asked {} to stop (up to {:.3g} s; once more = kill at once)",
-                         signal_name(signal), ranks(running()),
-                         std::chrono::duration<double>(options_.grace).count()));
-      stop(options_.grace, asking_signal(signal));
-    } else if (stop_signal_ == SIGKILL) {
-      return;
-    } else if ((stopped_by_control_ || time_over) && !again) {
-      // A scheduler signals every node, and the node that was first has told us already. Or it has
-      // sent USR2 before: what comes at the end of the time is no second wish.
-      notice(fmt::format("{}: {} already asked to stop (once more = kill at once)",
-                         signal_name(signal), ranks_are(running())));
-    } else {
-      notice(fmt::format("{}: killed {}", signal_name(signal), ranks(running())));
-      kill_all();
-    }
-  }
-
-  // A scheduler's warning. It may come to every process of the job, and more than once: that is one
-  // request, and above us they tell all nodes of it.
-  void on_time_nearly_over() {
-    if (options_.control) return options_.control->interrupted(SIGUSR2);
-    if (std::exchange(result_.interrupted, true)) return;
-    time_nearly_over_ = true;
-    interrupt_signal_ = SIGUSR2;
-    if (running() == 0 || stop_signal_ != 0) return;
-    notice(fmt::format("SIGUSR2: asked {} to stop (up to {:.3g} s): the job's time is nearly over",
-                       ranks(running()),
-                       std::chrono::duration<double>(options_.warning_grace).count()));
-    stop(options_.warning_grace);
-  }
+  // --- somebody above
 
   int control_fd() const {
     return options_.control && !control_gone_ ? options_.control->fd() : -1;
@@ -359,128 +299,42 @@ class Agent {
       const AgentControl::Command command = options_.control->read();
       if (command.kind == AgentControl::Command::none) break;
       any = true;
-      on_command(command);
+      stop_.on_command(command);
     }
     // Closed at the other end and nothing more to say: poll would return at once for ever.
     if (!readable && !any) control_gone_ = true;
   }
 
-  void on_command(const AgentControl::Command& command) {
-    using Command = AgentControl::Command;
-    const auto tell = [&](const char* what, const char* rest) {
-      if (command.why.empty() || running() == 0) return;
-      notice(fmt::format("{}: {} {}{}", command.why, what, ranks(running()), rest));
-    };
-    if (command.kind == Command::pass_on) {
-      tell(("sent " + signal_name(command.signal) + " to").c_str(), "");
-      keeper_->send({KeeperCommand::signal_workers, command.signal});
-      return;
-    }
-    if (stop_signal_ == 0 && running() > 0) stopped_by_control_ = true;
-    if (command.kind == Command::kill || command.grace.count() <= 0) {
-      if (stop_signal_ != SIGKILL) tell("killed", "");
-      kill_all();
-    } else if (stop_signal_ == 0 && running() > 0) {
-      tell("asked", " to stop");
-      stop(command.grace, command.signal);
-    } else if (stop_signal_ != SIGKILL && deadline_) {  // being stopped, or all done
-      deadline_ = std::min(*deadline_, Clock::now() + command.grace);
-    }
+  // Hands the keeper the lease as it is now. Gives when to look again: after a quarter of what is
+  // left, so that an extension is not missed however late it comes, and about once per heartbeat
+  // while they are answered in time.
+  std::optional<Clock::time_point> extend_lease() {
+    if (!options_.control || stop_.asked_with(SIGKILL)) return {};
+    const auto end = options_.control->lease_end();
+    if (end && end != lease_ && keeper_->extend(*end)) lease_ = end;
+    if (!lease_) return {};
+    const std::chrono::nanoseconds left = *lease_ - boot_time();
+    if (left.count() <= 0) return {};  // the keeper's word comes
+    return Clock::now() + std::max(left / 4, kLeaseLook);
   }
-
-  void on_lease_over() {
-    if (running() > 0) {
-      if (stop_signal_ == 0) stopped_by_control_ = true;
-      notice(fmt::format("the launcher could not be reached in time: killed {}", ranks(running())));
-      options_.control->lease_over();
-    }
-    kill_all();
-  }
-
-  void stop(std::chrono::milliseconds grace, int signal = SIGTERM) {
-    stop_signal_ = signal;
-    stop_time_ = std::chrono::system_clock::now();
-    // The workers themselves, not their helpers: a data loader must live until the checkpoint is
-    // written. What a dead worker leaves behind gets its TERM then. But for INT, as at a terminal.
-    keeper_->send({KeeperCommand::signal_workers, signal});
-    keeper_->send({KeeperCommand::sweep, SIGTERM});
-    deadline_ = Clock::now() + grace;
-  }
-
-  void kill_all() {
-    if (stop_signal_ == SIGKILL) return;
-    if (stop_signal_ == 0) stop_time_ = std::chrono::system_clock::now();
-    stop_signal_ = SIGKILL;
-    keeper_->send({KeeperCommand::sweep, SIGKILL});
-    deadline_ = Clock::now() + kKillWait;
-  }
-
-  void on_deadline() {
-    if (stop_signal_ == 0 && running() > 0) {  // ranks that did not follow one that said 75
-      notice(fmt::format("{} did not stop with the others: asked to", ranks(running())));
-      return stop(options_.grace);
-    }
-    if (stop_signal_ != SIGKILL) {
-      if (running() > 0) notice(fmt::format("{} did not stop in time: killed", ranks(running())));
-      return kill_all();
-    }
-    // Not even SIGKILL helps (a dead network disk, a driver): report it and go on.
-    for (size_t i = 0; i < workers_.size(); ++i) {
-      if (workers_[i].ended) continue;
-      WorkerEnd end = end_of(i);
-      result_.warnings.push_back(
-          fmt::format("process {} of {} could not be killed", end.pid, ranks_name(end)));
-      if (workers_[i].given_up) continue;
-      end.signal = SIGKILL;
-      end.exit_code = 128 + SIGKILL;
-      end.stopped_by_us = true;
-      end.notes.push_back("it does not die of SIGKILL: uninterruptible sleep, see /proc/" +
-                          std::to_string(end.pid) + "/stack");
-      record(end);
-    }
-    gone_ = true;
-  }
-
-  // Ranks whose process has not ended.
-  size_t running() const {
-    size_t count = 0;
-    for (size_t i = 0; i < workers_.size(); ++i) {
-      if (workers_[i].running()) count += static_cast<size_t>(options_.workers[i].ranks);
-    }
-    return count;
-  }
-
-  static std::string ranks(size_t count) {
-    return count == 1 ? "1 rank" : fmt::format("{} ranks", count);
-  }
-  static std::string ranks_are(size_t count) {
-    return ranks(count) + (count == 1 ? " is" : " are");
-  }
-
-  void notice(std::string line) { output_->notice(std::move(line)); }
 
   // --- the result
-  // ---------------------------------------------------------------------------------
 
   void conclude() {
-    result_.interrupt_signal = interrupt_signal_;
-    const auto& ends = result_.ends;
-    const auto all = [&](auto predicate) {
-      return std::all_of(ends.begin(), ends.end(), predicate);
-    };
-    const auto any = [&](auto predicate) {
-      return std::any_of(ends.begin(), ends.end(), predicate);
-    };
-    const auto said_requeue = [](const WorkerEnd& end) { return end.exit_code == kRequeue; };
-    const auto fine = [](const WorkerEnd& end) {
-      return end.exit_code == 0 || end.exit_code == kRequeue;
-    };
-    if (all(fine) && any(said_requeue)) {
+    result_.interrupted = stop_.interrupted();
+    result_.interrupt_signal = stop_.interrupt_signal();
+    bool fine = true, requeue = false;
+    for (const WorkerEnd& end : result_.ends) {
+      fine = fine && (end.exit_code == 0 || end.exit_code == kRequeue);
+      requeue = requeue || end.exit_code == kRequeue;
+    }
+    if (fine && requeue) {
       result_.exit_code = kRequeue;
     } else if (result_.first_failure) {
       result_.exit_code = result_.first_failure->exit_code;
-    } else if (!all(fine) && (interrupt_signal_ != 0 || !stopped_by_control_)) {
-      result_.exit_code = 128 + (interrupt_signal_ != 0 ? interrupt_signal_ : SIGTERM);
+    } else if (!fine && (result_.interrupt_signal != 0 || !stop_.by_control())) {
+      result_.exit_code =
+          128 + (result_.interrupt_signal != 0 ? result_.interrupt_signal : SIGTERM);
     }
   }
 
@@ -491,15 +345,9 @@ class Agent {
   std::vector<Launch> launches_;
   std::vector<Worker> workers_;
   StoppedWatch stopped_;
-  int stop_signal_ = 0;  // what the workers were last asked with: 0, INT, TERM or KILL
-  int interrupt_signal_ = 0;
-  std::chrono::system_clock::time_point stop_time_;  // when they were first asked
-  bool stopped_by_control_ = false;                  // ... and that was not our own idea
+  WorkerStop stop_;
   bool control_gone_ = false;
-  bool told_not_stopped_ = false;
-  bool time_nearly_over_ = false;                  // USR2 has come, and nothing stronger after it
   std::optional<std::chrono::nanoseconds> lease_;  // as the keeper knows it
-  std::optional<Clock::time_point> deadline_;
   bool gone_ = false;
   // The keeper ends before the output: its workers write there.
   std::unique_ptr<AgentOutput> output_;
