@@ -26,7 +26,7 @@ struct NodeOptions {
   std::optional<NodeJob> job;
   int rank = -1;  // machine_rank
   // How this node calls itself and where it stands among the others, where its scheduler says so.
-  std::string host;   // "" = by its own name
+  std::string host;  // "" = by its own name
   int position = -1;
   // Where the rendezvous is, for what is said while it does not answer.
   std::string controller;

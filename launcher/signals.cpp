@@ -25,6 +25,14 @@ void note_signal(int signal) {
   errno = saved;
 }
 
+sigset_t held_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2})
+    sigaddset(&set, signal);
+  return set;
+}
+
 }  // namespace
 
 SignalPipe::SignalPipe(bool holds_others) {
@@ -79,6 +87,20 @@ void hold_usr2() {
   sigemptyset(&set);
   sigaddset(&set, SIGUSR2);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+sigset_t SignalsHeld::hold() {
+  const sigset_t held = held_signals();
+  sigset_t before;
+  pthread_sigmask(SIG_BLOCK, &held, &before);
+  return before;
+}
+
+SignalsHeld::~SignalsHeld() {
+  const sigset_t held = held_signals();
+  const timespec at_once{};
+  while (sigtimedwait(&held, nullptr, &at_once) > 0) continue;
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 std::string signal_name(int signal) {

@@ -39,6 +39,21 @@ class SignalPipe {
 // every process of a job, also to one that has just begun. Before threads are made.
 void hold_usr2();
 
+// A signal that comes while no SignalPipe takes it, between one's end and the next one's start,
+// waits while this lives. One that comes when all is over has nothing left to ask for.
+class SignalsHeld {
+ public:
+  SignalsHeld() : before_(hold()) {}
+  ~SignalsHeld();
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+  // From now on also while a pipe lives, whose end puts the mask back. Gives the mask before.
+  static sigset_t hold();
+
+ private:
+  const sigset_t before_;
+};
+
 // What is said when SIGTSTP is not obeyed.
 inline constexpr const char* kNotStopped =
     "SIGTSTP (Ctrl-Z) is ignored: a launcher that stands still looks to the other machines like a "
