@@ -8,6 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/plan/param_layout.h"
+
 using namespace mtl;
 
 namespace {
