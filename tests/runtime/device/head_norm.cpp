@@ -1,4 +1,5 @@
 // QK-norm against a double-precision reference and finite differences.
+#include "runtime/device/norm_reference.h"
 #include "runtime/device/ops_test.h"
 
 namespace mtl::test {
@@ -11,23 +12,6 @@ struct Case {
 const Case kCases[] = {{1, 1, 1, 0, 0, 0},     {3, 2, 5, 3, 4, 0},      {5, 3, 16, 0, 48, 16},
                        {33, 2, 17, 34, 1, 2},  {40, 4, 64, 64, 0, 5},   {7, 1, 80, 0, 160, 0},
                        {150, 3, 128, 0, 1, 0}, {2, 12, 64, 768, 768, 0}};
-
-double rstd_of(const std::vector<double>& x, size_t first, size_t dim, double eps) {
-  double squares = 0;
-  for (size_t i = first; i < first + dim; ++i) squares += x[i] * x[i];
-  return 1 / std::sqrt(squares / static_cast<double>(dim) + eps);
-}
-
-// Vectors of gamma's size, one after another.
-std::vector<double> normed(const std::vector<double>& x, const std::vector<double>& gamma,
-                           double eps) {
-  std::vector<double> y;
-  for (size_t first = 0; first < x.size(); first += gamma.size()) {
-    const double rstd = rstd_of(x, first, gamma.size(), eps);
-    for (size_t i = 0; i < gamma.size(); ++i) y.push_back(x[first + i] * rstd * gamma[i]);
-  }
-  return y;
-}
 
 // The columns of the heads out of rows, and rows with them replaced.
 std::vector<double> heads_of(const Held& x, const Case& c) {
@@ -68,7 +52,7 @@ TEST_CASE("head_norm_forward norms its columns, keeps them raw and touches no ot
         const double eps = static_cast<double>(1e-3f);
         const std::vector<double> before = heads_of(x, c), gammas = gamma.values();
         const std::vector<double> expected =
-            replaced(x.values(), cols, c, normed(before, gammas, eps));
+            replaced(x.values(), cols, c, norm_forward(Norm::rms, before, gammas, {}, eps));
         const std::vector<double> expected_raw = replaced(raw.values(), raw_cols, c, before);
         device.head_norm_forward({.x = x.view,
                                   .raw = raw.view,
@@ -81,9 +65,9 @@ TEST_CASE("head_norm_forward norms its columns, keeps them raw and touches no ot
         check_close(x, expected, 5e-6, "x");  // a few roundings of numbers below 10
         CHECK(raw.values() == expected_raw);
         for (int64_t i = 0; i < rstd.size(); ++i) {
-          const double want =
-              rstd_of(before, static_cast<size_t>(i * c.dim), static_cast<size_t>(c.dim), eps);
-          CHECK(std::abs(rstd[i] / want - 1) <= 1e-6);
+          const NormRow head =
+              norm_row(Norm::rms, before.data() + i * c.dim, static_cast<size_t>(c.dim), eps);
+          CHECK(std::abs(rstd[i] / head.rstd - 1) <= 1e-6);
         }
       }
     }
@@ -109,24 +93,12 @@ TEST_CASE("head_norm_backward against the formulas in double precision") {
           dgamma.randomize(random);
           const std::vector<double> x = heads_of(raw, c), dy = heads_of(dx, c);
           const auto dim = static_cast<size_t>(c.dim);
-          std::vector<double> expected(x.size()), expected_dgamma(dim, 0.0);
-          if (accumulate) expected_dgamma = dgamma.values();
-          for (size_t first = 0; first < x.size(); first += dim) {
-            const double r = rstd_of(x, first, dim, 0.1);
-            rstd.set(static_cast<int64_t>(first / dim), r);
-            double mean = 0;
-            for (size_t i = 0; i < dim; ++i) {
-              const double n = x[first + i] * r, d = dy[first + i];
-              mean += d * gamma[static_cast<int64_t>(i)] * n / static_cast<double>(dim);
-              expected_dgamma[i] += d * n;
-            }
-            for (size_t i = 0; i < dim; ++i) {
-              const double n = x[first + i] * r;
-              const double g = dy[first + i] * gamma[static_cast<int64_t>(i)];
-              expected[first + i] = r * (g - n * mean);
-            }
+          NormGradients expected = norm_backward(Norm::rms, x, dy, gamma.values(), 0.1);
+          if (accumulate) expected.dgamma = added(expected.dgamma, dgamma.values());
+          for (int64_t i = 0; i < rstd.size(); ++i) {
+            rstd.set(i, norm_row(Norm::rms, x.data() + i * c.dim, dim, 0.1).rstd);
           }
-          const std::vector<double> expected_dx = replaced(dx.values(), cols, c, expected);
+          const std::vector<double> expected_dx = replaced(dx.values(), cols, c, expected.dx);
           const std::vector<double> before = dx.values();
           device.head_norm_backward({.dx = dx.view,
                                      .raw = raw.view,
@@ -139,7 +111,7 @@ TEST_CASE("head_norm_backward against the formulas in double precision") {
                                      .accumulate = accumulate});
           // A few f32 roundings of values below 20 each; the sums grow like a square root.
           check_close(dx, expected_dx, 5e-6, "dx");
-          check_close(dgamma, expected_dgamma,
+          check_close(dgamma, expected.dgamma,
                       5e-6 * std::sqrt(static_cast<double>(c.rows * c.heads)), "dgamma");
           int64_t touched = 0;
           for (int64_t i = 0; i < dx.size(); ++i) {
@@ -186,27 +158,12 @@ TEST_CASE("head_norm_backward is the finite difference of the forward reference"
                                  .gamma = gamma.view,
                                  .rstd = rstd.view,
                                  .dgamma = dgamma.view});
-      const auto derivatives = [&](std::vector<double>& at) {
-        const auto loss = [&] {
-          const std::vector<double> ys = normed(xs, gammas, static_cast<double>(eps));
-          double sum = 0;
-          for (size_t i = 0; i < ys.size(); ++i) sum += ys[i] * weights[i];
-          return sum;
-        };
-        std::vector<double> result;
-        for (double& value : at) {
-          const double saved = value, h = 1e-5;
-          value = saved + h;
-          const double up = loss();
-          value = saved - h;
-          result.push_back((up - loss()) / (2 * h));
-          value = saved;
-        }
-        return result;
+      const auto outputs = [&] {
+        return norm_forward(Norm::rms, xs, gammas, {}, static_cast<double>(eps));
       };
-      // Central differences are good to 1e-8 here; f32 to a few 2^-24 of values below 10.
-      check_close(dx, replaced(dx_before, cols, c, derivatives(xs)), 5e-6, "dx");
-      check_close(dgamma, derivatives(gammas), 5e-6, "dgamma");
+      // A few 2^-24 of values below 10.
+      check_close(dx, replaced(dx_before, cols, c, derivatives(xs, weights, outputs)), 5e-6, "dx");
+      check_close(dgamma, derivatives(gammas, weights, outputs), 5e-6, "dgamma");
     }
   });
 }
