@@ -1,0 +1,52 @@
+// mtl config default, show and schema.
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "cli/program.h"
+#include "support/text.h"
+
+using namespace mtl::test;
+
+TEST_CASE("config default writes once and never overwrites") {
+  Shell shell;
+  const std::string path = (shell.dir() / "xdg/mtl/default_config.yaml").string();
+  const Outcome first = shell.mtl({"config", "default", "--mixed_precision", "bf16"});
+  CHECK(first.code == 0);
+  CHECK(first.out == path + '\n');
+  const std::string text = file_text(path);
+  CHECK(has(text, "mixed_precision: bf16"));
+  const Outcome second = shell.mtl({"config", "default"});
+  CHECK(second.code == 0);
+  CHECK(second.out == path + '\n');
+  CHECK(has(second.err, "not overwritten"));
+  CHECK(file_text(path) == text);
+
+  const Outcome here = shell.mtl({"config", "default", "--config-file", "sub/here.yaml"});
+  CHECK(here.code == 0);
+  CHECK(has(file_text(shell.dir() / "sub/here.yaml"), "compute_environment"));
+
+  const Outcome show = shell.mtl({"config", "show"});
+  CHECK(show.code == 0);
+  CHECK(has(show.out, path));
+  CHECK(has(show.out, "precision.dtype=bf16"));
+}
+
+TEST_CASE("config show without a file, and with a broken one") {
+  Shell shell;
+  CHECK(shell.mtl({"config", "show"}).code == 0);
+  CHECK(shell.mtl({"config", "show", "--config_file", "missing.yaml"}).code == 3);
+  shell.write("bad.yaml", "num_proceses: 4\n");
+  const Outcome bad = shell.mtl({"config", "show", "--config_file", "bad.yaml"});
+  CHECK(bad.code == 3);
+  CHECK(has(bad.err, "num_processes"));
+  CHECK(has(bad.err, "bad.yaml:1"));
+}
+
+TEST_CASE("config schema is a JSON schema on stdout") {
+  Shell shell;
+  const Outcome schema = shell.mtl({"config", "schema"});
+  CHECK(schema.code == 0);
+  CHECK(schema.out[0] == '{');
+  CHECK(has(schema.out, "micro_batch"));
+}
