@@ -192,11 +192,8 @@ TEST_CASE("advice is written into train.yaml and runs as planned") {
 TEST_CASE("advice for a batch that grows is a run in every phase") {
   Shell shell;
   write_7b(shell);
-  std::string yaml = file_text(shell.dir() / "train.yaml");
-  const std::string batch = "global_batch: 128  # sequences\n";
-  yaml.replace(yaml.find(batch), batch.size(),
-               "global_batch: 512\n  batch_ramp: {0: 96, 500: 512, 900000000: 40}\n");
-  shell.write("train.yaml", yaml);
+  shell.replace("train.yaml", "global_batch: 128  # sequences\n",
+                "global_batch: 512\n  batch_ramp: {0: 96, 500: 512, 900000000: 40}\n");
   const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
   CHECK_MESSAGE(out.code == 0, out.err);
   const Outcome plan = shell.mtl({"plan", "--gpus", "64", "train.yaml"});
@@ -206,10 +203,8 @@ TEST_CASE("advice for a batch that grows is a run in every phase") {
 TEST_CASE("advice needs a batch that does not follow from the layout") {
   Shell shell;
   write_7b(shell);
-  std::string yaml = file_text(shell.dir() / "train.yaml");
-  const std::string batch = "global_batch: 128";
-  yaml.replace(yaml.find(batch), batch.size(), "accumulate: 8\n  micro_batch: 4");
-  shell.write("train.yaml", yaml);
+  shell.replace("train.yaml", "global_batch: 128", "accumulate: 8\n  micro_batch: 4");
+  const std::string yaml = file_text(shell.dir() / "train.yaml");
   const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
   CHECK(out.code == 3);
   CHECK(has(out.err, "error[plan.accumulate]: --tune needs train.global_batch"));
@@ -220,12 +215,12 @@ TEST_CASE("advice needs a batch that does not follow from the layout") {
 TEST_CASE("what belonged to the old layout does not stay behind") {
   Shell shell;
   write_7b(shell);
-  std::string yaml = file_text(shell.dir() / "train.yaml");
-  yaml += "recompute: {mode: full, method: block, layers: 2, distribute: true}\n";
-  yaml.replace(yaml.find("  tp: 8"), 7,
-               "  cp: 3\n  dp: 3\n  schedule: gpipe\n  sp: true\n  stage_layout: [16, 16]\n"
-               "  tp: 8");
-  shell.write("train.yaml", yaml);
+  shell.write("train.yaml",
+              file_text(shell.dir() / "train.yaml") +
+                  "recompute: {mode: full, method: block, layers: 2, distribute: true}\n");
+  shell.replace("train.yaml", "  tp: 8",
+                "  cp: 3\n  dp: 3\n  schedule: gpipe\n  sp: true\n  stage_layout: [16, 16]\n"
+                "  tp: 8");
   const Outcome out = shell.mtl({"plan", "--tune", "--gpus", "64", "--write", "train.yaml"});
   CHECK(out.code == 0);
   const Outcome plan = shell.mtl({"plan", "--gpus", "64", "train.yaml"});

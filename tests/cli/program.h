@@ -48,6 +48,13 @@ class Shell {
     std::ofstream(dir() / name, std::ios::binary) << text;
   }
 
+  // A text that stands in that file, by another one.
+  void replace(const std::string& name, const std::string& from, const std::string& to) const {
+    std::string text = file_text(dir() / name);
+    text.replace(text.find(from), from.size(), to);
+    write(name, text);
+  }
+
   Outcome mtl(const std::vector<std::string>& args,
               const std::map<std::string, std::string>& env = {}) const {
     std::vector<std::string> argv = {MTL_PROGRAM};

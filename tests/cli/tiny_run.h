@@ -35,6 +35,18 @@ inline void write_recipe(const Shell& shell, int steps) {
                   "checkpoint:\n  every: 5\nlog:\n  every: 5\n");
 }
 
+// Trains with `settings` beside the recipe and expects it to end well.
+inline Outcome launch(const Shell& shell, int ranks, std::vector<std::string> settings,
+                      const std::vector<std::string>& more = {}) {
+  settings.insert(settings.begin(),
+                  {"launch", "--num_processes", std::to_string(ranks), "train.yaml"});
+  settings.insert(settings.end(), more.begin(), more.end());
+  const Outcome outcome = shell.mtl(settings);
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.code == 0);
+  return outcome;
+}
+
 // The one run of that name.
 inline fs::path run_of(const Shell& shell) {
   std::vector<fs::path> runs;
@@ -50,6 +62,15 @@ inline std::vector<json> metrics_of(const fs::path& run) {
   std::istringstream in(file_text(run / "metrics.jsonl"));
   for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
   return lines;
+}
+
+inline json status_of(const fs::path& run) {
+  return json::parse(file_text(run / "status.json"));
+}
+
+// Of its last checkpoint.
+inline json state_of(const fs::path& run) {
+  return json::parse(file_text(run / "latest" / "manifest.json"))["state"];
 }
 
 // The losses of the runs below that folder, as they were written.
