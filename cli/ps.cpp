@@ -33,10 +33,16 @@ int command_ps(const Arguments& args) {
   if (jobs.empty()) {
     fmt::print(stderr, "nothing of yours runs{}\n",
                all ? " or has run" : " (--all: what has ended)");
-    return 0;
+  } else {
+    const Terminal terminal = inspect_terminal(STDOUT_FILENO);
+    fmt::print("{}",
+               jobs_table(jobs, terminal.is_tty ? terminal.columns : 0, terminal.utf8, false));
   }
-  const Terminal terminal = inspect_terminal(STDOUT_FILENO);
-  fmt::print("{}", jobs_table(jobs, terminal.is_tty ? terminal.columns : 0, terminal.utf8, false));
+  if (const int hidden = all ? 0 : unended_elsewhere(recorded_jobs()); hidden > 0) {
+    std::fflush(stdout);
+    fmt::print(stderr, "{} of other machines that may still run {} hidden (mtl ps --all)\n",
+               hidden == 1 ? "1 job" : fmt::format("{} jobs", hidden), hidden == 1 ? "is" : "are");
+  }
   return 0;
 }
 

@@ -123,6 +123,24 @@ void add_record(JobView& view, const JobRecord& record, bool of_job) {
   if (view.nodes == 0) view.nodes = record.nodes;
 }
 
+// What the record and its run say, of SLURM's nothing.
+JobView view_of(const JobRecord& record) {
+  const bool slurm = record.kind == "slurm";
+  const bool alive = !slurm && is_alive(record);
+  JobView view{.id = record.id, .name = record.name, .where = record.kind};
+  // On another machine nobody can see it; that it is there is all that is known.
+  const bool elsewhere = !slurm && record.host != host_name();
+  view.state = alive ? "RUNNING" : slurm ? "ENDED" : elsewhere ? kUnknown : "LOST";
+  if (elsewhere) view.reason = std::string("on ").append(record.host);
+  view.live = alive;
+  view.pid = alive ? record.pid : 0;
+  view.host = record.host;
+  add_record(view, record, slurm);
+  if (alive) view.run_s = std::time(nullptr) - record.when;
+  add_progress(view, record.when);
+  return view;
+}
+
 std::string base_of(const std::string& id) {
   return id.substr(0, id.find('_'));
 }
@@ -196,27 +214,24 @@ std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
   for (const JobRecord& record : records) {
     const bool slurm = record.kind == "slurm";
     if (slurm && std::find(seen.begin(), seen.end(), record.id) != seen.end()) continue;
-    const bool alive = !slurm && is_alive(record);
-    // On another machine nobody can see it; that it is there is all that is known.
-    if (!alive && !ended) continue;
-    JobView view{.id = record.id, .name = record.name, .where = record.kind};
-    const bool elsewhere = !slurm && record.host != host_name();
-    view.state = alive ? "RUNNING" : slurm ? "ENDED" : elsewhere ? kUnknown : "LOST";
-    if (elsewhere) view.reason = std::string("on ").append(record.host);
-    view.live = alive;
-    view.pid = alive ? record.pid : 0;
-    view.host = record.host;
-    add_record(view, record, slurm);
-    if (alive) view.run_s = std::time(nullptr) - record.when;
+    if (!ended && (slurm || !is_alive(record))) continue;
     if (slurm) seen.push_back(record.id);
-    add_progress(view, record.when);
-    views.emplace_back(record.when, std::move(view));
+    views.emplace_back(record.when, view_of(record));
   }
   std::stable_sort(views.begin(), views.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<JobView> sorted;
   for (auto& [when, view] : views) sorted.push_back(std::move(view));
   return sorted;
+}
+
+int unended_elsewhere(const std::vector<JobRecord>& records) {
+  const auto may_run = [](const JobRecord& record) {
+    if (record.kind == "slurm" || record.host == host_name()) return false;
+    const std::string state = view_of(record).state;
+    return state == "RUNNING" || state == kUnknown;
+  };
+  return static_cast<int>(std::count_if(records.begin(), records.end(), may_run));
 }
 
 std::vector<JobView> job_views(bool ended, std::string* warning) {

@@ -55,6 +55,9 @@ std::vector<JobView> job_views(bool ended, std::string* warning = nullptr);
 // Pure: the same from what was read.
 std::vector<JobView> join_jobs(const std::vector<JobRecord>& records,
                                const std::optional<std::vector<SlurmJobState>>& queue, bool ended);
+// How many of what was started on other machines that share this registry is not known to have
+// ended: without `ended` join_jobs leaves them out.
+int unended_elsewhere(const std::vector<JobRecord>& records);
 // Those that a person means by an ID, a RUN directory, or a NAME; an array's ID means all its
 // tasks.
 std::vector<JobView> matching_jobs(const std::vector<JobView>& jobs, const std::string& text);

@@ -1,9 +1,16 @@
-// The table of mtl ps and mtl top: what fits, and the ranks that the others wait for.
+// The table of mtl ps and mtl top: what fits, the ranks that the others wait for, and what it
+// leaves out.
 #include "cli/jobs_table.h"
+
+#include <ctime>
+#include <map>
+#include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/program.h"
 #include "common/terminal.h"
 #include "common/text.h"
 #include "support/text.h"
@@ -78,4 +85,35 @@ TEST_CASE("slow ranks stand under the table, four of a run at most") {
   CHECK(json["jobs"][0]["stragglers"][0]["host"] == "gpu-17");
   CHECK(json["jobs"][0]["stragglers"][1]["factor"].is_null());
   CHECK(json["jobs"][1]["stragglers"].empty());
+}
+
+TEST_CASE("mtl ps says how many jobs of other machines it leaves out, and what shows them") {
+  const test::Shell shell;
+  const std::map<std::string, std::string> env = {{"XDG_STATE_HOME", (shell.dir() / "s").string()}};
+  const auto record = [&](const std::string& id, const std::string& state) {
+    shell.write("runs/" + id + "/resolved.yaml", "");
+    shell.write("runs/" + id + "/status.json", R"({"state":")" + state + R"("})");
+    const nlohmann::json json = {{"schema", "mtl.job/1"},
+                                 {"kind", "local"},
+                                 {"id", id},
+                                 {"run", (shell.dir() / "runs" / id).string()},
+                                 {"pid", 1},
+                                 {"started", 1},
+                                 {"host", "no-host-of-this-name"},
+                                 {"when", std::time(nullptr)}};
+    shell.write("s/mtl/jobs/" + id + ".json", json.dump());
+  };
+  const std::string nothing = "nothing of yours runs (--all: what has ended)\n";
+  record("p1", "done");
+  CHECK(shell.mtl({"ps"}, env).err == nothing);
+  record("p2", "running");
+  CHECK(shell.mtl({"ps"}, env).err ==
+        nothing + "1 job of other machines that may still run is hidden (mtl ps --all)\n");
+  record("p3", "running");
+  CHECK(shell.mtl({"ps"}, env).err ==
+        nothing + "2 jobs of other machines that may still run are hidden (mtl ps --all)\n");
+  const test::Outcome all = shell.mtl({"ps", "--all"}, env);
+  CHECK(all.err.empty());
+  CHECK(has(all.out, "p3"));
+  CHECK(shell.mtl({"ps", "--json"}, env).err.empty());
 }

@@ -153,15 +153,18 @@ TEST_CASE("of a launch on another machine its run says what it does, if it can b
   CHECK(join_jobs({record}, std::nullopt, false).empty());
   CHECK(view().state == "UNKNOWN");
   CHECK(view().reason == "on elsewhere");
+  CHECK(unended_elsewhere({record}) == 1);
   write_file(run / "resolved.yaml", "");
   write_file(run / "status.json", R"({"state":"running","step":7})");
   CHECK(view().state == "RUNNING");
   CHECK(view().step == 7);
+  CHECK(unended_elsewhere({record, record_of_this_process("local", "here"), record}) == 2);
   const fs::path status = run / "status.json";
   fs::last_write_time(status, fs::last_write_time(status) - std::chrono::hours(2));
   CHECK(view().state == "UNKNOWN");
   write_file(status, R"({"state":"failed"})");
   CHECK(view().state == "FAILED");
+  CHECK(unended_elsewhere({record}) == 0);
 }
 
 TEST_CASE("slow ranks of a run that goes on are shown, the slowest first") {
