@@ -33,6 +33,7 @@
 #include "cli/commands.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/terminal.h"
 #include "common/version.h"
 #include "launcher/launch_config.h"
 #include "launcher/launch_config_place.h"
@@ -385,20 +386,28 @@ std::string value_text(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-std::string text_of(const Json& facts) {
+// `columns`: of a terminal; 0 = lines are not broken, which is what a bug report wants.
+std::string text_of(const Json& facts, int columns) {
+  constexpr int kValues = 21;
   std::string text;
+  const auto add = [&](const std::string& name, const std::string& value) {
+    const std::string left = fmt::format("  {:<18} ", name);
+    const int start = display_width(left);
+    const bool fits = columns <= 0 || start + display_width(value) <= columns;
+    text += left + (fits ? value : wrap_text(value, columns, kValues, start)) + '\n';
+  };
   for (const auto& [section, entries] : facts.items()) {
     text += fmt::format("{}{}\n", text.empty() ? "" : "\n", section);
     for (const auto& [name, value] : entries.items()) {
       if (value.is_array()) {
-        for (const Json& item : value) text += fmt::format("  {:<18} {}\n", name, value_text(item));
+        for (const Json& item : value) add(name, value_text(item));
         continue;
       }
       std::istringstream lines(value_text(value));
       std::string line;
       std::getline(lines, line);
-      text += fmt::format("  {:<18} {}\n", name, line.empty() ? "none" : line);
-      while (std::getline(lines, line)) text += fmt::format("  {:<18} {}\n", "", line);
+      add(name, line.empty() ? "none" : line);
+      while (std::getline(lines, line)) add("", line);
     }
   }
   return text;
@@ -434,8 +443,9 @@ int command_env(const Arguments& args) {
   facts["variables"] = variable_facts();
   facts["config"] = config_facts();
   // Names of files and variables may hold any bytes.
-  const std::string text =
-      json ? facts.dump(2, ' ', false, Json::error_handler_t::replace) + '\n' : text_of(facts);
+  const Terminal terminal = inspect_terminal(STDOUT_FILENO);
+  const std::string text = json ? facts.dump(2, ' ', false, Json::error_handler_t::replace) + '\n'
+                                : text_of(facts, terminal.is_tty ? terminal.columns : 0);
   std::fwrite(text.data(), 1, text.size(), stdout);
   return 0;
 }

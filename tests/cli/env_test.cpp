@@ -1,13 +1,16 @@
 // mtl env: facts for a bug report, and no secrets in them.
+#include <map>
 #include <string>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "cli/pty.h"
+#include "support/text.h"
 
-using mtl::test::Outcome;
-using mtl::test::Shell;
+using namespace mtl::test;
 
 TEST_CASE("mtl env says what is there and hides what is secret") {
   Shell shell;
@@ -37,4 +40,20 @@ TEST_CASE("mtl env says what is there and hides what is secret") {
   CHECK(json["mtl"]["version"].get<std::string>().size() > 2);
   CHECK(json["config"]["content"].get<std::string>().find("distributed_type") == 0);
   CHECK_FALSE(json.contains("python"));
+}
+
+TEST_CASE("in a terminal the facts of mtl env stay beside their names; in a file lines are whole") {
+  Shell shell;
+  std::string words;
+  for (int i = 0; i < 12; ++i) words += fmt::format("{}word-{}", i > 0 ? " " : "", i);
+  std::map<std::string, std::string> env = {{"MTL_WORDS", words}, {"COLUMNS", "50"}};
+  CHECK(has(shell.mtl({"env"}, env).out, "  MTL_WORDS          " + words + "\n"));
+  env.erase("COLUMNS");
+  env["XDG_CONFIG_HOME"] = shell.dir().string();
+  Pty terminal({MTL_PROGRAM, "env"}, env, shell.dir().string(), 50);
+  CHECK(terminal.finish() == 0);
+  std::string shown = terminal.screen();
+  std::erase(shown, '\r');
+  CHECK(has(shown, "  MTL_WORDS          word-0 word-1 word-2 word-3\n" + std::string(21, ' ') +
+                       "word-4 word-5 word-6 word-7\n"));
 }
