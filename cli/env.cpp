@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <ifaddrs.h>
 #include <map>
 #include <memory>
@@ -32,6 +31,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "common/error.h"
+#include "common/file_field.h"
 #include "common/files.h"
 #include "common/terminal.h"
 #include "common/version.h"
@@ -48,22 +48,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-// The value behind `key` and a colon or equals sign, without quotes; empty = not there.
-std::string field(const fs::path& path, const std::string& key, char separator) {
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    const size_t at = line.find(separator);
-    if (at == std::string::npos || !line.starts_with(key)) continue;
-    std::string value = line.substr(at + 1);
-    value.erase(0, value.find_first_not_of(" \t\""));
-    while (!value.empty() && std::string_view(" \t\"").find(value.back()) != std::string::npos) {
-      value.pop_back();
-    }
-    return value;
-  }
-  return {};
-}
 
 std::string size_words(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -95,7 +79,7 @@ Json build_facts() {
 
 Json system_facts() {
   Json facts;
-  facts["os"] = field("/etc/os-release", "PRETTY_NAME", '=');
+  facts["os"] = file_field("/etc/os-release", "PRETTY_NAME", '=');
   utsname name{};
   if (uname(&name) == 0) {
     facts["kernel"] = fmt::format("{} {} {}", name.sysname, name.release, name.machine);
@@ -107,10 +91,10 @@ Json system_facts() {
 
 Json cpu_facts(const NodeHardware& hardware) {
   Json facts;
-  facts["model"] = field("/proc/cpuinfo", "model name", ':');
+  facts["model"] = file_field("/proc/cpuinfo", "model name", ':');
   facts["cores_to_use"] = hardware.cores;
   if (hardware.cpu_quota > 0) facts["quota_cores"] = hardware.cpu_quota;
-  std::istringstream flags(field("/proc/cpuinfo", "flags", ':'));
+  std::istringstream flags(file_field("/proc/cpuinfo", "flags", ':'));
   static const std::set<std::string> interesting = {"avx2",        "fma",         "avx512f",
                                                     "avx512_vnni", "avx512_bf16", "avx512_fp16",
                                                     "amx_tile",    "amx_bf16",    "amx_int8"};
@@ -129,12 +113,12 @@ Json cpu_facts(const NodeHardware& hardware) {
 Json memory_facts() {
   Json facts;
   for (const char* key : {"MemTotal", "MemAvailable", "SwapTotal"}) {
-    const std::string text = field("/proc/meminfo", key, ':');
+    const std::string text = file_field("/proc/meminfo", key, ':');
     if (!text.empty()) facts[key] = size_words(std::atof(text.c_str()) * 1024);
   }
   std::string path = "/sys/fs/cgroup";
   // "0::/user.slice/..." of cgroup v2.
-  if (const std::string own = field("/proc/self/cgroup", "0::", ':'); own.starts_with(":/")) {
+  if (const std::string own = file_field("/proc/self/cgroup", "0::", ':'); own.starts_with(":/")) {
     path += own.substr(1);
   }
   for (const char* name : {"memory.max", "memory.high", "pids.max", "cpu.max"}) {

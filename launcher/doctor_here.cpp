@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "common/file_field.h"
 #include "common/files.h"
 #include "common/version.h"
 #include "launcher/doctor.h"
@@ -40,11 +41,8 @@ constexpr double kLongProbe = 2;  // seconds: long enough to know that a disk is
 
 // "MemTotal:  123 kB" -> bytes; -1 = not there.
 int64_t meminfo(const std::string& key) {
-  std::ifstream in("/proc/meminfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with(key + ':')) return std::atoll(line.c_str() + key.size() + 1) * 1024;
-  }
-  return -1;
+  const std::string value = file_field("/proc/meminfo", key + ':', ':');
+  return value.empty() ? -1 : std::atoll(value.c_str()) * 1024;
 }
 
 std::optional<uint64_t> soft_limit(int which, bool hard = false) {
@@ -221,19 +219,6 @@ std::string library_version(const std::string& name) {
   return {};
 }
 
-std::string field_of(const fs::path& path, const std::string& key, char separator) {
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    const size_t at = line.find(separator);
-    if (at == std::string::npos || !line.starts_with(key)) continue;
-    std::string value = line.substr(at + 1);
-    value.erase(0, value.find_first_not_of(" \t\""));
-    while (!value.empty() && (value.back() == '"' || value.back() == ' ')) value.pop_back();
-    return value;
-  }
-  return {};
-}
-
 }  // namespace
 
 DriverFacts read_driver() {
@@ -271,9 +256,9 @@ HostFacts read_host_facts(const NodeHardware& hardware) {
   const std::string module = nvidia_driver_version(), nccl = library_version("libnccl.so.2");
   return {
       {"mtl", version()},
-      {"system", field_of("/etc/os-release", "PRETTY_NAME", '=')},
+      {"system", file_field("/etc/os-release", "PRETTY_NAME", '=')},
       {"kernel", fmt::format("{} {} {}", name.sysname, name.release, name.machine)},
-      {"CPU", field_of("/proc/cpuinfo", "model name", ':')},
+      {"CPU", file_field("/proc/cpuinfo", "model name", ':')},
       {"cores", fmt::format("{}", hardware.cores)},
       {"memory", fmt::format("{:.3g} GiB", static_cast<double>(meminfo("MemTotal")) / (1 << 30))},
       {"driver", module.empty() ? "none" : module},

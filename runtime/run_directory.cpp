@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/file_field.h"
 #include "common/file_lock.h"
 #include "common/version.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -47,28 +48,15 @@ int64_t fence_of(const fs::path& dir) {
   return fence;
 }
 
-// The value of a "key : value" line of a /proc file.
-std::string proc_value(const char* path, std::string_view key) {
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    if (!line.starts_with(key)) continue;
-    const size_t colon = line.find(':');
-    if (colon == std::string::npos) continue;
-    const size_t first = line.find_first_not_of(" \t", colon + 1);
-    return first == std::string::npos ? "" : line.substr(first);
-  }
-  return "";
-}
-
 nlohmann::json environment_json() {
   utsname system{};
   uname(&system);
   return {{"mtl", version()},
           {"host", system.nodename},
           {"kernel", system.release},
-          {"cpu", proc_value("/proc/cpuinfo", "model name")},
+          {"cpu", file_field("/proc/cpuinfo", "model name", ':')},
           {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
-          {"memory", proc_value("/proc/meminfo", "MemTotal")}};
+          {"memory", file_field("/proc/meminfo", "MemTotal", ':')}};
 }
 
 // What ranks allocate is planned to the byte, so a run that cannot fit is refused before it starts.
