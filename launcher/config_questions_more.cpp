@@ -46,60 +46,43 @@ std::vector<Choice> words(std::initializer_list<const char*> all) {
 
 struct Builder {
   Rows rows;
+  QuestionRow& add(const char* id, const std::string& key, const char* text, const char* help,
+                   const char* usual, Applies applies) {
+    rows.push_back({.id = id,
+                    .text = text,
+                    .help = help,
+                    .key = key,
+                    .applies = std::move(applies),
+                    .preset = always(usual)});
+    return rows.back();
+  }
   // A question of yes or no.
   void truth(const char* id, const std::string& key, const char* text, const char* help, bool usual,
              Applies applies) {
-    rows.push_back({.id = id,
-                    .text = text,
-                    .help = help,
-                    .key = key,
-                    .applies = std::move(applies),
-                    .choices = yes_no,
-                    .preset = always(usual ? "true" : "false")});
+    add(id, key, text, help, usual ? "true" : "false", std::move(applies)).choices = yes_no;
   }
   void menu(const char* id, const std::string& key, const char* text, const char* help,
             std::initializer_list<const char*> choices, const char* usual, Applies applies) {
-    rows.push_back({.id = id,
-                    .text = text,
-                    .help = help,
-                    .key = key,
-                    .applies = std::move(applies),
-                    .choices = [all = words(choices)](const Answers&) { return all; },
-                    .preset = always(usual)});
+    add(id, key, text, help, usual, std::move(applies)).choices =
+        [all = words(choices)](const Answers&) { return all; };
   }
   void whole_number(const char* id, const std::string& key, const char* text, const char* help,
                     int64_t least, int64_t most, const char* usual, Applies applies) {
-    rows.push_back({.id = id,
-                    .text = text,
-                    .help = help,
-                    .key = key,
-                    .applies = std::move(applies),
-                    .preset = always(usual),
-                    .check = whole_number_from(least, most)});
+    add(id, key, text, help, usual, std::move(applies)).check = whole_number_from(least, most);
   }
   void number(const char* id, const std::string& key, const char* text, const char* help,
               const char* usual, Applies applies) {
-    rows.push_back({.id = id,
-                    .text = text,
-                    .help = help,
-                    .key = key,
-                    .applies = std::move(applies),
-                    .preset = always(usual),
-                    .check = not_negative,
-                    .may_be_empty = true,
-                    .normal = with_point});
+    QuestionRow& row = add(id, key, text, help, usual, std::move(applies));
+    row.check = not_negative;
+    row.may_be_empty = true;
+    row.normal = with_point;
   }
   // A text that may be left out.
   void text(const char* id, const std::string& key, const char* question, const char* help,
             const char* usual, Applies applies) {
-    rows.push_back({.id = id,
-                    .text = question,
-                    .help = help,
-                    .key = key,
-                    .applies = std::move(applies),
-                    .preset = always(usual),
-                    .note = [](const Answers&) { return "may be left empty"; },
-                    .may_be_empty = true});
+    QuestionRow& row = add(id, key, question, help, usual, std::move(applies));
+    row.note = [](const Answers&) { return "may be left empty"; };
+    row.may_be_empty = true;
   }
 };
 
