@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include "launcher/agent.h"
+#include "launcher/new_terminal.h"
 #include "launcher/processes.h"
 
 using namespace mtl;
@@ -191,14 +192,11 @@ TEST_CASE("workers start with default signals and an empty mask") {
 
 TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
   TempDir folder;
-  const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  REQUIRE(terminal >= 0);
-  REQUIRE(grantpt(terminal) == 0);
-  REQUIRE(unlockpt(terminal) == 0);
-  const std::string name = ptsname(terminal);
+  const NewTerminal terminal;
   Child agent([&] {
     setsid();
-    const int tty = open(name.c_str(), O_RDWR);  // the first one opened becomes the terminal
+    const int tty =
+        open(terminal.name.c_str(), O_RDWR);  // the first one opened becomes the terminal
     for (int fd = 0; fd <= 2; ++fd) dup2(tty, fd);
     return run_agent(
                shells({"trap 'echo $$ >> " + (folder / "asked").string() +
@@ -210,12 +208,11 @@ TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
   REQUIRE(worker > 0);
   CHECK(getpgid(worker) == worker);
   CHECK(getsid(worker) == worker);
-  CHECK(::write(terminal, "\x03", 1) == 1);
+  CHECK(::write(terminal.master.get(), "\x03", 1) == 1);
   // Which asks the worker once: that it has heard of it twice would be the terminal's doing.
   CHECK(pid_in(folder / "asked") == worker);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   folder.file("end", "");
   CHECK(agent.wait() == 75);
   CHECK(content(folder / "asked") == std::to_string(worker) + "\n");
-  close(terminal);
 }

@@ -14,6 +14,7 @@
 #include "launcher/agent.h"
 #include "launcher/console_lines.h"
 #include "launcher/log_file.h"
+#include "launcher/new_terminal.h"
 #include "launcher/outlet.h"
 #include "launcher/processes.h"
 
@@ -328,12 +329,8 @@ TEST_CASE("lines of many ranks do not mix on the console") {
 
 TEST_CASE("colour is for terminals") {
   TempDir folder;
-  const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  REQUIRE(terminal >= 0);
-  REQUIRE(grantpt(terminal) == 0);
-  REQUIRE(unlockpt(terminal) == 0);
-  const std::string name = ptsname(terminal);
-  const Fd held(open(name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const NewTerminal terminal;
+  const Fd held(open(terminal.name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC));
   for (const char* no_color : {"", "1"}) {
     Child agent([&] {
       setenv("TERM", "xterm", 1);
@@ -346,11 +343,10 @@ TEST_CASE("colour is for terminals") {
     });
     CHECK(agent.wait() == 0);
     char text[200] = {};
-    CHECK(read(terminal, text, sizeof text - 1) > 0);
+    CHECK(read(terminal.master.get(), text, sizeof text - 1) > 0);
     CHECK(std::string(text) ==
           (*no_color ? "rank 0| hello\r\n" : "\x1b[31mrank 0| \x1b[0mhello\r\n"));
   }
-  close(terminal);
 }
 
 TEST_CASE("files get every byte whatever the console makes of it") {

@@ -1,9 +1,8 @@
 // Links over bad cables, and strangers at the door.
-#include <thread>
-
 #include "link_support.h"
 #include "relay.h"
 #include "rendezvous/auth.h"
+#include "rendezvous/impostor.h"
 #include "rendezvous/link_frames.h"
 #include "rendezvous/protocol.h"
 
@@ -204,28 +203,10 @@ TEST_CASE("a flood of strangers neither disturbs a link nor keeps a true one out
 }
 
 TEST_CASE("an impostor that does not know the token is not believed") {
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  REQUIRE(::listen(listener, 1) == 0);
-  socklen_t length = sizeof(address);
-  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length);
-  std::thread impostor([listener] {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    char bytes[256];
-    (void)!::recv(fd, bytes, sizeof(bytes), 0);
-    say(fd, wire::frame(wire::encode(wire::Challenge{.nonce = auth::random_nonce()})));
-    (void)!::recv(fd, bytes, sizeof(bytes), 0);
-    say(fd, wire::frame(wire::encode(wire::Welcome{})));
-    ::close(fd);
-  });
+  const Impostor impostor;
   const auto client = make_link_hub(hub_options());
-  client->connect("127.0.0.1", ntohs(address.sin_port), 20s);
+  client->connect("127.0.0.1", impostor.port(), 20s);
   CHECK(expect(*client, LinkEvent::lost).loss == LinkEvent::wrong_token);
-  impostor.join();
-  ::close(listener);
 }
 
 TEST_CASE("the splitter gives the same frames however the bytes are cut and takes any bytes") {

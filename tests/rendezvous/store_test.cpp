@@ -18,9 +18,11 @@
 
 #include "common/error.h"
 #include "rendezvous/auth.h"
+#include "rendezvous/impostor.h"
 #include "rendezvous/protocol.h"
 
 using namespace mtl;
+using mtl::test::Impostor;
 using namespace std::chrono_literals;
 
 namespace {
@@ -224,33 +226,10 @@ TEST_CASE("a wrong token and a wrong generation are told apart, and nobody else 
 }
 
 TEST_CASE("a server that does not know the token is not believed") {
-  // It answers every step in the right form, and says yes.
-  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  REQUIRE(::listen(listener, 1) == 0);
-  socklen_t length = sizeof(address);
-  REQUIRE(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  std::thread impostor([&] {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    char bytes[256];
-    const auto say = [fd](const std::string& payload) {
-      const std::string text = wire::frame(payload);
-      (void)!::send(fd, text.data(), text.size(), MSG_NOSIGNAL);
-    };
-    (void)!::recv(fd, bytes, sizeof(bytes), 0);
-    say(wire::encode(wire::Challenge{auth::random_nonce()}));
-    (void)!::recv(fd, bytes, sizeof(bytes), 0);
-    say(wire::encode(wire::Welcome{}));
-    ::close(fd);
-  });
+  const Impostor impostor;
   CHECK(code_of([&] {
-          connect_store({.address = "127.0.0.1", .port = ntohs(address.sin_port), .token = "t"});
+          connect_store({.address = "127.0.0.1", .port = impostor.port(), .token = "t"});
         }) == "rendezvous.auth");
-  impostor.join();
-  ::close(listener);
 }
 
 TEST_CASE("garbage is dropped without disturbing others") {
