@@ -122,7 +122,8 @@ TEST_CASE("every command has help that fits, starts with usage, and names its op
       {{"data"}, {"tokenize", "merge"}},
       {{"submit"}, {"--slurm_partition", "--partition gpu", "--wait"}},
   };
-  for (const auto& [command, parts] : table) {
+  for (const auto& row : table) {
+    const Words &command = row.first, &parts = row.second;
     CAPTURE(command[0]);
     for (const char* columns : {"50", "80", "250"}) {
       Words args = command;
