@@ -3,12 +3,31 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
 #include "support/gpu_on_host.h"
 
 namespace mtl::gpu_on_host {
+
+// sums[i] += left[k] * right[k][i] for each k, in order: four sums at a time.
+using EightFloats = float[8];
+inline void add_products(EightFloats& sums, const float* left, const EightFloats* right,
+                         size_t depth) {
+  typedef float Four __attribute__((vector_size(16)));
+  Four first, second, one, two;
+  std::memcpy(&first, sums, sizeof first);
+  std::memcpy(&second, sums + 4, sizeof second);
+  for (size_t k = 0; k < depth; ++k) {
+    std::memcpy(&one, right[k], sizeof one);
+    std::memcpy(&two, right[k] + 4, sizeof two);
+    first += left[k] * one;
+    second += left[k] * two;
+  }
+  std::memcpy(sums, &first, sizeof first);
+  std::memcpy(sums + 4, &second, sizeof second);
+}
 
 // --- gpu_on_host.cpp
 

@@ -154,7 +154,7 @@ class Machine {
     return backwards_ ? count - 1 : 0;
   }
 
-  const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
+  unsigned char* exchange(unsigned mask, const void* mine, size_t bytes, bool* last) {
     Fiber& self = *current_;
     const unsigned lane = self.linear % 32;
     Warp& warp = warps_[self.linear / 32];
@@ -171,6 +171,7 @@ class Machine {
     warp.waiting |= 1u << lane;
     if (complete(warp, self.linear / 32, mask)) {
       make_result(warp, mask, bytes);
+      if (last != nullptr) *last = true;
       // The last one to come lets all go on, itself first and all before other warps: a warp gets
       // as far as it can, so that one which overtakes others shows.
       warp.waiting &= ~mask;
@@ -468,8 +469,8 @@ unsigned char* dynamic_shared() {
 void block_barrier() {
   machine().block_barrier();
 }
-const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes) {
-  return machine().exchange(mask, mine, bytes);
+unsigned char* exchange(unsigned mask, const void* mine, size_t bytes, bool* last) {
+  return machine().exchange(mask, mine, bytes, last);
 }
 unsigned lane() {
   return machine().current().linear % 32;
@@ -497,35 +498,53 @@ void wake(std::vector<unsigned> threads) {
   machine().wake(std::move(threads));
 }
 
-void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                  float (*widen)(uint16_t)) {
-  struct Mine {
-    uint32_t a[4], b[2];
-  } mine;
-  std::memcpy(mine.a, a, sizeof a);
-  std::memcpy(mine.b, b, sizeof b);
-  const unsigned char* all = exchange(0xffffffffu, &mine, sizeof mine);
-  // Register `i` of a lane: two elements along k.
-  const auto word = [&](unsigned from, size_t offset, unsigned i) {
-    uint32_t both = 0;
-    std::memcpy(&both, all + from * kLaneBytes + offset + i * sizeof both, sizeof both);
-    return both;
-  };
-  const unsigned g = lane() / 4, t = lane() % 4;
-  for (unsigned k = 0; k < 8; ++k) {  // elements 2k and 2k + 1
-    float rows[2][2], columns[2][2];
-    for (unsigned i = 0; i < 2; ++i) {
-      const uint32_t row = word(4 * g + k % 4, offsetof(Mine, a), i + k / 4 * 2);
-      const uint32_t column = word(4 * (2 * t + i) + k % 4, offsetof(Mine, b), k / 4);
-      for (int part = 0; part < 2; ++part) {
-        rows[i][part] = widen(half_of(row, part));
-        columns[i][part] = widen(half_of(column, part));
+namespace {
+
+// What a lane brings to a product.
+struct Fragments {
+  float d[4];
+  uint32_t a[4], b[2];
+};
+
+// In place of each lane's d its sums. Once for the whole warp, so that each element is widened
+// once.
+void multiply_warp(unsigned char* all, float (*widen)(uint16_t)) {
+  float left[16][16];
+  EightFloats right[16], sums[16];
+  for (unsigned i = 0; i < 32; ++i) {
+    Fragments mine;
+    std::memcpy(&mine, all + i * kLaneBytes, sizeof mine);
+    const unsigned g = i / 4, t = i % 4;
+    for (unsigned r = 0; r < 4; ++r) {
+      sums[g + r / 2 * 8][2 * t + r % 2] = mine.d[r];
+      for (unsigned part = 0; part < 2; ++part) {  // a register has two elements along k
+        const unsigned k = 2 * t + part;
+        left[g + r % 2 * 8][k + r / 2 * 8] = widen(half_of(mine.a[r], static_cast<int>(part)));
+        if (r < 2) right[k + 8 * r][g] = widen(half_of(mine.b[r], static_cast<int>(part)));
       }
     }
-    for (unsigned i = 0; i < 4; ++i) {
-      for (int part = 0; part < 2; ++part) d[i] += rows[i / 2][part] * columns[i % 2][part];
-    }
   }
+  for (unsigned row = 0; row < 16; ++row) add_products(sums[row], left[row], right, 16);
+  for (unsigned i = 0; i < 32; ++i) {
+    float d[4];
+    for (unsigned r = 0; r < 4; ++r) d[r] = sums[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
+    std::memcpy(all + i * kLaneBytes, d, sizeof d);
+  }
+}
+
+}  // namespace
+
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                  float (*widen)(uint16_t)) {
+  Fragments mine;
+  static_assert(sizeof mine <= kLaneBytes);
+  std::memcpy(mine.d, d, sizeof d);
+  std::memcpy(mine.a, a, sizeof a);
+  std::memcpy(mine.b, b, sizeof b);
+  bool last = false;
+  unsigned char* const all = exchange(0xffffffffu, &mine, sizeof mine, &last);
+  if (last) multiply_warp(all, widen);
+  std::memcpy(d, all + lane() * kLaneBytes, sizeof d);
 }
 
 void load_tiles(uint32_t (&r)[4], const void* row, bool transposed) {

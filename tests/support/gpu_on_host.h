@@ -150,9 +150,10 @@ unsigned char* dynamic_shared();
 
 void block_barrier();
 // Every named lane brings `bytes` of its own; when all are there, each may read those of the
-// others: lane i's at result + i * kLaneBytes, until its next call.
+// others: lane i's at result + i * kLaneBytes, until its next call. `last`: whether this lane was
+// the last one to come; it may change the result, before the others see it.
 inline constexpr size_t kLaneBytes = 64;
-const unsigned char* exchange(unsigned mask, const void* mine, size_t bytes);
+unsigned char* exchange(unsigned mask, const void* mine, size_t bytes, bool* last = nullptr);
 unsigned lane();
 
 template <typename T>

@@ -78,7 +78,8 @@ struct Warpgroup {
   }
 };
 
-thread_local std::vector<std::unique_ptr<Warpgroup>> warpgroups;  // of the block, as they first come
+// Of the block, as they first come.
+thread_local std::vector<std::unique_ptr<Warpgroup>> warpgroups;
 
 Warpgroup& warpgroup() {
   const unsigned i = this_thread() / kThreads;
@@ -140,7 +141,8 @@ class Operand {
 
 void carry_out(Product& product) {
   const Call& call = product.call;
-  static thread_local float a[kRows][kDepth], b[kMostColumns][kDepth];
+  static thread_local float a[kRows][kDepth];
+  static thread_local EightFloats b[kMostColumns / 8][kDepth];
   if (call.operands == Operands::registers) {
     for (unsigned thread = 0; thread < kThreads; ++thread) {
       const unsigned row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
@@ -163,19 +165,23 @@ void carry_out(Product& product) {
   const Operand right(call.right);
   for (unsigned i = 0; i < call.columns; ++i) {
     for (unsigned k = 0; k < kDepth; ++k) {
-      b[i][k] =
+      b[i / 8][k][i % 8] =
           call.widen(call.operands == Operands::rows ? right.k_major(i, k) : right.mn_major(i, k));
     }
   }
-  for (unsigned thread = 0; thread < kThreads; ++thread) {
-    std::vector<float>& sums = product.sums[thread]->values;
-    const unsigned first_row = thread / 32 * 16 + thread % 32 / 4, first_column = thread % 4 * 2;
-    for (unsigned i = 0; i < sums.size(); ++i) {
-      const float* const row = a[first_row + i % 4 / 2 * 8];
-      const float* const column = b[i / 4 * 8 + first_column + i % 2];
-      float sum = call.adds != 0 ? sums[i] : 0;
-      for (size_t k = 0; k < kDepth; ++k) sum += row[k] * column[k];
-      sums[i] = sum;
+  // Four threads have a row, two neighbouring sums of every eight each.
+  for (unsigned row = 0; row < kRows; ++row) {
+    const unsigned first = row / 16 * 32 + row % 8 * 4, half = row % 16 / 8 * 2;
+    for (unsigned block = 0; block < call.columns / 8; ++block) {
+      const auto each_sum = [&](auto f) {
+        for (unsigned i = 0; i < 8; ++i) {
+          f(i, product.sums[first + i / 2]->values[4 * block + half + i % 2]);
+        }
+      };
+      EightFloats sums = {};
+      if (call.adds != 0) each_sum([&](unsigned i, float sum) { sums[i] = sum; });
+      add_products(sums, a[row], b[block], kDepth);
+      each_sum([&](unsigned i, float& sum) { sum = sums[i]; });
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -265,8 +266,8 @@ inline AttentionShape shape(int64_t batch, int64_t seq, int64_t heads, int64_t k
   return s;
 }
 
-inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
-  CAPTURE(engine.name());
+// The reference takes as long as an engine or longer: all are held to one.
+inline void check(const AttentionShape& s, DType dtype, const std::vector<Engine>& engines) {
   CAPTURE(s.alibi);
   CAPTURE(s.seq);
   CAPTURE(s.heads);
@@ -274,8 +275,6 @@ inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
   CAPTURE(s.head_dim);
   CAPTURE(s.dropout.probability);
   CAPTURE(static_cast<int>(dtype));
-  const Run got = run(s, dtype, 1, engine);
-  const Reference want = reference(s, got.qkv, &got.dout);
   // Values and gradients are of size 1 (at most 1/(1-p) more with dropout). f32: sums of `seq`
   // terms with errors that average out. bf16: P and dS are rounded to 2^-8 of them each before they
   // are summed, and so are results: 2 units in `out`; a dK or dV sums over `seq` queries and the
@@ -284,9 +283,19 @@ inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
   const double sums = std::sqrt(static_cast<double>(s.seq * s.heads / s.kv_heads));
   const double boost = 1 / (1 - static_cast<double>(s.dropout.probability));
   const double unit = dtype == DType::f32 ? 0x1p-22 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
-  CHECK(largest_difference(got.lse, want.lse) <= 0x1p-19);  // scores are f32 sums of exact products
-  CHECK(largest_difference(got.out, want.out) <= unit * boost * 2);
-  CHECK(largest_difference(got.dqkv, want.dqkv) <= unit * boost * (4 + sums));
+  std::optional<Reference> want;
+  for (const Engine& engine : engines) {
+    CAPTURE(engine.name());
+    const Run got = run(s, dtype, 1, engine);
+    if (!want) want = reference(s, got.qkv, &got.dout);
+    // Scores are f32 sums of exact products.
+    CHECK(largest_difference(got.lse, want->lse) <= 0x1p-19);
+    CHECK(largest_difference(got.out, want->out) <= unit * boost * 2);
+    CHECK(largest_difference(got.dqkv, want->dqkv) <= unit * boost * (4 + sums));
+  }
+}
+inline void check(const AttentionShape& s, DType dtype, const Engine& engine) {
+  check(s, dtype, std::vector{engine});
 }
 
 // The instruction sets to test; none beside a GPU, where time is dear.
@@ -300,10 +309,15 @@ inline bool is_for_hopper(const AttentionShape& s, DType dtype) {
   return dtype != DType::f32 && compiled && s.seq >= 32;
 }
 
+inline std::vector<Engine> engines_for(const AttentionShape& s, DType dtype) {
+  std::vector<Engine> engines;
+  for (const mtl::Isa isa : isas_under_test()) engines.push_back({Engine::cpu, isa});
+  engines.push_back(kCuda);
+  if (is_for_hopper(s, dtype)) engines.push_back(kHopper);
+  return engines;
+}
 inline void check(const AttentionShape& s, DType dtype) {
-  for (const mtl::Isa isa : isas_under_test()) check(s, dtype, {Engine::cpu, isa});
-  check(s, dtype, kCuda);
-  if (is_for_hopper(s, dtype)) check(s, dtype, kHopper);
+  check(s, dtype, engines_for(s, dtype));
 }
 
 inline AttentionShape with_alibi(AttentionShape s) {
@@ -334,18 +348,14 @@ struct Documents {
 };
 
 inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype,
-                                 const Engine& engine) {
+                                 const std::vector<Engine>& engines) {
   CAPTURE(mean);
   CAPTURE(s.window);
   Documents documents(s, mean, 7 + mean);
-  check(documents.of(s), dtype, engine);
+  check(documents.of(s), dtype, engines);
 }
 inline void check_with_documents(const AttentionShape& s, unsigned mean, DType dtype) {
-  for (const mtl::Isa isa : isas_under_test()) {
-    check_with_documents(s, mean, dtype, {Engine::cpu, isa});
-  }
-  check_with_documents(s, mean, dtype, kCuda);
-  if (is_for_hopper(s, dtype)) check_with_documents(s, mean, dtype, kHopper);
+  check_with_documents(s, mean, dtype, engines_for(s, dtype));
 }
 
 inline AttentionShape with_window(AttentionShape s, int64_t window) {
