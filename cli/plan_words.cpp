@@ -71,6 +71,9 @@ std::string blocks_words(const ModelShape& model) {
       break;
     case PositionType::rope:
       text += ", rotary positions" + scaling_words(model.rope_scaling);
+      if (model.rope_fraction != 1) {
+        text += fmt::format(" on {} of {} elements", model.rotary_dim(), model.head_dim);
+      }
       break;
     case PositionType::alibi:
       text += ", alibi";

@@ -86,14 +86,16 @@ struct SwigluBackward {
 };
 
 // Rotary positions (arXiv 2104.09864), in place on the q and k heads of rows [n, (heads + 2
-// kv_heads) * head_dim] of a qkv projection: element i of the first half of a head is paired with
-// element i of the second half (Hugging Face's rotate_half), and each pair is turned by the angle
-// of its position. A table whose cos and sin are those of the angle times a number stretches as
-// well (YaRN), backward too.
+// kv_heads) * head_dim] of a qkv projection: of what is rotated of a head, element i of the first
+// half is paired with element i of the second half (Hugging Face's rotate_half), and each pair is
+// turned by the angle of its position. A table whose cos and sin are those of the angle times a
+// number stretches as well (YaRN), backward too.
 struct Rope {
   Tensor qkv;
-  int64_t heads = 0, kv_heads = 0, head_dim = 0;  // head_dim even
-  Tensor table;     // f32 [at least seq, head_dim]: cos of a position's head_dim/2 angles, then sin
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  // f32 [at least seq, dim]: cos of a position's dim/2 angles, then sin. dim is even and at most
+  // head_dim: the first dim elements of a head are turned, the others stay.
+  Tensor table;
   int64_t seq = 0;  // row i has position (first_row + i) % seq
   int64_t first_row = 0;
   bool backward = false;  // with -sin: the gradient

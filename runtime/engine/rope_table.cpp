@@ -6,10 +6,10 @@ namespace mtl {
 
 std::vector<float> rope_table(const ModelShape& shape, int64_t positions) {
   const std::vector<double> frequencies =
-      rope_frequencies(shape.head_dim, shape.rope_base, shape.rope_scaling);
+      rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling);
   const double amplitude = rope_amplitude(shape.rope_scaling);
   std::vector<float> table;
-  table.reserve(static_cast<size_t>(positions * shape.head_dim));
+  table.reserve(static_cast<size_t>(positions * shape.rotary_dim()));
   for (int64_t position = 0; position < positions; ++position) {
     for (const double f : frequencies) {
       table.push_back(static_cast<float>(amplitude * std::cos(static_cast<double>(position) * f)));

@@ -7,7 +7,7 @@
 
 namespace mtl {
 
-// [positions, head_dim], row by row: cos(position * frequency) of the head_dim / 2 frequencies
+// [positions, rotary_dim], row by row: cos(position * frequency) of the rotary_dim / 2 frequencies
 // (rope_frequencies), then their sin, both times rope_amplitude. Rounded once, from double.
 std::vector<float> rope_table(const ModelShape& shape, int64_t positions);
 

@@ -194,10 +194,11 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
     pass.backward += feed.backward;
   }
   // Element-wise, in elements read and written: two norms (2 h each), two residual additions (3 h
-  // each; with dropout its mask), rotation of Q and K (2 each), the activation.
+  // each; with dropout its mask), rotation of what is turned of Q and K (2 each), the activation.
   const double norms = d.stream * 4 * d.h;
   const double residual = d.stream * (software.dropout ? 7 : 6) * d.h;
-  const double rope = model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) : 0;
+  const double rope =
+      model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) * model.rope_fraction : 0;
   const double active = static_cast<double>(model.active_ffn()) / layout.tp;
   const double activation = d.n * active * (d.parts + 1);
   const double traffic = software.elementwise * d.element;

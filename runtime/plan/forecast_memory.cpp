@@ -184,7 +184,7 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   const ModelShape& model = work.model;
   double always = d.n * d.h * d.e + d.stream * d.h * d.e;
   if (model.position == PositionType::rope) {
-    always += static_cast<double>(model.max_seq * model.head_dim) * 4;
+    always += static_cast<double>(model.max_seq * model.rotary_dim()) * 4;
   }
   if (sends) always += d.stream * d.h * d.e;
   if (layout.sequence_parallel) always += d.n * d.h * d.e;

@@ -327,7 +327,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
                                  [](const ChunkRange& chunk) { return !chunk.head; });
   if (shape.position == PositionType::rope) {
     const int64_t positions = needs.training ? shape.max_seq : needs.context;
-    arena.add("rope", DType::f32, {positions, shape.head_dim});
+    arena.add("rope", DType::f32, {positions, shape.rotary_dim()});
   }
   arena.add("branch", compute, {d.n, d.h});  // output of a block before the residual
   if (sends) arena.add(kChunkOutput, compute, {d.stream, d.h});

@@ -52,6 +52,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.ffn = model.ffn > 0 ? model.ffn : ffn;
   shape.position = kind_of<PositionType>(kPositions, model.position.type);
   shape.rope_base = model.position.base;
+  shape.rope_fraction = model.position.fraction;
   shape.rope_scaling = rope_scaling(model.position.scaling);
   shape.qk_norm = model.qk_norm;
   shape.vocab = vocab;
@@ -110,6 +111,7 @@ nlohmann::json to_json(const ModelShape& shape) {
   }
   if (shape.position == PositionType::rope) {
     json["rope_base"] = shape.rope_base;
+    if (shape.rope_fraction != 1) json["rope_fraction"] = shape.rope_fraction;
     if (shape.rope_scaling.type != RopeScalingType::none) {
       json["rope_scaling"] = to_json(shape.rope_scaling);
     }
@@ -146,6 +148,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.position = kind_of<PositionType>(kPositions, json.value("position", "learned"));
   shape.qk_norm = json.value("qk_norm", false);
   shape.rope_base = json.value("rope_base", 10000.0);
+  shape.rope_fraction = json.value("rope_fraction", 1.0);
   if (const auto scaling = json.find("rope_scaling"); scaling != json.end()) {
     shape.rope_scaling = rope_scaling_from_json(*scaling);
   }

@@ -39,6 +39,7 @@ struct ModelShape {
   Activation activation = Activation::gelu_tanh;
   PositionType position = PositionType::learned;
   double rope_base = 10000;
+  double rope_fraction = 1;  // of each head, that is rotated: its first elements
   RopeScaling rope_scaling;
   bool qk_norm = false;
   bool bias = true;
@@ -68,6 +69,10 @@ struct ModelShape {
   Family family() const;
   int64_t query_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
+  // Elements of a head that are rotated; rounded down, as transformers and Megatron do.
+  int64_t rotary_dim() const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * rope_fraction);
+  }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
   int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
   // Width of the feed-forward block that all tokens go through.

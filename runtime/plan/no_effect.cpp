@@ -22,6 +22,8 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const bool rope = position.type == "rope";
   check("model.position.base", rope, position.base, built_in.model.position.base,
         "model.position.type is not rope");
+  check("model.position.fraction", rope, position.fraction, built_in.model.position.fraction,
+        "model.position.type is not rope");
   const TrainSpec::Model::Position::Scaling& scaling = position.scaling;
   const TrainSpec::Model::Position::Scaling& plain = built_in.model.position.scaling;
   const bool llama3 = scaling.type == "llama3", yarn = scaling.type == "yarn";

@@ -32,17 +32,17 @@ struct YarnRamp {
 };
 
 // As transformers has it, in its corners too: other programs read our models with it.
-YarnRamp yarn_ramp(int64_t head_dim, double base, const RopeScaling& scaling) {
+YarnRamp yarn_ramp(int64_t dim, double base, const RopeScaling& scaling) {
   // The pair, as a broken number, that turns `turns` times over the original context.
   const auto pair_at = [&](double turns) {
     const double wavelength = static_cast<double>(scaling.original_max_seq) / turns;
-    return static_cast<double>(head_dim) * std::log(wavelength / (2 * std::numbers::pi)) /
+    return static_cast<double>(dim) * std::log(wavelength / (2 * std::numbers::pi)) /
            (2 * std::log(base));
   };
   YarnRamp ramp{pair_at(scaling.beta_fast), pair_at(scaling.beta_slow)};
   if (scaling.truncate) ramp = {std::floor(ramp.first), std::ceil(ramp.last)};
   ramp.first = std::max(ramp.first, 0.0);
-  ramp.last = std::min(ramp.last, static_cast<double>(head_dim - 1));
+  ramp.last = std::min(ramp.last, static_cast<double>(dim - 1));
   if (ramp.first == ramp.last) ramp.last += 0.001;
   return ramp;
 }
@@ -66,13 +66,12 @@ RopeScaling rope_scaling(const TrainSpec::Model::Position::Scaling& scaling) {
   return result;
 }
 
-std::vector<double> rope_frequencies(int64_t head_dim, double base, const RopeScaling& scaling) {
+std::vector<double> rope_frequencies(int64_t dim, double base, const RopeScaling& scaling) {
   std::vector<double> frequencies;
   const bool yarn = scaling.type == RopeScalingType::yarn;
-  const YarnRamp ramp = yarn ? yarn_ramp(head_dim, base, scaling) : YarnRamp{};
-  for (int64_t i = 0; i < head_dim / 2; ++i) {
-    const double plain =
-        std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+  const YarnRamp ramp = yarn ? yarn_ramp(dim, base, scaling) : YarnRamp{};
+  for (int64_t i = 0; i < dim / 2; ++i) {
+    const double plain = std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
     double divided = 0;  // the share of the frequency that is
     if (scaling.type == RopeScalingType::linear) divided = 1;
     if (scaling.type == RopeScalingType::llama3) {

@@ -37,9 +37,9 @@ const char* name_of(RopeScalingType type);
 
 RopeScaling rope_scaling(const TrainSpec::Model::Position::Scaling& scaling);
 
-// The angle per position of each pair of a head: base^(-2i / head_dim), changed as `scaling` says.
-// head_dim / 2 values.
-std::vector<double> rope_frequencies(int64_t head_dim, double base, const RopeScaling& scaling);
+// The angle per position of each pair of the `dim` elements of a head that are rotated:
+// base^(-2i / dim), changed as `scaling` says. dim / 2 values.
+std::vector<double> rope_frequencies(int64_t dim, double base, const RopeScaling& scaling);
 
 // What cos and sin are multiplied by. The rotation then is no rotation: it stretches queries and
 // keys, and its gradient is the turn back times the same amplitude.

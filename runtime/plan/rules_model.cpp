@@ -1,4 +1,7 @@
 // Rules of the model and of the learning rate: values that must go together on however many ranks.
+#include <algorithm>
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include "runtime/plan/nearest.h"
@@ -47,6 +50,29 @@ void check_rope_scaling(const TrainSpec::Model::Position& given, const RopeScali
             "use a base above 1, such as 10000");
 }
 
+// Pairs of elements are turned: of the whole head, or of what model.position.fraction says of it.
+void check_rotary_dim(const TrainSpec::Model& given, const ModelShape& model, RuleBook& book) {
+  const int64_t dim = model.rotary_dim(), head = model.head_dim;
+  if (given.position.fraction == 1) {
+    book.rule(
+        "model.rope", given.head_dim > 0 ? "model.head_dim" : "model.heads", dim % 2 == 0,
+        fmt::format("rotary positions turn pairs of elements, and each head has {} of them", head),
+        given.head_dim > 0 ? fmt::format("use an even model.head_dim, such as {}", head + 1)
+                           : "use other model.heads, so that model.hidden / model.heads is "
+                             "even, or give model.head_dim");
+    return;
+  }
+  const int64_t even = std::max<int64_t>(dim / 2 * 2, 2);
+  const double exact = static_cast<double>(even) / static_cast<double>(head);
+  book.rule("model.rope", "model.position.fraction", dim % 2 == 0 && dim > 0,
+            fmt::format("rotary positions turn pairs of elements, and model.position.fraction {} "
+                        "of the {} of a head is {}",
+                        given.position.fraction, head, dim),
+            head < 2
+                ? "give the heads more elements"
+                : fmt::format("use fraction={}, which is {}", std::ceil(exact * 1e4) / 1e4, even));
+}
+
 }  // namespace
 
 void check_model(const RuleInput& input, RuleBook& book) {
@@ -63,15 +89,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
       fmt::format("model.kv_heads {} does not divide model.heads {}", model.kv_heads, model.heads),
       fmt::format("use kv_heads {}", nearest_divisors(model.heads, model.kv_heads)));
 
-  const bool rope = model.position == PositionType::rope;
-  book.rule("model.rope", given.head_dim > 0 ? "model.head_dim" : "model.heads",
-            !head_dim || !rope || model.head_dim % 2 == 0,
-            fmt::format("rotary positions turn pairs of elements, and each head has {} of them",
-                        model.head_dim),
-            given.head_dim > 0
-                ? fmt::format("use an even model.head_dim, such as {}", model.head_dim + 1)
-                : "use other model.heads, so that model.hidden / model.heads is "
-                  "even, or give model.head_dim");
+  if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
   check_rope_scaling(given.position, model.rope_scaling, book);
   if (model.experts > 0) {
     book.rule("model.moe", "model.moe.topk", model.experts_per_token <= model.experts,

@@ -19,6 +19,7 @@ inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
     {"norm_eps", "model.norm.eps"},
     {"position", "model.position.type"},
     {"rope_base", "model.position.base"},
+    {"rope_fraction", "model.position.fraction"},
     {"rope_scaling", "model.position.scaling.type"},
     {"bias", "model.bias"},
     {"qkv_bias", "model.qkv_bias"},

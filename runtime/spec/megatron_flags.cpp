@@ -53,7 +53,7 @@ MegatronGroup megatron_model_flags() {
            .key = "model.position.type",
            .value = "rope"},
           {.flag = "rotary-base", .how = MegatronHow::same, .key = "model.position.base"},
-          {.flag = "rotary-percent", .how = MegatronHow::only, .value = "1.0"},
+          {.flag = "rotary-percent", .how = MegatronHow::same, .key = "model.position.fraction"},
           {.flag = "rotary-seq-len-interpolation-factor",
            .how = MegatronHow::computed,
            .key = "model.position.scaling.factor",

@@ -161,7 +161,7 @@ const std::vector<MegatronOthers>& megatron_left_out() {
 const std::vector<MegatronOthers>& megatron_refused() {
   static const std::vector<MegatronOthers> rows = {
       others("the activation is `gelu` or `swiglu`", "squared-relu quick-geglu"),
-      others("halves of whole heads are rotated, in every layer",
+      others("elements of the two halves of what is rotated are pairs, in every layer",
              "rotary-interleaved no-rope-freq"),
       others("norms stand before each block", "apply-residual-connection-post-layernorm"),
       others("attention is over plain keys and values, and its softmax is the usual one",

@@ -71,6 +71,7 @@ void MegatronReader::experts() {
 void MegatronReader::positions() {
   if (setting("model.position.type") != "rope") {
     drop("model.position.base");
+    drop("model.position.fraction");
     drop("model.position.scaling.");
     return;
   }

@@ -34,6 +34,7 @@ struct TrainSpec {
     struct Position {
       std::string type = "learned";  // learned | rope | alibi | none
       double base = 10000;           // of the rotary frequencies
+      double fraction = 1;           // of each head, that is rotated
       // A change of the rotary frequencies (model.position.scaling.*, runtime/plan/rope_scaling.h).
       struct Scaling {
         std::string type = "none";     // none | linear | llama3 | yarn

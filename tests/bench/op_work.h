@@ -74,8 +74,8 @@ inline OpWork work_of(const SwigluBackward& args) {
   return moves({args.dy, args.x, args.dx});
 }
 inline OpWork work_of(const Rope& args) {
-  const auto turned = static_cast<double>(args.heads + args.kv_heads);
-  const double share = turned / static_cast<double>(args.heads + 2 * args.kv_heads);
+  const auto turned = static_cast<double>((args.heads + args.kv_heads) * args.table.cols());
+  const double share = turned / static_cast<double>(args.qkv.cols());
   return {0, 2 * share * bytes_of({args.qkv})};
 }
 

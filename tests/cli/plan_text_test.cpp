@@ -215,6 +215,8 @@ TEST_CASE("settings that change what runs are named") {
       has(text_of(spec, 1, 80), "recompute   full: all layers, each group of 3 from its input\n"));
   spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 64};
   CHECK(has(text_of(spec, 1, 80), "rotary positions scaled as YaRN by 4, no biases"));
+  spec.model.position.fraction = 0.5;
+  CHECK(has(text_of(spec, 1, 100), "rotary positions scaled as YaRN by 4 on "));
   spec.precision.dtype = "fp16";
   CHECK(has(text_of(spec, 1, 100),
             "precision   fp16; master weights, gradients and optimizer in "

@@ -2,7 +2,7 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, and one with ALiBi. README.md beside this file defines every
+and Qwen 3, Qwen 2, and Mistral add, StableLM, and one with ALiBi. README.md beside this file defines every
 number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
@@ -10,6 +10,7 @@ number exactly.
   llama_scaled.json              Llama-3 frequencies, norms of queries and keys, biases: 10 steps
   llama_qwen2.json               biases of queries, keys and values alone, tied: 10 steps
   llama_window.json              a sliding window: 10 steps
+  llama_stablelm.json            LayerNorm, a quarter of every head rotated, QKV biases: 10 steps
   llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
 """
 import math
@@ -31,6 +32,8 @@ SCALED = {**LLAMA, "head_dim": 32, "bias": True, "qk_norm": True,
                                    "high_freq_factor": 4.0, "original_max_seq": 32}}}
 QWEN2 = {**LLAMA, "qkv_bias": True, "tie_embeddings": True}
 WINDOW = {**LLAMA, "sliding_window": 13}
+STABLELM = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5}, "qkv_bias": True,
+            "position": {"type": "rope", "base": 10000.0, "fraction": 0.25}}
 ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
          "position": {"type": "alibi"}, "tie_embeddings": True}
 
@@ -73,8 +76,9 @@ def parameters(model):
 
 
 def frequencies(model):
-    """Radians per position of each of the head_dim / 2 rotations (float64)."""
-    d, position = model["head_dim"], model["position"]
+    """Radians per position of each of the rotations (float64)."""
+    position = model["position"]
+    d = int(model["head_dim"] * position.get("fraction", 1))
     plain = [position["base"] ** (-2 * i / d) for i in range(d // 2)]
     scaling = position.get("scaling")
     if scaling is None:
@@ -95,9 +99,11 @@ def frequencies(model):
 
 
 def rotate(x, cos, sin):
-    """Hugging Face's order: element i is paired with element i + head_dim / 2."""
+    """Hugging Face's order: of the first elements, element i of the one half is paired with element
+    i of the other; those behind them stay."""
+    x, rest = x[..., :cos.shape[-1]], x[..., cos.shape[-1]:]
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((x * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
 def rms(x, gain, eps):
@@ -179,7 +185,7 @@ def main():
     write_json(out / "llama_small.json", result)
     write_safetensors(out / "llama_small_grads.safetensors", gradients)
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
-                        ("llama_alibi", ALIBI)):
+                        ("llama_stablelm", STABLELM), ("llama_alibi", ALIBI)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

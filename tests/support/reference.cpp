@@ -64,6 +64,7 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
   const nlohmann::json& position = json.at("position");
   position.at("type").get_to(model.position.type);
   model.position.base = position.value("base", model.position.base);
+  model.position.fraction = position.value("fraction", model.position.fraction);
   if (const auto scaling = position.find("scaling"); scaling != position.end()) {
     TrainSpec::Model::Position::Scaling& to = model.position.scaling;
     scaling->at("type").get_to(to.type);

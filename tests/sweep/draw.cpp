@@ -28,6 +28,7 @@ void draw_positions(Draw& draw, Settings& s, const std::string& type) {
   if (draw.chance(0.2)) s.set("model.max_seq", s.number("train.seq_len", 16) + draw.below(40));
   if (type != "rope") return;
   if (draw.chance(0.4)) s.set("model.position.base", draw.pick({500, 10000, 1000000}));
+  if (draw.chance(0.2)) s.set("model.position.fraction", "0.5");
   if (!draw.chance(0.4)) return;
   const std::string scaling = draw.pick({"linear", "llama3", "yarn"});
   s.set("model.position.scaling.type", scaling);

@@ -300,18 +300,31 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
 }
 
 TEST_CASE("cuda: rope of heads with whole packs and more rows than a grid has warps") {
-  for (const int64_t dim : {8, 16, 24, 64, 128, 256}) {
+  struct Part {
+    int64_t dim, turned;
+  };
+  for (const Part part : {Part{8, 8},
+                          {16, 16},
+                          {24, 24},
+                          {64, 64},
+                          {128, 128},
+                          {256, 256},
+                          {64, 16},
+                          {64, 8},
+                          {36, 16},
+                          {128, 64}}) {
     for (const DType type : kComputeTypes) {
-      INFO("heads of " << dim);
+      INFO(part.turned << " elements of heads of " << part.dim);
       check_like_cpu(type, 1e-6, [&](Device& device, std::mt19937& random) -> Outputs {
         const int64_t heads = 5, kv_heads = 2, rows = 70, seq = 33;
-        Held qkv(type, {rows, (heads + 2 * kv_heads) * dim}), table(DType::f32, {seq, dim});
+        Held qkv(type, {rows, (heads + 2 * kv_heads) * part.dim});
+        Held table(DType::f32, {seq, part.turned});
         qkv.randomize(random);
         table.randomize(random);
         Rope args = {.qkv = qkv.view,
                      .heads = heads,
                      .kv_heads = kv_heads,
-                     .head_dim = dim,
+                     .head_dim = part.dim,
                      .table = table.view,
                      .seq = seq,
                      .first_row = 20};

@@ -7,11 +7,15 @@ namespace {
 
 struct RotaryCase {
   int64_t rows, heads, kv_heads, dim, seq, first_row;
+  int64_t turned = dim;  // of a head's elements
 };
 const RotaryCase kRotaryCases[] = {
-    {1, 1, 1, 2, 1, 0},     {3, 2, 1, 6, 5, 0},      {7, 3, 3, 16, 4, 0},
-    {9, 4, 2, 32, 9, 90},   {5, 2, 2, 34, 16, 13},   {40, 2, 1, 64, 16, 1 << 20},
-    {33, 4, 4, 80, 64, 40}, {20, 12, 12, 64, 20, 0}, {6, 2, 1, 128, 3, 2}};
+    {1, 1, 1, 2, 1, 0},        {3, 2, 1, 6, 5, 0},         {7, 3, 3, 16, 4, 0},
+    {9, 4, 2, 32, 9, 90},      {5, 2, 2, 34, 16, 13},      {40, 2, 1, 64, 16, 1 << 20},
+    {33, 4, 4, 80, 64, 40},    {20, 12, 12, 64, 20, 0},    {6, 2, 1, 128, 3, 2},
+    {3, 2, 1, 6, 5, 0, 2},     {7, 3, 3, 16, 4, 0, 8},     {5, 2, 2, 33, 16, 13, 18},
+    {40, 2, 1, 64, 16, 5, 16}, {33, 4, 4, 80, 64, 40, 32}, {6, 2, 1, 128, 3, 2, 64},
+    {9, 4, 2, 72, 9, 0, 36}};
 
 // With the angles of the paper, position * 10000^(-2i / dim), and YaRN's amplitude.
 void fill_table(Held& table, int64_t dim, double amplitude = 1) {
@@ -26,9 +30,9 @@ void fill_table(Held& table, int64_t dim, double amplitude = 1) {
 
 std::vector<double> turned(const Held& x, const Held& table, const RotaryCase& c, bool backward) {
   std::vector<double> y = x.values();
-  const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim, half = c.dim / 2;
+  const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim, half = c.turned / 2;
   for (int64_t row = 0; row < c.rows; ++row) {
-    const int64_t angles = (c.first_row + row) % c.seq * c.dim;
+    const int64_t angles = (c.first_row + row) % c.seq * c.turned;
     for (int64_t head = 0; head < c.heads + c.kv_heads; ++head) {
       for (int64_t i = 0; i < half; ++i) {
         const int64_t first = row * cols + head * c.dim + i, second = first + half;
@@ -44,19 +48,20 @@ std::vector<double> turned(const Held& x, const Held& table, const RotaryCase& c
 
 }  // namespace
 
-TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") {
+TEST_CASE("rope turns what it is to turn of the q and k heads, by their positions, and no more") {
   for_each_device([](Device& device) {
     std::mt19937 random(1);
     for (const RotaryCase& c : kRotaryCases) {
       for (const DType type : kComputeTypes) {
         for (const bool backward : {false, true}) {
           INFO("rows " << c.rows << " heads " << c.heads << "+" << c.kv_heads << " of " << c.dim
-                       << " seq " << c.seq << " first row " << c.first_row << " type "
-                       << safetensors_name(type) << " backward " << backward);
+                       << ", " << c.turned << " turned, seq " << c.seq << " first row "
+                       << c.first_row << " type " << safetensors_name(type) << " backward "
+                       << backward);
           const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
-          Held qkv(type, {c.rows, cols}), table(DType::f32, {c.seq + 1, c.dim});
+          Held qkv(type, {c.rows, cols}), table(DType::f32, {c.seq + 1, c.turned});
           qkv.randomize(random);
-          fill_table(table, c.dim);
+          fill_table(table, c.turned);
           const std::vector<double> before = qkv.values();
           const std::vector<double> expected = turned(qkv, table, c, backward);
           device.rope({.qkv = qkv.view,
@@ -71,7 +76,8 @@ TEST_CASE("rope turns the q and k heads by their positions and leaves v alone") 
           const int64_t v_at = (c.heads + c.kv_heads) * c.dim;
           int64_t touched = 0;
           for (int64_t i = 0; i < qkv.size(); ++i) {
-            touched += i % cols >= v_at && qkv[i] != before[static_cast<size_t>(i)];
+            const bool stays = i % cols >= v_at || i % cols % c.dim >= c.turned;
+            touched += stays && qkv[i] != before[static_cast<size_t>(i)];
           }
           CHECK(touched == 0);
         }
@@ -121,16 +127,21 @@ TEST_CASE("rope by positions that are given turns a row as if it were alone") {
 
 TEST_CASE("rope backward is the gradient of rope, also where it stretches") {
   for_each_device([](Device& device) {
-    for (const double amplitude : {1.0, 1.25}) {
+    for (const auto& [amplitude, part] : {std::pair(1.0, 20), {1.25, 20}, {1.25, 12}}) {
       std::mt19937 random(2);
-      const RotaryCase c = {
-          .rows = 11, .heads = 3, .kv_heads = 1, .dim = 20, .seq = 8, .first_row = 5};
+      const RotaryCase c = {.rows = 11,
+                            .heads = 3,
+                            .kv_heads = 1,
+                            .dim = 20,
+                            .seq = 8,
+                            .first_row = 5,
+                            .turned = part};
       const int64_t cols = (c.heads + 2 * c.kv_heads) * c.dim;
       Held x(DType::f32, {c.rows, cols}), dy(DType::f32, {c.rows, cols});
-      Held table(DType::f32, {c.seq, c.dim});
+      Held table(DType::f32, {c.seq, c.turned});
       x.randomize(random);
       dy.randomize(random);
-      fill_table(table, c.dim, amplitude);
+      fill_table(table, c.turned, amplitude);
       Rope args = {.qkv = dy.view,
                    .heads = c.heads,
                    .kv_heads = c.kv_heads,
@@ -156,8 +167,9 @@ TEST_CASE("rope backward is the gradient of rope, also where it stretches") {
       // And there and back again.
       std::vector<double> twice = x.values();
       for (size_t i = 0; i < twice.size(); ++i) {
-        const bool turned_head = static_cast<int64_t>(i) % cols < (c.heads + c.kv_heads) * c.dim;
-        if (turned_head) twice[i] *= amplitude * amplitude;
+        const int64_t at = static_cast<int64_t>(i) % cols;
+        const bool turns = at < (c.heads + c.kv_heads) * c.dim && at % c.dim < c.turned;
+        if (turns) twice[i] *= amplitude * amplitude;
       }
       args.qkv = x.view;
       args.backward = false;

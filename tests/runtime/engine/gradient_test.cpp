@@ -133,6 +133,16 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.position.scaling.attention_factor = 1.5;
     check_gradients(spec);
   }
+  SUBCASE("rotation of a part of every head, that stretches, behind norms of queries and keys") {
+    TrainSpec spec = tiny_llama();
+    spec.model.norm.type = "layernorm";
+    spec.model.head_dim = 10;
+    spec.model.qk_norm = true;
+    spec.model.position.fraction = 0.45;  // 4 of 10
+    spec.model.position.scaling = {.type = "yarn", .factor = 4, .original_max_seq = 6};
+    spec.model.position.scaling.attention_factor = 1.5;
+    check_gradients(spec);
+  }
   SUBCASE("ALiBi") {
     TrainSpec spec = tiny_spec();
     spec.model.position.type = "alibi";

@@ -52,6 +52,14 @@ ModelShape window_shape() {
   return shape;
 }
 
+ModelShape partial_shape() {
+  ModelShape shape = llama_shape();
+  shape.norm = NormType::layernorm;
+  shape.rope_fraction = 0.4;  // 6 of 16
+  shape.rope_scaling = {.type = RopeScalingType::yarn, .factor = 4, .original_max_seq = 40};
+  return shape;
+}
+
 ModelShape mixtral_shape() {
   ModelShape shape = llama_shape();
   shape.qk_norm = false;
@@ -102,8 +110,9 @@ class Model {
 TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
-                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
     for (const int64_t length : {1, 2, 3, 40, 63, 64, 65, 66, 128, 149, 150}) {
@@ -124,8 +133,9 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
 TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for one") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
-  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
-                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
       Model whole(shape), cut(shape, shape.max_seq, pass_tokens);
@@ -144,7 +154,7 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
     // What lies beside the cache is of a pass.
     const auto bytes = [&](int64_t context) { return solo_memory(shape, context, 10).total_bytes; };
     const int64_t cached = (shape.heads + 2 * shape.kv_heads) * shape.head_dim * shape.layers * 4;
-    const int64_t attention = shape.heads * (shape.head_dim + 1) * 4, rope = shape.head_dim * 4;
+    const int64_t attention = shape.heads * (shape.head_dim + 1) * 4, rope = shape.rotary_dim() * 4;
     CHECK((bytes(150) - bytes(50)) <= 100 * (cached + attention + rope) + 8 * 256);
   }
 }
@@ -159,8 +169,9 @@ TEST_CASE("a pass larger than the plan is refused") {
 TEST_CASE("a shorter context has the bits of the whole one") {
   std::vector<int32_t> ids(100);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
-  for (const ModelShape& shape : {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(),
-                                  mixtral_shape(), gated_shape(), balanced_shape()}) {
+  for (const ModelShape& shape :
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+        mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;
     for (const int64_t length : {40, 41, 64, 65, 99, 100}) {

@@ -63,6 +63,7 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.activation == b.activation);
   CHECK(a.position == b.position);
   CHECK(a.rope_base == b.rope_base);
+  CHECK(a.rope_fraction == b.rope_fraction);
   CHECK(a.rope_scaling.type == b.rope_scaling.type);
   CHECK(a.rope_scaling.factor == b.rope_scaling.factor);
   CHECK(a.rope_scaling.original_max_seq == b.rope_scaling.original_max_seq);
@@ -206,6 +207,7 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   other.activation = Activation::swiglu;
   other.position = PositionType::rope;
   other.rope_base = 500000;
+  other.rope_fraction = 0.25;
   other.rope_scaling = {.type = RopeScalingType::llama3,
                         .factor = 32,
                         .original_max_seq = 4096,
@@ -244,6 +246,7 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   check_equal(model_shape_from_json(to_json(other)), other);
   other.position = PositionType::alibi;
   other.rope_base = 10000;
+  other.rope_fraction = 1;
   other.rope_scaling = {};
   check_equal(model_shape_from_json(to_json(other)), other);
 }

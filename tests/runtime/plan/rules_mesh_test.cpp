@@ -36,6 +36,26 @@ TEST_CASE("rules of the model") {
        1, "model.rope", "model.head_dim",
        "rotary positions turn pairs of elements, and each head has 9 of them",
        "use an even model.head_dim, such as 10"},
+      {"rotary positions of an odd part of a head",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.fraction = 0.3;
+         s.model.head_dim = 64;
+       },
+       1, "model.rope", "model.position.fraction",
+       "rotary positions turn pairs of elements, and model.position.fraction 0.3 of the 64 of a "
+       "head is 19",
+       "use fraction=0.2813, which is 18"},
+      {"rotary positions of no part of a head",
+       [](TrainSpec& s) {
+         s.model.position.type = "rope";
+         s.model.position.fraction = 0.01;
+         s.model.head_dim = 64;
+       },
+       1, "model.rope", "model.position.fraction",
+       "rotary positions turn pairs of elements, and model.position.fraction 0.01 of the 64 of a "
+       "head is 0",
+       "use fraction=0.0313, which is 2"},
       {"Llama 3's scaling without rotary positions",
        [](TrainSpec& s) { s.model.position.scaling.type = "llama3"; }, 1, "model.rope",
        "model.position.scaling.type",

@@ -216,6 +216,13 @@ TEST_CASE("flags that follow from others") {
   CHECK(setting("--rope-scaling-factor 32 --use-rope-scaling --position-embedding-type rope",
                 "model.position.scaling.factor") == "32");
   CHECK(setting("--rotary-base 500000", "model.position.base") == "none");
+  const std::string rope = "--position-embedding-type rope ";
+  CHECK(setting(rope + "--rotary-percent 0.25", "model.position.fraction") == "0.25");
+  CHECK(setting("--rotary-percent 0.25", "model.position.fraction") == "none");
+  CHECK(setting(rope + "--rotary-seq-len-interpolation-factor 4",
+                "model.position.scaling.factor") == "4");
+  CHECK(setting(rope + "--rotary-seq-len-interpolation-factor 4", "model.position.scaling.type") ==
+        "linear");
   CHECK(setting("--exit-duration-in-mins 230", "health.max_time") == "230m");
   CHECK(setting("--bf16 --fp8-format hybrid --first-last-layers-bf16",
                 "precision.fp8.bf16_last_layers") == "1");
@@ -236,12 +243,12 @@ TEST_CASE("flags that follow from others") {
 
 TEST_CASE("what cannot be taken over is an error or named") {
   const std::string errors = translated(kSmall +
-                                        "--rotary-percent 0.5 --softmax-type learnable "
+                                        "--softmax-type learnable "
                                         "--squared-relu --lr-decay-style polynomial --lr fast "
                                         "--disable-bias-linear --rampup-batch-size 3 2 10")
                                  .errors;
-  for (const char* part : {"--rotary-percent 0.5 is not", "--softmax-type learnable is not",
-                           "--squared-relu is not", "--lr-decay-style polynomial is",
+  for (const char* part : {"--softmax-type learnable is not", "--squared-relu is not",
+                           "--lr-decay-style polynomial is",
                            "--lr: ", "--disable-bias-linear is not", "--rampup-batch-size wants"}) {
     CAPTURE(part);
     CAPTURE(errors);

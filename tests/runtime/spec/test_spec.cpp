@@ -115,7 +115,8 @@ TEST_CASE("every key can be set to what it is not") {
        .overrides = {
            "model.ffn=100",
            "model.norm={type: rmsnorm, eps: 1e-6}",
-           "model.position={type: rope, base: 5e5, scaling: {type: llama3, factor: 4, "
+           "model.position={type: rope, base: 5e5, fraction: 0.25, scaling: {type: llama3, factor: "
+           "4, "
            "low_freq_factor: 2, high_freq_factor: 3, original_max_seq: 16, beta_slow: 2, "
            "beta_fast: 16, truncate: false, attention_factor: 1.25}}",
            "model.kv_heads=2",
@@ -215,6 +216,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.norm.type == "rmsnorm");
   CHECK(s.model.position.type == "rope");
   CHECK(s.model.position.base == 5e5);
+  CHECK(s.model.position.fraction == 0.25);
   CHECK(s.model.position.scaling.type == "llama3");
   CHECK(s.model.position.scaling.factor == 4);
   CHECK(s.model.position.scaling.low_freq_factor == 2);

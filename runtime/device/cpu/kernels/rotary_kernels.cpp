@@ -1,4 +1,4 @@
-// Rotary positions: each pair of elements of a head is turned by an angle of its row.
+// Rotary positions: each pair of the turned elements of a head is turned by an angle of its row.
 #include "runtime/device/cpu/kernels/parts.h"
 #include "runtime/device/cpu/kernels/vector.h"
 
@@ -8,12 +8,12 @@ namespace {
 // A row's angles are read for every head of it and stay in the first-level cache.
 template <class T>
 void rope(const RopeRows& args) {
-  const int64_t half = args.dim / 2;
+  const int64_t half = args.turned / 2;
   const float direction = args.backward ? -1.0f : 1.0f;
   for (int64_t r = 0; r < args.rows; ++r) {
     const int64_t position =
         args.positions == nullptr ? (args.row0 + r) % args.seq : args.positions[r];
-    const float* cosines = args.table + position * args.dim;
+    const float* cosines = args.table + position * args.turned;
     const float* sines = cosines + half;
     T* first = static_cast<T*>(args.x) + r * args.stride;
     for (int64_t h = 0; h < args.heads; ++h, first += args.dim) {

@@ -50,11 +50,12 @@ struct HeadNormRowsBackward {
   int64_t rows, stride, raw_stride, heads, dim;
 };
 
-// Turns the heads of each row by the angles of its position, positions[row] or (row0 + row) % seq.
+// Turns the first `turned` elements of the heads of each row by the angles of its position,
+// positions[row] or (row0 + row) % seq.
 struct RopeRows {
   void* x;
-  const float* table;  // [positions, dim]: cos of dim / 2 angles, then their sin
-  int64_t rows, stride, heads, dim;
+  const float* table;  // [positions, turned]: cos of turned / 2 angles, then their sin
+  int64_t rows, stride, heads, dim, turned;
   int64_t row0, seq;
   bool backward;
   const int32_t* positions = nullptr;
