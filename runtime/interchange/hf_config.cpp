@@ -65,11 +65,12 @@ void read_window(ConfigReader& config, ModelShape& shape, bool switched,
 
 struct LlamaLike {
   double norm_eps;
-  double rope_theta;
+  HfRopeDefaults rope;
+  NormType norm = NormType::rmsnorm;
 };
 
 void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& defaults) {
-  shape.norm = NormType::rmsnorm;
+  shape.norm = defaults.norm;
   shape.activation = Activation::swiglu;
   shape.layers = config.size("num_hidden_layers");
   shape.hidden = config.size("hidden_size");
@@ -78,7 +79,8 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   shape.head_dim = config.size("head_dim", 0);
   shape.ffn = config.size("intermediate_size");
   shape.max_seq = config.size("max_position_embeddings", 2048);
-  shape.norm_eps = config.number_in(kEps, "rms_norm_eps", defaults.norm_eps);
+  shape.norm_eps = config.number_in(
+      kEps, shape.norm == NormType::rmsnorm ? "rms_norm_eps" : "layer_norm_eps", defaults.norm_eps);
   const std::string activation = config.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     config.refuse(fmt::format("'hidden_act' is '{}', and only 'silu' is there", activation),
@@ -86,7 +88,7 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   }
   shape.bias = shape.qkv_bias = false;
   shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
-  read_hf_rope(config, defaults.rope_theta, shape);
+  read_hf_rope(config, defaults.rope, shape);
 }
 
 void read_chosen_experts(ConfigReader& config, ModelShape& shape, int64_t otherwise) {
@@ -129,7 +131,7 @@ void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts,
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
   if (type == "llama") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     const bool attention = config.boolean("attention_bias", false);
     const bool mlp = config.boolean("mlp_bias", false);
     shape.bias = shape.qkv_bias = attention && mlp;
@@ -139,30 +141,40 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
           "a bias, or none, or Q, K and V alone",
           "this model cannot be run by mtl");
     }
+  } else if (type == "stablelm") {
+    read_llama_like(config, shape, {1e-5, {10000, 0.25}, NormType::layernorm});
+    shape.qkv_bias = config.boolean("use_qkv_bias", false);
+    config.require("use_parallel_residual", false, false,
+                   "the feed-forward block comes behind attention here");
+    config.require("qk_layernorm", false, false, "norms of queries and keys are RMS norms here");
+    if (shape.head_dim > 0 && shape.head_dim * shape.heads != shape.hidden) {
+      config.refuse("'head_dim' is not 'hidden_size' / 'num_attention_heads'",
+                    "compare config.json with the original model's");
+    }
   } else if (type == "mistral") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     // Missing is not the same as null here.
     const bool given = config.json().contains("sliding_window");
     read_window(config, shape, false, given ? 0 : 4096);
   } else if (type == "qwen2") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = true;
     read_window(config, shape, true, 4096);
   } else if (type == "qwen3") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     if (shape.head_dim == 0) shape.head_dim = 128;
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
     read_window(config, shape, true, 4096);
   } else if (type == "qwen3_moe") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     shape.qk_norm = true;
     config.require("attention_bias", false, false, "norms of queries and keys come without biases");
     read_qwen_experts(config, shape, 128, 8, 768);
     // 4.57 has no such number any more: a window is that of all layers.
     read_window(config, shape, true, 4096, 0);
   } else if (type == "qwen2_moe") {
-    read_llama_like(config, shape, {1e-6, 10000});
+    read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = config.boolean("qkv_bias", true);
     read_qwen_experts(config, shape, 60, 4, 1408);
     shape.shared_ffn = config.size("shared_expert_intermediate_size", 5632);
@@ -173,7 +185,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     }
     read_window(config, shape, true, 4096);
   } else {
-    read_llama_like(config, shape, {1e-5, 1e6});
+    read_llama_like(config, shape, {1e-5, {1e6}});
     shape.experts = config.size("num_local_experts", 8);
     read_chosen_experts(config, shape, 2);
     read_window(config, shape, false, 0);
@@ -189,8 +201,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add(
         {.code = "import.family",
          .what = file + ": " + what,
-         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe and qwen3_moe, "
-                 "for causal LM"});
+         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe and "
+                 "stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -201,7 +213,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
       {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
       {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"}};
+      {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+      {"stablelm", "StableLmForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
@@ -239,9 +252,17 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
           fmt::format("{} heads cannot share {} key heads evenly", shape.heads, shape.kv_heads),
           "");
     }
+    const int64_t rotated = shape.rotary_dim();
+    if (shape.position == PositionType::rope && shape.head_dim > 0 &&
+        (rotated < 2 || rotated % 2 != 0)) {
+      config.refuse(fmt::format("of the {} elements of a head {} are rotated, which are no pairs",
+                                shape.head_dim, rotated),
+                    "compare config.json with the original model's");
+    }
     if (shape.layers > 100'000) config.refuse("more than 100000 layers", "");
     if (shape.experts > 65'536) config.refuse("more than 65536 experts", "");
-    if (type == "gpt2" && shape.hidden % shape.heads != 0) {
+    const bool whole = type == "gpt2" || type == "stablelm";
+    if (whole && shape.hidden % shape.heads != 0) {
       config.refuse(
           fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads), "");
     }

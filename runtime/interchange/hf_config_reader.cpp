@@ -19,6 +19,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "resid_pdrop",
                                                 "attention_dropout",
                                                 "eos_token_id",
+                                                "hidden_dropout",
                                                 "id2label",
                                                 "initializer_range",
                                                 "is_decoder",

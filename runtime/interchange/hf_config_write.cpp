@@ -25,9 +25,21 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.experts > 0, "model.moe: GPT-2 has no experts");
     return notes;
   }
+  if (shape.norm == NormType::layernorm && shape.activation == Activation::swiglu &&
+      shape.position == PositionType::rope) {
+    // StableLM but for these.
+    add(shape.heads * shape.head_dim != shape.hidden,
+        "model.head_dim: StableLM's is model.hidden / model.heads");
+    add(shape.bias, "model.bias: StableLM has biases of queries, keys and values alone, or none");
+    add(shape.qk_norm, "model.qk_norm: StableLM has no RMS norms of queries and keys");
+    add(shape.sliding_window > 0, "model.sliding_window: StableLM has none");
+    add(shape.experts > 0, "model.moe: StableLM has no experts");
+    return notes;
+  }
   add(shape.norm != NormType::rmsnorm,
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
-      "heads as heads");
+      "heads as heads, and StableLM, with rope and SwiGLU");
+  add(shape.rope_fraction != 1, "model.position.fraction: only StableLM has it, with layernorm");
   add(shape.activation != Activation::swiglu, "model.activation gelu: only GPT-2 has it");
   add(shape.position != PositionType::rope,
       "model.position.type: the families beside GPT-2 have rope");
@@ -61,6 +73,7 @@ HfModel hf_model_of(const ModelShape& shape) {
                  .help = "mtl ckpt merge writes its tensors under their own names, for a program "
                          "of yours"});
   }
+  if (shape.norm == NormType::layernorm) return {shape, "StableLmForCausalLM"};
   if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
   if (shape.experts > 0)
     return {shape, shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"};
@@ -130,7 +143,16 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["mlp_only_layers"] = nlohmann::ordered_json::array();
     switched_window();
   };
-  if (model.architecture == "Qwen3MoeForCausalLM") {
+  if (model.architecture == "StableLmForCausalLM") {
+    config["model_type"] = "stablelm";
+    config["layer_norm_eps"] = shape.norm_eps;
+    config["partial_rotary_factor"] = shape.rope_fraction;
+    config["use_qkv_bias"] = shape.qkv_bias;
+    config["qk_layernorm"] = false;
+    config["use_parallel_residual"] = false;
+    config["hidden_dropout"] = shape.dropout_hidden;
+    for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
+  } else if (model.architecture == "Qwen3MoeForCausalLM") {
     config["model_type"] = "qwen3_moe";
     config["attention_bias"] = false;
     qwen_experts();

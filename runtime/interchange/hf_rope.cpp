@@ -13,11 +13,17 @@ constexpr ConfigReader::Range kThetaRange{0, 1e12, true};
 constexpr ConfigReader::Range kFactorRange{1, 1e6};
 constexpr ConfigReader::Range kTurnsRange{0, 1e6, true};
 constexpr ConfigReader::Range kPositionsRange{1, 1 << 27};
+constexpr ConfigReader::Range kFractionRange{0, 1, true};
+constexpr const char* kFractionKey = "partial_rotary_factor";
 
-void refuse_partial_rope(ConfigReader& config) {
-  if (config.number("partial_rotary_factor", 1) == 1) return;
-  config.refuse("'partial_rotary_factor' is not 1, and whole heads are rotated here",
-                "this model cannot be run by mtl");
+// The factor of transformers 4, beside everything, or that of 5, in the dictionary, which wins.
+void read_fraction(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape) {
+  if (defaults.fraction || config.find(kFractionKey) == nullptr) {
+    shape.rope_fraction = config.number_in(kFractionRange, kFractionKey, shape.rope_fraction);
+  } else if (config.number(kFractionKey, 1) != 1) {
+    config.refuse("'partial_rotary_factor' is not 1, and models of this type rotate whole heads",
+                  "compare config.json with the original model's");
+  }
 }
 
 void refuse_unordered(ConfigReader& config, const char* low_key, double low, const char* high_key,
@@ -63,10 +69,11 @@ void read_yarn(ConfigReader& scaling, const ModelShape& shape, RopeScaling& to) 
 
 }  // namespace
 
-void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape) {
+void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape) {
   shape.position = PositionType::rope;
-  shape.rope_base = config.number_in(kThetaRange, "rope_theta", default_theta);
-  refuse_partial_rope(config);
+  shape.rope_base = config.number_in(kThetaRange, "rope_theta", defaults.theta);
+  shape.rope_fraction = defaults.fraction.value_or(1);
+  read_fraction(config, defaults, shape);
   // transformers 5 has theta and scaling in one object.
   const bool old = config.find("rope_scaling") != nullptr;
   ConfigReader scaling = config.section(old ? "rope_scaling" : "rope_parameters");
@@ -77,18 +84,22 @@ void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape)
         "this model cannot be run by mtl");
   }
   shape.rope_base = scaling.number_in(kThetaRange, "rope_theta", shape.rope_base);
+  read_fraction(scaling, defaults, shape);
   if (old) {
     // The same again, but where somebody has put a scaling beside an object of transformers 5.
-    const double again =
-        config.section("rope_parameters").number_in(kThetaRange, "rope_theta", shape.rope_base);
-    if (again != shape.rope_base) {
-      return config.refuse(
-          fmt::format("'rope_theta' is {} in 'rope_parameters' and {} beside 'rope_scaling'", again,
-                      shape.rope_base),
-          "keep the one that the model was trained with");
-    }
+    ConfigReader other = config.section("rope_parameters");
+    const auto same = [&](const char* key, double again, double first) {
+      if (again == first) return true;
+      config.refuse(fmt::format("'{}' is {} in 'rope_parameters' and {} beside 'rope_scaling'", key,
+                                again, first),
+                    "keep the one that the model was trained with");
+      return false;
+    };
+    const double theta = other.number_in(kThetaRange, "rope_theta", shape.rope_base);
+    const double fraction = other.number_in(kFractionRange, kFractionKey, shape.rope_fraction);
+    if (!same("rope_theta", theta, shape.rope_base)) return;
+    if (!same(kFractionKey, fraction, shape.rope_fraction)) return;
   }
-  refuse_partial_rope(scaling);
   const std::string type = scaling.text("rope_type", scaling.text("type", "default"));
   RopeScaling& to = shape.rope_scaling;
   if (type == "linear" || type == "llama3" || type == "yarn") {

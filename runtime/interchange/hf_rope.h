@@ -13,9 +13,17 @@
 
 namespace mtl {
 
-// Sets position, base and scaling; `shape` has its other numbers. Problems go to the reader's
-// diagnostics.
-void read_hf_rope(ConfigReader& config, double default_theta, ModelShape& shape);
+// What transformers takes where a config does not say it.
+struct HfRopeDefaults {
+  double theta;
+  // Of 'partial_rotary_factor'; none: the family rotates whole heads, and another factor is
+  // refused.
+  std::optional<double> fraction = std::nullopt;
+};
+
+// Sets position, base, fraction and scaling; `shape` has its other numbers. Problems go to the
+// reader's diagnostics.
+void read_hf_rope(ConfigReader& config, const HfRopeDefaults& defaults, ModelShape& shape);
 
 // 'rope_scaling' as transformers 4 has it and 5 reads it; null where nothing is scaled.
 nlohmann::ordered_json hf_rope_scaling(const RopeScaling& scaling);

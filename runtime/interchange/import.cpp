@@ -105,6 +105,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
   if (shape.position == PositionType::rope) {
     line("    base: {}", shape.rope_base);
+    if (shape.rope_fraction != 1) line("    fraction: {}", shape.rope_fraction);
     if (shape.rope_scaling.type != RopeScalingType::none) {
       line("    scaling:\n      type: {}", name_of(shape.rope_scaling.type));
       const nlohmann::json scaling = to_json(shape.rope_scaling);

@@ -69,6 +69,7 @@ nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& opt
       {"pipeline_model_parallel_size", options.pp}};
   if (shape.position == PositionType::rope) {
     args["rotary_base"] = shape.rope_base;
+    args["rotary_percent"] = shape.rope_fraction;
     const RopeScaling& scaling = shape.rope_scaling;
     const bool llama3 = scaling.type == RopeScalingType::llama3;
     args["use_rope_scaling"] = llama3;

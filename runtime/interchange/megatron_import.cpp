@@ -183,8 +183,13 @@ ModelShape shape_of(Args& args) {
   if (position == "rope") {
     shape.position = PositionType::rope;
     shape.rope_base = args.number("rotary_base", 10000);
-    if (args.number("rotary_percent", 1) != 1) {
-      args.refuse("args.rotary_percent is not 1, and whole heads are rotated here");
+    shape.rope_fraction = args.number("rotary_percent", 1);
+    const int64_t rotated = shape.rotary_dim();
+    if (!(shape.rope_fraction > 0 && shape.rope_fraction <= 1) || rotated < 2 || rotated % 2 != 0) {
+      args.refuse(
+          fmt::format("args.rotary_percent is {}, which makes no pairs of the {} elements "
+                      "of a head",
+                      shape.rope_fraction, shape.head_dim));
     }
     if (args.boolean("use_rope_scaling", false)) {
       // Megatron has Llama 3.1's numbers in its code, and the factor as a setting.

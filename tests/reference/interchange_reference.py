@@ -58,6 +58,11 @@ def configs():
     yield "qwen3-moe", transformers.Qwen3MoeConfig(
         num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True,
         head_dim=8, **llama_like(16))
+    stablelm = llama_like()
+    stablelm["layer_norm_eps"] = stablelm.pop("rms_norm_eps")
+    yield "stablelm", transformers.StableLmConfig(
+        rope_theta=5000.0, partial_rotary_factor=0.25, use_qkv_bias=True,
+        rope_scaling={"rope_type": "linear", "factor": 2.0}, **stablelm)
 
 
 def randomise(model):
@@ -131,22 +136,28 @@ def pad_vocab(tensor, rows):
 def llama_tensors(source, config):
     """Megatron core's names, whole tensors; the axis that TP cuts, or None."""
     groups = config.num_key_value_heads
+
+    def norm(ours, theirs):
+        for kind in ("weight", "bias"):
+            if f"{ours}.{kind}" in source:
+                yield theirs + kind, source[f"{ours}.{kind}"], None
+
     for n in range(config.num_hidden_layers):
         old, new = f"model.layers.{n}.", f"decoder.layers.{n}."
         attention, mlp = old + "self_attn.", old + "mlp."
         # Transformer Engine has the norms inside the projections.
-        yield new + "self_attention.linear_qkv.layer_norm_weight", \
-            source[old + "input_layernorm.weight"], None
-        yield new + "self_attention.linear_qkv.weight", \
-            fuse_qkv(*[source[attention + f"{x}_proj.weight"] for x in "qkv"], groups), 0
+        yield from norm(old + "input_layernorm", new + "self_attention.linear_qkv.layer_norm_")
+        for kind in ("weight", "bias"):
+            if attention + "q_proj." + kind in source:
+                yield new + "self_attention.linear_qkv." + kind, \
+                    fuse_qkv(*[source[attention + f"{x}_proj.{kind}"] for x in "qkv"], groups), 0
         yield new + "self_attention.linear_qkv._extra_state", None, None
         yield new + "self_attention.linear_proj.weight", source[attention + "o_proj.weight"], 1
-        yield new + "mlp.linear_fc1.layer_norm_weight", \
-            source[old + "post_attention_layernorm.weight"], None
+        yield from norm(old + "post_attention_layernorm", new + "mlp.linear_fc1.layer_norm_")
         yield new + "mlp.linear_fc1.weight", \
             (source[mlp + "gate_proj.weight"], source[mlp + "up_proj.weight"]), "gated"
         yield new + "mlp.linear_fc2.weight", source[mlp + "down_proj.weight"], 1
-    yield "decoder.final_layernorm.weight", source["model.norm.weight"], None
+    yield from norm("model.norm", "decoder.final_layernorm.")
 
 
 def gpt2_tensors(source, config):
@@ -277,6 +288,18 @@ def make_megatron():
              add_bias_linear=False, untie_embeddings_and_output_weights=True,
              add_qkv_bias=False, qk_layernorm=False, something=Unknown()),
         tp=2, pp=2, layers=2, nest=flat, release=False, dtype=torch.bfloat16)
+    source, config = whole("stablelm")
+    write_megatron(
+        "megatron-stablelm", list(llama_tensors(source, config)),
+        {"embedding.word_embeddings.weight": source["model.embed_tokens.weight"]},
+        ("output_layer.weight", source["lm_head.weight"]),
+        dict(num_layers=2, hidden_size=32, num_attention_heads=4, group_query_attention=True,
+             num_query_groups=2, kv_channels=8, ffn_hidden_size=48, max_position_embeddings=64,
+             vocab_size=VOCAB, position_embedding_type="rope", rotary_base=5000,
+             rotary_percent=0.25, rotary_seq_len_interpolation_factor=2, swiglu=True,
+             normalization="LayerNorm", norm_epsilon=1e-5, add_bias_linear=False,
+             untie_embeddings_and_output_weights=True, add_qkv_bias=True, qk_layernorm=False),
+        tp=2, pp=1, layers=2, nest=flat, release=False, dtype=torch.bfloat16)
     source, config = whole("gpt2")
     write_megatron(
         "megatron-gpt2", list(gpt2_tensors(source, config)),

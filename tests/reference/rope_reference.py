@@ -57,6 +57,24 @@ CASES = {
         head_dim=16, rope_theta=10000.0, max_position_embeddings=64,
         rope_scaling={"rope_type": "yarn", "factor": 16.0, "beta_fast": 64.0,
                       "beta_slow": 7.0, "original_max_position_embeddings": 40}),
+    "none, StableLM 2": dict(
+        model_type="stablelm", hidden_size=2048, num_attention_heads=32, num_key_value_heads=32,
+        rope_theta=10000.0, max_position_embeddings=4096, partial_rotary_factor=0.25,
+        rope_scaling=None),
+    "linear, of a part": dict(
+        model_type="stablelm", hidden_size=160, num_attention_heads=2, num_key_value_heads=1,
+        rope_theta=10000.0, max_position_embeddings=4096, partial_rotary_factor=0.4,
+        rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "llama3, of a part": dict(
+        model_type="stablelm", hidden_size=256, num_attention_heads=2, num_key_value_heads=1,
+        rope_theta=500000.0, max_position_embeddings=131072, partial_rotary_factor=0.5,
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+    "yarn, of a part": dict(
+        model_type="stablelm", hidden_size=256, num_attention_heads=2, num_key_value_heads=1,
+        rope_theta=10000.0, max_position_embeddings=16384, partial_rotary_factor=0.25,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0,
+                      "original_max_position_embeddings": 4096}),
 }
 
 
@@ -67,8 +85,9 @@ def numbers(tensor):
 def main():
     cases = {}
     for name, fields in CASES.items():
-        kind = fields["rope_scaling"].get("rope_type", fields["rope_scaling"].get("type"))
-        config = SimpleNamespace(**fields, hidden_size=64, num_attention_heads=1)
+        scaling = fields["rope_scaling"] or {}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        config = SimpleNamespace(**{"hidden_size": 64, "num_attention_heads": 1, **fields})
         frequencies, factor = rope.ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
         angles = POSITION * frequencies
         cases[name] = {"config": fields, "frequencies": numbers(frequencies), "factor": factor,

@@ -22,10 +22,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-nlohmann::json llama_config(const nlohmann::json& changes) {
-  auto config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
+nlohmann::json config_of(const std::string& folder, const nlohmann::json& changes) {
+  auto config = nlohmann::json::parse(read_file(reference_folder(folder) / "config.json"));
   config.update(changes);
   return config;
+}
+
+nlohmann::json llama_config(const nlohmann::json& changes) {
+  return config_of("llama", changes);
 }
 
 HfModel read_scaled(const nlohmann::json& config, std::string& said) {
@@ -64,16 +68,17 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     const nlohmann::json& wanted = one.value();
     CAPTURE(one.key());
     std::string said;
-    const HfModel model = read_scaled(llama_config(wanted.at("config")), said);
+    const nlohmann::json& fields = wanted.at("config");
+    const HfModel model = read_scaled(config_of(fields.value("model_type", "llama"), fields), said);
     CHECK(said == "");
     const ModelShape& shape = model.shape;
-    check_numbers(rope_frequencies(shape.head_dim, shape.rope_base, shape.rope_scaling),
+    check_numbers(rope_frequencies(shape.rotary_dim(), shape.rope_base, shape.rope_scaling),
                   wanted.at("frequencies"), 2e-7);
     CHECK(rope_amplitude(shape.rope_scaling) ==
           doctest::Approx(wanted.at("factor").get<double>()).epsilon(1e-14));
     const std::vector<float> table = rope_table(shape, position + 1);
-    const auto row = table.begin() + position * shape.head_dim;
-    const int64_t half = shape.head_dim / 2;
+    const auto row = table.begin() + position * shape.rotary_dim();
+    const int64_t half = shape.rotary_dim() / 2;
     // An angle of 37 radians has an error of 2e-6 in float32.
     check_numbers(std::vector<float>(row, row + half), wanted.at("cos"), 1e-5);
     check_numbers(std::vector<float>(row + half, row + 2 * half), wanted.at("sin"), 1e-5);
@@ -82,14 +87,17 @@ TEST_CASE("scaled rotary positions are transformers', and are written as they ca
     nlohmann::json written = hf_config_of(model, {}, "float32");
     CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
     written["rope_parameters"] = written["rope_scaling"];
-    written["rope_parameters"]["rope_theta"] = written["rope_theta"];
     written.erase("rope_scaling");
-    written.erase("rope_theta");
+    for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
+      if (!written.contains(key)) continue;
+      written["rope_parameters"][key] = written[key];
+      written.erase(key);
+    }
     CHECK(to_json(read_scaled(written, said).shape) == to_json(shape));
     CHECK(said == "");
     // What came in comes out, key for key, but for what was not said and the two scales that are
     // one number.
-    for (const auto& field : wanted.at("config").at("rope_scaling").items()) {
+    for (const auto& field : fields.at("rope_scaling").items()) {
       if (field.key() == "type" || field.key().starts_with("mscale")) continue;
       CAPTURE(field.key());
       CHECK(written.at("rope_parameters").at(field.key()) == field.value());
@@ -120,6 +128,37 @@ TEST_CASE("a scaling that is none, in the dictionaries of transformers 4 and 5")
   CHECK(none({{"rope_scaling", {{"type", "default"}}}}));
   CHECK(none({{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5000.0}}}}));
   CHECK(none({{"rope_parameters", {{"rope_theta", 5000.0}, {"partial_rotary_factor", 1.0}}}}));
+}
+
+TEST_CASE("the part of a head that is rotated, in both dictionaries") {
+  std::string said;
+  const auto fraction = [&](const nlohmann::json& changes) {
+    nlohmann::json config = config_of("stablelm", {{"rope_scaling", nullptr}});
+    config.update(changes);
+    return read_scaled(config, said).shape.rope_fraction;
+  };
+  CHECK(fraction(nlohmann::json::object()) == 0.25);
+  CHECK(fraction({{"partial_rotary_factor", 0.5}}) == 0.5);
+  CHECK(fraction({{"partial_rotary_factor", nullptr}}) == 0.25);  // StableLM's own default
+  const nlohmann::json dictionary = {{"rope_theta", 5000.0}, {"partial_rotary_factor", 0.75}};
+  CHECK(fraction({{"partial_rotary_factor", nullptr}, {"rope_parameters", dictionary}}) == 0.75);
+  CHECK(fraction({{"partial_rotary_factor", 0.5}, {"rope_parameters", dictionary}}) == 0.75);
+  CHECK(said == "");
+  const nlohmann::json linear = {{"rope_type", "linear"}, {"factor", 2.0}};
+  fraction({{"rope_scaling", linear}, {"rope_parameters", dictionary}});
+  CHECK(said ==
+        "config.json: 'partial_rotary_factor' is 0.75 in 'rope_parameters' and 0.25 beside "
+        "'rope_scaling'\n");
+  const auto refused = [&](const nlohmann::json& factor) {
+    said = "";
+    fraction({{"partial_rotary_factor", factor}});
+    return said;
+  };
+  CHECK(refused(0.4) ==
+        "config.json: of the 8 elements of a head 3 are rotated, which are no pairs\n");
+  CHECK(refused(0.01).find(" 0 are rotated") != std::string::npos);
+  CHECK(refused(0).find("has to be above 0 and at most 1") != std::string::npos);
+  CHECK(refused(1.5).find("has to be above 0 and at most 1") != std::string::npos);
 }
 
 TEST_CASE("scalings that are not here or say too little are refused by name") {
@@ -153,6 +192,8 @@ TEST_CASE("scalings that are not here or say too little are refused by name") {
             "layers of the kind 'full_attention' have rotary positions of their own"));
   CHECK(has(refused("rope_parameters", {{"partial_rotary_factor", 0.5}}),
             "'partial_rotary_factor' is not 1"));
+  CHECK(has(refused("partial_rotary_factor", 0.5), "'partial_rotary_factor' is not 1"));
+  CHECK(refused("partial_rotary_factor", 1.0) == "");
   const auto beside = [&](double theta) {
     std::string said;
     read_scaled(llama_config({{"rope_theta", nullptr},

@@ -20,11 +20,11 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::pair<const char*, const char*> kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},         {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"},  {"llama-yarn", "LlamaForCausalLM"},
-    {"mistral", "MistralForCausalLM"},   {"qwen2", "Qwen2ForCausalLM"},
-    {"mixtral", "MixtralForCausalLM"},   {"qwen2-moe", "Qwen2MoeForCausalLM"},
-    {"qwen3-moe", "Qwen3MoeForCausalLM"}};
+    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+    {"mixtral", "MixtralForCausalLM"},    {"qwen2-moe", "Qwen2MoeForCausalLM"},
+    {"qwen3-moe", "Qwen3MoeForCausalLM"}, {"stablelm", "StableLmForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -157,6 +157,14 @@ TEST_CASE("what changes the mathematics is read or refused") {
     CHECK(problems(mixture, {{"num_experts_per_tok", 1}, {"norm_topk_prob", false}}) == "");
   }
   CHECK(problems("qwen3-moe", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("stablelm", nlohmann::json::object()) == "");
+  for (const char* key : {"use_parallel_residual", "qk_layernorm"}) {
+    CAPTURE(std::string(key));
+    CHECK(problems("stablelm", {{key, true}}) == "import.config ");
+  }
+  CHECK(problems("stablelm", {{"head_dim", 8}}) == "");
+  CHECK(problems("stablelm", {{"head_dim", 16}}) == "import.config ");
+  CHECK(problems("stablelm", {{"hidden_dropout", 0.1}}) == "");
   CHECK(problems("qwen2-moe", {{"shared_expert_intermediate_size", 0}}) == "import.config ");
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
@@ -341,6 +349,37 @@ TEST_CASE("of a model that is almost GPT-2 what keeps it from being one is named
   refused("model.qkv_bias", [](ModelShape& shape) { shape.qkv_bias = !shape.bias; });
   refused("model.qk_norm", [](ModelShape& shape) { shape.qk_norm = true; });
   refused("model.sliding_window", [](ModelShape& shape) { shape.sliding_window = 4; });
+}
+
+TEST_CASE("of a model that is almost StableLM what keeps it from being one is named, and no more") {
+  ModelShape stablelm;
+  stablelm.layers = stablelm.heads = stablelm.kv_heads = 2;
+  stablelm.head_dim = 8;
+  stablelm.hidden = 16;
+  stablelm.activation = Activation::swiglu;
+  stablelm.position = PositionType::rope;
+  stablelm.rope_fraction = 0.5;
+  stablelm.bias = false;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = stablelm;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      return notes.size() == 1 ? notes[0].substr(0, notes[0].find(':')) : "several";
+    }
+  };
+  CHECK(family([](ModelShape&) {}) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = false; }) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.rope_fraction = 1; }) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.head_dim = 16; }) == "model.head_dim");
+  CHECK(family([](ModelShape& shape) { shape.bias = true; }) == "model.bias");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.moe");
+  CHECK(family([](ModelShape& shape) { shape.norm = NormType::rmsnorm; }) ==
+        "model.position.fraction");
 }
 
 TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {

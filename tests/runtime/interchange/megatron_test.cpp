@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 TEST_CASE("a Megatron directory is the model that it was cut from") {
   for (const auto& [name, original] :
-       {std::pair("megatron-llama", "llama"), std::pair("megatron-gpt2", "gpt2")}) {
+       {std::pair("megatron-llama", "llama"), std::pair("megatron-gpt2", "gpt2"),
+        std::pair("megatron-stablelm", "stablelm")}) {
     CAPTURE(name);
     const ForeignModel joined = open_foreign_model(reference_folder(name));
     const ForeignModel whole = open_foreign_model(reference_folder(original));
@@ -106,6 +107,13 @@ TEST_CASE("Megatron's split says how rotary positions are scaled, or is refused"
   const nlohmann::json linear = split_of("linear", {{"type", "linear"}, {"factor", 4.0}});
   CHECK(linear.at("rotary_seq_len_interpolation_factor") == 4);
   CHECK(linear.at("use_rope_scaling") == false);
+  CHECK(linear.at("rotary_percent") == 1);
+  const auto partial =
+      import_model({.source = reference_folder("stablelm"), .out = scratch / "p", .tokenizer = {}});
+  export_megatron_split({.checkpoint = partial.checkpoint, .out = scratch / "p-split"});
+  const auto said = nlohmann::json::parse(read_file(scratch / "p-split/model-split.json"));
+  CHECK(said.at("args").at("rotary_percent") == 0.25);
+  CHECK(said.at("args").at("rotary_seq_len_interpolation_factor") == 2);
   nlohmann::json llama3 = {{"rope_type", "llama3"},
                            {"factor", 32.0},
                            {"low_freq_factor", 1.0},
