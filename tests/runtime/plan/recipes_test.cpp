@@ -16,11 +16,17 @@ using namespace mtl;
 TEST_CASE("recipes have the published numbers of parameters") {
   // Exactly, where the weights are public.
   const std::map<std::string, int64_t> exact = {
-      {"gpt2-124m", 124'439'808},       {"gpt2-355m", 354'823'168},
-      {"gpt2-774m", 774'030'080},       {"gpt2-1.5b", 1'557'611'200},
-      {"llama3-8b", 8'030'261'248},     {"llama3-70b", 70'553'706'496},
-      {"llama3-405b", 405'853'388'800}, {"mixtral-8x7b", 46'702'792'704},
-      {"qwen3-30b-a3b", 30'532'122'624}};
+      {"gpt2-124m", 124'439'808},
+      {"gpt2-355m", 354'823'168},
+      {"gpt2-774m", 774'030'080},
+      {"gpt2-1.5b", 1'557'611'200},
+      {"llama3-8b", 8'030'261'248},
+      {"llama3-70b", 70'553'706'496},
+      {"llama3-405b", 405'853'388'800},
+      {"mixtral-8x7b", 46'702'792'704},
+      {"qwen3-30b-a3b", 30'532'122'624},
+      // The model card counts the biases of the layers' norms, 2 x 24 x 2,048, not.
+      {"stablelm-2-1.6b", 1'644'417'024 + 98'304}};
   for (const auto& [name, parameters] : exact) {
     CAPTURE(name);
     CHECK(find_recipe(name).parameters == parameters);
