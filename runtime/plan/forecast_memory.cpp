@@ -119,32 +119,6 @@ Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Softw
   return kept;
 }
 
-// Elements that param_layout.cpp leaves free in a layer: small tensors between two large ones,
-// which begin at a chunk of the gradient norm.
-double layer_padding(const ModelShape& model, const KeptSizes& d) {
-  const double norm = d.h * (model.norm == NormType::layernorm ? 2 : 1);
-  const double bias = model.bias ? d.h : 0;
-  const double gaps[] = {bias + norm, model.qkv_bias ? d.qkv : 0, bias + norm,
-                         model.bias ? d.parts * d.ffn : 0};
-  double free = 0;
-  for (const double gap : gaps) {
-    const auto chunk = static_cast<double>(kSquaresChunk);
-    free += std::ceil(gap / chunk) * chunk - gap;
-  }
-  return free;
-}
-
-// param_layout.cpp, assign_windows(): elements that are whole at a time with ZeRO-2 and 3.
-double windows_of(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d,
-                  double layer) {
-  const double table = d.vocab * d.h;
-  const double positions =
-      model.position == PositionType::learned ? static_cast<double>(model.max_seq) * d.h : 0;
-  const double ends = model.tie_embeddings ? table + positions : table + std::max(positions, d.h);
-  const int64_t layers = std::min(2 * layout.window_layers, model.layers);
-  return static_cast<double>(layers) * layer + ends;
-}
-
 // Elements of the weights of a layer that have copies in FP8.
 double float8_weights(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
   double elements = 0;
@@ -234,7 +208,6 @@ struct MemoryInput {
         plain(kept_by_layer(w, l, s, d, false)),
         in_float8(kept_by_layer(w, l, s, d, true)),
         layer(layer_params(w.model, l)),
-        padding(s.torch_fsdp ? 0 : layer_padding(w.model, d)),
         micro_batches(static_cast<double>(w.global_batch / (l.micro_batch * l.replicas()))) {}
   const Workload& work;
   const LayoutChoice& layout;
@@ -242,11 +215,72 @@ struct MemoryInput {
   KeptSizes d;
   Kept plain, in_float8;  // by a layer
   StageParams layer;
-  double padding;  // of a layer, elements
   double micro_batches;
 
   const ModelShape& model() const { return work.model; }
+  // With ZeRO-2 and 3, before it is filled up.
+  StageParams bucket() const {
+    const int64_t layers = std::min(layout.window_layers, model().layers);
+    const StageParams free = padding_of_layers(model(), layout, layers);
+    return {.dense = static_cast<double>(layers) * layer.dense + free.dense,
+            .experts = static_cast<double>(layers) * layer.experts + free.experts};
+  }
 };
+
+// Elements of a bucket that is cut into so many shards, of whole chunks of the gradient norm.
+double filled_up(double elements, double shards) {
+  const double unit = static_cast<double>(kSquaresChunk) * shards;
+  return std::ceil(elements / unit) * unit;
+}
+
+// Ranks that divide what ZeRO divides, of all but experts and of these.
+struct ShardRanks {
+  explicit ShardRanks(const LayoutChoice& layout)
+      : dense(static_cast<double>(layout.cp) * layout.replicas() / layout.copies),
+        experts(static_cast<double>(layout.cp) * layout.dp / layout.copies) {}
+  double dense, experts;
+};
+
+// Of a rank with all that param_layout() leaves free: between tensors, and at the ends of buckets,
+// of which a chunk is one (very large models have more), or with ZeRO-2 and 3 the layers of a
+// window.
+StageParams laid_out(const MemoryInput& in, const std::vector<ChunkRange>& chunks) {
+  if (in.software.torch_fsdp) return stage_params(in.work, in.layout, chunks);
+  ShardRanks ranks(in.layout);
+  if (in.layout.zero == 0) ranks.dense = ranks.experts = 1;
+  StageParams sum;
+  for (const ChunkRange& chunk : chunks) {
+    StageParams one = stage_params(in.work, in.layout, {chunk});
+    const StageParams free = padding_of_layers(in.model(), in.layout, chunk.layers);
+    one.dense += free.dense;
+    one.experts += free.experts;
+    if (in.layout.zero >= 2) {
+      const StageParams bucket = in.bucket();
+      const double buckets =
+          static_cast<double>(chunk.layers) / static_cast<double>(in.layout.window_layers);
+      one.dense += buckets * (filled_up(bucket.dense, ranks.dense) - bucket.dense);
+      one.experts += buckets * (filled_up(bucket.experts, ranks.experts) - bucket.experts);
+    }
+    sum.dense += filled_up(one.dense, ranks.dense);
+    sum.experts += filled_up(one.experts, ranks.experts);
+  }
+  return sum;
+}
+
+// param_layout.cpp, assign_windows(): elements that are whole at a time with ZeRO-2 and 3.
+double windows_of(const MemoryInput& in) {
+  const ModelShape& model = in.model();
+  const double table = in.d.vocab * in.d.h;
+  const double positions =
+      model.position == PositionType::learned ? static_cast<double>(model.max_seq) * in.d.h : 0;
+  const double ends =
+      model.tie_embeddings ? table + positions : table + std::max(positions, in.d.h);
+  const StageParams bucket = in.bucket();
+  const ShardRanks ranks(in.layout);
+  const double one =
+      filled_up(bucket.dense, ranks.dense) + filled_up(bucket.experts, ranks.experts);
+  return (model.layers > in.layout.window_layers ? 2 : 1) * one + filled_up(ends, ranks.dense);
+}
 
 // What a stage has of the model.
 struct HeldStage {
@@ -281,13 +315,10 @@ double float8_copies(const MemoryInput& in, const HeldStage& held) {
 void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
   const LayoutChoice& layout = in.layout;
   const KeptSizes& d = in.d;
-  StageParams params = stage_params(in.work, layout, held.chunks);
-  for (const ChunkRange& chunk : held.chunks) {
-    params.dense += static_cast<double>(chunk.layers) * in.padding;
-  }
+  const StageParams params = laid_out(in, held.chunks);
   const double all = params.sum();
-  const double shard = params.dense / (layout.cp * layout.replicas() / layout.copies) +
-                       params.experts / (layout.cp * layout.dp / layout.copies);
+  const ShardRanks ranks(layout);
+  const double shard = params.dense / ranks.dense + params.experts / ranks.experts;
   const double moments = in.work.optimizer == OptimizerKind::sgd ? 1 : 2;
   if (in.software.torch_fsdp) {
     // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
@@ -300,7 +331,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     one.gradients = 4 * shard + 4 * (whole ? all : unit / 2);
     one.optimizer = 4 * moments * shard;
   } else {
-    const double windows = windows_of(in.model(), layout, d, in.layer.sum() + in.padding);
+    const double windows = windows_of(in);
     const double master = in.work.compute == DType::f32 ? 0 : 4;
     one.weights = d.e * (layout.zero == 3 ? shard + windows : all);
     one.gradients = 4 * (layout.zero >= 2 ? shard + windows : all);

@@ -1,31 +1,95 @@
 #include "runtime/plan/stage_params.h"
 
+#include <cmath>
+#include <numeric>
+
 #include "runtime/plan/cost.h"
+#include "runtime/plan/param_layout.h"
 
 namespace mtl {
 
-StageParams layer_params(const ModelShape& model, const LayoutChoice& layout) {
+namespace {
+
+// Elements of what lies together in memory, in the order of the shard table; 0 where there is none.
+struct LayerTensors {
+  std::vector<double> dense;   // and behind them the experts, unless these lie apart
+  std::vector<double> expert;  // of each
+};
+
+LayerTensors layer_tensors(const ModelShape& model, const LayoutChoice& layout) {
   const double h = static_cast<double>(model.hidden), tp = layout.tp;
   const double q = static_cast<double>(model.query_width()) / tp;
   const double kv = static_cast<double>(local_kv_heads(model, layout.tp) * model.head_dim);
   const double ffn = static_cast<double>(model.ffn) / tp;
+  const double shared = static_cast<double>(model.shared_ffn) / tp;
   const double parts = static_cast<double>(model.mlp_parts());
-  const bool layernorm = model.norm == NormType::layernorm;
-  StageParams params;
-  params.dense = h * (q + 2 * kv) + q * h + 2 * h * (layernorm ? 2 : 1);
-  if (model.qkv_bias) params.dense += q + 2 * kv;
-  if (model.qk_norm) params.dense += 2.0 * static_cast<double>(model.head_dim);
-  if (model.bias) params.dense += h;
-  double mlp = (parts + 1) * h * ffn;
-  if (model.bias) mlp += parts * ffn + h;
-  if (model.experts > 0) {
-    params.experts = mlp * static_cast<double>(model.experts) / layout.ep;
-    params.dense += h * static_cast<double>(model.experts + (model.shared_gate ? 1 : 0));
-    params.dense += (parts + 1) * h * static_cast<double>(model.shared_ffn) / tp;
-  } else {
-    params.dense += mlp;
+  const double bias = model.bias ? 1 : 0, qkv_bias = model.qkv_bias ? 1 : 0;
+  const bool in_norms = model.bias || model.family() == Family::llama;  // shard_table.cpp
+  const double norm_bias = model.norm == NormType::layernorm && in_norms ? h : 0;
+  const double head_norm = model.qk_norm ? static_cast<double>(model.head_dim) : 0;
+  LayerTensors tensors;
+  tensors.dense = {
+      h,        norm_bias, h * (q + 2 * kv), qkv_bias * (q + 2 * kv), head_norm, head_norm, q * h,
+      bias * h, h,         norm_bias};
+  std::vector<double> mlp = {parts * h * ffn, bias * parts * ffn, h * ffn, bias * h};
+  if (model.experts == 0) {
+    tensors.dense.insert(tensors.dense.end(), mlp.begin(), mlp.end());
+    return tensors;
   }
-  return params;
+  for (const double of_all : {h * static_cast<double>(model.experts), parts * h * shared,
+                              h * shared, model.shared_gate ? h : 0}) {
+    tensors.dense.push_back(of_all);
+  }
+  tensors.expert = std::move(mlp);
+  return tensors;
+}
+
+double sum_of(const std::vector<double>& elements) {
+  return std::accumulate(elements.begin(), elements.end(), 0.0);
+}
+
+// Behind tensors that are laid from `at` on, as add_bucket() of param_layout.cpp does (but for
+// beginnings of cache lines).
+double end_of(const std::vector<double>& tensors, double at) {
+  const auto chunk = static_cast<double>(kSquaresChunk);
+  for (const double numel : tensors) {
+    if (numel == 0) continue;
+    if (std::floor(at / chunk) != std::floor((at + numel - 1) / chunk)) {
+      at = std::ceil(at / chunk) * chunk;
+    }
+    at += numel;
+  }
+  return at;
+}
+
+// What layers of these take more than their elements: the first, and each behind it.
+double free_in(const std::vector<double>& tensors, int64_t experts,
+               const std::vector<double>& expert, int64_t layers) {
+  double first = 0, second = 0;
+  for (double* at : {&first, &second}) {
+    *at = end_of(tensors, first);
+    for (int64_t i = 0; i < experts; ++i) *at = end_of(expert, *at);
+  }
+  const auto number = static_cast<double>(layers);
+  const double each = sum_of(tensors) + static_cast<double>(experts) * sum_of(expert);
+  return first + (number - 1) * (second - first) - number * each;
+}
+
+}  // namespace
+
+StageParams layer_params(const ModelShape& model, const LayoutChoice& layout) {
+  const LayerTensors tensors = layer_tensors(model, layout);
+  return {.dense = sum_of(tensors.dense),
+          .experts = sum_of(tensors.expert) * static_cast<double>(model.experts) / layout.ep};
+}
+
+StageParams padding_of_layers(const ModelShape& model, const LayoutChoice& layout, int64_t layers) {
+  if (layers == 0) return {};
+  const LayerTensors tensors = layer_tensors(model, layout);
+  const int64_t experts = model.experts / layout.ep;
+  if (layout.ep == 1) return {.dense = free_in(tensors.dense, experts, tensors.expert, layers)};
+  return {.dense = free_in(tensors.dense, 0, {}, layers),
+          .experts = free_in({}, experts, tensors.expert, layers)};
 }
 
 std::vector<std::vector<ChunkRange>> layout_chunks(const Workload& work,
