@@ -218,9 +218,8 @@ struct MemoryInput {
   double micro_batches;
 
   const ModelShape& model() const { return work.model; }
-  // With ZeRO-2 and 3, before it is filled up.
-  StageParams bucket() const {
-    const int64_t layers = std::min(layout.window_layers, model().layers);
+  // Of so many layers, with ZeRO-2 and 3, before it is filled up.
+  StageParams bucket(int64_t layers) const {
     const StageParams free = padding_of_layers(model(), layout, layers);
     return {.dense = static_cast<double>(layers) * layer.dense + free.dense,
             .experts = static_cast<double>(layers) * layer.experts + free.experts};
@@ -255,7 +254,7 @@ StageParams laid_out(const MemoryInput& in, const std::vector<ChunkRange>& chunk
     one.dense += free.dense;
     one.experts += free.experts;
     if (in.layout.zero >= 2) {
-      const StageParams bucket = in.bucket();
+      const StageParams bucket = in.bucket(in.layout.window_layers);
       const double buckets =
           static_cast<double>(chunk.layers) / static_cast<double>(in.layout.window_layers);
       one.dense += buckets * (filled_up(bucket.dense, ranks.dense) - bucket.dense);
@@ -275,11 +274,14 @@ double windows_of(const MemoryInput& in) {
       model.position == PositionType::learned ? static_cast<double>(model.max_seq) * in.d.h : 0;
   const double ends =
       model.tie_embeddings ? table + positions : table + std::max(positions, in.d.h);
-  const StageParams bucket = in.bucket();
   const ShardRanks ranks(in.layout);
-  const double one =
-      filled_up(bucket.dense, ranks.dense) + filled_up(bucket.experts, ranks.experts);
-  return (model.layers > in.layout.window_layers ? 2 : 1) * one + filled_up(ends, ranks.dense);
+  double whole = filled_up(ends, ranks.dense);
+  const int64_t one = std::min(in.layout.window_layers, model.layers);
+  for (const int64_t layers : {one, std::min(one, model.layers - one)}) {
+    const StageParams bucket = in.bucket(layers);
+    whole += filled_up(bucket.dense, ranks.dense) + filled_up(bucket.experts, ranks.experts);
+  }
+  return whole;
 }
 
 // What a stage has of the model.
