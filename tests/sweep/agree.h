@@ -9,7 +9,7 @@
 namespace mtl::sweep {
 
 // "" = they do; else the first thing that differs, with both values. `from_step`: lines and texts
-// of later steps are compared, and checkpoints.
+// of later steps are compared, and checkpoints; `b` may have more of these (it was asked to stop).
 std::string differs_in_bits(const Outcome& a, const Outcome& b, int64_t from_step);
 
 // How far sums of another order may move a run, by what it computes in.

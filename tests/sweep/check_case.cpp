@@ -1,12 +1,15 @@
 #include "sweep/check_case.h"
 
 #include <algorithm>
-#include <array>
+#include <csignal>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "sweep/begin_from.h"
 #include "sweep/forecast_agrees.h"
+#include "sweep/links_agree.h"
+#include "sweep/texts.h"
 
 namespace mtl::sweep {
 
@@ -15,14 +18,19 @@ using End = Outcome::End;
 
 namespace {
 
-constexpr const char* kRuns[] = {"first", "other", "one"};
+constexpr const char* kRuns[] = {"first", "again", "other", "one", "source", "imported", "cache"};
 
+// With what their processes left beside them.
 void remove_runs(const fs::path& folder) {
-  for (const char* name : kRuns) {
-    fs::remove_all(folder / name);
-    fs::remove(folder / fmt::format("{}.said", name));
-    fs::remove(folder / fmt::format("{}.begun", name));
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::string kind = entry.path().extension().string();
+    const bool of_run = std::find(std::begin(kRuns), std::end(kRuns), name) != std::end(kRuns) ||
+                        kind == ".said" || kind == ".begun" || kind == ".pid";
+    if (of_run) found.push_back(entry.path());
   }
+  for (const fs::path& path : found) fs::remove_all(path);
 }
 
 // Whether a refusal says which key it is about.
@@ -33,17 +41,19 @@ bool names_a_key(const std::string& text) {
 }
 
 // What is wrong with how a run ended, if anything is.
-std::optional<Failure> wrong_end(const std::string& which, const Outcome& run) {
+std::optional<Failure> wrong_end(const std::string& which, const Outcome& run, bool may_diverge) {
   const auto failure = [&](const std::string& kind) {
     return Failure{kind, fmt::format("the {} run\n{}", which, run.text)};
   };
   switch (run.end) {
     case End::done:
+    case End::stopped:
       return std::nullopt;
     case End::refused:
       if (names_a_key(run.text)) return std::nullopt;
       return failure("refused without a key " + run.code);
     case End::failed:
+      if (may_diverge && run.code == "loss.nan") return std::nullopt;
       return failure("failed " + run.code);
     case End::crashed:
       return failure("crashed");
@@ -74,10 +84,15 @@ class Check {
   std::optional<Failure> run(What what) {
     ++tally_.cases;
     double error = 0;
-    const std::string words = forecast_differs(drawn_.common.with(drawn_.first),
-                                               (folder_ / "train.yaml").string(), error);
+    std::string words = forecast_differs(drawn_.common.with(drawn_.first),
+                                         (folder_ / "train.yaml").string(), error);
     tally_.forecast = std::max(tally_.forecast, error);
     if (!words.empty()) return Failure{"forecast", "first, with a large model: " + words};
+    if (what == What::runs && drawn_.counts_links) {
+      words = links_differ_from_plan(drawn_.common.with(drawn_.first),
+                                     (folder_ / "train.yaml").string(), vocab_of(drawn_.common));
+      if (!words.empty()) return Failure{"links", "first: " + words};
+    }
     return what == What::runs ? agree() : refusal();
   }
 
@@ -97,23 +112,109 @@ class Check {
 
   std::optional<Failure> agree() {
     const Outcome first = run_one(drawn_.common.with(drawn_.first), folder_, "first");
-    if (auto wrong = wrong_end("first", first)) return wrong;
+    if (auto wrong = wrong_end("first", first, drawn_.diverges)) return wrong;
     if (first.end == End::refused) return refused(first);
+    // What diverged may have no checkpoint to go on from.
+    const bool whole = first.end == End::done;
+    if (whole && drawn_.claim == Claim::begun_bits) return begun(first);
+    if (whole && drawn_.claim == Claim::changed_bits) return changed(first);
+    if (whole && drawn_.claim == Claim::killed_bits) return killed(first);
     const bool resumed = drawn_.claim == Claim::resumed_bits || drawn_.claim == Claim::resumed_near;
-    const int64_t from = resumed ? switch_step(first) : 0;
+    const int64_t from = resumed && whole ? switch_step(first) : 0;
     if (from > 0) copy_run_until(first, from, folder_, "other");
     const Outcome other = run_one(drawn_.common.with(drawn_.other), folder_, "other");
-    if (auto wrong = wrong_end("other", other)) return wrong;
+    if (auto wrong = wrong_end("other", other, drawn_.diverges)) return wrong;
     if (other.end == End::refused) return refused(other);
     if (drawn_.claim != Claim::resumed_near) {
-      const std::string words = differs_in_bits(first, other, from);
-      if (!words.empty()) return Failure{"bits", "first and other: " + words};
+      if (auto wrong = differ("first and other", first, other, from)) return wrong;
     }
-    if (!drawn_.batch_of_layout) {
+    if (!drawn_.batch_of_layout && !drawn_.diverges) {
       if (auto wrong = near_one_rank(first, other)) return wrong;
     }
     ++tally_.agreed;
     return std::nullopt;
+  }
+
+  // Two runs, in the layouts of both, that follow from the first; `prepare` makes what they are to
+  // find in their folders or settings.
+  template <class Prepare>
+  std::optional<Failure> pair(int64_t from, const Prepare& prepare) {
+    Outcome ended[2];
+    const char* const names[] = {"again", "other"};
+    for (const int i : {0, 1}) {
+      Settings settings =
+          drawn_.common.with(i == 0 ? drawn_.first : drawn_.other).with(drawn_.changed);
+      prepare(i, names[i], settings);
+      ended[i] = run_one(settings, folder_, names[i]);
+      if (auto wrong = wrong_end(names[i], ended[i], true)) return wrong;
+    }
+    // Both or none: the layouts have plans.
+    if (ended[0].code != ended[1].code) {
+      return Failure{"refused one", fmt::format("again: {}\nother: {}",
+                                                ended[0].text.empty() ? "runs" : ended[0].text,
+                                                ended[1].text.empty() ? "runs" : ended[1].text)};
+    }
+    if (ended[0].end == End::refused) return refused(ended[0]);
+    if (auto wrong = differ("again and other", ended[0], ended[1], from)) return wrong;
+    ++tally_.agreed;
+    return std::nullopt;
+  }
+
+  std::optional<Failure> changed(const Outcome& first) {
+    const int64_t from = switch_step(first);
+    return pair(from, [&](int, const char* name, Settings&) {
+      if (from > 0) copy_run_until(first, from, folder_, name);
+    });
+  }
+
+  std::optional<Failure> begun(const Outcome& first) {
+    Begin begin = begin_from(drawn_.source, first, drawn_.seed, folder_);
+    if (begin.from.empty()) {
+      ++tally_.refusals["export.family"];
+      begin = begin_from(Source::checkpoint, first, drawn_.seed, folder_);
+    }
+    return pair(0, [&](int i, const char*, Settings& settings) {
+      settings.set("init.from", i == 0 ? first.dir.string() : begin.from.string());
+    });
+  }
+
+  // Ended a few times, each time in the other layout, then left alone.
+  std::optional<Failure> killed(const Outcome& first) {
+    Draw draw(drawn_.seed);
+    const bool more = drawn_.common.text("checkpoint.keep_best.k").empty() && draw.chance(0.5);
+    const int64_t times = 1 + draw.below(3);
+    for (int64_t i = 0; i <= times; ++i) {
+      std::optional<Interruption> interruption;
+      // A run that is asked to stop writes a checkpoint more.
+      const int signal = more && draw.chance(0.5) ? SIGTERM : SIGKILL;
+      // At any moment, or where there is something to go on from.
+      const int lines = draw.chance(0.6) ? static_cast<int>(1 + draw.below(6)) : 0;
+      const auto after = static_cast<int>(draw.below(lines > 0 ? 20 : std::max(1, first.took_ms)));
+      if (i < times)
+        interruption = Interruption{.lines = lines,
+                                    .after_ms = after,
+                                    .signal = signal,
+                                    .rank = static_cast<int>(draw.below(8))};
+      const Settings settings = drawn_.common.with(i % 2 == 0 ? drawn_.other : drawn_.first);
+      const Outcome now = run_one(settings, folder_, "other", interruption);
+      if (auto wrong = wrong_end("killed", now, drawn_.diverges)) return wrong;
+      if (now.end != End::stopped) {
+        if (now.end == End::refused) return refused(now);
+        if (auto wrong = differ("first and killed", first, now, 0)) return wrong;
+        if (i < times) continue;
+        ++tally_.agreed;
+        return std::nullopt;
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Failure> differ(const char* which, const Outcome& a, const Outcome& b,
+                                int64_t from) {
+    const std::string words = a.code != b.code ? fmt::format("'{}' and '{}'", a.text, b.text)
+                                               : differs_in_bits(a, b, from);
+    if (words.empty()) return std::nullopt;
+    return Failure{"bits", fmt::format("{}: {}", which, words)};
   }
 
   std::optional<Failure> refused(const Outcome& run) {
@@ -124,7 +225,7 @@ class Check {
 
   std::optional<Failure> near_one_rank(const Outcome& first, const Outcome& other) {
     const Outcome one = run_one(drawn_.common, folder_, "one");
-    if (auto wrong = wrong_end("plain", one)) return wrong;
+    if (auto wrong = wrong_end("plain", one, false)) return wrong;
     if (one.end == End::refused) return refused(one);
     const TrainSpec spec = spec_of(drawn_, folder_);
     Moved& moved = tally_.moved[spec.precision.dtype];
@@ -147,46 +248,6 @@ class Check {
   Tally& tally_;
 };
 
-// Smaller values that a number may take.
-std::vector<std::string> smaller(const std::string& key, const std::string& value) {
-  static const std::map<std::string, std::vector<std::string>> kSmaller = {
-      {"model.layers", {"1", "2", "3"}},
-      {"model.heads", {"1", "2", "4"}},
-      {"model.hidden", {"8", "16"}},
-      {"train.steps", {"1", "2", "3"}},
-      {"train.global_batch", {"1", "2", "4"}},
-      {"train.seq_len", {"4", "8", "16"}},
-      {"parallel.tp", {"2"}},
-      {"parallel.pp", {"2"}},
-      {"parallel.cp", {"2"}},
-      {"parallel.dp", {"2"}},
-      {"parallel.ep", {"2"}},
-      {"model.moe.experts", {"2"}},
-      {"parallel.virtual_stages", {"2"}},
-      {"train.micro_batch", {"1"}}};
-  std::vector<std::string> values;
-  const auto found = kSmaller.find(key);
-  if (found == kSmaller.end()) return values;
-  for (const std::string& one : found->second) {
-    if (one.size() < value.size() || (one.size() == value.size() && one < value)) {
-      values.push_back(one);
-    }
-  }
-  return values;
-}
-
-// Takes a setting away, where it is alone or in both layouts.
-template <class Attempt>
-bool try_without(const Case& smallest, Settings Case::*part, const std::string& key,
-                 const Attempt& attempt) {
-  Case candidate = smallest;
-  (candidate.*part).erase(key);
-  if (attempt(candidate)) return true;
-  if (part != &Case::first || smallest.other.text(key).empty()) return false;
-  candidate.other.erase(key);
-  return attempt(candidate);
-}
-
 }  // namespace
 
 std::optional<Failure> check_case(const Case& drawn, const fs::path& folder, What what,
@@ -200,39 +261,6 @@ std::optional<Failure> check_case(const Case& drawn, const fs::path& folder, Wha
   }
   remove_runs(folder);
   return failure;
-}
-
-Case shrink(const Case& drawn, const Failure& failure, const fs::path& folder, What what) {
-  Case smallest = drawn;
-  Tally ignored;
-  bool found = true;
-  const auto attempt = [&](const Case& candidate) {
-    const auto now = check_case(candidate, folder, what, ignored);
-    if (!now || now->kind != failure.kind) return false;
-    smallest = candidate;
-    found = true;
-    return true;
-  };
-  while (found) {
-    found = false;
-    if (smallest.claim == Claim::resumed_bits) {
-      Case candidate = smallest;
-      candidate.claim = Claim::same_bits;
-      attempt(candidate);
-    }
-    for (Settings Case::*part : {&Case::common, &Case::first, &Case::other}) {
-      const Settings before = smallest.*part;
-      for (const auto& setting : before.all()) {
-        if (try_without(smallest, part, setting.first, attempt)) continue;
-        for (const std::string& less : smaller(setting.first, setting.second)) {
-          Case candidate = smallest;
-          (candidate.*part).set(setting.first, less);
-          if (attempt(candidate)) break;
-        }
-      }
-    }
-  }
-  return smallest;
 }
 
 std::string words_of(const Settings& settings) {

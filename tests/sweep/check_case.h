@@ -33,10 +33,6 @@ enum class What { plans, runs };  // runs: plans too
 std::optional<Failure> check_case(const Case& drawn, const std::filesystem::path& folder, What what,
                                   Tally& tally);
 
-// The smallest case that still fails like this, by leaving out settings and making numbers smaller.
-Case shrink(const Case& drawn, const Failure& failure, const std::filesystem::path& folder,
-            What what);
-
 // As a person types them behind  mtl launch --cpu --num_processes N train.yaml launch.spawn=threads
 std::string words_of(const Settings& settings);
 

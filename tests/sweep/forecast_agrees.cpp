@@ -14,12 +14,18 @@ namespace {
 constexpr double kMemoryBound = 0.02;  // forecast.h
 constexpr double kLinkBound = 0.01;
 constexpr int64_t kVocab = 32'000;
+constexpr int64_t kLarger = 8;  // than the models that are run
 
 Settings enlarged(const Settings& settings) {
   Settings large = settings;
   for (const char* key : {"model.hidden", "model.head_dim", "model.ffn", "train.seq_len",
                           "model.max_seq", "train.logits_rows"}) {
-    if (const int64_t value = settings.number(key, 0); value > 0) large.set(key, 32 * value);
+    if (const int64_t value = settings.number(key, 0); value > 0) large.set(key, kLarger * value);
+  }
+  // Forecasts know nothing of buckets but those of ZeRO-2 and 3.
+  const std::string bucket = settings.text("parallel.bucket_mb");
+  if (!bucket.empty()) {
+    large.set("parallel.bucket_mb", fmt::format("{}", kLarger * kLarger * std::stod(bucket)));
   }
   return large;
 }

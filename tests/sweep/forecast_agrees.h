@@ -8,7 +8,7 @@
 
 namespace mtl::sweep {
 
-// Of the same settings with a model so large that the alignment of buffers does not count. "" = it
+// Of the same settings with a model so large that the alignment of buffers hardly counts. "" = it
 // has, or such a run is refused; `error`: by how much memory is away, relative.
 std::string forecast_differs(const Settings& settings, const std::string& train_yaml,
                              double& error);

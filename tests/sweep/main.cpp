@@ -11,6 +11,7 @@
 
 #include "support/temp_dir.h"
 #include "sweep/check_case.h"
+#include "sweep/shrink.h"
 #include "sweep/texts.h"
 
 using namespace mtl;
@@ -63,13 +64,34 @@ bool read_options(int argc, char** argv, Options& options) {
 const char* claim_words(Claim claim) {
   switch (claim) {
     case Claim::same_again:
-      return "the other has the bits of the first";
     case Claim::same_bits:
       return "the other has the bits of the first";
     case Claim::resumed_bits:
       return "the first, resumed as the other, keeps its bits";
     case Claim::resumed_near:
       return "the first, resumed as the other, is near one rank";
+    case Claim::killed_bits:
+      return "the other, ended at random moments and started again, has the bits of the first";
+    case Claim::changed_bits:
+      return "the first, resumed as it was and as the other with a change, has the same bits";
+    case Claim::begun_bits:
+      return "new runs that begin from the first have the same bits in both layouts";
+  }
+  return "";
+}
+
+const char* source_words(Source source) {
+  switch (source) {
+    case Source::run:
+      return "its folder";
+    case Source::checkpoint:
+      return "its last checkpoint";
+    case Source::resharded:
+      return "that, resharded";
+    case Source::hugging_face:
+      return "its export";
+    case Source::imported:
+      return "its export, imported";
   }
   return "";
 }
@@ -78,6 +100,9 @@ void print_case(const Case& drawn) {
   fmt::print("  {}\n  one rank: {}\n  first: {} ranks, {}\n  other: {} ranks, {}\n",
              claim_words(drawn.claim), words_of(drawn.common), drawn.first.world(),
              words_of(drawn.first), drawn.other.world(), words_of(drawn.other));
+  if (!drawn.changed.all().empty()) fmt::print("  changed: {}\n", words_of(drawn.changed));
+  if (drawn.counts_links) fmt::print("  the links of the first carry the planned bytes\n");
+  if (drawn.claim == Claim::begun_bits) fmt::print("  from {}\n", source_words(drawn.source));
 }
 
 void print_tally(const Tally& tally, int64_t failed) {

@@ -19,7 +19,7 @@
 #include "runtime/checkpoint/step_dirs.h"
 #include "runtime/run.h"
 #include "runtime/run_directory.h"
-#include "runtime/worker.h"
+#include "sweep/run_ranks.h"
 
 namespace mtl::sweep {
 
@@ -27,17 +27,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Far more than any of these runs takes on a busy machine. Ranks that wait for each other give up
-// earlier and say for what.
+// Far more than any of these runs takes on a busy machine.
 constexpr int kPatienceMs = 240'000;
-constexpr const char* kRankPatienceS = "120";
-constexpr int kCrash = 99;  // an exception that is none of ours
-
-void say_errors(const Error& error) {
-  for (const Diagnostic& diagnostic : error.diagnostics()) {
-    fmt::print(stderr, "{}", render(diagnostic));
-  }
-}
 
 // In the child. Its exit code; what there is to know beside it lies in files.
 int run_here(const Settings& settings, const fs::path& folder, const std::string& name) {
@@ -45,34 +36,18 @@ int run_here(const Settings& settings, const fs::path& folder, const std::string
   all.set("run.dir", folder.string());
   all.set("run.name", name);
   all.set("log.every", 1);
-  try {
-    const int world = settings.world();
-    CheckedRun run =
-        check_run({.sources = sources_of(all, (folder / "train.yaml").string()), .world = world});
-    const RunDirectory opened = open_run(run, true);
-    if (opened.complete) return 0;
-    const int64_t fence = begin_generation(opened.dir, run);
-    const std::string ranks = std::to_string(world);
-    for (const auto& [variable, value] : {std::pair<const char*, std::string>{"RANK", "0"},
-                                          {"LOCAL_RANK", "0"},
-                                          {"WORLD_SIZE", ranks},
-                                          {"LOCAL_WORLD_SIZE", ranks},
-                                          {"MTL_RUN_FENCE", std::to_string(fence)},
-                                          {"MTL_COMM_TIMEOUT_S", kRankPatienceS},
-                                          {"MTL_DEVICE", "cpu"}}) {
-      setenv(variable, value.c_str(), 1);
-    }
-    if (world > 1) setenv("MTL_RANK_THREADS", ranks.c_str(), 1);
-    write_file_atomic(folder / (name + ".begun"), opened.dir.string());
-    const WorkerStart start{.run_dir = opened.dir};
-    return static_cast<int>(run_worker(start));
-  } catch (const Error& error) {
-    say_errors(error);
-    return static_cast<int>(error.exit());
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "an exception that is no error of ours: {}\n", error.what());
-    return kCrash;
-  }
+  Ranks ranks;
+  ranks.world = settings.world();
+  ranks.processes = settings.text("launch.spawn") == "processes";
+  ranks.notes = folder / name;
+  CheckedRun run = check_run(
+      {.sources = sources_of(all, (folder / "train.yaml").string()), .world = ranks.world});
+  const RunDirectory opened = open_run(run, true);
+  write_file_atomic(folder / (name + ".begun"), opened.dir.string());
+  if (opened.complete) return 0;
+  ranks.run_dir = opened.dir;
+  ranks.fence = begin_generation(opened.dir, run);
+  return run_ranks(ranks);
 }
 
 pid_t start_child(const Settings& settings, const fs::path& folder, const std::string& name,
@@ -87,7 +62,7 @@ pid_t start_child(const Settings& settings, const fs::path& folder, const std::s
   dup2(out, 2);
   // Reports go where nobody reads them, and no page is made of the run.
   setenv("MTL_PROGRESS_FD", std::to_string(nothing).c_str(), 1);
-  const int code = run_here(settings, folder, name);
+  const int code = saying_errors([&] { return run_here(settings, folder, name); });
   std::fflush(nullptr);
   _exit(code);
 }
@@ -107,26 +82,73 @@ std::vector<nlohmann::json> lines_of(const fs::path& path) {
   return lines;
 }
 
+// Threads get the signal with their process. Of processes one is killed, or all are asked.
+void interrupt(pid_t pid, const Settings& settings, const fs::path& notes,
+               const Interruption& interruption) {
+  const int world = settings.world();
+  int got_it = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const fs::path id = id_file(notes, rank);
+    const bool chosen = interruption.signal == SIGTERM || rank == interruption.rank % world;
+    if (!chosen || !fs::exists(id)) continue;
+    kill(std::stoi(read_file(id)), interruption.signal);
+    ++got_it;
+  }
+  if (got_it == 0) kill(pid, interruption.signal);
+}
+
+// Until the run has logged so much; whether it has not ended before.
+bool wait_for(const Interruption& interruption, pollfd& ended, const fs::path& begun) {
+  const auto logged = [&] {
+    if (!fs::exists(begun)) return false;
+    const fs::path metrics = fs::path(read_file(begun)) / "metrics.jsonl";
+    if (!fs::exists(metrics)) return false;
+    const std::string text = read_file(metrics);
+    return std::count(text.begin(), text.end(), '\n') >= interruption.lines;
+  };
+  while (interruption.lines > 0 && !logged()) {
+    if (poll(&ended, 1, 1) != 0) return false;
+  }
+  return poll(&ended, 1, interruption.after_ms) == 0;
+}
+
+// Whether it ended as the signal asks: by it, or with a checkpoint.
+bool was_asked(int status, int signal) {
+  if (WIFSIGNALED(status)) return WTERMSIG(status) == signal;
+  return WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Exit::requeue);
+}
+
 }  // namespace
 
-Outcome run_one(const Settings& settings, const fs::path& folder, const std::string& name) {
+Outcome run_one(const Settings& settings, const fs::path& folder, const std::string& name,
+                const std::optional<Interruption>& interruption) {
   const fs::path said = folder / (name + ".said"), begun = folder / (name + ".begun");
   fs::remove(begun);
+  for (int rank = 0; rank < settings.world(); ++rank) fs::remove(id_file(folder / name, rank));
+  const auto start = std::chrono::steady_clock::now();
   const pid_t pid = start_child(settings, folder, name, said);
   const int process = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   pollfd ended{process, POLLIN, 0};
   Outcome outcome;
+  if (interruption && wait_for(*interruption, ended, begun)) {
+    interrupt(pid, settings, folder / name, *interruption);
+  }
   const bool hung = poll(&ended, 1, kPatienceMs) == 0;
   if (hung) kill(pid, SIGKILL);
   close(process);
   int status = 0;
   waitpid(pid, &status, 0);
+  outcome.took_ms = static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                         std::chrono::steady_clock::now() - start)
+                                         .count());
   outcome.text = fs::exists(said) ? read_file(said) : "";
   outcome.code = first_code(outcome.text);
   const bool began = fs::exists(begun);
   if (began) outcome.dir = read_file(begun);
   if (hung) {
     outcome.end = Outcome::End::hung;
+  } else if (interruption && was_asked(status, interruption->signal)) {
+    outcome.end = Outcome::End::stopped;
   } else if (!WIFEXITED(status) || WEXITSTATUS(status) == kCrash) {
     outcome.end = Outcome::End::crashed;
     if (WIFSIGNALED(status)) {
@@ -135,7 +157,8 @@ Outcome run_one(const Settings& settings, const fs::path& folder, const std::str
   } else if (WEXITSTATUS(status) != 0) {
     outcome.end = began ? Outcome::End::failed : Outcome::End::refused;
   }
-  if (outcome.end != Outcome::End::done || !began) return outcome;
+  const bool readable = outcome.end == Outcome::End::done || outcome.end == Outcome::End::failed;
+  if (!readable || !began) return outcome;
   outcome.steps = lines_of(outcome.dir / "metrics.jsonl");
   outcome.texts = lines_of(outcome.dir / "generated.jsonl");
   for (nlohmann::json& text : outcome.texts) {

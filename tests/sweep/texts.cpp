@@ -56,10 +56,16 @@ void write_ids(const fs::path& path, uint64_t seed, int64_t size) {
 
 }  // namespace
 
+int64_t vocab_of(const Settings& s) {
+  const int64_t given = s.number("data.vocab", 0);
+  return given > 0 ? given : s.text("data.tokenizer.type") == "chars" ? kCharacters : 256;
+}
+
 void write_texts(const fs::path& folder) {
   write_text(folder / "a.txt", 1, 4000);
   write_text(folder / "b.txt", 2, 2500);
   write_text(folder / "valid.txt", 3, 700);
+  write_text(folder / "short.txt", 7, 300);
   write_corpus(folder / "one", 4, 150);
   write_corpus(folder / "two", 5, 90);
   write_ids(folder / "ids.bin", 6, 4000);

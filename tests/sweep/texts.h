@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "sweep/settings.h"
+
 namespace mtl::sweep {
 
 // Token ids of the corpora without a text; the last one ends a document.
@@ -11,8 +13,11 @@ constexpr int32_t kIds = 61;
 // Different characters of the texts.
 constexpr int64_t kCharacters = 29;
 
-// a.txt, b.txt, valid.txt; corpora one and two (Megatron's), ids.bin (nanoGPT's); train.yaml, which
-// is as good as empty.
+// Token ids, as far as the settings say them.
+int64_t vocab_of(const Settings& settings);
+
+// a.txt, b.txt, valid.txt, short.txt; corpora one and two (Megatron's), ids.bin (nanoGPT's);
+// train.yaml, which is as good as empty.
 void write_texts(const std::filesystem::path& folder);
 
 }  // namespace mtl::sweep

@@ -1,0 +1,105 @@
+#include <vector>
+
+#include "sweep/choices.h"
+#include "sweep/draw_parts.h"
+
+namespace mtl::sweep {
+
+namespace {
+
+const Choice kModel[] = {
+    {"model.norm.eps", 0.1, {"1e-6", "0.001"}},
+    {"model.sliding_window", 0.25, {"1", "3", "5", "8", "13"}},
+    {"model.tie_embeddings", 0.5, {"false"}},
+    {"model.vocab_pad_to", 0.4, {"1", "2", "3", "64"}},
+    {"model.dropout.hidden", 0.3, {"0.1"}},
+    {"model.dropout.attention", 0.2, {"0.1"}},
+    {"init.std", 0.4, {"0.05", "0.1"}},
+};
+
+const Choice kYarn[] = {
+    {"model.position.scaling.truncate", 0.3, {"false"}},
+    {"model.position.scaling.beta_slow", 0.2, {"2"}},
+    {"model.position.scaling.beta_fast", 0.2, {"8"}},
+    {"model.position.scaling.attention_factor", 0.3, {"1.5", "0.7"}},
+};
+
+const Choice kMixture[] = {
+    {"model.moe.experts", 1, {"2", "3", "4", "4", "4", "6", "8"}},
+    {"model.moe.topk", 0.2, {"1", "3"}},
+    {"model.moe.aux_loss", 0.6, {"0.01", "0.05"}},
+    {"model.moe.z_loss", 0.4, {"0.01"}},
+    {"model.moe.shared_ffn", 0.3, {"12", "24", "48"}},
+    {"model.moe.score", 0.3, {"sigmoid"}},
+    {"model.moe.normalize", 0.3, {"false"}},
+};
+
+int64_t divisor_of(Draw& draw, int64_t n) {
+  std::vector<int64_t> divisors;
+  for (int64_t i = 1; i <= n; ++i) {
+    if (n % i == 0) divisors.push_back(i);
+  }
+  return divisors[static_cast<size_t>(draw.below(static_cast<int64_t>(divisors.size())))];
+}
+
+void draw_positions(Draw& draw, Settings& s, const std::string& type) {
+  s.set("model.position.type", type);
+  if (draw.chance(0.2)) s.set("model.max_seq", s.number("train.seq_len", 16) + draw.below(40));
+  if (type != "rope") return;
+  if (draw.chance(0.4)) s.set("model.position.base", draw.pick({500, 10000, 1000000}));
+  if (draw.chance(0.2)) s.set("model.position.fraction", "0.5");
+  if (!draw.chance(0.4)) return;
+  const std::string scaling = draw.pick({"linear", "llama3", "yarn"});
+  s.set("model.position.scaling.type", scaling);
+  s.set("model.position.scaling.factor", draw.pick({2, 4}));
+  if (scaling != "linear") s.set("model.position.scaling.original_max_seq", draw.pick({8, 16, 64}));
+  if (scaling == "llama3" && draw.chance(0.3)) {
+    s.set("model.position.scaling.low_freq_factor", "2");
+    s.set("model.position.scaling.high_freq_factor", "8");
+  }
+  if (scaling != "yarn") return;
+  draw_choices(draw, s, kYarn);
+}
+
+void draw_mixture(Draw& draw, Settings& s) {
+  draw_choices(draw, s, kMixture);
+  if (!s.text("model.moe.shared_ffn").empty() && draw.chance(0.5)) {
+    s.set("model.moe.shared_gate", "true");
+  }
+  if (s.text("model.moe.score") == "sigmoid" && draw.chance(0.6)) {
+    s.set("model.moe.expert_bias", "true");
+    if (draw.chance(0.3)) s.set("model.moe.bias_rate", draw.pick({"0", "0.1"}));
+  }
+}
+
+}  // namespace
+
+void draw_model(Draw& draw, Settings& s) {
+  const std::string family = draw.pick({"gpt2", "llama", "qwen", "mixtral", "mixtral", "any"});
+  const bool any = family == "any", gpt2 = family == "gpt2";
+  const bool experts = family == "mixtral" || (any && draw.chance(0.2));
+  const int64_t heads = draw.pick({1, 2, 3, 4, 4, 4, 6, 8, 8});
+  s.set("model.layers", draw.pick({1, 2, 2, 3, 3, 4, 4, 6}));
+  s.set("model.heads", heads);
+  s.set("model.hidden", heads * draw.pick({4, 8, 8, 16}));
+  if (draw.chance(0.2)) {
+    s.set("model.head_dim", draw.pick({4, 6, 10, 16}));
+    s.set("model.hidden", draw.pick({20, 24, 32, 44}));
+  }
+  if (!gpt2 && draw.chance(0.7)) s.set("model.kv_heads", divisor_of(draw, heads));
+  if (draw.chance(0.6)) s.set("model.ffn", draw.pick({12, 24, 48, 48, 60, 96}));
+  const bool swiglu = experts || (any ? draw.chance(0.5) : !gpt2);
+  if (swiglu) s.set("model.activation", "swiglu");
+  if (any ? draw.chance(0.5) : !gpt2) s.set("model.norm.type", "rmsnorm");
+  draw_positions(draw, s,
+                 any    ? draw.pick({"learned", "rope", "alibi", "none"})
+                 : gpt2 ? "learned"
+                        : "rope");
+  if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
+  if (family == "qwen" || (any && draw.chance(0.3))) s.set("model.qkv_bias", "true");
+  if (draw.chance(gpt2 ? 0.05 : 0.35)) s.set("model.qk_norm", "true");
+  draw_choices(draw, s, kModel);
+  if (experts) draw_mixture(draw, s);
+}
+
+}  // namespace mtl::sweep
