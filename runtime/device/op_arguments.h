@@ -168,11 +168,19 @@ struct AttentionBackward {
 //
 // What an expert weighs is its score: its probability (softmax over all logits) or the sigmoid of
 // its logit (DeepSeek-V3, arXiv 2412.19437); `normalize` divides those of a token's chosen experts
-// by their sum (of sigmoids: and 1e-20, as there).
+// by their sum (of sigmoids: and 1e-20, as there). In the end all are multiplied by `scale`.
+//
+// With several groups of experts/groups neighbours each, a token takes its experts from the best
+// `group_topk` groups alone (DeepSeek-V3; as Megatron-LM's group_limited_topk): a group's score is
+// the sum of its k / group_topk best experts' of what they are chosen by: sigmoid and bias, the
+// logit, or, if softmax is not normalised, the probability. Among equals the smaller index wins.
 struct ExpertScores {
   bool sigmoid = false;
   bool normalize = true;
+  float scale = 1;
+  int groups = 1, group_topk = 1;  // at most kMostExpertGroups
 };
+inline constexpr int kMostExpertGroups = 64;
 struct ExpertRoutes {
   Tensor weights;      // f32 [n, k]
   Tensor experts;      // i32 [n, k]

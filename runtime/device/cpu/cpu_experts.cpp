@@ -3,6 +3,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -20,18 +21,54 @@ float sigmoid(float x) {
 
 // What the experts of a token are chosen by. A NaN is smaller than every number, so that k experts
 // are chosen whatever the logits are.
-void rank_experts(const float* logits, const float* bias, int64_t experts, float* ranks) {
+void rank_experts(const float* logits, const float* bias, int64_t experts,
+                  const ExpertScores& scores, float* ranks) {
+  // Of one group sigmoids have the order of their logits, and may be equal where these are not.
+  const bool sigmoids = bias != nullptr || (scores.sigmoid && scores.groups > 1);
   for (int64_t e = 0; e < experts; ++e) {
-    const float rank = bias != nullptr ? sigmoid(logits[e]) + bias[e] : logits[e];
+    float rank = sigmoids ? sigmoid(logits[e]) : logits[e];
+    if (bias != nullptr) rank += bias[e];
     ranks[e] = std::isnan(rank) ? -std::numeric_limits<float>::infinity() : rank;
   }
 }
 
-// The k experts of one token, ascending.
-void choose(const float* ranks, int64_t experts, int64_t k, int32_t* chosen) {
+// Which groups of experts a token takes its own from, a bit each.
+uint64_t choose_groups(const float* ranks, int64_t experts, int64_t k, const ExpertScores& scores) {
+  if (scores.groups == 1) return 1;
+  const int64_t size = experts / scores.groups, best_of_group = k / scores.group_topk;
+  // Probabilities but for what all are divided by.
+  const bool probabilities = !scores.sigmoid && !scores.normalize;
+  const float largest = *std::max_element(ranks, ranks + experts);
+  std::vector<float> sums, own;
+  for (int64_t group = 0; group < scores.groups; ++group) {
+    own.assign(ranks + group * size, ranks + (group + 1) * size);
+    std::partial_sort(own.begin(), own.begin() + best_of_group, own.end(), std::greater<>());
+    float sum = 0;
+    for (int64_t i = 0; i < best_of_group; ++i) {
+      const float rank = own[static_cast<size_t>(i)];
+      sum += probabilities ? std::exp(rank - largest) : rank;
+    }
+    sums.push_back(std::isnan(sum) ? -std::numeric_limits<float>::infinity() : sum);
+  }
+  uint64_t taken = 0;
+  for (int i = 0; i < scores.group_topk; ++i) {
+    size_t best = sums.size();
+    for (size_t group = 0; group < sums.size(); ++group) {
+      if ((taken >> group & 1) != 0) continue;
+      if (best == sums.size() || sums[group] > sums[best]) best = group;
+    }
+    taken |= uint64_t{1} << best;
+  }
+  return taken;
+}
+
+// The k experts of one token, ascending; of `groups`, which have `size` each.
+void choose(const float* ranks, int64_t experts, int64_t k, uint64_t groups, int64_t size,
+            int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
     int64_t best = -1;
     for (int64_t e = 0; e < experts; ++e) {
+      if ((groups >> (e / size) & 1) == 0) continue;
       if (std::find(chosen, chosen + j, static_cast<int32_t>(e)) != chosen + j) continue;
       if (best < 0 || ranks[e] > ranks[best]) best = e;
     }
@@ -41,7 +78,7 @@ void choose(const float* ranks, int64_t experts, int64_t k, int32_t* chosen) {
 }
 
 // The scores of the chosen.
-void weigh(const float* logits, int64_t experts, ExpertScores scores, const int32_t* chosen,
+void weigh(const float* logits, int64_t experts, const ExpertScores& scores, const int32_t* chosen,
            int64_t k, float* weights) {
   float sum = 0;
   if (scores.sigmoid) {
@@ -56,8 +93,8 @@ void weigh(const float* logits, int64_t experts, ExpertScores scores, const int3
     for (int64_t i = 0; i < all; ++i) sum += std::exp(of(i) - largest);
     for (int64_t j = 0; j < k; ++j) weights[j] = std::exp(logits[chosen[j]] - largest);
   }
-  if (scores.sigmoid && !scores.normalize) return;
-  for (int64_t j = 0; j < k; ++j) weights[j] /= sum;
+  if (scores.sigmoid && !scores.normalize) sum = 1;
+  for (int64_t j = 0; j < k; ++j) weights[j] = weights[j] / sum * scores.scale;
 }
 
 // What the ops that go over tokens share.
@@ -102,7 +139,9 @@ void logits_backward(const float* logits, const Routes& routes, int64_t token,
   // Of what weights are divided by: the sum over the chosen, or for a softmax that over all.
   float mean = 0;
   for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[token * k + j];
-  const float of_chosen = args.scores.normalize ? mean : 0.0f, of_all = mean - of_chosen;
+  // Weights have the scale in them, and the sum is that of what they were before.
+  const float of_chosen = args.scores.normalize ? mean / args.scores.scale : 0.0f;
+  const float of_all = args.scores.normalize ? 0.0f : mean;
   for (int64_t e = 0; e < experts; ++e) {
     const float of_aux = args.aux_scale * (load[e] - aux), of_z = args.z_scale * 2 * z;
     if (sigmoids) {
@@ -128,14 +167,20 @@ void CpuDevice::route_experts(const RouteExperts& args) {
                         args.bias.numel() == routes.experts));
   const auto* logits = args.logits.as<const float>();
   const auto* bias = args.bias.as<const float>();
+  const ExpertScores& scores = args.scores;
+  assert(scores.groups >= 1 && scores.groups <= kMostExpertGroups &&
+         routes.experts % scores.groups == 0);
+  assert(scores.groups == 1 || routes.k <= routes.experts / scores.groups * scores.group_topk);
   split_rows(routes.tokens, routes.experts * routes.k, [&](int64_t begin, int64_t end) {
     std::vector<float> ranks(static_cast<size_t>(routes.experts));
     for (int64_t t = begin; t < end; ++t) {
       const float* own = logits + t * routes.experts;
       int32_t* chosen = routes.chosen + t * routes.k;
-      rank_experts(own, bias, routes.experts, ranks.data());
-      choose(ranks.data(), routes.experts, routes.k, chosen);
-      weigh(own, routes.experts, args.scores, chosen, routes.k, routes.weights + t * routes.k);
+      rank_experts(own, bias, routes.experts, scores, ranks.data());
+      const uint64_t groups = choose_groups(ranks.data(), routes.experts, routes.k, scores);
+      choose(ranks.data(), routes.experts, routes.k, groups, routes.experts / scores.groups,
+             chosen);
+      weigh(own, routes.experts, scores, chosen, routes.k, routes.weights + t * routes.k);
     }
   });
   // Sorted by counting: few numbers, on one thread.

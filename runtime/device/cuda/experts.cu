@@ -27,21 +27,77 @@ struct Routing {
 struct Ranks {
   const float* logits;
   const float* bias;
+  bool sigmoids;  // of one group they have the order of their logits
   // A NaN is smaller than every number, so that k experts are chosen whatever the logits are.
   __device__ float operator()(int e) const {
-    const float rank = bias != nullptr ? expert_sigmoid(logits[e]) + bias[e] : logits[e];
+    float rank = sigmoids ? expert_sigmoid(logits[e]) : logits[e];
+    if (bias != nullptr) rank += bias[e];
     return rank != rank ? -INFINITY : rank;
   }
 };
 
+// Of values [first, end) the best, behind `before` in the order of value and then of index; -1
+// before all.
+template <typename Values>
+__device__ inline int next_best(const Values& value_of, int first, int end, int before) {
+  const float last = before >= 0 ? value_of(before) : 0;
+  int best = -1;
+  float largest = 0;
+  for (int i = first; i < end; ++i) {
+    const float own = value_of(i);
+    if (before >= 0 && (own > last || (own == last && i <= before))) continue;
+    if (best < 0 || own > largest) {
+      best = i;
+      largest = own;
+    }
+  }
+  return best;
+}
+
+// The score of a group: the sum of its best experts'. It is made again whenever it is asked for,
+// which takes no memory.
+struct GroupScores {
+  const Ranks& rank_of;
+  int size, best;  // experts of a group, and how many of them are added
+  bool probabilities;
+  float largest;  // of all, for these
+  __device__ float operator()(int group) const {
+    const int first = group * size, end = first + size;
+    float sum = 0;
+    int expert = -1;
+    for (int i = 0; i < best; ++i) {
+      expert = next_best(rank_of, first, end, expert);
+      const float rank = rank_of(expert);
+      sum += probabilities ? expf(rank - largest) : rank;
+    }
+    return sum != sum ? -INFINITY : sum;
+  }
+};
+
+// Which groups of experts a token takes its own from, a bit each.
+__device__ inline uint64_t choose_groups(const Ranks& rank_of, const ExpertScores& scores,
+                                         int experts, int k) {
+  if (scores.groups == 1) return 1;
+  const bool probabilities = !scores.sigmoid && !scores.normalize;
+  const float largest = probabilities ? rank_of(next_best(rank_of, 0, experts, -1)) : 0;
+  const GroupScores score_of = {rank_of, experts / scores.groups, k / scores.group_topk,
+                                probabilities, largest};
+  uint64_t taken = 0;
+  int group = -1;
+  for (int i = 0; i < scores.group_topk; ++i) {
+    group = next_best(score_of, 0, scores.groups, group);
+    taken |= uint64_t{1} << group;
+  }
+  return taken;
+}
+
 // The scores of the chosen.
-__device__ inline void weigh(const float* logits, int experts, ExpertScores scores,
+__device__ inline void weigh(const float* logits, int experts, const ExpertScores& scores,
                              const int32_t* chosen, int k, float* weights) {
   float sum = 0;
   if (scores.sigmoid) {
     for (int j = 0; j < k; ++j) sum += weights[j] = expert_sigmoid(logits[chosen[j]]);
-    sum += kNormalizeFloor;
-    if (!scores.normalize) return;
+    sum = scores.normalize ? sum + kNormalizeFloor : 1;
   } else {
     // Those of the others cancel where weights add up to 1.
     const int all = scores.normalize ? k : experts;
@@ -52,7 +108,7 @@ __device__ inline void weigh(const float* logits, int experts, ExpertScores scor
     for (int i = 0; i < all; ++i) sum += expf(logits[scores.normalize ? chosen[i] : i] - largest);
     for (int j = 0; j < k; ++j) weights[j] = expf(logits[chosen[j]] - largest);
   }
-  for (int j = 0; j < k; ++j) weights[j] /= sum;
+  for (int j = 0; j < k; ++j) weights[j] = weights[j] / sum * scores.scale;
 }
 
 // A thread per token; in small blocks, so that more multiprocessors have some of them.
@@ -62,12 +118,15 @@ __global__ void __launch_bounds__(kChoosing)
   const int64_t threads = int64_t{gridDim.x} * kChoosing;
   for (int64_t t = int64_t{blockIdx.x} * kChoosing + threadIdx.x; t < r.tokens; t += threads) {
     const float* logits = all_logits + t * r.experts;
-    const Ranks rank_of = {logits, bias};
+    const Ranks rank_of = {logits, bias, bias != nullptr || (scores.sigmoid && scores.groups > 1)};
+    const uint64_t groups = choose_groups(rank_of, scores, r.experts, r.k);
+    const int size = r.experts / scores.groups;
     int32_t* chosen = r.chosen + t * r.k;
     for (int j = 0; j < r.k; ++j) {
       // Of those that come behind the one before, in the order of rank and then of index.
       int best = -1;
       for (int e = 0; e < r.experts; ++e) {
+        if ((groups >> (e / size) & 1) == 0) continue;
         if (j > 0) {
           const float before = rank_of(chosen[j - 1]), own = rank_of(e);
           if (own > before || (own == before && e <= chosen[j - 1])) continue;
@@ -234,7 +293,9 @@ __global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
   // Of what weights are divided by: the sum over the chosen, or for a softmax that over all.
   float mean = 0;
   for (int j = 0; j < r.k; ++j) mean += weights[j] * dweights[j];
-  const float of_chosen = a.scores.normalize ? mean : 0.0f, of_all = mean - of_chosen;
+  // Weights have the scale in them, and the sum is that of what they were before.
+  const float of_chosen = a.scores.normalize ? mean / a.scores.scale : 0.0f;
+  const float of_all = a.scores.normalize ? 0.0f : mean;
   int j = 0;  // experts ascend in `chosen` too
   for (int e = 0; e < r.experts; ++e) {
     const float probability = expf(logits[e] - largest) / sum;

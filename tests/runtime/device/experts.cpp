@@ -27,7 +27,30 @@ const Scoring kScorings[] = {{{}},
                              {{.normalize = false}},
                              {{.sigmoid = true}},
                              {{.sigmoid = true, .normalize = false}},
-                             {{.sigmoid = true}, true}};
+                             {{.sigmoid = true}, true},
+                             {{.scale = 2.5f}},
+                             {{.normalize = false, .scale = 0.75f}},
+                             {{.sigmoid = true, .scale = 2.5f}, true},
+                             {{.sigmoid = true, .normalize = false, .scale = 16}}};
+
+// Some of them with groups of experts, where a shape has them; of few tokens, for each is searched.
+std::vector<Scoring> in_groups(const ExpertsShape& shape) {
+  std::vector<Scoring> all;
+  if (shape.n * shape.experts > 1600) return all;
+  for (const int groups : {2, 4, 64}) {
+    for (const int taken : {1, 2, 3}) {
+      const int64_t size = shape.experts / groups;
+      if (shape.experts % groups != 0 || taken > groups || taken > shape.k) continue;
+      if (shape.k > taken * size) continue;
+      for (const Scoring& scoring : {kScorings[0], kScorings[1], kScorings[2], kScorings[7]}) {
+        all.push_back(scoring);
+        all.back().scores.groups = groups;
+        all.back().scores.group_topk = taken;
+      }
+    }
+  }
+  return all;
+}
 
 // The tensors of a routing.
 struct Routed {
@@ -61,6 +84,12 @@ struct Routed {
     const double rank = scoring.biased ? sigmoid(t, e) + bias[e] : logit(t, e);
     return std::isnan(rank) ? -std::numeric_limits<double>::infinity() : rank;
   }
+  // And what they add to the score of their group.
+  double rank_in_group(int64_t t, int64_t e) const {
+    if (scoring.biased) return rank(t, e);
+    if (scoring.scores.sigmoid) return sigmoid(t, e);
+    return scoring.scores.normalize ? rank(t, e) : score(t, e);
+  }
   // Of all experts of a token, and their sum.
   double score(int64_t t, int64_t e) const {
     if (scoring.scores.sigmoid) return sigmoid(t, e);
@@ -80,7 +109,8 @@ struct Routed {
   double weight(int64_t t, int64_t j) const {
     double sum = 0;
     for (int64_t i = 0; i < shape.k; ++i) sum += score(t, expert(t, i));
-    return score(t, expert(t, j)) / (scoring.scores.normalize ? sum + 1e-20 : 1);
+    return scoring.scores.scale * score(t, expert(t, j)) /
+           (scoring.scores.normalize ? sum + 1e-20 : 1);
   }
 
   const ExpertsShape shape;
@@ -89,10 +119,40 @@ struct Routed {
   Held logits, weights, experts, rows, assignments, counts;
 };
 
+// The best groups of a token, in the order of their scores.
+std::vector<int64_t> best_groups(const Routed& r, int64_t t) {
+  const ExpertScores& scores = r.scoring.scores;
+  const int64_t size = r.shape.experts / scores.groups;
+  std::vector<double> sums;
+  for (int64_t group = 0; group < scores.groups; ++group) {
+    std::vector<double> ranks;
+    for (int64_t e = group * size; e < (group + 1) * size; ++e) {
+      ranks.push_back(r.rank_in_group(t, e));
+    }
+    std::sort(ranks.rbegin(), ranks.rend());
+    sums.push_back(
+        std::accumulate(ranks.begin(), ranks.begin() + r.shape.k / scores.group_topk, 0.0));
+  }
+  std::vector<int64_t> order(sums.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return sums[static_cast<size_t>(a)] > sums[static_cast<size_t>(b)];
+  });
+  order.resize(static_cast<size_t>(scores.group_topk));
+  return order;
+}
+
 // The k experts of a token by a stable sort of all, ascending.
 std::vector<int64_t> best_experts(const Routed& r, int64_t t) {
   std::vector<int64_t> order(static_cast<size_t>(r.shape.experts));
   std::iota(order.begin(), order.end(), 0);
+  if (r.scoring.scores.groups > 1) {
+    const std::vector<int64_t> groups = best_groups(r, t);
+    const int64_t size = r.shape.experts / r.scoring.scores.groups;
+    std::erase_if(order, [&](int64_t e) {
+      return std::find(groups.begin(), groups.end(), e / size) == groups.end();
+    });
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return r.rank(t, a) > r.rank(t, b); });
   order.resize(static_cast<size_t>(r.shape.k));
@@ -169,10 +229,13 @@ TEST_CASE("route_experts against a search by sorting") {
     // More than a GPU's block places; the last one has a single token.
     shapes.push_back({2049, 5, 2, 2049});
     for (const ExpertsShape& shape : shapes) {
-      for (const Scoring& scoring : kScorings) {
+      std::vector<Scoring> scorings = in_groups(shape);
+      scorings.insert(scorings.end(), std::begin(kScorings), std::end(kScorings));
+      for (const Scoring& scoring : scorings) {
         INFO(shape.n << " tokens, " << shape.k << " of " << shape.experts << ", sigmoid "
                      << scoring.scores.sigmoid << ", normalize " << scoring.scores.normalize
-                     << ", bias " << scoring.biased);
+                     << ", bias " << scoring.biased << ", " << scoring.scores.group_topk << " of "
+                     << scoring.scores.groups << " groups");
         Routed r(shape, scoring);
         r.logits.randomize(random, 2);
         r.bias.randomize(random);
@@ -182,7 +245,7 @@ TEST_CASE("route_experts against a search by sorting") {
         for (int64_t t = 0; t < shape.n; ++t) {
           for (int64_t j = 0; j < shape.k; ++j) weights.push_back(r.weight(t, j));
         }
-        check_close(r.weights, weights, 1e-6, "weights");
+        check_close(r.weights, weights, 1e-6 * std::max(1.0f, scoring.scores.scale), "weights");
       }
     }
   });
@@ -203,6 +266,31 @@ TEST_CASE(
     for (int64_t i = 0; i < 16; ++i) odd.logits.set(i, values[i]);
     odd.route(device);
     check_places(odd);
+    // Groups without a number, with infinities, and all alike.
+    for (const Scoring& scoring : in_groups({4, 8, 2, 1})) {
+      INFO(scoring.scores.group_topk << " of " << scoring.scores.groups << " groups, sigmoid "
+                                     << scoring.scores.sigmoid << ", normalize "
+                                     << scoring.scores.normalize << ", bias " << scoring.biased);
+      Routed groups({6, 8, 2, 1}, scoring);
+      groups.logits.randomize_ids(random, 0, 2);
+      for (int64_t e = 0; e < 8; ++e) {
+        groups.bias.set(e, 0);
+        groups.logits.set(e, nan);
+        groups.logits.set(8 + e, e < 4 ? nan : -infinity);
+        groups.logits.set(16 + e, e == 5 ? 1 : nan);
+        groups.logits.set(24 + e, 1);
+      }
+      groups.route(device);
+      int64_t wrong = 0;
+      for (int64_t t = 0; t < 6; ++t) {
+        const int64_t a = groups.expert(t, 0), b = groups.expert(t, 1);
+        wrong += a < 0 || b <= a || b >= 8;
+        wrong += scoring.scores.group_topk == 1 &&
+                 a * scoring.scores.groups / 8 != b * scoring.scores.groups / 8;
+      }
+      CHECK(wrong == 0);
+      CHECK(groups.expert(3, 0) == 0);  // the first of what is all alike
+    }
   });
 }
 
@@ -267,7 +355,7 @@ TEST_CASE("route_experts_backward is the finite difference of what it belongs to
           differences.push_back((up - down) * 0x1p7);
         }
         // Third derivatives below 4 times h^2 / 6; logits in f32 are off by 2^-24 of h.
-        check_close(dlogits, differences, 3e-5, "dlogits");
+        check_close(dlogits, differences, 3e-5 * std::max(1.0f, scoring.scores.scale), "dlogits");
       }
     }
   });
