@@ -48,7 +48,8 @@ std::string model_words(const ModelShape& model) {
     vocabulary += fmt::format(" ({} rows in memory)", grouped(model.padded_vocab));
   }
   return fmt::format("{}, hidden {}, {}, ffn {}, {}", count_of(model.layers, "layer"), model.hidden,
-                     heads, model.ffn, vocabulary);
+                     heads, model.dense_layers.empty() ? model.ffn : model.dense_layer_ffn,
+                     vocabulary);
 }
 
 std::string scaling_words(const RopeScaling& scaling) {
@@ -64,6 +65,9 @@ std::string blocks_words(const ModelShape& model) {
   if (model.experts > 0) {
     text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
     if (model.shared_ffn > 0) text += fmt::format(" and a shared one of {}", model.shared_ffn);
+    if (!model.dense_layers.empty()) {
+      text += fmt::format(" of width {} in {}", model.ffn, count_of(model.mixtures(), "layer"));
+    }
   }
   switch (model.position) {
     case PositionType::learned:

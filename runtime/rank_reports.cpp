@@ -75,7 +75,7 @@ StepReport RankReports::report_of(int64_t done, const StepResult& result, double
   report.step_skipped = result.skipped;
   report.skipped = result.skipped_so_far;
   if (plan_.model.experts > 0) {
-    const auto layers = static_cast<double>(plan_.model.layers);
+    const auto layers = static_cast<double>(plan_.model.mixtures());
     report.moe_aux_loss = result.moe_aux_loss / layers;
     report.moe_z_loss = result.moe_z_loss / layers;
     report.moe_turns = result.moe_turns;

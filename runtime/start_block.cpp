@@ -19,6 +19,7 @@ std::string model_line(const ModelShape& model, const Cost& cost) {
     parameters +=
         fmt::format(" ({} active)", compact_count(static_cast<double>(cost.active_parameters)));
     experts = fmt::format(", {} of {} experts", model.experts_per_token, model.experts);
+    if (!model.dense_layers.empty()) experts += fmt::format(" in {} of them", model.mixtures());
   }
   return fmt::format("{}: {} layers, hidden {}, {}{}, vocabulary {}", parameters, model.layers,
                      model.hidden, heads, experts, model.vocab);

@@ -253,7 +253,7 @@ double Trainer::read(int64_t step, StepResult& result) {
   result.moe_z_loss = host[StepSums::kRouter + 1] / routed;
   if (expert_parallel_.size() > 1) {
     const int64_t passes =
-        plan_.grid.data_ranks() * plan_.model.layers * plan_.batch.at(step).micro_batches;
+        plan_.grid.data_ranks() * plan_.model.mixtures() * plan_.batch.at(step).micro_batches;
     result.moe_turns = host[StepSums::kTurns] / static_cast<double>(passes);
   }
   result.grad_norm = host[StepSums::kNorm];

@@ -12,7 +12,7 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
   for (int64_t number = range.first_layer; number < range.end_layer(); ++number) {
     const std::string behind = stream_after(context.shape, range, number);
     AttentionBlock attention(context, number);
-    if (context.shape.experts > 0) {
+    if (context.shape.is_mixture(number)) {
       layers_.push_back({std::move(attention), MoeBlock(context, number, behind)});
     } else {
       layers_.push_back({std::move(attention), MlpBlock(context, number, behind)});

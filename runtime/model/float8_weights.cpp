@@ -14,6 +14,7 @@ Float8Weight::Float8Weight(const BlockContext& context, int64_t layer, const std
 
 Float8Weights::Float8Weights(const BlockContext& context, const std::vector<ChunkRange>& chunks)
     : context_(context) {
+  const LayerShapes shapes(context.shape);
   for (const ChunkRange& chunk : chunks) {
     for (int64_t number = chunk.first_layer; number < chunk.end_layer(); ++number) {
       const Tensor amax = context.arena.find_tensor(layer_buffer(number, kFloat8Amax));
@@ -21,7 +22,7 @@ Float8Weights::Float8Weights(const BlockContext& context, const std::vector<Chun
       Layer layer;
       layer.amax = amax;
       const int tp = context.tp.size(), ep = context.ep.size();
-      for (const LocalLinear& linear : layer_linears(context.shape, tp, ep)) {
+      for (const LocalLinear& linear : layer_linears(shapes.of(number), tp, ep)) {
         const Float8Weight copies(context, number, linear.slot);
         if (!copies) continue;
         const std::string slot = linear.expert < 0

@@ -2,6 +2,15 @@
 
 namespace mtl {
 
+namespace {
+
+// Beside mixtures dense layers have scratch of their own width.
+Buffer scratch(const BlockContext& context, const std::string& name) {
+  return context.arena.find((context.shape.experts > 0 ? "mlp.dense_" : "mlp.") + name);
+}
+
+}  // namespace
+
 MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string& output)
     : context_(context),
       layer_(layer),
@@ -16,9 +25,9 @@ MlpBlock::MlpBlock(const BlockContext& context, int64_t layer, const std::string
       branch_(context.arena.get("branch")),
       gathered_(context.arena.find("gathered")),
       dresidual_(context.arena.find("dresidual")),
-      dbefore_act_(context.arena.find("mlp.dbefore_act")),
-      dactivated_(context.arena.find("mlp.dactivated")),
-      dnormed_(context.arena.find("mlp.dnormed")),
+      dbefore_act_(scratch(context, "dbefore_act")),
+      dactivated_(scratch(context, "dactivated")),
+      dnormed_(scratch(context, "dnormed")),
       dbranch_amax_(float8_stream_amax(context, layer, "mlp.down", Float8Operand::dy)),
       dinput_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)) {
   // GELU belongs to the products on both sides of it.

@@ -117,7 +117,11 @@ void MoeBlock::each_expert(const Turn& turn, const Work& work, const Idle& idle)
 
 ExpertScores MoeBlock::scores() const {
   const ModelShape::MoeScores& scores = context_.shape.moe_scores;
-  return {.sigmoid = scores.sigmoid, .normalize = scores.normalize};
+  return {.sigmoid = scores.sigmoid,
+          .normalize = scores.normalize,
+          .scale = static_cast<float>(scores.scale),
+          .groups = static_cast<int>(scores.groups),
+          .group_topk = static_cast<int>(scores.group_topk)};
 }
 
 RowCounts MoeBlock::route(const Pass& pass, Tensor x) const {

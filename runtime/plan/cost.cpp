@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/plan/pipeline.h"
+
 namespace mtl {
 
 namespace {
@@ -29,8 +31,28 @@ double flops_per_token_of_layer(const ModelShape& shape, int64_t seq) {
   return 6 * (mlp + attention) + 12 * q * seen_positions(shape, seq);
 }
 
+double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end) {
+  const int64_t mixtures = shape.mixtures_in(begin, end), dense = end - begin - mixtures;
+  double flops = 0;
+  if (mixtures > 0) flops += static_cast<double>(mixtures) * flops_per_token_of_layer(shape, seq);
+  if (dense > 0) {
+    flops += static_cast<double>(dense) * flops_per_token_of_layer(shape.of_dense_layers(), seq);
+  }
+  return flops;
+}
+
 double flops_per_token_of_head(const ModelShape& shape) {
   return 6 * static_cast<double>(shape.hidden) * static_cast<double>(shape.vocab);
+}
+
+std::vector<int64_t> balanced_stages(const ModelShape& shape, int64_t seq, int virtual_stages) {
+  const double head = flops_per_token_of_head(shape), layer = flops_per_token_of_layer(shape, seq);
+  if (shape.dense_layers.empty())
+    return balanced_layers(shape.layers, virtual_stages, head / layer);
+  const double dense = flops_per_token_of_layer(shape.of_dense_layers(), seq);
+  std::vector<double> costs;
+  for (int64_t i = 0; i < shape.layers; ++i) costs.push_back(shape.is_mixture(i) ? layer : dense);
+  return balanced_layers(costs, virtual_stages, head);
 }
 
 Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t seq) {
@@ -38,15 +60,14 @@ Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t s
   int64_t experts = 0;
   for (const ParamRow& row : table) {
     result.parameters += row.numel();
-    if (row.slot.starts_with("mlp.expert")) experts += row.numel();
+    if (row.expert >= 0) experts += row.numel();
   }
   result.active_parameters = result.parameters;
   if (shape.experts > 0) {
     result.active_parameters -= experts / shape.experts * (shape.experts - shape.experts_per_token);
   }
   result.flops_per_token =
-      static_cast<double>(shape.layers) * flops_per_token_of_layer(shape, seq) +
-      flops_per_token_of_head(shape);
+      flops_per_token_of_layers(shape, seq, 0, shape.layers) + flops_per_token_of_head(shape);
   return result;
 }
 

@@ -19,6 +19,11 @@ Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t s
 
 // The share of a chunk in a token's FLOPs: what an uneven pipeline is drawn and judged with.
 double flops_per_token_of_layer(const ModelShape& shape, int64_t seq);
+// Of layers [begin, end), of either kind.
+double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end);
+// The layers of each of so many virtual stages, for the same work everywhere, the head's included;
+// there are as many layers at least.
+std::vector<int64_t> balanced_stages(const ModelShape& shape, int64_t seq, int virtual_stages);
 double flops_per_token_of_head(const ModelShape& shape);
 
 }  // namespace mtl

@@ -1,6 +1,7 @@
 #include "runtime/plan/estimate.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "runtime/plan/shard_table.h"
 
@@ -24,13 +25,17 @@ ZeroEstimate zero_estimate(int stage, double parameters, double gpus, bool mixed
 MemoryEstimate estimate_memory(const ModelShape& shape, int64_t gpus, DType compute) {
   MemoryEstimate estimate;
   int64_t embedding = 0, block = 0;
+  std::vector<int64_t> layers(static_cast<size_t>(shape.layers), 0);
   for (const ParamRow& row : shard_table(shape, false)) {
     estimate.parameters += row.numel();
     // The final norm stands before the head, and belongs to the body.
     const bool head = row.layer == shape.layers && row.shape.size() > 1;
     if (!head) estimate.body_parameters += row.numel();
-    if (row.layer == 0) block += row.numel();
     if (row.layer < 0) embedding = std::max(embedding, row.numel());
+    if (row.layer < 0 || row.layer >= shape.layers) continue;
+    int64_t& layer = layers[static_cast<size_t>(row.layer)];
+    layer += row.numel();
+    block = std::max(block, layer);
   }
   estimate.largest_layer = std::max(embedding, block);
   // Of each layer: who sees whom, a bit for each pair of positions, and one number.

@@ -22,7 +22,7 @@ inline int64_t most_rows_of_token(const ModelShape& shape, int ep) {
 // that there are.
 inline int64_t expert_rows(const ModelShape& shape, int64_t tokens, int ep, double room) {
   const int64_t share = tokens * shape.active_experts();
-  if (ep == 1) return share;
+  if (ep == 1 || shape.experts == 0) return share;
   const int64_t token = most_rows_of_token(shape, ep);
   const auto wanted = static_cast<int64_t>(std::ceil(room * static_cast<double>(share)));
   return std::clamp(wanted, token, token * tokens);

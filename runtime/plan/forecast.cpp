@@ -22,8 +22,8 @@ Software software_mtl() {
 double full_flops_per_token(const ModelShape& model, int64_t seq) {
   ModelShape whole = model;
   whole.sliding_window = 0;
-  const auto other_half = static_cast<double>(6 * model.query_width() * seq);
-  return static_cast<double>(model.layers) * (flops_per_token_of_layer(whole, seq) + other_half) +
+  const auto other_half = static_cast<double>(6 * model.query_width() * model.layers * seq);
+  return flops_per_token_of_layers(whole, seq, 0, model.layers) + other_half +
          flops_per_token_of_head(model);
 }
 
@@ -33,17 +33,22 @@ double hardware_flops_per_token(const ModelShape& model, int64_t seq, const Layo
   const double attention = 4.0 * static_cast<double>(model.query_width() * model.layers * seq);
   const Recompute& recompute = layout.recompute;
   if (recompute.full != Recompute::Full::none) {
-    int64_t made_again = 0;
+    double made_again = 0;
     for (const auto& stage : layout_chunks({.model = model, .seq = seq}, layout)) {
-      for (const ChunkRange& chunk : stage) made_again += layers_again(layout.recompute, chunk);
+      for (const ChunkRange& chunk : stage) {
+        const int64_t end = chunk.first_layer + layers_again(layout.recompute, chunk);
+        made_again += flops_per_token_of_layers(model, seq, chunk.first_layer, end);
+      }
     }
-    return all + layers / 3 * static_cast<double>(made_again) / static_cast<double>(model.layers);
+    return all + layers / 3 * made_again / flops_per_token_of_layers(model, seq, 0, model.layers);
   }
   double again = 0;
   if (recompute.core_attention) again += attention;
   if (recompute.mlp) {
-    again += 2.0 * static_cast<double>(model.layers * (model.mlp_parts() + 1) * model.active_ffn() *
-                                       model.hidden);
+    const int64_t mixtures = model.mixtures();
+    const int64_t ffn = mixtures * model.active_ffn() +
+                        (model.layers - mixtures) * model.of_dense_layers().active_ffn();
+    again += 2.0 * static_cast<double>((model.mlp_parts() + 1) * ffn * model.hidden);
   }
   return all + again;
 }
@@ -143,9 +148,8 @@ Forecast forecast(const Workload& work, const LayoutChoice& layout, const Cluste
   result.tokens_per_s = tokens / time.total;
   result.tokens_per_s_gpu = result.tokens_per_s / world;
   const double peak = peak_flops(cluster.gpu, work.compute);
-  const auto layer_flops =
-      static_cast<double>(work.model.layers) * flops_per_token_of_layer(work.model, work.seq);
-  const double causal = layer_flops + flops_per_token_of_head(work.model);
+  const double causal = flops_per_token_of_layers(work.model, work.seq, 0, work.model.layers) +
+                        flops_per_token_of_head(work.model);
   result.mfu = causal * result.tokens_per_s_gpu / peak;
   result.mfu_full = full_flops_per_token(work.model, work.seq) * result.tokens_per_s_gpu / peak;
   result.hfu =

@@ -69,6 +69,9 @@ std::string impossible(const Workload& work, const LayoutChoice& layout) {
     return fmt::format("{} KV heads over tp {}", model.kv_heads, layout.tp);
   }
   if (model.ffn % layout.tp != 0) return fmt::format("ffn {} over tp {}", model.ffn, layout.tp);
+  if (model.dense_layer_ffn % layout.tp != 0) {
+    return fmt::format("ffn {} of dense layers over tp {}", model.dense_layer_ffn, layout.tp);
+  }
   if (model.shared_ffn % layout.tp != 0) {
     return fmt::format("shared_ffn {} over tp {}", model.shared_ffn, layout.tp);
   }

@@ -162,21 +162,29 @@ LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const C
 
 LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const Software& software) {
-  const auto kind_of = [&](const LayoutChoice& like) {
-    LayerKind kind;
-    kind.work = layer_work(work, like, cluster, software);
-    kind.links = layer_links(work, like, cluster, software, kind.work);
-    return kind;
-  };
-  LayerKinds kinds;
+  LayerKinds result;
   const int64_t float8 = layout.float8.layers(work.model);
-  if (float8 > 0) kinds.in_float8 = kind_of(layout);
-  if (float8 < work.model.layers) {
-    LayoutChoice plain = layout;
-    plain.float8 = {};
-    kinds.plain = kind_of(plain);
+  const auto add = [&](const Workload& layers, size_t first) {
+    const auto kind_of = [&](const LayoutChoice& like) {
+      LayerKind kind;
+      kind.work = layer_work(layers, like, cluster, software);
+      kind.links = layer_links(layers, like, cluster, software, kind.work);
+      return kind;
+    };
+    if (float8 > 0) result.kinds[first] = kind_of(layout);
+    if (float8 < work.model.layers) {
+      LayoutChoice plain = layout;
+      plain.float8 = {};
+      result.kinds[first + 1] = kind_of(plain);
+    }
+  };
+  add(work, 0);
+  if (!work.model.dense_layers.empty()) {
+    Workload dense = work;
+    dense.model = work.model.of_dense_layers();
+    add(dense, 2);
   }
-  return kinds;
+  return result;
 }
 
 EndsTensor ends_tensor(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,

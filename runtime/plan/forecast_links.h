@@ -1,6 +1,9 @@
 // Seconds and bytes that a layer, the embedding and the head spend on links.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "runtime/plan/forecast_compute.h"
 
 namespace mtl {
@@ -17,14 +20,19 @@ struct LayerLinks {
 };
 LayerLinks layer_links(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const Software& software, const PassWork& pass);
-// A layer of a run, and the like of it: in FP8, or in the compute type beside.
+// A layer of a run, and the like of it: in FP8, or in the compute type beside; of a model with
+// mixtures and dense layers either.
 struct LayerKind {
   PassWork work;
   LayerLinks links;
 };
 struct LayerKinds {
-  LayerKind in_float8;  // where the layout has such layers
-  LayerKind plain;      // where it has others
+  static constexpr size_t kKinds = 4;
+  static size_t of(const ModelShape& model, const LayoutChoice& layout, int64_t layer) {
+    const bool dense = model.experts > 0 && !model.is_mixture(layer);
+    return (dense ? 2 : 0) + (layout.float8.holds(model, layer) ? 0 : 1);
+  }
+  std::array<LayerKind, kKinds> kinds;  // those that there are
 };
 LayerKinds layer_kinds(const Workload& work, const LayoutChoice& layout, const Cluster& cluster,
                        const Software& software);

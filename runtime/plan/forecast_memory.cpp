@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "runtime/plan/stage_params.h"
@@ -133,6 +134,153 @@ double float8_weights(const ModelShape& model, const LayoutChoice& layout, const
   return elements;
 }
 
+// memory.cpp, add_scratch(): of a feed-forward block.
+double mlp_backward(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
+  double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
+  if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
+  if (model.experts > 0) {
+    mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
+           2 * d.n * 4;
+    mlp += d.n * (d.parts + 1) * d.shared * d.e + (model.shared_gate ? d.n * d.e : 0);
+    if (d.copies > 1) mlp += d.rows * layout.cp * 4;
+    if (d.travels) mlp += d.expert_rows * d.h * d.e + 2 * (d.rows + d.expert_rows) * 4;
+  }
+  return mlp;
+}
+
+StageParams sum(const StageParams& a, const StageParams& b) {
+  return {.dense = a.dense + b.dense, .experts = a.experts + b.experts};
+}
+
+// What a layer is made of, and what it keeps: of all, or of a mixture and of a dense layer.
+struct LayerMemory {
+  LayerMemory(const Workload& w, const LayoutChoice& l, const Software& s)
+      : d(w, l, s),
+        plain(kept_by_layer(w, l, s, d, false)),
+        in_float8(kept_by_layer(w, l, s, d, true)),
+        params(layer_params(w.model, l)),
+        first_free(padding_of_layers(w.model, l, 1)),
+        two_free(padding_of_layers(w.model, l, 2)),
+        float8(float8_weights(w.model, l, d)),
+        backward(mlp_backward(w.model, l, d)) {}
+  // What lies free in so many layers of a bucket, before it is filled up.
+  StageParams free(int64_t layers) const {
+    if (layers == 0) return {};
+    const auto more = static_cast<double>(layers - 1);
+    return {.dense = first_free.dense + more * (two_free.dense - first_free.dense),
+            .experts = first_free.experts + more * (two_free.experts - first_free.experts)};
+  }
+  KeptSizes d;
+  Kept plain, in_float8;
+  StageParams params, first_free, two_free;  // what lies free in one and in two of them
+  double float8;                             // elements that have copies
+  double backward;                           // bytes of its feed-forward block's backward
+};
+
+// What does not change from stage to stage.
+struct MemoryInput {
+  MemoryInput(const Workload& w, const LayoutChoice& l, const Software& s)
+      : work(w),
+        layout(l),
+        software(s),
+        mixture(w, l, s),
+        micro_batches(static_cast<double>(w.global_batch / (l.micro_batch * l.replicas()))) {
+    if (w.model.dense_layers.empty()) return;
+    Workload of_dense = w;
+    of_dense.model = w.model.of_dense_layers();
+    dense.emplace(of_dense, l, s);
+  }
+  const Workload& work;
+  const LayoutChoice& layout;
+  const Software& software;
+  LayerMemory mixture;               // or what all layers are
+  std::optional<LayerMemory> dense;  // beside mixtures
+  double micro_batches;
+
+  const ModelShape& model() const { return work.model; }
+  const KeptSizes& d() const { return mixture.d; }
+  const LayerMemory& of(int64_t layer) const {
+    return dense && !model().is_mixture(layer) ? *dense : mixture;
+  }
+  // As if layers of one kind lay behind those of the other.
+  StageParams free(int64_t first_layer, int64_t end_layer) const {
+    if (!dense) return mixture.free(end_layer - first_layer);
+    const int64_t mixtures = model().mixtures_in(first_layer, end_layer);
+    return sum(mixture.free(mixtures), dense->free(end_layer - first_layer - mixtures));
+  }
+  // Of these layers in a bucket, before it is filled up.
+  StageParams laid_out(int64_t first_layer, int64_t end_layer) const {
+    StageParams all = free(first_layer, end_layer);
+    for (int64_t layer = first_layer; layer < end_layer; ++layer) all = sum(all, of(layer).params);
+    return all;
+  }
+};
+
+// Elements of a bucket that is cut into so many shards, of whole chunks of the gradient norm.
+double filled_up(double elements, double shards) {
+  const double unit = static_cast<double>(kSquaresChunk) * shards;
+  return std::ceil(elements / unit) * unit;
+}
+
+// Ranks that divide what ZeRO divides, of all but experts and of these.
+struct ShardRanks {
+  explicit ShardRanks(const LayoutChoice& layout)
+      : dense(static_cast<double>(layout.cp) * layout.replicas() / layout.copies),
+        experts(static_cast<double>(layout.cp) * layout.dp / layout.copies) {}
+  double dense, experts;
+};
+
+// Calls `use` with the layers of each window of ZeRO-2 and 3.
+template <typename Use>
+void for_windows(const MemoryInput& in, int64_t first_layer, int64_t end_layer, Use use) {
+  const int64_t at_once = std::max<int64_t>(1, in.layout.window_layers);
+  for (int64_t first = first_layer; first < end_layer; first += at_once) {
+    use(in.laid_out(first, std::min(first + at_once, end_layer)));
+  }
+}
+
+// Of a rank with all that param_layout() leaves free: between tensors, and at the ends of buckets,
+// of which a chunk is one (very large models have more), or with ZeRO-2 and 3 the layers of a
+// window.
+StageParams laid_out(const MemoryInput& in, const std::vector<ChunkRange>& chunks) {
+  if (in.software.torch_fsdp) return stage_params(in.work, in.layout, chunks);
+  ShardRanks ranks(in.layout);
+  if (in.layout.zero == 0) ranks.dense = ranks.experts = 1;
+  StageParams all;
+  for (const ChunkRange& chunk : chunks) {
+    StageParams one = stage_params(in.work, in.layout, {chunk});
+    one = sum(one, in.free(chunk.first_layer, chunk.end_layer()));
+    if (in.layout.zero >= 2) {
+      for_windows(in, chunk.first_layer, chunk.end_layer(), [&](const StageParams& bucket) {
+        one.dense += filled_up(bucket.dense, ranks.dense) - bucket.dense;
+        one.experts += filled_up(bucket.experts, ranks.experts) - bucket.experts;
+      });
+    }
+    all.dense += filled_up(one.dense, ranks.dense);
+    all.experts += filled_up(one.experts, ranks.experts);
+  }
+  return all;
+}
+
+// param_layout.cpp, assign_windows(): elements that are whole at a time with ZeRO-2 and 3.
+double windows_of(const MemoryInput& in) {
+  const ModelShape& model = in.model();
+  const KeptSizes& d = in.d();
+  const double table = d.vocab * d.h;
+  const double positions =
+      model.position == PositionType::learned ? static_cast<double>(model.max_seq) * d.h : 0;
+  const double ends = model.tie_embeddings ? table + positions : table + std::max(positions, d.h);
+  const ShardRanks ranks(in.layout);
+  double windows[2] = {};
+  size_t turn = 0;
+  for_windows(in, 0, model.layers, [&](const StageParams& bucket) {
+    windows[turn % 2] = std::max(windows[turn % 2], filled_up(bucket.dense, ranks.dense) +
+                                                        filled_up(bucket.experts, ranks.experts));
+    ++turn;
+  });
+  return windows[0] + windows[1] + filled_up(ends, ranks.dense);
+}
+
 double head_kept(const ModelShape& model, const KeptSizes& d) {
   const double statistics = model.norm == NormType::layernorm ? 2 : 1;
   return d.n * 4 * 5 + 2 * d.stream * d.h * d.e + statistics * d.stream * 4;
@@ -153,9 +301,11 @@ double slots_of(const LayoutChoice& layout, int stage, double micro_batches) {
 }
 
 // memory.cpp, add_scratch().
-double scratch_of(const Workload& work, const LayoutChoice& layout, const Software& software,
-                  const KeptSizes& d, bool head, bool sends) {
-  const ModelShape& model = work.model;
+double scratch_of(const MemoryInput& in, bool head, bool sends) {
+  const LayoutChoice& layout = in.layout;
+  const Software& software = in.software;
+  const KeptSizes& d = in.d();
+  const ModelShape& model = in.model();
   double always = d.n * d.h * d.e + d.stream * d.h * d.e;
   if (model.position == PositionType::rope) {
     always += static_cast<double>(model.max_seq * model.rotary_dim()) * 4;
@@ -166,11 +316,16 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   if (layout.float8.on) {
     // x, and dy in both orientations, of the widest linears; of experts rows, or dy, and x.
     const auto of = [](bool taken, double width) { return taken ? width : 0; };
-    const double in = std::max(
-        {of(d.fp8.qkv || d.fp8.up, d.h), of(d.fp8.proj, d.context), of(d.fp8.down, d.dense())});
-    const double out = std::max({of(d.fp8.qkv, d.qkv), of(d.fp8.proj || d.fp8.down, d.h),
-                                 of(d.fp8.up, d.parts * d.dense())});
-    always += d.n * (in + 2 * out);
+    double widest_in = 0, widest_out = 0;
+    const auto widen = [&](const KeptSizes& k) {
+      widest_in = std::max({widest_in, of(k.fp8.qkv || k.fp8.up, k.h), of(k.fp8.proj, k.context),
+                            of(k.fp8.down, k.dense())});
+      widest_out = std::max({widest_out, of(k.fp8.qkv, k.qkv), of(k.fp8.proj || k.fp8.down, k.h),
+                             of(k.fp8.up, k.parts * k.dense())});
+    };
+    widen(d);
+    if (in.dense) widen(in.dense->d);
+    always += d.n * (widest_in + 2 * widest_out);
     if (d.fp8.experts) {
       const double wide = std::max(d.h, d.ffn), back = std::max(d.h, d.parts * d.ffn);
       always += d.expert_rows * (std::max(wide, back) + wide);
@@ -178,110 +333,16 @@ double scratch_of(const Workload& work, const LayoutChoice& layout, const Softwa
   }
   double phase = d.n * (d.context + d.qkv + d.h) * d.e;
   if (d.copies > 1) phase += d.n * (d.context + 2 * d.own_qkv) * d.e;
-  double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
-  if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
-  if (model.experts > 0) {
-    mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
-           2 * d.n * 4;
-    mlp += d.n * (d.parts + 1) * d.shared * d.e + (model.shared_gate ? d.n * d.e : 0);
-    if (d.copies > 1) mlp += d.rows * layout.cp * 4;
-    if (d.travels) mlp += d.expert_rows * d.h * d.e + 2 * (d.rows + d.expert_rows) * 4;
-  }
-  phase = std::max(phase, mlp);
+  phase = std::max(phase, in.mixture.backward);
+  if (in.dense) phase = std::max(phase, in.dense->backward);
   if (head && software.head_in_forward) {
-    const auto rows = logits_rows(static_cast<int64_t>(d.n), work.logits_rows);
+    const auto rows = logits_rows(static_cast<int64_t>(d.n), in.work.logits_rows);
     const double partial = layout.tp > 1 ? d.n * d.h : 0;
     phase = std::max(phase, (static_cast<double>(rows) * d.vocab + partial) * d.e);
   } else if (head) {
     phase = std::max(phase, d.n * (d.vocab + d.h) * d.e);
   }
   return always + phase;
-}
-
-// What does not change from stage to stage.
-struct MemoryInput {
-  MemoryInput(const Workload& w, const LayoutChoice& l, const Software& s)
-      : work(w),
-        layout(l),
-        software(s),
-        d(w, l, s),
-        plain(kept_by_layer(w, l, s, d, false)),
-        in_float8(kept_by_layer(w, l, s, d, true)),
-        layer(layer_params(w.model, l)),
-        micro_batches(static_cast<double>(w.global_batch / (l.micro_batch * l.replicas()))) {}
-  const Workload& work;
-  const LayoutChoice& layout;
-  const Software& software;
-  KeptSizes d;
-  Kept plain, in_float8;  // by a layer
-  StageParams layer;
-  double micro_batches;
-
-  const ModelShape& model() const { return work.model; }
-  // Of so many layers, with ZeRO-2 and 3, before it is filled up.
-  StageParams bucket(int64_t layers) const {
-    const StageParams free = padding_of_layers(model(), layout, layers);
-    return {.dense = static_cast<double>(layers) * layer.dense + free.dense,
-            .experts = static_cast<double>(layers) * layer.experts + free.experts};
-  }
-};
-
-// Elements of a bucket that is cut into so many shards, of whole chunks of the gradient norm.
-double filled_up(double elements, double shards) {
-  const double unit = static_cast<double>(kSquaresChunk) * shards;
-  return std::ceil(elements / unit) * unit;
-}
-
-// Ranks that divide what ZeRO divides, of all but experts and of these.
-struct ShardRanks {
-  explicit ShardRanks(const LayoutChoice& layout)
-      : dense(static_cast<double>(layout.cp) * layout.replicas() / layout.copies),
-        experts(static_cast<double>(layout.cp) * layout.dp / layout.copies) {}
-  double dense, experts;
-};
-
-// Of a rank with all that param_layout() leaves free: between tensors, and at the ends of buckets,
-// of which a chunk is one (very large models have more), or with ZeRO-2 and 3 the layers of a
-// window.
-StageParams laid_out(const MemoryInput& in, const std::vector<ChunkRange>& chunks) {
-  if (in.software.torch_fsdp) return stage_params(in.work, in.layout, chunks);
-  ShardRanks ranks(in.layout);
-  if (in.layout.zero == 0) ranks.dense = ranks.experts = 1;
-  StageParams sum;
-  for (const ChunkRange& chunk : chunks) {
-    StageParams one = stage_params(in.work, in.layout, {chunk});
-    const StageParams free = padding_of_layers(in.model(), in.layout, chunk.layers);
-    one.dense += free.dense;
-    one.experts += free.experts;
-    if (in.layout.zero >= 2) {
-      const StageParams bucket = in.bucket(in.layout.window_layers);
-      const double buckets =
-          static_cast<double>(chunk.layers) / static_cast<double>(in.layout.window_layers);
-      one.dense += buckets * (filled_up(bucket.dense, ranks.dense) - bucket.dense);
-      one.experts += buckets * (filled_up(bucket.experts, ranks.experts) - bucket.experts);
-    }
-    sum.dense += filled_up(one.dense, ranks.dense);
-    sum.experts += filled_up(one.experts, ranks.experts);
-  }
-  return sum;
-}
-
-// param_layout.cpp, assign_windows(): elements that are whole at a time with ZeRO-2 and 3.
-double windows_of(const MemoryInput& in) {
-  const ModelShape& model = in.model();
-  const double table = in.d.vocab * in.d.h;
-  const double positions =
-      model.position == PositionType::learned ? static_cast<double>(model.max_seq) * in.d.h : 0;
-  const double ends =
-      model.tie_embeddings ? table + positions : table + std::max(positions, in.d.h);
-  const ShardRanks ranks(in.layout);
-  double whole = filled_up(ends, ranks.dense);
-  const int64_t one = std::min(in.layout.window_layers, model.layers);
-  for (const int64_t layers : {one, std::min(one, model.layers - one)}) {
-    const StageParams bucket = in.bucket(layers);
-    whole += filled_up(bucket.dense, ranks.dense) + filled_up(bucket.experts, ranks.experts);
-  }
-  return whole;
 }
 
 // What a stage has of the model.
@@ -301,22 +362,25 @@ struct HeldStage {
 // Bytes of weights in FP8: a copy in each orientation of all layers, or of those in windows.
 double float8_copies(const MemoryInput& in, const HeldStage& held) {
   if (!in.layout.float8.on) return 0;
-  int64_t layers = 0;
+  double all = 0, turns[2] = {};
+  size_t turn = 0;
   for (const ChunkRange& chunk : held.chunks) {
-    layers += in.layout.float8.layers_in(in.model(), chunk.first_layer, chunk.end_layer());
+    for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+      if (!in.layout.float8.holds(in.model(), layer)) continue;
+      const double elements = in.of(layer).float8;
+      all += elements;
+      turns[turn % 2] = std::max(turns[turn % 2], elements);
+      ++turn;
+    }
   }
-  if (in.software.torch_fsdp) {
-    layers = std::min<int64_t>(layers, 1);
-  } else if (in.layout.zero == 3) {
-    layers = std::min<int64_t>(layers, 2);
-  }
-  return 2 * static_cast<double>(layers) * float8_weights(in.model(), in.layout, in.d);
+  if (in.software.torch_fsdp) return 2 * std::max(turns[0], turns[1]);
+  return 2 * (in.layout.zero == 3 ? turns[0] + turns[1] : all);
 }
 
 // Weights, their gradients and the optimizer's state.
 void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
   const LayoutChoice& layout = in.layout;
-  const KeptSizes& d = in.d;
+  const KeptSizes& d = in.d();
   const StageParams params = laid_out(in, held.chunks);
   const double all = params.sum();
   const ShardRanks ranks(layout);
@@ -326,7 +390,7 @@ void add_states(const MemoryInput& in, const HeldStage& held, MemoryForecast& on
     // Masters in fp32 are the weights; gathered copies in the compute type: whole stages where a
     // pipeline keeps them (reshard_after_forward is off then), else the unit that computes and the
     // next, the embedding and the head being units of their own. Gradients likewise.
-    const double layer = in.layer.sum();
+    const double layer = in.mixture.params.sum();
     const double unit = std::max(2 * layer, layer + d.vocab * d.h);
     const bool whole = layout.pp > 1;
     one.weights = 4 * shard + d.e * (whole ? all : unit);
@@ -359,21 +423,25 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
   double slot = 0, again = 0;
   for (const ChunkRange& chunk : held.chunks) {
     double bytes = 0;
-    if (chunk.embedding) bytes += 2 * in.d.n * 4;
+    if (chunk.embedding) bytes += 2 * in.d().n * 4;
     for (const LayerGroup& group : layer_groups(in.layout.recompute, chunk)) {
-      const auto layers = static_cast<double>(group.layers);
+      double always = 0, made = 0, input = 0;
+      for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
+        const bool float8 = !group.again && in.layout.float8.holds(in.model(), layer);
+        const Kept& kept = float8 ? in.of(layer).in_float8 : in.of(layer).plain;
+        always += kept.always;
+        made += kept.again;
+        input = kept.input;
+      }
       if (group.again) {
-        const Kept& kept = in.plain;
-        bytes += kept.input / (divide ? in.layout.tp : 1);
-        again = std::max(again, layers * (kept.always + kept.again) - (divide ? 0 : kept.input));
+        bytes += input / (divide ? in.layout.tp : 1);
+        again = std::max(again, always + made - (divide ? 0 : input));
       } else {
-        const bool float8 = in.layout.float8.holds(in.model(), group.first_layer);
-        const Kept& kept = float8 ? in.in_float8 : in.plain;
-        bytes += layers * kept.always;
-        again = std::max(again, kept.again);
+        bytes += always;
+        again = std::max(again, made);
       }
     }
-    if (chunk.head) bytes += head_kept(in.model(), in.d);
+    if (chunk.head) bytes += head_kept(in.model(), in.d());
     slot = std::max(slot, bytes);
   }
   return slots_of(in.layout, held.stage, in.micro_batches) * slot + again;
@@ -382,7 +450,7 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
 // What PyTorch's FSDP, tensor and pipeline parallelism keep beyond that.
 void add_of_torch(const MemoryInput& in, const HeldStage& held, MemoryForecast& one) {
   const LayoutChoice& layout = in.layout;
-  const KeptSizes& d = in.d;
+  const KeptSizes& d = in.d();
   // Logits in the compute type, fp32 copy, its log-softmax or gradient, and theirs.
   if (held.head) one.scratch += d.n * d.vocab * (4 + 4 + d.e);
   // The gathered inputs of both blocks stay with the products that read them.
@@ -408,7 +476,7 @@ MemoryForecast forecast_memory(const Workload& work, const LayoutChoice& layout,
     one.stage = stage;
     add_states(in, held, one);
     one.activations = activations_of(in, held);
-    one.scratch = scratch_of(work, layout, software, in.d, held.head, held.sends);
+    one.scratch = scratch_of(in, held.head, held.sends);
     if (software.torch_fsdp) add_of_torch(in, held, one);
     one.total = one.weights + one.gradients + one.optimizer + one.activations + one.scratch;
     if (one.total > most.total) most = one;

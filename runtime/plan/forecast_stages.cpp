@@ -24,10 +24,10 @@ double stage_send_bytes(const Workload& work, const LayoutChoice& layout) {
   return rows * static_cast<double>(work.model.hidden) * bytes_of(work.compute);
 }
 
-// Layers of a chunk that are alike, and how many of them backward makes again, in groups.
+// Layers of a chunk that are alike, how many of them backward makes again, and how many groups of
+// such end with one.
 struct AlikeLayers {
-  const LayerKind& kind;
-  double layers, again, groups;
+  double layers = 0, again = 0, groups = 0;
   double back(const LinkPart& part) const {
     return layers * part.backward + again * part.again - groups * part.unneeded;
   }
@@ -36,26 +36,23 @@ struct AlikeLayers {
   }
 };
 
-std::array<AlikeLayers, 2> alike_layers(const ModelShape& model, const LayoutChoice& layout,
-                                        const ChunkRange& chunk, const LayerKinds& kinds) {
-  const int64_t again = layers_again(layout.recompute, chunk);
-  const int64_t begin = chunk.first_layer;
-  const int64_t float8 = layout.float8.layers_in(model, begin, chunk.end_layer());
-  const int64_t float8_again = layout.float8.layers_in(model, begin, begin + again);
-  const bool uniform = layout.recompute.full == Recompute::Full::uniform;
-  const int64_t of_group = uniform ? layout.recompute.layers : 1;
-  const double groups = layout.recompute.full == Recompute::Full::none
-                            ? 0
-                            : static_cast<double>((again + of_group - 1) / of_group);
-  const auto alike = [&](const LayerKind& kind, int64_t layers, int64_t made_again) {
-    // A group of both kinds is half of each.
-    const double share =
-        again > 0 ? static_cast<double>(made_again) / static_cast<double>(again) : 0;
-    return AlikeLayers{kind, static_cast<double>(layers), static_cast<double>(made_again),
-                       groups * share};
+// By kind.
+std::array<AlikeLayers, LayerKinds::kKinds> alike_layers(const ModelShape& model,
+                                                         const LayoutChoice& layout,
+                                                         const ChunkRange& chunk) {
+  std::array<AlikeLayers, LayerKinds::kKinds> alike;
+  const auto kind_of = [&](int64_t layer) -> AlikeLayers& {
+    return alike[LayerKinds::of(model, layout, layer)];
   };
-  return {alike(kinds.in_float8, float8, float8_again),
-          alike(kinds.plain, chunk.layers - float8, again - float8_again)};
+  const int64_t end_again = chunk.first_layer + layers_again(layout.recompute, chunk);
+  for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+    kind_of(layer).layers += 1;
+    if (layer < end_again) kind_of(layer).again += 1;
+  }
+  for (const LayerGroup& group : layer_groups(layout.recompute, chunk)) {
+    if (group.again) kind_of(group.end_layer() - 1).groups += 1;
+  }
+  return alike;
 }
 
 }  // namespace
@@ -75,10 +72,12 @@ std::vector<StageTimes> stage_times(const Workload& work, const LayoutChoice& la
       Work forward, backward, recompute;
       double tensor = 0, tensor_back = 0, context = 0, context_back = 0;
       double expert = 0, expert_back = 0;
-      for (const AlikeLayers& alike : alike_layers(work.model, layout, chunk, kinds)) {
+      const auto by_kind = alike_layers(work.model, layout, chunk);
+      for (size_t kind = 0; kind < LayerKinds::kKinds; ++kind) {
+        const AlikeLayers& alike = by_kind[kind];
         if (alike.layers == 0) continue;
-        const PassWork& pass = alike.kind.work;
-        const LayerLinks& links = alike.kind.links;
+        const PassWork& pass = kinds.kinds[kind].work;
+        const LayerLinks& links = kinds.kinds[kind].links;
         forward += pass.forward * alike.layers;
         backward += pass.backward * alike.layers;
         recompute += pass.again * alike.again;

@@ -112,7 +112,7 @@ struct Saved {
   bool again = false;  // it has it only while it computes
 };
 
-// The declared list of a layer of a group.
+// The declared list of a layer of a group, whose shape it is.
 std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& needs, int64_t layer,
                                   const LayerGroup& group) {
   const Dims d(shape, needs);
@@ -192,40 +192,48 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
 // the weights do.
 void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayout& layout,
                         const MemoryNeeds& needs) {
-  const std::vector<LocalLinear> linears = float8_linears(shape, needs.share(), needs.tp, needs.ep);
-  const auto count = static_cast<int64_t>(linears.size());
-  int64_t sets[2] = {};
-  size_t turn = 0;
+  const LayerShapes shapes(shape);
+  std::vector<std::pair<int64_t, std::vector<LocalLinear>>> layers;
   for (const ChunkRange& chunk : needs.chunks) {
     for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
-      if (count == 0 || !needs.float8.holds(shape, layer)) continue;
-      if (layout.shards_weights()) {
-        int64_t& set = sets[turn % 2];
-        if (turn < 2) set = arena.at();
-        arena.go_to(set);
-        ++turn;
-      }
+      if (!needs.float8.holds(shape, layer)) continue;
+      std::vector<LocalLinear> linears =
+          float8_linears(shapes.of(layer), needs.share(), needs.tp, needs.ep);
+      if (!linears.empty()) layers.emplace_back(layer, std::move(linears));
+    }
+  }
+  const size_t sets = layout.shards_weights() ? 2 : 1;
+  for (size_t set = 0; set < sets; ++set) {
+    const int64_t begin = arena.at();
+    for (size_t turn = set; turn < layers.size(); turn += sets) {
+      if (sets > 1) arena.go_to(begin);
+      const auto& [layer, linears] = layers[turn];
       for (const LocalLinear& linear : linears) {
         const std::string name = layer_buffer(layer, linear.slot.c_str());
         arena.add(name + kFloat8Forward, DType::f8_e4m3, {linear.out, linear.in});
         arena.add(name + kFloat8Backward, DType::f8_e4m3, {linear.in, linear.out});
         arena.add(name + kFloat8Inverse, DType::f32, {1});
       }
-      arena.add(layer_buffer(layer, kFloat8Amax), DType::f32, {count});
+      arena.add(layer_buffer(layer, kFloat8Amax), DType::f32,
+                {static_cast<int64_t>(linears.size())});
     }
+    arena.go_to_end();
   }
-  arena.go_to_end();
 }
 
 void add_float8_scratch(Builder& arena, const ModelShape& shape, const MemoryNeeds& needs) {
   if (!needs.float8.on) return;
   int64_t in = 0, out = 0, expert_in = 0, expert_out = 0;
-  for (const LocalLinear& linear : float8_linears(shape, needs.share(), needs.tp, needs.ep)) {
-    int64_t& widest_in = linear.expert >= 0 ? expert_in : in;
-    int64_t& widest_out = linear.expert >= 0 ? expert_out : out;
-    widest_in = std::max(widest_in, linear.in);
-    widest_out = std::max(widest_out, linear.out);
-  }
+  const auto widen = [&](const ModelShape& of_layers) {
+    for (const LocalLinear& linear : float8_linears(of_layers, needs.share(), needs.tp, needs.ep)) {
+      int64_t& widest_in = linear.expert >= 0 ? expert_in : in;
+      int64_t& widest_out = linear.expert >= 0 ? expert_out : out;
+      widest_in = std::max(widest_in, linear.in);
+      widest_out = std::max(widest_out, linear.out);
+    }
+  };
+  widen(shape);
+  if (!shape.dense_layers.empty()) widen(shape.of_dense_layers());
   if (in > 0) {
     arena.add("fp8.x", DType::f8_e4m3, {needs.tokens(), in});
     arena.add("fp8.dy", DType::f8_e5m2, {needs.tokens(), out});
@@ -272,6 +280,7 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
     arena.add(kFloat8Operands, DType::f32,
               {shape.layers, static_cast<int64_t>(kLinearSlots.size()), kFloat8Numbers});
   }
+  const LayerShapes shapes(shape);
   const int64_t chunks = arena.at();
   for (const ChunkRange& chunk : needs.chunks) {
     arena.go_to(chunks);
@@ -283,7 +292,7 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
                   {d.stream / needs.tp, d.h});
       }
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
-        const std::vector<Saved> list = saved_by_layer(shape, needs, layer, group);
+        const std::vector<Saved> list = saved_by_layer(shapes.of(layer), needs, layer, group);
         for (const Saved& saved : list) {
           const bool input = layer == group.first_layer && &saved == &list.front();
           const bool kept = group.again ? input && !needs.recompute.distribute : !saved.again;
@@ -302,7 +311,7 @@ void add_activations(Builder& arena, const ModelShape& shape, const MemoryNeeds&
     for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
       arena.go_to(again);
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
-        const std::vector<Saved> list = saved_by_layer(shape, needs, layer, group);
+        const std::vector<Saved> list = saved_by_layer(shapes.of(layer), needs, layer, group);
         for (const Saved& saved : list) {
           const bool input = layer == group.first_layer && &saved == &list.front();
           const bool made = group.again ? !(input && !needs.recompute.distribute) : saved.again;
@@ -391,6 +400,13 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
     arena.add("mlp.dshared_activated", compute, {d.n, d.shared});
   }
   arena.add("mlp.dnormed", compute, {d.n, d.h});
+  if (!shape.dense_layers.empty()) {
+    arena.go_to(phases);  // of dense layers, backward
+    const int64_t ffn = shape.dense_layer_ffn / needs.tp;
+    arena.add("mlp.dense_dbefore_act", compute, {d.n, shape.mlp_parts() * ffn});
+    arena.add("mlp.dense_dactivated", compute, {d.n, ffn});
+    arena.add("mlp.dense_dnormed", compute, {d.n, d.h});
+  }
   arena.go_to(phases);  // update: sums of squares by chunks of the parameters
   int64_t squares = 0;
   for (const ParamPlacement& param : layout.params) {

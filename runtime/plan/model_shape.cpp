@@ -1,5 +1,6 @@
 #include "runtime/plan/model_shape.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +26,32 @@ Enum kind_of(const char* const (&names)[N], const std::string& name) {
 
 }  // namespace
 
+bool ModelShape::is_mixture(int64_t layer) const {
+  return experts > 0 && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+int64_t ModelShape::mixtures_in(int64_t begin, int64_t end) const {
+  if (experts == 0) return 0;
+  const auto dense = std::lower_bound(dense_layers.begin(), dense_layers.end(), end) -
+                     std::lower_bound(dense_layers.begin(), dense_layers.end(), begin);
+  return end - begin - dense;
+}
+
+ModelShape ModelShape::of_dense_layers() const {
+  ModelShape dense = *this;
+  if (!dense_layers.empty()) dense.ffn = dense_layer_ffn;
+  dense.experts = dense.experts_per_token = dense.shared_ffn = dense.dense_layer_ffn = 0;
+  dense.shared_gate = dense.expert_bias = false;
+  dense.dense_layers.clear();
+  dense.moe_scores = {};
+  return dense;
+}
+
+bool ModelShape::names_of_mixtral() const {
+  return !qk_norm && !qkv_bias && shared_ffn == 0 && dense_layers.empty() && !moe_scores.sigmoid &&
+         moe_scores.normalize && moe_scores.scale == 1 && moe_scores.groups == 1;
+}
+
 Family ModelShape::family() const {
   const bool gpt2 = norm == NormType::layernorm && activation == Activation::gelu_tanh &&
                     position == PositionType::learned && kv_heads == heads &&
@@ -32,6 +59,22 @@ Family ModelShape::family() const {
                     sliding_window == 0 && experts == 0;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
+
+namespace {
+
+std::vector<int64_t> dense_layers(const TrainSpec::Model& model) {
+  std::vector<int64_t> layers;
+  const std::vector<int64_t>& given = model.moe.dense_layers;
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    if (layer % model.moe.every != 0 ||
+        std::find(given.begin(), given.end(), layer) != given.end()) {
+      layers.push_back(layer);
+    }
+  }
+  return layers;
+}
+
+}  // namespace
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   const TrainSpec::Model& model = spec.model;
@@ -67,7 +110,14 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.moe_aux_loss = model.moe.aux_loss;
   shape.moe_z_loss = model.moe.z_loss;
   if (shape.experts > 0) {
-    shape.moe_scores = {.sigmoid = model.moe.score == "sigmoid", .normalize = model.moe.normalize};
+    shape.moe_scores = {.sigmoid = model.moe.score == "sigmoid",
+                        .normalize = model.moe.normalize,
+                        .scale = model.moe.scale,
+                        .groups = model.moe.groups,
+                        .group_topk = model.moe.group_topk};
+    shape.dense_layers = dense_layers(model);
+    if (!shape.dense_layers.empty()) shape.dense_layer_ffn = shape.ffn;
+    if (model.moe.ffn > 0) shape.ffn = model.moe.ffn;
     shape.shared_ffn = model.moe.shared_ffn;
     shape.shared_gate = shape.shared_ffn > 0 && model.moe.shared_gate;
     shape.expert_bias = model.moe.expert_bias;
@@ -103,6 +153,16 @@ nlohmann::json to_json(const ModelShape& shape) {
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
     json["experts_per_token"] = shape.experts_per_token;
+    if (!shape.dense_layers.empty()) {
+      json["dense_layers"] = shape.dense_layers;
+      json["ffn"] = shape.dense_layer_ffn;
+      json["expert_ffn"] = shape.ffn;
+    }
+    if (shape.moe_scores.scale != 1) json["moe_scale"] = shape.moe_scores.scale;
+    if (shape.moe_scores.groups > 1) {
+      json["moe_groups"] = shape.moe_scores.groups;
+      json["moe_group_topk"] = shape.moe_scores.group_topk;
+    }
     if (shape.moe_scores.sigmoid) json["moe_score"] = "sigmoid";
     if (!shape.moe_scores.normalize) json["moe_normalize"] = false;
     if (shape.shared_ffn > 0) json["shared_ffn"] = shape.shared_ffn;
@@ -138,6 +198,14 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});
   shape.moe_scores.sigmoid = json.value("moe_score", "softmax") == "sigmoid";
   shape.moe_scores.normalize = json.value("moe_normalize", true);
+  shape.moe_scores.scale = json.value("moe_scale", 1.0);
+  shape.moe_scores.groups = json.value("moe_groups", int64_t{1});
+  shape.moe_scores.group_topk = json.value("moe_group_topk", int64_t{1});
+  if (const auto dense = json.find("dense_layers"); dense != json.end()) {
+    dense->get_to(shape.dense_layers);
+    shape.dense_layer_ffn = shape.ffn;
+    json.at("expert_ffn").get_to(shape.ffn);
+  }
   shape.shared_ffn = json.value("shared_ffn", int64_t{0});
   shape.shared_gate = json.value("shared_gate", false);
   shape.expert_bias = json.value("expert_bias", false);

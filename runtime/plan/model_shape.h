@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -46,15 +48,20 @@ struct ModelShape {
   bool qkv_bias = true;  // of the projection to queries, keys and values: Qwen2 has this one alone
   // Queries see the newest this many positions, their own included (Mistral); 0 = all before them.
   int64_t sliding_window = 0;
-  // Mixture of experts (Mixtral): the feed-forward block of every layer is this many, of which each
-  // token takes `experts_per_token`; 0 = one block for all.
+  // Mixture of experts (Mixtral): the feed-forward block of a layer is this many, each of width
+  // `ffn`, of which each token takes `experts_per_token`; 0 = one block for all.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  // Layers that are no mixtures all the same, ascending, not all; and the width of their blocks.
+  std::vector<int64_t> dense_layers;
+  int64_t dense_layer_ffn = 0;
   double moe_aux_loss = 0;  // weights of the two losses of a router (device/op_arguments.h)
   double moe_z_loss = 0;
   // What an expert weighs (device/op_arguments.h).
   struct MoeScores {
     bool sigmoid = false, normalize = true;
+    double scale = 1;
+    int64_t groups = 1, group_topk = 1;
   } moe_scores;
   // Width of the block that all tokens go through beside their experts, 0 = none; and whether its
   // output is multiplied with the sigmoid of a score (Qwen2-MoE).
@@ -75,16 +82,37 @@ struct ModelShape {
   }
   // Columns of the MLP's first matmul per unit of ffn: gate and up, or up alone.
   int64_t mlp_parts() const { return activation == Activation::swiglu ? 2 : 1; }
+  // Which layers are mixtures; and of layers [begin, end) how many.
+  bool is_mixture(int64_t layer) const;
+  int64_t mixtures_in(int64_t begin, int64_t end) const;
+  int64_t mixtures() const { return mixtures_in(0, layers); }
+  // The model as its dense layers see it, without experts. What tells of one layer (what follows
+  // here, flops_per_token_of_layer, layer_linears, ...) tells of a mixture where the shape has
+  // experts: of a dense layer it is asked with this one.
+  ModelShape of_dense_layers() const;
   // Width of the feed-forward block that all tokens go through.
   int64_t dense_ffn() const { return experts > 0 ? shared_ffn : ffn; }
-  // Whether experts have Mixtral's names, or those of Qwen's mixtures (and DeepSeek's).
-  bool names_of_mixtral() const {
-    return !qk_norm && !qkv_bias && shared_ffn == 0 && !moe_scores.sigmoid && moe_scores.normalize;
-  }
+  // Whether experts have Mixtral's names, or those of Qwen's mixtures and DeepSeek's.
+  bool names_of_mixtral() const;
   // Width of all feed-forward blocks that a token goes through.
   int64_t active_ffn() const { return experts > 0 ? experts_per_token * ffn + shared_ffn : ffn; }
   // Feed-forward blocks that a token chooses, or the one that there is; each of width ffn.
   int64_t active_experts() const { return experts > 0 ? experts_per_token : 1; }
+};
+
+// The shape of each layer of a model, for what tells of one.
+class LayerShapes {
+ public:
+  explicit LayerShapes(const ModelShape& model) : model_(model) {
+    if (!model.dense_layers.empty()) dense_ = model.of_dense_layers();
+  }
+  const ModelShape& of(int64_t layer) const {
+    return dense_ && !model_.is_mixture(layer) ? *dense_ : model_;
+  }
+
+ private:
+  const ModelShape& model_;
+  std::optional<ModelShape> dense_;
 };
 
 ModelShape model_shape(const TrainSpec& spec, int64_t vocab);

@@ -46,10 +46,20 @@ void warn_of_no_effect(const ResolvedSpec& resolved, Diagnostics& diagnostics) {
   const TrainSpec::Model::Moe& no_moe = built_in.model.moe;
   const char* const no_experts = "model.moe.experts is 0";
   check("model.moe.topk", moe.experts > 0, moe.topk, no_moe.topk, no_experts);
+  check("model.moe.ffn", moe.experts > 0, moe.ffn, no_moe.ffn, no_experts);
+  check("model.moe.every", moe.experts > 0, moe.every, no_moe.every, no_experts);
+  check("model.moe.dense_layers", moe.experts > 0, moe.dense_layers, no_moe.dense_layers,
+        no_experts);
+  check("model.ffn", moe.experts == 0 || moe.ffn == 0 || moe.every > 1 || !moe.dense_layers.empty(),
+        spec.model.ffn, built_in.model.ffn, "every layer is a mixture, and model.moe.ffn is given");
   check("model.moe.aux_loss", moe.experts > 0, moe.aux_loss, no_moe.aux_loss, no_experts);
   check("model.moe.z_loss", moe.experts > 0, moe.z_loss, no_moe.z_loss, no_experts);
   check("model.moe.score", moe.experts > 0, moe.score, no_moe.score, no_experts);
   check("model.moe.normalize", moe.experts > 0, moe.normalize, no_moe.normalize, no_experts);
+  check("model.moe.scale", moe.experts > 0, moe.scale, no_moe.scale, no_experts);
+  check("model.moe.groups", moe.experts > 0, moe.groups, no_moe.groups, no_experts);
+  check("model.moe.group_topk", moe.experts > 0 && moe.groups > 1, moe.group_topk,
+        no_moe.group_topk, moe.experts > 0 ? "model.moe.groups is 1" : no_experts);
   check("model.moe.shared_ffn", moe.experts > 0, moe.shared_ffn, no_moe.shared_ffn, no_experts);
   check("model.moe.shared_gate", moe.experts > 0 && moe.shared_ffn > 0, moe.shared_gate,
         no_moe.shared_gate, moe.experts > 0 ? "model.moe.shared_ffn is 0" : no_experts);

@@ -1,6 +1,7 @@
 #include "runtime/plan/pipeline.h"
 
 #include <cstddef>
+#include <numeric>
 
 namespace mtl {
 
@@ -22,6 +23,44 @@ std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages, double 
     ++counts[best];
   }
   return counts;
+}
+
+std::vector<int64_t> balanced_layers(const std::vector<double>& costs, int virtual_stages,
+                                     double head) {
+  const auto layers = static_cast<int64_t>(costs.size());
+  // From the last layer on each stage takes what fits below `most`, and leaves one for each of the
+  // others; the first ones, which keep the activations of the most micro-batches, get what is left.
+  const auto cut = [&](double most, std::vector<int64_t>& counts) {
+    counts.assign(static_cast<size_t>(virtual_stages), 0);
+    int64_t left = layers;
+    for (int stage = virtual_stages - 1; stage >= 0; --stage) {
+      double cost = stage == virtual_stages - 1 ? head : 0;
+      int64_t& count = counts[static_cast<size_t>(stage)];
+      while (left > stage) {
+        const double next = costs[static_cast<size_t>(left - 1)];
+        if (count > 0 && cost + next > most) break;
+        cost += next;
+        ++count;
+        --left;
+      }
+      if (cost > most) return false;
+    }
+    return left == 0;
+  };
+  // The smallest of the largest, to a thousandth.
+  double low = 0, high = std::accumulate(costs.begin(), costs.end(), head);
+  std::vector<int64_t> counts, best;
+  cut(high, best);
+  while (high - low > 1e-3 * high) {
+    const double most = (low + high) / 2;
+    if (cut(most, counts)) {
+      best = counts;
+      high = most;
+    } else {
+      low = most;
+    }
+  }
+  return best;
 }
 
 std::vector<std::vector<ChunkRange>> pipeline_layout(const std::vector<int64_t>& layers_of_virtual,

@@ -22,6 +22,9 @@ struct ChunkRange {
 // a lookup). What cannot be divided evenly goes to later stages, which keep fewer activations.
 // Every virtual stage gets at least one layer if there are enough.
 std::vector<int64_t> balanced_layers(int64_t layers, int virtual_stages, double head);
+// The same where layers differ: `costs` of each, in the unit of `head`.
+std::vector<int64_t> balanced_layers(const std::vector<double>& costs, int virtual_stages,
+                                     double head);
 
 // Chunks by [stage][chunk], from the layers of each of the stages * chunks virtual stages.
 std::vector<std::vector<ChunkRange>> pipeline_layout(const std::vector<int64_t>& layers_of_virtual,

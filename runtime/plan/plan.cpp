@@ -38,14 +38,17 @@ DType compute_type(const std::string& dtype) {
 // How long a chunk takes against the others: its FLOPs, as a share of an evenly cut model's.
 ScheduleTimes schedule_times(const Plan& plan, const std::vector<std::vector<ChunkRange>>& chunks) {
   ScheduleTimes times;
-  const double layer = flops_per_token_of_layer(plan.model, plan.seq);
-  const double head = flops_per_token_of_head(plan.model);
-  const double mean = (static_cast<double>(plan.model.layers) * layer + head) /
-                      static_cast<double>(chunks.size() * chunks.front().size());
+  const ModelShape& model = plan.model;
+  const auto layers = [&](int64_t begin, int64_t end) {
+    return flops_per_token_of_layers(model, plan.seq, begin, end);
+  };
+  const double head = flops_per_token_of_head(model);
+  const double mean =
+      (layers(0, model.layers) + head) / static_cast<double>(chunks.size() * chunks.front().size());
   for (const std::vector<ChunkRange>& stage : chunks) {
     times.weight.emplace_back();
     for (const ChunkRange& chunk : stage) {
-      const double flops = static_cast<double>(chunk.layers) * layer + (chunk.head ? head : 0);
+      const double flops = layers(chunk.first_layer, chunk.end_layer()) + (chunk.head ? head : 0);
       times.weight.back().push_back(flops / mean);
     }
   }
@@ -123,20 +126,24 @@ void warn_of_bf16_linears(const Plan& plan, const ResolvedSpec& resolved,
   const int64_t share = plan.share();
   // One expert speaks for all, and their rows are filled up whatever sequences are.
   const int experts = static_cast<int>(std::max<int64_t>(1, plan.model.experts));
-  const std::vector<LocalLinear> all = layer_linears(plan.model, tp, experts);
-  const std::vector<LocalLinear> fit = float8_linears(plan.model, share, tp, experts);
-  if (fit.size() == all.size()) return;
   std::string which;
   bool of_sequences = false;
-  for (const LocalLinear& linear : all) {
-    const bool fits = std::any_of(fit.begin(), fit.end(),
-                                  [&](const LocalLinear& one) { return one.slot == linear.slot; });
-    if (fits) continue;
-    of_sequences = of_sequences || linear.expert < 0;
-    const std::string name =
-        linear.expert < 0 ? linear.slot : fmt::format("experts' {}", linear.part);
-    which += fmt::format("{}{} ({} x {})", which.empty() ? "" : ", ", name, linear.in, linear.out);
-  }
+  const auto look_at = [&](const ModelShape& layers, const char* of_dense) {
+    const std::vector<LocalLinear> fit = float8_linears(layers, share, tp, experts);
+    for (const LocalLinear& linear : layer_linears(layers, tp, experts)) {
+      const bool fits = std::any_of(
+          fit.begin(), fit.end(), [&](const LocalLinear& one) { return one.slot == linear.slot; });
+      if (fits || (*of_dense != '\0' && !linear.slot.starts_with("mlp."))) continue;
+      of_sequences = of_sequences || linear.expert < 0;
+      const std::string name =
+          linear.expert < 0 ? linear.slot : fmt::format("experts' {}", linear.part);
+      which += fmt::format("{}{}{} ({} x {})", which.empty() ? "" : ", ", of_dense, name, linear.in,
+                           linear.out);
+    }
+  };
+  look_at(plan.model, "");
+  if (!plan.model.dense_layers.empty()) look_at(plan.model.of_dense_layers(), "dense layers' ");
+  if (which.empty()) return;
   const std::string tokens =
       fmt::format(", of train.seq_len ({}{}) too", plan.seq,
                   share == plan.seq ? "" : fmt::format(", {} on a rank", share));

@@ -41,15 +41,15 @@ bool check_tensor_degree(const RuleInput& input, RuleBook& book) {
           help)) {
     return false;
   }
-  if (!book.layout_rule(
-          "mesh.ffn", "parallel.tp", model.ffn % tp == 0,
-          fmt::format("model.ffn {} cannot be split over parallel.tp {}", model.ffn, tp), help)) {
-    return false;
-  }
-  return book.layout_rule("mesh.ffn", "parallel.tp", model.shared_ffn % tp == 0,
-                          fmt::format("model.moe.shared_ffn {} cannot be split over parallel.tp {}",
-                                      model.shared_ffn, tp),
-                          help);
+  const auto divides = [&](const char* what, int64_t width) {
+    return book.layout_rule(
+        "mesh.ffn", "parallel.tp", width % tp == 0,
+        fmt::format("{} {} cannot be split over parallel.tp {}", what, width, tp), help);
+  };
+  const bool own = input.spec.model.moe.ffn > 0 && model.experts > 0;
+  return divides(own ? "model.moe.ffn" : "model.ffn", model.ffn) &&
+         divides("model.ffn", model.dense_layer_ffn) &&
+         divides("model.moe.shared_ffn", model.shared_ffn);
 }
 
 // What context parallelism divides: tokens, and for attention the heads that a TP rank has.
@@ -99,9 +99,7 @@ bool check_expert_degree(const RuleInput& input, RuleBook& book) {
 }
 
 std::vector<int64_t> balanced(const RuleInput& input, int64_t stages) {
-  const double head = flops_per_token_of_head(input.model) /
-                      flops_per_token_of_layer(input.model, input.spec.train.seq_len);
-  return balanced_layers(input.model.layers, static_cast<int>(stages), head);
+  return balanced_stages(input.model, input.spec.train.seq_len, static_cast<int>(stages));
 }
 
 // The layers of each virtual stage; none if the model cannot be cut like this.

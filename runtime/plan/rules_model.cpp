@@ -73,6 +73,67 @@ void check_rotary_dim(const TrainSpec::Model& given, const ModelShape& model, Ru
                 : fmt::format("use fraction={}, which is {}", std::ceil(exact * 1e4) / 1e4, even));
 }
 
+// Which experts a token may take.
+void check_groups(const ModelShape& model, RuleBook& book) {
+  const int64_t groups = model.moe_scores.groups, taken = model.moe_scores.group_topk;
+  if (groups == 1) return;
+  const int64_t topk = model.experts_per_token;
+  if (!book.rule("model.moe", "model.moe.groups", model.experts % groups == 0,
+                 fmt::format("{} experts cannot be divided into model.moe.groups {}", model.experts,
+                             groups),
+                 fmt::format("use groups {}", nearest_divisors(model.experts, groups))) ||
+      !book.rule("model.moe", "model.moe.group_topk", taken <= groups && taken <= topk,
+                 fmt::format("a token with model.moe.topk {} cannot take experts of "
+                             "model.moe.group_topk {} of {} groups",
+                             topk, taken, groups),
+                 fmt::format("use group_topk <= {}", std::min(groups, topk)))) {
+    return;
+  }
+  const int64_t size = model.experts / groups;
+  book.rule("model.moe", "model.moe.group_topk", topk <= taken * size,
+            fmt::format("model.moe.group_topk {} groups of {} have fewer experts than "
+                        "model.moe.topk {}",
+                        taken, size, topk),
+            fmt::format("use group_topk >= {}, or fewer groups", (topk + size - 1) / size));
+}
+
+void check_experts(const RuleInput& input, RuleBook& book) {
+  const TrainSpec::Model& given = input.spec.model;
+  const ModelShape& model = input.model;
+  book.rule("model.moe", "model.moe.topk", model.experts_per_token <= model.experts,
+            fmt::format("model.moe.topk {} is more than model.moe.experts {}",
+                        model.experts_per_token, model.experts),
+            fmt::format("use topk <= {}", model.experts));
+  book.rule("model.moe", "model.moe.topk",
+            model.experts_per_token > 1 || !model.moe_scores.normalize,
+            "model.moe.topk 1 with model.moe.normalize: the one expert of a token always weighs "
+            "1, and the router cannot learn",
+            "use topk 2 or more, or model.moe.normalize=false");
+  book.rule("model.moe", "model.moe.expert_bias", !model.expert_bias || model.moe_scores.sigmoid,
+            "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
+            "set model.moe.score=sigmoid, or balance with model.moe.aux_loss");
+  book.rule("model.moe", "model.moe.experts", model.activation == Activation::swiglu,
+            fmt::format("experts are SwiGLU blocks, and model.activation is {}", given.activation),
+            "set model.activation=swiglu");
+  book.rule("model.moe", "model.moe.experts", !model.bias,
+            "experts have no biases, and model.bias is true",
+            "set model.bias=false (model.qkv_bias may stay true)");
+  check_groups(model, book);
+  const std::vector<int64_t>& dense = given.moe.dense_layers;
+  const auto behind = std::find_if(dense.begin(), dense.end(),
+                                   [&](int64_t layer) { return layer >= model.layers; });
+  if (behind != dense.end()) {
+    book.rule("model.moe", "model.moe.dense_layers", false,
+              fmt::format("model.moe.dense_layers names layer {}, and the model has {}, from 0 on",
+                          *behind, model.layers),
+              "leave it out, or raise model.layers");
+  } else {
+    book.rule("model.moe", "model.moe.dense_layers", model.mixtures() > 0,
+              "no layer is a mixture, and model.moe.experts asks for experts",
+              "leave a layer out of model.moe.dense_layers, or set model.moe.experts=0");
+  }
+}
+
 }  // namespace
 
 void check_model(const RuleInput& input, RuleBook& book) {
@@ -91,27 +152,7 @@ void check_model(const RuleInput& input, RuleBook& book) {
 
   if (head_dim && model.position == PositionType::rope) check_rotary_dim(given, model, book);
   check_rope_scaling(given.position, model.rope_scaling, book);
-  if (model.experts > 0) {
-    book.rule("model.moe", "model.moe.topk", model.experts_per_token <= model.experts,
-              fmt::format("model.moe.topk {} is more than model.moe.experts {}",
-                          model.experts_per_token, model.experts),
-              fmt::format("use topk <= {}", model.experts));
-    book.rule("model.moe", "model.moe.topk",
-              model.experts_per_token > 1 || !model.moe_scores.normalize,
-              "model.moe.topk 1 with model.moe.normalize: the one expert of a token always weighs "
-              "1, and the router cannot learn",
-              "use topk 2 or more, or model.moe.normalize=false");
-    book.rule("model.moe", "model.moe.expert_bias", !model.expert_bias || model.moe_scores.sigmoid,
-              "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
-              "set model.moe.score=sigmoid, or balance with model.moe.aux_loss");
-    book.rule(
-        "model.moe", "model.moe.experts", model.activation == Activation::swiglu,
-        fmt::format("experts are SwiGLU blocks, and model.activation is {}", given.activation),
-        "set model.activation=swiglu");
-    book.rule("model.moe", "model.moe.experts", !model.bias,
-              "experts have no biases, and model.bias is true",
-              "set model.bias=false (model.qkv_bias may stay true)");
-  }
+  if (model.experts > 0) check_experts(input, book);
   const TrainSpec::Precision& precision = input.spec.precision;
   if (precision.dtype == "fp8") {
     const int64_t kept = precision.fp8.bf16_first_layers + precision.fp8.bf16_last_layers;

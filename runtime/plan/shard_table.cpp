@@ -171,7 +171,8 @@ void add_experts(TableBuilder& table, const ModelShape& shape, int layer,
         .balances = true;
   }
   if (shape.shared_ffn > 0) {
-    const std::string shared = base + "shared_expert.";
+    // DeepSeek's are several of one width, in one block.
+    const std::string shared = base + (shape.shared_gate ? "shared_expert." : "shared_experts.");
     table.add_linear(layer, "mlp.up", h,
                      {{shared + qwen.gate, shape.shared_ffn}, {shared + qwen.up, shape.shared_ffn}},
                      Split::column, shape.init_std, false);
@@ -201,6 +202,7 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
     table.add(-1, "positions", "model.embed_positions.weight", {shape.max_seq, h}, -1,
               InitKind::normal, std);
   }
+  const int64_t ffn = shape.experts > 0 ? shape.dense_layer_ffn : shape.ffn;  // of dense layers
   for (int layer = 0; layer < shape.layers; ++layer) {
     const std::string base = fmt::format("model.layers.{}.", layer);
     const std::string attention = base + "self_attn.", mlp = base + "mlp.";
@@ -217,20 +219,19 @@ void add_llama(TableBuilder& table, const ModelShape& shape, double residual_std
     table.add_linear(layer, "attn.proj", shape.query_width(), {{attention + "o_proj", h}},
                      Split::row, residual_std, shape.bias);
     table.add_norm(layer, "mlp.norm", base + "post_attention_layernorm");
-    if (shape.experts > 0) {
+    if (shape.is_mixture(layer)) {
       add_experts(table, shape, layer, base, residual_std);
       continue;
     }
     if (shape.activation == Activation::swiglu) {
-      table.add_linear(layer, "mlp.up", h,
-                       {{mlp + "gate_proj", shape.ffn}, {mlp + "up_proj", shape.ffn}},
+      table.add_linear(layer, "mlp.up", h, {{mlp + "gate_proj", ffn}, {mlp + "up_proj", ffn}},
                        Split::column, std, shape.bias);
     } else {
-      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", shape.ffn}}, Split::column, std,
+      table.add_linear(layer, "mlp.up", h, {{mlp + "up_proj", ffn}}, Split::column, std,
                        shape.bias);
     }
-    table.add_linear(layer, "mlp.down", shape.ffn, {{mlp + "down_proj", h}}, Split::row,
-                     residual_std, shape.bias);
+    table.add_linear(layer, "mlp.down", ffn, {{mlp + "down_proj", h}}, Split::row, residual_std,
+                     shape.bias);
   }
   const int head = static_cast<int>(shape.layers);
   table.add_norm(head, "norm", "model.norm");

@@ -97,25 +97,28 @@ std::vector<std::vector<ChunkRange>> layout_chunks(const Workload& work,
   const int stages = layout.pp * layout.chunks;
   std::vector<int64_t> layers = layout.layers_of_virtual;
   if (layers.empty()) {
-    const double head =
-        flops_per_token_of_head(work.model) / flops_per_token_of_layer(work.model, work.seq);
     layers = work.model.layers % stages == 0
                  ? std::vector<int64_t>(static_cast<size_t>(stages), work.model.layers / stages)
-                 : balanced_layers(work.model.layers, stages, head);
+                 : balanced_stages(work.model, work.seq, stages);
   }
   return pipeline_layout(layers, layout.pp, layout.chunks);
 }
 
 StageParams stage_params(const Workload& work, const LayoutChoice& layout,
                          const std::vector<ChunkRange>& chunks) {
-  const StageParams layer = layer_params(work.model, layout);
   const ModelShape& model = work.model;
+  const StageParams mixture = layer_params(model, layout);
+  const StageParams dense =
+      model.dense_layers.empty() ? mixture : layer_params(model.of_dense_layers(), layout);
   const double table = static_cast<double>(vocab_shard(model, layout.tp, 0).rows * model.hidden);
   StageParams sum;
   bool embedding = false, head = false;
   for (const ChunkRange& chunk : chunks) {
-    sum.dense += static_cast<double>(chunk.layers) * layer.dense;
-    sum.experts += static_cast<double>(chunk.layers) * layer.experts;
+    const auto mixtures =
+        static_cast<double>(model.mixtures_in(chunk.first_layer, chunk.end_layer()));
+    const double others = static_cast<double>(chunk.layers) - mixtures;
+    sum.dense += mixtures * mixture.dense + others * dense.dense;
+    sum.experts += mixtures * mixture.experts + others * dense.experts;
     embedding = embedding || chunk.embedding;
     head = head || chunk.head;
   }

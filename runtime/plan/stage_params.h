@@ -15,7 +15,7 @@ struct StageParams {
 };
 StageParams stage_params(const Workload& work, const LayoutChoice& layout,
                          const std::vector<ChunkRange>& chunks);
-// Of one layer.
+// Of one layer, a mixture if the model has experts.
 StageParams layer_params(const ModelShape& model, const LayoutChoice& layout);
 // Elements that param_layout() leaves free in so many layers, one behind the other: a tensor that
 // would cross into another chunk of the gradient norm begins there.

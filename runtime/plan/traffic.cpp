@@ -105,7 +105,8 @@ LinkBytes context_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
   bytes.all_to_all = forward + backward;
   // Of a mixture of experts: which ones the tokens have.
   if (shape.experts > 0) {
-    bytes.all_gather = chunk.layers * needs.micro_batch * needs.seq * shape.experts_per_token * 4;
+    bytes.all_gather = shape.mixtures_in(chunk.first_layer, chunk.end_layer()) * needs.micro_batch *
+                       needs.seq * shape.experts_per_token * 4;
   }
   return bytes;
 }
@@ -117,15 +118,17 @@ LinkBytes experts_per_micro_batch(const ModelShape& shape, const MemoryNeeds& ne
   const int64_t row = shape.hidden * bytes_of(needs.compute);
   // A layer that is made again sends rows to the experts; where it is not the last of its group,
   // the next one needs them back as well.
-  int64_t again = needs.recompute.mlp ? chunk.layers : 0, sent_again = again;
+  const int64_t layers = shape.mixtures_in(chunk.first_layer, chunk.end_layer());
+  int64_t again = needs.recompute.mlp ? layers : 0, sent_again = again;
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (!group.again) continue;
-    again += group.layers;
-    sent_again += 2 * group.layers - 1;
+    const int64_t of_group = shape.mixtures_in(group.first_layer, group.end_layer());
+    again += of_group;
+    sent_again += 2 * of_group - (shape.is_mixture(group.end_layer() - 1) ? 1 : 0);
   }
   LinkBytes bytes;
-  bytes.all_to_all = chunk.layers * rows * (4 * row + 2 * 4) + sent_again * rows * row;
-  bytes.all_gather = (chunk.layers + again) * needs.ep * shape.experts * 4;
+  bytes.all_to_all = layers * rows * (4 * row + 2 * 4) + sent_again * rows * row;
+  bytes.all_gather = (layers + again) * needs.ep * shape.experts * 4;
   return bytes;
 }
 
@@ -140,15 +143,40 @@ void add_times(LinkBytes& to, const LinkBytes& bytes, int64_t times) {
 // What is gathered in a step where a layer's weights are whole only while they are read.
 struct Gathered {
   int64_t elements = 0;
-  int64_t float8_layers = 0;  // whose copies in FP8 are made
+  int64_t float8_linears = 0;  // whose copies in FP8 are made
 };
 
-int64_t float8_layers(const ModelShape& shape, const MemoryNeeds& needs) {
-  int64_t layers = 0;
-  for (const ChunkRange& chunk : needs.chunks) {
-    layers += needs.float8.layers_in(shape, chunk.first_layer, chunk.end_layer());
+// Linears of a layer that have copies.
+class Float8Copies {
+ public:
+  Float8Copies(const ModelShape& shape, const MemoryNeeds& needs)
+      : shape_(shape), needs_(needs), mixture_(of(shape)) {
+    dense_ = shape.dense_layers.empty() ? mixture_ : of(shape.of_dense_layers());
   }
-  return layers;
+  int64_t of_layer(int64_t layer) const {
+    if (!needs_.float8.holds(shape_, layer)) return 0;
+    return shape_.is_mixture(layer) ? mixture_ : dense_;
+  }
+
+ private:
+  int64_t of(const ModelShape& layers) const {
+    return static_cast<int64_t>(
+        float8_linears(layers, needs_.share(), needs_.tp, needs_.ep).size());
+  }
+  const ModelShape& shape_;
+  const MemoryNeeds& needs_;
+  int64_t mixture_ = 0, dense_ = 0;
+};
+
+int64_t all_float8_linears(const ModelShape& shape, const MemoryNeeds& needs) {
+  const Float8Copies copies(shape, needs);
+  int64_t linears = 0;
+  for (const ChunkRange& chunk : needs.chunks) {
+    for (int64_t layer = chunk.first_layer; layer < chunk.end_layer(); ++layer) {
+      linears += copies.of_layer(layer);
+    }
+  }
+  return linears;
 }
 
 Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow>& table,
@@ -158,6 +186,7 @@ Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow
   const ChunkRange& chunk = needs.chunks.front();  // the only one: there is no pipeline
   const std::vector<size_t> buckets = buckets_by_layer(table, layout, shape.layers);
   WindowContents contents(layout);
+  const Float8Copies linears(shape, needs);
   int64_t copies[2] = {-1, -1};  // of these layers: memory.cpp, add_float8_weights()
   const auto read = [&](const std::vector<int64_t>& layers) {
     for (const int64_t layer : layers) {
@@ -165,7 +194,7 @@ Gathered gathered_in_windows(const ModelShape& shape, const std::vector<ParamRow
       if (contents.put(bucket)) gathered.elements += layout.buckets[bucket].numel;
       if (layer < 0 || !needs.float8.holds(shape, layer)) continue;
       int64_t& copy = copies[static_cast<size_t>(layer - needs.float8.first) % 2];
-      gathered.float8_layers += copy == layer ? 0 : 1;
+      if (copy != layer) gathered.float8_linears += linears.of_layer(layer);
       copy = layer;
     }
   };
@@ -239,12 +268,10 @@ StageTraffic stage_traffic(const ModelShape& shape, const std::vector<ParamRow>&
   add_passes(shape, needs, micro_batches, traffic);
   const Gathered gathered = layout.shards_weights()
                                 ? gathered_in_windows(shape, table, layout, needs, micro_batches)
-                                : Gathered{.float8_layers = float8_layers(shape, needs)};
+                                : Gathered{.float8_linears = all_float8_linears(shape, needs)};
   if (needs.tp > 1) {
     // The largest values of weights in FP8, whenever their copies are made.
-    const auto linears =
-        static_cast<int64_t>(float8_linears(shape, needs.share(), needs.tp, needs.ep).size());
-    traffic[Link::tensor].all_reduce += gathered.float8_layers * linears * 4;
+    traffic[Link::tensor].all_reduce += gathered.float8_linears * 4;
   }
   // With shards of more than the optimizer state there is communication for every micro-batch.
   const int64_t reductions = layout.shards_gradients() ? micro_batches : 1;

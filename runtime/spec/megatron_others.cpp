@@ -168,12 +168,10 @@ const std::vector<MegatronOthers>& megatron_refused() {
              "qk-l2-norm qk-clip window-attn-skip-freq attention-output-gate "
              "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim "
              "v-head-dim rotary-scaling-factor mscale mscale-all-dim"),
-      others("all layers are alike, and there is one token to foresee",
+      others("layers differ in their experts alone, and there is one token to foresee",
              "mtp-num-layers mtp-loss-scaling-factor hybrid-layer-pattern spec "
              "is-hybrid-model"),
-      others("a token's experts are the ones with the highest scores of all, with weights that are "
-             "not scaled, and no token is dropped",
-             "moe-router-topk-scaling-factor moe-router-num-groups moe-router-group-topk "
+      others("a token's experts are the ones with the highest scores, and no token is dropped",
              "moe-input-jitter-eps moe-expert-capacity-factor moe-pad-expert-input-to-capacity "
              "moe-router-force-load-balancing moe-use-upcycling moe-upcycling-granularity"),
       others("the optimizers are AdamW, Adam and SGD, for all parameters alike",

@@ -45,6 +45,7 @@ class MegatronReader {
   void check(MegatronSettings& result);
 
   void model();
+  void mixtures();
   void experts();
   void positions();
   void layout();

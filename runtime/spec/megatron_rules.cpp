@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "runtime/spec/megatron_pattern.h"
 #include "runtime/spec/megatron_reader.h"
 #include "runtime/spec/scalars.h"
 
@@ -44,14 +45,50 @@ void MegatronReader::model() {
   }
 }
 
+// Which layers are mixtures.
+void MegatronReader::mixtures() {
+  const std::string freq = text("moe-layer-freq");
+  if (freq.empty()) return;
+  if (freq.find('[') == std::string::npos) {
+    const auto every = whole("moe-layer-freq");
+    if (every && *every > 1) {
+      set("model.moe.every", std::to_string(*every), "moe-layer-freq");
+    } else if (every && *every < 1) {
+      wrong("moe-layer-freq", "a number from 1 on, or a list");
+    }
+    return;
+  }
+  const std::string given = setting("model.layers");
+  const size_t layers = std::strtoul(given.c_str(), nullptr, 10);
+  const auto flags = python_list(freq, 100'000);
+  if (!flags || std::any_of(flags->begin(), flags->end(), [](int64_t i) { return i > 1; })) {
+    return wrong("moe-layer-freq", "0 and 1 for the layers, such as [0]*3+[1]*58");
+  }
+  if (layers > 0 && flags->size() != layers) {
+    return wrong("moe-layer-freq", fmt::format("{} numbers, one for each layer", layers));
+  }
+  std::vector<size_t> dense;
+  for (size_t i = 0; i < flags->size(); ++i) {
+    if ((*flags)[i] == 0) dense.push_back(i);
+  }
+  if (!dense.empty()) {
+    set("model.moe.dense_layers", fmt::format("[{}]", fmt::join(dense, ", ")), "moe-layer-freq");
+  }
+}
+
 void MegatronReader::experts() {
   if (!has("num-experts")) {
     drop("model.moe.");
     return;
   }
+  mixtures();
   if (const auto ffn = value("moe-ffn-hidden-size")) {
-    set("model.ffn", *ffn, "moe-ffn-hidden-size");
+    const bool dense =
+        !setting("model.moe.every").empty() || !setting("model.moe.dense_layers").empty();
+    set(dense ? "model.moe.ffn" : "model.ffn", *ffn, "moe-ffn-hidden-size");
   }
+  if (!has("moe-router-group-topk")) drop("model.moe.groups");
+  if (!has("moe-router-num-groups")) drop("model.moe.group_topk");
   // Of sigmoids Megatron divides by the sum always, but where there is only one.
   if (setting("model.moe.score") == "sigmoid") {
     drop("model.moe.normalize");

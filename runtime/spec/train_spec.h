@@ -53,14 +53,22 @@ struct TrainSpec {
     std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
     int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
     bool qk_norm = false;           // RMS norm of every query and key head
-    // Mixture of experts (model.moe.*): the feed-forward block of every layer is `experts` of them.
+    // Mixture of experts (model.moe.*): the feed-forward block of a layer is `experts` of them.
     struct Moe {
-      int64_t experts = 0;            // 0 = one block for all tokens
+      int64_t experts = 0;  // 0 = one block for all tokens
+      int64_t ffn = 0;      // width of an expert; 0 = model.ffn
+      // Mixtures are layers 0, every, 2 every, ..., but for dense_layers (none | [0, 1, ...]).
+      int64_t every = 1;
+      std::string dense_choice = "none";
+      std::vector<int64_t> dense_layers = {};
       int64_t topk = 2;               // experts of a token
       double aux_loss = 0;            // weight of the load-balancing loss
       double z_loss = 0;              // weight of the router's z-loss
       std::string score = "softmax";  // softmax | sigmoid: what the router makes of its scores
       bool normalize = true;          // a token's weights add up to 1
+      double scale = 1;               // that they are multiplied by in the end
+      int64_t groups = 1;             // of neighbouring experts
+      int64_t group_topk = 1;         // groups that a token's experts are of
       int64_t shared_ffn = 0;         // width of the block that all tokens go through; 0 = none
       bool shared_gate = false;       // its output times the sigmoid of a score of its own
       bool expert_bias = false;       // balance by a bias of each expert, for the choice alone

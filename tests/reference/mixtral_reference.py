@@ -12,12 +12,13 @@ README.md beside this file defines every number exactly.
   mixture_gated.json               Qwen2's mixture: biases of queries, keys and values, weights that
                                    are not divided by their sum, a shared block behind a gate; and
                                    both losses
-  mixture_balanced.json            DeepSeek-V3's way to route: sigmoids, and a bias of each expert
-                                   that moves with its tokens (`expert_bias`: the last ones); a
-                                   shared block, norms of queries and keys, and both losses
+  mixture_balanced.json            DeepSeek-V3's way to route: sigmoids, a bias of each expert that
+                                   moves with its tokens (`expert_bias`: the last ones), groups of
+                                   experts, weights times a constant; a dense layer before the
+                                   mixtures, a shared block, norms of queries and keys, both losses
 
-The logits are checked against transformers' MixtralForCausalLM and Qwen2MoeForCausalLM where these
-are installed. Their load-balancing loss is another one than ours (over all layers and the whole batch
+The logits are checked against transformers' MixtralForCausalLM, Qwen2MoeForCausalLM and
+Dots1ForCausalLM where these are installed. Their load-balancing loss is another one than ours (over all layers and the whole batch
 at once), so it is not compared.
 """
 import torch
@@ -33,8 +34,9 @@ AUX = {**MIXTRAL, "moe": {"experts": 5, "topk": 3, "aux_loss": 0.1, "z_loss": 0.
 GATED = {**MIXTRAL, "qkv_bias": True,
          "moe": {"experts": 6, "topk": 2, "aux_loss": 0.1, "z_loss": 0.05, "normalize": False,
                  "shared_ffn": 80, "shared_gate": True}}
-BALANCED = {**MIXTRAL, "qk_norm": True,
-            "moe": {"experts": 6, "topk": 2, "aux_loss": 0.1, "z_loss": 0.05, "score": "sigmoid",
+BALANCED = {**MIXTRAL, "qk_norm": True, "ffn": 80,
+            "moe": {"experts": 12, "topk": 4, "aux_loss": 0.1, "z_loss": 0.05, "score": "sigmoid",
+                    "ffn": 16, "dense_layers": [0], "scale": 2.5, "groups": 3, "group_topk": 2,
                     "shared_ffn": 32, "expert_bias": True, "bias_rate": 0.01}}
 
 
@@ -47,11 +49,20 @@ def names_of(model):
     return "mlp.", ("gate_proj", "up_proj", "down_proj")
 
 
+def mixtures(model):
+    dense = model["moe"].get("dense_layers", [])
+    return [n for n in range(model["layers"]) if n not in dense]
+
+
+def shared_name(model):
+    return "shared_expert." if model["moe"].get("shared_gate") else "shared_experts."
+
+
 def parameters(model):
     """(name, shape) in the order of the model; matrices are [out, in]."""
-    h, f = model["hidden"], model["ffn"]
+    h, f = model["hidden"], model["moe"].get("ffn", model["ffn"])
     for name, shape in llama.parameters(model):
-        if ".mlp." not in name:
+        if ".mlp." not in name or int(name.split(".")[2]) not in mixtures(model):
             yield name, shape
         elif name.endswith("gate_proj.weight"):
             part, (gate, up, down) = names_of(model)
@@ -64,9 +75,9 @@ def parameters(model):
                 yield p + f"experts.{e}.{down}.weight", (h, f)
             shared = moe.get("shared_ffn", 0)
             if shared:
-                yield p + "shared_expert.gate_proj.weight", (shared, h)
-                yield p + "shared_expert.up_proj.weight", (shared, h)
-                yield p + "shared_expert.down_proj.weight", (h, shared)
+                yield p + shared_name(model) + "gate_proj.weight", (shared, h)
+                yield p + shared_name(model) + "up_proj.weight", (shared, h)
+                yield p + shared_name(model) + "down_proj.weight", (h, shared)
             if moe.get("shared_gate"):
                 yield p + "shared_expert_gate.weight", (1, h)
 
@@ -77,7 +88,7 @@ class Balance:
     def __init__(self, model):
         self.moe = model["moe"]
         self.layers = [f"model.layers.{n}.mlp.gate.e_score_correction_bias"
-                       for n in range(model["layers"])] if self.moe.get("expert_bias") else []
+                       for n in mixtures(model)] if self.moe.get("expert_bias") else []
         self.begin(torch.float64)
 
     def begin(self, dtype):
@@ -89,6 +100,13 @@ class Balance:
         """The chosen experts [b, t, k]."""
         name = f"{layer}mlp.gate.e_score_correction_bias"
         ranks = scores.detach() + (self.bias[name] if name in self.bias else 0)
+        groups, best = self.moe.get("groups", 1), self.moe.get("group_topk", 1)
+        if groups > 1:
+            parts = ranks.unflatten(-1, (groups, -1))
+            of_group = torch.topk(parts, self.moe["topk"] // best, dim=-1).values.sum(-1)
+            kept = torch.zeros_like(of_group, dtype=torch.bool)
+            kept.scatter_(-1, torch.topk(of_group, best, dim=-1).indices, True)
+            ranks = parts.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
         chosen = torch.topk(ranks, self.moe["topk"], dim=-1).indices
         if name in self.bias:
             self.counts[name] += torch.bincount(chosen.flatten(), minlength=self.moe["experts"])
@@ -121,6 +139,7 @@ def feed_forward(model, w, p, a, number, losses, balance):
     weights = scores.gather(-1, chosen)
     if moe.get("normalize", True):
         weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * moe.get("scale", 1)
     taken = F.one_hot(chosen, experts)  # [b, t, k, experts]
     out = torch.zeros_like(a)
     for e in range(experts):
@@ -128,7 +147,7 @@ def feed_forward(model, w, p, a, number, losses, balance):
         weight = (weights * taken[..., e]).sum(-1, keepdim=True)
         out = out + weight * gated(number, a, w, [q + name for name in names])
     if moe.get("shared_ffn"):
-        q = p + part + "shared_expert."
+        q = p + part + shared_name(model)
         shared = gated(number, a, w, [q + name for name in names])
         if moe.get("shared_gate"):
             shared = torch.sigmoid(a @ w[p + part + "shared_expert_gate.weight"].t()) * shared
@@ -183,7 +202,10 @@ def forward_logits(model, w, x, number, losses, balance):
         a = (score @ v).transpose(1, 2).reshape(b, t, heads * d)
         s = s + linear(number, a, w[p + "self_attn.o_proj.weight"].t())
         a = llama.rms(s, w[p + "post_attention_layernorm.weight"], eps)
-        s = s + feed_forward(model, w, p, a, number, losses, balance)
+        if n in mixtures(model):
+            s = s + feed_forward(model, w, p, a, number, losses, balance)
+        else:
+            s = s + gated(number, a, w, [p + f"mlp.{x}_proj" for x in ("gate", "up", "down")])
     return linear(number, llama.rms(s, w["model.norm.weight"], eps), w["lm_head.weight"].t())
 
 
@@ -200,7 +222,15 @@ def check_against_transformers(model):
         max_position_embeddings=SEQ, rms_norm_eps=model["norm"]["eps"],
         rope_theta=model["position"]["base"], num_experts_per_tok=moe["topk"],
         tie_word_embeddings=False, attn_implementation="eager")
-    if moe.get("shared_gate"):
+    if moe.get("groups"):
+        theirs = transformers.Dots1ForCausalLM(transformers.Dots1Config(
+            intermediate_size=model["ffn"], moe_intermediate_size=moe["ffn"],
+            n_routed_experts=moe["experts"], n_shared_experts=moe["shared_ffn"] // moe["ffn"],
+            first_k_dense_replace=len(moe["dense_layers"]), norm_topk_prob=True,
+            routed_scaling_factor=moe["scale"], n_group=moe["groups"],
+            topk_group=moe["group_topk"], head_dim=model["head_dim"], sliding_window=None,
+            **shape)).eval()
+    elif moe.get("shared_gate"):
         theirs = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(
             moe_intermediate_size=model["ffn"], num_experts=moe["experts"],
             shared_expert_intermediate_size=moe["shared_ffn"], norm_topk_prob=moe["normalize"],
@@ -209,6 +239,7 @@ def check_against_transformers(model):
         theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(
             intermediate_size=model["ffn"], num_local_experts=moe["experts"], **shape)).eval()
     w = {name: torch.from_numpy(initial(name, shape)) for name, shape in parameters(model)}
+    w.update({name: bias.float() for name, bias in Balance(model).bias.items()})
     theirs.load_state_dict(w, strict=True)  # exactly their names
     x = torch.from_numpy(windows(0))[:, :-1]
     with torch.no_grad():
@@ -221,7 +252,7 @@ def check_against_transformers(model):
 def main():
     out = output_folder(__doc__)
     torch.set_num_threads(1)
-    for model in (MIXTRAL, GATED):
+    for model in (MIXTRAL, GATED, BALANCED):
         check_against_transformers(model)
     result, gradients = compare(parameters(MIXTRAL), Forward(MIXTRAL), MIXTRAL, steps=10)
     write_json(out / "mixtral_small.json", result)

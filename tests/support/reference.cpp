@@ -54,6 +54,11 @@ void read_model(const nlohmann::json& json, TrainSpec::Model& model) {
     moe->at("topk").get_to(model.moe.topk);
     moe->at("aux_loss").get_to(model.moe.aux_loss);
     moe->at("z_loss").get_to(model.moe.z_loss);
+    model.moe.ffn = moe->value("ffn", model.moe.ffn);
+    model.moe.dense_layers = moe->value("dense_layers", model.moe.dense_layers);
+    model.moe.scale = moe->value("scale", model.moe.scale);
+    model.moe.groups = moe->value("groups", model.moe.groups);
+    model.moe.group_topk = moe->value("group_topk", model.moe.group_topk);
     model.moe.score = moe->value("score", model.moe.score);
     model.moe.normalize = moe->value("normalize", model.moe.normalize);
     model.moe.shared_ffn = moe->value("shared_ffn", model.moe.shared_ffn);

@@ -50,6 +50,9 @@ TrainSpec tiny_mixture(const char* score, bool normalize, bool gate) {
   moe.shared_ffn = 16;
   moe.shared_gate = gate;
   moe.expert_bias = moe.score == "sigmoid";
+  moe.ffn = 12;
+  moe.dense_layers = {1};
+  moe.scale = gate ? 1.5 : 2.5;
   return spec;
 }
 

@@ -15,7 +15,7 @@ namespace layout_matrix_mixtures_test {
 
 namespace {
 
-// Qwen2's mixture, and one that is balanced by biases.
+// Qwen2's mixture, and DeepSeek-V3's: balanced by biases, with dense layers, groups and a scale.
 TrainSpec mixture_of(bool balanced) {
   TrainSpec spec = spec_of(Model::mixtral);
   TrainSpec::Model::Moe& moe = spec.model.moe;
@@ -25,6 +25,10 @@ TrainSpec mixture_of(bool balanced) {
     moe.score = "sigmoid";
     moe.expert_bias = true;
     moe.bias_rate = 0.01;
+    moe.ffn = 48;
+    moe.dense_layers = {0, 5};
+    moe.scale = 2.5;
+    moe.groups = 2;
     spec.model.qk_norm = true;
   } else {
     moe.normalize = false;
@@ -44,10 +48,11 @@ void check_biases(const Trajectory& split, const Trajectory& single) {
     ++layers;
     moved += norm_of(biases) > 0;
   }
-  CHECK(layers == 8);
-  // Scores are nearly alike here: in most layers a bias goes up and down in turns, and ends at 0.
-  if (!kSanitized) CHECK(moved > 0);
+  CHECK(layers == 6);
+  CHECK(moved > 0);
 }
+// Scores are nearly alike here, and a bias goes up and down in turns: it is 0 after every second.
+constexpr int kOddSteps = kBitSteps - 1;
 
 }  // namespace
 
@@ -104,17 +109,17 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     one.train.micro_batch = 2;
     check_variants(one, train(one, {.dp = 4}, kBitSteps), in_shards({.dp = 4}), false);
     if (balanced) {
-      const Trajectory single = train(spec, {}, kBitSteps);
+      const Trajectory single = train(spec, {}, kOddSteps);
       for (const Layout& layout : {Layout{.dp = 2, .pp = 2}, Layout{.tp = 2, .cp = 2},
                                    Layout{.dp = 2, .ep = 2}, Layout{.tp = 2, .ep = 4}}) {
-        check_biases(train(spec, layout, kBitSteps), single);
+        check_biases(train(spec, layout, kOddSteps), single);
       }
       TrainSpec whole = spec;
       whole.train.micro_batch = 4;
-      check_biases(train(whole, {.dp = 2}, kBitSteps), single);
+      check_biases(train(whole, {.dp = 2}, kOddSteps), single);
       whole.recompute.mode = "full";
       whole.recompute.layers = 2;
-      check_biases(train(whole, {.pp = 2}, kBitSteps), single);
+      check_biases(train(whole, {.pp = 2}, kOddSteps), single);
     }
     for (const std::string dtype : {"bf16", "fp8"}) {
       CAPTURE(dtype);

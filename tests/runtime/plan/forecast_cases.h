@@ -24,8 +24,11 @@ inline TrainSpec llama_like() {
   return spec;
 }
 
+// Two of the layers are dense, and wider than an expert.
 inline TrainSpec::Model::Moe mixture_of_4() {
   return {.experts = 4,
+          .ffn = 2048,
+          .dense_layers = {0, 6},
           .topk = 2,
           .score = "sigmoid",
           .shared_ffn = 1024,

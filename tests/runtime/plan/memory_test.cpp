@@ -42,6 +42,8 @@ ModelShape shape_mixture() {
   shape.shared_ffn = 768;
   shape.shared_gate = true;
   shape.expert_bias = true;
+  shape.dense_layers = {0, 7};
+  shape.dense_layer_ffn = 1024;
   return shape;
 }
 
@@ -82,6 +84,7 @@ int64_t layer_of(const BufferPlan& buffer) {
 std::string phase_of(const BufferPlan& buffer) {
   if (buffer.name == "logits" || buffer.name == "head.dnormed") return "head";
   if (buffer.name.starts_with("attn.d")) return "attention";
+  if (buffer.name.starts_with("mlp.dense_")) return "mlp of a dense layer";
   if (buffer.name.starts_with("mlp.")) return "mlp";
   return buffer.name == "squares" ? "update" : "";
 }
@@ -206,6 +209,10 @@ TEST_CASE("every token has a row for each of its experts and no more") {
   CHECK(all.find("layer3.mlp.shared_before_act")->shape == Dims{256, 768});
   CHECK(all.find("layer3.mlp.shared_activated")->shape == Dims{256, 384});
   CHECK(all.find("layer3.mlp.shared_gate")->shape == Dims{256, 1});
+  CHECK(all.find("layer7.mlp.shared_before_act") == nullptr);
+  CHECK(all.find("layer7.mlp.logits") == nullptr);
+  CHECK(all.find("layer7.mlp.before_act")->shape == Dims{256, 1024});
+  CHECK(all.find("mlp.dense_dactivated")->shape == Dims{256, 512});
   CHECK(all.find(kExpertBias)->shape == Dims{12, 8});
   CHECK(all.find(kExpertCounts)->dtype == DType::f64);
   CHECK(plan.find("layer3.mlp.shared_gate") == nullptr);

@@ -81,6 +81,11 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.experts_per_token == b.experts_per_token);
   CHECK(a.moe_scores.sigmoid == b.moe_scores.sigmoid);
   CHECK(a.moe_scores.normalize == b.moe_scores.normalize);
+  CHECK(a.moe_scores.scale == b.moe_scores.scale);
+  CHECK(a.moe_scores.groups == b.moe_scores.groups);
+  CHECK(a.moe_scores.group_topk == b.moe_scores.group_topk);
+  CHECK(a.dense_layers == b.dense_layers);
+  CHECK(a.dense_layer_ffn == b.dense_layer_ffn);
   CHECK(a.shared_ffn == b.shared_ffn);
   CHECK(a.shared_gate == b.shared_gate);
   CHECK(a.expert_bias == b.expert_bias);
@@ -152,6 +157,61 @@ TEST_CASE("Qwen's mixtures are counted as everybody counts them") {
   // Of matrices: the active ones less the embedding, norms and biases; and attention's products.
   const double matrices = 2'689'173'504.0 - 151936.0 * 2048 - 49 * 2048.0 - 24 * 3 * 2048.0;
   CHECK(cost.flops_per_token == doctest::Approx(6 * matrices + 6.0 * 24 * 2048 * 4096));
+  ModelShape dots = llama(62, 4096, 32, 32, 1408, 152064);
+  dots.head_dim = 128;
+  dots.qk_norm = true;
+  dots.experts = 128;
+  dots.experts_per_token = 6;
+  dots.shared_ffn = 2 * 1408;
+  dots.dense_layers = {0};
+  dots.dense_layer_ffn = 10944;
+  cost = mtl::cost(dots, shard_table(dots, false), 4096);
+  // dots.llm1: "14B parameters out of a total of 142B"
+  const int64_t attention = int64_t{62} * 4 * 4096 * 4096, tables = 2 * 152064 * int64_t{4096};
+  const int64_t norms = 62 * (2 * 4096 + 2 * 128) + 4096, router = 61 * 128 * 4096;
+  const int64_t expert = 3 * 4096 * 1408, dense = 3 * 4096 * 10944;
+  const int64_t beside = attention + tables + norms + router + dense;
+  CHECK(cost.parameters == beside + 61 * (128 + 2) * expert);
+  CHECK(cost.active_parameters == beside + 61 * (6 + 2) * expert);
+  CHECK(std::llround(static_cast<double>(cost.parameters) / 1e9) == 143);
+  CHECK(std::llround(static_cast<double>(cost.active_parameters) / 1e9) == 14);
+  const double of_dense = 6.0 * (4.0 * 4096 * 4096 + static_cast<double>(dense)) +
+                          6.0 * 4096 * 4096;  // and half of the attention's square
+  CHECK(flops_per_token_of_layers(dots, 4096, 0, 1) == doctest::Approx(of_dense));
+  CHECK(flops_per_token_of_layers(dots, 4096, 0, 62) ==
+        doctest::Approx(of_dense + 61 * flops_per_token_of_layer(dots, 4096)));
+  CHECK(cost.flops_per_token ==
+        flops_per_token_of_layers(dots, 4096, 0, 62) + flops_per_token_of_head(dots));
+}
+
+TEST_CASE("which layers are mixtures follows from model.moe.every and dense_layers") {
+  TrainSpec spec;
+  spec.model.layers = 7;
+  spec.model.hidden = 64;
+  spec.model.heads = 4;
+  spec.model.activation = "swiglu";
+  spec.model.ffn = 96;
+  spec.model.moe.experts = 4;
+  const auto dense = [&] { return model_shape(spec, 65).dense_layers; };
+  CHECK(dense().empty());
+  CHECK(model_shape(spec, 65).ffn == 96);
+  spec.model.moe.ffn = 48;
+  CHECK(model_shape(spec, 65).ffn == 48);
+  CHECK(model_shape(spec, 65).dense_layer_ffn == 0);
+  spec.model.moe.every = 3;
+  CHECK(dense() == std::vector<int64_t>{1, 2, 4, 5});
+  spec.model.moe.dense_layers = {6, 0, 6};
+  CHECK(dense() == std::vector<int64_t>{0, 1, 2, 4, 5, 6});
+  spec.model.moe.every = 1;
+  CHECK(dense() == std::vector<int64_t>{0, 6});
+  const ModelShape shape = model_shape(spec, 65);
+  CHECK(shape.ffn == 48);
+  CHECK(shape.dense_layer_ffn == 96);
+  CHECK(shape.active_ffn() == 2 * 48);
+  CHECK(shape.of_dense_layers().active_ffn() == 96);
+  spec.model.moe.experts = 0;
+  CHECK(dense().empty());
+  CHECK(model_shape(spec, 65).ffn == 96);
 }
 
 TEST_CASE("what a model lets its queries see is counted in its FLOPs") {
@@ -237,6 +297,14 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
   check_equal(model_shape_from_json(to_json(other)), other);
   other.moe_scores.normalize = false;
   other.shared_ffn = 40;
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.moe_scores.scale = 2.5;
+  other.moe_scores.groups = 3;
+  other.moe_scores.group_topk = 2;
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.dense_layers = {0, 2};
+  other.dense_layer_ffn = other.ffn + 16;
+  CHECK(other.ffn != model_shape_from_json(to_json(other)).dense_layer_ffn);
   check_equal(model_shape_from_json(to_json(other)), other);
   other.moe_scores.sigmoid = true;
   other.shared_gate = other.expert_bias = true;

@@ -58,6 +58,13 @@ TEST_CASE("balanced stages: the most expensive is as cheap as it can be with the
   CHECK(balanced_layers(80, 8, 1) == std::vector<int64_t>{10, 10, 10, 10, 10, 10, 10, 10});
   // Too few layers for all: none is negative.
   CHECK(balanced_layers(1, 4, 1) == std::vector<int64_t>{0, 0, 1, 0});
+  // Layers that differ: dense ones at the beginning, or every second.
+  CHECK(balanced_layers({1, 1, 1, 3, 3, 3, 3}, 3, 0) == std::vector<int64_t>{3, 2, 2});
+  CHECK(balanced_layers({1, 1, 1, 3, 3, 3, 3}, 3, 3) == std::vector<int64_t>{4, 2, 1});
+  CHECK(balanced_layers({3, 1, 3, 1, 3, 1}, 3, 0) == std::vector<int64_t>{2, 2, 2});
+  CHECK(balanced_layers({1, 9}, 2, 100) == std::vector<int64_t>{1, 1});
+  const std::vector<int64_t> fewer = balanced_layers({2, 3}, 4, 1);
+  CHECK(std::accumulate(fewer.begin(), fewer.end(), int64_t{0}) == 2);
 }
 
 TEST_CASE("the chunks of all stages are the model in order") {

@@ -205,6 +205,50 @@ TEST_CASE("rules of the learning rate") {
        1, "model.moe", "model.moe.expert_bias",
        "model.moe.expert_bias is added to sigmoids, and model.moe.score is softmax",
        "set model.moe.score=sigmoid, or balance with model.moe.aux_loss"},
+      {"groups of experts that are not alike",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.moe.groups = 4;
+       },
+       1, "model.moe", "model.moe.groups", "6 experts cannot be divided into model.moe.groups 4",
+       "use groups 3 or 6"},
+      {"more groups of a token than there are",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.moe.groups = 2;
+         s.model.moe.group_topk = 3;
+       },
+       1, "model.moe", "model.moe.group_topk",
+       "a token with model.moe.topk 2 cannot take experts of model.moe.group_topk 3 of 2 groups",
+       "use group_topk <= 2"},
+      {"groups of fewer experts than a token takes",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.moe.topk = 3;
+         s.model.moe.groups = 3;
+       },
+       1, "model.moe", "model.moe.group_topk",
+       "model.moe.group_topk 1 groups of 2 have fewer experts than model.moe.topk 3",
+       "use group_topk >= 2, or fewer groups"},
+      {"a dense layer behind the last one",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.moe.dense_layers = {0, 9};
+         s.model.layers = 9;
+       },
+       1, "model.moe", "model.moe.dense_layers",
+       "model.moe.dense_layers names layer 9, and the model has 9, from 0 on",
+       "leave it out, or raise model.layers"},
+      {"mixtures nowhere",
+       [](TrainSpec& s) {
+         with_experts(s, 6);
+         s.model.layers = 4;
+         s.model.moe.every = 2;
+         s.model.moe.dense_layers = {0, 2};
+       },
+       1, "model.moe", "model.moe.dense_layers",
+       "no layer is a mixture, and model.moe.experts asks for experts",
+       "leave a layer out of model.moe.dense_layers, or set model.moe.experts=0"},
       {"experts of another kind",
        [](TrainSpec& s) {
          s.model.moe.experts = 4;

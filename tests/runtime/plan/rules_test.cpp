@@ -284,12 +284,30 @@ TEST_CASE("what is written and changes nothing is a warning with its place") {
   ResolvedSpec mixture = ruled_spec();
   mixture.spec.model.moe.shared_ffn = 32;
   mixture.spec.model.moe.shared_gate = true;
+  mixture.spec.model.moe.ffn = 32;
+  mixture.spec.model.moe.every = 2;
+  mixture.spec.model.moe.dense_layers = {0};
+  mixture.spec.model.moe.scale = 2;
+  mixture.spec.model.moe.groups = 2;
+  mixture.spec.model.moe.group_topk = 2;
   Diagnostics dense;
   make_plan(mixture, {.vocab = 65}, 1, dense);
-  REQUIRE(dense.all().size() == 2);
+  REQUIRE(dense.all().size() == 8);
   for (const Diagnostic& said : dense.all()) {
     CHECK(said.what.ends_with(" has no effect: model.moe.experts is 0"));
   }
+  ResolvedSpec all = ruled_spec();
+  with_experts(all.spec, 6);
+  all.spec.model.ffn = 256;
+  all.spec.model.moe.ffn = 64;
+  Diagnostics width;
+  make_plan(all, {.vocab = 65}, 1, width);
+  REQUIRE(width.all().size() == 1);
+  CHECK(width.all()[0].what.starts_with("model.ffn has no effect: every layer is a mixture"));
+  all.spec.model.moe.dense_layers = {0};
+  Diagnostics both;
+  make_plan(all, {.vocab = 65}, 1, both);
+  CHECK(both.all().empty());
 }
 
 TEST_CASE("a schedule whose stages would wait for each other's full buffers is refused") {

@@ -112,6 +112,10 @@ Division random_division() {
       shape.shared_ffn = *rc::gen::element<int64_t>(0, 24);
       shape.shared_gate = shape.shared_ffn > 0 && *rc::gen::arbitrary<bool>();
       shape.expert_bias = *rc::gen::arbitrary<bool>();
+      if (*rc::gen::arbitrary<bool>()) {
+        shape.dense_layers = {0};
+        shape.dense_layer_ffn = *rc::gen::element<int64_t>(24, 48);
+      }
     }
   }
   return {shard_table(shape, false), tensor_parallel(tp), tp};
@@ -334,11 +338,51 @@ TEST_CASE("the rows of Qwen's mixtures carry Hugging Face's names, and biases of
        {+[](ModelShape& s) { s.qk_norm = true; }, +[](ModelShape& s) { s.qkv_bias = true; },
         +[](ModelShape& s) { s.shared_ffn = 8; },
         +[](ModelShape& s) { s.moe_scores.sigmoid = true; },
-        +[](ModelShape& s) { s.moe_scores.normalize = false; }}) {
+        +[](ModelShape& s) { s.moe_scores.normalize = false; },
+        +[](ModelShape& s) { s.moe_scores.scale = 2; },
+        +[](ModelShape& s) { s.moe_scores.groups = 2; },
+        +[](ModelShape& s) { s.dense_layers = {0}; }}) {
     ModelShape other = mixtral;
     change(other);
     CHECK_FALSE(other.names_of_mixtral());
   }
+}
+
+TEST_CASE("dense layers between mixtures have the rows of a dense model, and its width") {
+  ModelShape shape = small_llama();
+  shape.layers = 3;
+  shape.experts = 4;
+  shape.experts_per_token = 2;
+  shape.shared_ffn = 24;
+  shape.dense_layers = {0, 2};
+  shape.dense_layer_ffn = 80;
+  CHECK_FALSE(shape.is_mixture(0));
+  CHECK(shape.is_mixture(1));
+  CHECK(shape.mixtures() == 1);
+  CHECK(shape.mixtures_in(1, 3) == 1);
+  CHECK(shape.mixtures_in(2, 3) == 0);
+  const auto table = shard_table(shape, false);
+  const ModelShape dense = shape.of_dense_layers();
+  CHECK(dense.ffn == 80);
+  const auto plain = shard_table(dense, false);
+  for (const int layer : {0, 2}) {
+    for (const ParamRow& row : plain) {
+      if (row.layer != layer) continue;
+      CAPTURE(row.name);
+      const auto same = std::find_if(table.begin(), table.end(),
+                                     [&](const ParamRow& r) { return r.name == row.name; });
+      REQUIRE(same != table.end());
+      CHECK(same->shape == row.shape);
+      CHECK(same->slot == row.slot);
+      CHECK(same->expert == -1);
+    }
+    CHECK(find_row(table, layer, "mlp.router.weight") == nullptr);
+  }
+  // A block for all tokens without a gate has DeepSeek's name.
+  CHECK(find_row(table, 1, "mlp.down.weight")->name ==
+        "model.layers.1.mlp.shared_experts.down_proj.weight");
+  CHECK(find_row(table, 1, "mlp.expert3.up.weight")->shape ==
+        std::vector<int64_t>{shape.ffn, shape.hidden});
 }
 
 TEST_CASE("TP sums the gradients of what its ranks hold in common but use differently") {

@@ -164,6 +164,36 @@ TEST_CASE("Llama 3 8B and a mixture, as Megatron-LM's examples have them") {
   CHECK(balanced.settings.at("model.moe.shared_gate") == "true");
   // Sigmoids are divided by their sum all the same, unless there is one alone.
   CHECK_FALSE(balanced.settings.contains("model.moe.normalize"));
+  // Layers of two kinds, groups, a scale.
+  const std::string grouped =
+      kSmall +
+      "--swiglu --disable-bias-linear --num-experts 8 --moe-router-topk 4 --ffn-hidden-size 512 "
+      "--moe-ffn-hidden-size 96 --moe-router-topk-scaling-factor 2.5 --moe-router-num-groups 4 ";
+  const Translated deepseek =
+      translated(grouped + "--moe-router-group-topk 2 --moe-layer-freq ([0]*3+[1]*5)");
+  CHECK(deepseek.errors == "");
+  CHECK(deepseek.settings.at("model.ffn") == "512");
+  CHECK(deepseek.settings.at("model.moe.ffn") == "96");
+  CHECK(deepseek.settings.at("model.moe.scale") == "2.5");
+  CHECK(deepseek.settings.at("model.moe.groups") == "4");
+  CHECK(deepseek.settings.at("model.moe.group_topk") == "2");
+  CHECK(deepseek.settings.at("model.moe.dense_layers") == "[0, 1, 2]");
+  CHECK_FALSE(deepseek.settings.contains("model.moe.every"));
+  const Translated second = translated(grouped + "--moe-layer-freq 2");
+  CHECK(second.settings.at("model.moe.every") == "2");
+  CHECK(second.settings.at("model.moe.ffn") == "96");
+  CHECK_FALSE(second.settings.contains("model.moe.groups"));  // as in Megatron
+  CHECK(translated(grouped + "--moe-layer-freq [1]*8").settings.at("model.ffn") == "96");
+  CHECK(translated(grouped + "--moe-layer-freq ([0]+[1]*3)*2")
+            .settings.at("model.moe.dense_layers") == "[0, 4]");
+  CHECK(translated(grouped + "--moe-layer-freq [0]*3+[1]*58").errors ==
+        "--moe-layer-freq wants 8 numbers, one for each layer, got '[0]*3+[1]*58'\n");
+  for (const std::string bad :
+       {"[2]*8", "[1]*", "[1]*8)", "[-1]*8", "[1]*99999999999", "[1", "0"}) {
+    CAPTURE(bad);
+    CHECK(translated(grouped + "--moe-layer-freq " + bad)
+              .errors.starts_with("--moe-layer-freq wants"));
+  }
   const std::string one = kSmall + "--num-experts 8 --moe-router-topk 1 ";
   CHECK(
       translated(one + "--moe-router-score-function sigmoid").settings.at("model.moe.normalize") ==

@@ -124,7 +124,8 @@ TEST_CASE("every key can be set to what it is not") {
            "model.qk_norm=true",
            "model.qkv_bias=true",
            "model.sliding_window=40",
-           "model.moe={experts: 4, topk: 3, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
+           "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
+           "groups: 2, group_topk: 2, aux_loss: 0.01, z_loss: 1e-3, score: sigmoid, "
            "normalize: false, shared_ffn: 96, shared_gate: true, expert_bias: true, "
            "bias_rate: 0.01}",
            "train.samples=auto",
@@ -232,6 +233,12 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
   CHECK(s.model.moe.experts == 4);
+  CHECK(s.model.moe.ffn == 64);
+  CHECK(s.model.moe.every == 2);
+  CHECK(s.model.moe.dense_layers == std::vector<int64_t>{4, 6});
+  CHECK(s.model.moe.scale == 2.5);
+  CHECK(s.model.moe.groups == 2);
+  CHECK(s.model.moe.group_topk == 2);
   CHECK(s.model.moe.topk == 3);
   CHECK(s.model.moe.aux_loss == 0.01);
   CHECK(s.model.moe.z_loss == 1e-3);
