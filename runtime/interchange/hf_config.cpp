@@ -1,7 +1,9 @@
 // Reading config.json (hf_config.h).
 #include "runtime/interchange/hf_config.h"
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -14,6 +16,7 @@ namespace mtl {
 namespace {
 
 constexpr ConfigReader::Range kEps{0, 1, true};
+constexpr int64_t kMostLayers = 100'000;
 
 void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("n_layer");
@@ -38,10 +41,14 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
 // The window is the same in all layers here. `full_below_otherwise`: what transformers takes for
 // 'max_window_layers' where it is not said.
 void read_window(ConfigReader& config, ModelShape& shape, bool switched,
-                 std::optional<int64_t> otherwise, int64_t full_below_otherwise = 28) {
+                 std::optional<int64_t> otherwise,
+                 std::optional<int64_t> full_below_otherwise = std::nullopt) {
   const bool on = !switched || config.boolean("use_sliding_window", false);
   const int64_t window = config.size("sliding_window", otherwise.value_or(0));
-  const int64_t full_below = switched ? config.size("max_window_layers", full_below_otherwise) : 0;
+  const int64_t full_below =
+      switched || full_below_otherwise
+          ? config.size("max_window_layers", full_below_otherwise.value_or(28))
+          : 0;
   const nlohmann::json* const kinds = config.find("layer_types");
   bool some = full_below < shape.layers, all = full_below == 0;
   if (kinds != nullptr && kinds->is_array() && !kinds->empty()) {
@@ -91,7 +98,8 @@ void read_llama_like(ConfigReader& config, ModelShape& shape, const LlamaLike& d
   read_hf_rope(config, defaults.rope, shape);
 }
 
-void read_chosen_experts(ConfigReader& config, ModelShape& shape, int64_t otherwise) {
+void read_chosen_experts(ConfigReader& config, ModelShape& shape,
+                         std::optional<int64_t> otherwise) {
   shape.experts_per_token = config.size("num_experts_per_tok", otherwise);
   if (shape.experts_per_token < 1 || shape.experts_per_token > shape.experts) {
     config.refuse(fmt::format("'num_experts_per_tok' is {} of {} experts", shape.experts_per_token,
@@ -105,7 +113,18 @@ void read_chosen_experts(ConfigReader& config, ModelShape& shape, int64_t otherw
   }
 }
 
-// What Qwen's two kinds of mixtures have in common. Every layer has experts here.
+// Of layers some are dense, and their width is the plain one.
+void set_dense_layers(ConfigReader& config, ModelShape& shape, const std::vector<int64_t>& layers,
+                      int64_t ffn) {
+  shape.dense_layers = layers;
+  if (layers.empty()) return;
+  shape.dense_layer_ffn = ffn;
+  if (shape.mixtures() > 0) return;
+  config.refuse("no layer has experts", "compare config.json with the original model's");
+  shape.dense_layers.clear();
+}
+
+// What Qwen's two kinds of mixtures have in common.
 void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts, int64_t chosen,
                        int64_t ffn) {
   shape.experts = config.size("num_experts", experts);
@@ -113,17 +132,69 @@ void read_qwen_experts(ConfigReader& config, ModelShape& shape, int64_t experts,
     config.refuse(fmt::format("'num_experts' is {}", shape.experts),
                   "compare config.json with the original model's");
   }
+  const int64_t of_dense = shape.ffn;
   shape.ffn = config.size("moe_intermediate_size", ffn);
   shape.moe_scores.normalize = config.boolean("norm_topk_prob", false);
   read_chosen_experts(config, shape, chosen);
-  if (const int64_t step = config.size("decoder_sparse_step", 1); step != 1) {
-    config.refuse(
-        fmt::format("'decoder_sparse_step' is {}: here all layers have experts, or none", step),
-        "this model cannot be run by mtl");
+  // Every so many layers the last is a mixture, unless it is named as one that is none.
+  const int64_t step = std::max<int64_t>(1, config.size("decoder_sparse_step", 1));
+  const nlohmann::json* const named = config.find("mlp_only_layers");
+  std::vector<int64_t> dense;
+  for (int64_t layer = 0; layer < std::min(shape.layers, kMostLayers); ++layer) {
+    const bool is_named = named != nullptr && named->is_array() &&
+                          std::find(named->begin(), named->end(), layer) != named->end();
+    if (is_named || (layer + 1) % step != 0) dense.push_back(layer);
   }
-  const nlohmann::json* const dense = config.find("mlp_only_layers");
-  if (dense != nullptr && !(dense->is_array() && dense->empty())) {
-    config.refuse("'mlp_only_layers' names layers: here all layers have experts, or none",
+  if (named != nullptr && !named->is_array()) {
+    config.refuse("'mlp_only_layers' is no list", "compare config.json with the original model's");
+  }
+  set_dense_layers(config, shape, dense, of_dense);
+}
+
+// dots.llm1: DeepSeek-V3's mixture beside Qwen3's attention.
+void read_dots_experts(ConfigReader& config, ModelShape& shape) {
+  const int64_t of_dense = shape.ffn;
+  shape.ffn = config.size("moe_intermediate_size", 1408);
+  shape.experts = config.size("n_routed_experts");
+  if (shape.experts < 1) {
+    config.refuse("'n_routed_experts' is 0", "compare config.json with the original model's");
+  }
+  shape.moe_scores = {.sigmoid = true,
+                      .normalize = config.boolean("norm_topk_prob", false),
+                      .scale = config.number_in({0, 1e4, true}, "routed_scaling_factor", 1),
+                      .groups = config.size("n_group", 1),
+                      .group_topk = config.size("topk_group", 1)};
+  shape.expert_bias = true;
+  read_chosen_experts(config, shape, std::nullopt);
+  const int64_t shared = config.size("n_shared_experts");
+  if (shared < 1) {
+    config.refuse("'n_shared_experts' is 0", "compare config.json with the original model's");
+  }
+  shape.shared_ffn = shared * shape.ffn;
+  std::vector<int64_t> dense(static_cast<size_t>(
+      std::min({config.size("first_k_dense_replace", 0), shape.layers, kMostLayers})));
+  std::iota(dense.begin(), dense.end(), 0);
+  set_dense_layers(config, shape, dense, of_dense);
+  if (const int64_t every = config.size("moe_layer_freq", 1); every != 1) {
+    config.refuse(fmt::format("'moe_layer_freq' is {}, and transformers takes all layers behind "
+                              "the first ones for mixtures",
+                              every),
+                  "this model cannot be run by mtl");
+  }
+  const int64_t groups = shape.moe_scores.groups, taken = shape.moe_scores.group_topk;
+  if (groups == 1) return;
+  const int64_t size = groups > 0 ? shape.experts / groups : 0;
+  const bool whole = groups > 1 && groups <= 64 && shape.experts % groups == 0 && taken >= 1 &&
+                     taken <= groups && shape.experts_per_token <= taken * size;
+  if (!whole) {
+    config.refuse(fmt::format("'n_group' {} and 'topk_group' {} do not fit {} of {} experts",
+                              groups, taken, shape.experts_per_token, shape.experts),
+                  "compare config.json with the original model's");
+  } else if (shape.experts_per_token / taken != 2) {
+    // Here, as in Megatron-LM, topk / group_topk of them.
+    config.refuse(fmt::format("a group's score is the sum of its two best experts', and here that "
+                              "of {} (num_experts_per_tok / topk_group)",
+                              shape.experts_per_token / taken),
                   "this model cannot be run by mtl");
   }
 }
@@ -173,6 +244,15 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_qwen_experts(config, shape, 128, 8, 768);
     // 4.57 has no such number any more: a window is that of all layers.
     read_window(config, shape, true, 4096, 0);
+  } else if (type == "dots1") {
+    read_llama_like(config, shape, {1e-6, {10000}});
+    shape.qk_norm = true;
+    config.require("attention_bias", false, false, "norms of queries and keys come without biases");
+    read_dots_experts(config, shape);
+    // The published files have these, and transformers reads neither.
+    for (const char* unread : {"scoring_func", "use_sliding_window"}) config.find(unread);
+    const bool given = config.json().contains("sliding_window");
+    read_window(config, shape, false, given ? 0 : 4096, 62);
   } else if (type == "qwen2_moe") {
     read_llama_like(config, shape, {1e-6, {10000}});
     shape.qkv_bias = config.boolean("qkv_bias", true);
@@ -201,8 +281,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add(
         {.code = "import.family",
          .what = file + ": " + what,
-         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe and "
-                 "stablelm, for causal LM"});
+         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, "
+                 "dots1 and stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -214,7 +294,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
       {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
       {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"stablelm", "StableLmForCausalLM"}};
+      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
@@ -259,7 +339,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
                                 shape.head_dim, rotated),
                     "compare config.json with the original model's");
     }
-    if (shape.layers > 100'000) config.refuse("more than 100000 layers", "");
+    if (shape.layers > kMostLayers) config.refuse("more than 100000 layers", "");
     if (shape.experts > 65'536) config.refuse("more than 65536 experts", "");
     const bool whole = type == "gpt2" || type == "stablelm";
     if (whole && shape.hidden % shape.heads != 0) {

@@ -1,4 +1,6 @@
 // Writing config.json (hf_config.h).
+#include <numeric>
+
 #include <nlohmann/json.hpp>
 
 #include "runtime/interchange/hf_config.h"
@@ -48,13 +50,30 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   add(shape.bias && shape.sliding_window > 0, "model.sliding_window with biases everywhere");
   if (shape.experts == 0) return notes;
   add(shape.bias, "experts with biases: no family has them");
-  add(shape.moe_scores.sigmoid,
-      "model.moe.score sigmoid: the families that have it differ in more");
+  if (shape.moe_scores.sigmoid) {
+    // dots.llm1, or nothing.
+    std::vector<int64_t> first(shape.dense_layers.size());
+    std::iota(first.begin(), first.end(), 0);
+    const ModelShape::MoeScores& scores = shape.moe_scores;
+    add(!shape.expert_bias, "model.moe.score sigmoid without expert_bias: dots.llm1 has both");
+    add(!shape.qk_norm, "model.moe.score sigmoid without model.qk_norm: dots.llm1 has both");
+    add(shape.shared_gate, "model.moe.shared_gate with sigmoids: dots.llm1 has no gate");
+    add(shape.shared_ffn == 0 || shape.ffn == 0 || shape.shared_ffn % shape.ffn != 0,
+        "model.moe.shared_ffn: dots.llm1's is one or several times the width of an expert");
+    add(shape.dense_layers != first, "model.moe.dense_layers: dots.llm1's are the first ones");
+    add(scores.groups > 1 && shape.experts_per_token / scores.group_topk != 2,
+        "model.moe.group_topk: dots.llm1's groups have the sum of two experts' scores (topk / 2)");
+    return notes;
+  }
+  add(shape.moe_scores.scale != 1, "model.moe.scale: dots.llm1 has it, with sigmoids");
+  add(shape.moe_scores.groups > 1, "model.moe.groups: dots.llm1 has them, with sigmoids");
   if (shape.shared_ffn > 0) {
     add(!shape.shared_gate, "model.moe.shared_ffn without shared_gate: Qwen2's mixtures have both");
     add(shape.qk_norm, "model.moe.shared_ffn with model.qk_norm: Qwen2's mixtures have no norms");
   } else {
     add(shape.qkv_bias, "biases beside experts: only Qwen2's mixtures have them, with shared_ffn");
+    add(!shape.qk_norm && !shape.dense_layers.empty(),
+        "model.moe.dense_layers: Qwen's mixtures can have them, with model.qk_norm or shared_ffn");
     add(!shape.qk_norm && !shape.moe_scores.normalize,
         "model.moe.normalize false: Qwen's mixtures can have it, with model.qk_norm or shared_ffn");
   }
@@ -74,6 +93,7 @@ HfModel hf_model_of(const ModelShape& shape) {
                          "of yours"});
   }
   if (shape.norm == NormType::layernorm) return {shape, "StableLmForCausalLM"};
+  if (shape.experts > 0 && shape.moe_scores.sigmoid) return {shape, "Dots1ForCausalLM"};
   if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
   if (shape.experts > 0)
     return {shape, shape.qk_norm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"};
@@ -112,12 +132,13 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
                                          {"attn_pdrop", shape.dropout_attention}});
     return config;
   }
+  const int64_t ffn = shape.dense_layers.empty() ? shape.ffn : shape.dense_layer_ffn;
   config.update(nlohmann::ordered_json{{"num_hidden_layers", shape.layers},
                                        {"hidden_size", shape.hidden},
                                        {"num_attention_heads", shape.heads},
                                        {"num_key_value_heads", shape.kv_heads},
                                        {"head_dim", shape.head_dim},
-                                       {"intermediate_size", shape.ffn},
+                                       {"intermediate_size", ffn},
                                        {"max_position_embeddings", shape.max_seq},
                                        {"hidden_act", "silu"},
                                        {"rms_norm_eps", shape.norm_eps},
@@ -140,7 +161,7 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["moe_intermediate_size"] = shape.ffn;
     config["norm_topk_prob"] = shape.moe_scores.normalize;
     config["decoder_sparse_step"] = 1;
-    config["mlp_only_layers"] = nlohmann::ordered_json::array();
+    config["mlp_only_layers"] = shape.dense_layers;
     switched_window();
   };
   if (model.architecture == "StableLmForCausalLM") {
@@ -152,6 +173,20 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["use_parallel_residual"] = false;
     config["hidden_dropout"] = shape.dropout_hidden;
     for (const char* other : {"rms_norm_eps", "head_dim"}) config.erase(other);
+  } else if (model.architecture == "Dots1ForCausalLM") {
+    config["model_type"] = "dots1";
+    config["attention_bias"] = false;
+    config["n_routed_experts"] = shape.experts;
+    config["num_experts_per_tok"] = shape.experts_per_token;
+    config["moe_intermediate_size"] = shape.ffn;
+    config["n_shared_experts"] = shape.shared_ffn / shape.ffn;
+    config["norm_topk_prob"] = shape.moe_scores.normalize;
+    config["routed_scaling_factor"] = shape.moe_scores.scale;
+    config["n_group"] = shape.moe_scores.groups;
+    config["topk_group"] = shape.moe_scores.group_topk;
+    config["first_k_dense_replace"] = shape.dense_layers.size();
+    config["sliding_window"] = window();
+    config["max_window_layers"] = shape.sliding_window > 0 ? 0 : shape.layers;
   } else if (model.architecture == "Qwen3MoeForCausalLM") {
     config["model_type"] = "qwen3_moe";
     config["attention_bias"] = false;

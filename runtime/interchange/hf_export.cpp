@@ -21,13 +21,18 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+// Biases of experts decide by small differences: transformers keeps them in f32, too.
+DType dtype_of(const ParamRow& row, DType asked) {
+  return row.balances ? DType::f32 : asked;
+}
+
 // Consecutive parameters that share a file.
-std::vector<std::vector<ParamRow>> into_shards(std::vector<ParamRow> table, int64_t element,
+std::vector<std::vector<ParamRow>> into_shards(std::vector<ParamRow> table, DType asked,
                                                int64_t most) {
   std::vector<std::vector<ParamRow>> shards(1);
   int64_t bytes = 0;
   for (ParamRow& row : table) {
-    const int64_t size = row.numel() * element;
+    const int64_t size = row.numel() * bytes_of(dtype_of(row, asked));
     if (bytes > 0 && bytes + size > most) {
       shards.emplace_back();
       bytes = 0;
@@ -66,7 +71,7 @@ ExportReport export_hf(const ExportOptions& options) {
   if (tokens.eos) generation["eos_token_id"] = *tokens.eos;
   folder.write("generation_config.json", generation.dump(2) + "\n");
 
-  const auto shards = into_shards(table, bytes_of(options.dtype), options.max_shard_bytes);
+  const auto shards = into_shards(table, options.dtype, options.max_shard_bytes);
   OrderedJson weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name =
@@ -75,7 +80,7 @@ ExportReport export_hf(const ExportOptions& options) {
     std::vector<SafetensorsEntry> entries;
     for (const ParamRow& row : shards[i]) {
       entries.push_back({.name = row.name,
-                         .dtype = std::string(safetensors_name(options.dtype)),
+                         .dtype = std::string(safetensors_name(dtype_of(row, options.dtype))),
                          .shape = row.shape});
       weight_map[row.name] = name;
     }
@@ -84,13 +89,14 @@ ExportReport export_hf(const ExportOptions& options) {
       const std::vector<float> values =
           ours.contains(row.name) ? source.read(row.name, row.shape)
                                   : std::vector<float>(static_cast<size_t>(row.numel()), 0.0f);
-      file.append(to_dtype(values, options.dtype));
+      const DType dtype = dtype_of(row, options.dtype);
+      file.append(to_dtype(values, dtype));
       report.parameters += row.numel();
+      report.bytes += row.numel() * bytes_of(dtype);
     }
     file.finish();
   }
   report.files = static_cast<int64_t>(shards.size());
-  report.bytes = report.parameters * bytes_of(options.dtype);
   if (shards.size() > 1) {
     const OrderedJson index = {{"metadata", {{"total_size", report.bytes}}},
                                {"weight_map", weight_map}};

@@ -1,6 +1,7 @@
 #include "runtime/interchange/import.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -28,11 +29,17 @@ void set_vocab(ModelShape& shape, int64_t vocab) {
 // A checkpoint of this version says all that makes the model what it is, or there is none.
 void check_known(const ModelShape& shape, const std::string& kind) {
   const ModelShape known = model_shape_from_json(to_json(shape));
-  const bool same = known.sliding_window == shape.sliding_window &&
-                    known.qkv_bias == shape.qkv_bias && known.experts == shape.experts &&
-                    known.experts_per_token == shape.experts_per_token &&
-                    known.moe_scores.normalize == shape.moe_scores.normalize &&
-                    known.shared_ffn == shape.shared_ffn && known.shared_gate == shape.shared_gate;
+  const bool same =
+      known.sliding_window == shape.sliding_window && known.qkv_bias == shape.qkv_bias &&
+      known.experts == shape.experts && known.experts_per_token == shape.experts_per_token &&
+      known.moe_scores.sigmoid == shape.moe_scores.sigmoid &&
+      known.moe_scores.normalize == shape.moe_scores.normalize &&
+      known.moe_scores.scale == shape.moe_scores.scale &&
+      known.moe_scores.groups == shape.moe_scores.groups &&
+      known.moe_scores.group_topk == shape.moe_scores.group_topk &&
+      known.dense_layers == shape.dense_layers && known.dense_layer_ffn == shape.dense_layer_ffn &&
+      known.expert_bias == shape.expert_bias && known.shared_ffn == shape.shared_ffn &&
+      known.shared_gate == shape.shared_gate;
   if (same) return;
   throw Error(Exit::data, {.code = "import.family",
                            .what = "this version cannot run this model: " + kind,
@@ -98,7 +105,8 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   line("init:\n  from: {}", quoted(from.string()));
   line("model:");
   line("  layers: {}\n  hidden: {}\n  heads: {}\n  kv_heads: {}\n  head_dim: {}\n  ffn: {}",
-       shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn);
+       shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim,
+       shape.dense_layers.empty() ? shape.ffn : shape.dense_layer_ffn);
   line("  activation: {}", shape.activation == Activation::swiglu ? "swiglu" : "gelu");
   line("  norm: {{type: {}, eps: {}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
        shape.norm_eps);
@@ -119,6 +127,14 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   if (shape.sliding_window > 0) line("  sliding_window: {}", shape.sliding_window);
   if (shape.experts > 0) {
     line("  moe:\n    experts: {}\n    topk: {}", shape.experts, shape.experts_per_token);
+    if (!shape.dense_layers.empty()) {
+      line("    ffn: {}\n    dense_layers: [{}]", shape.ffn, fmt::join(shape.dense_layers, ", "));
+    }
+    if (shape.moe_scores.scale != 1) line("    scale: {}", shape.moe_scores.scale);
+    if (shape.moe_scores.groups > 1) {
+      line("    groups: {}\n    group_topk: {}", shape.moe_scores.groups,
+           shape.moe_scores.group_topk);
+    }
     if (shape.moe_scores.sigmoid) line("    score: sigmoid");
     if (!shape.moe_scores.normalize) line("    normalize: false");
     if (shape.shared_ffn > 0) line("    shared_ffn: {}", shape.shared_ffn);

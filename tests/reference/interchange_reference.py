@@ -63,6 +63,10 @@ def configs():
     yield "stablelm", transformers.StableLmConfig(
         rope_theta=5000.0, partial_rotary_factor=0.25, use_qkv_bias=True,
         rope_scaling={"rope_type": "linear", "factor": 2.0}, **stablelm)
+    yield "dots1", transformers.Dots1Config(
+        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
+        moe_intermediate_size=12, first_k_dense_replace=1, norm_topk_prob=True,
+        routed_scaling_factor=2.5, head_dim=8, sliding_window=None, **llama_like(16))
 
 
 def randomise(model):
@@ -76,6 +80,11 @@ def randomise(model):
             # Values that float16 and bfloat16 hold exactly make no difference to the tests and
             # let the same model be stored in either.
             parameter.copy_(parameter.to(torch.bfloat16).float())
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                # As large as differences of sigmoids; not negative, since transformers before 5
+                # gives experts of groups that are left out a 0, which would win then.
+                buffer.copy_(0.25 * torch.randn(buffer.shape, generator=generator).abs())
 
 
 def window_excess():

@@ -24,7 +24,8 @@ const std::pair<const char*, const char*> kFolders[] = {
     {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
     {"mixtral", "MixtralForCausalLM"},    {"qwen2-moe", "Qwen2MoeForCausalLM"},
-    {"qwen3-moe", "Qwen3MoeForCausalLM"}, {"stablelm", "StableLmForCausalLM"}};
+    {"qwen3-moe", "Qwen3MoeForCausalLM"}, {"dots1", "Dots1ForCausalLM"},
+    {"stablelm", "StableLmForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -148,8 +149,11 @@ TEST_CASE("what changes the mathematics is read or refused") {
     CAPTURE(std::string(mixture));
     CHECK(problems(mixture, nlohmann::json::object()) == "");
     // Layers without experts.
-    CHECK(problems(mixture, {{"decoder_sparse_step", 2}}) == "import.config ");
-    CHECK(problems(mixture, {{"mlp_only_layers", {0}}}) == "import.config ");
+    CHECK(problems(mixture, {{"decoder_sparse_step", 2}}) == "");
+    CHECK(problems(mixture, {{"decoder_sparse_step", 3}}) == "import.config ");
+    CHECK(problems(mixture, {{"mlp_only_layers", {0}}}) == "");
+    CHECK(problems(mixture, {{"mlp_only_layers", {0, 1}}}) == "import.config ");
+    CHECK(problems(mixture, {{"mlp_only_layers", 0}}) == "import.config ");
     CHECK(problems(mixture, {{"mlp_only_layers", nullptr}}) == "");
     CHECK(problems(mixture, {{"num_experts", 0}}) == "import.config import.config ");
     CHECK(problems(mixture, {{"num_experts_per_tok", 7}}) == "import.config ");
@@ -165,6 +169,20 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("stablelm", {{"head_dim", 8}}) == "");
   CHECK(problems("stablelm", {{"head_dim", 16}}) == "import.config ");
   CHECK(problems("stablelm", {{"hidden_dropout", 0.1}}) == "");
+  CHECK(problems("dots1", nlohmann::json::object()) == "");
+  CHECK(problems("dots1", {{"scoring_func", "noaux_tc"}, {"use_sliding_window", false}}) == "");
+  CHECK(problems("dots1", {{"attention_bias", true}}) == "import.config ");
+  CHECK(problems("dots1", {{"n_shared_experts", nullptr}}) == "import.config ");
+  CHECK(problems("dots1", {{"n_shared_experts", 0}}) == "import.config ");
+  CHECK(problems("dots1", {{"first_k_dense_replace", 2}}) == "import.config ");
+  CHECK(problems("dots1", {{"first_k_dense_replace", 0}}) == "");
+  CHECK(problems("dots1", {{"moe_layer_freq", 2}}) == "import.config ");
+  CHECK(problems("dots1", {{"routed_scaling_factor", 0}}) == "import.config ");
+  CHECK(problems("dots1", {{"n_group", 3}}) == "import.config ");
+  CHECK(problems("dots1", {{"topk_group", 5}}) == "import.config ");
+  CHECK(problems("dots1", {{"topk_group", 1}}) == "import.config ");  // of two experts
+  CHECK(problems("dots1", {{"topk_group", 4}}) == "import.config ");  // one of each would count
+  CHECK(problems("dots1", {{"num_experts_per_tok", 1}, {"n_group", 1}}) == "warning ");
   CHECK(problems("qwen2-moe", {{"shared_expert_intermediate_size", 0}}) == "import.config ");
   CHECK(problems("llama", {{"partial_rotary_factor", 0.5}}) == "import.config ");
   CHECK(problems("llama", {{"num_key_value_heads", 3}}) == "import.config ");
@@ -220,6 +238,27 @@ TEST_CASE("what changes the mathematics is read or refused") {
   const nlohmann::json written = hf_config_of(mixture, {}, "float32");
   CHECK(written.at("layer_types") == nlohmann::json({"sliding_attention", "sliding_attention"}));
   CHECK(model_from_hf_config(written, "", none).shape.sliding_window == 8);
+  // Dense layers of Qwen's: there and back.
+  config = nlohmann::json::parse(read_file(reference_folder("qwen3-moe") / "config.json"));
+  config.update(
+      {{"num_hidden_layers", 6}, {"decoder_sparse_step", 2}, {"mlp_only_layers", {3, 4}}});
+  mixture = model_from_hf_config(config, "", none);
+  CHECK(mixture.shape.dense_layers == std::vector<int64_t>{0, 2, 3, 4});
+  CHECK(mixture.shape.ffn == 12);
+  CHECK(mixture.shape.dense_layer_ffn == 24);
+  CHECK(to_json(model_from_hf_config(hf_config_of(mixture, {}, "float32"), "", none).shape) ==
+        to_json(mixture.shape));
+  // dots.llm1's windows begin at a layer, as Qwen's.
+  config = nlohmann::json::parse(read_file(reference_folder("dots1") / "config.json"));
+  config.erase("layer_types");
+  config["sliding_window"] = 8;
+  CHECK(model_from_hf_config(config, "", none).shape.sliding_window == 0);
+  config["max_window_layers"] = 0;
+  mixture = model_from_hf_config(config, "", none);
+  CHECK(mixture.shape.sliding_window == 8);
+  CHECK(to_json(model_from_hf_config(hf_config_of(mixture, {}, "float32"), "", none).shape) ==
+        to_json(mixture.shape));
+  CHECK(!none.has_errors());
   config = nlohmann::json::parse(read_file(reference_folder("llama") / "config.json"));
   config["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", 4.0},
@@ -413,9 +452,39 @@ TEST_CASE("of a mixture the family follows from its parts, and what none has is 
           shared(shape);
           shape.shared_gate = false;
         }).starts_with("model.moe.shared_ffn without shared_gate"));
+  const auto dots = [](ModelShape& shape) {
+    shape.qk_norm = shape.expert_bias = true;
+    shape.moe_scores = {.sigmoid = true, .scale = 2.5, .groups = 2};
+    shape.ffn = 12;
+    shape.shared_ffn = 24;
+    shape.dense_layers = {0};
+  };
+  CHECK(family(dots) == "Dots1ForCausalLM");
+  const std::pair<const char*, std::function<void(ModelShape&)>> kNotDots[] = {
+      {"model.moe.score sigmoid without expert_bias", [](ModelShape& s) { s.expert_bias = false; }},
+      {"model.moe.score sigmoid without model.qk_norm", [](ModelShape& s) { s.qk_norm = false; }},
+      {"model.moe.shared_gate", [](ModelShape& s) { s.shared_gate = true; }},
+      {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 20; }},
+      {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 0; }},
+      {"model.moe.dense_layers", [](ModelShape& s) { s.dense_layers = {1}; }},
+      {"model.moe.group_topk", [](ModelShape& s) { s.moe_scores.group_topk = 2; }},
+      {"model.moe.scale", [](ModelShape& s) { s.moe_scores = {.scale = 2}; }},
+      {"model.moe.groups", [](ModelShape& s) { s.moe_scores = {.groups = 2}; }}};
+  for (const auto& one : kNotDots) {
+    CAPTURE(std::string(one.first));
+    const std::function<void(ModelShape&)>& changed = one.second;
+    CHECK(family([&dots, &changed](ModelShape& s) {
+            dots(s);
+            changed(s);
+          }).starts_with(one.first));
+  }
   CHECK(family([](ModelShape& shape) {
-          shape.moe_scores.sigmoid = true;
-        }).starts_with("model.moe.score sigmoid"));
+          shape.dense_layers = {1};
+        }).starts_with("model.moe.dense_layers"));
+  CHECK(family([](ModelShape& shape) {
+          shape.dense_layers = {1};
+          shape.qk_norm = true;
+        }) == "Qwen3MoeForCausalLM");
   CHECK(family([](ModelShape& shape) {
           shape.moe_scores.normalize = false;
         }).starts_with("model.moe.normalize false"));
