@@ -78,6 +78,13 @@ TEST_CASE("ZeRO divides what its stages say") {
   CHECK(mixed.zero[3].total() * scale / 1e9 == doctest::Approx(1.9).epsilon(0.02));
 }
 
+TEST_CASE("the largest layer may be any: a mixture behind a dense one") {
+  const ModelShape shape = find_recipe("dots-llm1").shape;
+  const int64_t attention = 4 * 4096 * 4096 + 2 * 4096 + 2 * 128;
+  const int64_t mixture = attention + 128 * 4096 + 128 + 130 * 3 * int64_t{4096} * 1408;
+  CHECK(estimate_memory(shape, 1, DType::bf16).largest_layer == mixture);
+}
+
 TEST_CASE("what mtl keeps is what the plan of a run lays out") {
   for (const char* dtype : {"bf16", "fp32"}) {
     for (const int zero : {0, 1, 2, 3}) {

@@ -25,6 +25,7 @@ TEST_CASE("recipes have the published numbers of parameters") {
       {"llama3-405b", 405'853'388'800},
       {"mixtral-8x7b", 46'702'792'704},
       {"qwen3-30b-a3b", 30'532'122'624},
+      {"dots-llm1", 142'774'381'696},
       // The model card counts the biases of the layers' norms, 2 x 24 x 2,048, not.
       {"stablelm-2-1.6b", 1'644'417'024 + 98'304}};
   for (const auto& [name, parameters] : exact) {
@@ -33,6 +34,7 @@ TEST_CASE("recipes have the published numbers of parameters") {
   }
   CHECK(find_recipe("mixtral-8x7b").active_parameters == 12'879'925'248);
   CHECK(find_recipe("qwen3-30b-a3b").active_parameters == 3'353'032'704);
+  CHECK(find_recipe("dots-llm1").active_parameters == 14'016'588'928);
   // Megatron-Core's table rounds to billions, most of them up.
   const std::map<std::string, double> rounded = {
       {"gpt-1.7b", 1.7}, {"gpt-7.1b", 7.1}, {"gpt-16b", 16},   {"gpt-32b", 32},  {"gpt-70b", 70},
