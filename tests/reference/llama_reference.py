@@ -2,8 +2,8 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, StableLM, and one with ALiBi. README.md beside this file defines every
-number exactly.
+and Qwen 3, Qwen 2, and Mistral add, StableLM, and one with ALiBi. README.md beside this file
+defines every number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
   llama_small_grads.safetensors  its gradients of the first step (before clipping)
