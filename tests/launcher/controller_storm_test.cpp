@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "launcher/controller.h"
+#include "support/sanitized.h"
 
 using namespace mtl;
 using namespace std::chrono_literals;
@@ -380,7 +381,7 @@ TEST_CASE("whatever happens to a job it ends and everybody is told once") {
   std::map<int, int> exit_codes;
   int64_t most = 0;
   for (const Kind kind : {Kind::fixed, Kind::elastic, Kind::hosts}) {
-    for (uint32_t seed = 0; seed < 1'500; ++seed) {
+    for (uint32_t seed = 0; seed < (test::kSanitized ? 300 : 1'500); ++seed) {
       CAPTURE(static_cast<int>(kind));
       CAPTURE(seed);
       const Transcript plain = History(kind, seed, false).run();

@@ -12,6 +12,7 @@
 #include "common/files.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "support/layouts.h"
+#include "support/sanitized.h"
 #include "support/save_checkpoint.h"
 #include "support/specs.h"
 #include "support/temp_dir.h"
@@ -26,12 +27,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kVocab = 65;
-#ifdef __SANITIZE_ADDRESS__
-// Memory errors show in the first steps.
-constexpr int64_t kSaveAt = 3, kEnd = 5;
-#else
-constexpr int64_t kSaveAt = 7, kEnd = 12;
-#endif
+// A run of `end` steps is saved before step `save_at`.
+struct Length {
+  int64_t save_at, end;
+};
+constexpr Length length(int64_t save_at, int64_t end) {
+  return kSanitized ? Length{1, 2} : Length{save_at, end};
+}
 
 TrainSpec gpt2_spec() {
   TrainSpec spec = spec_with({.layers = 4});
@@ -111,13 +113,32 @@ Outcome travel(TrainSpec spec, const Way& way, const Journey& journey) {
   return outcome;
 }
 
+fs::path checkpoint_in(const TempDir& folder, int number, const Length& length) {
+  return folder.path() / std::to_string(number) / fmt::format("step-{:08}", length.save_at);
+}
+Outcome travel_all(const TrainSpec& spec, const Way& way, const Length& length,
+                   const fs::path& to) {
+  return travel(spec, way, {.end = length.end, .to = to, .save_at = length.save_at});
+}
+Outcome travel_on(const TrainSpec& spec, const Way& way, const Length& length,
+                  const fs::path& from) {
+  return travel(spec, way, {.first = length.save_at, .end = length.end, .from = from});
+}
+
 std::vector<double> from_step(const std::vector<double>& losses, int64_t step) {
   return {losses.begin() + step, losses.end()};
+}
+void check_losses(const Outcome& resumed, const Outcome& whole, const Length& length) {
+  for (size_t i = 0; i < resumed.losses.size(); ++i) {
+    const double loss = whole.losses[static_cast<size_t>(length.save_at) + i];
+    CHECK(resumed.losses[i] == doctest::Approx(loss).epsilon(1e-5));
+  }
 }
 
 }  // namespace
 
 TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run") {
+  constexpr Length kLength = length(7, 12);
   const TempDir folder;
   const Way ways[] = {
       {"one rank", {}},
@@ -149,18 +170,18 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
       CAPTURE(run.name);
       CAPTURE(run.dtype);
       CAPTURE(way.name);
-      const fs::path dir =
-          folder.path() / std::to_string(++number) / fmt::format("step-{:08}", kSaveAt);
-      const Outcome whole = travel(run.spec, way, {.end = kEnd, .to = dir, .save_at = kSaveAt});
-      const Outcome resumed = travel(run.spec, way, {.first = kSaveAt, .end = kEnd, .from = dir});
+      const fs::path dir = checkpoint_in(folder, ++number, kLength);
+      const Outcome whole = travel_all(run.spec, way, kLength, dir);
+      const Outcome resumed = travel_on(run.spec, way, kLength, dir);
       CHECK(resumed.saved == whole.saved);
-      CHECK(resumed.losses == from_step(whole.losses, kSaveAt));
+      CHECK(resumed.losses == from_step(whole.losses, kLength.save_at));
       CHECK(resumed.last == whole.last);
     }
   }
 }
 
 TEST_CASE("layouts that keep each other's bits resume each other's runs with the same bits") {
+  constexpr Length kLength = length(3, 6);
   const TempDir folder;
   // Within a set the sums are the same (layout_matrix_test.cpp).
   const std::vector<Way> sets[] = {
@@ -182,15 +203,15 @@ TEST_CASE("layouts that keep each other's bits resume each other's runs with the
     spec.precision.dtype = llama ? "bf16" : "fp32";
     for (const std::vector<Way>& set : sets) {
       for (const Way& from : set) {
-        const fs::path dir = folder.path() / std::to_string(++number) / "step-00000003";
-        const Outcome whole = travel(spec, from, {.end = 6, .to = dir, .save_at = 3});
+        const fs::path dir = checkpoint_in(folder, ++number, kLength);
+        const Outcome whole = travel_all(spec, from, kLength, dir);
         for (const Way& to : set) {
           CAPTURE(llama);
           CAPTURE(from.name);
           CAPTURE(to.name);
-          const Outcome resumed = travel(spec, to, {.first = 3, .end = 6, .from = dir});
+          const Outcome resumed = travel_on(spec, to, kLength, dir);
           CHECK(resumed.saved == whole.saved);
-          CHECK(resumed.losses == from_step(whole.losses, 3));
+          CHECK(resumed.losses == from_step(whole.losses, kLength.save_at));
           CHECK(resumed.last == whole.last);
         }
       }
@@ -199,6 +220,7 @@ TEST_CASE("layouts that keep each other's bits resume each other's runs with the
 }
 
 TEST_CASE("any layout loads what any layout saved") {
+  constexpr Length kLength = length(3, 5);
   const TempDir folder;
   const Way ways[] = {
       {"one rank", {}},
@@ -214,23 +236,22 @@ TEST_CASE("any layout loads what any layout saved") {
   int number = 0;
   for (const TrainSpec& spec : {gpt2_spec(), llama_spec()}) {
     for (const Way& from : ways) {
-      const fs::path dir = folder.path() / std::to_string(++number) / "step-00000003";
-      const Outcome whole = travel(spec, from, {.end = 5, .to = dir, .save_at = 3});
+      const fs::path dir = checkpoint_in(folder, ++number, kLength);
+      const Outcome whole = travel_all(spec, from, kLength, dir);
       for (const Way& to : ways) {
         CAPTURE(spec.model.kv_heads);
         CAPTURE(from.name);
         CAPTURE(to.name);
-        const Outcome resumed = travel(spec, to, {.first = 3, .end = 5, .from = dir});
+        const Outcome resumed = travel_on(spec, to, kLength, dir);
         CHECK(resumed.saved == whole.saved);
-        for (size_t i = 0; i < resumed.losses.size(); ++i) {
-          CHECK(resumed.losses[i] == doctest::Approx(whole.losses[3 + i]).epsilon(1e-5));
-        }
+        check_losses(resumed, whole, kLength);
       }
     }
   }
 }
 
 TEST_CASE("experts are loaded by whatever ranks divide them") {
+  constexpr Length kLength = length(3, 5);
   const TempDir folder;
   TrainSpec spec = llama_spec();
   spec.model.moe = {.experts = 4,
@@ -252,16 +273,14 @@ TEST_CASE("experts are loaded by whatever ranks divide them") {
   };
   int number = 0;
   for (const Way& from : ways) {
-    const fs::path dir = folder.path() / std::to_string(++number) / "step-00000003";
-    const Outcome whole = travel(spec, from, {.end = 5, .to = dir, .save_at = 3});
+    const fs::path dir = checkpoint_in(folder, ++number, kLength);
+    const Outcome whole = travel_all(spec, from, kLength, dir);
     for (const Way& to : ways) {
       CAPTURE(from.name);
       CAPTURE(to.name);
-      const Outcome resumed = travel(spec, to, {.first = 3, .end = 5, .from = dir});
+      const Outcome resumed = travel_on(spec, to, kLength, dir);
       CHECK(resumed.saved == whole.saved);
-      for (size_t i = 0; i < resumed.losses.size(); ++i) {
-        CHECK(resumed.losses[i] == doctest::Approx(whole.losses[3 + i]).epsilon(1e-5));
-      }
+      check_losses(resumed, whole, kLength);
       if (&from == &to) CHECK(resumed.last == whole.last);
     }
   }

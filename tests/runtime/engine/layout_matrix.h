@@ -15,17 +15,12 @@
 #include <vector>
 
 #include "support/layouts.h"
+#include "support/sanitized.h"
 
 namespace mtl::test::layout_matrix {
 
 inline constexpr int32_t kVocab = 61;
-#ifdef __SANITIZE_ADDRESS__
-// Memory errors show in the first steps; all would take too long.
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-inline constexpr int64_t kSteps = kSanitized ? 4 : 20;  // of what is compared within bounds
+inline constexpr int64_t kSteps = kSanitized ? 2 : 20;  // of what is compared within bounds
 // Of what is compared bit by bit, where nothing is left to drift: beyond the warmup, and beyond the
 // growth of a loss scale.
 inline constexpr int64_t kBitSteps = kSanitized ? 2 : 6;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "support/layouts.h"
+#include "support/sanitized.h"
 #include "support/specs.h"
 
 using namespace mtl;
@@ -169,6 +170,7 @@ TEST_CASE("a loss that is no number ends the run with its step") {
 }
 
 TEST_CASE("overlap changes no bit where there is something to overlap") {
+  constexpr int64_t kSteps = kSanitized ? 2 : 3;
   // Rows of the stream and buckets beyond the size that is worth handing to another thread.
   TrainSpec spec = char_spec();
   spec.model.layers = 4;
@@ -179,16 +181,17 @@ TEST_CASE("overlap changes no bit where there is something to overlap") {
   spec.parallel.bucket_mb = 1;
   for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.pp = 4}, {.tp = 2, .dp = 2, .pp = 2}}) {
     for (const char* sp : {"true", "false"}) {
+      if (layout.tp == 1 && sp[0] == 't') continue;  // there is none
       CAPTURE(layout.tp);
       CAPTURE(layout.dp);
       CAPTURE(layout.pp);
-      spec.parallel.sp = layout.tp > 1 ? sp : "auto";
+      spec.parallel.sp = sp;
       spec.parallel.overlap = {
           .grad_reduce = true, .param_gather = "auto", .p2p = true, .tp = "true"};
-      const Trajectory on = train(spec, layout, 3);
+      const Trajectory on = train(spec, layout, kSteps);
       spec.parallel.overlap = {
           .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
-      const Trajectory off = train(spec, layout, 3);
+      const Trajectory off = train(spec, layout, kSteps);
       CHECK(on.losses == off.losses);
       CHECK(on.grad_norms == off.grad_norms);
       CHECK(on.first_gradients == off.first_gradients);

@@ -10,6 +10,7 @@
 
 #include "support/fake_gpu.h"
 #include "support/layouts.h"
+#include "support/sanitized.h"
 #include "support/specs.h"
 
 using namespace mtl;
@@ -20,7 +21,7 @@ namespace streams_test {
 namespace {
 
 constexpr int32_t kVocab = 61;
-constexpr int64_t kSteps = 3;
+constexpr int64_t kSteps = kSanitized ? 2 : 3;
 
 TrainSpec spec_of(bool llama) {
   TrainSpec spec = spec_with({.layers = 4, .micro_batch = 1, .steps = kSteps});
@@ -123,6 +124,8 @@ void compare(const TrainSpec& spec, Layout layout) {
   const Outcome cpu = on_cpu(spec, layout);
   REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
   for (const When when : kWhen) {
+    // Another order of the same work.
+    if (kSanitized && when == When::late) continue;
     CAPTURE(std::string(name_of(when)));
     // Without pipelines there are no messages.
     for (const int64_t buffered : {int64_t{0}, int64_t{64} << 20}) {
