@@ -250,7 +250,8 @@ TEST_CASE("values that make no sense are errors") {
   CHECK(first("num_processes: 2.5").code == "config.bad_value");
   CHECK(first("num_processes: [2]").code == "config.bad_value");
   CHECK(first("num_machines: -3").code == "config.bad_value");
-  CHECK(first("main_process_port: 99999999").code == "config.bad_value");
+  CHECK(first("main_process_port: 65536").code == "config.bad_value");
+  CHECK(good("distributed_type: NO\nmain_process_port: 65535\n").main_process_port == 65535);
   CHECK(first("use_cpu: maybe").help == "it is true or false");
   CHECK(first("rdzv_backend: zookeeper").help.find("c10d") != std::string::npos);
   CHECK(first("fsdp_config: yes").what == "fsdp_config is a section");
