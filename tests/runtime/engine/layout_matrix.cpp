@@ -37,11 +37,11 @@ TrainSpec spec_of(Model model) {
   return spec;
 }
 
-Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps) {
-  const auto source = markov_tokens(20'000, kVocab);
+Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps, int32_t vocab) {
+  const auto source = markov_tokens(20'000, vocab);
   const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
   Trajectory result;
-  run_layout(spec, kVocab, layout, [&](RankContext& rank) {
+  run_layout(spec, vocab, layout, [&](RankContext& rank) {
     rank.trainer.initialise();
     collect(rank.trainer, Which::master, result.initial);
     rank.trainer.gradients(0, *source, sampler);
@@ -82,6 +82,7 @@ void check_near(const Trajectory& split, const Trajectory& single, const Bounds&
   CHECK(split.initial == single.initial);
   CHECK(split.scales == single.scales);
   CHECK(split.losses[0] == doctest::Approx(single.losses[0]).epsilon(bounds.first_loss));
+  CHECK(split.norms[0] == doctest::Approx(single.norms[0]).epsilon(bounds.first_gradient));
   for (const auto& [name, gradient] : single.first_gradients) {
     CAPTURE(name);
     CHECK(relative_error(split.first_gradients.at(name), gradient) < bounds.first_gradient);

@@ -40,7 +40,7 @@ struct Trajectory {
   GlobalTensors weights;
   double valid = 0;
 };
-Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps);
+Trajectory train(const TrainSpec& spec, Layout layout, int64_t steps, int32_t vocab = kVocab);
 
 // `a` ran for kBitSteps, `b` perhaps for longer.
 void check_bits(const Trajectory& a, const Trajectory& b);
