@@ -208,14 +208,16 @@ void add_float8_weights(Builder& arena, const ModelShape& shape, const ParamLayo
     for (size_t turn = set; turn < layers.size(); turn += sets) {
       if (sets > 1) arena.go_to(begin);
       const auto& [layer, linears] = layers[turn];
+      // First, so that a set is known by where these are (Float8Weights), whatever kind of layer
+      // has it.
+      arena.add(layer_buffer(layer, kFloat8Amax), DType::f32,
+                {static_cast<int64_t>(linears.size())});
       for (const LocalLinear& linear : linears) {
         const std::string name = layer_buffer(layer, linear.slot.c_str());
         arena.add(name + kFloat8Forward, DType::f8_e4m3, {linear.out, linear.in});
         arena.add(name + kFloat8Backward, DType::f8_e4m3, {linear.in, linear.out});
         arena.add(name + kFloat8Inverse, DType::f32, {1});
       }
-      arena.add(layer_buffer(layer, kFloat8Amax), DType::f32,
-                {static_cast<int64_t>(linears.size())});
     }
     arena.go_to_end();
   }

@@ -269,6 +269,12 @@ TEST_CASE("fp8: experts keep every bit where only work is divided") {
     zero.parallel.zero = stage;
     CHECK(train(zero, {.dp = 2}, 6) == whole);
   }
+  // Layers of two kinds take turns with the memory of the copies.
+  zero.model.moe.dense_layers = {0, 3};
+  zero.parallel.zero = 0;
+  const Run mixed = train(zero, {.dp = 2}, 6);
+  zero.parallel.zero = 3;
+  CHECK(train(zero, {.dp = 2}, 6) == mixed);
 }
 
 TEST_CASE("fp8: layouts of experts agree within a bound") {
