@@ -26,8 +26,10 @@ struct LayoutChoice {
   int tp = 1, pp = 1, chunks = 1, cp = 1, ep = 1, dp = 1;
   bool sequence_parallel = false;
   int zero = 1;  // 0: all states everywhere, 1: optimizer, 2: and gradients, 3: and weights (FSDP)
-  int copies = 1;             // of what ZeRO divides (parallel.zero_ranks); a divisor of dp
-  int64_t window_layers = 1;  // with ZeRO-2 and 3: that are whole together (parallel.bucket_mb)
+  int copies = 1;  // of what ZeRO divides (parallel.zero_ranks); a divisor of dp
+  // With ZeRO-2 and 3: how many layers are whole together, window by window (parallel.bucket_mb);
+  // behind them, or where nothing is said, each alone.
+  std::vector<int64_t> window_layers = {};
   int64_t micro_batch = 1;
   Recompute recompute;
   // Of every two matrix products one output is kept (torchtitan's selective checkpointing by op);

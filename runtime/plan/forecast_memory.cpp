@@ -230,12 +230,16 @@ struct ShardRanks {
   double dense, experts;
 };
 
-// Calls `use` with the layers of each window of ZeRO-2 and 3.
+// Calls `use` with what lies free in each window of ZeRO-2 and 3, and with all of the window.
 template <typename Use>
 void for_windows(const MemoryInput& in, int64_t first_layer, int64_t end_layer, Use use) {
-  const int64_t at_once = std::max<int64_t>(1, in.layout.window_layers);
-  for (int64_t first = first_layer; first < end_layer; first += at_once) {
-    use(in.laid_out(first, std::min(first + at_once, end_layer)));
+  const std::vector<int64_t>& layers = in.layout.window_layers;
+  size_t window = 0;
+  for (int64_t first = first_layer; first < end_layer; ++window) {
+    const int64_t at_once = window < layers.size() ? layers[window] : 1;
+    const int64_t end = std::min(first + at_once, end_layer);
+    use(in.free(first, end), in.laid_out(first, end));
+    first = end;
   }
 }
 
@@ -249,12 +253,15 @@ StageParams laid_out(const MemoryInput& in, const std::vector<ChunkRange>& chunk
   StageParams all;
   for (const ChunkRange& chunk : chunks) {
     StageParams one = stage_params(in.work, in.layout, {chunk});
-    one = sum(one, in.free(chunk.first_layer, chunk.end_layer()));
     if (in.layout.zero >= 2) {
-      for_windows(in, chunk.first_layer, chunk.end_layer(), [&](const StageParams& bucket) {
-        one.dense += filled_up(bucket.dense, ranks.dense) - bucket.dense;
-        one.experts += filled_up(bucket.experts, ranks.experts) - bucket.experts;
-      });
+      for_windows(in, chunk.first_layer, chunk.end_layer(),
+                  [&](const StageParams& free, const StageParams& bucket) {
+                    one.dense += free.dense + filled_up(bucket.dense, ranks.dense) - bucket.dense;
+                    one.experts +=
+                        free.experts + filled_up(bucket.experts, ranks.experts) - bucket.experts;
+                  });
+    } else {
+      one = sum(one, in.free(chunk.first_layer, chunk.end_layer()));
     }
     all.dense += filled_up(one.dense, ranks.dense);
     all.experts += filled_up(one.experts, ranks.experts);
@@ -273,7 +280,7 @@ double windows_of(const MemoryInput& in) {
   const ShardRanks ranks(in.layout);
   double windows[2] = {};
   size_t turn = 0;
-  for_windows(in, 0, model.layers, [&](const StageParams& bucket) {
+  for_windows(in, 0, model.layers, [&](const StageParams&, const StageParams& bucket) {
     windows[turn % 2] = std::max(windows[turn % 2], filled_up(bucket.dense, ranks.dense) +
                                                         filled_up(bucket.experts, ranks.experts));
     ++turn;

@@ -45,8 +45,9 @@ LayoutChoice layout_of(const Plan& plan) {
     const Bucket& bucket = params.buckets[i];
     const int64_t next =
         i + 1 < params.buckets.size() ? params.buckets[i + 1].layer : plan.model.layers;
-    if (bucket.layer >= 0)
-      layout.window_layers = std::max(layout.window_layers, next - bucket.layer);
+    if (bucket.layer >= 0 && next > bucket.layer) {
+      layout.window_layers.push_back(next - bucket.layer);
+    }
   }
   layout.micro_batch = plan.micro_batch;
   layout.recompute = plan.recompute;

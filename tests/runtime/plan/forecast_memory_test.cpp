@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -57,8 +59,6 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
                   spec.parallel.cp = ranks;
                   if (cp > 1) spec.train.micro_batch = 1;
                   if (moe) spec.model.moe = mixture_of_4();
-                  // Where buckets have several layers, the forecast takes them for alike.
-                  if (larger) spec.model.moe.dense_layers.clear();
                   spec.parallel.ep = ep;
                   spec.parallel.tp = tp;
                   spec.parallel.pp = pp;
@@ -145,16 +145,19 @@ TEST_CASE("small mixtures too: what lies free between tensors and at the ends of
                                            {2, 1, 2, 1},
                                            {3, 1, 4, 1},
                                            {1, 2, 4, 1}}) {
-      for (const char* norm : {"rmsnorm", "layernorm"}) {
+      for (const auto& [norm, dense] :
+           {std::pair{"rmsnorm", std::vector<int64_t>{}}, {"layernorm", {}}, {"rmsnorm", {0}}}) {
         TrainSpec spec = llama_like();
         spec.model.layers = 4;
         spec.model.hidden = 128;
         spec.model.heads = 4;
         spec.model.kv_heads = 2;
-        spec.model.ffn = ffn;
+        spec.model.ffn = 8 * ffn;
         spec.model.norm.type = norm;
         spec.model.moe = mixture_of_4();
         spec.model.moe.experts = 8;
+        spec.model.moe.ffn = ffn;
+        spec.model.moe.dense_layers = dense;
         spec.model.moe.shared_ffn = 100;
         spec.train.micro_batch = 1;
         spec.train.seq_len = 128;
@@ -169,10 +172,34 @@ TEST_CASE("small mixtures too: what lies free between tensors and at the ends of
         const double error = std::abs(memory.total / exact - 1);
         worst = std::max(worst, error);
         CHECK_MESSAGE(error <= 0.02,
-                      fmt::format("ffn {} zero {} ep {} dp {} pp {} {}: {:.0f} for {:.0f}", ffn,
-                                  zero, ep, dp, pp, norm, memory.total, exact));
+                      fmt::format("ffn {} zero {} ep {} dp {} pp {} {} dense {}: {:.0f} for {:.0f}",
+                                  ffn, zero, ep, dp, pp, norm, dense.size(), memory.total, exact));
       }
     }
   }
   MESSAGE("worst " << 100 * worst << " %");
+}
+
+TEST_CASE("of dense layers and mixtures as many are in a window as fit, which is not the same") {
+  for (const int zero : {2, 3}) {
+    for (const std::vector<int64_t>& dense :
+         {std::vector<int64_t>{0, 1, 2}, {1, 3, 5}, {5, 6, 7}}) {
+      TrainSpec spec = llama_like();
+      spec.model.layers = 8;
+      spec.model.moe = mixture_of_4();
+      spec.model.moe.experts = 8;
+      spec.model.moe.dense_layers = dense;
+      spec.train.micro_batch = 1;
+      spec.train.seq_len = 128;
+      spec.precision.dtype = "bf16";
+      spec.parallel.zero = zero;
+      spec.parallel.bucket_mb = 100;
+      const Plan plan = plan_of(spec, 4, 1000);
+      const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+      const auto exact = static_cast<double>(plan.peak_bytes());
+      CHECK_MESSAGE(std::abs(memory.total / exact - 1) <= 0.01,
+                    fmt::format("zero {} dense from {} on: {:.0f} for {:.0f}", zero, dense.front(),
+                                memory.total, exact));
+    }
+  }
 }
