@@ -136,7 +136,10 @@ cudaError_t Stream::wait(const std::shared_ptr<Mark>& mark) {
   if (mark->capture) {
     if (mark->capture->origin == nullptr) return cudaErrorCapturedEvent;  // it has ended
     if (!capture) capture = mark->capture;
-    if (capture != mark->capture) return cudaErrorStreamCaptureMerge;
+    if (capture != mark->capture) {
+      capture->broken = mark->capture->broken = true;
+      return cudaErrorStreamCaptureMerge;
+    }
     merge(capture->clocks[this], mark->clock);
     return cudaSuccess;
   }
@@ -177,7 +180,6 @@ Stream* Gpu::make_stream() {
   return streams_.emplace_back(std::make_unique<Stream>(*this)).get();
 }
 
-// Marks of it may still be asked for: it stays in memory.
 void Gpu::end_stream(Stream* stream) {
   const std::scoped_lock lock(mutex_);
   for (auto& one : streams_) {

@@ -99,9 +99,9 @@ class Gpu {
 
   int number() const { return number_; }  // of the machine's
   Stream* make_stream();
-  // It goes when its work is done; by then nobody asks for it any more.
+  // Its work is still done, and marks of it may be asked for: it stays in memory.
   void end_stream(Stream* stream);
-  // Everything that was enqueued, and what that enqueues, is done.
+  // Everything that was enqueued is done.
   void finish();
   // For good.
   void fail(const std::string& why);

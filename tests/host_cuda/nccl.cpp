@@ -307,7 +307,8 @@ Result ncclAllReduce(const void* from, void* to, size_t count, DataType type, Re
                      nccl::CommHandle handle, nccl::Stream stream) {
   return collective(handle, stream, [=](Communicator& comm) {
     const auto element = static_cast<size_t>(bytes_of_type(type));
-    exchange(comm, words("all-reduce", count, type), from, count * element, true,
+    exchange(comm, words(op == nccl::kSum ? "all-reduce (sum)" : "all-reduce (max)", count, type),
+             from, count * element, true,
              [&](size_t begin, size_t bytes, const std::vector<const void*>& all) {
                void* const out = static_cast<char*>(to) + begin;
                reduce_in_order(dtype_of(type), op == nccl::kSum ? Reduce::sum : Reduce::max, all,
@@ -320,7 +321,9 @@ Result ncclReduceScatter(const void* from, void* to, size_t count, DataType type
   return collective(handle, stream, [=](Communicator& comm) {
     const auto element = static_cast<size_t>(bytes_of_type(type));
     const size_t part = count * element;
-    exchange(comm, words("reduce-scatter", count, type), from, part * comm.size, true,
+    exchange(comm,
+             words(op == nccl::kSum ? "reduce-scatter (sum)" : "reduce-scatter (max)", count, type),
+             from, part * comm.size, true,
              [&](size_t begin, size_t bytes, std::vector<const void*> all) {
                // What of the chunk is this rank's.
                const size_t first = std::max(begin, comm.rank * part);
@@ -349,7 +352,7 @@ Result ncclBroadcast(const void* from, void* to, size_t count, DataType type, in
                      nccl::CommHandle handle, nccl::Stream stream) {
   return collective(handle, stream, [=](Communicator& comm) {
     const auto sender = static_cast<size_t>(root);
-    exchange(comm, words("broadcast", count, type), from,
+    exchange(comm, words("broadcast", count, type) + " from " + std::to_string(root), from,
              count * static_cast<size_t>(bytes_of_type(type)), comm.rank == sender,
              [&](size_t begin, size_t bytes, const std::vector<const void*>& all) {
                std::memcpy(static_cast<char*>(to) + begin, all[sender], bytes);

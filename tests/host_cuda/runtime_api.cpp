@@ -49,9 +49,20 @@ cudaError_t unsafe() {
   for (const auto& capture : captures) capture->broken = true;
   return captures.empty() ? broken() : cudaErrorStreamCaptureUnsupported;
 }
+// Whether `bytes` from `memory` on begin in a piece and end behind it.
+bool overruns(const void* memory, size_t bytes) {
+  return piece_at(memory, 0).begin != nullptr && piece_at(memory, bytes).begin == nullptr;
+}
 Stream& of(cudaStream_t stream) {
   if (stream == nullptr) throw std::logic_error("the default stream, which nothing of ours uses");
   return static_cast<Stream&>(*stream);
+}
+
+// What may not be asked of a stream that is recorded, by this thread or another one.
+cudaError_t recorded(Stream& stream) {
+  if (!stream.capture) return cudaSuccess;
+  stream.capture->broken = true;
+  return cudaErrorStreamCaptureUnsupported;
 }
 
 // Of kernels.
@@ -186,11 +197,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (kind != cudaMemcpyDefault) return done(cudaErrorInvalidMemcpyDirection);
   const bool knows_to = piece_at(to, bytes).begin != nullptr;
   const bool knows_from = piece_at(from, bytes).begin != nullptr;
-  // A range that ends beyond its piece, with nothing known of either side, is nobody's.
-  if (!knows_to && !knows_from) return done(cudaErrorInvalidValue);
+  if ((!knows_to && !knows_from) || overruns(to, bytes) || overruns(from, bytes)) {
+    return done(cudaErrorInvalidValue);
+  }
   // Memory that is not pinned goes through CUDA's own: it is read before the call returns, and is
   // written by then.
-  if ((!knows_to || !knows_from) && of(stream).capture) return done(unsafe());
+  if (!knows_to || !knows_from) {
+    if (const cudaError_t error = recorded(of(stream)); error != cudaSuccess) return done(error);
+  }
   if (!knows_from) {
     const auto* const begin = static_cast<const char*>(from);
     of(stream).enqueue([to, staged = std::vector<char>(begin, begin + bytes)] {
@@ -216,12 +230,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (of(stream).capture) return done(unsafe());
+  if (const cudaError_t error = recorded(of(stream)); error != cudaSuccess) return done(error);
   of(stream).gpu().end_stream(&of(stream));
   return done(broken());
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (!captures.empty() || of(stream).capture) return done(unsafe());
+  if (!captures.empty()) return done(unsafe());
+  if (const cudaError_t error = recorded(of(stream)); error != cudaSuccess) return done(error);
   of(stream).finish();
   return done(broken());
 }
