@@ -133,6 +133,16 @@ TEST_CASE("cuda device: memory that there is not is told, and what there is goes
   CHECK(x.values() == std::vector<float>{2, 4, 6});
 }
 
+TEST_CASE("cuda device: a copy beyond what was allocated is refused") {
+  const auto gpu = make_gpu();
+  const Values x(*gpu, {1000}, count_from(1, 1000));
+  const Tensor longer(x.view.data, DType::f32, {2000});
+  std::vector<float> values(2000);
+  CHECK_THROWS_AS(gpu->copy_to_host(values.data(), longer), Error);
+  CHECK_THROWS_AS(gpu->copy_from_host(longer, values.data()), Error);
+  CHECK(x.values() == count_from(1, 1000));
+}
+
 TEST_CASE("cuda device: a product that cuBLASLt names and refuses is made in another way") {
   const auto gpu = make_gpu();
   const Values a(*gpu, {4, 8}, count_from(0, 32)), b(*gpu, {8, 16}, count_from(-60, 128));
