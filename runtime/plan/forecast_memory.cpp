@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/plan/forecast_layer.h"
 #include "runtime/plan/stage_params.h"
 
 namespace mtl {
@@ -23,159 +24,6 @@ double needed_memory(const MemoryForecast& memory, const Cluster& cluster) {
 }
 
 namespace {
-
-struct KeptSizes {
-  KeptSizes(const Workload& work, const LayoutChoice& layout, const Software& software)
-      : n(static_cast<double>(layout.micro_batch * work.seq) / layout.cp),
-        stream(layout.sequence_parallel ? n / layout.tp : n),
-        h(static_cast<double>(work.model.hidden)),
-        heads(static_cast<double>(work.model.heads) / layout.tp),
-        kv_heads(static_cast<double>(local_kv_heads(work.model, layout.tp))),
-        context(heads * static_cast<double>(work.model.head_dim)),
-        qkv((heads + 2 * kv_heads) * static_cast<double>(work.model.head_dim)),
-        ffn(static_cast<double>(work.model.ffn) / layout.tp),
-        shared(work.model.experts > 0 ? static_cast<double>(work.model.shared_ffn) / layout.tp : 0),
-        rows(n * static_cast<double>(work.model.active_experts())),
-        travels(software.expert_room && layout.ep > 1),
-        expert_rows(travels ? static_cast<double>(mtl::expert_rows(
-                                  work.model, static_cast<int64_t>(n), layout.ep, work.ep_room))
-                            : rows),
-        parts(static_cast<double>(work.model.mlp_parts())),
-        vocab(static_cast<double>(vocab_shard(work.model, layout.tp, 0).rows)),
-        e(static_cast<double>(bytes_of(work.compute))),
-        own_kv_heads(
-            exchanges_heads(work.model, layout, software)
-                ? layout.cp * static_cast<double>(local_kv_heads(work.model, layout.tp * layout.cp))
-                : kv_heads),
-        own_qkv((heads + 2 * own_kv_heads) * static_cast<double>(work.model.head_dim)),
-        copies(exchanges_heads(work.model, layout, software) ? 2 : 1),
-        fp8(layout.float8.on ? float8_kinds(work.model, work.seq / layout.cp, layout.tp)
-                             : Float8Linears{}) {}
-  double n, stream, h, heads, kv_heads, context, qkv, ffn, shared, rows;
-  double dense() const { return shared > 0 ? shared : ffn; }  // of the linears that are no expert's
-  bool travels;                                               // rows, to experts of other ranks,
-  double expert_rows;  // and so many have room at those of a rank
-  double parts, vocab, e;
-  // Of attention, per token of the rank: where ranks exchange heads, some may have copies.
-  double own_kv_heads, own_qkv;
-  double copies;  // of its result: by head and by token
-  Float8Linears fp8;
-};
-
-struct Kept {
-  double always = 0;  // what a layer keeps with this recompute
-  double again = 0;   // what it makes again, in one region for all layers
-  double input = 0;   // of which its input
-};
-
-// memory.cpp, saved_by_layer(); `copies`: of a layer in FP8 that is not forwarded again.
-Kept kept_by_layer(const Workload& work, const LayoutChoice& layout, const Software& software,
-                   const KeptSizes& d, bool copies) {
-  const ModelShape& model = work.model;
-  const Recompute& recompute = layout.recompute;
-  Kept kept;
-  const auto save = [&](double bytes, bool again = false) {
-    (again ? kept.again : kept.always) += bytes;
-  };
-  kept.input = d.stream * d.h * d.e;
-  if (layout.keep_every_second) {
-    // The input, Q and V, attention's output, the gate (or what goes up), and the product down; and
-    // while a layer is made again all it has.
-    const double kv = d.kv_heads * static_cast<double>(model.head_dim);
-    kept.always = kept.input + d.n * (d.context + kv + d.context + d.ffn) * d.e + kept.input;
-    kept.again = d.n * (2 * d.h + 2 * kv + (d.parts + 1) * d.ffn) * d.e;
-    return kept;
-  }
-  // x of a linear: in FP8 its copy along the tokens is kept, and itself only while it is used.
-  const auto save_x = [&](bool fp8, double rows, double in, bool again) {
-    const bool copied = fp8 && software.keeps_float8_x && copies && !again && rows == d.n;
-    save(rows * in * d.e, again || copied);
-    if (copied) save(rows * in);
-  };
-  const double statistics = model.norm == NormType::layernorm ? 2 : 1;
-  save(kept.input);
-  save(statistics * d.stream * 4);
-  save_x(d.fp8.qkv, d.stream, d.h, recompute.norms);
-  save(d.n * d.own_qkv * d.e);
-  if (model.qk_norm) {
-    save(d.n * (d.context + d.own_kv_heads * static_cast<double>(model.head_dim)) * d.e);
-    save(d.n * (d.heads + d.own_kv_heads) * 4);
-  }
-  save(d.n * d.heads * 4, recompute.core_attention);
-  save(d.copies * d.n * d.context * d.e, recompute.core_attention);
-  save(d.stream * d.h * d.e);
-  save(statistics * d.stream * 4);
-  const bool alone = model.experts == 0;
-  save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
-  if (model.experts > 0) {
-    const auto experts = static_cast<double>(model.experts);
-    save(d.n * experts * 4 + 4 * d.rows * 4, recompute.mlp);
-    if (d.travels) save(d.expert_rows * d.h * d.e, recompute.mlp);
-    if (model.shared_gate) save(d.n * 4, recompute.mlp);
-    save(d.n * d.parts * d.shared * d.e, recompute.mlp);
-    save(d.n * d.shared * d.e, recompute.mlp_activation || recompute.mlp);
-  }
-  save(d.expert_rows * d.parts * d.ffn * d.e, recompute.mlp);
-  save_x(d.fp8.down && alone, d.expert_rows, d.ffn, recompute.mlp_activation || recompute.mlp);
-  return kept;
-}
-
-// Elements of the weights of a layer that have copies in FP8.
-double float8_weights(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
-  double elements = 0;
-  if (d.fp8.qkv) elements += d.h * d.qkv;
-  if (d.fp8.proj) elements += d.context * d.h;
-  if (d.fp8.up) elements += d.h * d.parts * d.dense();
-  if (d.fp8.down) elements += d.dense() * d.h;
-  if (d.fp8.experts) {
-    const double experts = static_cast<double>(model.experts) / layout.ep;
-    elements += experts * (d.parts + 1) * d.h * d.ffn;
-  }
-  return elements;
-}
-
-// memory.cpp, add_scratch(): of a feed-forward block.
-double mlp_backward(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
-  double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
-  if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
-  if (model.experts > 0) {
-    mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +
-           2 * d.n * 4;
-    mlp += d.n * (d.parts + 1) * d.shared * d.e + (model.shared_gate ? d.n * d.e : 0);
-    if (d.copies > 1) mlp += d.rows * layout.cp * 4;
-    if (d.travels) mlp += d.expert_rows * d.h * d.e + 2 * (d.rows + d.expert_rows) * 4;
-  }
-  return mlp;
-}
-
-StageParams sum(const StageParams& a, const StageParams& b) {
-  return {.dense = a.dense + b.dense, .experts = a.experts + b.experts};
-}
-
-// What a layer is made of, and what it keeps: of all, or of a mixture and of a dense layer.
-struct LayerMemory {
-  LayerMemory(const Workload& w, const LayoutChoice& l, const Software& s)
-      : d(w, l, s),
-        plain(kept_by_layer(w, l, s, d, false)),
-        in_float8(kept_by_layer(w, l, s, d, true)),
-        params(layer_params(w.model, l)),
-        first_free(padding_of_layers(w.model, l, 1)),
-        two_free(padding_of_layers(w.model, l, 2)),
-        float8(float8_weights(w.model, l, d)),
-        backward(mlp_backward(w.model, l, d)) {}
-  // What lies free in so many layers of a bucket, before it is filled up.
-  StageParams free(int64_t layers) const {
-    if (layers == 0) return {};
-    const auto more = static_cast<double>(layers - 1);
-    return {.dense = first_free.dense + more * (two_free.dense - first_free.dense),
-            .experts = first_free.experts + more * (two_free.experts - first_free.experts)};
-  }
-  KeptSizes d;
-  Kept plain, in_float8;
-  StageParams params, first_free, two_free;  // what lies free in one and in two of them
-  double float8;                             // elements that have copies
-  double backward;                           // bytes of its feed-forward block's backward
-};
 
 // What does not change from stage to stage.
 struct MemoryInput {
@@ -435,7 +283,7 @@ double activations_of(const MemoryInput& in, const HeldStage& held) {
       double always = 0, made = 0, input = 0;
       for (int64_t layer = group.first_layer; layer < group.end_layer(); ++layer) {
         const bool float8 = !group.again && in.layout.float8.holds(in.model(), layer);
-        const Kept& kept = float8 ? in.of(layer).in_float8 : in.of(layer).plain;
+        const LayerKept& kept = float8 ? in.of(layer).in_float8 : in.of(layer).plain;
         always += kept.always;
         made += kept.again;
         input = kept.input;
