@@ -17,9 +17,9 @@ int said(const char* variable, int otherwise) {
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
-std::chrono::milliseconds lateness() {
-  static const std::chrono::milliseconds late(said("MTL_HOST_CUDA_LATE_MS", 0));
-  return late;
+std::chrono::milliseconds lateness(bool urgent) {
+  return std::chrono::milliseconds(
+      said(urgent ? "MTL_HOST_CUDA_URGENT_LATE_MS" : "MTL_HOST_CUDA_LATE_MS", 0));
 }
 
 // Threads of theirs may be at work until the process has ended.
@@ -66,7 +66,8 @@ int capability() {
   return value;
 }
 
-Stream::Stream(Gpu& gpu) : gpu_(gpu), thread_([this] { serve(); }) {}
+Stream::Stream(Gpu& gpu, bool urgent)
+    : gpu_(gpu), late_(lateness(urgent)), thread_([this] { serve(); }) {}
 
 Stream::~Stream() {
   {
@@ -111,7 +112,7 @@ void Stream::enqueue(Work work) {
   {
     const std::scoped_lock lock(mutex_);
     ++enqueued_;
-    items_.push_back({std::move(work), SteadyClock::now() + lateness()});
+    items_.push_back({std::move(work), SteadyClock::now() + late_});
     changed_.notify_all();
   }
   static const bool blocks = said("CUDA_LAUNCH_BLOCKING", 0) == 1;
@@ -175,9 +176,9 @@ void Stream::finish() {
   wait_for(position);
 }
 
-Stream* Gpu::make_stream() {
+Stream* Gpu::make_stream(bool urgent) {
   const std::scoped_lock lock(mutex_);
-  return streams_.emplace_back(std::make_unique<Stream>(*this)).get();
+  return streams_.emplace_back(std::make_unique<Stream>(*this, urgent)).get();
 }
 
 void Gpu::end_stream(Stream* stream) {

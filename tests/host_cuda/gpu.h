@@ -12,7 +12,9 @@
 //   MTL_HOST_CUDA_MEMORY_MB       memory of each (1024)
 //   MTL_HOST_CUDA_CAPABILITY      90 or 80 (90)
 //   MTL_HOST_CUDA_LATE_MS         work begins so long after it was enqueued, unless somebody waits
-//                                 for it (0): what does not wait for its data shows
+//   MTL_HOST_CUDA_URGENT_LATE_MS  for it (0); the second is of streams with a priority, which are
+//                                 those that communicate. Of one kind late and the other not, what
+//                                 does not wait for its data shows
 //   MTL_HOST_CUDA_FAILS=G:N       GPU G fails when it has done N things
 //   CUDA_LAUNCH_BLOCKING=1        as CUDA has it
 #pragma once
@@ -61,7 +63,7 @@ struct Mark {
 
 class Stream final : public CUstream_st {
  public:
-  explicit Stream(Gpu& gpu);
+  Stream(Gpu& gpu, bool urgent);
   ~Stream() override;
 
   void enqueue(Work work) override;
@@ -83,6 +85,7 @@ class Stream final : public CUstream_st {
   void serve();
 
   Gpu& gpu_;
+  const std::chrono::milliseconds late_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
@@ -98,7 +101,7 @@ class Gpu {
   Gpu& operator=(const Gpu&) = delete;
 
   int number() const { return number_; }  // of the machine's
-  Stream* make_stream();
+  Stream* make_stream(bool urgent);
   // Its work is still done, and marks of it may be asked for: it stays in memory.
   void end_stream(Stream* stream);
   // Everything that was enqueued is done.

@@ -223,7 +223,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   if (flags != cudaStreamNonBlocking || priority > 0 || priority < -5) {
     return done(cudaErrorInvalidValue);
   }
-  *stream = gpu(current).make_stream();
+  *stream = gpu(current).make_stream(priority < 0);
   return done(broken());
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
