@@ -124,8 +124,9 @@ void compare(const TrainSpec& spec, Layout layout) {
   const Outcome cpu = on_cpu(spec, layout);
   REQUIRE(cpu.numbers.size() == 2 * kSteps + 1);
   for (const When when : kWhen) {
-    // Another order of the same work.
-    if (kSanitized && when == When::late) continue;
+    // Another order of the same work, which would show memory that is used when it is gone: two
+    // ranks do for that.
+    if (kSanitized && when == When::late && layout.world() > 2) continue;
     CAPTURE(std::string(name_of(when)));
     // Without pipelines there are no messages.
     for (const int64_t buffered : {int64_t{0}, int64_t{64} << 20}) {
