@@ -25,7 +25,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
            steps[i] == 1;
   }
   for (cuuint32_t i = 0; fits && i + 1 < rank; ++i) {
-    fits = strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
+    fits = strides[i] % 16 == 0 && strides[i] >= sizes[i] && strides[i] < uint64_t{1} << 40;
   }
   const uint32_t panel_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
                                : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64

@@ -23,7 +23,7 @@ inline constexpr int32_t kVocab = 61;
 inline constexpr int64_t kSteps = kSanitized ? 2 : 20;  // of what is compared within bounds
 // Of what is compared bit by bit, where nothing is left to drift: beyond the warmup, and beyond the
 // growth of a loss scale.
-inline constexpr int64_t kBitSteps = kSanitized ? 2 : 6;
+inline constexpr int64_t kBitSteps = kSanitized ? 2 : 5;
 
 enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
