@@ -103,7 +103,7 @@ class ShardFile {
 };
 
 // One rectangle to write, as the manifest and as the file's header will show it.
-struct Piece {
+struct TensorPiece {
   const CheckpointTensor* tensor;
   const ParamRect* rect;
   ChunkRecord chunk;
@@ -118,9 +118,9 @@ struct Piece {
                                  "settings"});
 }
 
-std::vector<Piece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool optimizer,
-                             const std::string& file) {
-  std::vector<Piece> pieces;
+std::vector<TensorPiece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool optimizer,
+                                   const std::string& file) {
+  std::vector<TensorPiece> pieces;
   std::set<std::string> names = {"__metadata__"};
   for (const CheckpointTensor& tensor : tensors) {
     if (tensor.optimizer != optimizer) continue;
@@ -156,7 +156,7 @@ std::vector<Piece> pieces_of(const std::vector<CheckpointTensor>& tensors, bool 
   return pieces;
 }
 
-uint64_t append_piece(ShardFile& file, const Piece& piece) {
+uint64_t append_piece(ShardFile& file, const TensorPiece& piece) {
   const CheckpointTensor& tensor = *piece.tensor;
   ElementReader elements(tensor);
   Xxh3 hash;
@@ -172,11 +172,11 @@ uint64_t append_piece(ShardFile& file, const Piece& piece) {
   return hash.digest();
 }
 
-void write_shard(const std::filesystem::path& path, std::vector<Piece>& pieces,
+void write_shard(const std::filesystem::path& path, std::vector<TensorPiece>& pieces,
                  const std::string& format) {
   std::vector<SafetensorsEntry> entries;
   int64_t end = 0;
-  for (const Piece& piece : pieces) {
+  for (const TensorPiece& piece : pieces) {
     entries.push_back({.name = piece.name,
                        .dtype = piece.chunk.dtype,
                        .shape = piece.chunk.extent,
@@ -204,7 +204,7 @@ std::vector<ChunkRecord> write_shards(const CheckpointAttempt& attempt, int rank
 
 void write_safetensors(const std::filesystem::path& path,
                        const std::vector<CheckpointTensor>& tensors) {
-  std::vector<Piece> pieces = pieces_of(tensors, false, path.filename().string());
+  std::vector<TensorPiece> pieces = pieces_of(tensors, false, path.filename().string());
   // Others' readers look for this word.
   write_shard(path, pieces, "pt");
 }
@@ -215,10 +215,10 @@ std::vector<ChunkRecord> write_shards_into(const std::filesystem::path& dir, int
   for (const bool optimizer : {false, true}) {
     const std::string name =
         fmt::format("{}-r{:05d}.safetensors", optimizer ? "optim" : "model", rank);
-    std::vector<Piece> pieces = pieces_of(tensors, optimizer, name);
+    std::vector<TensorPiece> pieces = pieces_of(tensors, optimizer, name);
     if (pieces.empty()) continue;
     write_shard(dir / name, pieces, "mtl.checkpoint");
-    for (Piece& piece : pieces) chunks.push_back(std::move(piece.chunk));
+    for (TensorPiece& piece : pieces) chunks.push_back(std::move(piece.chunk));
   }
   as_write_error(dir, [&] { sync_directory(dir); });
   return chunks;
