@@ -73,7 +73,7 @@ std::string links_differ_from_plan(const Settings& settings, const std::string& 
         for (size_t i = 0; i < after.size(); ++i) {
           const auto link = static_cast<Link>(i);
           if (link == Link::experts && !even) continue;
-          const LinkBytes& of_plan = rank.plan.stage_of(rank.rank).traffic[link];
+          const LinkBytes of_plan = rank.plan.stage_of(rank.rank).traffic[link];
           std::string& found = words[static_cast<size_t>(rank.rank)];
           if (found.empty()) found = differ(rank.rank, link, of_plan, after[i] - before[i]);
         }
