@@ -256,7 +256,6 @@ void fsdp_questions(Builder& b) {
 }
 
 void program_questions(Builder& b) {
-  const auto everybody = [](const Answers&) { return true; };
   const auto whole_copies = [](const Answers& a) {
     return a.is("type", "NO") || a.is("engine", "NONE");
   };
