@@ -349,8 +349,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
   }
   config.finish();
   shape.vocab_pad_to = TrainSpec::Model().vocab_pad_to;
-  shape.padded_vocab =
-      (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+  shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
   return model;
 }
 

@@ -23,7 +23,7 @@ namespace {
 // What is not divisible by 128 is padded in memory only.
 void set_vocab(ModelShape& shape, int64_t vocab) {
   shape.vocab = vocab;
-  shape.padded_vocab = (vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+  shape.padded_vocab = round_up(vocab, shape.vocab_pad_to);
 }
 
 // A checkpoint of this version says all that makes the model what it is, or there is none.

@@ -5,6 +5,8 @@
 // both generations of names (Megatron core's and the older ones). The optimizer's state is left.
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <memory>
 #include <set>
 
 #include <fmt/format.h>
@@ -12,6 +14,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/interchange/foreign_model.h"
+#include "runtime/interchange/megatron_args.h"
 #include "runtime/interchange/megatron_layout.h"
 #include "runtime/interchange/torch_file.h"
 
@@ -82,157 +85,6 @@ std::map<std::pair<int, int>, fs::path> rank_files(const fs::path& folder) {
               "copy the folders of all ranks");
   }
   return files;
-}
-
-// The settings of the run, as far as they say what the model computes.
-class Args {
- public:
-  Args(const TorchFile& file, Diagnostics& diagnostics) : file_(file), diagnostics_(diagnostics) {
-    const Pickle& pickle = file.pickle();
-    const Pickle::Value* const args = pickle.find(file.root(), "args");
-    if (args != nullptr) attributes_ = file.attributes(*args);
-    if (attributes_ == nullptr) {
-      fail_data("import.file",
-                file.path().string() + " has no 'args', from which the shape follows",
-                "it is not a checkpoint of Megatron's training");
-    }
-  }
-
-  const Pickle::Value* find(std::string_view key) const {
-    const Pickle::Value* const value = file_.pickle().find(*attributes_, key);
-    return value == nullptr || value->kind == Pickle::Kind::none ? nullptr : value;
-  }
-  int64_t size(const char* key, std::optional<int64_t> otherwise = std::nullopt) {
-    const Pickle::Value* const value = find(key);
-    if (value == nullptr && otherwise) return *otherwise;
-    constexpr int64_t kMost = 1 << 30;
-    if (value == nullptr || value->kind != Pickle::Kind::integer || value->integer < 1 ||
-        value->integer > kMost) {
-      refuse(fmt::format("args.{} is {}", key, value == nullptr ? "missing" : "not a size"));
-      return 1;
-    }
-    return value->integer;
-  }
-  double number(const char* key, double otherwise) {
-    const Pickle::Value* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (value->kind == Pickle::Kind::integer) return static_cast<double>(value->integer);
-    if (value->kind == Pickle::Kind::real) return value->number;
-    refuse(fmt::format("args.{} is not a number", key));
-    return otherwise;
-  }
-  bool boolean(const char* key, bool otherwise) {
-    const Pickle::Value* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (value->kind == Pickle::Kind::boolean) return value->integer != 0;
-    refuse(fmt::format("args.{} is not true or false", key));
-    return otherwise;
-  }
-  std::string text(const char* key, const std::string& otherwise) {
-    const Pickle::Value* const value = find(key);
-    if (value == nullptr) return otherwise;
-    if (value->kind == Pickle::Kind::text) return std::string(value->text);
-    refuse(fmt::format("args.{} is not a name", key));
-    return otherwise;
-  }
-  void require_off(const char* key, const char* why) {
-    const Pickle::Value* const value = find(key);
-    if (value == nullptr || (value->kind == Pickle::Kind::boolean && value->integer == 0)) return;
-    refuse(fmt::format("args.{} is set: {}", key, why));
-  }
-  void refuse(const std::string& what) {
-    diagnostics_.add({.code = "import.config",
-                      .what = fmt::format("{}: {}", file_.path().string(), what),
-                      .help = "this model cannot be run by mtl"});
-  }
-
- private:
-  const TorchFile& file_;
-  Diagnostics& diagnostics_;
-  const Pickle::Value* attributes_ = nullptr;
-};
-
-ModelShape shape_of(Args& args) {
-  ModelShape shape;
-  shape.layers = args.size("num_layers");
-  shape.hidden = args.size("hidden_size");
-  shape.heads = args.size("num_attention_heads");
-  shape.kv_heads = args.boolean("group_query_attention", false)
-                       ? args.size("num_query_groups", shape.heads)
-                       : shape.heads;
-  shape.head_dim = args.size("kv_channels", std::max<int64_t>(1, shape.hidden / shape.heads));
-  shape.max_seq = args.size("max_position_embeddings", 2048);
-  const bool swiglu = args.boolean("swiglu", false);
-  shape.ffn = args.size("ffn_hidden_size", 4 * shape.hidden);
-  shape.activation = swiglu ? Activation::swiglu : Activation::gelu_tanh;
-  shape.bias = shape.qkv_bias = args.boolean("add_bias_linear", true);
-  if (args.boolean("add_qkv_bias", false)) shape.qkv_bias = true;
-  if (!swiglu) {
-    // Megatron's fused kernel and openai_gelu are the tanh form, plain F.gelu is not.
-    const bool tanh = args.boolean("openai_gelu", false) ||
-                      (args.boolean("bias_gelu_fusion", true) && shape.bias);
-    if (!tanh) args.refuse("its GELU is the exact form (no bias_gelu_fusion, no openai_gelu)");
-  }
-  const std::string norm = args.text("normalization", "LayerNorm");
-  if (norm != "LayerNorm" && norm != "RMSNorm") args.refuse("args.normalization is " + norm);
-  shape.norm = norm == "RMSNorm" ? NormType::rmsnorm : NormType::layernorm;
-  shape.norm_eps =
-      args.number(args.find("norm_epsilon") ? "norm_epsilon" : "layernorm_epsilon", 1e-5);
-  std::string position = args.text("position_embedding_type", "learned_absolute");
-  if (args.boolean("use_rotary_position_embeddings", false)) position = "rope";
-  if (position == "rope") {
-    shape.position = PositionType::rope;
-    shape.rope_base = args.number("rotary_base", 10000);
-    shape.rope_fraction = args.number("rotary_percent", 1);
-    const int64_t rotated = shape.rotary_dim();
-    if (!(shape.rope_fraction > 0 && shape.rope_fraction <= 1) || rotated < 2 || rotated % 2 != 0) {
-      args.refuse(
-          fmt::format("args.rotary_percent is {}, which makes no pairs of the {} elements "
-                      "of a head",
-                      shape.rope_fraction, shape.head_dim));
-    }
-    if (args.boolean("use_rope_scaling", false)) {
-      // Megatron has Llama 3.1's numbers in its code, and the factor as a setting.
-      shape.rope_scaling.type = RopeScalingType::llama3;
-      shape.rope_scaling.factor = args.number("rope_scaling_factor", 8);
-    }
-    const double divisor = args.number("rotary_seq_len_interpolation_factor", 1);
-    if (divisor != 1) {
-      if (shape.rope_scaling.type != RopeScalingType::none || !(divisor > 1)) {
-        args.refuse(fmt::format(
-            "args.rotary_seq_len_interpolation_factor is {}, and here it is 1 or more, without "
-            "use_rope_scaling",
-            divisor));
-      }
-      shape.rope_scaling = {.type = RopeScalingType::linear, .factor = divisor};
-    }
-  } else if (position == "none") {
-    shape.position = PositionType::none;
-  } else if (position != "learned_absolute") {
-    args.refuse("args.position_embedding_type is " + position);
-  }
-  shape.qk_norm = args.boolean("qk_layernorm", false);
-  if (shape.qk_norm && shape.norm != NormType::rmsnorm) {
-    args.refuse("norms of queries and keys are RMS norms here");
-  }
-  shape.tie_embeddings = !args.boolean("untie_embeddings_and_output_weights", false);
-  shape.init_std = args.number("init_method_std", 0.02);
-  for (const auto& [key, why] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"num_experts", "mixtures of experts are not imported from Megatron yet"},
-           {"apply_layernorm_1p", "norm weights are stored around 0"},
-           {"apply_residual_connection_post_layernorm", "the residual is taken before the norm"},
-           {"rotary_interleaved", "halves of a head are rotated together here"},
-           {"squared_relu", "the activation is GELU or SwiGLU here"},
-           {"quick_geglu", "the activation is GELU or SwiGLU here"},
-           {"multi_latent_attention", "attention is over plain keys and values here"},
-           {"softmax_scale", "scores are scaled by the width of a head"},
-           {"attention_output_gate", "there is none here"},
-           {"window_size", "sliding windows are not imported from Megatron yet"},
-           {"spec", "the layers have a specification of their own"}}) {
-    args.require_off(key, why);
-  }
-  if (shape.heads % shape.kv_heads != 0) args.refuse("heads cannot share key heads evenly");
-  return shape;
 }
 
 // What older versions call it, in Megatron core's words.
@@ -366,7 +218,7 @@ RankFiles open_rank_files(const fs::path& folder) {
 }
 
 // What the first rank says of the run, against the folders that are there.
-void check_args(const RankFiles& ranks, Args& args) {
+void check_args(const RankFiles& ranks, MegatronArgs& args) {
   for (const auto& [key, degree] : {std::pair("tensor_model_parallel_size", ranks.tp),
                                     std::pair("pipeline_model_parallel_size", ranks.pp)}) {
     if (args.find(key) != nullptr && args.size(key) != degree) {
@@ -403,11 +255,10 @@ int64_t rows_of_embedding(const RankFiles& ranks, const RankModels& models) {
 }
 
 // `padded`: rows of all ranks.
-void set_vocabulary(ModelShape& shape, Args& args, int64_t padded) {
+void set_vocabulary(ModelShape& shape, MegatronArgs& args, int64_t padded) {
   shape.vocab = std::min(padded, args.find("vocab_size") ? args.size("vocab_size") : padded);
   shape.vocab_pad_to = TrainSpec::Model().vocab_pad_to;
-  shape.padded_vocab =
-      (shape.vocab + shape.vocab_pad_to - 1) / shape.vocab_pad_to * shape.vocab_pad_to;
+  shape.padded_vocab = round_up(shape.vocab, shape.vocab_pad_to);
 }
 
 struct Joiner {
@@ -486,8 +337,8 @@ ForeignModel open_megatron_folder(const fs::path& path) {
   const fs::path folder = iteration_folder(path);
   const RankFiles ranks = open_rank_files(folder);
   Diagnostics diagnostics;
-  Args args(ranks.first(), diagnostics);
-  ForeignModel foreign{.kind = "Megatron", .shape = shape_of(args), .weights = {}, .warnings = {}};
+  MegatronArgs args(ranks.first(), diagnostics);
+  ForeignModel foreign{.kind = "Megatron", .shape = args.shape(), .weights = {}, .warnings = {}};
   check_args(ranks, args);
   if (const std::string obstacle = megatron_obstacle(foreign.shape, ranks.tp); !obstacle.empty()) {
     args.refuse(obstacle);
