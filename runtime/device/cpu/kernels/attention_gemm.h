@@ -71,8 +71,7 @@ struct TileConfig {
 // them; oneDNN loads its own configuration before each of its kernels.
 class Tiles {
  public:
-  explicit Tiles(bool use) : use_(use) {
-    if (!use_) return;
+  Tiles() {
     TileConfig config;
     for (int i = 0; i < 8; ++i) {
       config.bytes_per_row[i] = 64;
@@ -80,14 +79,9 @@ class Tiles {
     }
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
   }
-  ~Tiles() {
-    if (use_) asm volatile("tilerelease" ::);
-  }
+  ~Tiles() { asm volatile("tilerelease" ::); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
-
- private:
-  bool use_;
 };
 
 inline void gemm(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,

@@ -5,59 +5,20 @@
 // path. f16, and bf16 without AMX, are widened while packing and computed in f32.
 #include "runtime/device/cpu/kernels/attention_kernels.h"
 
-#include "common/half.h"
 #include "runtime/device/cpu/kernels/attention_gemm.h"
+#include "runtime/device/cpu/kernels/attention_masks.h"
+#include "runtime/device/cpu/kernels/attention_packing.h"
 #include "runtime/device/cpu/kernels/attention_philox.h"
 #include "runtime/device/cpu/kernels/matmul_math.h"
 
 namespace mtl {
 namespace {
 
-constexpr int64_t kB = kAttentionBlock;
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kMasked = -1e30f;  // a score that exp2 turns into 0
 // What the running maximum begins with: above masked scores, whatever they are scaled with, and
 // below all others. With a masked score as the maximum of a hidden block, exp2 would be asked for
 // the rounding error of it, which is not small.
 constexpr float kNoMaximum = -1e20f;
-
-int64_t blocks_of(int64_t seq) {
-  return (seq + kB - 1) / kB;
-}
-int64_t padded(int64_t dim) {
-  return (dim + 31) / 32 * 32;
-}
-
-inline float load(const float* p) {
-  return *p;
-}
-inline float load(const uint16_t* p) {
-  return bf16_to_f32(*p);
-}
-inline float load(const _Float16* p) {
-  return f16_to_f32(__builtin_bit_cast(uint16_t, *p));
-}
-inline void store(float* p, float x) {
-  *p = x;
-}
-inline void store(uint16_t* p, float x) {
-  *p = f32_to_bf16(x);
-}
-inline void store(_Float16* p, float x) {
-  *p = __builtin_bit_cast(_Float16, f32_to_f16(x));
-}
-inline void convert(const float* from, float* to) {
-  *to = *from;
-}
-inline void convert(const uint16_t* from, uint16_t* to) {
-  *to = *from;
-}
-inline void convert(const uint16_t* from, float* to) {
-  *to = load(from);
-}
-inline void convert(const _Float16* from, float* to) {
-  *to = load(from);
-}
 
 // Hands out parts of a workspace; with null memory it only counts.
 struct Parts {
@@ -70,173 +31,6 @@ struct Parts {
     return part;
   }
 };
-
-// --- packing: one block of `rows` <= 64 rows of [.., dim] -> zero-padded [64][D] in four forms ---
-
-// As operand A: [64][D].
-template <typename S, typename P>
-void pack_rows(const S* from, int64_t stride, int64_t rows, int64_t dim, int64_t D, P* to) {
-  for (int64_t r = 0; r < kB; ++r) {
-    P* row = to + r * D;
-    const int64_t n = r < rows ? dim : 0;
-    for (int64_t d = 0; d < n; ++d) convert(from + r * stride + d, row + d);
-    for (int64_t d = n; d < D; ++d) row[d] = 0;
-  }
-}
-
-// Transposed as operand A: [D][64].
-template <typename S, typename P>
-void pack_columns(const S* from, int64_t stride, int64_t rows, int64_t dim, int64_t D, P* to) {
-  if (rows < kB || dim < D) __builtin_memset(to, 0, static_cast<size_t>(D * kB) * sizeof(P));
-  for (int64_t r = 0; r < rows; ++r) {
-    const S* row = from + r * stride;
-    for (int64_t d = 0; d < dim; ++d) convert(row + d, to + d * kB + r);
-  }
-}
-
-// As operand B: [64][D], pairs of rows interleaved for the tiles.
-template <typename S>
-void pack_b(const S* from, int64_t stride, int64_t rows, int64_t dim, int64_t D, float* to) {
-  pack_rows(from, stride, rows, dim, D, to);
-}
-[[maybe_unused]] void pack_b(const uint16_t* from, int64_t stride, int64_t rows, int64_t dim,
-                             int64_t D, uint16_t* __restrict to) {
-  for (int64_t r = 0; r < kB; r += 2) {
-    uint16_t* pair = to + r * D;
-    const uint16_t* even = from + r * stride;
-    const uint16_t* odd = even + stride;
-    const int64_t n = r < rows ? dim : 0;
-    if (r + 1 < rows) {
-      for (int64_t d = 0; d < n; ++d) {
-        pair[2 * d] = even[d];
-        pair[2 * d + 1] = odd[d];
-      }
-    } else {
-      for (int64_t d = 0; d < n; ++d) {
-        pair[2 * d] = even[d];
-        pair[2 * d + 1] = 0;
-      }
-    }
-    for (int64_t d = 2 * n; d < 2 * D; ++d) pair[d] = 0;
-  }
-}
-
-// Transposed as operand B: [D][64], pairs of rows (here: of dimensions) interleaved for the tiles.
-template <typename S>
-void pack_b_transposed(const S* from, int64_t stride, int64_t rows, int64_t dim, int64_t D,
-                       float* to) {
-  pack_columns(from, stride, rows, dim, D, to);
-}
-[[maybe_unused]] void pack_b_transposed(const uint16_t* from, int64_t stride, int64_t rows,
-                                        int64_t dim, int64_t D, uint16_t* to) {
-  if (rows < kB || dim < D) __builtin_memset(to, 0, static_cast<size_t>(D * kB) * sizeof(*to));
-  for (int64_t r = 0; r < rows; ++r) {
-    const uint16_t* row = from + r * stride;
-    for (int64_t d = 0; d + 1 < dim; d += 2) {
-      uint32_t pair;
-      __builtin_memcpy(&pair, row + d, 4);
-      __builtin_memcpy(to + (d * kB + 2 * r), &pair, 4);
-    }
-    if (dim % 2 != 0) to[(dim - 1) * kB + 2 * r] = row[dim - 1];
-  }
-}
-
-// --- dropout ---
-
-// mask[key][query] = keep_scale where the element is kept, else 0, for block (i, j) of queries and
-// keys of the head whose elements start at `first`.
-void dropout_block(const AttentionTask& t, uint64_t first, int64_t i, int64_t j, float* mask) {
-  const int64_t rows = t.seq - i * kB < kB ? t.seq - i * kB : kB;
-  const uint32_t threshold = static_cast<uint32_t>(t.keep_threshold);
-  if (t.seq % 4 == 0) {
-    // Four keys in a row share a counter, for every query: the words come out as the mask lies.
-    // (Rows of padding get some mask too; their outputs are dropped and their gradients 0.)
-    const uint64_t step = static_cast<uint64_t>(t.seq / 4);
-    for (int64_t k = 0; k < kB; k += 4) {
-      for (int64_t r = 0; r < kB; r += 16) {
-        alignas(64) uint32_t words[64];
-        const uint64_t element = first + static_cast<uint64_t>((i * kB + r) * t.seq + j * kB + k);
-        philox16_strided(element / 4, step, t.key, words);
-        for (int w = 0; w < 4; ++w) {
-          for (int c = 0; c < 16; ++c) {
-            mask[(k + w) * kB + r + c] = words[w * 16 + c] >= threshold ? t.keep_scale : 0.0f;
-          }
-        }
-      }
-    }
-    return;
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    const uint64_t element = first + static_cast<uint64_t>((i * kB + r) * t.seq + j * kB);
-    const uint64_t shift = element % 4;
-    float row[kB + 64];
-    for (int part = 0; part < (shift == 0 ? 1 : 2); ++part) {
-      alignas(64) uint32_t words[64];
-      philox16(element / 4 + static_cast<uint64_t>(part) * 16, t.key, words);
-      for (int w = 0; w < 64; ++w) {
-        row[part * 64 + w] = words[w] >= threshold ? t.keep_scale : 0.0f;
-      }
-    }
-    for (int64_t k = 0; k < kB; ++k) mask[k * kB + r] = row[shift + static_cast<uint64_t>(k)];
-  }
-  for (int64_t k = 0; k < kB && rows < kB; ++k) {
-    for (int64_t r = rows; r < kB; ++r) mask[k * kB + r] = 0;
-  }
-}
-
-// --- element-wise parts of a block, [key][query] ---
-
-// Two rows of probabilities (keys r, r+1) as operand B.
-inline void store_b(const float* even, const float* odd, float* to) {
-  for (int64_t c = 0; c < kB; ++c) to[c] = even[c];
-  for (int64_t c = 0; c < kB; ++c) to[kB + c] = odd[c];
-}
-inline void store_b(const float* even, const float* odd, uint16_t* to) {
-  uint32_t* pairs = reinterpret_cast<uint32_t*>(to);
-  for (int64_t c = 0; c < kB; ++c) {
-    pairs[c] = (round_to_bf16(even[c]) >> 16) | (round_to_bf16(odd[c]) & 0xffff0000u);
-  }
-}
-
-// ALiBi in block (i, j) of queries and keys: scores += slope * (key - query).
-void add_alibi(float slope, int64_t i, int64_t j, float* s) {
-  float query[kB];
-  for (int64_t c = 0; c < kB; ++c) query[c] = static_cast<float>(i * kB + c);
-  for (int64_t r = 0; r < kB; ++r) {
-    const float key = static_cast<float>(j * kB + r);
-    for (int64_t c = 0; c < kB; ++c) s[r * kB + c] += slope * (key - query[c]);
-  }
-}
-
-// Sets what a causal block on the diagonal may not see.
-void mask_diagonal(float* s) {
-  for (int64_t r = 1; r < kB; ++r) {
-    for (int64_t c = 0; c < r; ++c) s[r * kB + c] = kMasked;
-  }
-}
-
-// The first key that a query sees; it does not fall from one query to the next.
-int64_t first_seen(const AttentionTask& t, int64_t query) {
-  if (query >= t.seq) query = t.seq - 1;  // padding
-  int64_t first = t.first_key == nullptr ? 0 : t.first_key[query];
-  if (t.window > 0 && query - t.window + 1 > first) first = query - t.window + 1;
-  return first;
-}
-// The first block of keys that some query of block i sees.
-int64_t first_block_seen(const AttentionTask& t, int64_t i) {
-  return first_seen(t, i * kB) / kB;
-}
-
-// Sets what the queries of block i may not see of the keys of block j because it is too old. To a
-// query from which it is hidden as a whole it adds nothing.
-void mask_unseen(const AttentionTask& t, int64_t i, int64_t j, float* s) {
-  if (first_seen(t, i * kB + kB - 1) <= j * kB) return;
-  for (int64_t c = 0; c < kB; ++c) {
-    int64_t hidden = first_seen(t, i * kB + c) - j * kB;
-    if (hidden > kB) hidden = kB;
-    for (int64_t r = 0; r < hidden; ++r) s[r * kB + c] = kMasked;
-  }
-}
 
 // Scores -> unnormalised probabilities as operand B; updates the running maximum m (in units of
 // log2) and sum l, and returns in alpha the factor for what was summed before.
@@ -295,10 +89,6 @@ void gradient_step(const float* __restrict s, const float* __restrict dp, float 
     }
     if (ds_b != ds_a) store_b(ds[0], ds[1], ds_b + r * kB);
   }
-}
-
-int64_t rows_in(const AttentionTask& t, int64_t block) {
-  return t.seq - block * kB < kB ? t.seq - block * kB : kB;
 }
 
 template <typename P>
@@ -465,66 +255,48 @@ void backward_as(const AttentionTask& t) {
   }
 }
 
-size_t forward_workspace(const AttentionTask& t) {
+template <template <typename> typename PassParts>
+size_t workspace_of(const AttentionTask& t) {
   Parts parts{nullptr};
   if (t.tiles) {
-    (void)ForwardParts<uint16_t>(parts, t);
+    (void)PassParts<uint16_t>(parts, t);
   } else {
-    (void)ForwardParts<float>(parts, t);
+    (void)PassParts<float>(parts, t);
   }
   return parts.used;
 }
 
-size_t backward_workspace(const AttentionTask& t) {
-  Parts parts{nullptr};
+// pass<S, P>() for the types of the task.
+template <typename Pass>
+void with_types(const AttentionTask& t, Pass pass) {
+#if defined(__AVX512F__)
   if (t.tiles) {
-    (void)BackwardParts<uint16_t>(parts, t);
-  } else {
-    (void)BackwardParts<float>(parts, t);
+    const Tiles tiles;
+    return pass.template operator()<uint16_t, uint16_t>();
   }
-  return parts.used;
+#endif
+  switch (t.type) {
+    case AttentionType::f32:
+      return pass.template operator()<float, float>();
+    case AttentionType::bf16:
+      return pass.template operator()<uint16_t, float>();
+    case AttentionType::f16:
+      return pass.template operator()<_Float16, float>();
+  }
 }
 
 void forward(const AttentionTask& t) {
-#if defined(__AVX512F__)
-  if (t.tiles) {
-    const Tiles tiles(true);
-    forward_as<uint16_t, uint16_t>(t);
-    return;
-  }
-#endif
-  switch (t.type) {
-    case AttentionType::f32:
-      return forward_as<float, float>(t);
-    case AttentionType::bf16:
-      return forward_as<uint16_t, float>(t);
-    case AttentionType::f16:
-      return forward_as<_Float16, float>(t);
-  }
+  with_types(t, [&]<typename S, typename P>() { forward_as<S, P>(t); });
 }
 
 void backward(const AttentionTask& t) {
-#if defined(__AVX512F__)
-  if (t.tiles) {
-    const Tiles tiles(true);
-    backward_as<uint16_t, uint16_t>(t);
-    return;
-  }
-#endif
-  switch (t.type) {
-    case AttentionType::f32:
-      return backward_as<float, float>(t);
-    case AttentionType::bf16:
-      return backward_as<uint16_t, float>(t);
-    case AttentionType::f16:
-      return backward_as<_Float16, float>(t);
-  }
+  with_types(t, [&]<typename S, typename P>() { backward_as<S, P>(t); });
 }
 
 }  // namespace
 
 namespace MTL_ISA {
-extern const AttentionKernels kAttentionKernels = {forward_workspace, backward_workspace, forward,
-                                                   backward, philox16};
+extern const AttentionKernels kAttentionKernels = {
+    workspace_of<ForwardParts>, workspace_of<BackwardParts>, forward, backward, philox16};
 }
 }  // namespace mtl
