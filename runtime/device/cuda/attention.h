@@ -223,8 +223,4 @@ inline bool aligned(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-// Throws Error "device.attention" when the arguments do not fit, as the CPU engine does.
-void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& out,
-                     const Tensor& lse);
-
 }  // namespace mtl::cuda

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/error.h"
+#include "runtime/device/attention_arguments.h"
 #include "runtime/device/cuda/attention_rows.h"
 #include "runtime/device/cuda/attention_tiles.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
@@ -294,15 +294,7 @@ void backward_as(Queue& queue, const AttentionWork& w, bool tiles) {
 
 void attention_backward(Queue& queue, const AttentionBackward& args) {
   const AttentionShape& s = args.shape;
-  check_attention(s, args.qkv, args.out, args.lse);
-  if (args.dout.dtype != args.qkv.dtype || args.dout.numel() != args.out.numel() ||
-      args.dqkv.dtype != args.qkv.dtype || args.dqkv.numel() != args.qkv.numel()) {
-    Diagnostic diagnostic;
-    diagnostic.code = "device.attention";
-    diagnostic.what = "attention backward: dout and dqkv must look like out and qkv";
-    diagnostic.help = "this is a defect of mtl; please report it with the command line";
-    throw Error(Exit::run_failed, diagnostic);
-  }
+  check_attention(args);
   if (s.batch == 0 || s.seq == 0) return;
   AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
   w.dout = args.dout.data;

@@ -1,49 +1,12 @@
 // Attention forward: the kernel for tensor cores, and which path a call takes.
-#include <string>
 #include <type_traits>
 
-#include "common/error.h"
+#include "runtime/device/attention_arguments.h"
 #include "runtime/device/cuda/attention_rows.h"
 #include "runtime/device/cuda/attention_tiles.h"
 #include "runtime/device/cuda/attention_warpgroups.h"
 
 namespace mtl::cuda {
-
-void check_attention(const AttentionShape& s, const Tensor& qkv, const Tensor& out,
-                     const Tensor& lse) {
-  const auto require = [](bool condition, const std::string& what) {
-    if (condition) return;
-    Diagnostic diagnostic;
-    diagnostic.code = "device.attention";
-    diagnostic.what = what;
-    diagnostic.help = "this is a defect of mtl; please report it with the command line";
-    throw Error(Exit::run_failed, diagnostic);
-  };
-  using std::to_string;
-  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0,
-          "attention with " + to_string(s.heads) + " heads over " + to_string(s.kv_heads) +
-              " KV heads of " + to_string(s.head_dim));
-  const int64_t rows = s.batch * s.seq;
-  require(qkv.rows() == rows && qkv.cols() == (s.heads + 2 * s.kv_heads) * s.head_dim &&
-              out.rows() == rows && out.cols() == s.heads * s.head_dim,
-          "attention over " + to_string(rows) + " rows with qkv [" + to_string(qkv.rows()) + ", " +
-              to_string(qkv.cols()) + "] and out [" + to_string(out.rows()) + ", " +
-              to_string(out.cols()) + "]");
-  require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,
-          "attention needs lse as f32 [batch, heads, seq]");
-  require(is_compute_type(qkv.dtype) && out.dtype == qkv.dtype,
-          "attention of unsupported element types");
-  require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
-  require(s.dropout.probability >= 0 && s.dropout.probability < 1,
-          "dropout with probability " + to_string(s.dropout.probability));
-  require(!s.dropout || s.dropout.pass, "dropout of no pass");
-  require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
-          "ALiBi for heads " + to_string(s.first_head) + " to " +
-              to_string(s.first_head + s.heads) + " of " + to_string(s.total_heads));
-  require(s.window >= 0, "attention with a window of " + to_string(s.window) + " keys");
-  require(!s.first_key || (s.first_key.dtype == DType::i32 && s.first_key.numel() == rows),
-          "attention needs first_key as i32 [batch * seq]");
-}
 
 namespace {
 
@@ -162,7 +125,7 @@ void forward_as(Queue& queue, const AttentionWork& w, bool tiles) {
 
 void attention_forward(Queue& queue, const Attention& args) {
   const AttentionShape& s = args.shape;
-  check_attention(s, args.qkv, args.out, args.lse);
+  check_attention(args);
   if (s.batch == 0 || s.first_query == s.seq) return;
   AttentionWork w = attention_work(s, args.qkv, args.out, args.lse);
   const size_t slopes = s.alibi ? sizeof(float) * static_cast<size_t>(s.heads) : 0;

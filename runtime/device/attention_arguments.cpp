@@ -1,0 +1,60 @@
+#include "runtime/device/attention_arguments.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+
+namespace mtl {
+
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (condition) return;
+  Diagnostic diagnostic;
+  diagnostic.code = "device.attention";
+  diagnostic.what = what;
+  diagnostic.help = "this is a defect of mtl; please report it with the command line";
+  throw Error(Exit::run_failed, diagnostic);
+}
+
+void check(const AttentionShape& s, const Tensor& qkv, const Tensor& out, const Tensor& lse) {
+  require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 && s.head_dim > 0,
+          fmt::format("attention with {} heads over {} KV heads of {}", s.heads, s.kv_heads,
+                      s.head_dim));
+  const int64_t rows = s.batch * s.seq;
+  require(qkv.rows() == rows && qkv.cols() == (s.heads + 2 * s.kv_heads) * s.head_dim &&
+              out.rows() == rows && out.cols() == s.heads * s.head_dim,
+          fmt::format("attention over {} rows with qkv [{}, {}] and out [{}, {}]", rows, qkv.rows(),
+                      qkv.cols(), out.rows(), out.cols()));
+  require(lse.dtype == DType::f32 && lse.numel() == s.batch * s.heads * s.seq,
+          "attention needs lse as f32 [batch, heads, seq]");
+  require(is_compute_type(qkv.dtype) && out.dtype == qkv.dtype,
+          "attention of unsupported element types");
+  require(s.first_query >= 0 && s.first_query <= s.seq, "attention beyond the sequence");
+  require(s.dropout.probability >= 0 && s.dropout.probability < 1,
+          fmt::format("dropout with probability {}", s.dropout.probability));
+  require(!s.dropout || s.dropout.pass, "dropout of no pass");
+  require(!s.alibi || (s.first_head >= 0 && s.first_head + s.heads <= s.total_heads),
+          fmt::format("ALiBi for heads {} to {} of {}", s.first_head, s.first_head + s.heads,
+                      s.total_heads));
+  require(s.window >= 0, fmt::format("attention with a window of {} keys", s.window));
+  require(!s.first_key || (s.first_key.dtype == DType::i32 && s.first_key.numel() == rows),
+          "attention needs first_key as i32 [batch * seq]");
+}
+
+}  // namespace
+
+void check_attention(const Attention& args) {
+  check(args.shape, args.qkv, args.out, args.lse);
+}
+
+void check_attention(const AttentionBackward& args) {
+  check(args.shape, args.qkv, args.out, args.lse);
+  require(args.dout.dtype == args.qkv.dtype && args.dout.numel() == args.out.numel() &&
+              args.dqkv.dtype == args.qkv.dtype && args.dqkv.numel() == args.qkv.numel(),
+          "attention backward: dout and dqkv must look like out and qkv");
+}
+
+}  // namespace mtl
