@@ -1,6 +1,5 @@
-// Mixture of experts. Routing works on the logits of each token, E floats: little beside the rows.
-// Bytes per element of a row, with s the size of the type: gather_rows 2 s, combine_rows (k + 1) s,
-// weigh_rows_backward 3 s.
+// Mixture of experts: which tokens go to which expert, and how many each gets. All of this works on
+// the logits of each token, E floats: little beside the rows (expert_rows.cu).
 #include "runtime/device/cuda/expert_scores.h"
 
 namespace mtl::cuda {
@@ -316,91 +315,31 @@ __global__ void __launch_bounds__(kBlock) route_backward_kernel(Backward<T> a) {
   }
 }
 
-// Rows of `width` elements, a warp each.
-template <typename T>
-struct Gather {
-  const T* from;
-  const int32_t* index;
-  const float* weights;
-  T* to;
-  int64_t rows, width, divide;
-};
-
-template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) gather_kernel(Gather<T> a) {
-  const int64_t warps = int64_t{gridDim.x} * kWarps;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
-       row += warps) {
-    const int64_t index = a.index[row];
-    const float weight = a.weights != nullptr ? a.weights[index] : 1.0f;
-    const T* from = a.from + index / a.divide * a.width;
-    T* to = a.to + row * a.width;
-    MTL_UNROLL(2)
-    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
-      Floats<N> x = load<N>(from + i);
-      for (int k = 0; k < N; ++k) x.at[k] *= weight;
-      store(to + i, x);
-    }
-  }
+__global__ void __launch_bounds__(kBlock)
+    count_experts_kernel(const int32_t* counts, double* sums, int64_t experts) {
+  for (int64_t e = threadIdx.x; e < experts; e += kBlock) sums[e] += counts[e];
 }
 
-template <typename T>
-struct Combine {
-  const T* from;
-  const int32_t* rows;
-  const float* weights;
-  T* to;
-  int64_t tokens, width;
-  int k;
+struct Balance {
+  const double* counts;
+  float* bias;
+  const float* factor;
+  int64_t experts;
+  float rate;
 };
 
-template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) combine_kernel(Combine<T> a) {
-  const int64_t warps = int64_t{gridDim.x} * kWarps;
-  for (int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; token < a.tokens;
-       token += warps) {
-    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
-      Floats<N> sum;
-      for (int j = 0; j < a.k; ++j) {
-        const int64_t at = token * a.k + j;
-        const float weight = a.weights != nullptr ? a.weights[at] : 1.0f;
-        const Floats<N> x = load<N>(a.from + a.rows[at] * a.width + i);
-        for (int k = 0; k < N; ++k) sum.at[k] += weight * x.at[k];
-      }
-      store(a.to + token * a.width + i, sum);
-    }
-  }
-}
-
-template <typename T>
-struct Weigh {
-  const T* x;
-  T* dy;
-  const int32_t* index;
-  const float* weights;
-  float* dweights;
-  int64_t rows, width;
-};
-
-template <typename T, int N>
-__global__ void __launch_bounds__(kBlock) weigh_backward_kernel(Weigh<T> a) {
-  const int64_t warps = int64_t{gridDim.x} * kWarps;
-  for (int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp; row < a.rows;
-       row += warps) {
-    const int32_t index = a.index[row];
-    const float weight = a.weights[index];
-    float sum = 0;
-    for (int64_t i = threadIdx.x % kWarp * N; i < a.width; i += kWarp * N) {
-      const Floats<N> x = load<N>(a.x + row * a.width + i);
-      Floats<N> d = load<N>(a.dy + row * a.width + i);
-      for (int k = 0; k < N; ++k) {
-        sum += x.at[k] * d.at[k];
-        d.at[k] *= weight;
-      }
-      store(a.dy + row * a.width + i, d);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % kWarp == 0) a.dweights[index] = sum;
+// A block per layer; every thread adds up the layer's counts: whole numbers, and few.
+__global__ void __launch_bounds__(kBlock) balance_experts_kernel(Balance a) {
+  const float factor = *a.factor;
+  if (factor - factor != 0) return;  // infinite or none
+  const double* counts = a.counts + blockIdx.x * a.experts;
+  float* bias = a.bias + blockIdx.x * a.experts;
+  double sum = 0;
+  for (int64_t e = 0; e < a.experts; ++e) sum += counts[e];
+  for (int64_t e = threadIdx.x; e < a.experts; e += kBlock) {
+    const double own = counts[e] * static_cast<double>(a.experts);
+    if (own < sum) bias[e] += a.rate;
+    if (own > sum) bias[e] -= a.rate;
   }
 }
 
@@ -444,58 +383,17 @@ void route_experts_backward(Queue& queue, const RouteExpertsBackward& args) {
   });
 }
 
-void gather_rows(Queue& queue, const GatherRows& args) {
-  with_type(args.from.dtype, [&](auto type) {
-    using T = decltype(type);
-    const Gather<T> gather = {args.from.as<const T>(),
-                              args.index.as<const int32_t>(),
-                              args.weights.as<const float>(),
-                              args.to.as<T>(),
-                              args.index.numel(),
-                              args.from.cols(),
-                              args.divide};
-    const bool packs = aligned({gather.from, gather.to}) && gather.width % kPackOf<T> == 0;
-    with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(gather_kernel<T, decltype(pack)::value>, blocks_for(queue, gather.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), gather);
-    });
-  });
+void count_experts(Queue& queue, const CountExperts& args) {
+  launch(count_experts_kernel, dim3(1), dim3(kBlock), 0, queue.stream(),
+         args.counts.as<const int32_t>(), args.sums.as<double>(), args.counts.numel());
 }
 
-void combine_rows(Queue& queue, const CombineRows& args) {
-  with_type(args.from.dtype, [&](auto type) {
-    using T = decltype(type);
-    const Combine<T> combine = {args.from.as<const T>(),
-                                args.rows.as<const int32_t>(),
-                                args.weights.as<const float>(),
-                                args.to.as<T>(),
-                                args.to.rows(),
-                                args.to.cols(),
-                                static_cast<int>(args.rows.cols())};
-    const bool packs = aligned({combine.from, combine.to}) && combine.width % kPackOf<T> == 0;
-    with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(combine_kernel<T, decltype(pack)::value>, blocks_for(queue, combine.tokens, kWarps),
-             dim3(kBlock), 0, queue.stream(), combine);
-    });
-  });
-}
-
-void weigh_rows_backward(Queue& queue, const WeighRowsBackward& args) {
-  with_type(args.x.dtype, [&](auto type) {
-    using T = decltype(type);
-    const Weigh<T> weigh = {args.x.as<const T>(),
-                            args.dy.as<T>(),
-                            args.index.as<const int32_t>(),
-                            args.weights.as<const float>(),
-                            args.dweights.as<float>(),
-                            args.x.rows(),
-                            args.x.cols()};
-    const bool packs = aligned({weigh.x, weigh.dy}) && weigh.width % kPackOf<T> == 0;
-    with_pack<kPackOf<T>>(packs, [&](auto pack) {
-      launch(weigh_backward_kernel<T, decltype(pack)::value>, blocks_for(queue, weigh.rows, kWarps),
-             dim3(kBlock), 0, queue.stream(), weigh);
-    });
-  });
+void balance_experts(Queue& queue, const BalanceExperts& args) {
+  const Balance balance = {args.counts.as<const double>(), args.bias.as<float>(),
+                           args.factor.as<const float>(), args.bias.cols(),
+                           static_cast<float>(args.rate)};
+  launch(balance_experts_kernel, dim3(static_cast<unsigned>(args.bias.rows())), dim3(kBlock), 0,
+         queue.stream(), balance);
 }
 
 }  // namespace mtl::cuda
