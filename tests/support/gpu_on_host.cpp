@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "common/half.h"
+#include "support/async_copies.h"
 #include "support/block_on_host.h"
 #include "support/fiber.h"
+#include "support/warp_exchange.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -32,21 +34,6 @@ constexpr size_t kSharedAlignment = 1024;  // as the copy engine wants it
 
 Schedule schedule;
 
-struct Copy {
-  void* to;
-  const void* from;  // nullptr: zeros
-};
-
-void carry_out(const std::vector<Copy>& group) {
-  for (const Copy& copy : group) {
-    if (copy.from != nullptr) {
-      std::memcpy(copy.to, copy.from, 16);
-    } else {
-      std::memset(copy.to, 0, 16);
-    }
-  }
-}
-
 // A thread of the block that runs; then one of the next block, which goes on where this one ended.
 struct Fiber {
   explicit Fiber(unsigned i, void (*entry)()) : linear(i), context(entry) {}
@@ -54,23 +41,9 @@ struct Fiber {
   Context context;
   dim3 index;
   enum { runnable, at_block_barrier, at_warp, stopped, done } state = done;
-  unsigned mask = 0;                 // of the lanes that it waits for
   const char* stopped_at = nullptr;  // and which of those
   unsigned which = 0;
-  std::vector<std::vector<Copy>> groups;
-  std::vector<Copy> open_group;
-};
-
-struct Warp {
-  // What lanes have brought to exchanges that are not complete.
-  unsigned char brought[32 * kLaneBytes];
-  // What complete ones have made. Lanes may be at different exchanges (their masks may differ), so
-  // each result stays until all its readers have come to their next.
-  unsigned char results[33][32 * kLaneBytes];
-  unsigned readers[33];
-  int reads[32];     // the result that a lane may still read; -1: none
-  unsigned present;  // the lanes that there are
-  unsigned waiting;  // those at an exchange
+  AsyncCopies copies;
 };
 
 struct Grid {
@@ -157,40 +130,27 @@ class Machine {
   unsigned char* exchange(unsigned mask, const void* mine, size_t bytes, bool* last) {
     Fiber& self = *current_;
     const unsigned lane = self.linear % 32;
-    Warp& warp = warps_[self.linear / 32];
-    if ((mask >> lane & 1) == 0) {
-      throw std::runtime_error("a warp operation whose mask does not name the lane that calls it");
-    }
-    if ((mask & ~warp.present) != 0) {
-      throw std::runtime_error("a warp operation names a lane that is not there");
-    }
-    if (warp.reads[lane] >= 0) warp.readers[warp.reads[lane]] &= ~(1u << lane);
-    if (bytes > 0) std::memcpy(warp.brought + lane * kLaneBytes, mine, bytes);
-    self.mask = mask;
-    self.state = Fiber::at_warp;
-    warp.waiting |= 1u << lane;
-    if (complete(warp, self.linear / 32, mask)) {
-      make_result(warp, mask, bytes);
-      if (last != nullptr) *last = true;
-      // The last one to come lets all go on, itself first and all before other warps: a warp gets
-      // as far as it can, so that one which overtakes others shows.
-      warp.waiting &= ~mask;
-      self.state = Fiber::runnable;
-      const bool late = schedule.order == Schedule::random && random_() % 16 == 0;
-      for (unsigned left = mask & ~(1u << lane); left != 0; left &= left - 1) {
-        Fiber& other =
-            *fibers_[self.linear / 32 * 32 + static_cast<unsigned>(std::countr_zero(left))];
-        if (schedule.order == Schedule::in_step || late) {
-          make_ready(other);
-          continue;
-        }
-        other.state = Fiber::runnable;
-        ready_[--ready_begin_ % kMostThreads] = &other;
-      }
-    } else {
+    WarpExchange& warp = warps_[self.linear / 32];
+    if (!warp.bring(lane, mask, mine, bytes)) {
+      self.state = Fiber::at_warp;
       go_on();
+      return warp.result_of(lane);
     }
-    return warp.results[warp.reads[lane]];
+    if (last != nullptr) *last = true;
+    // The last one to come lets all go on, itself first and all before other warps: a warp gets as
+    // far as it can, so that one which overtakes others shows.
+    const bool late = schedule.order == Schedule::random && random_() % 16 == 0;
+    for (unsigned left = mask & ~(1u << lane); left != 0; left &= left - 1) {
+      Fiber& other =
+          *fibers_[self.linear / 32 * 32 + static_cast<unsigned>(std::countr_zero(left))];
+      if (schedule.order == Schedule::in_step || late) {
+        make_ready(other);
+        continue;
+      }
+      other.state = Fiber::runnable;
+      ready_[--ready_begin_ % kMostThreads] = &other;
+    }
+    return warp.result_of(lane);
   }
 
  private:
@@ -254,20 +214,14 @@ class Machine {
       self.state = Fiber::done;
       ++done_;
       // Copies that nobody waited for arrive some time.
-      for (const auto& group : self.groups) carry_out(group);
-      self.groups.clear();
-      self.open_group.clear();
+      self.copies.end();
       go_on();
     }
   }
 
   void run_threads() {
     for (unsigned w = 0; w < (threads_ + 31) / 32; ++w) {
-      Warp& warp = warps_[w];
-      std::fill(warp.reads, warp.reads + 32, -1);
-      std::fill(warp.readers, warp.readers + 33, 0);
-      warp.waiting = 0;
-      warp.present = threads_ - w * 32 < 32 ? (1u << threads_ % 32) - 1 : 0xffffffffu;
+      warps_[w].begin(threads_ - w * 32 < 32 ? (1u << threads_ % 32) - 1 : 0xffffffffu);
     }
     forget_barriers();
     forget_products();
@@ -360,31 +314,10 @@ class Machine {
     from.switch_to(next.context);
   }
 
-  static void make_result(Warp& warp, unsigned mask, size_t bytes) {
-    int free = 0;  // one of 33: 32 lanes read at most 32 others
-    while (warp.readers[free] != 0) ++free;
-    unsigned char* const result = warp.results[free];
-    warp.readers[free] = mask;
-    for (unsigned left = mask; left != 0; left &= left - 1) {
-      const auto lane = static_cast<size_t>(std::countr_zero(left));
-      warp.reads[lane] = free;
-      if (bytes == 0) continue;
-      std::memcpy(result + lane * kLaneBytes, warp.brought + lane * kLaneBytes, bytes);
-    }
-  }
-  bool complete(const Warp& warp, unsigned index, unsigned mask) const {
-    if ((warp.waiting & mask) != mask) return false;
-    for (unsigned left = mask; left != 0; left &= left - 1) {
-      const unsigned i = index * 32 + static_cast<unsigned>(std::countr_zero(left));
-      if (fibers_[i]->mask != mask) return false;
-    }
-    return true;
-  }
-
   Context scheduler_;
   const std::function<void()>* body_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<Warp> warps_;
+  std::vector<WarpExchange> warps_;
   Fiber* ready_[kMostThreads] = {};
   unsigned ready_begin_ = 0, ready_end_ = 0;
   unsigned threads_ = 0, done_ = 0, at_barrier_ = 0;
@@ -498,93 +431,19 @@ void wake(std::vector<unsigned> threads) {
   machine().wake(std::move(threads));
 }
 
-namespace {
-
-// What a lane brings to a product.
-struct Fragments {
-  float d[4];
-  uint32_t a[4], b[2];
-};
-
-// In place of each lane's d its sums. Once for the whole warp, so that each element is widened
-// once.
-void multiply_warp(unsigned char* all, float (*widen)(uint16_t)) {
-  float left[16][16];
-  EightFloats right[16], sums[16];
-  for (unsigned i = 0; i < 32; ++i) {
-    Fragments mine;
-    std::memcpy(&mine, all + i * kLaneBytes, sizeof mine);
-    const unsigned g = i / 4, t = i % 4;
-    for (unsigned r = 0; r < 4; ++r) {
-      sums[g + r / 2 * 8][2 * t + r % 2] = mine.d[r];
-      for (unsigned part = 0; part < 2; ++part) {  // a register has two elements along k
-        const unsigned k = 2 * t + part;
-        left[g + r % 2 * 8][k + r / 2 * 8] = widen(half_of(mine.a[r], static_cast<int>(part)));
-        if (r < 2) right[k + 8 * r][g] = widen(half_of(mine.b[r], static_cast<int>(part)));
-      }
-    }
-  }
-  for (unsigned row = 0; row < 16; ++row) add_products(sums[row], left[row], right, 16);
-  for (unsigned i = 0; i < 32; ++i) {
-    float d[4];
-    for (unsigned r = 0; r < 4; ++r) d[r] = sums[i / 4 + r / 2 * 8][i % 4 * 2 + r % 2];
-    std::memcpy(all + i * kLaneBytes, d, sizeof d);
-  }
-}
-
-}  // namespace
-
-void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                  float (*widen)(uint16_t)) {
-  Fragments mine;
-  static_assert(sizeof mine <= kLaneBytes);
-  std::memcpy(mine.d, d, sizeof d);
-  std::memcpy(mine.a, a, sizeof a);
-  std::memcpy(mine.b, b, sizeof b);
-  bool last = false;
-  unsigned char* const all = exchange(0xffffffffu, &mine, sizeof mine, &last);
-  if (last) multiply_warp(all, widen);
-  std::memcpy(d, all + lane() * kLaneBytes, sizeof d);
-}
-
-void load_tiles(uint32_t (&r)[4], const void* row, bool transposed) {
-  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
-    throw std::runtime_error("a row of a tile that is not aligned to 16 bytes");
-  }
-  const unsigned char* all = exchange(0xffffffffu, &row, sizeof row);
-  const auto element = [&](unsigned tile, unsigned i, unsigned j) {
-    const uint16_t* from = nullptr;
-    std::memcpy(&from, all + (8 * tile + i) * kLaneBytes, sizeof from);
-    return uint32_t{from[j]};
-  };
-  const unsigned g = lane() / 4, t = lane() % 4;
-  for (unsigned tile = 0; tile < 4; ++tile) {
-    r[tile] = transposed ? element(tile, 2 * t, g) | element(tile, 2 * t + 1, g) << 16
-                         : element(tile, g, 2 * t) | element(tile, g, 2 * t + 1) << 16;
-  }
-}
-
 void copy_async(void* shared, const void* global, bool valid) {
   for (const void* pointer : {static_cast<const void*>(shared), global}) {
     if (reinterpret_cast<uintptr_t>(pointer) % 16 == 0) continue;
     if (pointer == global && !valid) continue;
     throw std::runtime_error("an asynchronous copy that is not aligned to 16 bytes");
   }
-  const Copy copy = {shared, valid ? global : nullptr};
-  if (schedule.early_copies) return carry_out({copy});
-  machine().current().open_group.push_back(copy);
+  machine().current().copies.start(shared, valid ? global : nullptr, schedule.early_copies);
 }
 void copy_async_commit() {
-  Fiber& self = machine().current();
-  self.groups.push_back(std::move(self.open_group));
-  self.open_group.clear();
+  machine().current().copies.commit();
 }
 void copy_async_wait(int pending) {
-  Fiber& self = machine().current();
-  while (self.groups.size() > static_cast<size_t>(pending)) {
-    carry_out(self.groups.front());
-    self.groups.erase(self.groups.begin());
-  }
+  machine().current().copies.wait(static_cast<size_t>(pending));
 }
 
 }  // namespace mtl::gpu_on_host
