@@ -1,28 +1,19 @@
 // Mixture of experts: routing against a search by sorting, its gradient against finite differences
-// of the losses in double precision, rows against plain loops.
+// of the losses in double precision, and the biases that balance the experts.
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
-#include "runtime/device/ops_test.h"
+#include "runtime/device/routed_tokens.h"
 
 namespace mtl::test {
 
 namespace {
 
-// Tokens, experts, and how many of them a token has.
-struct ExpertsShape {
-  int64_t n, experts, k, seq;
-};
 const ExpertsShape kExpertsShapes[] = {{1, 2, 2, 1},     {6, 4, 2, 3},    {40, 8, 2, 40},
                                        {300, 3, 2, 100}, {64, 16, 4, 8},  {515, 60, 6, 103},
                                        {33, 5, 5, 11},   {12, 128, 3, 4}, {1100, 4, 2, 550}};
 
-// What experts weigh, and by what they are chosen.
-struct Scoring {
-  ExpertScores scores;
-  bool biased = false;
-};
 const Scoring kScorings[] = {{{}},
                              {{.normalize = false}},
                              {{.sigmoid = true}},
@@ -51,73 +42,6 @@ std::vector<Scoring> in_groups(const ExpertsShape& shape) {
   }
   return all;
 }
-
-// The tensors of a routing.
-struct Routed {
-  Routed(const ExpertsShape& s, const Scoring& how = {})
-      : shape(s),
-        scoring(how),
-        bias(DType::f32, {s.experts}),
-        logits(DType::f32, {s.n, s.experts}),
-        weights(DType::f32, {s.n, s.k}),
-        experts(DType::i32, {s.n, s.k}),
-        rows(DType::i32, {s.n, s.k}),
-        assignments(DType::i32, {s.n * s.k}),
-        counts(DType::i32, {s.experts}) {}
-  ExpertRoutes routes() const {
-    return {.weights = weights.view,
-            .experts = experts.view,
-            .rows = rows.view,
-            .assignments = assignments.view,
-            .counts = counts.view};
-  }
-  void route(Device& device) {
-    device.route_experts({.logits = logits.view,
-                          .scores = scoring.scores,
-                          .bias = scoring.biased ? bias.view : Tensor{},
-                          .routes = routes()});
-  }
-  double logit(int64_t t, int64_t e) const { return logits[t * shape.experts + e]; }
-  double sigmoid(int64_t t, int64_t e) const { return 1 / (1 + std::exp(-logit(t, e))); }
-  // What the experts of a token are chosen by.
-  double rank(int64_t t, int64_t e) const {
-    const double rank = scoring.biased ? sigmoid(t, e) + bias[e] : logit(t, e);
-    return std::isnan(rank) ? -std::numeric_limits<double>::infinity() : rank;
-  }
-  // And what they add to the score of their group.
-  double rank_in_group(int64_t t, int64_t e) const {
-    if (scoring.biased) return rank(t, e);
-    if (scoring.scores.sigmoid) return sigmoid(t, e);
-    return scoring.scores.normalize ? rank(t, e) : score(t, e);
-  }
-  // Of all experts of a token, and their sum.
-  double score(int64_t t, int64_t e) const {
-    if (scoring.scores.sigmoid) return sigmoid(t, e);
-    double all = 0;
-    for (int64_t i = 0; i < shape.experts; ++i) all += std::exp(logit(t, i));
-    return std::exp(logit(t, e)) / all;
-  }
-  double sum_of_scores(int64_t t) const {
-    double sum = 0;
-    for (int64_t e = 0; e < shape.experts; ++e) sum += score(t, e);
-    return sum;
-  }
-  int64_t expert(int64_t t, int64_t j) const {
-    return static_cast<int64_t>(experts[t * shape.k + j]);
-  }
-  // Of the experts that were chosen.
-  double weight(int64_t t, int64_t j) const {
-    double sum = 0;
-    for (int64_t i = 0; i < shape.k; ++i) sum += score(t, expert(t, i));
-    return scoring.scores.scale * score(t, expert(t, j)) /
-           (scoring.scores.normalize ? sum + 1e-20 : 1);
-  }
-
-  const ExpertsShape shape;
-  const Scoring scoring;
-  Held bias;
-  Held logits, weights, experts, rows, assignments, counts;
-};
 
 // The best groups of a token, in the order of their scores.
 std::vector<int64_t> best_groups(const Routed& r, int64_t t) {
@@ -413,83 +337,32 @@ TEST_CASE("route_experts_backward in every type and of many tokens") {
   });
 }
 
-TEST_CASE("rows of experts against plain loops") {
+TEST_CASE("biases of experts follow the tokens that they got, and stay where no update is made") {
   for_each_device([](Device& device) {
-    std::mt19937 random(5);
-    for (const ExpertsShape& shape :
-         {ExpertsShape{1, 2, 2, 1}, ExpertsShape{37, 6, 3, 37}, ExpertsShape{300, 4, 2, 300}}) {
-      for (const int64_t cols : {1, 7, 16, 33, 768}) {
-        for (const DType type : kComputeTypes) {
-          INFO(shape.n << " tokens of " << cols << ", type " << safetensors_name(type));
-          const int64_t m = shape.n * shape.k;
-          Routed r(shape);
-          r.logits.randomize(random);
-          r.route(device);
-          Held x(type, {shape.n, cols}), y(type, {shape.n, cols});
-          Held gathered(type, {m, cols}), weighed(type, {m, cols});
-          x.randomize(random);
-          GatherRows gather = {.from = x.view,
-                               .index = r.assignments.view,
-                               .divide = shape.k,
-
-                               .to = gathered.view};
-          device.gather_rows(gather);
-          gather.weights = r.weights.view;
-          gather.to = weighed.view;
-          device.gather_rows(gather);
-          std::vector<double> plain, times;
-          for (int64_t row = 0; row < m; ++row) {
-            const auto a = static_cast<int64_t>(r.assignments[row]);
-            for (int64_t c = 0; c < cols; ++c) {
-              plain.push_back(x[a / shape.k * cols + c]);
-              times.push_back(plain.back() * r.weights[a]);
-            }
-          }
-          check_close(gathered, plain, 0, "gathered");
-          check_close(weighed, times, 1e-6, "weighed");
-
-          Held from(type, {m, cols});
-          from.randomize(random);
-          for (const bool weights : {false, true}) {
-            device.combine_rows({.from = from.view,
-                                 .rows = r.rows.view,
-                                 .weights = weights ? r.weights.view : Tensor{},
-                                 .to = y.view});
-            std::vector<double> sums;
-            for (int64_t t = 0; t < shape.n; ++t) {
-              for (int64_t c = 0; c < cols; ++c) {
-                double sum = 0;
-                for (int64_t a = t * shape.k; a < (t + 1) * shape.k; ++a) {
-                  sum += from[static_cast<int64_t>(r.rows[a]) * cols + c] *
-                         (weights ? r.weights[a] : 1);
-                }
-                sums.push_back(sum);
-              }
-            }
-            check_close(y, sums, 2e-6, "combined");
-          }
-
-          Held dy(type, {m, cols}), dweights(DType::f32, {shape.n, shape.k});
-          dy.randomize(random);
-          const std::vector<double> before = dy.values();
-          device.weigh_rows_backward({.x = from.view,
-                                      .dy = dy.view,
-                                      .index = r.assignments.view,
-                                      .weights = r.weights.view,
-                                      .dweights = dweights.view});
-          std::vector<double> dx, dots(static_cast<size_t>(m));
-          for (int64_t row = 0; row < m; ++row) {
-            const auto a = static_cast<int64_t>(r.assignments[row]);
-            for (int64_t i = row * cols; i < (row + 1) * cols; ++i) {
-              dx.push_back(before[static_cast<size_t>(i)] * r.weights[a]);
-              dots[static_cast<size_t>(a)] += before[static_cast<size_t>(i)] * from[i];
-            }
-          }
-          check_close(dy, dx, 1e-6, "dx");
-          check_close(dweights, dots, 2e-5 * std::sqrt(static_cast<double>(cols)), "dweights");
-        }
-      }
+    Held counts(DType::i32, {4}), sums(DType::f64, {2, 4}), bias(DType::f32, {2, 4});
+    Held factor(DType::f32, {1});
+    const int32_t tokens[] = {7, 0, 5, 4};
+    for (int64_t i = 0; i < 4; ++i) counts.set(i, tokens[i]);
+    for (int64_t i = 0; i < 8; ++i) sums.set(i, i < 4 ? 0x1p40 : 3);
+    for (int64_t i = 0; i < 8; ++i) bias.set(i, 0.25 * static_cast<double>(i));
+    // Of the first layer, in two passes.
+    const CountExperts count = {.counts = counts.view, .sums = sums.view.slice(0, 4)};
+    device.count_experts(count);
+    device.count_experts(count);
+    for (int64_t i = 0; i < 4; ++i) CHECK(sums[i] == 0x1p40 + 2 * tokens[i]);
+    const std::vector<double> before = bias.values();
+    for (const double no_update : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+      factor.set(0, no_update);
+      device.balance_experts(
+          {.counts = sums.view, .bias = bias.view, .rate = 0.125, .factor = factor.view});
+      CHECK(bias.values() == before);
     }
+    factor.set(0, 0.5);
+    device.balance_experts(
+        {.counts = sums.view, .bias = bias.view, .rate = 0.125, .factor = factor.view});
+    // The mean is 2^40 + 8: the last one has it. In the second layer all have the mean.
+    CHECK(bias.values() ==
+          std::vector<double>{0 - 0.125, 0.25 + 0.125, 0.5 - 0.125, 0.75, 1, 1.25, 1.5, 1.75});
   });
 }
 
