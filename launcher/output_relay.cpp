@@ -24,6 +24,9 @@ constexpr size_t kNewest = kBlockBytes;
 // Between two looks at the link.
 constexpr milliseconds kFirstLook{1};
 constexpr milliseconds kLongestLook{8};
+// What counts at most of the time between two looks that are farther apart: this process, and with
+// it the hub, did not run (it was stopped, or its machine was), and the link could not move.
+constexpr milliseconds kLongestCounted = 4 * kLongestLook;
 
 // What a line stands for: the agent's own mark for a gap (AgentOutput) for the bytes that are
 // missing there, or the sum would be wrong where such a mark is dropped.
@@ -137,7 +140,7 @@ bool OutputRelay::block_complete() const {
 void OutputRelay::wait_for_link(std::unique_lock<std::mutex>& lock) {
   milliseconds look = kFirstLook;
   size_t queued = hub_.queued_bytes(link_);
-  Clock::time_point moved = Clock::now();
+  Clock::duration still{0};  // since the ranks' end, without a move of the link
   while (!dropping_ && queued >= options_.budget) {
     const Clock::time_point before = Clock::now();
     lock.unlock();
@@ -145,12 +148,16 @@ void OutputRelay::wait_for_link(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     look = std::min(2 * look, kLongestLook);
     const Clock::time_point now = Clock::now();
+    const auto counted = std::min<Clock::duration>(now - before, kLongestCounted);
     const size_t left = hub_.queued_bytes(link_);
-    if (left < queued) moved = now;
+    still = left < queued || !ended_ ? Clock::duration(0) : still + counted;
     queued = left;
-    if (hurried_) waited_ += now - before;
-    const bool stands_still = ended_ && now >= std::max(*ended_, moved) + options_.patience;
-    if (waited_ < options_.patience && !stands_still && !(ended_ && ended_before(now))) continue;
+    if (hurried_) waited_ += counted;
+    if (ended_) *ended_ += now - before - counted;
+    if (waited_ < options_.patience && still < options_.patience &&
+        !(ended_ && ended_before(now))) {
+      continue;
+    }
     // The little that has been collected goes out all the same: the gap comes after it.
     dropping_ = true;
     room_.notify_one();

@@ -23,8 +23,9 @@
 
 namespace mtl::test {
 
-// A hang fails the test instead of stopping the suite; far above what any step needs.
-inline constexpr int kPatienceSeconds = 60;
+// A hang fails the test instead of stopping the suite; far above what any step needs, also where
+// the machine stands still for half a minute.
+inline constexpr int kPatienceSeconds = 180;
 
 inline bool wait_for(const std::function<bool()>& happened, int seconds = kPatienceSeconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
@@ -56,8 +57,7 @@ inline bool alive(pid_t pid) {
 }
 
 inline std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  return proc_text(path);
 }
 
 inline void write(const std::filesystem::path& path, const std::string& text) {
@@ -109,7 +109,7 @@ class Child {
   explicit Child(const std::function<int()>& body) {
     pid_ = fork();
     if (pid_ == 0) {
-      alarm(2 * kPatienceSeconds);
+      alarm(3 * kPatienceSeconds);
       _exit(body());
     }
   }
