@@ -68,8 +68,12 @@ TEST_CASE("a signal gives 128 + n") {
 }
 
 TEST_CASE("the first failure is the headline, the others' noise is not") {
-  const std::string late = "trap 'exit 9' TERM; while :; do sleep 0.01; done";
-  const AgentResult result = run_agent(shells({late, late, "sleep 0.1; exit 5", late}));
+  TempDir folder;
+  const std::string up = folder / "up";
+  const std::string late = "trap 'exit 9' TERM; : > " + up + "$RANK; while :; do sleep 0.01; done";
+  const std::string first = "until [ -e " + up + "0 ] && [ -e " + up + "1 ] && [ -e " + up +
+                            "3 ]; do sleep 0.01; done; exit 5";
+  const AgentResult result = run_agent(shells({late, late, first, late}));
   CHECK(result.exit_code == 5);
   REQUIRE(result.first_failure);
   CHECK(result.first_failure->rank == 2);
@@ -82,11 +86,18 @@ TEST_CASE("the first failure is the headline, the others' noise is not") {
 TEST_CASE("of deaths seen together the one by a signal is the cause") {
   // Both are dead before the keeper can look: the second stops the keeper until it is so.
   TempDir folder;
-  const std::string pid_file = folder / "pid";
-  const AgentOptions options =
-      shells({"while [ ! -e " + pid_file + " ]; do sleep 0.01; done; exit 3",
-              "K=$PPID; (sleep 0.6; kill -CONT $K) & kill -STOP $K; echo $$ > " + pid_file +
-                  "; sleep 0.2; kill -KILL $$"});
+  const std::string first = folder / "first", go = folder / "go";
+  const AgentOptions options = shells(
+      {"echo $$ > " + first + "; while [ ! -e " + go + " ]; do sleep 0.01; done; exit 3",
+       "dead() { case \"$(cat /proc/$1/stat)\" in *') Z '*) ;; *) false ;; esac; }; K=$PPID; "
+       "while [ ! -s " +
+           first +
+           " ]; do sleep 0.01; done; "
+           "(until dead $(cat " +
+           first +
+           ") && dead $$; do sleep 0.02; done; kill -CONT $K) & "
+           "kill -STOP $K; echo > " +
+           go + "; kill -KILL $$"});
   const AgentResult result = run_agent(options);
   REQUIRE(result.first_failure);
   CHECK(result.first_failure->rank == 1);
@@ -113,7 +124,11 @@ TEST_CASE("75 from every rank is 75 and no failure") {
 }
 
 TEST_CASE("after an unasked 75 the others get the grace to follow, then they are stopped") {
-  AgentOptions options = shells({"exit 75", "trap 'exit 6' TERM; while :; do sleep 0.01; done"});
+  TempDir folder;
+  const std::string ready = folder / "ready";
+  AgentOptions options =
+      shells({"while [ ! -e " + ready + " ]; do sleep 0.01; done; exit 75",
+              "trap 'exit 6' TERM; : > " + ready + "; while :; do sleep 0.01; done"});
   options.grace = std::chrono::milliseconds(300);
   const AgentResult result = run_agent(options);
   CHECK(exit_codes(result) == std::vector<int>{75, 6});

@@ -28,6 +28,7 @@ JobOptions shell_job(const std::string& script) {
   job.version = version();
   job.program.argv = {"/bin/sh", "-c", script};
   job.request.grace = 5s;
+  job.request.dead_after = 120s;  // nobody is lost for being slow
   job.request.remote_program = MTL_PROGRAM;
   return job;
 }
@@ -233,13 +234,16 @@ TEST_CASE("hosts: a request to stop reaches every rank and a second one kills") 
     CHECK(launcher.wait() == 130);
   }
   SUBCASE("ranks that do not listen") {
-    JobOptions job =
-        on_hosts("trap '' TERM; echo $$ > " + ready + "; while :; do sleep 0.05; done", 2, 2);
+    const std::string heard = (dir.path() / "t$RANK").string();
+    JobOptions job = on_hosts("trap 'echo $$ > " + heard + "' TERM; echo $$ > " + ready +
+                                  "; while :; do sleep 0.05; done",
+                              2, 2);
     job.request.grace = 1000s;
     Child launcher([&] { return run_job(job).exit_code; });
     for (int rank = 0; rank < 4; ++rank) pid_in(dir.path() / ("r" + std::to_string(rank)));
     kill(launcher.pid(), SIGTERM);
-    std::this_thread::sleep_for(100ms);
+    // Two that come together are one.
+    for (int rank = 0; rank < 4; ++rank) pid_in(dir.path() / ("t" + std::to_string(rank)));
     kill(launcher.pid(), SIGTERM);
     CHECK(launcher.wait() == 143);
   }
@@ -271,10 +275,6 @@ TEST_CASE("hosts: a rank that prints without end is stopped on request") {
 
 namespace {
 
-uint16_t free_port() {
-  return ReservedPort(0).port();
-}
-
 JobOptions member(const std::string& script, int rank, int nodes, int local_ranks, uint16_t port) {
   JobOptions job = shell_job(script);
   job.request.mode = LaunchRequest::Mode::member;
@@ -283,7 +283,7 @@ JobOptions member(const std::string& script, int rank, int nodes, int local_rank
   job.request.local_ranks = local_ranks;
   job.request.address = "127.0.0.1";
   job.request.port = port;
-  job.request.join_timeout = 30s;
+  job.request.join_timeout = std::chrono::seconds(kPatienceSeconds);
   return job;
 }
 
@@ -311,14 +311,15 @@ TEST_CASE("hosts: a signal that is for the ranks leaves no host out") {
   Child job([&] {
     JobOptions options = on_hosts("exit 0", 2, 1);
     options.request.remote_program = slow;
-    options.request.join_timeout = 20s;
+    options.request.join_timeout = std::chrono::seconds(kPatienceSeconds);
     return run_job(options).exit_code;
   });
   CHECK(job.wait() == 0);
 }
 
 TEST_CASE("members: another version of mtl ends the job on both machines") {
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   Child zero([&] {
     const JobOutcome outcome = run_job(member("true", 0, 2, 1, port));
     const bool named = !outcome.report.empty() && outcome.report.front().code == "launch.version" &&
@@ -341,7 +342,8 @@ TEST_CASE("members: another version of mtl ends the job on both machines") {
 
 TEST_CASE("members: three nodes with different numbers of ranks") {
   const TempDir dir;
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   const std::string script =
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
       "$MASTER_ADDR > " +
@@ -359,7 +361,8 @@ TEST_CASE("members: three nodes with different numbers of ranks") {
 }
 
 TEST_CASE("members: a failure on one node is the exit code of all") {
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   const std::string script = "if [ $RANK = 1 ]; then exit 42; fi; exec sleep 1000";
   Child one([&] { return run_job(member(script, 1, 2, 1, port)).exit_code; });
   Child zero([&] { return run_job(member(script, 0, 2, 1, port)).exit_code; });
@@ -368,7 +371,8 @@ TEST_CASE("members: a failure on one node is the exit code of all") {
 }
 
 TEST_CASE("members: another token does not get in") {
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   JobOptions right = member("true", 0, 2, 1, port);
   right.request.token = "secret";
   JobOptions wrong = member("true", 1, 2, 1, port);
@@ -383,7 +387,8 @@ TEST_CASE("members: another token does not get in") {
 
 TEST_CASE("members: the ranks of a stopped agent are dead before the others go on without it") {
   const TempDir dir;
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   const auto in = [&](const char* name) { return (dir.path() / name).string(); };
   // Generation 1 looks at the worker of the node that was lost before it does anything else.
   const std::string script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo $$ > " +
@@ -399,8 +404,8 @@ TEST_CASE("members: the ranks of a stopped agent are dead before the others go o
     JobOptions job = member(script, -1, 2, 1, port);
     job.request.elastic = true;
     job.request.min_nodes = 1;
-    job.request.last_call = 60s;  // both are there before that
-    job.request.dead_after = 2s;
+    job.request.last_call = std::chrono::seconds(kPatienceSeconds);  // both are there before that
+    job.request.dead_after = 10s;
     return job;
   };
   Child a([&] { return run_job(node()).exit_code; });
@@ -427,7 +432,8 @@ TEST_CASE("members: the ranks of a stopped agent are dead before the others go o
 
 TEST_CASE("members: elastic, the first one there leads and a lost one is not waited for") {
   const TempDir dir;
-  const uint16_t port = free_port();
+  const ReservedPort kept(0);  // nobody else gets it
+  const uint16_t port = kept.port();
   const std::string script =
       "echo $$ > " + (dir.path() / "n$GROUP_RANK").string() +
       ".$TORCHELASTIC_RESTART_COUNT; "
@@ -437,7 +443,7 @@ TEST_CASE("members: elastic, the first one there leads and a lost one is not wai
     JobOptions job = member(script, -1, 3, 1, port);
     job.request.elastic = true;
     job.request.min_nodes = 2;
-    job.request.last_call = 20s;
+    job.request.last_call = std::chrono::seconds(kPatienceSeconds);
     return job;
   };
   Child a([&] { return run_job(node()).exit_code; });

@@ -111,9 +111,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
                            : whom == 1 ? "keeper"
                                        : "worker " + std::to_string(which);
   const int code = agent.wait();
-  while ((!tagged(tag).empty() || (keeper > 0 && alive(keeper))) && elapsed_ms() < 2'000) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
+  wait_for([&] { return tagged(tag).empty() && (keeper <= 0 || !alive(keeper)); });
   storm.longest_ms = std::max(storm.longest_ms, elapsed_ms());
   const auto wrong = [&](const std::string& what) {
     storm.wrong.push_back("round " + std::to_string(storm.rounds) + ", " + name + " after " +
