@@ -1,4 +1,5 @@
 // Whatever goes wrong on one rank, all ranks learn what and who, and nobody waits for ever.
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <filesystem>
@@ -16,6 +17,7 @@
 #include "runtime/comm/shm/host.h"
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/comm/shm/world_state.h"
+#include "support/fitting_limit.h"
 #include "support/text.h"
 #include "support/two_hosts.h"
 
@@ -155,25 +157,24 @@ TEST_CASE("all_to_all: a rank that dies within it or does not come to it is name
       CHECK(outcomes[rank].code == "comm.peer_lost");
       CHECK(has(outcomes[rank].text, "rank 1"));
     }
-    std::atomic<int> failed = 0;
-    outcomes = run_threads(
-        3,
-        [&](CommWorld& world) {
-          const auto group = world.group(all_ranks(3));
-          std::vector<float> from(9000), to(9000);
-          if (world.rank() == 2) {
-            while (failed < 2) std::this_thread::sleep_for(5ms);
-          }
-          try {
+    with_fitting_limit(300ms, [&](auto limit) {
+      std::atomic<int> ended = 0;
+      Arrivals arrivals;
+      outcomes = run_threads(
+          3,
+          [&](CommWorld& world) {
+            const CountsEnd end{ended};
+            const auto group = world.group(all_ranks(3));
+            std::vector<float> from(9000), to(9000);
+            while (world.rank() == 2 && ended < 2) std::this_thread::sleep_for(5ms);
+            if (world.rank() != 2) arrivals.note();
             group->all_to_all(Tensor(from.data(), DType::f32, {9000}),
                               Tensor(to.data(), DType::f32, {9000}));
             group->barrier();  // what the others had sent may be all that the late one needs
-          } catch (const Error&) {
-            ++failed;
-            throw;
-          }
-        },
-        300ms, transport);
+          },
+          limit, transport);
+      return arrivals.together(2, limit);
+    });
     check_all(outcomes, "comm.timeout",
               {"(all_to_all(F32)) of the group of ranks 0, 1, 2", "rank 2"});
   }
@@ -182,25 +183,31 @@ TEST_CASE("all_to_all: a rank that dies within it or does not come to it is name
 TEST_CASE("a rank that does not come is named, and hears of it when it comes") {
   for (const Transport transport : kTransports) {
     CAPTURE(name_of(transport));
-    std::atomic<int> failed = 0;
-    const auto outcomes = run_threads(
-        4,
-        [&](CommWorld& world) {
-          Buffer buffer;
-          const auto group = world.group(all_ranks(4));
-          group->all_reduce(buffer.tensor(5));
-          if (world.rank() == 2) {
-            while (failed < 3) std::this_thread::sleep_for(5ms);
-          }
-          try {
-            group->all_reduce(buffer.tensor(9000));
-          } catch (const Error& error) {
-            CHECK(error.exit() == Exit::timeout);
-            ++failed;
-            throw;
-          }
-        },
-        300ms, transport);
+    std::vector<Outcome> outcomes;
+    std::array<Exit, 4> exits = {};
+    with_fitting_limit(300ms, [&](auto limit) {
+      std::atomic<int> ended = 0;
+      Arrivals arrivals;
+      outcomes = run_threads(
+          4,
+          [&](CommWorld& world) {
+            const CountsEnd end{ended};
+            Buffer buffer;
+            const auto group = world.group(all_ranks(4));
+            group->all_reduce(buffer.tensor(5));
+            while (world.rank() == 2 && ended < 3) std::this_thread::sleep_for(5ms);
+            if (world.rank() != 2) arrivals.note();
+            try {
+              group->all_reduce(buffer.tensor(9000));
+            } catch (const Error& error) {
+              exits[static_cast<size_t>(world.rank())] = error.exit();
+              throw;
+            }
+          },
+          limit, transport);
+      return arrivals.together(3, limit);
+    });
+    for (const Exit exit : exits) CHECK(exit == Exit::timeout);
     check_all(outcomes, "comm.timeout",
               {"operation 3 (all_reduce(9000 x F32, sum)) of the group of ranks 0, 1, 2, 3",
                "for rank 2 (at operation 2, all_reduce)"});
@@ -210,24 +217,26 @@ TEST_CASE("a rank that does not come is named, and hears of it when it comes") {
 
 TEST_CASE("a message that nobody sends times out") {
   for (const Transport transport : kTransports) {
-    std::atomic<bool> done = false;
-    const auto outcomes = run_threads(
-        2,
-        [&](CommWorld& world) {
-          Buffer buffer;
-          const auto group = world.group(all_ranks(2));
-          if (world.rank() == 1) {
-            while (!done) std::this_thread::sleep_for(5ms);
-            group->barrier();
-          }
-          try {
+    std::vector<Outcome> outcomes;
+    with_fitting_limit(200ms, [&](auto limit) {
+      std::atomic<int> ended = 0;
+      Arrivals arrivals;
+      outcomes = run_threads(
+          2,
+          [&](CommWorld& world) {
+            const CountsEnd end{ended};
+            Buffer buffer;
+            const auto group = world.group(all_ranks(2));
+            if (world.rank() == 1) {
+              while (ended < 1) std::this_thread::sleep_for(5ms);
+              group->barrier();
+            }
+            arrivals.note();
             group->recv(buffer.tensor(3), 1);
-          } catch (const Error&) {
-            done = true;
-            throw;
-          }
-        },
-        200ms, transport);
+          },
+          limit, transport);
+      return arrivals.together(1, limit);
+    });
     check_all(outcomes, "comm.timeout", {"recv(3 x F32)", "rank 1"});
   }
 }
@@ -371,8 +380,9 @@ TEST_CASE("killed ranks leave nothing behind") {
     std::set<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
       const std::string name = entry.path().filename();
-      // Folders of other tests come and go.
-      if (has(name, "mtl") && !name.starts_with("mtl-test-")) names.insert(name);
+      // What other tests have there comes and goes: their folders, and the NCCL on the host's.
+      const bool others = name.starts_with("mtl-test-") || name.starts_with("mtl-host-nccl-");
+      if (has(name, "mtl") && !others) names.insert(name);
     }
     return names;
   };
@@ -422,7 +432,7 @@ TEST_CASE("ranks of different hosts or containers cannot share memory, and are t
     ranks.emplace_back([&, rank] {
       StoreOfAnother elsewhere(*store, replaced, rank == 1 ? "0000-elsewhere" : replaced);
       try {
-        make_shm_world(elsewhere, {.rank = rank, .size = 2, .timeout = 20s});
+        make_shm_world(elsewhere, {.rank = rank, .size = 2, .timeout = kLong});
         CHECK(false);
       } catch (const Error& error) {
         CHECK(error.diagnostics().front().code == "comm.host");

@@ -2,12 +2,15 @@
 // store), and collects how each ended. And numbers whose sum depends on the order of adding.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -48,6 +51,33 @@ std::string problem_of(const std::vector<Outcome>& outcomes);
 // Of threads or processes, on every transport in turn.
 std::string threads_problem(int size, const Body& body);
 std::string processes_problem(int size, const Body& body);
+
+// When ranks come to the place where others, or a time limit, are to find them.
+class Arrivals {
+ public:
+  void note() {
+    const std::scoped_lock lock(mutex_);
+    times_.push_back(Clock::now());
+  }
+  // Whether so many have come, all in half the time after which the first of them gives up.
+  bool together(size_t count, std::chrono::milliseconds limit) const {
+    const std::scoped_lock lock(mutex_);
+    if (times_.size() != count) return false;
+    const auto [first, last] = std::minmax_element(times_.begin(), times_.end());
+    return *last - *first < limit / 2;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  mutable std::mutex mutex_;
+  std::vector<Clock::time_point> times_;
+};
+
+// Counts who has come to the end of a body, however.
+struct CountsEnd {
+  std::atomic<int>& ended;
+  ~CountsEnd() { ++ended; }
+};
 
 // Inside a body, where doctest's macros do not reach the parent process.
 inline void expect(bool good, const std::string& what) {

@@ -63,7 +63,7 @@ void say(const Fd& fd, const std::string& text) {
 
 // Whether the other side closes the connection without having answered more than its challenge.
 bool is_dropped(const Fd& fd) {
-  const timeval limit = {30, 0};
+  const timeval limit = {300, 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   std::array<char, 4096> text;
   ssize_t n = 0;
@@ -94,7 +94,7 @@ void among_strangers(const std::function<void(const std::vector<tcp::Card>&)>& s
                                    [&] {
                                      std::vector<tcp::Card> cards;
                                      for (const char* key : {"tcp/at/0", "tcp/at/1"}) {
-                                       cards.push_back(*tcp::Card::decode(store->get(key, 1min)));
+                                       cards.push_back(*tcp::Card::decode(store->get(key, kLong)));
                                      }
                                      try {
                                        strangers(cards);
@@ -147,7 +147,7 @@ TEST_CASE("a rank with another token or of another generation is refused and tol
   }
   among_strangers([&](const std::vector<tcp::Card>& cards) {
     const auto network = tcp::make_network({.rank = 1, .token = token, .generation = generation});
-    const auto peers = std::make_shared<tcp::Peers>(1, cards, 30s);
+    const auto peers = std::make_shared<tcp::Peers>(1, cards, kLong);
     std::string code, text;
     try {
       network->start(peers);
@@ -181,7 +181,7 @@ TEST_CASE("a rank that nobody can reach is named with both hosts") {
                    ::getsockname(closed.get(), reinterpret_cast<sockaddr*>(&address), &length);
                    tcp::Card card = {"far-away", 1, "127.0.0.1", ntohs(address.sin_port)};
                    store->set("tcp/at/0", card.encode());
-                   store->get("done", 1min);
+                   store->get("done", kLong);
                  },
                  [&] {
                    try {
@@ -208,9 +208,9 @@ TEST_CASE("a rank that never joins a TCP world is a timeout") {
 
 TEST_CASE("a rank number that is taken is refused") {
   const auto store = make_local_store();
-  const auto outcomes = run_ranks({[&] { make_world(Transport::mixed, *store, 0, 1, 1min); }});
+  const auto outcomes = run_ranks({[&] { make_world(Transport::mixed, *store, 0, 1, kLong); }});
   CHECK(problem_of(outcomes) == "");
-  const auto again = run_ranks({[&] { make_world(Transport::mixed, *store, 0, 1, 1min); }});
+  const auto again = run_ranks({[&] { make_world(Transport::mixed, *store, 0, 1, kLong); }});
   CHECK(again[0].code == "comm.rank");
 }
 
@@ -239,7 +239,7 @@ TEST_CASE("a world over IPv6") {
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back([&, rank] {
       const auto world = make_tcp_world(
-          *store, {.rank = rank, .size = 3, .address = "::1", .token = "x", .timeout = 1min});
+          *store, {.rank = rank, .size = 3, .address = "::1", .token = "x", .timeout = kLong});
       const auto group = world->group(all_ranks(3));
       std::vector<float> data(100'000);
       run_and_check(*group, all_ranks(3), Kind::all_reduce_sum,
@@ -255,7 +255,7 @@ TEST_CASE("MTL_COMM chooses the transport of a whole world") {
     const auto store = make_local_store();
     // Two hosts cannot share memory: shm is refused, tcp is not.
     const auto rank = [&](int own) {
-      const auto world = make_world(Transport::mixed, *store, own, 4, 1min);
+      const auto world = make_world(Transport::mixed, *store, own, 4, kLong);
       const auto group = world->group(all_ranks(4));
       const auto pair = world->group(own < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
       float value = 1;
