@@ -23,7 +23,7 @@ Ends over_relay(std::chrono::milliseconds dead_after) {
   ends.server = make_link_hub(hub_options(dead_after));
   ends.client = make_link_hub(hub_options(dead_after));
   ends.relay = std::make_unique<Relay>(ends.server->listen("127.0.0.1", 0));
-  ends.here = ends.client->connect("127.0.0.1", ends.relay->port(), 20s);
+  ends.here = ends.client->connect("127.0.0.1", ends.relay->port(), kPatience);
   expect(*ends.client, LinkEvent::opened);
   ends.there = expect(*ends.server, LinkEvent::opened).link;
   return ends;
@@ -43,10 +43,11 @@ void say(int fd, const std::string& bytes) {
   (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
-bool hung_up(int fd, int limit_ms = 20'000) {
+bool hung_up(int fd) {
   pollfd waiting = {fd, POLLIN, 0};
   char bytes[512];
-  while (::poll(&waiting, 1, limit_ms) == 1) {
+  const std::chrono::milliseconds limit = kPatience;
+  while (::poll(&waiting, 1, static_cast<int>(limit.count())) == 1) {
     if (::recv(fd, bytes, sizeof(bytes), 0) <= 0) return true;
   }
   return false;
@@ -55,17 +56,21 @@ bool hung_up(int fd, int limit_ms = 20'000) {
 }  // namespace
 
 TEST_CASE("a cut cable is silence for both ends") {
-  Ends ends = over_relay(400ms);
-  SUBCASE("both directions") {
-    ends.relay->to_server = false;
-    ends.relay->to_client = false;
-  }
+  // The agent knows after 0.8 of it. Where it hears that the controller gives it up the rest has to
+  // be enough for a slow machine.
+  std::chrono::milliseconds dead_after = 400ms;
+  bool to_server = false, to_client = false;
+  SUBCASE("both directions") {}
   SUBCASE("half open: the agent hears nothing any more") {
-    ends.relay->to_client = false;
+    to_server = true;
   }
   SUBCASE("half open: the controller hears nothing any more") {
-    ends.relay->to_server = false;
+    to_client = true;
+    dead_after = 4s;
   }
+  Ends ends = over_relay(dead_after);
+  ends.relay->to_server = to_server;
+  ends.relay->to_client = to_client;
   CHECK(expect(*ends.client, LinkEvent::lost).loss == LinkEvent::silent);
   // The agent may close what it has given up, and where that can be heard it is.
   const LinkEvent end = expect(*ends.server, LinkEvent::lost);
@@ -74,7 +79,7 @@ TEST_CASE("a cut cable is silence for both ends") {
 }
 
 TEST_CASE("a reset and an end in the middle of a frame are the end of the peer") {
-  Ends ends = over_relay(30s);
+  Ends ends = over_relay(kPatience);
   SUBCASE("reset") {
     ends.relay->reset = true;
   }
@@ -87,7 +92,7 @@ TEST_CASE("a reset and an end in the middle of a frame are the end of the peer")
 }
 
 TEST_CASE("spoiled bytes end the link and never become a message") {
-  Ends ends = over_relay(30s);
+  Ends ends = over_relay(kPatience);
   ends.relay->spoil = true;
   ends.client->send(ends.here, message(1, "spoiled"));
   CHECK(expect(*ends.server, LinkEvent::lost).loss == LinkEvent::broken);
@@ -96,23 +101,25 @@ TEST_CASE("spoiled bytes end the link and never become a message") {
 
 TEST_CASE("a slow cable is no death and the clocks are seen through it") {
   Ends ends = over_relay(10s);
+  const auto begin = std::chrono::steady_clock::now();
   ends.relay->delay_ms = 100;
   for (int i = 0; i < 5; ++i) {
     ends.client->send(ends.here, message(uint16_t(i), std::string(50'000, 'x')));
     const LinkEvent event = expect(*ends.server, LinkEvent::arrived);
     CHECK(event.message.kind == i);
     // Both clocks are this machine's: what is seen is at most half the shortest round trip off.
-    CHECK(std::chrono::abs(event.clock_ahead) < 2s);
+    CHECK(std::chrono::abs(event.clock_ahead) <
+          2s + (std::chrono::steady_clock::now() - begin) / 2);
   }
 }
 
 TEST_CASE("heartbeats overtake what waits: a long queue is no silence") {
   // 40 MB wait behind a cable that lets nothing through for a while.
-  LinkHubOptions options = hub_options(30s);
+  LinkHubOptions options = hub_options();
   const auto server = make_link_hub(options);
   const auto client = make_link_hub(options);
   Relay relay(server->listen("127.0.0.1", 0));
-  const LinkId here = client->connect("127.0.0.1", relay.port(), 20s);
+  const LinkId here = client->connect("127.0.0.1", relay.port(), kPatience);
   expect(*client, LinkEvent::opened);
   const LinkId there = expect(*server, LinkEvent::opened).link;
   relay.delay_ms = 20;
@@ -155,7 +162,7 @@ TEST_CASE("strangers are dropped and the owner hears nothing of it") {
   }
   CHECK_FALSE(server->next());
   const auto client = make_link_hub(hub_options());
-  client->connect("127.0.0.1", port, 20s);
+  client->connect("127.0.0.1", port, kPatience);
   expect(*client, LinkEvent::opened);
   expect(*server, LinkEvent::opened);
 }
@@ -181,7 +188,7 @@ TEST_CASE("a flood of strangers neither disturbs a link nor keeps a true one out
   const auto server = make_link_hub(options);
   const auto client = make_link_hub(hub_options());
   const uint16_t port = server->listen("127.0.0.1", 0);
-  const LinkId here = client->connect("127.0.0.1", port, 20s);
+  const LinkId here = client->connect("127.0.0.1", port, kPatience);
   expect(*client, LinkEvent::opened);
   const LinkId there = expect(*server, LinkEvent::opened).link;
   std::vector<Fd> crowd;
@@ -197,7 +204,7 @@ TEST_CASE("a flood of strangers neither disturbs a link nor keeps a true one out
       CHECK(expect(*client, LinkEvent::arrived).message.body == "back");
     }
   }
-  client->connect("127.0.0.1", port, 60s);
+  client->connect("127.0.0.1", port, kPatience);
   expect(*client, LinkEvent::opened);
   expect(*server, LinkEvent::opened);
 }
@@ -205,7 +212,7 @@ TEST_CASE("a flood of strangers neither disturbs a link nor keeps a true one out
 TEST_CASE("an impostor that does not know the token is not believed") {
   const Impostor impostor;
   const auto client = make_link_hub(hub_options());
-  client->connect("127.0.0.1", impostor.port(), 20s);
+  client->connect("127.0.0.1", impostor.port(), kPatience);
   CHECK(expect(*client, LinkEvent::lost).loss == LinkEvent::wrong_token);
 }
 

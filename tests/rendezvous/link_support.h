@@ -14,15 +14,18 @@ namespace mtl::test {
 
 inline const std::string kToken = "the run's token";
 
-inline LinkHubOptions hub_options(std::chrono::milliseconds dead_after = std::chrono::seconds(30)) {
+// Far above what any step needs, also where the machine stands still for half a minute.
+inline constexpr std::chrono::seconds kPatience{180};
+
+inline LinkHubOptions hub_options(std::chrono::milliseconds dead_after = kPatience) {
   LinkHubOptions options;
   options.token = kToken;
   options.dead_after = dead_after;
   return options;
 }
 
-inline std::optional<LinkEvent> next_event(
-    LinkHub& hub, std::chrono::milliseconds limit = std::chrono::seconds(20)) {
+inline std::optional<LinkEvent> next_event(LinkHub& hub,
+                                           std::chrono::milliseconds limit = kPatience) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     if (auto event = hub.next()) return event;
