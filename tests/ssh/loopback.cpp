@@ -7,8 +7,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fstream>
-#include <iterator>
 #include <poll.h>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 #include <unistd.h>
@@ -82,8 +82,10 @@ int run_program(const std::vector<std::string>& argv, std::string* output) {
 }
 
 std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  // Not by an iterator, which throws where a file of /proc ends with its process.
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
 }
 
 bool alive(pid_t pid) {

@@ -16,7 +16,8 @@
 
 namespace mtl::test {
 
-inline constexpr int kPatienceSeconds = 60;  // a hang fails the test; far above any step
+// A hang fails the test; far above any step, also where the machine stands still for half a minute.
+inline constexpr int kPatienceSeconds = 180;
 
 bool wait_for(const std::function<bool()>& happened, int seconds = kPatienceSeconds);
 // Runs a program to its end and gives its exit code; `output`: its stdout and stderr.
