@@ -38,15 +38,16 @@ void flip(const fs::path& path, int64_t at) {
   file.put(byte);
 }
 
-// Of rank 0, once it has said so. At most a minute.
+// Of rank 0, once it has said so; not that of an earlier start, which is no more.
 pid_t worker_of(const fs::path& run) {
-  json status;
-  for (int i = 0; i < 600 && !status.contains("pid"); ++i) {
-    status = json::parse(file_text(run / "status.json"), nullptr, false);
-    if (!status.is_object()) status = json::object();
-    if (!status.contains("pid")) usleep(100'000);
-  }
-  return status.at("pid").get<pid_t>();
+  pid_t pid = 0;
+  wait_until([&] {
+    const json status = json::parse(file_text(run / "status.json"), nullptr, false);
+    pid = status.is_object() ? status.value("pid", 0) : 0;
+    return pid > 0 && kill(pid, 0) == 0;
+  });
+  REQUIRE(pid > 0);
+  return pid;
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -74,10 +75,7 @@ std::string rides_it_out(const Shell& shell, const Shell& side, const fs::path& 
   CHECK(kill(pid, 0) == 0);
   mend();
   const size_t before = count(said, "checkpoint=");
-  for (int i = 0; i < 600 && count(file_text(shell.dir() / "stderr.txt"), "checkpoint=") <= before;
-       ++i) {
-    usleep(100'000);
-  }
+  wait_until([&] { return count(file_text(shell.dir() / "stderr.txt"), "checkpoint=") > before; });
   kill(pid, SIGTERM);
   const Outcome stopped = shell.finish(pid);
   CAPTURE(stopped.err);

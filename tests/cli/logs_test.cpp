@@ -13,7 +13,7 @@ using namespace mtl::test;
 namespace {
 
 bool wait_for(const std::function<bool()>& happened) {
-  for (int i = 0; i < 3'000; ++i) {
+  for (int i = 0; i < 24'000; ++i) {  // far above what it needs
     if (happened()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

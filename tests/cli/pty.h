@@ -58,7 +58,7 @@ class Pty {
   }
   // Reads until `text` has appeared since the last call; false if it never does.
   bool wait_for(const std::string& text) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(180);
     while (std::chrono::steady_clock::now() < until) {
       const size_t at = screen_.find(text, seen_);
       if (at != std::string::npos) {
@@ -69,7 +69,8 @@ class Pty {
     }
     return false;
   }
-  // The exit code, or 128 + signal; of a program that says nothing for a minute, that of SIGKILL.
+  // The exit code, or 128 + signal; of a program that says nothing for three minutes, that of
+  // SIGKILL.
   int finish() {
     while (read_some()) {
     }
@@ -97,7 +98,7 @@ class Pty {
  private:
   bool read_some() {
     pollfd wait{master_, POLLIN, 0};
-    if (poll(&wait, 1, 60'000) <= 0) return false;
+    if (poll(&wait, 1, 180'000) <= 0) return false;
     char buffer[4096];
     const ssize_t got = read(master_, buffer, sizeof(buffer));
     if (got <= 0) {  // EIO: the program has ended

@@ -1,9 +1,13 @@
 // mtl test: set-ups that are well, and what it says and returns when a rank of one is not.
+#include <algorithm>
+#include <chrono>
+
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
 #include "cli/test_report.h"
+#include "support/fitting_limit.h"
 #include "support/text.h"
 
 using mtl::test::Outcome;
@@ -20,6 +24,10 @@ Outcome test_setup(const Words& flags, const std::map<std::string, std::string>&
   const Shell shell;
   Words args = {"test"};
   args.insert(args.end(), flags.begin(), flags.end());
+  // What is well, or wrong at once, has time.
+  if (std::find(flags.begin(), flags.end(), "--stage_timeout") == flags.end()) {
+    args.insert(args.end(), {"--stage_timeout", "120"});
+  }
   const Outcome outcome = shell.mtl(args, env);
   // Only the settings' own folder and what the shell itself writes: nothing is left behind.
   for (const auto& entry : std::filesystem::directory_iterator(shell.dir())) {
@@ -32,9 +40,24 @@ Outcome test_setup(const Words& flags, const std::map<std::string, std::string>&
 // Two agents on this machine.
 const Words kTwoHosts = {"--hosts", "localhost:2,127.0.0.1:2"};
 
-Outcome with_fault(const std::string& fault, Words flags = kTwoHosts) {
-  flags.insert(flags.end(), {"--stage_timeout", "4"});
+Outcome with_fault(const std::string& fault, const Words& flags = kTwoHosts) {
   return test_setup(flags, {{"MTL_TEST_FAULT", fault}});
+}
+
+// Of a rank that hangs; `error` is what is said behind "error[selftest.timeout]: ". Where the
+// machine is so slow that others do not come in time either, with more time.
+Outcome with_hang(const std::string& fault, const std::string& error,
+                  const Words& flags = kTwoHosts) {
+  Outcome outcome;
+  mtl::test::with_fitting_limit(std::chrono::seconds(4), [&](auto limit) {
+    const std::string seconds = std::to_string(limit.count() / 1000);
+    Words all = flags;
+    all.insert(all.end(), {"--stage_timeout", seconds});
+    outcome = with_fault(fault, all);
+    CHECK(has(outcome.err, " did not come within " + seconds + " s\n"));
+    return has(outcome.err, "error[selftest.timeout]: " + error);
+  });
+  return outcome;
 }
 
 }  // namespace
@@ -129,24 +152,27 @@ TEST_CASE("mtl test: what is wrong is named with stage and rank and host") {
       {"train:2", 1, "BAD train",
        "error[selftest.loss]: train: rank 2 on 127.0.0.1: with tp=1 dp=4 the loss of step 8 is "},
       {"spawn:1:sleep", 7, "BAD spawn",
-       "error[selftest.timeout]: spawn: rank 1 on localhost did not come within 4 s\n"},
+       "error[selftest.timeout]: spawn: rank 1 on localhost did not come within "},
       {"network:3:sleep", 7, "BAD network",
-       "error[selftest.timeout]: network: rank 3 on 127.0.0.1 did not come within 4 s\n"},
+       "error[selftest.timeout]: network: rank 3 on 127.0.0.1 did not come within "},
       {"train:0:sleep", 7, "BAD train",
-       "error[selftest.timeout]: train: rank 0 on localhost did not come within 4 s\n"},
+       "error[selftest.timeout]: train: rank 0 on localhost did not come within "},
       {"rendezvous:2:sleep", 7, "BAD rendezvous",
-       "error[selftest.timeout]: rendezvous: rank 2 on 127.0.0.1 did not come within 4 s\n"},
+       "error[selftest.timeout]: rendezvous: rank 2 on 127.0.0.1 did not come within "},
       {"rendezvous:3:exit", 1, "BAD rendezvous",
        "error[rank.died]: rendezvous: rank 3 (local 1 on 127.0.0.1, pid "},
       {"clocks:2:sleep", 7, "BAD clocks",
-       "error[selftest.timeout]: clocks: rank 2 on 127.0.0.1 did not come within 4 s\n"},
+       "error[selftest.timeout]: clocks: rank 2 on 127.0.0.1 did not come within "},
       {"network:0:exit", 1, "BAD network",
        "error[rank.died]: network: rank 0 (local 0 on localhost, pid "},
       {"train:1:exit", 1, "BAD train",
        "error[rank.died]: train: rank 1 (local 1 on localhost, pid "},
   };
   for (const Case& one : cases) {
-    const Outcome outcome = with_fault(one.fault);
+    const std::string hang = "error[selftest.timeout]: ";
+    const bool hangs = std::string(one.error).starts_with(hang);
+    const Outcome outcome =
+        hangs ? with_hang(one.fault, one.error + hang.size()) : with_fault(one.fault);
     CAPTURE(outcome.out);
     CAPTURE(outcome.err);
     CHECK(outcome.code == one.code);
@@ -160,7 +186,8 @@ TEST_CASE("mtl test: what is wrong is named with stage and rank and host") {
 }
 
 TEST_CASE("mtl test: a rank that hangs in a local job, and whom to look at") {
-  const Outcome outcome = with_fault("network:1:sleep", {"--num_processes", "2"});
+  const Outcome outcome =
+      with_hang("network:1:sleep", "network: rank 1 on ", {"--num_processes", "2"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 7);
   CHECK(has(outcome.err, "error[selftest.timeout]: network: rank 1 on "));

@@ -1,7 +1,9 @@
 // A run so small that a test can afford it: its recipe, and what it leaves behind.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <sstream>
 #include <string>
@@ -108,11 +110,19 @@ inline std::map<std::string, std::string> tensors_of(const fs::path& checkpoint)
   return tensors;
 }
 
-// At most a minute.
-inline void wait_for_text(const Shell& shell, const std::string& text) {
-  for (int i = 0; i < 600 && !has(file_text(shell.dir() / "stderr.txt"), text); ++i) {
-    usleep(100'000);
+// Bounded, far above what any of these runs needs, also where the machine stands still for half a
+// minute.
+inline bool wait_until(const std::function<bool()>& happened) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(4);
+  while (!happened()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    usleep(20'000);
   }
+  return true;
+}
+
+inline void wait_for_text(const Shell& shell, const std::string& text) {
+  wait_until([&] { return has(file_text(shell.dir() / "stderr.txt"), text); });
 }
 
 // A worker of a job of this shell, found by its environment; 0 = there is none.

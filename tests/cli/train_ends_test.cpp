@@ -14,7 +14,7 @@ using namespace mtl::test;
 
 TEST_CASE("TERM stops with a complete checkpoint and code 75, and the same command goes on") {
   Shell shell;
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml"});
   wait_for_text(shell, "step=5 ");
   // Meanwhile the run is nobody else's.
@@ -57,7 +57,7 @@ int age_of_job(const Shell& shell, const std::string& start) {
 
 TEST_CASE("health.max_time counts from the begin of the job, also if its ranks start again") {
   Shell shell;
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid = shell.start(
       {MTL_PROGRAM, "launch", "--max_restarts", "1", "train.yaml", "health.max_time=1h"});
   wait_for_text(shell, "step=5 ");
@@ -70,9 +70,10 @@ TEST_CASE("health.max_time counts from the begin of the job, also if its ranks s
   wait_for_text(shell, "restart 1 of 1");
   const auto goes_on = [&] {
     const std::string text = file_text(shell.dir() / "stderr.txt");
-    return has(text.substr(text.find("restart 1 of 1")), "step=");
+    const size_t again = text.find("restart 1 of 1");
+    return again != std::string::npos && has(text.substr(again), "step=");
   };
-  for (int i = 0; i < 600 && !goes_on(); ++i) usleep(50'000);
+  CHECK(wait_until(goes_on));
   CHECK(age_of_job(shell, "1") > first);
   kill(pid, SIGTERM);
   CHECK(shell.finish(pid).code == 75);
@@ -89,7 +90,7 @@ TEST_CASE("health.max_time stops a run as a request would, and not before") {
   Shell shell;
   write_recipe(shell, 3);
   CHECK(shell.mtl({"launch", "train.yaml", "health.max_time=1h", "run.name=short"}).code == 0);
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const Outcome stopped =
       shell.mtl({"launch", "--num_processes", "2", "train.yaml", "health.max_time=1s"});
   CAPTURE(stopped.err);
@@ -103,7 +104,7 @@ TEST_CASE("health.max_time stops a run as a request would, and not before") {
 
 TEST_CASE("a rank that is killed is the headline, and the run is recorded as failed") {
   Shell shell;
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid =
       shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "--grace", "2", "train.yaml"});
   wait_for_text(shell, "step=5 ");
@@ -126,7 +127,7 @@ TEST_CASE("a rank that is killed is the headline, and the run is recorded as fai
 TEST_CASE("a run that was killed with its launcher is lost, and goes on from its checkpoint") {
   Shell shell;
   const std::string state = (shell.dir() / "state").string();
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid = shell.start({MTL_PROGRAM, "launch", "train.yaml"}, {{"XDG_STATE_HOME", state}});
   wait_for_text(shell, "checkpoint=");
   const auto said = [&] {
@@ -137,7 +138,7 @@ TEST_CASE("a run that was killed with its launcher is lost, and goes on from its
   CHECK(said() == "running");
   kill(pid, SIGKILL);
   shell.finish(pid);
-  for (int i = 0; i < 600 && worker_with(shell, "MTL_RUN_FENCE=") != 0; ++i) usleep(20'000);
+  CHECK(wait_until([&] { return worker_with(shell, "MTL_RUN_FENCE=") == 0; }));
   CHECK(said() == "lost");
   CHECK(json::parse(file_text(run_of(shell) / "status.json"))["state"] == "running");
   CHECK(shell.mtl({"report", "runs/tiny"}).code == 0);

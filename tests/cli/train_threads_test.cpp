@@ -43,7 +43,7 @@ TEST_CASE("threads compute the bits of processes") {
 
 TEST_CASE("ranks as threads obey signals together and go on as processes") {
   Shell shell;
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid = shell.start(
       {MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml", "launch.spawn=threads"});
   wait_for_text(shell, "step=5 ");
@@ -69,7 +69,7 @@ TEST_CASE("a rank that fails is the headline among processes and among threads")
   for (const std::string spawn : {"processes", "threads"}) {
     CAPTURE(spawn);
     Shell shell;
-    write_recipe(shell, 1000);
+    write_recipe(shell, 1'000'000);
     const pid_t pid = shell.start({MTL_PROGRAM, "launch", "--num_processes", "2", "train.yaml",
                                    "checkpoint.every=0", "launch.spawn=" + spawn});
     wait_for_text(shell, "step=5 ");
@@ -78,6 +78,7 @@ TEST_CASE("a rank that fails is the headline among processes and among threads")
     fs::remove_all(checkpoints);
     shell.write(checkpoints.string(), "in the way");
     // The last one has to be written: without it the run has failed.
+    kill(pid, SIGTERM);
     const Outcome outcome = shell.finish(pid);
     CAPTURE(outcome.err);
     CHECK(outcome.code == 4);
@@ -95,7 +96,7 @@ TEST_CASE("a rank that fails is the headline among processes and among threads")
 
 TEST_CASE("a process of rank threads that is killed is the headline") {
   Shell shell;
-  write_recipe(shell, 100000);
+  write_recipe(shell, 1'000'000);
   const pid_t pid =
       shell.start({MTL_PROGRAM, "launch", "--num_processes", "3", "train.yaml",
                    "launch.spawn=threads", "train.global_batch=6", "train.micro_batch=1"});

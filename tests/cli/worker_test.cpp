@@ -84,14 +84,23 @@ TEST_CASE("a rank that is kept from its work is named while the run goes on") {
   CHECK(has(less.err, "error[config.range]: health.straggler_factor cannot be 0.9"));
   constexpr int kSlow = 1;
   const pid_t second = rank(kSlow), third = rank(2), first = rank(0);
-  // Three quarters of the time it stands still; at most a minute.
-  const auto told = [&] { return has(file_text(shell.dir() / "stderr.txt"), "] rank 1 ("); };
-  for (int i = 0; i < 1500 && !told(); ++i) {
+  // Three quarters of the time it stands still, until that is told. Left alone it soon keeps up, so
+  // what is told of it is looked at before that.
+  json slow;
+  const auto told = [&] {
+    if (!has(file_text(shell.dir() / "stderr.txt"), "] rank 1 (")) return false;
+    const json status = json::parse(file_text(run_of(shell) / "status.json"));
+    for (const json& one : status.value("stragglers", json::array())) {
+      if (one.at("rank") == kSlow) slow = one;
+    }
+    return !slow.is_null();
+  };
+  wait_until([&] {
     kill(second, SIGSTOP);
     usleep(30'000);
     kill(second, SIGCONT);
-    usleep(10'000);
-  }
+    return told();
+  });
   kill(first, SIGTERM);
   const Outcome outcome = shell.finish(first);
   CAPTURE(outcome.err);
@@ -99,14 +108,11 @@ TEST_CASE("a rank that is kept from its work is named while the run goes on") {
   CHECK(shell.finish(second).code == 75);
   CHECK(shell.finish(third).code == 75);
   CHECK(has(outcome.err, "[rank.straggler] rank 1 ("));
-  const fs::path run = run_of(shell);
-  const json status = json::parse(file_text(run / "status.json"));
-  std::map<int, json> slow;
-  for (const json& one : status.at("stragglers")) slow[one.at("rank")] = one;
-  REQUIRE(slow.contains(kSlow));
-  CHECK(slow[kSlow].at("phase") == "forward and backward");
-  CHECK(slow[kSlow].at("factor") > 1.2);
-  CHECK(has(file_text(run / "events.jsonl"), R"("event":"straggler")"));
+  REQUIRE(!slow.is_null());
+  // That of most of what was too much, wherever it was stopped: of a slow machine it may be any.
+  CHECK_FALSE(slow.at("phase").get<std::string>().empty());
+  CHECK(slow.at("factor") > 1.2);
+  CHECK(has(file_text(run_of(shell) / "events.jsonl"), R"("event":"straggler")"));
 }
 
 TEST_CASE("the time that is left has what comes beside the steps, up to the end") {
