@@ -94,6 +94,10 @@ class Device {
   // y = gelu_tanh(x), y distinct from x: the bits that Epilogue::gelu makes of the same aux (but
   // with gelu_once).
   virtual void gelu_forward(Tensor x, Tensor y) = 0;
+  // The exact form, x times the normal distribution's integral up to x: y = gelu_exact(x), y
+  // distinct from x; dy <- dy * gelu_exact'(x), in place. No product has these.
+  virtual void gelu_exact_forward(Tensor x, Tensor y) = 0;
+  virtual void gelu_exact_backward(Tensor dy, Tensor x) = 0;
   virtual void swiglu_forward(const Swiglu& args) = 0;
   virtual void swiglu_backward(const SwigluBackward& args) = 0;
   // A token is routed by its logits alone, so ranks and passes that see equal logits agree.

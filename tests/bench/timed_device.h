@@ -112,6 +112,12 @@ class TimedDevice final : public Device {
   void gelu_forward(Tensor x, Tensor y) override {
     timed("activation", moves({x, y}), [&] { device_->gelu_forward(x, y); });
   }
+  void gelu_exact_forward(Tensor x, Tensor y) override {
+    timed("activation", moves({x, y}), [&] { device_->gelu_exact_forward(x, y); });
+  }
+  void gelu_exact_backward(Tensor dy, Tensor x) override {
+    timed("activation", moves({dy, x, dy}), [&] { device_->gelu_exact_backward(dy, x); });
+  }
   void swiglu_forward(const Swiglu& args) override {
     timed("activation", work_of(args), [&] { device_->swiglu_forward(args); });
   }

@@ -37,8 +37,8 @@ ATTENTION = [
 MEMORY = [
     ("cross entropy: loss", r"losses_kernel<mtl::cuda::Bf16, 8, 512, false>"),
     ("cross entropy: gradient", r"::backward_kernel<mtl::cuda::Bf16, 8, 256>"),
-    ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16>"),
-    ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16>"),
+    ("GELU", r"each_kernel<8, .*Gelu<mtl::cuda::Bf16, .*TanhForm>"),
+    ("GELU backward", r"each_kernel<8, .*GeluBackward<mtl::cuda::Bf16, .*TanhForm>"),
     ("SwiGLU", r"swiglu_forward_kernel<mtl::cuda::Bf16, 8>"),
     ("SwiGLU backward", r"swiglu_backward_kernel<mtl::cuda::Bf16, 8>"),
     ("norm, residual", r"::forward_kernel<mtl::cuda::Bf16, 8, 32, 4, .*1>"),

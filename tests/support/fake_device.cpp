@@ -105,6 +105,12 @@ class FakeDevice final : public Device, private Recorder {
   void gelu_forward(Tensor x, Tensor y) override {
     later([=, this] { cpu_->gelu_forward(x, y); });
   }
+  void gelu_exact_forward(Tensor x, Tensor y) override {
+    later([=, this] { cpu_->gelu_exact_forward(x, y); });
+  }
+  void gelu_exact_backward(Tensor dy, Tensor x) override {
+    later([=, this] { cpu_->gelu_exact_backward(dy, x); });
+  }
   void swiglu_forward(const Swiglu& args) override {
     later([=, this] { cpu_->swiglu_forward(args); });
   }

@@ -140,6 +140,12 @@ class GuardedDevice final : public Device {
   void gelu_forward(Tensor x, Tensor y) override {
     op({x, y}, [&] { cpu_.gelu_forward(x, y); });
   }
+  void gelu_exact_forward(Tensor x, Tensor y) override {
+    op({x, y}, [&] { cpu_.gelu_exact_forward(x, y); });
+  }
+  void gelu_exact_backward(Tensor dy, Tensor x) override {
+    op({dy, x}, [&] { cpu_.gelu_exact_backward(dy, x); });
+  }
   void swiglu_forward(const Swiglu& s) override {
     op({s.x, s.y, s.amax}, [&] { cpu_.swiglu_forward(s); });
   }

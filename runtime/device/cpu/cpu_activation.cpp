@@ -1,4 +1,4 @@
-// The activations of an MLP that stand alone: GELU (to compute it again), SwiGLU.
+// The activations of an MLP that stand alone: GELU (to compute it again), its exact form, SwiGLU.
 #include <cassert>
 
 #include "runtime/device/cpu/cpu_device.h"
@@ -8,6 +8,24 @@ namespace mtl {
 void CpuDevice::gelu_forward(Tensor x, Tensor y) {
   assert(y.dtype == x.dtype && y.numel() == x.numel() && y.data != x.data);
   matmul_.gelu(x, y);
+}
+
+void CpuDevice::gelu_exact_forward(Tensor x, Tensor y) {
+  assert(y.dtype == x.dtype && y.numel() == x.numel() && y.data != x.data);
+  const int64_t element = bytes_of(x.dtype);
+  const auto gelu = typed(x.dtype).gelu_exact_forward;
+  split_rows(x.numel(), 1, [&](int64_t begin, int64_t end) {
+    gelu(x.as<char>() + begin * element, y.as<char>() + begin * element, end - begin);
+  });
+}
+
+void CpuDevice::gelu_exact_backward(Tensor dy, Tensor x) {
+  assert(dy.dtype == x.dtype && dy.numel() == x.numel() && dy.data != x.data);
+  const int64_t element = bytes_of(x.dtype);
+  const auto gelu = typed(x.dtype).gelu_exact_backward;
+  split_rows(x.numel(), 1, [&](int64_t begin, int64_t end) {
+    gelu(x.as<char>() + begin * element, dy.as<char>() + begin * element, end - begin);
+  });
 }
 
 void CpuDevice::swiglu_forward(const Swiglu& args) {

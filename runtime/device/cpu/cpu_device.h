@@ -64,6 +64,8 @@ class CpuDevice final : public Device {
   void head_norm_forward(const HeadNorm& args) override;
   void head_norm_backward(const HeadNormBackward& args) override;
   void gelu_forward(Tensor x, Tensor y) override;
+  void gelu_exact_forward(Tensor x, Tensor y) override;
+  void gelu_exact_backward(Tensor dy, Tensor x) override;
   void swiglu_forward(const Swiglu& args) override;
   void swiglu_backward(const SwigluBackward& args) override;
   void route_experts(const RouteExperts& args) override;

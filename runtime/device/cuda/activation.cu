@@ -7,19 +7,28 @@ namespace mtl::cuda {
 
 namespace {
 
-template <typename T>
+struct TanhForm {
+  __device__ static float value(float x) { return gelu(x); }
+  __device__ static float slope(float x) { return gelu_derivative(x); }
+};
+struct ExactForm {
+  __device__ static float value(float x) { return gelu_exact(x); }
+  __device__ static float slope(float x) { return gelu_exact_derivative(x); }
+};
+
+template <typename T, typename Form>
 struct Gelu {
   const T* x;
   T* y;
   template <int N>
   __device__ void at(int64_t i) const {
     Floats<N> values = load<N>(x + i);
-    for (int k = 0; k < N; ++k) values.at[k] = gelu(values.at[k]);
+    for (int k = 0; k < N; ++k) values.at[k] = Form::value(values.at[k]);
     store(y + i, values);
   }
 };
 
-template <typename T>
+template <typename T, typename Form>
 struct GeluBackward {
   T* dy;
   const T* aux;
@@ -27,7 +36,7 @@ struct GeluBackward {
   __device__ void at(int64_t i) const {
     const Floats<N> x = load<N>(aux + i);
     Floats<N> d = load<N>(dy + i);
-    for (int k = 0; k < N; ++k) d.at[k] *= gelu_derivative(x.at[k]);
+    for (int k = 0; k < N; ++k) d.at[k] *= Form::slope(x.at[k]);
     store(dy + i, d);
   }
 };
@@ -91,25 +100,40 @@ __global__ void __launch_bounds__(kBlock) swiglu_backward_kernel(GatedRows<T> a)
   amax.template finish<kBlock>();
 }
 
-}  // namespace
-
-void gelu_forward(Queue& queue, Tensor x, Tensor y) {
+template <typename Form>
+void gelu_forward_of(Queue& queue, const Tensor& x, const Tensor& y) {
   with_type(x.dtype, [&](auto type) {
     using T = decltype(type);
     with_pack<kPackOf<T>>(aligned({x.data, y.data}), [&](auto pack) {
-      each<decltype(pack)::value>(queue, x.numel(), Gelu<T>{x.as<const T>(), y.as<T>()});
+      each<decltype(pack)::value>(queue, x.numel(), Gelu<T, Form>{x.as<const T>(), y.as<T>()});
     });
   });
 }
 
-void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
+template <typename Form>
+void gelu_backward_of(Queue& queue, const Tensor& dy, const Tensor& aux) {
   with_type(dy.dtype, [&](auto type) {
     using T = decltype(type);
     with_pack<kPackOf<T>>(aligned({dy.data, aux.data}), [&](auto pack) {
       each<decltype(pack)::value>(queue, dy.numel(),
-                                  GeluBackward<T>{dy.as<T>(), aux.as<const T>()});
+                                  GeluBackward<T, Form>{dy.as<T>(), aux.as<const T>()});
     });
   });
+}
+
+}  // namespace
+
+void gelu_forward(Queue& queue, Tensor x, Tensor y) {
+  gelu_forward_of<TanhForm>(queue, x, y);
+}
+void gelu_backward(Queue& queue, Tensor dy, Tensor aux) {
+  gelu_backward_of<TanhForm>(queue, dy, aux);
+}
+void gelu_exact_forward(Queue& queue, Tensor x, Tensor y) {
+  gelu_forward_of<ExactForm>(queue, x, y);
+}
+void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x) {
+  gelu_backward_of<ExactForm>(queue, dy, x);
 }
 
 void swiglu_forward(Queue& queue, const Swiglu& args) {

@@ -45,6 +45,8 @@ void write(Queue& queue, Tensor to, const void* from);
 void gelu_forward(Queue& queue, Tensor x, Tensor y);
 // dy <- dy * gelu_tanh'(aux), in place: what cuBLASLt's epilogue would do.
 void gelu_backward(Queue& queue, Tensor dy, Tensor aux);
+void gelu_exact_forward(Queue& queue, Tensor x, Tensor y);
+void gelu_exact_backward(Queue& queue, Tensor dy, Tensor x);
 void swiglu_forward(Queue& queue, const Swiglu& args);
 void swiglu_backward(Queue& queue, const SwigluBackward& args);
 // matmul_bias.cu: to [n, c] = (accumulate ? to : 0) + from + bias [c]; from f32, may be `to`; bias

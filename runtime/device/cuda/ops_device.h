@@ -31,6 +31,10 @@ class OpsDevice : public Device, protected Queue {
     cuda::head_norm_backward(*this, args);
   }
   void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(*this, x, y); }
+  void gelu_exact_forward(Tensor x, Tensor y) override { cuda::gelu_exact_forward(*this, x, y); }
+  void gelu_exact_backward(Tensor dy, Tensor x) override {
+    cuda::gelu_exact_backward(*this, dy, x);
+  }
   void swiglu_forward(const Swiglu& args) override { cuda::swiglu_forward(*this, args); }
   void swiglu_backward(const SwigluBackward& args) override { cuda::swiglu_backward(*this, args); }
   void route_experts(const RouteExperts& args) override { cuda::route_experts(*this, args); }

@@ -1,4 +1,5 @@
-// GELU alone, and SwiGLU against a double-precision reference and finite differences.
+// GELU alone, its exact form and SwiGLU against a double-precision reference and finite
+// differences.
 #include "runtime/device/cpu/kernels/matmul_kernels.h"
 #include "runtime/device/ops_test.h"
 
@@ -83,6 +84,61 @@ TEST_CASE("gelu of an element does not depend on its place") {
     CHECK(single.bytes() == whole.bytes());
     CHECK(narrow_single.bytes() == narrow_whole.bytes());
   }
+}
+
+namespace {
+
+double normal_integral(double x) {
+  return 0.5 * std::erfc(-x / std::sqrt(2.0));
+}
+double gelu_exact_slope(double x) {
+  return normal_integral(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * 3.141592653589793);
+}
+
+}  // namespace
+
+TEST_CASE("gelu_exact and its gradient against the reference") {
+  for_each_device([](Device& device) {
+    std::mt19937 random(7);
+    for (const int64_t n : {1, 2, 15, 16, 17, 601, 70'001}) {
+      for (const DType type : kComputeTypes) {
+        INFO(n << " elements, type " << safetensors_name(type));
+        Held x(type, {n}), y(type, {n}), dy(type, {n});
+        x.randomize(random, 3);
+        dy.randomize(random);
+        std::vector<double> expected, slopes = dy.values();
+        for (const double value : x.values()) expected.push_back(value * normal_integral(value));
+        for (int64_t i = 0; i < n; ++i) {
+          slopes[static_cast<size_t>(i)] *= gelu_exact_slope(x[i]);
+        }
+        device.gelu_exact_forward(x.view, y.view);
+        device.gelu_exact_backward(dy.view, x.view);
+        // The integral to 2e-7, times x, and roundings. The tanh form is 5e-4 off.
+        check_close(y, expected, 3e-6, "y");
+        check_close(dy, slopes, 3e-6, "dy");
+      }
+    }
+  });
+}
+
+TEST_CASE("gelu_exact far from 0 is its limit, with small tails to their last digits") {
+  for_each_device([](Device& device) {
+    const std::vector<double> at = {-1e30, -1000, -20, -14, -9, -6, -4, -2,   -0.0,
+                                    0,     2,     4,   6,   9,  14, 20, 1000, 1e30};
+    const auto n = static_cast<int64_t>(at.size());
+    Held x(DType::f32, {n}), y(DType::f32, {n}), dy(DType::f32, {n});
+    for (int64_t i = 0; i < n; ++i) x.set(i, at[static_cast<size_t>(i)]);
+    device.fill(dy.view, 1);
+    device.gelu_exact_forward(x.view, y.view);
+    device.gelu_exact_backward(dy.view, x.view);
+    for (int64_t i = 0; i < n; ++i) {
+      const double value = x[i], exact = value * normal_integral(value);
+      INFO("x " << value);
+      // An exponential of -x^2 / 2 has as many units of the last place as that has.
+      CHECK(std::abs(y[i] - exact) <= (2e-6 + 1e-7 * value * value) * std::abs(exact) + 1e-37);
+      CHECK(std::abs(dy[i] - gelu_exact_slope(value)) <= 2e-6);
+    }
+  });
 }
 
 TEST_CASE("swiglu_forward against the reference") {

@@ -289,6 +289,10 @@ TEST_CASE("cuda: rows wider than a warp reaches and more of them than a grid has
         device.position_backward(x.view, seq, out.view, dpositions.view, false, dropout, first_row);
         outputs.push_back(out.values());
         outputs.push_back(dpositions.values());
+        device.gelu_exact_forward(x.view, y.view);
+        outputs.push_back(y.values());
+        device.gelu_exact_backward(residual.view, x.view);
+        outputs.push_back(residual.values());
         device.swiglu_forward({.x = wide.view, .y = y.view});
         outputs.push_back(y.values());
         device.swiglu_backward({.dy = x.view, .x = wide.view, .dx = dwide.view});

@@ -151,6 +151,9 @@ struct TypedKernels {
   void (*head_norm_forward)(const HeadNormRows& args);
   void (*head_norm_backward)(const HeadNormRowsBackward& args);
   void (*rope)(const RopeRows& args);
+  // y = gelu_exact(x); dy *= gelu_exact'(x)
+  void (*gelu_exact_forward)(const void* x, void* y, int64_t n);
+  void (*gelu_exact_backward)(const void* x, void* dy, int64_t n);
   void (*swiglu_forward)(const Swiglu& args);
   void (*swiglu_backward)(const Swiglu& args);
   // to = weight * from
