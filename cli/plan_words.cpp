@@ -61,7 +61,8 @@ std::string scaling_words(const RopeScaling& scaling) {
 
 std::string blocks_words(const ModelShape& model) {
   std::string text = model.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm";
-  text += model.activation == Activation::swiglu ? ", swiglu" : ", gelu";
+  constexpr const char* kActivations[] = {", gelu", ", swiglu", ", exact gelu"};
+  text += kActivations[static_cast<size_t>(model.activation)];
   if (model.experts > 0) {
     text += fmt::format(", {} of {} experts per token", model.experts_per_token, model.experts);
     if (model.shared_ffn > 0) text += fmt::format(" and a shared one of {}", model.shared_ffn);
@@ -87,6 +88,7 @@ std::string blocks_words(const ModelShape& model) {
       break;
   }
   if (model.qk_norm) text += ", QK-norm";
+  if (model.parallel_residual) text += ", parallel residual";
   if (model.sliding_window > 0) {
     text += fmt::format(", window of {} positions", grouped(model.sliding_window));
   }

@@ -30,7 +30,7 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       lse_(context.arena.get(layer_buffer(layer, "attn.lse"))),
       attended_(context.arena.get(layer_buffer(layer, "attn.context"))),
       attended_by_head_(context.arena.find(layer_buffer(layer, "attn.context_by_head"))),
-      output_(context.arena.get(layer_buffer(layer, "mlp.input"))),
+      output_(context.arena.find(layer_buffer(layer, "mlp.input"))),
       branch_(context.arena.get("branch")),
       gathered_(context.arena.find("gathered")),
       dresidual_(context.arena.find("dresidual")),
@@ -39,11 +39,17 @@ AttentionBlock::AttentionBlock(const BlockContext& context, int64_t layer)
       dnormed_(context.arena.find("attn.dnormed")),
       dattended_by_head_(context.arena.find("attn.dcontext_by_head")),
       dqkv_by_head_(context.arena.find("attn.dqkv_by_head")),
-      dbranch_amax_(float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy)),
-      dinput_amax_(float8_stream_amax(context, layer - 1, "mlp.down", Float8Operand::dy)),
       rope_table_(context.arena.find_tensor("rope")),
       first_key_(context.arena.find("first_key")),
-      position_ids_(context.arena.find("position_ids")) {}
+      position_ids_(context.arena.find("position_ids")) {
+  const bool parallel = context.shape.parallel_residual;
+  if (!parallel) {
+    dbranch_amax_ = float8_stream_amax(context, layer, "attn.proj", Float8Operand::dy);
+  }
+  if (!parallel || context.tp.size() == 1) {
+    dinput_amax_ = float8_stream_amax(context, layer - 1, "mlp.down", Float8Operand::dy);
+  }
+}
 
 AttentionShape attention_of(const ModelShape& shape, int parts) {
   AttentionShape attention;
@@ -151,7 +157,17 @@ void AttentionBlock::attend(const Pass& pass) const {
 
 ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before) const {
   const Tensor branch = rows_of(branch_, pass);
-  const Tensor x = context_.tp.enter(norm_.forward(pass, before), branch);
+  attend_to(pass, context_.tp.enter(norm_.forward(pass, before), branch));
+  project(pass, branch, false);
+  return {.x = context_.tp.leave(branch),
+          .bias = proj_linear_.bias(),
+          .residual = norm_.input(pass),
+          .out = stream_rows_of(context_, output_, pass),
+          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output),
+          .first_row = first_stream_row(context_, pass)};
+}
+
+void AttentionBlock::attend_to(const Pass& pass, Tensor x) const {
   const Pass whole = whole_sequences(context_, pass);
   qkv_linear_.forward(pass, {x, norm_.amax(pass)}, own_qkv(pass), qkv_linear_.bias());
   if (divides_sequence()) {
@@ -159,13 +175,11 @@ ResidualAdd AttentionBlock::forward(const Pass& pass, const ResidualAdd& before)
   }
   place_heads(whole);
   attend(pass);
-  proj_linear_.forward(pass, {rows_behind(attended_, pass)}, branch, {});
-  return {.x = context_.tp.leave(branch),
-          .bias = proj_linear_.bias(),
-          .residual = norm_.input(pass),
-          .out = stream_rows_of(context_, output_, pass),
-          .dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output),
-          .first_row = first_stream_row(context_, pass)};
+}
+
+void AttentionBlock::project(const Pass& pass, Tensor branch, bool with_bias) const {
+  proj_linear_.forward(pass, {rows_behind(attended_, pass)}, branch,
+                       with_bias ? proj_linear_.bias() : Tensor());
 }
 
 void AttentionBlock::attend_backward(const Pass& pass) const {
@@ -189,34 +203,38 @@ void AttentionBlock::attend_backward(const Pass& pass) const {
   if (divided) context_.cp.gather_heads(dqkv, rows_of(dqkv_, pass), qkv_sections());
 }
 
+void AttentionBlock::project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const {
+  if (context_.recompute.core_attention) attend(pass);
+  proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)},
+                              rows_of(dattended_, pass));
+  proj_linear_.backward_weight(pass, rows_of(attended_, pass), dbranch, dstream);
+}
+
 void AttentionBlock::backward(const Pass& pass) const {
-  const Tensor attended = rows_of(attended_, pass);
   const Tensor dresidual = stream_rows_of(context_, dresidual_, pass);
   const Tensor branch = rows_of(branch_, pass);
-  const Tensor dattended = rows_of(dattended_, pass);
-  const Tensor dqkv = rows_of(dqkv_, pass);
-  const Tensor dnormed = rows_of(dnormed_, pass);
-
-  const Tensor normed = context_.recompute.norms ? norm_.forward(pass) : norm_.normed(pass);
-  if (context_.recompute.core_attention) attend(pass);
-
   Tensor dstream = dresidual;
   if (Dropout dropout = dropout_for(context_, pass, layer_, DropoutSite::attention_output)) {
     dstream = context_.tp.own_rows(branch);
     context_.device.dropout_backward(dresidual, dstream, dropout, first_stream_row(context_, pass));
   }
-  const Tensor dbranch = context_.tp.enter(dstream, branch);
+  project_backward(pass, context_.tp.enter(dstream, branch), dstream);
+  backward(pass, {.dresidual = dresidual});
+}
+
+void AttentionBlock::backward(const Pass& pass, InputGradient to) const {
+  const Tensor dqkv = rows_of(dqkv_, pass);
+  const Tensor normed = context_.recompute.norms ? norm_.forward(pass) : norm_.normed(pass);
   const Tensor x = context_.tp.sequence() ? rows_of(gathered_, pass) : normed;
   TensorParallel::Pending entering = context_.tp.start_enter(normed, x);
-  proj_linear_.backward_input(pass, {dbranch, dbranch_amax_.in(pass.slot)}, dattended);
-  proj_linear_.backward_weight(pass, attended, dbranch, dstream);
   attend_backward(pass);
-  qkv_linear_.backward_input(pass, {dqkv}, dnormed);
-  TensorParallel::Pending leaving = context_.tp.start_leave(dnormed);
-  entering.finish();
-  qkv_linear_.backward_weight(pass, x, dqkv, dqkv);
-  leaving.finish();
-  norm_.backward(pass, context_.tp.own_rows(dnormed), dresidual, true, dinput_amax_.in(pass.slot));
+  to.dnormed = rows_of(dnormed_, pass);
+  to.amax = dinput_amax_.in(pass.slot);
+  qkv_linear_.backward_input(pass, {dqkv}, to.dnormed);
+  backward_to_stream(context_, norm_, pass, to, [&] {
+    entering.finish();
+    qkv_linear_.backward_weight(pass, x, dqkv, dqkv);
+  });
 }
 
 }  // namespace mtl

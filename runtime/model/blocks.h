@@ -15,6 +15,7 @@
 
 #include "runtime/model/dispatch.h"
 #include "runtime/model/float8_rows.h"
+#include "runtime/model/input_gradient.h"
 #include "runtime/model/linear.h"
 #include "runtime/model/norm.h"
 #include "runtime/model/shared_expert.h"
@@ -56,6 +57,16 @@ class AttentionBlock {
   ResidualAdd forward(const Pass& pass, const ResidualAdd& before) const;
   void backward(const Pass& pass) const;
 
+  // The parts of the above, for parallel_layer.h. From all rows of the normalised stream to
+  // attention's result, and from there to the rank's part of the block's, with its bias or without.
+  const Norm& norm() const { return norm_; }
+  void attend_to(const Pass& pass, Tensor x) const;
+  void project(const Pass& pass, Tensor branch, bool with_bias) const;
+  // And back. `dbranch`: of all rows; `dstream`: the rank's, of what the bias was added to.
+  void project_backward(const Pass& pass, Tensor dbranch, Tensor dstream) const;
+  // `to`: but for dnormed and amax, which are the block's.
+  void backward(const Pass& pass, InputGradient to) const;
+
  private:
   // Of a pass as whole_sequences() makes it, as all here but where it says otherwise.
   AttentionShape attention_shape(const Pass& whole) const;
@@ -84,6 +95,7 @@ class AttentionBlock {
   Buffer branch_, gathered_, dresidual_, dattended_, dqkv_, dnormed_;
   Buffer dattended_by_head_, dqkv_by_head_;
   // Of what it multiplies in FP8, and of what the block below does: dresidual, before and after.
+  // Empty where that is not what these ops read and write (parallel_layer.h).
   Buffer dbranch_amax_, dinput_amax_;
   Tensor rope_table_;
   Buffer first_key_, position_ids_;  // of documents in a sequence
@@ -99,13 +111,25 @@ class MlpBlock {
   void backward(const Pass& pass) const;
   Tensor output(const Pass& pass) const { return stream_rows_of(context_, output_, pass); }
 
- private:
-  // up and activation, from all rows of the normalised stream.
+  Tensor branch(const Pass& pass) const { return rows_of(branch_, pass); }
+  Tensor dresidual(const Pass& pass) const { return stream_rows_of(context_, dresidual_, pass); }
+
+  // The parts of the above, as of AttentionBlock: up and activation, from all rows of the
+  // normalised stream; down, which writes or adds; and what makes the layer's output of the sum.
+  const Norm& norm() const { return norm_; }
   void expand(const Pass& pass, Tensor x) const;
+  void contract(const Pass& pass, Tensor branch, bool add) const;
+  ResidualAdd output_of(const Pass& pass, Tensor branch) const;
+  // The gradient of the sum: dresidual, or of what dropout has let through, in `branch`.
+  Tensor output_backward(const Pass& pass) const;
+  void backward(const Pass& pass, Tensor dbranch, Tensor dstream, InputGradient to) const;
+
+ private:
+  void activate_again(Tensor before_act, Tensor activated) const;
 
   const BlockContext& context_;
   int64_t layer_;
-  bool gated_;
+  Activation activation_;
   Norm norm_;
   Linear up_, down_;
   Buffer before_act_, activated_, output_;

@@ -3,6 +3,8 @@
 #include <ranges>
 #include <utility>
 
+#include "runtime/model/parallel_layer.h"
+
 namespace mtl {
 
 Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
@@ -29,14 +31,22 @@ Chunk::Chunk(const BlockContext& context, const ChunkRange& range)
   }
 }
 
-ResidualAdd Chunk::Layer::forward(const Pass& pass, const Pass& of_mlp,
+ResidualAdd Chunk::Layer::forward(const BlockContext& context, const Pass& pass, const Pass& of_mlp,
                                   const ResidualAdd& before) const {
+  if (context.shape.parallel_residual) {
+    return parallel_forward(context, attention, std::get<MlpBlock>(mlp), pass, of_mlp.again,
+                            before);
+  }
   const ResidualAdd attended = attention.forward(pass, before);
   return std::visit([&](const auto& block) { return block.forward(of_mlp, attended); }, mlp);
 }
 
-void Chunk::Layer::mlp_backward(const Pass& pass) const {
+void Chunk::Layer::backward(const BlockContext& context, const Pass& pass) const {
+  if (context.shape.parallel_residual) {
+    return parallel_backward(context, attention, std::get<MlpBlock>(mlp), pass);
+  }
   std::visit([&](const auto& block) { block.backward(pass); }, mlp);
+  attention.backward(pass);
 }
 
 Tensor Chunk::Layer::output(const Pass& pass) const {
@@ -87,7 +97,7 @@ ResidualAdd Chunk::forward_layers(const Pass& pass, const BetweenLayers& between
     }
     for (int64_t number = group.first_layer; number < group.end_layer(); ++number) {
       read(number, between, left);
-      left = layer(number).forward(pass, pass, left);
+      left = layer(number).forward(context_, pass, pass, left);
       if (pass.inspect != nullptr) settle(left);
       inspect(number, "output of the layer", layer(number).output(pass));
     }
@@ -117,7 +127,7 @@ void Chunk::forward_again(const Pass& pass, const LayerGroup& group,
     Pass last = pass;
     last.again = number + 1 == group.end_layer();
     read(number, between, left);
-    left = layer(number).forward(pass, last, left);
+    left = layer(number).forward(context_, pass, last, left);
   }
 }
 
@@ -142,8 +152,7 @@ void Chunk::backward(const Pass& pass, const BetweenLayers& between) const {
     for (int64_t number = group.end_layer(); number-- > group.first_layer;) {
       if (between.reads) between.reads(number);
       if (between.writes) between.writes(number);
-      layer(number).mlp_backward(pass);
-      layer(number).attention.backward(pass);
+      layer(number).backward(context_, pass);
       finished(number);
     }
   }

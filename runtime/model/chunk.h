@@ -50,8 +50,9 @@ class Chunk {
     AttentionBlock attention;
     std::variant<MlpBlock, MoeBlock> mlp;
     // What makes the layer's output.
-    ResidualAdd forward(const Pass& pass, const Pass& of_mlp, const ResidualAdd& before) const;
-    void mlp_backward(const Pass& pass) const;
+    ResidualAdd forward(const BlockContext& context, const Pass& pass, const Pass& of_mlp,
+                        const ResidualAdd& before) const;
+    void backward(const BlockContext& context, const Pass& pass) const;
     Tensor output(const Pass& pass) const;
   };
   const Layer& layer(int64_t number) const {

@@ -44,11 +44,13 @@ void Linear::round_input(const Pass& pass, Tensor x, Tensor by_row, Tensor by_co
                     .inverse = float8_.x_inverse.in(pass.slot)});
 }
 
-void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu) const {
+void Linear::forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu,
+                     bool accumulate) const {
   Matmul product{.a = x.values,
                  .b = weight_.weight,
                  .c = y,
                  .transpose_b = weight_.out_in,
+                 .accumulate = accumulate,
                  .bias = bias,
                  .epilogue = gelu.aux ? Epilogue::gelu : Epilogue::none,
                  .aux = gelu.aux,

@@ -40,8 +40,9 @@ class Linear {
   // Of an expert, whose FP8 operands come rounded; `place`: as LocalLinear::slot.
   Linear(const BlockContext& context, int64_t layer, const std::string& slot,
          const std::string& place);
-  // y = x W (+ bias); the bias only of a column-parallel linear.
-  void forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu = {}) const;
+  // y (+)= x W (+ bias); the bias of a column-parallel linear, or of one rank.
+  void forward(const Pass& pass, Operand x, Tensor y, Tensor bias, Gelu gelu = {},
+               bool accumulate = false) const;
   // dx (+)= dy W^T, partial sums when the linear is column-parallel.
   void backward_input(const Pass& pass, Operand dy, Tensor dx, Epilogue epilogue = Epilogue::none,
                       Tensor aux = {}, bool accumulate = false) const;

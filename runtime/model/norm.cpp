@@ -5,14 +5,14 @@
 namespace mtl {
 
 Norm::Norm(const BlockContext& context, int64_t layer, const std::string& slot,
-           const std::string& prefix, const Buffer& amax)
+           const std::string& prefix, const Buffer& amax, const std::string& rows)
     : context_(context),
       eps_(static_cast<float>(context.shape.norm_eps)),
       gamma_(context.parameters.find(layer, slot + ".weight")),
       beta_(context.parameters.find(layer, slot + ".bias")),
-      input_(context.arena.get(prefix + ".input")),
-      mean_(context.arena.find(prefix + ".mean")),
-      rstd_(context.arena.get(prefix + ".rstd")),
+      input_(context.arena.get((rows.empty() ? prefix : rows) + ".input")),
+      mean_(context.arena.find((rows.empty() ? prefix : rows) + ".mean")),
+      rstd_(context.arena.get((rows.empty() ? prefix : rows) + ".rstd")),
       normed_(context.arena.get(prefix + ".normed")),
       amax_(amax) {}
 

@@ -8,9 +8,10 @@ namespace mtl {
 class Norm {
  public:
   // `slot` names the parameters; `prefix` the planned buffers: prefix.input, .mean, .rstd, .normed.
-  // `amax`: where the largest magnitude of the result goes.
+  // `amax`: where the largest magnitude of the result goes. `rows`: the prefix of all but .normed,
+  // where another norm reads the same rows.
   Norm(const BlockContext& context, int64_t layer, const std::string& slot,
-       const std::string& prefix, const Buffer& amax = {});
+       const std::string& prefix, const Buffer& amax = {}, const std::string& rows = {});
   // Normalises the rows of the pass; returns the result. `before` makes these rows, if somebody
   // has left that to be done.
   Tensor forward(const Pass& pass, const ResidualAdd& before = {}) const;

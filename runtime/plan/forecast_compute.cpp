@@ -139,6 +139,7 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   // SwiGLU on both sides of it (model/float8_operands.h).
   const bool norm_x = !layout.sequence_parallel;
   const bool norm_dy = norm_x && model.dropout_hidden == 0;
+  const bool parallel = model.parallel_residual;
   const bool gated = model.activation == Activation::swiglu;
   const Recompute& recompute = layout.recompute;
   const bool keeps = software.keeps_float8_x && recompute.full == Recompute::Full::none;
@@ -150,7 +151,8 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
   };
   add_linear(pass, cluster, d.n, d.q + 2 * d.kv, d.h,
              linear(fp8.qkv, norm_x, false, norm_x && !recompute.norms), work.compute, grads);
-  add_linear(pass, cluster, d.n, d.h, d.q, linear(fp8.proj, false, norm_dy), work.compute, grads);
+  add_linear(pass, cluster, d.n, d.h, d.q, linear(fp8.proj, false, norm_dy && !parallel),
+             work.compute, grads);
   Work core;
   add_attention(pass, core, work, layout, cluster, software, d);
   Work mlp;
@@ -186,17 +188,19 @@ PassWork layer_work(const Workload& work, const LayoutChoice& layout, const Clus
                  linear(fp8.up, norm_x, gated, norm_x && !recompute.norms && !recompute.mlp),
                  work.compute, grads);
       add_linear(feed, cluster, d.n, d.h, d.ffn,
-                 linear(fp8.down, gated, norm_dy, !recompute.mlp_activation && !recompute.mlp),
+                 linear(fp8.down, gated, norm_dy && (!parallel || layout.tp == 1),
+                        !recompute.mlp_activation && !recompute.mlp),
                  work.compute, grads);
     }
     mlp = feed.forward;
     pass.forward += feed.forward;
     pass.backward += feed.backward;
   }
-  // Element-wise, in elements read and written: two norms (2 h each), two residual additions (3 h
-  // each; with dropout its mask), rotation of what is turned of Q and K (2 each), the activation.
+  // Element-wise, in elements read and written: two norms (2 h each), two residual additions, or
+  // one of blocks side by side (3 h each; with dropout its mask), rotation of what is turned of Q
+  // and K (2 each), the activation.
   const double norms = d.stream * 4 * d.h;
-  const double residual = d.stream * (software.dropout ? 7 : 6) * d.h;
+  const double residual = d.stream * (software.dropout ? 7 : 6) * d.h / (parallel ? 2 : 1);
   const double rope =
       model.position == PositionType::rope ? d.n * 2 * (d.q + d.kv) * model.rope_fraction : 0;
   const double active = static_cast<double>(model.active_ffn()) / layout.tp;

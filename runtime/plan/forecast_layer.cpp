@@ -39,8 +39,10 @@ LayerKept kept_by_layer(const Workload& work, const LayoutChoice& layout, const 
   }
   save(d.n * d.heads * 4, recompute.core_attention);
   save(d.copies * d.n * d.context * d.e, recompute.core_attention);
-  save(d.stream * d.h * d.e);
-  save(statistics * d.stream * 4);
+  if (!model.parallel_residual) {
+    save(d.stream * d.h * d.e);
+    save(statistics * d.stream * 4);
+  }
   const bool alone = model.experts == 0;
   save_x(d.fp8.up && alone, d.stream, d.h, recompute.norms || recompute.mlp);
   if (model.experts > 0) {
@@ -73,6 +75,7 @@ double float8_weights(const ModelShape& model, const LayoutChoice& layout, const
 // memory.cpp, add_scratch(): of a feed-forward block.
 double mlp_backward(const ModelShape& model, const LayoutChoice& layout, const KeptSizes& d) {
   double mlp = d.expert_rows * d.parts * d.ffn * d.e + d.n * d.h * d.e;
+  if (model.parallel_residual) mlp += d.n * d.context * d.e;
   if (model.activation == Activation::swiglu) mlp += d.expert_rows * d.ffn * d.e;
   if (model.experts > 0) {
     mlp += d.rows * d.h * d.e + d.rows * 4 + d.n * static_cast<double>(model.experts) * d.e +

@@ -27,9 +27,37 @@ struct LinkInput {
   double activation() const { return tokens() * static_cast<double>(model().hidden) * element(); }
 };
 
+// traffic.cpp, tensor_per_micro_batch(), of blocks side by side: a gather for each and one
+// reduction forward; backward one gather of the gradient and, with SP, what each block has alone.
+LinkPart parallel_tensor_part(const LinkInput& in) {
+  const LayoutChoice& layout = in.layout;
+  const bool sp = layout.sequence_parallel;
+  const double activation = in.activation();
+  const double one = gather_time(group_link(in.cluster, layout.tp, 1, layout.world()), activation);
+  const double product = in.pass.backward.matmul / 8;
+  const bool async = in.software.async_tensor && layout.overlap_input;
+  const auto beside = [&](double times) {
+    return async ? exposed(in.cluster, times * one, times * product) : times * one;
+  };
+  LinkPart part;
+  part.forward = (sp ? 3 : 2) * one;
+  part.backward = sp ? one + beside(4) : beside(2);
+  const double ring = (layout.tp - 1.0) / layout.tp * activation;
+  part.wire = ring * (sp ? 8 : 4);
+  if (in.forwards_again()) {
+    const double last = sp ? 1 : 2, gathered = layout.recompute.distribute ? 1 : 0;
+    part.again = part.forward;
+    part.unneeded = (last - gathered) * one;
+    part.wire_again = (sp ? 3 : 2) * ring;
+    part.wire_unneeded = (last - gathered) * ring;
+  }
+  return part;
+}
+
 // Two blocks: forward a reduction each (an all-reduce, or gather and scatter with SP); backward the
 // same, and with SP the input gathered again (arXiv 2205.05198, section 4).
 LinkPart tensor_part(const LinkInput& in) {
+  if (in.model().parallel_residual) return parallel_tensor_part(in);
   const LayoutChoice& layout = in.layout;
   const auto beside = [&](double time, double product) {
     return exposed(in.cluster, time, product);

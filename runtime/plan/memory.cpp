@@ -161,9 +161,11 @@ std::vector<Saved> saved_by_layer(const ModelShape& shape, const MemoryNeeds& ne
   }
   save("attn.context", compute, {needs.training ? d.n : d.seen, d.context},
        recompute.core_attention);
-  save("mlp.input", compute, {d.stream, d.h});
-  if (layernorm) save("mlp.mean", DType::f32, {d.stream});
-  save("mlp.rstd", DType::f32, {d.stream});
+  if (!shape.parallel_residual) {  // else they are attention's
+    save("mlp.input", compute, {d.stream, d.h});
+    if (layernorm) save("mlp.mean", DType::f32, {d.stream});
+    save("mlp.rstd", DType::f32, {d.stream});
+  }
   save_x("mlp.normed", "mlp.up", {d.stream, d.h}, recompute.norms || recompute.mlp);
   if (shape.experts > 0) {
     save("mlp.logits", DType::f32, {d.n, shape.experts}, recompute.mlp);
@@ -367,6 +369,8 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
   }
   arena.go_to(phases);  // attention, backward; some of it forward too, where sequences are divided
   arena.add("attn.dcontext", compute, {d.n, d.context});
+  // With blocks side by side this waits for the end of the other's backward.
+  const int64_t of_mlp = shape.parallel_residual ? arena.at() : phases;
   arena.add("attn.dqkv", compute, {d.n, d.qkv});
   arena.add("attn.dnormed", compute, {d.n, d.h});
   if (d.cp > 1) {
@@ -374,7 +378,7 @@ void add_scratch(Builder& arena, const ModelShape& shape, const ParamLayout& lay
     arena.add("attn.dqkv_by_head", compute, {d.all, d.own_qkv()});
     arena.add("attn.blocks", compute, {d.all * d.own_qkv()});  // on their way, forward too
   }
-  arena.go_to(phases);  // mlp, backward
+  arena.go_to(of_mlp);  // mlp, backward
   if (shape.experts > 0) {
     // Rows on their way to the experts and back, forward too: the head uses the logits, which lie
     // here as well, within its own forward.

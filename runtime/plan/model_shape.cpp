@@ -12,7 +12,7 @@ namespace {
 
 // The names of the kinds in train.yaml and in checkpoints, in the order of their enums.
 constexpr const char* kNorms[] = {"layernorm", "rmsnorm"};
-constexpr const char* kActivations[] = {"gelu", "swiglu"};
+constexpr const char* kActivations[] = {"gelu", "swiglu", "gelu_exact"};
 constexpr const char* kPositions[] = {"learned", "rope", "alibi", "none"};
 
 template <class Enum, size_t N>
@@ -25,6 +25,10 @@ Enum kind_of(const char* const (&names)[N], const std::string& name) {
 }
 
 }  // namespace
+
+const char* activation_name(Activation activation) {
+  return kActivations[static_cast<size_t>(activation)];
+}
 
 bool ModelShape::is_mixture(int64_t layer) const {
   return experts > 0 && !std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
@@ -53,10 +57,10 @@ bool ModelShape::names_of_mixtral() const {
 }
 
 Family ModelShape::family() const {
-  const bool gpt2 = norm == NormType::layernorm && activation == Activation::gelu_tanh &&
+  const bool gpt2 = norm == NormType::layernorm && activation != Activation::swiglu &&
                     position == PositionType::learned && kv_heads == heads &&
                     heads * head_dim == hidden && !qk_norm && qkv_bias == bias &&
-                    sliding_window == 0 && experts == 0;
+                    sliding_window == 0 && experts == 0 && !parallel_residual;
   return gpt2 ? Family::gpt2 : Family::llama;
 }
 
@@ -98,6 +102,7 @@ ModelShape model_shape(const TrainSpec& spec, int64_t vocab) {
   shape.rope_fraction = model.position.fraction;
   shape.rope_scaling = rope_scaling(model.position.scaling);
   shape.qk_norm = model.qk_norm;
+  shape.parallel_residual = model.parallel_residual;
   shape.vocab = vocab;
   shape.vocab_pad_to = model.vocab_pad_to;
   shape.padded_vocab = round_up(vocab, model.vocab_pad_to);
@@ -142,13 +147,14 @@ nlohmann::json to_json(const ModelShape& shape) {
                          {"max_seq", shape.max_seq},
                          {"norm", kNorms[static_cast<size_t>(shape.norm)]},
                          {"norm_eps", shape.norm_eps},
-                         {"activation", kActivations[static_cast<size_t>(shape.activation)]},
+                         {"activation", activation_name(shape.activation)},
                          {"position", kPositions[static_cast<size_t>(shape.position)]},
                          {"qk_norm", shape.qk_norm},
                          {"bias", shape.bias},
                          {"tie_embeddings", shape.tie_embeddings}};
   // Only where they say something: what has none is read by older versions too.
   if (shape.qkv_bias != shape.bias) json["qkv_bias"] = shape.qkv_bias;
+  if (shape.parallel_residual) json["parallel_residual"] = true;
   if (shape.sliding_window > 0) json["sliding_window"] = shape.sliding_window;
   if (shape.experts > 0) {
     json["experts"] = shape.experts;
@@ -193,6 +199,7 @@ ModelShape model_shape_from_json(const nlohmann::json& json) {
   json.at("norm_eps").get_to(shape.norm_eps);
   json.at("bias").get_to(shape.bias);
   shape.qkv_bias = json.value("qkv_bias", shape.bias);
+  shape.parallel_residual = json.value("parallel_residual", false);
   shape.sliding_window = json.value("sliding_window", int64_t{0});
   shape.experts = json.value("experts", int64_t{0});
   shape.experts_per_token = json.value("experts_per_token", int64_t{0});

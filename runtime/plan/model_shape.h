@@ -18,7 +18,8 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
 }
 
 enum class NormType { layernorm, rmsnorm };
-enum class Activation { gelu_tanh, swiglu };
+enum class Activation { gelu_tanh, swiglu, gelu_exact };
+const char* activation_name(Activation activation);  // as train.yaml has it
 enum class PositionType { learned, rope, alibi, none };
 
 // Whose names and weight layouts the parameters have in public: GPT-2's (Conv1D, [in, out], one
@@ -44,6 +45,9 @@ struct ModelShape {
   double rope_fraction = 1;  // of each head, that is rotated: its first elements
   RopeScaling rope_scaling;
   bool qk_norm = false;
+  // A layer adds attention and feed-forward block of its own input, each behind its own norm, at
+  // once (GPT-NeoX); or else the one behind the other.
+  bool parallel_residual = false;
   bool bias = true;
   bool qkv_bias = true;  // of the projection to queries, keys and values: Qwen2 has this one alone
   // Queries see the newest this many positions, their own included (Mistral); 0 = all before them.

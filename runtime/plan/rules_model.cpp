@@ -118,6 +118,10 @@ void check_experts(const RuleInput& input, RuleBook& book) {
   book.rule("model.moe", "model.moe.experts", !model.bias,
             "experts have no biases, and model.bias is true",
             "set model.bias=false (model.qkv_bias may stay true)");
+  book.rule("model.moe", "model.parallel_residual", !model.parallel_residual,
+            "model.parallel_residual reads a layer's input twice, and mixtures of experts stand "
+            "behind attention",
+            "set model.parallel_residual=false or model.moe.experts=0");
   check_groups(model, book);
   const std::vector<int64_t>& dense = given.moe.dense_layers;
   const auto behind = std::find_if(dense.begin(), dense.end(),

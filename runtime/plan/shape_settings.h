@@ -24,6 +24,7 @@ inline constexpr std::pair<const char*, const char*> kShapeSettings[] = {
     {"bias", "model.bias"},
     {"qkv_bias", "model.qkv_bias"},
     {"qk_norm", "model.qk_norm"},
+    {"parallel_residual", "model.parallel_residual"},
     {"sliding_window", "model.sliding_window"},
     {"experts", "model.moe.experts"},
     {"experts_per_token", "model.moe.topk"},

@@ -46,12 +46,18 @@ class TableBuilder {
         .padded_rows = shape_.padded_vocab;
   }
   void add_norm(int layer, const std::string& slot, const std::string& name) {
+    const size_t first = rows_.size();
     add(layer, slot + ".weight", name + ".weight", {shape_.hidden}, -1, InitKind::ones);
     // A layer norm has a bias whatever the linear layers have, as torch's and Megatron's; only a
     // GPT-2 without biases has none there either, as nanoGPT's.
     const bool bias = shape_.bias || shape_.family() == Family::llama;
     if (bias && shape_.norm == NormType::layernorm) {
       add(layer, slot + ".bias", name + ".bias", {shape_.hidden}, -1, InitKind::zeros);
+    }
+    // Side by side blocks give the norms before them parts of sums (model/input_gradient.h).
+    if (!shape_.parallel_residual || layer == shape_.layers) return;
+    for (size_t i = first; i < rows_.size(); ++i) {
+      rows_[i].grad_sum_over = {Axis::tp, Axis::cp, Axis::ep, Axis::dp};
     }
   }
   // A norm over the elements of each head: every TP rank sees its own heads only.

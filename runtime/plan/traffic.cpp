@@ -59,9 +59,11 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   int64_t gathers = 0;     // where a sequence-parallel region ends
   int64_t reductions = 0;  // where it begins: of partial sums
   // Attention and MLP each: in and out, forward and backward; and their input again for the
-  // gradient of the weight.
-  gathers += chunk.layers * 2 * 3;
-  reductions += chunk.layers * 2 * 2;
+  // gradient of the weight. Side by side they have one output, and one sum of the gradients of
+  // their input where all ranks have all of its rows (parallel_layer.h).
+  const bool parallel = shape.parallel_residual;
+  gathers += chunk.layers * (parallel ? 5 : 6);
+  reductions += chunk.layers * (!parallel ? 4 : needs.sequence_parallel ? 3 : 2);
   if (chunk.embedding) {
     reductions += 1;
     gathers += 1;
@@ -74,7 +76,8 @@ LinkBytes tensor_per_micro_batch(const ModelShape& shape, const MemoryNeeds& nee
   for (const LayerGroup& group : layer_groups(needs.recompute, chunk)) {
     if (!group.again) continue;
     gathers += 2 * group.layers;
-    reductions += 2 * group.layers - 1;  // backward does not need the group's output
+    // Backward does not need the group's output.
+    reductions += (parallel ? 1 : 2) * group.layers - 1;
     if (needs.recompute.distribute) bytes.all_gather += activation;
   }
   if (needs.sequence_parallel) {

@@ -27,8 +27,9 @@ void MegatronReader::model() {
   }
   const bool fused = !has("disable-bias-linear") && !has("no-bias-gelu-fusion");
   if (!has("swiglu") && !has("openai-gelu") && !fused) {
-    refuse(has("disable-bias-linear") ? "disable-bias-linear" : "no-bias-gelu-fusion",
-           "Megatron's GELU has its exact form then, and here the tanh form (--openai-gelu)");
+    // Its fused kernel is the tanh form, and F.gelu the exact one.
+    set("model.activation", "gelu_exact",
+        has("disable-bias-linear") ? "disable-bias-linear" : "no-bias-gelu-fusion");
   }
   // "127,0", "(127, 0)" or two words.
   std::string window = text("window-size");

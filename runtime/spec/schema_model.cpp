@@ -72,9 +72,11 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.activation; },
                .doc = "Activation of the feed-forward block.",
                .choices = {{"gelu", "the tanh form, as GPT-2"},
+                           {"gelu_exact", "with the error function, as GPT-NeoX"},
                            {"swiglu", "SiLU of one matrix times another, as LLaMA"}},
                .refused = {{"gelu_new", "gelu", ""},
                            {"gelu_pytorch_tanh", "gelu", ""},
+                           {"gelu_erf", "gelu_exact", ""},
                            {"silu", "swiglu", ""},
                            {"swish", "swiglu", ""},
                            {"geglu", "", kNotYet},
@@ -233,6 +235,14 @@ Section model_section() {
                .field = [](TrainSpec& s) -> Field { return &s.model.qk_norm; },
                .doc = "An RMS norm of every query and key head, before the rotation.",
                .known_as = {"qk_layernorm", "use_qk_norm", "qk_rms_norm"}},
+              {.key = "model.parallel_residual",
+               .field = [](TrainSpec& s) -> Field { return &s.model.parallel_residual; },
+               .doc = "Attention and feed-forward block both read a layer's input, each behind its "
+                      "own norm, and are added to it together (GPT-NeoX); else the one reads what "
+                      "the other has made. With tensor parallelism their sums travel together, and "
+                      "`model.dropout.hidden` is that of the sum.",
+               .known_as = {"use_parallel_residual", "gpt_j_residual", "parallel_attn",
+                            "parallel_block"}},
               {.key = "model.moe.experts",
                .field = [](TrainSpec& s) -> Field { return &s.model.moe.experts; },
                .doc = "Feed-forward blocks of a layer, each of width `model.moe.ffn`; 0: one for "

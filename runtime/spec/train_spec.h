@@ -26,7 +26,7 @@ struct TrainSpec {
     int64_t kv_heads = 0;             // 0 = heads
     int64_t head_dim = 0;             // 0 = hidden / heads
     int64_t ffn = 0;                  // 0 = 4 * hidden; swiglu: 8/3 * hidden rounded up to 64
-    std::string activation = "gelu";  // gelu (the tanh form, as GPT-2) | swiglu
+    std::string activation = "gelu";  // gelu (the tanh form, as GPT-2) | gelu_exact | swiglu
     struct Norm {
       std::string type = "layernorm";  // layernorm | rmsnorm
       double eps = 1e-5;
@@ -50,9 +50,10 @@ struct TrainSpec {
     } position;
     int64_t max_seq = 0;  // positions; 0 = train.seq_len
     bool bias = true;
-    std::string qkv_bias = "auto";  // auto (as bias) | true | false: of queries, keys and values
-    int64_t sliding_window = 0;     // newest positions that a query sees, its own too; 0 = all
-    bool qk_norm = false;           // RMS norm of every query and key head
+    std::string qkv_bias = "auto";   // auto (as bias) | true | false: of queries, keys and values
+    int64_t sliding_window = 0;      // newest positions that a query sees, its own too; 0 = all
+    bool qk_norm = false;            // RMS norm of every query and key head
+    bool parallel_residual = false;  // attention and feed-forward block side by side
     // Mixture of experts (model.moe.*): the feed-forward block of a layer is `experts` of them.
     struct Moe {
       int64_t experts = 0;  // 0 = one block for all tokens

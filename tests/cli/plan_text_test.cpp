@@ -217,6 +217,10 @@ TEST_CASE("settings that change what runs are named") {
   CHECK(has(text_of(spec, 1, 80), "rotary positions scaled as YaRN by 4, no biases"));
   spec.model.position.fraction = 0.5;
   CHECK(has(text_of(spec, 1, 100), "rotary positions scaled as YaRN by 4 on "));
+  spec.model.activation = "gelu_exact";
+  spec.model.parallel_residual = true;
+  CHECK(has(text_of(spec, 1, 200), ", exact gelu, "));
+  CHECK(has(text_of(spec, 1, 200), ", parallel residual, "));
   spec.precision.dtype = "fp16";
   CHECK(has(text_of(spec, 1, 100),
             "precision   fp16; master weights, gradients and optimizer in "

@@ -2,8 +2,8 @@
 """Reference numbers of the LLaMA family for the parity tests, from PyTorch.
 
 Models of four layers, in the manner of gpt2_reference.py: LLaMA itself, variants with what Llama 3
-and Qwen 3, Qwen 2, and Mistral add, StableLM, and one with ALiBi. README.md beside this file
-defines every number exactly.
+and Qwen 3, Qwen 2, and Mistral add, StableLM, GPT-NeoX, and one with ALiBi. README.md beside this
+file defines every number exactly.
 
   llama_small.json               LLaMA: 50 steps in float64, float32 and bfloat16
   llama_small_grads.safetensors  its gradients of the first step (before clipping)
@@ -11,6 +11,8 @@ defines every number exactly.
   llama_qwen2.json               biases of queries, keys and values alone, tied: 10 steps
   llama_window.json              a sliding window: 10 steps
   llama_stablelm.json            LayerNorm, a quarter of every head rotated, QKV biases: 10 steps
+  llama_neox.json                LayerNorm, a quarter of every head rotated, all biases, exact GELU,
+                                 both blocks of a layer read its input: 10 steps
   llama_alibi.json               ALiBi, LayerNorm, GELU without a gate, one key head, tied: 10 steps
 """
 import math
@@ -34,6 +36,9 @@ QWEN2 = {**LLAMA, "qkv_bias": True, "tie_embeddings": True}
 WINDOW = {**LLAMA, "sliding_window": 13}
 STABLELM = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5}, "qkv_bias": True,
             "position": {"type": "rope", "base": 10000.0, "fraction": 0.25}}
+NEOX = {**LLAMA, "kv_heads": 4, "norm": {"type": "layernorm", "eps": 1e-5}, "bias": True,
+        "activation": "gelu_exact", "parallel_residual": True,
+        "position": {"type": "rope", "base": 10000.0, "fraction": 0.25}}
 ALIBI = {**LLAMA, "kv_heads": 1, "activation": "gelu", "norm": {"type": "layernorm", "eps": 1e-5},
          "position": {"type": "alibi"}, "tie_embeddings": True}
 
@@ -162,13 +167,16 @@ def make_forward(model):
                        for which, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
             score = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(d) + mask, dim=-1)
             a = number.store((score @ v).transpose(1, 2).reshape(b, t, heads * d))
-            s = s + project(a, p + "self_attn.o_proj")
-            a = norm(s, p + "post_attention_layernorm")
+            attended = s + project(a, p + "self_attn.o_proj")
+            parallel = model.get("parallel_residual", False)
+            a = norm(s if parallel else attended, p + "post_attention_layernorm")
+            s = attended
             up = number.wide(project(a, p + "mlp.up_proj"))
             if model["activation"] == "swiglu":
                 inner = F.silu(number.wide(project(a, p + "mlp.gate_proj"))) * up
             else:
-                inner = F.gelu(up, approximate="tanh")
+                exact = model["activation"] == "gelu_exact"
+                inner = F.gelu(up, approximate="none" if exact else "tanh")
             s = s + project(number.store(inner), p + "mlp.down_proj")
         s = norm(s, "model.norm")
         head = "model.embed_tokens" if model["tie_embeddings"] else "lm_head"
@@ -185,7 +193,7 @@ def main():
     write_json(out / "llama_small.json", result)
     write_safetensors(out / "llama_small_grads.safetensors", gradients)
     for name, model in (("llama_scaled", SCALED), ("llama_qwen2", QWEN2), ("llama_window", WINDOW),
-                        ("llama_stablelm", STABLELM), ("llama_alibi", ALIBI)):
+                        ("llama_stablelm", STABLELM), ("llama_neox", NEOX), ("llama_alibi", ALIBI)):
         result, _ = compare(parameters(model), make_forward(model), model, steps=10)
         write_json(out / f"{name}.json", result)
 

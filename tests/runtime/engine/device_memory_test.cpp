@@ -44,6 +44,14 @@ TrainSpec llama_spec(const std::string& dtype) {
   return spec;
 }
 
+TrainSpec neox_spec(const std::string& dtype) {
+  TrainSpec spec = gpt2_spec(dtype);
+  spec.model.activation = "gelu_exact";
+  spec.model.position.type = "rope";
+  spec.model.parallel_residual = true;
+  return spec;
+}
+
 TrainSpec mixtral_spec(const std::string& dtype) {
   TrainSpec spec = llama_spec(dtype);
   spec.model.moe = {.experts = 4,
@@ -116,7 +124,8 @@ TEST_CASE("a device that the host cannot look into trains, saves, resumes and ev
   const TempDir folder;
   int number = 0;
   for (const char* dtype : {"fp32", "bf16", "fp16", "fp8"}) {
-    for (const TrainSpec& spec : {gpt2_spec(dtype), llama_spec(dtype), mixtral_spec(dtype)}) {
+    for (const TrainSpec& spec :
+         {gpt2_spec(dtype), llama_spec(dtype), neox_spec(dtype), mixtral_spec(dtype)}) {
       CAPTURE(dtype);
       CAPTURE(spec.model.activation);
       const auto dir = [&] { return folder.path() / std::to_string(++number) / "step-00000003"; };
@@ -156,15 +165,17 @@ TEST_CASE("a norm never lies over what its residual addition reads") {
         });
     return count;
   };
-  for (TrainSpec spec : {gpt2_spec("bf16"), mixtral_spec("bf16")}) {
-    // Two micro-batches; all norms but the first follow an addition.
+  for (TrainSpec spec : {gpt2_spec("bf16"), mixtral_spec("bf16"), neox_spec("bf16")}) {
+    // Two micro-batches; all norms but the first follow an addition, and side by side the second of
+    // a layer does not.
     spec.model.layers = 5;
-    CHECK(additions(spec) == 2 * 10);
+    const int64_t second = spec.model.parallel_residual ? 0 : 5;
+    CHECK(additions(spec) == 2 * (5 + second));
     spec.recompute.mode = "selective";
     for (const char* module : {"core_attn", "mlp_act", "norm", "mlp"}) {
       spec.recompute.modules = {module};
       if (module == std::string("mlp_act")) spec.recompute.modules.push_back("norm");
-      CHECK(additions(spec) == 2 * 10);
+      CHECK(additions(spec) == 2 * (5 + second));
     }
     spec.recompute = {.mode = "full"};
     for (const int layers : {1, 2, 3}) {
@@ -172,7 +183,7 @@ TEST_CASE("a norm never lies over what its residual addition reads") {
       spec.recompute.layers = layers;
       // In backward a layer's second norm again, and the first of those that begin no group.
       const int64_t groups = (5 + layers - 1) / layers;
-      CHECK(additions(spec) == 2 * (10 + 5 + 5 - groups));
+      CHECK(additions(spec) == 2 * (5 + 2 * second + 5 - groups));
     }
   }
 }

@@ -146,6 +146,13 @@ TEST_CASE("gradients of the whole model agree with finite differences") {
     spec.model.position.scaling.attention_factor = 1.5;
     check_gradients(spec);
   }
+  SUBCASE("blocks side by side, exact GELU") {
+    TrainSpec spec = tiny_spec();
+    spec.model.activation = "gelu_exact";
+    spec.model.position.type = "rope";
+    spec.model.parallel_residual = true;
+    check_gradients(spec);
+  }
   SUBCASE("ALiBi") {
     TrainSpec spec = tiny_spec();
     spec.model.position.type = "alibi";

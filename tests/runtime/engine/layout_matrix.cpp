@@ -31,6 +31,12 @@ TrainSpec spec_of(Model model) {
     spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.05, .z_loss = 0.01};
     spec.model.qk_norm = false;
   }
+  if (model == Model::neox) {
+    spec.model.activation = "gelu_exact";
+    spec.model.position.type = "rope";
+    spec.model.position.fraction = 0.5;
+    spec.model.parallel_residual = true;
+  }
   spec.train.seed = 11;
   spec.lr.max = 1e-3;
   spec.lr.warmup = 5;

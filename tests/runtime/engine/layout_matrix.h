@@ -25,7 +25,7 @@ inline constexpr int64_t kSteps = kSanitized ? 2 : 20;  // of what is compared w
 // growth of a loss scale.
 inline constexpr int64_t kBitSteps = kSanitized ? 2 : 5;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox };
 inline constexpr Model kModels[] = {Model::gpt2_tied, Model::llama_untied, Model::gpt2_untied,
                                     Model::llama_tied};
 // Models that run every row; the others run those where their heads matter.

@@ -60,6 +60,14 @@ ModelShape partial_shape() {
   return shape;
 }
 
+ModelShape neox_shape() {
+  ModelShape shape = gpt2_shape();
+  shape.activation = Activation::gelu_exact;
+  shape.position = PositionType::rope;
+  shape.parallel_residual = true;
+  return shape;
+}
+
 ModelShape mixtral_shape() {
   ModelShape shape = llama_shape();
   shape.qk_norm = false;
@@ -111,7 +119,7 @@ TEST_CASE("passes that go on give the logits of one pass over everything") {
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
         mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model piecewise(shape);
     int64_t past = 0;
@@ -134,7 +142,7 @@ TEST_CASE("a prompt in passes gives the logits of one pass, and takes memory for
   std::vector<int32_t> ids(150);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 3 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
         mixtral_shape(), gated_shape(), balanced_shape()}) {
     for (const int64_t pass_tokens : {1, 7, 64, 149}) {
       CAPTURE(pass_tokens);
@@ -170,7 +178,7 @@ TEST_CASE("a shorter context has the bits of the whole one") {
   std::vector<int32_t> ids(100);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * i + 7 * i) % 50);
   for (const ModelShape& shape :
-       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(),
+       {gpt2_shape(), llama_shape(), alibi_shape(), window_shape(), partial_shape(), neox_shape(),
         mixtral_shape(), gated_shape(), balanced_shape()}) {
     Model whole(shape), shorter(shape, 100);
     int64_t past = 0;

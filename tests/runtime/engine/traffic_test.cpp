@@ -19,9 +19,9 @@ namespace {
 
 constexpr int32_t kVocab = 61;
 
-enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral };
-constexpr Model kModels[] = {Model::gpt2_tied, Model::gpt2_untied, Model::llama_tied,
-                             Model::llama_untied, Model::mixtral};
+enum class Model { gpt2_tied, gpt2_untied, llama_tied, llama_untied, mixtral, neox };
+constexpr Model kModels[] = {Model::gpt2_tied,    Model::gpt2_untied, Model::llama_tied,
+                             Model::llama_untied, Model::mixtral,     Model::neox};
 
 // Four layers, four heads, in the LLaMAs two KV heads (so that tp 4 copies them); 8 sequences a
 // step in micro-batches of one: two for each of four replicas.
@@ -43,6 +43,11 @@ TrainSpec spec_of(Model model) {
     spec.model.ffn = 80;
     use_llama_blocks(spec);
     spec.model.qk_norm = model == Model::llama_tied;
+  }
+  if (model == Model::neox) {
+    spec.model.activation = "gelu_exact";
+    spec.model.position.type = "rope";
+    spec.model.parallel_residual = true;
   }
   spec.parallel.sp = "false";
   return spec;

@@ -47,6 +47,13 @@ TEST_CASE("fp8: passes over operands are those that no op before spares") {
     };
     // x of QKV and up, and of down behind SwiGLU; dy of the projection and down, and of up there.
     check(2 * h + (llama ? ffn : 0), 2 * h + (llama ? 2 * ffn : 0));
+    // Side by side both have the same dy, and with tensor parallelism it is no norm's.
+    work.model.parallel_residual = true;
+    check(2 * h + (llama ? ffn : 0), h + (llama ? 2 * ffn : 0));
+    layout.tp = 2;
+    check(2 * h + (llama ? ffn / 2 : 0), llama ? ffn : 0);
+    work.model.parallel_residual = false;
+    layout.tp = 1;
     work.model.dropout_hidden = 0.1;
     check(2 * h + (llama ? ffn : 0), llama ? 2 * ffn : 0);
     layout.tp = 2;

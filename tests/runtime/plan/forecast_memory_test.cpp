@@ -113,6 +113,38 @@ TEST_CASE("memory is that of the arena within 2 percent in every layout that the
   CHECK(checked > 500);
 }
 
+TEST_CASE("memory of blocks side by side is that of the arena within 2 percent") {
+  for (const int tp : {1, 2}) {
+    for (const int pp : {1, 2}) {
+      for (const int cp : {1, 2}) {
+        for (const char* dtype : {"fp32", "bf16", "fp8"}) {
+          for (const char* mode : {"none", "selective", "full"}) {
+            TrainSpec spec = gpt2_like();
+            spec.model.activation = "gelu_exact";
+            spec.model.position.type = "rope";
+            spec.model.parallel_residual = true;
+            spec.parallel.tp = tp;
+            spec.parallel.pp = pp;
+            spec.parallel.cp = cp;
+            if (cp > 1) spec.train.micro_batch = 1;
+            spec.precision.dtype = dtype;
+            spec.recompute.mode = mode;
+            const Plan plan = plan_of(spec, tp * pp * cp * 2);
+            const MemoryForecast memory = forecast_memory(workload_of(plan), layout_of(plan));
+            INFO(fmt::format("tp {} pp {} cp {} {} {}", tp, pp, cp, dtype, mode));
+            CHECK(memory.total ==
+                  doctest::Approx(static_cast<double>(plan.peak_bytes())).epsilon(0.02));
+            CHECK(memory.activations ==
+                  doctest::Approx(static_cast<double>(
+                                      arena(plan).bytes_of_category(MemoryCategory::activations)))
+                      .epsilon(0.02));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("memory of virtual stages is that of their schedule: GPipe's, or in larger groups") {
   TrainSpec spec = llama_like();
   spec.parallel.pp = 2;

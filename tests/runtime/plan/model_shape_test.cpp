@@ -74,6 +74,7 @@ void check_equal(const ModelShape& a, const ModelShape& b) {
   CHECK(a.rope_scaling.truncate == b.rope_scaling.truncate);
   CHECK(a.rope_scaling.attention_factor == b.rope_scaling.attention_factor);
   CHECK(a.qk_norm == b.qk_norm);
+  CHECK(a.parallel_residual == b.parallel_residual);
   CHECK(a.bias == b.bias);
   CHECK(a.qkv_bias == b.qkv_bias);
   CHECK(a.sliding_window == b.sliding_window);
@@ -288,6 +289,11 @@ TEST_CASE("a model's shape comes back from a checkpoint") {
                         .truncate = false,
                         .attention_factor = 1.25};
   check_equal(model_shape_from_json(to_json(other)), other);
+  other.activation = Activation::gelu_exact;
+  other.parallel_residual = true;
+  check_equal(model_shape_from_json(to_json(other)), other);
+  other.activation = Activation::swiglu;
+  other.parallel_residual = false;
   other.qkv_bias = true;
   other.sliding_window = 7;
   check_equal(model_shape_from_json(to_json(other)), other);

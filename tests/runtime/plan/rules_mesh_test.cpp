@@ -106,6 +106,17 @@ TEST_CASE("rules of the model") {
        "with model.position.base 1 no frequency is slower than another, and yarn divides the slow "
        "ones",
        "use a base above 1, such as 10000"},
+      {"mixtures side by side with attention",
+       [](TrainSpec& s) {
+         s.model.activation = "swiglu";
+         s.model.bias = false;
+         s.model.moe.experts = 4;
+         s.model.parallel_residual = true;
+       },
+       1, "model.moe", "model.parallel_residual",
+       "model.parallel_residual reads a layer's input twice, and mixtures of experts stand behind "
+       "attention",
+       "set model.parallel_residual=false or model.moe.experts=0"},
       {"max_position_embeddings >= seq_length", [](TrainSpec& s) { s.model.max_seq = 8; }, 1,
        "model.max_seq", "model.max_seq", "model.max_seq 8 is shorter than train.seq_len 16",
        "use max_seq >= 16, or leave it out"},

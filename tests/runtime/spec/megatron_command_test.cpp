@@ -253,6 +253,10 @@ TEST_CASE("flags that follow from others") {
                 "model.position.scaling.factor") == "4");
   CHECK(setting(rope + "--rotary-seq-len-interpolation-factor 4", "model.position.scaling.type") ==
         "linear");
+  CHECK(setting("", "model.activation") == "none");
+  CHECK(setting("--disable-bias-linear", "model.activation") == "gelu_exact");
+  CHECK(setting("--no-bias-gelu-fusion", "model.activation") == "gelu_exact");
+  CHECK(setting("--no-bias-gelu-fusion --openai-gelu", "model.activation") == "gelu");
   CHECK(setting("--exit-duration-in-mins 230", "health.max_time") == "230m");
   CHECK(setting("--bf16 --fp8-format hybrid --first-last-layers-bf16",
                 "precision.fp8.bf16_last_layers") == "1");
@@ -275,11 +279,11 @@ TEST_CASE("what cannot be taken over is an error or named") {
   const std::string errors = translated(kSmall +
                                         "--softmax-type learnable "
                                         "--squared-relu --lr-decay-style polynomial --lr fast "
-                                        "--disable-bias-linear --rampup-batch-size 3 2 10")
+                                        "--rampup-batch-size 3 2 10")
                                  .errors;
-  for (const char* part : {"--softmax-type learnable is not", "--squared-relu is not",
-                           "--lr-decay-style polynomial is",
-                           "--lr: ", "--disable-bias-linear is not", "--rampup-batch-size wants"}) {
+  for (const char* part :
+       {"--softmax-type learnable is not", "--squared-relu is not",
+        "--lr-decay-style polynomial is", "--lr: ", "--rampup-batch-size wants"}) {
     CAPTURE(part);
     CAPTURE(errors);
     CHECK(errors.find(part) != std::string::npos);

@@ -122,6 +122,7 @@ TEST_CASE("every key can be set to what it is not") {
            "model.kv_heads=2",
            "model.head_dim=8",
            "model.qk_norm=true",
+           "model.parallel_residual=true",
            "model.qkv_bias=true",
            "model.sliding_window=40",
            "model.moe={experts: 4, ffn: 64, every: 2, dense_layers: [4, 6], topk: 3, scale: 2.5, "
@@ -230,6 +231,7 @@ TEST_CASE("every key can be set to what it is not") {
   CHECK(s.model.kv_heads == 2);
   CHECK(s.model.head_dim == 8);
   CHECK(s.model.qk_norm);
+  CHECK(s.model.parallel_residual);
   CHECK(s.model.qkv_bias == "true");
   CHECK(s.model.sliding_window == 40);
   CHECK(s.model.moe.experts == 4);

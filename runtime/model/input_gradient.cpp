@@ -1,0 +1,21 @@
+#include "runtime/model/input_gradient.h"
+
+namespace mtl {
+
+void backward_to_stream(const BlockContext& context, const Norm& norm, const Pass& pass,
+                        const InputGradient& to, const std::function<void()>& weights) {
+  if (to.parts) norm.backward(pass, to.dnormed, to.parts, !to.first, {});
+  TensorParallel::Pending leaving;
+  if (!to.parts || to.last) {
+    leaving = context.tp.start_leave(to.parts ? to.parts : to.dnormed);
+  }
+  weights();
+  leaving.finish();
+  if (!to.parts) {
+    norm.backward(pass, context.tp.own_rows(to.dnormed), to.dresidual, true, to.amax);
+  } else if (to.last) {
+    context.device.add(to.parts, to.dresidual);
+  }
+}
+
+}  // namespace mtl

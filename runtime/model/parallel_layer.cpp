@@ -1,0 +1,31 @@
+#include "runtime/model/parallel_layer.h"
+
+namespace mtl {
+
+ResidualAdd parallel_forward(const BlockContext& context, const AttentionBlock& attention,
+                             const MlpBlock& mlp, const Pass& pass, bool again,
+                             const ResidualAdd& before) {
+  // Gathered rows lie where the sum will, until the block has read them.
+  const Tensor branch = mlp.branch(pass);
+  attention.attend_to(pass, context.tp.enter(attention.norm().forward(pass, before), branch));
+  mlp.expand(pass, context.tp.enter(mlp.norm().forward(pass), branch));
+  if (again) return {};
+  // One rank adds what is no part of a sum.
+  attention.project(pass, branch, context.tp.rank() == 0);
+  mlp.contract(pass, branch, true);
+  return mlp.output_of(pass, branch);
+}
+
+void parallel_backward(const BlockContext& context, const AttentionBlock& attention,
+                       const MlpBlock& mlp, const Pass& pass) {
+  const Tensor branch = mlp.branch(pass), dresidual = mlp.dresidual(pass);
+  const Tensor dstream = mlp.output_backward(pass);
+  const Tensor dbranch = context.tp.enter(dstream, branch);
+  // While dstream is whole: what follows adds to dresidual, or takes the branch's place.
+  attention.project_backward(pass, dbranch, dstream);
+  const Tensor parts = context.tp.size() > 1 && !context.tp.sequence() ? branch : Tensor();
+  mlp.backward(pass, dbranch, dstream, {.dresidual = dresidual, .parts = parts, .first = true});
+  attention.backward(pass, {.dresidual = dresidual, .parts = parts, .last = true});
+}
+
+}  // namespace mtl

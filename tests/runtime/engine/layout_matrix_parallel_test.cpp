@@ -1,0 +1,88 @@
+// The layout matrix (layout_matrix.h) of layers whose blocks stand side by side.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "runtime/engine/layout_matrix.h"
+
+using namespace mtl;
+using namespace mtl::test;
+using namespace mtl::test::layout_matrix;
+
+namespace layout_matrix_parallel_test {
+
+namespace {
+
+void selected(TrainSpec& s, std::vector<std::string> modules) {
+  s.recompute.mode = "selective";
+  s.recompute.modules = std::move(modules);
+}
+void all_modules(TrainSpec& s) {
+  selected(s, {"core_attn", "mlp_act", "norm"});
+}
+void mlp(TrainSpec& s) {
+  selected(s, {"mlp"});
+}
+void full_of_3(TrainSpec& s) {
+  full(s);
+  s.recompute.layers = 3;
+}
+
+void distributed(TrainSpec& s) {
+  full(s);
+  s.recompute.distribute = true;
+}
+
+}  // namespace
+
+TEST_CASE("layout matrix: blocks side by side, pipelines and recompute have the bits of none") {
+  const TrainSpec spec = spec_of(Model::neox);
+  const Trajectory single = train(spec, {}, kBitSteps);
+  if (!kSanitized) CHECK(single.losses.back() < single.losses.front());
+  check_variants(spec, single,
+                 {{"pp 4 virtual 2", {.pp = 4, .virtual_stages = 2}},
+                  {"recompute modules", {}, all_modules},
+                  {"recompute mlp", {}, mlp},
+                  {"recompute full", {}, full},
+                  {"recompute full of 3 in pp 2", {.pp = 2}, full_of_3}},
+                 true);
+  // A micro-batch per step.
+  TrainSpec in_one = spec;
+  in_one.train.micro_batch = 4;
+  for (const Layout layout : {Layout{.dp = 2}, Layout{.tp = 2, .dp = 2}}) {
+    for (const char* sp : {"true", "false"}) {
+      if (layout.tp == 1 && sp == std::string("true")) continue;
+      in_one.parallel.sp = sp;
+      check_variants(in_one, train(in_one, layout, kBitSteps), in_shards(layout), true);
+    }
+  }
+}
+
+TEST_CASE("layout matrix: blocks side by side, divided, stay near one rank") {
+  const std::vector<Row> rows = {
+      {{.tp = 2},
+       false,
+       {{"pp 2", {.tp = 2, .pp = 2}},
+        {"recompute modules", {.tp = 2}, all_modules},
+        {"recompute mlp", {.tp = 2}, mlp},
+        {"full recompute of 3", {.tp = 2}, full_of_3},
+        {"distributed recompute", {.tp = 2}, distributed}}},
+      {{.tp = 2},
+       true,
+       {{"pp 2 virtual 2", {.tp = 2, .pp = 2, .virtual_stages = 2}},
+        {"recompute modules", {.tp = 2}, all_modules},
+        {"recompute mlp", {.tp = 2}, mlp},
+        {"full recompute of 3", {.tp = 2}, full_of_3}}},
+      {{.tp = 4}, false, {}},
+      {{.cp = 2},
+       false,
+       {{"full recompute", {.cp = 2}, full}, {"selective recompute", {.cp = 2}, selective}}},
+      {{.tp = 2, .cp = 2}, true, {}},
+      {{.tp = 2, .dp = 2}, false, {{"zero 0", {.tp = 2, .dp = 2}, zero0}}},
+  };
+  check_rows(spec_of(Model::neox), rows, true, [](const Row&) { return kFp32; });
+}
+
+}  // namespace layout_matrix_parallel_test
