@@ -18,6 +18,20 @@ namespace {
 constexpr ConfigReader::Range kEps{0, 1, true};
 constexpr int64_t kMostLayers = 100'000;
 
+// GELU in one of its forms.
+void read_gelu(ConfigReader& config, const char* key, const char* otherwise, ModelShape& shape) {
+  const std::string activation = config.text(key, otherwise);
+  const bool exact = activation == "gelu";
+  if (!exact && activation != "gelu_new" && activation != "gelu_pytorch_tanh" &&
+      activation != "gelu_fast") {
+    config.refuse(fmt::format("'{}' is '{}', and only 'gelu' and its tanh form ('gelu_new') are "
+                              "there",
+                              key, activation),
+                  "this model cannot be run by mtl");
+  }
+  shape.activation = exact ? Activation::gelu_exact : Activation::gelu_tanh;
+}
+
 void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.layers = config.size("n_layer");
   shape.hidden = config.size("n_embd");
@@ -25,17 +39,28 @@ void read_gpt2(ConfigReader& config, ModelShape& shape) {
   shape.max_seq = config.size("n_positions", 1024);
   shape.ffn = config.size("n_inner", 4 * shape.hidden);
   shape.norm_eps = config.number_in(kEps, "layer_norm_epsilon", 1e-5);
-  const std::string activation = config.text("activation_function", "gelu_new");
-  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh" && activation != "gelu_fast") {
-    config.refuse(fmt::format("'activation_function' is '{}', and only GELU in its tanh form "
-                              "(gelu_new) is there",
-                              activation),
-                  "this model cannot be run by mtl");
-  }
+  read_gelu(config, "activation_function", "gelu_new", shape);
   config.require("scale_attn_weights", true, true, "scores are always scaled here");
   config.require("scale_attn_by_inverse_layer_idx", false, false, "layers are alike here");
   config.require("add_cross_attention", false, false, "there is no encoder here");
   shape.tie_embeddings = config.boolean("tie_word_embeddings", true);
+}
+
+void read_gpt_neox(ConfigReader& config, ModelShape& shape) {
+  shape.layers = config.size("num_hidden_layers");
+  shape.hidden = config.size("hidden_size");
+  shape.heads = shape.kv_heads = config.size("num_attention_heads");
+  shape.ffn = config.size("intermediate_size");
+  shape.max_seq = config.size("max_position_embeddings", 2048);
+  shape.norm_eps = config.number_in(kEps, "layer_norm_eps", 1e-5);
+  read_gelu(config, "hidden_act", "gelu", shape);
+  shape.parallel_residual = config.boolean("use_parallel_residual", true);
+  config.require("attention_bias", true, true, "all linear layers have a bias here, or none");
+  shape.tie_embeddings = config.boolean("tie_word_embeddings", false);
+  // transformers 5 has other names for these two, which win.
+  const double base = config.number_in({0, 1e12, true}, "rotary_emb_base", 10000);
+  const double fraction = config.number_in({0, 1, true}, "rotary_pct", 0.25);
+  read_hf_rope(config, {base, fraction}, shape);
 }
 
 // The window is the same in all layers here. `full_below_otherwise`: what transformers takes for
@@ -201,6 +226,7 @@ void read_dots_experts(ConfigReader& config, ModelShape& shape) {
 
 void read_family(ConfigReader& config, const std::string& type, ModelShape& shape) {
   if (type == "gpt2") return read_gpt2(config, shape);
+  if (type == "gpt_neox") return read_gpt_neox(config, shape);
   if (type == "llama") {
     read_llama_like(config, shape, {1e-6, {10000}});
     const bool attention = config.boolean("attention_bias", false);
@@ -216,7 +242,7 @@ void read_family(ConfigReader& config, const std::string& type, ModelShape& shap
     read_llama_like(config, shape, {1e-5, {10000, 0.25}, NormType::layernorm});
     shape.qkv_bias = config.boolean("use_qkv_bias", false);
     config.require("use_parallel_residual", false, false,
-                   "the feed-forward block comes behind attention here");
+                   "blocks side by side have a norm each here");
     config.require("qk_layernorm", false, false, "norms of queries and keys are RMS norms here");
     if (shape.head_dim > 0 && shape.head_dim * shape.heads != shape.hidden) {
       config.refuse("'head_dim' is not 'hidden_size' / 'num_attention_heads'",
@@ -281,8 +307,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     diagnostics.add(
         {.code = "import.family",
          .what = file + ": " + what,
-         .help = "mtl reads gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, "
-                 "dots1 and stablelm, for causal LM"});
+         .help = "mtl reads gpt2, gpt_neox, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, "
+                 "qwen3_moe, dots1 and stablelm, for causal LM"});
   };
   if (!json.is_object()) {
     refuse_family("it is not a JSON object");
@@ -294,7 +320,8 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
       {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
       {"qwen3", "Qwen3ForCausalLM"},        {"mixtral", "MixtralForCausalLM"},
       {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
-      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"}};
+      {"dots1", "Dots1ForCausalLM"},        {"stablelm", "StableLmForCausalLM"},
+      {"gpt_neox", "GPTNeoXForCausalLM"}};
   const std::string type = config.text("model_type", "");
   const auto known = kArchitectures.find(type);
   if (known == kArchitectures.end()) {
@@ -341,7 +368,7 @@ HfModel model_from_hf_config(const nlohmann::json& json, const std::string& file
     }
     if (shape.layers > kMostLayers) config.refuse("more than 100000 layers", "");
     if (shape.experts > 65'536) config.refuse("more than 65536 experts", "");
-    const bool whole = type == "gpt2" || type == "stablelm";
+    const bool whole = type == "gpt2" || type == "stablelm" || type == "gpt_neox";
     if (whole && shape.hidden % shape.heads != 0) {
       config.refuse(
           fmt::format("the width {} is not a multiple of {} heads", shape.hidden, shape.heads), "");

@@ -11,6 +11,7 @@ const std::set<std::string>& harmless_fields() {
                                                 "architectures",
                                                 "auto_map",
                                                 "bos_token_id",
+                                                "classifier_dropout",
                                                 "decoder_start_token_id",
                                                 "do_sample",
                                                 "dtype",

@@ -15,8 +15,8 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
   const auto add = [&](bool obstacle, const char* note) {
     if (obstacle) notes.emplace_back(note);
   };
-  if (shape.norm == NormType::layernorm && shape.activation == Activation::gelu_tanh &&
-      shape.position == PositionType::learned) {
+  const bool gelu = shape.activation != Activation::swiglu;
+  if (shape.norm == NormType::layernorm && gelu && shape.position == PositionType::learned) {
     // GPT-2 but for these.
     add(shape.kv_heads != shape.heads, "model.kv_heads: GPT-2 has as many as model.heads");
     add(shape.heads * shape.head_dim != shape.hidden,
@@ -25,6 +25,18 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.qk_norm, "model.qk_norm: GPT-2 has none");
     add(shape.sliding_window > 0, "model.sliding_window: GPT-2 has none");
     add(shape.experts > 0, "model.moe: GPT-2 has no experts");
+    add(shape.parallel_residual, "model.parallel_residual: GPT-2 has none");
+    return notes;
+  }
+  if (shape.norm == NormType::layernorm && gelu && shape.position == PositionType::rope) {
+    // GPT-NeoX but for these.
+    add(shape.kv_heads != shape.heads, "model.kv_heads: GPT-NeoX has as many as model.heads");
+    add(shape.heads * shape.head_dim != shape.hidden,
+        "model.head_dim: GPT-NeoX's is model.hidden / model.heads");
+    add(!shape.bias || !shape.qkv_bias, "model.bias: GPT-NeoX has all biases");
+    add(shape.qk_norm, "model.qk_norm: GPT-NeoX has none");
+    add(shape.sliding_window > 0, "model.sliding_window: GPT-NeoX has none");
+    add(shape.experts > 0, "model.moe: GPT-NeoX has no experts");
     return notes;
   }
   if (shape.norm == NormType::layernorm && shape.activation == Activation::swiglu &&
@@ -36,13 +48,17 @@ std::vector<std::string> obstacles(const ModelShape& shape) {
     add(shape.qk_norm, "model.qk_norm: StableLM has no RMS norms of queries and keys");
     add(shape.sliding_window > 0, "model.sliding_window: StableLM has none");
     add(shape.experts > 0, "model.moe: StableLM has no experts");
+    add(shape.parallel_residual, "model.parallel_residual: StableLM's blocks have one norm then");
     return notes;
   }
   add(shape.norm != NormType::rmsnorm,
       "model.norm.type layernorm: only GPT-2 has it, with learned positions, GELU and as many key "
-      "heads as heads, and StableLM, with rope and SwiGLU");
-  add(shape.rope_fraction != 1, "model.position.fraction: only StableLM has it, with layernorm");
-  add(shape.activation != Activation::swiglu, "model.activation gelu: only GPT-2 has it");
+      "heads as heads, StableLM, with rope and SwiGLU, and GPT-NeoX, with rope and GELU");
+  add(shape.rope_fraction != 1,
+      "model.position.fraction: only StableLM and GPT-NeoX have it, with layernorm");
+  add(gelu, "model.activation gelu: only GPT-2 and GPT-NeoX have it, with layernorm");
+  add(shape.parallel_residual,
+      "model.parallel_residual: only GPT-NeoX has it, with layernorm, GELU and rope");
   add(shape.position != PositionType::rope,
       "model.position.type: the families beside GPT-2 have rope");
   add(shape.qk_norm && shape.qkv_bias, "model.qk_norm with biases: Qwen3 has none");
@@ -92,7 +108,10 @@ HfModel hf_model_of(const ModelShape& shape) {
                  .help = "mtl ckpt merge writes its tensors under their own names, for a program "
                          "of yours"});
   }
-  if (shape.norm == NormType::layernorm) return {shape, "StableLmForCausalLM"};
+  if (shape.norm == NormType::layernorm) {
+    return {shape,
+            shape.activation == Activation::swiglu ? "StableLmForCausalLM" : "GPTNeoXForCausalLM"};
+  }
   if (shape.experts > 0 && shape.moe_scores.sigmoid) return {shape, "Dots1ForCausalLM"};
   if (shape.shared_ffn > 0) return {shape, "Qwen2MoeForCausalLM"};
   if (shape.experts > 0)
@@ -110,6 +129,7 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
   };
   const bool gpt2 = model.architecture == "GPT2LMHeadModel";
+  const char* const gelu = shape.activation == Activation::gelu_exact ? "gelu" : "gelu_new";
   nlohmann::ordered_json config = {{"architectures", {model.architecture}},
                                    {"bos_token_id", id(tokens.bos)},
                                    {"eos_token_id", id(tokens.eos)},
@@ -125,7 +145,7 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
                                          {"n_head", shape.heads},
                                          {"n_inner", shape.ffn},
                                          {"n_positions", shape.max_seq},
-                                         {"activation_function", "gelu_new"},
+                                         {"activation_function", gelu},
                                          {"layer_norm_epsilon", shape.norm_eps},
                                          {"embd_pdrop", shape.dropout_hidden},
                                          {"resid_pdrop", shape.dropout_hidden},
@@ -164,7 +184,19 @@ nlohmann::ordered_json hf_config_of(const HfModel& model, const HfTokens& tokens
     config["mlp_only_layers"] = shape.dense_layers;
     switched_window();
   };
-  if (model.architecture == "StableLmForCausalLM") {
+  if (model.architecture == "GPTNeoXForCausalLM") {
+    config["model_type"] = "gpt_neox";
+    config["hidden_act"] = gelu;
+    config["layer_norm_eps"] = shape.norm_eps;
+    config["rotary_emb_base"] = shape.rope_base;
+    config["rotary_pct"] = shape.rope_fraction;
+    config["use_parallel_residual"] = shape.parallel_residual;
+    config["attention_bias"] = true;
+    config["hidden_dropout"] = shape.dropout_hidden;
+    for (const char* other : {"rms_norm_eps", "head_dim", "num_key_value_heads", "rope_theta"}) {
+      config.erase(other);
+    }
+  } else if (model.architecture == "StableLmForCausalLM") {
     config["model_type"] = "stablelm";
     config["layer_norm_eps"] = shape.norm_eps;
     config["partial_rotary_factor"] = shape.rope_fraction;

@@ -7,7 +7,7 @@
 
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
-#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_layout.h"
 #include "runtime/interchange/hf_rope.h"
 #include "runtime/interchange/hf_tokenizer.h"
 #include "runtime/interchange/new_folder.h"
@@ -22,23 +22,34 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 // Biases of experts decide by small differences: transformers keeps them in f32, too.
-DType dtype_of(const ParamRow& row, DType asked) {
-  return row.balances ? DType::f32 : asked;
+struct HfTensor {
+  MegatronTensor layout;
+  DType dtype;
+  int64_t numel() const { return *volume(layout.shape); }
+  int64_t bytes() const { return numel() * bytes_of(dtype); }
+};
+
+std::vector<HfTensor> tensors_of(const HfModel& model, const std::vector<ParamRow>& table,
+                                 DType asked) {
+  std::vector<HfTensor> tensors;
+  for (MegatronTensor& layout : hf_tensors(model, table)) {
+    const bool balances = table[layout.parts.front().row].balances;
+    tensors.push_back({std::move(layout), balances ? DType::f32 : asked});
+  }
+  return tensors;
 }
 
-// Consecutive parameters that share a file.
-std::vector<std::vector<ParamRow>> into_shards(std::vector<ParamRow> table, DType asked,
-                                               int64_t most) {
-  std::vector<std::vector<ParamRow>> shards(1);
+// Consecutive tensors that share a file.
+std::vector<std::vector<HfTensor>> into_shards(std::vector<HfTensor> tensors, int64_t most) {
+  std::vector<std::vector<HfTensor>> shards(1);
   int64_t bytes = 0;
-  for (ParamRow& row : table) {
-    const int64_t size = row.numel() * bytes_of(dtype_of(row, asked));
-    if (bytes > 0 && bytes + size > most) {
+  for (HfTensor& tensor : tensors) {
+    if (bytes > 0 && bytes + tensor.bytes() > most) {
       shards.emplace_back();
       bytes = 0;
     }
-    bytes += size;
-    shards.back().push_back(std::move(row));
+    bytes += tensor.bytes();
+    shards.back().push_back(std::move(tensor));
   }
   return shards;
 }
@@ -71,28 +82,29 @@ ExportReport export_hf(const ExportOptions& options) {
   if (tokens.eos) generation["eos_token_id"] = *tokens.eos;
   folder.write("generation_config.json", generation.dump(2) + "\n");
 
-  const auto shards = into_shards(table, options.dtype, options.max_shard_bytes);
+  const auto shards = into_shards(tensors_of({shape, model.architecture}, table, options.dtype),
+                                  options.max_shard_bytes);
+  const auto read = [&](const ParamRow& row) {
+    return ours.contains(row.name) ? source.read(row.name, row.shape)
+                                   : std::vector<float>(static_cast<size_t>(row.numel()), 0.0f);
+  };
   OrderedJson weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name =
         shards.size() == 1 ? "model.safetensors"
                            : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     std::vector<SafetensorsEntry> entries;
-    for (const ParamRow& row : shards[i]) {
-      entries.push_back({.name = row.name,
-                         .dtype = std::string(safetensors_name(dtype_of(row, options.dtype))),
-                         .shape = row.shape});
-      weight_map[row.name] = name;
+    for (const HfTensor& tensor : shards[i]) {
+      entries.push_back({.name = tensor.layout.name,
+                         .dtype = std::string(safetensors_name(tensor.dtype)),
+                         .shape = tensor.layout.shape});
+      weight_map[tensor.layout.name] = name;
     }
     SafetensorsFile file(folder.path() / name, entries);
-    for (const ParamRow& row : shards[i]) {
-      const std::vector<float> values =
-          ours.contains(row.name) ? source.read(row.name, row.shape)
-                                  : std::vector<float>(static_cast<size_t>(row.numel()), 0.0f);
-      const DType dtype = dtype_of(row, options.dtype);
-      file.append(to_dtype(values, dtype));
-      report.parameters += row.numel();
-      report.bytes += row.numel() * bytes_of(dtype);
+    for (const HfTensor& tensor : shards[i]) {
+      file.append(to_dtype(assemble(tensor.layout, table, read), tensor.dtype));
+      report.parameters += tensor.numel();
+      report.bytes += tensor.bytes();
     }
     file.finish();
   }

@@ -11,7 +11,7 @@
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/strict_json.h"
 #include "runtime/interchange/foreign_model.h"
-#include "runtime/interchange/hf_config.h"
+#include "runtime/interchange/hf_layout.h"
 #include "runtime/interchange/torch_file.h"
 #include "runtime/plan/shard_table.h"
 
@@ -106,44 +106,52 @@ ForeignTensors read_weights(const fs::path& folder) {
 
 // Buffers that older versions saved beside the weights.
 bool is_buffer(const std::string& name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq");
+  for (const char* end : {".attn.bias", ".attn.masked_bias", ".attention.bias",
+                          ".attention.masked_bias", ".rotary_emb.inv_freq"}) {
+    if (name.ends_with(end)) return true;
+  }
+  return false;
 }
 
-// The public names of our parameters are Hugging Face's; a base model's lack the first part.
-void assign(const ModelShape& shape, const ForeignTensors& there, const fs::path& folder,
+bool is_head(const std::string& name) {
+  return name == "lm_head.weight" || name == "embed_out.weight";
+}
+
+// A base model's names lack the first part.
+void assign(const HfModel& model, const ForeignTensors& there, const fs::path& folder,
             ForeignWeights& weights) {
   constexpr size_t kMostNotes = 12;
   std::vector<std::string> notes;
   std::set<std::string> used;
-  for (const ParamRow& row : shard_table(shape, false)) {
-    std::string name = row.name;
+  const std::vector<ParamRow> table = shard_table(model.shape, false);
+  for (const MegatronTensor& wanted : hf_tensors(model, table)) {
+    std::string name = wanted.name;
     const auto is_there = [&] {
       return there.tensors.contains(name) || there.others.contains(name);
     };
-    if (!is_there()) name = row.name.substr(row.name.find('.') + 1);
-    if (!is_there() || row.name.starts_with("lm_head")) name = row.name;
+    if (!is_there()) name = wanted.name.substr(wanted.name.find('.') + 1);
+    if (!is_there() || is_head(wanted.name)) name = wanted.name;
     if (!is_there()) {
-      notes.push_back(fmt::format("missing: {} {}", row.name, to_string(row.shape)));
+      notes.push_back(fmt::format("missing: {} {}", wanted.name, to_string(wanted.shape)));
       continue;
     }
     used.insert(name);
     const auto tensor = there.tensors.find(name);
     if (tensor == there.tensors.end()) {
       notes.push_back(fmt::format("{} is of type {}", name, there.others.at(name)));
-    } else if (tensor->second.shape != row.shape) {
+    } else if (tensor->second.shape != wanted.shape) {
       notes.push_back(fmt::format("{} is {}, and by config.json it is {}", name,
-                                  to_string(tensor->second.shape), to_string(row.shape)));
+                                  to_string(tensor->second.shape), to_string(wanted.shape)));
     } else {
-      weights.add(row.name, row.shape,
-                  {.rect = {Dims(row.shape.size(), 0), row.shape},
-                   .source = tensor->second,
-                   .at = Dims(row.shape.size(), 0)});
+      for (const MegatronPart& part : wanted.parts) {
+        weights.add(table[part.row].name, table[part.row].shape,
+                    {.rect = part.rect, .source = tensor->second, .at = part.at});
+      }
     }
   }
   const auto unexpected = [&](const std::string& name) {
     // A tied head is the embedding, whatever else the file says (as transformers does it).
-    const bool tied = shape.tie_embeddings && name == "lm_head.weight";
+    const bool tied = model.shape.tie_embeddings && is_head(name);
     if (!used.contains(name) && !is_buffer(name) && !tied) {
       notes.push_back("unexpected: " + name);
     }
@@ -196,7 +204,7 @@ ForeignModel open_hf_folder(const fs::path& path) {
                        .shape = model.shape,
                        .weights = {},
                        .warnings = diagnostics.all()};
-  assign(model.shape, read_weights(path), path, foreign.weights);
+  assign(model, read_weights(path), path, foreign.weights);
   return foreign;
 }
 

@@ -107,7 +107,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
   line("  layers: {}\n  hidden: {}\n  heads: {}\n  kv_heads: {}\n  head_dim: {}\n  ffn: {}",
        shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim,
        shape.dense_layers.empty() ? shape.ffn : shape.dense_layer_ffn);
-  line("  activation: {}", shape.activation == Activation::swiglu ? "swiglu" : "gelu");
+  line("  activation: {}", activation_name(shape.activation));
   line("  norm: {{type: {}, eps: {}}}", shape.norm == NormType::rmsnorm ? "rmsnorm" : "layernorm",
        shape.norm_eps);
   line("  position:\n    type: {}", positions[static_cast<size_t>(shape.position)]);
@@ -142,6 +142,7 @@ std::string train_yaml_of(const ModelShape& shape, const std::string& name, cons
     if (shape.expert_bias) line("    expert_bias: true");
   }
   if (shape.qk_norm) line("  qk_norm: true");
+  if (shape.parallel_residual) line("  parallel_residual: true");
   line("  tie_embeddings: {}\n  vocab_pad_to: {}", shape.tie_embeddings, shape.vocab_pad_to);
   line("train:\n  seq_len: {}\n  global_batch: 8\n  steps: 1000", seq_len);
   line("lr:\n  max: 2e-5\n  warmup: 50");

@@ -108,14 +108,14 @@ ModelShape MegatronArgs::shape() {
 void MegatronArgs::read_feed_forward(ModelShape& shape) {
   const bool swiglu = boolean("swiglu", false);
   shape.ffn = size("ffn_hidden_size", 4 * shape.hidden);
-  shape.activation = swiglu ? Activation::swiglu : Activation::gelu_tanh;
   shape.bias = shape.qkv_bias = boolean("add_bias_linear", true);
   if (boolean("add_qkv_bias", false)) shape.qkv_bias = true;
-  if (swiglu) return;
   // Megatron's fused kernel and openai_gelu are the tanh form, plain F.gelu is not.
   const bool tanh =
       boolean("openai_gelu", false) || (boolean("bias_gelu_fusion", true) && shape.bias);
-  if (!tanh) refuse("its GELU is the exact form (no bias_gelu_fusion, no openai_gelu)");
+  shape.activation = swiglu ? Activation::swiglu
+                     : tanh ? Activation::gelu_tanh
+                            : Activation::gelu_exact;
 }
 
 void MegatronArgs::read_norm(ModelShape& shape) {

@@ -1,13 +1,10 @@
 // The Megatron split (export.h).
-#include <map>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/version.h"
 #include "runtime/interchange/export.h"
 #include "runtime/interchange/export_source.h"
-#include "runtime/interchange/foreign_weights.h"
 #include "runtime/interchange/megatron_layout.h"
 #include "runtime/interchange/new_folder.h"
 
@@ -19,26 +16,6 @@ namespace {
   throw Error(Exit::usage, {.code = "export.split",
                             .what = what,
                             .help = "choose other degrees: --tp 1 --pp 1 always divides"});
-}
-
-// Copies a part of a parameter to its place in Megatron's tensor.
-void place(const MegatronPart& part, const Dims& from_shape, const std::vector<float>& from,
-           const Dims& to_shape, std::vector<float>& to) {
-  const bool matrix = from_shape.size() == 2;
-  const Dims from_stride = contiguous_strides(from_shape), to_stride = contiguous_strides(to_shape);
-  const int64_t rows = matrix ? part.rect.extent[0] : 1;
-  const int64_t columns = part.rect.extent.back();
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) {
-      const int64_t source =
-          matrix ? (part.rect.offset[0] + r) * from_stride[0] + part.rect.offset[1] + c
-                 : part.rect.offset[0] + c;
-      const int64_t row = part.transposed ? c : r, column = part.transposed ? r : c;
-      const int64_t target =
-          matrix ? (part.at[0] + row) * to_stride[0] + part.at[1] + column : part.at[0] + c;
-      to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)];
-    }
-  }
 }
 
 // What Megatron calls its settings.
@@ -59,6 +36,7 @@ nlohmann::ordered_json args_of(const ModelShape& shape, const ExportOptions& opt
       {"position_embedding_type", positions[static_cast<size_t>(shape.position)]},
       {"swiglu", shape.activation == Activation::swiglu},
       {"openai_gelu", shape.activation == Activation::gelu_tanh},
+      {"bias_gelu_fusion", false},
       {"normalization", shape.norm == NormType::rmsnorm ? "RMSNorm" : "LayerNorm"},
       {"norm_epsilon", shape.norm_eps},
       {"add_bias_linear", shape.bias},
@@ -127,14 +105,8 @@ ExportReport export_megatron_split(const ExportOptions& options) {
       const std::string name = fmt::format("pytorch_model_tp_{}_pp_{}.safetensors", tp, pp);
       SafetensorsFile file(folder.path() / name, entries);
       for (const MegatronTensor& tensor : tensors) {
-        std::vector<float> values(static_cast<size_t>(*volume(tensor.shape)), 0.0f);
-        std::map<size_t, std::vector<float>> parameters;
-        for (const MegatronPart& part : tensor.parts) {
-          const ParamRow& row = table[part.row];
-          std::vector<float>& parameter = parameters[part.row];
-          if (parameter.empty()) parameter = source.read(row.name, row.shape);
-          place(part, row.shape, parameter, tensor.shape, values);
-        }
+        const std::vector<float> values = assemble(
+            tensor, table, [&](const ParamRow& row) { return source.read(row.name, row.shape); });
         file.append(to_dtype(values, options.dtype));
         report.bytes += static_cast<int64_t>(values.size()) * bytes_of(options.dtype);
       }

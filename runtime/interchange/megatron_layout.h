@@ -6,6 +6,7 @@
 //   vocabulary  padded, and then divided evenly
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ struct MegatronTensor {
   std::vector<MegatronPart> parts;
   bool replicated = false;  // over TP
 };
+
+// Its values, of parameters as `read` has them; 0 where there are none.
+std::vector<float> assemble(const MegatronTensor& tensor, const std::vector<ParamRow>& table,
+                            const std::function<std::vector<float>(const ParamRow&)>& read);
 
 // The part of the model that a rank holds.
 struct MegatronRank {

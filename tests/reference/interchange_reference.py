@@ -63,6 +63,13 @@ def configs():
     yield "stablelm", transformers.StableLmConfig(
         rope_theta=5000.0, partial_rotary_factor=0.25, use_qkv_bias=True,
         rope_scaling={"rope_type": "linear", "factor": 2.0}, **stablelm)
+    neox = dict(vocab_size=VOCAB, num_hidden_layers=2, num_attention_heads=4,
+                max_position_embeddings=64, rotary_pct=0.5, bos_token_id=1, eos_token_id=2)
+    yield "gpt-neox", transformers.GPTNeoXConfig(hidden_size=32, intermediate_size=48,
+                                                 rotary_emb_base=5000, **neox)
+    yield "gpt-neox-sequential", transformers.GPTNeoXConfig(
+        hidden_size=16, intermediate_size=24, use_parallel_residual=False, hidden_act="gelu_new",
+        tie_word_embeddings=True, **neox)
     yield "dots1", transformers.Dots1Config(
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=4, n_group=4, topk_group=2,
         moe_intermediate_size=12, first_k_dense_replace=1, norm_topk_prob=True,

@@ -20,12 +20,19 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::pair<const char*, const char*> kFolders[] = {
-    {"gpt2", "GPT2LMHeadModel"},          {"llama", "LlamaForCausalLM"},
-    {"llama-tied", "LlamaForCausalLM"},   {"llama-yarn", "LlamaForCausalLM"},
-    {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
-    {"mixtral", "MixtralForCausalLM"},    {"qwen2-moe", "Qwen2MoeForCausalLM"},
-    {"qwen3-moe", "Qwen3MoeForCausalLM"}, {"dots1", "Dots1ForCausalLM"},
-    {"stablelm", "StableLmForCausalLM"}};
+    {"gpt2", "GPT2LMHeadModel"},
+    {"llama", "LlamaForCausalLM"},
+    {"llama-tied", "LlamaForCausalLM"},
+    {"llama-yarn", "LlamaForCausalLM"},
+    {"mistral", "MistralForCausalLM"},
+    {"qwen2", "Qwen2ForCausalLM"},
+    {"mixtral", "MixtralForCausalLM"},
+    {"qwen2-moe", "Qwen2MoeForCausalLM"},
+    {"qwen3-moe", "Qwen3MoeForCausalLM"},
+    {"dots1", "Dots1ForCausalLM"},
+    {"stablelm", "StableLmForCausalLM"},
+    {"gpt-neox", "GPTNeoXForCausalLM"},
+    {"gpt-neox-sequential", "GPTNeoXForCausalLM"}};
 
 // The bytes of every tensor of a folder, by name.
 std::map<std::string, std::string> tensor_bytes(const fs::path& folder) {
@@ -169,6 +176,15 @@ TEST_CASE("what changes the mathematics is read or refused") {
   CHECK(problems("stablelm", {{"head_dim", 8}}) == "");
   CHECK(problems("stablelm", {{"head_dim", 16}}) == "import.config ");
   CHECK(problems("stablelm", {{"hidden_dropout", 0.1}}) == "");
+  CHECK(problems("gpt-neox", nlohmann::json::object()) == "");
+  CHECK(problems("gpt-neox", {{"hidden_act", "gelu_fast"}}) == "");
+  CHECK(problems("gpt-neox", {{"hidden_act", "relu"}}) == "import.config ");
+  CHECK(problems("gpt-neox", {{"attention_bias", false}}) == "import.config ");
+  CHECK(problems("gpt-neox", {{"rotary_pct", 0.3}}) == "");                // 2 of 8
+  CHECK(problems("gpt-neox", {{"rotary_pct", 0.4}}) == "import.config ");  // 3
+  CHECK(problems("gpt-neox", {{"num_attention_heads", 3}}) == "import.config import.config ");
+  CHECK(problems("gpt2", {{"activation_function", "gelu"}}) == "");
+  CHECK(problems("gpt2", {{"activation_function", "relu"}}) == "import.config ");
   CHECK(problems("dots1", nlohmann::json::object()) == "");
   CHECK(problems("dots1", {{"scoring_func", "noaux_tc"}, {"use_sliding_window", false}}) == "");
   CHECK(problems("dots1", {{"attention_bias", true}}) == "import.config ");
@@ -388,6 +404,57 @@ TEST_CASE("of a model that is almost GPT-2 what keeps it from being one is named
   refused("model.qkv_bias", [](ModelShape& shape) { shape.qkv_bias = !shape.bias; });
   refused("model.qk_norm", [](ModelShape& shape) { shape.qk_norm = true; });
   refused("model.sliding_window", [](ModelShape& shape) { shape.sliding_window = 4; });
+  refused("model.parallel_residual", [](ModelShape& shape) { shape.parallel_residual = true; });
+  gpt2.activation = Activation::gelu_exact;
+  CHECK(hf_model_of(gpt2).architecture == "GPT2LMHeadModel");
+  CHECK(hf_config_of(hf_model_of(gpt2), {}, "float32").at("activation_function") == "gelu");
+}
+
+TEST_CASE("of a model that is almost GPT-NeoX what keeps it from being one is named, and no more") {
+  ModelShape neox;
+  neox.layers = neox.heads = neox.kv_heads = 2;
+  neox.head_dim = 8;
+  neox.hidden = 16;
+  neox.activation = Activation::gelu_exact;
+  neox.position = PositionType::rope;
+  neox.rope_fraction = 0.5;
+  neox.parallel_residual = true;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = neox;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      return notes.size() == 1 ? notes[0].substr(0, notes[0].find(':')) : "several";
+    }
+  };
+  CHECK(family([](ModelShape&) {}) == "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.parallel_residual = false; }) == "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.activation = Activation::gelu_tanh; }) ==
+        "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.kv_heads = 1; }) == "model.kv_heads");
+  CHECK(family([](ModelShape& s) { s.head_dim = 16; }) == "model.head_dim");
+  CHECK(family([](ModelShape& s) { s.bias = s.qkv_bias = false; }) == "model.bias");
+  CHECK(family([](ModelShape& s) { s.qkv_bias = false; }) == "model.bias");
+  CHECK(family([](ModelShape& s) { s.qk_norm = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& s) { s.experts = 4; }) == "model.moe");
+  // StableLM's and LLaMA's blocks stand behind each other.
+  CHECK(family([](ModelShape& s) {
+          s.activation = Activation::swiglu;
+          s.bias = s.qkv_bias = false;
+        }) == "model.parallel_residual");
+  CHECK(family([](ModelShape& s) {
+          s.activation = Activation::swiglu;
+          s.norm = NormType::rmsnorm;
+          s.rope_fraction = 1;
+        }) == "model.parallel_residual");
+  // What config.json says is what was there.
+  const nlohmann::ordered_json written = hf_config_of(hf_model_of(neox), {}, "float32");
+  CHECK(written.at("hidden_act") == "gelu");
+  CHECK(written.at("use_parallel_residual") == true);
+  CHECK(written.at("rotary_pct") == 0.5);
 }
 
 TEST_CASE("of a model that is almost StableLM what keeps it from being one is named, and no more") {
