@@ -21,8 +21,8 @@ inline DeviceRates rates_of(const GpuModel& gpu) {
 }
 
 // Takes about a second. Random operands: a GPU multiplies zeros faster, for they cost less power.
-inline DeviceRates measured_rates(Device& device) {
-  const int64_t size = device.host_memory() ? 768 : 8192;
+// `size`: of the product's sides.
+inline DeviceRates measured_rates(Device& device, int64_t size) {
   const int64_t numel = size * size;
   const size_t bytes = 4 * static_cast<size_t>(numel);  // room for f32
   char* const memory = static_cast<char*>(device.allocate(4 * bytes + 4096));

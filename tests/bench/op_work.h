@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
 
 #include "runtime/device/device.h"
 
@@ -14,6 +18,7 @@ struct OpWork {
   double flops = 0;  // of products, on the tensor cores
   double bytes = 0;  // of device memory, read and written
   bool fp8 = false;  // the products
+  std::vector<Tensor> tensors = {};
 };
 
 // What a device reaches with large square products and long copies.
@@ -35,7 +40,22 @@ inline double bytes_of(std::initializer_list<Tensor> tensors) {
   return bytes;
 }
 inline OpWork moves(std::initializer_list<Tensor> tensors) {
-  return {0, bytes_of(tensors)};
+  OpWork work{0, bytes_of(tensors)};
+  for (const Tensor& tensor : tensors) {
+    if (tensor) work.tensors.push_back(tensor);
+  }
+  return work;
+}
+// "BF16 [32768, 768], F32 [768]"
+inline std::string words_of(const std::vector<Tensor>& tensors) {
+  std::string text;
+  for (const Tensor& tensor : tensors) {
+    text += fmt::format("{}{} [", text.empty() ? "" : ", ", safetensors_name(tensor.dtype));
+    for (int i = 0; i < tensor.rank; ++i)
+      text += fmt::format("{}{}", i > 0 ? ", " : "", tensor.dim(i));
+    text += ']';
+  }
+  return text;
 }
 
 inline OpWork work_of(const Matmul& args) {
@@ -88,11 +108,15 @@ inline double seen(const AttentionShape& shape) {
 }
 // Q K^T and P V.
 inline OpWork work_of(const Attention& args) {
-  return {4 * seen(args.shape), bytes_of({args.qkv, args.out, args.lse})};
+  OpWork work = moves({args.qkv, args.out, args.lse});
+  work.flops = 4 * seen(args.shape);
+  return work;
 }
 // Scores again, dV, dP, dQ, dK.
 inline OpWork work_of(const AttentionBackward& args) {
-  return {10 * seen(args.shape), bytes_of({args.qkv, args.out, args.lse, args.dout, args.dqkv})};
+  OpWork work = moves({args.qkv, args.out, args.lse, args.dout, args.dqkv});
+  work.flops = 10 * seen(args.shape);
+  return work;
 }
 
 inline double elements_of(const Pieces& pieces) {

@@ -4,6 +4,8 @@
 //
 // Without another device it does nothing but count: the least time of a step on a device that is
 // not at hand. Then its memory is address space, never touched, and what comes back is zero.
+//
+// An Error of an op has a note that says which one it was, with its tensors.
 #pragma once
 
 #include <chrono>
@@ -12,9 +14,15 @@
 #include <map>
 #include <new>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "op_watch.h"
 #include "op_work.h"
 #include "runtime/device/device.h"
 
@@ -34,6 +42,8 @@ class TimedDevice final : public Device {
   void clear() { shares_.clear(); }
   // Called with every product.
   std::function<void(const Matmul&)> on_matmul;
+  // May be null.
+  OpWatch* watch = nullptr;
 
   bool communicates_beside() const override { return !device_ || device_->communicates_beside(); }
   bool has_float8() const override { return !device_ || device_->has_float8(); }
@@ -242,9 +252,21 @@ class TimedDevice final : public Device {
     ++share.calls;
     share.least += least_seconds(work, rates_);
     if (!device_) return;
+    const auto words = [part, calls = share.calls, &work] {
+      return fmt::format("{}, call {} of it: {}", part, calls, words_of(work.tensors));
+    };
+    if (watch != nullptr) watch->begin(words);
     const auto start = std::chrono::steady_clock::now();
-    op();
-    device_->synchronize();
+    try {
+      op();
+      device_->synchronize();
+    } catch (const Error& error) {
+      if (watch != nullptr) watch->end();
+      std::vector<Diagnostic> told = error.diagnostics();
+      told.front().notes.push_back("in " + words());
+      throw Error(error.exit(), std::move(told));
+    }
+    if (watch != nullptr) watch->end();
     share.seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }

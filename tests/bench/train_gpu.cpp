@@ -1,6 +1,6 @@
 // Training steps of usual shapes on one GPU: model FLOP/s against the GPU's peak, memory against
 // the plan's, and where the time goes.
-//   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts] [SHAPE ...]
+//   MTL_DEVICE=cuda build/bench/train_gpu [--json FILE] [--no-parts | --ops] [SHAPE ...]
 //   build/bench/train_gpu --for GPU [SHAPE ...]
 // Shapes: those of gpu_runs.h, of which 124m, 1.5b and llama-8b are measured without further words,
 // in bf16, and with -fp8 behind the name in fp8, against bf16's peak too. llama-8b has as many
@@ -14,7 +14,8 @@
 // it can take at the rates of an 8192^3 product and of a long copy, measured before. With --for
 // nothing is computed: the same table of a GPU of the catalogue that is not at hand, of the least
 // times alone. What is missing there to the peak no kernel can bring back, only a step that does
-// less.
+// less. --ops measures nothing: it takes two steps that wait after every op, and says which one
+// fails or takes long.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -63,12 +64,13 @@ constexpr int kWarmUp = 2;
 struct Options {
   std::string json;  // "" = none
   bool parts = true;
+  bool ops = false;
 };
 
 // Weights of the right size, and moments of zero. Billions of normal numbers take seconds to draw,
 // so that of each matrix the first ones are drawn and repeated on the device.
 void fill_weights(Trainer& trainer, Device& device) {
-  constexpr int64_t kDrawn = 1 << 22;
+  constexpr int64_t kDrawn = 1 << 18;
   std::vector<float> drawn(kDrawn);
   for (const ParameterState& state : trainer.state()) {
     const int64_t count = state.part.count, first = state.part.first;
@@ -118,6 +120,18 @@ std::map<std::string, Share> parts_of(Run& run, Device* device, const bench::Dev
   return parts;
 }
 
+void take_ops(Run& run, const std::string& title, Device& device) {
+  bench::OpWatch watch(std::chrono::seconds(4));
+  bench::TimedDevice timed(&device, {});
+  timed.watch = &watch;
+  time_steps(run, timed, 2, true, [&](int step, double loss) {
+    int64_t calls = 0;
+    for (const auto& [part, share] : timed.shares()) calls += share.calls;
+    fmt::print("{:14} step {}: {} ops, loss {:.3f}\n", title, step + 1, calls, loss);
+    std::fflush(stdout);
+  });
+}
+
 Share sum_of(const std::map<std::string, Share>& parts) {
   Share all;
   for (const auto& [part, share] : parts) {
@@ -162,6 +176,7 @@ void measure(const std::string& title, MadeDevice& made, double peak,
   const int64_t memory =
       made.cuda != nullptr ? made.cuda->facts(false).devices.at(0).memory_bytes : 0;
   Run run(title, static_cast<double>(memory));
+  if (options.ops) return take_ops(run, title, *made.device);
   const Shape& shape = run.shape;
   const Plan& plan = run.plan;
   double loss = 0;
@@ -240,6 +255,8 @@ int main(int argc, char** argv) {
     const std::string word = argv[i];
     if (word == "--no-parts") {
       options.parts = false;
+    } else if (word == "--ops") {
+      options.ops = true;
     } else if (word == "--json" && i + 1 < argc) {
       options.json = argv[++i];
     } else if (word == "--for" && i + 1 < argc) {
@@ -273,7 +290,13 @@ int main(int argc, char** argv) {
     fmt::print("{}; peak bf16 {}\n", made.description(),
                peak > 0 ? fmt::format("{:.0f} TFLOP/s", peak / 1e12) : "unknown");
     bench::DeviceRates rates;
-    if (options.parts) print_rates(rates = bench::measured_rates(*made.device));
+    // Where no row is for a GPU (gpu_runs.h), in a moment on a CPU as well.
+    const bool tiny = std::all_of(names.begin(), names.end(),
+                                  [](const std::string& name) { return name.starts_with("tiny"); });
+    const int64_t side = tiny || made.device->host_memory() ? 512 : 8192;
+    if (options.parts && !options.ops) {
+      print_rates(rates = bench::measured_rates(*made.device, side));
+    }
     fmt::print(
         "shape          layers   10^9       B      T   first s  median s   tokens/s model TF/s  of "
         "peak  "

@@ -1,0 +1,129 @@
+# Of scripts/gpu-check: what a stage finds on the machine (libraries, GPU, PyTorch), and how it starts
+# mtl's programs there.
+# shellcheck shell=bash
+
+# Folders with CUDA's libraries: of the toolkit, those that PyTorch brings, and the driver's where
+# the loader may not know it.
+cuda_folders() {
+  local folder
+  for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
+    if [[ -d $folder ]]; then printf '%s\n' "$folder"; fi
+  done
+  python3 - 2>/dev/null <<'END' || true
+import glob, importlib.util, os
+folders = []
+torch = importlib.util.find_spec("torch")
+if torch is not None:
+    folders.append(os.path.join(os.path.dirname(torch.origin), "lib"))
+nvidia = importlib.util.find_spec("nvidia")
+for place in nvidia.submodule_search_locations or [] if nvidia is not None else []:
+    folders += sorted(glob.glob(os.path.join(place, "*", "lib")))
+for folder in folders:
+    if os.path.isdir(folder):
+        print(folder)
+END
+  for folder in /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do
+    if [[ -e $folder/libcuda.so.1 ]]; then printf '%s\n' "$folder"; fi
+  done
+}
+
+# with_libraries COMMAND...: mtl's programs; not for PyTorch, which has its own.
+with_libraries() {
+  MTL_CUDA_LIBRARY=$from/libmtl_cuda.so \
+    LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$@"
+}
+
+# limited SECONDS COMMAND...: one of mtl's programs, ended before the stage's own time is over,
+# which would take along what others have to say.
+limited() {
+  local seconds=$1 left=$((MTL_GPU_CHECK_LIMIT - SECONDS - 7)) code=0
+  shift
+  ((seconds < left)) || seconds=$left
+  if ((seconds <= 0)); then
+    printf 'no time is left for: %s\n' "$*"
+    return 124
+  fi
+  with_libraries timeout --kill-after=5 "$seconds" "$@" || code=$?
+  case $code in
+    124 | 137) printf 'longer than %s s: %s\n' "$seconds" "$*" ;;
+    129 | 13? | 14? | 15?) printf 'ended by SIG%s: %s\n' "$(kill -l $((code - 128)))" "$*" ;;
+  esac
+  return "$code"
+}
+
+# Each stage prints what it does; 0 = passed, 77 = could not run (the last line says why).
+cannot() {
+  printf 'could not run: %s\n' "$1"
+  exit 77
+}
+# Only what says for sure that there is none ends a stage: the programs themselves say more.
+need_gpu() {
+  if ! command -v nvidia-smi >/dev/null; then
+    [[ -e /dev/nvidiactl ]] || cannot 'no nvidia-smi and no /dev/nvidiactl: there is no NVIDIA driver here'
+    printf 'no nvidia-smi here\n'
+  elif [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]]; then
+    cannot 'nvidia-smi shows no GPU'
+  fi
+}
+need() { [[ -e $1 ]] || cannot "there is no $1 (not built, or not packed)"; }
+# With --small PyTorch computes on the CPU.
+need_torch() {
+  local test='import torch; raise SystemExit(not torch.cuda.is_available())' said code=0
+  if [[ -n $small ]]; then test='import torch'; fi
+  said=$(python3 -c "$test" 2>&1) || code=$?
+  [[ $code -ne 0 ]] || return 0
+  cannot "python3 has no PyTorch that sees a GPU${said:+: $(tail -n 1 <<<"$said")}"
+}
+
+# What earlier stages, of this command or one before, have found to go round what hangs or crashes:
+# a line NAME=VALUE each. What the environment says goes before.
+take_settings() {
+  local name value
+  [[ -s $settings ]] || return 0
+  while IFS='=' read -r name value; do
+    [[ -z ${!name:-} ]] || continue
+    [[ $name != MTL_ATTENTION || $value != own ]] || continue
+    export "$name=$value"
+    printf '%s=%s: what is without it has failed before (%s)\n' "$name" "$value" "$settings"
+  done <"$settings"
+}
+keep_setting() {  # keep_setting NAME VALUE
+  { grep -v "^$1=" "$settings" 2>/dev/null || true; printf '%s=%s\n' "$1" "$2"; } \
+    >"$settings.new"
+  mv "$settings.new" "$settings"
+}
+
+# What a stage that was ended has left: processes in sessions of their own, which would take the next
+# one's GPU, and files.
+end_leftovers() {  # end_leftovers STAGE
+  local environment pid
+  for environment in /proc/[0-9]*/environ; do
+    tr '\0' '\n' 2>/dev/null <"$environment" | grep -qxF "MTL_GPU_CHECK_FILES=$stage_files/$1" ||
+      continue
+    pid=${environment#/proc/}
+    kill -KILL "${pid%/environ}" 2>/dev/null || true
+  done
+  rm -rf "${stage_files:?}/$1"
+}
+
+# Whether the GPU still does what it is asked. Behind a kernel that hangs for good every stage would
+# wait for its limit. A process that not even SIGKILL ends is not waited for.
+answer_s=20
+gpu_answers() {
+  [[ -x $from/tests/test_runtime_device && -e $from/libmtl_cuda.so ]] || return 0
+  local wait_s=$((seconds - SECONDS)) until probe
+  ((wait_s > 5)) || wait_s=5
+  ((wait_s < answer_s)) || wait_s=$answer_s
+  until=$((SECONDS + wait_s))
+  MTL_TEST_DEVICE=cuda MTL_ATTENTION=mma with_libraries exec "$from/tests/test_runtime_device" \
+    --test-case='copy keeps every bit' >"$logs/answer.log" 2>&1 &
+  probe=$!
+  disown "$probe"
+  while kill -0 "$probe" 2>/dev/null; do
+    if ((SECONDS >= until)); then
+      kill -KILL "$probe" 2>/dev/null || true
+      return 1
+    fi
+    sleep 0.1
+  done
+}
