@@ -77,8 +77,11 @@ std::vector<int64_t> best_experts(const Routed& r, int64_t t) {
       return std::find(groups.begin(), groups.end(), e / size) == groups.end();
     });
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return r.rank(t, a) > r.rank(t, b); });
+  std::vector<double> ranks;
+  for (int64_t e = 0; e < r.shape.experts; ++e) ranks.push_back(r.rank(t, e));
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return ranks[static_cast<size_t>(a)] > ranks[static_cast<size_t>(b)];
+  });
   order.resize(static_cast<size_t>(r.shape.k));
   std::sort(order.begin(), order.end());
   return order;
@@ -87,22 +90,21 @@ std::vector<int64_t> best_experts(const Routed& r, int64_t t) {
 // Who is chosen, and where the rows lie; for any logits.
 void check_places(const Routed& r) {
   const int64_t k = r.shape.k;
-  std::vector<int64_t> expected_assignments;
-  for (int64_t e = 0; e < r.shape.experts; ++e) {
-    const size_t before = expected_assignments.size();
-    for (int64_t t = 0; t < r.shape.n; ++t) {
-      const std::vector<int64_t> best = best_experts(r, t);
-      const auto at = std::find(best.begin(), best.end(), e);
-      if (at != best.end()) expected_assignments.push_back(t * k + (at - best.begin()));
-    }
-    CHECK(r.counts[e] == static_cast<double>(expected_assignments.size() - before));
-  }
+  std::vector<std::vector<int64_t>> assignments_of(static_cast<size_t>(r.shape.experts));
   int64_t wrong = 0;
   for (int64_t t = 0; t < r.shape.n; ++t) {
     const std::vector<int64_t> best = best_experts(r, t);
     for (int64_t j = 0; j < k; ++j) {
-      wrong += r.experts[t * k + j] != static_cast<double>(best[static_cast<size_t>(j)]);
+      const int64_t e = best[static_cast<size_t>(j)];
+      assignments_of[static_cast<size_t>(e)].push_back(t * k + j);
+      wrong += r.experts[t * k + j] != static_cast<double>(e);
     }
+  }
+  std::vector<int64_t> expected_assignments;
+  for (int64_t e = 0; e < r.shape.experts; ++e) {
+    const std::vector<int64_t>& own = assignments_of[static_cast<size_t>(e)];
+    CHECK(r.counts[e] == static_cast<double>(own.size()));
+    expected_assignments.insert(expected_assignments.end(), own.begin(), own.end());
   }
   CHECK(wrong == 0);
   for (int64_t row = 0; row < r.shape.n * k; ++row) {
