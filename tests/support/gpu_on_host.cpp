@@ -79,7 +79,7 @@ class Machine {
   }
 
   void wait_for_blocks(std::atomic_ref<unsigned> count, unsigned least) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(180);
     while (count.load(std::memory_order_acquire) < least) {
       if (together_ == nullptr) throw std::runtime_error("a block waits for one that is to follow");
       if (together_->failed) throw std::runtime_error("a block waits for one that has failed");

@@ -57,7 +57,7 @@ void run_layout(TrainSpec spec, int64_t vocab, Layout layout,
         if (world_size == 1) return make_self_world();
         if (make_world) return make_world(*store, rank, world_size);
         return make_shm_world(
-            *store, {.rank = rank, .size = world_size, .timeout = std::chrono::seconds(60)});
+            *store, {.rank = rank, .size = world_size, .timeout = std::chrono::minutes(5)});
       }();
       std::vector<int> everybody(static_cast<size_t>(world_size));
       std::iota(everybody.begin(), everybody.end(), 0);

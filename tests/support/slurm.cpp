@@ -180,7 +180,7 @@ Slurm::Slurm(int nodes, const std::string& lines) : nodes_(nodes) {
     daemons_["slurmctld"] = spawn({"slurmctld", "-D", "-c", "-f", dir_ / "slurm.conf"},
                                   dir_ / "slurm.conf", dir_ / "log" / "slurmctld.out");
     for (int i = 1; i <= nodes; ++i) start_node(i);
-    const auto until = Clock::now() + std::chrono::seconds(20);
+    const auto until = Clock::now() + std::chrono::seconds(120);
     for (;;) {
       const CommandEnd idle = run({"sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D"});
       if (idle.code == 0 && idle.out == std::to_string(nodes) + "\n") break;

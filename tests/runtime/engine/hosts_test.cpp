@@ -51,7 +51,7 @@ std::unique_ptr<CommWorld> on_two_hosts(Store& store, int rank, int size) {
   return make_cpu_world(hosts, {.rank = rank,
                                 .size = size,
                                 .token = "a token of the tests",
-                                .timeout = std::chrono::seconds(60)});
+                                .timeout = std::chrono::minutes(5)});
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
               WorldOptions options;
               options.rank = rank;
               options.size = size;
-              options.timeout = std::chrono::seconds(60);
+              options.timeout = std::chrono::minutes(5);
               return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
                                      {.api = &fake_nccl(), .crash_dir = {}});
             },

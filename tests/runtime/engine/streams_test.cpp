@@ -103,7 +103,7 @@ Outcome on_streams(const TrainSpec& spec, Layout layout, When when, int64_t buff
         WorldOptions options;
         options.rank = rank;
         options.size = size;
-        options.timeout = std::chrono::seconds(60);
+        options.timeout = std::chrono::minutes(5);
         return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
                                {.api = &fake_nccl(), .crash_dir = {}, .buffered_bytes = buffered});
       },
