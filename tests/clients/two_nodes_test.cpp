@@ -44,7 +44,7 @@ std::vector<CommandEnd> typed_on_both(const Lab& lab, std::vector<std::string> o
 // What still runs once connections have had time to close.
 std::string left_on(const Lab& lab) {
   std::string left;
-  for (const auto until = std::chrono::steady_clock::now() + 5s;;) {
+  for (const auto until = std::chrono::steady_clock::now() + kPatience;;) {
     left.clear();
     for (int i = 0; i <= lab.machines(); ++i) {
       for (const auto& process : lab.processes(i)) {

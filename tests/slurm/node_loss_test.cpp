@@ -39,7 +39,7 @@ TEST_CASE("a killed node of 3 to 4 is missed by nobody") {
   Command launch = elastic(slurm, "fewer", "3:4");
   REQUIRE_MESSAGE(reaches_step(slurm, "fewer", 10), launch.err());
   slurm.kill_node(3);
-  const CommandEnd end = launch.wait(seconds(60));
+  const CommandEnd end = launch.wait(seconds(240));
   CAPTURE(end.err);
   CHECK(end.code == 0);
   CHECK(losses(slurm, "fewer").size() == 600);
@@ -57,7 +57,7 @@ TEST_CASE("a spare node takes the place of one that is killed") {
   const int node = node_at_work(slurm);
   REQUIRE(node > 0);
   slurm.kill_node(node);
-  const CommandEnd end = launch.wait(seconds(60));
+  const CommandEnd end = launch.wait(seconds(240));
   CAPTURE(end.out);
   CAPTURE(end.err);
   CHECK(end.code == 0);
@@ -72,12 +72,12 @@ TEST_CASE("a spare node takes the place of one that is killed") {
 
 TEST_CASE("a killed node of a fixed number ends the run and is named") {
   Slurm slurm(3);
-  write_recipe(slurm, 3000);
+  write_recipe(slurm, 100000);
   Command launch = slurm.start({"salloc", "-Q", "-N3", "--no-kill", kMtl, "launch",
                                 "--nproc_per_node", "2", "train.yaml", "run.name=fixed"});
   REQUIRE_MESSAGE(reaches_step(slurm, "fixed", 5), launch.err());
   slurm.kill_node(2);
-  const CommandEnd end = launch.wait(seconds(30));
+  const CommandEnd end = launch.wait(seconds(180));
   CAPTURE(end.err);
   CHECK(end.code == 1);
   CHECK(has(end.err, "error[launch.node_lost]: node 1 (n2) was lost"));
@@ -96,7 +96,7 @@ TEST_CASE("a batch job that loses a node of a fixed number is queued again") {
   const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
   REQUIRE_MESSAGE(reaches_step(slurm, "again", 5), said());
   slurm.kill_node(3);
-  for (int i = 0; i < 400 && !has(said(), "is queued again"); ++i) {
+  for (int i = 0; i < 3600 && !has(said(), "is queued again"); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   CAPTURE(said());
@@ -113,7 +113,7 @@ TEST_CASE("the time limit: a warning before it and the job is queued again") {
              "exec " + kMtl + " launch train.yaml run.name=timed");
   const auto said = [&] { return file_text(slurm.work() / "job.sh.out"); };
   REQUIRE_MESSAGE(reaches_step(slurm, "timed", 1), said());
-  CHECK(slurm.reaches(job, {"PENDING"}, seconds(90)));
+  CHECK(slurm.reaches(job, {"PENDING"}, seconds(240)));
   CAPTURE(said());
   CHECK(has(said(), "SIGUSR2: asked the job to stop"));
   CHECK(has(said(), "stopped with a complete checkpoint"));

@@ -80,7 +80,7 @@ inline bool reaches_step(const Slurm& slurm, const std::string& name, int step,
 }
 
 // Nothing of any job is left, soon.
-inline bool is_quiet(const Slurm& slurm, std::chrono::seconds within = std::chrono::seconds(15)) {
+inline bool is_quiet(const Slurm& slurm, std::chrono::seconds within = std::chrono::seconds(120)) {
   const auto until = std::chrono::steady_clock::now() + within;
   while (std::chrono::steady_clock::now() < until) {
     if (slurm.processes().empty()) return true;

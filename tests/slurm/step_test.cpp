@@ -88,7 +88,7 @@ TEST_CASE("USR2 to all tasks of a step stops the run with a checkpoint") {
   REQUIRE_MESSAGE(reaches_step(slurm, "warned", 4), launch.err());
   const std::string job = slurm.ask({"squeue", "-h", "-o", "%A"});
   slurm.run({"scancel", "--signal=USR2", job});
-  const CommandEnd end = launch.wait(seconds(30));
+  const CommandEnd end = launch.wait(seconds(180));
   CAPTURE(end.err);
   CHECK(end.code == 75);
   CHECK(has(end.err, "stopped with a complete checkpoint"));
@@ -102,10 +102,10 @@ TEST_CASE("USR2 to a program that knows nothing of it is a TERM to its ranks") {
              "trap 'echo saved; exit 75' TERM\necho here\nwhile :; do sleep 0.05; done\n");
   Command launch = slurm.start(
       {"salloc", "-Q", "-N2", kMtl, "launch", "--slurm_chain", "none", "--", "sh", "wait.sh"});
-  REQUIRE_MESSAGE(launch.says("here", seconds(20)), launch.err());
+  REQUIRE_MESSAGE(launch.says("here", seconds(180)), launch.err());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   slurm.run({"scancel", "--signal=USR2", slurm.ask({"squeue", "-h", "-o", "%A"})});
-  const CommandEnd end = launch.wait(seconds(30));
+  const CommandEnd end = launch.wait(seconds(180));
   CAPTURE(end.err);
   CHECK(end.code == 75);
   CHECK(has(end.out, "saved"));

@@ -115,10 +115,10 @@ TEST_CASE("watching goes on with the job that goes on") {
   write_tiny(slurm, 400);
   Command watched = slurm.start(
       {MTL_PROGRAM, "submit", "--cpu", "--wait", "--chain", "dependency", "train.yaml"});
-  CHECK(watched.says("step=5", std::chrono::seconds(60)));
+  CHECK(watched.says("step=5", std::chrono::seconds(180)));
   const int job = slurm.first_job();
   slurm.ask({"scancel", "--batch", "--signal=USR2", std::to_string(job)});
-  const CommandEnd end = watched.wait(std::chrono::seconds(120));
+  const CommandEnd end = watched.wait(std::chrono::seconds(180));
   CAPTURE(end.out);
   CAPTURE(end.err);
   CHECK(end.code == 0);

@@ -253,9 +253,9 @@ TEST_CASE("watching a job can be left and the job goes on") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(1);
   Command watched = slurm.start(submit({"--wait", "--", "sh", "-c", "echo begun; sleep 600"}));
-  REQUIRE(watched.says("begun", std::chrono::seconds(60)));
+  REQUIRE(watched.says("begun", std::chrono::seconds(180)));
   watched.signal(SIGINT);
-  const CommandEnd end = watched.wait(std::chrono::seconds(30));
+  const CommandEnd end = watched.wait(std::chrono::seconds(180));
   CAPTURE(end.err);
   CHECK(end.code == 130);
   CHECK(has(end.err, "goes on without being watched"));
@@ -264,9 +264,9 @@ TEST_CASE("watching a job can be left and the job goes on") {
   const std::string id = jobs[0]["id"];
   CHECK(jobs[0]["state"] == "RUNNING");
   Command followed = slurm.start(mtl_words({"logs", "-f", id}));
-  CHECK(followed.says("begun", std::chrono::seconds(30)));
+  CHECK(followed.says("begun", std::chrono::seconds(180)));
   slurm.run({"scancel", id});
-  const CommandEnd gone = followed.wait(std::chrono::seconds(60));
+  const CommandEnd gone = followed.wait(std::chrono::seconds(180));
   CAPTURE(gone.err);
   CHECK(gone.code == 0);
   CHECK(has(gone.err, "CANCELLED"));
