@@ -148,6 +148,15 @@ void set_masters(Trainer& trainer,
   trainer.weights_changed();
 }
 
+std::array<Traffic, kLinks> traffic_of(Trainer& trainer) {
+  trainer.state();  // waits for the weights that are still being gathered
+  std::array<Traffic, kLinks> traffic;
+  for (int link = 0; link < kLinks; ++link) {
+    traffic[static_cast<size_t>(link)] = trainer.groups()[static_cast<Link>(link)].traffic();
+  }
+  return traffic;
+}
+
 double norm_of(const std::vector<float>& x) {
   double sum = 0;
   for (const float value : x) sum += static_cast<double>(value) * value;

@@ -2,6 +2,7 @@
 // what the tests of "a layout never changes the model" compare.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "rendezvous/store.h"
 #include "runtime/engine/trainer.h"
+#include "runtime/plan/traffic.h"
 
 namespace mtl::test {
 
@@ -70,6 +72,8 @@ enum class Which { master, grad };
 void collect(Trainer& trainer, Which which, GlobalTensors& into);
 // The same of the optimizer's state, by its name in checkpoints.
 void collect_moments(Trainer& trainer, std::map<std::string, GlobalTensors>& into);
+// What this rank's communicators have counted so far, by link.
+std::array<Traffic, kLinks> traffic_of(Trainer& trainer);
 // Writes value(row, element of the global tensor) into the masters and makes the weights from them.
 void set_masters(Trainer& trainer,
                  const std::function<float(const ParamRow& row, int64_t element)>& value);

@@ -14,15 +14,6 @@ namespace {
 
 using Counts = std::array<Traffic, kLinks>;
 
-Counts counts_of(Trainer& trainer) {
-  trainer.state();  // waits for the weights that are still being gathered
-  Counts counts;
-  for (int i = 0; i < kLinks; ++i) {
-    counts[static_cast<size_t>(i)] = trainer.groups()[static_cast<Link>(i)].traffic();
-  }
-  return counts;
-}
-
 test::Layout degrees_of(const TrainSpec& spec, const Plan& plan) {
   const GridSizes& sizes = plan.grid.sizes();
   return {.tp = sizes[Axis::tp],
@@ -67,9 +58,9 @@ std::string links_differ_from_plan(const Settings& settings, const std::string& 
       planned.spec, vocab, degrees_of(planned.spec, plan),
       [&](test::RankContext& rank) {
         rank.trainer.initialise();
-        const Counts before = counts_of(rank.trainer);
+        const Counts before = test::traffic_of(rank.trainer);
         rank.trainer.step(0, *text, sampler, {});
-        const Counts after = counts_of(rank.trainer);
+        const Counts after = test::traffic_of(rank.trainer);
         for (size_t i = 0; i < after.size(); ++i) {
           const auto link = static_cast<Link>(i);
           if (link == Link::experts && !even) continue;

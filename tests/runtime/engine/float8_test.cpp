@@ -1,104 +1,19 @@
 // Training in FP8 on the CPU engine, which rounds as a GPU does: it learns what bf16 learns, its
-// gradients are near bf16's, and layouts keep what they keep in bf16.
+// gradients are near bf16's, and layouts keep what they keep in bf16. (Experts:
+// float8_experts_test.cpp.)
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "support/guarded_device.h"
-#include "support/layouts.h"
-#include "support/specs.h"
-
-using namespace mtl;
-using namespace mtl::test;
+#include "runtime/engine/float8_runs.h"
 
 namespace float8_test {
 
 namespace {
-
-constexpr int32_t kVocab = 65;
-
-TrainSpec spec_of(bool llama, const char* dtype) {
-  TrainSpec spec = spec_with({.layers = 3, .hidden = 64, .seq_len = 32, .steps = 200});
-  if (llama) {
-    spec.model.kv_heads = 2;
-    spec.model.ffn = 96;
-    use_llama_blocks(spec);
-    spec.model.tie_embeddings = false;
-  }
-  spec.train.seed = 7;
-  spec.lr.max = 1e-3;
-  spec.lr.min = 1e-4;
-  spec.lr.warmup = 10;
-  spec.precision.dtype = dtype;
-  return spec;
-}
-
-struct Run {
-  std::vector<double> losses, norms;
-  double valid = 0;
-  GlobalTensors gradients, master;
-  bool operator==(const Run&) const = default;
-};
-
-Run train(const TrainSpec& spec, Layout layout, int64_t steps) {
-  const auto source = markov_tokens(20'000, kVocab);
-  const auto valid = markov_tokens(1'000, kVocab);
-  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
-  Run run;
-  run_layout(spec, kVocab, layout, [&](RankContext& rank) {
-    rank.trainer.initialise();
-    rank.trainer.gradients(0, *source, sampler);
-    collect(rank.trainer, Which::grad, run.gradients);
-    for (int64_t step = 0; step < steps; ++step) {
-      const StepResult done = rank.trainer.step(step, *source, sampler, {});
-      if (rank.rank != 0) continue;
-      run.losses.push_back(done.loss);
-      run.norms.push_back(done.grad_norm);
-    }
-    const double loss = rank.trainer.evaluate(*valid, 0);
-    if (rank.rank == 0) run.valid = loss;
-    collect(rank.trainer, Which::master, run.master);
-  });
-  return run;
-}
-
-double mean_of_last(const std::vector<double>& losses, size_t count) {
-  return std::accumulate(losses.end() - static_cast<ptrdiff_t>(count), losses.end(), 0.0) /
-         static_cast<double>(count);
-}
-
-// What a rank's device was asked for in the gradients of a step.
-struct Asked {
-  int64_t amaxes = 0;  // passes over tensors for their largest magnitude
-  int64_t quantized = 0, wrong_amaxes = 0, wrong_row_amaxes = 0, small_amaxes = 0;
-};
-std::vector<Asked> asked_by(const TrainSpec& spec, Layout layout = {}) {
-  const auto source = markov_tokens(20'000, kVocab);
-  const Sampler sampler(source->size(), spec.train.seq_len, SampleOrder::random, spec.train.seed);
-  std::vector<const GuardedDevice*> devices(static_cast<size_t>(layout.world()));
-  std::vector<Asked> asked(devices.size());
-  const MakeDevice make = [&](int rank) {
-    auto made = std::make_unique<GuardedDevice>(
-        true, layout.world() > 1 ? GuardedDevice::Memory::shared : GuardedDevice::Memory::guarded);
-    devices[static_cast<size_t>(rank)] = made.get();
-    return made;
-  };
-  const auto body = [&](RankContext& rank) {
-    const auto at = static_cast<size_t>(rank.rank);
-    rank.trainer.initialise();
-    rank.trainer.gradients(0, *source, sampler);
-    const GuardedDevice& device = *devices[at];
-    asked[at] = {device.amaxes(), device.quantized(), device.wrong_amaxes(),
-                 device.wrong_row_amaxes(), device.small_amaxes()};
-  };
-  run_layout(spec, kVocab, layout, body, 0, {}, make);
-  return asked;
-}
 
 bool is_linear(const std::string& name) {
   for (const char* one : {"c_attn.weight", "attn.c_proj.weight", "c_fc.weight", "mlp.c_proj.weight",
@@ -189,111 +104,6 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
     zero.recompute.mode = "full";
     zero.recompute.layers = 3;
     CHECK(train(zero, {.dp = 2}, 6) == whole);
-  }
-}
-
-namespace {
-
-// A mixture of experts, two for each token.
-TrainSpec mixtral_spec(const char* dtype) {
-  TrainSpec spec = spec_of(true, dtype);
-  spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
-  return spec;
-}
-
-}  // namespace
-
-TEST_CASE("fp8: experts learn what they learn in bf16, from gradients near bf16's") {
-  const Run bf16 = train(mixtral_spec("bf16"), {}, 200);
-  const Run fp8 = train(mixtral_spec("fp8"), {}, 200);
-  CHECK(mean_of_last(bf16.losses, 20) < 0.6 * bf16.losses.front());
-  CHECK(mean_of_last(fp8.losses, 20) ==
-        doctest::Approx(mean_of_last(bf16.losses, 20)).epsilon(0.01));
-  // Of one layer: in later ones a token that scores two experts alike may take the other one.
-  TrainSpec one = mixtral_spec("bf16");
-  one.model.layers = 1;
-  const Run near = train(one, {}, 0);
-  one.precision.dtype = "fp8";
-  const Run rounded = train(one, {}, 0);
-  int experts = 0;
-  for (const auto& [name, gradient] : near.gradients) {
-    CAPTURE(name);
-    const double error = relative_error(rounded.gradients.at(name), gradient);
-    CHECK(error < 0.15);
-    if (name.find(".experts.") == std::string::npos) continue;
-    CHECK(error > 0.01);
-    ++experts;
-  }
-  CHECK(experts == 12);
-}
-
-TEST_CASE("fp8: the rows of experts have one scale, of their largest magnitude") {
-  for (const std::vector<std::string>& modules :
-       {std::vector<std::string>{}, {"mlp_act", "norm"}, {"mlp"}}) {
-    TrainSpec spec = mixtral_spec("fp8");
-    if (!modules.empty()) {
-      spec.recompute.mode = "selective";
-      spec.recompute.modules = modules;
-    }
-    const Asked asked = asked_by(spec)[0];
-    CHECK(asked.quantized > 0);
-    CHECK(asked.wrong_row_amaxes == 0);
-    // Of an expert's own rows along the tokens it may be more.
-    CHECK(asked.small_amaxes == 0);
-    CHECK(asked.wrong_amaxes > 0);
-  }
-}
-
-TEST_CASE("fp8: experts keep every bit where only work is divided") {
-  TrainSpec spec = mixtral_spec("fp8");
-  spec.model.layers = 4;
-  const Run single = train(spec, {}, 6);
-  for (const Layout layout : {Layout{.pp = 2}, {.pp = 2, .virtual_stages = 2}}) {
-    const Run split = train(spec, layout, 6);
-    CHECK(split.losses == single.losses);
-    CHECK(split.norms == single.norms);
-    CHECK(split.master == single.master);
-  }
-  for (const std::vector<std::string>& modules :
-       {std::vector<std::string>{"core_attn", "mlp_act", "norm"}, {"mlp"}, {}}) {
-    TrainSpec again = spec;
-    again.recompute.mode = modules.empty() ? "full" : "selective";
-    if (!modules.empty()) again.recompute.modules = modules;
-    CHECK(train(again, {}, 6) == single);
-  }
-  TrainSpec zero = spec;
-  zero.train.micro_batch = zero.train.global_batch / 2;
-  const Run whole = train(zero, {.dp = 2}, 6);
-  for (const int stage : {0, 3}) {
-    CAPTURE(stage);
-    zero.parallel.zero = stage;
-    CHECK(train(zero, {.dp = 2}, 6) == whole);
-  }
-  // Layers of two kinds take turns with the memory of the copies.
-  zero.model.moe.dense_layers = {0, 3};
-  zero.parallel.zero = 0;
-  const Run mixed = train(zero, {.dp = 2}, 6);
-  zero.parallel.zero = 3;
-  CHECK(train(zero, {.dp = 2}, 6) == mixed);
-}
-
-TEST_CASE("fp8: layouts of experts agree within a bound") {
-  const TrainSpec spec = mixtral_spec("fp8");
-  TrainSpec narrow = spec;
-  narrow.parallel.ep_room = 1;  // in turns, each with a scale of its own
-  const Run single = train(spec, {}, 30);
-  for (const auto& [layout, changed] : {std::pair{Layout{.ep = 2}, spec},
-                                        {Layout{.ep = 2}, narrow},
-                                        {Layout{.ep = 4}, spec},
-                                        {Layout{.tp = 2}, spec},
-                                        {Layout{.tp = 2, .ep = 2}, narrow}}) {
-    CAPTURE(layout.ep);
-    CAPTURE(layout.tp);
-    const Run split = train(changed, layout, 30);
-    for (size_t step = 0; step < single.losses.size(); ++step) {
-      CAPTURE(step);
-      REQUIRE(split.losses[step] == doctest::Approx(single.losses[step]).epsilon(0.01));
-    }
   }
 }
 

@@ -7,9 +7,8 @@
 #include <doctest/doctest.h>
 
 #include "runtime/engine/checkpointing.h"
+#include "runtime/engine/on_fake_gpus.h"
 #include "runtime/engine/sampling.h"
-#include "support/fake_gpu.h"
-#include "support/layouts.h"
 #include "support/sanitized.h"
 #include "support/save_checkpoint.h"
 #include "support/specs.h"
@@ -143,36 +142,19 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
     Spared spared;
     const auto dir = folder.path() / name_of(when) / "step-00000005";
     const Story replayed = story_of(spec, dir, diverges, [&](const auto& body) {
-      std::vector<std::unique_ptr<FakeGpu>> gpus(static_cast<size_t>(layout.world()));
+      FakeGpus gpus;
       const auto count = [&] {
         for (const auto& gpu : gpus) {
           spared.recordings += gpu->seen.recordings;
           spared.launches += gpu->seen.launches;
         }
       };
-      const auto gpu_of = [&](int rank) -> std::unique_ptr<FakeGpu>& {
-        return gpus[static_cast<size_t>(rank)];
-      };
       try {
-        run_layout(
-            spec, kVocab, layout,
-            [&](RankContext& rank) {
-              body(rank, [&] { gpu_of(rank.rank)->finish(); });
-              gpu_of(rank.rank)->finish();
-            },
-            0,
-            [&](Store& store, int rank, int size) {
-              WorldOptions options;
-              options.rank = rank;
-              options.size = size;
-              options.timeout = std::chrono::minutes(5);
-              return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
-                                     {.api = &fake_nccl(), .crash_dir = {}});
-            },
-            [&](int rank) {
-              gpu_of(rank) = std::make_unique<FakeGpu>(when);
-              return make_fake_device(*gpu_of(rank));
-            });
+        run_on_fake_gpus(spec, kVocab, layout, gpus, {.when = when}, [&](RankContext& rank) {
+          FakeGpu& gpu = *gpus[static_cast<size_t>(rank.rank)];
+          body(rank, [&] { gpu.finish(); });
+          gpu.finish();
+        });
       } catch (...) {
         count();
         throw;

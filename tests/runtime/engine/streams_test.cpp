@@ -1,6 +1,7 @@
 // The engine's communication ordered by streams and events, as on GPUs: the same numbers, bit by
 // bit, as with communication that is done when it returns, whether what is enqueued runs as late or
 // as early as its dependencies let it, or all at once with sends that wait for their receivers.
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -8,8 +9,7 @@
 
 #include <doctest/doctest.h>
 
-#include "support/fake_gpu.h"
-#include "support/layouts.h"
+#include "runtime/engine/on_fake_gpus.h"
 #include "support/sanitized.h"
 #include "support/specs.h"
 
@@ -40,7 +40,7 @@ TrainSpec spec_of(bool llama) {
 struct Outcome {
   std::vector<double> numbers;  // losses, gradient norms, the loss of the validation
   GlobalTensors masters;
-  std::map<int, std::vector<Traffic>> traffic;  // by rank: of each link
+  std::map<int, std::array<Traffic, kLinks>> traffic;  // by rank: of each link
 };
 std::mutex outcome_mutex;
 
@@ -59,10 +59,9 @@ void train(RankContext& rank, const TokenSource& tokens, Outcome& outcome,
   settle();
   collect(rank.trainer, Which::master, outcome.masters);
   if (rank.rank == 0) outcome.numbers = numbers;
+  const auto traffic = traffic_of(rank.trainer);
   const std::scoped_lock lock(outcome_mutex);
-  for (int link = 0; link < kLinks; ++link) {
-    outcome.traffic[rank.rank].push_back(rank.trainer.groups()[static_cast<Link>(link)].traffic());
-  }
+  outcome.traffic[rank.rank] = traffic;
 }
 
 Outcome on_cpu(const TrainSpec& spec, Layout layout) {
@@ -88,30 +87,13 @@ void make_groups(Trainer& trainer) {
 Outcome on_streams(const TrainSpec& spec, Layout layout, When when, int64_t buffered) {
   const auto tokens = markov_tokens(2000, kVocab);
   Outcome outcome;
-  std::vector<std::unique_ptr<FakeGpu>> gpus(static_cast<size_t>(layout.world()));
-  const auto gpu_of = [&](int rank) -> std::unique_ptr<FakeGpu>& {
-    return gpus[static_cast<size_t>(rank)];
-  };
-  run_layout(
-      spec, kVocab, layout,
-      [&](RankContext& rank) {
-        if (spec.model.moe.experts > 0) make_groups(rank.trainer);
-        train(rank, *tokens, outcome, [&] { gpu_of(rank.rank)->finish(); });
-      },
-      0,
-      [&](Store& store, int rank, int size) {
-        WorldOptions options;
-        options.rank = rank;
-        options.size = size;
-        options.timeout = std::chrono::minutes(5);
-        return make_nccl_world(store, options, make_fake_streams(*gpu_of(rank), rank),
-                               {.api = &fake_nccl(), .crash_dir = {}, .buffered_bytes = buffered});
-      },
-      [&](int rank) {
-        // The more sends wait for their receivers, the sooner do ranks wait for each other.
-        gpu_of(rank) = std::make_unique<FakeGpu>(when, buffered == 0);
-        return make_fake_device(*gpu_of(rank));
-      });
+  FakeGpus gpus;
+  // The more sends wait for their receivers, the sooner do ranks wait for each other.
+  const FakeGpuOptions options = {.when = when, .lazy = buffered == 0, .buffered_bytes = buffered};
+  run_on_fake_gpus(spec, kVocab, layout, gpus, options, [&](RankContext& rank) {
+    if (spec.model.moe.experts > 0) make_groups(rank.trainer);
+    train(rank, *tokens, outcome, [&] { gpus[static_cast<size_t>(rank.rank)]->finish(); });
+  });
   return outcome;
 }
 

@@ -55,15 +55,6 @@ TrainSpec spec_of(Model model) {
 
 using Counts = std::array<Traffic, kLinks>;
 
-Counts counts_of(Trainer& trainer) {
-  trainer.state();  // waits for the weights that are still being gathered
-  Counts counts;
-  for (int i = 0; i < kLinks; ++i) {
-    counts[static_cast<size_t>(i)] = trainer.groups()[static_cast<Link>(i)].traffic();
-  }
-  return counts;
-}
-
 // Payload that went over each link in all runs: a link that no layout uses proves nothing.
 using Used = std::array<int64_t, kLinks>;
 
@@ -81,10 +72,10 @@ std::vector<RankRecord> record(const TrainSpec& spec, Layout layout) {
     RankRecord& own = records[static_cast<size_t>(rank.rank)];
     own.planned = rank.plan.stage_of(rank.rank).traffic;
     rank.trainer.initialise();
-    Counts before = counts_of(rank.trainer);
+    Counts before = traffic_of(rank.trainer);
     for (Counts* of_step : {&own.first, &own.second}) {
       rank.trainer.step(of_step == &own.first ? 0 : 1, *source, sampler, {});
-      const Counts after = counts_of(rank.trainer);
+      const Counts after = traffic_of(rank.trainer);
       for (size_t i = 0; i < after.size(); ++i) (*of_step)[i] = after[i] - before[i];
       before = after;
     }
