@@ -5,20 +5,17 @@
 //   build/bench/engine [rounds=3] [steps=1] [dtype=bf16] [seq=128] [micro-batches=16]
 //                      [tables=ranks,overlap]
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "runtime/comm/rank_threads.h"
+#include "best_step.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
-#include "runtime/engine/trainer.h"
-#include "spread_tokens.h"
+#include "support/specs.h"
 
 using namespace mtl;
 
@@ -43,47 +40,24 @@ struct Row {
   std::vector<double> tokens_per_s = {};
 };
 
-// The best of a few steps, after one that builds caches and touches memory.
+// Of the best of a few steps.
 double tokens_per_s(const Settings& settings, const Row& row) {
   ResolvedSpec resolved;
   TrainSpec& spec = resolved.spec;
-  spec.model.layers = 12;
-  spec.model.hidden = 768;
-  spec.model.heads = 12;
+  spec = test::spec_with({.layers = 12,
+                          .hidden = 768,
+                          .heads = 12,
+                          .global_batch = settings.batch(),
+                          .micro_batch = kMicroBatch,
+                          .seq_len = settings.seq,
+                          .steps = 1000});
   spec.model.max_seq = 1024;
-  spec.train.global_batch = settings.batch();
-  spec.train.micro_batch = kMicroBatch;
-  spec.train.seq_len = settings.seq;
-  spec.train.steps = 1000;
   spec.precision.dtype = settings.dtype;
   row.parallel(spec.parallel);
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = kVocab}, row.world, diagnostics);
   diagnostics.throw_if_errors();
-  double best = 1e30;
-  const auto body = [&](CommWorld& world) {
-    const auto device = make_cpu_device(row.threads);
-    std::vector<int> everybody(static_cast<size_t>(world.size()));
-    std::iota(everybody.begin(), everybody.end(), 0);
-    const auto all = world.group(everybody);
-    Trainer trainer(plan, spec, *device, world);
-    trainer.initialise();
-    const SpreadTokens source(kVocab);
-    const Sampler sampler(source.size(), settings.seq, SampleOrder::random, 1);
-    for (int step = 0; step <= settings.steps; ++step) {
-      all->barrier();
-      const auto start = std::chrono::steady_clock::now();
-      trainer.step(step, source, sampler, {});
-      all->barrier();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (step > 0 && world.rank() == 0) best = std::min(best, took.count());
-    }
-  };
-  if (row.world == 1) {
-    body(*make_self_world());
-  } else {
-    run_rank_threads(row.world, body);
-  }
+  const double best = best_step_s(plan, spec, row.world, row.threads, settings.steps);
   return static_cast<double>(plan.tokens_of_step(0)) / best;
 }
 

@@ -3,22 +3,18 @@
 // matmul and a triad) are measured before every row, with both threads busy, because such machines
 // change speed from minute to minute. Memory: planned in closed form against the arena.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "runtime/comm/rank_threads.h"
+#include "best_step.h"
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/device/cpu/threads.h"
-#include "runtime/engine/trainer.h"
 #include "runtime/plan/forecast.h"
-#include "spread_tokens.h"
 #include "support/specs.h"
 
 using namespace mtl;
@@ -45,34 +41,6 @@ Plan plan_of(const TrainSpec& spec, int world) {
   Plan plan = make_plan(resolved, {.vocab = kVocab}, world, diagnostics);
   diagnostics.throw_if_errors();
   return plan;
-}
-
-double measured(const Plan& plan, const TrainSpec& spec, int world_size) {
-  std::vector<double> steps;
-  const auto body = [&](CommWorld& world) {
-    const auto device = make_cpu_device(1);
-    std::vector<int> everybody(static_cast<size_t>(world.size()));
-    std::iota(everybody.begin(), everybody.end(), 0);
-    const auto all = world.group(everybody);
-    Trainer trainer(plan, spec, *device, world);
-    trainer.initialise();
-    const SpreadTokens source(kVocab);
-    const Sampler sampler(source.size(), plan.seq, SampleOrder::random, 1);
-    for (int step = 0; step <= 3; ++step) {
-      all->barrier();
-      const auto start = std::chrono::steady_clock::now();
-      trainer.step(step, source, sampler, {});
-      all->barrier();
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (step > 0 && world.rank() == 0) steps.push_back(took.count());
-    }
-  };
-  if (world_size == 1) {
-    body(*make_self_world());
-  } else {
-    run_rank_threads(world_size, body);
-  }
-  return *std::min_element(steps.begin(), steps.end());
 }
 
 }  // namespace
@@ -122,7 +90,7 @@ int main(int argc, char** argv) {
       use_threads(row.world);
       flops = std::max(flops, measure_matmul_rate(plan.compute, 0.05) / row.world);
       bytes = std::max(bytes, measure_memory_rate(0.05) / row.world);
-      real = std::min(real, measured(plan, spec, row.world));
+      real = std::min(real, best_step_s(plan, spec, row.world, 1, 3));
     }
     const Cluster cluster = cpu_cluster(flops, bytes, row.world);
     const Forecast foreseen =

@@ -12,6 +12,7 @@
 #include "runtime/device/cpu/calibrate.h"
 #include "runtime/engine/trainer.h"
 #include "spread_tokens.h"
+#include "support/specs.h"
 
 using namespace mtl;
 
@@ -30,13 +31,14 @@ Rates measure(DType dtype) {
 void run(const char* dtype, int64_t batch, int64_t seq, int threads, int steps) {
   ResolvedSpec resolved;
   TrainSpec& spec = resolved.spec;
-  spec.model.layers = 12;
-  spec.model.hidden = 768;
-  spec.model.heads = 12;
+  spec = test::spec_with({.layers = 12,
+                          .hidden = 768,
+                          .heads = 12,
+                          .global_batch = batch,
+                          .micro_batch = 0,
+                          .seq_len = seq,
+                          .steps = 1000});
   spec.model.max_seq = 1024;
-  spec.train.global_batch = batch;
-  spec.train.seq_len = seq;
-  spec.train.steps = 1000;
   spec.precision.dtype = dtype;
   Diagnostics diagnostics;
   const Plan plan = make_plan(resolved, {.vocab = kVocab}, 1, diagnostics);
