@@ -6,23 +6,12 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/plan/shape_124m.h"
+
 using namespace mtl;
+using mtl::test::shape_124m;
 
 namespace {
-
-ModelShape shape_124m() {
-  ModelShape shape;
-  shape.layers = 12;
-  shape.heads = shape.kv_heads = 12;
-  shape.head_dim = 64;
-  shape.hidden = 768;
-  shape.ffn = 3072;
-  shape.vocab = 50257;
-  shape.vocab_pad_to = 128;
-  shape.padded_vocab = 50304;
-  shape.max_seq = 1024;
-  return shape;
-}
 
 ModelShape shape_moe() {
   ModelShape shape = shape_124m();

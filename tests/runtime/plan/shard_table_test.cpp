@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "runtime/plan/param_layout.h"
+#include "runtime/plan/shape_124m.h"
 
 using namespace mtl;
 
@@ -157,17 +158,8 @@ TEST_CASE("the rows of a GPT-2 carry Hugging Face's names and shapes, in forward
 }
 
 TEST_CASE("the parameters of GPT-2 124M are counted as everybody counts them") {
-  ModelShape shape;
-  shape.layers = 12;
-  shape.heads = shape.kv_heads = 12;
-  shape.head_dim = 64;
-  shape.hidden = 768;
-  shape.ffn = 3072;
-  shape.vocab = 50257;
-  shape.padded_vocab = 50304;
-  shape.max_seq = 1024;
   int64_t total = 0;
-  for (const ParamRow& row : shard_table(shape, false)) total += row.numel();
+  for (const ParamRow& row : shard_table(test::shape_124m(), false)) total += row.numel();
   CHECK(total == 124439808);
 }
 
