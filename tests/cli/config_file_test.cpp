@@ -10,7 +10,7 @@ using namespace mtl::test;
 
 TEST_CASE("config default writes once and never overwrites") {
   Shell shell;
-  const std::string path = (shell.dir() / "xdg/mtl/default_config.yaml").string();
+  const std::string path = (shell.dir() / kDefaultConfig).string();
   const Outcome first = shell.mtl({"config", "default", "--mixed_precision", "bf16"});
   CHECK(first.code == 0);
   CHECK(first.out == path + '\n');

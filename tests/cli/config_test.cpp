@@ -20,8 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const char* const kFile = "xdg/mtl/default_config.yaml";
-
 std::map<std::string, std::string> terminal_environment(const Shell& shell) {
   return {{"HF_HOME", (shell.dir() / "hf").string()},
           {"XDG_CONFIG_HOME", (shell.dir() / "xdg").string()},
@@ -36,7 +34,7 @@ std::map<std::string, std::string> terminal_environment(const Shell& shell) {
 }
 
 void check_file(const Shell& shell, const Session& session) {
-  const std::string text = file_text(shell.dir() / kFile);
+  const std::string text = file_text(shell.dir() / kDefaultConfig);
   CAPTURE(text);
   Diagnostics diagnostics;
   const YamlValue root = parse_yaml(text, "file", diagnostics);
@@ -78,7 +76,7 @@ TEST_CASE("22 sessions of mtl config in a terminal, key by key") {
     CHECK(code == 0);
     check_file(shell, session);
     struct stat info {};
-    REQUIRE(stat((shell.dir() / kFile).c_str(), &info) == 0);
+    REQUIRE(stat((shell.dir() / kDefaultConfig).c_str(), &info) == 0);
     CHECK((info.st_mode & 0777) == 0600);
   }
 }
@@ -90,7 +88,7 @@ TEST_CASE("the same sessions through a pipe, a line each") {
     const Outcome outcome = config_with_lines(shell, piped(session.answers));
     CAPTURE(outcome.err);
     CHECK(outcome.code == 0);
-    CHECK(outcome.out == (shell.dir() / kFile).string() + "\n");
+    CHECK(outcome.out == (shell.dir() / kDefaultConfig).string() + "\n");
     check_file(shell, session);
   }
 }
@@ -101,17 +99,17 @@ TEST_CASE("answers that end in the middle or cannot be leave nothing behind") {
   CHECK(outcome.code == 2);
   CHECK(outcome.err.find("error[config.input_ended]") != std::string::npos);
   CHECK(outcome.err.find("question 3: How is the model divided") != std::string::npos);
-  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  CHECK_FALSE(fs::exists(shell.dir() / kDefaultConfig));
   outcome = config_with_lines(shell, "1\n2\n2\n2\n2\n1\n6\n");
   CHECK(outcome.code == 2);
   CHECK(outcome.err.find("error[config.answer]") != std::string::npos);
   CHECK(outcome.err.find("6 processes cannot hold whole models of tp 2 x pp 2") !=
         std::string::npos);
-  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  CHECK_FALSE(fs::exists(shell.dir() / kDefaultConfig));
   outcome = config_with_lines(shell, "1\n1\n1\nquit\n");
   CHECK(outcome.code == 130);
   CHECK(outcome.err.find("nothing was written") != std::string::npos);
-  CHECK_FALSE(fs::exists(shell.dir() / kFile));
+  CHECK_FALSE(fs::exists(shell.dir() / kDefaultConfig));
 }
 
 TEST_CASE("a place that cannot be written is an error before the first question") {
@@ -143,7 +141,7 @@ TEST_CASE("Ctrl-C and signals put the terminal back") {
     CHECK(after.c_iflag == before.c_iflag);
     CHECK(after.c_oflag == before.c_oflag);
     if (signal == 0) CHECK(pty.screen().find("nothing was written") != std::string::npos);
-    CHECK_FALSE(fs::exists(shell.dir() / kFile));
+    CHECK_FALSE(fs::exists(shell.dir() / kDefaultConfig));
   }
 }
 
@@ -166,7 +164,7 @@ TEST_CASE("a step back keeps the answer, and an error keeps what was typed") {
   REQUIRE(pty.wait_for("Write"));
   pty.send("\r");
   CHECK(pty.finish() == 0);
-  const std::string text = file_text(shell.dir() / kFile);
+  const std::string text = file_text(shell.dir() / kDefaultConfig);
   CHECK(text.find("megatron_lm_pp_degree: 1") != std::string::npos);
   CHECK(text.find("recompute_granularity: full") != std::string::npos);
   CHECK(text.find("num_processes: 6") != std::string::npos);
@@ -189,7 +187,8 @@ TEST_CASE("a dumb terminal gets numbered lists and asks again after a mistake") 
   CHECK(left.finish() == 130);
   CHECK(left.screen().find("nothing was written") != std::string::npos);
   CHECK_FALSE(fs::exists(shell.dir() / "other.yaml"));
-  CHECK(file_text(shell.dir() / kFile).find("distributed_type: 'NO'") != std::string::npos);
+  CHECK(file_text(shell.dir() / kDefaultConfig).find("distributed_type: 'NO'") !=
+        std::string::npos);
 }
 
 TEST_CASE("no line of a question is wider than the terminal and none is lost below it") {
@@ -250,7 +249,7 @@ TEST_CASE("set, update, validate and show") {
                                "distributed_type=MEGATRON_LM", "hosts=a,b", "num_machines=2"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 0);
-  const std::string path = (shell.dir() / kFile).string();
+  const std::string path = (shell.dir() / kDefaultConfig).string();
   CHECK(outcome.out == path + "\n");
   const std::string text = file_text(path);
   CHECK(text.find("  megatron_lm_tp_degree: 4\n  mtl_hosts: a,b\n") != std::string::npos);
@@ -291,13 +290,13 @@ TEST_CASE("--no-input writes what the flags say") {
                                "--megatron_lm_tp_degree", "4", "--mixed-precision=bf16"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 0);
-  const std::string text = file_text(shell.dir() / kFile);
+  const std::string text = file_text(shell.dir() / kDefaultConfig);
   CHECK(text.find("distributed_type: MEGATRON_LM") != std::string::npos);
   CHECK(text.find("megatron_lm_tp_degree: 4") != std::string::npos);
   CHECK(text.find("mixed_precision: bf16") != std::string::npos);
   CHECK(shell.mtl({"config", "--no-input", "--num_processes", "2"}).code == 3);
   CHECK(shell.mtl({"config", "--no-input", "--force", "--num_processes", "2"}).code == 0);
-  CHECK(file_text(shell.dir() / kFile).find("num_processes: 2") != std::string::npos);
+  CHECK(file_text(shell.dir() / kDefaultConfig).find("num_processes: 2") != std::string::npos);
   CHECK(shell.mtl({"config", "--num_processes", "2"}).code == 2);
   outcome = shell.mtl(
       {"config", "--no-input", "--force", "--num_processes", "6", "--megatron_lm_tp_degree", "4"});
@@ -312,7 +311,7 @@ TEST_CASE("--no-input: ranks of each machine are counted together") {
     const Outcome outcome = shell.mtl(flags, {{"CUDA_VISIBLE_DEVICES", ""}});
     CHECK_MESSAGE(outcome.code == 0, outcome.err);
     Diagnostics diagnostics;
-    const YamlValue root = read_yaml(shell.dir() / kFile, diagnostics);
+    const YamlValue root = read_yaml(shell.dir() / kDefaultConfig, diagnostics);
     std::string text;
     for (const char* key :
          {"num_processes", "num_machines", "megatron_lm_config.mtl_nproc_per_node",
@@ -344,7 +343,7 @@ TEST_CASE("what accelerate would read otherwise is written as it reads it") {
                                "--num_processes", "4", "--fp8_override_linear_precision",
                                "true,false,true", "--main_process_port", "0"});
   CHECK_MESSAGE(outcome.code == 0, outcome.err);
-  const std::string text = file_text(shell.dir() / kFile);
+  const std::string text = file_text(shell.dir() / kDefaultConfig);
   CHECK(text.find("  fp8_override_linear_precision:\n  - true\n  - false\n  - true\n") !=
         std::string::npos);
   CHECK(text.find("main_process_port: 0\n") != std::string::npos);
@@ -352,150 +351,11 @@ TEST_CASE("what accelerate would read otherwise is written as it reads it") {
   outcome = shell.mtl({"config", "update"});
   CHECK(outcome.code == 0);
   CHECK(outcome.err.empty());
-  CHECK(file_text(shell.dir() / kFile) == text);
+  CHECK(file_text(shell.dir() / kDefaultConfig) == text);
   CHECK(shell.mtl({"config", "set", "fp8_override_linear_precision=false,false,true"}).code == 0);
-  CHECK(file_text(shell.dir() / kFile).find("precision:\n  - false\n  - false\n  - true\n") !=
-        std::string::npos);
+  CHECK(file_text(shell.dir() / kDefaultConfig)
+            .find("precision:\n  - false\n  - false\n  - true\n") != std::string::npos);
   CHECK(shell.mtl({"config", "set", "fp8_override_linear_precision=true"}).code == 3);
-}
-
-TEST_CASE("import reads accelerate's file and Megatron's scripts") {
-  Shell shell;
-  shell.write("theirs.yaml", "distributed_type: MULTI_GPU\nnum_processes: 4\nfp16: true\n");
-  CHECK(shell.mtl({"config", "import", "theirs.yaml"}).code == 0);
-  CHECK(file_text(shell.dir() / kFile).find("mixed_precision: fp16") != std::string::npos);
-  shell.write("train.sh", R"(#!/bin/bash
-# a script as they are
-GPUS_PER_NODE=8
-NUM_NODES=2
-MASTER_ADDR=${MASTER_ADDR:-node0}
-DISTRIBUTED_ARGS=(
-    --nproc_per_node $GPUS_PER_NODE
-    --nnodes $NUM_NODES   # two
-    --node_rank 1
-    --master_addr $MASTER_ADDR
-)
-TP=$(( $GPUS_PER_NODE / 2 ))
-PP=$((TP - 2))
-MODEL_PARALLEL_ARGS="--tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP"
-echo start
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
-    $MODEL_PARALLEL_ARGS --sequence-parallel --use-distributed-optimizer \
-    --num-layers 96 --bf16 --clip-grad 1.0
-)");
-  const Outcome outcome = shell.mtl({"config", "import", "--force", "train.sh"});
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == 0);
-  const std::string text = file_text(shell.dir() / kFile);
-  CAPTURE(text);
-  for (const char* line :
-       {"distributed_type: MEGATRON_LM", "num_processes: 16", "num_machines: 2", "machine_rank: 1",
-        "main_process_ip: node0", "megatron_lm_tp_degree: 4", "megatron_lm_pp_degree: 2",
-        "megatron_lm_sequence_parallelism: true", "mixed_precision: bf16",
-        "megatron_lm_gradient_clipping: 1.0", "megatron_lm_use_distributed_optimizer: true"}) {
-    CAPTURE(line);
-    CHECK(text.find(line) != std::string::npos);
-  }
-  CHECK(outcome.err.find("--num-layers") != std::string::npos);
-  // A variable that the script does not set is not left out of a word.
-  shell.write("slurm.sh", R"(HOST=$(scontrol show hostnames | head -1)
-torchrun --nproc_per_node 4 --rdzv_id $SLURM_JOB_ID --rdzv_endpoint $HOST:29500 \
-    pretrain_gpt.py "$@" --tensor-model-parallel-size 2 --data-path 0.5 ${DATA}/a 0.5 $DATA/b
-)");
-  Outcome variables = shell.mtl({"config", "import", "--force", "slurm.sh"});
-  CAPTURE(variables.err);
-  CHECK(variables.code == 0);
-  CHECK(variables.err.find("--rdzv_endpoint is left out: the script does not say what "
-                           "$HOST:29500 is") != std::string::npos);
-  CHECK(variables.err.find("--rdzv_id is left out: the script does not say what it is") !=
-        std::string::npos);
-  CHECK(file_text(shell.dir() / kFile).find("mtl_rdzv") == std::string::npos);
-  variables = shell.mtl({"config", "import", "--train", "slurm.yaml", "slurm.sh"});
-  CHECK(variables.code == 0);
-  CHECK(file_text(shell.dir() / "slurm.yaml").find("\"0.5 ${DATA}/a 0.5 $DATA/b\"") !=
-        std::string::npos);
-  CHECK(variables.err.find("--data-path has a variable of the script in it") != std::string::npos);
-  // Which machine this is, a script for all of them does not say, and the file is for all.
-  REQUIRE(shell
-              .mtl({"config", "import", "--force", "--", "torchrun", "--nnodes", "4",
-                    "--nproc_per_node", "8", "--master_addr", "node0", "x.py"})
-              .code == 0);
-  CHECK(file_text(shell.dir() / kFile).find("num_machines: 4") != std::string::npos);
-  CHECK(file_text(shell.dir() / kFile).find("machine_rank") == std::string::npos);
-}
-
-TEST_CASE("import reads exported, appended and quoted variables, and no redirections") {
-  Shell shell;
-  shell.write("train.sh", R"(#!/bin/bash
-CHECKPOINTS=<specify a folder>
-export HIDDEN=64
-MODEL=(--num-layers 2 --hidden-size "$HIDDEN")
-MODEL+=(--num-attention-heads 4)
-OTHERS="--seq-length 16 --tensor-model-parallel-size $TP"
-OTHERS+=" --min-lr 1e-5"
-RATES=(1e-3 2e-3)
-torchrun pretrain_gpt.py "${MODEL[@]}" $OTHERS --train-iters "$1" --micro-batch-size 1 \
-    --lr ${RATES[1]} --log-interval ${EVERY:-${HIDDEN:-7}} ${HIDDEN:+--swiglu} --seed ${SEED%x} \
-    --save $CHECKPOINTS --data-path corpus --split 98,1,1 2>&1 >> log.txt
-)");
-  const Outcome outcome = shell.mtl({"config", "import", "--train", "train.yaml", "train.sh"});
-  CAPTURE(outcome.err);
-  REQUIRE(outcome.code == 0);
-  const std::string text = file_text(shell.dir() / "train.yaml");
-  CAPTURE(text);
-  for (const char* line : {"hidden: 64", "heads: 4", "min: 1e-5", "train: corpus",
-                           "split: [98, 1, 1]", "# --save has no value", "# --train-iters has no",
-                           "# --tensor-model-parallel-size has no value", "every: 64",
-                           "activation: swiglu", "# --lr has no value", "# --seed has no value"}) {
-    CAPTURE(line);
-    CHECK(text.find(line) != std::string::npos);
-  }
-  for (const char* part : {"tp:", "dir:", "$", "is required"}) {
-    CAPTURE(part);
-    CHECK(text.find(part) == std::string::npos);
-  }
-}
-
-TEST_CASE("import --train writes what a Megatron script trains, and a run of it starts") {
-  Shell shell;
-  shell.write("text.txt", std::string(4000, 'a') + "b");
-  shell.write("train.sh", R"(#!/bin/bash
-DATA=$1
-MODEL=(
-    --num-layers 2 --hidden-size 32 --num-attention-heads 2 # small
-    --seq-length 8 --max-position-embeddings 8
-)
-python pretrain_gpt.py ${MODEL[@]} --micro-batch-size 1 --global-batch-size 2 \
-    --train-iters 3 --lr 1e-3 --data-path $DATA --dataloader-type cyclic --wandb-project x
-)");
-  const std::vector<std::string> import = {"config", "import", "--train", "train.yaml", "train.sh"};
-  Outcome outcome = shell.mtl(import);
-  CAPTURE(outcome.err);
-  REQUIRE(outcome.code == 0);
-  CHECK(outcome.out == "train.yaml\n");
-  CHECK(outcome.err.find("--data-path has no value in this command") != std::string::npos);
-  CHECK(outcome.err.find("--wandb-project is left out") != std::string::npos);
-  CHECK(outcome.err.find("data.train is required") == std::string::npos);  // said already
-  CHECK_FALSE(fs::exists(shell.dir() / kFile));
-  const std::string text = file_text(shell.dir() / "train.yaml");
-  CHECK(text.starts_with("# From train.sh.\n# --"));
-  CHECK(text.find("\nmodel:\n  layers: 2\n  hidden: 32\n") != std::string::npos);
-  outcome = shell.mtl({"launch", "--dry-run", "train.yaml", "data.train=text.txt",
-                       "data.sampler=random", "run.name=small"});
-  CAPTURE(outcome.err);
-  CHECK(outcome.code == 0);
-  outcome = shell.mtl(import);
-  CHECK(outcome.code == 3);
-  CHECK(outcome.err.find("error[config.exists]: train.yaml is there already") == 0);
-  outcome = shell.mtl({"config", "import", "--force", "--train", "train.yaml", "--",
-                       "pretrain_gpt.py", "--num-layers", "2", "--multi-latent-attention"});
-  CHECK(outcome.code == 3);
-  CHECK(outcome.err.find("error[config.import]: --multi-latent-attention is not available") == 0);
-  CHECK(file_text(shell.dir() / "train.yaml") == text);
-  shell.write("theirs.yaml", "num_processes: 4\n");
-  outcome = shell.mtl({"config", "import", "--train", "t.yaml", "theirs.yaml"});
-  CHECK(outcome.code == 3);
-  CHECK(outcome.err.find("theirs.yaml has no command of Megatron-LM") != std::string::npos);
 }
 
 TEST_CASE("a launch says which file it reads: ours, else accelerate's") {
@@ -507,9 +367,9 @@ TEST_CASE("a launch says which file it reads: ours, else accelerate's") {
   CAPTURE(outcome.err);
   CHECK(outcome.err.find("hf/accelerate/default_config.yaml (accelerate's") != std::string::npos);
   CHECK(nlohmann::json::parse(outcome.out)["settings"]["num_processes"] == 2);
-  shell.write(kFile, "distributed_type: MULTI_CPU\nnum_processes: 3\nuse_cpu: true\n");
+  shell.write(kDefaultConfig, "distributed_type: MULTI_CPU\nnum_processes: 3\nuse_cpu: true\n");
   outcome = shell.mtl(launch);
-  CHECK(outcome.err.find(fmt::format("config: {}\n", (shell.dir() / kFile).string())) !=
+  CHECK(outcome.err.find(fmt::format("config: {}\n", (shell.dir() / kDefaultConfig).string())) !=
         std::string::npos);
   CHECK(nlohmann::json::parse(outcome.out)["settings"]["num_processes"] == 3);
   outcome = shell.mtl({"launch", "--config_file", "none", "--dry-run", "--json", "--", "true"});

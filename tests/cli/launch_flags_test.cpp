@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 
@@ -11,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/terminal.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -106,8 +106,6 @@ TEST_CASE("docs/reference/launch-flags.md is written from the table") {
     std::ofstream(path, std::ios::binary) << expected;
     return;
   }
-  std::ifstream in(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  CHECK_MESSAGE(text == expected,
+  CHECK_MESSAGE(test::file_text(path) == expected,
                 "it differs from the table; regenerate it: MTL_UPDATE_DOCS=1 test_cli");
 }

@@ -8,7 +8,6 @@
 #include <map>
 #include <poll.h>
 #include <signal.h>
-#include <sstream>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -17,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
@@ -26,16 +26,12 @@ struct Outcome {
   std::string err;
 };
 
-inline std::string file_text(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 // accelerate's own files, where somebody has put them.
 inline const std::filesystem::path kAccelerateSamples =
     std::filesystem::path(MTL_SOURCE_DIR) / "../shared/data/accelerate";
+
+// Where a Shell's mtl config writes, in its directory.
+inline const char* const kDefaultConfig = "xdg/mtl/default_config.yaml";
 
 // A scratch directory with HF_HOME and XDG_CONFIG_HOME inside, so that no settings of the machine
 // leak into a test, and a way to run mtl there.

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <unistd.h>
 
 #include <sys/resource.h>
@@ -21,6 +20,7 @@
 #include "runtime/metrics/reporter.h"
 #include "runtime/metrics/run_settings.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -29,13 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const EventFile::Time kNow{std::chrono::milliseconds(1795225330500)};
-
-std::string board_bytes(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 std::vector<fs::path> board_files(const fs::path& folder) {
   std::vector<fs::path> files;
@@ -158,7 +151,7 @@ TEST_CASE("a file begins with its version and the step from which it counts") {
   const auto files = board_files(dir.path() / "tb");
   REQUIRE(files.size() == 1);
   CHECK(files[0].filename().string().starts_with("events.out.tfevents.1795225330."));
-  const auto events = events_of(board_bytes(files[0]));
+  const auto events = events_of(test::file_text(files[0]));
   REQUIRE(events.size() == 3);
   CHECK(events[0].at(3).at(0) == "brain.Event:2");
   CHECK(std::bit_cast<double>(little_endian(events[0].at(1).at(0))) == 1795225330.5);
@@ -176,7 +169,7 @@ TEST_CASE("texts and settings are values of TensorBoard's plug-ins") {
   CHECK(file.settings(kNow, 7,
                       std::vector<TaggedSetting>{
                           {"lr.max", 0.5}, {"log.tensorboard", true}, {"run.name", "a"}}) == 0);
-  const auto events = events_of(board_bytes(board_files(dir.path())[0]));
+  const auto events = events_of(test::file_text(board_files(dir.path())[0]));
   REQUIRE(events.size() == 4);
   const auto value = [&](size_t event) {
     return fields_of(fields_of(events[event].at(5).at(0)).at(1).at(0));
@@ -210,15 +203,15 @@ TEST_CASE("a later start is a later file, whatever the clock says") {
   REQUIRE(files.size() == 4);
   CHECK(files[1].filename().string().starts_with("events.out.tfevents.9000000001."));
   CHECK(files[2].filename().string().starts_with("events.out.tfevents.9000000002."));
-  CHECK(events_of(board_bytes(files[1])).size() == 3);
-  CHECK(events_of(board_bytes(files[2])).size() == 2);
+  CHECK(events_of(test::file_text(files[1])).size() == 3);
+  CHECK(events_of(test::file_text(files[2])).size() == 2);
 }
 
 TEST_CASE("whatever a crash leaves of the last record, all before it is read") {
   test::TempDir dir;
   EventFile file(dir.path(), kNow, 1);
   for (int i = 1; i <= 3; ++i) file.scalars(kNow, i, kLoss);
-  const std::string whole = board_bytes(board_files(dir.path())[0]);
+  const std::string whole = test::file_text(board_files(dir.path())[0]);
   const size_t record = (whole.size() - events_of(whole).size() * 16) / 5;
   for (size_t cut = 1; cut <= record; ++cut) {
     CAPTURE(cut);
@@ -245,7 +238,7 @@ TEST_CASE("a record that a full disk has cut is taken back, and the next one is 
   CHECK(third == EFBIG);
   CHECK(fs::file_size(path) == before + 5);
   CHECK(file.scalars(kNow, 4, kLoss) == 0);
-  const auto events = events_of(board_bytes(path));
+  const auto events = events_of(test::file_text(path));
   REQUIRE(events.size() == 4);
   CHECK(events[3].at(2).at(0) == "4");
 }
@@ -326,7 +319,7 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
   report(true, 10);
   const auto files = board_files(dir.path() / "tb");
   REQUIRE(files.size() == 2);
-  const auto events = events_of(board_bytes(files[1]));
+  const auto events = events_of(test::file_text(files[1]));
   // Version, start, settings twice, the lines that it opened with, steps 11, 20, 22 and the
   // evaluation with its text, which come before the last step is logged.
   REQUIRE(events.size() == 10);
@@ -335,7 +328,7 @@ TEST_CASE("a run reports to TensorBoard what metrics.jsonl gets, if it is asked 
   CHECK(events[6].at(2).at(0) == "20");
   CHECK(scalars_of(events[7]) ==
         std::map<std::string, float>{{"valid/loss", 3.5F}, {"valid/loss/web", 3.0F}});
-  CHECK(board_bytes(files[1]).find("generated/prompt 1") != std::string::npos);
-  CHECK(board_bytes(files[1]).find("    ROMEO:\xef\xbf\xbd\n    O") != std::string::npos);
+  CHECK(test::file_text(files[1]).find("generated/prompt 1") != std::string::npos);
+  CHECK(test::file_text(files[1]).find("    ROMEO:\xef\xbf\xbd\n    O") != std::string::npos);
   CHECK(events[9].at(2).at(0) == "22");
 }

@@ -133,7 +133,7 @@ TEST_CASE("generated.jsonl has what a model writes, and goes back with the run")
   };
   report(0, true);
   report(20, true);
-  const auto lines = json_lines(text_of(run.dir / "generated.jsonl"));
+  const auto lines = json_lines(file_text(run.dir / "generated.jsonl"));
   REQUIRE(lines.size() == 6);
   CHECK(lines[0].dump() == R"({"prompt":"a","seconds":0.5,"step":10,"text":"b\n","time":)"
                            R"("2026-11-21T01:42:10Z","tokens":2})");
@@ -144,5 +144,5 @@ TEST_CASE("generated.jsonl has what a model writes, and goes back with the run")
   for (const json& record : run.records()) shown += record["kind"] == "generated" ? 1 : 0;
   CHECK(shown == 8);
   report(10, false);  // without prompts what is there goes back too
-  CHECK(json_lines(text_of(run.dir / "generated.jsonl")).size() == 2);
+  CHECK(json_lines(file_text(run.dir / "generated.jsonl")).size() == 2);
 }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <unistd.h>
@@ -16,15 +15,9 @@
 
 #include "runtime/metrics/reporter.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 namespace mtl::test {
-
-inline std::string text_of(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 inline std::vector<nlohmann::json> json_lines(const std::string& text) {
   std::vector<nlohmann::json> lines;
@@ -82,9 +75,11 @@ class ReporterRun {
     }
     return json_lines(text);
   }
-  std::vector<nlohmann::json> metrics() const { return json_lines(text_of(dir / "metrics.jsonl")); }
-  std::vector<nlohmann::json> events() const { return json_lines(text_of(dir / "events.jsonl")); }
-  nlohmann::json status() const { return nlohmann::json::parse(text_of(dir / "status.json")); }
+  std::vector<nlohmann::json> metrics() const {
+    return json_lines(file_text(dir / "metrics.jsonl"));
+  }
+  std::vector<nlohmann::json> events() const { return json_lines(file_text(dir / "events.jsonl")); }
+  nlohmann::json status() const { return nlohmann::json::parse(file_text(dir / "status.json")); }
 
   const TempDir dir;
 

@@ -19,19 +19,19 @@ TEST_CASE("dropping steps keeps good lines byte for byte and removes broken ones
   const std::string good = "{\"step\": 5,  \"loss\":1.0 }\n{\"loss\":2,\"step\":7}\n";
   dir.file(name, good);
   drop_steps_after(path, 7);
-  CHECK(text_of(path) == good);
+  CHECK(file_text(path) == good);
   dir.file(name,
            "\n[1]\nnonsense\n{\"loss\":1}\n{\"step\":\"5\"}\n" + good + "{\"step\":8}\n\xff\n");
   drop_steps_after(path, 7);
-  CHECK(text_of(path) == good);
+  CHECK(file_text(path) == good);
   drop_steps_after(path, 0);
-  CHECK(text_of(path).empty());
+  CHECK(file_text(path).empty());
   drop_steps_after(dir / "missing.jsonl", 0);
   CHECK_FALSE(fs::exists(dir / "missing.jsonl"));
   // A last line without its line break is whole if it parses.
   dir.file(name, "{\"step\":1}");
   drop_steps_after(path, 7);
-  CHECK(text_of(path) == "{\"step\":1}\n");
+  CHECK(file_text(path) == "{\"step\":1}\n");
 }
 
 TEST_CASE("a torn line never swallows the next one") {
@@ -40,7 +40,7 @@ TEST_CASE("a torn line never swallows the next one") {
   LineFile file(path);
   CHECK(file.append("{\"event\":\"resumed\"}") == 0);
   CHECK(file.append("{\"event\":\"done\"}") == 0);
-  CHECK(text_of(path) ==
+  CHECK(file_text(path) ==
         "{\"event\":\"started\"}\n{\"event\":\"chec\n{\"event\":\"resumed\"}\n{\"event\":\"done\"}"
         "\n");
 }

@@ -3,13 +3,13 @@
 #include "runtime/recipes.h"
 
 #include <filesystem>
-#include <fstream>
 #include <map>
 
 #include <doctest/doctest.h>
 
 #include "runtime/plan/plan.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -84,9 +84,7 @@ TEST_CASE("a recipe is copied and nothing is written over") {
   const Recipe recipe = find_recipe("char-shakespeare");
   const std::filesystem::path path = write_recipe(recipe, dir.path() / "new");
   CHECK(path == dir.path() / "new" / "train.yaml");
-  std::ifstream in(path);
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
-  CHECK(text == recipe.text);
+  CHECK(test::file_text(path) == recipe.text);
   for (const Recipe& other : {find_recipe("llama3-8b"), recipe}) {
     try {
       write_recipe(other, dir.path() / "new");

@@ -3,7 +3,6 @@
 
 #include <ctime>
 #include <fstream>
-#include <sstream>
 #include <unistd.h>
 
 #include <sys/stat.h>
@@ -19,6 +18,7 @@
 #include "runtime/report/compare.h"
 #include "runtime/report/page.h"
 #include "support/temp_dir.h"
+#include "support/text.h"
 
 using namespace mtl;
 
@@ -35,10 +35,7 @@ struct RunFolder {
   void write(const std::string& file, const std::string& text) const {
     std::ofstream(dir / file, std::ios::binary) << text;
   }
-  std::string read(const std::string& file) const {
-    std::ifstream in(dir / file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  }
+  std::string read(const std::string& file) const { return test::file_text(dir / file); }
   test::TempDir scratch;
   fs::path dir;
 };
