@@ -75,8 +75,9 @@ void draw_mixture(Draw& draw, Settings& s) {
 }  // namespace
 
 void draw_model(Draw& draw, Settings& s) {
-  const std::string family = draw.pick({"gpt2", "llama", "qwen", "mixtral", "mixtral", "any"});
-  const bool any = family == "any", gpt2 = family == "gpt2";
+  const std::string family =
+      draw.pick({"gpt2", "neox", "llama", "qwen", "mixtral", "mixtral", "any"});
+  const bool any = family == "any", neox = family == "neox", gpt2 = family == "gpt2" || neox;
   const bool experts = family == "mixtral" || (any && draw.chance(0.2));
   const int64_t heads = draw.pick({1, 2, 3, 4, 4, 4, 6, 8, 8});
   s.set("model.layers", draw.pick({1, 2, 2, 3, 3, 4, 4, 6}));
@@ -89,10 +90,18 @@ void draw_model(Draw& draw, Settings& s) {
   if (!gpt2 && draw.chance(0.7)) s.set("model.kv_heads", divisor_of(draw, heads));
   if (draw.chance(0.6)) s.set("model.ffn", draw.pick({12, 24, 48, 48, 60, 96}));
   const bool swiglu = experts || (any ? draw.chance(0.5) : !gpt2);
-  if (swiglu) s.set("model.activation", "swiglu");
+  if (swiglu) {
+    s.set("model.activation", "swiglu");
+  } else if (draw.chance(neox ? 0.7 : 0.2)) {
+    s.set("model.activation", "gelu_exact");
+  }
+  if (neox ? draw.chance(0.8) : !experts && draw.chance(0.1)) {
+    s.set("model.parallel_residual", "true");
+  }
   if (any ? draw.chance(0.5) : !gpt2) s.set("model.norm.type", "rmsnorm");
   draw_positions(draw, s,
                  any    ? draw.pick({"learned", "rope", "alibi", "none"})
+                 : neox ? "rope"
                  : gpt2 ? "learned"
                         : "rope");
   if (experts || (any ? draw.chance(0.5) : !gpt2)) s.set("model.bias", "false");
