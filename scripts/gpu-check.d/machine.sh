@@ -33,11 +33,15 @@ with_libraries() {
     LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$@"
 }
 
+left_of_stage() { printf '%s' $((MTL_GPU_CHECK_LIMIT - SECONDS - 7)); }
 # limited SECONDS COMMAND...: one of mtl's programs, ended before the stage's own time is over,
 # which would take along what others have to say.
 limited() {
-  local seconds=$1 left=$((MTL_GPU_CHECK_LIMIT - SECONDS - 7)) code=0
+  local seconds=$1 left code=0
+  left=$(left_of_stage)
   shift
+  # Without a GPU, and beside others, nothing can be expected to be fast.
+  [[ -z $small ]] || seconds=$((4 * seconds))
   ((seconds < left)) || seconds=$left
   if ((seconds <= 0)); then
     printf 'no time is left for: %s\n' "$*"
@@ -50,6 +54,8 @@ limited() {
   esac
   return "$code"
 }
+
+first_error() { grep -m1 -E 'error\[|what\(\):|not measured|longer than|ended by SIG|no time is left' "$1" || tail -n 1 "$1"; }
 
 # Each stage prints what it does; 0 = passed, 77 = could not run (the last line says why).
 cannot() {

@@ -26,7 +26,7 @@ stage_bench() {
 # A process per row: one that crashes costs its own. The first that does is asked again with what may
 # go round it, which the rows behind it then have, and op by op.
 train_row() {  # train_row WORDS
-  local words name switch log rows
+  local words name switch log rows op=
   read -r -a words <<<"$1"
   name=${words[-1]}
   log=$records/row-$name.log
@@ -37,6 +37,7 @@ train_row() {  # train_row WORDS
     return 1
   fi
   printf 'no row: %s\n' "$name"
+  ! grep -q '^no time is left' "$log" || return 1
   if [[ -n ${asked:-} ]]; then
     printf 'wrong: %s fails: %s\n' "$name" "$(first_error "$log")"
     return 1
@@ -48,16 +49,15 @@ train_row() {  # train_row WORDS
   for switch in MTL_CUDA_GRAPHS=off MTL_ATTENTION=mma; do
     printf '%s with %s:\n' "$name" "$switch"
     run_row 30 env "$switch" || continue
-    printf 'wrong: %s fails, but not with %s: %s\n' "$name" "$switch" "$(first_error "$log.first")"
+    printf 'wrong: %s fails, but not with %s: %s\n' "$name" "$switch" "$(first_error "$log.first")${op:+, $op}"
     keep_setting "${switch%%=*}" "${switch#*=}"
     export "${switch?}"
     return 1
   done
-  printf 'wrong: %s fails: %s\n' "$name" "$(first_error "$log.first")"
+  printf 'wrong: %s fails: %s\n' "$name" "$(first_error "$log.first")${op:+, $op}"
   return 1
 }
 rows_of_ours() { cat "$records/ours.jsonl" 2>/dev/null | wc -l; }
-first_error() { grep -m1 -E 'error\[|what\(\):|not measured|longer than|ended by SIG' "$1" || tail -n 1 "$1"; }
 run_row() {  # run_row SECONDS [PREFIX...]
   local seconds=$1 code=0
   shift
