@@ -10,12 +10,14 @@ using namespace std::chrono_literals;
 
 namespace {
 
+// `last_call`: seconds that more than the least are waited for.
 std::vector<std::string> join(const std::string& nodes, const std::vector<std::string>& program,
-                              const std::string& backend = "c10d") {
+                              const std::string& backend = "c10d",
+                              const std::string& last_call = "1") {
   std::vector<std::string> args = {
       "--nnodes",       nodes,   "--nproc_per_node", "2",
       "--rdzv_backend", backend, "--rdzv_endpoint",  "m1:29400",
-      "--rdzv_id",      "job-7", "--rdzv_conf",      "last_call_timeout=1",
+      "--rdzv_id",      "job-7", "--rdzv_conf",      "last_call_timeout=" + last_call,
       "--grace",        "10"};
   args.insert(args.end(), program.begin(), program.end());
   return args;
@@ -27,6 +29,12 @@ std::vector<std::string> staying(const Cluster& cluster) {
                                "me=$TORCHELASTIC_RESTART_COUNT-$RANK\n"
                                "trap 'echo $(hostname) > asked-$me; exit 0' TERM INT\n"
                                "echo $WORLD_SIZE $(hostname) > up-$me\nsleep 1000 & wait\n")};
+}
+
+// Begins with all of at most so many, however long the last one takes to come.
+std::vector<std::string> join_all(const std::string& nodes,
+                                  const std::vector<std::string>& program) {
+  return join(nodes, program, "c10d", "600");
 }
 
 bool all_up(const Cluster& cluster, int generation, int world) {
@@ -52,7 +60,7 @@ TEST_CASE_FIXTURE(Machines, "elastic: a job begins with the least and grows with
   Command third = cluster.launch(join("2:3", program), 3);
   REQUIRE_MESSAGE(all_up(cluster, 1, 6), first.err());
   CHECK(cluster.files("asked-0-").size() == 4);  // with grace
-  CHECK_MESSAGE(first.says("m3 has come: the job goes on with it", 5s), first.err());
+  CHECK_MESSAGE(first.says("m3 has come: the job goes on with it", kPatience), first.err());
   // Whoever was there keeps its ranks.
   for (int rank = 0; rank < 4; ++rank) {
     const std::string number = std::to_string(rank);
@@ -86,7 +94,7 @@ TEST_CASE_FIXTURE(Machines, "elastic: a spare takes the place of a machine that 
   CHECK(cluster.files("up-1-").empty());  // it is full
   cluster.kill(2);
   REQUIRE_MESSAGE(all_up(cluster, 1, 6), typed[0].err());
-  CHECK_MESSAGE(typed[0].says("going on without m2", 5s), typed[0].err());
+  CHECK_MESSAGE(typed[0].says("going on without m2", kPatience), typed[0].err());
   typed[3].signal(SIGTERM);
   for (const size_t i : {0, 2, 3}) {
     const CommandEnd end = typed[i].wait(kPatience);
@@ -100,7 +108,7 @@ TEST_CASE_FIXTURE(Machines, "elastic: without the rendezvous' machine the others
   const auto program = staying(cluster);
   std::vector<Command> typed;
   for (const int machine : {1, 2, 3})
-    typed.push_back(cluster.launch(join("2:3", program), machine));
+    typed.push_back(cluster.launch(join_all("2:3", program), machine));
   REQUIRE_MESSAGE(all_up(cluster, 0, 6), typed[0].err());
   SUBCASE("power") {
     cluster.kill(1);
@@ -112,11 +120,13 @@ TEST_CASE_FIXTURE(Machines, "elastic: without the rendezvous' machine the others
     typed[0].signal(SIGKILL);
   }
   for (const size_t i : {1, 2}) {
-    const CommandEnd end = typed[i].wait(20s);
+    const CommandEnd end = typed[i].wait(kPatience);
     CHECK_MESSAGE(end.code == 1, end.err);
     CHECK_MESSAGE(has(end.err, "error[launch.controller_lost]: "), end.err);
   }
-  for (const int machine : {2, 3}) CHECK(cluster.pids(machine, "stay").empty());
+  for (const int machine : {2, 3}) {
+    CHECK(wait_until([&] { return cluster.pids(machine, "stay").empty(); }));
+  }
 }
 
 TEST_CASE_FIXTURE(Machines, "elastic: a machine that is taken back leaves and the others go on") {
@@ -130,14 +140,14 @@ TEST_CASE_FIXTURE(Machines, "elastic: a machine that is taken back leaves and th
                      "echo $WORLD_SIZE $(hostname) > up-$me\nwhile :; do sleep 0.05; done\n");
   std::vector<Command> typed;
   for (const int machine : {1, 2, 3}) {
-    typed.push_back(cluster.launch(join("1:3", {"--grace", "600", "--", script}), machine));
+    typed.push_back(cluster.launch(join_all("1:3", {"--grace", "600", "--", script}), machine));
   }
   REQUIRE_MESSAGE(all_up(cluster, 0, 6), typed[0].err());
   typed[2].signal(SIGTERM);
   REQUIRE(wait_until([&] { return cluster.files("asked-0-").size() == 6; }));
   const std::string word = "m3: SIGTERM arrived there: it leaves, and the job goes on with 2 nodes";
-  CHECK_MESSAGE(typed[0].says(word, 5s), typed[0].err());
-  CHECK_MESSAGE(typed[2].says(word, 5s), typed[2].err());
+  CHECK_MESSAGE(typed[0].says(word, kPatience), typed[0].err());
+  CHECK_MESSAGE(typed[2].says(word, kPatience), typed[2].err());
   typed[2].signal(SIGTERM);  // 600 s are too long
   CHECK(typed[2].wait(kPatience).code == 143);
   REQUIRE_MESSAGE(all_up(cluster, 1, 4), typed[0].err());
@@ -194,7 +204,7 @@ TEST_CASE_FIXTURE(Machines,
   third.signal(SIGTERM);
   const CommandEnd left = third.wait(kPatience);
   CHECK_MESSAGE(left.code == 75, left.err);
-  CHECK_MESSAGE(first.says("goes on with 1 node", 5s), first.err());
+  CHECK_MESSAGE(first.says("goes on with 1 node", kPatience), first.err());
   CHECK(tiny.reached("run", tiny.last_step("run") + 2));
   first.signal(SIGINT);
   const CommandEnd end = first.wait(kPatience);

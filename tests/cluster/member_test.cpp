@@ -75,8 +75,10 @@ TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl
   Cluster cluster(3);
   Command first = cluster.launch(node(0, 3, program_of(kSay)), 1);
   Command second = cluster.launch(node(1, 3, program_of(kSay)), 2);
-  CHECK_MESSAGE(first.says("waiting for machine_rank 2: 2 nodes of 3 here", 15s), first.err());
-  CHECK_MESSAGE(second.says("waiting for machine_rank 2: 2 nodes of 3 here", 15s), second.err());
+  CHECK_MESSAGE(first.says("waiting for machine_rank 2: 2 nodes of 3 here", kPatience),
+                first.err());
+  CHECK_MESSAGE(second.says("waiting for machine_rank 2: 2 nodes of 3 here", kPatience),
+                second.err());
   bool on_node_0 = true;
   SUBCASE("at node 0") {}
   SUBCASE("elsewhere") {
@@ -84,7 +86,7 @@ TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl
   }
   (on_node_0 ? first : second).signal(SIGINT);
   for (Command* command : {&first, &second}) {
-    const CommandEnd end = command->wait(10s);
+    const CommandEnd end = command->wait(kPatience);
     CHECK_MESSAGE(end.code == 130, end.err);
     CHECK(!has(end.err, "error["));
   }
@@ -95,9 +97,9 @@ TEST_CASE_FIXTURE(Machines, "a missing node is named after five seconds and Ctrl
 TEST_CASE_FIXTURE(Machines, "without node 0 the others say where they wait and Ctrl-C ends it") {
   Cluster cluster(2);
   Command typed = cluster.launch(node(1, 2, program_of(kSay)), 2);
-  CHECK_MESSAGE(typed.says("waiting for the rendezvous at m1 port 29500", 15s), typed.err());
+  CHECK_MESSAGE(typed.says("waiting for the rendezvous at m1 port 29500", kPatience), typed.err());
   typed.signal(SIGINT);
-  const CommandEnd end = typed.wait(10s);
+  const CommandEnd end = typed.wait(kPatience);
   CHECK_MESSAGE(end.code == 130, end.err);
   CHECK_NOTHING_LEFT(cluster);
 }
@@ -108,7 +110,7 @@ TEST_CASE_FIXTURE(Machines, "two nodes with one rank: the second is refused and 
   REQUIRE(wait_until([&] { return !cluster.pids(1, "launch").empty(); }));
   SUBCASE("the same as another") {
     // m1's rendezvous has its rank 0 once it waits for the other one.
-    REQUIRE(first.says("waiting for machine_rank 1", 15s));
+    REQUIRE(first.says("waiting for machine_rank 1", kPatience));
     const CommandEnd twin = cluster.launch(node(0, 2, program_of(kSay)), 3).wait(kPatience);
     CHECK_MESSAGE(has(twin.err, "note: m1 is no address of m3"), twin.err);
     CHECK_MESSAGE(twin.code == 4, twin.err);
@@ -232,8 +234,9 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
   // A name may come later than the node (a pod's), so it is waited for, and said why.
   Command waits =
       cluster.launch(node(1, 2, program_of(kSay), {"--join_timeout", "7"}, "nowhere"), 2);
-  CHECK_MESSAGE(waits.says("waiting for the rendezvous at nowhere port 29500: ", 15s), waits.err());
-  const CommandEnd end = waits.wait(30s);
+  CHECK_MESSAGE(waits.says("waiting for the rendezvous at nowhere port 29500: ", kPatience),
+                waits.err());
+  const CommandEnd end = waits.wait(kPatience);
   CHECK_MESSAGE(end.code == 4, end.err);
   CHECK_MESSAGE(has(end.err, "error[rendezvous.connect]: "), end.err);
   CHECK_MESSAGE(count_of(end.err, "nowhere") >= 2, end.err);
@@ -242,7 +245,7 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
                                     "s = socket.create_server(('', 29500))\n"
                                     "print('up', flush=True)\ntime.sleep(1000)\n"});
   REQUIRE(taken.says("up", kPatience));
-  const CommandEnd first = cluster.launch(node(0, 2, program_of(kSay)), 1).wait(20s);
+  const CommandEnd first = cluster.launch(node(0, 2, program_of(kSay)), 1).wait(kPatience);
   CHECK_MESSAGE(first.code == 4, first.err);
   CHECK_MESSAGE(has(first.err, "error[rendezvous.port]: "), first.err);
   CHECK_MESSAGE(has(first.err, "port 29500 is taken by process "), first.err);
@@ -261,7 +264,7 @@ TEST_CASE_FIXTURE(Machines, "an address that is no name or taken is said at once
           .launch({"--rdzv_backend", "c10d", "--rdzv_endpoint", "m1:29500", "--rdzv_id", "mine",
                    "--nnodes", "2", "--nproc_per_node", "1", "--", "true"},
                   1)
-          .wait(20s);
+          .wait(kPatience);
   CHECK_MESSAGE(late.code == 4, late.err);
   CHECK_MESSAGE(has(late.err, "error[rendezvous.auth]: "), late.err);
   CHECK_MESSAGE(has(late.err, "port 29500 is taken by process "), late.err);
@@ -323,7 +326,7 @@ TEST_CASE_FIXTURE(Machines, "a node or node 0 that is killed ends the others wit
   }
   typed[victim].signal(SIGKILL);
   for (size_t i = 0; i < typed.size(); ++i) {
-    const CommandEnd end = typed[i].wait(20s);
+    const CommandEnd end = typed[i].wait(kPatience);
     CHECK_MESSAGE(end.code == (i == victim ? 137 : code), end.err);
     if (i != victim) CHECK_MESSAGE(has(end.err, words), end.err);
   }

@@ -10,7 +10,7 @@ using namespace mtl::test;
 TEST_CASE_FIXTURE(Machines, "mtl test over ssh: well and slow and cut off") {
   Lab lab(3);
   const auto test = [&](const std::string& hosts) {
-    return lab.head({MTL_PROGRAM, "test", "--hosts", hosts, "--stage_timeout", "10"});
+    return lab.head({MTL_PROGRAM, "test", "--hosts", hosts, "--stage_timeout", "120"});
   };
   SUBCASE("three machines are well") {
     const CommandEnd end = test("m1:2,m2:2,m3:1");
@@ -42,7 +42,7 @@ TEST_CASE_FIXTURE(Machines, "mtl test over ssh: well and slow and cut off") {
     CHECK(has(end.err, "m3"));
   }
   // The end of their channel ends them.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(180);
   for (int machine = 1; machine <= 3; ++machine) {
     while (!lab.processes(machine).empty() && std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));

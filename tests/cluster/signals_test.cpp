@@ -24,7 +24,7 @@ TEST_CASE_FIXTURE(Machines, "a second Ctrl-C does not wait for the grace") {
   terminal.type("\x03");
   REQUIRE_MESSAGE(terminal.shows("SIGINT: asked the job to stop"), terminal.text());
   terminal.type("\x03");
-  const CommandEnd end = job.wait(20s);
+  const CommandEnd end = job.wait(kPatience);
   CHECK_MESSAGE(end.code == 130, terminal.text());
   CHECK_NOTHING_LEFT(cluster);
 }
@@ -41,12 +41,12 @@ TEST_CASE_FIXTURE(Machines, "output that nobody takes does not keep Ctrl-C from 
   std::this_thread::sleep_for(500ms);
   terminal.type("\x03");
   // The ranks end while the console stands still; then it is read.
-  CHECK(wait_until([&] { return cluster.pids(1, "loud").empty(); }, 20s));
+  CHECK(wait_until([&] { return cluster.pids(1, "loud").empty(); }));
   CHECK(wait_until([&] {
     terminal.text();
     return !job.running();
   }));
-  CHECK(job.wait(1s).code == 130);
+  CHECK(job.wait(kPatience).code == 130);
   CHECK_NOTHING_LEFT(cluster);
 }
 

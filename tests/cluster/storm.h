@@ -147,8 +147,8 @@ inline void storm_round(ClusterStorm& storm, const Cluster& cluster, std::mt1993
     }
   }
   std::vector<CommandEnd> ends;
-  for (Command& command : commands) ends.push_back(command.wait(std::chrono::seconds(20)));
-  const std::string left = cluster.left(std::chrono::seconds(2));
+  for (Command& command : commands) ends.push_back(command.wait(kPatience));
+  const std::string left = cluster.left();
   const double ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   storm.longest_ms = std::max(storm.longest_ms, ms);
