@@ -1,4 +1,7 @@
 // Manifests against the schemas that the projects themselves publish.
+#include <string>
+#include <vector>
+
 #include <doctest/doctest.h>
 
 #include "clients/clients.h"
@@ -17,7 +20,6 @@ TEST_CASE("manifests are valid by the published schemas of four APIs") {
               "run:\n  name: tiny\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
               "train:\n  global_batch: 8\n  seq_len: 16\n  steps: 5\n"
               "data:\n  train: corpus.txt\n  vocab: 64\n");
-  const std::string check = " | " + python + " " + client("manifests.py");
   const std::string full =
       " --kubernetes_namespace ml --kubernetes_cpus 500m --kubernetes_memory 64Gi"
       " --kubernetes_shm 16Gi --kubernetes_checkpoint_pvc ckpt --kubernetes_pvc data:/data:ro"
@@ -27,22 +29,27 @@ TEST_CASE("manifests are valid by the published schemas of four APIs") {
       "high"
       " --kubernetes_queue q --kubernetes_image_pull_secret r"
       " --kubernetes_env_secret HF_TOKEN=hf:token";
+  // Each check does see what is wrong.
+  std::vector<std::string> check = {python, client("manifests.py")};
+  std::string expected;
   for (const std::string kind : {"indexed-job", "jobset", "pytorchjob", "trainjob"}) {
     for (const std::string& more : {std::string(" --num_machines 1"), " --num_machines 4" + full}) {
       CAPTURE(kind);
       CAPTURE(more);
+      const std::string name = kind + (more.find("--num_machines 1") == 1 ? "-1" : "-4");
       const std::string render = std::string(MTL_PROGRAM) +
                                  " launch --via kubernetes --nproc_per_node 2 --kubernetes_image "
                                  "r.example.org/mtl:1 --kubernetes_kind " +
-                                 kind + more + " train.yaml 2>rendered.txt";
-      const Outcome checked = shell.run({"/bin/bash", "-o", "pipefail", "-c", render + check}, env);
-      CHECK_MESSAGE(checked.code == 0, (checked.err + file_text(shell.dir() / "rendered.txt")));
-      // Each check does see what is wrong.
-      const Outcome broken =
-          shell.run({"/bin/bash", "-c",
-                     render + " | sed 's/terminationMessagePolicy/terminationMesage/'" + check},
-                    env);
-      CHECK(broken.code != 0);
+                                 kind + more + " train.yaml >" + name +
+                                 " && sed "
+                                 "'s/terminationMessagePolicy/terminationMesage/' " +
+                                 name + " >broken-" + name;
+      const Outcome rendered = shell.run({"/bin/bash", "-c", render}, env);
+      REQUIRE_MESSAGE(rendered.code == 0, rendered.err);
+      check.insert(check.end(), {name, "broken-" + name});
+      expected += "right " + name + "\nwrong broken-" + name + "\n";
     }
   }
+  const Outcome checked = shell.run(check, env);
+  CHECK_MESSAGE(checked.out == expected, checked.err);
 }

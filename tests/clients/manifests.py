@@ -1,7 +1,7 @@
-"""Checks the manifests on stdin against the published schemas of their APIs: Kubernetes' own
+"""Checks the manifests of each FILE against the published schemas of their APIs: Kubernetes' own
 (kubernetes-validate, strictly), the models of Kubeflow Trainer and JobSet (kubeflow-trainer-api),
 and those of Kubeflow Training v1 (kubeflow-training). Unknown fields are errors everywhere. Prints
-what it has checked; ends with 1 and what is wrong.
+`right FILE` or `wrong FILE`, and on stderr what is wrong.
 """
 
 import importlib
@@ -98,20 +98,24 @@ def training(value, kind, where):
                 yield from training(one, model.openapi_types[names[key]], f"{where}.{key}")
 
 
-def main():
-    problems = []
-    for document in yaml.safe_load_all(sys.stdin):
+def problems_of(documents):
+    for document in documents:
         kind = document["kind"]
-        if kind in TRAINER:
-            problems += trainer(document)
-        elif kind == "PyTorchJob":
-            problems += training(document, "KubeflowOrgV1PyTorchJob", kind)
-        else:
-            kubernetes_validate.validate(document, "1.32", strict=True)
-        print("checked", document["apiVersion"], kind)
+        try:
+            if kind in TRAINER:
+                yield from trainer(document)
+            elif kind == "PyTorchJob":
+                yield from training(document, "KubeflowOrgV1PyTorchJob", kind)
+            else:
+                kubernetes_validate.validate(document, "1.32", strict=True)
+        except Exception as error:  # each model has its own
+            yield f"{kind}: {str(error).splitlines()[0]}"
+
+
+for name in sys.argv[1:]:
+    with open(name) as file:
+        documents = list(yaml.safe_load_all(file))
+    problems = list(problems_of(documents))
     for problem in problems:
-        print(problem, file=sys.stderr)
-    return 1 if problems else 0
-
-
-sys.exit(main())
+        print(f"{name}: {problem}", file=sys.stderr)
+    print("right" if documents and not problems else "wrong", name)
