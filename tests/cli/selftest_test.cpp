@@ -37,8 +37,8 @@ Outcome test_setup(const Words& flags, const std::map<std::string, std::string>&
   return outcome;
 }
 
-// Two agents on this machine.
-const Words kTwoHosts = {"--hosts", "localhost:2,127.0.0.1:2"};
+// Two agents on this machine, of which none is lost for standing still.
+const Words kTwoHosts = {"--hosts", "localhost:2,127.0.0.1:2", "--dead_after", "300"};
 
 Outcome with_fault(const std::string& fault, const Words& flags = kTwoHosts) {
   return test_setup(flags, {{"MTL_TEST_FAULT", fault}});

@@ -70,7 +70,8 @@ TEST_CASE_FIXTURE(Machines,
     return std::vector<std::string>{
         "--num_machines",    "2",  "--machine_rank",      std::to_string(rank),
         "--main_process_ip", "m1", "--main_process_port", "29500",
-        "--num_processes",   "4",  "--token_file",        secret};
+        "--num_processes",   "4",  "--token_file",        secret,
+        "--dead_after",      "120"};
   };
   Command first = tiny.train("run", node(0, token), {"parallel.tp=2"}, 1);
   Command second = tiny.train("run", node(1, token), {"parallel.tp=2"}, 2);

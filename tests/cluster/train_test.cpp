@@ -12,7 +12,8 @@ namespace {
 
 const std::vector<std::string> kLayout = {"parallel.tp=2"};
 const std::vector<std::string> kHere = {"--num_processes", "4"};
-const std::vector<std::string> kThere = {"--hosts", "m1:2,m2:2"};
+// No machine is lost for standing still.
+const std::vector<std::string> kThere = {"--hosts", "m1:2,m2:2", "--dead_after", "120"};
 
 std::vector<std::string> with_steps(int steps) {
   std::vector<std::string> settings = kLayout;
@@ -34,7 +35,7 @@ TEST_CASE_FIXTURE(Machines, "a run over four machines or two has the losses of o
   const std::map<std::string, std::string> layouts = {
       {"four", "m1,m2,m3,m4"}, {"two", "m1:2,m2:2"}, {"uneven", "m3:3,m1:1"}, {"other", "m2:4"}};
   for (const auto& [name, hosts] : layouts) {
-    const CommandEnd end = tiny.trained(name, {"--hosts", hosts}, kLayout);
+    const CommandEnd end = tiny.trained(name, {"--hosts", hosts, "--dead_after", "120"}, kLayout);
     CHECK_MESSAGE(end.code == 0, name, ": ", end.err);
     CHECK(tiny.losses(name) == losses);
     CHECK(tiny.weights(name) == weights);
