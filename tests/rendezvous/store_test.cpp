@@ -20,21 +20,14 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/impostor.h"
 #include "rendezvous/protocol.h"
+#include "support/errors.h"
 
 using namespace mtl;
+using mtl::test::code_of;
 using mtl::test::Impostor;
 using namespace std::chrono_literals;
 
 namespace {
-
-std::string code_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.diagnostics().front().code;
-  }
-  return "no error";
-}
 
 const std::string kRunToken = "the run's token";
 

@@ -12,6 +12,7 @@
 #include "model_fixture.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/problem.h"
 #include "runtime/checkpoint/rectangles.h"
 #include "support/temp_dir.h"
 
@@ -19,15 +20,6 @@ namespace mtl {
 namespace {
 
 using namespace test;
-
-std::string code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.diagnostics()[0].code;
-  }
-  return "";
-}
 
 TEST_CASE("layouts: saved in one random layout, loaded in another, bit-equal") {
   const auto model = small_model();

@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "runtime/comm/harness.h"
 #include "runtime/comm/queue.h"
+#include "support/errors.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -32,15 +33,6 @@ void at_once(const std::function<void()>& here, const std::function<void()>& the
   other.join();
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
-  }
-}
-
-std::string code_of(const std::function<void()>& action) {
-  try {
-    action();
-    return "";
-  } catch (const Error& error) {
-    return error.diagnostics().front().code;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "runtime/data/indexed.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/text.h"
 

@@ -14,6 +14,7 @@
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/tokenizer/normalizer.h"
 #include "runtime/data/tokenizer_reference.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -111,16 +112,7 @@ TEST_CASE("bytes and chars as tokenizer.json have the same ids") {
 std::string refusal(const std::function<void(json&)>& change) {
   json file = small();
   change(file);
-  try {
-    tokenizer_from_json(file);
-  } catch (const Error& error) {
-    REQUIRE(error.diagnostics().size() == 1);
-    CHECK(error.exit() == Exit::data);
-    CHECK(error.diagnostics()[0].code == "data.tokenizer");
-    CHECK(!error.diagnostics()[0].help.empty());
-    return error.diagnostics()[0].what;
-  }
-  return "";
+  return test::error_of([&] { tokenizer_from_json(file); }, "data.tokenizer", Exit::data);
 }
 
 TEST_CASE("tokenizer.json: what mtl has not and what cannot be is refused by name") {

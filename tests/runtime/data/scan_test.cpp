@@ -9,10 +9,10 @@
 
 #include <doctest/doctest.h>
 
-#include "common/error.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/regex.h"
 #include "runtime/data/tokenizer/unicode.h"
+#include "support/errors.h"
 
 namespace mtl::tokenizer {
 namespace {
@@ -46,16 +46,7 @@ std::vector<std::string> matches(const std::string& pattern, const std::string& 
 }
 
 std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    REQUIRE(error.diagnostics().size() == 1);
-    CHECK(error.exit() == Exit::data);
-    CHECK(error.diagnostics()[0].code == "data.tokenizer");
-    CHECK(!error.diagnostics()[0].help.empty());
-    return error.diagnostics()[0].what;
-  }
-  return "";
+  return test::error_of(call, "data.tokenizer", Exit::data);
 }
 
 TEST_CASE("scanners cut where the regular expressions do") {

@@ -1,24 +1,19 @@
 // Text becomes the corpus that Megatron's preprocess_data.py would make of it, from any packing,
-// with any number of threads, interrupted anywhere; and what cannot be used is named with its line.
-#include "runtime/data/tokenize_corpus.h"
-
+// with any number of threads; and what cannot be used is named with its line.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
-#include <zlib.h>
-#include <zstd.h>
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
 #include "common/error.h"
 #include "common/files.h"
+#include "runtime/data/corpus_case.h"
 #include "runtime/data/indexed.h"
 #include "runtime/data/text_input.h"
 #include "runtime/data/text_units.h"
-#include "support/temp_dir.h"
 #include "support/text.h"
 
 namespace mtl {
@@ -26,9 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using test::has;
-using test::kIndexed;
-using test::TempDir;
+using namespace test;
 
 // Gives the ids that GPT-2's tokenizer gave for a few texts.
 class TableTokenizer : public Tokenizer {
@@ -45,119 +38,6 @@ class TableTokenizer : public Tokenizer {
  private:
   std::map<std::string, std::vector<int32_t>> table_;
 };
-
-// Bytes, with one more id that ends a document.
-class BytesWithEod : public Tokenizer {
- public:
-  explicit BytesWithEod(int32_t eod = 256) : eod_(eod) {}
-  int64_t vocab_size() const override { return eod_ + 1; }
-  std::optional<int32_t> eod() const override { return eod_; }
-  std::vector<int32_t> encode(std::string_view text) const override {
-    if (text.find('\x01') != std::string_view::npos) {
-      throw Error(Exit::data, Diagnostic{.code = "data.token", .what = "cannot spell \\x01"});
-    }
-    std::vector<int32_t> ids;
-    for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
-    return ids;
-  }
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    for (const int32_t id : ids) text += id < 256 ? static_cast<char>(id) : '|';
-    return text;
-  }
-  json to_json() const override { return {{"type", "bytes"}, {"eod", eod_}}; }
-
- private:
-  int32_t eod_;
-};
-
-// Bytes, and a token before and behind a text.
-class BytesWithEnds : public BytesWithEod {
- public:
-  std::vector<int32_t> encode(std::string_view text) const override {
-    return encode_part(text, {});
-  }
-  std::vector<int32_t> encode_part(std::string_view text, TextPart part) const override {
-    std::vector<int32_t> ids = BytesWithEod::encode(text);
-    if (part.begins) ids.insert(ids.begin(), '<');
-    if (part.ends) ids.push_back('>');
-    return ids;
-  }
-};
-
-std::string gzip(const std::string& text) {
-  z_stream stream{};
-  REQUIRE(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-  std::string out(text.size() + 1000, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
-
-std::string zstd(const std::string& text) {
-  std::string out(ZSTD_compressBound(text.size()), '\0');
-  const size_t size = ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3);
-  REQUIRE(!ZSTD_isError(size));
-  out.resize(size);
-  return out;
-}
-
-// Documents as text, "a|b" for two sequences, each document on its own.
-std::vector<std::string> documents_of(const fs::path& prefix) {
-  const IndexedDataset dataset(prefix);
-  const BytesWithEod tokenizer;
-  std::vector<std::string> documents;
-  for (int64_t d = 0; d < dataset.documents(); ++d) {
-    std::string text;
-    for (int64_t s = dataset.document_begin(d); s < dataset.document_begin(d + 1); ++s) {
-      std::vector<int32_t> ids(dataset.length(s));
-      dataset.read(s, 0, ids);
-      if (!text.empty()) text += '/';
-      text += tokenizer.decode(ids);
-    }
-    documents.push_back(text);
-  }
-  return documents;
-}
-
-using Lines = std::vector<std::string>;
-
-struct CorpusCase {
-  TempDir dir;
-  TokenizeOptions options;
-  BytesWithEod tokenizer;
-  std::vector<Diagnostic> warnings;
-
-  CorpusCase() { options.prefix = dir / "out"; }
-  TokenizeReport run() {
-    return tokenize_corpus(tokenizer, options,
-                           {{}, [this](const Diagnostic& d) { warnings.push_back(d); }});
-  }
-  Lines made() {
-    run();
-    return documents_of(options.prefix);
-  }
-  Diagnostic refused(const std::string& code) {
-    try {
-      run();
-    } catch (const Error& error) {
-      CHECK(error.diagnostics().front().code == code);
-      CHECK(!error.diagnostics().front().help.empty());
-      return error.diagnostics().front();
-    }
-    FAIL("no error");
-    return {};
-  }
-};
-
-std::string json_line(const std::string& text) {
-  return json{{"text", text}}.dump() + "\n";
-}
 
 TEST_CASE("tokenize: what Megatron makes of the same lines byte for byte") {
   TableTokenizer tokenizer;
@@ -404,96 +284,6 @@ TEST_CASE("tokenize: cuts never split a character and prefer places between word
   for (size_t most = 8; most < 16; ++most) {
     CHECK(cut_point(e + e + e + e + e, most, forced) == most / 4 * 4);
   }
-}
-
-TEST_CASE("tokenize: interrupted anywhere it goes on and gives the same bytes") {
-  std::string lines, plain;
-  for (int i = 0; i < 30'000; ++i) lines += json_line("document " + std::to_string(i * 7919));
-  while (plain.size() < 3 * kPieceBytes) plain += "word " + std::to_string(plain.size()) + "\n";
-  CorpusCase whole;
-  const std::vector<std::string> inputs = {
-      whole.dir.file("a.jsonl", lines), whole.dir.file("b.txt", plain),
-      whole.dir.file("c.jsonl.gz", gzip(lines)), whole.dir.file("d.jsonl.zst", zstd(lines))};
-  whole.options.inputs = inputs;
-  whole.options.append_eod = true;
-  const BytesWithEnds tokenizer;
-  tokenize_corpus(tokenizer, whole.options, {});
-  struct Stop {};
-  for (const int64_t every : {1, 2, 5}) {
-    CorpusCase c;
-    c.options.inputs = inputs;
-    c.options.append_eod = true;
-    c.options.workers = 2;
-    c.options.journal_every_s = 0;
-    int stops = 0;
-    for (bool done = false; !done;) {
-      int64_t steps = 0;
-      int64_t last = -1;
-      const auto stop = [&](const TokenizeProgress& progress) {
-        if (progress.tokens != last && ++steps > every) {
-          ++stops;
-          throw Stop();
-        }
-        last = progress.tokens;
-      };
-      try {
-        const TokenizeReport report = tokenize_corpus(tokenizer, c.options, {stop, {}});
-        CHECK(report.resumed_at > 0);
-        done = true;
-      } catch (const Stop&) {
-        CHECK(!fs::exists(c.dir / "out.idx"));
-      }
-      REQUIRE(stops < 1000);
-    }
-    CHECK(stops > 1);
-    CHECK((read_file(c.dir / "out.bin") == read_file(whole.dir / "out.bin")));
-    CHECK((read_file(c.dir / "out.idx") == read_file(whole.dir / "out.idx")));
-    CHECK((read_file(c.dir / "out.meta.json") == read_file(whole.dir / "out.meta.json")));
-  }
-}
-
-TEST_CASE("tokenize: it goes on only with the same inputs and tokenizer and settings") {
-  CorpusCase c;
-  const std::string input =
-      c.dir.file("in.jsonl", json_line("one") + std::string(kUnitBytes, ' ') + "\n{");
-  c.options.inputs = {input};
-  c.refused("data.line");
-  CHECK(fs::exists(c.dir / "out.journal.json"));
-  c.options.append_eod = true;
-  CHECK(has(c.refused("data.resume").what, "end of document: no"));
-  c.options.append_eod = false;
-  c.tokenizer = BytesWithEod(300);
-  CHECK(has(c.refused("data.resume").what, "tokenizer"));
-  c.tokenizer = BytesWithEod();
-  c.dir.file("in.jsonl", json_line("two"));
-  CHECK(has(c.refused("data.resume").what, "inputs"));
-  write_file_atomic(c.dir / "out.journal.json", "{");
-  CHECK(has(c.refused("data.resume").what, "damaged"));
-  c.options.fresh = true;
-  CHECK(c.made() == Lines{"two"});
-  c.options.fresh = false;
-  c.refused("data.exists");
-  CHECK(documents_of(c.dir / "out") == Lines{"two"});
-}
-
-TEST_CASE("tokenize: a crash while the files get their names is completed") {
-  CorpusCase c;
-  c.options.inputs = {c.dir.file("in.jsonl", "{\"a\": \"1\", \"b\": \"2\"}\n")};
-  c.options.json_keys = {"a", "b"};
-  struct Stop {};
-  // Everything is in and the journal says so, then one of two is finished by hand.
-  try {
-    tokenize_corpus(c.tokenizer, c.options,
-                    {[](const TokenizeProgress& progress) {
-                       if (progress.documents > 0) throw Stop();
-                     },
-                     {}});
-  } catch (const Stop&) {
-  }
-  c.options.journal_every_s = 0;
-  c.run();
-  CHECK(documents_of(c.dir / "out_a_document") == Lines{"1"});
-  CHECK(documents_of(c.dir / "out_b_document") == Lines{"2"});
 }
 
 TEST_CASE("tokenize: what it is asked for must be possible") {

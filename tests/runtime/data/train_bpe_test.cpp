@@ -12,6 +12,7 @@
 
 #include "common/files.h"
 #include "runtime/data/load_tokenizer.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -20,16 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using test::TempDir;
-
-std::string code_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    CHECK(error.exit() == Exit::data);
-    return error.diagnostics()[0].code;
-  }
-  return "";
-}
 
 TEST_CASE("train-tokenizer learns what Hugging Face's trainer learns") {
   const fs::path prose = fs::path(MTL_SOURCE_DIR) / "../shared/data/tinyshakespeare.txt";
@@ -96,7 +87,7 @@ TEST_CASE("train-tokenizer says what is wrong with its files") {
   const TempDir dir;
   const TokenizerTraining training;
   const auto code = [&](const fs::path& path) {
-    return code_of([&] { count_words({path}, training); });
+    return test::code_of([&] { count_words({path}, training); });
   };
   CHECK(code(dir / "none.txt") == "data.missing");
   CHECK(code(dir.path()) == "data.unreadable");

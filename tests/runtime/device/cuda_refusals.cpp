@@ -9,11 +9,13 @@
 #include "common/version.h"
 #include "runtime/device/cuda/refusals.h"
 #include "runtime/device/load_cuda.h"
+#include "support/errors.h"
 #include "support/temp_dir.h"
 #include "support/variable.h"
 
 using namespace mtl;
 using namespace mtl::cuda;
+using mtl::test::refusal_of;
 using mtl::test::Variable;
 
 namespace {
@@ -33,19 +35,6 @@ DriverSigns working() {
           .may_open = true,
           .in_container = false,
           .visible = nullptr};
-}
-
-Diagnostic error_of(const std::function<void()>& body, Exit exit) {
-  try {
-    body();
-  } catch (const Error& error) {
-    CHECK(error.exit() == exit);
-    REQUIRE(error.diagnostics().size() == 1);
-    CHECK(!error.diagnostics()[0].help.empty());
-    return error.diagnostics()[0];
-  }
-  FAIL("no error");
-  return {};
 }
 
 }  // namespace
@@ -178,13 +167,13 @@ TEST_CASE("cuda library: not there, not loadable, not of this version") {
   const auto path = (folder.path() / "libmtl_cuda.so").string();
   const Variable named("MTL_CUDA_LIBRARY", path);
   CHECK(!has_cuda_library());
-  Diagnostic why = error_of([] { load_cuda(); }, Exit::environment);
+  Diagnostic why = refusal_of([] { load_cuda(); }, Exit::environment);
   CHECK(why.code == "gpu.library");
   CHECK(says(why, "looked for " + path));
   CHECK(says(why, "MTL_CUDA=ON"));
   std::ofstream(path) << "no library";
   CHECK(has_cuda_library());
-  why = error_of([] { load_cuda(); }, Exit::environment);
+  why = refusal_of([] { load_cuda(); }, Exit::environment);
   CHECK(why.code == "gpu.library");
   CHECK(says(why, "cannot be loaded"));
 
@@ -196,7 +185,7 @@ TEST_CASE("cuda library: not there, not loadable, not of this version") {
   // A library that is none of ours.
   const Variable other("MTL_CUDA_LIBRARY", "/lib/x86_64-linux-gnu/libm.so.6");
   if (!has_cuda_library()) return;
-  why = error_of([] { load_cuda(); }, Exit::environment);
+  why = refusal_of([] { load_cuda(); }, Exit::environment);
   CHECK(why.code == "gpu.library_version");
   CHECK(says(why, "is of mtl unknown, and this is mtl " + version()));
 }
@@ -218,10 +207,10 @@ TEST_CASE("cuda library: the real one is loaded, and its errors arrive") {
   CHECK(plugin.version == version());
   CHECK(&load_cuda() == &plugin);
   if (driver_signs().control_file) return;  // here is a GPU, or nearly
-  const Diagnostic why = error_of([&] { plugin.make_device(0); }, Exit::environment);
+  const Diagnostic why = refusal_of([&] { plugin.make_device(0); }, Exit::environment);
   MESSAGE(render(why));
   CHECK((why.code == "gpu.no_driver" || why.code == "gpu.no_device"));
-  CHECK(error_of([&] { plugin.facts(true); }, Exit::environment).code == why.code);
+  CHECK(refusal_of([&] { plugin.facts(true); }, Exit::environment).code == why.code);
 }
 #endif
 

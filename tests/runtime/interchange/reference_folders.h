@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/interchange/foreign_model.h"
+#include "support/errors.h"
 
 namespace mtl::test {
 
@@ -31,17 +32,5 @@ double logits_distance(const std::filesystem::path& checkpoint, const std::strin
 // All parameters of a model, whole.
 std::map<std::string, std::vector<float>> all_weights(const ForeignModel& model);
 std::map<std::string, std::vector<float>> all_weights(const std::filesystem::path& checkpoint);
-
-// The code of the first error that `call` throws, its text in `text`; "" if none.
-template <class Call>
-std::string code_of(Call call, std::string* text = nullptr) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (text != nullptr) *text = error.what();
-    return error.diagnostics()[0].code;
-  }
-  return "";
-}
 
 }  // namespace mtl::test
