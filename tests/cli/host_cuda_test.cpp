@@ -84,6 +84,26 @@ TEST_CASE("the GPU engine trains as the CPU, and however its work is enqueued wi
   CHECK(trained(on_gpus(1, {{"MTL_HOST_CUDA_LATE_MS", "2"}}), 3).second == tensors);
 }
 
+TEST_CASE("blocks side by side and exact GELU on GPUs are those of the CPU") {
+  const std::vector<std::string> model = {"model.activation=gelu_exact",
+                                          "model.parallel_residual=true",
+                                          "model.position.type=rope", "train.micro_batch=2"};
+  const auto trained = [&](int ranks, const Env& env, std::vector<std::string> settings) {
+    settings.insert(settings.end(), model.begin(), model.end());
+    Shell shell;
+    write_recipe(shell, 5);
+    const Outcome outcome = launch(shell, ranks, env, settings);
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return losses_of(shell);
+  };
+  const std::vector<double> cpu = trained(1, {{"MTL_DEVICE", "cpu"}}, {});
+  CHECK(cpu.size() == 6);
+  CHECK(distance(trained(1, on_gpus(1), {}), cpu) < 1e-5);
+  CHECK(distance(trained(2, on_gpus(2), {"parallel.tp=2", "parallel.sp=false"}), cpu) < 1e-5);
+  CHECK(distance(trained(2, on_gpus(2), {"parallel.tp=2"}), cpu) < 1e-5);
+}
+
 TEST_CASE("ranks on GPUs of their own train as one") {
   const std::vector<std::string> dense = {"train.global_batch=8", "train.micro_batch=1"};
   const std::vector<std::string> mixture = {"train.global_batch=8",   "train.micro_batch=1",

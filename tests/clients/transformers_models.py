@@ -23,6 +23,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 FAMILIES = {
     "gpt2": transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=64,
                                     initializer_range=0.2, vocab_size=256),
+    "gpt_neox": transformers.GPTNeoXConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, rotary_pct=0.5, initializer_range=0.2, vocab_size=256),
     "llama": transformers.LlamaConfig(vocab_size=256, rope_scaling=YARN, **ROPE),
     "llama3": transformers.LlamaConfig(vocab_size=256, rope_scaling=LLAMA3, rope_theta=500000.0,
                                        tie_word_embeddings=True, **ROPE),

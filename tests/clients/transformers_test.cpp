@@ -42,8 +42,8 @@ TEST_CASE("transformers' models are trained on and open there unchanged") {
     const Outcome outcome = shell.mtl(args);
     REQUIRE_MESSAGE(outcome.code == 0, outcome.err);
   };
-  const std::vector<std::string> families = {"gpt2",    "llama", "llama3",
-                                             "mistral", "qwen2", "mixtral"};
+  const std::vector<std::string> families = {"gpt2",    "gpt_neox", "llama",  "llama3",
+                                             "mistral", "qwen2",    "mixtral"};
   for (const std::string& family : families) {
     CAPTURE(family);
     must({"ckpt", "import", family, "--tokenizer", "bytes", "-o", "in-" + family});
