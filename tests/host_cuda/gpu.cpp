@@ -1,7 +1,9 @@
 #include "host_cuda/gpu.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -50,6 +52,29 @@ void merge(Capture::Clock& into, const Capture::Clock& from) {
 }
 
 }  // namespace
+
+void replay(const std::vector<Capture::Node>& nodes) {
+  static std::atomic<unsigned> times = 0;
+  std::minstd_rand random(++times);
+  Capture::Clock reached;
+  std::map<const Stream*, std::deque<const Capture::Node*>> waiting;
+  for (const Capture::Node& node : nodes) waiting[node.stream].push_back(&node);
+  while (!waiting.empty()) {
+    std::vector<const Stream*> ready;
+    for (const auto& [stream, queue] : waiting) {
+      const Capture::Clock& behind = queue.front()->behind;
+      const bool may_come = std::all_of(behind.begin(), behind.end(), [&](const auto& before) {
+        return reached[before.first] >= before.second;
+      });
+      if (may_come) ready.push_back(stream);
+    }
+    const Stream* const next = ready.at(random() % ready.size());
+    waiting[next].front()->work();
+    ++reached[next];
+    waiting[next].pop_front();
+    if (waiting[next].empty()) waiting.erase(next);
+  }
+}
 
 int gpu_count() {
   return static_cast<int>(visible().size());
@@ -105,8 +130,9 @@ void Stream::serve() {
 
 void Stream::enqueue(Work work) {
   if (capture) {
-    ++capture->clocks[this][this];
-    capture->nodes.push_back(std::move(work));
+    Capture::Clock& known = capture->clocks[this];
+    capture->nodes.push_back({std::move(work), this, known});
+    ++known[this];
     return;
   }
   {

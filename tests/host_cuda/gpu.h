@@ -3,9 +3,10 @@
 // very sources of libmtl_cuda.so run, as a library that the program loads, where there is no GPU.
 //
 // Where CUDA has rules it has them: nothing may be waited for, allocated or asked while a stream is
-// recorded, recordings on several streams have to come together again, freeing waits for the whole
-// GPU, what is allocated is full of NaN, and after a kernel has failed everything fails. What it
-// cannot show: what a driver, a compiler or real libraries do, and how fast anything is.
+// recorded, recordings on several streams have to come together again and are replayed in no order
+// but that of their dependencies, freeing waits for the whole GPU, what is allocated is full of
+// NaN, and after a kernel has failed everything fails. What it cannot show: what a driver, a
+// compiler or real libraries do, and how fast anything is.
 //
 // The environment says which GPUs there are (all of one kind):
 //   MTL_HOST_CUDA_DEVICES         how many (1)
@@ -46,11 +47,20 @@ using Work = std::function<void()>;
 struct Capture {
   // How many nodes of each stream come before a point in one of them.
   using Clock = std::map<const Stream*, size_t>;
+  struct Node {
+    Work work;
+    const Stream* stream = nullptr;
+    Clock behind;  // what comes before it, of its own stream as well
+  };
   Stream* origin = nullptr;
-  std::vector<Work> nodes;  // as they came: an order that all dependencies allow
+  std::vector<Node> nodes;  // as they came: an order that all dependencies allow
   std::map<Stream*, Clock> clocks;
   bool broken = false;  // by a call that may not be
 };
+
+// Does what was recorded, one thing after the other, in an order that is another every time: of
+// those that may come next one at random. So what only the order of recording keeps apart shows.
+void replay(const std::vector<Capture::Node>& nodes);
 
 // A point in a stream, as an event marks it.
 struct Mark {

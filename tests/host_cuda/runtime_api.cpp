@@ -20,10 +20,10 @@ struct CUevent_st {
   std::shared_ptr<Mark> mark;  // null: it was never recorded
 };
 struct CUgraph_st {
-  std::vector<Work> nodes;
+  std::vector<Capture::Node> nodes;
 };
 struct CUgraphExec_st {
-  std::shared_ptr<const std::vector<Work>> nodes;
+  std::shared_ptr<const std::vector<Capture::Node>> nodes;
 };
 
 namespace {
@@ -326,7 +326,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  *exec = new CUgraphExec_st{std::make_shared<const std::vector<Work>>(graph->nodes)};
+  *exec = new CUgraphExec_st{std::make_shared<const std::vector<Capture::Node>>(graph->nodes)};
   return done(broken());
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -338,9 +338,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-  of(stream).enqueue([nodes = exec->nodes] {
-    for (const Work& node : *nodes) node();
-  });
+  of(stream).enqueue([nodes = exec->nodes] { replay(*nodes); });
   return done(broken());
 }
 
