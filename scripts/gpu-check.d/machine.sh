@@ -37,25 +37,30 @@ left_of_stage() { printf '%s' $((MTL_GPU_CHECK_LIMIT - SECONDS - 7)); }
 # limited SECONDS COMMAND...: one of mtl's programs, ended before the stage's own time is over,
 # which would take along what others have to say.
 limited() {
-  local seconds=$1 left code=0
+  local seconds=$1 left code=0 words
   left=$(left_of_stage)
   shift
+  words=$*
+  words=${words:0:160}
   # Without a GPU, and beside others, nothing can be expected to be fast.
   [[ -z $small ]] || seconds=$((4 * seconds))
   ((seconds < left)) || seconds=$left
   if ((seconds <= 0)); then
-    printf 'no time is left for: %s\n' "$*"
+    printf 'no time is left for: %s\n' "$words"
     return 124
   fi
   with_libraries timeout --kill-after=5 "$seconds" "$@" || code=$?
   case $code in
-    124 | 137) printf 'longer than %s s: %s\n' "$seconds" "$*" ;;
-    129 | 13? | 14? | 15?) printf 'ended by SIG%s: %s\n' "$(kill -l $((code - 128)))" "$*" ;;
+    124 | 137) printf 'longer than %s s: %s\n' "$seconds" "$words" ;;
+    129 | 13? | 14? | 15?) printf 'ended by SIG%s: %s\n' "$(kill -l $((code - 128)))" "$words" ;;
   esac
   return "$code"
 }
 
-first_error() { grep -m1 -E 'error\[|what\(\):|not measured|longer than|ended by SIG|no time is left' "$1" || tail -n 1 "$1"; }
+first_error() {  # first_error LOG
+  grep -m1 -E 'error\[|what\(\):|not measured|longer than|ended by SIG|no time is left' "$1" ||
+    tail -n 1 "$1"
+}
 
 # Each stage prints what it does; 0 = passed, 77 = could not run (the last line says why).
 cannot() {

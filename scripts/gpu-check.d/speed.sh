@@ -49,7 +49,8 @@ train_row() {  # train_row WORDS
   for switch in MTL_CUDA_GRAPHS=off MTL_ATTENTION=mma; do
     printf '%s with %s:\n' "$name" "$switch"
     run_row 30 env "$switch" || continue
-    printf 'wrong: %s fails, but not with %s: %s\n' "$name" "$switch" "$(first_error "$log.first")${op:+, $op}"
+    printf 'wrong: %s fails, but not with %s: %s\n' "$name" "$switch" \
+      "$(first_error "$log.first")${op:+, $op}"
     keep_setting "${switch%%=*}" "${switch#*=}"
     export "${switch?}"
     return 1
@@ -124,7 +125,6 @@ first_step() {  # first_step WHICH
 # bench was not part of this command, here.
 stage_baseline() {
   need_gpu
-  need_torch
   take_settings
   local name
   if [[ ! -s $records/ours.jsonl ]]; then
@@ -134,6 +134,8 @@ stage_baseline() {
         "$name" || printf 'no row of mtl: %s\n' "$name"
     done
   fi
+  # Behind ours: the first import reads gigabytes, and has begun with the command.
+  need_torch
   local ours=() device=()
   if [[ -s $records/ours.jsonl ]]; then ours=(--ours "$records/ours.jsonl"); fi
   if [[ -n $small ]]; then device=(--device cpu --tiny); fi
