@@ -21,8 +21,8 @@ Needs PyTorch alone. PyTorch computes in float64 (the truth) and, for the bound,
 
 Prints a line per comparison and ends with 0 if all hold, 1 if one does not, 2 if it could not run.
 Where a model of the first part is off, or does not train at all, it is trained again with each of
-SWITCHES, and a line says which of them heals it; of gradients that are off the first ones are named
-in the order in which the model computes, and where in a tensor the difference is largest.
+SWITCHES, and a line says which of them heals it; of gradients that are off those of the last layers
+are named, where backward begins, and where in a tensor the difference is largest.
 """
 import argparse
 import json
@@ -349,7 +349,7 @@ class Truth:
         # What is no number is the furthest.
         ratio = {k: far[k] / self.bounds[k] if math.isfinite(far[k]) else math.inf for k in far}
         at = max(ratio, key=ratio.get)
-        wrong = [k for k in ratio if ratio[k] > 1]
+        wrong = sorted((k for k in ratio if ratio[k] > 1), key=layer_of, reverse=True)
         say(f"{'FAILED' if wrong else 'ok':6} {words}: {len(ratio)} gradients, the "
             f"furthest {at} at {far[at]:.1e} (bound {self.bounds[at]:.1e})")
         for name in wrong[:12]:
@@ -360,14 +360,20 @@ class Truth:
         return good and not wrong
 
 
+def layer_of(name):
+    return next((int(part) for part in name.split(".") if part.isdigit()), -1)
+
+
 def where_off(ours, truth):
     """Where in a tensor two differ most, and how."""
     off = (ours - truth).abs().nan_to_num(nan=math.inf)
     at = off.flatten().argmax().item()
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), ours.shape)) if hasattr(
-        torch, "unravel_index") else at
+    place, rest = [], at
+    for size in reversed(ours.shape):
+        place.insert(0, rest % size)
+        rest //= size
     rows = off.reshape(off.shape[0], -1).amax(1) > 0.1 * truth.abs().max()
-    return (f"most at {place} of {tuple(ours.shape)}: {ours.flatten()[at]:.4e} instead of "
+    return (f"most at {place} of {list(ours.shape)}: {ours.flatten()[at]:.4e} instead of "
             f"{truth.flatten()[at]:.4e}; by a tenth of the largest in {int(rows.sum())} rows")
 
 
