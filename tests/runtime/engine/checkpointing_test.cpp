@@ -239,6 +239,9 @@ TEST_CASE("any layout loads what any layout saved") {
       const fs::path dir = checkpoint_in(folder, ++number, kLength);
       const Outcome whole = travel_all(spec, from, kLength, dir);
       for (const Way& to : ways) {
+        // Either model half of the pairs, both together all.
+        const bool gpt2 = spec.model.kv_heads == 0;
+        if (kSanitized && ((&from - ways + (&to - ways)) % 2 == 0) != gpt2) continue;
         CAPTURE(spec.model.kv_heads);
         CAPTURE(from.name);
         CAPTURE(to.name);
@@ -276,6 +279,8 @@ TEST_CASE("experts are loaded by whatever ranks divide them") {
     const fs::path dir = checkpoint_in(folder, ++number, kLength);
     const Outcome whole = travel_all(spec, from, kLength, dir);
     for (const Way& to : ways) {
+      // Every way saves and loads; of the pairs every second one has to do.
+      if (kSanitized && (&from - ways + (&to - ways)) % 2 != 0) continue;
       CAPTURE(from.name);
       CAPTURE(to.name);
       const Outcome resumed = travel_on(spec, to, kLength, dir);
