@@ -5,7 +5,8 @@
 // micro-batch. What only changes the order of sums (TP, SP, CP, DP; ZeRO-2 and 3 with several
 // micro-batches, which are added up after the replicas and not before; several copies of what ZeRO
 // divides, each of which is summed before they are added) stays, in fp32, within 1e-6
-// at the first step, 1e-5 (Frobenius) of every first gradient, and 1e-4 over 20 steps; in half
+// at the first step, 1e-5 (Frobenius) of every first gradient, and 1e-4 over 20 steps (of mixtures,
+// whose shared parts are those of the others, over 10); in half
 // precision within the bounds derived below.
 #pragma once
 
@@ -21,6 +22,7 @@ namespace mtl::test::layout_matrix {
 
 inline constexpr int32_t kVocab = 61;
 inline constexpr int64_t kSteps = kSanitized ? 2 : 20;  // of what is compared within bounds
+inline constexpr int64_t kMixtureSteps = kSanitized ? 2 : 10;
 // Of what is compared bit by bit, where nothing is left to drift: beyond the warmup, and beyond the
 // growth of a loss scale.
 inline constexpr int64_t kBitSteps = kSanitized ? 2 : 5;
