@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "runtime/metrics/format.h"
 #include "support/specs.h"
 #include "support/text.h"
@@ -36,13 +37,6 @@ Plan plan_of(const TrainSpec& spec, int world) {
 
 std::string text_of(const TrainSpec& spec, int world, int columns) {
   return plan_text(plan_of(spec, world), columns, {});
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
 }
 
 using mtl::test::has;

@@ -1,8 +1,11 @@
 #include "runtime/plan/schedule_drawing.h"
 
-#include <sstream>
+#include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
+
+#include "common/text.h"
 
 using namespace mtl;
 
@@ -18,13 +21,6 @@ Drawn drawn(const ScheduleShape& shape, const ScheduleTimes& times = {}) {
   const auto facts = simulate(make_schedule(shape), shape, problem, times);
   REQUIRE_MESSAGE(facts, problem);
   return {shape, *facts};
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
 }
 
 size_t count_of(const std::string& text, const std::string& what) {
