@@ -20,13 +20,6 @@ namespace mtl::test {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-inline std::string file_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 inline void write_text(const Slurm& slurm, const std::string& name, const std::string& text) {
   std::ofstream(slurm.work() / name, std::ios::binary) << text;
 }
