@@ -35,6 +35,12 @@ MegatronGroup megatron_model_flags() {
            .how = MegatronHow::truth,
            .key = "model.activation",
            .value = "gelu"},
+          {.flag = "no-bias-gelu-fusion",
+           .how = MegatronHow::computed,
+           .key = "model.activation",
+           .value = "true",
+           .note = "`gelu_exact` without `--swiglu` and `--openai-gelu`, as with "
+                   "`--disable-bias-linear`: Megatron's fused kernel is the tanh form"},
           {.flag = "normalization",
            .how = MegatronHow::words,
            .key = "model.norm.type",

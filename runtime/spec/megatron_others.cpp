@@ -22,7 +22,7 @@ const std::vector<MegatronOthers>& megatron_needless() {
              "transformer-impl attention-backend use-flash-attn flash-attention-version "
              "use-mcore-models cuda-graph-impl cuda-graph-warmup-steps cuda-graph-scope "
              "enable-cuda-graph external-cuda-graph cross-entropy-loss-fusion "
-             "cross-entropy-fusion-impl no-bias-gelu-fusion no-bias-swiglu-fusion "
+             "cross-entropy-fusion-impl no-bias-swiglu-fusion "
              "no-bias-dropout-fusion no-masked-softmax-fusion no-rope-fusion "
              "no-persist-layer-norm no-gradient-accumulation-fusion disable-jit-fuser "
              "moe-grouped-gemm moe-permute-fusion moe-router-fusion moe-shared-expert-overlap "
@@ -160,7 +160,7 @@ const std::vector<MegatronOthers>& megatron_left_out() {
 
 const std::vector<MegatronOthers>& megatron_refused() {
   static const std::vector<MegatronOthers> rows = {
-      others("the activation is `gelu` or `swiglu`", "squared-relu quick-geglu"),
+      others("the activation is GELU or SwiGLU", "squared-relu quick-geglu"),
       others("elements of the two halves of what is rotated are pairs, in every layer",
              "rotary-interleaved no-rope-freq"),
       others("norms stand before each block", "apply-residual-connection-post-layernorm"),
