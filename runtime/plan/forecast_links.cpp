@@ -36,12 +36,13 @@ LinkPart parallel_tensor_part(const LinkInput& in) {
   const double one = gather_time(group_link(in.cluster, layout.tp, 1, layout.world()), activation);
   const double product = in.pass.backward.matmul / 8;
   const bool async = in.software.async_tensor && layout.overlap_input;
-  const auto beside = [&](double times) {
-    return async ? exposed(in.cluster, times * one, times * product) : times * one;
+  const auto beside = [&](double time) {
+    return async ? exposed(in.cluster, time, product) : time;
   };
   LinkPart part;
   part.forward = (sp ? 3 : 2) * one;
-  part.backward = sp ? one + beside(4) : beside(2);
+  // Without SP the sum waits for both blocks, and only the last dW is left to run beside it.
+  part.backward = sp ? one + 4 * beside(one) : beside(2 * one);
   const double ring = (layout.tp - 1.0) / layout.tp * activation;
   part.wire = ring * (sp ? 8 : 4);
   if (in.forwards_again()) {

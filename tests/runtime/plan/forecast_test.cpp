@@ -137,7 +137,15 @@ TEST_CASE("what is not to run beside computation is waited for") {
     layout.sequence_parallel = sp;
     const double beside = forecast(work, layout, cluster).time.tensor;
     layout.overlap_input = false;
-    CHECK(forecast(work, layout, cluster).time.tensor > beside);
+    const double hidden = forecast(work, layout, cluster).time.tensor - beside;
+    CHECK(hidden > 0);
+    // Side by side all ranks' rows are summed once, beside one product where there are two else.
+    Workload parallel = work;
+    parallel.model.parallel_residual = true;
+    const double waits = forecast(parallel, layout, cluster).time.tensor;
+    layout.overlap_input = true;
+    CHECK(waits - forecast(parallel, layout, cluster).time.tensor ==
+          doctest::Approx(hidden / (sp ? 1 : 2)));
   }
   // And handed on by the search.
   LayoutChoice like;
