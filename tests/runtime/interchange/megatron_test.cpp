@@ -132,6 +132,27 @@ TEST_CASE("Megatron's split says how rotary positions are scaled, or is refused"
   CHECK(text.find("scaled as YaRN") != std::string::npos);
 }
 
+TEST_CASE(
+    "without its fused kernel Megatron's GELU is the exact one, here and in the split of it") {
+  const Scratch scratch;
+  const fs::path copy = scratch / "copy";
+  fs::copy(reference_folder("megatron-gpt2"), copy, fs::copy_options::recursive);
+  CHECK(open_foreign_model(copy).shape.activation == Activation::gelu_tanh);
+  // The value in the pickle, behind its key: true and false are a byte each.
+  const fs::path first = copy / "release/mp_rank_00_000/model_optim_rng.pt";
+  std::string bytes = read_file(first);
+  const size_t value = bytes.find('\x88', bytes.find("bias_gelu_fusion"));
+  REQUIRE(value < bytes.size());
+  bytes[value] = '\x89';
+  std::ofstream(first, std::ios::binary) << bytes;
+  CHECK(open_foreign_model(copy).shape.activation == Activation::gelu_exact);
+  const auto imported = import_model({.source = copy, .out = scratch / "run", .tokenizer = {}});
+  export_megatron_split({.checkpoint = imported.checkpoint, .out = scratch / "split"});
+  const auto args = nlohmann::json::parse(read_file(scratch / "split/model-split.json")).at("args");
+  CHECK(args.at("openai_gelu") == false);
+  CHECK(args.at("bias_gelu_fusion") == false);
+}
+
 TEST_CASE("Megatron directories that cannot be read say why") {
   const Scratch scratch;
   const fs::path copy = scratch / "copy";
