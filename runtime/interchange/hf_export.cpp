@@ -21,7 +21,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// Biases of experts decide by small differences: transformers keeps them in f32, too.
 struct HfTensor {
   MegatronTensor layout;
   DType dtype;
@@ -33,6 +32,7 @@ std::vector<HfTensor> tensors_of(const HfModel& model, const std::vector<ParamRo
                                  DType asked) {
   std::vector<HfTensor> tensors;
   for (MegatronTensor& layout : hf_tensors(model, table)) {
+    // Biases of experts decide by small differences: transformers keeps them in f32, too.
     const bool balances = table[layout.parts.front().row].balances;
     tensors.push_back({std::move(layout), balances ? DType::f32 : asked});
   }
