@@ -138,7 +138,7 @@ TEST_CASE("a rank for each GPU where three nodes have 2, 3 and 1 of six") {
   const std::map<std::string, std::string> used = {{"n1", "6"}, {"n2", "5"}, {"n3", "7"}};
   for (const auto& [node, gpus] : used) {
     others.push_back(
-        submit(slurm, "other-" + node, {"-w", node, "--gres=gpu:" + gpus}, "sleep 60"));
+        submit(slurm, "other-" + node, {"-w", node, "--gres=gpu:" + gpus}, "sleep 1000"));
     CHECK(slurm.reaches(others.back(), {"RUNNING"}));
   }
   const std::string job = submit(slurm, "job.sh", {"-N3", "--gpus=6"},
@@ -180,7 +180,7 @@ TEST_CASE("all components of a heterogeneous job are used") {
   CHECK(has(shell.err, "launch.node_unused"));
   CHECK(has(shell.out, "rank=1/2 local=1/2 on=n2 gpus=0,1."));
   const CommandEnd failing = slurm.run({"salloc", "-Q", "-N1", ":", "-N2", kMtl, "launch", "--",
-                                        "sh", "-c", "[ $RANK = 2 ] && exit 42; sleep 30"});
+                                        "sh", "-c", "[ $RANK = 2 ] && exit 42; sleep 1000"});
   CAPTURE(failing.err);
   CHECK(failing.code == 42);
   CHECK(has(failing.err, "n3"));
@@ -193,7 +193,7 @@ TEST_CASE("all components of a heterogeneous job are used") {
 
 TEST_CASE("what a rank says and how it ends comes back from the nodes") {
   const Slurm slurm(2);
-  write_text(slurm, "fail.sh", "[ $RANK = 1 ] || sleep 30\necho no such luck >&2\nexit 42\n");
+  write_text(slurm, "fail.sh", "[ $RANK = 1 ] || sleep 1000\necho no such luck >&2\nexit 42\n");
   const CommandEnd end = slurm.run({"salloc", "-N2", kMtl, "launch", "--", "sh", "fail.sh"});
   CAPTURE(end.err);
   CHECK(end.code == 42);

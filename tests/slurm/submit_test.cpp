@@ -188,7 +188,7 @@ TEST_CASE("an array is one job of several tasks") {
   REQUIRE_MESSAGE(Slurm::missing().empty(), Slurm::missing());
   const Slurm slurm(2);
   const std::string id = submitted(
-      slurm, {"--array", "1-3", "--", "sh", "-c", "echo task $SLURM_ARRAY_TASK_ID; sleep 30"});
+      slurm, {"--array", "1-3", "--", "sh", "-c", "echo task $SLURM_ARRAY_TASK_ID; sleep 1000"});
   bool all = false;
   for (int i = 0; i < 300 && !all; ++i) {
     all = slurm.ask({"squeue", "-h", "-r", "-t", "R", "-o", "%i"}).size() >= 3 * (id.size() + 2);
