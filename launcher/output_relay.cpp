@@ -153,7 +153,8 @@ void OutputRelay::wait_for_link(std::unique_lock<std::mutex>& lock) {
     still = left < queued || !ended_ ? Clock::duration(0) : still + counted;
     queued = left;
     if (hurried_) waited_ += counted;
-    if (ended_) *ended_ += now - before - counted;
+    // Ranks may have ended just now.
+    if (ended_) *ended_ = std::min(now, *ended_ + (now - before - counted));
     if (waited_ < options_.patience && still < options_.patience &&
         !(ended_ && ended_before(now))) {
       continue;
