@@ -37,7 +37,7 @@ left_of_stage() { printf '%s' $((MTL_GPU_CHECK_LIMIT - SECONDS - 7)); }
 # limited SECONDS COMMAND...: one of mtl's programs, ended before the stage's own time is over,
 # which would take along what others have to say.
 limited() {
-  local seconds=$1 left code=0 words
+  local seconds=$1 left code=0 words begin=$SECONDS
   left=$(left_of_stage)
   shift
   words=$*
@@ -50,8 +50,14 @@ limited() {
     return 124
   fi
   with_libraries timeout --kill-after=5 "$seconds" "$@" || code=$?
+  # Where memory is short the kernel kills as well, and before that time.
   case $code in
-    124 | 137) printf 'longer than %s s: %s\n' "$seconds" "$words" ;;
+    124 | 137)
+      if ((code == 124 || SECONDS - begin >= seconds)); then
+        printf 'longer than %s s: %s\n' "$seconds" "$words"
+      else
+        printf 'ended by SIGKILL, as where memory is short: %s\n' "$words"
+      fi ;;
     129 | 13? | 14? | 15?) printf 'ended by SIG%s: %s\n' "$(kill -l $((code - 128)))" "$words" ;;
   esac
   return "$code"
@@ -60,6 +66,16 @@ limited() {
 first_error() {  # first_error LOG
   grep -m1 -E 'error\[|what\(\):|not measured|longer than|ended by SIG|no time is left' "$1" ||
     tail -n 1 "$1"
+}
+
+# compute-sanitizer, if it is here.
+sanitizer_program() {
+  command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null
+}
+# Whether it has said that it cannot work: some virtual machines do not let it see the device, and
+# then nothing in it runs.
+sanitizer_is_blind() {  # sanitizer_is_blind LOG
+  grep -qiE '^=+ *(error: *)?(device not supported|unable to find injection library)' "$1"
 }
 
 # Each stage prints what it does; 0 = passed, 77 = could not run (the last line says why).
@@ -107,12 +123,17 @@ keep_setting() {  # keep_setting NAME VALUE
 # What a stage that was ended has left: processes in sessions of their own, which would take the next
 # one's GPU, and files.
 end_leftovers() {  # end_leftovers STAGE
-  local environment pid
-  for environment in /proc/[0-9]*/environ; do
-    tr '\0' '\n' 2>/dev/null <"$environment" | grep -qxF "MTL_GPU_CHECK_FILES=$stage_files/$1" ||
-      continue
-    pid=${environment#/proc/}
-    kill -KILL "${pid%/environ}" 2>/dev/null || true
+  local environment pid found=yes round
+  # Again, for what one of them has started meanwhile.
+  for round in 1 2 3 4 5; do
+    [[ -n $found ]] || break
+    found=
+    for environment in /proc/[0-9]*/environ; do
+      grep -qszxF "MTL_GPU_CHECK_FILES=$stage_files/$1" "$environment" || continue
+      pid=${environment#/proc/}
+      kill -KILL "${pid%/environ}" 2>/dev/null || true
+      found=yes
+    done
   done
   rm -rf "${stage_files:?}/$1"
 }

@@ -58,6 +58,8 @@ await_stages() {
 # Somebody ends the whole: what is known so far is written all the same.
 stopped() {  # stopped SIGNAL NUMBER
   trap '' TERM INT HUP
+  # In a trap a command that fails would end this before there is a table.
+  set +e
   local stage item
   for stage in "${running[@]}"; do
     kill -KILL "${process_of[$stage]}" 2>/dev/null || true
