@@ -340,7 +340,8 @@ class Truth:
     def holds(self, words, losses, gradients, quiet=False):
         say = (lambda *_: None) if quiet else print
         worst = max(abs(a / b - 1) for a, b in zip(losses, self.losses))
-        good = len(losses) == STEPS and worst <= self.loss_bound
+        # Of what is no number the largest may be another.
+        good = len(losses) == STEPS and all(map(math.isfinite, losses)) and worst <= self.loss_bound
         say(f"{'ok' if good else 'FAILED':6} {words}: {len(losses)} losses within "
             f"{worst:.1e} (bound {self.loss_bound:.1e})")
         if not good:
