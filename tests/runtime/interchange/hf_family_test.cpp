@@ -1,0 +1,211 @@
+// Which of Hugging Face's families a shape is, and what keeps an almost fitting one from being it.
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/interchange/hf_config.h"
+#include "support/errors.h"
+
+using namespace mtl;
+using namespace mtl::test;
+
+TEST_CASE("models that no family holds are refused with what is in the way") {
+  ModelShape shape;
+  shape.layers = shape.heads = shape.kv_heads = 2;
+  shape.head_dim = 8;
+  shape.hidden = 16;
+  shape.position = PositionType::alibi;
+  std::string text;
+  CHECK(code_of([&] { hf_model_of(shape); }, &text) == "export.family");
+  CHECK(text.find("model.position.type") != std::string::npos);
+  CHECK(text.find("model.activation") != std::string::npos);
+  shape.position = PositionType::rope;
+  shape.norm = NormType::rmsnorm;
+  shape.activation = Activation::swiglu;
+  CHECK(hf_model_of(shape).architecture == "LlamaForCausalLM");
+  shape.bias = shape.qkv_bias = false;
+  shape.qk_norm = true;
+  CHECK(hf_model_of(shape).architecture == "Qwen3ForCausalLM");
+}
+
+TEST_CASE("of a model that is almost GPT-2 what keeps it from being one is named, and no more") {
+  ModelShape gpt2;
+  gpt2.layers = gpt2.heads = gpt2.kv_heads = 2;
+  gpt2.head_dim = 8;
+  gpt2.hidden = 16;
+  CHECK(hf_model_of(gpt2).architecture == "GPT2LMHeadModel");
+  const auto refused = [&](const std::string& key, const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = gpt2;
+    change(shape);
+    CAPTURE(key);
+    try {
+      hf_model_of(shape);
+      FAIL("not refused");
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      REQUIRE(notes.size() == 1);
+      CHECK(notes[0].starts_with(key));
+    }
+  };
+  refused("model.kv_heads", [](ModelShape& shape) { shape.kv_heads = 1; });
+  refused("model.head_dim", [](ModelShape& shape) { shape.head_dim = 16; });
+  refused("model.qkv_bias", [](ModelShape& shape) { shape.qkv_bias = !shape.bias; });
+  refused("model.qk_norm", [](ModelShape& shape) { shape.qk_norm = true; });
+  refused("model.sliding_window", [](ModelShape& shape) { shape.sliding_window = 4; });
+  refused("model.parallel_residual", [](ModelShape& shape) { shape.parallel_residual = true; });
+  gpt2.activation = Activation::gelu_exact;
+  CHECK(hf_model_of(gpt2).architecture == "GPT2LMHeadModel");
+  CHECK(hf_config_of(hf_model_of(gpt2), {}, "float32").at("activation_function") == "gelu");
+}
+
+TEST_CASE("of a model that is almost GPT-NeoX what keeps it from being one is named, and no more") {
+  ModelShape neox;
+  neox.layers = neox.heads = neox.kv_heads = 2;
+  neox.head_dim = 8;
+  neox.hidden = 16;
+  neox.activation = Activation::gelu_exact;
+  neox.position = PositionType::rope;
+  neox.rope_fraction = 0.5;
+  neox.parallel_residual = true;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = neox;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      return notes.size() == 1 ? notes[0].substr(0, notes[0].find(':')) : "several";
+    }
+  };
+  CHECK(family([](ModelShape&) {}) == "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.parallel_residual = false; }) == "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.activation = Activation::gelu_tanh; }) ==
+        "GPTNeoXForCausalLM");
+  CHECK(family([](ModelShape& s) { s.kv_heads = 1; }) == "model.kv_heads");
+  CHECK(family([](ModelShape& s) { s.head_dim = 16; }) == "model.head_dim");
+  CHECK(family([](ModelShape& s) { s.bias = s.qkv_bias = false; }) == "model.bias");
+  CHECK(family([](ModelShape& s) { s.qkv_bias = false; }) == "model.bias");
+  CHECK(family([](ModelShape& s) { s.qk_norm = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& s) { s.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& s) { s.experts = 4; }) == "model.moe");
+  // StableLM's and LLaMA's blocks stand behind each other.
+  CHECK(family([](ModelShape& s) {
+          s.activation = Activation::swiglu;
+          s.bias = s.qkv_bias = false;
+        }) == "model.parallel_residual");
+  CHECK(family([](ModelShape& s) {
+          s.activation = Activation::swiglu;
+          s.norm = NormType::rmsnorm;
+          s.rope_fraction = 1;
+        }) == "model.parallel_residual");
+  // What config.json says is what was there.
+  const nlohmann::ordered_json written = hf_config_of(hf_model_of(neox), {}, "float32");
+  CHECK(written.at("hidden_act") == "gelu");
+  CHECK(written.at("use_parallel_residual") == true);
+  CHECK(written.at("rotary_pct") == 0.5);
+}
+
+TEST_CASE("of a model that is almost StableLM what keeps it from being one is named, and no more") {
+  ModelShape stablelm;
+  stablelm.layers = stablelm.heads = stablelm.kv_heads = 2;
+  stablelm.head_dim = 8;
+  stablelm.hidden = 16;
+  stablelm.activation = Activation::swiglu;
+  stablelm.position = PositionType::rope;
+  stablelm.rope_fraction = 0.5;
+  stablelm.bias = false;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = stablelm;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      const std::vector<std::string>& notes = error.diagnostics()[0].notes;
+      return notes.size() == 1 ? notes[0].substr(0, notes[0].find(':')) : "several";
+    }
+  };
+  CHECK(family([](ModelShape&) {}) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = false; }) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.rope_fraction = 1; }) == "StableLmForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.head_dim = 16; }) == "model.head_dim");
+  CHECK(family([](ModelShape& shape) { shape.bias = true; }) == "model.bias");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "model.qk_norm");
+  CHECK(family([](ModelShape& shape) { shape.sliding_window = 4; }) == "model.sliding_window");
+  CHECK(family([](ModelShape& shape) { shape.experts = 4; }) == "model.moe");
+  CHECK(family([](ModelShape& shape) { shape.norm = NormType::rmsnorm; }) ==
+        "model.position.fraction");
+}
+
+TEST_CASE("of a mixture the family follows from its parts, and what none has is refused") {
+  ModelShape mixtral;
+  mixtral.layers = mixtral.heads = mixtral.kv_heads = 2;
+  mixtral.head_dim = 8;
+  mixtral.hidden = 16;
+  mixtral.norm = NormType::rmsnorm;
+  mixtral.activation = Activation::swiglu;
+  mixtral.position = PositionType::rope;
+  mixtral.bias = mixtral.qkv_bias = false;
+  mixtral.experts = 4;
+  mixtral.experts_per_token = 2;
+  const auto family = [&](const std::function<void(ModelShape&)>& change) {
+    ModelShape shape = mixtral;
+    change(shape);
+    try {
+      return hf_model_of(shape).architecture;
+    } catch (const Error& error) {
+      return error.diagnostics()[0].notes[0];
+    }
+  };
+  const auto shared = [](ModelShape& shape) {
+    shape.shared_ffn = 24;
+    shape.shared_gate = shape.qkv_bias = true;
+  };
+  CHECK(family([](ModelShape&) {}) == "MixtralForCausalLM");
+  CHECK(family([](ModelShape& shape) { shape.qk_norm = true; }) == "Qwen3MoeForCausalLM");
+  CHECK(family(shared) == "Qwen2MoeForCausalLM");
+  CHECK(family([&](ModelShape& shape) {
+          shared(shape);
+          shape.shared_gate = false;
+        }).starts_with("model.moe.shared_ffn without shared_gate"));
+  const auto dots = [](ModelShape& shape) {
+    shape.qk_norm = shape.expert_bias = true;
+    shape.moe_scores = {.sigmoid = true, .scale = 2.5, .groups = 2};
+    shape.ffn = 12;
+    shape.shared_ffn = 24;
+    shape.dense_layers = {0};
+  };
+  CHECK(family(dots) == "Dots1ForCausalLM");
+  const std::pair<const char*, std::function<void(ModelShape&)>> kNotDots[] = {
+      {"model.moe.score sigmoid without expert_bias", [](ModelShape& s) { s.expert_bias = false; }},
+      {"model.moe.score sigmoid without model.qk_norm", [](ModelShape& s) { s.qk_norm = false; }},
+      {"model.moe.shared_gate", [](ModelShape& s) { s.shared_gate = true; }},
+      {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 20; }},
+      {"model.moe.shared_ffn", [](ModelShape& s) { s.shared_ffn = 0; }},
+      {"model.moe.dense_layers", [](ModelShape& s) { s.dense_layers = {1}; }},
+      {"model.moe.group_topk", [](ModelShape& s) { s.moe_scores.group_topk = 2; }},
+      {"model.moe.scale", [](ModelShape& s) { s.moe_scores = {.scale = 2}; }},
+      {"model.moe.groups", [](ModelShape& s) { s.moe_scores = {.groups = 2}; }}};
+  for (const auto& one : kNotDots) {
+    CAPTURE(std::string(one.first));
+    const std::function<void(ModelShape&)>& changed = one.second;
+    CHECK(family([&dots, &changed](ModelShape& s) {
+            dots(s);
+            changed(s);
+          }).starts_with(one.first));
+  }
+  CHECK(family([](ModelShape& shape) {
+          shape.dense_layers = {1};
+        }).starts_with("model.moe.dense_layers"));
+  CHECK(family([](ModelShape& shape) {
+          shape.dense_layers = {1};
+          shape.qk_norm = true;
+        }) == "Qwen3MoeForCausalLM");
+  CHECK(family([](ModelShape& shape) {
+          shape.moe_scores.normalize = false;
+        }).starts_with("model.moe.normalize false"));
+  CHECK(family([](ModelShape& shape) { shape.qkv_bias = true; }).starts_with("biases beside"));
+}
