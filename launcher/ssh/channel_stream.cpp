@@ -94,6 +94,8 @@ size_t ChannelStream::take(std::string_view bytes) {
   }
   if (congested()) return all - bytes.size();
   out_.append(bytes);
+  // Else nobody waits for room in the socket: if nothing comes behind them, they stay here.
+  dirty_ = dirty_ || !out_.empty();
   return all;
 }
 

@@ -1,5 +1,6 @@
 // The ways to a host: jump hosts, proxy commands, OpenSSH as a program; and what ~/.ssh/config
 // says.
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <thread>
@@ -84,6 +85,27 @@ TEST_CASE("a reader that stalls behind a jump host does not stall its neighbour"
   for (int i = 0; i < 20; ++i) check_echo(started[1], fmt::format("calm {}\n", i));
   CHECK(read_stream(started[0].stream).size() == (12U << 20));
   writer.join();
+}
+
+TEST_CASE("behind a jump host the last bytes come wherever its reader has stalled") {
+  Site site;
+  site.sshd("gate");
+  site.sshd("m");
+  site.before("Host m\n  ProxyJump gate\n");
+  FleetOptions options = site.options({"m"}, "");
+  options.command = fmt::format("echo '{}'; [ $PPID != 0 ] && exec cat", kMagic);
+  const auto fleet = start_fleet(options);
+  const std::vector<FleetEvent> started = first_events(*fleet, 1);
+  REQUIRE(started[0].kind == FleetEvent::started);
+  // From less than the sockets on the way hold to more than the buffers between them hold as well:
+  // the last bytes lie once in each of these, and nothing comes behind them to push them on.
+  for (size_t size = 400'000; size < 800'000; size += 25'000) {
+    CAPTURE(size);
+    const std::string bytes(size, 'b');
+    write_stream(started[0].stream, bytes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // so that they come that far
+    REQUIRE((read_stream(started[0].stream, size) == bytes));
+  }
 }
 
 TEST_CASE("a jump host that fails is named with its reason") {
