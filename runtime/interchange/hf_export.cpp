@@ -22,7 +22,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 struct HfTensor {
-  MegatronTensor layout;
+  ForeignTensor layout;
   DType dtype;
   int64_t numel() const { return *volume(layout.shape); }
   int64_t bytes() const { return numel() * bytes_of(dtype); }
@@ -31,7 +31,7 @@ struct HfTensor {
 std::vector<HfTensor> tensors_of(const HfModel& model, const std::vector<ParamRow>& table,
                                  DType asked) {
   std::vector<HfTensor> tensors;
-  for (MegatronTensor& layout : hf_tensors(model, table)) {
+  for (ForeignTensor& layout : hf_tensors(model, table)) {
     // Biases of experts decide by small differences: transformers keeps them in f32, too.
     const bool balances = table[layout.parts.front().row].balances;
     tensors.push_back({std::move(layout), balances ? DType::f32 : asked});

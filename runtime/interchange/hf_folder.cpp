@@ -124,7 +124,7 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
   std::vector<std::string> notes;
   std::set<std::string> used;
   const std::vector<ParamRow> table = shard_table(model.shape, false);
-  for (const MegatronTensor& wanted : hf_tensors(model, table)) {
+  for (const ForeignTensor& wanted : hf_tensors(model, table)) {
     std::string name = wanted.name;
     const auto is_there = [&] {
       return there.tensors.contains(name) || there.others.contains(name);
@@ -143,9 +143,12 @@ void assign(const HfModel& model, const ForeignTensors& there, const fs::path& f
       notes.push_back(fmt::format("{} is {}, and by config.json it is {}", name,
                                   to_string(tensor->second.shape), to_string(wanted.shape)));
     } else {
-      for (const MegatronPart& part : wanted.parts) {
+      for (const ForeignPart& part : wanted.parts) {
         weights.add(table[part.row].name, table[part.row].shape,
-                    {.rect = part.rect, .source = tensor->second, .at = part.at});
+                    {.rect = part.rect,
+                     .source = tensor->second,
+                     .at = part.at,
+                     .transposed = part.transposed});
       }
     }
   }

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/interchange/megatron_layout.h"
+
 namespace mtl {
 
 namespace {
@@ -29,12 +31,12 @@ std::string neox_name(std::string name) {
 
 }  // namespace
 
-std::vector<MegatronTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table) {
-  std::vector<MegatronTensor> tensors;
+std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table) {
+  std::vector<ForeignTensor> tensors;
   if (model.architecture == "GPTNeoXForCausalLM") {
     const MegatronRank whole{.layers = model.shape.layers, .vocab_rows = model.shape.vocab};
     tensors = megatron_tensors(model.shape, table, whole);
-    for (MegatronTensor& tensor : tensors) tensor.name = neox_name(std::move(tensor.name));
+    for (ForeignTensor& tensor : tensors) tensor.name = neox_name(std::move(tensor.name));
     return tensors;
   }
   for (size_t i = 0; i < table.size(); ++i) {

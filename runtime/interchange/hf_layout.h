@@ -2,13 +2,13 @@
 // by this table, export writes by it.
 #pragma once
 
+#include "runtime/interchange/foreign_tensor.h"
 #include "runtime/interchange/hf_config.h"
-#include "runtime/interchange/megatron_layout.h"
 
 namespace mtl {
 
 // Our parameters have the names and shapes that the families have, but for GPT-NeoX's, which are
 // Megatron's in older words: queries, keys and values of a head follow each other in one matrix.
-std::vector<MegatronTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table);
+std::vector<ForeignTensor> hf_tensors(const HfModel& model, const std::vector<ParamRow>& table);
 
 }  // namespace mtl

@@ -84,7 +84,7 @@ ExportReport export_megatron_split(const ExportOptions& options) {
                               .embedding = pp == 0,
                               .head = pp == options.pp - 1,
                               .vocab_rows = padded / options.tp};
-      std::vector<MegatronTensor> tensors = megatron_tensors(shape, table, rank);
+      std::vector<ForeignTensor> tensors = megatron_tensors(shape, table, rank);
       if (shape.tie_embeddings && rank.head && !rank.embedding) {
         // The last stage's copy of a tied embedding.
         const MegatronRank first{.tp = options.tp,
@@ -92,19 +92,19 @@ ExportReport export_megatron_split(const ExportOptions& options) {
                                  .embedding = true,
                                  .head = false,
                                  .vocab_rows = rank.vocab_rows};
-        MegatronTensor copy = megatron_tensors(shape, table, first).front();
+        ForeignTensor copy = megatron_tensors(shape, table, first).front();
         copy.name = "output_layer.weight";
         tensors.push_back(std::move(copy));
       }
       std::vector<SafetensorsEntry> entries;
-      for (const MegatronTensor& tensor : tensors) {
+      for (const ForeignTensor& tensor : tensors) {
         entries.push_back({.name = tensor.name,
                            .dtype = std::string(safetensors_name(options.dtype)),
                            .shape = tensor.shape});
       }
       const std::string name = fmt::format("pytorch_model_tp_{}_pp_{}.safetensors", tp, pp);
       SafetensorsFile file(folder.path() / name, entries);
-      for (const MegatronTensor& tensor : tensors) {
+      for (const ForeignTensor& tensor : tensors) {
         const std::vector<float> values = assemble(
             tensor, table, [&](const ParamRow& row) { return source.read(row.name, row.shape); });
         file.append(to_dtype(values, options.dtype));

@@ -269,7 +269,7 @@ struct Joiner {
 
   void join(const TorchFile& file, const Named& model, const MegatronRank& rank) {
     std::set<std::string> used;
-    for (const MegatronTensor& wanted : megatron_tensors(shape, table, rank)) {
+    for (const ForeignTensor& wanted : megatron_tensors(shape, table, rank)) {
       used.insert(wanted.name);
       const auto found = model.find(wanted.name);
       std::string other;
@@ -288,7 +288,7 @@ struct Joiner {
       }
       // Copies are read from the first rank.
       if (wanted.replicated && rank.tp_rank != 0) continue;
-      for (const MegatronPart& part : wanted.parts) {
+      for (const ForeignPart& part : wanted.parts) {
         weights.add(
             table[part.row].name, table[part.row].shape,
             {.rect = part.rect, .source = *tensor, .at = part.at, .transposed = part.transposed});

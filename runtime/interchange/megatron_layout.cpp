@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "runtime/interchange/foreign_weights.h"
-
 namespace mtl {
 
 namespace {
@@ -20,12 +18,12 @@ class Builder {
     }
   }
 
-  std::vector<MegatronTensor> take() { return std::move(tensors_); }
+  std::vector<ForeignTensor> take() { return std::move(tensors_); }
 
   // The same on every rank.
   void whole(const std::string& name, int layer, const std::string& slot) {
     for (const size_t row : rows(layer, slot)) {
-      MegatronTensor& tensor = add(name, table_[row].shape);
+      ForeignTensor& tensor = add(name, table_[row].shape);
       tensor.replicated = true;
       tensor.parts.push_back({.row = row,
                               .rect = {Dims(table_[row].shape.size(), 0), table_[row].shape},
@@ -40,7 +38,7 @@ class Builder {
     const int64_t first = rank_.vocab_rows * rank_.tp_rank;
     for (const size_t row : rows(layer, slot)) {
       const int64_t valid = std::clamp<int64_t>(table_[row].shape[0] - first, 0, rank_.vocab_rows);
-      MegatronTensor& tensor = add(name, {rank_.vocab_rows, shape_.hidden});
+      ForeignTensor& tensor = add(name, {rank_.vocab_rows, shape_.hidden});
       if (valid == 0) continue;
       tensor.parts.push_back(
           {.row = row, .rect = {{first, 0}, {valid, shape_.hidden}}, .at = {0, 0}});
@@ -60,7 +58,7 @@ class Builder {
     for (const bool bias : {false, true}) {
       const std::vector<size_t>& found = rows(layer, slot + (bias ? ".bias" : ".weight"));
       if (found.empty()) continue;
-      MegatronTensor& tensor =
+      ForeignTensor& tensor =
           add(name + (bias ? ".bias" : ".weight"), bias ? Dims{out} : Dims{out, in});
       int64_t at = 0;
       for (const Out& piece : outs) {
@@ -73,7 +71,7 @@ class Builder {
   void row_parallel(const std::string& name, int layer, const std::string& slot, int64_t in) {
     const int64_t part_in = in / rank_.tp;
     for (const size_t row : rows(layer, slot + ".weight")) {
-      MegatronTensor& tensor = add(name + ".weight", {shape_.hidden, part_in});
+      ForeignTensor& tensor = add(name + ".weight", {shape_.hidden, part_in});
       tensor.parts.push_back(part(row, 0, shape_.hidden, 0, part_in * rank_.tp_rank, part_in));
     }
     whole(name + ".bias", layer, slot + ".bias");
@@ -83,13 +81,13 @@ class Builder {
   const std::vector<size_t>& rows(int layer, const std::string& slot) {
     return by_slot_[{layer, slot}];
   }
-  MegatronTensor& add(const std::string& name, Dims shape) {
+  ForeignTensor& add(const std::string& name, Dims shape) {
     tensors_.push_back({.name = name, .shape = std::move(shape), .parts = {}});
     return tensors_.back();
   }
   // Outputs [out, out + count) and inputs [in, in + in_count) of a projection, at output `at`.
-  MegatronPart part(size_t row, int64_t out, int64_t count, int64_t at, int64_t in,
-                    int64_t in_count) const {
+  ForeignPart part(size_t row, int64_t out, int64_t count, int64_t at, int64_t in,
+                   int64_t in_count) const {
     const ParamRow& parameter = table_[row];
     if (parameter.shape.size() == 1) return {.row = row, .rect = {{out}, {count}}, .at = {at}};
     if (parameter.out_in) {
@@ -102,43 +100,10 @@ class Builder {
   const std::vector<ParamRow>& table_;
   const MegatronRank& rank_;
   std::map<std::pair<int, std::string>, std::vector<size_t>> by_slot_;
-  std::vector<MegatronTensor> tensors_;
+  std::vector<ForeignTensor> tensors_;
 };
 
-// Copies a part of a parameter to its place in the tensor.
-void place(const MegatronPart& part, const Dims& from_shape, const std::vector<float>& from,
-           const Dims& to_shape, std::vector<float>& to) {
-  const bool matrix = from_shape.size() == 2;
-  const Dims from_stride = contiguous_strides(from_shape), to_stride = contiguous_strides(to_shape);
-  const int64_t rows = matrix ? part.rect.extent[0] : 1;
-  const int64_t columns = part.rect.extent.back();
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) {
-      const int64_t source =
-          matrix ? (part.rect.offset[0] + r) * from_stride[0] + part.rect.offset[1] + c
-                 : part.rect.offset[0] + c;
-      const int64_t row = part.transposed ? c : r, column = part.transposed ? r : c;
-      const int64_t target =
-          matrix ? (part.at[0] + row) * to_stride[0] + part.at[1] + column : part.at[0] + c;
-      to[static_cast<size_t>(target)] = from[static_cast<size_t>(source)];
-    }
-  }
-}
-
 }  // namespace
-
-std::vector<float> assemble(const MegatronTensor& tensor, const std::vector<ParamRow>& table,
-                            const std::function<std::vector<float>(const ParamRow&)>& read) {
-  std::vector<float> values(static_cast<size_t>(*volume(tensor.shape)), 0.0f);
-  std::map<size_t, std::vector<float>> parameters;
-  for (const MegatronPart& part : tensor.parts) {
-    const ParamRow& row = table[part.row];
-    std::vector<float>& parameter = parameters[part.row];
-    if (parameter.empty()) parameter = read(row);
-    place(part, row.shape, parameter, tensor.shape, values);
-  }
-  return values;
-}
 
 std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   if (shape.experts > 0) return "mixtures of experts are not laid out for Megatron yet";
@@ -167,9 +132,9 @@ std::string megatron_obstacle(const ModelShape& shape, int64_t tp) {
   return "";
 }
 
-std::vector<MegatronTensor> megatron_tensors(const ModelShape& shape,
-                                             const std::vector<ParamRow>& table,
-                                             const MegatronRank& rank) {
+std::vector<ForeignTensor> megatron_tensors(const ModelShape& shape,
+                                            const std::vector<ParamRow>& table,
+                                            const MegatronRank& rank) {
   Builder build(shape, table, rank);
   if (rank.embedding) {
     build.vocabulary("embedding.word_embeddings.weight", -1, "tokens");

@@ -6,32 +6,13 @@
 //   vocabulary  padded, and then divided evenly
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoint/rectangles.h"
+#include "runtime/interchange/foreign_tensor.h"
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {
-
-struct MegatronPart {
-  size_t row = 0;  // of shard_table(shape, false)
-  Rect rect;       // of the parameter
-  Dims at;         // in Megatron's tensor, in its axes
-  bool transposed = false;
-};
-
-struct MegatronTensor {
-  std::string name;  // Megatron core's: "decoder.layers.0.mlp.linear_fc1.weight"
-  Dims shape;
-  std::vector<MegatronPart> parts;
-  bool replicated = false;  // over TP
-};
-
-// Its values, of parameters as `read` has them; 0 where there are none.
-std::vector<float> assemble(const MegatronTensor& tensor, const std::vector<ParamRow>& table,
-                            const std::function<std::vector<float>(const ParamRow&)>& read);
 
 // The part of the model that a rank holds.
 struct MegatronRank {
@@ -42,9 +23,9 @@ struct MegatronRank {
 };
 
 // `shape` has no experts, heads and inner width divide by tp.
-std::vector<MegatronTensor> megatron_tensors(const ModelShape& shape,
-                                             const std::vector<ParamRow>& table,
-                                             const MegatronRank& rank);
+std::vector<ForeignTensor> megatron_tensors(const ModelShape& shape,
+                                            const std::vector<ParamRow>& table,
+                                            const MegatronRank& rank);
 // What keeps a model from being laid out so; empty = nothing.
 std::string megatron_obstacle(const ModelShape& shape, int64_t tp);
 

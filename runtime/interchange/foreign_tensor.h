@@ -1,0 +1,32 @@
+// A tensor as somebody else's files have it, and which parts of our parameters it holds. A format
+// is a table of these; import reads by it, export writes by it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint/rectangles.h"
+#include "runtime/plan/shard_table.h"
+
+namespace mtl {
+
+struct ForeignPart {
+  size_t row = 0;  // of shard_table(shape, false)
+  Rect rect;       // of the parameter
+  Dims at;         // in the tensor, in its axes
+  bool transposed = false;
+};
+
+struct ForeignTensor {
+  std::string name;  // in the files
+  Dims shape;
+  std::vector<ForeignPart> parts;
+  bool replicated = false;  // over TP, where the files are those of ranks
+};
+
+// Its values, of parameters as `read` has them; 0 where there are none.
+std::vector<float> assemble(const ForeignTensor& tensor, const std::vector<ParamRow>& table,
+                            const std::function<std::vector<float>(const ParamRow&)>& read);
+
+}  // namespace mtl
