@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "runtime/device/cuda/cuda_errors.h"
 
 #if __has_include(<nccl.h>)
 #include <nccl.h>
@@ -97,8 +98,7 @@ class CudaStreams final : public Streams {
   // Not in the stream of all others, nor by waiting for the device: a message that is under way may
   // wait for a peer that waits for us.
   void* allocate(size_t bytes) override {
-    void* memory = nullptr;
-    must(cudaMalloc(&memory, bytes), "allocating memory of the GPU for communication");
+    void* const memory = cuda::gpu_memory(bytes);
     must(cudaMemsetAsync(memory, 0, bytes, of(clearing_)), "clearing memory");
     must(cudaStreamSynchronize(of(clearing_)), "clearing memory");
     return memory;

@@ -27,7 +27,7 @@ class Streams {
   virtual void wait(Stream stream, Event event) = 0;
   // Whether the event's last record has been reached. From any thread.
   virtual bool reached(Event event) = 0;
-  // Of the device: zeroed, 4096-byte aligned.
+  // Of the device, zeroed. Throws Error (Exit::out_of_memory) where it has no more.
   virtual void* allocate(size_t bytes) = 0;
   virtual void free(void* memory) = 0;
   virtual bool on_device(const void* memory) = 0;

@@ -134,12 +134,8 @@ bool wants_graphs() {
 
 class CudaDevice final : public OpsDevice, private Recorder {
  public:
-  CudaDevice(int index, std::string name, bool mig, std::string description)
-      : index_(index),
-        name_(std::move(name)),
-        mig_(mig),
-        description_(std::move(description)),
-        graphs_(wants_graphs()) {
+  CudaDevice(int index, std::string description)
+      : index_(index), description_(std::move(description)), graphs_(wants_graphs()) {
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
           "asking for the multiprocessors");
     int major = 0, minor = 0;
@@ -417,26 +413,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     return *cudnn_;
   }
 
-  void* gpu_memory(size_t bytes) {
-    void* memory = nullptr;
-    const cudaError_t error = cudaMalloc(&memory, bytes);
-    if (error != cudaErrorMemoryAllocation) {
-      check(error, "allocating memory");
-      return memory;
-    }
-    cudaGetLastError();  // it is told here and shall not be found by the next kernel
-    size_t free = 0, total = 0;
-    cudaMemGetInfo(&free, &total);
-    throw Error(Exit::out_of_memory, memory_refusal({.name = name_,
-                                                     .mig = mig_,
-                                                     .asked = static_cast<int64_t>(bytes),
-                                                     .free = static_cast<int64_t>(free),
-                                                     .total = static_cast<int64_t>(total)}));
-  }
-
   const int index_;
-  const std::string name_;
-  const bool mig_;
   const std::string description_;
   int multiprocessors_ = 1;
   const AttentionMode attention_mode_ = attention_mode(std::getenv("MTL_ATTENTION"));
@@ -460,11 +437,10 @@ class CudaDevice final : public OpsDevice, private Recorder {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cuda_device(int index, const std::string& name, bool mig,
-                                         const std::string& description) {
+std::unique_ptr<Device> make_cuda_device(int index, const std::string& description) {
   const cudaError_t error = cudaSetDevice(index);
   if (error != cudaSuccess) refuse_start(error);
-  return std::make_unique<CudaDevice>(index, name, mig, description);
+  return std::make_unique<CudaDevice>(index, description);
 }
 
 std::string choose_attention(Device& device, const AttentionShape& shape, DType dtype) {

@@ -13,8 +13,7 @@ namespace mtl::cuda {
 
 // Makes device `index` the current one of the calling thread and takes it into use. Throws Error.
 // `description` is what Device::description() says.
-std::unique_ptr<Device> make_cuda_device(int index, const std::string& name, bool mig,
-                                         const std::string& description);
+std::unique_ptr<Device> make_cuda_device(int index, const std::string& description);
 
 // CudaPlugin::choose_attention, of a device made here.
 std::string choose_attention(Device& device, const AttentionShape& shape, DType dtype);

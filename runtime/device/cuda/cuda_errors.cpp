@@ -27,6 +27,27 @@ void check(cudaError_t error, const char* what) {
   throw Error(Exit::run_failed, failure(static_cast<int>(error), cudaGetErrorString(error), what));
 }
 
+void* gpu_memory(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, bytes);
+  if (error != cudaErrorMemoryAllocation) {
+    check(error, "allocating memory");
+    return memory;
+  }
+  cudaGetLastError();  // it is told here and shall not be found by the next kernel
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  int device = 0;
+  cudaDeviceProp properties{};
+  check(cudaGetDevice(&device), "finding the current GPU");
+  check(cudaGetDeviceProperties(&properties, device), "asking for a GPU's properties");
+  throw Error(Exit::out_of_memory, memory_refusal({.name = properties.name,
+                                                   .mig = is_mig(properties.name),
+                                                   .asked = static_cast<int64_t>(bytes),
+                                                   .free = static_cast<int64_t>(free),
+                                                   .total = static_cast<int64_t>(total)}));
+}
+
 void refuse_start(cudaError_t error) {
   int driver = 0, runtime = 0;
   // Without a driver this succeeds and says 0.

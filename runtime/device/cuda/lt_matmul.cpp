@@ -200,7 +200,7 @@ struct LtMatmul::Impl {
 
   Impl() {
     check_cublas(cublasLtCreate(handle.out()), "starting cuBLASLt");
-    cuda::check(cudaMalloc(&workspace, kWorkspaceBytes), "memory for cuBLASLt");
+    workspace = cuda::gpu_memory(kWorkspaceBytes);
   }
   ~Impl() { cudaFree(workspace); }
   Impl(const Impl&) = delete;

@@ -34,8 +34,7 @@ CudaDeviceFacts device_facts(int index) {
   check(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties");
   CudaDeviceFacts facts;
   facts.name = properties.name;
-  // CUDA has no other word for it.
-  facts.mig = facts.name.find(" MIG ") != std::string::npos;
+  facts.mig = is_mig(facts.name);
   facts.uuid = uuid_words(properties.uuid, facts.mig);
   facts.pci = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
                           properties.pciDeviceID);
@@ -95,10 +94,9 @@ std::unique_ptr<Device> make_device(int index) {
   }
   const std::string driver =
       all.driver_name.empty() ? "for CUDA " + version_words(all.driver) : all.driver_name;
-  return make_cuda_device(
-      index, own.name, own.mig,
-      fmt::format("cuda:{} {}, {} GiB, sm_{}{}, driver {}, cuBLASLt {}", index, own.name,
-                  own.memory_bytes >> 30, own.major, own.minor, driver, LtMatmul::version()));
+  return make_cuda_device(index, fmt::format("cuda:{} {}, {} GiB, sm_{}{}, driver {}, cuBLASLt {}",
+                                             index, own.name, own.memory_bytes >> 30, own.major,
+                                             own.minor, driver, LtMatmul::version()));
 }
 
 void* allocate_shared(size_t bytes) {

@@ -202,6 +202,10 @@ std::string capability_refusal(const std::string& name, int major, int minor,
       name, major, minor, all);
 }
 
+bool is_mig(const std::string& name) {
+  return name.find(" MIG ") != std::string::npos;
+}
+
 Diagnostic memory_refusal(const MemoryFacts& facts) {
   Diagnostic refusal{
       .code = "device.out_of_memory",

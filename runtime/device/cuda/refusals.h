@@ -56,6 +56,9 @@ constexpr bool multiplies_float8(int major, int minor) {
   return major > 8 || (major == 8 && minor >= 9);
 }
 
+// Whether a device by this name is an instance of a divided GPU: CUDA has no other word for it.
+bool is_mig(const std::string& name);
+
 struct MemoryFacts {
   std::string name;  // of the device
   bool mig = false;

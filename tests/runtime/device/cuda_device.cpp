@@ -20,7 +20,7 @@ namespace {
 std::unique_ptr<Device> make_gpu() {
   fake_cublaslt = {};
   host_cuda::carry_out_products();
-  return cuda::make_cuda_device(0, "NVIDIA H200", false, "a GPU on the host");
+  return cuda::make_cuda_device(0, "a GPU on the host");
 }
 
 class Values {
