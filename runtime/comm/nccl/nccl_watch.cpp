@@ -184,6 +184,18 @@ Error State::broken(const Comm& comm, CommHandle handle, Result result) const {
       fmt::format("NCCL reports for {}: {}", words_of(comm.name), api_.get_error_string(result));
   if (last != nullptr && *last != '\0') what += fmt::format(" ({})", last);
   if (result == kRemoteError) return peer_lost(std::move(what));
+  // It has no result of its own for memory, only words: CUDA's, or of its allocator's last line.
+  const std::string words = last != nullptr ? last : "";
+  if (result == kUnhandledCudaError && (words.find("out of memory") != std::string::npos ||
+                                        words.find("Failed to CUDA calloc") != std::string::npos)) {
+    return Error(Exit::out_of_memory,
+                 {.code = "device.out_of_memory",
+                  .what = std::move(what),
+                  .help = "NCCL needs memory of the GPU beside the plan's: use a smaller "
+                          "micro-batch or sequence, or give NCCL less (NCCL_MAX_CTAS, "
+                          "NCCL_BUFFSIZE); where nvidia-smi shows memory that is free, the GPU "
+                          "itself has failed (dmesg)"});
+  }
   return Error(Exit::run_failed,
                {.code = "comm.nccl",
                 .what = std::move(what),

@@ -181,6 +181,40 @@ TEST_CASE("nccl: a rank that leaves takes its peers along") {
   }
 }
 
+TEST_CASE("nccl: memory that NCCL does not get is memory that there is not") {
+  for (const auto& [last, exit] : {std::pair("Failed to CUDA calloc 6291456 bytes", 5),
+                                   {"Cuda failure 2 'out of memory'", 5},
+                                   {"Cuda failure 700 'an illegal memory access'", 1}}) {
+    static const char* said = nullptr;
+    said = last;
+    nccl::Api api = fake_nccl();
+    api.get_last_error = [](nccl::CommHandle) { return said; };
+    api.comm_get_async_error = [](nccl::CommHandle, nccl::Result* result) {
+      *result = nccl::kUnhandledCudaError;
+      return nccl::kSuccess;
+    };
+    std::atomic<int> exits[2] = {};
+    const auto outcomes = run_gpus(
+        2, When::threads,
+        [&](RankOfGpus& rank) {
+          try {
+            rank.world.group(all_ranks(2))->barrier();
+          } catch (const Error& error) {
+            exits[rank.world.rank()] = static_cast<int>(error.exit());
+            throw;
+          }
+        },
+        kLong, {}, api);
+    for (int rank = 0; rank < 2; ++rank) {
+      const Outcome& outcome = outcomes[static_cast<size_t>(rank)];
+      CAPTURE(outcome.text);
+      CHECK(exits[rank] == exit);
+      CHECK(outcome.code == (exit == 5 ? "device.out_of_memory" : "comm.nccl"));
+      CHECK(has(outcome.text, last));
+    }
+  }
+}
+
 TEST_CASE("nccl: operations of several groups that will never end are given up together") {
   for (const When when : kWhen) {
     CAPTURE(std::string(name_of(when)));
