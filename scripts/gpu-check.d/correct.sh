@@ -5,6 +5,10 @@ stage_info() {
   need_gpu
   timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
     --format=csv,noheader || true
+  # What keeps a second process off the GPU, and what NCCL's sockets between ranks may go by.
+  timeout 20 nvidia-smi --query-gpu=compute_mode,mig.mode.current,persistence_mode \
+    --format=csv || true
+  printf 'network interfaces: %s\n' "$(cd /sys/class/net 2>/dev/null && echo *)"
   awk '/^(MemTotal|MemAvailable):/' /proc/meminfo
   df -h /tmp /dev/shm || true
   with_libraries "$from/mtl" version
@@ -298,5 +302,7 @@ stage_ranks() {
   need_torch
   # Who waits for another in vain says so, and with what, while there is time to hear it.
   export MTL_COMM_TIMEOUT_S=20
+  # An error of NCCL is one word; what led to it are its warnings.
+  export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
   MTL_SHARE_GPU=1 python3 -u "$root/tests/reference/gpu_parity.py" "$launcher" --ranks
 }
