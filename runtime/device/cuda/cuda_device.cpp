@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -19,6 +21,7 @@
 #include "runtime/device/cuda/cudnn_attention.h"
 #include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/cuda/ops_device.h"
+#include "runtime/device/cuda/product_choices.h"
 #include "runtime/device/cuda/refusals.h"
 #include "runtime/device/replays.h"
 
@@ -132,10 +135,17 @@ bool wants_graphs() {
   return text == nullptr || std::string_view(text) != "off";
 }
 
+void warn(const std::string& line) {
+  std::fprintf(stderr, "warning: %s\n", line.c_str());
+}
+
 class CudaDevice final : public OpsDevice, private Recorder {
  public:
-  CudaDevice(int index, std::string description)
-      : index_(index), description_(std::move(description)), graphs_(wants_graphs()) {
+  CudaDevice(int index, std::string description, std::map<LtForm, LtAlgorithm> products)
+      : index_(index),
+        description_(std::move(description)),
+        lt_(std::move(products)),
+        graphs_(wants_graphs()) {
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index),
           "asking for the multiprocessors");
     int major = 0, minor = 0;
@@ -259,8 +269,7 @@ class CudaDevice final : public OpsDevice, private Recorder {
     const bool trouble = !replays_.trouble().empty();
     replays_.run(key, enqueue);
     if (!trouble && !replays_.trouble().empty()) {
-      std::fprintf(stderr, "warning: passes are no longer replayed as CUDA graphs: %s\n",
-                   replays_.trouble().c_str());
+      warn("passes are no longer replayed as CUDA graphs: " + replays_.trouble());
     }
   }
 
@@ -428,9 +437,8 @@ class CudaDevice final : public OpsDevice, private Recorder {
   std::vector<void*> outgrown_;  // scratch memory of before
   void* found_ = nullptr;        // i32, for all_finite()
   std::unique_ptr<CudnnAttention> cudnn_;
-  AttentionChooser attention_{
-      attention_mode_, own_attention(), [this]() -> AttentionCandidate& { return open_cudnn(); },
-      [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); }};
+  AttentionChooser attention_{attention_mode_, own_attention(),
+                              [this]() -> AttentionCandidate& { return open_cudnn(); }, warn};
   const bool graphs_;
   Replays replays_{*this};
 };
@@ -440,7 +448,15 @@ class CudaDevice final : public OpsDevice, private Recorder {
 std::unique_ptr<Device> make_cuda_device(int index, const std::string& description) {
   const cudaError_t error = cudaSetDevice(index);
   if (error != cudaSuccess) refuse_start(error);
-  return std::make_unique<CudaDevice>(index, description);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties");
+  const char* const file = std::getenv("MTL_PRODUCTS");
+  auto products = product_choices(file, properties.name, LtMatmul::version(), warn);
+  std::string words = description;
+  if (!products.empty()) {
+    words += std::string(", products by ") + file + " (" + std::to_string(products.size()) + ")";
+  }
+  return std::make_unique<CudaDevice>(index, words, std::move(products));
 }
 
 std::string choose_attention(Device& device, const AttentionShape& shape, DType dtype) {

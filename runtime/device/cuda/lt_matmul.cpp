@@ -1,9 +1,10 @@
 #include "runtime/device/cuda/lt_matmul.h"
 
+#include <bit>
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <map>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -139,13 +140,17 @@ void resize(cublasLtMatrixLayout_t layout, Size size) {
   set(CUBLASLT_MATRIX_LAYOUT_COLS, size.columns);
 }
 
+// Before the heuristics' first place.
+constexpr int kMeasured = -1;
+
 struct Prepared {
   Description description;
   Layout first, second, result;
   LtGemm asked;  // for
   LtGemm sizes;  // that the layouts have
   cublasLtMatmulAlgo_t algorithm{};
-  int place = 0;  // of it, among those that the heuristics name
+  // Of it, among those that the heuristics name; kMeasured: it is one of `choices`.
+  int place = 0;
   bool there = false;
 
   // Of a product that differs in sizes only.
@@ -158,25 +163,17 @@ struct Prepared {
   }
 };
 
-using Key = std::tuple<DType, DType, DType, DType, LtEpilogue, int64_t, int64_t, int64_t, int64_t,
-                       int64_t, int64_t, int64_t, uint32_t, uint32_t>;
-
-Key key_of(const LtGemm& gemm, const LtOperands& operands) {
-  const auto flags = static_cast<uint32_t>(gemm.transpose_first) |
-                     static_cast<uint32_t>(gemm.transpose_second) << 1 |
-                     static_cast<uint32_t>(gemm.add) << 2 |
-                     static_cast<uint32_t>(gemm.fast_sums) << 3;
+LtForm form_of(const LtGemm& gemm, const LtOperands& operands) {
   uint32_t alignments = 0;  // each at most 16: five bits
   for (const void* pointer :
        {operands.first, operands.second, static_cast<const void*>(operands.result), operands.bias,
         static_cast<const void*>(operands.aux)}) {
     alignments = alignments << 5 | alignment_of(pointer);
   }
-  return {gemm.first_type, gemm.second_type, gemm.result_type, gemm.bias_type,
-          gemm.epilogue,   gemm.rows,        gemm.columns,     gemm.k,
-          gemm.ld_first,   gemm.ld_second,   gemm.ld_result,   gemm.ld_aux,
-          flags,           alignments};
+  return {gemm, alignments};
 }
+
+static_assert(sizeof(LtAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
 
 void set_pointers(const Prepared& prepared, const LtOperands& operands) {
   if (operands.bias != nullptr) {
@@ -196,9 +193,10 @@ void set_pointers(const Prepared& prepared, const LtOperands& operands) {
 struct LtMatmul::Impl {
   Owned<cublasLtHandle_t, cublasLtDestroy> handle;
   void* workspace = nullptr;
-  std::map<Key, Prepared> cache;
+  const std::map<LtForm, LtAlgorithm> choices;
+  std::map<LtForm, Prepared> cache;
 
-  Impl() {
+  explicit Impl(std::map<LtForm, LtAlgorithm> chosen) : choices(std::move(chosen)) {
     check_cublas(cublasLtCreate(handle.out()), "starting cuBLASLt");
     workspace = cuda::gpu_memory(kWorkspaceBytes);
   }
@@ -209,8 +207,9 @@ struct LtMatmul::Impl {
   // With the product's sizes: by the algorithm for its choice, where that does for it.
   Prepared& prepared(const LtGemm& gemm, const LtOperands& operands) {
     const LtGemm choice = choice_of(gemm);
+    const LtForm form = form_of(gemm, operands);
     // Of its own, and not the choice: that did not do, or a measurement has taken another one.
-    if (gemm == choice || cache.contains(key_of(gemm, operands))) {
+    if (gemm == choice || choices.contains(form) || cache.contains(form)) {
       Prepared& own = of_key(gemm, operands);
       own.take_sizes(gemm);
       return own;
@@ -220,8 +219,8 @@ struct LtMatmul::Impl {
     return of_key(gemm, operands);
   }
   Prepared& of_key(const LtGemm& gemm, const LtOperands& operands) {
-    const auto [entry, is_new] = cache.try_emplace(key_of(gemm, operands));
-    if (is_new) prepare(gemm, operands, 0, entry->second);
+    const auto [entry, is_new] = cache.try_emplace(form_of(gemm, operands));
+    if (is_new) prepare(gemm, operands, kMeasured, entry->second);
     return entry->second;
   }
   bool does_for(Prepared& made, const LtGemm& gemm) {
@@ -237,8 +236,8 @@ struct LtMatmul::Impl {
   void next(const Prepared& refused, const LtOperands& operands) {
     const LtGemm asked = refused.asked;
     const int place = refused.place + 1;
-    cache.erase(key_of(asked, operands));
-    prepare(asked, operands, place, cache[key_of(asked, operands)]);
+    cache.erase(form_of(asked, operands));
+    prepare(asked, operands, place, cache[form_of(asked, operands)]);
   }
 
   void prepare(const LtGemm& gemm, const LtOperands& operands, int place, Prepared& made) {
@@ -267,6 +266,15 @@ struct LtMatmul::Impl {
     create(made.result, gemm.result_type, {gemm.rows, gemm.columns}, gemm.ld_result);
     made.asked = made.sizes = gemm;
     made.place = place;
+    if (place == kMeasured) {
+      const auto chosen = choices.find(form_of(gemm, operands));
+      if (chosen != choices.end()) {
+        made.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(chosen->second);
+        made.there = true;
+        if (does_for(made, gemm)) return;
+      }
+      made.place = place = 0;
+    }
 
     Preference preference;
     check_cublas(cublasLtMatmulPreferenceCreate(preference.out()), "choosing an algorithm");
@@ -292,7 +300,8 @@ struct LtMatmul::Impl {
   }
 };
 
-LtMatmul::LtMatmul() : impl_(std::make_unique<Impl>()) {}
+LtMatmul::LtMatmul(std::map<LtForm, LtAlgorithm> choices)
+    : impl_(std::make_unique<Impl>(std::move(choices))) {}
 LtMatmul::~LtMatmul() = default;
 
 bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
@@ -300,10 +309,16 @@ bool LtMatmul::has(const LtGemm& gemm, const LtOperands& operands) {
 }
 
 bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
-  impl_->cache.erase(key_of(gemm, operands));
-  Prepared& made = impl_->cache[key_of(gemm, operands)];
+  const LtForm form = form_of(gemm, operands);
+  impl_->cache.erase(form);
+  Prepared& made = impl_->cache[form];
   impl_->prepare(gemm, operands, place, made);
   return made.there;
+}
+
+std::pair<LtForm, LtAlgorithm> LtMatmul::choice(const LtGemm& gemm, const LtOperands& operands) {
+  const Prepared& made = impl_->prepared(gemm, operands);
+  return {form_of(gemm, operands), std::bit_cast<LtAlgorithm>(made.algorithm)};
 }
 
 void LtMatmul::run(const LtGemm& gemm, const LtOperands& operands, cudaStream_t stream) {

@@ -2,9 +2,12 @@
 // what is decided about a product is decided in matmul_plan.h, which tests prove on the host.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "runtime/device/cuda/matmul_plan.h"
+#include "runtime/device/cuda/product_choices.h"
 
 struct CUstream_st;  // as cudaStream_t points to
 
@@ -12,8 +15,9 @@ namespace mtl::cuda {
 
 class LtMatmul {
  public:
-  // On the current device.
-  LtMatmul();
+  // On the current device. What is not among `choices`, or does not do any more, cuBLASLt's
+  // heuristics choose.
+  explicit LtMatmul(std::map<LtForm, LtAlgorithm> choices = {});
   ~LtMatmul();
   LtMatmul(const LtMatmul&) = delete;
   LtMatmul& operator=(const LtMatmul&) = delete;
@@ -27,6 +31,9 @@ class LtMatmul {
   // For measurements: from now on run() takes the algorithm that cuBLASLt's heuristics put at this
   // place (0: what it takes by itself). False if they do not name so many.
   bool take(const LtGemm& gemm, const LtOperands& operands, int place);
+
+  // What run() takes, for a file of choices.
+  std::pair<LtForm, LtAlgorithm> choice(const LtGemm& gemm, const LtOperands& operands);
 
   static std::string version();  // "13.1.0"
 

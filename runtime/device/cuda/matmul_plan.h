@@ -8,6 +8,7 @@
 // D's rows.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -43,7 +44,7 @@ struct LtGemm {
   // operands, while gradients sum over tokens, where small terms meet large sums (as Transformer
   // Engine's Float8CurrentScaling has it).
   bool fast_sums = false;
-  bool operator==(const LtGemm&) const = default;
+  auto operator<=>(const LtGemm&) const = default;
 };
 
 // The product that an algorithm is chosen for, in place of this one. Where tokens choose their

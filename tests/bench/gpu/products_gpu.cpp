@@ -1,8 +1,9 @@
 // The products of a training step alone, on one GPU: each as mtl asks cuBLASLt for it, by the
 // algorithm that the heuristics put first (which mtl takes), and by the fastest of the first
 // sixteen. So many milliseconds of a step would be won by a choice that measures.
-//   build/bench/products_gpu [SHAPE ...]
-// Shapes: those of gpu_runs.h; without any, the four that train_gpu measures.
+//   build/bench/products_gpu [--choose FILE] [SHAPE ...]
+// Shapes: those of gpu_runs.h; without any, the four that train_gpu measures. FILE is then what
+// MTL_PRODUCTS takes: the fastest of each product that is not the first one, written after each.
 //
 // Below each gradient of a weight, in models with biases: the same with the sums of the outputs'
 // gradients, which are the bias's, made in the product (BGRADA, BGRADB), and the least time of a
@@ -22,8 +23,10 @@
 
 #include "bench/gpu_runs.h"
 #include "bench/timed_device.h"
+#include "common/files.h"
 #include "runtime/device/cuda/cuda_errors.h"
 #include "runtime/device/cuda/lt_matmul.h"
+#include "runtime/device/cuda/product_choices.h"
 
 using namespace mtl;
 using cuda::LtEpilogue;
@@ -155,7 +158,7 @@ struct Times {
   double first = 0, best = 0;
   int place = 0;  // of the best
 };
-// Nothing where cuBLASLt has no algorithm.
+// Nothing where cuBLASLt has no algorithm. Ends with the best one taken.
 std::optional<Times> times_of(Gpu& gpu, const LtGemm& gemm, const LtOperands& operands) {
   std::optional<Times> times;
   for (int place = 0; place < kPlaces && gpu.lt.take(gemm, operands, place); ++place) {
@@ -163,8 +166,12 @@ std::optional<Times> times_of(Gpu& gpu, const LtGemm& gemm, const LtOperands& op
     if (!times) times = Times{seconds, seconds, 0};
     if (seconds < times->best) times = Times{times->first, seconds, place};
   }
+  if (times) gpu.lt.take(gemm, operands, times->place);
   return times;
 }
+
+// Below it, one is as good as the other, and the heuristics' stays.
+constexpr double kLeastGain = 0.01;
 
 std::string words_of(const Matmul& args) {
   std::string text = fmt::format("{}{} {}{} -> {}", safetensors_name(args.a.dtype),
@@ -187,7 +194,8 @@ void print_times(const std::string& words, const Matmul& args, int64_t calls, co
 }
 
 // Adds what a step takes by the first and by the best. `copy_rate`: 0 where there are no biases.
-void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step) {
+void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step,
+             cuda::ProductChoices& choices) {
   const Matmul& args = product.args;
   const Memory a(args.a.bytes()), b(args.b.bytes()), c(args.c.bytes()), one(256);
   const Memory bias(args.bias ? args.bias.bytes() : 0), aux(args.aux ? args.aux.bytes() : 0);
@@ -215,6 +223,9 @@ void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step) {
     print_times(words_of(args), args, product.calls, *times);
     step.first += static_cast<double>(product.calls) * times->first;
     step.best += static_cast<double>(product.calls) * times->best;
+    if (times->best < (1 - kLeastGain) * times->first) {
+      choices.algorithms.insert(gpu.lt.choice(plan.gemm, operands));
+    }
     break;
   }
   if (copy_rate == 0 || !args.transpose_a || args.transpose_b || args.c.dtype != DType::f32) return;
@@ -256,10 +267,27 @@ double memory_bytes() {
   return static_cast<double>(total);
 }
 
+std::string gpu_name() {
+  int device = 0;
+  cudaDeviceProp properties{};
+  cuda::check(cudaGetDevice(&device), "the current device");
+  cuda::check(cudaGetDeviceProperties(&properties, device), "asking for a GPU's properties");
+  return properties.name;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> names(argv + 1, argv + argc);
+  std::string file;
+  if (!names.empty() && names[0] == "--choose") {
+    if (names.size() < 2) {
+      fmt::print(stderr, "--choose needs a file to write\n");
+      return 2;
+    }
+    file = names[1];
+    names.erase(names.begin(), names.begin() + 2);
+  }
   if (names.empty()) names = {"124m", "1.5b", "llama-8b", "llama-8b-fp8"};
   if (const std::string what = bench::unknown_shape(names); !what.empty()) {
     fmt::print(stderr, "{}\n", what);
@@ -270,6 +298,8 @@ int main(int argc, char** argv) {
     cuda::start_cuda();
     Gpu gpu;
     const double copy_rate = copy_rate_of(gpu);
+    cuda::ProductChoices choices{
+        .gpu = gpu_name(), .cublaslt = LtMatmul::version(), .algorithms = {}};
     fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
                copy_rate / 1e9);
     for (const std::string& name : names) {
@@ -282,7 +312,9 @@ int main(int argc, char** argv) {
       const double sums_rate = run.resolved.spec.model.bias ? copy_rate : 0;
       for (const Product& product : products_of(run)) {
         try {
-          measure(gpu, product, sums_rate, step);
+          measure(gpu, product, sums_rate, step, choices);
+          // What has been measured is there even if the next one is too much.
+          if (!file.empty()) write_file_atomic(file, to_text(choices));
         } catch (const Error& error) {
           // The others are worth their time all the same.
           fmt::print("{} not measured: {}", words_of(product.args), error.what());

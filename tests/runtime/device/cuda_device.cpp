@@ -8,8 +8,10 @@
 
 #include "common/error.h"
 #include "host_cuda/products.h"
+#include "runtime/device/cuda/lt_matmul.h"
 #include "runtime/device/ops_test.h"
 #include "support/fake_cublaslt.h"
+#include "support/temp_dir.h"
 #include "support/variable.h"
 
 using namespace mtl;
@@ -173,6 +175,37 @@ TEST_CASE("cuda device: a product that cuBLASLt names and refuses is made in ano
   const Values narrow(*gpu, {4, 5});
   const Values factor(*gpu, {8, 5}, count_from(0, 40));
   CHECK_THROWS_AS(other->matmul({.a = a.view, .b = factor.view, .c = narrow.view}), Error);
+  fake_cublaslt = {};
+}
+
+TEST_CASE("cuda device: a product gets the algorithm that the file of MTL_PRODUCTS has for it") {
+  const auto gpu = make_gpu();
+  const Values a(*gpu, {4, 8}, count_from(0, 32)), b(*gpu, {8, 16}), c(*gpu, {4, 16});
+  const Matmul product = {.a = a.view, .b = b.view, .c = c.view};
+  const cuda::LtOperands operands = {b.view.data, a.view.data, c.view.data};
+  fake_cublaslt.algorithms = [](const cuda::LtGemm&) { return 3; };
+  cuda::LtMatmul measuring;
+  const cuda::LtGemm gemm = cuda::plan_matmul(product, cuda::Fuse::all).gemm;
+  REQUIRE(measuring.take(gemm, operands, 2));
+  cuda::ProductChoices choices{
+      .gpu = "NVIDIA H200", .cublaslt = cuda::LtMatmul::version(), .algorithms = {}};
+  choices.algorithms.insert(measuring.choice(gemm, operands));
+
+  const TempDir folder;
+  for (const bool here : {true, false}) {
+    CAPTURE(here);
+    if (!here) choices.gpu = "NVIDIA H100 80GB HBM3";
+    const std::string file = folder.file("choices", cuda::to_text(choices));
+    const Variable variable("MTL_PRODUCTS", file);
+    const auto chosen = make_gpu();
+    const std::string words = here ? ", products by " + file + " (1)" : "";
+    CHECK(chosen->description() == "a GPU on the host" + words);
+    int place = -1;
+    fake_cublaslt.algorithms = [](const cuda::LtGemm&) { return 3; };
+    fake_cublaslt.carries_out = [&](const LtCall& call, CUstream_st*) { place = call.place; };
+    chosen->matmul(product);
+    CHECK(place == (here ? 2 : 0));
+  }
   fake_cublaslt = {};
 }
 

@@ -2,6 +2,7 @@
 // algorithm, and which one a product gets. (What is asked: cuda_matmul_plan.cpp.)
 #if defined(MTL_TEST_CUDA_LIBRARY)
 
+#include <map>
 #include <random>
 
 #include <doctest/doctest.h>
@@ -255,6 +256,52 @@ TEST_CASE("cuda products: a measurement takes any algorithm that there is") {
   lt.run(gemm, operands, nullptr);
   CHECK(fake_cublaslt.calls.back().place == 2);
   CHECK(LtMatmul::version() == "13.1.2");
+}
+
+TEST_CASE("cuda products: what has been measured is taken, where it does and is not refused") {
+  fake_cublaslt = {};
+  fake_cublaslt.algorithms = [](const LtGemm&) { return 3; };
+  // Of these tokens alone, which the heuristics would be asked for as 1,024.
+  const LtGemm gemm = linear(Of::weight, 1001), other = linear(Of::weight, 1008);
+  const LtOperands operands = operands_of(gemm);
+  std::map<LtForm, LtAlgorithm> choices;
+  {
+    LtMatmul measuring;
+    CHECK(measuring.take(gemm, operands, 2));
+    choices.insert(measuring.choice(gemm, operands));
+  }
+  fake_cublaslt.queries = 0;
+  {
+    LtMatmul lt(choices);
+    CHECK(lt.has(gemm, operands));
+    lt.run(gemm, operands, nullptr);
+    CHECK(fake_cublaslt.calls.back().place == 2);
+    CHECK(fake_cublaslt.calls.back().chosen_for == gemm);
+    CHECK(fake_cublaslt.queries == 0);
+    lt.run(other, operands, nullptr);
+    CHECK(fake_cublaslt.calls.back().place == 0);
+    CHECK(fake_cublaslt.calls.back().chosen_for == choice_of(other));
+    // Otherwise aligned it is another product.
+    lt.run(gemm, operands_of(gemm, 2), nullptr);
+    CHECK(fake_cublaslt.calls.back().place == 0);
+    CHECK(fake_cublaslt.queries == 2);
+  }
+  // cuBLASLt says that it does not do here; or refuses it when it comes to it.
+  for (const bool refuses : {false, true}) {
+    CAPTURE(refuses);
+    fake_cublaslt.queries = 0;
+    const auto is_it = [](const LtCall& call) { return call.place == 2; };
+    fake_cublaslt.does = [&](const LtCall& call) { return refuses || !is_it(call); };
+    fake_cublaslt.refuses = [&](const LtCall& call) { return refuses && is_it(call); };
+    LtMatmul lt(choices);
+    for (int again = 0; again < 2; ++again) {
+      CHECK(lt.has(gemm, operands));
+      lt.run(gemm, operands, nullptr);
+      CHECK(fake_cublaslt.calls.back().gemm == gemm);
+      CHECK(fake_cublaslt.calls.back().place == 0);
+    }
+    CHECK(fake_cublaslt.queries == 1);
+  }
 }
 
 #endif
