@@ -83,10 +83,23 @@ stage_attention() {
   [[ -z $failed ]]
 }
 
+# Each product by itself; then the steps without and with what has been found to be faster. The file
+# has what has been measured, also where time has ended that.
 stage_products() {
   need_gpu
   need "$from/bench/products_gpu"
-  with_libraries "$from/bench/products_gpu" "${models[@]}" "${more[0]}"
+  need "$from/bench/train_gpu"
+  local choices=$records/products.choices file name failed=
+  limited $(($(left_of_stage) * 3 / 5)) "$from/bench/products_gpu" --choose "$choices" \
+    "${models[@]}" "${more[0]}" || failed=yes
+  [[ -s $choices ]] || return 1
+  for name in "${models[@]}"; do
+    for file in '' "$choices"; do
+      MTL_PRODUCTS=$file MTL_DEVICE=cuda limited 30 "$from/bench/train_gpu" --no-parts \
+        --json "$records/products.jsonl" "$name" || failed=yes
+    done
+  done
+  [[ -z $failed ]]
 }
 
 # From `mtl launch` of GPT-2 124M to the end of its first step, in seconds. The first time reads
