@@ -169,6 +169,13 @@ class Device {
   virtual void sgd(const Sgd& args) = 0;
   // Whether no element is infinite or NaN; any compute type. Waits for the device.
   virtual bool all_finite(Tensor x) = 0;
+
+ protected:
+  // The sums of an operand that a product asks for, by a pass of their own.
+  void sum_operand(const Matmul& args) {
+    if (args.sums_of_a) bias_grad(args.a, args.sums_of_a, args.accumulate);
+    if (args.sums_of_b) bias_grad(args.b, args.sums_of_b, args.accumulate);
+  }
 };
 
 // The CPU engine: `threads` worker threads (0 = OMP_NUM_THREADS, else all cores this process may

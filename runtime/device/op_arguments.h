@@ -34,6 +34,10 @@ struct Matmul {
   // make it again. It may then be the GELU of the sum before that is rounded into aux.
   bool gelu_once = false;
   Tensor scale_a = {}, scale_b = {};  // FP8: f32 [1], on the device
+  // At most one of them, f32; not with FP8. As bias_grad has them, with the same `accumulate`: [m],
+  // the sums of the rows of A as it is stored, with transpose_a; [n], those of B, without
+  // transpose_b. Of the gradient of a weight they are the bias's.
+  Tensor sums_of_a = {}, sums_of_b = {};
 };
 
 // FP8 with one scale per tensor: y = x * s to nearest even, beyond the largest value that one

@@ -133,13 +133,19 @@ void Linear::backward_weight(const Pass& pass, Tensor x, Tensor dy, Tensor bias_
     backward_weight(pass, Operand{.values = rounded, .inverse = float8_.x_inverse.in(pass.slot)},
                     Operand{.values = as_matrix(float8_.dy_by_column, dy.cols(), dy.rows()),
                             .inverse = float8_.dy_inverse});
-  } else {
-    Matmul product{
-        .a = dy, .b = x, .c = weight_.grad, .transpose_a = true, .accumulate = pass.accumulate};
-    if (!weight_.out_in) std::swap(product.a, product.b);
-    device_.matmul(product);
+    if (bias_) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
+    return;
   }
-  if (bias_) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
+  Matmul product{
+      .a = dy, .b = x, .c = weight_.grad, .transpose_a = true, .accumulate = pass.accumulate};
+  const bool same_rows = bias_dy.data == dy.data && bias_dy.rows() == dy.rows();
+  if (bias_ && same_rows) product.sums_of_a = bias_.grad;
+  if (!weight_.out_in) {
+    std::swap(product.a, product.b);
+    std::swap(product.sums_of_a, product.sums_of_b);
+  }
+  device_.matmul(product);
+  if (bias_ && !same_rows) device_.bias_grad(bias_dy, bias_.grad, pass.accumulate);
 }
 
 }  // namespace mtl

@@ -39,9 +39,11 @@ class EmulatedCuda : public cuda::OpsDevice {
     Matmul product = args;
     product.epilogue = Epilogue::none;
     if (args.epilogue == Epilogue::gelu) product.c = args.aux;
+    product.sums_of_a = product.sums_of_b = {};
     cpu_.matmul(product);
     if (args.epilogue == Epilogue::gelu) cuda::gelu_forward(*this, args.aux, args.c);
     if (args.epilogue == Epilogue::gelu_grad) cuda::gelu_backward(*this, args.c, args.aux);
+    sum_operand(args);
   }
   bool all_finite(Tensor x) override {
     int32_t found = 0;

@@ -99,7 +99,8 @@ class GuardedDevice final : public Device {
     op({c.rows, c.blocks}, [&] { cpu_.regroup_columns(c); });
   }
   void matmul(const Matmul& m) override {
-    op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b}, [&] { cpu_.matmul(m); });
+    op({m.a, m.b, m.c, m.bias, m.aux, m.scale_a, m.scale_b, m.sums_of_a, m.sums_of_b},
+       [&] { cpu_.matmul(m); });
   }
   void amax(Tensor x, Tensor out) override {
     ++amaxes_;

@@ -111,9 +111,9 @@ void multiply(const LtGemm& g, const LtOperands& operands) {
       g.epilogue == LtEpilogue::gelu_aux || g.epilogue == LtEpilogue::gelu_aux_bias;
   const bool with_bias = g.epilogue == LtEpilogue::bias || g.epilogue == LtEpilogue::gelu_aux_bias;
   const bool with_aux = gelu_aux || g.epilogue == LtEpilogue::dgelu;
-  must(g.epilogue != LtEpilogue::sums_of_first && g.epilogue != LtEpilogue::sums_of_second,
-       "sums of an operand, which no plan asks for");
-  check(g, operands, with_bias, with_aux);
+  const bool sums_first = g.epilogue == LtEpilogue::sums_of_first;
+  const bool sums = sums_first || g.epilogue == LtEpilogue::sums_of_second;
+  check(g, operands, with_bias || sums, with_aux);
   if (g.epilogue == LtEpilogue::none && !g.add && g.ld_result == g.rows &&
       !is_float8(g.first_type) && is_zero(g, first)) {
     std::memset(result, 0, static_cast<size_t>(g.rows * g.columns * bytes_of(g.result_type)));
@@ -125,6 +125,14 @@ void multiply(const LtGemm& g, const LtOperands& operands) {
   }
   const auto a = rows_of(g.first_type, first, g.rows, g.k, g.ld_first, g.transpose_first);
   const auto b = rows_of(g.second_type, second, g.columns, g.k, g.ld_second, !g.transpose_second);
+  if (sums) {
+    const std::vector<double>& summed = sums_first ? a : b;
+    for (int64_t i = 0; i < (sums_first ? g.rows : g.columns); ++i) {
+      double sum = 0;
+      for (int64_t p = 0; p < g.k; ++p) sum += summed[static_cast<size_t>(i * g.k + p)];
+      store_at(g.bias_type, const_cast<void*>(bias), i, sum);
+    }
+  }
   for (int64_t column = 0; column < g.columns; ++column) {
     for (int64_t row = 0; row < g.rows; ++row) {
       double sum = 0;

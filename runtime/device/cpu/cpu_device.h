@@ -54,7 +54,10 @@ class CpuDevice final : public Device {
   void add(Tensor x, Tensor y) override;
   void copy(Tensor from, Tensor to) override;
   void regroup_columns(const ColumnBlocks& args) override;
-  void matmul(const Matmul& args) override { matmul_.run(args); }
+  void matmul(const Matmul& args) override {
+    matmul_.run(args);
+    sum_operand(args);
+  }
   void amax(Tensor x, Tensor out) override;
   void quantize(const Quantize& args) override;
   void bias_grad(Tensor dy, Tensor db, bool accumulate) override;

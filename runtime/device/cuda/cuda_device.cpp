@@ -280,33 +280,9 @@ class CudaDevice final : public OpsDevice, private Recorder {
                    .what = what,
                    .help = "this is a defect of mtl; please report it with the command line"});
     }
-    if (args.c.numel() == 0) return;
-    for (const Fuse fuse : {Fuse::all, Fuse::bias, Fuse::nothing}) {
-      const MatmulPlan plan = plan_matmul(args, fuse);
-      Steps steps(*this);
-      // The first slice of a plan in slices speaks for the others.
-      LtGemm first = plan.gemm;
-      void* result = plan.into == MatmulPlan::Into::aux ? args.aux.data : args.c.data;
-      if (plan.into == MatmulPlan::Into::wide) {
-        first.columns = plan.slice_rows;
-        result = steps.wide(plan.slice_rows, args.c.cols()).data;
-      }
-      const LtOperands operands = {.first = args.b.data,
-                                   .second = args.a.data,
-                                   .result = result,
-                                   .bias = plan.bias_in_gemm ? args.bias.data : nullptr,
-                                   .aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr,
-                                   .scale_first = args.scale_b.data,
-                                   .scale_second = args.scale_a.data};
-      if (fuse != Fuse::nothing && !lt_.has(first, operands)) continue;
-      try {
-        run_matmul(plan, args, steps);
-        return;
-      } catch (const Error&) {
-        // Named by its heuristics, and refused: as if there were none.
-        if (fuse == Fuse::nothing || lt_.has(first, operands)) throw;
-      }
-    }
+    if (multiplies_with_sums(args)) return;
+    if (args.c.numel() > 0) multiply(args);
+    sum_operand(args);
   }
 
   std::string choose_attention(const AttentionShape& shape, DType dtype) {
@@ -344,10 +320,63 @@ class CudaDevice final : public OpsDevice, private Recorder {
     }
     void gelu_forward(Tensor x, Tensor y) override { cuda::gelu_forward(device_, x, y); }
     void gelu_backward(Tensor dy, Tensor aux) override { cuda::gelu_backward(device_, dy, aux); }
+    void add(Tensor x, Tensor y) override { cuda::add(device_, x, y); }
 
    private:
     CudaDevice& device_;
   };
+
+  // Product and sums of an operand at once, where a measurement has found that to be faster.
+  bool multiplies_with_sums(const Matmul& args) {
+    if (!lt_.has_choices() || args.c.numel() == 0) return false;
+    const MatmulPlan plan = plan_matmul(args, Fuse::nothing, Sums::in_product);
+    if (!plan.sums_in_gemm) return false;
+    Steps steps(*this);
+    const Tensor& sums = args.sums_of_b ? args.sums_of_b : args.sums_of_a;
+    const LtOperands operands = {
+        .first = args.b.data,
+        .second = args.a.data,
+        .result = args.c.data,
+        .bias = args.accumulate ? steps.wide(1, sums.numel()).data : sums.data};
+    if (!lt_.is_measured(plan.gemm, operands)) return false;
+    try {
+      run_matmul(plan, args, steps);
+      return true;
+    } catch (const Error&) {
+      // As in multiply(); nothing has been enqueued.
+      if (lt_.has(plan.gemm, operands)) throw;
+      return false;
+    }
+  }
+
+  void multiply(const Matmul& args) {
+    for (const Fuse fuse : {Fuse::all, Fuse::bias, Fuse::nothing}) {
+      const MatmulPlan plan = plan_matmul(args, fuse);
+      Steps steps(*this);
+      // The first slice of a plan in slices speaks for the others.
+      LtGemm first = plan.gemm;
+      void* result = plan.into == MatmulPlan::Into::aux ? args.aux.data : args.c.data;
+      if (plan.into == MatmulPlan::Into::wide) {
+        first.columns = plan.slice_rows;
+        result = steps.wide(plan.slice_rows, args.c.cols()).data;
+      }
+      const LtOperands operands = {.first = args.b.data,
+                                   .second = args.a.data,
+                                   .result = result,
+                                   .bias = plan.bias_in_gemm ? args.bias.data : nullptr,
+                                   .aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr,
+                                   .scale_first = args.scale_b.data,
+                                   .scale_second = args.scale_a.data};
+      if (fuse != Fuse::nothing && !lt_.has(first, operands)) continue;
+      try {
+        run_matmul(plan, args, steps);
+        return;
+      } catch (const Error&) {
+        // Named by its heuristics, and refused: as if there were none.
+        if (fuse == Fuse::nothing || lt_.has(first, operands)) throw;
+      }
+    }
+  }
 
   // Of this thread alone: those of the transport may allocate and ask events meanwhile.
   void begin() override {

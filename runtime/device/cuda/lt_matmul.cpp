@@ -316,6 +316,16 @@ bool LtMatmul::take(const LtGemm& gemm, const LtOperands& operands, int place) {
   return made.there;
 }
 
+bool LtMatmul::has_choices() const {
+  return !impl_->choices.empty();
+}
+
+bool LtMatmul::is_measured(const LtGemm& gemm, const LtOperands& operands) {
+  if (!impl_->choices.contains(form_of(gemm, operands))) return false;
+  const Prepared& made = impl_->prepared(gemm, operands);
+  return made.there && made.place == kMeasured;
+}
+
 std::pair<LtForm, LtAlgorithm> LtMatmul::choice(const LtGemm& gemm, const LtOperands& operands) {
   const Prepared& made = impl_->prepared(gemm, operands);
   return {form_of(gemm, operands), std::bit_cast<LtAlgorithm>(made.algorithm)};

@@ -32,6 +32,9 @@ class LtMatmul {
   // place (0: what it takes by itself). False if they do not name so many.
   bool take(const LtGemm& gemm, const LtOperands& operands, int place);
 
+  bool has_choices() const;
+  // Whether run() takes what the choices have for it.
+  bool is_measured(const LtGemm& gemm, const LtOperands& operands);
   // What run() takes, for a file of choices.
   std::pair<LtForm, LtAlgorithm> choice(const LtGemm& gemm, const LtOperands& operands);
 

@@ -53,6 +53,18 @@ std::string misfit(const Matmul& args) {
       return "matmul with a bias of an unsupported element type";
     }
   }
+  if (args.sums_of_a || args.sums_of_b) {
+    if (args.sums_of_a && (!args.transpose_a || args.sums_of_a.numel() != m)) {
+      return "matmul with sums of A that it does not have";
+    }
+    if (args.sums_of_b && (args.transpose_b || args.sums_of_b.numel() != n)) {
+      return "matmul with sums of B that it does not have";
+    }
+    if ((args.sums_of_a && args.sums_of_b) || is_float8_matmul(args) ||
+        (args.sums_of_a ? args.sums_of_a : args.sums_of_b).dtype != DType::f32) {
+      return "matmul with sums of both operands, of FP8 or of another type than f32";
+    }
+  }
   if (args.epilogue == Epilogue::none) return {};
   if (!args.aux || args.aux.numel() != shape.m * n || args.aux.dtype != args.c.dtype) {
     return "a GELU epilogue needs `aux` with the shape and type of the result";
@@ -61,7 +73,7 @@ std::string misfit(const Matmul& args) {
   return {};
 }
 
-MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
+MatmulPlan plan_matmul(const Matmul& args, Fuse fuse, Sums sums) {
   const Shape shape(args);
   const bool gelu = args.epilogue == Epilogue::gelu;
   const bool gelu_grad = args.epilogue == Epilogue::gelu_grad;
@@ -81,6 +93,14 @@ MatmulPlan plan_matmul(const Matmul& args, Fuse fuse) {
   gemm.ld_second = args.transpose_a ? shape.m : shape.k;
   gemm.ld_result = shape.n;
   gemm.add = args.accumulate;
+  // They are where a bias would be, of D's type. The gradient of a weight has nothing else.
+  if (sums == Sums::in_product && (args.sums_of_a || args.sums_of_b) && !args.bias &&
+      args.epilogue == Epilogue::none && args.c.dtype == DType::f32) {
+    gemm.epilogue = args.sums_of_b ? LtEpilogue::sums_of_first : LtEpilogue::sums_of_second;
+    gemm.bias_type = DType::f32;
+    plan.sums_in_gemm = true;
+    return plan;
+  }
 
   // cuBLASLt's documentation: a bias has the type of D, and beside FP8 none is f32. Its heuristics
   // have been seen to forget how the bias is aligned.
@@ -141,14 +161,20 @@ void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps) 
   if (plan.into != MatmulPlan::Into::wide) {
     void* const aux = plan.gemm.ld_aux > 0 ? args.aux.data : nullptr;
     const Tensor& result = plan.into == MatmulPlan::Into::aux ? args.aux : args.c;
+    const Tensor& asked = args.sums_of_b ? args.sums_of_b : args.sums_of_a;
+    Tensor sums;
+    if (plan.sums_in_gemm) sums = args.accumulate ? steps.wide(1, asked.numel()) : asked;
     steps.gemm(plan.gemm, {.first = args.b.data,
                            .second = args.a.data,
                            .result = result.data,
-                           .bias = bias,
+                           .bias = plan.sums_in_gemm ? sums.data : bias,
                            .aux = aux,
                            .scale_first = args.scale_b.data,
                            .scale_second = args.scale_a.data});
     if (plan.add_bias) steps.add_bias(result, args.bias, result, false);
+    if (plan.sums_in_gemm && args.accumulate) {
+      steps.add(Tensor(sums.data, DType::f32, {asked.numel()}), asked);
+    }
   } else {
     for (int64_t first = 0; first < shape.m; first += plan.slice_rows) {
       LtGemm slice = plan.gemm;

@@ -19,13 +19,15 @@ namespace mtl::cuda {
 // What cuBLASLt may do besides the product. It says only when asked for an algorithm whether it has
 // one, so a plan is made with the first, and made again with the next where there is none.
 enum class Fuse { all, bias, nothing };
+// Whether plans have the sums of an operand in the product (LtEpilogue::sums_of_*), where that can
+// be.
+enum class Sums { in_product, behind };
 
 // Its GELU is of the sum in f32, before that is rounded into aux: for activations that are not
 // computed again, from aux, with the same bits (Matmul::gelu_once). Of results of 16 bits only.
 // sums_of: an operand, after op(), summed over k besides, into where a bias would be: [rows] or
-// [columns], of D's type. With the gradient of a weight they are the bias's. No plan has them yet:
-// whether they are faster than a pass of its own is to be measured
-// (tests/bench/gpu/products_gpu.cpp).
+// [columns], of D's type. With the gradient of a weight they are the bias's. Whether they are
+// faster than a pass of its own only a measurement says (product_choices.h).
 enum class LtEpilogue { none, bias, gelu_aux, gelu_aux_bias, dgelu, sums_of_first, sums_of_second };
 
 // D[rows, columns] = op(first)[rows, k] op(second)[k, columns] + beta D, all column-major.
@@ -69,6 +71,10 @@ struct LtOperands {
 struct MatmulPlan {
   LtGemm gemm;
   bool bias_in_gemm = false;
+  // The sums of an operand come from the product, to where it asks for them or, if they are to be
+  // added to what is there, by way of memory beside the tensors. Else they are to be made behind
+  // it.
+  bool sums_in_gemm = false;
   // Where the product goes: to C, to aux (the value before a GELU), or, in f32, to memory beside
   // the tensors, of `slice_rows` rows of C at a time.
   enum class Into { c, aux, wide } into = Into::c;
@@ -84,7 +90,7 @@ struct MatmulPlan {
 inline constexpr int64_t kWideBytes = int64_t{32} << 20;
 
 // `args` fit together (misfit() is empty); m, n and k > 0.
-MatmulPlan plan_matmul(const Matmul& args, Fuse fuse);
+MatmulPlan plan_matmul(const Matmul& args, Fuse fuse, Sums sums = Sums::behind);
 
 // Who carries out the steps of a plan: the GPU, or a test.
 class MatmulSteps {
@@ -97,7 +103,9 @@ class MatmulSteps {
   virtual void add_bias(Tensor from, Tensor bias, Tensor to, bool accumulate) = 0;
   virtual void gelu_forward(Tensor x, Tensor y) = 0;
   virtual void gelu_backward(Tensor dy, Tensor aux) = 0;  // in place
+  virtual void add(Tensor x, Tensor y) = 0;               // y += x, f32
 };
+// All but sums that are to be made behind it.
 void run_matmul(const MatmulPlan& plan, const Matmul& args, MatmulSteps& steps);
 
 // What does not fit, empty if everything does.

@@ -5,9 +5,9 @@
 // Shapes: those of gpu_runs.h; without any, the four that train_gpu measures. FILE is then what
 // MTL_PRODUCTS takes: the fastest of each product that is not the first one, written after each.
 //
-// Below each gradient of a weight, in models with biases: the same with the sums of the outputs'
-// gradients, which are the bias's, made in the product (BGRADA, BGRADB), and the least time of a
-// pass of its own. Which of the two factors they are depends on the layout; both are tried.
+// Below each gradient of a weight that asks for the sums of an operand, which are the bias's
+// gradient: the same with them made in the product (BGRADA, BGRADB), and the least time of a pass
+// of its own, which it has to win against.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +29,6 @@
 #include "runtime/device/cuda/product_choices.h"
 
 using namespace mtl;
-using cuda::LtEpilogue;
 using cuda::LtGemm;
 using cuda::LtMatmul;
 using cuda::LtOperands;
@@ -39,18 +38,26 @@ namespace {
 constexpr int kPlaces = 16;
 
 // Everything of a Matmul but where its tensors lie.
-using Form =
-    std::tuple<int64_t, int64_t, int64_t, bool, bool, bool, DType, DType, DType, int, bool, int>;
+using Form = std::tuple<int64_t, int64_t, int64_t, bool, bool, bool, DType, DType, DType, int, bool,
+                        int, bool, bool>;
 int64_t k_of(const Matmul& args) {
   return args.transpose_a ? args.a.rows() : args.a.cols();
 }
 Form form_of(const Matmul& args) {
-  return {args.c.rows(),    args.c.cols(),
-          k_of(args),       args.transpose_a,
-          args.transpose_b, args.accumulate,
-          args.a.dtype,     args.b.dtype,
-          args.c.dtype,     static_cast<int>(args.epilogue),
-          args.gelu_once,   args.bias ? static_cast<int>(args.bias.dtype) : -1};
+  return {args.c.rows(),
+          args.c.cols(),
+          k_of(args),
+          args.transpose_a,
+          args.transpose_b,
+          args.accumulate,
+          args.a.dtype,
+          args.b.dtype,
+          args.c.dtype,
+          static_cast<int>(args.epilogue),
+          args.gelu_once,
+          args.bias ? static_cast<int>(args.bias.dtype) : -1,
+          static_cast<bool>(args.sums_of_a),
+          static_cast<bool>(args.sums_of_b)};
 }
 
 struct Product {
@@ -193,61 +200,87 @@ void print_times(const std::string& words, const Matmul& args, int64_t calls, co
   std::fflush(stdout);
 }
 
-// Adds what a step takes by the first and by the best. `copy_rate`: 0 where there are no biases.
-void measure(Gpu& gpu, const Product& product, double copy_rate, Times& step,
-             cuda::ProductChoices& choices) {
-  const Matmul& args = product.args;
-  const Memory a(args.a.bytes()), b(args.b.bytes()), c(args.c.bytes()), one(256);
-  const Memory bias(args.bias ? args.bias.bytes() : 0), aux(args.aux ? args.aux.bytes() : 0);
-  fill(args.a, a.data());
-  fill(args.b, b.data());
-  fill(args.c, c.data());
-  if (args.bias) fill(args.bias, bias.data());
-  if (args.aux) fill(args.aux, aux.data());
-  const float scale = 1;
-  cuda::check(cudaMemcpy(one.data(), &scale, sizeof scale, cudaMemcpyHostToDevice), "a scale");
-  void* const scales = args.scale_a ? one.data() : nullptr;
+// What of a product's tensors is there, of random values.
+struct Operands {
+  explicit Operands(const Matmul& args)
+      : a(args.a.bytes()),
+        b(args.b.bytes()),
+        c(args.c.bytes()),
+        scale(256),
+        bias(args.bias ? args.bias.bytes() : 0),
+        aux(args.aux ? args.aux.bytes() : 0) {
+    fill(args.a, a.data());
+    fill(args.b, b.data());
+    fill(args.c, c.data());
+    if (args.bias) fill(args.bias, bias.data());
+    if (args.aux) fill(args.aux, aux.data());
+    const float one = 1;
+    cuda::check(cudaMemcpy(scale.data(), &one, sizeof one, cudaMemcpyHostToDevice), "a scale");
+  }
+  LtOperands of(const cuda::MatmulPlan& plan, const Matmul& args, void* sums = nullptr) const {
+    void* const scales = args.scale_a ? scale.data() : nullptr;
+    return {.first = b.data(),
+            .second = a.data(),
+            .result = c.data(),
+            .bias = plan.bias_in_gemm ? bias.data() : sums,
+            .aux = plan.gemm.ld_aux > 0 ? aux.data() : nullptr,
+            .scale_first = scales,
+            .scale_second = scales};
+  }
+  Memory a, b, c, scale, bias, aux;
+};
 
+// Of a step; and what is to be taken for it.
+struct Sum {
+  Times step;
+  cuda::ProductChoices choices;
+
+  void add(const Product& product, const Times& times, double pass) {
+    step.first += static_cast<double>(product.calls) * (times.first + pass);
+    step.best += static_cast<double>(product.calls) * (times.best + pass);
+  }
+};
+
+// `copy_rate`: bytes per second, read and written.
+void measure(Gpu& gpu, const Product& product, double copy_rate, Sum& sum) {
+  const Matmul& args = product.args;
+  const Operands operands(args);
+  std::optional<Times> times;
   for (const cuda::Fuse fuse : {cuda::Fuse::all, cuda::Fuse::bias, cuda::Fuse::nothing}) {
     const cuda::MatmulPlan plan = cuda::plan_matmul(args, fuse);
-    if (plan.into == cuda::MatmulPlan::Into::wide) break;  // in slices: no product of its own
-    const LtOperands operands = {.first = b.data(),
-                                 .second = a.data(),
-                                 .result = c.data(),
-                                 .bias = plan.bias_in_gemm ? bias.data() : nullptr,
-                                 .aux = plan.gemm.ld_aux > 0 ? aux.data() : nullptr,
-                                 .scale_first = scales,
-                                 .scale_second = scales};
-    const std::optional<Times> times = times_of(gpu, plan.gemm, operands);
+    if (plan.into == cuda::MatmulPlan::Into::wide) return;  // in slices: no product of its own
+    const LtOperands there = operands.of(plan, args);
+    times = times_of(gpu, plan.gemm, there);
     if (!times) continue;
     print_times(words_of(args), args, product.calls, *times);
-    step.first += static_cast<double>(product.calls) * times->first;
-    step.best += static_cast<double>(product.calls) * times->best;
     if (times->best < (1 - kLeastGain) * times->first) {
-      choices.algorithms.insert(gpu.lt.choice(plan.gemm, operands));
+      sum.choices.algorithms.insert(gpu.lt.choice(plan.gemm, there));
     }
     break;
   }
-  if (copy_rate == 0 || !args.transpose_a || args.transpose_b || args.c.dtype != DType::f32) return;
-  for (const auto& [epilogue, sums, factor] :
-       {std::tuple(LtEpilogue::sums_of_second, args.c.rows(), &args.a),
-        std::tuple(LtEpilogue::sums_of_first, args.c.cols(), &args.b)}) {
-    const Memory to(sums * 4);
-    LtGemm gemm = cuda::plan_matmul(args, cuda::Fuse::nothing).gemm;
-    gemm.epilogue = epilogue;
-    gemm.bias_type = DType::f32;
-    const std::string words =
-        epilogue == LtEpilogue::sums_of_second ? "  sums of A" : "  sums of B";
-    const std::optional<Times> times = times_of(
-        gpu, gemm, {.first = b.data(), .second = a.data(), .result = c.data(), .bias = to.data()});
-    if (times) {
-      print_times(words, args, product.calls, *times);
-    } else {
-      fmt::print("{:25} {}: cuBLASLt has none\n", "", words);
+  if (!times) return;
+  const Tensor& sums = args.sums_of_b ? args.sums_of_b : args.sums_of_a;
+  const Tensor& summed = args.sums_of_b ? args.b : args.a;
+  const double pass = sums ? static_cast<double>(summed.bytes()) / copy_rate : 0;
+  const cuda::MatmulPlan plan =
+      cuda::plan_matmul(args, cuda::Fuse::nothing, cuda::Sums::in_product);
+  sum.add(product, *times, pass);
+  if (!plan.sums_in_gemm) return;
+  const Memory to(sums.bytes());
+  const LtOperands there = operands.of(plan, args, to.data());
+  const std::optional<Times> with_sums = times_of(gpu, plan.gemm, there);
+  const std::string words = args.sums_of_b ? "  and sums of B" : "  and sums of A";
+  if (with_sums) {
+    print_times(words, args, product.calls, *with_sums);
+    const double apart = times->best + pass;
+    if (with_sums->best < (1 - kLeastGain) * apart) {
+      sum.choices.algorithms.insert(gpu.lt.choice(plan.gemm, there));
+      sum.step.best -= static_cast<double>(product.calls) * (apart - with_sums->best);
     }
-    fmt::print("{:25} a pass of its own: {:.4f} ms at least\n", "",
-               1e3 * static_cast<double>(factor->bytes()) / copy_rate);
+  } else {
+    fmt::print("{:25} {}: cuBLASLt has none\n", "", words);
   }
+  fmt::print("{:25} a pass of its own: {:.4f} ms at least\n", "", 1e3 * pass);
 }
 
 // Bytes per second, read and written.
@@ -298,8 +331,9 @@ int main(int argc, char** argv) {
     cuda::start_cuda();
     Gpu gpu;
     const double copy_rate = copy_rate_of(gpu);
-    cuda::ProductChoices choices{
-        .gpu = gpu_name(), .cublaslt = LtMatmul::version(), .algorithms = {}};
+    Sum sum;
+    sum.choices.gpu = gpu_name();
+    sum.choices.cublaslt = LtMatmul::version();
     fmt::print("cuBLASLt {}; copies {:.0f} GB/s; ' is transposed\n", LtMatmul::version(),
                copy_rate / 1e9);
     for (const std::string& name : names) {
@@ -308,13 +342,12 @@ int main(int argc, char** argv) {
           "\n{}, {} layers\n{:>7} {:>7} {:>7}  {:28} {:>6} {:>9} {:>6} {:>9} {:>6} {:>4} {:>9}\n",
           name, run.shape.layers, "m", "n", "k", "form", "calls", "first ms", "TF/s", "best ms",
           "TF/s", "no.", "to win ms");
-      Times step;
-      const double sums_rate = run.resolved.spec.model.bias ? copy_rate : 0;
+      sum.step = {};
       for (const Product& product : products_of(run)) {
         try {
-          measure(gpu, product, sums_rate, step, choices);
+          measure(gpu, product, copy_rate, sum);
           // What has been measured is there even if the next one is too much.
-          if (!file.empty()) write_file_atomic(file, to_text(choices));
+          if (!file.empty()) write_file_atomic(file, to_text(sum.choices));
         } catch (const Error& error) {
           // The others are worth their time all the same.
           fmt::print("{} not measured: {}", words_of(product.args), error.what());
@@ -322,7 +355,8 @@ int main(int argc, char** argv) {
         }
       }
       fmt::print("products of a step: {:.3f} ms, by the best {:.3f} ms ({:+.1f} %)\n",
-                 1e3 * step.first, 1e3 * step.best, 100 * (step.best / step.first - 1));
+                 1e3 * sum.step.first, 1e3 * sum.step.best,
+                 100 * (sum.step.best / sum.step.first - 1));
     }
   } catch (const Error& error) {
     fmt::print(stderr, "{}", error.what());

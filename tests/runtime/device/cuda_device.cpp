@@ -138,8 +138,9 @@ TEST_CASE("cuda device: memory that there is not is told, and what there is goes
 TEST_CASE("cuda device: a copy beyond what was allocated is refused") {
   const auto gpu = make_gpu();
   const Values x(*gpu, {1000}, count_from(1, 1000));
-  const Tensor longer(x.view.data, DType::f32, {2000});
-  std::vector<float> values(2000);
+  // Further than what the device aligns memory to.
+  const Tensor longer(x.view.data, DType::f32, {4000});
+  std::vector<float> values(4000);
   CHECK_THROWS_AS(gpu->copy_to_host(values.data(), longer), Error);
   CHECK_THROWS_AS(gpu->copy_from_host(longer, values.data()), Error);
   CHECK(x.values() == count_from(1, 1000));
@@ -205,6 +206,63 @@ TEST_CASE("cuda device: a product gets the algorithm that the file of MTL_PRODUC
     fake_cublaslt.carries_out = [&](const LtCall& call, CUstream_st*) { place = call.place; };
     chosen->matmul(product);
     CHECK(place == (here ? 2 : 0));
+  }
+  fake_cublaslt = {};
+}
+
+TEST_CASE("cuda device: the sums of an operand come from the product where that was measured") {
+  const auto gpu = make_gpu();
+  const Values dy(*gpu, {8, 4}, count_from(-9, 32)), x(*gpu, {8, 16}, count_from(-60, 128));
+  const Values dw(*gpu, {4, 16}), db(*gpu, {4});
+  Matmul product = {.a = dy.view, .b = x.view, .c = dw.view, .transpose_a = true};
+  product.sums_of_a = db.view;
+  cuda::ProductChoices choices{
+      .gpu = "NVIDIA H200", .cublaslt = cuda::LtMatmul::version(), .algorithms = {}};
+  cuda::LtMatmul measuring;
+  for (const bool accumulate : {false, true}) {
+    product.accumulate = accumulate;
+    const cuda::MatmulPlan plan =
+        cuda::plan_matmul(product, cuda::Fuse::nothing, cuda::Sums::in_product);
+    REQUIRE(plan.sums_in_gemm);
+    choices.algorithms.insert(measuring.choice(plan.gemm, {.first = x.view.data,
+                                                           .second = dy.view.data,
+                                                           .result = dw.view.data,
+                                                           .bias = db.view.data}));
+  }
+  const TempDir folder;
+  const std::string file = folder.file("choices", cuda::to_text(choices));
+
+  std::vector<float> expected_dw, expected_db;
+  int with_sums = 0;
+  // Behind the product; in it; and where cuBLASLt refuses it, behind it again.
+  for (const int way : {0, 1, 2}) {
+    CAPTURE(way);
+    const Variable variable("MTL_PRODUCTS", way == 0 ? "" : file);
+    const auto device = make_gpu();
+    with_sums = 0;
+    fake_cublaslt.refuses = [&](const LtCall& call) {
+      if (call.gemm.epilogue != cuda::LtEpilogue::sums_of_second) return false;
+      ++with_sums;
+      return way == 2;
+    };
+    for (const bool accumulate : {false, true, true}) {
+      product.accumulate = accumulate;
+      device->matmul(product);
+    }
+    device->synchronize();
+    if (way == 0) {
+      expected_dw = dw.values();
+      expected_db = db.values();
+      // Three times the sum of its column.
+      CHECK(expected_db[1] == 3 * (8 * -8 + 4 * 28));
+    }
+    CHECK(dw.values() == expected_dw);
+    CHECK(db.values() == expected_db);
+    // Refused: what was measured and what the heuristics name, of two products.
+    CHECK(with_sums == (way == 0 ? 0 : way == 1 ? 3 : 4));
+    gpu->fill(dw.view, 7);
+    gpu->fill(db.view, 7);
+    gpu->synchronize();
   }
   fake_cublaslt = {};
 }

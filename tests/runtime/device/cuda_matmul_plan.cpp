@@ -34,6 +34,7 @@ class HostSteps final : public cuda::MatmulSteps {
   }
   void gelu_forward(Tensor x, Tensor y) override { cuda_.gelu_forward(x, y); }
   void gelu_backward(Tensor dy, Tensor aux) override { cuda_.gelu_backward(dy, aux); }
+  void add(Tensor x, Tensor y) override { cuda_.add(x, y); }
 
   int products = 0;
 
@@ -264,6 +265,49 @@ TEST_CASE("cuda matmul: plans of FP8 of every kind that training asks for") {
   CHECK(weight.gemm.second_type == e5m2);
 }
 
+TEST_CASE("cuda matmul: the sums of an operand come from the product, where it is nothing else") {
+  const int64_t sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {24, 13, 70}};
+  for (const auto& s : sizes) {
+    for (const auto& [in, out] : kTypePairs) {
+      for (const bool of_b : {false, true}) {
+        for (const bool accumulate : {false, true}) {
+          const Form form{s[0], s[1], s[2], true, false, accumulate, in, out};
+          Product together(form), apart(form);
+          const int64_t count = of_b ? form.n : form.m;
+          Held sums(DType::f32, {count});
+          sums.randomize(together.random);
+          const std::vector<double> before = sums.values();
+          (of_b ? together.args.sums_of_b : together.args.sums_of_a) = sums.view;
+          REQUIRE(cuda::misfit(together.args).empty());
+          const MatmulPlan plan =
+              cuda::plan_matmul(together.args, Fuse::all, cuda::Sums::in_product);
+          CHECK(plan.sums_in_gemm == (out == DType::f32));
+          CHECK_FALSE(cuda::plan_matmul(together.args, Fuse::all).sums_in_gemm);
+          if (!plan.sums_in_gemm) continue;
+          HostSteps steps;
+          cuda::run_matmul(plan, together.args, steps);
+          cuda::run_matmul(cuda::plan_matmul(apart.args, Fuse::all), apart.args, steps);
+          CHECK(together.c.bytes() == apart.c.bytes());
+          double worst = 0;
+          for (int64_t i = 0; i < count; ++i) {
+            double sum = 0, size = 0;
+            for (int64_t p = 0; p < form.k; ++p) {
+              sum += (of_b ? together.b : together.a)[p * count + i];
+            }
+            size = std::abs(sum);
+            if (accumulate) {
+              sum += before[static_cast<size_t>(i)];
+              size += std::abs(before[static_cast<size_t>(i)]);
+            }
+            worst = std::max(worst, std::abs(sums[i] - sum) / (size * 0x1p-22 + 1e-30));
+          }
+          CHECK(worst <= 1.0);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda matmul: what goes through f32 is cut into slices of rows") {
   // 64 rows of 128 Ki columns fill what a slice may take.
   const Form form{130, 131'072, 2, false, false, true, DType::bf16, DType::bf16, 1};
@@ -394,4 +438,21 @@ TEST_CASE("cuda matmul: arguments that do not fit are said") {
   CHECK(cuda::misfit(wrong).empty());
   wrong.accumulate = true;
   CHECK(cuda::misfit(wrong).find("accumulate") != std::string::npos);
+
+  // Sums of an operand that lies along k, of another size or type, of both.
+  Product weight({4, 3, 2, true});
+  Held sums(DType::f32, {4}), others(DType::f32, {3}), half(DType::bf16, {4});
+  wrong = weight.args;
+  wrong.sums_of_a = sums.view;
+  CHECK(cuda::misfit(wrong).empty());
+  wrong.sums_of_a = others.view;
+  CHECK(cuda::misfit(wrong).find("sums of A") != std::string::npos);
+  wrong.sums_of_a = half.view;
+  CHECK(cuda::misfit(wrong).find("another type") != std::string::npos);
+  wrong.sums_of_a = sums.view;
+  wrong.sums_of_b = others.view;
+  CHECK(cuda::misfit(wrong).find("both operands") != std::string::npos);
+  wrong = p.args;
+  wrong.sums_of_a = sums.view;
+  CHECK(cuda::misfit(wrong).find("sums of A") != std::string::npos);
 }
