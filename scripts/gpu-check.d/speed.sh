@@ -99,7 +99,28 @@ stage_products() {
         --json "$records/products.jsonl" "$name" || failed=yes
     done
   done
+  gained_by_products "$records/products.jsonl" || failed=yes
   [[ -z $failed ]]
+}
+
+# Rows come in twos, without and with. The loss says whether other algorithms compute the same.
+gained_by_products() {  # gained_by_products ROWS
+  [[ -s $1 ]] || return 0
+  awk '
+    function value(key) {
+      if (!match($0, "\"" key "\":[^,}]*")) return ""
+      return substr($0, RSTART + length(key) + 3, RLENGTH - length(key) - 3)
+    }
+    { shape = value("shape"); loss = value("loss"); rate = value("tokens_per_s") }
+    { gsub("\"", "", shape) }
+    shape != before { before = shape; loss_before = loss; rate_before = rate; next }
+    { printf "%s: %+.1f %% tokens/s by the products chosen\n", shape, 100 * (rate / rate_before - 1)
+      apart = loss - loss_before; if (apart < 0) apart = -apart
+      if (!(apart <= 0.01 * loss_before)) {
+        printf "wrong: %s: loss %s by the products chosen, %s without\n", shape, loss, loss_before
+        wrong = 1
+      } }
+    END { exit wrong }' "$1"
 }
 
 # From `mtl launch` of GPT-2 124M to the end of its first step, in seconds. The first time reads
