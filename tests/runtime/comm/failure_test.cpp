@@ -1,140 +1,28 @@
-// Whatever goes wrong on one rank, all ranks learn what and who, and nobody waits for ever.
+// A rank that dies, leaves or does not come: the others learn who it is and wherein, and nobody
+// waits for ever.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <set>
+#include <string>
 #include <thread>
 #include <unistd.h>
-
-#include <sys/wait.h>
+#include <vector>
 
 #include <doctest/doctest.h>
 
 #include "common/error.h"
-#include "rendezvous/store.h"
 #include "runtime/comm/harness.h"
 #include "runtime/comm/shm/host.h"
-#include "runtime/comm/shm/shm_world.h"
 #include "runtime/comm/shm/world_state.h"
 #include "support/fitting_limit.h"
 #include "support/text.h"
-#include "support/two_hosts.h"
 
 using namespace mtl;
 using namespace mtl::test;
 using namespace std::chrono_literals;
-
-namespace {
-
-void check_all(const std::vector<Outcome>& outcomes, const std::string& code,
-               const std::vector<std::string>& parts) {
-  for (const Outcome& outcome : outcomes) {
-    CHECK(outcome.code == code);
-    for (const std::string& part : parts) {
-      CAPTURE(outcome.text);
-      CHECK(has(outcome.text, part));
-    }
-  }
-}
-
-struct Buffer {
-  std::vector<float> data = std::vector<float>(10'000);
-  Tensor tensor(int64_t n, DType dtype = DType::f32) { return Tensor(data.data(), dtype, {n}); }
-};
-
-}  // namespace
-
-TEST_CASE("ranks that do different things are told which") {
-  Body body;
-  std::vector<std::string> parts = {"operation 2 of the group of ranks 0, 1, 2", "rank 0 calls",
-                                    "rank 2 calls"};
-  // Operation 1 is joining the group.
-  const auto in_group = [](auto action) {
-    return [action](CommWorld& world) {
-      Buffer buffer;
-      const auto group = world.group(all_ranks(3));
-      action(*group, buffer, world.rank() == 2);
-    };
-  };
-  SUBCASE("operation") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      odd ? group.all_gather(part_of(buffer.tensor(6), group), buffer.tensor(6))
-          : group.all_reduce(buffer.tensor(6));
-    });
-    parts.insert(parts.end(), {"all_reduce(6 x F32, sum)", "all_gather(6 x F32)"});
-  }
-  SUBCASE("size, on both sides of the small path") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      group.all_reduce(buffer.tensor(odd ? 10 : 9000));
-    });
-    parts.insert(parts.end(), {"9000 x F32", "10 x F32"});
-  }
-  SUBCASE("type") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      group.all_reduce(buffer.tensor(10, odd ? DType::bf16 : DType::i32));
-    });
-    parts.insert(parts.end(), {"10 x BF16", "10 x I32"});
-  }
-  SUBCASE("reduction") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      group.all_reduce(buffer.tensor(10), odd ? Reduce::max : Reduce::sum);
-    });
-    parts.insert(parts.end(), {"max", "sum"});
-  }
-  SUBCASE("root") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      group.broadcast(buffer.tensor(5000), odd ? 1 : 0);
-    });
-    parts.insert(parts.end(), {"root 0", "root 1"});
-  }
-  SUBCASE("a barrier") {
-    body = in_group([](Communicator& group, Buffer& buffer, bool odd) {
-      odd ? group.barrier() : group.all_reduce(buffer.tensor(5));
-    });
-    parts.push_back("rank 2 calls barrier");
-  }
-  for (const Transport transport : kTransports) {
-    CAPTURE(name_of(transport));
-    check_all(run_threads(3, body, kLong, transport), "comm.mismatch", parts);
-  }
-}
-
-TEST_CASE("a message of another size or type is refused on both sides") {
-  const auto body = [](CommWorld& world) {
-    Buffer buffer;
-    const auto group = world.group(all_ranks(2));
-    if (world.rank() == 0) group->send(buffer.tensor(10), 1);
-    if (world.rank() == 1) group->recv(buffer.tensor(11), 0);
-    group->barrier();
-  };
-  for (const Transport transport : kTransports) {
-    check_all(run_threads(2, body, kLong, transport), "comm.mismatch",
-              {"rank 0 sends 10 x F32", "rank 1 receives 11 x F32"});
-  }
-}
-
-TEST_CASE("all_to_all: a piece of another length than expected is refused and named") {
-  for (const Transport transport : kTransports) {
-    for (const int64_t piece : {10, 2'000, 100'000}) {
-      CAPTURE(name_of(transport));
-      CAPTURE(piece);
-      const auto body = [&](CommWorld& world) {
-        const auto group = world.group(all_ranks(3));
-        std::vector<float> from(static_cast<size_t>(3 * piece)), to(from.size());
-        std::vector<int64_t> send(3, piece), recv(3, piece);
-        if (world.rank() == 2) recv[1] -= 1;
-        const int64_t received = 3 * piece - (world.rank() == 2 ? 1 : 0);
-        group->all_to_all_v(Tensor(from.data(), DType::f32, {3 * piece}), send,
-                            Tensor(to.data(), DType::f32, {received}), recv);
-        group->barrier();
-      };
-      const std::string size = std::to_string(piece), less = std::to_string(piece - 1);
-      check_all(run_threads(3, body, kLong, transport), "comm.mismatch",
-                {"rank 1 sends " + size + " x F32", "rank 2 receives " + less + " x F32"});
-    }
-  }
-}
 
 TEST_CASE("all_to_all: a rank that dies within it or does not come to it is named") {
   for (const Transport transport : kTransports) {
@@ -396,95 +284,6 @@ TEST_CASE("killed ranks leave nothing behind") {
   CHECK(files() == before);
 }
 
-TEST_CASE("a rank that never joins is named") {
-  const auto store = make_local_store();
-  try {
-    make_shm_world(*store, {.rank = 0, .size = 2, .timeout = 50ms});
-    CHECK(false);
-  } catch (const Error& error) {
-    CHECK(error.exit() == Exit::timeout);
-    CHECK(error.diagnostics().front().code == "comm.timeout");
-    CHECK(has(error.what(), "rank 1 of 2 has not joined"));
-  }
-  try {
-    make_shm_world(*store, {.rank = 0, .size = 2, .timeout = 50ms});
-    CHECK(false);
-  } catch (const Error& error) {
-    CHECK(error.diagnostics().front().code == "comm.rank");
-  }
-}
-
-TEST_CASE("ranks of different hosts or containers cannot share memory, and are told so") {
-  // As if one rank had another kernel or another pid namespace.
-  const shm::Identity own = shm::Identity::own();
-  std::string text, replaced;
-  SUBCASE("host") {
-    replaced = own.boot;
-    text = "are on different hosts";
-  }
-  SUBCASE("container") {
-    replaced = own.pid_namespace;
-    text = "are in different containers";
-  }
-  const auto store = make_local_store();
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      StoreOfAnother elsewhere(*store, replaced, rank == 1 ? "0000-elsewhere" : replaced);
-      try {
-        make_shm_world(elsewhere, {.rank = rank, .size = 2, .timeout = kLong});
-        CHECK(false);
-      } catch (const Error& error) {
-        CHECK(error.diagnostics().front().code == "comm.host");
-        CHECK(error.exit() == Exit::environment);
-        CHECK(has(error.what(), text));
-      }
-    });
-  }
-  for (auto& rank : ranks) rank.join();
-}
-
-TEST_CASE("arguments that cannot be right are refused before anything moves") {
-  CHECK(threads_problem(2, [](CommWorld& world) {
-          Buffer buffer;
-          const auto group = world.group(all_ranks(2));
-          const auto refused = [](auto action) {
-            try {
-              action();
-            } catch (const Error& error) {
-              return error.diagnostics().front().code == "comm.argument";
-            }
-            return false;
-          };
-          expect(refused([&] { group->all_reduce(buffer.tensor(4, DType::u8)); }), "u8");
-          const auto both_refuse = [&](Tensor all, Tensor mine, const std::string& what) {
-            expect(refused([&] { group->reduce_scatter(all, mine); }), what + ", reduce_scatter");
-            expect(refused([&] { group->all_gather(mine, all); }), what + ", all_gather");
-          };
-          const Tensor all = buffer.tensor(6);
-          const Tensor apart = Tensor(buffer.data.data() + 6, DType::f32, {3});
-          both_refuse(buffer.tensor(5), buffer.tensor(5).slice(0, 2), "5 over 2");
-          both_refuse(all, apart.slice(0, 2), "too small a part");
-          both_refuse(all, Tensor(apart.data, DType::bf16, {3}), "another type");
-          both_refuse(all, all.slice(1, 3), "an overlap");
-          both_refuse(all, all.slice(world.rank() == 0 ? 3 : 0, 3), "the other's range");
-          both_refuse(buffer.tensor(9).slice(2, 6), all.slice(0, 3), "an overlap of the beginning");
-          expect(refused([&] {
-                   group->reduce_scatter(Tensor(all.data, DType::u8, {6}),
-                                         Tensor(apart.data, DType::u8, {3}));
-                 }),
-                 "u8");
-          expect(refused([&] { group->broadcast(buffer.tensor(5), 2); }), "root");
-          expect(refused([&] { group->send(buffer.tensor(5), world.rank()); }), "self");
-          expect(refused([&] { group->recv(buffer.tensor(5), -1); }), "peer");
-          expect(refused([&] { world.group(std::vector<int>{1, 0}); }), "descending");
-          expect(refused([&] { world.group(std::vector<int>{0, 1, 2}); }), "outside");
-          expect(refused([&] { world.group(std::vector<int>{1 - world.rank()}); }), "not member");
-          expect(refused([&] { world.group(std::vector<int>{}); }), "empty");
-          group->barrier();
-        }) == "");
-}
-
 TEST_CASE("a rank that arrives and leaves while we look around has arrived") {
   std::vector<shm::Identity> identities(2, shm::Identity::own());
   shm::WorldState world(0, identities, 10s,
@@ -505,27 +304,4 @@ TEST_CASE("a rank that arrives and leaves while we look around has arrived") {
   CHECK_NOTHROW(wait(true));
   came = false;
   CHECK_THROWS_AS(wait(false), Error);
-}
-
-TEST_CASE("who a process is, and whether it still runs") {
-  const shm::Identity own = shm::Identity::own();
-  const auto back = shm::Identity::decode(own.encode());
-  REQUIRE(back);
-  CHECK(back->boot == own.boot);
-  CHECK(back->pid == ::getpid());
-  CHECK(back->cpus == own.cpus);
-  CHECK(shm::count_cpus(own.cpus) > 0);
-  CHECK_FALSE(shm::Identity::decode("nonsense"));
-  CHECK(shm::count_cpus(shm::unite_cpus("0000000000000003", "00000000000000060000000000000001")) ==
-        4);
-  CHECK(shm::is_running(own.pid, own.start_time));
-  CHECK_FALSE(shm::is_running(own.pid, own.start_time + 1));
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(0);
-  // A dead process that nobody has reaped is dead.
-  siginfo_t info = {};
-  REQUIRE(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT) == 0);
-  CHECK_FALSE(shm::is_running(child, own.start_time));
-  REQUIRE(::waitpid(child, nullptr, 0) == child);
-  CHECK_FALSE(shm::is_running(child, own.start_time));
 }

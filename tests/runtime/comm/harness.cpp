@@ -7,11 +7,14 @@
 
 #include <sys/wait.h>
 
+#include <doctest/doctest.h>
+
 #include "common/error.h"
 #include "rendezvous/store.h"
 #include "runtime/comm/shm/shm_world.h"
 #include "runtime/comm/tcp/tcp_world.h"
 #include "runtime/comm/world.h"
+#include "support/text.h"
 #include "support/two_hosts.h"
 
 namespace mtl::test {
@@ -155,6 +158,15 @@ std::string problem_of(const std::vector<Outcome>& outcomes) {
     return "rank " + std::to_string(rank) + ": " + outcomes[rank].code + ": " + outcomes[rank].text;
   }
   return "";
+}
+
+void check_all(const std::vector<Outcome>& outcomes, const std::string& code,
+               const std::vector<std::string>& parts) {
+  for (const Outcome& outcome : outcomes) {
+    CAPTURE(outcome.text);
+    CHECK(outcome.code == code);
+    for (const std::string& part : parts) CHECK(has(outcome.text, part));
+  }
 }
 
 namespace {

@@ -48,9 +48,18 @@ std::vector<Outcome> run_processes(int size, const Body& body,
                                    Transport transport = Transport::shm);
 // "" if all went well, else what the first unhappy rank says.
 std::string problem_of(const std::vector<Outcome>& outcomes);
+// Every rank has ended with this code, and a text that has all of these parts.
+void check_all(const std::vector<Outcome>& outcomes, const std::string& code,
+               const std::vector<std::string>& parts);
 // Of threads or processes, on every transport in turn.
 std::string threads_problem(int size, const Body& body);
 std::string processes_problem(int size, const Body& body);
+
+// Memory of a rank's own for small tensors.
+struct Buffer {
+  std::vector<float> data = std::vector<float>(10'000);
+  Tensor tensor(int64_t n, DType dtype = DType::f32) { return Tensor(data.data(), dtype, {n}); }
+};
 
 // When ranks come to the place where others, or a time limit, are to find them.
 class Arrivals {
