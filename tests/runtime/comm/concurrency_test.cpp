@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
+#include "runtime/comm/exact_values.h"
 #include "runtime/comm/harness.h"
 #include "runtime/comm/queue.h"
 #include "support/errors.h"

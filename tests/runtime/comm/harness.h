@@ -1,17 +1,14 @@
 // Runs the same function as several ranks, as threads (one local store) or as processes (TCP
-// store), and collects how each ended. And numbers whose sum depends on the order of adding.
+// store), and collects how each ended.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -99,45 +96,10 @@ inline std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-// Element `i` of what world rank `rank` contributes in operation `seed`: magnitudes from 2^-12 to
-// 2^12, so that rounding differs with the order of the sum. They come again after kPeriod elements,
-// a prime: no block, chunk or part that lands in a wrong place is away by that.
-constexpr int64_t kPeriod = 65'537;
-double value_of(uint64_t seed, int rank, int64_t i);
-
-// A tensor's bytes in `memory`, filled with this rank's values.
-void fill(const Tensor& x, uint64_t seed, int rank);
-// Whether element `i` has the exact bits of the reduction over `ranks` in their order.
-bool is_reduced(const Tensor& x, int64_t i, uint64_t seed, std::span<const int> ranks, Reduce op);
-// Whether element `i` has the exact bits of `rank`'s value.
-bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank);
-// Whether element `i` has those of `rank`'s element `source`.
-bool is_of(const Tensor& x, int64_t i, uint64_t seed, int rank, int64_t source);
-
 // The rank's range of `all`, for operations in place.
 inline Tensor part_of(const Tensor& all, const Communicator& group) {
   const int64_t count = all.numel() / group.size();
   return all.slice(group.rank() * count, count);
 }
-
-// One collective on `x` with arguments of this group; throws if an element's bits are wrong. The
-// kinds `_apart` are out of place: x holds the whole and then the rank's part, n + 1 equal ranges.
-// all_to_all has what is sent in the first half of x and what is received in the second; the pieces
-// of `_v` and `_rounds` are of many lengths, some of none, and do not fill the halves.
-enum class Kind {
-  all_reduce_sum,
-  all_reduce_max,
-  reduce_scatter,
-  reduce_scatter_apart,
-  all_gather,
-  all_gather_apart,
-  broadcast,
-  all_to_all,
-  all_to_all_v,
-  all_to_all_rounds,
-  ring
-};
-void run_and_check(Communicator& group, std::span<const int> ranks, Kind kind, const Tensor& x,
-                   uint64_t seed);
 
 }  // namespace mtl::test

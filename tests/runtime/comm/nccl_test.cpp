@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/comm/exact_values.h"
 #include "runtime/comm/nccl/environment.h"
 #include "runtime/comm/nccl_harness.h"
 #include "runtime/comm/queue.h"

@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/comm/exact_values.h"
 #include "runtime/comm/harness.h"
 
 using namespace mtl;

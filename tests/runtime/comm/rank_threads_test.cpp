@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include "common/error.h"
+#include "runtime/comm/exact_values.h"
 #include "runtime/comm/harness.h"
 
 using namespace mtl;

@@ -15,6 +15,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "rendezvous/protocol.h"
+#include "runtime/comm/exact_values.h"
 #include "runtime/comm/harness.h"
 #include "runtime/comm/tcp/network.h"
 #include "runtime/comm/tcp/tcp_world.h"
