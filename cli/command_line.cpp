@@ -1,7 +1,6 @@
 #include "cli/command_line.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -12,6 +11,7 @@
 
 #include "common/error.h"
 #include "common/terminal.h"
+#include "common/text.h"
 #include "launcher/launch_flags.h"
 
 namespace mtl {
@@ -19,12 +19,6 @@ namespace mtl {
 namespace {
 
 constexpr size_t kMostNamed = 6;  // options that a beginning of a name could mean
-
-template <typename T>
-bool read_number(const std::string& text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 bool is_option(const std::string& arg) {
   return arg.size() > 1 && arg[0] == '-';
@@ -264,11 +258,9 @@ void CommandLine::whole_number(const std::string& name, std::string value_name, 
   declaration.value_name = std::move(value_name);
   declaration.shown_default = std::move(shown_default);
   declaration.set = [minimum, &target](const std::string& value) -> std::optional<std::string> {
-    int64_t number = 0;
-    if (!read_number(value, number) || number < minimum) {
-      return fmt::format("a whole number >= {}", minimum);
-    }
-    target = number;
+    const auto number = to_number<int64_t>(value);
+    if (!number || *number < minimum) return fmt::format("a whole number >= {}", minimum);
+    target = *number;
     return std::nullopt;
   };
   declare(std::move(declaration));
@@ -300,13 +292,12 @@ void CommandLine::option(const std::string& name, std::string value_name, double
   declaration.shown_default = std::move(shown_default);
   declaration.set = [minimum, maximum,
                      &target](const std::string& value) -> std::optional<std::string> {
-    double number = 0;
-    if (!read_number(value, number) || !std::isfinite(number) || number < minimum ||
-        number > maximum) {
+    const auto number = to_number<double>(value);
+    if (!number || !std::isfinite(*number) || *number < minimum || *number > maximum) {
       return std::isfinite(maximum) ? fmt::format("a number from {} to {}", minimum, maximum)
                                     : fmt::format("a number >= {}", minimum);
     }
-    target = number;
+    target = *number;
     return std::nullopt;
   };
   declare(std::move(declaration));

@@ -1,7 +1,10 @@
 #include "common/text.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -31,6 +34,19 @@ bool contains_ignoring_case(std::string_view text, std::string_view part) {
   return std::search(text.begin(), text.end(), part.begin(), part.end(),
                      [](char a, char b) { return lower(a) == lower(b); }) != text.end();
 }
+
+template <typename Number>
+std::optional<Number> to_number(std::string_view text) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return number;
+}
+template std::optional<int> to_number(std::string_view);
+template std::optional<int64_t> to_number(std::string_view);
+template std::optional<uint64_t> to_number(std::string_view);
+template std::optional<double> to_number(std::string_view);
 
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kAtMost = 8;

@@ -1,7 +1,8 @@
-// Letters of names, keys and words that people type: ASCII only, whatever the locale. Other bytes,
-// so also UTF-8's, stay as they are.
+// Letters and numbers of names, keys and words that people type: ASCII only, whatever the locale.
+// Other bytes, so also UTF-8's, stay as they are.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,12 @@ char upper(char c);
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 bool contains_ignoring_case(std::string_view text, std::string_view part);
+
+// A number that is all of the text: digits, perhaps behind a '-', of a double also "1e-3" and
+// "inf"; nothing where anything else stands in it or it does not fit. Of int, int64_t, uint64_t and
+// double.
+template <typename Number>
+std::optional<Number> to_number(std::string_view text);
 
 // "0, 5 and 4 more": the first eight.
 std::string some_of(const std::vector<std::string>& names);

@@ -1,21 +1,19 @@
 #include "launcher/config_questions.h"
 
-#include <charconv>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "common/text.h"
 
 namespace mtl {
 
 Check whole_number_from(int64_t least, int64_t most) {
   return [=](const Answers&, const std::string& text) -> std::optional<std::string> {
-    int64_t number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || stop != end) return fmt::format("'{}' is no whole number.", text);
-    if (number < least) return fmt::format("{} is too small: at least {}.", number, least);
-    if (number > most) return fmt::format("{} is too large: at most {}.", number, most);
+    const auto number = to_number<int64_t>(text);
+    if (!number) return fmt::format("'{}' is no whole number.", text);
+    if (*number < least) return fmt::format("{} is too small: at least {}.", *number, least);
+    if (*number > most) return fmt::format("{} is too large: at most {}.", *number, most);
     return std::nullopt;
   };
 }

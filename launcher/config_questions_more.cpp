@@ -1,9 +1,9 @@
 // The questions behind "more settings": what accelerate's wizard asks everybody, and its defaults.
-#include <charconv>
 #include <cmath>
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/config_questions.h"
 
 namespace mtl {
@@ -14,11 +14,8 @@ using Rows = std::vector<QuestionRow>;
 using Applies = std::function<bool(const Answers&)>;
 
 std::optional<double> as_number(const std::string& text) {
-  double number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end || !std::isfinite(number)) return std::nullopt;
-  return number;
+  const auto number = to_number<double>(text);
+  return number && std::isfinite(*number) ? number : std::nullopt;
 }
 
 std::optional<std::string> not_negative(const Answers&, const std::string& text) {

@@ -1,7 +1,6 @@
 #include "launcher/config_values.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include <fmt/format.h>
@@ -72,11 +71,9 @@ void ConfigValues::choice(const std::string& key, const YamlValue& value, std::s
 void ConfigValues::whole(const std::string& key, const YamlValue& value, int& target, int least,
                          int most) {
   if (!is_single(key, value)) return;
-  int number = 0;
-  const char* end = value.text.data() + value.text.size();
-  const auto [stop, error] = std::from_chars(value.text.data(), end, number);
-  if (error == std::errc() && stop == end && number >= least && number <= most) {
-    target = number;
+  const auto number = to_number<int>(value.text);
+  if (number && *number >= least && *number <= most) {
+    target = *number;
     return;
   }
   bad(value, fmt::format("{} cannot be '{}'", key, value.text),

@@ -1,7 +1,6 @@
 #include "launcher/config_wizard.h"
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 #include <sstream>
 
@@ -27,14 +26,6 @@ std::string trimmed(const std::string& text) {
 bool all_digits(const std::string& text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-int number_in(const char* text, int otherwise) {
-  int number = 0;
-  if (text == nullptr) return otherwise;
-  const char* const end = text + std::char_traits<char>::length(text);
-  const auto [stop, error] = std::from_chars(text, end, number);
-  return error == std::errc() && stop == end ? number : otherwise;
 }
 
 const QuestionRow* find_row(const std::string& id) {
@@ -96,8 +87,9 @@ MachineFacts inspect_machine(const Variables& environment) {
   }
   const char* nodes = environment("SLURM_JOB_NUM_NODES");
   if (nodes == nullptr) nodes = environment("SLURM_NNODES");
-  facts.slurm_nodes = number_in(nodes, 0);
-  facts.slurm_rank = number_in(environment("SLURM_NODEID"), -1);
+  const char* rank = environment("SLURM_NODEID");
+  facts.slurm_nodes = to_number<int>(nodes != nullptr ? nodes : "").value_or(0);
+  facts.slurm_rank = to_number<int>(rank != nullptr ? rank : "").value_or(-1);
   if (const char* list = environment("SLURM_JOB_NODELIST"); list != nullptr) {
     Diagnostics ignored;
     const std::vector<Host> hosts = parse_hosts(list, ignored);
@@ -152,7 +144,7 @@ std::string Answers::get(const std::string& id) const {
 }
 
 int Answers::number(const std::string& id, int otherwise) const {
-  return number_in(get(id).c_str(), otherwise);
+  return to_number<int>(get(id)).value_or(otherwise);
 }
 
 int Answers::machines() const {

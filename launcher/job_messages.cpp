@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
+
 namespace mtl {
 
 namespace {
@@ -435,10 +437,7 @@ std::string encode_number(int64_t number) {
   return std::to_string(number);
 }
 std::optional<int64_t> decode_number(const std::string& body) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(body.data(), body.data() + body.size(), number);
-  if (error != std::errc() || end != body.data() + body.size()) return {};
-  return number;
+  return to_number<int64_t>(body);
 }
 
 }  // namespace mtl

@@ -116,11 +116,8 @@ std::optional<std::string> flag_value_wanted(const LaunchFlag& flag, const std::
       if (truth_of(text)) return std::nullopt;
       return "true or false";
     case FlagKind::whole: {
-      int64_t number = 0;
-      const char* end = text.data() + text.size();
-      const auto [stop, error] = std::from_chars(text.data(), end, number);
-      if (error == std::errc() && stop == end && static_cast<double>(number) >= flag.minimum &&
-          number <= 2'000'000'000) {
+      const auto number = to_number<int64_t>(text);
+      if (number && static_cast<double>(*number) >= flag.minimum && *number <= 2'000'000'000) {
         return std::nullopt;
       }
       return fmt::format("a whole number >= {}", flag.minimum);

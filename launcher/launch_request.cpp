@@ -1,10 +1,10 @@
 #include "launcher/launch_request.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include <fmt/format.h>
 
+#include "common/text.h"
 #include "launcher/launch_config_keys.h"
 #include "launcher/launch_resolver.h"
 #include "launcher/train_settings.h"
@@ -23,11 +23,8 @@ std::vector<std::string> split_words(const std::string& text, char separator) {
 }
 
 std::optional<int> whole_number(const std::string& text, int least, int most) {
-  int number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || stop != end || number < least || number > most) return std::nullopt;
-  return number;
+  const auto number = to_number<int>(text);
+  return number && *number >= least && *number <= most ? number : std::nullopt;
 }
 
 LaunchRequest LaunchResolver::resolve(const LaunchGiven& given) {

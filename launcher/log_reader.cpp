@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <fcntl.h>
 #include <unistd.h>
 #include <vector>
 
 #include <sys/stat.h>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -31,11 +32,9 @@ std::map<int, std::filesystem::path> numbered_logs(const std::filesystem::path& 
   for (const auto& entry : std::filesystem::directory_iterator(dir, ignored)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kind + "-") || !name.ends_with(".log")) continue;
-    const char* first = name.data() + kind.size() + 1;
-    const char* last = name.data() + name.size() - 4;
-    int number = 0;
-    const auto [end, error] = std::from_chars(first, last, number);
-    if (error == std::errc() && end == last && number >= 0) logs[number] = entry.path();
+    const size_t first = kind.size() + 1, last = name.size() - 4;
+    const auto number = to_number<int>(std::string_view(name).substr(first, last - first));
+    if (number && *number >= 0) logs[*number] = entry.path();
   }
   return logs;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <ifaddrs.h>
@@ -20,6 +19,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 
 namespace mtl {
 
@@ -74,12 +74,10 @@ bool in_network(const std::string& address, const std::string& network) {
   if (slash == std::string::npos) return false;
   const auto bits = bits_of(address);
   const auto base = bits_of(network.substr(0, slash));
-  size_t length = 0;
-  const char* last = network.data() + network.size();
-  const auto [end, error] = std::from_chars(network.data() + slash + 1, last, length);
-  if (!bits || !base || error != std::errc() || end != last) return false;
-  if (bits->size() != base->size() || length > 8 * bits->size()) return false;
-  for (size_t i = 0; i < length; ++i) {
+  const auto length = to_number<uint64_t>(network.substr(slash + 1));
+  if (!bits || !base || !length) return false;
+  if (bits->size() != base->size() || *length > 8 * bits->size()) return false;
+  for (size_t i = 0; i < *length; ++i) {
     const int shift = 7 - static_cast<int>(i % 8);
     if ((((*bits)[i / 8] ^ (*base)[i / 8]) >> shift & 1) != 0) return false;
   }

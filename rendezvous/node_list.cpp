@@ -1,11 +1,12 @@
 #include "rendezvous/node_list.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 
 #include <fmt/format.h>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -14,11 +15,8 @@ namespace {
 constexpr size_t kMaxNames = 1 << 16;  // of one list: a mistake, not a cluster
 
 std::optional<int64_t> number(std::string_view text) {
-  int64_t value = 0;
-  if (text.empty() || text.size() > 18 || text.front() == '-') return std::nullopt;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  if (text.size() > 18 || text.starts_with('-')) return std::nullopt;
+  return to_number<int64_t>(text);
 }
 
 // "01-16": the number of digits of its start is kept. False with `problem`.

@@ -1,12 +1,12 @@
 // Keys and values of a store.
 #include "rendezvous/table.h"
 
-#include <charconv>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace mtl {
 
@@ -187,14 +187,12 @@ void KeyTable::tell_gathering(const std::string& key) {
   const auto found = gatherings_.find(key.substr(0, slash));
   if (found == gatherings_.end()) return;
   Gathering& gathering = found->second;
-  size_t rank = 0;
-  const char* end = key.data() + key.size();
-  const auto parsed = std::from_chars(key.data() + slash + 1, end, rank);
-  if (parsed.ec != std::errc() || parsed.ptr != end || rank >= gathering.here.size() ||
-      key_of_rank(found->first, rank) != key || gathering.here[rank]) {
+  const auto rank = to_number<uint64_t>(std::string_view(key).substr(slash + 1));
+  if (!rank || *rank >= gathering.here.size() || key_of_rank(found->first, *rank) != key ||
+      gathering.here[*rank]) {
     return;
   }
-  gathering.here[rank] = true;
+  gathering.here[*rank] = true;
   if (--gathering.lacking == 0) changed_.push_back(exchange_channel(found->first));
 }
 
@@ -214,9 +212,9 @@ const std::string* KeyTable::find(const std::string& key) const {
 std::optional<int64_t> KeyTable::add(const std::string& key, int64_t amount) {
   int64_t value = 0;
   if (const std::string* text = find(key)) {
-    const char* end = text->data() + text->size();
-    const auto parsed = std::from_chars(text->data(), end, value);
-    if (parsed.ec != std::errc() || parsed.ptr != end) return std::nullopt;
+    const auto before = to_number<int64_t>(*text);
+    if (!before) return std::nullopt;
+    value = *before;
   }
   if (__builtin_add_overflow(value, amount, &value)) return std::nullopt;
   set(key, std::to_string(value));

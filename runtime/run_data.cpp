@@ -1,7 +1,6 @@
 // From data.* to open files, their parts and their tokenizer.
 #include "runtime/run_data.h"
 
-#include <charconv>
 #include <filesystem>
 #include <sstream>
 #include <utility>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "runtime/data/corpus_meta.h"
 #include "runtime/data/load_tokenizer.h"
 #include "runtime/data/megatron_order.h"
@@ -23,10 +23,8 @@ namespace {
 using Sources = std::vector<TrainSpec::Data::Source>;
 
 std::optional<double> number_of(const std::string& word) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || !(value > 0)) return std::nullopt;
-  return value;
+  const auto value = to_number<double>(word);
+  return value && *value > 0 ? value : std::nullopt;
 }
 
 // "path", "p1 p2" or "w1 p1 w2 p2". A file whose name has spaces is one path.

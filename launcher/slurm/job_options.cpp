@@ -1,7 +1,6 @@
 #include "launcher/slurm/job_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <regex>
 #include <set>
@@ -110,12 +109,6 @@ const std::map<std::string, std::string>& own_options() {
       {"--parsable", ""},
       {"--wait", "slurm_wait"}};
   return kOwn;
-}
-
-int whole(const std::string& text, int otherwise) {
-  int number = otherwise;
-  std::from_chars(text.data(), text.data() + text.size(), number);
-  return number;
 }
 
 // As a word of an #SBATCH line, which sbatch takes apart like a shell without its expansions.
@@ -273,7 +266,7 @@ class Reader {
       return;
     }
     if (given("gpus_per_node")) {
-      options_.gpus_per_node = whole(text("gpus_per_node"), 0);
+      options_.gpus_per_node = to_number<int>(text("gpus_per_node")).value_or(0);
     } else if (!request_.config.use_cpu && request_.ranks_said) {
       options_.gpus_per_node = std::max(request_.local_ranks, 0);
     } else {
@@ -342,7 +335,7 @@ long slurm_warning_s(const LaunchRequest& request) {
     const auto found = request.slurm.find(name);
     return found == request.slurm.end() || found->second.empty() ? "" : found->second.back();
   };
-  if (const std::string given = last("signal_s"); !given.empty()) return whole(given, kSignal);
+  if (const std::string given = last("signal_s"); !given.empty()) return to_number<int>(given).value_or(kSignal);
   // SLURM looks once a minute, so it may come so much earlier. A short job still has a beginning.
   const long limit = slurm_seconds(last("time")).value_or(-1);  // -1 = there is none to speak of
   if (limit < 0 || limit >= 4 * kSignal) return kSignal;

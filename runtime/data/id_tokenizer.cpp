@@ -1,11 +1,11 @@
 // The tokenizer of a corpus of which nobody knows the text: ids are written as numbers. A model of
 // such a corpus is prompted with numbers and answers with numbers.
-#include <charconv>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "common/text.h"
 #include "runtime/data/data.h"
 
 namespace mtl {
@@ -22,9 +22,8 @@ class IdTokenizer : public Tokenizer {
          at = text.find_first_not_of(" \t\r\n", at)) {
       const size_t end = std::min(text.find_first_of(" \t\r\n", at), text.size());
       const std::string_view word = text.substr(at, end - at);
-      int32_t id = -1;
-      const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-      if (error != std::errc() || stop != word.data() + word.size() || id < 0 || id >= vocab_) {
+      const auto id = to_number<int>(word);
+      if (!id || *id < 0 || *id >= vocab_) {
         throw Error(Exit::data,
                     {.code = "data.token",
                      .what = fmt::format("'{}' at byte offset {} is no id below {}",
@@ -32,7 +31,7 @@ class IdTokenizer : public Tokenizer {
                      .help = "this corpus has ids and no text: write numbers with spaces between "
                              "them"});
       }
-      ids.push_back(id);
+      ids.push_back(*id);
       at = end;
     }
     return ids;

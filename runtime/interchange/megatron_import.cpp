@@ -4,7 +4,6 @@
 // Files of all ranks are joined: tensor-parallel shards, pipeline stages with their virtual ones,
 // both generations of names (Megatron core's and the older ones). The optimizer's state is left.
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +12,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "common/text.h"
 #include "runtime/interchange/foreign_model.h"
 #include "runtime/interchange/megatron_args.h"
 #include "runtime/interchange/megatron_layout.h"
@@ -25,12 +25,8 @@ namespace fs = std::filesystem;
 namespace {
 
 std::optional<int> whole_number(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < 0) {
-    return std::nullopt;
-  }
-  return value;
+  const auto number = to_number<int>(text);
+  return number && *number >= 0 ? number : std::nullopt;
 }
 
 fs::path iteration_folder(const fs::path& path) {

@@ -1,12 +1,12 @@
 #include "runtime/interchange/torch_pickle.h"
 
-#include <charconv>
 #include <cstring>
 #include <unordered_map>
 
 #include <fmt/format.h>
 
 #include "common/error.h"
+#include "common/text.h"
 
 namespace mtl {
 
@@ -192,10 +192,9 @@ class PickleReader {
       return push_integer(Kind::boolean, text == "01");
     }
     if (text.ends_with('L')) text.remove_suffix(1);
-    int64_t integer = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), integer);
-    if (error != std::errc() || end != text.data() + text.size()) fail("a number that is none");
-    push_integer(Kind::integer, integer);
+    const auto integer = to_number<int64_t>(text);
+    if (!integer) fail("a number that is none");
+    push_integer(Kind::integer, *integer);
   }
 
   void memoize(uint64_t key) {
@@ -208,11 +207,9 @@ class PickleReader {
     push(found->second);
   }
   uint64_t decimal_key() {
-    const std::string_view text = line();
-    uint64_t key = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), key);
-    if (error != std::errc() || end != text.data() + text.size()) fail("a number that is none");
-    return key;
+    const auto key = to_number<uint64_t>(line());
+    if (!key) fail("a number that is none");
+    return *key;
   }
 
   void step(unsigned char opcode);

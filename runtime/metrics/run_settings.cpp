@@ -1,7 +1,8 @@
 #include "runtime/metrics/run_settings.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "common/text.h"
 
 namespace mtl {
 
@@ -11,9 +12,7 @@ constexpr std::string_view kComment = "  # ";
 
 std::variant<bool, double, std::string> typed_value(std::string_view text) {
   if (text == "true" || text == "false") return text == "true";
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc() && end == text.data() + text.size()) return number;
+  if (const auto number = to_number<double>(text)) return *number;
   const bool quoted = text.size() >= 2 && text.front() == text.back() &&
                       (text.front() == '"' || text.front() == '\'');
   return std::string(quoted ? text.substr(1, text.size() - 2) : text);

@@ -1,5 +1,10 @@
 #include "common/text.h"
 
+#include <climits>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include <doctest/doctest.h>
 
 using namespace mtl;
@@ -24,6 +29,26 @@ TEST_CASE("lines with and without an end") {
   CHECK(lines_of("").empty());
   CHECK(lines_of("a\n\nb") == Lines{"a", "", "b"});
   CHECK(lines_of("a\n\nb\n") == Lines{"a", "", "b"});
+}
+
+TEST_CASE("a number is all of a text and fits, or it is none") {
+  CHECK(to_number<int>("0") == 0);
+  CHECK(to_number<int>("-2147483648") == INT_MIN);
+  CHECK(to_number<int64_t>("9223372036854775807") == INT64_MAX);
+  CHECK(to_number<uint64_t>("18446744073709551615") == UINT64_MAX);
+  CHECK(to_number<double>("-2.5e-1") == -0.25);
+  for (const char* none : {"", " 1", "1 ", "+1", "--1", "0x1", "1.0", "1e3", "one", "1\n"}) {
+    CAPTURE(std::string(none));
+    CHECK_FALSE(to_number<int>(none));
+    CHECK_FALSE(to_number<uint64_t>(none));
+  }
+  for (const char* none : {"", " 1", "1 ", "+1", "1e", "1.5s", "1e999"}) {
+    CAPTURE(std::string(none));
+    CHECK_FALSE(to_number<double>(none));
+  }
+  CHECK_FALSE(to_number<int>("2147483648"));
+  CHECK_FALSE(to_number<int64_t>("9223372036854775808"));
+  CHECK_FALSE(to_number<uint64_t>("-1"));
 }
 
 TEST_CASE("the first few of many names") {

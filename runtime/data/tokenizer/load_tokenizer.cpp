@@ -2,7 +2,6 @@
 #include "runtime/data/load_tokenizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <map>
 #include <system_error>
@@ -11,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
+#include "common/text.h"
 #include "common/utf8.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/hf_file.h"
@@ -164,14 +164,13 @@ void take_added_tokens(const nlohmann::json& listed, const std::string& place,
   if (!listed.is_object()) refuse(place, "'added_tokens_decoder' has to be an object");
   std::map<int64_t, nlohmann::json> by_id;
   for (const auto& [key, token] : listed.items()) {
-    int64_t id = 0;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (error != std::errc() || end != key.data() + key.size() || !token.is_object()) {
+    const auto id = to_number<int64_t>(key);
+    if (!id || !token.is_object()) {
       refuse(place,
              fmt::format("'added_tokens_decoder' has {}, which is no id with a token", shown(key)));
     }
-    nlohmann::json& taken = by_id[id] = token;
-    taken["id"] = id;
+    nlohmann::json& taken = by_id[*id] = token;
+    taken["id"] = *id;
   }
   for (const auto& entry : by_id) add_or_replace(entry.second, added);
 }
