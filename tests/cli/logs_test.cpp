@@ -1,26 +1,15 @@
 // mtl logs, run as a person does.
 #include <chrono>
 #include <csignal>
-#include <functional>
-#include <thread>
+#include <fstream>
 
 #include <doctest/doctest.h>
 
 #include "cli/program.h"
+#include "support/processes.h"
+#include "support/text.h"
 
 using namespace mtl::test;
-
-namespace {
-
-bool wait_for(const std::function<bool()>& happened) {
-  for (int i = 0; i < 24'000; ++i) {  // far above what it needs
-    if (happened()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-}  // namespace
 
 TEST_CASE("logs of all ranks have prefixes and one rank's is raw") {
   const Shell shell;
@@ -75,10 +64,10 @@ TEST_CASE("logs are followed with ranks that come later") {
   shell.write("out/rank-00000.log", many);
   const pid_t pid = shell.start({MTL_PROGRAM, "logs", "-f", "out"});
   const auto shown = [&] { return file_text(shell.dir() / "stdout.txt"); };
-  const bool first = wait_for([&] { return shown().find("rank 0| 19\n") != std::string::npos; });
+  const bool first = wait_until([&] { return shown().find("rank 0| 19\n") != std::string::npos; });
   std::ofstream(shell.dir() / "out/rank-00000.log", std::ios::app) << "added\n";
   shell.write("out/rank-00001.log", "new rank\n");
-  const bool later = wait_for([&] {
+  const bool later = wait_until([&] {
     return shown().find("rank 0| added\n") != std::string::npos &&
            shown().find("rank 1| new rank\n") != std::string::npos;
   });

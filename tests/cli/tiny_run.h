@@ -1,9 +1,7 @@
 // A run so small that a test can afford it: its recipe, and what it leaves behind.
 #pragma once
 
-#include <chrono>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <sstream>
 #include <string>
@@ -14,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "support/processes.h"
 #include "support/text.h"
 
 namespace mtl::test {
@@ -23,10 +22,7 @@ using nlohmann::json;
 
 // A model of a few thousand parameters on a text that repeats itself.
 inline void write_recipe(const Shell& shell, int steps) {
-  std::string text;
-  for (int i = 0; i < 400; ++i)
-    text += "the quick brown fox jumps over the lazy dog " + std::to_string(i % 7) + "\n";
-  shell.write("corpus.txt", text);
+  shell.write("corpus.txt", fox_text());
   shell.write("train.yaml",
               "run:\n  name: tiny\n"
               "model:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
@@ -108,17 +104,6 @@ inline std::map<std::string, std::string> tensors_of(const fs::path& checkpoint)
     for (const auto& [place, hash] : chunks) tensors[name] += place + hash;
   }
   return tensors;
-}
-
-// Bounded, far above what any of these runs needs, also where the machine stands still for half a
-// minute.
-inline bool wait_until(const std::function<bool()>& happened) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(4);
-  while (!happened()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    usleep(20'000);
-  }
-  return true;
 }
 
 inline void wait_for_text(const Shell& shell, const std::string& text) {

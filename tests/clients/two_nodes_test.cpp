@@ -1,4 +1,5 @@
 // The same programs over two machines of a lab: the command typed on each, and by ssh from one.
+#include <chrono>
 #include <thread>
 
 #include <doctest/doctest.h>
@@ -6,13 +7,12 @@
 #include "clients/clients.h"
 #include "cluster/lab/lab.h"
 #include "cluster/machines.h"
+#include "support/processes.h"
 
 using namespace mtl::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-constexpr std::chrono::milliseconds kPatience = 180s;
 
 // The variables for a machine of the lab: it has no loopback-only meeting.
 std::map<std::string, std::string> on_a_machine(std::map<std::string, std::string> env) {

@@ -1,7 +1,9 @@
 // Machines that join a rendezvous and get their ranks there: between a least and a most number,
 // with late ones, lost ones, some that come back, and the loss of the rendezvous itself.
 #include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include "cluster/tiny_run.h"
 

@@ -1,8 +1,12 @@
 // What breaks in the middle of a job on several machines: whole machines, cables, single processes,
 // memory, disks. Each is named, ends or goes on as asked, and leaves nothing.
+#include <chrono>
 #include <csignal>
+#include <fstream>
+#include <sstream>
 
 #include "cluster/tiny_run.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using namespace std::chrono_literals;
@@ -66,7 +70,7 @@ NodeProcesses of_node(const Cluster& cluster, int machine) {
   NodeProcesses found;
   for (const pid_t pid : cluster.pids(machine, "agent --stdio")) {
     const std::string number = std::to_string(pid);
-    std::istringstream in(text_of("/proc/" + number + "/status"));
+    std::istringstream in(file_text("/proc/" + number + "/status"));
     pid_t parent = 0;
     for (std::string line; std::getline(in, line);) {
       if (line.starts_with("PPid:")) parent = std::stoi(line.substr(5));

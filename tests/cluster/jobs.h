@@ -3,45 +3,22 @@
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
-#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "cluster/machines.h"
+#include "support/processes.h"
 #include "support/text.h"
 
 namespace mtl::test {
 
 namespace fs = std::filesystem;
 using Milliseconds = std::chrono::milliseconds;
-
-// A hang fails the test instead of stopping the suite; far above what anything needs, also where
-// the machine stands still for half a minute.
-inline constexpr std::chrono::seconds kPatience{180};
-
-inline bool wait_until(const std::function<bool()>& happened, Milliseconds within = kPatience) {
-  const auto until = std::chrono::steady_clock::now() + within;
-  while (!happened()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(Milliseconds(3));
-  }
-  return true;
-}
-
-inline std::string text_of(const fs::path& path) {
-  // Not by an iterator, which throws where a file of /proc ends with its process.
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 inline int count_of(const std::string& text, const std::string& part) {
   int found = 0;
@@ -72,7 +49,7 @@ class Cluster : public Lab {
     std::map<std::string, std::string> found;
     for (const auto& entry : fs::directory_iterator(work())) {
       const std::string name = entry.path().filename();
-      if (name.starts_with(beginning)) found[name] = text_of(entry.path());
+      if (name.starts_with(beginning)) found[name] = file_text(entry.path());
     }
     return found;
   }

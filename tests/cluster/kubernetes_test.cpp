@@ -1,6 +1,9 @@
 // Pods: the command that a manifest gives them, with the environment that each controller sets, on
 // machines with the names that the cluster's DNS would have.
+#include <chrono>
+#include <csignal>
 #include <fstream>
+#include <thread>
 
 #include <yaml-cpp/yaml.h>
 

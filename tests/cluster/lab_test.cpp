@@ -1,13 +1,13 @@
 // The lab itself: everything that lab.h claims, so that a test on it can believe what it sees.
 #include "cluster/lab/lab.h"
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <set>
 #include <sstream>
-#include <thread>
 #include <unistd.h>
 
 #include <sys/wait.h>
@@ -15,23 +15,14 @@
 #include <doctest/doctest.h>
 
 #include "cluster/machines.h"
+#include "support/processes.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr std::chrono::milliseconds kPatience = 180s;
-
-bool wait_for(const std::function<bool()>& happened) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  while (!happened()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(2ms);
-  }
-  return true;
-}
 
 std::vector<std::string> shell(const std::string& script) {
   return {"/bin/sh", "-c", script};
@@ -93,17 +84,10 @@ std::set<std::string> cgroups_of(const fs::path& lab) {
   return found;
 }
 
-std::string text_of(const fs::path& path) {
-  // Not by an iterator, which throws where a file of /proc ends with its process.
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 // Where something is mounted here, but for what tests of other programs have in their folders.
 std::multiset<std::string> mounts() {
   std::multiset<std::string> found;
-  std::istringstream in(text_of("/proc/self/mountinfo"));
+  std::istringstream in(file_text("/proc/self/mountinfo"));
   const std::string others = (fs::temp_directory_path() / "mtl-test-").string();
   for (std::string line; std::getline(in, line);) {
     std::istringstream words(line);
@@ -124,10 +108,10 @@ std::vector<std::string> processes_of(const fs::path& dir) {
     if (pid == std::to_string(getpid())) continue;
     // sshd names its config on the command line, everything on a machine has the lab's hosts
     // mounted.
-    if (text_of(entry.path() / "cmdline").find(dir) != std::string::npos ||
-        text_of(entry.path() / "mountinfo").find(dir.filename().string() + "/") !=
+    if (file_text(entry.path() / "cmdline").find(dir) != std::string::npos ||
+        file_text(entry.path() / "mountinfo").find(dir.filename().string() + "/") !=
             std::string::npos) {
-      found.push_back(pid + " " + text_of(entry.path() / "cmdline"));
+      found.push_back(pid + " " + file_text(entry.path() / "cmdline"));
     }
   }
   return found;
@@ -172,10 +156,10 @@ TEST_CASE_FIXTURE(Machines, "ssh goes from the head to every machine and between
     const CommandEnd next = lab.run(i, {"ssh", Lab::name(i % 3 + 1), "hostname"});
     CHECK_MESSAGE(next.out == Lab::name(i % 3 + 1) + "\n", next.err);
   }
-  CHECK(text_of(lab.host_key(1)) != text_of(lab.host_key(2)));
+  CHECK(file_text(lab.host_key(1)) != file_text(lab.host_key(2)));
   // A name whose key is another's is refused: the machines do not look alike.
   std::ofstream(lab.home(0) / ".ssh" / "known_hosts")
-      << "m1 " << text_of(lab.host_key(2).string() + ".pub");
+      << "m1 " << file_text(lab.host_key(2).string() + ".pub");
   const CommandEnd wrong = lab.head({"ssh", "m1", "true"});
   CHECK(wrong.code == 255);
   CHECK(wrong.err.find("HOST IDENTIFICATION HAS CHANGED") != std::string::npos);
@@ -206,7 +190,7 @@ TEST_CASE_FIXTURE(Machines,
   CHECK(lab.processes(2).empty());
   sleeper.signal(SIGTERM);
   CHECK(sleeper.wait(kPatience).code == 128 + SIGTERM);
-  CHECK(wait_for([&] { return lab.processes(1).empty(); }));
+  CHECK(wait_until([&] { return lab.processes(1).empty(); }));
 }
 
 TEST_CASE_FIXTURE(Machines, "commands keep their pid code signal and output") {
@@ -271,7 +255,7 @@ except TimeoutError: print("silent")
   CHECK(talk.speaker.out().find("broken") == std::string::npos);
   lab.thaw(2);
   CHECK(talk.speaker.says("heard again", kPatience));
-  CHECK(wait_for([&] { return counter.out().size() > before.size(); }));
+  CHECK(wait_until([&] { return counter.out().size() > before.size(); }));
   CHECK(lab.head({"ssh", "m2", "true"}).code == 0);
 }
 
@@ -308,7 +292,7 @@ TEST_CASE_FIXTURE(Machines, "a stopped sshd refuses and its sessions go on") {
   std::ofstream(lab.sshd_config(1), std::ios::app)
       << "PubkeyAuthentication no\nPasswordAuthentication yes\n";
   // The first value of a setting counts, so the file is written anew.
-  std::string config = text_of(lab.sshd_config(1));
+  std::string config = file_text(lab.sshd_config(1));
   const std::string off = "PasswordAuthentication no\n";
   config.erase(config.find(off), off.size());
   std::ofstream(lab.sshd_config(1)) << config;
@@ -385,7 +369,7 @@ print(len(times), int(min(times) * 1e6))
   // its pauses double each time, and one connection in fifty took longer than a minute.
   lab.loss(2, 10);
   // Even so one in some thousand does not come about in half a minute.
-  CHECK(wait_for([&] {
+  CHECK(wait_until([&] {
     return lab.head({"ssh", "-o", "ConnectTimeout=30", "m2", "hostname"}).out == "m2\n";
   }));
   lab.loss(2, 0);
@@ -403,8 +387,8 @@ TEST_CASE_FIXTURE(Machines, "after the lab nothing is left of it") {
     CHECK(!cgroups_of(dir).empty());
     lab.head(shell("setsid sleep 1000 & echo"));  // an orphan on the head
     lab.run(1, shell("setsid sleep 1000 & echo"));
-    CHECK(wait_for([&] { return lab.processes(0).size() == 1; }));
-    CHECK(wait_for([&] { return lab.processes(1).size() == 1; }));
+    CHECK(wait_until([&] { return lab.processes(0).size() == 1; }));
+    CHECK(wait_until([&] { return lab.processes(1).size() == 1; }));
     lab.delay(1, 2ms);
     lab.freeze(1);
     lab.kill(2);
@@ -437,7 +421,7 @@ TEST_CASE_FIXTURE(Machines, "a test that is killed takes its lab along") {
   CHECK(!cgroups_of(dir).empty());
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  CHECK(wait_for([&] { return !fs::exists(dir) && processes_of(dir).empty(); }));
+  CHECK(wait_until([&] { return !fs::exists(dir) && processes_of(dir).empty(); }));
   CHECK(cgroups_of(dir).empty());
 }
 
@@ -462,13 +446,13 @@ TEST_CASE_FIXTURE(Machines, "labs run beside each other and a killed warden is s
       std::error_code ignored;
       if (fs::read_symlink(entry.path() / "fd" / "2", ignored) == dead / "warden.log" &&
           fs::read_symlink(entry.path() / "exe", ignored) == fs::read_symlink("/proc/self/exe") &&
-          text_of(entry.path() / "status").find("PPid:\t" + std::to_string(getpid())) !=
+          file_text(entry.path() / "status").find("PPid:\t" + std::to_string(getpid())) !=
               std::string::npos) {
         kill(std::stoi(pid), SIGKILL);
       }
     }
     // With it go its machines.
-    CHECK(wait_for([&] {
+    CHECK(wait_until([&] {
       for (const std::string& process : processes_of(dead)) {
         if (process.find("sshd") != std::string::npos) return false;
       }

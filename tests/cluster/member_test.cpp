@@ -1,6 +1,8 @@
 // The same command typed on every machine, each with its machine_rank: in any order of start, with
 // nodes that are missing, twice there, strangers or unable; over IPv6 and a second network.
+#include <chrono>
 #include <csignal>
+#include <thread>
 
 #include "cluster/tiny_run.h"
 

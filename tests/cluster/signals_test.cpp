@@ -1,6 +1,9 @@
 // A person at a terminal: Ctrl-C, TERM, HUP, a window that is closed. The ranks get their grace,
 // the exit code is as documented, the terminal is as it was, nothing is left. build/bench/signals
 // does this for longer.
+#include <chrono>
+#include <thread>
+
 #include "cluster/signal_rounds.h"
 #include "cluster/tiny_run.h"
 

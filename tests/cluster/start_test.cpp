@@ -1,9 +1,13 @@
 // What keeps a job on several machines from starting: said in seconds, with what to do, by the
 // right exit code, and nothing has been started anywhere. And what must not keep it.
+#include <chrono>
+#include <fstream>
+#include <sstream>
 
 #include "cluster/jobs.h"
 #include "launcher/job.h"
 #include "rendezvous/link_frames.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using namespace std::chrono_literals;
@@ -24,7 +28,7 @@ std::vector<std::string> never(const Cluster& cluster) {
 }
 
 void replace(const fs::path& file, const std::string& from, const std::string& to) {
-  std::string text = text_of(file);
+  std::string text = file_text(file);
   const size_t at = text.find(from);
   REQUIRE(at != std::string::npos);
   text.replace(at, from.size(), to);
@@ -37,7 +41,7 @@ fs::path known_hosts(const Cluster& cluster) {
 
 // Without the line of m3.
 void forget_m3(const Cluster& cluster, const std::string& instead) {
-  std::istringstream in(text_of(known_hosts(cluster)));
+  std::istringstream in(file_text(known_hosts(cluster)));
   std::ofstream out(known_hosts(cluster));
   for (std::string line; std::getline(in, line);) {
     if (!line.starts_with("m3,")) {
@@ -49,7 +53,7 @@ void forget_m3(const Cluster& cluster, const std::string& instead) {
 }
 
 std::string public_key(const fs::path& key) {
-  std::istringstream in(text_of(key.string() + ".pub"));
+  std::istringstream in(file_text(key.string() + ".pub"));
   std::string type, text;
   in >> type >> text;
   return type + " " + text;
@@ -272,7 +276,7 @@ TEST_CASE_FIXTURE(Machines, "OpenSSH's refusals end the start too") {
 
 TEST_CASE_FIXTURE(Machines, "64 hosts at once") {
   Cluster cluster;
-  std::string config = text_of(cluster.ssh_config());
+  std::string config = file_text(cluster.ssh_config());
   std::string aliases;
   for (int i = 0; i < 64; ++i) {
     const std::string name = Lab::name(i % 4 + 1);

@@ -3,7 +3,11 @@
 // benchmark program.
 #pragma once
 
+#include <chrono>
+#include <csignal>
+#include <fstream>
 #include <random>
+#include <thread>
 #include <unistd.h>
 
 #include "cluster/jobs.h"

@@ -1,8 +1,13 @@
 // Those who have no business on a job's ports: a run goes on undisturbed, and its secret is seen
 // nowhere.
+#include <chrono>
+#include <csignal>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "cluster/tiny_run.h"
+#include "support/text.h"
 
 using namespace mtl::test;
 using namespace std::chrono_literals;
@@ -116,7 +121,7 @@ TEST_CASE_FIXTURE(Machines,
   }
   for (const auto& entry : fs::recursive_directory_iterator(cluster.work() / "run")) {
     if (entry.is_regular_file()) {
-      CHECK_MESSAGE(!has(text_of(entry.path()), kSecret), entry.path().string());
+      CHECK_MESSAGE(!has(file_text(entry.path()), kSecret), entry.path().string());
     }
   }
   strangers.clear();

@@ -12,6 +12,7 @@
 
 #include "cluster/jobs.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
@@ -20,11 +21,7 @@ using nlohmann::json;
 class TinyRun {
  public:
   TinyRun(const Cluster& cluster, int steps, int checkpoint_every = 3) : cluster_(cluster) {
-    std::string text;
-    for (int i = 0; i < 400; ++i) {
-      text += "the quick brown fox jumps over the lazy dog " + std::to_string(i % 7) + "\n";
-    }
-    cluster.write("corpus.txt", text);
+    cluster.write("corpus.txt", fox_text());
     cluster.write("train.yaml",
                   "run:\n  name: tiny\n"
                   "model:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
@@ -58,7 +55,7 @@ class TinyRun {
   }
   std::vector<json> metrics(const std::string& name) const {
     std::vector<json> lines;
-    std::istringstream in(text_of(run(name) / "metrics.jsonl"));
+    std::istringstream in(file_text(run(name) / "metrics.jsonl"));
     for (std::string line; std::getline(in, line);) {
       const json object = json::parse(line, nullptr, false);
       if (!object.is_discarded()) lines.push_back(object);
@@ -107,7 +104,7 @@ class TinyRun {
   // The steps that its starts went on from, but for those from the beginning.
   std::vector<int> resumed_at(const std::string& name) const {
     std::vector<int> steps;
-    std::istringstream in(text_of(run(name) / "events.jsonl"));
+    std::istringstream in(file_text(run(name) / "events.jsonl"));
     for (std::string line; std::getline(in, line);) {
       const json object = json::parse(line, nullptr, false);
       if (!object.is_discarded() && object.value("event", "") == "resumed")
@@ -121,7 +118,7 @@ class TinyRun {
     const auto saved = checkpoints(name);
     if (saved.empty()) return tensors;
     const json manifest =
-        json::parse(text_of(run(name) / "checkpoints" / saved.back() / "manifest.json"));
+        json::parse(file_text(run(name) / "checkpoints" / saved.back() / "manifest.json"));
     for (const auto& [tensor, row] : manifest.at("tensors").items()) {
       for (const json& chunk : row.at("chunks")) {
         tensors[tensor + " " + chunk.at("offset").dump() + chunk.at("extent").dump()] =

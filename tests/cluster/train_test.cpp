@@ -1,5 +1,6 @@
 // Runs of our own trainer over several machines: the same numbers as on one, checkpoints that any
 // number of machines continues, and requests to stop.
+#include <chrono>
 #include <csignal>
 #include <map>
 

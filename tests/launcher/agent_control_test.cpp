@@ -2,10 +2,14 @@
 // failures then. Also the grace after a failure, and workers that somebody has stopped.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <ctime>
 #include <deque>
 #include <fcntl.h>
+#include <functional>
 #include <mutex>
+#include <thread>
 
 #include <sys/eventfd.h>
 
@@ -16,6 +20,7 @@
 #include "launcher/processes.h"
 #include "launcher/stopped_watch.h"
 #include "support/fitting_limit.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -151,7 +156,7 @@ TEST_CASE("the grace of a stop by control ends in KILL and a nearer one counts")
   std::thread above([&] {
     pid_in(folder / "0");
     control.order({.kind = Command::stop, .grace = std::chrono::hours(1)});
-    wait_for([&] { return std::filesystem::exists(folder / "asked"); });
+    wait_until([&] { return std::filesystem::exists(folder / "asked"); });
     control.order({.kind = Command::stop, .grace = milliseconds(50)});
   });
   const AgentResult result = run_agent(options);
@@ -232,7 +237,7 @@ TEST_CASE("the first signal after a stop by control does not kill and the second
   const pid_t worker = pid_in(folder / "termed");
   REQUIRE(worker > 0);
   kill(agent.pid(), SIGTERM);
-  CHECK(wait_for([&] { return std::filesystem::exists(folder / "heard1"); }));
+  CHECK(wait_until([&] { return std::filesystem::exists(folder / "heard1"); }));
   CHECK(alive(worker));
   kill(agent.pid(), SIGINT);
   CHECK(agent.wait() == 128 + SIGTERM);
@@ -318,7 +323,7 @@ TEST_CASE("who is woken in time has not failed and 0 watches nobody") {
       shells({"(until grep -q '^State:.T' /proc/$$/status; do sleep 0.05; done; sleep 0.3; "
               "kill -CONT $$) & kill -STOP $$; exit 0"});
   SUBCASE("woken") {
-    options.stopped_after = std::chrono::seconds(kPatienceSeconds);
+    options.stopped_after = kPatience;
   }
   SUBCASE("not watched") {
     options.stopped_after = milliseconds(0);
@@ -367,7 +372,7 @@ TEST_CASE("a lease that is extended keeps the workers and one that ends kills th
   std::thread above([&] {
     const auto first = control.lease.load();
     const auto ready = [&] {
-      return !content(folder / "0").empty() && !content(folder / "1").empty();
+      return !file_text(folder / "0").empty() && !file_text(folder / "1").empty();
     };
     do {
       const std::chrono::nanoseconds now = boot_time();
@@ -417,7 +422,7 @@ TEST_CASE("the keeper ends a lease also of an agent that is stopped and of what 
   const pid_t worker = pid_in(folder / "0");
   const pid_t helper = pid_in(folder / "helper");
   kill(agent.pid(), SIGSTOP);
-  CHECK(wait_for([&] { return !alive(worker) && !alive(helper); }));
+  CHECK(wait_until([&] { return !alive(worker) && !alive(helper); }));
   kill(agent.pid(), SIGCONT);
   CHECK(agent.wait() == 0);
 }

@@ -1,6 +1,9 @@
 // What the agent finds out about a failure: the rank's own words (TORCHELASTIC_ERROR_FILE), its
 // core, who was first; and how the report says it. Binding to CPUs is here too, since it can fail.
+#include <chrono>
+#include <csignal>
 #include <ctime>
+#include <fstream>
 #include <sched.h>
 
 #include <doctest/doctest.h>
@@ -9,6 +12,7 @@
 #include "launcher/core_file.h"
 #include "launcher/error_file.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -206,7 +210,8 @@ TEST_CASE("a worker runs on its CPUs") {
   options.workers[0].cpus = {cpu};
   options.workers[0].numa = 0;
   CHECK(run_agent(options).exit_code == 0);
-  CHECK(content(folder / "rank-00000.log") == "Cpus_allowed_list:\t" + std::to_string(cpu) + "\n");
+  CHECK(file_text(folder / "rank-00000.log") ==
+        "Cpus_allowed_list:\t" + std::to_string(cpu) + "\n");
   // Nobody has that one: refused for the memory, an error for the CPU.
   options.workers[0].numa = 900;
   CHECK(run_agent(options).exit_code == 0);
@@ -223,7 +228,7 @@ TEST_CASE("a worker prefers its NUMA node") {
   options.logs.dir = folder.path();
   options.workers[0].numa = 0;
   CHECK(run_agent(options).exit_code >= 0);
-  const std::string maps = content(folder / "rank-00000.log");
+  const std::string maps = file_text(folder / "rank-00000.log");
   if (maps.find("default") != std::string::npos || maps.empty()) {
     MESSAGE("no memory policies on this machine: ", maps);
   } else {

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <fcntl.h>
+#include <fstream>
+#include <thread>
 
 #include <doctest/doctest.h>
 
@@ -12,6 +15,7 @@
 #include "launcher/agent.h"
 #include "launcher/keeper.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -39,7 +43,7 @@ TEST_CASE("each rank has a log with whole lines of both streams") {
   }
   CHECK(next[0] == 2000);
   CHECK(next[1] == 2000);
-  CHECK(content(folder / "logs/deep/rank-00001.log") == "one\n");
+  CHECK(file_text(folder / "logs/deep/rank-00001.log") == "one\n");
 }
 
 TEST_CASE("a log is appended to: a resumed run keeps its history") {
@@ -48,7 +52,7 @@ TEST_CASE("a log is appended to: a resumed run keeps its history") {
   options.logs.dir = folder.path();
   run_agent(options);
   run_agent(options);
-  CHECK(content(folder / "rank-00000.log") == "again\nagain\n");
+  CHECK(file_text(folder / "rank-00000.log") == "again\nagain\n");
 }
 
 TEST_CASE("the last 20 stderr lines are kept") {
@@ -72,7 +76,7 @@ TEST_CASE("a line of 1 MiB and 100 000 lines") {
   REQUIRE(result.first_failure);
   CHECK(result.first_failure->last_lines.size() == 20);
   CHECK(result.first_failure->last_lines.back() == "100000");
-  const std::string many = content(folder / "rank-00001.log");
+  const std::string many = file_text(folder / "rank-00001.log");
   CHECK(lines_of(many) == 200'000);
   CHECK(result.warnings.empty());
 }
@@ -84,7 +88,7 @@ TEST_CASE("long lines stay whole") {
               "head -c 1048576 /dev/zero | tr '\\0' y >&2; echo >&2; exit 3"});
   options.logs.dir = folder.path();
   const AgentResult result = run_agent(options);
-  const std::string log = content(folder / "rank-00000.log");
+  const std::string log = file_text(folder / "rank-00000.log");
   CHECK(lines_of(log) == 2);
   CHECK(log.size() == 2 * 1'048'577);
   const std::string x(1'048'576, 'x');
@@ -98,7 +102,7 @@ TEST_CASE("a line without an end does not eat the memory") {
   AgentOptions options = shells({"head -c 30000000 /dev/zero"});
   options.logs.dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
-  const std::string log = content(folder / "rank-00000.log");
+  const std::string log = file_text(folder / "rank-00000.log");
   CHECK(std::count(log.begin(), log.end(), '\0') == 30'000'000);
 }
 
@@ -111,7 +115,7 @@ TEST_CASE("any bytes pass") {
   const AgentResult result = run_agent(options);
   std::string all;
   for (int i = 0; i < 256; ++i) all += static_cast<char>(i);
-  const std::string log = content(folder / "rank-00000.log");
+  const std::string log = file_text(folder / "rank-00000.log");
   CHECK(log.size() == all.size() + 1 + 2);
   CHECK(log.find(all.substr(11)) != std::string::npos);
   REQUIRE(result.first_failure);
@@ -131,8 +135,8 @@ TEST_CASE("rank 0 goes to stdout and stderr byte for byte, the others do not") {
       return run_agent(options).exit_code;
     });
     CHECK(agent.wait() == 0);
-    CHECK(content(folder / "out") == (shown ? std::string("a\rb\0c", 5) : ""));
-    CHECK(content(folder / "err") == (shown ? "no newline" : ""));
+    CHECK(file_text(folder / "out") == (shown ? std::string("a\rb\0c", 5) : ""));
+    CHECK(file_text(folder / "err") == (shown ? "no newline" : ""));
   }
 }
 
@@ -186,7 +190,7 @@ TEST_CASE("a reader that has gone does not end the run") {
     return run_agent(options).exit_code;
   });
   CHECK(agent.wait() == 0);
-  CHECK(lines_of(content(folder / "rank-00000.log")) == 1000);
+  CHECK(lines_of(file_text(folder / "rank-00000.log")) == 1000);
 }
 
 TEST_CASE("a reader that does not read holds up neither the workers nor the stop") {
@@ -208,7 +212,7 @@ TEST_CASE("a reader that does not read holds up neither the workers nor the stop
   const pid_t worker = pid_in(done);  // 600 kB have gone into a pipe of 64 kB
   REQUIRE(worker > 0);
   kill(agent.pid(), SIGTERM);
-  CHECK(wait_for([&] { return !alive(worker); }));
+  CHECK(wait_until([&] { return !alive(worker); }));
   // Only now somebody reads, and all is there.
   std::string text;
   char buffer[1 << 16];
@@ -230,11 +234,11 @@ TEST_CASE("a blocked callback does not hold up the stop") {
   options.logs.console_default = -1;
   options.on_output = [&](int, bool, std::string_view) {
     ++calls;
-    wait_for([&] { return release.load(); });
+    wait_until([&] { return release.load(); });
   };
   std::thread releaser([&] {
     const pid_t worker = pid_in(folder / "w");
-    wait_for([&] { return !alive(worker); });
+    wait_until([&] { return !alive(worker); });
     release = true;
   });
   CHECK(run_agent(options).exit_code == 3);

@@ -1,6 +1,8 @@
 // run_agent with real processes: that nothing is left behind, neither processes nor descriptors,
 // and which descriptors its workers get.
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <fcntl.h>
 #include <string>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 #include "launcher/agent.h"
 #include "launcher/agent_refusal.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -34,7 +37,7 @@ TEST_CASE("SIGKILL of the agent leaves nothing, not even what changed its sessio
   for (pid_t pid : pids) REQUIRE(alive(pid));
   kill(agent.pid(), SIGKILL);
   CHECK(agent.wait() == 128 + SIGKILL);
-  for (pid_t pid : pids) CHECK(wait_for([&] { return !alive(pid); }));
+  for (pid_t pid : pids) CHECK(wait_until([&] { return !alive(pid); }));
 }
 
 TEST_CASE("SIGKILL of the keeper ends the workers and is reported") {
@@ -94,7 +97,7 @@ TEST_CASE("what a stopped wrapper leaves behind gets TERM and the grace, not KIL
                   "/ready; while :; do sleep 0.02; done'; exit 0",
               "while [ ! -s " + f + "/ready ]; do sleep 0.01; done; exit 3"});
   CHECK(run_agent(options).exit_code == 3);
-  CHECK(content(folder / "saved") == "saved\n");
+  CHECK(file_text(folder / "saved") == "saved\n");
 }
 
 TEST_CASE("inherited descriptors arrive, no others do") {
@@ -113,7 +116,7 @@ TEST_CASE("inherited descriptors arrive, no others do") {
   char text[8] = {};
   CHECK(read(other[0], text, sizeof text) == 4);
   CHECK(std::string(text) == "out\n");
-  const std::string log = content(folder / "rank-00000.log");
+  const std::string log = file_text(folder / "rank-00000.log");
   CHECK(log.starts_with("secret\n"));
   // 0, 1, 2, 3, 7, other[0] and ls's own
   std::vector<int> numbers;
@@ -159,7 +162,7 @@ TEST_CASE("works with 0, 1 and 2 closed") {
                                                                                   : 99;
   });
   CHECK(agent.wait() == 8);
-  const std::string log = content(folder / "rank-00000.log");
+  const std::string log = file_text(folder / "rank-00000.log");
   CHECK(log.size() == 8);
   CHECK(log.find("out\n") != std::string::npos);
 }

@@ -1,4 +1,5 @@
 // run_agent with real processes: what signals ask of it, and what it and its workers make of them.
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include "launcher/agent.h"
 #include "launcher/new_terminal.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -94,11 +96,11 @@ TEST_CASE("USR2 asks once and a TERM after it is no second wish") {
     CHECK(alive(worker));
   }
   kill(agent.pid(), SIGTERM);
-  CHECK(wait_for([&] { return std::filesystem::exists(folder / "heard"); }));
+  CHECK(wait_until([&] { return std::filesystem::exists(folder / "heard"); }));
   CHECK(alive(worker));
   write(folder / "end", "");
   CHECK(agent.wait() == 75);
-  CHECK(content(termed) == std::to_string(worker) + "\n");  // asked once
+  CHECK(file_text(termed) == std::to_string(worker) + "\n");  // asked once
 }
 
 TEST_CASE("a second signal kills at once, whatever it is") {
@@ -192,7 +194,7 @@ TEST_CASE("workers start with default signals and an empty mask") {
     return run_agent(options).exit_code;
   });
   CHECK(agent.wait() == 0);
-  CHECK(content(folder / "rank-00000.log") ==
+  CHECK(file_text(folder / "rank-00000.log") ==
         "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
 }
 
@@ -220,5 +222,5 @@ TEST_CASE("a Ctrl-C at the terminal reaches the agent only") {
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   folder.file("end", "");
   CHECK(agent.wait() == 75);
-  CHECK(content(folder / "asked") == std::to_string(worker) + "\n");
+  CHECK(file_text(folder / "asked") == std::to_string(worker) + "\n");
 }

@@ -2,6 +2,8 @@
 #include "launcher/agent.h"
 
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <string>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 
 #include "launcher/agent_refusal.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -146,7 +149,7 @@ TEST_CASE("environment and arguments arrive as given") {
   options.workers[0].env["ODD"] = "x=y \n'\"";
   options.logs.dir = folder.path();
   CHECK(run_agent(options).exit_code == 0);
-  CHECK(content(folder / "rank-00000.log") == "a b||*|0|x=y \n'\"|\n");
+  CHECK(file_text(folder / "rank-00000.log") == "a b||*|0|x=y \n'\"|\n");
 }
 
 TEST_CASE("a worker's PATH finds its program") {
@@ -227,7 +230,7 @@ TEST_CASE("a missing program is 127, one that is none 126, and named") {
     options.workers[1].argv = {(folder / "noise").string()};
     CHECK(refusal(options, code).help.find("#!") != std::string::npos);
     CHECK(code == 126);
-    const std::string pid = content(folder / "pid");
+    const std::string pid = file_text(folder / "pid");
     if (!pid.empty()) CHECK(!alive(std::stoi(pid)));
   }
 }

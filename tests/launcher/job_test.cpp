@@ -2,7 +2,9 @@
 // same command on several "nodes" (processes that meet on the loopback).
 #include "launcher/job.h"
 
+#include <chrono>
 #include <csignal>
+#include <fstream>
 #include <thread>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include "common/version.h"
 #include "launcher/processes.h"
 #include "launcher/reserved_port.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -51,7 +54,7 @@ JobOptions on_hosts(const std::string& script, int hosts, int slots) {
 std::vector<std::string> lines_of(const fs::path& folder) {
   std::vector<std::string> lines;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    lines.push_back(content(entry.path()));
+    lines.push_back(file_text(entry.path()));
   }
   std::sort(lines.begin(), lines.end());
   return lines;
@@ -69,7 +72,7 @@ TEST_CASE("a local job is started again as often as was allowed") {
   job.ears.on_notice = [&](std::string_view line) { notices.emplace_back(line); };
   const JobOutcome outcome = run_job(job);
   CHECK(outcome.exit_code == 9);
-  CHECK(content(dir.path() / "r0") == "0 2\n1 2\n2 2\n");
+  CHECK(file_text(dir.path() / "r0") == "0 2\n1 2\n2 2\n");
   REQUIRE(notices.size() == 2);
   CHECK(notices[1] == "restart 2 of 2: rank 0 exited with code 9");
 }
@@ -89,7 +92,7 @@ TEST_CASE("a local job whose port somebody has takes a free one and says so") {
   std::vector<std::string> notices;
   job.ears.on_notice = [&](std::string_view line) { notices.emplace_back(line); };
   CHECK(run_job(job).exit_code == 0);
-  const int port = std::stoi(content(dir.path() / "port"));
+  const int port = std::stoi(file_text(dir.path() / "port"));
   CHECK(port != job.request.master_port);
   REQUIRE(notices.size() == 1);
   CHECK(notices[0].starts_with(
@@ -181,11 +184,11 @@ TEST_CASE("hosts: an agent that is killed takes its ranks with it and is named")
     const pid_t worker = pid_in(pid_file);
     // worker -> keeper -> agent
     const auto parent = [](pid_t pid) {
-      const std::string text = content("/proc/" + std::to_string(pid) + "/stat");
+      const std::string text = file_text("/proc/" + std::to_string(pid) + "/stat");
       return std::stoi(text.substr(text.rfind(')') + 4));
     };
     kill(parent(parent(worker)), SIGKILL);
-    wait_for([&] { return !alive(worker); });
+    wait_until([&] { return !alive(worker); });
     CHECK(!alive(worker));
   });
   outcome = run_job(job);
@@ -207,7 +210,7 @@ TEST_CASE("hosts: a launcher that is killed takes everything with it") {
   }
   kill(launcher.pid(), SIGKILL);
   launcher.wait();
-  CHECK(wait_for([&] {
+  CHECK(wait_until([&] {
     return std::none_of(workers.begin(), workers.end(), [](pid_t pid) { return alive(pid); });
   }));
 }
@@ -283,7 +286,7 @@ JobOptions member(const std::string& script, int rank, int nodes, int local_rank
   job.request.local_ranks = local_ranks;
   job.request.address = "127.0.0.1";
   job.request.port = port;
-  job.request.join_timeout = std::chrono::seconds(kPatienceSeconds);
+  job.request.join_timeout = kPatience;
   return job;
 }
 
@@ -311,7 +314,7 @@ TEST_CASE("hosts: a signal that is for the ranks leaves no host out") {
   Child job([&] {
     JobOptions options = on_hosts("exit 0", 2, 1);
     options.request.remote_program = slow;
-    options.request.join_timeout = std::chrono::seconds(kPatienceSeconds);
+    options.request.join_timeout = kPatience;
     return run_job(options).exit_code;
   });
   CHECK(job.wait() == 0);
@@ -404,12 +407,12 @@ TEST_CASE("members: the ranks of a stopped agent are dead before the others go o
     JobOptions job = member(script, -1, 2, 1, port);
     job.request.elastic = true;
     job.request.min_nodes = 1;
-    job.request.last_call = std::chrono::seconds(kPatienceSeconds);  // both are there before that
+    job.request.last_call = kPatience;  // both are there before that
     job.request.dead_after = 10s;
     return job;
   };
   Child a([&] { return run_job(node()).exit_code; });
-  wait_for([&] { return !port_owner(port).empty(); });
+  wait_until([&] { return !port_owner(port).empty(); });
   Child b([&] {
     const JobOutcome outcome = run_job(node());
     write(dir.path() / "report", outcome.report.empty() ? "" : render(outcome.report[0]));
@@ -419,13 +422,13 @@ TEST_CASE("members: the ranks of a stopped agent are dead before the others go o
   const pid_t lost = pid_in(dir.path() / "n1");
   kill(b.pid(), SIGSTOP);
   CHECK(a.wait() == 0);
-  CHECK(content(dir.path() / "seen") == "dead\n");
+  CHECK(file_text(dir.path() / "seen") == "dead\n");
   CHECK(!alive(lost));
   CHECK(fs::last_write_time(dir.path() / "beat1") < fs::last_write_time(dir.path() / "seen"));
   // Continued, it says what has happened, and ends.
   kill(b.pid(), SIGCONT);
   CHECK(b.wait() == 1);
-  const std::string report = content(dir.path() / "report");
+  const std::string report = file_text(dir.path() / "report");
   CHECK(report.find("launch.controller_lost") != std::string::npos);
   CHECK(report.find("could not be reached in time") != std::string::npos);
 }
@@ -443,16 +446,16 @@ TEST_CASE("members: elastic, the first one there leads and a lost one is not wai
     JobOptions job = member(script, -1, 3, 1, port);
     job.request.elastic = true;
     job.request.min_nodes = 2;
-    job.request.last_call = std::chrono::seconds(kPatienceSeconds);
+    job.request.last_call = kPatience;
     return job;
   };
   Child a([&] { return run_job(node()).exit_code; });
-  wait_for([&] { return !port_owner(port).empty(); });
+  wait_until([&] { return !port_owner(port).empty(); });
   Child b([&] { return run_job(node()).exit_code; });
   Child c([&] { return run_job(node()).exit_code; });
   for (int n = 0; n < 3; ++n) pid_in(dir.path() / ("n" + std::to_string(n) + ".0"));
   kill(c.pid(), SIGKILL);
   CHECK(a.wait() == 0);
   CHECK(b.wait() == 0);
-  CHECK(content(dir.path() / "world") == "2\n");
+  CHECK(file_text(dir.path() / "world") == "2\n");
 }

@@ -3,15 +3,19 @@
 // and by the benchmark program that does it for longer.
 #pragma once
 
+#include <chrono>
+#include <csignal>
 #include <iterator>
 #include <random>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/error.h"
 #include "launcher/agent.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
@@ -24,7 +28,7 @@ struct Storm {
 
 inline std::vector<pid_t> children_of(pid_t pid) {
   const std::string number = std::to_string(pid);
-  std::istringstream in(proc_text("/proc/" + number + "/task/" + number + "/children"));
+  std::istringstream in(file_text("/proc/" + number + "/task/" + number + "/children"));
   return {std::istream_iterator<pid_t>(in), {}};
 }
 
@@ -35,8 +39,8 @@ inline pid_t worker_of(pid_t keeper, size_t rank) {
   const std::string mark = std::string(1, '\0') + "RANK=" + std::to_string(rank) + '\0';
   for (const pid_t pid : children_of(keeper)) {
     const std::string place = "/proc/" + std::to_string(pid);
-    if (getpgid(pid) == pid && proc_text(place + "/cmdline").starts_with("/bin/sh") &&
-        ('\0' + proc_text(place + "/environ")).find(mark) != std::string::npos) {
+    if (getpgid(pid) == pid && file_text(place + "/cmdline").starts_with("/bin/sh") &&
+        ('\0' + file_text(place + "/environ")).find(mark) != std::string::npos) {
       return pid;
     }
   }
@@ -49,7 +53,7 @@ inline std::vector<pid_t> tagged(const std::string& tag) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0 || !alive(pid)) continue;
-    if (proc_text(entry.path() / "environ").find(tag) != std::string::npos) found.push_back(pid);
+    if (file_text(entry.path() / "environ").find(tag) != std::string::npos) found.push_back(pid);
   }
   return found;
 }
@@ -86,7 +90,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
   pid_t keeper = 0;
   pid_t victim = agent_pid;
   if (whom != 0) {
-    const bool there = wait_for([&] {
+    const bool there = wait_until([&] {
       const auto of_agent = children_of(agent_pid);
       keeper = of_agent.empty() ? 0 : of_agent[0];
       if (whom == 1) return keeper > 0;
@@ -111,7 +115,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
                            : whom == 1 ? "keeper"
                                        : "worker " + std::to_string(which);
   const int code = agent.wait();
-  wait_for([&] { return tagged(tag).empty() && (keeper <= 0 || !alive(keeper)); });
+  wait_until([&] { return tagged(tag).empty() && (keeper <= 0 || !alive(keeper)); });
   storm.longest_ms = std::max(storm.longest_ms, elapsed_ms());
   const auto wrong = [&](const std::string& what) {
     storm.wrong.push_back("round " + std::to_string(storm.rounds) + ", " + name + " after " +
@@ -122,7 +126,7 @@ inline void storm_round(Storm& storm, std::mt19937& random) {
     kill(pid, SIGKILL);
   }
   if (keeper > 0 && alive(keeper)) wrong("the keeper was left");
-  const std::string text = content(said);
+  const std::string text = file_text(said);
   if (whom == 0) {
     ++storm.of_agent;
     if (code != 128 + SIGKILL) wrong("the agent gave " + std::to_string(code));

@@ -9,6 +9,7 @@
 #include "launcher/launch_config_files.h"
 #include "launcher/processes.h"
 #include "launcher/train_settings.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -98,7 +99,7 @@ TEST_CASE("the schema allows what is read and nothing else") {
       CAPTURE(stem);
       Diagnostics diagnostics;
       read_launch_config(entry.path(), diagnostics);
-      const std::vector<std::string> found = violations(content(entry.path()));
+      const std::vector<std::string> found = violations(file_text(entry.path()));
       for (const std::string& place : found) CAPTURE(place);
       CHECK(found.empty() != diagnostics.has_errors());
       if (!found.empty() && !diagnostics.has_errors()) MESSAGE(stem << " " << found.front());
@@ -139,7 +140,7 @@ TEST_CASE("every file that accelerate accepts is read as accelerate reads it") {
         if (diagnostic.severity == Diagnostic::Severity::error) FAIL_CHECK(render(diagnostic));
       }
       ++read;
-      const std::string record = content(kSamples / "golden" / (stem + ".txt"));
+      const std::string record = file_text(kSamples / "golden" / (stem + ".txt"));
       if (record.empty() || record.starts_with("Traceback")) continue;
       CHECK(recorded(record, "num_processes") == std::to_string(config.num_processes));
       CHECK(recorded(record, "num_machines") == std::to_string(config.num_machines));

@@ -7,6 +7,7 @@
 #include "launcher/launch_config.h"
 #include "launcher/launch_config_files.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -20,7 +21,7 @@ TEST_CASE("the wizard's files are written back byte for byte") {
   }
   for (const auto& entry : fs::directory_iterator(kSamples / "wizard")) {
     CAPTURE(entry.path().string());
-    const std::string original = content(entry.path());
+    const std::string original = file_text(entry.path());
     CHECK(launch_config_yaml(good(original)) == original);
   }
 }
@@ -127,7 +128,7 @@ sys.exit(43 if "accelerate" in sys.modules else 42)
   if (code == 127 || code == 44) {
     MESSAGE("no python3 with accelerate or PyYAML here: compared with the expected text only");
   } else {
-    INFO(content(folder / "err"));
+    INFO(file_text(folder / "err"));
     if (code == 42) MESSAGE("no accelerate here: loaded with PyYAML, on which it stands");
     CHECK((code == 42 || code == 43));
   }

@@ -110,14 +110,14 @@ TEST_CASE("a log is followed while somebody writes and rotates it") {
     for (int i = 0; i < kLines; ++i) {
       log.write(fmt::format("line {}\n", i));
       // Never further ahead than what is kept holds.
-      wait_for([&] { return i - seen < kKeep * 4'000 / 11 / 2; });
+      wait_until([&] { return i - seen < kKeep * 4'000 / 11 / 2; });
     }
   });
   LogReader reader(path);
   std::string text;
   size_t start = 0;
   bool in_order = true;
-  const bool all = wait_for([&] {
+  const bool all = wait_until([&] {
     while (reader.read(text)) {
     }
     for (size_t end; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {

@@ -1,8 +1,10 @@
 // The parts of the logs: the queue that drops, files that rotate, lines for a shared console; and
 // which output run_agent sends where.
 #include <algorithm>
+#include <chrono>
 #include <fcntl.h>
 #include <future>
+#include <thread>
 
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -17,6 +19,7 @@
 #include "launcher/new_terminal.h"
 #include "launcher/outlet.h"
 #include "launcher/processes.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -62,8 +65,8 @@ Shown shown_by(const AgentOptions& options) {
   });
   Shown shown;
   shown.code = agent.wait();
-  shown.out = content(folder / "out");
-  shown.err = content(folder / "err");
+  shown.out = file_text(folder / "out");
+  shown.err = file_text(folder / "err");
   return shown;
 }
 
@@ -101,7 +104,7 @@ TEST_CASE("a full queue drops, says where, and takes again when half of it is fr
     dropped = outlet.dropped_bytes();
     CHECK(slow.consumer.lost_in_all == 100);
     slow.go.set_value();
-    CHECK(wait_for([&] {
+    CHECK(wait_until([&] {
       outlet.push(slow.consumer, "again\n");
       return slow.consumer.lost == 0;
     }));
@@ -139,9 +142,9 @@ TEST_CASE("somebody's pipe is waited for as long as it moves") {
   CHECK(!outlet.accepts());
   outlet.push(slow.consumer, "second\n");  // pushed all the same: kept
   slow.go.set_value();
-  CHECK(wait_for([&] { return outlet.accepts(); }));
+  CHECK(wait_until([&] { return outlet.accepts(); }));
   eventfd_t woken = 0;
-  CHECK(wait_for([&] { return eventfd_read(wake.get(), &woken) == 0; }));
+  CHECK(wait_until([&] { return eventfd_read(wake.get(), &woken) == 0; }));
   CHECK(outlet.dropped_bytes() == 0);
 }
 
@@ -162,7 +165,7 @@ TEST_CASE("a log rotates between lines and loses none") {
     CHECK(log.error() == 0);
   }
   for (const char* suffix : {".3", ".2", ".1", ""}) {
-    const std::string text = content(path.string() + suffix);
+    const std::string text = file_text(path.string() + suffix);
     CHECK(text.size() <= 100);
     CHECK(text.ends_with('\n'));
     all += text;
@@ -172,11 +175,11 @@ TEST_CASE("a log rotates between lines and loses none") {
   for (size_t i = 0; i < lines.size(); ++i) CHECK(lines[i] == fmt::format("line {}", i));
   // One more file than is kept: the oldest goes, and a restart appends.
   { LogFile(path, 100, 3).write(std::string(99, 'n') + "\n"); }
-  CHECK(content(path) == std::string(99, 'n') + "\n");
-  CHECK(lines_in(content(path.string() + ".3")).front() != "line 0");
+  CHECK(file_text(path) == std::string(99, 'n') + "\n");
+  CHECK(lines_in(file_text(path.string() + ".3")).front() != "line 0");
   CHECK(!std::filesystem::exists(path.string() + ".4"));
   { LogFile(path, 0, 3).write("more\n"); }
-  CHECK(content(path).ends_with("n\nmore\n"));
+  CHECK(file_text(path).ends_with("n\nmore\n"));
 }
 
 TEST_CASE("a line larger than a log file has one for itself") {
@@ -185,9 +188,9 @@ TEST_CASE("a line larger than a log file has one for itself") {
   const std::string big = std::string(500, 'b') + "\n";
   LogFile log(path, 100, 4);
   log.write("small\n" + big + "after\n");
-  CHECK(content(path.string() + ".2") == "small\n");
-  CHECK(content(path.string() + ".1") == big);
-  CHECK(content(path) == "after\n");
+  CHECK(file_text(path.string() + ".2") == "small\n");
+  CHECK(file_text(path.string() + ".1") == big);
+  CHECK(file_text(path) == "after\n");
 }
 
 TEST_CASE("a log that cannot be moved aside grows on") {
@@ -199,7 +202,7 @@ TEST_CASE("a log that cannot be moved aside grows on") {
   log.write("789012\n");
   CHECK(log.error() == 0);
   CHECK(log.rotate_error() != 0);
-  CHECK(content(path) == "123456\n789012\n");
+  CHECK(file_text(path) == "123456\n789012\n");
 }
 
 TEST_CASE("lines of a console with a prefix") {
@@ -359,9 +362,9 @@ TEST_CASE("files get every byte whatever the console makes of it") {
   options.logs.console_default = 3;
   options.logs.prefix = true;
   const Shown shown = shown_by(options);
-  CHECK(content(folder / "logs/rank-00000.log") == odd);
+  CHECK(file_text(folder / "logs/rank-00000.log") == odd);
   const std::string line(1'048'576, 'x');
-  CHECK(content(folder / "logs/rank-00001.log") == line + "\n");
+  CHECK(file_text(folder / "logs/rank-00001.log") == line + "\n");
   CHECK(shown.out.find("rank 1| " + line + "\n") != std::string::npos);
 }
 

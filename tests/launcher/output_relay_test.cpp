@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <charconv>
+#include <chrono>
+#include <csignal>
 #include <poll.h>
 #include <thread>
 #include <unistd.h>
@@ -83,7 +85,7 @@ struct Seen {
 Seen see(LinkHub& launcher) {
   Seen seen;
   bool after_gap = false;
-  const auto until = Clock::now() + std::chrono::seconds(kPatienceSeconds);
+  const auto until = Clock::now() + kPatience;
   while (!seen.stopped && !seen.lost && Clock::now() < until) {
     pollfd waiting = {launcher.fd(), POLLIN, 0};
     ::poll(&waiting, 1, 100);
@@ -162,7 +164,7 @@ TEST_CASE("output relay: a few lines do not wait for more") {
   Pair pair;
   OutputRelay relay(*pair.agent, pair.cable.here, 1);
   relay.line(3, true, "one");
-  const auto until = Clock::now() + std::chrono::seconds(kPatienceSeconds);
+  const auto until = Clock::now() + kPatience;
   std::optional<OutputMessage> output;
   while (!output && Clock::now() < until) {
     pollfd waiting = {pair.launcher->fd(), POLLIN, 0};
@@ -258,7 +260,7 @@ TEST_CASE("output relay: while the process itself is stopped the link does not s
     const Seen seen = see_rest(1'000'000, 2s);
     return seen.lines == kRestLines && seen.gaps == 0 ? 0 : 1;
   });
-  REQUIRE(wait_for([&] { return std::filesystem::exists(folder / "begun"); }));
+  REQUIRE(wait_until([&] { return std::filesystem::exists(folder / "begun"); }));
   std::this_thread::sleep_for(1s);  // in the middle of its four
   kill(agent.pid(), SIGSTOP);
   std::this_thread::sleep_for(3s);
@@ -279,7 +281,7 @@ TEST_CASE("output relay: nothing goes out and still the end comes") {
   std::thread printer([&] {
     for (int64_t i = 0; i < kLines; ++i) relay.line(0, false, numbered(i, 100));
   });
-  const auto until = Clock::now() + std::chrono::seconds(kPatienceSeconds);
+  const auto until = Clock::now() + kPatience;
   while (pair.agent->queued_bytes(pair.cable.here) < 512u << 10 && Clock::now() < until) {
     std::this_thread::sleep_for(1ms);
   }
@@ -323,7 +325,7 @@ TEST_CASE("output relay: a link that is gone holds up nobody") {
   for (int64_t i = 0; i < 100'000; ++i) relay.line(0, false, numbered(i, 100));
   relay.finish();
   // What was handed over last counts until the hub's thread has thrown it away.
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(kPatienceSeconds);
+  const Clock::time_point end = Clock::now() + kPatience;
   while (pair.agent->queued_bytes(pair.cable.here) != 0 && Clock::now() < end) {
     std::this_thread::sleep_for(1ms);
   }

@@ -2,12 +2,10 @@
 // table at all.
 #include "launcher/topology.h"
 
-#include <fstream>
-#include <sstream>
-
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "common/files.h"
 #include "support/text.h"
 
 using namespace mtl;
@@ -16,16 +14,8 @@ namespace {
 
 using Groups = std::vector<std::vector<size_t>>;
 
-std::string text_of(const std::string& name) {
-  std::ifstream in(std::string(MTL_SOURCE_DIR "/tests/launcher/topologies/") + name);
-  REQUIRE(in.good());
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 Topology read(const std::string& name) {
-  return parse_topo_matrix(text_of(name), name);
+  return parse_topo_matrix(read_file(MTL_SOURCE_DIR "/tests/launcher/topologies/" + name), name);
 }
 
 std::string words(const std::string& name, const std::string& what) {

@@ -9,13 +9,11 @@
 #include <doctest/doctest.h>
 
 #include "rendezvous/link.h"
+#include "support/processes.h"
 
 namespace mtl::test {
 
 inline const std::string kToken = "the run's token";
-
-// Far above what any step needs, also where the machine stands still for half a minute.
-inline constexpr std::chrono::seconds kPatience{180};
 
 inline LinkHubOptions hub_options(std::chrono::milliseconds dead_after = kPatience) {
   LinkHubOptions options;

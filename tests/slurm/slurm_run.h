@@ -25,11 +25,7 @@ inline void write_text(const Slurm& slurm, const std::string& name, const std::s
 }
 
 inline void write_recipe(const Slurm& slurm, int steps, const std::string& more = "") {
-  std::string text;
-  for (int i = 0; i < 400; ++i) {
-    text += "the quick brown fox jumps over the lazy dog " + std::to_string(i % 7) + "\n";
-  }
-  write_text(slurm, "corpus.txt", text);
+  write_text(slurm, "corpus.txt", fox_text());
   write_text(slurm, "train.yaml",
              "model:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
              "train:\n  micro_batch: 1\n  global_batch: 24\n  seq_len: 16\n  steps: " +

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "support/slurm.h"
+#include "support/text.h"
 
 namespace mtl::test {
 
@@ -39,10 +40,7 @@ inline std::string submitted(const Slurm& slurm, Words words) {
 }
 
 inline void write_tiny(const Slurm& slurm, int steps, const std::string& more = {}) {
-  std::ofstream corpus(slurm.work() / "corpus.txt");
-  for (int i = 0; i < 400; ++i) {
-    corpus << "the quick brown fox jumps over the lazy dog " << i % 7 << "\n";
-  }
+  std::ofstream(slurm.work() / "corpus.txt") << fox_text();
   std::ofstream(slurm.work() / "train.yaml")
       << "run:\n  name: tiny\nmodel:\n  layers: 2\n  hidden: 32\n  heads: 4\n"
          "train:\n  micro_batch: 1\n  global_batch: 8\n  seq_len: 16\n  steps: "

@@ -1,6 +1,7 @@
 // SshFleet against real sshd: what works, byte for byte, and how commands end.
 #include "launcher/ssh/fleet.h"
 
+#include <chrono>
 #include <csignal>
 #include <random>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "ssh/loopback.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -165,7 +167,7 @@ TEST_CASE("a reader that does not keep up holds the far side back and loses noth
   std::vector<FleetEvent> started = first_events(*fleet, 1);
   REQUIRE(started[0].kind == FleetEvent::started);
   // With 16 MiB under way and nobody reading, the writer cannot have come to its end.
-  CHECK(!wait_for([&] { return content(site / "done") == "done\n"; }, 1));
+  CHECK(!wait_until([&] { return file_text(site / "done") == "done\n"; }, std::chrono::seconds(1)));
   CHECK(read_stream(started[0].stream).size() == 16777216);
   const auto ended = next_event(*fleet);
   REQUIRE(ended);
@@ -221,8 +223,8 @@ TEST_CASE("the end of the fleet ends the far stdin") {
     far = pid_in(site / "pid");
     CHECK(alive(far));
   }
-  CHECK(wait_for([&] { return content(site / "bye") == "bye\n"; }));
-  CHECK(wait_for([&] { return !alive(far); }));
+  CHECK(wait_until([&] { return file_text(site / "bye") == "bye\n"; }));
+  CHECK(wait_until([&] { return !alive(far); }));
 }
 
 TEST_CASE("a killed fleet leaves no far command") {
@@ -240,5 +242,5 @@ TEST_CASE("a killed fleet leaves no far command") {
   CHECK(alive(far));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  CHECK(wait_for([&] { return !alive(far); }));
+  CHECK(wait_until([&] { return !alive(far); }));
 }

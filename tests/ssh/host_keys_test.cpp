@@ -23,7 +23,7 @@ TEST_CASE("an unknown host key is refused with its fingerprint and how to add it
     const std::string text = failure(site, way, &code);
     INFO(text);
     CHECK(code == "ssh.host_key_unknown");
-    CHECK(content(site.known_hosts()).empty());
+    CHECK(file_text(site.known_hosts()).empty());
     if (*way != '\0') continue;
     run_program({"/usr/bin/ssh-keygen", "-l", "-f", sshd.host_key + ".pub"}, &fingerprint);
     fingerprint = fingerprint.substr(fingerprint.find("SHA256:"));
@@ -47,21 +47,21 @@ TEST_CASE("accept-new adds an unknown key once and never takes a changed one") {
     std::string code;
     failure(site.options({"m"}, ""), &code);
     CHECK(code == "started");
-    const std::string line = content(site.known_hosts());
+    const std::string line = file_text(site.known_hosts());
     CHECK(line.starts_with(fmt::format("[127.0.0.1]:{} ssh-ed25519 ", sshd.port)));
     failure(site.options({"m"}, ""), &code);
     CHECK(code == "started");
-    CHECK(content(site.known_hosts()) == line);
+    CHECK(file_text(site.known_hosts()) == line);
     site.before("HashKnownHosts yes\n");
     std::ofstream(site.known_hosts()) << "# a last line without its newline";
     failure(site.options({"m"}, ""), &code);
     CHECK(code == "started");
-    CHECK(has(content(site.known_hosts()), "newline\n|1|"));
+    CHECK(has(file_text(site.known_hosts()), "newline\n|1|"));
     CHECK(run_program({"/usr/bin/ssh-keygen", "-f", site.known_hosts(), "-F",
                        fmt::format("[127.0.0.1]:{}", sshd.port)}) == 0);
     site.before("HashKnownHosts no\n");
     new_key(site / fmt::format("wrong_{}", policy));
-    std::string wrong = content(site / fmt::format("wrong_{}.pub", policy));
+    std::string wrong = file_text(site / fmt::format("wrong_{}.pub", policy));
     std::ofstream(site.known_hosts()) << fmt::format("[127.0.0.1]:{} {}", sshd.port, wrong);
     failure(site.options({"m"}, ""), &code);
     CHECK(code == "ssh.host_key_changed");
@@ -76,7 +76,7 @@ TEST_CASE("a changed host key is refused at its line") {
     new_key(site / "old");
     std::ofstream(site.known_hosts())
         << "# comment\n"
-        << fmt::format("[127.0.0.1]:{} {}", sshd.port, content(site / "old.pub"));
+        << fmt::format("[127.0.0.1]:{} {}", sshd.port, file_text(site / "old.pub"));
     std::string code;
     const std::string text = failure(site, way, &code);
     INFO(text);
@@ -89,7 +89,7 @@ TEST_CASE("hashed known hosts; several key types; a key known for all ports") {
   Site site;
   const Sshd& sshd = site.sshd("m");
   CHECK(run_program({"/usr/bin/ssh-keygen", "-q", "-H", "-f", site.known_hosts()}) == 0);
-  CHECK(content(site.known_hosts()).starts_with("|1|"));
+  CHECK(file_text(site.known_hosts()).starts_with("|1|"));
   std::string code;
   failure(site.options({"m"}, ""), &code);
   CHECK(code == "started");
@@ -97,10 +97,10 @@ TEST_CASE("hashed known hosts; several key types; a key known for all ports") {
   new_key(site / "rsa", "rsa");
   const Sshd& two = site.sshd("two", fmt::format("HostKey {}", (site / "rsa").string()), false);
   std::ofstream(site.known_hosts())
-      << fmt::format("[127.0.0.1]:{} {}", two.port, content(site / "rsa.pub"));
+      << fmt::format("[127.0.0.1]:{} {}", two.port, file_text(site / "rsa.pub"));
   failure(site.options({"two"}, ""), &code);
   CHECK(code == "started");
-  std::ofstream(site.known_hosts()) << "127.0.0.1 " << content(sshd.host_key + ".pub");
+  std::ofstream(site.known_hosts()) << "127.0.0.1 " << file_text(sshd.host_key + ".pub");
   failure(site.options({"m"}, ""), &code);
   CHECK(code == "started");
 }

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <dirent.h>
 #include <fcntl.h>
-#include <fstream>
 #include <poll.h>
-#include <sstream>
 #include <stdexcept>
-#include <thread>
 #include <unistd.h>
 
 #include <arpa/inet.h>
@@ -20,9 +17,13 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "support/text.h"
+
 namespace mtl::test {
 
 namespace {
+
+constexpr int kPatienceMs = static_cast<int>(kPatience.count()) * 1000;
 
 pid_t spawn(const std::vector<std::string>& argv, int output) {
   std::vector<char*> arguments;
@@ -55,15 +56,6 @@ bool accepts(int port) {
 
 }  // namespace
 
-bool wait_for(const std::function<bool()>& happened, int seconds) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  while (!happened()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
-
 int run_program(const std::vector<std::string>& argv, std::string* output) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return -1;
@@ -79,37 +71,6 @@ int run_program(const std::vector<std::string>& argv, std::string* output) {
   int status = 0;
   waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-std::string content(const std::filesystem::path& path) {
-  // Not by an iterator, which throws where a file of /proc ends with its process.
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
-bool alive(pid_t pid) {
-  const std::string text = content("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = text.rfind(')');
-  return name_end != std::string::npos && text[name_end + 2] != 'Z' && text[name_end + 2] != 'X';
-}
-
-pid_t pid_in(const std::filesystem::path& path) {
-  pid_t pid = 0;
-  wait_for([&] {
-    const std::string text = content(path);
-    pid = text.ends_with('\n') ? std::stoi(text) : 0;
-    return pid > 0;
-  });
-  return pid;
-}
-
-int open_descriptors() {
-  int count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
 }
 
 Process::Process(const std::vector<std::string>& argv, const std::filesystem::path& log) {
@@ -186,12 +147,12 @@ Sshd& Site::sshd(const std::string& name, const std::string& settings, bool know
         "sshd_config_" + name, settings + "\nListenAddress 127.0.0.1:" + std::to_string(port) +
                                    "\nHostKey " + server->host_key + "\n" + common);
     server->process = Process({"/usr/sbin/sshd", "-D", "-e", "-f", file}, log);
-    if (wait_for([&] { return accepts(port) || !alive(server->process.pid()); }) &&
+    if (wait_until([&] { return accepts(port) || !alive(server->process.pid()); }) &&
         alive(server->process.pid())) {
       server->port = port;
     }
   }
-  if (server->port == 0) throw std::runtime_error("sshd does not start: " + content(log));
+  if (server->port == 0) throw std::runtime_error("sshd does not start: " + file_text(log));
   after("Host " + name + "\n  HostName 127.0.0.1\n  Port " + std::to_string(server->port) + "\n" +
         "  IdentityFile " + key() + "\n  UserKnownHostsFile " + known_hosts() +
         "\n  GlobalKnownHostsFile none\n");
@@ -208,16 +169,16 @@ const Sshd& Site::server(const std::string& name) const {
 }
 
 void Site::before(const std::string& lines) {
-  dir_.file("config", lines + "\n" + content(config()));
+  dir_.file("config", lines + "\n" + file_text(config()));
 }
 
 void Site::after(const std::string& lines) {
-  dir_.file("config", content(config()) + lines + "\n");
+  dir_.file("config", file_text(config()) + lines + "\n");
 }
 
 void Site::know(const Sshd& sshd, const std::string& marker) {
-  std::string key = content(sshd.host_key + ".pub");
-  dir_.file("known_hosts", content(known_hosts()) + marker +
+  std::string key = file_text(sshd.host_key + ".pub");
+  dir_.file("known_hosts", file_text(known_hosts()) + marker +
                                "[127.0.0.1]:" + std::to_string(sshd.port) + " " + key);
 }
 
@@ -230,12 +191,12 @@ FleetOptions Site::options(const std::vector<std::string>& hosts, const std::str
   options.command = "exec /bin/sh " + file;
   options.magic = kMagic;
   options.config_file = config();
-  options.connect_timeout = std::chrono::seconds(kPatienceSeconds);
+  options.connect_timeout = kPatience;
   return options;
 }
 
-std::optional<FleetEvent> next_event(SshFleet& fleet, int seconds) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+std::optional<FleetEvent> next_event(SshFleet& fleet) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
     if (auto event = fleet.next()) return event;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -263,7 +224,7 @@ std::string read_stream(const Fd& stream, size_t bytes) {
   std::vector<char> buffer(64 * 1024);
   while (text.size() < bytes) {
     pollfd polled{stream.get(), POLLIN, 0};
-    if (poll(&polled, 1, kPatienceSeconds * 1000) <= 0) throw std::runtime_error("no data");
+    if (poll(&polled, 1, kPatienceMs) <= 0) throw std::runtime_error("no data");
     const ssize_t got =
         read(stream.get(), buffer.data(), std::min(buffer.size(), bytes - text.size()));
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
@@ -276,7 +237,7 @@ std::string read_stream(const Fd& stream, size_t bytes) {
 void write_stream(const Fd& stream, std::string_view bytes) {
   while (!bytes.empty()) {
     pollfd polled{stream.get(), POLLOUT, 0};
-    if (poll(&polled, 1, kPatienceSeconds * 1000) <= 0) throw std::runtime_error("no room");
+    if (poll(&polled, 1, kPatienceMs) <= 0) throw std::runtime_error("no room");
     const ssize_t wrote = send(stream.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (wrote < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (wrote < 0) throw std::runtime_error("the stream is closed");

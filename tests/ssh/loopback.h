@@ -2,7 +2,6 @@
 // known_hosts, own HOME. Every process is a child that dies with the test.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,20 +11,13 @@
 
 #include "common/files.h"
 #include "launcher/ssh/fleet.h"
+#include "support/processes.h"
 #include "support/temp_dir.h"
 
 namespace mtl::test {
 
-// A hang fails the test; far above any step, also where the machine stands still for half a minute.
-inline constexpr int kPatienceSeconds = 180;
-
-bool wait_for(const std::function<bool()>& happened, int seconds = kPatienceSeconds);
 // Runs a program to its end and gives its exit code; `output`: its stdout and stderr.
 int run_program(const std::vector<std::string>& argv, std::string* output = nullptr);
-std::string content(const std::filesystem::path& path);
-bool alive(pid_t pid);
-pid_t pid_in(const std::filesystem::path& path);  // waits for "PID\n"
-int open_descriptors();
 
 // A child process, killed at the end.
 class Process {
@@ -76,7 +68,7 @@ class Site {
 inline const char* const kMagic = "mtl-test-magic 1";
 
 // The next event, or nothing after too long a wait.
-std::optional<FleetEvent> next_event(SshFleet& fleet, int seconds = kPatienceSeconds);
+std::optional<FleetEvent> next_event(SshFleet& fleet);
 // As many events as there are hosts, in the order of the hosts.
 std::vector<FleetEvent> first_events(SshFleet& fleet, size_t hosts);
 // Everything until the end of the stream or `bytes`.

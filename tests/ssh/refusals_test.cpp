@@ -98,7 +98,7 @@ TEST_CASE("a port that takes connections and says nothing runs into the time lim
     CHECK(code == "ssh.timeout");
     if (*way == '\0') {  // the configuration's own limit counts where it is shorter
       site.before("ConnectTimeout 1\n");
-      options.connect_timeout = std::chrono::seconds(kPatienceSeconds);
+      options.connect_timeout = kPatience;
       CHECK(has(failure(options, &code), "no answer within 1 s"));
     }
     if (*way == '\0') CHECK(has(text, "says nothing"));

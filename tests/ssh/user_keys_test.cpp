@@ -28,7 +28,7 @@ struct SshAgent {
   explicit SshAgent(const Site& site)
       : socket((site / "agent.sock").string()),
         process({"/usr/bin/ssh-agent", "-D", "-a", socket}, site / "agent.log") {
-    REQUIRE(wait_for([&] { return std::filesystem::exists(socket); }));
+    REQUIRE(wait_until([&] { return std::filesystem::exists(socket); }));
   }
   bool add(const std::string& key) const {
     return run_program({"/usr/bin/env", "SSH_AUTH_SOCK=" + socket, "/usr/bin/ssh-add", key}) == 0;

@@ -14,6 +14,7 @@
 
 #include "launcher/ssh/config.h"
 #include "ssh/loopback.h"
+#include "support/text.h"
 
 using namespace mtl;
 using namespace mtl::test;
@@ -48,7 +49,7 @@ TEST_CASE("hosts behind two jump hosts") {
   const std::vector<FleetEvent> started = first_events(*fleet, 4);
   for (size_t i = 0; i < 4; ++i) check_echo(started[i], fmt::format("host {}\n", i));
   // One connection to the first jump host, whatever is behind it.
-  const std::string log = content(site / "sshd_gate.log");
+  const std::string log = file_text(site / "sshd_gate.log");
   size_t logins = 0;
   for (size_t at = 0; (at = log.find("Accepted publickey", at)) != std::string::npos; ++at) {
     ++logins;
@@ -176,7 +177,7 @@ TEST_CASE("a lost jump host ends what is behind it") {
   CHECK(ended->kind == FleetEvent::ended);
   CHECK(!ended->exit_code);
   CHECK(ended->signal.empty());
-  CHECK(wait_for([&] { return !alive(far); }));
+  CHECK(wait_until([&] { return !alive(far); }));
 }
 
 TEST_CASE("a proxy command") {
@@ -232,7 +233,7 @@ TEST_CASE("OpenSSH as a program: the end of the fleet and of its process ends th
     const pid_t far = pid_in(site / "pid");
     CHECK(alive(far));
   }
-  CHECK(wait_for([&] { return !std::filesystem::exists(site / "pid"); }));
+  CHECK(wait_until([&] { return !std::filesystem::exists(site / "pid"); }));
   const pid_t child = fork();
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -243,7 +244,7 @@ TEST_CASE("OpenSSH as a program: the end of the fleet and of its process ends th
   CHECK(alive(far));
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  CHECK(wait_for([&] { return !alive(far); }));
+  CHECK(wait_until([&] { return !alive(far); }));
 }
 
 TEST_CASE("the configuration: first value wins and patterns and includes and tokens") {

@@ -1,5 +1,6 @@
 #include "support/slurm.h"
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,8 @@
 
 #include <fmt/format.h>
 
+#include "support/text.h"
+
 namespace mtl::test {
 
 namespace {
@@ -25,15 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-// Also of /proc, whose files end with their process while they are read: what there was of them (an
-// iterator over the stream would throw).
-std::string content(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 bool is_free(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -95,14 +89,14 @@ std::vector<Process> all_processes() {
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const std::string stat = content(entry.path() / "stat");
+    const std::string stat = file_text(entry.path() / "stat");
     const size_t state = stat.rfind(')');
     if (state == std::string::npos || stat.substr(state + 2, 1) == "Z") continue;
-    std::string command = content(entry.path() / "cmdline");
+    std::string command = file_text(entry.path() / "cmdline");
     for (char& c : command) {
       if (c == '\0') c = ' ';
     }
-    found.push_back({std::stoi(name), command, content(entry.path() / "environ")});
+    found.push_back({std::stoi(name), command, file_text(entry.path() / "environ")});
   }
   return found;
 }

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <fcntl.h>
 #include <fstream>
-#include <iterator>
 #include <poll.h>
 #include <spawn.h>
 #include <stdexcept>
@@ -13,6 +12,8 @@
 
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#include "support/text.h"
 
 extern char** environ;
 
@@ -174,18 +175,13 @@ api.Std.from_str = staticmethod(from_str)
 )" << import << "\nsys.exit(main())\n";
 }
 
-std::string file_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::vector<pid_t> marked(const std::string& mark) {
   std::vector<pid_t> found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/proc", ignored)) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (file_text(entry.path() / "cmdline").find(mark) != std::string::npos) {
+    if (test::file_text(entry.path() / "cmdline").find(mark) != std::string::npos) {
       found.push_back(std::stoi(name));
     }
   }

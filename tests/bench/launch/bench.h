@@ -77,7 +77,6 @@ struct Setup {
 // runs `module` with that one function replaced.
 void write_shim(const std::filesystem::path& path, const std::string& import);
 
-std::string file_text(const std::filesystem::path& path);
 // Processes whose command line holds `mark`, but those of `except`.
 std::vector<pid_t> marked(const std::string& mark);
 

@@ -8,6 +8,7 @@
 
 #include "bench/launch/bench.h"
 #include "cluster/lab/lab.h"
+#include "support/text.h"
 
 namespace mtl::bench {
 namespace {
@@ -105,7 +106,7 @@ class Bench {
       std::vector<double> found;
       for (const auto& entry : fs::directory_iterator(dir)) {
         if (!entry.path().filename().string().starts_with("start-")) continue;
-        const double stamp = std::stod(file_text(entry.path()));
+        const double stamp = std::stod(test::file_text(entry.path()));
         if (stamp > since) found.push_back(stamp);
       }
       std::sort(found.begin(), found.end());
@@ -137,7 +138,7 @@ class Bench {
     Command job = lab_.start(0, launch({worker_.string(), dir.string(), "crash"}), env());
     double died = -1, again = -1;
     for (const auto until = Clock::now() + 60s; died < 0 && Clock::now() < until;) {
-      if (fs::exists(dir / "crash")) died = std::stod(file_text(dir / "crash"));
+      if (fs::exists(dir / "crash")) died = std::stod(test::file_text(dir / "crash"));
       std::this_thread::sleep_for(2ms);
     }
     if (died > 0) again = started(dir, died, kWorld, 60s);

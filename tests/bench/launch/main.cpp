@@ -12,6 +12,7 @@
 #include <string>
 
 #include "bench/launch/bench.h"
+#include "support/text.h"
 
 int main(int argc, char** argv) {
   using namespace mtl::bench;
@@ -57,7 +58,8 @@ int main(int argc, char** argv) {
   setup.has_srun = works({"sinfo", "-h"});
   if (setup.has_torch && works({venv + "/bin/python", "-c", "import accelerate"}))
     setup.venv = venv;
-  if (works({setup.mtl, "launch", "--help"})) setup.help = file_text(setup.dir / "probe");
+  if (works({setup.mtl, "launch", "--help"}))
+    setup.help = mtl::test::file_text(setup.dir / "probe");
   write_shim(setup.dir / "torchrun.py", "from torch.distributed.run import main");
   write_shim(setup.dir / "accelerate_launch.py", "from accelerate.commands.launch import main");
   try {

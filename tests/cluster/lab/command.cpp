@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <poll.h>
 #include <sched.h>
@@ -18,17 +17,14 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "support/text.h"
+
 extern char** environ;
 
 namespace mtl::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -143,7 +139,7 @@ Command::Command(const CommandPlace& place, const std::vector<std::string>& argv
   while (known && read(report[0], &none, 1) > 0) continue;  // until the exec closes it
   close(report[0]);
   if (child > 0 && (place.own_pids || !known)) waitpid(child, nullptr, 0);
-  if (!known) throw std::runtime_error("lab: cannot start " + argv.front() + ": " + content(err));
+  if (!known) throw std::runtime_error("lab: cannot start " + argv.front() + ": " + file_text(err));
   pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
 }
 
@@ -174,10 +170,10 @@ void Command::signal(int number) const {
 }
 
 std::string Command::out() const {
-  return content(output_.string() + ".out");
+  return file_text(output_.string() + ".out");
 }
 std::string Command::err() const {
-  return content(output_.string() + ".err");
+  return file_text(output_.string() + ".err");
 }
 
 bool Command::running() {

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "support/text.h"
+
 namespace mtl::test {
 namespace fs = std::filesystem;
 namespace {
@@ -30,11 +32,6 @@ bool write_file(const fs::path& path, const std::string& text) {
   std::ofstream out(path);
   out << text << std::flush;
   return out.good();
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 // Groups can only be removed from the leaves up, by rmdir, once the kernel has let go of the last
@@ -82,7 +79,7 @@ void Freezer::freeze(int machine) const {
   const fs::path dir = machine_dir(machine);
   bool frozen = write_file(dir / (v2_ ? "cgroup.freeze" : "freezer.state"), v2_ ? "1" : "FROZEN");
   for (int attempt = 0; frozen && attempt < 2500; ++attempt) {
-    const std::string state = read_file(dir / (v2_ ? "cgroup.events" : "freezer.state"));
+    const std::string state = file_text(dir / (v2_ ? "cgroup.events" : "freezer.state"));
     if (state.find(v2_ ? "frozen 1" : "FROZEN") != std::string::npos) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }

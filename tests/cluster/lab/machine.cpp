@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "support/text.h"
+
 namespace mtl::test {
 namespace fs = std::filesystem;
 namespace {
@@ -148,10 +150,7 @@ class Init {
     while (!sshd_answers()) {
       if (waitpid(sshd_, nullptr, WNOHANG) == sshd_) {
         sshd_ = -1;
-        std::ifstream in(log);
-        std::stringstream text;
-        text << in.rdbuf();
-        throw std::runtime_error("sshd ended: " + text.str());
+        throw std::runtime_error("sshd ended: " + file_text(log));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -1,8 +1,6 @@
 // The NCCL transport when ranks do not come, leave, or call something else: who is named.
 #include <atomic>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -95,10 +93,7 @@ TEST_CASE("nccl: a rank that does not come to an operation is named with its num
   }
   CHECK(reported >= 1);
   CHECK((outcomes[1].code == "comm.peer_lost" || outcomes[1].code == ""));
-  std::ifstream in(dir.path() / "nccl-rank-0.jsonl");
-  std::ostringstream text;
-  text << in.rdbuf();
-  const auto dump = nccl::parse_flight(text.str());
+  const auto dump = nccl::parse_flight(file_text(dir.path() / "nccl-rank-0.jsonl"));
   REQUIRE(dump);
   CHECK(dump->rank == 0);
   REQUIRE(dump->entries.size() == 6);
