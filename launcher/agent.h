@@ -30,8 +30,8 @@ struct WorkerCommand {
   std::vector<std::string> argv;           // argv[0] is looked up in PATH
   std::map<std::string, std::string> env;  // added to the agent's own environment
   std::vector<std::string> unset;          // names taken out of it first; "SLURM_STEP_*" = a prefix
-  std::map<int, int>
-      inherit;  // descriptor in the worker <- descriptor here (the token, the progress pipe)
+  // Descriptor in the worker <- descriptor here (the token, the progress pipe).
+  std::map<int, int> inherit;
 };
 
 struct WorkerEnd {
@@ -142,8 +142,8 @@ struct AgentOptions {
 };
 
 struct AgentResult {
-  int exit_code =
-      0;  // that of the first failing rank; 75 when every rank said so; 0 when all are done
+  // That of the first failing rank; 75 when every rank said so; 0 when all are done.
+  int exit_code = 0;
   std::optional<WorkerEnd> first_failure;
   std::vector<WorkerEnd> ends;  // in order of death
   bool interrupted = false;     // INT, TERM, HUP or USR2 arrived

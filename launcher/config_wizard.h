@@ -29,8 +29,8 @@ struct MachineFacts {
   int slurm_nodes = 0;                 // 0 = not in a SLURM job
   int slurm_rank = -1;
   std::string slurm_first;  // host name of the job's first node
-  std::vector<int>
-      tp_wise;       // sizes of tensor parallel groups that the links here are fast enough for
+  // Sizes of tensor parallel groups that the links here are fast enough for.
+  std::vector<int> tp_wise;
   ModelFacts model;  // not from inspect_machine()
 };
 using Variables = std::function<const char*(const char*)>;  // nullptr = not set

@@ -46,8 +46,8 @@ class Gathering {
 
  private:
   struct Trouble {
-    std::vector<std::pair<int, std::string>>
-        hosts;  // with their positions; empty: `error` names its host itself
+    // With their positions; empty: `error` names its host itself.
+    std::vector<std::pair<int, std::string>> hosts;
     Diagnostic error;
   };
   std::vector<Diagnostic> reports() const;

@@ -92,8 +92,8 @@ FlagValues flags_in_environment(const char* const* environment, Diagnostics& dia
 // Who gives settings, the stronger one last; the file comes before all of them.
 struct LaunchGiven {
   FlagValues train_yaml = {};  // its section `launch`: launch.slurm.partition -> slurm_partition
-  FlagValues surroundings =
-      {};  // what a scheduler has told this process: see rendezvous/surroundings.h
+  // What a scheduler has told this process: see rendezvous/surroundings.h.
+  FlagValues surroundings = {};
   FlagValues environment = {};
   FlagValues flags = {};
   Surroundings around = {};  // what the surroundings' settings are made from

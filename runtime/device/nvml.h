@@ -40,8 +40,8 @@ struct GpuReading {
   std::optional<double> power_w, power_limit_w;
   std::optional<int> clock_mhz, max_clock_mhz;  // of the multiprocessors
   std::optional<int> busy_percent, temperature_c;
-  uint64_t slowed =
-      0;  // why it does not run at its full clock: throttle_words(); 0 also if unknown
+  // Why it does not run at its full clock: throttle_words(); 0 also if unknown.
+  uint64_t slowed = 0;
 };
 
 class Nvml {

@@ -93,9 +93,9 @@ using Inspect = std::function<void(int64_t layer, const char* what, Tensor made)
 struct Pass {
   int64_t sequences = 0;
   int64_t seq = 0;  // tokens of a sequence, or the rank's share of the one there is (cp)
-  int64_t past =
-      0;         // tokens of the one sequence that earlier passes left in the buffers (generation)
-  int slot = 0;  // where the activations live
+  // Generation: tokens of the one sequence that earlier passes left in the buffers.
+  int64_t past = 0;
+  int slot = 0;             // where the activations live
   bool training = false;    // dropout applies, of the DropoutPass in the slot
   bool accumulate = false;  // backward adds to the gradients (not the first micro-batch)
   bool again = false;       // forward for backward's sake: the group's output is there already

@@ -11,13 +11,13 @@ namespace mtl {
 struct Cost {
   int64_t parameters = 0;         // of the model (unpadded)
   int64_t active_parameters = 0;  // those that a token meets: of experts, the chosen ones'
-  double flops_per_token =
-      0;  // forward + backward, causal attention counted half; Megatron-LM training.py's formula
+  // Forward and backward, causal attention counted half: the formula of Megatron-LM's training.py.
+  double flops_per_token = 0;
 };
 
 Cost cost(const ModelShape& shape, const std::vector<ParamRow>& table, int64_t seq);
 
-// The share of a chunk in a token's FLOPs: what an uneven pipeline is drawn and judged with.
+// FLOPs of one layer for a token, counted alike: what an uneven pipeline is drawn and judged with.
 double flops_per_token_of_layer(const ModelShape& shape, int64_t seq);
 // Of layers [begin, end), of either kind.
 double flops_per_token_of_layers(const ModelShape& shape, int64_t seq, int64_t begin, int64_t end);

@@ -92,8 +92,8 @@ struct Workload {
   ModelShape model;
   int64_t seq = 0;
   int64_t global_batch = 0;  // sequences per step: of the largest, which is what is forecast
-  std::vector<int64_t> other_batches =
-      {};  // of the run's other steps: layouts must divide them too
+  // Of the run's other steps: layouts must divide them too.
+  std::vector<int64_t> other_batches = {};
   int64_t logits_rows = MemoryNeeds().logits_rows;
   double ep_room = TrainSpec().parallel.ep_room;
   double total_tokens = 0;  // of the run; 0 = unknown

@@ -16,16 +16,16 @@ namespace mtl {
 enum class InitKind { normal, zeros, ones };
 
 struct ParamRow {
-  std::string name;  // public: Hugging Face's name for the family, e.g.
-                     // "transformer.h.0.attn.c_attn.weight"
+  // Public: Hugging Face's name for the family, e.g. "transformer.h.0.attn.c_attn.weight".
+  std::string name;
   // What its block calls it: "attn.qkv.weight". Rows that follow each other and share a slot lie
   // in memory as one tensor, concatenated along the first dimension (Q, K and V; gate and up).
   std::string slot;
   int layer = -1;  // 0..L-1; -1 = embedding, L = final norm and head
-  std::vector<int64_t>
-      shape;  // global and unpadded; also the layout in memory (row-major) and in checkpoints
-  int64_t padded_rows =
-      0;  // rows in memory over all TP ranks when more than shape[0] (vocabulary), else shape[0]
+  // Global and unpadded; also the layout in memory (row-major) and in checkpoints.
+  std::vector<int64_t> shape;
+  // Rows in memory over all TP ranks when more than shape[0] (vocabulary), else shape[0].
+  int64_t padded_rows = 0;
   bool out_in = false;  // a matrix is stored [out, in] (torch's Linear), else [in, out] (Conv1D)
   int tp_axis = -1;     // dimension split over TP; -1 = replicated
   int segments = 1;  // the split axis holds this many equal parts, each split on its own (QKV: 3)

@@ -259,8 +259,8 @@ struct SpecSources {
   // "bf16"); the string of each value is read as YAML.
   std::vector<std::pair<std::string, std::string>> default_config = {};
   std::string default_config_path = {};
-  std::vector<std::pair<std::string, std::string>> environment =
-      {};                                   // MTL_<SECTION>__<KEY>, as found
+  // MTL_<SECTION>__<KEY>, as found.
+  std::vector<std::pair<std::string, std::string>> environment = {};
   std::vector<std::string> overrides = {};  // "key.path=value"
 };
 
