@@ -1,6 +1,5 @@
 #include "runtime/device/cuda/product_choices.h"
 
-#include <charconv>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -70,14 +69,9 @@ class Words {
     return std::nullopt;
   }
   template <typename Number>
-  std::optional<Number> number(int base = 10) {
+  std::optional<Number> number() {
     const auto word = next();
-    Number value{};
-    if (!word) return std::nullopt;
-    const char* const end = word->data() + word->size();
-    const auto [behind, error] = std::from_chars(word->data(), end, value, base);
-    if (error != std::errc{} || behind != end) return std::nullopt;
-    return value;
+    return word ? to_number<Number>(*word) : std::nullopt;
   }
 
  private:
@@ -109,9 +103,11 @@ std::string read_choice(Words& words, LtForm& form, LtAlgorithm& algorithm) {
     if (!flag || *flag < 0 || *flag > 1) return fmt::format("no 0 or 1 for '{}'", kFlagsOf[i]);
     *flags[i] = *flag == 1;
   }
-  if (!take(words.number<uint32_t>(16), form.alignments)) return "no 'alignments'";
+  const auto alignments = words.number<int64_t>();
+  if (!alignments || *alignments < 0 || *alignments > UINT32_MAX) return "no 'alignments'";
+  form.alignments = static_cast<uint32_t>(*alignments);
   for (uint64_t& word : algorithm) {
-    if (!take(words.number<uint64_t>(16), word)) return "an algorithm is eight hexadecimal words";
+    if (!take(words.number<uint64_t>(), word)) return "an algorithm is eight numbers";
   }
   return words.next() ? "words behind the algorithm" : "";
 }
@@ -132,7 +128,7 @@ std::string to_text(const ProductChoices& choices) {
     }
     for (const int64_t* size : sizes_of(form.gemm)) text += fmt::format(" {}", *size);
     for (const bool* flag : flags_of(form.gemm)) text += *flag ? " 1" : " 0";
-    text += fmt::format(" {:x} {:x}\n", form.alignments, fmt::join(algorithm, " "));
+    text += fmt::format(" {} {}\n", form.alignments, fmt::join(algorithm, " "));
   }
   return text;
 }

@@ -86,12 +86,12 @@ TEST_CASE(
 
   const std::string head = "mtl-products 1\ngpu a GPU\ncublaslt 1\n";
   const std::string product =
-      "product BF16 BF16 F32 F32 none 8 16 32 8 32 8 0 0 1 1 0 1084210 1 2 3 4 5 6 7 ff";
+      "product BF16 BF16 F32 F32 none 8 16 32 8 32 8 0 0 1 1 0 17318416 1 2 3 4 5 6 7 255";
   const std::pair<std::string, std::pair<std::string, int>> wrong[] = {
       {"", {"its first line is not", 1}},
       {"mtl-products 2\n", {"its first line is not", 1}},
       {"mtl-products 1\ngpu a GPU\n", {"which GPU and cuBLASLt", 2}},
-      {head + product.substr(0, product.size() - 3), {"eight hexadecimal words", 4}},
+      {head + product.substr(0, product.size() - 4), {"eight numbers", 4}},
       {head + product + " 9", {"words behind", 4}},
       {head + "\nproduct BF17", {"no type of 'first'", 5}},
       {head + "product BF16 BF16 F32 I32", {"no type of 'bias'", 4}},
