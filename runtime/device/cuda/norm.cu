@@ -101,8 +101,14 @@ class Row {
   Pack<T, N> held_[kHeld > 0 ? kHeld : 1] = {};
 };
 
+// Blocks of a multiprocessor: as many as have registers for what a thread holds. With the words of
+// a mask beside four packs that are two, which have 64 KB under way all the same; with three, 88
+// bytes of a thread went to memory and came back.
+template <int kHeld, Add kAdd>
+constexpr int kForwardBlocks = kHeld > 2 ? (kAdd == Add::masked ? 2 : 3) : 4;
+
 template <typename T, int N, int kTeam, int kHeld, Add kAdd>
-__global__ void __launch_bounds__(kBlock, kHeld > 2 ? 3 : 4)
+__global__ void __launch_bounds__(kBlock, kForwardBlocks<kHeld, kAdd>)
     forward_kernel(Forward<T> a, Added<T> add) {
   static_assert(kAdd == Add::nothing || kHeld > 0);
   __shared__ float shared[kWarps];
