@@ -2,11 +2,11 @@
 // over memory and threads of the host, and kernels are run by tests/support/gpu_on_host.h; so the
 // very sources of libmtl_cuda.so run, as a library that the program loads, where there is no GPU.
 //
-// Where CUDA has rules it has them: nothing may be waited for, allocated or asked while a stream is
-// recorded, recordings on several streams have to come together again and are replayed in no order
-// but that of their dependencies, freeing waits for the whole GPU, what is allocated is full of
-// NaN, and after a kernel has failed everything fails. What it cannot show: what a driver, a
-// compiler or real libraries do, and how fast anything is.
+// Where CUDA has rules it has them: nothing may be waited for, allocated or asked (of cuBLASLt's
+// heuristics neither) while a stream is recorded, recordings on several streams have to come
+// together again and are replayed in no order but that of their dependencies, freeing waits for the
+// whole GPU, what is allocated is full of NaN, and after a kernel has failed everything fails. What
+// it cannot show: what a driver, a compiler or real libraries do, and how fast anything is.
 //
 // The environment says which GPUs there are (all of one kind):
 //   MTL_HOST_CUDA_DEVICES         how many (1)
@@ -135,6 +135,8 @@ class Gpu {
 // Those that CUDA_VISIBLE_DEVICES leaves to this process.
 int gpu_count();
 Gpu& gpu(int index);
+// Whether this thread records a graph.
+bool records();
 // As the environment says.
 size_t memory_bytes();
 int capability();

@@ -76,6 +76,10 @@ const bool kLaunches = [] {
 
 }  // namespace
 
+bool mtl::host_cuda::records() {
+  return !captures.empty();
+}
+
 extern "C" {
 
 // --- errors and devices

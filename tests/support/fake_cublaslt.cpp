@@ -237,6 +237,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     throw std::logic_error("other preferences than ours");
   }
   ++fake_cublaslt.queries;
+  if (!fake_cublaslt.may_ask()) return CUBLAS_STATUS_INTERNAL_ERROR;
   const LtGemm gemm = gemm_of(description, a, b, c, d);
   *count = std::min(most, fake_cublaslt.algorithms(gemm));
   if (*count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -23,6 +23,9 @@ struct FakeCublasLt {
   std::vector<LtCall> calls;
   int queries = 0;      // of its heuristics
   int descriptors = 0;  // that there are
+  // Whether its heuristics may be asked now. Those of cuBLASLt 13.3 have been seen to fail in a
+  // thread that records a graph ("Could not obtain green context information").
+  std::function<bool()> may_ask = [] { return true; };
   // How many algorithms there are for a product, and whether one of them does for other sizes.
   std::function<int(const cuda::LtGemm&)> algorithms = [](const cuda::LtGemm&) { return 1; };
   std::function<bool(const LtCall&)> does = [](const LtCall&) { return true; };

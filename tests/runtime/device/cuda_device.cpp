@@ -119,6 +119,32 @@ TEST_CASE(
   CHECK(x.values() == std::vector<float>{4, 8, 12, 16, 20, 24, 28, 32});
 }
 
+// The heuristics of newer cuBLASLt fail there (fake_cublaslt.h).
+TEST_CASE("cuda device: of a pass that is recorded all algorithms are known") {
+  const auto gpu = make_gpu();
+  // Numbers of rows that share an algorithm, one of them in vain.
+  fake_cublaslt.does = [](const LtCall& call) { return call.gemm.columns != 66; };
+  const Values a(*gpu, {128, 8}, count_from(0, size_t{128} * 8)), b(*gpu, {8, 16}),
+      c(*gpu, {128, 16});
+  const Values bias(*gpu, {16}, count_from(0, 16));
+  int passes = 0;
+  const auto pass = [&] {
+    ++passes;
+    for (const int64_t rows : {65, 66, 67, 128, 3}) {
+      const auto first = [&](const Values& of) { return of.view.row_slice(0, rows); };
+      gpu->matmul({.a = first(a), .b = b.view, .c = first(c), .bias = bias.view});
+    }
+  };
+  gpu->replay("pass", pass);
+  const int asked = fake_cublaslt.queries;
+  CHECK(asked > 0);
+  for (int i = 0; i < 3; ++i) gpu->replay("pass", pass);
+  CHECK(passes == 2);
+  CHECK(fake_cublaslt.queries == asked);
+  CHECK(c.values()[17] == 1);
+  fake_cublaslt = {};
+}
+
 TEST_CASE("cuda device: memory that there is not is told, and what there is goes on") {
   const auto gpu = make_gpu();
   Diagnostic why;
