@@ -49,6 +49,11 @@ set(folder ${CMAKE_CURRENT_SOURCE_DIR}/runtime/device/cuda)
 set(nvcc_flags -std=c++20 -ccbin ${CMAKE_CXX_COMPILER} -I${CMAKE_CURRENT_SOURCE_DIR}
   -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wshadow
   $<$<CONFIG:Debug>:-g> $<$<NOT:$<CONFIG:Debug>>:-O3> $<$<NOT:$<CONFIG:Debug>>:-DNDEBUG>)
+option(MTL_CUDA_LINEINFO
+  "kernels know their lines, for compute-sanitizer and ncu (same code, twice as large)" OFF)
+if(MTL_CUDA_LINEINFO)
+  list(APPEND nvcc_flags -lineinfo)
+endif()
 if(MTL_WERROR)
   list(APPEND nvcc_flags -Werror=all-warnings -Xcompiler=-Werror)
 endif()
