@@ -2,362 +2,47 @@
 """What PyTorch does with the models of bench/train_gpu, on this machine: tokens/s and peak memory.
 
   gpu_baseline.py [--ours FILE] [SHAPE ...]         on the GPU (default: 124m llama-8b 1.5b)
-  gpu_baseline.py --device cpu --tiny               tries the program anywhere
+  gpu_baseline.py --device cpu --tiny [--compiled]  tries the program anywhere
   gpu_baseline.py --join FILE FILE                  ours and PyTorch's, as --json wrote them
 
   --ours FILE   what bench/train_gpu --json wrote: ends with one table of both and the ratios
   --json FILE   an object per row
+  --seconds N   for all of it (default: no limit)
 
 The models are plain modules of the shapes in tests/bench/gpu_runs.h, trained as people do it:
-float32 weights and moments, autocast to bfloat16, scaled_dot_product_attention, each block and the
-head with its loss compiled (one compilation serves all layers), fused AdamW with clipping. With
-accelerate installed there is a row of its own for the first shape. The vocabulary is filled up to a
-multiple of 128 rows, as mtl does, so that no product is slow for its odd size; parameters and FLOPs
-are counted without. The limits of the machine are measured beside: a bfloat16 product of 8192^3,
-the rate of a copy, and scaled_dot_product_attention alone, timed and with FLOPs counted as in
-tests/bench/attention_gpu.cpp, on forms of there: by the backend that PyTorch chooses and by each of
-its fast ones.
+float32 weights and moments, autocast to bfloat16, attention by the faster of PyTorch's flash and
+cuDNN (measured for each shape), each block and the head with its loss compiled (one compilation
+serves all layers), fused AdamW with clipping. With accelerate installed there is a row of its own
+for the first shape. The vocabulary is filled up to a multiple of 128 rows, as mtl does, so that no
+product is slow for its odd size; parameters and FLOPs are counted without. The limits of the machine
+are measured beside: a bfloat16 product of 8192^3, the rate of a copy, and attention alone, timed and
+with FLOPs counted as in tests/bench/attention_gpu.cpp, on forms of there.
+
+Every row has a process of its own: one that hangs or crashes costs no other. What does not fit the
+GPU is tried again in micro-batches of half the size. Where torch.compile fails, rows are measured
+without, and no bar is held against those: the line `missed` says so, and why.
 
 Model FLOPs count causal attention once (half of the square) and recompute not at all. Memory: the
 most that tensors took (allocated), and that with what the allocator kept (reserved); ours is
 compared with the first.
 """
 import argparse
-import contextlib
-import gc
 import importlib.util
 import json
 import math
-import statistics
+import os
+import signal
 import sys
+import tempfile
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import gpu_baseline_rows as rows_of
+from gpu_baseline_models import SHAPES, Shape
+
 SPEED_BAR, MEMORY_BAR, PLAN_BAR = 1.25, 0.9, 0.03
-
-
-@dataclass(frozen=True)
-class Shape:
-    llama: bool
-    vocab: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    batch: int  # of a micro-batch
-    seq: int
-    micro_batches: int  # of a step
-    steps: int
-
-    @property
-    def rows(self):
-        """Of the embedding and the head."""
-        return -(-self.vocab // 128) * 128
-
-    @property
-    def tokens(self):
-        return self.micro_batches * self.batch * self.seq
-
-
-# Those of tests/bench/gpu_runs.h; how many of its layers llama-8b has there depends on the GPU's
-# memory, so that a row of ours says it.
-SHAPES = {
-    "tiny": Shape(False, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4),
-    "tiny-llama": Shape(True, 512, 2, 64, 4, 2, 160, 2, 64, 2, 4),
-    "124m": Shape(False, 50257, 12, 768, 12, 12, 3072, 32, 1024, 4, 10),
-    "1.5b": Shape(False, 50257, 48, 1600, 25, 25, 6400, 16, 1024, 4, 5),
-    "llama-1b-4k": Shape(True, 128256, 16, 2048, 32, 8, 8192, 4, 4096, 4, 4),
-    "llama-8b": Shape(True, 128256, 8, 4096, 32, 8, 14336, 2, 8192, 4, 3),
-    "llama-8b-2k": Shape(True, 128256, 8, 4096, 32, 8, 14336, 8, 2048, 4, 3),
-}
-WARM_UP = 2
-
-
-def parameters_of(s):
-    d = s.hidden // s.heads
-    qkv = (s.heads + 2 * s.kv_heads) * d
-    if s.llama:
-        layer = s.hidden * (qkv + s.heads * d + 3 * s.ffn) + 2 * s.hidden
-        return s.layers * layer + 2 * s.vocab * s.hidden + s.hidden
-    layer = (s.hidden * (qkv + s.heads * d + 2 * s.ffn) + qkv + s.hidden + s.ffn + s.hidden
-             + 4 * s.hidden)
-    return s.layers * layer + (s.vocab + s.seq) * s.hidden + 2 * s.hidden
-
-
-def flops_per_token(s):
-    """Forward and backward; of the causal square the half that is seen."""
-    d = s.hidden // s.heads
-    attention = s.hidden * (s.heads + 2 * s.kv_heads) * d + s.heads * d * s.hidden
-    mlp = (3 if s.llama else 2) * s.ffn * s.hidden
-    layer = 6 * (attention + mlp) + 12 * s.heads * d * s.seq / 2
-    return s.layers * layer + 6 * s.hidden * s.vocab
-
-
-def models(torch):
-    """The modules, made here so that --join needs no PyTorch."""
-    nn, F = torch.nn, torch.nn.functional
-
-    def attend(q, k, v):
-        sdpa = getattr(F, "scaled_dot_product_attention", None)
-        if q.shape[1] != k.shape[1]:
-            try:
-                return sdpa(q, k, v, is_causal=True, enable_gqa=True)
-            except TypeError:  # before 2.5
-                group = q.shape[1] // k.shape[1]
-                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        if sdpa is not None:
-            return sdpa(q, k, v, is_causal=True)
-        # Before 2.0: enough to try the program.
-        t = q.shape[2]
-        score = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
-        hidden = torch.ones(t, t, dtype=torch.bool, device=q.device).triu(1)
-        return torch.softmax(score.masked_fill(hidden, -math.inf), dim=-1) @ v
-
-    class RMSNorm(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-
-        def forward(self, x):
-            wide = x.float()
-            wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
-            return (wide * self.weight).to(x.dtype)
-
-    class Block(nn.Module):
-        def __init__(self, s):
-            super().__init__()
-            self.s, self.d = s, s.hidden // s.heads
-            width = (s.heads + 2 * s.kv_heads) * self.d
-            bias = not s.llama
-            norm = RMSNorm if s.llama else nn.LayerNorm
-            self.norm1, self.norm2 = norm(s.hidden), norm(s.hidden)
-            self.qkv = nn.Linear(s.hidden, width, bias=bias)
-            self.out = nn.Linear(s.heads * self.d, s.hidden, bias=bias)
-            self.up = nn.Linear(s.hidden, (2 if s.llama else 1) * s.ffn, bias=bias)
-            self.down = nn.Linear(s.ffn, s.hidden, bias=bias)
-
-        def forward(self, x, cos, sin):
-            s, d = self.s, self.d
-            b, t, _ = x.shape
-            q, k, v = self.qkv(self.norm1(x)).split(
-                (s.heads * d, s.kv_heads * d, s.kv_heads * d), dim=-1)
-            q = q.view(b, t, s.heads, d).transpose(1, 2)
-            k = k.view(b, t, s.kv_heads, d).transpose(1, 2)
-            v = v.view(b, t, s.kv_heads, d).transpose(1, 2)
-            if s.llama:
-                def rotate(a):
-                    first, second = a.float().chunk(2, dim=-1)
-                    return torch.cat((first * cos - second * sin, second * cos + first * sin),
-                                     dim=-1).to(a.dtype)
-                q, k = rotate(q), rotate(k)
-            x = x + self.out(attend(q, k, v).transpose(1, 2).reshape(b, t, s.heads * d))
-            a = self.up(self.norm2(x))
-            if s.llama:
-                gate, a = a.chunk(2, dim=-1)
-                a = F.silu(gate) * a
-            else:
-                a = F.gelu(a, approximate="tanh")
-            return x + self.down(a)
-
-    class Head(nn.Module):
-        def __init__(self, s, tied):
-            super().__init__()
-            self.norm = RMSNorm(s.hidden) if s.llama else nn.LayerNorm(s.hidden)
-            self.weight = tied if tied is not None else nn.Parameter(
-                0.02 * torch.randn(s.rows, s.hidden))
-
-        def forward(self, x, y):
-            logits = F.linear(self.norm(x), self.weight)
-            return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
-
-    class Model(nn.Module):
-        def __init__(self, s, compiled):
-            super().__init__()
-            self.s = s
-            self.tokens = nn.Embedding(s.rows, s.hidden)
-            self.positions = None if s.llama else nn.Embedding(s.seq, s.hidden)
-            self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
-            self.head = Head(s, None if s.llama else self.tokens.weight)
-            for p in self.parameters():
-                if p.dim() > 1:
-                    nn.init.normal_(p, std=0.02)
-            d = s.hidden // s.heads
-            angles = torch.outer(torch.arange(s.seq).float(),
-                                 500000.0 ** (-torch.arange(0, d, 2).float() / d))
-            self.register_buffer("cos", angles.cos(), persistent=False)
-            self.register_buffer("sin", angles.sin(), persistent=False)
-            if compiled:
-                for module in [*self.blocks, self.head]:
-                    module.compile()
-
-        def forward(self, x, y):
-            h = self.tokens(x)
-            if self.positions is not None:
-                h = h + self.positions.weight[:x.shape[1]]
-            if torch.is_autocast_enabled():
-                h = h.to(torch.bfloat16)  # the stream between layers, as ours
-            for block in self.blocks:
-                h = block(h, self.cos, self.sin)
-            return self.head(h, y)
-
-    return Model
-
-
-class Clock:
-    def __init__(self, torch, device):
-        self.wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-
-    def __call__(self):
-        self.wait()
-        return time.perf_counter()
-
-
-def train(torch, name, s, device, accelerate):
-    model_of = models(torch)
-    clock = Clock(torch, device)
-    gc.collect()
-    if device == "cuda":
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    torch.manual_seed(1)
-    if hasattr(torch, "_dynamo"):
-        # Where parameters are constants of the compiled code, every layer is compiled by itself.
-        torch._dynamo.config.cache_size_limit = 64
-    with torch.device(device) if hasattr(torch, "compile") else contextlib.nullcontext():
-        model = model_of(s, compiled=device == "cuda")
-    counted = parameters_of(replace(s, vocab=s.rows))
-    assert sum(p.numel() for p in model.parameters()) == counted, name
-    fused = {"fused": True} if device == "cuda" else {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95),
-                                  weight_decay=0.1, **fused)
-    backward, autocast = lambda loss: loss.backward(), lambda: torch.autocast(
-        device, dtype=torch.bfloat16)
-    if accelerate:
-        from accelerate import Accelerator
-        accelerator = Accelerator(mixed_precision="bf16")
-        model, optimizer = accelerator.prepare(model, optimizer)
-        backward, autocast = accelerator.backward, contextlib.nullcontext
-    ids = torch.randint(s.vocab, (s.batch, s.seq + 1), device=device)
-    seconds, loss = [], None
-    for _ in range(WARM_UP + s.steps):
-        begin = clock()
-        for _ in range(s.micro_batches):
-            with autocast():
-                loss = model(ids[:, :-1], ids[:, 1:])
-            backward(loss / s.micro_batches)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss = float(loss)  # as ours: the host sees the loss of every step
-        seconds.append(clock() - begin)
-    row = {"shape": name, "variant": "accelerate" if accelerate else "PyTorch",
-           "layers": s.layers, "parameters": parameters_of(s), "batch": s.batch, "seq": s.seq,
-           "micro_batches": s.micro_batches, "first_s": seconds[0],
-           "step_s": statistics.median(seconds[WARM_UP:]), "loss": loss,
-           "flops_per_token": flops_per_token(s), "memory_bytes": 0, "reserved_bytes": 0}
-    row["tokens_per_s"] = s.tokens / row["step_s"]
-    if device == "cuda":
-        row["memory_bytes"] = torch.cuda.max_memory_allocated()
-        row["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    return row
-
-
-def limits(torch, device):
-    """(FLOP/s of a bfloat16 product, bytes/s of a copy, read and written)."""
-    clock = Clock(torch, device)
-    side, size = (8192, 4 << 30) if device == "cuda" else (256, 16 << 20)
-    a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
-    source = torch.empty(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    def best(work, count):
-        seconds = []
-        for _ in range(count + 2):
-            begin = clock()
-            work()
-            seconds.append(clock() - begin)
-        return min(seconds[2:])
-
-    product = best(lambda: torch.matmul(a, b), 20)
-    copied = best(lambda: target.copy_(source), 10)
-    return 2 * side**3 / product, 2 * size / copied
-
-
-# batch, seq, heads, head_dim: of tests/bench/attention_gpu.cpp, those without grouped queries.
-ATTENTION = [(32, 1024, 12, 64), (8, 1024, 25, 64), (8, 2048, 32, 96), (1, 8192, 32, 128)]
-
-
-def backends(torch):
-    """What attention may be forced to, by name; PyTorch before 2.3 has no such way."""
-    try:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:
-        return {}
-    return {name: lambda backend=getattr(SDPBackend, key): sdpa_kernel(backend)
-            for name, key in (("flash", "FLASH_ATTENTION"), ("cudnn", "CUDNN_ATTENTION"))
-            if hasattr(SDPBackend, key)}
-
-
-def chosen_backend(torch, q, k, v):
-    """The name of what PyTorch takes by itself."""
-    try:
-        from torch.nn.attention import SDPBackend
-        number = torch._fused_sdp_choice(q, k, v, is_causal=True)
-        names = [name for name, value in SDPBackend.__members__.items() if int(value) == number]
-        return names[0].lower() if names else f"backend {number}"
-    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
-        return f"not known ({type(error).__name__})"
-
-
-def seconds_of(clock, call):
-    """Of one call: the median of rounds that the host waits for once, as in attention_gpu.cpp."""
-    def round_of(calls):
-        begin = clock()
-        for _ in range(calls):
-            call()
-        return (clock() - begin) / calls
-    round_of(1)
-    calls = min(max(int(0.01 / round_of(1)), 1), 100)
-    return statistics.median(round_of(calls) for _ in range(7))
-
-
-def attention(torch, device, forms):
-    """Prints TFLOP/s of causal attention, forward and backward."""
-    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
-    if sdpa is None:
-        return print("attention alone: PyTorch before 2.0 has none")
-    clock = Clock(torch, device)
-    ways = {"PyTorch's choice": contextlib.nullcontext, **backends(torch)}
-    for batch, seq, heads, dim in forms:
-        q, k, v, gradient = (torch.randn(batch, heads, seq, dim, device=device).to(torch.bfloat16)
-                             for _ in range(4))
-        for x in (q, k, v):
-            x.requires_grad_()
-        product = batch * heads * dim * seq * seq
-        form = f"attention alone, B {batch} T {seq} heads {heads} dim {dim}"
-        print(f"{form}: PyTorch chooses {chosen_backend(torch, q, k, v)}", flush=True)
-        best = None
-        for name, way in ways.items():
-            try:
-                with way():
-                    out = sdpa(q, k, v, is_causal=True)
-                    forward = seconds_of(clock, lambda: sdpa(q, k, v, is_causal=True))
-                    backward = seconds_of(clock, lambda: torch.autograd.grad(
-                        out, (q, k, v), gradient, retain_graph=True))
-            except RuntimeError as error:
-                print(f"  {name}: none ({str(error).splitlines()[0]})", flush=True)
-                continue
-            if best is None or forward + backward < best[1] + best[2]:
-                best = name, forward, backward
-            print(f"  {name}: forward {2 * product / forward / 1e12:.0f}, "
-                  f"backward {5 * product / backward / 1e12:.0f} TFLOP/s", flush=True)
-        if best is not None:
-            print(f"  the fastest: {best[0]}, forward {1e3 * best[1]:.3f} ms, "
-                  f"backward {1e3 * best[2]:.3f} ms", flush=True)
 
 
 def gib(count):
@@ -366,11 +51,14 @@ def gib(count):
 
 def print_row(row, peak):
     mfu = row["tokens_per_s"] * row["flops_per_token"] / peak if peak else 0
-    print(f"{row['shape']:12} {row['layers']:6} {row['variant']:12} {row['micro_batches']:2} x "
+    print(f"{row['shape']:12} {row['layers']:6} {row['variant']:16} {row['micro_batches']:2} x "
           f"{row['batch']:3} {row['seq']:6} {row['first_s']:9.2f} {row['step_s']:9.4f} "
           f"{row['tokens_per_s']:10.0f} "
           f"{100 * mfu:6.1f} % {gib(row['memory_bytes'])} {gib(row['reserved_bytes'])} "
           f"{row['loss']:8.3f}", flush=True)
+    if row["compiled"]:
+        print(f"  compiled: {row['graphs']} graphs that break {row['graph_breaks']} times",
+              flush=True)
 
 
 def read_rows(path):
@@ -388,9 +76,11 @@ def join(ours, theirs, head=True):
         if not mine:
             missing.append(peer["shape"])
         for row in mine:
+            # Of a step the same tokens, by however many micro-batches.
             same = all(math.isclose(row[key], peer[key], rel_tol=1e-3)
-                       for key in ("parameters", "batch", "seq", "micro_batches", "flops_per_token"))
-            if not same:
+                       for key in ("parameters", "seq", "flops_per_token"))
+            if not same or (row["batch"] * row["micro_batches"]
+                            != peer["batch"] * peer["micro_batches"]):
                 raise SystemExit(f"{peer['shape']}: the two programs train different models: "
                                  f"{row} and {peer}")
             speed = row["tokens_per_s"] / peer["tokens_per_s"]
@@ -400,25 +90,32 @@ def join(ours, theirs, head=True):
 
             # PyTorch has no row in fp8, and nobody should take this one for such.
             against = peer["variant"] + (", bf16" if row["variant"].startswith("fp8") else "")
+            if peer["batch"] != row["batch"]:
+                against += f", {peer['batch']} a micro-batch"
+            compiled = peer.get("compiled", True)
 
-            def verdict(holds, bar, what):
+            def verdict(holds, bar, what, proves=True):
+                if not proves:
+                    return "(no bar)"
                 if not holds:
                     missed.append(f"{row['shape']} {row['variant']} / {against}: "
                                   f"{what} (bar {bar})")
                 return f"({'holds' if holds else 'MISSED'} {bar})"
-            speed_words = verdict(speed >= SPEED_BAR, f"{SPEED_BAR}x", f"{speed:.2f}x tokens/s")
+            speed_words = verdict(speed >= SPEED_BAR, f"{SPEED_BAR}x", f"{speed:.2f}x tokens/s",
+                                  compiled)
             words = [f"{row['shape']:12} {row['variant']:16} {against:18} "
                      f"{row['tokens_per_s']:10.0f} {speed:6.2f}x {speed_words:14} "
                      f"{100 * mfu:6.1f}"]
             if memory is None:
                 words.append("memory not measured")
             else:
-                bar = verdict(memory <= MEMORY_BAR, f"{MEMORY_BAR}x", f"{memory:.2f}x memory")
+                bar = verdict(memory <= MEMORY_BAR, f"{MEMORY_BAR}x", f"{memory:.2f}x memory",
+                              compiled)
                 plan = verdict(abs(off) <= PLAN_BAR, f"{100 * PLAN_BAR:.0f} %",
                                f"{100 * off:+.1f} % memory of the plan")
                 words.append(f"{gib(row['memory_bytes'])[1:]} {memory:6.2f}x {bar:13} "
                              f"{100 * off:+6.1f} % {plan}")
-            print(" ".join(words))
+            print(" ".join(words), flush=True)
     for shape in missing:
         print(f"{shape}: mtl has no row")
     if head:
@@ -429,18 +126,208 @@ def join(ours, theirs, head=True):
     return not missing
 
 
+def do(torch, task):
+    """What a process of its own does: {"row": ...}, {"limits": ...} or {"error": ...}."""
+    try:
+        if task["device"] == "cuda" and not torch.cuda.is_available():
+            return {"error": "PyTorch sees no GPU"}
+        if task["what"] == "limits":
+            name = torch.cuda.get_device_name() if task["device"] == "cuda" else "cpu"
+            return {"name": name, "limits": rows_of.limits(torch, task["device"])}
+        if task["what"] == "attention":
+            rows_of.attention(torch, task["device"], task["forms"])
+            return {}
+        return {"row": rows_of.train(torch, task["name"], Shape(**task["shape"]), task["device"],
+                                     task["compiled"], task["accelerate"], task["choose"])}
+    except Exception as error:
+        fits = not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+        if fits:
+            traceback.print_exc(file=sys.stdout)
+        return {"error": f"{type(error).__name__}: {rows_of.first_line(error)}"[:300],
+                "fits": fits}
+
+
+class Processes:
+    """Each task in a process of its own, which begins where PyTorch is read in already."""
+
+    def __init__(self, torch, seconds):
+        self.torch = torch
+        self.end = time.monotonic() + seconds if seconds else math.inf
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def run(self, limit_s=math.inf, **task):
+        limit_s = min(limit_s, self.left())
+        if limit_s <= 5:
+            return {"error": "no time was left", "late": True}
+        with tempfile.TemporaryDirectory() as folder:
+            answer = Path(folder) / "answer"
+            sys.stdout.flush()
+            sys.stderr.flush()
+            child = os.fork()
+            if child == 0:
+                self.be_child(task, answer)
+            status = self.await_child(child, limit_s)
+            if status is None:
+                return {"error": f"not done within {limit_s:.0f} s", "late": True}
+            if answer.exists():
+                return json.loads(answer.read_text())
+        if os.WIFSIGNALED(status):
+            return {"error": f"ended by {signal.Signals(os.WTERMSIG(status)).name}"}
+        return {"error": f"ended with exit code {os.waitstatus_to_exitcode(status)}"}
+
+    def be_child(self, task, answer):
+        os.setpgid(0, 0)  # what it starts (compilers) goes with it
+        try:
+            # Should reading PyTorch in have opened CUDA, only a new program can open it.
+            if getattr(self.torch.cuda, "_is_in_bad_fork", lambda: False)():
+                os.execv(sys.executable, [sys.executable, "-u", __file__, "--task",
+                                          json.dumps({**task, "answer": str(answer)})])
+            write_answer(answer, do(self.torch, task))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # the end that Python makes of itself waits for compilers
+
+    @staticmethod
+    def await_child(child, limit_s):
+        """Its status, or None if it took longer. One that not even SIGKILL ends is left."""
+        status, until = None, time.monotonic() + limit_s
+        while status is None and time.monotonic() < until:
+            done, code = os.waitpid(child, os.WNOHANG)
+            status = code if done else None
+            if status is None:
+                time.sleep(0.05)
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if status is None:
+            time.sleep(0.5)
+            os.waitpid(child, os.WNOHANG)
+        return status
+
+
+def write_answer(path, answer):
+    Path(f"{path}.new").write_text(json.dumps(answer))
+    os.replace(f"{path}.new", path)
+
+
+class Baseline:
+    """Rows, and what is tried where one fails."""
+
+    def __init__(self, processes, device, compiled):
+        self.processes, self.device = processes, device
+        self.why_eager = "" if compiled else "it was not asked for"
+        self.proven = False  # torch.compile works here
+        self.missed = []
+
+    def row(self, name, shape, accelerate):
+        title = f"{name}, accelerate" if accelerate else name
+        compiled, choose, why = not self.why_eager, True, ""
+        while True:
+            left = self.processes.left()
+            # The first that is compiled leaves the others their time, should it hang.
+            limit = left if self.proven or not compiled else 0.6 * left
+            found = self.processes.run(limit, what="train", name=name, shape=asdict(shape),
+                                       device=self.device, compiled=compiled,
+                                       accelerate=accelerate, choose=choose)
+            if "row" in found:
+                self.proven = self.proven or compiled
+                if why:
+                    self.missed.append(f"{title}: no bar is held against PyTorch: torch.compile "
+                                       f"fails: {why}")
+                    if not self.proven:  # nor will the next
+                        self.why_eager = why
+                return found["row"]
+            error = found["error"]
+            if not found.get("fits", True):
+                print(f"{title}: out of memory in micro-batches of {shape.batch}", flush=True)
+                if shape.batch == 1:
+                    self.missed.append(f"{title}: PyTorch is out of memory")
+                    return None
+                shape = replace(shape, batch=shape.batch // 2,
+                                micro_batches=2 * shape.micro_batches)
+                continue
+            words = "compiled" if compiled else "not compiled"
+            words += ", attention by the fastest" if choose else ", attention by PyTorch's choice"
+            print(f"{title}, {words}: {error}", flush=True)
+            if compiled and choose and not found.get("late"):
+                choose = False
+                continue
+            if not compiled or self.processes.left() <= 5:
+                self.missed.append(f"{title}: no row of PyTorch: {error}")
+                return None
+            compiled, choose, why = False, True, error
+
+
+def measure(args, torch, names, shapes, ours, peak):
+    """Prints every row; returns them, and the lines that say what is missed."""
+    processes = Processes(torch, args.seconds)
+    found = processes.run(what="limits", device=args.device)
+    if found.get("error") == "PyTorch sees no GPU":
+        raise SystemExit(found["error"])
+    print(f"PyTorch {torch.__version__} on {found.get('name', args.device)}")
+    if "limits" in found:
+        flops, rate = found["limits"]
+        of_peak = f" ({100 * flops / peak:.1f} % of {peak / 1e12:.0f})" if peak else ""
+        print(f"limits: matmul bf16 {flops / 1e12:.1f} TFLOP/s{of_peak}, "
+              f"copy {rate / 1e9:.0f} GB/s")
+    else:
+        print(f"limits: {found['error']}")
+    print("rows of the vocabulary: " + ", ".join(
+        f"{name} {shapes[name].vocab} filled up to {shapes[name].rows}" for name in names)
+        + "; FLOPs and parameters count those without filling")
+    print(f"{'shape':12} {'layers':>6} {'variant':16} {'B':>8} {'T':>6} {'first s':>9} "
+          f"{'median s':>9} {'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} "
+          f"{'loss':>7}", flush=True)
+    todo = [(name, False) for name in names]
+    if importlib.util.find_spec("accelerate") is not None:
+        todo.append((names[0], True))
+    else:
+        print("accelerate is not installed: no row of its own")
+    compiles = hasattr(torch, "compile") and hasattr(torch.nn.Module, "compile")
+    wanted = args.device == "cuda" or args.compiled
+    baseline = Baseline(processes, args.device, compiled=wanted and compiles)
+    if wanted and not compiles:
+        baseline.missed.append(f"no bar is held against PyTorch: {torch.__version__} has no "
+                               "torch.compile")
+    rows = []
+    for name, accelerate in todo:
+        row = baseline.row(name, shapes[name], accelerate)
+        if row is None:
+            continue
+        rows.append(row)
+        print_row(row, peak)
+        if args.ours:  # at once: there may be no time for the table at the end
+            join(ours, rows[-1:], head=False)
+        if args.json:
+            with open(args.json, "a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+    return rows, baseline.missed, processes
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", metavar="SHAPE")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="on the CPU too")
+    parser.add_argument("--seconds", type=float)
     parser.add_argument("--ours", metavar="FILE")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--join", nargs=2, metavar="FILE")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.join:
         return 0 if join(read_rows(args.join[0]), read_rows(args.join[1])) else 1
+    if args.task:
+        import torch
+        task = json.loads(args.task)
+        write_answer(task.pop("answer"), do(torch, task))
+        return 0
     names = args.shapes or (["tiny", "tiny-llama"] if args.tiny else ["124m", "llama-8b", "1.5b"])
     for name in names:
         if name not in SHAPES:
@@ -451,47 +338,21 @@ def main():
     peak = next((row["peak"] for row in ours if row["peak"]), 0)
 
     import torch
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("PyTorch sees no GPU", file=sys.stderr)
-        return 2
-    what = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    print(f"PyTorch {torch.__version__} on {what}")
-    flops, rate = limits(torch, args.device)
-    of_peak = f" ({100 * flops / peak:.1f} % of {peak / 1e12:.0f})" if peak else ""
-    print(f"limits: matmul bf16 {flops / 1e12:.1f} TFLOP/s{of_peak}, copy {rate / 1e9:.0f} GB/s")
-    print("rows of the vocabulary: " + ", ".join(
-        f"{name} {shapes[name].vocab} filled up to {shapes[name].rows}" for name in names)
-        + "; FLOPs and parameters count those without filling")
-    print(f"{'shape':12} {'layers':>6} {'variant':12} {'B':>8} {'T':>6} {'first s':>9} "
-          f"{'median s':>9} {'tokens/s':>10} {'MFU':>8} {'alloc GiB':>8} {'kept GiB':>7} {'loss':>7}")
-    todo = [(name, False) for name in names]
-    if importlib.util.find_spec("accelerate") is not None:
-        todo.append((names[0], True))
-    else:
-        print("accelerate is not installed: no row of its own")
-    rows, failed = [], False
-    for name, accelerate in todo:
-        try:
-            rows.append(train(torch, name, shapes[name], args.device, accelerate))
-        except Exception as error:  # the others are worth their time all the same
-            if "out of memory" in str(error):
-                print(f"{name:12} out of memory", flush=True)
-            else:
-                traceback.print_exc(file=sys.stdout)
-                print(f"{name:12} FAILED: {type(error).__name__}", flush=True)
-                failed = True
-            continue
-        print_row(rows[-1], peak)
-        if args.ours:  # at once: there may be no time for the table at the end
-            join(ours, rows[-1:], head=False)
-        if args.json:
-            with open(args.json, "a", encoding="utf-8") as out:
-                out.write(json.dumps(rows[-1]) + "\n")
-    if args.ours and not join(ours, rows):
-        failed = True
+    if hasattr(torch, "compile"):
+        # Once for all processes. No more of what compiles: that asks CUDA for its devices, behind
+        # which no forked process can open it (Processes.be_child).
+        import torch._dynamo  # noqa: F401
+    rows, missed, processes = measure(args, torch, names, shapes, ours, peak)
+    complete = not args.ours or join(ours, rows)
+    for words in missed:
+        print(f"missed: {words}")
+    sys.stdout.flush()
     # Last: where time is short the rows are worth more.
-    attention(torch, args.device, [(1, 64, 2, 64)] if args.tiny else ATTENTION)
-    return 1 if failed else 0
+    forms = rows_of.TINY_ATTENTION if args.tiny else rows_of.ATTENTION
+    found = processes.run(what="attention", device=args.device, forms=forms)
+    if "error" in found:
+        print(f"attention alone: {found['error']}")
+    return 0 if complete and {row["shape"] for row in rows} == set(names) else 1
 
 
 if __name__ == "__main__":
