@@ -14,7 +14,12 @@ stage_info() {
   with_libraries "$from/mtl" version
   with_libraries "$from/mtl" env
   # Not imported: the first time that takes longer than this stage has.
-  python3 -c 'from importlib.metadata import version; print("PyTorch", version("torch"))' || true
+  "$python" -c 'from importlib.metadata import version; print("PyTorch", version("torch"))' || true
+  # What torch.compile needs of a machine.
+  "$python" -c 'import os, shutil, sysconfig
+header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+print("C compiler:", compiler or "none", header if os.path.exists(header) else "no Python.h")' || true
   need "$from/libmtl_cuda.so"
   with_libraries ldd "$from/libmtl_cuda.so" 2>&1 | grep -i 'cu\|nccl\|not found' || true
 }
@@ -287,9 +292,9 @@ stage_parity() {
   need_torch
   local failed= part pids=()
   # Into the log as they come: each line says what it is of.
-  python3 -u "$root/tests/reference/gpu_parity.py" "$launcher" --device "$torch_device" $small &
+  "$python" -u "$root/tests/reference/gpu_parity.py" "$launcher" --device "$torch_device" $small &
   pids+=("$!")
-  python3 -u "$root/tests/reference/gpu_parity.py" "$launcher" --fp8 $small &
+  "$python" -u "$root/tests/reference/gpu_parity.py" "$launcher" --fp8 $small &
   pids+=("$!")
   for part in "${pids[@]}"; do wait "$part" || failed=yes; done
   [[ -z $failed ]]
@@ -304,5 +309,5 @@ stage_ranks() {
   export MTL_COMM_TIMEOUT_S=20
   # An error of NCCL is one word; what led to it are its warnings.
   export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-  MTL_SHARE_GPU=1 python3 -u "$root/tests/reference/gpu_parity.py" "$launcher" --ranks
+  MTL_SHARE_GPU=1 "$python" -u "$root/tests/reference/gpu_parity.py" "$launcher" --ranks
 }

@@ -2,6 +2,29 @@
 # mtl's programs there.
 # shellcheck shell=bash
 
+# The python that has PyTorch; it is not always python3 that does.
+python_with_torch() {
+  local candidate
+  for candidate in python3 python /opt/conda/bin/python3 /opt/{venv,.venv,pytorch}/bin/python3 \
+    /venv/bin/python3; do
+    "$candidate" -c 'from importlib.util import find_spec as f; raise SystemExit(not f("torch"))' \
+      >/dev/null 2>&1 || continue
+    printf '%s' "$candidate"
+    return
+  done
+  printf 'python3'
+}
+
+# Where the driver's library lies in containers, if it does.
+driver_folder() {
+  local folder
+  for folder in /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do
+    [[ -e $folder/libcuda.so.1 ]] || continue
+    printf '%s\n' "$folder"
+    break
+  done
+}
+
 # Folders with CUDA's libraries: of the toolkit, those that PyTorch brings, and the driver's where
 # the loader may not know it.
 cuda_folders() {
@@ -9,7 +32,7 @@ cuda_folders() {
   for folder in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
     if [[ -d $folder ]]; then printf '%s\n' "$folder"; fi
   done
-  python3 - 2>/dev/null <<'END' || true
+  "$python" - 2>/dev/null <<'END' || true
 import glob, importlib.util, os
 folders = []
 torch = importlib.util.find_spec("torch")
@@ -22,9 +45,7 @@ for folder in folders:
     if os.path.isdir(folder):
         print(folder)
 END
-  for folder in /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do
-    if [[ -e $folder/libcuda.so.1 ]]; then printf '%s\n' "$folder"; fi
-  done
+  driver_folder
 }
 
 # with_libraries COMMAND...: mtl's programs; not for PyTorch, which has its own.
@@ -92,14 +113,22 @@ need_gpu() {
     cannot 'nvidia-smi shows no GPU'
   fi
 }
-need() { [[ -e $1 ]] || cannot "there is no $1 (not built, or not packed)"; }
+need() {
+  local missing
+  [[ -e $1 ]] || cannot "there is no $1 (not built, or not packed)"
+  command -v ldd >/dev/null || return 0
+  # The loader's own words, of which a program that does not start leaves one.
+  missing=$(with_libraries ldd "$1" 2>&1 | grep 'not found' | sed 's/^[[:space:]]*//' | sort -u |
+    head -n 4 | paste -sd ';') || true
+  [[ -z $missing ]] || cannot "${1##*/} does not find its libraries here: $missing"
+}
 # With --small PyTorch computes on the CPU.
 need_torch() {
   local test='import torch; raise SystemExit(not torch.cuda.is_available())' said code=0
   if [[ -n $small ]]; then test='import torch'; fi
-  said=$(python3 -c "$test" 2>&1) || code=$?
+  said=$("$python" -c "$test" 2>&1) || code=$?
   [[ $code -ne 0 ]] || return 0
-  cannot "python3 has no PyTorch that sees a GPU${said:+: $(tail -n 1 <<<"$said")}"
+  cannot "$python has no PyTorch that sees a GPU${said:+: $(tail -n 1 <<<"$said")}"
 }
 
 # What earlier stages, of this command or one before, have found to go round what hangs or crashes:

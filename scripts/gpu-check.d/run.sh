@@ -29,14 +29,19 @@ start_stage() {  # start_stage STAGE LIMIT
 }
 
 # Of stages that run beside each other as each ends.
+grace_s=15
 await_stages() {
   local stage code left=() written=$SECONDS broken=
   while [[ ${#running[@]} -gt 0 ]]; do
     left=()
     for stage in "${running[@]}"; do
       if kill -0 "${process_of[$stage]}" 2>/dev/null; then
-        left+=("$stage")
-        continue
+        if ((SECONDS - begin_of[$stage] < given[$stage] + grace_s)); then
+          left+=("$stage")
+          continue
+        fi
+        # Who was to end it has been stopped itself.
+        kill -KILL "${process_of[$stage]}" 2>/dev/null || true
       fi
       code=0
       wait "${process_of[$stage]}" || code=$?
@@ -89,7 +94,8 @@ run_stages() {
   # gigabytes.
   nvidia-smi dmon -s pucv -d 1 -o T >"$logs/dmon.log" 2>&1 &
   beside+=("$!")
-  timeout 90 python3 -c 'import torch, accelerate' >/dev/null 2>&1 &
+  timeout --kill-after=5 90 "$python" -c 'import torch, torch._dynamo, torch._inductor.compile_fx
+import accelerate' >/dev/null 2>&1 &
   import=$!
   beside+=("$import")
   for item in "${stages[@]}"; do

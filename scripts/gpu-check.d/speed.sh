@@ -160,7 +160,7 @@ first_step() {  # first_step WHICH
 stage_baseline() {
   need_gpu
   take_settings
-  local name
+  local name folder
   if [[ ! -s $records/ours.jsonl ]]; then
     need "$from/bench/train_gpu"
     for name in "${models[@]}"; do
@@ -172,8 +172,25 @@ stage_baseline() {
   need_torch
   local ours=() device=()
   if [[ -s $records/ours.jsonl ]]; then ours=(--ours "$records/ours.jsonl"); fi
-  if [[ -n $small ]]; then device=(--device cpu --tiny); fi
-  python3 -u "$root/tests/reference/gpu_baseline.py" "${device[@]}" "${ours[@]}" \
-    --json "$records/theirs.jsonl"
+  if [[ -n $small ]]; then device=(--device cpu --tiny --compiled); fi
+  # What torch.compile makes serves the next command on this machine.
+  folder=$root/build/torch-compile
+  if [[ -z ${TORCHINDUCTOR_CACHE_DIR:-} ]] && runs_programs "$folder"; then
+    export TORCHINDUCTOR_CACHE_DIR=$folder
+  fi
+  # Where the loader does not know the driver's library, Triton does not find it.
+  folder=$(driver_folder)
+  if [[ -n $folder ]] && ! grep -q 'libcuda\.so\.1' <<<"$(/sbin/ldconfig -p 2>/dev/null)"; then
+    export TRITON_LIBCUDA_PATH=${TRITON_LIBCUDA_PATH:-$folder}
+  fi
+  local failed=
+  "$python" -u "$root/tests/reference/gpu_baseline.py" "${device[@]}" "${ours[@]}" \
+    --seconds "$(left_of_stage)" --json "$records/theirs.jsonl" || failed=yes
   [[ ${#ours[@]} -gt 0 ]] || printf 'mtl has no rows to compare with\n'
+  [[ -z $failed ]]
+}
+# Whether there can be such a folder, with programs: a mount may forbid the one or the other.
+runs_programs() {  # runs_programs FOLDER
+  mkdir -p "$1" 2>/dev/null && printf '#!/bin/sh\n' 2>/dev/null >"$1/program.$$" &&
+    chmod +x "$1/program.$$" && "$1/program.$$" 2>/dev/null && rm "$1/program.$$"
 }

@@ -2,9 +2,19 @@
 # logs. Both are written again and again while stages run, so that they are there however it ends.
 # shellcheck shell=bash
 
+stage_rows() {
+  local stage
+  printf '| stage | outcome | seconds | |\n|---|---|---|---|\n'
+  for stage in "${shown[@]}"; do
+    printf '| %s | %s | %s | %s |\n' "$stage" "${outcome_of[$stage]}" "${seconds_of[$stage]}" \
+      "${reason_of[$stage]}"
+  done
+}
+unwritten=
 # write_table FILE: from `shown` (stages) and what is known of each of them.
 write_table() {
-  local stage
+  local stage packed=0
+  unwritten=
   {
     printf '# GPU check of %s\n\n' "$(date -u '+%Y-%m-%d %H:%M UTC')"
     printf 'Machine: %s\n\n' "$machine"
@@ -12,11 +22,7 @@ write_table() {
     printf 'Command: `%s`\n\n' "$command_line"
     clocks
     printf 'All logs and rows: %s\n\n' "${archive##*/}"
-    printf '| stage | outcome | seconds | |\n|---|---|---|---|\n'
-    for stage in "${shown[@]}"; do
-      printf '| %s | %s | %s | %s |\n' "$stage" "${outcome_of[$stage]}" "${seconds_of[$stage]}" \
-        "${reason_of[$stage]}"
-    done
+    stage_rows
     for stage in "${shown[@]}"; do
       printf '\n## %s\n\n```\n' "$stage"
       # Both ends: of a failure the beginning says more.
@@ -27,10 +33,12 @@ write_table() {
         "$logs/$stage.log" 2>/dev/null || true
       printf '```\n'
     done
-  } >"$1.new" && mv "$1.new" "$1"
+  } 2>/dev/null >"$1.new" && mv "$1.new" "$1" || unwritten=yes
   # Of what is being written as much as there is.
-  tar -C "$logs" -czf "$archive.new" . 2>/dev/null || true
-  mv "$archive.new" "$archive"
+  tar -C "$logs" -czf "$archive.new" . 2>/dev/null || packed=$?
+  # 1: a file has grown meanwhile. Otherwise, as where the disk is full, the last one is better.
+  if ((packed <= 1)); then mv "$archive.new" "$archive"; else unwritten=yes; fi
+  rm -f "$1.new" "$archive.new"
 }
 
 # What a stage says of itself for the table: bars that were missed, and the first that is wrong.

@@ -26,7 +26,7 @@ struct Shape {
 };
 // 124m, 1.5b: GPT-2; llama-8b: Llama 3's, as many of its 32 layers as fit, with its vocabulary;
 // tiny and tiny-llama are to try a program anywhere. 1.5b in PyTorch takes about 90 GB
-// (calculated), so on a GPU of 80 GB its row is missing.
+// (calculated), so on a GPU of 80 GB it is measured in smaller micro-batches.
 inline const std::map<std::string, Shape>& shapes() {
   static const std::map<std::string, Shape> all = {
       {"tiny", {false, 512, 2, 64, 4, 4, 256, 2, 64, 2, 4}},
