@@ -144,9 +144,9 @@ take_settings() {
   done <"$settings"
 }
 keep_setting() {  # keep_setting NAME VALUE
-  { grep -v "^$1=" "$settings" 2>/dev/null || true; printf '%s=%s\n' "$1" "$2"; } \
-    >"$settings.new"
-  mv "$settings.new" "$settings"
+  { { grep -v "^$1=" "$settings" || true; printf '%s=%s\n' "$1" "$2"; } >"$settings.new" &&
+    mv "$settings.new" "$settings"; } 2>/dev/null ||
+    printf 'later commands will not know %s=%s (is there room for %s?)\n' "$1" "$2" "$settings"
 }
 
 # What a stage that was ended has left: processes in sessions of their own, which would take the next

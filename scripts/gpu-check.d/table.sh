@@ -81,5 +81,5 @@ machine_words() {
   local gpu
   gpu=$(timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null |
     head -n 1) || true
-  printf '%s, %s cores, %s' "${gpu:-no NVIDIA GPU}" "$(nproc)" "$(uname -sr)"
+  printf '%s, %s cores, %s' "${gpu:-no NVIDIA GPU}" "$(env -u OMP_NUM_THREADS nproc)" "$(uname -sr)"
 }

@@ -142,7 +142,7 @@ def do(torch, task):
     except Exception as error:
         fits = not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
         if fits:
-            traceback.print_exc(file=sys.stdout)
+            traceback.print_exc(limit=-12, file=sys.stdout)
         return {"error": f"{type(error).__name__}: {rows_of.first_line(error)}"[:300],
                 "fits": fits}
 
