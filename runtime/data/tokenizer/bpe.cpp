@@ -22,10 +22,6 @@ namespace {
 // Up to here looking at all pairs for each merge is faster than a heap.
 constexpr size_t kFew = 64;
 
-uint64_t pair_key(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-}
-
 }  // namespace
 
 Bpe::Bpe(const nlohmann::json& model, bool byte_level, const std::string& place)

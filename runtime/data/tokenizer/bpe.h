@@ -21,6 +21,11 @@ constexpr int64_t most_ids(int64_t tokens) {
   return 4 * tokens + (1 << 16);
 }
 
+// Two neighbouring ids as one number, in the order of the left and then the right one.
+constexpr uint64_t pair_key(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
+
 // What one thread needs to encode: pieces that it met, with their ids, and room to work.
 class BpeScratch {
  public:

@@ -3,12 +3,12 @@
 // trainer does, whose result this is, with its order of ties).
 #include "runtime/data/tokenizer/train_bpe.h"
 
-#include <algorithm>
 #include <queue>
 #include <unordered_map>
 
 #include "common/error.h"
 #include "common/utf8.h"
+#include "runtime/data/tokenizer/bpe.h"
 #include "runtime/data/tokenizer/byte_alphabet.h"
 #include "runtime/data/tokenizer/hf_file.h"
 
@@ -17,10 +17,6 @@ namespace mtl {
 namespace {
 
 using nlohmann::json;
-
-uint64_t pair_of(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-}
 
 struct Candidate {
   int64_t count;
@@ -96,7 +92,7 @@ class Trainer {
       for (const char byte : word) symbols.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
       counts_.push_back(static_cast<int64_t>(count));
       for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-        add(pair_of(symbols[i], symbols[i + 1]), counts_.size() - 1);
+        add(tokenizer::pair_key(symbols[i], symbols[i + 1]), counts_.size() - 1);
       }
     }
     queue_changed();
@@ -134,14 +130,14 @@ class Trainer {
           continue;
         }
         if (to > 0) {
-          pair_counts_[pair_of(symbols[to - 1], left)] -= counts_[word];
-          add(pair_of(symbols[to - 1], merged), word);
+          pair_counts_[tokenizer::pair_key(symbols[to - 1], left)] -= counts_[word];
+          add(tokenizer::pair_key(symbols[to - 1], merged), word);
         }
         from += 2;
         symbols[to++] = merged;
         if (from < symbols.size()) {
-          pair_counts_[pair_of(right, symbols[from])] -= counts_[word];
-          add(pair_of(merged, symbols[from]), word);
+          pair_counts_[tokenizer::pair_key(right, symbols[from])] -= counts_[word];
+          add(tokenizer::pair_key(merged, symbols[from]), word);
         }
       }
       symbols.resize(to);
