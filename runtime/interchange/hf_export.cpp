@@ -1,5 +1,4 @@
 // Hugging Face folders (export.h).
-#include <algorithm>
 #include <set>
 
 #include <fmt/format.h>
@@ -14,8 +13,6 @@
 #include "runtime/plan/shard_table.h"
 
 namespace mtl {
-
-namespace fs = std::filesystem;
 
 namespace {
 

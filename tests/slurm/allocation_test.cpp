@@ -5,7 +5,6 @@
 #include "slurm/slurm_run.h"
 
 using namespace mtl::test;
-using std::chrono::seconds;
 
 namespace {
 

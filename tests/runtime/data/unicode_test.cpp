@@ -19,7 +19,6 @@ namespace {
 
 using nlohmann::json;
 using test::fnv1a64;
-using test::reference;
 
 TEST_CASE("every character is to us what it is to tokenizers 0.19.1") {
   // tests/reference/tokenizers_reference.py ages

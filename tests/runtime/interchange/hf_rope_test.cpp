@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "common/files.h"
@@ -18,7 +17,6 @@
 
 using namespace mtl;
 using namespace mtl::test;
-namespace fs = std::filesystem;
 
 namespace {
 
