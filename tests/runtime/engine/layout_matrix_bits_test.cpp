@@ -88,7 +88,7 @@ TEST_CASE("layout matrix: gradients and weights in shards have the bits of whole
 
 // What is smaller travels at once and not beside the computation.
 TEST_CASE("layout matrix: windows of layers that are worth a thread") {
-  for (const Model model : {Model::gpt2_tied, Model::llama_untied}) {
+  for (const Model model : kMainModels) {
     CAPTURE(static_cast<int>(model));
     TrainSpec spec = spec_of(model);
     spec.model.layers = 5;

@@ -40,36 +40,43 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
        {{"pp 2 virtual 2", {.tp = 2, .pp = 2, .virtual_stages = 2}},
         {"full recompute", {.tp = 2}, full},
         {"mlp recompute", {.tp = 2}, mlp}}},
-      {{.tp = 4}, false, {{"pp 2", {.tp = 4, .pp = 2}}}},
+      {{.tp = 4}, false, {{"pp 2", {.tp = 4, .pp = 2}, same, true}}, true},
       {{.tp = 4}, true, {{"selective recompute", {.tp = 4}, selective}}},
       {{.tp = 2, .dp = 2},
        true,
        {{"zero 0", {.tp = 2, .dp = 2}, zero0}, {"pp 2", {.tp = 2, .dp = 2, .pp = 2}}}},
-      {{.cp = 2}, false, {{"pp 2", {.pp = 2, .cp = 2}}, {"mlp recompute", {.cp = 2}, mlp}}},
+      {{.cp = 2},
+       false,
+       {{"pp 2", {.pp = 2, .cp = 2}}, {"mlp recompute", {.cp = 2}, mlp, true}},
+       true},
       {{.ep = 2},
        false,
        {{"zero 0", {.ep = 2}, zero0},
-        {"small buckets", {.ep = 2}, small_buckets},
-        {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .ep = 2}},
+        {"small buckets", {.ep = 2}, small_buckets, true},
+        {"pp 2 virtual 2", {.pp = 2, .virtual_stages = 2, .ep = 2}, same, true},
         {"mlp recompute", {.ep = 2}, mlp},
-        {"mlp activation recompute", {.ep = 2}, mlp_act},
-        {"full recompute in pp 2", {.pp = 2, .ep = 2}, full}}},
+        {"mlp activation recompute", {.ep = 2}, mlp_act, true},
+        {"full recompute in pp 2", {.pp = 2, .ep = 2}, full, true}},
+       true},
       {{.ep = 4}, false, {{"pp 2", {.pp = 2, .ep = 4}}}},
       {{.dp = 2, .ep = 2}, false, {{"zero 0", {.dp = 2, .ep = 2}, zero0}}},
       // Of experts a copy has one rank, or two.
       {{.dp = 2, .ep = 2, .zero_ranks = 2},
        false,
-       {{"small buckets", {.dp = 2, .ep = 2, .zero_ranks = 2}, small_buckets}}},
+       {{"small buckets", {.dp = 2, .ep = 2, .zero_ranks = 2}, small_buckets}},
+       true},
       {{.dp = 4, .ep = 2, .zero_ranks = 4}, false, {}},
       {{.tp = 2, .ep = 2},
        true,
-       {{"full recompute", {.tp = 2, .ep = 2}, full}, {"mlp recompute", {.tp = 2, .ep = 2}, mlp}}},
+       {{"full recompute", {.tp = 2, .ep = 2}, full},
+        {"mlp recompute", {.tp = 2, .ep = 2}, mlp, true}},
+       true},
       {{.cp = 2, .ep = 2}, false, {{"zero 0", {.cp = 2, .ep = 2}, zero0}}},
   };
   TrainSpec spec = spec_of(Model::mixtral);
   // Memory for whatever the tokens choose.
   spec.parallel.ep_room = 1e6;
-  check_rows(spec, rows, true, [](const Row&) { return kFp32; });
+  check_rows(spec, rows, !kSanitized, [](const Row&) { return kFp32; });
   // For the even share alone: most micro-batches go through the experts in turns.
   TrainSpec narrow = spec;
   narrow.parallel.ep_room = 1;
@@ -87,6 +94,7 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
   // In half precision tensor ranks may take another expert where two score nearly alike; what keeps
   // its bits keeps its way.
   for (const std::string dtype : {"bf16", "fp16"}) {
+    if (kSanitized && dtype == "fp16") continue;
     CAPTURE(dtype);
     TrainSpec half = spec;
     half.precision.dtype = dtype;
@@ -104,6 +112,7 @@ TEST_CASE("layout matrix: a mixture of experts does the same") {
                    true);
   }
 
+  if (kSanitized) return;  // the rest is numbers of such runs
   for (const double turns : train(spec, {.ep = 2}, kBitSteps).turns) CHECK(turns == 1);
   const std::vector<double> some = train(narrow, {.ep = 2}, kBitSteps).turns;
   for (const double turns : some) {

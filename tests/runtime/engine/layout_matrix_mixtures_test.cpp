@@ -99,7 +99,8 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     CAPTURE(balanced);
     TrainSpec spec = mixture_of(balanced);
     // A gate, and weights as they are, are the block's own: what divides it does for them.
-    const std::vector<Row> of_block = {rows[0], rows[4], rows[6]};
+    const std::vector<Row> of_block =
+        kSanitized ? std::vector{rows[6]} : std::vector{rows[0], rows[4], rows[6]};
     check_rows(spec, balanced ? rows : of_block, true, [](const Row&) { return kFp32; });
     // Tokens of a layer in turns.
     spec.parallel.ep_room = 1;
@@ -108,8 +109,10 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     // Gradients and weights in shards, of one micro-batch.
     TrainSpec one = spec;
     one.train.micro_batch = 2;
-    check_variants(one, train(one, {.dp = 4}, kBitSteps), in_shards({.dp = 4}), false);
-    if (balanced) {
+    if (balanced || !kSanitized) {
+      check_variants(one, train(one, {.dp = 4}, kBitSteps), in_shards({.dp = 4}), false);
+    }
+    if (balanced && !kSanitized) {
       const Trajectory single = train(spec, {}, kBitSteps);
       for (const Layout& layout : {Layout{.dp = 2, .pp = 2}, Layout{.tp = 2, .cp = 2},
                                    Layout{.dp = 2, .ep = 2}, Layout{.tp = 2, .ep = 4}}) {
@@ -124,6 +127,7 @@ TEST_CASE("layout matrix: blocks for all tokens, gates and biases of experts do 
     }
     for (const std::string dtype : {"bf16", "fp8"}) {
       CAPTURE(dtype);
+      if (kSanitized && balanced != (dtype == "fp8")) continue;  // either mixture one of them
       TrainSpec half = mixture_of(balanced);
       half.precision.dtype = dtype;
       const std::vector<Variant> variants = {{"pp 2", {.pp = 2}},

@@ -128,7 +128,7 @@ TEST_CASE("layout matrix: sequences divided over ranks (CP) stay near whole ones
 }
 
 TEST_CASE("layout matrix: logits in parts change only the order of sums") {
-  for (const Model model : {Model::gpt2_tied, Model::llama_untied}) {
+  for (const Model model : kMainModels) {
     CAPTURE(static_cast<int>(model));
     TrainSpec spec = spec_of(model);
     const Trajectory whole = train(spec, {}, kSteps);
