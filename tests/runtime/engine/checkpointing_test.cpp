@@ -167,6 +167,10 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
     run.spec.precision.dtype = run.dtype;
     run.spec.precision.loss_scale.window = 4;  // the scale is part of what is resumed
     for (const Way& way : ways) {
+      // What a type has of its own is with every layout: all ways with the smallest and the largest
+      // state, two with the others.
+      const bool all = run.dtype == "fp32" || (run.dtype == "fp8" && run.name == "LLaMA");
+      if (kSanitized && !all && way.zero != 3) continue;
       CAPTURE(run.name);
       CAPTURE(run.dtype);
       CAPTURE(way.name);

@@ -64,9 +64,9 @@ TEST_CASE("fp8: the rows of experts have one scale, of their largest magnitude")
 TEST_CASE("fp8: experts keep every bit where only work is divided") {
   TrainSpec spec = mixtral_spec("fp8");
   spec.model.layers = 4;
-  const Run single = train(spec, {}, 6);
+  const Run single = train(spec, {}, kBitSteps);
   for (const Layout layout : {Layout{.pp = 2}, {.pp = 2, .virtual_stages = 2}}) {
-    const Run split = train(spec, layout, 6);
+    const Run split = train(spec, layout, kBitSteps);
     CHECK(split.losses == single.losses);
     CHECK(split.norms == single.norms);
     CHECK(split.master == single.master);
@@ -76,29 +76,29 @@ TEST_CASE("fp8: experts keep every bit where only work is divided") {
     TrainSpec again = spec;
     again.recompute.mode = modules.empty() ? "full" : "selective";
     if (!modules.empty()) again.recompute.modules = modules;
-    CHECK(train(again, {}, 6) == single);
+    CHECK(train(again, {}, kBitSteps) == single);
   }
   TrainSpec zero = spec;
   zero.train.micro_batch = zero.train.global_batch / 2;
-  const Run whole = train(zero, {.dp = 2}, 6);
+  const Run whole = train(zero, {.dp = 2}, kBitSteps);
   for (const int stage : {0, 3}) {
     CAPTURE(stage);
     zero.parallel.zero = stage;
-    CHECK(train(zero, {.dp = 2}, 6) == whole);
+    CHECK(train(zero, {.dp = 2}, kBitSteps) == whole);
   }
   // Layers of two kinds take turns with the memory of the copies.
   zero.model.moe.dense_layers = {0, 3};
   zero.parallel.zero = 0;
-  const Run mixed = train(zero, {.dp = 2}, 6);
+  const Run mixed = train(zero, {.dp = 2}, kBitSteps);
   zero.parallel.zero = 3;
-  CHECK(train(zero, {.dp = 2}, 6) == mixed);
+  CHECK(train(zero, {.dp = 2}, kBitSteps) == mixed);
 }
 
 TEST_CASE("fp8: layouts of experts agree within a bound") {
   const TrainSpec spec = mixtral_spec("fp8");
   TrainSpec narrow = spec;
   narrow.parallel.ep_room = 1;  // in turns, each with a scale of its own
-  const Run single = train(spec, {}, 30);
+  const Run single = train(spec, {}, kBoundSteps);
   for (const auto& [layout, changed] : {std::pair{Layout{.ep = 2}, spec},
                                         {Layout{.ep = 2}, narrow},
                                         {Layout{.ep = 4}, spec},
@@ -106,7 +106,7 @@ TEST_CASE("fp8: layouts of experts agree within a bound") {
                                         {Layout{.tp = 2, .ep = 2}, narrow}}) {
     CAPTURE(layout.ep);
     CAPTURE(layout.tp);
-    const Run split = train(changed, layout, 30);
+    const Run split = train(changed, layout, kBoundSteps);
     for (size_t step = 0; step < single.losses.size(); ++step) {
       CAPTURE(step);
       REQUIRE(split.losses[step] == doctest::Approx(single.losses[step]).epsilon(0.01));

@@ -8,6 +8,7 @@
 
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/sanitized.h"
 #include "support/specs.h"
 
 namespace float8_test {
@@ -16,6 +17,8 @@ using namespace mtl;
 using namespace mtl::test;
 
 inline constexpr int32_t kVocab = 65;
+inline constexpr int64_t kBoundSteps = kSanitized ? 3 : 30;  // of what is compared within a bound
+inline constexpr int64_t kBitSteps = kSanitized ? 2 : 6;     // of what is compared bit by bit
 
 inline TrainSpec spec_of(bool llama, const char* dtype) {
   TrainSpec spec = spec_with({.layers = 3, .hidden = 64, .seq_len = 32, .steps = 200});

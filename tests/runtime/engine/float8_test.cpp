@@ -63,11 +63,11 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
   for (const bool llama : {false, true}) {
     TrainSpec spec = spec_of(llama, "fp8");
     spec.model.layers = 4;
-    const Run single = train(spec, {}, 6);
+    const Run single = train(spec, {}, kBitSteps);
     for (const Layout layout : {Layout{.pp = 2}, {.pp = 2, .virtual_stages = 2}, {.pp = 4}}) {
       CAPTURE(layout.pp);
       CAPTURE(layout.virtual_stages);
-      const Run split = train(spec, layout, 6);
+      const Run split = train(spec, layout, kBitSteps);
       CHECK(split.losses == single.losses);
       CHECK(split.norms == single.norms);
       CHECK(split.master == single.master);
@@ -82,28 +82,28 @@ TEST_CASE("fp8: pipelines and ZeRO and recompute keep every bit") {
         again.recompute.modules = {"core_attn", "mlp_act", "norm"};
       }
       if (what == std::string("mlp")) again.recompute.modules = {"mlp"};
-      CHECK(train(again, {}, 6) == single);
+      CHECK(train(again, {}, kBitSteps) == single);
     }
     TrainSpec zero = spec;
     zero.parallel.zero = 0;
-    const Run plain = train(zero, {.dp = 2}, 6);
+    const Run plain = train(zero, {.dp = 2}, kBitSteps);
     zero.parallel.zero = 1;
-    CHECK(train(zero, {.dp = 2}, 6) == plain);
+    CHECK(train(zero, {.dp = 2}, kBitSteps) == plain);
     zero.parallel.overlap = {
         .grad_reduce = false, .param_gather = "false", .p2p = false, .tp = "false"};
-    CHECK(train(zero, {.dp = 2}, 6) == plain);
+    CHECK(train(zero, {.dp = 2}, kBitSteps) == plain);
     // A micro-batch per step; layers take turns with the memory of the copies.
     zero = spec;
     zero.train.micro_batch = zero.train.global_batch / 2;
-    const Run whole = train(zero, {.dp = 2}, 6);
+    const Run whole = train(zero, {.dp = 2}, kBitSteps);
     for (const int stage : {2, 3}) {
       CAPTURE(stage);
       zero.parallel.zero = stage;
-      CHECK(train(zero, {.dp = 2}, 6) == whole);
+      CHECK(train(zero, {.dp = 2}, kBitSteps) == whole);
     }
     zero.recompute.mode = "full";
     zero.recompute.layers = 3;
-    CHECK(train(zero, {.dp = 2}, 6) == whole);
+    CHECK(train(zero, {.dp = 2}, kBitSteps) == whole);
   }
 }
 
@@ -112,12 +112,12 @@ TEST_CASE("fp8: layouts agree within a bound") {
   // tensor, whose rounding differs a little from that of the whole one.
   for (const bool llama : {false, true}) {
     const TrainSpec spec = spec_of(llama, "fp8");
-    const Run single = train(spec, {}, 30);
+    const Run single = train(spec, {}, kBoundSteps);
     for (const Layout layout : {Layout{.tp = 2}, {.dp = 2}, {.tp = 2, .dp = 2}, {.cp = 2}}) {
       CAPTURE(layout.cp);
       CAPTURE(layout.tp);
       CAPTURE(layout.dp);
-      const Run split = train(spec, layout, 30);
+      const Run split = train(spec, layout, kBoundSteps);
       for (size_t step = 0; step < single.losses.size(); ++step) {
         CAPTURE(step);
         REQUIRE(split.losses[step] == doctest::Approx(single.losses[step]).epsilon(0.01));

@@ -4,6 +4,7 @@
 
 #include "support/guarded_device.h"
 #include "support/layouts.h"
+#include "support/sanitized.h"
 #include "support/specs.h"
 
 using namespace mtl;
@@ -14,6 +15,7 @@ namespace offload_test {
 namespace {
 
 constexpr int32_t kVocab = 64;
+constexpr int kSteps = kSanitized ? 2 : 4;
 
 TrainSpec small(const char* dtype) {
   TrainSpec spec = spec_with({.steps = 10});
@@ -54,14 +56,16 @@ Trained train(TrainSpec spec, const Layout& layout, bool offload, int steps,
 
 TEST_CASE("offloaded state trains the same model to the bit, in any layout") {
   for (const char* dtype : {"fp32", "bf16", "fp16"}) {
-    for (const char* optimizer : {"adamw", "sgd"}) {
+    for (const std::string optimizer : {"adamw", "sgd"}) {
+      // SGD's state is a part of AdamW's.
+      if (kSanitized && optimizer == "sgd" && std::string(dtype) != "bf16") continue;
       for (const int zero : {0, 1, 2, 3}) {
         for (const Layout& layout : {Layout{}, Layout{.dp = 2}, Layout{.tp = 2, .dp = 2},
                                      Layout{.dp = 4, .zero_ranks = 2}, Layout{.dp = 2, .pp = 2}}) {
           if (zero > 1 && layout.pp > 1) continue;
           if (zero == 0 && layout.zero_ranks > 0) continue;
           CAPTURE(std::string(dtype));
-          CAPTURE(std::string(optimizer));
+          CAPTURE(optimizer);
           CAPTURE(zero);
           CAPTURE(layout.tp);
           CAPTURE(layout.dp);
@@ -69,7 +73,7 @@ TEST_CASE("offloaded state trains the same model to the bit, in any layout") {
           TrainSpec spec = small(dtype);
           spec.optimizer.type = optimizer;
           spec.parallel.zero = zero;
-          CHECK(train(spec, layout, true, 4) == train(spec, layout, false, 4));
+          CHECK(train(spec, layout, true, kSteps) == train(spec, layout, false, kSteps));
         }
       }
     }

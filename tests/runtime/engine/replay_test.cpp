@@ -22,6 +22,8 @@ namespace replay_test {
 namespace {
 
 constexpr int32_t kVocab = 61;
+// A checkpoint lies between them: either part records anew, and evaluates.
+constexpr int64_t kSaved = kSanitized ? 2 : 5, kEnd = kSanitized ? 5 : 10;
 
 TrainSpec gpt2_spec(const std::string& dtype = "fp32") {
   TrainSpec spec = spec_with({.layers = 4});
@@ -87,15 +89,15 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool div
   using Settle = std::function<void()>;
   run([&](RankContext& rank, const Settle& settle) {
     rank.trainer.initialise();
-    steps(rank, 0, 5);
+    steps(rank, 0, kSaved);
     rank.trainer.state();
     settle();
-    save_checkpoint({dir}, {{"step", 5}}, 0, rank.trainer, rank.plan, rank.world);
+    save_checkpoint({dir}, {{"step", kSaved}}, 0, rank.trainer, rank.plan, rank.world);
   });
   try {
     run([&](RankContext& rank, const Settle& settle) {
       load_checkpoint(dir, rank.trainer);
-      steps(rank, 5, 10);
+      steps(rank, kSaved, kEnd);
       rank.trainer.state();
       settle();
       collect(rank.trainer, Which::master, story.masters);
@@ -104,7 +106,7 @@ Story story_of(const TrainSpec& spec, const std::filesystem::path& dir, bool div
       set_masters(rank.trainer, [](const ParamRow& row, int64_t) {
         return row.layer == 1 ? std::numeric_limits<float>::quiet_NaN() : 0.01f;
       });
-      rank.trainer.step(10, *tokens, sampler, {});
+      rank.trainer.step(kEnd, *tokens, sampler, {});
     });
   } catch (const Error& error) {
     if (error.diagnostics().front().code != "loss.nan") throw;
@@ -128,10 +130,10 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
   CAPTURE(layout.virtual_stages);
   const TempDir folder;
   const Story eager =
-      story_of(spec, folder.path() / "a" / "step-00000005", true, [&](const auto& body) {
+      story_of(spec, folder.path() / "a" / "step-00000001", true, [&](const auto& body) {
         run_layout(spec, kVocab, layout, [&](RankContext& rank) { body(rank, [] {}); });
       });
-  REQUIRE(eager.numbers.size() == 70);
+  REQUIRE(eager.numbers.size() == 7 * kEnd);
   REQUIRE(eager.diverged.find("first not finite: the weights") != std::string::npos);
   for (const When when : kWhen) {
     // Another order of the same work.
@@ -140,7 +142,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
     // Looking for it, a stage waits for its own stream, which goes on by itself on threads alone.
     const bool diverges = layout.pp == 1 || when == When::threads;
     Spared spared;
-    const auto dir = folder.path() / name_of(when) / "step-00000005";
+    const auto dir = folder.path() / name_of(when) / "step-00000001";
     const Story replayed = story_of(spec, dir, diverges, [&](const auto& body) {
       FakeGpus gpus;
       const auto count = [&] {
@@ -166,7 +168,7 @@ Story compare(const TrainSpec& spec, Layout layout, const Spared& least) {
     CHECK(replayed.moments == eager.moments);
     CHECK(replayed.diverged == (diverges ? eager.diverged : ""));
     CHECK(spared.recordings >= least.recordings);
-    CHECK(spared.launches >= least.launches);
+    if (!kSanitized) CHECK(spared.launches >= least.launches);
   }
   return eager;
 }
@@ -289,15 +291,18 @@ TEST_CASE("replayed passes: a mixture of experts") {
   TrainSpec spec = llama_spec();
   spec.model.qk_norm = false;
   spec.model.moe = {.experts = 4, .topk = 2, .aux_loss = 0.01, .z_loss = 0.001};
-  compare(spec, {}, {.recordings = 50, .launches = 400});
-  compare(spec, {.tp = 2}, {.recordings = 350, .launches = 2800});
   compare(spec, {.cp = 2}, {.recordings = 200, .launches = 1000});
-  compare(spec, {.ep = 2}, {.recordings = 50, .launches = 400});
+  // Those at the end are divided in the same ways at once.
+  if (!kSanitized) {
+    compare(spec, {}, {.recordings = 50, .launches = 400});
+    compare(spec, {.tp = 2}, {.recordings = 350, .launches = 2800});
+    compare(spec, {.ep = 2}, {.recordings = 50, .launches = 400});
+  }
   TrainSpec fp8 = spec;
   fp8.precision.dtype = "fp8";
   compare(fp8, {.ep = 2}, {.recordings = 50, .launches = 400});
   spec.parallel.ep_room = 1;
-  compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
+  if (!kSanitized) compare(spec, {.tp = 2, .ep = 2}, {.recordings = 350, .launches = 2600});
   spec.model.moe.score = "sigmoid";
   spec.model.moe.shared_ffn = 48;
   spec.model.moe.shared_gate = true;
