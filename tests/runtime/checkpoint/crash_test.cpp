@@ -18,6 +18,7 @@
 #include "model_fixture.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/manifest.h"
+#include "support/sanitized.h"
 #include "support/temp_dir.h"
 
 namespace mtl {
@@ -99,7 +100,7 @@ TEST_CASE("crash and power loss at every change of the disk") {
   int crashes = 0;
   int committed = 0;
   for (const Fault fault : {Fault::crash, Fault::power_loss}) {
-    for (int64_t at = 1; at <= calls + 1; ++at) {
+    for (int64_t at = 1; at <= calls + 1; at += kStride) {
       CAPTURE(static_cast<int>(fault));
       CAPTURE(at);
       Scene scene;
@@ -125,8 +126,8 @@ TEST_CASE("crash and power loss at every change of the disk") {
       scene.check_next_attempt();
     }
   }
-  CHECK(crashes == 2 * calls);
-  CHECK(committed > 2);
+  CHECK(crashes == 2 * ((calls + kStride - 1) / kStride));
+  CHECK(committed > (kSanitized ? 0 : 2));
   MESSAGE(crashes << " crashes, " << committed << " of them after the commit");
 }
 
@@ -134,7 +135,7 @@ TEST_CASE("an error of the disk at every change of it") {
   const int64_t calls = calls_of_an_attempt();
   int errors = 0;
   for (const Fault fault : {Fault::error, Fault::full}) {
-    for (int64_t at = 1; at <= calls; ++at) {
+    for (int64_t at = 1; at <= calls; at += kStride) {
       CAPTURE(static_cast<int>(fault));
       CAPTURE(at);
       Scene scene;
@@ -160,7 +161,7 @@ TEST_CASE("an error of the disk at every change of it") {
       scene.check_next_attempt();
     }
   }
-  CHECK(errors > calls);
+  CHECK(errors > calls / kStride);
 }
 
 TEST_CASE("a disk that is full after some bytes: the file is named and removed") {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "support/sanitized.h"
+
 namespace mtl::test {
 
 enum class Fault {
@@ -18,6 +20,10 @@ enum class Fault {
                // directory entries are gone, renames undone
 };
 constexpr int kCrashExit = 77;
+
+// Tests go through all changes of the disk; with sanitizers, for which neighbours are alike,
+// through every third.
+constexpr int64_t kStride = kSanitized ? 3 : 1;
 
 void arm(Fault fault, int64_t at, int error_number = 0);
 // `meanwhile` is what happens while it is frozen; its own calls are not counted.
