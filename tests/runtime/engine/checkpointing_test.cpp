@@ -138,7 +138,7 @@ void check_losses(const Outcome& resumed, const Outcome& whole, const Length& le
 }  // namespace
 
 TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run") {
-  constexpr Length kLength = length(7, 12);
+  constexpr Length kLength = length(3, 6);
   const TempDir folder;
   const Way ways[] = {
       {"one rank", {}},
@@ -165,7 +165,7 @@ TEST_CASE("resume in the same layout is bit-identical to the uninterrupted run")
                   {"GPT-2", "fp8", gpt2_spec()},
                   {"LLaMA", "fp8", llama_spec()}}) {
     run.spec.precision.dtype = run.dtype;
-    run.spec.precision.loss_scale.window = 4;  // the scale is part of what is resumed
+    run.spec.precision.loss_scale.window = 2;  // the scale is part of what is resumed
     for (const Way& way : ways) {
       // What a type has of its own is with every layout: all ways with the smallest and the largest
       // state, two with the others.

@@ -17,7 +17,7 @@ using namespace mtl;
 using namespace mtl::test;
 
 inline constexpr int32_t kVocab = 65;
-inline constexpr int64_t kBoundSteps = kSanitized ? 3 : 30;  // of what is compared within a bound
+inline constexpr int64_t kBoundSteps = kSanitized ? 3 : 12;  // of what is compared within a bound
 inline constexpr int64_t kBitSteps = kSanitized ? 2 : 6;     // of what is compared bit by bit
 
 inline TrainSpec spec_of(bool llama, const char* dtype) {

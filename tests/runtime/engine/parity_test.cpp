@@ -165,6 +165,8 @@ TEST_CASE("mixtures of experts follow PyTorch for 10 steps in every layout") {
   for (const std::string model :
        {"mixtral_small", "mixtral_aux", "mixture_gated", "mixture_balanced"}) {
     CAPTURE(model);
+    // Of the other two the layout matrix compares all layouts with one rank.
+    const bool all = model == "mixtral_small" || model == "mixture_balanced";
     const ReferenceRun expected = read_reference(model);
     for (const Way& way : {Way{"one rank", {}},
                            {"one rank in micro-batches", {}, 4},
@@ -178,6 +180,7 @@ TEST_CASE("mixtures of experts follow PyTorch for 10 steps in every layout") {
                            {"tp 2 dp 2 pp 3", {.tp = 2, .dp = 2, .pp = 3}, 3}}) {
       CAPTURE(way.name);
       if (expected.spec.model.moe.experts % way.layout.ep != 0) continue;
+      if (!all && way.layout.world() > 1 && way.layout.ep == 1) continue;
       const Trajectory run = follow(expected.spec, way);
       check_fp32(expected, run);
       for (const auto& [name, biases] : expected.expert_bias) {
