@@ -49,7 +49,9 @@ op_tests() {  # op_tests LOG SECONDS TESTS EXCLUDED PREFIX...
   shift 4
   # Line by line, so that of tests that hang the last one that did not is seen.
   if command -v stdbuf >/dev/null; then lines=(stdbuf -oL); fi
-  MTL_TEST_DEVICE=cuda CUDA_LAUNCH_BLOCKING=1 limited "$seconds" "${lines[@]}" "$@" \
+  # Of what it refuses cuBLASLt says why.
+  MTL_TEST_DEVICE=cuda CUDA_LAUNCH_BLOCKING=1 CUBLASLT_LOG_LEVEL=${CUBLASLT_LOG_LEVEL:-1} \
+    limited "$seconds" "${lines[@]}" "$@" \
     "$from/tests/test_runtime_device" --duration=true --test-case="$tests" \
     --test-case-exclude="$host_tests${without:+,$without}" >"$log" 2>&1
 }
@@ -220,8 +222,8 @@ smoke_holds() {  # smoke_holds SHAPE SETTINGS
 # which_op SHAPE [SECONDS]: its step op by op; `op` is the one that fails or takes long, with its tensors.
 which_op() {
   printf '%s op by op:\n' "$1"
-  MTL_DEVICE=cuda CUDA_LAUNCH_BLOCKING=1 limited "${2:-20}" "$from/bench/train_gpu" --ops "$1" \
-    >"$records/op-$1.log" 2>&1 || true
+  MTL_DEVICE=cuda CUDA_LAUNCH_BLOCKING=1 CUBLASLT_LOG_LEVEL=${CUBLASLT_LOG_LEVEL:-1} \
+    limited "${2:-20}" "$from/bench/train_gpu" --ops "$1" >"$records/op-$1.log" 2>&1 || true
   tail -n 12 "$records/op-$1.log"
   op=$(grep -m1 -oE 'note: in .*|takes long: .*' "$records/op-$1.log") ||
     op=$(grep -q ' step 2: ' "$records/op-$1.log" && echo 'op by op it runs') || true
