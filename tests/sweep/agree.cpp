@@ -10,6 +10,7 @@
 
 #include "runtime/checkpoint/compare.h"
 #include "runtime/checkpoint/whole_tensor.h"
+#include "support/layouts.h"
 
 namespace mtl::sweep {
 
@@ -77,12 +78,6 @@ std::vector<float> values_of(CheckpointReader& reader, const TensorInfo& tensor)
   return values;
 }
 
-double norm(const std::vector<float>& x) {
-  double sum = 0;
-  for (const float value : x) sum += static_cast<double>(value) * value;
-  return std::sqrt(sum);
-}
-
 // Of the optimizer's moving sums of gradients, in which what a layout does to gradients stays
 // visible (an update divides by their size): the largest difference of a tensor, relative to it or
 // to a thousandth of all, for those that are zero but for rounding (of the bias of keys, say).
@@ -98,14 +93,14 @@ double moments_moved(const Outcome& a, const Outcome& b, std::string& name) {
     if (!moment || !of_b.contains(tensor.name)) continue;
     auto& both = moments[tensor.name];
     both = {values_of(in_a, tensor), values_of(in_b, of_b[tensor.name])};
-    all += std::pow(norm(both.second), 2);
+    all += std::pow(test::norm_of(both.second), 2);
   }
   all = std::sqrt(all);
   double worst = 0;
   for (auto& [tensor, both] : moments) {
-    const double size = std::max(norm(both.second), 1e-3 * all);
+    const double size = std::max(test::norm_of(both.second), 1e-3 * all);
     for (size_t i = 0; i < both.first.size(); ++i) both.first[i] -= both.second[i];
-    const double moved = size > 0 ? norm(both.first) / size : norm(both.first);
+    const double moved = size > 0 ? test::norm_of(both.first) / size : test::norm_of(both.first);
     if (moved <= worst) continue;
     worst = moved;
     name = tensor;

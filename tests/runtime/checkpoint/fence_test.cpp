@@ -65,13 +65,7 @@ struct FencedRun {
     files["latest"] = fs::read_symlink(dir.path() / "latest").string();
     return files;
   }
-  std::set<std::string> names() {
-    std::set<std::string> found;
-    for (const auto& entry : fs::directory_iterator(checkpoints)) {
-      found.insert(entry.path().filename().string());
-    }
-    return found;
-  }
+  std::set<std::string> names() const { return names_in(checkpoints); }
 };
 
 TEST_CASE("frozen at every change of the disk: the next fence finds and keeps what it has") {

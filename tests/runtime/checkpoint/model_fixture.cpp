@@ -205,4 +205,12 @@ bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& m
          correct(whole, model, salt_of(step, fence));
 }
 
+std::set<std::string> names_in(const std::filesystem::path& dir) {
+  std::set<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    found.insert(entry.path().filename().string());
+  }
+  return found;
+}
+
 }  // namespace mtl::test

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,5 +51,7 @@ void save(const std::filesystem::path& checkpoints_dir, int64_t step,
 // The checkpoint in `dir` is complete, has the state of a step and the values of that step and its
 // fence.
 bool intact(const std::filesystem::path& dir, const std::vector<GlobalTensor>& model);
+// What lies in a folder.
+std::set<std::string> names_in(const std::filesystem::path& dir);
 
 }  // namespace mtl::test

@@ -35,13 +35,7 @@ struct Run {
     for (const auto& diagnostic : diagnostics.all()) CHECK(diagnostic.code == "ckpt.incomplete");
     return path;
   }
-  std::set<std::string> names() {
-    std::set<std::string> found;
-    for (const auto& entry : fs::directory_iterator(checkpoints)) {
-      found.insert(entry.path().filename().string());
-    }
-    return found;
-  }
+  std::set<std::string> names() const { return names_in(checkpoints); }
 };
 
 TEST_CASE("newest: none, then the highest step, whatever order they were written in") {

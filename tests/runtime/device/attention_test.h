@@ -20,19 +20,6 @@
 
 namespace mtl::test::attention {
 
-inline uint16_t to_bf16(double value) {
-  const float x = static_cast<float>(value);
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-inline double from_bf16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
 // Memory of any type, aligned to 16 bytes or, with `offset` elements before, not; f16 by libgcc's
 // conversions.
 struct Buffer {
@@ -48,7 +35,7 @@ struct Buffer {
     if (type == DType::f16) f16.resize(offset);
     for (const double x : values) {
       if (type == DType::f32) f32.push_back(static_cast<float>(x));
-      if (type == DType::bf16) bf16.push_back(to_bf16(x));
+      if (type == DType::bf16) bf16.push_back(bf16_of_float(static_cast<float>(x)));
       if (type == DType::f16) f16.push_back(static_cast<_Float16>(x));
     }
   }
@@ -60,7 +47,7 @@ struct Buffer {
   }
   std::vector<double> values() const {
     std::vector<double> result(f32.begin(), f32.end());
-    for (const uint16_t x : bf16) result.push_back(from_bf16(x));
+    for (const uint16_t x : bf16) result.push_back(float_of_bf16(x));
     for (const _Float16 x : f16) result.push_back(static_cast<double>(x));
     result.erase(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(offset));
     return result;

@@ -2,7 +2,6 @@
 // type and epilogue over awkward sizes.
 #include "runtime/device/cpu/matmul.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <omp.h>
@@ -16,6 +15,7 @@
 #include "runtime/device/cpu/isa.h"
 #include "runtime/device/cpu/threads.h"
 #include "runtime/device/device_under_test.h"
+#include "runtime/device/ops_test.h"
 #include "support/gelu.h"
 
 namespace {
@@ -48,27 +48,12 @@ class Multiplier {
   mtl::CpuMatmul cpu_;
 };
 
-uint16_t to_bf16(double value) {
-  const float x = static_cast<float>(value);
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-double from_bf16(uint16_t value) {
-  const uint32_t bits = static_cast<uint32_t>(value) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-// A 16-bit element; f16 by libgcc's conversions.
 uint16_t to_half(DType type, double x) {
-  return type == DType::bf16
-             ? to_bf16(x)
-             : std::bit_cast<uint16_t>(static_cast<_Float16>(static_cast<float>(x)));
+  const auto value = static_cast<float>(x);
+  return type == DType::bf16 ? mtl::test::bf16_of_float(value) : mtl::test::f16_of_float(value);
 }
 double from_half(DType type, uint16_t x) {
-  return type == DType::bf16 ? from_bf16(x) : static_cast<double>(std::bit_cast<_Float16>(x));
+  return type == DType::bf16 ? mtl::test::float_of_bf16(x) : mtl::test::float_of_f16(x);
 }
 
 // A matrix of any type with random values, readable as double; `offset` elements behind a multiple
