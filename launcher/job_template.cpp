@@ -30,9 +30,9 @@ struct Token {
   Place place;
 };
 
-struct Node {
+struct Piece {
   Token token;
-  std::vector<Node> children;  // of a section
+  std::vector<Piece> children;  // of a section
 };
 
 Diagnostic syntax(const Place& place, std::string what, std::string help) {
@@ -171,7 +171,7 @@ class Scanner {
 };
 
 // Sections around what is in them. `at` is behind the section's beginning.
-void build(const std::vector<Token>& tokens, size_t& at, Node& parent, bool root, int depth,
+void build(const std::vector<Token>& tokens, size_t& at, Piece& parent, bool root, int depth,
            Diagnostics& diagnostics) {
   while (at < tokens.size()) {
     const Token& token = tokens[at++];
@@ -228,18 +228,18 @@ class Renderer {
 
   std::string take() { return std::move(out_); }
 
-  void render(const std::vector<Node>& nodes) {
-    for (const Node& node : nodes) {
-      switch (node.token.kind) {
+  void render(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      switch (piece.token.kind) {
         case Token::Kind::text:
-          out_ += node.token.text;
+          out_ += piece.token.text;
           break;
         case Token::Kind::variable:
-          variable(node.token);
+          variable(piece.token);
           break;
         case Token::Kind::section:
         case Token::Kind::inverted:
-          section(node);
+          section(piece);
           break;
         default:
           break;
@@ -319,29 +319,29 @@ class Renderer {
     }
   }
 
-  void section(const Node& node) {
-    if (!known(node.token)) return check_names(node.children);
-    const Json* value = find(node.token.text);
-    if ((node.token.kind == Token::Kind::inverted) != is_off(value)) {
+  void section(const Piece& piece) {
+    if (!known(piece.token)) return check_names(piece.children);
+    const Json* value = find(piece.token.text);
+    if ((piece.token.kind == Token::Kind::inverted) != is_off(value)) {
       // What an element of an empty list would have is not known.
       const bool list = value == nullptr || value->is_null() || value->is_array();
-      if (!list || node.token.kind == Token::Kind::inverted) check_names(node.children);
+      if (!list || piece.token.kind == Token::Kind::inverted) check_names(piece.children);
       return;
     }
-    if (node.token.kind == Token::Kind::inverted) return render(node.children);
+    if (piece.token.kind == Token::Kind::inverted) return render(piece.children);
     const auto inside = [&](const Json& context) {
       stack_.push_back(&context);
-      render(node.children);
+      render(piece.children);
       stack_.pop_back();
     };
     if (!value->is_array()) return inside(*value);
     for (const Json& item : *value) inside(item);
   }
 
-  void check_names(const std::vector<Node>& nodes) {
-    for (const Node& node : nodes) {
-      if (node.token.kind != Token::Kind::text) known(node.token);
-      check_names(node.children);
+  void check_names(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (piece.token.kind != Token::Kind::text) known(piece.token);
+      check_names(piece.children);
     }
   }
 
@@ -394,7 +394,7 @@ std::string render_job_template(const JobTemplate& job_template, const Json& val
   const std::string file =
       job_template.path.empty() ? "templates/" + job_template.name : job_template.path;
   const std::vector<Token> tokens = Scanner(job_template.text, file, diagnostics).tokens();
-  Node root;
+  Piece root;
   size_t at = 0;
   build(tokens, at, root, true, 0, diagnostics);
   Renderer renderer(values, diagnostics);

@@ -25,7 +25,7 @@ namespace mtl {
 
 namespace {
 
-constexpr size_t kBufferBytes = size_t{4} << 20;
+constexpr size_t kWriteBytes = size_t{4} << 20;
 
 // One file that is either complete and on the disk, or removed.
 class ShardFile {
@@ -36,7 +36,7 @@ class ShardFile {
     fd_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (!fd_) fail_write(path_, errno);
     reserve();
-    buffer_.reserve(kBufferBytes);
+    buffer_.reserve(kWriteBytes);
   }
   ~ShardFile() {
     if (!finished_) ::unlink(path_.c_str());
@@ -45,9 +45,9 @@ class ShardFile {
   ShardFile& operator=(const ShardFile&) = delete;
 
   void append(std::string_view bytes) {
-    if (buffer_.size() + bytes.size() > kBufferBytes) flush();
+    if (buffer_.size() + bytes.size() > kWriteBytes) flush();
     // A long run goes from the tensor to the file without a copy.
-    if (bytes.size() >= kBufferBytes / 4) {
+    if (bytes.size() >= kWriteBytes / 4) {
       flush();
       write(bytes);
     } else {

@@ -35,7 +35,7 @@ nlohmann::json read_json(const fs::path& path) {
 }
 
 // A name in an index leads to a file beside it, nowhere else.
-bool plain_name(const std::string& name) {
+bool is_beside(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string("/\\\0", 3)) == std::string::npos;
 }
@@ -55,7 +55,7 @@ ForeignTensors read_sharded(const fs::path& index) {
   if (!json.is_object() || map == json.end() || !map->is_object()) bad("it has no 'weight_map'");
   std::set<std::string> files;
   for (const auto& [name, file] : map->items()) {
-    if (!file.is_string() || !plain_name(file.get<std::string>())) {
+    if (!file.is_string() || !is_beside(file.get<std::string>())) {
       bad(fmt::format("'{}' is said to be in {}, which is no name of a file in the folder", name,
                       file.dump(-1, ' ', true)));
     }

@@ -287,9 +287,9 @@ Plan make_plan(const ResolvedSpec& resolved, const DataFacts& data, int world,
 }
 
 int64_t Plan::tokens_of_pass(int64_t room) const {
-  constexpr int64_t kRows = 16;  // what products of 16-bit and 8-bit numbers like a multiple of
+  constexpr int64_t kRowUnit = 16;  // what products of 16-bit and 8-bit numbers like a multiple of
   const GridSizes& sizes = grid.sizes();
-  const int64_t multiple = kRows * sizes[Axis::cp] * sizes[Axis::tp];
+  const int64_t multiple = kRowUnit * sizes[Axis::cp] * sizes[Axis::tp];
   return std::min(seq, (room + multiple - 1) / multiple * multiple);
 }
 

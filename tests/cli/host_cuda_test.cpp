@@ -23,7 +23,8 @@ Env on_gpus(int count, const Env& more = {}) {
   return env;
 }
 
-Outcome launch(const Shell& shell, int ranks, const Env& env, std::vector<std::string> settings) {
+Outcome launch_on(const Shell& shell, int ranks, const Env& env,
+                  std::vector<std::string> settings) {
   settings.insert(settings.begin(), {"launch", "--num_processes", std::to_string(ranks),
                                      "train.yaml", "train.seq_len=32", "log.every=1"});
   return shell.mtl(settings, env);
@@ -60,11 +61,11 @@ TEST_CASE("the GPU engine trains as the CPU, and however its work is enqueued wi
     if (stop_at > 0) {
       std::vector<std::string> some = settings;
       some.insert(some.end(), {"train.steps=" + std::to_string(stop_at), "lr.decay=5"});
-      REQUIRE(launch(shell, 1, env, some).code == 0);
+      REQUIRE(launch_on(shell, 1, env, some).code == 0);
     }
     std::vector<std::string> all = settings;
     all.insert(all.end(), {"train.steps=5", "lr.decay=5"});
-    const Outcome outcome = launch(shell, 1, env, all);
+    const Outcome outcome = launch_on(shell, 1, env, all);
     CAPTURE(outcome.err);
     REQUIRE(outcome.code == 0);
     CHECK(has(outcome.err, "resume   after step 3") == (stop_at > 0));
@@ -92,7 +93,7 @@ TEST_CASE("blocks side by side and exact GELU on GPUs are those of the CPU") {
     settings.insert(settings.end(), model.begin(), model.end());
     Shell shell;
     write_recipe(shell, 5);
-    const Outcome outcome = launch(shell, ranks, env, settings);
+    const Outcome outcome = launch_on(shell, ranks, env, settings);
     CAPTURE(outcome.err);
     REQUIRE(outcome.code == 0);
     return losses_of(shell);
@@ -126,7 +127,7 @@ TEST_CASE("ranks on GPUs of their own train as one") {
       CAPTURE(settings);
       Shell shell;
       write_recipe(shell, 3);
-      const Outcome outcome = launch(shell, ranks, on_gpus(ranks, {{late, "3"}}), settings);
+      const Outcome outcome = launch_on(shell, ranks, on_gpus(ranks, {{late, "3"}}), settings);
       CAPTURE(outcome.err);
       REQUIRE(outcome.code == 0);
       CHECK_FALSE(has(outcome.err, "warning"));
@@ -148,28 +149,28 @@ TEST_CASE("ranks on GPUs of their own train as one") {
 TEST_CASE("what a GPU does not give, or a GPU that fails, ends a run with the reason") {
   Shell shell;
   write_recipe(shell, 5);
-  Outcome outcome = launch(shell, 1, on_gpus(1, {{"MTL_HOST_CUDA_MEMORY_MB", "150"}}),
-                           {"model.hidden=512", "model.layers=12"});
+  Outcome outcome = launch_on(shell, 1, on_gpus(1, {{"MTL_HOST_CUDA_MEMORY_MB", "150"}}),
+                              {"model.hidden=512", "model.layers=12"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 5);
   CHECK(has(outcome.err, "error[device.out_of_memory]: NVIDIA H200 gives no "));
 
   // Of several ranks the transport asks for it, and what follows from that is the same.
-  outcome = launch(shell, 2, on_gpus(2, {{"MTL_HOST_CUDA_MEMORY_MB", "150"}}),
+  outcome = launch_on(shell, 2, on_gpus(2, {{"MTL_HOST_CUDA_MEMORY_MB", "150"}}),
                    {"model.hidden=512", "model.layers=12", "parallel.dp=2"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 5);
   CHECK(has(outcome.err, "error[device.out_of_memory]: NVIDIA H200 gives no "));
 
-  outcome = launch(shell, 2, on_gpus(4, {{"CUDA_VISIBLE_DEVICES", "3"}}), {"parallel.dp=2"});
+  outcome = launch_on(shell, 2, on_gpus(4, {{"CUDA_VISIBLE_DEVICES", "3"}}), {"parallel.dp=2"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 4);
   CHECK(has(outcome.err, "error[gpu.index]: local rank 1 has no GPU: 1 is visible to it"));
   CHECK(has(outcome.err, "CUDA_VISIBLE_DEVICES is '3'"));
 
   // The others wait for it in NCCL, and leave.
-  outcome = launch(shell, 4, on_gpus(4, {{"MTL_HOST_CUDA_FAILS", "2:300"}}),
-                   {"parallel.tp=2", "parallel.pp=2", "train.micro_batch=1"});
+  outcome = launch_on(shell, 4, on_gpus(4, {{"MTL_HOST_CUDA_FAILS", "2:300"}}),
+                      {"parallel.tp=2", "parallel.pp=2", "train.micro_batch=1"});
   CAPTURE(outcome.err);
   CHECK(outcome.code == 1);
   CHECK(has(outcome.err, "rank 2"));

@@ -25,9 +25,9 @@ namespace {
 using namespace shm;
 using Clock = std::chrono::steady_clock;
 
-class World final : public ShmWorld {
+class SharedWorld final : public ShmWorld {
  public:
-  World(std::shared_ptr<WorldState> state, std::unique_ptr<GroupControl> all)
+  SharedWorld(std::shared_ptr<WorldState> state, std::unique_ptr<GroupControl> all)
       : state_(std::move(state)), all_(std::move(all)) {}
 
   int rank() const override { return state_->rank(); }
@@ -98,7 +98,7 @@ class World final : public ShmWorld {
 };
 
 // What a rank tells the others through the store.
-struct Card {
+struct SharedCard {
   Identity identity;
   MemoryName control = {};  // of rank 0: the control memory of the world and of its group
   MemoryName all = {};
@@ -107,11 +107,11 @@ struct Card {
     return fmt::format("{} {} {} {} {} {} {} {} {}", control.fd, control.device, control.inode,
                        control.bytes, all.fd, all.device, all.inode, all.bytes, identity.encode());
   }
-  static std::optional<Card> decode(const std::string& text);
+  static std::optional<SharedCard> decode(const std::string& text);
 };
 
-std::optional<Card> Card::decode(const std::string& text) {
-  Card card;
+std::optional<SharedCard> SharedCard::decode(const std::string& text) {
+  SharedCard card;
   int length = 0;
   unsigned long numbers[6] = {};
   if (std::sscanf(text.c_str(), "%d %lu %lu %lu %d %lu %lu %lu %n", &card.control.fd, &numbers[0],
@@ -153,7 +153,7 @@ std::unique_ptr<ShmWorld> make_shm_world(Store& store, const ShmOptions& options
     return options.job_ranks.empty() ? of : options.job_ranks[static_cast<size_t>(of)];
   };
   comm::claim_rank(store, options.prefix, name(rank));
-  Card own = {.identity = Identity::own()};
+  SharedCard own = {.identity = Identity::own()};
   SharedMemory control, all;
   if (rank == 0) {
     control = SharedMemory::create("mtl-world", WorldState::control_bytes(size));
@@ -166,7 +166,7 @@ std::unique_ptr<ShmWorld> make_shm_world(Store& store, const ShmOptions& options
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(
                                            options.timeout, std::chrono::hours(24 * 365));
   std::vector<Identity> identities;
-  Card zero;
+  SharedCard zero;
   for (int peer = 0; peer < size; ++peer) {
     std::string text;
     try {
@@ -183,7 +183,7 @@ std::unique_ptr<ShmWorld> make_shm_world(Store& store, const ShmOptions& options
                                static_cast<double>(options.timeout.count()) / 1000),
            .help = fmt::format("the log of rank {} says why it did not start", name(peer))});
     }
-    const auto card = Card::decode(text);
+    const auto card = SharedCard::decode(text);
     if (!card) comm::refuse_card(name(peer));
     if (peer == 0) zero = *card;
     check_same_host(zero.identity, name(0), card->identity, name(peer));
@@ -201,7 +201,7 @@ std::unique_ptr<ShmWorld> make_shm_world(Store& store, const ShmOptions& options
   group->begin({.op = Op::join});
   state->close_control_file();
   group->close_file();
-  return std::make_unique<World>(std::move(state), std::move(group));
+  return std::make_unique<SharedWorld>(std::move(state), std::move(group));
 }
 
 }  // namespace mtl

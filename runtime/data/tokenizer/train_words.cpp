@@ -35,7 +35,7 @@ json pre_tokenizer_of(const std::string& pattern);
 
 namespace {
 
-constexpr size_t kBlock = size_t{4} << 20;
+constexpr size_t kTextBlock = size_t{4} << 20;
 
 // As OpenAI's o200k_base: words are cut at changes of case, too.
 constexpr const char* kO200kPattern =
@@ -131,7 +131,7 @@ class Counting {
       std::string text = std::move(rest);
       rest.clear();
       const size_t had = text.size();
-      text.resize(had + kBlock);
+      text.resize(had + kTextBlock);
       size_t size = had;
       while (size < text.size()) {
         const ssize_t got = ::read(fd.get(), text.data() + size, text.size() - size);
@@ -174,7 +174,7 @@ class Counting {
       const char c = text[at];
       if (text[at - 1] == '\n' && ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) return at;
     }
-    if (text.size() < 8 * kBlock) return 0;
+    if (text.size() < 8 * kTextBlock) return 0;
     size_t at = text.size() - 1;
     while (at > 1 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
     return at;

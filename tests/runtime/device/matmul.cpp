@@ -58,15 +58,15 @@ double from_half(DType type, uint16_t x) {
 
 // A matrix of any type with random values, readable as double; `offset` elements behind a multiple
 // of 16 bytes.
-struct Values {
+struct Operand {
   std::vector<float> f32;
   std::vector<uint16_t> half;
   DType dtype = DType::f32;
   int64_t rows = 0, cols = 0;
   size_t offset = 0;
-  Values() = default;
-  Values(DType type, int64_t r, int64_t c, std::mt19937& random, double width = 1,
-         size_t offset_ = 0)
+  Operand() = default;
+  Operand(DType type, int64_t r, int64_t c, std::mt19937& random, double width = 1,
+          size_t offset_ = 0)
       : dtype(type), rows(r), cols(c), offset(offset_) {
     const size_t end = offset + static_cast<size_t>(r * c);
     type == DType::f32 ? f32.resize(end) : half.resize(end);
@@ -129,13 +129,13 @@ void check(const Case& c) {
   CAPTURE(c.bias);
   CAPTURE(static_cast<int>(c.epilogue));
   std::mt19937 random(static_cast<unsigned>(c.m * 131 + c.n * 17 + c.k));
-  Values a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random, 1, c.offset);
-  Values b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random, 1, c.offset);
-  Values y(c.out, c.m, c.n, random, 1, c.offset), aux;
-  if (c.epilogue != Epilogue::none) aux = Values(c.out, c.m, c.n, random, 3, c.offset);
+  Operand a(c.in, c.ta ? c.k : c.m, c.ta ? c.m : c.k, random, 1, c.offset);
+  Operand b(c.in, c.tb ? c.n : c.k, c.tb ? c.k : c.n, random, 1, c.offset);
+  Operand y(c.out, c.m, c.n, random, 1, c.offset), aux;
+  if (c.epilogue != Epilogue::none) aux = Operand(c.out, c.m, c.n, random, 3, c.offset);
   const DType half = c.in == DType::f16 ? DType::f16 : DType::bf16;
-  Values bias(c.bias == 2 ? half : DType::f32, 1, c.n, random, 1, c.offset);
-  const Values before = y, aux_before = aux;
+  Operand bias(c.bias == 2 ? half : DType::f32, 1, c.n, random, 1, c.offset);
+  const Operand before = y, aux_before = aux;
 
   Multiplier matmul;
   Matmul args;
@@ -317,8 +317,8 @@ TEST_CASE("matmul: gelu_grad is the derivative of gelu") {
 }
 
 TEST_CASE("matmul: f16 is f32 on the same inputs with the results rounded") {
-  const auto widened = [](const Values& from) {
-    Values to;
+  const auto widened = [](const Operand& from) {
+    Operand to;
     to.rows = from.rows;
     to.cols = from.cols;
     for (int64_t i = 0; i < from.rows * from.cols; ++i) {
@@ -326,7 +326,7 @@ TEST_CASE("matmul: f16 is f32 on the same inputs with the results rounded") {
     }
     return to;
   };
-  const auto rounded = [](const Values& from) {
+  const auto rounded = [](const Operand& from) {
     std::vector<uint16_t> to;
     for (const float x : from.f32) to.push_back(to_half(DType::f16, static_cast<double>(x)));
     return to;
@@ -344,12 +344,12 @@ TEST_CASE("matmul: f16 is f32 on the same inputs with the results rounded") {
             CAPTURE(tb);
             CAPTURE(width);
             CAPTURE(accumulate);
-            Values a(DType::f16, ta ? c.k : c.m, ta ? c.m : c.k, random, width);
-            Values b(DType::f16, tb ? c.n : c.k, tb ? c.k : c.n, random, width);
-            Values bias(DType::f16, 1, c.n, random), y(DType::f16, c.m, c.n, random);
-            Values wide_a = widened(a), wide_b = widened(b), wide_bias = widened(bias),
-                   wide_y = widened(y);
-            Values from_f16 = wide_y;
+            Operand a(DType::f16, ta ? c.k : c.m, ta ? c.m : c.k, random, width);
+            Operand b(DType::f16, tb ? c.n : c.k, tb ? c.k : c.n, random, width);
+            Operand bias(DType::f16, 1, c.n, random), y(DType::f16, c.m, c.n, random);
+            Operand wide_a = widened(a), wide_b = widened(b), wide_bias = widened(bias),
+                    wide_y = widened(y);
+            Operand from_f16 = wide_y;
             Matmul args;
             args.transpose_a = ta;
             args.transpose_b = tb;
@@ -371,19 +371,19 @@ TEST_CASE("matmul: f16 is f32 on the same inputs with the results rounded") {
             if (accumulate) continue;
 
             // GELU reads what is stored in aux; its derivative multiplies what is not rounded yet.
-            Values aux(DType::f16, c.m, c.n, random);
+            Operand aux(DType::f16, c.m, c.n, random);
             args.c = y.tensor();
             args.aux = aux.tensor();
             args.epilogue = Epilogue::gelu;
             matmul.run(args);
             CHECK(aux.half == rounded(wide_y));
-            Values one(DType::f32, 1, 1, random), wide_aux = widened(aux), wide_gelu = wide_aux;
+            Operand one(DType::f32, 1, 1, random), wide_aux = widened(aux), wide_gelu = wide_aux;
             one.f32[0] = 1;
             Matmul plain;  // aux * 1
             plain.a = Tensor(wide_aux.f32.data(), DType::f32, {c.m * c.n, 1});
             plain.b = one.tensor();
             plain.c = Tensor(wide_gelu.f32.data(), DType::f32, {c.m * c.n, 1});
-            Values scratch = wide_gelu;
+            Operand scratch = wide_gelu;
             plain.aux = Tensor(scratch.f32.data(), DType::f32, {c.m * c.n, 1});
             plain.epilogue = Epilogue::gelu;
             matmul.run(plain);
@@ -412,7 +412,7 @@ TEST_CASE("matmul: results are bit-equal from run to run") {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const int form : {0, 1, 2}) {
       const bool ta = form == 2, tb = form == 1;
-      Values a(type, ta ? k : m, ta ? m : k, random), b(type, tb ? n : k, tb ? k : n, random);
+      Operand a(type, ta ? k : m, ta ? m : k, random), b(type, tb ? n : k, tb ? k : n, random);
       std::vector<float> first;
       for (int repeat = 0; repeat < 4; ++repeat) {
         Multiplier matmul;
